@@ -1,0 +1,123 @@
+"""Recursive doubling and halving: partners at distances 1, 2, 4, ...
+
+Counts that are no power of two fold first: of the first pairs of ranks the even one hands its data to the odd one and gets the result at the end.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from simcoll.errors import ConfigError
+from simcoll.schedule import REDUCE, Layout, Schedule, Step, transfers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from simcoll.collective import Collective
+
+    Ints = NDArray[np.int64]
+
+__all__ = ["doubling_all_gather", "doubling_all_reduce", "halving_reduce_scatter", "rabenseifner_all_reduce"]
+
+
+def _fold(nranks: int) -> tuple[int, Ints, Ints, Ints]:
+    """Number of members (a power of two), the rank of each member, and the ranks that fold: the even ones and their odd partners."""
+    members = 1 << (nranks.bit_length() - 1)
+    extra = nranks - members
+    member = np.arange(members, dtype=np.int64)
+    even = np.arange(0, 2 * extra, 2, dtype=np.int64)
+    return members, np.where(member < extra, 2 * member + 1, member + extra), even, even + 1
+
+
+def _masks(members: int) -> list[int]:
+    return [1 << level for level in range(members.bit_length() - 1)]
+
+
+def doubling_all_reduce(collective: Collective, *, channels: int = 1) -> Schedule:
+    """Partners exchange and reduce whole vectors, at distances 1, 2, 4, ..."""
+    layout = Layout(collective, channels)
+    members, rank_of, even, odd = _fold(collective.nranks)
+    rank, channel = np.arange(collective.nranks), np.arange(channels)[:, None]
+    chunk = layout.output(0, channel)
+
+    def steps() -> Iterator[Step]:
+        yield transfers(rank, layout.input(0, channel), rank, chunk, channel=channel)
+        yield transfers(even, chunk, odd, chunk, op=REDUCE, channel=channel)
+        for mask in _masks(members):
+            peer = rank_of[np.arange(members) ^ mask]
+            yield transfers(rank_of, chunk, peer, chunk, op=REDUCE, channel=channel)
+        yield transfers(odd, chunk, even, chunk, channel=channel)
+
+    return Schedule("recursive_doubling", layout, steps, channels, (("channels", channels),))
+
+
+def doubling_all_gather(collective: Collective) -> Schedule:
+    """Partners exchange all blocks that they have, at distances 1, 2, 4, ...; powers of two only."""
+    n = collective.nranks
+    if n & (n - 1):
+        raise ConfigError(f"recursive_doubling all_gather needs a power of two ranks, got {n}; ring serves any number")
+    layout = Layout(collective)
+    rank = np.arange(n, dtype=np.int64)
+
+    def steps() -> Iterator[Step]:
+        yield transfers(rank, layout.input(), rank, layout.output(rank))
+        for mask in _masks(n):
+            held = layout.output(rank & ~(mask - 1))
+            yield transfers(rank, held, rank ^ mask, held, count=mask)
+
+    return Schedule("recursive_doubling", layout, steps)
+
+
+def rabenseifner_all_reduce(collective: Collective, *, channels: int = 1) -> Schedule:
+    """Recursive halving reduce-scatter, then recursive doubling all-gather: every byte goes as often as in a ring, in 2 lg n steps."""
+    members, rank_of, even, odd = _fold(collective.nranks)
+    layout = Layout(collective, members * channels)
+    rank, channel, member = np.arange(collective.nranks), np.arange(channels)[:, None], np.arange(members)
+    whole = channel * members
+
+    def steps() -> Iterator[Step]:
+        vector = layout.output(0, whole)
+        yield transfers(rank, layout.input(0, whole), rank, vector, count=members, channel=channel)
+        yield transfers(even, vector, odd, vector, count=members, op=REDUCE, channel=channel)
+        low, size = np.zeros(members, np.int64), members
+        for mask in _masks(members):
+            size //= 2
+            upper = (member & mask) != 0
+            given = vector + low + np.where(upper, 0, size)
+            yield transfers(rank_of, given, rank_of[member ^ mask], given, count=size, op=REDUCE, channel=channel)
+            low = low + np.where(upper, size, 0)
+        for mask in reversed(_masks(members)):
+            held = vector + low
+            yield transfers(rank_of, held, rank_of[member ^ mask], held, count=size, channel=channel)
+            low = low - np.where((member & mask) != 0, size, 0)
+            size *= 2
+        yield transfers(odd, vector, even, vector, count=members, channel=channel)
+
+    return Schedule("rabenseifner", layout, steps, channels, (("channels", channels),))
+
+
+def halving_reduce_scatter(collective: Collective) -> Schedule:
+    """Partners at distances n/2, ..., 2, 1 reduce the half of the blocks that lies on the other's side."""
+    n = collective.nranks
+    members, rank_of, even, odd = _fold(n)
+    extra = n - members
+    layout = Layout(collective, 1, np.arange(n))
+    rank, member = np.arange(n), np.arange(members)
+    # Member m looks after the blocks [first[m], first[m + 1]): its own and that of the rank folded into it.
+    first = np.minimum(np.arange(members + 1), extra) + np.arange(members + 1)
+
+    def steps() -> Iterator[Step]:
+        yield transfers(rank, layout.input(), rank, layout.scratch_at(), count=n)
+        yield transfers(even, layout.scratch_at(), odd, layout.scratch_at(), count=n, op=REDUCE)
+        for mask in reversed(_masks(members)):
+            other = (member ^ mask) & ~(mask - 1)
+            given = layout.scratch_at(first[other])
+            yield transfers(rank_of, given, rank_of[member ^ mask], given, count=first[other + mask] - first[other], op=REDUCE)
+        yield transfers(rank_of, layout.scratch_at(rank_of), rank_of, layout.output())
+        yield transfers(odd, layout.scratch_at(even), even, layout.output())
+
+    return Schedule("recursive_halving", layout, steps)

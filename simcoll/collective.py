@@ -1,0 +1,258 @@
+"""What each collective means, as data: which contributions every output chunk must hold when it is done.
+
+A rank's *input* and *output* buffers are sequences of *slots*; a slot holds one *block* of data (the whole vector of an all_reduce,
+one rank's share of an all_gather, one (source, destination) pair of an all_to_all), and a schedule cuts every block into the
+same number of chunks. Sizes never appear here: they come when a schedule is bound.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from simcoll.errors import ConfigError, nearest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import ArrayLike, NDArray
+
+    Ints = NDArray[np.int64]
+
+__all__ = ["ALL", "KINDS", "Collective", "Kind"]
+
+ALL = -1
+"""Source rank of an output that holds the reduction over all ranks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One row of the table of collectives.
+
+    Every function takes ``(rank, slot, nranks)`` arrays. ``source`` gives, for an output slot, the rank whose input it holds
+    (``ALL``: the reduction over every rank) and the slot of that input.
+    """
+
+    summary: str
+    rooted: bool
+    reduces: bool
+    input_slots: Callable[[int], int]
+    output_slots: Callable[[int], int]
+    input_at: str
+    output_at: str
+    input_block: Callable[[Ints, Ints, int], Ints]
+    output_block: Callable[[Ints, Ints, int], Ints]
+    source: Callable[[Ints, Ints], tuple[Ints, Ints]]
+    nblocks: Callable[[int], int]
+    alias: Callable[[Ints, Ints], tuple[Ints, Ints]] | None
+
+
+def _zero(rank: Ints, slot: Ints, nranks: int) -> Ints:
+    return np.zeros(np.broadcast_shapes(np.shape(rank), np.shape(slot)), np.int64)
+
+
+def _rank(rank: Ints, slot: Ints, nranks: int) -> Ints:
+    return rank + 0 * slot
+
+
+def _slot(rank: Ints, slot: Ints, nranks: int) -> Ints:
+    return slot + 0 * rank
+
+
+def _one(nranks: int) -> int:
+    return 1
+
+
+def _n(nranks: int) -> int:
+    return nranks
+
+
+def _all(rank: Ints, slot: Ints) -> Ints:
+    return np.full(np.broadcast_shapes(np.shape(rank), np.shape(slot)), ALL, np.int64)
+
+
+# alias(rank, slot): (input slot, output slot) of the two names of the same memory when in place; slot runs over the smaller buffer.
+# None: a slot's block changes, so whoever runs it in place must first set the input aside.
+KINDS: dict[str, Kind] = {
+    "broadcast": Kind(
+        "every rank gets the root's vector", True, False, _one, _one, "root", "all", _zero, _zero,
+        lambda r, s: (0 * r + 0 * s, 0 * r + 0 * s), _one, lambda r, s: (s, s),
+    ),
+    "reduce": Kind(
+        "the root gets the reduction of all vectors", True, True, _one, _one, "all", "root", _zero, _zero,
+        lambda r, s: (_all(r, s), 0 * r + s), _one, lambda r, s: (s, s),
+    ),
+    "all_reduce": Kind(
+        "every rank gets the reduction of all vectors", False, True, _one, _one, "all", "all", _zero, _zero,
+        lambda r, s: (_all(r, s), 0 * r + s), _one, lambda r, s: (s, s),
+    ),
+    "all_gather": Kind(
+        "every rank gets the blocks of all ranks", False, False, _one, _n, "all", "all", _rank, _slot,
+        lambda r, s: (0 * r + s, 0 * r + 0 * s), _n, lambda r, s: (s, r + 0 * s),
+    ),
+    "reduce_scatter": Kind(
+        "rank r gets block r of the reduction", False, True, _n, _one, "all", "all", _slot, _rank,
+        lambda r, s: (_all(r, s), r + 0 * s), _n, lambda r, s: (r + 0 * s, s),
+    ),
+    "gather": Kind(
+        "the root gets the blocks of all ranks", True, False, _one, _n, "all", "root", _rank, _slot,
+        lambda r, s: (0 * r + s, 0 * r + 0 * s), _n, lambda r, s: (s, r + 0 * s),
+    ),
+    "scatter": Kind(
+        "rank r gets block r of the root", True, False, _n, _one, "root", "all", _slot, _rank,
+        lambda r, s: (0 * r + 0 * s, r + 0 * s), _n, lambda r, s: (r + 0 * s, s),
+    ),
+    "all_to_all": Kind(
+        "rank r gets block r of every rank", False, False, _n, _n, "all", "all",
+        lambda r, s, n: r * n + s, lambda r, s, n: s * n + r,
+        lambda r, s: (0 * r + s, r + 0 * s), lambda n: n * n, None,
+    ),
+    "send_recv": Kind(
+        "every destination of a pair gets its source's block", False, False, _one, _one, "sources", "destinations", _rank, _rank,
+        lambda r, s: (r + 0 * s, 0 * r + 0 * s), _n, None,
+    ),
+    "barrier": Kind(
+        "no rank leaves before every rank has entered", False, False, lambda n: 0, lambda n: 0, "all", "all", _zero, _zero,
+        lambda r, s: (0 * r, 0 * r), lambda n: 0, None,
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """A collective operation of ``nranks`` ranks.
+
+    Parameters
+    ----------
+    kind
+        ``broadcast``, ``reduce``, ``all_reduce``, ``all_gather``, ``reduce_scatter``, ``gather``, ``scatter``, ``all_to_all``,
+        ``send_recv`` or ``barrier``.
+    nranks
+        World size, at least 1.
+    root
+        Root rank of broadcast, reduce, gather and scatter; default 0 there, ``None`` elsewhere.
+    pairs
+        ``(source, destination)`` pairs of a send_recv: each rank at most once as source and once as destination.
+    in_place
+        The output shares memory with the input (where they overlap in meaning, as in NCCL: an all_gather's input is its own slot
+        of the output).
+
+    Raises
+    ------
+    ConfigError
+        For an unknown kind, a world size below 1, a root or pair out of range, or a root where there is none.
+
+    Examples
+    --------
+    >>> Collective("all_reduce", 4)
+    Collective(kind='all_reduce', nranks=4, root=None, pairs=(), in_place=False)
+    >>> Collective("broadcast", 4, root=2).root
+    2
+    """
+
+    kind: str
+    nranks: int
+    root: int | None = None
+    pairs: tuple[tuple[int, int], ...] = ()
+    in_place: bool = False
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ConfigError(f"unknown collective {self.kind!r}; {nearest(self.kind, KINDS)}")
+        if isinstance(self.nranks, bool) or not isinstance(self.nranks, int) or self.nranks < 1:
+            raise ConfigError(f"{self.kind} needs a whole number of ranks, at least 1; got {self.nranks!r}")
+        if not KINDS[self.kind].rooted:
+            if self.root is not None:
+                raise ConfigError(f"{self.kind} has no root, but root={self.root!r} was given")
+        elif self.root is None:
+            object.__setattr__(self, "root", 0)
+        elif not 0 <= self.root < self.nranks:
+            raise ConfigError(f"root {self.root} of {self.kind} is not a rank; expected 0..{self.nranks - 1}")
+        if self.pairs and self.kind != "send_recv":
+            raise ConfigError(f"{self.kind} takes no pairs; only send_recv does")
+        self._check_pairs()
+
+    def _check_pairs(self) -> None:
+        for position, ends in enumerate(zip(*self.pairs, strict=True) if self.pairs else ()):
+            role = ("source", "destination")[position]
+            for rank in ends:
+                if not 0 <= rank < self.nranks:
+                    raise ConfigError(f"pair {role} {rank} is not a rank; expected 0..{self.nranks - 1}")
+            if len(set(ends)) != len(ends):
+                twice = next(rank for rank in ends if ends.count(rank) > 1)
+                raise ConfigError(f"rank {twice} is the {role} of two pairs; each rank may be {role} once")
+
+    @property
+    def spec(self) -> Kind:
+        """The row of the table of collectives."""
+        return KINDS[self.kind]
+
+    @property
+    def input_slots(self) -> int:
+        """Slots of every input buffer."""
+        return self.spec.input_slots(self.nranks)
+
+    @property
+    def output_slots(self) -> int:
+        """Slots of every output buffer."""
+        return self.spec.output_slots(self.nranks)
+
+    @property
+    def nblocks(self) -> int:
+        """Number of distinct blocks, the units whose sizes are given at bind."""
+        return self.spec.nblocks(self.nranks)
+
+    def _at(self, where: str, rank: ArrayLike) -> NDArray[np.bool_]:
+        ranks = np.asarray(rank, np.int64)
+        if where == "all":
+            return np.ones(ranks.shape, np.bool_)
+        if where == "root":
+            return ranks == self.root
+        members = [pair[0 if where == "sources" else 1] for pair in self.pairs]
+        return np.isin(ranks, np.array(members, np.int64))
+
+    def has_input(self, rank: ArrayLike) -> NDArray[np.bool_]:
+        """Whether each rank has an input buffer."""
+        return self._at(self.spec.input_at, rank)
+
+    def has_output(self, rank: ArrayLike) -> NDArray[np.bool_]:
+        """Whether each rank has an output buffer that the caller sees. Elsewhere a schedule may use it as workspace."""
+        return self._at(self.spec.output_at, rank)
+
+    def input_block(self, rank: Ints, slot: Ints) -> Ints:
+        """Block held by each input slot."""
+        return self.spec.input_block(rank, slot, self.nranks)
+
+    def output_block(self, rank: Ints, slot: Ints) -> Ints:
+        """Block held by each output slot."""
+        if self.kind == "send_recv":
+            return self.source(rank, slot)[0]
+        return self.spec.output_block(rank, slot, self.nranks)
+
+    def source(self, rank: Ints, slot: Ints) -> tuple[Ints, Ints]:
+        """Rank (or ``ALL``) and input slot whose data each output slot must hold."""
+        source, source_slot = self.spec.source(rank, slot)
+        if self.spec.rooted and not self.spec.reduces and self.kind != "gather":
+            source = source + np.int64(self.root or 0)
+        if self.kind == "send_recv":
+            origin = np.arange(self.nranks, dtype=np.int64)
+            for src, dst in self.pairs:
+                origin[dst] = src
+            source = origin[rank] + 0 * slot
+        return source, source_slot
+
+    def placed_in(self, *, in_place: bool) -> Collective:
+        """The same collective, in place or out of place."""
+        return replace(self, in_place=in_place)
+
+    def __str__(self) -> str:
+        parts = [self.kind, f"n={self.nranks}"]
+        if self.root is not None:
+            parts.append(f"root={self.root}")
+        if self.pairs:
+            parts.append(f"{len(self.pairs)} pairs")
+        if self.in_place:
+            parts.append("in place")
+        return " ".join(parts)

@@ -1,0 +1,125 @@
+"""The data that messages carry: numpy buffers of every rank, and the slices that a step reads and writes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from simcoll.errors import ConfigError
+from simcoll.plan import INPUT, OUTPUT
+from simcoll.reduction import combine
+from simcoll.schedule import REDUCE, SYNC
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from simcoll.plan import Plan, PlanStep
+
+    Array = NDArray[Any]
+
+__all__ = ["Place", "Storage"]
+
+
+class Place:
+    """Source and destination of a transfer, as views of the buffers."""
+
+    __slots__ = ("op", "reduce", "source", "staged", "target")
+
+    def __init__(self, source: Array, target: Array, staged: bool, op: str, reduce: bool) -> None:
+        self.source = source
+        self.target = target
+        self.staged = staged
+        self.op = op
+        self.reduce = reduce
+
+    def write(self, value: Array) -> None:
+        """Copy or combine a value into the destination."""
+        if self.reduce:
+            combine(self.op, self.target, value)
+        else:
+            self.target[...] = value
+
+
+class Storage:
+    """The buffers of all ranks during a run.
+
+    Out of place, inputs are used as they are, behind read-only views. All other memory starts with a pattern (NaN, or odd integers),
+    so that reading what nobody wrote shows.
+
+    Parameters
+    ----------
+    plan
+        What will run.
+    inputs
+        One array per rank: what the collective takes there (ignored where it takes nothing).
+
+    Raises
+    ------
+    ConfigError
+        When number, dtype or length of the arrays do not fit.
+    """
+
+    __slots__ = ("_buffers", "_plan")
+
+    def __init__(self, plan: Plan, inputs: Sequence[Array | None]) -> None:
+        if len(inputs) != plan.nranks:
+            raise ConfigError(f"data for {len(inputs)} ranks was given; the plan has {plan.nranks}")
+        self._plan = plan
+        sizes = plan.buffer_elements().tolist()
+        self._buffers: list[list[Array]] = []
+        for rank, (given, elements) in enumerate(zip(inputs, sizes, strict=True)):
+            buffer, offset, length = plan.view(rank, INPUT)
+            whole = buffer == INPUT and not plan.collective.in_place
+            store = [_unwritten(0 if whole and which == INPUT else count, plan.dtype) for which, count in enumerate(elements)]
+            if length:
+                array = _checked(given, rank, length, plan.dtype)
+                if whole:
+                    store[INPUT] = array.view()
+                    store[INPUT].setflags(write=False)
+                else:
+                    store[buffer][offset : offset + length] = array
+            self._buffers.append(store)
+
+    def places(self, step: PlanStep) -> list[Place | None]:
+        """The views of every transfer of a step; ``None`` for those without data."""
+        buffers, op = self._buffers, self._plan.op
+        columns = (
+            step.src_rank, step.src_buffer, step.src_offset, step.dst_rank, step.dst_buffer, step.dst_offset,
+            step.elements, step.op, step.staged,
+        )  # fmt: skip
+        return [
+            Place(buffers[src][sb][so : so + count], buffers[dst][db][do : do + count], staged, op, code == REDUCE)
+            if code != SYNC
+            else None
+            for src, sb, so, dst, db, do, count, code, staged in zip(*(column.tolist() for column in columns), strict=True)
+        ]
+
+    def outputs(self) -> tuple[Array | None, ...]:
+        """What the caller sees at each rank; ``None`` where the collective gives nothing."""
+        has = self._plan.collective.has_output(np.arange(self._plan.nranks)).tolist()
+        result: list[Array | None] = []
+        for rank, store in enumerate(self._buffers):
+            buffer, offset, length = self._plan.view(rank, OUTPUT)
+            result.append(store[buffer][offset : offset + length] if has[rank] else None)
+        return tuple(result)
+
+
+def _checked(given: Array | None, rank: int, length: int, dtype: np.dtype[Any]) -> Array:
+    if given is None:
+        raise ConfigError(f"rank {rank} needs {length} elements of {dtype.name} as input; got none")
+    array = np.asarray(given)
+    if array.dtype != dtype or array.size != length:
+        raise ConfigError(f"rank {rank} needs {length} elements of {dtype.name} as input; got {array.size} of {array.dtype.name}")
+    return array.reshape(-1)
+
+
+def _unwritten(count: int, dtype: np.dtype[Any]) -> Array:
+    array = np.empty(count, dtype)
+    if dtype.kind in "iu":
+        array.view(np.uint8)[:] = 0xA5
+    else:
+        array[:] = True if dtype.kind == "b" else float("nan")
+    return array

@@ -1,0 +1,319 @@
+"""The reference engine: plays a plan on a fabric under the SimPy clock, with or without data.
+
+It follows :mod:`simcoll.emulator.model` and streams the plan: a step is loaded when the first lane needs it and dropped when its
+last message is done, so that memory follows the steps in flight, not the length of the schedule.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from simcoll.emulator.digest import TraceHash
+from simcoll.emulator.messages import Lane, blocks, outline
+from simcoll.errors import InternalError
+from simcoll.schedule import OP_NAMES
+
+if TYPE_CHECKING:
+    import simpy
+    from numpy.typing import NDArray
+
+    from simcoll.emulator.dataplane import Storage
+    from simcoll.emulator.fabric import Fabric
+    from simcoll.emulator.messages import Block, Message
+    from simcoll.plan import Plan
+    from simcoll.topology import Topology
+
+__all__ = ["Observer", "Player"]
+
+HASH_BATCH = 4096
+
+
+def _connection(message: Message) -> tuple[int, int, int]:
+    return message.sender.rank, message.receiver.rank, message.sender.channel
+
+
+class Observer(Protocol):
+    """Told of every transfer of a run, step by step in the order in which steps are over."""
+
+    def __call__(
+        self,
+        message: int,
+        step: int,
+        src: int,
+        dst: int,
+        channel: int,
+        op: int,
+        size_bytes: int,
+        ready_fs: int,
+        start_fs: int,
+        end_fs: int,
+        done_fs: int,
+    ) -> None:
+        """Transfer ``message`` was ready, its flow started and ended, and it was done."""
+
+
+class Player:
+    """Plays one plan. Make it, :meth:`start` it, run the environment, :meth:`check` it.
+
+    Parameters
+    ----------
+    plan, topology
+        What to play, and where.
+    fabric
+        Links of the topology, at their effective capacities; link l of the topology is link ``first_link + l`` of the fabric.
+    storage
+        Buffers; ``None`` for timing only.
+    observer
+        Told of every transfer.
+    keep
+        Whether ``done_fs`` of every transfer is kept.
+
+    Attributes
+    ----------
+    finished
+        SimPy event that succeeds when the last transfer is done.
+    time_fs
+        When the last transfer was done (the launch, if there is none).
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        topology: Topology,
+        fabric: Fabric,
+        storage: Storage | None = None,
+        observer: Observer | None = None,
+        *,
+        keep: bool = False,
+    ) -> None:
+        self.plan = plan
+        self.fabric = fabric
+        self.finished: simpy.Event = fabric.env.event()
+        self.time_fs = 0
+        self.messages = 0
+        self.bytes_by_op = [0, 0, 0]
+        self.hash = TraceHash()
+        self.done_fs: NDArray[np.int64] | None = None
+        self._observer = observer
+        self._calendar = fabric.calendar
+        self._depth = plan.protocol.fifo_depth
+        self._outline = outline(plan, topology)
+        if keep:
+            self.done_fs = np.full(self._outline.messages, -1, np.int64)
+        steps = self._outline.lane_steps.tolist()
+        self._lanes = [Lane(*divmod(number, plan.nchannels), count) for number, count in enumerate(steps)]
+        self._blocks = blocks(plan, topology, self._lanes, storage, self._cap_links())
+        self._recent: dict[tuple[int, int, int], list[Message]] = {}
+        self._waits = plan.waits
+        self._awaited = frozenset(earlier for each in self._waits.values() for earlier in each)
+        self._over: set[int] = set()  # awaited messages that are done
+        self._waiters: dict[int, list[Message]] = {}
+        self._rows: list[tuple[int, ...]] = []
+
+    def _cap_links(self) -> int | None:
+        """Two more links per lane, out and in, when the protocol caps the rate of a channel."""
+        rate = self.plan.protocol.channel_rate_uBps
+        if not rate:
+            return None
+        return self.fabric.add_links([rate] * (2 * len(self._lanes)), self._cap_name)
+
+    def _cap_name(self, position: int) -> str:
+        lane = self._lanes[position // 2]
+        return f"rank {lane.rank} channel {lane.channel} {('out', 'in')[position % 2]}"
+
+    def start(self) -> None:
+        """Let every lane enter its first step at launch."""
+        begin = self.time_fs = self.fabric.env.now + self.plan.protocol.launch_fs
+        for lane in self._lanes:
+            if lane.steps_left:
+                self._calendar.at(begin, self._enter, lane)
+        if not self._outline.messages:
+            self._calendar.at(begin, self.finished.succeed, None)
+
+    def _enter(self, lane: Lane) -> None:
+        """Take the next step of a lane."""
+        queue = lane.queue
+        while not queue:
+            self._load(lane)
+        block = queue[0].block
+        lane.entered = block
+        lane.steps_left -= 1
+        depth = self._depth
+        while queue and queue[0].block is block:
+            message = queue.popleft()
+            lane.pending += 1
+            if lane is message.sender:
+                if message.place is not None and message.place.staged:
+                    message.payload = message.place.source.copy()
+            elif depth:
+                if message.arrived:
+                    self._consume(message)
+                continue
+            message.needs -= 1
+            if not message.needs:
+                self._ready(message)
+
+    def _load(self, lane: Lane) -> None:
+        """Hand the messages of the next step to their lanes."""
+        block = next(self._blocks, None)
+        if block is None:
+            raise InternalError(f"rank {lane.rank} channel {lane.channel} expects {lane.steps_left} more steps, but the plan has ended")
+        for message in block.messages:
+            sender, receiver = message.sender, message.receiver
+            sender.queue.append(message)
+            if receiver is not sender:
+                receiver.queue.append(message)
+                if self._depth:
+                    self._follow(message)
+                else:
+                    message.needs = 2
+        if self._waits:
+            for message in block.messages:
+                for earlier in self._waits.get(message.id, ()):
+                    if earlier not in self._over:
+                        message.needs += 1
+                        self._waiters.setdefault(earlier, []).append(message)
+
+    def _follow(self, message: Message) -> None:
+        """Let a message wait until the one ``fifo_depth`` before it on its connection is consumed."""
+        recent = self._recent.setdefault(_connection(message), [])
+        if len(recent) == self._depth:
+            before = recent.pop(0)
+            if not before.consumed:
+                before.follower = message
+                message.needs += 1
+        recent.append(message)
+
+    def _ready(self, message: Message) -> None:
+        now = message.ready_fs = self.fabric.env.now
+        if message.sender is message.receiver:
+            message.start_fs = message.end_fs = now
+            self._calendar.at(now + message.post_fs, self._done, message)
+        else:
+            self._calendar.at(now + message.pre_fs, self._flow, message)
+
+    def _flow(self, message: Message) -> None:
+        message.start_fs = self.fabric.env.now
+        self.fabric.transfer(message.links, message.wire, self._arrived, message)
+
+    def _arrived(self, message: Message) -> None:
+        now = message.end_fs = self.fabric.env.now
+        if not self._depth:
+            self._calendar.at(now + message.post_fs, self._done, message)
+            return
+        # The sender may go on and overwrite its source: the bytes on the way are these.
+        if message.place is not None and message.payload is None:
+            message.payload = message.place.source.copy()
+        message.arrived = True
+        if message.receiver.entered is message.block:
+            self._consume(message)
+        self._leave(message.sender)
+
+    def _consume(self, message: Message) -> None:
+        message.consumed = True
+        recent = self._recent.get(_connection(message))
+        if recent is not None and all([other.consumed for other in recent]):
+            del self._recent[_connection(message)]
+        follower = message.follower
+        if follower is not None:
+            message.follower = None
+            follower.needs -= 1
+            if not follower.needs:
+                self._ready(follower)
+        self._calendar.at(self.fabric.env.now + message.post_fs, self._done, message)
+
+    def _done(self, message: Message) -> None:
+        message.done_fs = self.fabric.env.now
+        place = message.place
+        if place is not None:
+            place.write(place.source if message.payload is None else message.payload)
+        if message.id in self._awaited:
+            self._over.add(message.id)
+            for waiter in self._waiters.pop(message.id, ()):
+                waiter.needs -= 1
+                if not waiter.needs:
+                    self._ready(waiter)
+        sender, receiver = message.sender, message.receiver
+        if sender is receiver or not self._depth:
+            self._leave(sender)
+        if sender is not receiver:
+            self._leave(receiver)
+        block = message.block
+        block.left -= 1
+        if not block.left:
+            self._retire(block)
+
+    def _leave(self, lane: Lane) -> None:
+        """A message of the lane's current step is finished for it."""
+        lane.pending -= 1
+        if not lane.pending and lane.steps_left:
+            self._calendar.at(self.fabric.env.now, self._enter, lane)
+
+    def _retire(self, block: Block) -> None:
+        """Account for a step that is over, and forget it."""
+        step, messages = block.step, block.messages
+        block.messages = []
+        times = [(m.ready_fs, m.start_fs, m.end_fs, m.done_fs) for m in messages]
+        self.messages += len(messages)
+        self.time_fs = max(self.time_fs, max([m.done_fs for m in messages]))
+        columns = (step.src_rank.tolist(), step.dst_rank.tolist(), step.channel.tolist(), step.op.tolist(), step.size_bytes.tolist())
+        for message, (_, start, end, done), src, dst, _, op, size in zip(messages, times, *columns, strict=True):
+            self.bytes_by_op[op] += size
+            self._rows.append((message.id, src, dst, size, start, end, done))
+        if len(self._rows) >= HASH_BATCH:
+            self._hash_rows()
+        if self.done_fs is not None:
+            self.done_fs[block.first_id : block.first_id + len(messages)] = [m.done_fs for m in messages]
+        if self._observer is not None:
+            for message, when, src, dst, channel, op, size in zip(messages, times, *columns, strict=True):
+                self._observer(message.id, step.step, src, dst, channel, op, size, *when)
+        if self.messages == self._outline.messages:
+            self.finished.succeed()
+
+    def _hash_rows(self) -> None:
+        if self._rows:
+            self.hash.add(np.array(self._rows, np.int64).T)
+            self._rows.clear()
+
+    def check(self) -> None:
+        """Close the books of a run.
+
+        Raises
+        ------
+        InternalError
+            When a lane is stuck, or the bytes that moved are not those of the plan.
+        """
+        self._hash_rows()
+        stuck = [lane for lane in self._lanes if lane.steps_left or lane.pending]
+        if stuck or self.messages != self._outline.messages:
+            listed = "\n".join(self._explain(lane) for lane in stuck[:8])
+            raise InternalError(f"{len(stuck)} lanes are stuck at {self.fabric.env.now} fs:\n{listed}")
+        if self.bytes_by_op != self._outline.bytes_by_op:
+            raise InternalError(f"moved {self.bytes_by_op} bytes by {OP_NAMES}; the plan has {self._outline.bytes_by_op}")
+
+    def check_fabric(self) -> None:
+        """Compare the wire bytes of a fabric that played nothing else.
+
+        Raises
+        ------
+        InternalError
+            When they are not those of the plan.
+        """
+        if self.fabric.delivered_bytes != self._outline.wire_bytes:
+            raise InternalError(f"links delivered {self.fabric.delivered_bytes} bytes; the plan puts {self._outline.wire_bytes} on them")
+
+    def _explain(self, lane: Lane) -> str:
+        where = f"  rank {lane.rank} channel {lane.channel}"
+        if lane.entered is None:
+            return f"{where} never entered its first step"
+        for message in lane.entered.messages:
+            if message.done_fs < 0 and lane in (message.sender, message.receiver):
+                other = message.receiver if lane is message.sender else message.sender
+                at = "no step" if other.entered is None else f"step {other.entered.step.step}"
+                return (
+                    f"{where} is in step {lane.entered.step.step}, waiting for message {message.id} (rank {message.sender.rank} -> "
+                    f"{message.receiver.rank}, {message.needs} conditions open); rank {other.rank} channel {other.channel} is in {at}"
+                )
+        return f"{where} is in step {lane.entered.step.step}, with {lane.steps_left} steps left"

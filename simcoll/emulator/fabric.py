@@ -1,0 +1,249 @@
+"""The clock and the links: flows that share link capacity max-min fairly, driven by SimPy.
+
+A fabric knows nothing of collectives. The player of a plan, background traffic and user processes may share one fabric and one SimPy
+environment, as long as the environment's clock counts integer femtoseconds from 0.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import simpy
+from simpy.events import EventPriority
+
+from simcoll.emulator.model import UNLIMITED, bytes_left, checked_time, flow_delay_fs, water_level
+from simcoll.errors import ConfigError, InternalError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = ["Calendar", "Fabric"]
+
+LAST = EventPriority(10)
+"""SimPy handles events by time, then priority, then insertion: an event of this priority comes after all others of its timestamp."""
+
+
+class Calendar:
+    """Actions by time, with one SimPy event for each distinct time.
+
+    Actions of one time run in the order in which they were entered, and may enter more at the same time; nothing in the model depends
+    on that order.
+    """
+
+    __slots__ = ("_buckets", "env")
+
+    def __init__(self, env: simpy.Environment) -> None:
+        self.env = env
+        self._buckets: dict[int, list[tuple[Callable[[Any], None], Any]]] = {}
+
+    def at(self, time_fs: int, action: Callable[[Any], None], item: Any) -> None:
+        """Call ``action(item)`` at a time, not before now.
+
+        Raises
+        ------
+        ConfigError
+            For a time beyond the clock.
+        """
+        bucket = self._buckets.get(time_fs)
+        if bucket is not None:
+            bucket.append((action, item))
+            return
+        self._buckets[checked_time(time_fs)] = [(action, item)]
+        wake = simpy.Timeout(self.env, time_fs - self.env.now)
+        wake.callbacks.append(self._ring)
+
+    def _ring(self, _event: simpy.Event) -> None:
+        now = self.env.now
+        for action, item in self._buckets[now]:  # grows while it is read
+            action(item)
+        del self._buckets[now]
+
+
+class _Settle(simpy.Event):
+    """An event at the end of the current timestamp."""
+
+    def __init__(self, env: simpy.Environment, action: Callable[[simpy.Event], None]) -> None:
+        super().__init__(env)
+        self.callbacks.append(action)
+        self._ok = True
+        self._value = None
+        env.schedule(self, priority=LAST)
+
+
+class _Flow:
+    """Bytes on their way."""
+
+    __slots__ = ("arrived", "finish_fs", "item", "left", "links", "rate", "since_fs", "size", "wake_fs")
+
+    def __init__(self, links: tuple[int, ...], size: int, arrived: Callable[[Any], None], item: Any) -> None:
+        self.links = links
+        self.size = size
+        self.left = float(size)
+        self.arrived = arrived
+        self.item = item
+        self.rate = 0
+        self.since_fs = 0
+        self.finish_fs = UNLIMITED
+        self.wake_fs = UNLIMITED  # where it stands in the calendar
+
+
+class Fabric:
+    """Links and the flows on them.
+
+    Parameters
+    ----------
+    calendar
+        Clock; may be shared.
+    capacities_uBps
+        Capacity of each link.
+    link_name
+        Name of a link, for messages.
+
+    Attributes
+    ----------
+    delivered_bytes
+        Wire bytes of the flows that have ended.
+    """
+
+    __slots__ = ("_asked", "_capacity", "_dirty", "_flows", "_level", "_names", "_started", "_used", "calendar", "delivered_bytes", "env")
+
+    def __init__(self, calendar: Calendar, capacities_uBps: Sequence[int], link_name: Callable[[int], str]) -> None:
+        self.calendar = calendar
+        self.env = calendar.env
+        self.delivered_bytes = 0
+        self._asked = False
+        self._capacity: list[int] = []
+        self._flows: list[dict[_Flow, None]] = []
+        self._level: list[int] = []
+        self._used: list[int] = []
+        self._names: list[tuple[int, Callable[[int], str]]] = []
+        self._dirty: dict[int, None] = {}
+        self._started: list[_Flow] = []
+        self.add_links(capacities_uBps, link_name)
+
+    def add_links(self, capacities_uBps: Sequence[int], link_name: Callable[[int], str]) -> int:
+        """More links; returns the index of the first. ``link_name`` gets the position in this call."""
+        first, count = len(self._capacity), len(capacities_uBps)
+        self._names.append((first, link_name))
+        self._capacity.extend(capacities_uBps)
+        self._flows.extend({} for _ in range(count))
+        self._level.extend([UNLIMITED] * count)
+        self._used.extend([0] * count)
+        return first
+
+    def link_name(self, link: int) -> str:
+        """Name of a link."""
+        first, name = next(entry for entry in reversed(self._names) if entry[0] <= link)
+        return name(link - first)
+
+    def transfer(self, links: tuple[int, ...], size_bytes: int, arrived: Callable[[Any], None], item: Any) -> None:
+        """Start a flow now; ``arrived(item)`` is called when its last byte has left. Without bytes or links that is now."""
+        if not size_bytes or not links:
+            self.calendar.at(self.env.now, arrived, item)
+            return
+        flow = _Flow(links, size_bytes, arrived, item)
+        for link in links:
+            self._flows[link][flow] = None
+        self._started.append(flow)
+        if not self._asked:
+            self._ask()
+
+    def _ask(self) -> None:
+        self._asked = True
+        _Settle(self.env, self._settle)
+
+    def _settle(self, _event: simpy.Event) -> None:
+        """Give every flow its rate, after everything else of the timestamp."""
+        self._asked = False
+        now, flows, level, capacity, dirty = self.env.now, self._flows, self._level, self._capacity, self._dirty
+        started, self._started = self._started, []
+        shared: dict[_Flow, None] = {}
+        for flow in started:
+            if max([len(flows[link]) for link in flow.links]) > 1:
+                shared[flow] = None
+                dirty.update(dict.fromkeys(flow.links))
+                continue
+            # Alone on all its links: the general rule below would come to the same levels.
+            rate = min([capacity[link] for link in flow.links])
+            for link in flow.links:
+                level[link] = rate if capacity[link] == rate else UNLIMITED
+            self._set_rate(flow, rate, now)
+        if dirty:
+            for link in self._spread(deque(dirty)):
+                shared.update(flows[link])
+            self._dirty = {}
+        touched: dict[int, None] = {}
+        for flow in shared:
+            rate = min([level[link] for link in flow.links])
+            if rate != flow.rate:
+                self._set_rate(flow, rate, now)
+                touched.update(dict.fromkeys(flow.links))
+        for link in touched:
+            if self._used[link] > capacity[link]:
+                raise InternalError(f"link {self.link_name(link)} carries {self._used[link]} uBps of {capacity[link]} at {now} fs")
+
+    def _spread(self, queue: deque[int]) -> dict[int, None]:
+        """Bring the levels of the queued links, and of all that depend on them, to the fixpoint; returns the links that changed."""
+        flows, level, capacity = self._flows, self._level, self._capacity
+        changed: dict[int, None] = {}
+        queued = set(queue)
+        while queue:
+            link = queue.popleft()
+            queued.discard(link)
+            here = flows[link]
+            limits = [min([level[other] for other in flow.links if other != link], default=UNLIMITED) for flow in here]
+            old = level[link]
+            new = level[link] = water_level(capacity[link], limits)
+            if new == old:
+                continue
+            changed[link] = None
+            lower = min(old, new)
+            for flow in here:
+                for other in flow.links:
+                    # A link notices only changes below its own level.
+                    if lower < level[other] and other != link and other not in queued:
+                        queued.add(other)
+                        queue.append(other)
+        return changed
+
+    def _set_rate(self, flow: _Flow, rate: int, now: int) -> None:
+        if rate <= 0:
+            link = min(flow.links, key=self._level.__getitem__)
+            raise ConfigError(
+                f"link {self.link_name(link)}: {len(self._flows[link])} flows share {self._capacity[link]} micro-bytes per second, "
+                "which leaves nothing for each; expected a capacity above 0"
+            )
+        used, gain = self._used, rate - flow.rate
+        for link in flow.links:
+            used[link] += gain
+        if flow.rate:
+            flow.left = bytes_left(flow.left, flow.rate, now - flow.since_fs)
+        flow.rate = rate
+        flow.since_fs = now
+        finish = flow.finish_fs = now + flow_delay_fs(flow.left, rate)
+        if finish < flow.wake_fs:  # if later, it is moved when its old entry comes up
+            flow.wake_fs = finish
+            self.calendar.at(finish, self._wake, flow)
+
+    def _wake(self, flow: _Flow) -> None:
+        now = self.env.now
+        if flow.wake_fs != now:
+            return
+        if flow.finish_fs > now:
+            flow.wake_fs = flow.finish_fs
+            self.calendar.at(flow.finish_fs, self._wake, flow)
+            return
+        flow.wake_fs = -1
+        self.delivered_bytes += flow.size
+        for link in flow.links:
+            here = self._flows[link]
+            del here[flow]
+            self._used[link] -= flow.rate
+            if here:
+                self._dirty[link] = None
+            else:
+                self._level[link] = UNLIMITED
+        if self._dirty and not self._asked:
+            self._ask()
+        flow.arrived(flow.item)

@@ -1,0 +1,80 @@
+"""The errors of the framework. Every message says what was given, what was expected, where, and the nearest valid choice."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["ConfigError", "InternalError", "ScheduleError", "SimcollError", "nearest"]
+
+
+class SimcollError(Exception):
+    """Root of all errors raised on purpose by simcoll and realcoll."""
+
+
+class ConfigError(SimcollError):
+    """Input that cannot be used: a file, an argument, a value.
+
+    Parameters
+    ----------
+    message
+        What is wrong, what was expected, and the nearest valid choice.
+    file
+        The file it was read from, if any.
+    path
+        Where in the file, such as ``$.links[1].bandwidth`` or ``line 12``.
+    """
+
+    def __init__(self, message: str, *, file: str | None = None, path: str | None = None) -> None:
+        self.message = message
+        self.file = file
+        self.path = path
+        where = ": ".join(str(part) for part in (file, path) if part)
+        super().__init__(f"{where}: {message}" if where else message)
+
+
+class ScheduleError(SimcollError):
+    """A schedule or per-rank program that does not do what its collective says.
+
+    ``step``, ``rank``, ``channel`` and ``chunk`` locate the fault where that is known.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        step: int | None = None,
+        rank: int | None = None,
+        channel: int | None = None,
+        chunk: int | None = None,
+    ) -> None:
+        self.message = message
+        self.step = step
+        self.rank = rank
+        self.channel = channel
+        self.chunk = chunk
+        super().__init__(message)
+
+
+class InternalError(SimcollError):
+    """A broken invariant of simcoll itself."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(f"{message}\nThis is a fault of simcoll, not of your input: please report it with the lines above.")
+
+
+def nearest(given: str, valid: Iterable[str]) -> str:
+    """Say which valid choices there are, the nearest first; to be appended to an error message.
+
+    >>> nearest("rnig", ["tree", "ring"])
+    "did you mean 'ring'? (valid: ring, tree)"
+    >>> nearest("zzz", ["tree", "ring"])
+    'valid: ring, tree'
+    """
+    choices = sorted(set(valid))
+    listed = f"valid: {', '.join(choices)}" if choices else "there are none"
+    close = get_close_matches(given, choices, n=1, cutoff=0.5)
+    return f"did you mean {close[0]!r}? ({listed})" if close else listed

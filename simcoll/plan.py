@@ -1,0 +1,373 @@
+"""What runs: a schedule bound to sizes, dtype, reduction, ranks and protocol.
+
+The verifier, the emulator, every executor and every exporter consume a plan (or the proved schedule it came from) and nothing else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from simcoll.errors import ConfigError
+from simcoll.protocol import protocol as find_protocol
+from simcoll.reduction import check_reduction, parse_dtype
+from simcoll.schedule import SYNC, Step
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from simcoll.collective import Collective
+    from simcoll.protocol import Protocol
+    from simcoll.schedule import Layout, Schedule
+    from simcoll.verify import Proof
+
+    Ints = NDArray[np.int64]
+
+__all__ = ["INPUT", "OUTPUT", "SCRATCH", "Plan", "PlanStep", "bind", "lowered", "overwritten"]
+
+INPUT, OUTPUT, SCRATCH = 0, 1, 2
+MAX_BYTES = 2**62
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlanStep:
+    """One step of a plan as parallel arrays; empty transfers and transfers of a chunk to itself are gone.
+
+    Attributes
+    ----------
+    step
+        Number of the step in the schedule.
+    src_rank, dst_rank
+        Ranks of the schedule; equal for a local copy or reduction.
+    src_buffer, dst_buffer
+        0 input, 1 output, 2 scratch: the storage after in-place aliases are resolved.
+    src_offset, dst_offset, elements
+        Range inside the buffer, in elements.
+    size_bytes
+        Payload.
+    src_chunk, dst_chunk, count
+        The same ranges in chunks of the schedule.
+    op
+        ``COPY``, ``REDUCE`` or ``SYNC``.
+    channel
+        Lane.
+    staged
+        Another transfer of this step overwrites what this one reads: its source must be read before the step writes.
+    """
+
+    step: int
+    src_rank: Ints
+    src_buffer: NDArray[np.int8]
+    src_offset: Ints
+    dst_rank: Ints
+    dst_buffer: NDArray[np.int8]
+    dst_offset: Ints
+    elements: Ints
+    size_bytes: Ints
+    src_chunk: Ints
+    dst_chunk: Ints
+    count: Ints
+    op: NDArray[np.int8]
+    channel: Ints
+    staged: NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.src_rank)
+
+
+def _starts(sizes: Ints | int, blocks: Ints | None, slots: int) -> Ints | int:
+    """Offsets of the slots of a buffer, per rank: ``[nranks, slots + 1]``; or the one size of all blocks."""
+    if isinstance(sizes, int) or blocks is None:
+        return sizes if isinstance(sizes, int) else np.zeros((1, slots + 1), np.int64)
+    held = sizes[blocks]
+    result = np.zeros((held.shape[0], slots + 1), np.int64)
+    np.cumsum(held, axis=1, out=result[:, 1:])
+    return result
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan:
+    """A schedule with sizes. Made by :func:`bind` or :meth:`simcoll.schedule.Schedule.bind`.
+
+    Attributes
+    ----------
+    schedule
+        What was bound.
+    sizes
+        Elements of every block: one number, or one per block.
+    dtype, op
+        Element type and reduction.
+    ranks
+        Endpoint of the topology for every rank of the schedule.
+    protocol
+        Cost parameters.
+    proof
+        Proof of the schedule; ``None`` when bound with ``unproved=True``.
+    """
+
+    schedule: Schedule
+    sizes: Ints | int
+    count: int
+    dtype: np.dtype[Any]
+    op: str
+    ranks: Ints
+    protocol: Protocol
+    proof: Proof | None
+    _known: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def collective(self) -> Collective:
+        """What it implements."""
+        return self.schedule.collective
+
+    @property
+    def nranks(self) -> int:
+        """World size."""
+        return self.schedule.nranks
+
+    @property
+    def nchannels(self) -> int:
+        """Channels are ``0 .. nchannels - 1``."""
+        return self.schedule.nchannels
+
+    def _slot_starts(self) -> tuple[Ints | int, Ints | int, Ints | int]:
+        """Slot offsets of input, output and scratch."""
+        if "starts" not in self._known:
+            collective, scratch = self.collective, self.schedule.layout.scratch
+            rank = np.arange(self.nranks, dtype=np.int64)[:, None]
+            uneven = not isinstance(self.sizes, int)
+            inputs = np.arange(collective.input_slots)[None, :]
+            outputs = np.arange(collective.output_slots)[None, :]
+            scratch_blocks = np.broadcast_to(scratch, (self.nranks, scratch.shape[-1])) if uneven else None
+            self._known["starts"] = (
+                _starts(self.sizes, collective.input_block(rank, inputs) if uneven else None, collective.input_slots),
+                _starts(self.sizes, collective.output_block(rank, outputs) if uneven else None, collective.output_slots),
+                _starts(self.sizes, scratch_blocks, scratch.shape[-1]),
+            )
+        starts: tuple[Ints | int, Ints | int, Ints | int] = self._known["starts"]
+        return starts
+
+    def _address(self, rank: Ints, chunk: Ints, region: Ints) -> Ints:
+        """Element offset of the start of each chunk; the end of a buffer is the chunk after its last."""
+        layout = self.schedule.layout
+        relative = chunk - layout.bases()[region]
+        slot, piece = relative // layout.chunks, relative % layout.chunks
+        if isinstance(self.sizes, int):
+            return slot * self.sizes + piece * self.sizes // layout.chunks
+        result = np.zeros(chunk.shape, np.int64)
+        for which, starts in enumerate(self._slot_starts()):
+            here = np.flatnonzero(region == which)
+            if len(here) and isinstance(starts, np.ndarray):
+                begin = starts[rank[here], slot[here]]
+                size = starts[rank[here], np.minimum(slot[here] + 1, starts.shape[1] - 1)] - begin
+                result[here] = begin + piece[here] * size // layout.chunks
+        return result
+
+    def steps(self) -> Iterator[PlanStep]:
+        """The steps with offsets and sizes, streamed; call again to start over. Empty steps are left out."""
+        layout, itemsize = self.schedule.layout, self.dtype.itemsize
+        for number, step in lowered(self.schedule):
+            src_region, dst_region = layout.region(step.src_chunk), layout.region(step.dst_chunk)
+            src_offset = self._address(step.src_rank, step.src_chunk, src_region)
+            elements = self._address(step.src_rank, step.src_chunk + step.count, src_region) - src_offset
+            sync = step.op == SYNC
+            if sync.any():
+                elements = np.where(sync, 0, elements)
+            keep = (elements > 0) | sync
+            staged = overwritten(layout, step)
+            columns = (
+                step.src_rank, src_region.astype(np.int8), src_offset,
+                step.dst_rank, dst_region.astype(np.int8), self._address(step.dst_rank, step.dst_chunk, dst_region),
+                elements, elements * itemsize, step.src_chunk, step.dst_chunk, step.count, step.op, step.channel, staged,
+            )  # fmt: skip
+            if not keep.all():
+                if not keep.any():
+                    continue
+                columns = tuple(column[keep] for column in columns)  # type: ignore[assignment]
+            yield PlanStep(number, *columns)
+
+    @property
+    def waits(self) -> Mapping[int, tuple[int, ...]]:
+        """Transfers that must wait for earlier ones beyond the order of their channels.
+
+        Keys and values are running numbers over :meth:`steps`. Empty unless two channels touch the same chunk.
+        """
+        if "waits" not in self._known:
+            from simcoll.hazards import derive_waits
+
+            shared = self.proof is None or self.proof.shared_chunks
+            self._known["waits"] = derive_waits(self) if shared and self.nchannels > 1 else {}
+        waits: Mapping[int, tuple[int, ...]] = self._known["waits"]
+        return waits
+
+    def buffer_elements(self) -> Ints:
+        """Elements of the input, output and scratch storage of every rank: ``[nranks, 3]``.
+
+        An output that the caller does not see (at the leaves of a reduce, say) is workspace and counts. In place, a buffer that lies
+        inside the other has no storage of its own.
+        """
+        collective, layout = self.collective, self.schedule.layout
+        rank = np.arange(self.nranks, dtype=np.int64)
+        result = np.zeros((self.nranks, 3), np.int64)
+        for which, starts in enumerate(self._slot_starts()):
+            slots = (collective.input_slots, collective.output_slots, layout.scratch_slots)[which]
+            result[:, which] = slots * starts if isinstance(starts, int) else starts[:, -1]
+        result[~collective.has_input(rank), INPUT] = 0
+        if collective.kind == "send_recv":
+            result[~collective.has_output(rank), OUTPUT] = 0
+        if collective.in_place:
+            both = collective.has_input(rank) & collective.has_output(rank)
+            inner = INPUT if collective.output_slots >= collective.input_slots else OUTPUT
+            result[both, inner] = 0
+        return result
+
+    def view(self, rank: int, which: int) -> tuple[int, int, int]:
+        """Where the caller's input (0) or output (1) of a rank lies: ``(buffer, offset, elements)`` in storage."""
+        collective, layout = self.collective, self.schedule.layout
+        slots = (collective.input_slots, collective.output_slots)[which]
+        if slots == 0:
+            return which, 0, 0
+        at = np.array([rank], np.int64)
+        if not (collective.has_input(at) if which == INPUT else collective.has_output(at))[0]:
+            return which, 0, 0
+        first = np.array([layout.input() if which == INPUT else layout.output()], np.int64)
+        region = np.array([which], np.int64)
+        own = self._address(at, first, region)
+        elements = int((self._address(at, first + slots * layout.chunks, region) - own)[0])
+        place = layout.canonical(at, first)
+        stored = layout.region(place)
+        return int(stored[0]), int(self._address(at, place, stored)[0]), elements
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of the larger of a rank's input and output: the ``size`` of nccl-tests."""
+        collective = self.collective
+        slots = max(collective.input_slots, collective.output_slots)
+        if isinstance(self.sizes, int):
+            return slots * self.sizes * self.dtype.itemsize
+        if slots <= 1:
+            return int(self.sizes.max(initial=0)) * self.dtype.itemsize
+        if collective.kind == "all_to_all":
+            matrix = self.sizes.reshape(self.nranks, self.nranks)
+            return int(max(matrix.sum(0).max(), matrix.sum(1).max())) * self.dtype.itemsize
+        return int(self.sizes.sum()) * self.dtype.itemsize
+
+    def __str__(self) -> str:
+        shown = "unproved" if self.proof is None else f"proved ({self.proof.kind})"
+        return f"{self.schedule} count={self.count} {self.dtype.name} {self.protocol.name}, {shown}"
+
+
+def lowered(schedule: Schedule) -> Iterator[tuple[int, Step]]:
+    """Steps with every chunk at its one address; what an in-place alias makes a transfer of a chunk to itself is gone."""
+    layout = schedule.layout
+    if not schedule.collective.in_place:
+        yield from enumerate(schedule.steps())
+        return
+    for number, step in enumerate(schedule.steps()):
+        src = layout.canonical(step.src_rank, step.src_chunk)
+        dst = layout.canonical(step.dst_rank, step.dst_chunk)
+        keep = (step.src_rank != step.dst_rank) | (src != dst) | (step.op != 0)
+        columns = (step.src_rank, src, step.dst_rank, dst, step.count, step.op, step.channel)
+        if not keep.all():
+            columns = tuple(column[keep] for column in columns)  # type: ignore[assignment]
+        yield number, Step(*columns)
+
+
+def overwritten(layout: Layout, step: Step) -> NDArray[np.bool_]:
+    """Which transfers read a chunk that a transfer of the same step writes."""
+    data = step.op != SYNC
+    start = step.dst_rank * layout.size + step.dst_chunk
+    order = np.argsort(start, kind="stable")
+    if not data.all():
+        order = order[data[order]]
+    first = start[order]
+    end = first + step.count[order]
+    read = step.src_rank * layout.size + step.src_chunk
+    # Writes of one step are disjoint, so the last one that starts before the end of a read is the only one that can reach into it.
+    place = np.searchsorted(first, read + step.count) - 1
+    if len(first) == 0:
+        return np.zeros(len(step), np.bool_)
+    return (place >= 0) & (end[place] > read) & data
+
+
+def _block_sizes(schedule: Schedule, count: Any) -> tuple[Ints | int, int]:
+    """Sizes per block and the count shown in tables."""
+    collective = schedule.collective
+    if isinstance(count, (int, np.integer)) and not isinstance(count, bool):
+        if count < 0:
+            raise ConfigError(f"count {count} is negative")
+        return int(count), int(count)
+    try:
+        sizes = np.array(count)
+    except ValueError:
+        raise ConfigError("counts must be a whole number, a list, or a square matrix of whole numbers") from None
+    if sizes.dtype.kind not in "iu":
+        raise ConfigError(f"counts must be whole numbers, got {count!r:.80}")
+    expected = (collective.nranks,) * (2 if collective.kind == "all_to_all" else 1)
+    if collective.nblocks <= 1 or sizes.shape != expected:
+        wanted = "one whole number" if collective.nblocks <= 1 else f"one whole number or counts of shape {expected}"
+        raise ConfigError(f"{collective.kind} of {collective.nranks} ranks takes {wanted}; got counts of shape {sizes.shape}")
+    if sizes.min() < 0:
+        raise ConfigError(f"count {sizes.min()} is negative")
+    return np.ascontiguousarray(sizes.reshape(-1), np.int64), int(sizes.max())
+
+
+def bind(
+    schedule: Schedule,
+    count: int | Sequence[int] | Sequence[Sequence[int]],
+    dtype: Any = "float32",
+    op: str = "sum",
+    *,
+    ranks: Sequence[int] | NDArray[np.int64] | None = None,
+    protocol: str | Protocol = "ideal",
+    proof: Proof | None = None,
+) -> Plan:
+    """Bind a schedule to sizes.
+
+    Parameters
+    ----------
+    schedule
+        What to bind.
+    count
+        Elements per block: of the whole vector (broadcast, reduce, all_reduce), per rank (all_gather, reduce_scatter, gather,
+        scatter, send_recv), or per pair (all_to_all). A list gives every rank's own count, a matrix ``[source][destination]`` those of
+        an all_to_all.
+    dtype
+        A numpy dtype or its name; ``bfloat16`` and float8 included.
+    op
+        Reduction: sum, product, min, max, band, bor, bxor.
+    ranks
+        Endpoint of the topology for each rank of the schedule; default ``0 .. n - 1``.
+    protocol
+        Cost parameters, or the name of a protocol.
+    proof
+        Proof of the schedule. None marks every result as unproved.
+
+    Raises
+    ------
+    ConfigError
+        For counts, dtypes, reductions, ranks or protocols that do not fit.
+    """
+    element = parse_dtype(dtype)
+    reduction = check_reduction(op, element)
+    sizes, shown = _block_sizes(schedule, count)
+    largest = sizes if isinstance(sizes, int) else int(sizes.max(initial=0))
+    slots = max(schedule.collective.input_slots, schedule.collective.output_slots, 1)
+    if largest * slots * max(element.itemsize, schedule.layout.chunks) > MAX_BYTES:
+        raise ConfigError(f"count {largest} is too large: a rank would hold more than 2**62 bytes")
+    if schedule.divisible:
+        if not isinstance(sizes, int):
+            raise ConfigError(f"{schedule.title} needs equal blocks")
+        if sizes % schedule.layout.chunks:
+            raise ConfigError(f"{schedule.title} cuts blocks into {schedule.layout.chunks} equal chunks; count {sizes} is not a multiple")
+    endpoints = np.arange(schedule.nranks, dtype=np.int64) if ranks is None else np.asarray(ranks, np.int64)
+    if endpoints.shape != (schedule.nranks,):
+        raise ConfigError(f"{schedule.title} has {schedule.nranks} ranks; got {endpoints.size} endpoints")
+    if len(np.unique(endpoints)) != schedule.nranks or (endpoints < 0).any():
+        raise ConfigError("ranks must name different endpoints, 0 or more")
+    found = find_protocol(protocol) if isinstance(protocol, str) else protocol
+    return Plan(schedule, sizes, shown, element, reduction, endpoints, found, proof)

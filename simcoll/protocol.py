@@ -1,0 +1,146 @@
+"""Protocol models: how a transfer becomes bytes on the wire and fixed delays. Parameters only; the engines have no protocol branches.
+
+``ideal`` is the latency-bandwidth model of the textbooks: a message costs the latency of its path and its bytes, nothing else. The
+``nccl`` models (LL, LL128, Simple) carry the constants of NCCL's own cost model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+from simcoll.errors import ConfigError, nearest
+
+__all__ = ["IDEAL", "PROTOCOL_NAMES", "Protocol", "ideal", "nccl", "protocol"]
+
+
+@dataclass(frozen=True, slots=True)
+class Protocol:
+    """Costs of a message beside those of its path.
+
+    Attributes
+    ----------
+    name
+        Shown in every output.
+    header_bytes
+        Extra bytes on the wire of every message.
+    wire_factor
+        Bytes on the wire for one byte of payload (LL sends a flag with every word: 2).
+    launch_fs
+        Delay of every rank before its first step, in femtoseconds.
+    send_overhead_fs, receive_overhead_fs
+        Fixed delays of a message before its flow starts and after its last byte arrived, in femtoseconds.
+    hop_latency_fs
+        ``((link kind, femtoseconds), ...)``: replaces the latency of a path by one value for the slowest kind of link on it.
+        Empty: the path's own latency counts.
+    reduce_as_per_byte, copy_as_per_byte
+        Cost of combining a received byte, and of a byte copied inside one rank, in attoseconds (1 / (1.5 TB/s) is 667).
+    fifo_depth
+        Messages a sender may run ahead of its receiver on one connection (source, destination, channel). 0 is rendezvous: a
+        transfer starts when both ends have finished their earlier steps on the channel.
+    channel_rate_uBps
+        Highest rate of one rank on one channel in each direction, in micro-bytes per second; 0: no cap.
+    use_efficiency
+        Whether link capacities are reduced to the measured efficiency that the topology names for their kind.
+    """
+
+    name: str
+    header_bytes: int = 0
+    wire_factor: Fraction = Fraction(1)
+    launch_fs: int = 0
+    send_overhead_fs: int = 0
+    receive_overhead_fs: int = 0
+    hop_latency_fs: tuple[tuple[str, int], ...] = ()
+    reduce_as_per_byte: int = 0
+    copy_as_per_byte: int = 0
+    fifo_depth: int = 0
+    channel_rate_uBps: int = 0
+    use_efficiency: bool = False
+
+
+IDEAL = Protocol("ideal")
+
+
+def ideal(*, launch_fs: int = 0, header_bytes: int = 0, reduce_as_per_byte: int = 0) -> Protocol:
+    """The latency-bandwidth model, with optional constants.
+
+    >>> ideal() == IDEAL
+    True
+    """
+    return Protocol("ideal", launch_fs=launch_fs, header_bytes=header_bytes, reduce_as_per_byte=reduce_as_per_byte)
+
+
+_US = 10**9
+# Constants of NCCL 2.30's cost model (src/graph/tuning.cc). Latency of a hop in nanoseconds by slowest link on the path.
+_HOP_NS = {
+    ("tree", "LL"): {"nvlink": 600, "pcie": 1000, "net": 5000},
+    ("tree", "LL128"): {"nvlink": 1250, "pcie": 1900, "net": 8500},
+    ("tree", "Simple"): {"nvlink": 4000, "pcie": 4000, "net": 14000},
+    ("ring", "LL"): {"nvlink": 600, "pcie": 1000, "net": 2700},
+    ("ring", "LL128"): {"nvlink": 1900, "pcie": 2500, "net": 4000},
+    ("ring", "Simple"): {"nvlink": 3400, "pcie": 5700, "net": 14000},
+}
+_BASE_NS = {("tree", "LL"): 6800, ("tree", "LL128"): 14000, ("tree", "Simple"): 8400, ("ring", "LL"): 6600, ("ring", "LL128"): 14000, ("ring", "Simple"): 8400}
+# LL stores 4 bytes of flag with 4 of data; LL128 8 of 128 bytes.
+_WIRE = {"LL": Fraction(2), "LL128": Fraction(128, 120), "Simple": Fraction(1)}
+# Highest GB/s of one channel under LL128, ring, by GPU generation (perChMaxRingLL128Bws).
+_CHANNEL_LL128 = {"volta": 20_000, "ampere": 20_000, "hopper": 36_700, "blackwell": 40_000}
+# A received byte is combined at the speed of the copy engine of one GPU; NCCL folds it into the link bandwidth.
+_FLAVOURS = ("LL", "LL128", "Simple")
+PROTOCOL_NAMES = ("ideal", *_FLAVOURS)
+
+
+def nccl(flavour: str, *, pattern: str = "ring", generation: str = "hopper") -> Protocol:
+    """NCCL's LL, LL128 or Simple protocol with the constants of NCCL 2.30's own cost model.
+
+    Parameters
+    ----------
+    flavour
+        ``LL``, ``LL128`` or ``Simple``.
+    pattern
+        ``ring`` or ``tree``: which row of hop latencies applies.
+    generation
+        GPU generation for the per-channel limit of LL128: volta, ampere, hopper or blackwell.
+
+    Raises
+    ------
+    ConfigError
+        For an unknown flavour, pattern or generation.
+
+    Examples
+    --------
+    >>> nccl("LL").wire_factor, dict(nccl("Simple").hop_latency_fs)["net"]
+    (Fraction(2, 1), 14000000000)
+    """
+    if flavour not in _FLAVOURS:
+        raise ConfigError(f"unknown NCCL protocol {flavour!r}; {nearest(flavour, _FLAVOURS)}")
+    if pattern not in ("ring", "tree"):
+        raise ConfigError(f"unknown pattern {pattern!r}; {nearest(pattern, ['ring', 'tree'])}")
+    if generation not in _CHANNEL_LL128:
+        raise ConfigError(f"unknown GPU generation {generation!r}; {nearest(generation, _CHANNEL_LL128)}")
+    return Protocol(
+        flavour,
+        wire_factor=_WIRE[flavour],
+        launch_fs=_BASE_NS[pattern, flavour] * _US // 1000,
+        hop_latency_fs=tuple((kind, ns * _US // 1000) for kind, ns in _HOP_NS[pattern, flavour].items()),
+        channel_rate_uBps=_CHANNEL_LL128[generation] * 10**12 if flavour == "LL128" else 0,
+        use_efficiency=True,
+    )
+
+
+def protocol(name: str, *, pattern: str = "ring", generation: str = "hopper") -> Protocol:
+    """A protocol by name: ``ideal``, ``LL``, ``LL128`` or ``Simple``.
+
+    Raises
+    ------
+    ConfigError
+        For an unknown name.
+
+    Examples
+    --------
+    >>> protocol("ideal") is IDEAL
+    True
+    """
+    if name not in PROTOCOL_NAMES:
+        raise ConfigError(f"unknown protocol {name!r}; {nearest(name, PROTOCOL_NAMES)}")
+    return IDEAL if name == "ideal" else nccl(name, pattern=pattern, generation=generation)

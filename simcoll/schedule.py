@@ -1,0 +1,389 @@
+"""How a collective is done: steps of transfers between chunks, free of sizes.
+
+Every rank addresses its memory by *chunk*: first the chunks of the input slots, then those of the output slots, then scratch. A
+transfer names both of its ends, so that no send can lack its receive. Steps happen in order; inside a step all reads see the memory
+before the step. What may overlap in time is derived from that, never written down.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from simcoll.collective import Collective
+from simcoll.errors import ConfigError, ScheduleError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from numpy.typing import ArrayLike, NDArray
+
+    from simcoll.plan import Plan
+    from simcoll.verify import Proof
+
+    Ints = NDArray[np.int64]
+
+__all__ = ["COPY", "OP_NAMES", "REDUCE", "SYNC", "Layout", "Repeat", "Schedule", "Step", "joined", "transfers"]
+
+COPY, REDUCE, SYNC = 0, 1, 2
+OP_NAMES = ("copy", "reduce", "sync")
+"""``copy``: dst = src. ``reduce``: dst = dst (op) src. ``sync``: a message without data."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Step:
+    """Transfers that all read the memory before the step, as parallel arrays of one length.
+
+    ``count`` consecutive chunks from ``src_chunk`` on ``src_rank`` go to ``dst_chunk`` on ``dst_rank``, on an independent lane
+    ``channel``. Equal ranks make it a local copy or reduction.
+    """
+
+    src_rank: Ints
+    src_chunk: Ints
+    dst_rank: Ints
+    dst_chunk: Ints
+    count: Ints
+    op: NDArray[np.int8]
+    channel: Ints
+
+    def __len__(self) -> int:
+        return len(self.src_rank)
+
+
+def transfers(
+    src_rank: ArrayLike,
+    src_chunk: ArrayLike,
+    dst_rank: ArrayLike,
+    dst_chunk: ArrayLike,
+    *,
+    count: ArrayLike = 1,
+    op: ArrayLike = COPY,
+    channel: ArrayLike = 0,
+) -> Step:
+    """A step from arrays of any shapes that broadcast together.
+
+    >>> ring = np.arange(4)
+    >>> step = transfers(ring, ring, (ring + 1) % 4, ring)
+    >>> len(step), step.dst_rank.tolist()
+    (4, [1, 2, 3, 0])
+    """
+    columns = np.broadcast_arrays(src_rank, src_chunk, dst_rank, dst_chunk, count, channel, op)
+    src, src_c, dst, dst_c, cnt, ch = (np.ascontiguousarray(column, np.int64).reshape(-1) for column in columns[:6])
+    return Step(src, src_c, dst, dst_c, cnt, np.ascontiguousarray(columns[6], np.int8).reshape(-1), ch)
+
+
+def joined(steps: Sequence[Step]) -> Step:
+    """One step with the transfers of several."""
+    if len(steps) == 1:
+        return steps[0]
+    columns = ("src_rank", "src_chunk", "dst_rank", "dst_chunk", "count", "op", "channel")
+    return Step(*(np.concatenate([getattr(step, column) for step in steps]) for column in columns))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Repeat:
+    """A block of steps done ``count`` times, each time with its chunks shifted by ``stride``.
+
+    The chunks lie in windows of ``modulus`` chunks that start at ``base``; a shift goes round inside its window. It means exactly the
+    unrolled steps.
+    """
+
+    steps: tuple[Step, ...]
+    count: int
+    stride: int
+    base: int
+    modulus: int
+
+    def unrolled(self) -> Iterator[Step]:
+        """The steps that it stands for, one by one."""
+        for turn in range(self.count):
+            shift = turn * self.stride
+            for step in self.steps:
+                yield Step(
+                    step.src_rank,
+                    self._shifted(step.src_chunk, shift),
+                    step.dst_rank,
+                    self._shifted(step.dst_chunk, shift),
+                    step.count,
+                    step.op,
+                    step.channel,
+                )
+
+    def _shifted(self, chunk: Ints, shift: int) -> Ints:
+        if shift == 0:
+            return chunk
+        place = (chunk - self.base) % self.modulus
+        return chunk - place + (place + shift) % self.modulus
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Layout:
+    """The chunk addresses of a schedule.
+
+    Parameters
+    ----------
+    collective
+        What the schedule implements.
+    chunks
+        Chunks per block. A block of s elements is cut at ``p * s // chunks``; empty chunks are legal.
+    scratch
+        Block whose size each scratch slot has: one entry a slot (the same on all ranks), or an array ``[nranks, slots]``.
+    """
+
+    collective: Collective
+    chunks: int = 1
+    scratch: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+
+    def __post_init__(self) -> None:
+        if self.chunks < 1:
+            raise ConfigError(f"a block must be cut into at least 1 chunk, got {self.chunks}")
+        object.__setattr__(self, "scratch", np.asarray(self.scratch, np.int64))
+
+    @property
+    def scratch_slots(self) -> int:
+        """Scratch slots of every rank."""
+        return int(self.scratch.shape[-1])
+
+    @property
+    def output_base(self) -> int:
+        """First chunk of the output."""
+        return self.collective.input_slots * self.chunks
+
+    @property
+    def scratch_base(self) -> int:
+        """First chunk of scratch."""
+        return self.output_base + self.collective.output_slots * self.chunks
+
+    @property
+    def size(self) -> int:
+        """Chunks of a rank in all."""
+        return self.scratch_base + self.scratch_slots * self.chunks
+
+    def input(self, slot: Any = 0, piece: Any = 0) -> Any:
+        """Address of a piece of an input slot (scalars or arrays)."""
+        return slot * self.chunks + piece
+
+    def output(self, slot: Any = 0, piece: Any = 0) -> Any:
+        """Address of a piece of an output slot."""
+        return self.output_base + slot * self.chunks + piece
+
+    def scratch_at(self, slot: Any = 0, piece: Any = 0) -> Any:
+        """Address of a piece of a scratch slot."""
+        return self.scratch_base + slot * self.chunks + piece
+
+    def region(self, chunk: Ints) -> Ints:
+        """0, 1 or 2 for input, output, scratch."""
+        return (chunk >= self.output_base).astype(np.int64) + (chunk >= self.scratch_base)
+
+    def bases(self) -> Ints:
+        """First chunk of input, output, scratch, and the end."""
+        return np.array([0, self.output_base, self.scratch_base, self.size], np.int64)
+
+    def block(self, rank: Ints, chunk: Ints) -> Ints:
+        """Block whose piece each chunk holds: chunks may only be exchanged for chunks of the same block and piece."""
+        slot = chunk // self.chunks
+        inputs, outputs = self.collective.input_slots, self.collective.output_slots
+        result = np.zeros(np.broadcast_shapes(np.shape(rank), np.shape(chunk)), np.int64)
+        if self.collective.nblocks <= 1:
+            return result
+        out_slot = np.clip(slot - inputs, 0, max(outputs - 1, 0))
+        result = np.where(
+            slot < inputs,
+            self.collective.input_block(rank, np.minimum(slot, inputs - 1)),
+            self.collective.output_block(rank, out_slot),
+        )
+        if self.scratch_slots:
+            scratch_slot = np.clip(slot - inputs - outputs, 0, self.scratch_slots - 1)
+            held = self.scratch[scratch_slot] if self.scratch.ndim == 1 else self.scratch[rank, scratch_slot]
+            result = np.where(slot >= inputs + outputs, held, result)
+        return result
+
+    def _aliased(self, rank: Ints) -> NDArray[np.bool_]:
+        return self.collective.has_input(rank) & self.collective.has_output(rank)
+
+    def canonical(self, rank: Ints, chunk: Ints) -> Ints:
+        """The one address of each chunk when the collective is in place: of two names of the same memory, that in the larger buffer."""
+        alias = self.collective.spec.alias
+        if not self.collective.in_place or alias is None:
+            return chunk
+        inputs, outputs = self.collective.input_slots, self.collective.output_slots
+        slot, piece = chunk // self.chunks, chunk % self.chunks
+        if outputs >= inputs:
+            other = alias(rank, slot)[1] + inputs
+            here = slot < inputs
+        else:
+            other = alias(rank, slot - inputs)[0]
+            here = (slot >= inputs) & (slot < inputs + outputs)
+        return np.where(here & self._aliased(rank), other * self.chunks + piece, chunk)
+
+    def writable(self, rank: Ints, chunk: Ints) -> NDArray[np.bool_]:
+        """Whether a schedule may write to each (canonical) chunk: everything but inputs that are not also outputs."""
+        outside = chunk >= self.output_base
+        alias = self.collective.spec.alias
+        if self.collective.in_place and alias is not None and self.collective.output_slots < self.collective.input_slots:
+            own = chunk // self.chunks == alias(rank, np.zeros_like(chunk))[0]
+            return outside | (own & self._aliased(rank))
+        return outside
+
+    def name(self, chunk: int) -> str:
+        """A chunk in a person's words.
+
+        >>> Layout(Collective("all_gather", 4), chunks=2).name(7)
+        'output slot 2 chunk 1'
+        """
+        region = int(self.region(np.array(chunk)))
+        slot, piece = divmod(chunk - int(self.bases()[region]), self.chunks)
+        slots = (self.collective.input_slots, self.collective.output_slots, self.scratch_slots)[region]
+        where = ("input", "output", "scratch")[region]
+        if slots > 1:
+            where += f" slot {slot}"
+        return f"{where} chunk {piece}" if self.chunks > 1 or slots == 1 else where
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Schedule:
+    """A collective algorithm for one number of ranks: a stream of steps over a layout.
+
+    Attributes
+    ----------
+    name
+        The algorithm, such as ``ring``.
+    layout
+        Chunk addresses, with the collective.
+    source
+        A function that yields the steps (and repeats) anew each time it is called; nothing is held in memory.
+    nchannels
+        Channels are ``0 .. nchannels - 1``.
+    params
+        The algorithm's parameters, for display.
+    divisible
+        All chunks have one size, so that a block's size must be a multiple of ``layout.chunks`` (imported formats).
+    """
+
+    name: str
+    layout: Layout
+    source: Callable[[], Iterable[Step | Repeat]]
+    nchannels: int = 1
+    params: tuple[tuple[str, Any], ...] = ()
+    divisible: bool = False
+    _known: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def collective(self) -> Collective:
+        """What it implements."""
+        return self.layout.collective
+
+    @property
+    def nranks(self) -> int:
+        """World size."""
+        return self.collective.nranks
+
+    @property
+    def title(self) -> str:
+        """Name and parameters, such as ``ring(channels=2)``."""
+        shown = ", ".join(f"{key}={value}" for key, value in self.params if value is not None)
+        return f"{self.name}({shown})" if shown else self.name
+
+    def steps(self) -> Iterator[Step]:
+        """Every step in order, repeats unrolled."""
+        for block in self.source():
+            if isinstance(block, Repeat):
+                yield from block.unrolled()
+            else:
+                yield block
+
+    def content_hash(self) -> str:
+        """SHA-256 (hex) of meaning: collective, layout and unrolled transfers. Equal schedules have equal hashes everywhere.
+
+        >>> import simcoll
+        >>> a, b = (simcoll.schedule("all_reduce", "ring", nranks=3) for _ in range(2))
+        >>> a.content_hash() == b.content_hash()
+        True
+        """
+        if "hash" not in self._known:
+            digest = hashlib.sha256(b"simcoll-schedule-1")
+            head = [repr(self.collective), self.layout.chunks, self.layout.scratch.tolist(), self.nchannels, self.divisible]
+            digest.update(json.dumps(head).encode())
+            for step in self.steps():
+                digest.update(len(step).to_bytes(8, "little"))
+                for column in (step.src_rank, step.src_chunk, step.dst_rank, step.dst_chunk, step.count, step.op, step.channel):
+                    digest.update(column.astype("<i8").tobytes())
+            self._known["hash"] = digest.hexdigest()
+        return str(self._known["hash"])
+
+    def proof(self) -> Proof:
+        """The proof that it implements its collective; computed once.
+
+        Raises
+        ------
+        ScheduleError
+            With the counter-example, when it does not.
+        """
+        if "proof" not in self._known:
+            from simcoll.verify import verify
+
+            self._known["proof"] = verify(self)
+        proof: Proof = self._known["proof"]
+        return proof
+
+    def bind(
+        self,
+        count: int | Sequence[int] | Sequence[Sequence[int]],
+        dtype: Any = "float32",
+        op: str = "sum",
+        *,
+        ranks: Sequence[int] | None = None,
+        protocol: Any = "ideal",
+        unproved: bool = False,
+    ) -> Plan:
+        """The plan for given sizes: see :func:`simcoll.plan.bind`."""
+        from simcoll.plan import bind
+
+        proof = None if unproved else self.proof()
+        return bind(self, count, dtype, op, ranks=ranks, protocol=protocol, proof=proof)
+
+    def check_step(self, number: int, step: Step) -> None:
+        """Refuse ranks, chunks or channels that do not exist, and transfers that leave their buffer.
+
+        Raises
+        ------
+        ScheduleError
+            Naming the step, rank and channel.
+        """
+        layout, n = self.layout, self.nranks
+        bases = layout.bases()
+        for rank, chunk, end in ((step.src_rank, step.src_chunk, "source"), (step.dst_rank, step.dst_chunk, "destination")):
+            if len(step) and (rank.min() < 0 or rank.max() >= n):
+                row = int(np.flatnonzero((rank < 0) | (rank >= n))[0])
+                self._refuse(number, step, row, f"{end} rank {rank[row]} does not exist; ranks are 0..{n - 1}")
+            data = step.op != SYNC
+            last = chunk + step.count
+            bad = data & ((chunk < 0) | (last > layout.size) | (step.count < 1))
+            if not bad.any():
+                bad = data & (last > bases[layout.region(chunk) + 1])
+            if bad.any():
+                row = int(np.flatnonzero(bad)[0])
+                wanted = f"chunks {chunk[row]}..{last[row] - 1}"
+                self._refuse(
+                    number, step, row, f"{end} {wanted} on rank {rank[row]} do not lie in one buffer (buffers start at {bases[:-1].tolist()}, end {layout.size})"
+                )  # fmt: skip
+        wrong = (step.channel < 0) | (step.channel >= self.nchannels)
+        if wrong.any():
+            row = int(np.flatnonzero(wrong)[0])
+            self._refuse(number, step, row, f"channel {step.channel[row]} does not exist; channels are 0..{self.nchannels - 1}")
+
+    def _refuse(self, number: int, step: Step, row: int, reason: str) -> None:
+        raise ScheduleError(
+            f"{self.title}: step {number}, rank {step.src_rank[row]} -> {step.dst_rank[row]}, channel {step.channel[row]}: {reason}",
+            step=number,
+            rank=int(step.src_rank[row]),
+            channel=int(step.channel[row]),
+            chunk=int(step.src_chunk[row]),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.title} {self.collective}"

@@ -1,0 +1,274 @@
+"""Clusters of equal boxes: one box as a small graph, its copies, and the tiers of switches that join them by rail.
+
+GPU g of every box sends to other boxes through its own network card (its rail). A tier is one rank of switches: the leaf tier of a
+rail-optimised network has a switch per rail and per group of boxes, the spine joins all of them. A switch of the model stands for
+as many real ones as it takes, perfectly balanced (aggregated uplinks).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from simcoll.errors import ConfigError
+from simcoll.topology.graph import LINK_KINDS, Topology
+from simcoll.topology.routing import BoxRouter, Level, shortest_path_router
+from simcoll.topology.values import Quantity, checked_capacity, count, duration_fs, factor, halves_fs
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from simcoll.topology.routing import ShortestPathRouter
+
+__all__ = ["Box", "LinkTable", "Tier", "cluster"]
+
+
+@dataclass(frozen=True, slots=True)
+class LinkTable:
+    """Links under construction: rows of (source, destination, capacity in uBps, latency in fs, kind)."""
+
+    rows: list[tuple[int, int, int, int, int]]
+
+    def add(self, src: int, dst: int, capacity: int, latency_fs: int, kind: str) -> int:
+        """Append one directed link and return its index."""
+        self.rows.append((src, dst, capacity, latency_fs, LINK_KINDS.index(kind)))
+        return len(self.rows) - 1
+
+    def add_pair(self, a: int, b: int, capacity: int, latency_fs: tuple[int, int], kind: str) -> tuple[int, int]:
+        """Append a link each way, with their latencies, and return both indices."""
+        return self.add(a, b, capacity, latency_fs[0], kind), self.add(b, a, capacity, latency_fs[1], kind)
+
+    def columns(self) -> NDArray[np.int64]:
+        """The five columns as an array ``[5, L]``."""
+        return np.array(self.rows, dtype=np.int64).reshape(-1, 5).T
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Box:
+    """One box: vertices by local name, links between them, its GPUs and network cards, and the card of each GPU."""
+
+    names: tuple[str, ...]
+    kinds: tuple[str, ...]
+    links: LinkTable
+    gpus: tuple[int, ...]
+    nics: tuple[int, ...] = ()
+    nic_capacity: tuple[int, ...] = ()
+    nic_of_gpu: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Tier:
+    """One tier of switches between boxes.
+
+    Attributes
+    ----------
+    name
+        ``"leaf"``, ``"spine"``, ``"core"``.
+    boxes
+        How many boxes share a switch; None for all of them.
+    rail_only
+        Whether each rail has switches of its own.
+    latency
+        For the first tier the one-way latency from GPU to GPU through it; for the others what crossing it adds.
+    oversubscription
+        Capacity into the tier below over capacity up into this tier; 1 is non-blocking. Not used for the first tier.
+    """
+
+    name: str
+    boxes: int | None = None
+    rail_only: bool = False
+    latency: Quantity = 0
+    oversubscription: str | float | Fraction = 1
+
+
+def cluster(name: str, box: Box, nodes: int, tiers: Sequence[Tier]) -> Topology:
+    """Copies of a box, joined by tiers of switches. A single box has no network.
+
+    Raises
+    ------
+    ConfigError
+        When several boxes have no network cards or no tier that joins them all, or a link exceeds the model's capacity.
+    """
+    nodes = count(nodes, "nodes", most=100_000)
+    g, size = len(box.gpus), len(box.names)
+    networked = nodes > 1
+    if networked and not box.nics:
+        raise ConfigError(f"topology {name!r}: {nodes} nodes, but a node has no network cards to join them")
+    if not networked:
+        box = _without_nics(box)
+        size = len(box.names)
+    inside = _inside_router(name, box)
+    pairs = _paths(name, box, inside, *np.divmod(np.arange(g * g), g)).reshape(g, g, -1)
+    box_columns = box.links.columns()
+    per_box = box_columns.shape[1]
+    columns = np.tile(box_columns, (1, nodes))
+    shift = np.repeat(np.arange(nodes) * size, per_box)
+    columns[:2] += shift
+    names = [f"box{b}.{local}" for b in range(nodes) for local in box.names]
+    kinds = list(box.kinds) * nodes
+    groups = {"box": np.repeat(np.arange(nodes), g)}
+    levels: list[Level] = []
+    if networked:
+        network = _network(name, box, inside, nodes, tuple(tiers), per_box)
+        columns = np.concatenate([columns, network.links.columns()], axis=1)
+        names += network.names
+        kinds += ["switch"] * len(network.names)
+        groups |= network.groups
+        levels = network.levels
+    gpus = (np.arange(nodes)[:, None] * size + np.array(box.gpus)).ravel()
+    return Topology(
+        name=name,
+        node_names=tuple(names),
+        node_kinds=tuple(kinds),
+        rank_nodes=gpus,
+        link_src=columns[0],
+        link_dst=columns[1],
+        link_capacity_uBps=columns[2],
+        link_latency_fs=columns[3],
+        link_kind=columns[4].astype(np.int8),
+        router=BoxRouter(pair_links=pairs, links_per_box=per_box, levels=tuple(levels)),
+        rank_endpoints=np.arange(nodes * g),
+        groups=groups,
+    )
+
+
+def _without_nics(box: Box) -> Box:
+    """The box without its network cards, which a single box does not use."""
+    kept = [v for v in range(len(box.names)) if v not in set(box.nics)]
+    new = {v: i for i, v in enumerate(kept)}
+    return replace(
+        box,
+        names=tuple(box.names[v] for v in kept),
+        kinds=tuple(box.kinds[v] for v in kept),
+        links=LinkTable([(new[a], new[b], *rest) for a, b, *rest in box.links.rows if a in new and b in new]),  # type: ignore[misc]
+        gpus=tuple(new[v] for v in box.gpus),
+        nics=(),
+        nic_capacity=(),
+        nic_of_gpu=(),
+    )
+
+
+def _inside_router(name: str, box: Box) -> ShortestPathRouter:
+    """Routes between the GPUs and network cards of one box; neither forwards for others."""
+    columns = box.links.columns()
+    endpoints = np.array(box.gpus + box.nics, dtype=np.int64)
+    forwards = np.ones(len(box.names), dtype=bool)
+    forwards[endpoints] = False
+    return shortest_path_router(len(box.names), columns[0], columns[1], columns[3], endpoints, forwards)
+
+
+def _paths(
+    name: str, box: Box, inside: ShortestPathRouter, src: NDArray[np.int64], dst: NDArray[np.int64]
+) -> NDArray[np.int32]:
+    """Routes inside a box between endpoints (GPUs, then cards), all of which must exist."""
+    paths = inside.links(src, dst)
+    missing = np.flatnonzero((src != dst) & ~(paths >= 0).any(axis=1))
+    if missing.size:
+        ends = box.gpus + box.nics
+        a, b = (box.names[ends[end[missing[0]]]] for end in (src, dst))
+        raise ConfigError(f"topology {name!r} is disconnected: inside a box there is no route from {a} to {b}")
+    return paths
+
+
+@dataclass(frozen=True, slots=True)
+class _Network:
+    """What the tiers add to the boxes."""
+
+    names: list[str]
+    links: LinkTable
+    levels: list[Level]
+    groups: dict[str, NDArray[np.int64]]
+
+
+def _network(
+    name: str, box: Box, inside: ShortestPathRouter, nodes: int, tiers: tuple[Tier, ...], links_per_box: int
+) -> _Network:
+    """Switches and links of all tiers. Tables are per network card first, then per GPU."""
+    size, g, cards = len(box.names), len(box.gpus), len(box.nics)
+    first_vertex, first_link = nodes * size, nodes * links_per_box
+    network = _Network([], LinkTable([]), [], {})
+    box_of_card, rail = np.divmod(np.arange(nodes * cards), cards)
+    # Where each card's traffic is on its way up: the vertex, and what flows into that vertex from below.
+    at = box_of_card * size + np.array(box.nics)[rail]
+    inflow = {int(v): box.nic_capacity[r] for v, r in zip(at, rail, strict=True)}
+    ups, downs = _card_paths(name, box, inside, nodes, links_per_box)
+    card_of_gpu = (np.arange(nodes)[:, None] * cards + np.array(box.nic_of_gpu)).ravel()
+    for depth, tier in enumerate(tiers):
+        group = _tier_groups(name, tiers, depth, nodes, box_of_card, rail)
+        switch = first_vertex + len(network.names) + group
+        network.names.extend(_switch_names(tier, group, box_of_card, rail))
+        latency = halves_fs(duration_fs(tier.latency, f"latency of the {tier.name} tier"))
+        share = factor(tier.oversubscription, f"oversubscription of the {tier.name} tier") if depth else Fraction(1)
+        link_of: dict[int, tuple[int, int]] = {}
+        arriving: dict[int, int] = {}
+        for below, above in zip(at.tolist(), switch.tolist(), strict=True):
+            if below in link_of:
+                continue
+            capacity = checked_capacity(inflow[below] / share, f"uplink to the {tier.name} tier of topology {name!r}")
+            up, down = network.links.add_pair(below, above, capacity, latency, "net")
+            link_of[below] = (first_link + up, first_link + down)
+            arriving[above] = arriving.get(above, 0) + capacity
+        hop = np.array([link_of[int(v)] for v in at], dtype=np.int32)[card_of_gpu]
+        ups = np.concatenate([ups, hop[:, :1]], axis=1)
+        downs = np.concatenate([hop[:, 1:], downs], axis=1)
+        network.levels.append(Level(group=group[card_of_gpu], up=ups, down=downs))
+        network.groups[tier.name] = group[card_of_gpu]
+        if tier.rail_only and tier.boxes is not None and tier.boxes < nodes:
+            network.groups["pod" if depth == 0 else f"{tier.name}_pod"] = np.arange(nodes * g) // g // tier.boxes
+        at, inflow = switch, arriving
+    if not tiers or len(inflow) != 1:
+        last = f"the {tiers[-1].name} tier has {len(inflow)} separate switches" if tiers else "there are no tiers"
+        raise ConfigError(
+            f"topology {name!r} is disconnected: {last}; expected a last tier that joins all boxes and rails"
+        )
+    return network
+
+
+def _card_paths(
+    name: str, box: Box, inside: ShortestPathRouter, nodes: int, links_per_box: int
+) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Links from each GPU to its card and back, for all boxes."""
+    gpus = np.arange(len(box.gpus))
+    cards = len(box.gpus) + np.array(box.nic_of_gpu)
+    shift = np.repeat(np.arange(nodes) * links_per_box, len(box.gpus))[:, None]
+
+    def copies(paths: NDArray[np.int32]) -> NDArray[np.int32]:
+        tiled = np.tile(paths, (nodes, 1))
+        return np.where(tiled >= 0, tiled + shift, -1).astype(np.int32)
+
+    return copies(_paths(name, box, inside, gpus, cards)), copies(_paths(name, box, inside, cards, gpus))
+
+
+def _tier_groups(
+    name: str, tiers: tuple[Tier, ...], depth: int, nodes: int, box: NDArray[np.int64], rail: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Switch of the tier that each card hangs below, numbered from 0."""
+    tier = tiers[depth]
+    span = count(nodes if tier.boxes is None else tier.boxes, f"boxes of the {tier.name} tier")
+    if depth:
+        below = tiers[depth - 1]
+        inner = nodes if below.boxes is None else below.boxes
+        if (span < nodes and span % inner) or (tier.rail_only and not below.rail_only):
+            raise ConfigError(
+                f"topology {name!r}: a switch of the {tier.name} tier must join whole switches of the {below.name} tier; "
+                f"expected boxes to be a multiple of {inner}, and rail_only only above rail_only"
+            )
+    rails = int(rail.max()) + 1
+    key = (box // span) * rails + rail if tier.rail_only else box // span
+    return np.asarray(np.unique(key, return_inverse=True)[1], dtype=np.int64)
+
+
+def _switch_names(tier: Tier, group: NDArray[np.int64], box: NDArray[np.int64], rail: NDArray[np.int64]) -> list[str]:
+    """``spine`` when there is one, ``leaf2`` by group of boxes, ``leaf0.rail3`` where rails have their own."""
+    _, first = np.unique(group, return_index=True)
+    if len(first) == 1:
+        return [tier.name]
+    return [
+        f"{tier.name}{box[f] // tier.boxes if tier.boxes else 0}" + (f".rail{rail[f]}" if tier.rail_only else "")
+        for f in first
+    ]

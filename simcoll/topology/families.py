@@ -1,0 +1,357 @@
+"""Families of topologies. Every argument takes text with a unit (``"450 GB/s"``) or an exact integer (uBps, fs)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from simcoll.errors import ConfigError, nearest
+from simcoll.topology.cluster import Box, LinkTable, Tier, cluster
+from simcoll.topology.graph import LINK_KINDS, Topology
+from simcoll.topology.routing import BoxRouter, Level, TorusRouter
+from simcoll.topology.values import Quantity, checked_capacity, count, duration_fs, factor, halves_fs, parse_capacity
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from fractions import Fraction
+
+    from numpy.typing import NDArray
+
+__all__ = ["boxes", "crossbar", "fat_tree", "torus"]
+
+INTERCONNECTS = ("switch", "mesh", "links")
+
+
+def crossbar(
+    nranks: int, bandwidth: Quantity, latency: Quantity = 0, *, name: str = "crossbar", link_kind: str = "link"
+) -> Topology:
+    """Every rank has one link up to and one link down from a switch that never blocks.
+
+    Parameters
+    ----------
+    bandwidth
+        Of each link, per direction.
+    latency
+        From rank to rank; half of it on each of the two links.
+
+    Examples
+    --------
+    >>> topology = crossbar(4, "50 GB/s", "2 us")
+    >>> topology.link_name(0), topology.route([0], [3]).latency_fs.tolist()
+    ('gpu0 -> switch', [2000000000])
+    """
+    n = count(nranks, "nranks")
+    links = LinkTable([])
+    capacity, halves = parse_capacity(bandwidth, "bandwidth"), halves_fs(duration_fs(latency, "latency"))
+    ends = np.array([links.add_pair(v, n, capacity, halves, _kind(link_kind)) for v in range(n)], dtype=np.int32)
+    level = Level(group=np.zeros(n, dtype=np.int64), up=ends[:, :1], down=ends[:, 1:])
+    return _flat(name, [*(f"gpu{v}" for v in range(n)), "switch"], n, links, (level,), {})
+
+
+def fat_tree(
+    leaves: int,
+    hosts_per_leaf: int,
+    bandwidth: Quantity,
+    latency: Quantity = 0,
+    *,
+    oversubscription: str | float | Fraction = 1,
+    spine_latency: Quantity = 0,
+    name: str = "fat-tree",
+    link_kind: str = "net",
+) -> Topology:
+    """A two-level fat tree with balanced, aggregated uplinks.
+
+    Parameters
+    ----------
+    bandwidth
+        Of each host's link, per direction.
+    latency
+        Between two hosts of one leaf; half of it on each of their links.
+    oversubscription
+        Capacity of the hosts of a leaf over capacity of its uplink.
+    spine_latency
+        What crossing the spine adds; half of it on each uplink.
+
+    Examples
+    --------
+    >>> tree = fat_tree(4, 4, "12.5 GB/s", "2 us", oversubscription=2, spine_latency="2 us")
+    >>> tree.route([0, 0], [3, 4]).latency_fs.tolist()
+    [2000000000, 4000000000]
+    """
+    leaves, hosts = count(leaves, "leaves"), count(hosts_per_leaf, "hosts_per_leaf")
+    n = leaves * hosts
+    links, kind = LinkTable([]), _kind(link_kind)
+    capacity, halves = parse_capacity(bandwidth, "bandwidth"), halves_fs(duration_fs(latency, "latency"))
+    leaf = np.arange(n) // hosts
+    ends = np.array([links.add_pair(v, n + v // hosts, capacity, halves, kind) for v in range(n)], dtype=np.int32)
+    levels = [Level(group=leaf, up=ends[:, :1], down=ends[:, 1:])]
+    names = [*(f"gpu{v}" for v in range(n)), *(f"leaf{k}" for k in range(leaves))]
+    if leaves > 1:
+        uplink = checked_capacity(hosts * capacity / factor(oversubscription, "oversubscription"), "uplink of a leaf")
+        halves = halves_fs(duration_fs(spine_latency, "spine_latency"))
+        trunk = np.array(
+            [links.add_pair(n + k, n + leaves, uplink, halves, kind) for k in range(leaves)], dtype=np.int32
+        )[leaf]
+        up, down = np.stack([ends[:, 0], trunk[:, 0]], axis=1), np.stack([trunk[:, 1], ends[:, 1]], axis=1)
+        levels.append(Level(group=np.zeros(n, dtype=np.int64), up=up, down=down))
+        names.append("spine")
+    return _flat(name, names, n, links, tuple(levels), {"leaf": leaf})
+
+
+def torus(
+    dims: Sequence[int],
+    bandwidth: Quantity,
+    latency: Quantity = 0,
+    *,
+    wrap: bool | Sequence[bool] = True,
+    name: str = "torus",
+    link_kind: str = "link",
+) -> Topology:
+    """A torus (or, without wrap, a grid) of ranks that forward for each other; the last dimension varies fastest.
+
+    Routes go dimension by dimension, the shorter way round. A dimension of length 2 has one link, not two.
+
+    Parameters
+    ----------
+    bandwidth, latency
+        Of each link, per direction.
+    wrap
+        Whether a dimension closes to a ring; one value, or one for each.
+
+    Examples
+    --------
+    >>> ring = torus([5], "25 GB/s", "1 us")
+    >>> ring.path(0, 3)
+    ['gpu0 -> gpu4', 'gpu4 -> gpu3']
+    """
+    sizes = tuple(count(k, "dims") for k in dims)
+    if not sizes:
+        raise ConfigError("dims: expected at least one dimension, such as [4, 4]")
+    wraps = (wrap,) * len(sizes) if isinstance(wrap, bool) else tuple(wrap)
+    if len(wraps) != len(sizes):
+        raise ConfigError(f"wrap: expected one value, or one for each of {len(sizes)} dimensions, got {len(wraps)}")
+    n = count(int(np.prod(sizes, dtype=np.int64)), "number of ranks")
+    closed = tuple(w and k > 2 for w, k in zip(wraps, sizes, strict=True))
+    capacity, latency_fs = parse_capacity(bandwidth, "bandwidth"), duration_fs(latency, "latency")
+    links, kind = LinkTable([]), _kind(link_kind)
+    table = np.full((len(sizes), 2, n), -1, dtype=np.int32)
+    neighbour = np.tile(np.arange(n), (len(sizes), 2, 1))
+    groups: dict[str, NDArray[np.int64]] = {}
+    stride = n
+    for d, (k, ring) in enumerate(zip(sizes, closed, strict=True)):
+        stride //= k
+        at = np.arange(n) // stride % k
+        groups[f"dim{d}"] = np.unique(np.arange(n) - at * stride, return_inverse=True)[1]
+        for way, step in enumerate((1, -1)):
+            to = (at + step) % k
+            for v in np.flatnonzero((at + step == to) | ring) if k > 1 else ():
+                neighbour[d, way, v] = v + (to[v] - at[v]) * stride
+                table[d, way, v] = links.add(int(v), int(neighbour[d, way, v]), capacity, latency_fs, kind)
+    columns = links.columns()
+    return Topology(
+        name=name,
+        node_names=tuple(f"gpu{v}" for v in range(n)),
+        node_kinds=("gpu",) * n,
+        rank_nodes=np.arange(n),
+        link_src=columns[0],
+        link_dst=columns[1],
+        link_capacity_uBps=columns[2],
+        link_latency_fs=columns[3],
+        link_kind=columns[4].astype(np.int8),
+        router=TorusRouter(dims=sizes, wrap=closed, link=table, neighbour=neighbour),
+        rank_endpoints=np.arange(n),
+        gpus_forward=True,
+        groups=groups,
+    )
+
+
+def boxes(
+    nodes: int,
+    gpus_per_node: int,
+    gpu_bandwidth: Quantity,
+    gpu_latency: Quantity = 0,
+    *,
+    interconnect: str = "switch",
+    links: Sequence[tuple[int, int, int]] = (),
+    nics: int = 0,
+    nic_bandwidth: Quantity | None = None,
+    nic_latency: Quantity = 0,
+    pcie_bandwidth: Quantity | None = None,
+    pcie_latency: Quantity = 0,
+    gpus_per_pcie_switch: int | None = None,
+    cpus: int = 2,
+    cpu_bandwidth: Quantity | None = None,
+    cpu_latency: Quantity = 0,
+    boxes_per_leaf: int | None = None,
+    oversubscription: str | float | Fraction = 1,
+    spine_latency: Quantity = 0,
+    tiers: Sequence[Tier] | None = None,
+    name: str = "boxes",
+) -> Topology:
+    """Boxes of GPUs, joined by a rail-optimised network.
+
+    Inside a box the GPUs hang on one switch (NVSwitch), form a full mesh, or have the ``links`` of a list (GPU, GPU, number of
+    parallel links); a pair without a link goes over PCIe and CPUs. To other boxes a GPU uses the network card of its rail;
+    with fewer cards than GPUs neighbours share one, with more each GPU's cards count as one of their summed bandwidth.
+
+    Parameters
+    ----------
+    gpu_bandwidth, gpu_latency
+        With a switch, of each GPU into it, and from GPU to GPU through it; otherwise of each link.
+    nics, nic_bandwidth
+        Network cards of a box, and the bandwidth of each, per direction.
+    nic_latency
+        From GPU to GPU of another box through one leaf (a PCIe tree adds its own).
+    pcie_bandwidth, pcie_latency, gpus_per_pcie_switch
+        Of the link from a GPU or card to PCIe. With ``gpus_per_pcie_switch`` there is a tree: PCIe switches under ``cpus`` sockets,
+        joined by ``cpu_bandwidth`` and ``cpu_latency``. Without, each GPU has its own link to its card, by default as fast as its
+        share of the card needs at most.
+    boxes_per_leaf, oversubscription, spine_latency
+        The network: a leaf per rail and group of boxes (by default all), and above the leaves a spine.
+    tiers
+        The tiers in full, instead of the three arguments before and ``nic_latency``.
+
+    Examples
+    --------
+    >>> dgx = boxes(2, 8, "450 GB/s", "1 us", nics=8, nic_bandwidth="50 GB/s", nic_latency="3 us")
+    >>> dgx.path(1, 9)
+    ['box0.gpu1 -> box0.nic1', 'box0.nic1 -> leaf0.rail1', 'leaf0.rail1 -> box1.nic1', 'box1.nic1 -> box1.gpu1']
+    """
+    g = count(gpus_per_node, "gpus_per_node")
+    table = LinkTable([])
+    names, kinds = [f"gpu{i}" for i in range(g)], ["gpu"] * g
+    _interconnect(
+        table, names, kinds, g, interconnect, links, parse_capacity(gpu_bandwidth, "gpu_bandwidth"), gpu_latency
+    )
+    cards: tuple[int, ...] = ()
+    card_capacity: tuple[int, ...] = ()
+    card_of_gpu: tuple[int, ...] = ()
+    if count(nics, "nics", least=0):
+        if nic_bandwidth is None:
+            raise ConfigError(
+                f"nic_bandwidth: expected the bandwidth of each of {nics} network cards, such as '400 Gbps'"
+            )
+        if nics % g and g % nics:
+            raise ConfigError(
+                f"nics: {nics} cards cannot be shared equally by {g} GPUs; expected a divisor or a multiple of {g}"
+            )
+        rails = min(nics, g)
+        each = checked_capacity(parse_capacity(nic_bandwidth, "nic_bandwidth") * (nics // rails), "nic_bandwidth")
+        cards = tuple(range(len(names), len(names) + rails))
+        card_capacity, card_of_gpu = (each,) * rails, tuple(i * rails // g for i in range(g))
+        names += [f"nic{k}" for k in range(rails)]
+        kinds += ["nic"] * rails
+    pcie = None if pcie_bandwidth is None else parse_capacity(pcie_bandwidth, "pcie_bandwidth")
+    if gpus_per_pcie_switch is None:
+        for gpu, k in enumerate(card_of_gpu):
+            halves = halves_fs(duration_fs(pcie_latency, "pcie_latency"))
+            table.add_pair(gpu, cards[k], pcie or card_capacity[k], halves, "pcie")
+    else:
+        if pcie is None or cpu_bandwidth is None:
+            raise ConfigError("gpus_per_pcie_switch: a PCIe tree needs pcie_bandwidth and cpu_bandwidth")
+        per_switch = count(gpus_per_pcie_switch, "gpus_per_pcie_switch", most=g)
+        hop, sockets = duration_fs(pcie_latency, "pcie_latency"), count(cpus, "cpus")
+        trunk = (parse_capacity(cpu_bandwidth, "cpu_bandwidth"), duration_fs(cpu_latency, "cpu_latency"))
+        _pcie_tree(table, names, kinds, g, per_switch, cards, card_of_gpu, (pcie, hop), sockets, trunk)
+    box = Box(tuple(names), tuple(kinds), table, tuple(range(g)), cards, card_capacity, card_of_gpu)
+    if tiers is None:
+        leaf = Tier("leaf", boxes=boxes_per_leaf, rail_only=True, latency=nic_latency)
+        tiers = (leaf, Tier("spine", latency=spine_latency, oversubscription=oversubscription))
+    return cluster(name, box, nodes, tiers)
+
+
+def _interconnect(
+    table: LinkTable,
+    names: list[str],
+    kinds: list[str],
+    g: int,
+    interconnect: str,
+    links: Sequence[tuple[int, int, int]],
+    capacity: int,
+    latency: Quantity,
+) -> None:
+    """Add what joins the GPUs of a box."""
+    latency_fs = duration_fs(latency, "gpu_latency")
+    if interconnect == "switch":
+        names.append("nvswitch")
+        kinds.append("switch")
+        for gpu in range(g):
+            table.add_pair(gpu, g, capacity, halves_fs(latency_fs), "nvlink")
+        return
+    if interconnect == "mesh":
+        links = [(a, b, 1) for a in range(g) for b in range(a + 1, g)]
+    elif interconnect != "links":
+        raise ConfigError(f"interconnect: unknown {interconnect!r}; {nearest(interconnect, INTERCONNECTS)}")
+    joined: set[tuple[int, int]] = set()
+    for a, b, parallel in links:
+        ends = (min(a, b), max(a, b))
+        if not 0 <= ends[0] < ends[1] < g or parallel < 1:
+            raise ConfigError(
+                f"links: [{a}, {b}, {parallel}] is not two different GPUs of 0 to {g - 1} and a number of links"
+            )
+        if ends in joined:
+            raise ConfigError(f"links: GPUs {a} and {b} are listed twice; give the number of parallel links instead")
+        joined.add(ends)
+        table.add_pair(a, b, checked_capacity(capacity * parallel, "links"), (latency_fs, latency_fs), "nvlink")
+
+
+def _pcie_tree(
+    table: LinkTable,
+    names: list[str],
+    kinds: list[str],
+    g: int,
+    per_switch: int,
+    cards: tuple[int, ...],
+    card_of_gpu: tuple[int, ...],
+    pcie: tuple[int, int],
+    sockets: int,
+    trunk: tuple[int, int],
+) -> None:
+    """Add PCIe switches, sockets and the links between sockets; a card hangs on the switch of its first GPU."""
+    capacity, hop = pcie
+    switches = -(-g // per_switch)
+    first = len(names)
+    names += [f"pcie{k}" for k in range(switches)] + [f"cpu{k}" for k in range(sockets)]
+    kinds += ["pcie"] * switches + ["cpu"] * sockets
+    for gpu in range(g):
+        table.add_pair(gpu, first + gpu // per_switch, capacity, (hop, hop), "pcie")
+    for k, card in enumerate(cards):
+        table.add_pair(card, first + card_of_gpu.index(k) // per_switch, capacity, (hop, hop), "pcie")
+    for k in range(switches):
+        table.add_pair(first + k, first + switches + k * sockets // switches, capacity, (hop, hop), "pcie")
+    for a in range(sockets):
+        for b in range(a + 1, sockets):
+            table.add_pair(first + switches + a, first + switches + b, trunk[0], (trunk[1], trunk[1]), "cpu")
+
+
+def _kind(link_kind: str) -> str:
+    if link_kind not in LINK_KINDS:
+        raise ConfigError(f"link_kind: unknown {link_kind!r}; {nearest(link_kind, LINK_KINDS)}")
+    return link_kind
+
+
+def _flat(
+    name: str,
+    names: list[str],
+    n: int,
+    links: LinkTable,
+    levels: tuple[Level, ...],
+    groups: dict[str, NDArray[np.int64]],
+) -> Topology:
+    """A topology of ranks 0..n-1 as the first vertices, and switches."""
+    columns = links.columns()
+    return Topology(
+        name=name,
+        node_names=tuple(names),
+        node_kinds=("gpu",) * n + ("switch",) * (len(names) - n),
+        rank_nodes=np.arange(n),
+        link_src=columns[0],
+        link_dst=columns[1],
+        link_capacity_uBps=columns[2],
+        link_latency_fs=columns[3],
+        link_kind=columns[4].astype(np.int8),
+        router=BoxRouter(pair_links=np.zeros((1, 1, 0), dtype=np.int32), links_per_box=0, levels=levels),
+        rank_endpoints=np.arange(n),
+        groups=groups,
+    )

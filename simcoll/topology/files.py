@@ -1,0 +1,299 @@
+"""Topology files: a family, its parameters with units in the values, and a source for every number.
+
+The decoder is strict: an unknown key, a wrong type, a missing unit is an error that names the place.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from simcoll.errors import ConfigError, nearest
+from simcoll.topology import families
+from simcoll.topology.cluster import Tier
+from simcoll.topology.graph import LINK_KINDS, Topology
+from simcoll.topology.values import count, duration_fs, factor, parse_capacity
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+__all__ = ["load_topology", "shipped_topologies"]
+
+MAX_FILE_BYTES = 2**20
+MAX_DUMP_BYTES = 2**24
+
+# Place in the file -> (argument of the family's function, type of the value).
+_COMMON = {"name": "text", "description": "text", "family": "text"}
+_KEYS: dict[str, dict[str, tuple[str, str]]] = {
+    "crossbar": {
+        "nranks": ("nranks", "count"),
+        "bandwidth": ("bandwidth", "rate"),
+        "latency": ("latency", "time"),
+        "link_kind": ("link_kind", "text"),
+    },
+    "fat_tree": {
+        "leaves": ("leaves", "count"),
+        "hosts_per_leaf": ("hosts_per_leaf", "count"),
+        "bandwidth": ("bandwidth", "rate"),
+        "latency": ("latency", "time"),
+        "oversubscription": ("oversubscription", "ratio"),
+        "spine_latency": ("spine_latency", "time"),
+        "link_kind": ("link_kind", "text"),
+    },
+    "torus": {
+        "dims": ("dims", "counts"),
+        "bandwidth": ("bandwidth", "rate"),
+        "latency": ("latency", "time"),
+        "wrap": ("wrap", "flags"),
+        "link_kind": ("link_kind", "text"),
+    },
+    "boxes": {
+        "nodes": ("nodes", "count"),
+        "gpu.count": ("gpus_per_node", "count"),
+        "gpu.bandwidth": ("gpu_bandwidth", "rate"),
+        "gpu.latency": ("gpu_latency", "time"),
+        "gpu.interconnect": ("interconnect", "text"),
+        "gpu.links": ("links", "links"),
+        "nic.count": ("nics", "count"),
+        "nic.bandwidth": ("nic_bandwidth", "rate"),
+        "nic.latency": ("nic_latency", "time"),
+        "pcie.bandwidth": ("pcie_bandwidth", "rate"),
+        "pcie.latency": ("pcie_latency", "time"),
+        "pcie.gpus_per_switch": ("gpus_per_pcie_switch", "count"),
+        "cpu.count": ("cpus", "count"),
+        "cpu.bandwidth": ("cpu_bandwidth", "rate"),
+        "cpu.latency": ("cpu_latency", "time"),
+        "network.boxes_per_leaf": ("boxes_per_leaf", "count"),
+        "network.oversubscription": ("oversubscription", "ratio"),
+        "network.spine_latency": ("spine_latency", "time"),
+        "network.tiers": ("tiers", "tiers"),
+    },
+}
+_FAMILIES: dict[str, Callable[..., Topology]] = {
+    "crossbar": families.crossbar,
+    "fat_tree": families.fat_tree,
+    "torus": families.torus,
+    "boxes": families.boxes,
+}
+_TIER_KEYS = {"name": "text", "boxes": "count", "rail_only": "flags", "latency": "time", "oversubscription": "ratio"}
+
+
+def load_topology(name: str | Path, *, nodes: int | None = None, **overrides: object) -> Topology:
+    """Load a shipped topology by name, a topology file, or an NCCL topology dump.
+
+    Parameters
+    ----------
+    name
+        ``"dgx-h100"``, or the path of a ``.toml`` or ``.xml`` file.
+    nodes
+        Number of boxes, for families of boxes and for dumps; default is the file's.
+    overrides
+        Other values of the file, with ``__`` for the dot: ``nic__bandwidth="200 Gbps"``, ``network__oversubscription=2``.
+
+    Raises
+    ------
+    ConfigError
+        With the file, the place in it, and the nearest valid choice.
+
+    Examples
+    --------
+    >>> topology = load_topology("dgx-h100", nodes=2)
+    >>> topology.nranks, topology.path(0, 1)
+    (16, ['box0.gpu0 -> box0.nvswitch', 'box0.nvswitch -> box0.gpu1'])
+    """
+    text = str(name)
+    changes = {key.replace("__", "."): value for key, value in overrides.items()}
+    if nodes is not None:
+        changes["nodes"] = nodes
+    if text.endswith((".toml", ".xml")) or "/" in text or "\\" in text or Path(text).is_file():
+        content, file = _read(Path(text), text), text
+    else:
+        shipped = {path.stem: path for path in _shipped_files()}
+        if text not in shipped:
+            raise ConfigError(f"unknown topology {text!r}; {nearest(text, shipped)}; or give the path of a file")
+        content, file = _read(shipped[text], text), f"{text}.toml"
+    if file.endswith(".xml") or content.lstrip()[:1] == b"<":
+        from simcoll.topology.nccl_xml import parse_nccl_xml
+
+        extra = [key for key in changes if key != "nodes"]
+        if extra:
+            raise ConfigError(f"{extra[0]!r} cannot be changed in an NCCL dump; valid: nodes", file=file)
+        return parse_nccl_xml(content, file=file, nodes=1 if nodes is None else nodes)
+    return _decode(content, file, changes)
+
+
+def shipped_topologies() -> dict[str, str]:
+    """Names of the shipped topologies, each with its one-line description."""
+    return {path.stem: str(tomllib.loads(path.read_text(encoding="utf-8")).get("description", "")) for path in _shipped_files()}
+
+
+def _shipped_files() -> list[Path]:
+    """In a wheel the files are package data; in a source checkout they lie beside the package."""
+    package = Path(__file__).resolve().parents[1]
+    for folder in (package / "data" / "topologies", package.parent / "topologies"):
+        if folder.is_dir():
+            return sorted(folder.glob("*.toml"))
+    return []
+
+
+def _read(path: Path, file: str) -> bytes:
+    try:
+        with path.open("rb") as stream:
+            return stream.read(MAX_DUMP_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"cannot be read: {error.strerror or error}", file=file) from None
+    except ValueError as error:
+        raise ConfigError(f"not a path: {error}", file=repr(file)) from None
+
+
+def _decode(content: bytes, file: str, changes: Mapping[str, object]) -> Topology:
+    """A topology from the text of a TOML file."""
+    if len(content) > MAX_FILE_BYTES:
+        raise ConfigError(f"larger than {MAX_FILE_BYTES} bytes; is this a topology file?", file=file)
+    try:
+        document = tomllib.loads(content.decode("utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(f"not a TOML file: {error}", file=file) from None
+    family = document.get("family")
+    if family not in _KEYS:
+        raise ConfigError(f"unknown family {family!r}; {nearest(str(family), _KEYS)}", file=file, path="$.family")
+    keys = {path: kind for path, (_, kind) in _KEYS[family].items()}
+    keys |= _COMMON | {f"efficiency.{kind}": "share" for kind in LINK_KINDS}
+    sources: dict[str, str] = {}
+    values = _walk(document, keys, sources, file)
+    for path, value in changes.items():
+        if path not in _KEYS[family]:
+            where = f"family {family!r} of {file} has no {path!r}"
+            raise ConfigError(f"{where}; {nearest(path, _KEYS[family])}")
+        values[path] = _value(value, keys[path], path, None, sources)
+        sources[f"$.{path}"] = "argument"
+    arguments = {_KEYS[family][path][0]: value for path, value in values.items() if path in _KEYS[family]}
+    for path in _KEYS[family]:
+        if path in _REQUIRED[family] and path not in values:
+            raise ConfigError(f"missing; family {family!r} needs it", file=file, path=f"$.{path}")
+    title = str(values.get("name", Path(file).stem))
+    try:
+        topology = _FAMILIES[family](name=title, **arguments)
+    except ConfigError as error:
+        raise ConfigError(error.message, file=file) from None
+    return replace(
+        topology,
+        efficiency={path.partition(".")[2]: value for path, value in values.items() if path.startswith("efficiency.")},
+        traits=_traits(document.get("traits", {}), file),
+        sources=sources,
+        description=str(values.get("description", "")),
+    )
+
+
+_REQUIRED = {
+    "crossbar": ("nranks", "bandwidth"),
+    "fat_tree": ("leaves", "hosts_per_leaf", "bandwidth"),
+    "torus": ("dims", "bandwidth"),
+    "boxes": ("nodes", "gpu.count", "gpu.bandwidth"),
+}
+
+
+def _walk(document: Mapping[str, Any], keys: Mapping[str, str], sources: dict[str, str], file: str) -> dict[str, Any]:
+    """All values of a document by their place, checked against the valid keys."""
+    values: dict[str, Any] = {}
+    tables = {path.partition(".")[0] for path in keys if "." in path} | {"traits"}
+    for key, entry in document.items():
+        if key == "traits":
+            continue
+        if key in tables:
+            if not isinstance(entry, dict):
+                raise ConfigError(f"expected a table [{key}], got {entry!r}", file=file, path=f"$.{key}")
+            inner = {path.partition(".")[2]: path for path in keys if path.startswith(f"{key}.")}
+            for name, value in entry.items():
+                if name not in inner:
+                    raise ConfigError(f"unknown key; {nearest(name, inner)}", file=file, path=f"$.{key}.{name}")
+                values[inner[name]] = _value(value, keys[inner[name]], inner[name], file, sources)
+        elif key in keys:
+            values[key] = _value(entry, keys[key], key, file, sources)
+        else:
+            valid = {path for path in keys if "." not in path} | tables
+            raise ConfigError(f"unknown key; {nearest(key, valid)}", file=file, path=f"$.{key}")
+    return values
+
+
+def _value(entry: object, kind: str, path: str, file: str | None, sources: dict[str, str]) -> Any:
+    """One value, bare or as ``{ value = ..., source = "..." }``."""
+    where = f"$.{path}"
+    value = entry
+    if isinstance(entry, dict) and kind != "tiers":
+        extra = [key for key in entry if key not in {"value", "source"}]
+        if extra or "value" not in entry:
+            given = extra[0] if extra else "no value"
+            raise ConfigError(f"expected {{ value = ..., source = '...' }}, got {given!r}", file=file, path=where)
+        value, source = entry["value"], entry.get("source")
+        if source is not None:
+            if not isinstance(source, str) or not source.strip():
+                raise ConfigError(f"source: expected text, got {source!r}", file=file, path=where)
+            sources[where] = source
+    try:
+        return _typed(value, kind, path, file, sources)
+    except ConfigError as error:
+        if error.path is not None:
+            raise
+        raise ConfigError(error.message, file=file, path=where) from None
+
+
+def _typed(value: Any, kind: str, path: str, file: str | None, sources: dict[str, str]) -> Any:
+    what = path.rpartition(".")[2]
+    if kind == "count":
+        return count(value, what, least=0 if path == "nic.count" else 1)
+    if kind == "rate":
+        return parse_capacity(_expect(value, str, what, "text with a unit such as '50 GB/s'"), what)
+    if kind == "time":
+        return 0 if value == 0 else duration_fs(_expect(value, str, what, "text with a unit such as '1.5 us'"), what)
+    if kind in {"ratio", "share"}:
+        ratio = factor(value, what)
+        if (kind == "share") == (ratio > 1) and ratio != 1:
+            raise ConfigError(f"{what}: expected {'at most' if kind == 'share' else 'at least'} 1, got {value!r}")
+        return ratio
+    if kind == "flags":
+        flags = value if isinstance(value, list) else [value]
+        if not flags or not all(isinstance(flag, bool) for flag in flags):
+            raise ConfigError(f"{what}: expected true or false, got {value!r}")
+        return value
+    if kind == "counts":
+        return [count(item, what) for item in _expect(value, list, what, "a list of whole numbers such as [4, 4]")]
+    if kind == "links":
+        rows = _expect(value, list, what, "a list such as [[0, 1, 2]]: GPU, GPU, number of parallel links")
+        for row in rows:
+            if not isinstance(row, list) or [type(item) for item in row] != [int, int, int]:
+                raise ConfigError(f"{what}: expected [GPU, GPU, number of parallel links], got {row!r}")
+        return [tuple(row) for row in rows]
+    if kind == "tiers":
+        rows = _expect(value, list, what, "tables [[network.tiers]]")
+        return [_tier(row, f"{path}[{i}]", file, sources) for i, row in enumerate(rows)]
+    return _expect(value, str, what, "text")
+
+
+def _tier(row: object, path: str, file: str | None, sources: dict[str, str]) -> Tier:
+    if not isinstance(row, dict):
+        raise ConfigError(f"expected a table, got {row!r}", file=file, path=f"$.{path}")
+    for key in row:
+        if key not in _TIER_KEYS:
+            raise ConfigError(f"unknown key; {nearest(key, _TIER_KEYS)}", file=file, path=f"$.{path}.{key}")
+    if "name" not in row:
+        raise ConfigError("missing; a tier needs a name", file=file, path=f"$.{path}.name")
+    return Tier(**{key: _value(value, _TIER_KEYS[key], f"{path}.{key}", file, sources) for key, value in row.items()})
+
+
+def _expect(value: Any, kind: type, what: str, expected: str) -> Any:
+    if not isinstance(value, kind):
+        raise ConfigError(f"{what}: expected {expected}, got {value!r}")
+    return value
+
+
+def _traits(table: object, file: str) -> dict[str, str]:
+    """Facts by name; any names are allowed, all values are text."""
+    if not isinstance(table, dict):
+        raise ConfigError(f"expected a table [traits], got {table!r}", file=file, path="$.traits")
+    for key, value in table.items():
+        if not isinstance(value, str):
+            raise ConfigError(f"expected text, got {value!r}", file=file, path=f"$.traits.{key}")
+    return dict(table)

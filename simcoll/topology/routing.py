@@ -1,0 +1,255 @@
+"""Routing: from (source, destination) endpoints to the links between them, vectorised over the pairs.
+
+A router is a frozen record of small tables and one method, ``links(src, dst)``. Endpoints are numbered in the order in which a
+family creates them; which rank sits on which endpoint is the topology's business.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import breadth_first_order, dijkstra
+
+from simcoll.errors import ConfigError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = [
+    "BoxRouter",
+    "Level",
+    "Router",
+    "ShortestPathRouter",
+    "TorusRouter",
+    "shortest_path_router",
+    "unreachable_pair",
+]
+
+
+EXACT_FLOAT = 2**53
+_TOO_FINE = (
+    "link latencies: the longest and the finest are too far apart for exact shortest paths; "
+    "round them, for example to whole nanoseconds"
+)
+
+
+class Router(Protocol):
+    """What a topology needs to find its routes."""
+
+    def links(self, src: NDArray[np.int64], dst: NDArray[np.int64]) -> NDArray[np.int32]:
+        """Link indices ``[M, H]`` from endpoint ``src[m]`` to ``dst[m]`` in order of travel, padded at the end with -1."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Level:
+    """One level of an up-and-down network: endpoints of one group meet in a common switch.
+
+    ``up[e]`` are the links from endpoint e to the switch of its group, ``down[e]`` those back, both padded with -1.
+    """
+
+    group: NDArray[np.int64]
+    up: NDArray[np.int32]
+    down: NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BoxRouter:
+    """Equal boxes with a table of routes inside (``[g, g, H]``, links of box 0), joined by levels, finest first.
+
+    A pair takes the first level whose group it shares; the last level must hold every endpoint. Without boxes (crossbar, fat
+    tree) ``pair_links`` is ``[1, 1, 0]``: every endpoint is its own box.
+    """
+
+    pair_links: NDArray[np.int32]
+    links_per_box: int
+    levels: tuple[Level, ...]
+
+    def links(self, src: NDArray[np.int64], dst: NDArray[np.int64]) -> NDArray[np.int32]:
+        """See :class:`Router`."""
+        g, _, inside = self.pair_links.shape
+        width = max([inside, *(level.up.shape[1] + level.down.shape[1] for level in self.levels)])
+        found = np.full((src.size, width), -1, dtype=np.int32)
+        box = src // g
+        local = box == dst // g
+        pairs = self.pair_links[src[local] % g, dst[local] % g]
+        offset = (box[local] * self.links_per_box).astype(np.int32)
+        found[local, :inside] = np.where(pairs >= 0, pairs + offset[:, None], -1)
+        rest = np.flatnonzero(~local)
+        for level in self.levels:
+            meets = level.group[src[rest]] == level.group[dst[rest]]
+            here = rest[meets]
+            hops_up = level.up.shape[1]
+            found[here, :hops_up] = level.up[src[here]]
+            found[here, hops_up : hops_up + level.down.shape[1]] = level.down[dst[here]]
+            rest = rest[~meets]
+        return _pack(found)
+
+
+def _pack(links: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Move padding to the end of every row."""
+    used = links >= 0
+    if links.shape[1] < 2 or not (used[:, 1:] & ~used[:, :-1]).any():
+        return links
+    return np.take_along_axis(links, np.argsort(~used, axis=1, kind="stable"), axis=1)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TorusRouter:
+    """Dimension by dimension, the shorter way round.
+
+    ``link[d, 0, v]`` is the link from v to its next neighbour in dimension d, ``link[d, 1, v]`` to the previous one (-1 where
+    there is none), ``neighbour`` their other ends. When both ways round are equally long, even coordinates go up and odd ones
+    down, which loads both directions equally when everybody sends.
+    """
+
+    dims: tuple[int, ...]
+    wrap: tuple[bool, ...]
+    link: NDArray[np.int32]
+    neighbour: NDArray[np.int64]
+
+    def links(self, src: NDArray[np.int64], dst: NDArray[np.int64]) -> NDArray[np.int32]:
+        """See :class:`Router`."""
+        columns: list[NDArray[np.int32]] = []
+        here = src.copy()
+        stride = int(np.prod(self.dims, dtype=np.int64))
+        for d, (k, wrap) in enumerate(zip(self.dims, self.wrap, strict=True)):
+            stride //= k
+            at, to = here // stride % k, dst // stride % k
+            if wrap:
+                ahead = (to - at) % k
+                down = (2 * ahead > k) | ((2 * ahead == k) & (at % 2 == 1))
+                hops = np.where(down, k - ahead, ahead)
+            else:
+                down = to < at
+                hops = np.abs(to - at)
+            way = down.astype(np.int64)
+            for hop in range(int(hops.max(initial=0))):
+                active = hop < hops
+                columns.append(np.where(active, self.link[d, way, here], np.int32(-1)))
+                here = np.where(active, self.neighbour[d, way, here], here)
+        if not columns:
+            return np.full((src.size, 0), -1, dtype=np.int32)
+        return _pack(np.stack(columns, axis=1))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ShortestPathRouter:
+    """Shortest path by latency, then by number of links, then by lowest vertex; computed for the sources that are asked for.
+
+    The graph is a split one: an endpoint that may not forward has one vertex where links arrive and another where they leave.
+    Edges are sorted by (head, tail); ``weight`` holds latency and hop count in one exact integer.
+    """
+
+    nvertices: int
+    tail: NDArray[np.int64]
+    head: NDArray[np.int64]
+    weight: NDArray[np.int64]
+    link: NDArray[np.int32]
+    leave: NDArray[np.int64]
+    arrive: NDArray[np.int64]
+
+    def links(self, src: NDArray[np.int64], dst: NDArray[np.int64]) -> NDArray[np.int32]:
+        """See :class:`Router`."""
+        graph = _csr(self.nvertices, self.tail, self.head, self.weight.astype(np.float64))
+        rows: list[tuple[NDArray[np.int64], list[NDArray[np.int32]]]] = []
+        order = np.argsort(src, kind="stable")
+        sources, starts = np.unique(src[order], return_index=True)
+        for source, members in zip(sources, np.split(order, starts[1:]), strict=True):
+            wanted = members[dst[members] != source]
+            if wanted.size == 0:
+                continue
+            distance = dijkstra(graph, indices=int(self.leave[source]))
+            known = np.isfinite(distance)
+            if float(distance[known].max()) >= EXACT_FLOAT:
+                raise ConfigError(_TOO_FINE)
+            tight = np.flatnonzero((distance[self.tail] + self.weight == distance[self.head]) & known[self.head])
+            via = np.full(self.nvertices, -1, dtype=np.int64)
+            # Edges are sorted by tail within a head, and of several values written to one place the last stays: the lowest tail.
+            via[self.head[tight[::-1]]] = tight[::-1]
+            at = self.arrive[dst[wanted]]
+            backwards: list[NDArray[np.int32]] = []
+            while (via[at] >= 0).any() and len(backwards) < self.nvertices:
+                edge = via[at]
+                backwards.append(np.where(edge >= 0, self.link[edge], np.int32(-1)))
+                at = np.where(edge >= 0, self.tail[edge], at)
+            rows.append((wanted, backwards))
+        found = np.full((src.size, max((len(b) for _, b in rows), default=0)), -1, dtype=np.int32)
+        for wanted, backwards in rows:
+            for column, values in enumerate(reversed(backwards)):
+                found[wanted, column] = values
+        return _pack(found)
+
+
+def _csr(n: int, tail: NDArray[np.int64], head: NDArray[np.int64], weight: NDArray[np.float64]) -> csr_array:
+    return csr_array((weight, (tail, head)), shape=(n, n))
+
+
+def shortest_path_router(
+    nvertices: int,
+    link_src: NDArray[np.int64],
+    link_dst: NDArray[np.int64],
+    link_latency_fs: NDArray[np.int64],
+    endpoints: NDArray[np.int64],
+    forwards: NDArray[np.bool_],
+) -> ShortestPathRouter:
+    """Make the router of an arbitrary graph without parallel links.
+
+    Parameters
+    ----------
+    endpoints
+        Vertex of each endpoint.
+    forwards
+        For each vertex, whether traffic may pass through it.
+
+    Raises
+    ------
+    ConfigError
+        When latencies are so long and so fine that the path lengths do not fit exact arithmetic.
+    """
+    arrive = np.arange(nvertices, dtype=np.int64)
+    leave = arrive.copy()
+    stops = np.flatnonzero(~forwards)
+    leave[stops] = nvertices + np.arange(stops.size)
+    total = nvertices + int(stops.size)
+    unit = max(int(np.gcd.reduce(link_latency_fs)) if link_latency_fs.size else 1, 1)
+    latency = link_latency_fs // unit
+    if int(latency.max(initial=0)) * (nvertices + 1) >= EXACT_FLOAT:
+        raise ConfigError(_TOO_FINE)
+    weight = latency * (nvertices + 1) + 1
+    tail, head = leave[link_src], arrive[link_dst]
+    order = np.lexsort((tail, head))
+    return ShortestPathRouter(
+        nvertices=total,
+        tail=tail[order],
+        head=head[order],
+        weight=weight[order],
+        link=order.astype(np.int32),
+        leave=leave[endpoints],
+        arrive=arrive[endpoints],
+    )
+
+
+def unreachable_pair(router: ShortestPathRouter) -> tuple[int, int] | None:
+    """Two endpoints without a route from the first to the second, or None when all are connected."""
+    graph = _csr(router.nvertices, router.tail, router.head, np.ones(router.tail.size))
+    seen: set[tuple[int, ...]] = set()
+    for source in range(router.leave.size):
+        start = int(router.leave[source])
+        # Endpoints with links to the same vertices reach the same vertices (but for themselves).
+        key = tuple(np.sort(graph.indices[graph.indptr[start] : graph.indptr[start + 1]]).tolist())
+        if key in seen:
+            continue
+        reached = np.zeros(router.nvertices, dtype=bool)
+        reached[breadth_first_order(graph, start, return_predecessors=False)] = True
+        home = int(router.arrive[source])
+        if reached[router.tail[router.head == home]].any():
+            seen.add(key)
+        reached[home] = True
+        missing = np.flatnonzero(~reached[router.arrive])
+        if missing.size:
+            return source, int(missing[0])
+    return None

@@ -1,0 +1,93 @@
+"""Arguments of topologies: text with units or exact integers in, exact integers out, one clear error for the rest."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import TypeAlias
+
+from simcoll.errors import ConfigError
+from simcoll.units import MAX_RATE_UBPS, MAX_TIME_FS, parse_rate, parse_time
+
+__all__ = ["Quantity", "count", "duration_fs", "factor", "halves_fs"]
+
+Quantity: TypeAlias = str | int
+"""Text with a unit (``"450 GB/s"``, ``"1.5 us"``), or an integer in the framework's own unit (uBps, fs)."""
+
+
+def parse_capacity(value: Quantity, what: str) -> int:
+    """A positive capacity in micro-bytes per second.
+
+    Examples
+    --------
+    >>> parse_capacity("50 GB/s", "bandwidth")
+    50000000000000000
+    """
+    rate = value if isinstance(value, int) and not isinstance(value, bool) else parse_rate(str(value), what=what)
+    return checked_capacity(rate, what)
+
+
+def checked_capacity(rate_uBps: int | Fraction, what: str) -> int:
+    """Round down to whole micro-bytes per second and refuse what the integer model cannot hold."""
+    rate = int(rate_uBps)
+    if rate <= 0:
+        raise ConfigError(f"{what}: expected a positive rate, got {rate} uB/s")
+    if rate > MAX_RATE_UBPS:
+        raise ConfigError(
+            f"{what}: {rate / 1e18:.3g} TB/s on one link is more than the model's 9.22 TB/s; "
+            "split it, for example with fewer boxes per switch"
+        )
+    return rate
+
+
+def duration_fs(value: Quantity, what: str) -> int:
+    """A latency of zero or more, in femtoseconds.
+
+    Examples
+    --------
+    >>> duration_fs("1.5 us", "latency"), duration_fs(0, "latency")
+    (1500000000, 0)
+    """
+    time = value if isinstance(value, int) and not isinstance(value, bool) else parse_time(str(value), what=what)
+    if not 0 <= time <= MAX_TIME_FS:
+        raise ConfigError(f"{what}: {time} fs is out of range; expected 0 to {MAX_TIME_FS} fs (2.5 hours)")
+    return time
+
+
+def halves_fs(time_fs: int) -> tuple[int, int]:
+    """Split a latency over an up link and a down link so that the sum is exact.
+
+    Examples
+    --------
+    >>> halves_fs(5)
+    (3, 2)
+    """
+    return time_fs - time_fs // 2, time_fs // 2
+
+
+def count(value: object, what: str, *, least: int = 1, most: int = 2**31 - 1) -> int:
+    """A whole number in a range."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ConfigError(f"{what}: expected a whole number, got {value!r}")
+    if not least <= value <= most:
+        raise ConfigError(f"{what}: {value} is out of range; expected {least} to {most}")
+    return value
+
+
+def factor(value: str | float | Fraction, what: str) -> Fraction:
+    """An exact positive ratio such as ``2``, ``1.5``, ``"7/3"`` or ``"2:1"``.
+
+    Examples
+    --------
+    >>> factor("7:1", "oversubscription"), factor(1.5, "oversubscription"), factor("370/450", "efficiency")
+    (Fraction(7, 1), Fraction(3, 2), Fraction(37, 45))
+    """
+    try:
+        # A float is read as the decimal number that its author wrote.
+        ratio = Fraction(str(value).replace(":", "/")) if not isinstance(value, bool) else Fraction(0)
+    except (ValueError, ZeroDivisionError):
+        raise ConfigError(
+            f"{what}: expected a positive number or ratio such as 2, 1.5 or '7:1', got {value!r}"
+        ) from None
+    if ratio <= 0:
+        raise ConfigError(f"{what}: expected a positive number or ratio such as 2, 1.5 or '7:1', got {value!r}")
+    return ratio

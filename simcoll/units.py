@@ -1,0 +1,194 @@
+"""Quantities at the edge: text with units in, exact integers inside, readable text out.
+
+Inside the framework a size is an integer number of bytes, a time an integer number of femtoseconds (``_fs``) and a rate an
+integer number of micro-bytes per second (``_uBps``). Prefixes of a bare size are binary, as in nccl-tests (``"64M"`` is 64 MiB);
+those of a rate are decimal (``"50 GB/s"`` is 50 * 10**9 bytes per second; ``"400 Gbps"`` is the same).
+"""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+from simcoll.errors import ConfigError, nearest
+
+__all__ = [
+    "FS_PER_SECOND",
+    "MAX_RATE_UBPS",
+    "MAX_TIME_FS",
+    "UBPS_PER_BPS",
+    "format_rate",
+    "format_size",
+    "format_time",
+    "parse_rate",
+    "parse_size",
+    "parse_time",
+]
+
+FS_PER_SECOND = 10**15
+UBPS_PER_BPS = 10**6
+MAX_INT64 = 2**63 - 1
+MAX_TIME_FS = MAX_INT64
+"""About 2.56 hours."""
+MAX_RATE_UBPS = MAX_INT64
+"""About 9.22 TB/s. A faster aggregated link must be split into several."""
+
+_NUMBER = r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?"
+_QUANTITY = re.compile(rf"\s*({_NUMBER})\s*([A-Za-zµμ/]*)\s*")
+
+_BINARY = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_DECIMAL = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+
+_SIZE_UNITS: dict[str, int] = {
+    "B": 1,
+    **{p: f for p, f in _BINARY.items() if p},
+    **{f"{p}iB": f for p, f in _BINARY.items() if p},
+    **{f"{p}B": f for p, f in _DECIMAL.items() if p},
+}
+_RATE_UNITS: dict[str, Fraction] = {
+    **{f"{p}B/s": Fraction(f) for p, f in _DECIMAL.items()},
+    **{f"{p}iB/s": Fraction(f) for p, f in _BINARY.items() if p},
+    **{f"{p}bps": Fraction(f, 8) for p, f in _DECIMAL.items()},
+    **{f"{p}bit/s": Fraction(f, 8) for p, f in _DECIMAL.items()},
+    **{f"{p}b/s": Fraction(f, 8) for p, f in _DECIMAL.items()},
+}
+_TIME_UNITS: dict[str, int] = {"s": 10**15, "ms": 10**12, "us": 10**9, "µs": 10**9, "μs": 10**9, "ns": 10**6, "ps": 10**3, "fs": 1}
+
+
+def _split(text: object, what: str, example: str, where: dict[str, str | None]) -> tuple[Fraction, str]:
+    if not isinstance(text, str):
+        raise ConfigError(f"{what}: expected text with a unit such as {example!r}, got {text!r}", **where)
+    match = _QUANTITY.fullmatch(text)
+    if match is None:
+        raise ConfigError(f"{what}: cannot read {text!r}; expected a number and a unit such as {example!r}", **where)
+    number, unit = match.groups()
+    exponent = re.search(r"[eE]([+-]?\d+)", number)
+    if len(number) > 40 or (exponent and abs(int(exponent.group(1))) > 30):
+        raise ConfigError(f"{what}: {text!r} is out of range", **where)
+    value = Fraction(number)
+    if value < 0:
+        raise ConfigError(f"{what}: {text!r} is negative; expected a value such as {example!r}", **where)
+    return value, unit
+
+
+def _scaled(value: Fraction, factor: Fraction | int, what: str, text: object, limit: int, where: dict[str, str | None]) -> int:
+    exact = value * factor
+    result = int(exact + Fraction(1, 2))
+    if result > limit:
+        raise ConfigError(f"{what}: {text!r} is too large for the model (limit {limit})", **where)
+    return result
+
+
+def parse_size(text: str | int, *, what: str = "size", file: str | None = None, path: str | None = None) -> int:
+    """Bytes of a size such as ``"64M"``, ``"8"``, ``"1.5 GiB"`` or ``"10 MB"``.
+
+    A bare number and the bare prefixes K, M, G, T are bytes and powers of 1024, as in nccl-tests; ``kB``, ``MB``, ``GB`` are powers
+    of 1000.
+
+    Raises
+    ------
+    ConfigError
+        When the text is not a size, is negative, is not a whole number of bytes, or exceeds 2**63 - 1.
+
+    Examples
+    --------
+    >>> parse_size("64M"), parse_size("8"), parse_size("1.5 GiB"), parse_size("10 MB")
+    (67108864, 8, 1610612736, 10000000)
+    """
+    where = {"file": file, "path": path}
+    value, unit = _split(str(text) if isinstance(text, int) and not isinstance(text, bool) else text, what, "64M", where)
+    if unit in ("k", "m", "g", "t"):
+        unit = unit.upper()
+    if unit and unit not in _SIZE_UNITS:
+        raise ConfigError(f"{what}: unknown unit {unit!r} in {text!r}; {nearest(unit, _SIZE_UNITS)}", **where)
+    exact = value * _SIZE_UNITS.get(unit, 1)
+    if exact.denominator != 1:
+        raise ConfigError(f"{what}: {text!r} is not a whole number of bytes", **where)
+    return _scaled(exact, 1, what, text, MAX_INT64, where)
+
+
+def parse_rate(text: str, *, what: str = "bandwidth", file: str | None = None, path: str | None = None) -> int:
+    """Micro-bytes per second of a rate such as ``"400 Gbps"`` or ``"50 GB/s"``. The unit is required.
+
+    Raises
+    ------
+    ConfigError
+        When the unit is missing or unknown, the rate is negative, or it exceeds 9.22 TB/s.
+
+    Examples
+    --------
+    >>> parse_rate("400 Gbps") == parse_rate("50 GB/s") == 50 * 10**9 * 10**6
+    True
+    """
+    where = {"file": file, "path": path}
+    value, unit = _split(text, what, "50 GB/s", where)
+    if not unit:
+        raise ConfigError(f"{what}: {text!r} has no unit; write for example '{text.strip()} GB/s' or '{text.strip()} Gbps'", **where)
+    if unit not in _RATE_UNITS:
+        raise ConfigError(f"{what}: unknown unit {unit!r} in {text!r}; {nearest(unit, _RATE_UNITS)}", **where)
+    return _scaled(value, _RATE_UNITS[unit] * UBPS_PER_BPS, what, text, MAX_RATE_UBPS, where)
+
+
+def parse_time(text: str, *, what: str = "time", file: str | None = None, path: str | None = None) -> int:
+    """Femtoseconds of a time such as ``"1.5 us"``. The unit is required, except for 0.
+
+    Raises
+    ------
+    ConfigError
+        When the unit is missing or unknown, the time is negative, or it exceeds 2.56 hours.
+
+    Examples
+    --------
+    >>> parse_time("1.5 us"), parse_time("20 ns"), parse_time("0")
+    (1500000000, 20000000, 0)
+    """
+    where = {"file": file, "path": path}
+    value, unit = _split(text, what, "1.5 us", where)
+    if not unit and value == 0:
+        return 0
+    if not unit:
+        raise ConfigError(f"{what}: {text!r} has no unit; write for example '{text.strip()} us'", **where)
+    if unit not in _TIME_UNITS:
+        raise ConfigError(f"{what}: unknown unit {unit!r} in {text!r}; {nearest(unit, _TIME_UNITS)}", **where)
+    return _scaled(value, _TIME_UNITS[unit], what, text, MAX_TIME_FS, where)
+
+
+def format_size(size_bytes: int) -> str:
+    """A size in the shortest exact binary form.
+
+    >>> format_size(67108864), format_size(1000), format_size(0)
+    ('64 MiB', '1000 B', '0 B')
+    """
+    for prefix, factor in reversed(_BINARY.items()):
+        if prefix and size_bytes and size_bytes % factor == 0:
+            return f"{size_bytes // factor} {prefix}iB"
+    return f"{size_bytes} B"
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def format_time(time_fs: int) -> str:
+    """A time with three significant digits.
+
+    >>> format_time(1_500_000_000), format_time(0), format_time(123_456_000_000_000)
+    ('1.5 us', '0 s', '123 ms')
+    """
+    for unit in ("s", "ms", "us", "ns", "ps"):
+        if time_fs >= _TIME_UNITS[unit]:
+            return f"{_three_digits(time_fs / _TIME_UNITS[unit])} {unit}"
+    return f"{time_fs} fs" if time_fs else "0 s"
+
+
+def format_rate(rate_uBps: int) -> str:
+    """A rate with three significant digits, decimal prefixes.
+
+    >>> format_rate(50 * 10**15), format_rate(450 * 10**15)
+    ('50 GB/s', '450 GB/s')
+    """
+    rate = rate_uBps / UBPS_PER_BPS
+    for prefix in ("T", "G", "M", "k"):
+        if rate >= _DECIMAL[prefix]:
+            return f"{_three_digits(rate / _DECIMAL[prefix])} {prefix}B/s"
+    return f"{_three_digits(rate)} B/s"
