@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from simcoll.errors import ConfigError, nearest
+from simcoll.units import format_rate, format_time
 
 __all__ = ["IDEAL", "PROTOCOL_NAMES", "Protocol", "ideal", "nccl", "protocol"]
 
@@ -56,6 +57,16 @@ class Protocol:
     fifo_depth: int = 0
     channel_rate_uBps: int = 0
     use_efficiency: bool = False
+
+    @property
+    def summary(self) -> str:
+        """The parameters that are not zero, in words."""
+        parts = [f"{format_time(self.launch_fs)} launch"] if self.launch_fs else []
+        parts += [f"{format_time(fs)} a {kind} hop" for kind, fs in self.hop_latency_fs] or ["the path's own latency"]
+        parts.append(f"{float(self.wire_factor):.3g} bytes on the wire per byte")
+        if self.channel_rate_uBps:
+            parts.append(f"at most {format_rate(self.channel_rate_uBps)} a channel")
+        return ", ".join(parts)
 
 
 IDEAL = Protocol("ideal")

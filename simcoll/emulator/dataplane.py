@@ -46,8 +46,8 @@ class Place:
 class Storage:
     """The buffers of all ranks during a run.
 
-    Out of place, inputs are used as they are, behind read-only views. All other memory starts with a pattern (NaN, or odd integers),
-    so that reading what nobody wrote shows.
+    Out of place, inputs are used as they are, behind read-only views. All other memory starts with a pattern (NaN, or
+    odd integers), so that reading what nobody wrote shows.
 
     Parameters
     ----------
@@ -73,7 +73,9 @@ class Storage:
         for rank, (given, elements) in enumerate(zip(inputs, sizes, strict=True)):
             buffer, offset, length = plan.view(rank, INPUT)
             whole = buffer == INPUT and not plan.collective.in_place
-            store = [_unwritten(0 if whole and which == INPUT else count, plan.dtype) for which, count in enumerate(elements)]
+            store = [
+                _unwritten(0 if whole and which == INPUT else count, plan.dtype) for which, count in enumerate(elements)
+            ]
             if length:
                 array = _checked(given, rank, length, plan.dtype)
                 if whole:
@@ -94,7 +96,9 @@ class Storage:
             Place(buffers[src][sb][so : so + count], buffers[dst][db][do : do + count], staged, op, code == REDUCE)
             if code != SYNC
             else None
-            for src, sb, so, dst, db, do, count, code, staged in zip(*(column.tolist() for column in columns), strict=True)
+            for src, sb, so, dst, db, do, count, code, staged in zip(
+                *(column.tolist() for column in columns), strict=True
+            )
         ]
 
     def outputs(self) -> tuple[Array | None, ...]:
@@ -112,7 +116,9 @@ def _checked(given: Array | None, rank: int, length: int, dtype: np.dtype[Any]) 
         raise ConfigError(f"rank {rank} needs {length} elements of {dtype.name} as input; got none")
     array = np.asarray(given)
     if array.dtype != dtype or array.size != length:
-        raise ConfigError(f"rank {rank} needs {length} elements of {dtype.name} as input; got {array.size} of {array.dtype.name}")
+        raise ConfigError(
+            f"rank {rank} needs {length} elements of {dtype.name} as input; got {array.size} of {array.dtype.name}"
+        )
     return array.reshape(-1)
 
 

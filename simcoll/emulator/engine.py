@@ -1,7 +1,7 @@
 """The reference engine: plays a plan on a fabric under the SimPy clock, with or without data.
 
-It follows :mod:`simcoll.emulator.model` and streams the plan: a step is loaded when the first lane needs it and dropped when its
-last message is done, so that memory follows the steps in flight, not the length of the schedule.
+It follows :mod:`simcoll.emulator.model` and streams the plan: a step is loaded when the first lane needs it and
+dropped when its last message is done, so that memory follows the steps in flight, not the length of the schedule.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ class Player:
     plan, topology
         What to play, and where.
     fabric
-        Links of the topology, at their effective capacities; link l of the topology is link ``first_link + l`` of the fabric.
+        Links of the topology, at their effective capacities; link l of the topology is link ``first_link + l`` of the
+        fabric.
     storage
         Buffers; ``None`` for timing only.
     observer
@@ -72,6 +73,8 @@ class Player:
 
     Attributes
     ----------
+    steps
+        Steps of the plan that move anything.
     finished
         SimPy event that succeeds when the last transfer is done.
     time_fs
@@ -100,6 +103,7 @@ class Player:
         self._calendar = fabric.calendar
         self._depth = plan.protocol.fifo_depth
         self._outline = outline(plan, topology)
+        self.steps = self._outline.steps
         if keep:
             self.done_fs = np.full(self._outline.messages, -1, np.int64)
         steps = self._outline.lane_steps.tolist()
@@ -125,12 +129,12 @@ class Player:
 
     def start(self) -> None:
         """Let every lane enter its first step at launch."""
-        begin = self.time_fs = self.fabric.env.now + self.plan.protocol.launch_fs
+        begin = self.time_fs = self._calendar.now + self.plan.protocol.launch_fs
         for lane in self._lanes:
             if lane.steps_left:
                 self._calendar.at(begin, self._enter, lane)
         if not self._outline.messages:
-            self._calendar.at(begin, self.finished.succeed, None)
+            self._calendar.at(begin, self._finish, None)
 
     def _enter(self, lane: Lane) -> None:
         """Take the next step of a lane."""
@@ -159,7 +163,9 @@ class Player:
         """Hand the messages of the next step to their lanes."""
         block = next(self._blocks, None)
         if block is None:
-            raise InternalError(f"rank {lane.rank} channel {lane.channel} expects {lane.steps_left} more steps, but the plan has ended")
+            raise InternalError(
+                f"rank {lane.rank} channel {lane.channel} expects {lane.steps_left} more steps, but the plan has ended"
+            )
         for message in block.messages:
             sender, receiver = message.sender, message.receiver
             sender.queue.append(message)
@@ -187,7 +193,7 @@ class Player:
         recent.append(message)
 
     def _ready(self, message: Message) -> None:
-        now = message.ready_fs = self.fabric.env.now
+        now = message.ready_fs = self._calendar.now
         if message.sender is message.receiver:
             message.start_fs = message.end_fs = now
             self._calendar.at(now + message.post_fs, self._done, message)
@@ -195,11 +201,11 @@ class Player:
             self._calendar.at(now + message.pre_fs, self._flow, message)
 
     def _flow(self, message: Message) -> None:
-        message.start_fs = self.fabric.env.now
+        message.start_fs = self._calendar.now
         self.fabric.transfer(message.links, message.wire, self._arrived, message)
 
     def _arrived(self, message: Message) -> None:
-        now = message.end_fs = self.fabric.env.now
+        now = message.end_fs = self._calendar.now
         if not self._depth:
             self._calendar.at(now + message.post_fs, self._done, message)
             return
@@ -214,7 +220,7 @@ class Player:
     def _consume(self, message: Message) -> None:
         message.consumed = True
         recent = self._recent.get(_connection(message))
-        if recent is not None and all([other.consumed for other in recent]):
+        if recent is not None and all(other.consumed for other in recent):
             del self._recent[_connection(message)]
         follower = message.follower
         if follower is not None:
@@ -222,10 +228,10 @@ class Player:
             follower.needs -= 1
             if not follower.needs:
                 self._ready(follower)
-        self._calendar.at(self.fabric.env.now + message.post_fs, self._done, message)
+        self._calendar.at(self._calendar.now + message.post_fs, self._done, message)
 
     def _done(self, message: Message) -> None:
-        message.done_fs = self.fabric.env.now
+        message.done_fs = self._calendar.now
         place = message.place
         if place is not None:
             place.write(place.source if message.payload is None else message.payload)
@@ -249,7 +255,7 @@ class Player:
         """A message of the lane's current step is finished for it."""
         lane.pending -= 1
         if not lane.pending and lane.steps_left:
-            self._calendar.at(self.fabric.env.now, self._enter, lane)
+            self._calendar.at(self._calendar.now, self._enter, lane)
 
     def _retire(self, block: Block) -> None:
         """Account for a step that is over, and forget it."""
@@ -257,8 +263,14 @@ class Player:
         block.messages = []
         times = [(m.ready_fs, m.start_fs, m.end_fs, m.done_fs) for m in messages]
         self.messages += len(messages)
-        self.time_fs = max(self.time_fs, max([m.done_fs for m in messages]))
-        columns = (step.src_rank.tolist(), step.dst_rank.tolist(), step.channel.tolist(), step.op.tolist(), step.size_bytes.tolist())
+        self.time_fs = max(self.time_fs, *(when[3] for when in times))
+        columns = (
+            step.src_rank.tolist(),
+            step.dst_rank.tolist(),
+            step.channel.tolist(),
+            step.op.tolist(),
+            step.size_bytes.tolist(),
+        )
         for message, (_, start, end, done), src, dst, _, op, size in zip(messages, times, *columns, strict=True):
             self.bytes_by_op[op] += size
             self._rows.append((message.id, src, dst, size, start, end, done))
@@ -270,11 +282,14 @@ class Player:
             for message, when, src, dst, channel, op, size in zip(messages, times, *columns, strict=True):
                 self._observer(message.id, step.step, src, dst, channel, op, size, *when)
         if self.messages == self._outline.messages:
-            self.finished.succeed()
+            self._finish(None)
+
+    def _finish(self, _nothing: None) -> None:
+        self.finished.succeed()
 
     def _hash_rows(self) -> None:
         if self._rows:
-            self.hash.add(np.array(self._rows, np.int64).T)
+            self.hash.add(list(np.array(self._rows, np.int64).T))
             self._rows.clear()
 
     def check(self) -> None:
@@ -289,9 +304,11 @@ class Player:
         stuck = [lane for lane in self._lanes if lane.steps_left or lane.pending]
         if stuck or self.messages != self._outline.messages:
             listed = "\n".join(self._explain(lane) for lane in stuck[:8])
-            raise InternalError(f"{len(stuck)} lanes are stuck at {self.fabric.env.now} fs:\n{listed}")
+            raise InternalError(f"{len(stuck)} lanes are stuck at {self._calendar.now} fs:\n{listed}")
         if self.bytes_by_op != self._outline.bytes_by_op:
-            raise InternalError(f"moved {self.bytes_by_op} bytes by {OP_NAMES}; the plan has {self._outline.bytes_by_op}")
+            raise InternalError(
+                f"moved {self.bytes_by_op} bytes by {OP_NAMES}; the plan has {self._outline.bytes_by_op}"
+            )
 
     def check_fabric(self) -> None:
         """Compare the wire bytes of a fabric that played nothing else.
@@ -302,7 +319,9 @@ class Player:
             When they are not those of the plan.
         """
         if self.fabric.delivered_bytes != self._outline.wire_bytes:
-            raise InternalError(f"links delivered {self.fabric.delivered_bytes} bytes; the plan puts {self._outline.wire_bytes} on them")
+            raise InternalError(
+                f"links delivered {self.fabric.delivered_bytes} bytes; the plan puts {self._outline.wire_bytes} on them"
+            )
 
     def _explain(self, lane: Lane) -> str:
         where = f"  rank {lane.rank} channel {lane.channel}"
@@ -313,7 +332,8 @@ class Player:
                 other = message.receiver if lane is message.sender else message.sender
                 at = "no step" if other.entered is None else f"step {other.entered.step.step}"
                 return (
-                    f"{where} is in step {lane.entered.step.step}, waiting for message {message.id} (rank {message.sender.rank} -> "
-                    f"{message.receiver.rank}, {message.needs} conditions open); rank {other.rank} channel {other.channel} is in {at}"
+                    f"{where} is in step {lane.entered.step.step}, waiting for message {message.id} (rank "
+                    f"{message.sender.rank} -> {message.receiver.rank}, {message.needs} conditions open); "
+                    f"rank {other.rank} channel {other.channel} is in {at}"
                 )
         return f"{where} is in step {lane.entered.step.step}, with {lane.steps_left} steps left"

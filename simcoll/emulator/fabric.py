@@ -1,7 +1,7 @@
 """The clock and the links: flows that share link capacity max-min fairly, driven by SimPy.
 
-A fabric knows nothing of collectives. The player of a plan, background traffic and user processes may share one fabric and one SimPy
-environment, as long as the environment's clock counts integer femtoseconds from 0.
+A fabric knows nothing of collectives. The player of a plan, background traffic and user processes may share one fabric
+and one SimPy environment, as long as the environment's clock counts integer femtoseconds from 0.
 """
 
 from __future__ import annotations
@@ -21,14 +21,16 @@ if TYPE_CHECKING:
 __all__ = ["Calendar", "Fabric"]
 
 LAST = EventPriority(10)
-"""SimPy handles events by time, then priority, then insertion: an event of this priority comes after all others of its timestamp."""
+"""SimPy handles events by time, then priority, then insertion: an event of this priority comes after all others of its
+timestamp.
+"""
 
 
 class Calendar:
     """Actions by time, with one SimPy event for each distinct time.
 
-    Actions of one time run in the order in which they were entered, and may enter more at the same time; nothing in the model depends
-    on that order.
+    Actions of one time run in the order in which they were entered, and may enter more at the same time; nothing in
+    the model depends on that order.
     """
 
     __slots__ = ("_buckets", "env")
@@ -36,6 +38,11 @@ class Calendar:
     def __init__(self, env: simpy.Environment) -> None:
         self.env = env
         self._buckets: dict[int, list[tuple[Callable[[Any], None], Any]]] = {}
+
+    @property
+    def now(self) -> int:
+        """The time, in femtoseconds."""
+        return self.env.now  # type: ignore[return-value]  # whole, as long as all delays are
 
     def at(self, time_fs: int, action: Callable[[Any], None], item: Any) -> None:
         """Call ``action(item)`` at a time, not before now.
@@ -50,11 +57,11 @@ class Calendar:
             bucket.append((action, item))
             return
         self._buckets[checked_time(time_fs)] = [(action, item)]
-        wake = simpy.Timeout(self.env, time_fs - self.env.now)
+        wake = simpy.Timeout(self.env, time_fs - self.now)
         wake.callbacks.append(self._ring)
 
     def _ring(self, _event: simpy.Event) -> None:
-        now = self.env.now
+        now = self.now
         for action, item in self._buckets[now]:  # grows while it is read
             action(item)
         del self._buckets[now]
@@ -106,7 +113,19 @@ class Fabric:
         Wire bytes of the flows that have ended.
     """
 
-    __slots__ = ("_asked", "_capacity", "_dirty", "_flows", "_level", "_names", "_started", "_used", "calendar", "delivered_bytes", "env")
+    __slots__ = (
+        "_asked",
+        "_capacity",
+        "_dirty",
+        "_flows",
+        "_level",
+        "_names",
+        "_started",
+        "_used",
+        "calendar",
+        "delivered_bytes",
+        "env",
+    )
 
     def __init__(self, calendar: Calendar, capacities_uBps: Sequence[int], link_name: Callable[[int], str]) -> None:
         self.calendar = calendar
@@ -138,9 +157,11 @@ class Fabric:
         return name(link - first)
 
     def transfer(self, links: tuple[int, ...], size_bytes: int, arrived: Callable[[Any], None], item: Any) -> None:
-        """Start a flow now; ``arrived(item)`` is called when its last byte has left. Without bytes or links that is now."""
+        """Start a flow now; ``arrived(item)`` is called when its last byte has left. Without bytes or links that is
+        now.
+        """
         if not size_bytes or not links:
-            self.calendar.at(self.env.now, arrived, item)
+            self.calendar.at(self.calendar.now, arrived, item)
             return
         flow = _Flow(links, size_bytes, arrived, item)
         for link in links:
@@ -156,7 +177,7 @@ class Fabric:
     def _settle(self, _event: simpy.Event) -> None:
         """Give every flow its rate, after everything else of the timestamp."""
         self._asked = False
-        now, flows, level, capacity, dirty = self.env.now, self._flows, self._level, self._capacity, self._dirty
+        now, flows, level, capacity, dirty = self.calendar.now, self._flows, self._level, self._capacity, self._dirty
         started, self._started = self._started, []
         shared: dict[_Flow, None] = {}
         for flow in started:
@@ -181,10 +202,14 @@ class Fabric:
                 touched.update(dict.fromkeys(flow.links))
         for link in touched:
             if self._used[link] > capacity[link]:
-                raise InternalError(f"link {self.link_name(link)} carries {self._used[link]} uBps of {capacity[link]} at {now} fs")
+                raise InternalError(
+                    f"link {self.link_name(link)} carries {self._used[link]} uBps of {capacity[link]} at {now} fs"
+                )
 
     def _spread(self, queue: deque[int]) -> dict[int, None]:
-        """Bring the levels of the queued links, and of all that depend on them, to the fixpoint; returns the links that changed."""
+        """Bring the levels of the queued links, and of all that depend on them, to the fixpoint; returns the links
+        that changed.
+        """
         flows, level, capacity = self._flows, self._level, self._capacity
         changed: dict[int, None] = {}
         queued = set(queue)
@@ -211,8 +236,8 @@ class Fabric:
         if rate <= 0:
             link = min(flow.links, key=self._level.__getitem__)
             raise ConfigError(
-                f"link {self.link_name(link)}: {len(self._flows[link])} flows share {self._capacity[link]} micro-bytes per second, "
-                "which leaves nothing for each; expected a capacity above 0"
+                f"link {self.link_name(link)}: {len(self._flows[link])} flows share {self._capacity[link]} micro-bytes per "
+                "second, which leaves nothing for each; expected a capacity above 0"
             )
         used, gain = self._used, rate - flow.rate
         for link in flow.links:
@@ -227,7 +252,7 @@ class Fabric:
             self.calendar.at(finish, self._wake, flow)
 
     def _wake(self, flow: _Flow) -> None:
-        now = self.env.now
+        now = self.calendar.now
         if flow.wake_fs != now:
             return
         if flow.finish_fs > now:

@@ -53,12 +53,21 @@ class Message:
     """A transfer in flight. ``needs`` counts the conditions that keep it from being ready."""
 
     __slots__ = (
-        "arrived", "block", "consumed", "done_fs", "end_fs", "follower", "id", "links", "needs", "payload", "place", "post_fs", "pre_fs",
-        "ready_fs", "receiver", "sender", "start_fs", "wire",
+        "arrived", "block", "consumed", "done_fs", "end_fs", "follower", "id", "links", "needs", "payload", "place",
+        "post_fs", "pre_fs", "ready_fs", "receiver", "sender", "start_fs", "wire",
     )  # fmt: skip
 
     def __init__(
-        self, block: Block, number: int, sender: Lane, receiver: Lane, links: tuple[int, ...], pre: int, wire: int, post: int, place: Any
+        self,
+        block: Block,
+        number: int,
+        sender: Lane,
+        receiver: Lane,
+        links: tuple[int, ...],
+        pre: int,
+        wire: int,
+        post: int,
+        place: Any,
     ) -> None:
         self.block = block
         self.id = number
@@ -77,16 +86,18 @@ class Message:
 
 
 class Outline:
-    """What a first pass over a plan tells: how many steps each lane takes part in, how many transfers and bytes there are.
+    """What a first pass over a plan tells: how many steps each lane takes part in, how many transfers and bytes there
+    are.
 
     ``bytes_by_op`` counts payload by operation, ``wire_bytes`` what flows over links.
     """
 
-    __slots__ = ("bytes_by_op", "lane_steps", "messages", "wire_bytes")
+    __slots__ = ("bytes_by_op", "lane_steps", "messages", "steps", "wire_bytes")
 
     def __init__(self, lanes: int) -> None:
         self.lane_steps = np.zeros(lanes, np.int64)
         self.messages = 0
+        self.steps = 0
         self.bytes_by_op = [0, 0, 0]
         self.wire_bytes = 0
 
@@ -100,6 +111,7 @@ def outline(plan: Plan, topology: Topology) -> Outline:
         took_part[step.src_rank * plan.nchannels + step.channel] = True
         took_part[step.dst_rank * plan.nchannels + step.channel] = True
         result.lane_steps += took_part
+        result.steps += 1
         result.messages += len(step)
         for op in range(3):
             result.bytes_by_op[op] += int(step.size_bytes[step.op == op].sum())
@@ -126,10 +138,14 @@ class _Routed:
             rows = self._routes.links.tolist()
             full = bool((self._routes.links >= 0).all())
             self._paths = [tuple(row) if full else tuple(link for link in row if link >= 0) for row in rows]
-        return message_costs(step.size_bytes, step.op, step.src_rank == step.dst_rank, self._routes, self.plan.protocol), self._paths
+        return message_costs(
+            step.size_bytes, step.op, step.src_rank == step.dst_rank, self._routes, self.plan.protocol
+        ), self._paths
 
 
-def blocks(plan: Plan, topology: Topology, lanes: list[Lane], storage: Storage | None, cap_base: int | None) -> Iterator[Block]:
+def blocks(
+    plan: Plan, topology: Topology, lanes: list[Lane], storage: Storage | None, cap_base: int | None
+) -> Iterator[Block]:
     """The steps of a plan as blocks of messages, streamed.
 
     ``cap_base`` is the first of the links that cap channel rates (two per lane: out, in), if the protocol caps them.
@@ -147,7 +163,14 @@ def blocks(plan: Plan, topology: Topology, lanes: list[Lane], storage: Storage |
         block = Block(step, first_id)
         places = storage.places(step) if storage else [None] * len(step)
         columns = zip(
-            senders, receivers, links, costs.pre_fs.tolist(), costs.wire_bytes.tolist(), costs.post_fs.tolist(), places, strict=True
+            senders,
+            receivers,
+            links,
+            costs.pre_fs.tolist(),
+            costs.wire_bytes.tolist(),
+            costs.post_fs.tolist(),
+            places,
+            strict=True,
         )
         block.messages = [
             Message(block, number, lanes[sender], lanes[receiver], path, pre, wire, post, place)

@@ -1,32 +1,36 @@
 """The timing model, whole and in one place; every engine follows it to the last femtosecond.
 
-Units: time int64 femtoseconds, rates int64 micro-bytes per second, sizes int64 bytes. Only a flow's remaining bytes are float64.
+Units: time int64 femtoseconds, rates int64 micro-bytes per second, sizes int64 bytes. Only a flow's remaining bytes
+are float64.
 
-**Order.** A *lane* is a (rank, channel). The transfers of a step that touch a lane may start when every transfer of the lane's
-previous step has finished; they overlap each other. A step is not a barrier: a lane enters its steps on its own. A *message* is a
-transfer between two ranks.
+**Order.** A *lane* is a (rank, channel). The transfers of a step that touch a lane may start when every transfer of
+the lane's previous step has finished; they overlap each other. A step is not a barrier: a lane enters its steps on its
+own. A *message* is a transfer between two ranks.
 
-* Rendezvous (``fifo_depth`` 0): a message is ready when both its lanes have entered its step and the earlier messages it waits for
-  are done.
-* ``fifo_depth`` d: it is ready when its sender's lane has entered its step, what it waits for is done, and message j - d of the same
-  connection (source, destination, channel; j counts in schedule order) has been consumed. It is finished for the sender when its
-  flow ends. The receiver consumes it once the flow has ended and the receiver's lane has entered the step.
+* Rendezvous (``fifo_depth`` 0): a message is ready when both its lanes have entered its step and the earlier messages
+  it waits for are done.
+* ``fifo_depth`` d: it is ready when its sender's lane has entered its step, what it waits for is done, and message j -
+  d of the same connection (source, destination, channel; j counts in schedule order) has been consumed. It is finished
+  for the sender when its flow ends. The receiver consumes it once the flow has ended and the receiver's lane has
+  entered the step.
 
-**Cost.** From ready a message waits ``pre`` (send overhead and path latency), then flows, then waits ``post`` (receive overhead, and
-the reduction of what it brought); then it is done. Its flow has ``ceil(payload * wire_factor) + header_bytes`` bytes on the links of
-its route, and on one link per end when the protocol caps the rate of a channel. A transfer inside a rank takes the time of its copy
-(and reduction) and uses no link. All lanes enter their first step at ``launch_fs``.
+**Cost.** From ready a message waits ``pre`` (send overhead and path latency), then flows, then waits ``post`` (receive
+overhead, and the reduction of what it brought); then it is done. Its flow has ``ceil(payload * wire_factor) +
+header_bytes`` bytes on the links of its route, and on one link per end when the protocol caps the rate of a channel. A
+transfer inside a rank takes the time of its copy (and reduction) and uses no link. All lanes enter their first step at
+``launch_fs``.
 
-**Rates.** At any time the flows have the max-min fair rates: of all links, take the lowest share ``resid // n`` of a link with n
-flows that have no rate yet; all such flows on *every* link at that share get it; repeat. The result is a function of the set of
-flows. Equivalently it is the only fixpoint of a rule per link: its level is :func:`water_level` of its capacity and, for each of its
-flows, the lowest level among the flow's other links. (No level that was computed is below the lowest share ``L`` of all, so after
-each stale level was computed once, the links with share L stay at L; then the same holds for the next share, and so on. Updates in
-any order therefore end, and end in the same integers.)
+**Rates.** At any time the flows have the max-min fair rates: of all links, take the lowest share ``resid // n`` of a
+link with n flows that have no rate yet; all such flows on *every* link at that share get it; repeat. The result is a
+function of the set of flows. Equivalently it is the only fixpoint of a rule per link: its level is :func:`water_level`
+of its capacity and, for each of its flows, the lowest level among the flow's other links. (No level that was computed
+is below the lowest share ``L`` of all, so after each stale level was computed once, the links with share L stay at L;
+then the same holds for the next share, and so on. Updates in any order therefore end, and end in the same integers.)
 
-**Rounding.** All events of a timestamp, with their zero-delay consequences, come first; then rates are settled, once. A flow's
-remaining bytes are touched only when its integer rate changes (:func:`bytes_left`); its end is then ``now`` plus
-:func:`flow_delay_fs`. A flow that ends in no time does so at the same timestamp, after which rates are settled again.
+**Rounding.** All events of a timestamp, with their zero-delay consequences, come first; then rates are settled, once.
+A flow's remaining bytes are touched only when its integer rate changes (:func:`bytes_left`); its end is then ``now``
+plus :func:`flow_delay_fs`. A flow that ends in no time does so at the same timestamp, after which rates are settled
+again.
 
 Nothing here depends on the order of events, flows or links: there are no tie-breaks, and no randomness.
 """
@@ -70,10 +74,12 @@ UNLIMITED = 2**63 - 1
 """Level of a link that limits none of its flows."""
 
 FS_PER_SECOND_UBPS = 1e21
-"""Femtoseconds per second times micro-bytes per byte."""
+"""Femtoseconds per second times micro-bytes per byte; exact in float64."""
 
 ROUNDING = 0.3819660112501051
-"""Added before rounding down. Away from 0, 1/2 and 1/3, so that simple fractions of a tick are not split by float noise."""
+"""Added before rounding down. Away from 0, 1/2 and 1/3, so that simple fractions of a tick are not split by float
+noise.
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,7 +92,8 @@ class Costs:
 
 
 def water_level(capacity_uBps: int, limits_uBps: Sequence[int]) -> int:
-    """Highest rate that a link leaves to flows which are limited elsewhere to ``limits_uBps``; ``UNLIMITED`` if it limits none.
+    """Highest rate that a link leaves to flows which are limited elsewhere to ``limits_uBps``; ``UNLIMITED`` if it
+    limits none.
 
     >>> water_level(90, [UNLIMITED, UNLIMITED, 10]), water_level(90, [10, 20])
     (40, 9223372036854775807)
@@ -105,7 +112,7 @@ def water_level(capacity_uBps: int, limits_uBps: Sequence[int]) -> int:
 
 def bytes_left(left: float, rate_uBps: int, elapsed_fs: int) -> float:
     """Bytes left of a flow after it had a rate for a time. To be used only when the rate changes."""
-    return left - float(rate_uBps) * float(elapsed_fs) * 1e-21
+    return left - float(rate_uBps) * float(elapsed_fs) / FS_PER_SECOND_UBPS
 
 
 def flow_delay_fs(left: float, rate_uBps: int) -> int:
@@ -126,7 +133,9 @@ def checked_time(time_fs: int) -> int:
         Beyond 2**63 - 1 fs, about 2.56 hours.
     """
     if time_fs > MAX_TIME_FS:
-        raise ConfigError(f"the emulated time reaches {time_fs / 1e15:.6g} s; the clock ends at {MAX_TIME_FS / 1e15:.6g} s (2.56 hours)")
+        raise ConfigError(
+            f"the emulated time reaches {time_fs / 1e15:.6g} s; the clock ends at {MAX_TIME_FS / 1e15:.6g} s"
+        )
     return time_fs
 
 
@@ -147,7 +156,8 @@ def wire_bytes(size_bytes: Ints, protocol: Protocol) -> Ints:
 def hop_delay_fs(routes: Routes, protocol: Protocol) -> Ints:
     """Time from ready to the start of the flow: send overhead and latency.
 
-    The latency is that of the path, or the protocol's value for the slowest kind of link on it where the protocol has one.
+    The latency is that of the path, or the protocol's value for the slowest kind of link on it where the protocol has
+    one.
     """
     latency = routes.latency_fs.astype(np.int64)
     for kind, hop_fs in protocol.hop_latency_fs:
@@ -156,8 +166,11 @@ def hop_delay_fs(routes: Routes, protocol: Protocol) -> Ints:
     return latency + protocol.send_overhead_fs
 
 
-def message_costs(size_bytes: Ints, op: NDArray[np.int8], local: NDArray[np.bool_], routes: Routes, protocol: Protocol) -> Costs:
-    """Delays and wire bytes of transfers; those inside a rank (``local``) have no ``pre``, and without links there are no bytes on a wire.
+def message_costs(
+    size_bytes: Ints, op: NDArray[np.int8], local: NDArray[np.bool_], routes: Routes, protocol: Protocol
+) -> Costs:
+    """Delays and wire bytes of transfers; those inside a rank (``local``) have no ``pre``, and without links there are
+    no bytes on a wire.
 
     Raises
     ------
@@ -174,7 +187,7 @@ def message_costs(size_bytes: Ints, op: NDArray[np.int8], local: NDArray[np.bool
 
 
 def effective_capacities(topology: Topology, protocol: Protocol) -> list[int]:
-    """Capacity of every link, in micro-bytes per second, under the protocol: raw, or times the efficiency of its kind."""
+    """Capacity of every link under the protocol, in micro-bytes per second: raw, or times the efficiency of its kind."""
     capacities: list[int] = topology.link_capacity_uBps.tolist()
     if not protocol.use_efficiency or not topology.efficiency:
         return capacities

@@ -1,8 +1,8 @@
 """Clusters of equal boxes: one box as a small graph, its copies, and the tiers of switches that join them by rail.
 
-GPU g of every box sends to other boxes through its own network card (its rail). A tier is one rank of switches: the leaf tier of a
-rail-optimised network has a switch per rail and per group of boxes, the spine joins all of them. A switch of the model stands for
-as many real ones as it takes, perfectly balanced (aggregated uplinks).
+GPU g of every box sends to other boxes through its own network card (its rail). A tier is one rank of switches: the
+leaf tier of a rail-optimised network has a switch per rail and per group of boxes, the spine joins all of them. A
+switch of the model stands for as many real ones as it takes, perfectly balanced (aggregated uplinks).
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def cluster(name: str, box: Box, nodes: int, tiers: Sequence[Tier]) -> Topology:
     if not networked:
         box = _without_nics(box)
         size = len(box.names)
-    inside = _inside_router(name, box)
+    inside = _inside_router(box)
     pairs = _paths(name, box, inside, *np.divmod(np.arange(g * g), g)).reshape(g, g, -1)
     box_columns = box.links.columns()
     per_box = box_columns.shape[1]
@@ -142,18 +142,13 @@ def _without_nics(box: Box) -> Box:
     kept = [v for v in range(len(box.names)) if v not in set(box.nics)]
     new = {v: i for i, v in enumerate(kept)}
     return replace(
-        box,
-        names=tuple(box.names[v] for v in kept),
-        kinds=tuple(box.kinds[v] for v in kept),
-        links=LinkTable([(new[a], new[b], *rest) for a, b, *rest in box.links.rows if a in new and b in new]),  # type: ignore[misc]
-        gpus=tuple(new[v] for v in box.gpus),
-        nics=(),
-        nic_capacity=(),
-        nic_of_gpu=(),
+        box, names=tuple(box.names[v] for v in kept), kinds=tuple(box.kinds[v] for v in kept),
+        links=LinkTable([(new[a], new[b], *rest) for a, b, *rest in box.links.rows if a in new and b in new]),  #
+        type: ignore[misc] gpus=tuple(new[v] for v in box.gpus), nics=(), nic_capacity=(), nic_of_gpu=(),
     )
 
 
-def _inside_router(name: str, box: Box) -> ShortestPathRouter:
+def _inside_router(box: Box) -> ShortestPathRouter:
     """Routes between the GPUs and network cards of one box; neither forwards for others."""
     columns = box.links.columns()
     endpoints = np.array(box.gpus + box.nics, dtype=np.int64)
@@ -217,7 +212,8 @@ def _network(
         ups = np.concatenate([ups, hop[:, :1]], axis=1)
         downs = np.concatenate([hop[:, 1:], downs], axis=1)
         network.levels.append(Level(group=group[card_of_gpu], up=ups, down=downs))
-        network.groups[tier.name] = group[card_of_gpu]
+        if group.max() > 0:
+            network.groups[tier.name] = group[card_of_gpu]
         if tier.rail_only and tier.boxes is not None and tier.boxes < nodes:
             network.groups["pod" if depth == 0 else f"{tier.name}_pod"] = np.arange(nodes * g) // g // tier.boxes
         at, inflow = switch, arriving

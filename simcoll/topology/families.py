@@ -110,7 +110,8 @@ def torus(
 ) -> Topology:
     """A torus (or, without wrap, a grid) of ranks that forward for each other; the last dimension varies fastest.
 
-    Routes go dimension by dimension, the shorter way round. A dimension of length 2 has one link, not two.
+    Routes go dimension by dimension, the shorter way round. A dimension of length 2 has one link, not two. Ranks that
+    differ only in dimension d are a group of level ``line<d>``; those with the same coordinate in it, of ``plane<d>``.
 
     Parameters
     ----------
@@ -142,7 +143,8 @@ def torus(
     for d, (k, ring) in enumerate(zip(sizes, closed, strict=True)):
         stride //= k
         at = np.arange(n) // stride % k
-        groups[f"dim{d}"] = np.unique(np.arange(n) - at * stride, return_inverse=True)[1]
+        groups[f"line{d}"] = np.unique(np.arange(n) - at * stride, return_inverse=True)[1]
+        groups[f"plane{d}"] = at
         for way, step in enumerate((1, -1)):
             to = (at + step) % k
             for v in np.flatnonzero((at + step == to) | ring) if k > 1 else ():
@@ -191,9 +193,10 @@ def boxes(
 ) -> Topology:
     """Boxes of GPUs, joined by a rail-optimised network.
 
-    Inside a box the GPUs hang on one switch (NVSwitch), form a full mesh, or have the ``links`` of a list (GPU, GPU, number of
-    parallel links); a pair without a link goes over PCIe and CPUs. To other boxes a GPU uses the network card of its rail;
-    with fewer cards than GPUs neighbours share one, with more each GPU's cards count as one of their summed bandwidth.
+    Inside a box the GPUs hang on one switch (NVSwitch), form a full mesh, or have the ``links`` of a list (GPU, GPU,
+    number of parallel links); a pair without a link goes over PCIe and CPUs. To other boxes a GPU uses the network
+    card of its rail; with fewer cards than GPUs neighbours share one, with more each GPU's cards count as one of
+    their summed bandwidth.
 
     Parameters
     ----------
@@ -204,9 +207,9 @@ def boxes(
     nic_latency
         From GPU to GPU of another box through one leaf (a PCIe tree adds its own).
     pcie_bandwidth, pcie_latency, gpus_per_pcie_switch
-        Of the link from a GPU or card to PCIe. With ``gpus_per_pcie_switch`` there is a tree: PCIe switches under ``cpus`` sockets,
-        joined by ``cpu_bandwidth`` and ``cpu_latency``. Without, each GPU has its own link to its card, by default as fast as its
-        share of the card needs at most.
+        Of the link from a GPU or card to PCIe. With ``gpus_per_pcie_switch`` there is a tree: PCIe switches under
+        ``cpus`` sockets, joined by ``cpu_bandwidth`` and ``cpu_latency``. Without, each GPU has its own link to its
+        card, by default as fast as its share of the card needs at most.
     boxes_per_leaf, oversubscription, spine_latency
         The network: a leaf per rail and group of boxes (by default all), and above the leaves a spine.
     tiers

@@ -126,7 +126,10 @@ def load_topology(name: str | Path, *, nodes: int | None = None, **overrides: ob
 
 def shipped_topologies() -> dict[str, str]:
     """Names of the shipped topologies, each with its one-line description."""
-    return {path.stem: str(tomllib.loads(path.read_text(encoding="utf-8")).get("description", "")) for path in _shipped_files()}
+    return {
+        path.stem: str(tomllib.loads(path.read_text(encoding="utf-8")).get("description", ""))
+        for path in _shipped_files()
+    }
 
 
 def _shipped_files() -> list[Path]:

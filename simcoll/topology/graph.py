@@ -1,4 +1,6 @@
-"""A topology: vertices, directed links with capacity and latency, ranks on some vertices, and the routes between them."""
+"""A topology: vertices, directed links with capacity and latency, ranks on some vertices, and the routes between
+them.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,8 @@ __all__ = ["LINK_KINDS", "NODE_KINDS", "Routes", "Topology", "from_networkx"]
 
 NODE_KINDS = ("gpu", "nic", "switch", "cpu", "pcie")
 LINK_KINDS = ("nvlink", "link", "pcie", "cpu", "net")
-"""Classes of links from the quickest to the slowest; arrays hold the index. ``nvlink`` is any scale-up link (NVLink, xGMI),
-``cpu`` a link between sockets, ``link`` one of no special class."""
+"""Classes of links from the quickest to the slowest; arrays hold the index. ``nvlink`` is any scale-up link (NVLink,
+xGMI), ``cpu`` a link between sockets, ``link`` one of no special class."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -136,7 +138,7 @@ class Topology:
         if a.shape != b.shape or a.ndim != 1:
             raise ConfigError(f"routes need as many sources as destinations, got shapes {a.shape} and {b.shape}")
         for ranks in (a, b):
-            if ranks.size and not (0 <= ranks.min() and ranks.max() < self.nranks):
+            if ranks.size and not (ranks.min() >= 0 and ranks.max() < self.nranks):
                 bad = int(ranks[(ranks < 0) | (ranks >= self.nranks)][0])
                 raise ConfigError(f"rank {bad} is not in topology {self.name!r}; expected 0 to {self.nranks - 1}")
         links = self.router.links(self.rank_endpoints[a], self.rank_endpoints[b])
@@ -227,7 +229,9 @@ class Topology:
         return replace(self, **parts, router=router, rank_endpoints=np.arange(self.nranks))
 
     def to_networkx(self) -> nx.DiGraph:
-        """A ``networkx.DiGraph`` over vertex names: nodes with ``kind`` and ``rank``, edges with ``capacity_uBps``, ``latency_fs``, ``kind``."""
+        """A ``networkx.DiGraph`` over vertex names: nodes with ``kind`` and ``rank``, edges with ``capacity_uBps``,
+        ``latency_fs``, ``kind``.
+        """
         import networkx as nx
 
         graph = nx.DiGraph(name=self.name)
@@ -256,9 +260,10 @@ def from_networkx(
 ) -> Topology:
     """Make a topology of any networkx graph; routes are shortest paths by latency, then by hops, then by lowest vertex.
 
-    Nodes may carry ``kind`` (one of :data:`NODE_KINDS`) and ``rank`` (0..n-1; without any, the nodes of kind ``"gpu"`` are ranks in
-    their order). Edges carry ``bandwidth`` (text, or ``capacity_uBps``), ``latency`` (text, or ``latency_fs``; default 0) and ``kind``
-    (one of :data:`LINK_KINDS`; default ``"link"``). An undirected edge is two links; parallel edges add up to one link.
+    Nodes may carry ``kind`` (one of :data:`NODE_KINDS`) and ``rank`` (0..n-1; without any, the nodes of kind
+    ``"gpu"`` are ranks in their order). Edges carry ``bandwidth`` (text, or ``capacity_uBps``), ``latency`` (text, or
+    ``latency_fs``; default 0) and ``kind`` (one of :data:`LINK_KINDS`; default ``"link"``). An undirected edge is two
+    links; parallel edges add up to one link.
 
     Raises
     ------

@@ -1,7 +1,7 @@
 """Routing: from (source, destination) endpoints to the links between them, vectorised over the pairs.
 
-A router is a frozen record of small tables and one method, ``links(src, dst)``. Endpoints are numbered in the order in which a
-family creates them; which rank sits on which endpoint is the topology's business.
+A router is a frozen record of small tables and one method, ``links(src, dst)``. Endpoints are numbered in the order
+in which a family creates them; which rank sits on which endpoint is the topology's business.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ class Router(Protocol):
     """What a topology needs to find its routes."""
 
     def links(self, src: NDArray[np.int64], dst: NDArray[np.int64]) -> NDArray[np.int32]:
-        """Link indices ``[M, H]`` from endpoint ``src[m]`` to ``dst[m]`` in order of travel, padded at the end with -1."""
+        """Link indices ``[M, H]`` from endpoint ``src[m]`` to ``dst[m]`` in order of travel, padded at the end with
+        -1.
+        """
         ...
 
 
@@ -60,8 +62,8 @@ class Level:
 class BoxRouter:
     """Equal boxes with a table of routes inside (``[g, g, H]``, links of box 0), joined by levels, finest first.
 
-    A pair takes the first level whose group it shares; the last level must hold every endpoint. Without boxes (crossbar, fat
-    tree) ``pair_links`` is ``[1, 1, 0]``: every endpoint is its own box.
+    A pair takes the first level whose group it shares; the last level must hold every endpoint. Without boxes
+    (crossbar, fat tree) ``pair_links`` is ``[1, 1, 0]``: every endpoint is its own box.
     """
 
     pair_links: NDArray[np.int32]
@@ -101,9 +103,9 @@ def _pack(links: NDArray[np.int32]) -> NDArray[np.int32]:
 class TorusRouter:
     """Dimension by dimension, the shorter way round.
 
-    ``link[d, 0, v]`` is the link from v to its next neighbour in dimension d, ``link[d, 1, v]`` to the previous one (-1 where
-    there is none), ``neighbour`` their other ends. When both ways round are equally long, even coordinates go up and odd ones
-    down, which loads both directions equally when everybody sends.
+    ``link[d, 0, v]`` is the link from v to its next neighbour in dimension d, ``link[d, 1, v]`` to the previous one
+    (-1 where there is none), ``neighbour`` their other ends. When both ways round are equally long, even coordinates
+    go up and odd ones down, which loads both directions equally when everybody sends.
     """
 
     dims: tuple[int, ...]
@@ -138,10 +140,11 @@ class TorusRouter:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ShortestPathRouter:
-    """Shortest path by latency, then by number of links, then by lowest vertex; computed for the sources that are asked for.
+    """Shortest path by latency, then by number of links, then by lowest vertex; computed for the sources that are
+    asked for.
 
-    The graph is a split one: an endpoint that may not forward has one vertex where links arrive and another where they leave.
-    Edges are sorted by (head, tail); ``weight`` holds latency and hop count in one exact integer.
+    The graph is a split one: an endpoint that may not forward has one vertex where links arrive and another where
+    they leave. Edges are sorted by (head, tail); ``weight`` holds latency and hop count in one exact integer.
     """
 
     nvertices: int
@@ -168,7 +171,8 @@ class ShortestPathRouter:
                 raise ConfigError(_TOO_FINE)
             tight = np.flatnonzero((distance[self.tail] + self.weight == distance[self.head]) & known[self.head])
             via = np.full(self.nvertices, -1, dtype=np.int64)
-            # Edges are sorted by tail within a head, and of several values written to one place the last stays: the lowest tail.
+            # Edges are sorted by tail within a head, and of several values written to one place the last stays: the
+            # lowest tail.
             via[self.head[tight[::-1]]] = tight[::-1]
             at = self.arrive[dst[wanted]]
             backwards: list[NDArray[np.int32]] = []

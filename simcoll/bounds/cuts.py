@@ -1,0 +1,207 @@
+"""The best cut of an all-gather or a scatter, exactly: Newton's method on fractions with maximum flows as the oracle.
+
+Sources: ForestColl (arXiv 2402.06787) for the bound; Newton's method for a ratio of two set functions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from simcoll.bounds.flows import FLOW_LIMIT, FlowGraph, egress, flow_graph, min_cut
+from simcoll.errors import InternalError
+from simcoll.units import UBPS_PER_BPS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from simcoll.topology import Topology
+
+__all__ = ["Cut", "all_gather_cut", "candidate_groups", "cut_name", "scatter_cut"]
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A set of vertices whose outgoing links bound a collective: the certificate of a lower bound.
+
+    Attributes
+    ----------
+    ratio
+        Ranks inside over capacity out, in seconds per byte: an all-gather of M bytes in total over N ranks takes at
+        least ``M / N * ratio`` seconds, so its algorithm bandwidth is at most ``N / ratio``.
+    ranks_inside
+        The ranks on the sending side.
+    capacity_uBps
+        What leaves the set, in micro-bytes per second.
+    name
+        The cut in words: ``"the links into box0.gpu3"``, ``"the NICs of box 1"``.
+    exact
+        Whether no other cut is worse. If not, the bound is still true, but perhaps not the best.
+    """
+
+    ratio: Fraction
+    ranks_inside: tuple[int, ...]
+    capacity_uBps: int  # noqa: N815 -- names end with their unit
+    name: str
+    exact: bool = True
+
+
+def all_gather_cut(topology: Topology, *, backwards: bool = False) -> Cut:
+    """The cut that bounds all_gather: the largest number of ranks inside over capacity out, over all sets of vertices
+    that do not hold every rank. ``backwards`` turns all links round, which is reduce_scatter.
+
+    Exact for up to 1024 ranks; beyond, the best of the single ranks and groups.
+
+    Examples
+    --------
+    >>> from simcoll.topology import crossbar
+    >>> cut = all_gather_cut(crossbar(4, "300 GB/s"))
+    >>> cut.ratio * 10**9, cut.name
+    (Fraction(1, 100), 'the links into gpu0')
+    """
+    graph = flow_graph(topology, backwards=backwards)
+    if graph.nranks == 1:
+        return Cut(Fraction(0), (0,), 0, "a single rank")
+    best, side = _first_guess(topology, graph, backwards=backwards)
+    exact = graph.nranks <= FLOW_LIMIT
+    for sink in range(graph.nranks) if exact else ():
+        while True:
+            found, better = _worse_cut(graph, best, sink)
+            exact &= better[1]
+            if found is None:
+                break
+            best, side = found, better[0]
+    return _cut(topology, graph, best, side, backwards=backwards, exact=exact)
+
+
+def scatter_cut(topology: Topology, root: int, *, backwards: bool = False) -> Cut:
+    """The cut that bounds scatter from a root: the largest number of ranks outside over capacity out of a set that
+    holds the root.
+
+    Its ``ratio`` counts the ranks on the receiving side: a scatter of M bytes in total takes at least ``M / N *
+    ratio`` seconds. ``backwards`` is gather.
+    """
+    graph = flow_graph(topology, backwards=backwards)
+    n = graph.nranks
+    if n == 1:
+        return Cut(Fraction(0), (0,), 0, "a single rank")
+    capacity, side = egress(graph, np.array([root]))
+    best = Fraction(n - 1, capacity)
+    others = np.delete(graph.ranks, root)
+    sink = graph.nvertices
+    exact = True
+    while True:
+        tail, head = np.concatenate([graph.tail, others]), np.concatenate([graph.head, np.full(n - 1, sink)])
+        demand = np.full(n - 1, best.denominator, dtype=object)
+        scaled = _scaled(graph.capacity, best.numerator)
+        _, inside, fits = min_cut(sink + 1, tail, head, np.concatenate([scaled, demand]), int(graph.ranks[root]), sink)
+        exact &= fits
+        inside = inside[:sink]
+        outside = int((~inside[graph.ranks]).sum())
+        ratio = Fraction(outside, int(graph.capacity[graph.leaving(inside)].sum()) or 1)
+        if ratio <= best:
+            break
+        best, side = ratio, inside
+    cut = _cut(topology, graph, best, side, backwards=backwards, exact=exact)
+    return Cut(best / graph.unit_uBps * UBPS_PER_BPS, cut.ranks_inside, cut.capacity_uBps, cut.name, exact)
+
+
+def candidate_groups(topology: Topology) -> Iterator[tuple[str, list[NDArray[np.int64]]]]:
+    """Partitions of the ranks that are likely bottlenecks: single ranks, and each level of the topology's groups."""
+    yield "rank", [np.array([r]) for r in range(topology.nranks)]
+    for level, ids in topology.groups.items():
+        members = [np.flatnonzero(ids == group) for group in range(int(ids.max()) + 1)]
+        if 1 < len(members) < topology.nranks:
+            yield level, members
+
+
+def _first_guess(topology: Topology, graph: FlowGraph, *, backwards: bool) -> tuple[Fraction, NDArray[np.bool_]]:
+    """The best cut around all but one rank or group: the set is everything but what the group needs to receive."""
+    reverse = flow_graph(topology, backwards=not backwards)
+    found: list[tuple[Fraction, NDArray[np.bool_]]] = []
+    for _, groups in candidate_groups(topology):
+        for members in groups:
+            capacity, receiving = egress(reverse, members)
+            found.append((Fraction(graph.nranks - members.size, capacity), ~receiving))
+    return max(found, key=lambda entry: entry[0])
+
+
+def _worse_cut(graph: FlowGraph, ratio: Fraction, sink: int) -> tuple[Fraction | None, tuple[NDArray[np.bool_], bool]]:
+    """Look for a set without the rank ``sink`` whose ratio is larger; None when there is none.
+
+    With x = 1 / ratio flowing out of every rank, the flow to the sink must be N x, or else the minimum cut has a
+    larger ratio.
+    """
+    source = graph.nvertices
+    n = graph.nranks
+    tail = np.concatenate([graph.tail, np.full(n, source)])
+    head = np.concatenate([graph.head, graph.ranks])
+    supply = np.full(n, ratio.denominator, dtype=object if ratio.denominator >= 2**62 else np.int64)
+    capacity = np.concatenate([_scaled(graph.capacity, ratio.numerator), supply])
+    _, inside, exact = min_cut(source + 1, tail, head, capacity, source, int(graph.ranks[sink]))
+    inside = inside[:source]
+    out = int(graph.capacity[graph.leaving(inside)].sum())
+    found = Fraction(int(inside[graph.ranks].sum()), out) if out else Fraction(0)
+    return (found if found > ratio else None), (inside, exact)
+
+
+def _scaled(capacity: NDArray[np.int64], by: int) -> NDArray[Any]:
+    """Capacities times an integer, in Python integers where 64 bits do not suffice."""
+    if int(capacity.max(initial=0)) * by < 2**62:
+        return capacity * by
+    return capacity.astype(object) * by
+
+
+def _cut(
+    topology: Topology, graph: FlowGraph, ratio: Fraction, side: NDArray[np.bool_], *, backwards: bool, exact: bool
+) -> Cut:
+    capacity = int(graph.capacity[graph.leaving(side)].sum()) * graph.unit_uBps
+    if capacity == 0:
+        raise InternalError(f"a cut of topology {topology.name!r} has no capacity, but the topology is connected")
+    return Cut(
+        ratio=ratio / graph.unit_uBps * UBPS_PER_BPS,
+        ranks_inside=tuple(np.flatnonzero(side[graph.ranks]).tolist()),
+        capacity_uBps=capacity,
+        name=cut_name(topology, graph, side, backwards=backwards),
+        exact=exact,
+    )
+
+
+def cut_name(topology: Topology, graph: FlowGraph, side: NDArray[np.bool_], *, backwards: bool = False) -> str:
+    """A cut in words, from the side with fewer ranks. ``side`` sends; ``backwards`` says that the graph's links are
+    turned round.
+    """
+    inside = side[graph.ranks]
+    sending = 2 * int(inside.sum()) <= inside.size
+    members = np.flatnonzero(inside if sending else ~inside)
+    crossing = graph.leaving(side)
+    ends = graph.kept[np.concatenate([graph.tail[crossing], graph.head[crossing]])].reshape(2, -1)
+    kinds = np.array(topology.node_kinds)[ends]
+    what = _group_name(topology, members)
+    if (kinds == "nic").any(axis=0).all():
+        return f"the NICs of {what}"
+    return f"the links {'out of' if sending != backwards else 'into'} {what}"
+
+
+def _group_name(topology: Topology, members: NDArray[np.int64]) -> str:
+    """``box0.gpu3``, ``box 1``, ``2 of 4 boxes``, ``5 of 16 ranks``."""
+    if members.size == 1:
+        return topology.node_names[int(topology.rank_nodes[members[0]])]
+    chosen = np.zeros(topology.nranks, dtype=bool)
+    chosen[members] = True
+    for level, ids in topology.groups.items():
+        groups = np.unique(ids[members])
+        if chosen[np.isin(ids, groups)].all() and groups.size <= ids.max():
+            if groups.size == 1:
+                return f"{level} {groups[0]}"
+            return f"{groups.size} of {ids.max() + 1} {_plural(level)}"
+    return f"{members.size} of {topology.nranks} ranks"
+
+
+def _plural(level: str) -> str:
+    return {"box": "boxes", "leaf": "leaves"}.get(level, f"{level} groups")

@@ -1,0 +1,158 @@
+"""Maximum flows and minimum cuts of a topology, exact in integers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import breadth_first_order, maximum_flow
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from simcoll.topology import Topology
+
+__all__ = ["FlowGraph", "egress", "flow_graph", "min_cut"]
+
+SOLVER_LIMIT = 2**30 - 1
+"""A capacity and the flow the other way must together fit 32 bits."""
+FLOW_LIMIT = 1024
+"""Up to this many ranks the minimum cut of a group is a maximum flow; beyond, a greedy cut, which is as valid."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FlowGraph:
+    """Links between vertices, capacities divided by their greatest common divisor ``unit_uBps``.
+
+    ``out_links[v]`` and ``in_links[v]`` list the links at a vertex; ``ranks`` are vertices, ``kept`` the topology's
+    number of each.
+    """
+
+    nvertices: int
+    tail: NDArray[np.int64]
+    head: NDArray[np.int64]
+    capacity: NDArray[np.int64]
+    unit_uBps: int  # noqa: N815 -- names end with their unit
+    ranks: NDArray[np.int64]
+    kept: NDArray[np.int64]
+    out_links: tuple[NDArray[np.int64], ...]
+    in_links: tuple[NDArray[np.int64], ...]
+
+    @property
+    def nranks(self) -> int:
+        """World size."""
+        return len(self.ranks)
+
+    def leaving(self, inside: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """The links that leave a set of vertices."""
+        return np.flatnonzero(inside[self.tail] & ~inside[self.head])
+
+
+def flow_graph(topology: Topology, *, backwards: bool = False) -> FlowGraph:
+    """The links of a topology, or all of them turned round.
+
+    A GPU without a rank carries nothing where GPUs do not forward, so it is left out.
+    """
+    keep = np.ones(len(topology.node_names), dtype=bool)
+    if not topology.gpus_forward:
+        keep = np.array([kind != "gpu" for kind in topology.node_kinds])
+        keep[topology.rank_nodes] = True
+    number = np.cumsum(keep) - 1
+    links = keep[topology.link_src] & keep[topology.link_dst]
+    tail, head = number[topology.link_src[links]], number[topology.link_dst[links]]
+    if backwards:
+        tail, head = head, tail
+    capacity = topology.link_capacity_uBps[links]
+    unit = int(np.gcd.reduce(capacity)) if capacity.size else 1
+    total = int(keep.sum())
+    return FlowGraph(
+        nvertices=total,
+        tail=tail,
+        head=head,
+        capacity=capacity // unit,
+        unit_uBps=unit,
+        ranks=number[topology.rank_nodes],
+        kept=np.flatnonzero(keep),
+        out_links=_at_vertices(tail, total),
+        in_links=_at_vertices(head, total),
+    )
+
+
+def _at_vertices(end: NDArray[np.int64], nvertices: int) -> tuple[NDArray[np.int64], ...]:
+    order = np.argsort(end, kind="stable")
+    return tuple(np.split(order, np.searchsorted(end[order], np.arange(1, nvertices))))
+
+
+def min_cut(
+    nvertices: int,
+    tail: NDArray[np.int64],
+    head: NDArray[np.int64],
+    capacity: NDArray[Any],
+    source: int,
+    sink: int,
+) -> tuple[int, NDArray[np.bool_], bool]:
+    """Value of a maximum flow, the vertices on the source's side of a minimum cut, and whether both are exact.
+
+    The solver has 32-bit capacities. Larger ones are scaled down and rounded, which may give a cut that is not quite
+    the smallest; callers evaluate the cut itself in exact integers, so what they claim stays true.
+    """
+    # No flow exceeds what leaves the source or enters the sink, so larger capacities mean the same as this one.
+    most = min(sum(capacity[tail == source].tolist()), sum(capacity[head == sink].tolist()))
+    exact = most <= SOLVER_LIMIT
+    if exact:
+        fitted = np.minimum(capacity, most)
+    else:
+        fitted = np.array([-(-min(c, most) * SOLVER_LIMIT // most) for c in capacity.tolist()])
+    graph = csr_array((fitted.astype(np.int32), (tail, head)), shape=(nvertices, nvertices))
+    flow = maximum_flow(graph, source, sink)
+    residual = graph - flow.flow
+    residual.data[residual.data < 0] = 0
+    residual.eliminate_zeros()
+    inside = np.zeros(nvertices, dtype=bool)
+    inside[breadth_first_order(residual, source, return_predecessors=False)] = True
+    return int(flow.flow_value), inside, exact
+
+
+def egress(graph: FlowGraph, members: NDArray[np.int64]) -> tuple[int, NDArray[np.bool_]]:
+    """Capacity (in units of the graph) of a cut that separates some ranks from all the others, and the side of those
+    ranks.
+
+    All that these ranks send to the others crosses the cut. It is the smallest one for up to ``FLOW_LIMIT`` ranks.
+    """
+    mine = np.zeros(graph.nvertices, dtype=bool)
+    mine[graph.ranks[members]] = True
+    others = np.setdiff1d(graph.ranks, graph.ranks[members])
+    if graph.nranks > FLOW_LIMIT:
+        inside = _greedy_side(graph, mine, others)
+    else:
+        source, sink = graph.nvertices, graph.nvertices + 1
+        tail = np.concatenate([graph.tail, np.full(members.size, source), others])
+        head = np.concatenate([graph.head, graph.ranks[members], np.full(others.size, sink)])
+        free = np.full(
+            members.size + others.size, int(graph.capacity.max(initial=1)) * graph.capacity.size, dtype=object
+        )
+        _, inside, _ = min_cut(sink + 1, tail, head, np.concatenate([graph.capacity, free]), source, sink)
+        inside = inside[: graph.nvertices]
+    return int(graph.capacity[graph.leaving(inside)].sum()), inside
+
+
+def _greedy_side(graph: FlowGraph, mine: NDArray[np.bool_], others: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Take in neighbouring vertices as long as that does not raise the capacity that leaves the set."""
+    inside = mine.copy()
+    closed = np.zeros(graph.nvertices, dtype=bool)
+    closed[others] = True
+    frontier = list(dict.fromkeys(int(h) for v in np.flatnonzero(mine) for h in graph.head[graph.out_links[v]]))
+    while frontier:
+        taken: list[int] = []
+        for v in frontier:
+            if inside[v] or closed[v]:
+                continue
+            saved = graph.in_links[v][inside[graph.tail[graph.in_links[v]]]]
+            added = graph.out_links[v][~inside[graph.head[graph.out_links[v]]]]
+            if graph.capacity[added].sum() <= graph.capacity[saved].sum():
+                inside[v] = True
+                taken.append(v)
+        frontier = list(dict.fromkeys(int(h) for v in taken for h in graph.head[graph.out_links[v]]))
+    return inside

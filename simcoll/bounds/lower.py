@@ -1,0 +1,261 @@
+"""Lower bounds that no schedule can beat without reduction or multicast inside switches, however many ports it uses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from simcoll.bounds.cuts import all_gather_cut, candidate_groups, cut_name, scatter_cut
+from simcoll.bounds.flows import FLOW_LIMIT, FlowGraph, egress, flow_graph, min_cut
+from simcoll.errors import ConfigError, nearest
+from simcoll.units import FS_PER_SECOND, UBPS_PER_BPS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from simcoll.topology import Topology
+
+__all__ = ["Bottleneck", "Bound", "bottleneck", "lower_bound"]
+
+
+@dataclass(frozen=True, slots=True)
+class Bottleneck:
+    """What bounds a collective on a topology, for any size.
+
+    Attributes
+    ----------
+    seconds_per_byte
+        The least time over the size; see :func:`lower_bound` for what the size of each collective is. 0 without a
+        bound.
+    name
+        The bottleneck in words.
+    argument
+        Which counting argument gives the bound.
+    ranks
+        The ranks whose links are meant: the sending side of the cut; all of them for a sum over a partition.
+    exact
+        Whether this is the best bound of its kind; otherwise it is true but perhaps not the best.
+    """
+
+    seconds_per_byte: Fraction
+    name: str
+    argument: str
+    ranks: tuple[int, ...] = ()
+    exact: bool = True
+
+    def time_fs(self, total_bytes: int) -> int:
+        """The bound for a size, rounded down to whole femtoseconds."""
+        return int(self.seconds_per_byte * total_bytes * FS_PER_SECOND)
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A provable lower bound on the time of a collective.
+
+    ``kind`` is ``"bandwidth"`` or ``"latency"``, whichever is larger; ``bottleneck`` names it; ``certificate`` is the
+    bandwidth bound's proof for any size.
+    """
+
+    time_fs: int
+    kind: str
+    bottleneck: str
+    certificate: Bottleneck
+
+
+def lower_bound(
+    kind: str,
+    topology: Topology,
+    total_bytes: int,
+    *,
+    root: int = 0,
+    latency_fs: int = 0,
+    certificate: Bottleneck | None = None,
+) -> Bound:
+    """The least time that any schedule of a collective can take.
+
+    Parameters
+    ----------
+    kind
+        The collective: ``"all_reduce"``, ``"all_gather"``, ...
+    total_bytes
+        all_gather: all gathered data; reduce_scatter: one rank's input; scatter, gather: all data at the root; all
+        others: one rank's buffer.
+    root
+        Of broadcast, reduce, scatter, gather.
+    latency_fs
+        A latency floor that the caller can prove; the bound is the larger of the two.
+    certificate
+        The result of :func:`bottleneck` for the same collective and topology, to save its time when many sizes are
+        asked for.
+
+    Raises
+    ------
+    ConfigError
+        When the collective is unknown or the root is not a rank.
+
+    Examples
+    --------
+    >>> from simcoll.topology import crossbar
+    >>> bound = lower_bound("all_reduce", crossbar(4, "100 GB/s"), 10**9)
+    >>> bound.time_fs == 15 * 10**12, bound.bottleneck
+    (True, 'the links of all 4 ranks')
+    """
+    proof = bottleneck(kind, topology, root=root) if certificate is None else certificate
+    time_fs = proof.time_fs(total_bytes)
+    if time_fs >= latency_fs and time_fs > 0:
+        return Bound(time_fs, "bandwidth", proof.name, proof)
+    return Bound(latency_fs, "latency", "latency", proof)
+
+
+def bottleneck(kind: str, topology: Topology, *, root: int = 0) -> Bottleneck:
+    """The bound of a collective on a topology for all sizes; see :func:`lower_bound`."""
+    if kind not in _KINDS:
+        raise ConfigError(f"no lower bound for collective {kind!r}; {nearest(kind, _KINDS)}")
+    if not 0 <= root < topology.nranks:
+        raise ConfigError(
+            f"root {root} is not a rank of topology {topology.name!r}; expected 0 to {topology.nranks - 1}"
+        )
+    if topology.nranks == 1:
+        return Bottleneck(Fraction(0), "a single rank", "nothing to send")
+    return _KINDS[kind](topology, root)
+
+
+def _all_gather(topology: Topology, _: int) -> Bottleneck:
+    return _gathered(topology, backwards=False)
+
+
+def _reduce_scatter(topology: Topology, _: int) -> Bottleneck:
+    return _gathered(topology, backwards=True)
+
+
+def _gathered(topology: Topology, *, backwards: bool) -> Bottleneck:
+    cut = all_gather_cut(topology, backwards=backwards)
+    argument = (
+        "every share inside the cut must leave it"
+        if not backwards
+        else "a sum must enter the cut for every share inside"
+    )
+    return Bottleneck(cut.ratio / topology.nranks, cut.name, argument, cut.ranks_inside, cut.exact)
+
+
+def _scatter(topology: Topology, root: int) -> Bottleneck:
+    return _scattered(topology, root, backwards=False)
+
+
+def _gather(topology: Topology, root: int) -> Bottleneck:
+    return _scattered(topology, root, backwards=True)
+
+
+def _scattered(topology: Topology, root: int, *, backwards: bool) -> Bottleneck:
+    cut = scatter_cut(topology, root, backwards=backwards)
+    argument = "all shares of the ranks on the other side must cross"
+    return Bottleneck(cut.ratio / topology.nranks, cut.name, argument, cut.ranks_inside, cut.exact)
+
+
+def _broadcast(topology: Topology, root: int) -> Bottleneck:
+    return _from_root(topology, root, backwards=False)
+
+
+def _reduce(topology: Topology, root: int) -> Bottleneck:
+    return _from_root(topology, root, backwards=True)
+
+
+def _from_root(topology: Topology, root: int, *, backwards: bool) -> Bottleneck:
+    """Edmonds: no rank gets the root's data faster than the smallest cut between them."""
+    graph, reverse = flow_graph(topology, backwards=backwards), flow_graph(topology, backwards=not backwards)
+    out, side = egress(graph, np.array([root]))
+    best = (out, side)
+    for rank in range(topology.nranks):
+        if rank == root:
+            continue
+        if topology.nranks <= FLOW_LIMIT:
+            source, sink = int(graph.ranks[root]), int(graph.ranks[rank])
+            _, side, _ = min_cut(graph.nvertices, graph.tail, graph.head, graph.capacity, source, sink)
+        else:
+            side = ~egress(reverse, np.array([rank]))[1]
+        out = int(graph.capacity[graph.leaving(side)].sum())
+        if out < best[0]:
+            best = (out, side)
+    rate = best[0] * graph.unit_uBps
+    name = cut_name(topology, graph, best[1], backwards=backwards)
+    inside = tuple(np.flatnonzero(best[1][graph.ranks]).tolist())
+    exact = topology.nranks <= FLOW_LIMIT
+    return Bottleneck(Fraction(UBPS_PER_BPS, rate), name, "all data must cross the cut", inside, exact)
+
+
+def _all_reduce(topology: Topology, _: int) -> Bottleneck:
+    """For each partition into m groups: every element crosses from group to group at least 2 (m - 1) times (m - 1
+    until somebody has the sum, m - 1 to tell the others), and every group sends and receives at least once.
+    """
+    found: list[Bottleneck] = []
+    for backwards in _directions(topology):
+        graph = flow_graph(topology, backwards=backwards)
+        for level, groups in candidate_groups(topology):
+            capacities, sides = _egresses(graph, groups)
+            total = sum(capacities) * graph.unit_uBps
+            crossings = Fraction(2 * (len(groups) - 1) * UBPS_PER_BPS, total)
+            where = f"the links of all {len(groups)} {'ranks' if level == 'rank' else f'groups of level {level}'}"
+            everyone = tuple(range(topology.nranks))
+            argument = f"{2 * (len(groups) - 1)} crossings between {len(groups)} groups"
+            found.append(Bottleneck(crossings, where, argument, everyone, exact=False))
+            least = min(range(len(groups)), key=capacities.__getitem__)
+            single = Fraction(UBPS_PER_BPS, capacities[least] * graph.unit_uBps)
+            name = cut_name(topology, graph, sides[least], backwards=backwards)
+            members = tuple(groups[least].tolist())
+            found.append(Bottleneck(single, name, "the group's data must leave it", members, exact=False))
+    return max(found, key=lambda bound: bound.seconds_per_byte)
+
+
+def _all_to_all(topology: Topology, _: int) -> Bottleneck:
+    """Every rank of a set sends a block to every rank outside. Sets: ranks, groups, and the first half of a level's
+    groups.
+    """
+    n = topology.nranks
+    found: list[Bottleneck] = []
+    for backwards in _directions(topology):
+        graph = flow_graph(topology, backwards=backwards)
+        sets = [group for _level, groups in candidate_groups(topology) for group in groups]
+        sets += [np.sort(np.concatenate(groups[: len(groups) // 2])) for _level, groups in candidate_groups(topology)]
+        capacities, sides = _egresses(graph, sets)
+        for members, capacity, side in zip(sets, capacities, sides, strict=True):
+            volume = Fraction(members.size * (n - members.size), n)
+            name = cut_name(topology, graph, side, backwards=backwards)
+            argument = "the blocks from one side of the cut to the other"
+            per_byte = volume * UBPS_PER_BPS / (capacity * graph.unit_uBps)
+            found.append(Bottleneck(per_byte, name, argument, tuple(members.tolist()), exact=False))
+    return max(found, key=lambda bound: bound.seconds_per_byte)
+
+
+def _no_data(_topology: Topology, _root: int) -> Bottleneck:
+    return Bottleneck(Fraction(0), "latency", "no bound on bandwidth")
+
+
+def _directions(topology: Topology) -> tuple[bool, ...]:
+    """Both, unless every link has an equal one the other way, so that what bounds sending bounds receiving."""
+    ends = np.stack([topology.link_src, topology.link_dst, topology.link_capacity_uBps])
+    there, back = ends[:, np.lexsort(ends[::-1])], ends[[1, 0, 2]]
+    return (False,) if np.array_equal(there, back[:, np.lexsort(back[::-1])]) else (False, True)
+
+
+def _egresses(graph: FlowGraph, groups: list[NDArray[np.int64]]) -> tuple[list[int], list[NDArray[np.bool_]]]:
+    cuts = [egress(graph, members) for members in groups]
+    return [capacity for capacity, _ in cuts], [side for _, side in cuts]
+
+
+_KINDS: dict[str, Callable[[Topology, int], Bottleneck]] = {
+    "all_gather": _all_gather,
+    "all_reduce": _all_reduce,
+    "all_to_all": _all_to_all,
+    "barrier": _no_data,
+    "broadcast": _broadcast,
+    "gather": _gather,
+    "reduce": _reduce,
+    "reduce_scatter": _reduce_scatter,
+    "scatter": _scatter,
+    "send_recv": _no_data,
+}

@@ -1,0 +1,346 @@
+"""The command line: ``simcoll run | perf | verify | show | list``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import App, CycloptsError, Parameter
+
+from simcoll.errors import ConfigError, InternalError, ScheduleError, nearest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from simcoll.planning.sweep import Row, Sweep
+    from simcoll.topology import Topology
+
+__all__ = ["app", "main"]
+
+app = App(
+    name="simcoll",
+    help="Specify a collective once, prove it, see how fast it will be on any cluster, run it unchanged on GPUs.",
+    help_flags=["--help", "-h"],
+    version_flags=["--version"],
+)
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[int, int, str], None] | None]:
+    """A progress bar on the terminal, nothing elsewhere."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description:<32}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("proving", total=None)
+        yield lambda done, total, next_up: bar.update(task, completed=done, total=total, description=next_up)
+
+
+def _sweep(title: str, sweep: Sweep, topology: Topology) -> tuple[list[Row], list[str]]:
+    """Prove, run and print a sweep."""
+    from simcoll.planning.report import sweep_hash, table_lines
+    from simcoll.planning.sweep import build, run_sweep
+
+    print(f"# simcoll: {title}")
+    print(f"# topology {topology.name}: {topology.nranks} ranks. {topology.description}".rstrip())
+    proofs = []
+    for choice in sweep.choices:
+        schedule = build(sweep, choice, topology)
+        proofs.append(f"{schedule.title}: {schedule.proof()}")
+        print(f"# {proofs[-1]}")
+    with _progress() as progress:
+        rows = run_sweep(sweep, topology, progress)
+    for line in table_lines(sweep, rows):
+        print(line)
+    wrong = sum(row.wrong or 0 for row in rows)
+    checked = sum(row.wrong is not None for row in rows)
+    print(f"# {len(rows)} runs, data checked in {checked}: {wrong} wrong. trace hash {sweep_hash(rows)}")
+    if wrong:
+        raise InternalError(f"{wrong} wrong elements in a proved schedule")
+    return rows, proofs
+
+
+@app.command
+def run(scenario: str, /, *, output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None) -> None:
+    """Run a scenario: prove and emulate every algorithm, print the table, write results, picture and timeline.
+
+    Parameters
+    ----------
+    scenario
+        A scenario file, or the name of a shipped one (simcoll list scenarios).
+    output
+        Folder for results.json, results.csv, busbw.svg and trace.json.gz; default out/<scenario>.
+    """
+    from simcoll.planning import scenario as scenarios
+
+    content, path = scenarios.load_scenario(scenario)
+    sweep = scenarios.sweep_of(content, str(path))
+    topology = scenarios.scenario_topology(content, path)
+    folder = output or Path("out") / path.stem
+    scenarios.open_folder(folder)
+    rows, proofs = _sweep(content.title, sweep, topology)
+    names = scenarios.write_results(folder, content, sweep, topology, rows, proofs)
+    print(f"# wrote {', '.join(str(folder / name) for name in names)}")
+
+
+@app.command
+def perf(
+    collective: str,
+    /,
+    *,
+    topology: Annotated[str, Parameter(name=["--topology", "-t"])] = "dgx-h100",
+    nodes: int | None = None,
+    begin: Annotated[str, Parameter(name=["--begin", "-b"])] = "8",
+    end: Annotated[str, Parameter(name=["--end", "-e"])] = "128M",
+    factor: Annotated[int, Parameter(name=["--factor", "-f"])] = 2,
+    algorithm: Annotated[str | None, Parameter(name=["--algorithm", "-a"])] = None,
+    protocol: Annotated[str, Parameter(name=["--protocol", "-p"])] = "LL,LL128,Simple",
+    dtype: Annotated[str, Parameter(name=["--dtype", "-d"])] = "float32",
+    op: Annotated[str, Parameter(name=["--op", "-o"])] = "sum",
+    root: Annotated[int | None, Parameter(name=["--root", "-r"])] = None,
+    check: Annotated[str, Parameter(name=["--check", "-c"])] = "64K",
+) -> None:
+    """Predict a collective over a range of sizes: the nccl-tests table with bound, headroom and bottleneck.
+
+    Parameters
+    ----------
+    collective
+        all_reduce, all_gather, reduce_scatter, broadcast, reduce, all_to_all, ...
+    topology
+        A shipped topology (simcoll list topologies), a TOML file, or an NCCL topology XML dump.
+    nodes
+        How many boxes.
+    begin
+        Smallest size in bytes, such as 8 or 1M.
+    end
+        Largest size.
+    factor
+        Factor between sizes.
+    algorithm
+        Algorithms to compare, separated by commas, with parameters after colons: ring:channels=4,tree. Default: all that fit.
+    protocol
+        ideal, LL, LL128, Simple, separated by commas; the best of each size is shown.
+    dtype
+        Element type, such as float32, bfloat16 or int8.
+    op
+        Reduction: sum, product, min, max, band, bor, bxor.
+    root
+        Root rank of broadcast, reduce, gather and scatter.
+    check
+        Largest size for which real data moves and is compared with the definition.
+    """
+    from simcoll.algorithms import ALGORITHMS
+    from simcoll.collective import KINDS
+    from simcoll.planning.sweep import Sweep, build, parse_choice, size_ladder
+    from simcoll.topology import load_topology
+    from simcoll.units import parse_size
+
+    if collective not in KINDS:
+        raise ConfigError(f"unknown collective {collective!r}; {nearest(collective, KINDS)}")
+    machine = load_topology(topology, nodes=nodes)
+    ladder = size_ladder(parse_size(begin, what="-b"), parse_size(end, what="-e"), factor)
+    names = algorithm.split(",") if algorithm else [found.name for found in ALGORITHMS if found.collective == collective]
+    choices = tuple(parse_choice(name) for name in names)
+    sweep = Sweep(collective, ladder, choices, tuple(protocol.split(",")), dtype, op, root, parse_size(check, what="-c"))
+    if algorithm is None:
+        sweep = _fitting(sweep, machine, build)
+    _sweep(f"{collective} on {machine.name}", sweep, machine)
+
+
+def _fitting(sweep: Sweep, machine: Topology, build: Callable[..., object]) -> Sweep:
+    """The sweep without the algorithms that do not serve this number of ranks."""
+    from dataclasses import replace
+
+    fitting = []
+    for choice in sweep.choices:
+        try:
+            build(sweep, choice, machine)
+        except ConfigError as error:
+            print(f"# left out {choice}: {error}")
+        else:
+            fitting.append(choice)
+    return replace(sweep, choices=tuple(fitting))
+
+
+@app.command
+def verify(file: Path, /, *, exact: bool = False) -> None:
+    """Prove a schedule file (JSON) or an MSCCL XML file, or print a counter-example.
+
+    Parameters
+    ----------
+    file
+        The file.
+    exact
+        Count contributions exactly instead of by 64-bit fingerprints.
+    """
+    from simcoll.formats.schedule_json import MAX_BYTES, parse_schedule
+    from simcoll.formats.strict import read_file
+
+    content = read_file(file, MAX_BYTES)
+    if content.lstrip()[:1] == b"<":
+        from simcoll.formats.msccl_xml import load_msccl_xml
+        from simcoll.verify import verify_program
+
+        program = load_msccl_xml(file)
+        print(f"{file}: {program}\n{verify_program(program)}")
+        return
+    from simcoll.verify import verify as prove
+
+    schedule = parse_schedule(content, str(file))
+    print(f"{file}: {schedule}\n{prove(schedule, exact=exact)}")
+
+
+@app.command
+def show(
+    algorithm: str,
+    /,
+    *,
+    collective: Annotated[str, Parameter(name=["--collective", "-c"])] = "all_reduce",
+    nranks: Annotated[int, Parameter(name=["--nranks", "-n"])] = 4,
+    root: int | None = None,
+    channels: int | None = None,
+    pieces: int | None = None,
+    box: int | None = None,
+    in_place: bool = False,
+    limit: int = 200,
+    svg: Path | None = None,
+    json: Path | None = None,
+) -> None:
+    """Print a schedule readably; draw it or write it as a schedule file.
+
+    Parameters
+    ----------
+    algorithm
+        Its name (simcoll list algorithms), or a schedule file.
+    collective
+        What it shall do.
+    nranks
+        World size.
+    root
+        Root rank.
+    channels
+        Independent lanes.
+    pieces
+        Pieces of each segment that follow each other.
+    box
+        Consecutive ranks with fast links between them.
+    in_place
+        Let the output share memory with the input.
+    limit
+        Most transfers to print.
+    svg
+        File for a picture.
+    json
+        File for the schedule.
+    """
+    from simcoll.algorithms import schedule as make
+    from simcoll.formats.schedule_json import dump_schedule, load_schedule
+    from simcoll.planning.drawing import schedule_lines, schedule_svg
+
+    if algorithm.endswith(".json"):
+        schedule = load_schedule(algorithm)
+    else:
+        given = {name: value for name, value in (("channels", channels), ("pieces", pieces), ("box", box)) if value is not None}
+        schedule = make(collective, algorithm, nranks=nranks, root=root, in_place=in_place, **given)
+    for line in schedule_lines(schedule, limit):
+        print(line)
+    if json is not None:
+        dump_schedule(schedule, json)
+        print(f"wrote {json}")
+    if svg is not None:
+        try:
+            svg.write_text(schedule_svg(schedule))
+        except OSError as error:
+            raise ConfigError(f"cannot write the picture: {error.strerror}", file=str(svg)) from None
+        print(f"wrote {svg}")
+
+
+@app.command(name="list")
+def list_(what: str, /) -> None:
+    """List what is there.
+
+    Parameters
+    ----------
+    what
+        topologies, algorithms, scenarios, collectives or protocols.
+    """
+    listings: dict[str, Callable[[], list[tuple[str, ...]]]] = {
+        "topologies": _topologies,
+        "algorithms": _algorithms,
+        "scenarios": _scenarios,
+        "collectives": _collectives,
+        "protocols": _protocols,
+    }
+    if what not in listings:
+        raise ConfigError(f"cannot list {what!r}; {nearest(what, listings)}")
+    _print_columns(listings[what]())
+
+
+def _topologies() -> list[tuple[str, ...]]:
+    from simcoll.topology import shipped_topologies
+
+    return list(shipped_topologies().items())
+
+
+def _scenarios() -> list[tuple[str, ...]]:
+    from simcoll.planning.scenario import shipped_scenarios
+
+    return list(shipped_scenarios().items())
+
+
+def _algorithms() -> list[tuple[str, ...]]:
+    from simcoll.algorithms import ALGORITHMS
+
+    head = ("collective", "algorithm", "ranks", "parameters", "time on a crossbar (a latency, b s/byte, g s/byte reduced, s size)")
+    return [head, *((a.collective, a.name, a.ranks, " ".join(a.params) or "-", a.cost) for a in ALGORITHMS)]
+
+
+def _collectives() -> list[tuple[str, ...]]:
+    from simcoll.collective import KINDS
+
+    return [(name, kind.summary) for name, kind in KINDS.items()]
+
+
+def _protocols() -> list[tuple[str, ...]]:
+    from simcoll.protocol import PROTOCOL_NAMES, protocol
+
+    return [(name, protocol(name).summary) for name in PROTOCOL_NAMES]
+
+
+def _print_columns(rows: Sequence[tuple[str, ...]]) -> None:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        print("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status: 0 done, 1 a schedule is wrong, 2 bad input, 3 a fault of simcoll."""
+    try:
+        app(list(sys.argv[1:] if argv is None else argv), exit_on_error=False, print_error=False, result_action="return_value")
+    except CycloptsError as error:
+        print(f"simcoll: {error}\nsimcoll: try --help", file=sys.stderr)
+        return 2
+    except ScheduleError as error:
+        print(f"simcoll: wrong schedule: {error}", file=sys.stderr)
+        return 1
+    except ConfigError as error:
+        print(f"simcoll: {error}", file=sys.stderr)
+        return 2
+    except InternalError as error:
+        print(f"simcoll: {error}", file=sys.stderr)
+        return 3
+    except KeyboardInterrupt:
+        print("simcoll: stopped", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # Whoever read our output has enough; keep the interpreter from complaining when it closes it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return 0

@@ -1,0 +1,67 @@
+"""The latency floor of a collective: no schedule is quicker, however many messages a rank sends at once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from simcoll.emulator.model import hop_delay_fs
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from simcoll.plan import Plan
+    from simcoll.topology import Topology
+
+    Ints = NDArray[np.int64]
+
+__all__ = ["latency_floor_fs"]
+
+EXACT_RANKS = 256
+"""Up to here relays are followed exactly; the work grows with the cube."""
+SAMPLED_SOURCES = 64
+
+
+def latency_floor_fs(plan: Plan, topology: Topology) -> int:
+    """Time before which some rank cannot have what another rank had at the start.
+
+    A message costs at least its ``pre`` and the receive overhead. Data may come over other ranks, and on some machines
+    that is the shorter way, so the floor of a pair is that of its cheapest chain of messages; the floor of the
+    collective is the largest among the pairs that its meaning makes dependent. Beyond 256 ranks only the cheapest
+    first message of some ranks is counted, which is lower but still a floor.
+    """
+    n, collective = plan.nranks, plan.collective
+    if n == 1 or _may_be_empty(plan):
+        return 0
+    if n > EXACT_RANKS:
+        if collective.kind == "send_recv" or collective.root is not None:
+            return plan.protocol.launch_fs
+        sources = np.linspace(0, n - 1, SAMPLED_SOURCES).astype(np.int64)
+        return plan.protocol.launch_fs + max(
+            int(np.delete(_costs(plan, topology, [s])[0], s).min()) for s in sources.tolist()
+        )
+    cost = _costs(plan, topology, range(n))
+    np.fill_diagonal(cost, 0)
+    for relay in range(n):
+        cost = np.minimum(cost, cost[:, relay, None] + cost[None, relay, :])
+    if collective.kind == "send_recv":
+        cost = cost[tuple(np.array(collective.pairs, np.int64).reshape(-1, 2).T)]
+    elif collective.root is not None:
+        cost = cost[:, collective.root] if collective.spec.output_at == "root" else cost[collective.root]
+    return plan.protocol.launch_fs + int(cost.max(initial=0))
+
+
+def _may_be_empty(plan: Plan) -> bool:
+    """Whether some block has no elements, so that ranks may have nothing to tell each other."""
+    if plan.collective.nblocks == 0:
+        return False
+    return plan.sizes == 0 if isinstance(plan.sizes, int) else bool((plan.sizes == 0).any())
+
+
+def _costs(plan: Plan, topology: Topology, sources: range | list[int]) -> Ints:
+    """Least time of a message from each source to each rank: ``[sources, nranks]``."""
+    src = np.repeat(plan.ranks[np.array(sources, np.int64)], plan.nranks)
+    dst = np.tile(plan.ranks, len(sources))
+    delay = hop_delay_fs(topology.route(src, dst), plan.protocol) + plan.protocol.receive_overhead_fs
+    return delay.reshape(len(sources), plan.nranks)

@@ -1,0 +1,205 @@
+"""The schedule file: one JSON object with a version, columns of transfers per step, and repeats."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from simcoll.collective import Collective
+from simcoll.errors import ConfigError
+from simcoll.formats.strict import decode_json, read_file
+from simcoll.schedule import OP_NAMES, Layout, Repeat, Schedule, Step
+
+__all__ = ["dump_schedule", "load_schedule", "parse_schedule"]
+
+FORMAT, VERSION = "simcoll-schedule", 1
+MAX_BYTES = 2**28
+Column = int | list[int]
+Names = str | list[str]
+
+
+class _Collective(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    kind: str
+    nranks: int
+    root: int | None = None
+    pairs: list[tuple[int, int]] = []
+    in_place: bool = False
+
+
+class _Step(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    src_rank: Column
+    src_chunk: Column
+    dst_rank: Column
+    dst_chunk: Column
+    count: Column = 1
+    op: Names = "copy"
+    channel: Column = 0
+
+
+class _Block(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    steps: list[_Step]
+    repeat: int = 1
+    stride: int = 0
+    base: int = 0
+    modulus: int = 1
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    format: str
+    version: int
+    name: str
+    collective: _Collective
+    chunks: int
+    blocks: list[_Block]
+    channels: int = 1
+    scratch: list[Any] = []
+    divisible: bool = False
+    params: dict[str, int | str | None] = {}
+
+
+def _column(values: np.ndarray) -> Any:
+    if len(values) and (values == values[0]).all() and len(values) > 1:
+        return int(values[0])
+    return values.tolist()
+
+
+def _step_record(step: Step) -> _Step:
+    ops = [OP_NAMES[op] for op in step.op.tolist()]
+    op: Names = ops[0] if len(set(ops)) == 1 else ops
+    # One column stays a list even if constant: its length is the number of transfers.
+    return _Step(
+        step.src_rank.tolist(), _column(step.src_chunk), _column(step.dst_rank), _column(step.dst_chunk),
+        _column(step.count), op, _column(step.channel),
+    )  # fmt: skip
+
+
+def dump_schedule(schedule: Schedule, path: str | Path | None = None) -> bytes:
+    """The schedule as JSON; written to ``path`` if given.
+
+    Raises
+    ------
+    ConfigError
+        When the file cannot be written.
+    """
+    collective, layout = schedule.collective, schedule.layout
+    blocks = []
+    for item in schedule.source():
+        if isinstance(item, Repeat):
+            steps = [_step_record(step) for step in item.steps]
+            blocks.append(_Block(steps, item.count, item.stride, item.base, item.modulus))
+        elif len(item):
+            blocks.append(_Block([_step_record(item)]))
+    record = _File(
+        FORMAT, VERSION, schedule.name,
+        _Collective(collective.kind, collective.nranks, collective.root, list(collective.pairs), collective.in_place),
+        layout.chunks, blocks, schedule.nchannels, layout.scratch.tolist(), schedule.divisible, dict(schedule.params),
+    )  # fmt: skip
+    data = _lines(record)
+    if path is not None:
+        try:
+            Path(path).write_bytes(data)
+        except OSError as error:
+            raise ConfigError(f"cannot write the schedule: {error.strerror}", file=str(path)) from None
+    return data
+
+
+def _lines(record: _File) -> bytes:
+    """The file with one key, or one block of steps, a line."""
+    fields = msgspec.to_builtins(record)
+    blocks = b",\n  ".join(msgspec.json.encode(block) for block in fields.pop("blocks"))
+    head = b",\n ".join(msgspec.json.encode(key) + b": " + msgspec.json.encode(value) for key, value in fields.items())
+    return b"{\n " + head + b',\n "blocks": [\n  ' + blocks + b"\n ]\n}\n"
+
+
+def _step(record: _Step, file: str | None, place: str) -> Step:
+    names = ("src_rank", "src_chunk", "dst_rank", "dst_chunk", "count", "op", "channel")
+    columns: list[Any] = [getattr(record, name) for name in names]
+    ops = [columns[5]] if isinstance(columns[5], str) else columns[5]
+    for index, op in enumerate(ops):
+        if op not in OP_NAMES:
+            raise ConfigError(f"unknown op {op!r}; valid: {', '.join(OP_NAMES)}", file=file, path=f"{place}.op[{index}]")
+    numbers = [OP_NAMES.index(op) for op in ops]
+    columns[5] = numbers[0] if isinstance(columns[5], str) else numbers
+    lengths = {name: len(column) for name, column in zip(names, columns, strict=True) if isinstance(column, list)}
+    if len(set(lengths.values())) > 1:
+        shown = ", ".join(f"{name} has {length}" for name, length in lengths.items())
+        raise ConfigError(f"columns of one step must have one length: {shown}", file=file, path=place)
+    size = next(iter(lengths.values()), 1)
+    arrays = []
+    for name, column in zip(names, columns, strict=True):
+        try:
+            arrays.append(np.broadcast_to(np.asarray(column, np.int64), (size,)))
+        except OverflowError:
+            raise ConfigError("number out of range", file=file, path=f"{place}.{name}") from None
+    src, src_c, dst, dst_c, count, op, channel = arrays
+    return Step(src, src_c, dst, dst_c, count, op.astype(np.int8), channel)
+
+
+def parse_schedule(data: bytes | str, file: str | None = None) -> Schedule:
+    """The schedule in a JSON text.
+
+    Raises
+    ------
+    ConfigError
+        When the text is not such a file, naming the place.
+    ScheduleError
+        When a step names ranks, chunks or channels that do not exist.
+    """
+    record = decode_json(data, _File, file)
+    if record.format != FORMAT:
+        raise ConfigError(f"format is {record.format!r}, expected {FORMAT!r}", file=file, path="$.format")
+    if record.version != VERSION:
+        raise ConfigError(f"version {record.version} is not known; this program reads version {VERSION}", file=file, path="$.version")
+    given = record.collective
+    try:
+        collective = Collective(given.kind, given.nranks, given.root, tuple(given.pairs), given.in_place)
+        layout = Layout(collective, record.chunks, _scratch(record, collective, file))
+    except ConfigError as error:
+        raise error if error.file else ConfigError(error.message, file=file, path="$.collective") from None
+    if not 1 <= record.channels <= 2**16:
+        raise ConfigError(f"channels must lie in 1..65536, got {record.channels}", file=file, path="$.channels")
+    items = [_block(block, file, f"$.blocks[{index}]") for index, block in enumerate(record.blocks)]
+    schedule = Schedule(record.name, layout, lambda: iter(items), record.channels, tuple(record.params.items()), record.divisible)
+    number = 0
+    for item in items:
+        for step in item.steps if isinstance(item, Repeat) else (item,):
+            schedule.check_step(number, step)
+            number += 1
+    return schedule
+
+
+def _scratch(record: _File, collective: Collective, file: str | None) -> np.ndarray:
+    try:
+        scratch = np.array(record.scratch, np.int64)
+    except (ValueError, TypeError, OverflowError):
+        raise ConfigError("expected block numbers, or rows of equal length of them", file=file, path="$.scratch") from None
+    if scratch.ndim > 2:
+        raise ConfigError("nested too deeply", file=file, path="$.scratch")
+    if scratch.ndim > 1 and scratch.shape[0] != collective.nranks:
+        raise ConfigError(f"expected one row per rank, got {scratch.shape[0]} rows", file=file, path="$.scratch")
+    if scratch.size and not (0 <= scratch.min() and scratch.max() < max(collective.nblocks, 1)):
+        raise ConfigError(f"block numbers must lie in 0..{collective.nblocks - 1}", file=file, path="$.scratch")
+    return scratch
+
+
+def _block(block: _Block, file: str | None, place: str) -> Step | Repeat:
+    steps = tuple(_step(step, file, f"{place}.steps[{index}]") for index, step in enumerate(block.steps))
+    if block.repeat == 1 and len(steps) == 1:
+        return steps[0]
+    if not 1 <= block.repeat <= 2**24 or block.modulus < 1 or block.base < 0 or abs(block.stride) > 2**40:
+        raise ConfigError("repeat must lie in 1..2**24, modulus be at least 1 and base at least 0", file=file, path=place)
+    return Repeat(steps, block.repeat, block.stride, block.base, block.modulus)
+
+
+def load_schedule(path: str | Path) -> Schedule:
+    """Read a schedule file.
+
+    Raises
+    ------
+    ConfigError
+        When it cannot be read or is not a schedule file.
+    """
+    return parse_schedule(read_file(path, MAX_BYTES), str(path))

@@ -1,0 +1,92 @@
+"""Strict decoding of JSON and TOML into records: an unknown key or a wrong type is an error that names its place."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+import msgspec
+
+from simcoll.errors import ConfigError, nearest
+
+__all__ = ["decode_json", "decode_toml", "read_file"]
+
+Record = TypeVar("Record", bound=msgspec.Struct)
+
+
+def read_file(path: str | Path, max_bytes: int) -> bytes:
+    """The content of a file of limited size.
+
+    Raises
+    ------
+    ConfigError
+        When it cannot be read or is too large.
+    """
+    try:
+        with Path(path).open("rb") as stream:
+            data = stream.read(max_bytes + 1)
+    except OSError as error:
+        raise ConfigError(f"cannot read: {error.strerror}", file=str(path)) from None
+    if len(data) > max_bytes:
+        raise ConfigError(f"larger than {max_bytes >> 20} MiB", file=str(path))
+    return data
+
+
+def _field_names(record: Any, seen: dict[Any, None]) -> dict[str, None]:
+    """Names of all fields of a record and of the records in it."""
+    names: dict[str, None] = {}
+    if isinstance(record, type) and issubclass(record, msgspec.Struct) and record not in seen:
+        seen[record] = None
+        for entry in msgspec.structs.fields(record):
+            names[entry.encode_name] = None
+            names.update(_field_names(entry.type, seen))
+    for inner in get_args(record):
+        names.update(_field_names(inner, seen))
+    return names
+
+
+def _refuse(error: msgspec.ValidationError, record: type[Record], file: str | None) -> ConfigError:
+    reason, _, place = str(error).partition(" - at `")
+    unknown = re.fullmatch(r"Object contains unknown field `(.*)`", reason)
+    if unknown:
+        reason = f"unknown key {unknown.group(1)!r}; {nearest(unknown.group(1), _field_names(record, {}))}"
+    missing = re.fullmatch(r"Object missing required field `(.*)`", reason)
+    if missing:
+        reason = f"missing key {missing.group(1)!r}"
+    return ConfigError(reason, file=file, path=place.rstrip("`") or "$")
+
+
+def decode_json(data: bytes | str, record: type[Record], file: str | None = None) -> Record:
+    """A record from JSON.
+
+    Raises
+    ------
+    ConfigError
+        With the file and the path inside it.
+    """
+    try:
+        return msgspec.json.decode(data, type=record)
+    except msgspec.ValidationError as error:
+        raise _refuse(error, record, file) from None
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ConfigError(f"not a JSON file: {error}", file=file) from None
+
+
+def decode_toml(data: bytes, record: type[Record], file: str | None = None) -> Record:
+    """A record from TOML.
+
+    Raises
+    ------
+    ConfigError
+        With the file and the path inside it.
+    """
+    try:
+        table = tomllib.loads(data.decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(f"not a TOML file: {error}", file=file) from None
+    try:
+        return msgspec.convert(table, record)
+    except msgspec.ValidationError as error:
+        raise _refuse(error, record, file) from None

@@ -1,0 +1,1 @@
+"""Questions about clusters: sweeps over sizes and algorithms, scenarios, reports. Uses the emulator; nothing below uses it."""

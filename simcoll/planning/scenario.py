@@ -1,0 +1,176 @@
+"""Scenario files: a topology, a collective, sizes and algorithms in TOML, run by one command into one folder."""
+
+from __future__ import annotations
+
+import importlib.resources
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from simcoll.errors import ConfigError, nearest
+from simcoll.formats.strict import decode_toml, read_file
+from simcoll.planning.report import results_csv, results_json
+from simcoll.planning.sweep import Sweep, best_rows, build, parse_choice, run_one, size_ladder
+from simcoll.units import parse_size
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from simcoll.planning.sweep import Row
+    from simcoll.topology import Topology
+
+__all__ = ["Scenario", "load_scenario", "open_folder", "scenario_topology", "shipped_scenarios", "sweep_of", "write_results"]
+
+MAX_BYTES = 2**20
+
+
+class TopologyTable(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """``[topology]``: a shipped name or a path relative to the scenario, and how many nodes of it."""
+
+    name: str
+    nodes: int | None = None
+
+
+class CollectiveTable(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """``[collective]``."""
+
+    kind: str
+    dtype: str = "float32"
+    op: str = "sum"
+    root: int | None = None
+
+
+class SizesTable(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """``[sizes]``: as in nccl-tests, ``-b``, ``-e`` and ``-f``."""
+
+    begin: str | int
+    end: str | int
+    factor: int = 2
+
+
+class Scenario(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """A scenario file."""
+
+    title: str
+    topology: TopologyTable
+    collective: CollectiveTable
+    sizes: SizesTable
+    algorithms: list[str]
+    protocols: tuple[str, ...] = ("ideal",)
+    check_up_to: str | int = "64K"
+    trace_size: str | int = "1M"
+
+
+def _folder() -> Path:
+    """Where the shipped scenarios are: beside the package in a checkout, inside it when installed."""
+    beside = Path(__file__).parents[2] / "scenarios"
+    if (beside / "first-look.toml").is_file():
+        return beside
+    return Path(str(importlib.resources.files("simcoll").joinpath("data/scenarios")))
+
+
+def shipped_scenarios() -> dict[str, str]:
+    """Names and titles of the scenarios that come with simcoll."""
+    return {path.stem: load_scenario(path)[0].title for path in sorted(_folder().glob("*.toml"))}
+
+
+def load_scenario(name: str | Path) -> tuple[Scenario, Path]:
+    """A scenario file by path or shipped name, and the path it was read from.
+
+    Raises
+    ------
+    ConfigError
+        When it cannot be read or does not fit the format.
+    """
+    path = Path(name)
+    if not path.exists():
+        shipped = {entry.stem: entry for entry in sorted(_folder().glob("*.toml"))}
+        if path.stem not in shipped or path.suffix not in ("", ".toml") or (len(path.parts) > 1 and path.parts[0] != "scenarios"):
+            raise ConfigError(f"no scenario {str(name)!r}: neither a file nor a shipped one; {nearest(path.stem, shipped)}")
+        path = shipped[path.stem]
+    return decode_toml(read_file(path, MAX_BYTES), Scenario, str(path)), path
+
+
+def scenario_topology(scenario: Scenario, path: Path) -> Topology:
+    """The topology of a scenario; a path in it is relative to the scenario file."""
+    from simcoll.topology import load_topology
+
+    beside = path.parent / scenario.topology.name
+    return load_topology(beside if beside.is_file() else scenario.topology.name, nodes=scenario.topology.nodes)
+
+
+def sweep_of(scenario: Scenario, file: str) -> Sweep:
+    """The sweep that a scenario describes.
+
+    Raises
+    ------
+    ConfigError
+        For sizes or algorithms that cannot be read.
+    """
+
+    def size(value: str | int, place: str) -> int:
+        return parse_size(value, file=file, path=place)
+
+    try:
+        choices = tuple(parse_choice(text) for text in scenario.algorithms)
+        ladder = size_ladder(size(scenario.sizes.begin, "$.sizes.begin"), size(scenario.sizes.end, "$.sizes.end"), scenario.sizes.factor)
+    except ConfigError as error:
+        raise error if error.file else ConfigError(error.message, file=file) from None
+    return Sweep(
+        scenario.collective.kind, ladder, choices, tuple(scenario.protocols), scenario.collective.dtype, scenario.collective.op,
+        scenario.collective.root, size(scenario.check_up_to, "$.check_up_to"),
+    )  # fmt: skip
+
+
+def open_folder(path: Path) -> None:
+    """Make the output folder, and make sure that files can be written there, before anything long runs.
+
+    Raises
+    ------
+    ConfigError
+        When it cannot be made or written to.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        raise ConfigError(f"cannot write to the output folder: {error.strerror}", file=str(path)) from None
+
+
+def _write(folder: Path, files: dict[str, bytes]) -> None:
+    """Write all files under other names first, then put them in place: a reader never sees half of one."""
+    try:
+        for name, content in files.items():
+            (folder / f".{name}.part").write_bytes(content)
+        for name in files:
+            os.replace(folder / f".{name}.part", folder / name)  # noqa: PTH105 -- atomic
+    except OSError as error:
+        for name in files:
+            (folder / f".{name}.part").unlink(missing_ok=True)
+        raise ConfigError(f"cannot write the results: {error.strerror}", file=str(folder)) from None
+
+
+def write_results(folder: Path, scenario: Scenario, sweep: Sweep, topology: Topology, rows: Sequence[Row], proofs: Sequence[str]) -> list[str]:
+    """Write ``results.json``, ``results.csv``, ``busbw.svg`` and ``trace.json.gz``; returns their names."""
+    from simcoll.emulator import Trace
+    from simcoll.planning.chart import busbw_svg
+
+    near = parse_size(scenario.trace_size, what="trace_size")
+    traced = min(best_rows(rows), key=lambda row: abs(row.size_bytes - near))
+    schedule = build(sweep, parse_choice(traced.choice), topology)
+    trace = Trace(schedule.bind(traced.count, sweep.dtype, sweep.op, protocol=traced.protocol), topology)
+    result = run_one(sweep, schedule, traced.protocol, traced.count, topology, observer=trace)
+    _write(
+        folder,
+        {
+            "results.json": results_json(scenario.title, sweep, topology, rows, proofs),
+            "results.csv": results_csv(rows).encode(),
+            "busbw.svg": busbw_svg(scenario.title, sweep.collective, topology.nranks, rows),
+        },
+    )
+    trace.write(folder / "trace.json.gz", result)
+    return ["results.json", "results.csv", "busbw.svg", "trace.json.gz"]

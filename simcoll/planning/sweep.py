@@ -1,0 +1,240 @@
+"""Sweeps: a collective over sizes, algorithms and protocols on one topology."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from simcoll.algorithms import find_algorithm
+from simcoll.algorithms import schedule as make_schedule
+from simcoll.collective import KINDS
+from simcoll.emulator import emulate
+from simcoll.errors import ConfigError, nearest
+from simcoll.protocol import PROTOCOL_NAMES, nccl, protocol
+from simcoll.reduction import parse_dtype
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from simcoll.emulator import Result
+    from simcoll.emulator.engine import Observer
+    from simcoll.schedule import Schedule
+    from simcoll.topology import Topology
+
+__all__ = ["Choice", "Row", "Sweep", "best_rows", "bound_rows", "build", "counts_for", "parse_choice", "run_one", "run_sweep", "size_ladder"]
+
+MAX_CHANNELS = 8
+"""Channels that an algorithm gets on a machine with boxes when none are asked for: enough to use every NIC of an eight-GPU box."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """An algorithm with parameters, such as ``ring:channels=4``."""
+
+    algorithm: str
+    params: tuple[tuple[str, int], ...] = ()
+
+    def __str__(self) -> str:
+        return ":".join([self.algorithm, *(f"{name}={value}" for name, value in self.params)])
+
+
+def parse_choice(text: str) -> Choice:
+    """An algorithm and its parameters from text.
+
+    >>> parse_choice("ring:channels=4:pieces=2")
+    Choice(algorithm='ring', params=(('channels', 4), ('pieces', 2)))
+    """
+    name, *parts = text.strip().split(":")
+    params = []
+    for part in parts:
+        key, equals, value = part.partition("=")
+        if not equals or not value.isdecimal():
+            raise ConfigError(f"cannot read {part!r} in algorithm {text!r}; write for example 'ring:channels=4'")
+        params.append((key, int(value)))
+    return Choice(name, tuple(params))
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """What to run.
+
+    Attributes
+    ----------
+    collective, root, dtype, op
+        The collective; ``root`` only where there is one.
+    sizes
+        Bytes, as nccl-tests counts them: the larger of a rank's input and output.
+    choices, protocols
+        Every algorithm is run with every protocol.
+    check_up_to
+        Largest size in bytes for which real data moves and is compared with the definition.
+    """
+
+    collective: str
+    sizes: tuple[int, ...]
+    choices: tuple[Choice, ...]
+    protocols: tuple[str, ...] = ("ideal",)
+    dtype: str = "float32"
+    op: str = "sum"
+    root: int | None = None
+    check_up_to: int = 2**16
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One run: an algorithm and protocol at one size."""
+
+    size_bytes: int
+    count: int
+    choice: str
+    schedule: str
+    protocol: str
+    proof: str
+    time_fs: int
+    algbw: float
+    busbw: float
+    wrong: int | None
+    bound_fs: int
+    bound_kind: str
+    bottleneck: str
+    messages: int
+    trace_hash: str
+
+    @property
+    def headroom(self) -> float | None:
+        """Time over the lower bound of its own protocol; None when the bound is 0."""
+        return self.time_fs / self.bound_fs if self.bound_fs else None
+
+
+def size_ladder(begin: int, end: int, factor: int) -> tuple[int, ...]:
+    """Sizes from ``begin`` up to ``end``, each ``factor`` times the one before.
+
+    >>> size_ladder(8, 100, 2)
+    (8, 16, 32, 64)
+    """
+    if begin < 1 or end < begin:
+        raise ConfigError(f"sizes must run from at least 1 byte upwards; got {begin} to {end}")
+    if factor < 2:
+        raise ConfigError(f"the factor between sizes must be at least 2, got {factor}")
+    sizes = [begin]
+    while sizes[-1] * factor <= end:
+        sizes.append(sizes[-1] * factor)
+    return tuple(sizes)
+
+
+def counts_for(kind: str, sizes: Sequence[int], nranks: int, itemsize: int) -> list[int]:
+    """Element counts, as passed to the collective, that come closest to the sizes from below; at least 1, each once.
+
+    >>> counts_for("all_gather", [8, 1024], nranks=16, itemsize=4)
+    [1, 16]
+    """
+    if kind == "barrier":
+        return [0]
+    slots = max(KINDS[kind].input_slots(nranks), KINDS[kind].output_slots(nranks))
+    return list(dict.fromkeys(max(size // (slots * itemsize), 1) for size in sizes))
+
+
+def _box(topology: Topology) -> int | None:
+    """Ranks per box where all boxes are alike and consecutive, else None."""
+    member = topology.groups.get("box")
+    if member is None:
+        return None
+    size = int((member == member[0]).sum())
+    regular = len(member) % size == 0 and np.array_equal(member, np.arange(len(member)) // size)
+    return size if regular else None
+
+
+def build(sweep: Sweep, choice: Choice, topology: Topology) -> Schedule:
+    """The schedule of a choice; ``box`` and ``channels`` follow the topology where they are not given."""
+    found = find_algorithm(sweep.collective, choice.algorithm)
+    params = dict(choice.params)
+    box = _box(topology)
+    if box is not None and box > 1:
+        if "box" in found.params and (box < topology.nranks or choice.algorithm == "hierarchical"):
+            params.setdefault("box", box)
+        if "channels" in found.params:
+            params.setdefault("channels", min(box, MAX_CHANNELS))
+    return make_schedule(sweep.collective, choice.algorithm, nranks=topology.nranks, root=sweep.root, **params)
+
+
+def run_one(
+    sweep: Sweep, schedule: Schedule, name: str, count: int, topology: Topology, observer: Observer | None = None
+) -> Result:
+    """Emulate one schedule at one size under one protocol."""
+    pattern = find_algorithm(sweep.collective, schedule.name).pattern
+    generation = topology.traits.get("generation", "hopper")
+    costs = protocol(name) if name == "ideal" else nccl(name, pattern=pattern, generation=generation)
+    plan = schedule.bind(count, sweep.dtype, sweep.op, protocol=costs)
+    data = "exact" if plan.total_bytes <= sweep.check_up_to else "none"
+    return emulate(plan, topology, data=data, observer=observer)
+
+
+def run_sweep(sweep: Sweep, topology: Topology, progress: Callable[[int, int, str], None] | None = None) -> list[Row]:
+    """Run everything, sizes outermost. ``progress`` is told (runs done, runs in all, what comes next).
+
+    Raises
+    ------
+    ConfigError
+        For choices that do not fit the collective or the topology, before anything runs.
+    ScheduleError
+        For a schedule that does not implement the collective.
+    """
+    for name in sweep.protocols:
+        if name not in PROTOCOL_NAMES:
+            raise ConfigError(f"unknown protocol {name!r}; {nearest(name, PROTOCOL_NAMES)}")
+    schedules = [(choice, build(sweep, choice, topology)) for choice in sweep.choices]
+    if not schedules:
+        raise ConfigError("no algorithm was given")
+    counts = counts_for(sweep.collective, sweep.sizes, topology.nranks, parse_dtype(sweep.dtype).itemsize)
+    for _, schedule in schedules:
+        schedule.bind(counts[-1], sweep.dtype, sweep.op)
+    total = len(counts) * len(schedules) * len(sweep.protocols)
+    rows: list[Row] = []
+    for count in counts:
+        for choice, schedule in schedules:
+            for name in sweep.protocols:
+                if progress is not None:
+                    progress(len(rows), total, f"{choice} {name}")
+                rows.append(_row(choice, count, run_one(sweep, schedule, name, count, topology)))
+    return rows
+
+
+def _row(choice: Choice, count: int, result: Result) -> Row:
+    bound = result.bound
+    return Row(
+        size_bytes=result.total_bytes,
+        count=count,
+        choice=str(choice),
+        schedule=result.schedule,
+        protocol=result.protocol,
+        proof=result.proof,
+        time_fs=result.time_fs,
+        algbw=result.algbw,
+        busbw=result.busbw,
+        wrong=result.wrong,
+        bound_fs=bound.time_fs if bound else 0,
+        bound_kind=bound.kind if bound else "",
+        bottleneck=result.bottleneck,
+        messages=result.messages,
+        trace_hash=result.trace_hash,
+    )
+
+
+def best_rows(rows: Sequence[Row]) -> list[Row]:
+    """The quickest run of every size, in order of size; of equals the first given."""
+    best: dict[int, Row] = {}
+    for row in rows:
+        if row.count not in best or row.time_fs < best[row.count].time_fs:
+            best[row.count] = row
+    return list(best.values())
+
+
+def bound_rows(rows: Sequence[Row]) -> list[Row]:
+    """For every size the run with the least lower bound: protocols have different latencies, and a bound must hold for all of them."""
+    least: dict[int, Row] = {}
+    for row in rows:
+        if row.count not in least or row.bound_fs < least[row.count].bound_fs:
+            least[row.count] = row
+    return list(least.values())

@@ -1,0 +1,32 @@
+"""Small schedules from lists of transfers, for timing that can be worked out by hand."""
+
+import numpy as np
+import pytest
+
+from simcoll.collective import Collective
+from simcoll.plan import bind
+from simcoll.protocol import Protocol
+from simcoll.schedule import COPY, Layout, Schedule, transfers
+
+
+def _plan(nranks, steps, *, sizes=1000, nchannels=None, ranks=None, **protocol):
+    """A plan whose step is a list of ``(src, slot, dst, channel, op)``: the block of a slot of src's input goes to the same slot of dst.
+
+    Elements are bytes; ``sizes[src][slot]`` (or one number) are the block sizes. Unproved: the transfers need not mean anything.
+    """
+    layout = Layout(Collective("all_to_all", nranks))
+
+    def source():
+        for step in steps:
+            src, slot, dst, channel, op = zip(*[(*row, *(0, COPY)[len(row) - 3 :]) for row in step], strict=True)
+            slot = np.array(slot)
+            yield transfers(np.array(src), layout.input(slot), np.array(dst), layout.output(slot), op=op, channel=channel)
+
+    channels = nchannels or 1 + max((row[3] for step in steps for row in step if len(row) > 3), default=0)
+    schedule = Schedule("by_hand", layout, source, channels)
+    return bind(schedule, sizes, "uint8", ranks=ranks, protocol=Protocol("test", **protocol))
+
+
+@pytest.fixture
+def by_hand():
+    return _plan
