@@ -13,6 +13,7 @@ from simcoll.collective import Collective
 from simcoll.errors import ConfigError, InternalError, ScheduleError, SimcollError
 from simcoll.plan import Plan, bind
 from simcoll.protocol import Protocol, protocol
+from simcoll.reduction import Reduction, premul_sum
 from simcoll.schedule import COPY, REDUCE, SYNC, Layout, Repeat, Schedule, Step, transfers
 from simcoll.verify import Proof, verify
 
@@ -32,6 +33,7 @@ __all__ = [
     "Plan",
     "Proof",
     "Protocol",
+    "Reduction",
     "Repeat",
     "Result",
     "Schedule",
@@ -44,6 +46,7 @@ __all__ = [
     "emulate",
     "load_schedule",
     "load_topology",
+    "premul_sum",
     "protocol",
     "schedule",
     "transfers",

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from simcoll.planning.sweep import Row, Sweep
+    from simcoll.schedule import Schedule
     from simcoll.topology import Topology
 
 __all__ = ["app", "main"]
@@ -43,20 +44,18 @@ def _progress() -> Iterator[Callable[[int, int, str], None] | None]:
         yield lambda done, total, next_up: bar.update(task, completed=done, total=total, description=next_up)
 
 
-def _sweep(title: str, sweep: Sweep, topology: Topology) -> tuple[list[Row], list[str]]:
-    """Prove, run and print a sweep."""
+def _sweep(title: str, sweep: Sweep, schedules: Sequence[Schedule], topology: Topology) -> tuple[list[Row], list[str]]:
+    """Run and print a prepared sweep."""
     from simcoll.planning.report import sweep_hash, table_lines
-    from simcoll.planning.sweep import build, run_sweep
+    from simcoll.planning.sweep import run_sweep
 
     print(f"# simcoll: {title}")
     print(f"# topology {topology.name}: {topology.nranks} ranks. {topology.description}".rstrip())
-    proofs = []
-    for choice in sweep.choices:
-        schedule = build(sweep, choice, topology)
-        proofs.append(f"{schedule.title}: {schedule.proof()}")
-        print(f"# {proofs[-1]}")
+    proofs = [f"{schedule.title}: {schedule.proof()}" for schedule in schedules]
+    for proof in proofs:
+        print(f"# {proof}")
     with _progress() as progress:
-        rows = run_sweep(sweep, topology, progress)
+        rows = run_sweep(sweep, schedules, topology, progress)
     for line in table_lines(sweep, rows):
         print(line)
     wrong = sum(row.wrong or 0 for row in rows)
@@ -79,13 +78,17 @@ def run(scenario: str, /, *, output: Annotated[Path | None, Parameter(name=["--o
         Folder for results.json, results.csv, busbw.svg and trace.json.gz; default out/<scenario>.
     """
     from simcoll.planning import scenario as scenarios
+    from simcoll.planning.output import open_folder
+    from simcoll.planning.sweep import prepare
 
     content, path = scenarios.load_scenario(scenario)
     sweep = scenarios.sweep_of(content, str(path))
-    topology = scenarios.scenario_topology(content, path)
+    with scenarios.blamed_on(str(path)):
+        topology = scenarios.scenario_topology(content, path)
+        schedules = prepare(sweep, topology)
     folder = output or Path("out") / path.stem
-    scenarios.open_folder(folder)
-    rows, proofs = _sweep(content.title, sweep, topology)
+    open_folder(folder)
+    rows, proofs = _sweep(content.title, sweep, schedules, topology)
     names = scenarios.write_results(folder, content, sweep, topology, rows, proofs)
     print(f"# wrote {', '.join(str(folder / name) for name in names)}")
 
@@ -124,7 +127,8 @@ def perf(
     factor
         Factor between sizes.
     algorithm
-        Algorithms to compare, separated by commas, with parameters after colons: ring:channels=4,tree. Default: all that fit.
+        Algorithms to compare, separated by commas, with parameters after colons: ring:channels=4,tree.
+        Default: all that fit.
     protocol
         ideal, LL, LL128, Simple, separated by commas; the best of each size is shown.
     dtype
@@ -137,26 +141,31 @@ def perf(
         Largest size for which real data moves and is compared with the definition.
     """
     from simcoll.algorithms import ALGORITHMS
-    from simcoll.collective import KINDS
-    from simcoll.planning.sweep import Sweep, build, parse_choice, size_ladder
+    from simcoll.collective import Collective
+    from simcoll.planning.sweep import Sweep, parse_choice, prepare, size_ladder
     from simcoll.topology import load_topology
     from simcoll.units import parse_size
 
-    if collective not in KINDS:
-        raise ConfigError(f"unknown collective {collective!r}; {nearest(collective, KINDS)}")
     machine = load_topology(topology, nodes=nodes)
+    Collective(collective, machine.nranks, root=root)
     ladder = size_ladder(parse_size(begin, what="-b"), parse_size(end, what="-e"), factor)
-    names = algorithm.split(",") if algorithm else [found.name for found in ALGORITHMS if found.collective == collective]
+    names = (
+        algorithm.split(",") if algorithm else [found.name for found in ALGORITHMS if found.collective == collective]
+    )
     choices = tuple(parse_choice(name) for name in names)
-    sweep = Sweep(collective, ladder, choices, tuple(protocol.split(",")), dtype, op, root, parse_size(check, what="-c"))
+    sweep = Sweep(
+        collective, ladder, choices, tuple(protocol.split(",")), dtype, op, root, parse_size(check, what="-c")
+    )
     if algorithm is None:
-        sweep = _fitting(sweep, machine, build)
-    _sweep(f"{collective} on {machine.name}", sweep, machine)
+        sweep = _fitting(sweep, machine)
+    _sweep(f"{collective} on {machine.name}", sweep, prepare(sweep, machine), machine)
 
 
-def _fitting(sweep: Sweep, machine: Topology, build: Callable[..., object]) -> Sweep:
+def _fitting(sweep: Sweep, machine: Topology) -> Sweep:
     """The sweep without the algorithms that do not serve this number of ranks."""
     from dataclasses import replace
+
+    from simcoll.planning.sweep import build
 
     fitting = []
     for choice in sweep.choices:
@@ -243,22 +252,24 @@ def show(
     from simcoll.algorithms import schedule as make
     from simcoll.formats.schedule_json import dump_schedule, load_schedule
     from simcoll.planning.drawing import schedule_lines, schedule_svg
+    from simcoll.planning.output import write_files
 
     if algorithm.endswith(".json"):
         schedule = load_schedule(algorithm)
     else:
-        given = {name: value for name, value in (("channels", channels), ("pieces", pieces), ("box", box)) if value is not None}
+        given = {
+            name: value
+            for name, value in (("channels", channels), ("pieces", pieces), ("box", box))
+            if value is not None
+        }
         schedule = make(collective, algorithm, nranks=nranks, root=root, in_place=in_place, **given)
     for line in schedule_lines(schedule, limit):
         print(line)
     if json is not None:
-        dump_schedule(schedule, json)
+        write_files(json.parent, {json.name: dump_schedule(schedule)})
         print(f"wrote {json}")
     if svg is not None:
-        try:
-            svg.write_text(schedule_svg(schedule))
-        except OSError as error:
-            raise ConfigError(f"cannot write the picture: {error.strerror}", file=str(svg)) from None
+        write_files(svg.parent, {svg.name: schedule_svg(schedule).encode()})
         print(f"wrote {svg}")
 
 
@@ -298,7 +309,13 @@ def _scenarios() -> list[tuple[str, ...]]:
 def _algorithms() -> list[tuple[str, ...]]:
     from simcoll.algorithms import ALGORITHMS
 
-    head = ("collective", "algorithm", "ranks", "parameters", "time on a crossbar (a latency, b s/byte, g s/byte reduced, s size)")
+    head = (
+        "collective",
+        "algorithm",
+        "ranks",
+        "parameters",
+        "time on a crossbar (a latency, b s/byte, g s/byte reduced, s size)",
+    )
     return [head, *((a.collective, a.name, a.ranks, " ".join(a.params) or "-", a.cost) for a in ALGORITHMS)]
 
 
@@ -321,9 +338,18 @@ def _print_columns(rows: Sequence[tuple[str, ...]]) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit status: 0 done, 1 a schedule is wrong, 2 bad input, 3 a fault of simcoll."""
+    """Run the command line.
+
+    Returns the exit status: 0 done, 1 a schedule is wrong, 2 bad input, 3 a fault of simcoll.
+    """
     try:
-        app(list(sys.argv[1:] if argv is None else argv), exit_on_error=False, print_error=False, result_action="return_value")
+        app(
+            list(sys.argv[1:] if argv is None else argv),
+            exit_on_error=False,
+            print_error=False,
+            result_action="return_value",
+        )
+        sys.stdout.flush()  # so that a closed pipe shows here and not when Python ends
     except CycloptsError as error:
         print(f"simcoll: {error}\nsimcoll: try --help", file=sys.stderr)
         return 2
@@ -336,6 +362,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except InternalError as error:
         print(f"simcoll: {error}", file=sys.stderr)
         return 3
+    except MemoryError:
+        print("simcoll: not enough memory for this many ranks, chunks or bytes", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("simcoll: stopped", file=sys.stderr)
         return 130

@@ -161,7 +161,7 @@ class Collective:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ConfigError(f"unknown collective {self.kind!r}; {nearest(self.kind, KINDS)}")
-        if isinstance(self.nranks, bool) or not isinstance(self.nranks, int) or self.nranks < 1:
+        if type(self.nranks) is not int or self.nranks < 1:
             raise ConfigError(f"{self.kind} needs a whole number of ranks, at least 1; got {self.nranks!r}")
         if not KINDS[self.kind].rooted:
             if self.root is not None:
@@ -209,7 +209,8 @@ class Collective:
         if where == "all":
             return np.ones(ranks.shape, np.bool_)
         if where == "root":
-            return ranks == self.root
+            at_root: NDArray[np.bool_] = ranks == self.root
+            return at_root
         members = [pair[0 if where == "sources" else 1] for pair in self.pairs]
         return np.isin(ranks, np.array(members, np.int64))
 

@@ -63,7 +63,9 @@ class InternalError(SimcollError):
     """A broken invariant of simcoll itself."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(f"{message}\nThis is a fault of simcoll, not of your input: please report it with the lines above.")
+        super().__init__(
+            f"{message}\nThis is a fault of simcoll, not of your input: please report it with the lines above."
+        )
 
 
 def nearest(given: str, valid: Iterable[str]) -> str:

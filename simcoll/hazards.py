@@ -95,7 +95,9 @@ def check_orderable(schedule: Schedule) -> None:
             TopologicalSorter(inside).prepare()
         except CycleError as error:
             rows = sorted({number - first for number in error.args[1]})
-            ends = ", ".join(f"rank {step.src_rank[r]} -> {step.dst_rank[r]} (channel {step.channel[r]})" for r in rows[:4])
+            ends = ", ".join(
+                f"rank {step.src_rank[r]} -> {step.dst_rank[r]} (channel {step.channel[r]})" for r in rows[:4]
+            )
             raise ScheduleError(
                 f"{schedule}: step {step.step}: transfers of different channels overwrite what each other read: {ends}. "
                 "Use one channel or two steps.",

@@ -12,8 +12,8 @@ import numpy as np
 
 from simcoll.errors import ConfigError
 from simcoll.protocol import protocol as find_protocol
-from simcoll.reduction import check_reduction, parse_dtype
-from simcoll.schedule import SYNC, Step
+from simcoll.reduction import parse_dtype, parse_reduction
+from simcoll.schedule import MULTICAST, SWITCH_REDUCE, SYNC, Step
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -22,12 +22,13 @@ if TYPE_CHECKING:
 
     from simcoll.collective import Collective
     from simcoll.protocol import Protocol
+    from simcoll.reduction import Reduction
     from simcoll.schedule import Layout, Schedule
     from simcoll.verify import Proof
 
     Ints = NDArray[np.int64]
 
-__all__ = ["INPUT", "OUTPUT", "SCRATCH", "Plan", "PlanStep", "bind", "lowered", "overwritten"]
+__all__ = ["INPUT", "OUTPUT", "SCRATCH", "Plan", "PlanStep", "bind", "lowered", "overwritten", "switch_groups"]
 
 INPUT, OUTPUT, SCRATCH = 0, 1, 2
 MAX_BYTES = 2**62
@@ -99,8 +100,8 @@ class Plan:
         What was bound.
     sizes
         Elements of every block: one number, or one per block.
-    dtype, op
-        Element type and reduction.
+    dtype, reduction
+        Element type, and how contributions are reduced.
     ranks
         Endpoint of the topology for every rank of the schedule.
     protocol
@@ -113,7 +114,7 @@ class Plan:
     sizes: Ints | int
     count: int
     dtype: np.dtype[Any]
-    op: str
+    reduction: Reduction
     ranks: Ints
     protocol: Protocol
     proof: Proof | None
@@ -128,6 +129,11 @@ class Plan:
     def nranks(self) -> int:
         """World size."""
         return self.schedule.nranks
+
+    @property
+    def op(self) -> str:
+        """How two values combine on the way, for :func:`simcoll.reduction.combine`."""
+        return self.reduction.pairwise
 
     @property
     def nchannels(self) -> int:
@@ -145,7 +151,9 @@ class Plan:
             scratch_blocks = np.broadcast_to(scratch, (self.nranks, scratch.shape[-1])) if uneven else None
             self._known["starts"] = (
                 _starts(self.sizes, collective.input_block(rank, inputs) if uneven else None, collective.input_slots),
-                _starts(self.sizes, collective.output_block(rank, outputs) if uneven else None, collective.output_slots),
+                _starts(
+                    self.sizes, collective.output_block(rank, outputs) if uneven else None, collective.output_slots
+                ),
                 _starts(self.sizes, scratch_blocks, scratch.shape[-1]),
             )
         starts: tuple[Ints | int, Ints | int, Ints | int] = self._known["starts"]
@@ -179,7 +187,7 @@ class Plan:
                 elements = np.where(sync, 0, elements)
             keep = (elements > 0) | sync
             staged = overwritten(layout, step)
-            columns = (
+            columns: tuple[Any, ...] = (
                 step.src_rank, src_region.astype(np.int8), src_offset,
                 step.dst_rank, dst_region.astype(np.int8), self._address(step.dst_rank, step.dst_chunk, dst_region),
                 elements, elements * itemsize, step.src_chunk, step.dst_chunk, step.count, step.op, step.channel, staged,
@@ -187,7 +195,7 @@ class Plan:
             if not keep.all():
                 if not keep.any():
                     continue
-                columns = tuple(column[keep] for column in columns)  # type: ignore[assignment]
+                columns = tuple(column[keep] for column in columns)
             yield PlanStep(number, *columns)
 
     @property
@@ -219,7 +227,7 @@ class Plan:
         result[~collective.has_input(rank), INPUT] = 0
         if collective.kind == "send_recv":
             result[~collective.has_output(rank), OUTPUT] = 0
-        if collective.in_place:
+        if collective.in_place and collective.spec.alias is not None:
             both = collective.has_input(rank) & collective.has_output(rank)
             inner = INPUT if collective.output_slots >= collective.input_slots else OUTPUT
             result[both, inner] = 0
@@ -271,9 +279,9 @@ def lowered(schedule: Schedule) -> Iterator[tuple[int, Step]]:
         src = layout.canonical(step.src_rank, step.src_chunk)
         dst = layout.canonical(step.dst_rank, step.dst_chunk)
         keep = (step.src_rank != step.dst_rank) | (src != dst) | (step.op != 0)
-        columns = (step.src_rank, src, step.dst_rank, dst, step.count, step.op, step.channel)
+        columns: tuple[Any, ...] = (step.src_rank, src, step.dst_rank, dst, step.count, step.op, step.channel)
         if not keep.all():
-            columns = tuple(column[keep] for column in columns)  # type: ignore[assignment]
+            columns = tuple(column[keep] for column in columns)
         yield number, Step(*columns)
 
 
@@ -291,7 +299,21 @@ def overwritten(layout: Layout, step: Step) -> NDArray[np.bool_]:
     place = np.searchsorted(first, read + step.count) - 1
     if len(first) == 0:
         return np.zeros(len(step), np.bool_)
-    return (place >= 0) & (end[place] > read) & data
+    reached: NDArray[np.bool_] = (place >= 0) & (end[place] > read) & data
+    return reached
+
+
+def switch_groups(step: PlanStep) -> list[list[int]]:
+    """The transfers of a step that share one switch operation, as lists of rows.
+
+    A multicast has one source chunk, a switch reduction one destination chunk; both have one channel.
+    """
+    groups: dict[tuple[int, int, int, int], list[int]] = {}
+    for row in np.flatnonzero((step.op == MULTICAST) | (step.op == SWITCH_REDUCE)).tolist():
+        op, channel = int(step.op[row]), int(step.channel[row])
+        end = (step.src_rank, step.src_chunk) if op == MULTICAST else (step.dst_rank, step.dst_chunk)
+        groups.setdefault((op, channel, int(end[0][row]), int(end[1][row])), []).append(row)
+    return list(groups.values())
 
 
 def _block_sizes(schedule: Schedule, count: Any) -> tuple[Ints | int, int]:
@@ -310,7 +332,9 @@ def _block_sizes(schedule: Schedule, count: Any) -> tuple[Ints | int, int]:
     expected = (collective.nranks,) * (2 if collective.kind == "all_to_all" else 1)
     if collective.nblocks <= 1 or sizes.shape != expected:
         wanted = "one whole number" if collective.nblocks <= 1 else f"one whole number or counts of shape {expected}"
-        raise ConfigError(f"{collective.kind} of {collective.nranks} ranks takes {wanted}; got counts of shape {sizes.shape}")
+        raise ConfigError(
+            f"{collective.kind} of {collective.nranks} ranks takes {wanted}; got counts of shape {sizes.shape}"
+        )
     if sizes.min() < 0:
         raise ConfigError(f"count {sizes.min()} is negative")
     return np.ascontiguousarray(sizes.reshape(-1), np.int64), int(sizes.max())
@@ -320,7 +344,7 @@ def bind(
     schedule: Schedule,
     count: int | Sequence[int] | Sequence[Sequence[int]],
     dtype: Any = "float32",
-    op: str = "sum",
+    op: str | Reduction = "sum",
     *,
     ranks: Sequence[int] | NDArray[np.int64] | None = None,
     protocol: str | Protocol = "ideal",
@@ -339,7 +363,7 @@ def bind(
     dtype
         A numpy dtype or its name; ``bfloat16`` and float8 included.
     op
-        Reduction: sum, product, min, max, band, bor, bxor.
+        Reduction: sum, product, min, max, band, bor, bxor, avg, or ``premul_sum(factor)``.
     ranks
         Endpoint of the topology for each rank of the schedule; default ``0 .. n - 1``.
     protocol
@@ -353,7 +377,7 @@ def bind(
         For counts, dtypes, reductions, ranks or protocols that do not fit.
     """
     element = parse_dtype(dtype)
-    reduction = check_reduction(op, element)
+    reduction = parse_reduction(op, element)
     sizes, shown = _block_sizes(schedule, count)
     largest = sizes if isinstance(sizes, int) else int(sizes.max(initial=0))
     slots = max(schedule.collective.input_slots, schedule.collective.output_slots, 1)
@@ -363,7 +387,9 @@ def bind(
         if not isinstance(sizes, int):
             raise ConfigError(f"{schedule.title} needs equal blocks")
         if sizes % schedule.layout.chunks:
-            raise ConfigError(f"{schedule.title} cuts blocks into {schedule.layout.chunks} equal chunks; count {sizes} is not a multiple")
+            raise ConfigError(
+                f"{schedule.title} cuts blocks into {schedule.layout.chunks} equal chunks; count {sizes} is not a multiple"
+            )
     endpoints = np.arange(schedule.nranks, dtype=np.int64) if ranks is None else np.asarray(ranks, np.int64)
     if endpoints.shape != (schedule.nranks,):
         raise ConfigError(f"{schedule.title} has {schedule.nranks} ranks; got {endpoints.size} endpoints")

@@ -91,7 +91,14 @@ _HOP_NS = {
     ("ring", "LL128"): {"nvlink": 1900, "pcie": 2500, "net": 4000},
     ("ring", "Simple"): {"nvlink": 3400, "pcie": 5700, "net": 14000},
 }
-_BASE_NS = {("tree", "LL"): 6800, ("tree", "LL128"): 14000, ("tree", "Simple"): 8400, ("ring", "LL"): 6600, ("ring", "LL128"): 14000, ("ring", "Simple"): 8400}
+_BASE_NS = {
+    ("tree", "LL"): 6800,
+    ("tree", "LL128"): 14000,
+    ("tree", "Simple"): 8400,
+    ("ring", "LL"): 6600,
+    ("ring", "LL128"): 14000,
+    ("ring", "Simple"): 8400,
+}
 # LL stores 4 bytes of flag with 4 of data; LL128 8 of 128 bytes.
 _WIRE = {"LL": Fraction(2), "LL128": Fraction(128, 120), "Simple": Fraction(1)}
 # Highest GB/s of one channel under LL128, ring, by GPU generation (perChMaxRingLL128Bws).

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,8 +12,9 @@ from simcoll.errors import ConfigError, nearest
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["REDUCTIONS", "check_reduction", "combine", "parse_dtype"]
+__all__ = ["REDUCTIONS", "Reduction", "combine", "parse_dtype", "parse_reduction", "premul_sum"]
 
+# How two values combine. On bool a sum is "or" and a product is "and", as numpy has it.
 REDUCTIONS: dict[str, np.ufunc] = {
     "sum": np.add,
     "product": np.multiply,
@@ -22,6 +24,66 @@ REDUCTIONS: dict[str, np.ufunc] = {
     "bor": np.bitwise_or,
     "bxor": np.bitwise_xor,
 }
+_DERIVED = ("avg", "premul_sum")
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """A reduction of a collective: what is done to inputs, to pairs, and to results.
+
+    Attributes
+    ----------
+    name
+        ``sum``, ``product``, ``min``, ``max``, ``band``, ``bor``, ``bxor``, ``avg`` (sum, then divided by the number of ranks) or
+        ``premul_sum`` (inputs times ``factor``, then summed).
+    factor
+        Of premul_sum.
+    """
+
+    name: str
+    factor: float | None = None
+
+    @property
+    def pairwise(self) -> str:
+        """How two values combine on the way: a key of ``REDUCTIONS``."""
+        return "sum" if self.name in _DERIVED else self.name
+
+    def prepared(self, values: NDArray[Any]) -> NDArray[Any]:
+        """An input as it goes into the first step: the array itself, or for premul_sum a scaled copy."""
+        if self.factor is None:
+            return values
+        with np.errstate(over="ignore", invalid="ignore"):
+            scaled: NDArray[Any] = values * values.dtype.type(self.factor)
+        return scaled
+
+    def finish(self, values: NDArray[Any], nranks: int) -> None:
+        """Turn a reduced output into the result, in place: for avg, divide; whole numbers are cut off towards zero, as NCCL does."""
+        if self.name != "avg":
+            return
+        if values.dtype.kind in "iu":
+            quotient = (
+                np.floor_divide(values, values.dtype.type(nranks))
+                if nranks <= np.iinfo(values.dtype).max
+                else np.zeros_like(values)
+            )
+            inexact = (values < 0) & (quotient * values.dtype.type(nranks) != values)
+            values[...] = quotient + inexact.astype(values.dtype)
+        else:
+            np.divide(values, values.dtype.type(nranks), out=values)
+
+    def __str__(self) -> str:
+        return self.name if self.factor is None else f"{self.name}({self.factor:g})"
+
+
+def premul_sum(factor: float) -> Reduction:
+    """The sum of all inputs times a factor.
+
+    >>> str(premul_sum(0.5))
+    'premul_sum(0.5)'
+    """
+    return Reduction("premul_sum", float(factor))
+
+
 _ML_DTYPES = ("bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
 
 
@@ -36,34 +98,55 @@ def parse_dtype(name: Any) -> np.dtype[Any]:
         if name in _ML_DTYPES:
             import ml_dtypes
 
-            return np.dtype(getattr(ml_dtypes, name))
+            known_dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+            return known_dtype
         name = aliases.get(name, name)
     try:
-        dtype = np.dtype(name)
+        dtype: np.dtype[Any] = np.dtype(name)
     except TypeError:
-        known = [f"{kind}{bits}" for kind in ("int", "uint", "float") for bits in (8, 16, 32, 64) if (kind, bits) != ("float", 8)]
-        raise ConfigError(f"unknown dtype {name!r}; {nearest(str(name), [*known, 'complex64', 'complex128', 'bool', *_ML_DTYPES])}") from None
+        known = [
+            f"{kind}{bits}"
+            for kind in ("int", "uint", "float")
+            for bits in (8, 16, 32, 64)
+            if (kind, bits) != ("float", 8)
+        ]
+        raise ConfigError(
+            f"unknown dtype {name!r}; {nearest(str(name), [*known, 'complex64', 'complex128', 'bool', *_ML_DTYPES])}"
+        ) from None
     if dtype.kind not in "biufcV" or (dtype.kind == "V" and dtype.name not in _ML_DTYPES):
         raise ConfigError(f"dtype {name!r} is not a number type")
     return dtype
 
 
-def check_reduction(op: str, dtype: np.dtype[Any]) -> str:
-    """The name of a reduction that is defined on the dtype.
+def parse_reduction(op: str | Reduction, dtype: np.dtype[Any]) -> Reduction:
+    """A reduction that is defined on the dtype.
 
     Raises
     ------
     ConfigError
-        For an unknown reduction, a bitwise one on a dtype without bits, or an order of complex numbers.
+        For an unknown reduction; a bitwise one on a dtype without bits; an order of complex numbers; an average or scaling of bool;
+        a scaling of whole numbers by a fraction.
+
+    Examples
+    --------
+    >>> parse_reduction("AVG", np.dtype("float32"))
+    Reduction(name='avg', factor=None)
     """
-    name = op.lower()
-    if name not in REDUCTIONS:
-        raise ConfigError(f"unknown reduction {op!r}; {nearest(name, REDUCTIONS)}")
+    found = Reduction(op.lower()) if isinstance(op, str) else op
+    name = found.name
+    if name not in REDUCTIONS and name not in _DERIVED:
+        raise ConfigError(f"unknown reduction {op!r}; {nearest(name, [*REDUCTIONS, *_DERIVED])}")
+    if name == "premul_sum" and found.factor is None:
+        raise ConfigError("premul_sum needs its factor: pass simcoll.premul_sum(factor) as op")
     if name in ("band", "bor", "bxor") and dtype.kind not in "biu":
         raise ConfigError(f"reduction {name!r} needs an integer or bool dtype, got {dtype.name}")
     if name in ("min", "max") and dtype.kind == "c":
         raise ConfigError(f"reduction {name!r} is not defined on {dtype.name}: complex numbers have no order")
-    return name
+    if name in _DERIVED and dtype.kind == "b":
+        raise ConfigError(f"reduction {name!r} is not defined on bool")
+    if found.factor is not None and dtype.kind in "iu" and found.factor != int(found.factor):
+        raise ConfigError(f"{found} needs a whole factor on {dtype.name}")
+    return found
 
 
 def combine(op: str, target: NDArray[Any], received: NDArray[Any]) -> None:

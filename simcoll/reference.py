@@ -24,13 +24,22 @@ if TYPE_CHECKING:
 __all__ = ["count_wrong", "exact_inputs", "expected_outputs"]
 
 # Whole numbers up to this are exact in the dtype: 2**(bits of the significand).
-_EXACT_TO = {"float64": 2**53, "float32": 2**24, "float16": 2**11, "bfloat16": 2**8, "float8_e4m3fn": 2**4, "float8_e4m3fnuz": 2**4}
+_EXACT_TO = {
+    "float64": 2**53,
+    "float32": 2**24,
+    "float16": 2**11,
+    "bfloat16": 2**8,
+    "float8_e4m3fn": 2**4,
+    "float8_e4m3fnuz": 2**4,
+}
 
 
 def _hashed(seed: int, rank: int, count: int) -> NDArray[np.uint64]:
     """64 pseudo-random bits as a function of (seed, rank, index)."""
     with np.errstate(over="ignore"):
-        z = np.arange(count, dtype=np.uint64) + np.uint64((seed * 0x1000193 + rank + 1) % 2**32) * np.uint64(0x9E3779B97F4A7C15)
+        z = np.arange(count, dtype=np.uint64) + np.uint64((seed * 0x1000193 + rank + 1) % 2**32) * np.uint64(
+            0x9E3779B97F4A7C15
+        )
         z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return z ^ (z >> np.uint64(31))
@@ -42,7 +51,7 @@ def _values(plan: Plan, seed: int, rank: int, count: int) -> Array:
     if dtype.kind == "b":
         return (bits & np.uint64(1)).astype(dtype)
     if dtype.kind in "iu":
-        return (bits % np.uint64(2**dtype.itemsize * 8 if plan.op != "product" else 3)).astype(dtype)
+        return bits.astype(dtype)
     limit = _EXACT_TO.get(dtype.name, 2**24 if dtype.kind == "c" else 2**3)
     if plan.op == "product":
         return np.where(bits & np.uint64(1), -1, 1).astype(dtype)
@@ -80,9 +89,10 @@ def expected_outputs(plan: Plan, inputs: Sequence[Array]) -> list[Array | None]:
     starts = [_slots(plan, rank, INPUT) for rank in range(n)]
     total: Array | None = None
     if collective.spec.reduces:
-        total = np.array(inputs[0], plan.dtype)
+        total = np.array(plan.reduction.prepared(inputs[0]), plan.dtype)
         for other in inputs[1:]:
-            combine(plan.op, total, other)
+            combine(plan.op, total, plan.reduction.prepared(other))
+        plan.reduction.finish(total, n)
     outputs: list[Array | None] = []
     for rank, visible in enumerate(collective.has_output(np.arange(n)).tolist()):
         if not visible:

@@ -14,110 +14,35 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from simcoll.collective import Collective
 from simcoll.errors import ConfigError, ScheduleError
+from simcoll.step import COPY, MULTICAST, OP_NAMES, REDUCE, SWITCH_REDUCE, SYNC, Repeat, Step, joined, transfers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from numpy.typing import ArrayLike, NDArray
+    from numpy.typing import NDArray
 
+    from simcoll.collective import Collective
     from simcoll.plan import Plan
+    from simcoll.reduction import Reduction
     from simcoll.verify import Proof
 
     Ints = NDArray[np.int64]
 
-__all__ = ["COPY", "OP_NAMES", "REDUCE", "SYNC", "Layout", "Repeat", "Schedule", "Step", "joined", "transfers"]
-
-COPY, REDUCE, SYNC = 0, 1, 2
-OP_NAMES = ("copy", "reduce", "sync")
-"""``copy``: dst = src. ``reduce``: dst = dst (op) src. ``sync``: a message without data."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Step:
-    """Transfers that all read the memory before the step, as parallel arrays of one length.
-
-    ``count`` consecutive chunks from ``src_chunk`` on ``src_rank`` go to ``dst_chunk`` on ``dst_rank``, on an independent lane
-    ``channel``. Equal ranks make it a local copy or reduction.
-    """
-
-    src_rank: Ints
-    src_chunk: Ints
-    dst_rank: Ints
-    dst_chunk: Ints
-    count: Ints
-    op: NDArray[np.int8]
-    channel: Ints
-
-    def __len__(self) -> int:
-        return len(self.src_rank)
-
-
-def transfers(
-    src_rank: ArrayLike,
-    src_chunk: ArrayLike,
-    dst_rank: ArrayLike,
-    dst_chunk: ArrayLike,
-    *,
-    count: ArrayLike = 1,
-    op: ArrayLike = COPY,
-    channel: ArrayLike = 0,
-) -> Step:
-    """A step from arrays of any shapes that broadcast together.
-
-    >>> ring = np.arange(4)
-    >>> step = transfers(ring, ring, (ring + 1) % 4, ring)
-    >>> len(step), step.dst_rank.tolist()
-    (4, [1, 2, 3, 0])
-    """
-    columns = np.broadcast_arrays(src_rank, src_chunk, dst_rank, dst_chunk, count, channel, op)
-    src, src_c, dst, dst_c, cnt, ch = (np.ascontiguousarray(column, np.int64).reshape(-1) for column in columns[:6])
-    return Step(src, src_c, dst, dst_c, cnt, np.ascontiguousarray(columns[6], np.int8).reshape(-1), ch)
-
-
-def joined(steps: Sequence[Step]) -> Step:
-    """One step with the transfers of several."""
-    if len(steps) == 1:
-        return steps[0]
-    columns = ("src_rank", "src_chunk", "dst_rank", "dst_chunk", "count", "op", "channel")
-    return Step(*(np.concatenate([getattr(step, column) for step in steps]) for column in columns))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Repeat:
-    """A block of steps done ``count`` times, each time with its chunks shifted by ``stride``.
-
-    The chunks lie in windows of ``modulus`` chunks that start at ``base``; a shift goes round inside its window. It means exactly the
-    unrolled steps.
-    """
-
-    steps: tuple[Step, ...]
-    count: int
-    stride: int
-    base: int
-    modulus: int
-
-    def unrolled(self) -> Iterator[Step]:
-        """The steps that it stands for, one by one."""
-        for turn in range(self.count):
-            shift = turn * self.stride
-            for step in self.steps:
-                yield Step(
-                    step.src_rank,
-                    self._shifted(step.src_chunk, shift),
-                    step.dst_rank,
-                    self._shifted(step.dst_chunk, shift),
-                    step.count,
-                    step.op,
-                    step.channel,
-                )
-
-    def _shifted(self, chunk: Ints, shift: int) -> Ints:
-        if shift == 0:
-            return chunk
-        place = (chunk - self.base) % self.modulus
-        return chunk - place + (place + shift) % self.modulus
+__all__ = [
+    "COPY",
+    "MULTICAST",
+    "OP_NAMES",
+    "REDUCE",
+    "SWITCH_REDUCE",
+    "SYNC",
+    "Layout",
+    "Repeat",
+    "Schedule",
+    "Step",
+    "joined",
+    "transfers",
+]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -222,16 +147,21 @@ class Layout:
 
     def writable(self, rank: Ints, chunk: Ints) -> NDArray[np.bool_]:
         """Whether a schedule may write to each (canonical) chunk: everything but inputs that are not also outputs."""
-        outside = chunk >= self.output_base
+        outside: NDArray[np.bool_] = chunk >= self.output_base
         alias = self.collective.spec.alias
-        if self.collective.in_place and alias is not None and self.collective.output_slots < self.collective.input_slots:
+        if (
+            self.collective.in_place
+            and alias is not None
+            and self.collective.output_slots < self.collective.input_slots
+        ):
             own = chunk // self.chunks == alias(rank, np.zeros_like(chunk))[0]
-            return outside | (own & self._aliased(rank))
+            outside |= own & self._aliased(rank)
         return outside
 
     def name(self, chunk: int) -> str:
         """A chunk in a person's words.
 
+        >>> from simcoll.collective import Collective
         >>> Layout(Collective("all_gather", 4), chunks=2).name(7)
         'output slot 2 chunk 1'
         """
@@ -306,11 +236,25 @@ class Schedule:
         """
         if "hash" not in self._known:
             digest = hashlib.sha256(b"simcoll-schedule-1")
-            head = [repr(self.collective), self.layout.chunks, self.layout.scratch.tolist(), self.nchannels, self.divisible]
+            head = [
+                repr(self.collective),
+                self.layout.chunks,
+                self.layout.scratch.tolist(),
+                self.nchannels,
+                self.divisible,
+            ]
             digest.update(json.dumps(head).encode())
             for step in self.steps():
                 digest.update(len(step).to_bytes(8, "little"))
-                for column in (step.src_rank, step.src_chunk, step.dst_rank, step.dst_chunk, step.count, step.op, step.channel):
+                for column in (
+                    step.src_rank,
+                    step.src_chunk,
+                    step.dst_rank,
+                    step.dst_chunk,
+                    step.count,
+                    step.op,
+                    step.channel,
+                ):
                     digest.update(column.astype("<i8").tobytes())
             self._known["hash"] = digest.hexdigest()
         return str(self._known["hash"])
@@ -334,7 +278,7 @@ class Schedule:
         self,
         count: int | Sequence[int] | Sequence[Sequence[int]],
         dtype: Any = "float32",
-        op: str = "sum",
+        op: str | Reduction = "sum",
         *,
         ranks: Sequence[int] | None = None,
         protocol: Any = "ideal",
@@ -356,7 +300,10 @@ class Schedule:
         """
         layout, n = self.layout, self.nranks
         bases = layout.bases()
-        for rank, chunk, end in ((step.src_rank, step.src_chunk, "source"), (step.dst_rank, step.dst_chunk, "destination")):
+        for rank, chunk, end in (
+            (step.src_rank, step.src_chunk, "source"),
+            (step.dst_rank, step.dst_chunk, "destination"),
+        ):
             if len(step) and (rank.min() < 0 or rank.max() >= n):
                 row = int(np.flatnonzero((rank < 0) | (rank >= n))[0])
                 self._refuse(number, step, row, f"{end} rank {rank[row]} does not exist; ranks are 0..{n - 1}")
@@ -367,14 +314,15 @@ class Schedule:
                 bad = data & (last > bases[layout.region(chunk) + 1])
             if bad.any():
                 row = int(np.flatnonzero(bad)[0])
-                wanted = f"chunks {chunk[row]}..{last[row] - 1}"
-                self._refuse(
-                    number, step, row, f"{end} {wanted} on rank {rank[row]} do not lie in one buffer (buffers start at {bases[:-1].tolist()}, end {layout.size})"
-                )  # fmt: skip
+                wanted = f"chunks {chunk[row]}..{last[row] - 1} on rank {rank[row]}"
+                buffers = f"buffers start at {bases[:-1].tolist()}, end {layout.size}"
+                self._refuse(number, step, row, f"{end} {wanted} do not lie in one buffer ({buffers})")
         wrong = (step.channel < 0) | (step.channel >= self.nchannels)
         if wrong.any():
             row = int(np.flatnonzero(wrong)[0])
-            self._refuse(number, step, row, f"channel {step.channel[row]} does not exist; channels are 0..{self.nchannels - 1}")
+            self._refuse(
+                number, step, row, f"channel {step.channel[row]} does not exist; channels are 0..{self.nchannels - 1}"
+            )
 
     def _refuse(self, number: int, step: Step, row: int, reason: str) -> None:
         raise ScheduleError(

@@ -52,7 +52,16 @@ _RATE_UNITS: dict[str, Fraction] = {
     **{f"{p}bit/s": Fraction(f, 8) for p, f in _DECIMAL.items()},
     **{f"{p}b/s": Fraction(f, 8) for p, f in _DECIMAL.items()},
 }
-_TIME_UNITS: dict[str, int] = {"s": 10**15, "ms": 10**12, "us": 10**9, "µs": 10**9, "μs": 10**9, "ns": 10**6, "ps": 10**3, "fs": 1}
+_TIME_UNITS: dict[str, int] = {
+    "s": 10**15,
+    "ms": 10**12,
+    "us": 10**9,
+    "µs": 10**9,
+    "μs": 10**9,
+    "ns": 10**6,
+    "ps": 10**3,
+    "fs": 1,
+}
 
 
 def _split(text: object, what: str, example: str, where: dict[str, str | None]) -> tuple[Fraction, str]:
@@ -71,7 +80,9 @@ def _split(text: object, what: str, example: str, where: dict[str, str | None]) 
     return value, unit
 
 
-def _scaled(value: Fraction, factor: Fraction | int, what: str, text: object, limit: int, where: dict[str, str | None]) -> int:
+def _scaled(
+    value: Fraction, factor: Fraction | int, what: str, text: object, limit: int, where: dict[str, str | None]
+) -> int:
     exact = value * factor
     result = int(exact + Fraction(1, 2))
     if result > limit:
@@ -96,7 +107,9 @@ def parse_size(text: str | int, *, what: str = "size", file: str | None = None, 
     (67108864, 8, 1610612736, 10000000)
     """
     where = {"file": file, "path": path}
-    value, unit = _split(str(text) if isinstance(text, int) and not isinstance(text, bool) else text, what, "64M", where)
+    value, unit = _split(
+        str(text) if isinstance(text, int) and not isinstance(text, bool) else text, what, "64M", where
+    )
     if unit in ("k", "m", "g", "t"):
         unit = unit.upper()
     if unit and unit not in _SIZE_UNITS:
@@ -123,7 +136,9 @@ def parse_rate(text: str, *, what: str = "bandwidth", file: str | None = None, p
     where = {"file": file, "path": path}
     value, unit = _split(text, what, "50 GB/s", where)
     if not unit:
-        raise ConfigError(f"{what}: {text!r} has no unit; write for example '{text.strip()} GB/s' or '{text.strip()} Gbps'", **where)
+        raise ConfigError(
+            f"{what}: {text!r} has no unit; write for example '{text.strip()} GB/s' or '{text.strip()} Gbps'", **where
+        )
     if unit not in _RATE_UNITS:
         raise ConfigError(f"{what}: unknown unit {unit!r} in {text!r}; {nearest(unit, _RATE_UNITS)}", **where)
     return _scaled(value, _RATE_UNITS[unit] * UBPS_PER_BPS, what, text, MAX_RATE_UBPS, where)

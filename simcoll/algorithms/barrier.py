@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from simcoll.collective import Collective
 
-__all__ = ["dissemination"]
+__all__ = ["dissemination", "linear", "tree"]
 
 
 def dissemination(collective: Collective) -> Schedule:
@@ -26,3 +26,33 @@ def dissemination(collective: Collective) -> Schedule:
             yield transfers(rank, 0, (rank + (1 << level)) % n, 0, op=SYNC)
 
     return Schedule("dissemination", Layout(collective), steps)
+
+
+def tree(collective: Collective) -> Schedule:
+    """Tree barrier: news of arrival go up a binomial tree to rank 0, leave to go comes down."""
+    n = collective.nranks
+    levels = range((n - 1).bit_length())
+
+    def children(level: int) -> np.ndarray:
+        return np.arange(1 << level, n, 2 << level, dtype=np.int64)
+
+    def steps() -> Iterator[Step]:
+        for level in levels:
+            yield transfers(children(level), 0, children(level) - (1 << level), 0, op=SYNC)
+        for level in reversed(levels):
+            yield transfers(children(level) - (1 << level), 0, children(level), 0, op=SYNC)
+
+    return Schedule("tree", Layout(collective), steps)
+
+
+def linear(collective: Collective) -> Schedule:
+    """Linear barrier: rank 0 hears from every other rank in turn, then tells every one in turn."""
+    n = collective.nranks
+
+    def steps() -> Iterator[Step]:
+        for rank in range(1, n):
+            yield transfers(rank, 0, 0, 0, op=SYNC)
+        for rank in range(1, n):
+            yield transfers(0, 0, rank, 0, op=SYNC)
+
+    return Schedule("linear", Layout(collective), steps)

@@ -6,40 +6,214 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simcoll.schedule import Layout, Schedule, Step, joined, transfers
+from simcoll.errors import ConfigError
+from simcoll.schedule import REDUCE, Layout, Schedule, Step, joined, transfers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from simcoll.collective import Collective
 
-__all__ = ["all_to_all", "pairwise_all_to_all"]
+__all__ = [
+    "all_gather",
+    "all_to_all",
+    "linear_broadcast",
+    "linear_gather",
+    "linear_reduce",
+    "linear_scatter",
+    "one_shot_all_reduce",
+    "pairwise_all_to_all",
+    "pairwise_reduce_scatter",
+    "reduce_scatter",
+    "send_recv",
+    "two_shot_all_reduce",
+    "xor_all_to_all",
+]
+
+TWO_SHOT_RANKS = 256
 
 
-def _shift(layout: Layout, shift: int, channels: int) -> Step:
-    """Rank r sends its block for rank r + shift."""
-    n = layout.collective.nranks
-    rank = np.arange(n, dtype=np.int64)
-    peer, channel = (rank + shift) % n, np.arange(channels, dtype=np.int64)[:, None]
+def _to_peer(layout: Layout, peer: np.ndarray, channels: int) -> Step:
+    """Rank r sends its block for ``peer[r]``."""
+    rank, channel = np.arange(len(peer), dtype=np.int64), np.arange(channels, dtype=np.int64)[:, None]
     return transfers(rank, layout.input(peer, channel), peer, layout.output(rank, channel), channel=channel)
+
+
+def _peers(nranks: int, shift: int) -> np.ndarray:
+    return (np.arange(nranks, dtype=np.int64) + shift) % nranks
 
 
 def all_to_all(collective: Collective, *, channels: int = 1) -> Schedule:
     """All blocks at once: one step, in which the messages of a rank share its port."""
-    layout = Layout(collective, channels)
+    n, layout = collective.nranks, Layout(collective, channels)
 
     def steps() -> Iterator[Step]:
-        yield joined([_shift(layout, shift, channels) for shift in range(collective.nranks)])
+        yield joined([_to_peer(layout, _peers(n, shift), channels) for shift in range(n)])
 
     return Schedule("direct", layout, steps, channels, (("channels", channels),))
 
 
 def pairwise_all_to_all(collective: Collective, *, channels: int = 1) -> Schedule:
     """One peer at a time: in step k rank r sends to rank r + k."""
-    layout = Layout(collective, channels)
+    n, layout = collective.nranks, Layout(collective, channels)
 
     def steps() -> Iterator[Step]:
-        for shift in range(collective.nranks):
-            yield _shift(layout, shift, channels)
+        for shift in range(n):
+            yield _to_peer(layout, _peers(n, shift), channels)
 
     return Schedule("pairwise", layout, steps, channels, (("channels", channels),))
+
+
+def xor_all_to_all(collective: Collective, *, channels: int = 1) -> Schedule:
+    """One partner at a time: in step k ranks r and r XOR k exchange; powers of two only."""
+    n, layout = collective.nranks, Layout(collective, channels)
+    if n & (n - 1):
+        raise ConfigError(f"xor all_to_all needs a power of two ranks, got {n}; pairwise serves any number")
+
+    def steps() -> Iterator[Step]:
+        for mask in range(n):
+            yield _to_peer(layout, np.arange(n, dtype=np.int64) ^ mask, channels)
+
+    return Schedule("xor", layout, steps, channels, (("channels", channels),))
+
+
+def all_gather(collective: Collective, *, channels: int = 1) -> Schedule:
+    """Every rank sends its block to all others at once."""
+    n, layout = collective.nranks, Layout(collective, channels)
+    rank, peer = np.arange(n)[:, None], np.arange(n)[:, None, None]
+    channel = np.arange(channels)
+
+    def steps() -> Iterator[Step]:
+        yield transfers(rank, layout.input(0, channel), peer, layout.output(rank, channel), channel=channel)
+
+    return Schedule("direct", layout, steps, channels, (("channels", channels),))
+
+
+def reduce_scatter(collective: Collective) -> Schedule:
+    """Every rank sends each block to its owner at once; the owner adds them in the order of the ranks, whoever it is."""
+    n = collective.nranks
+    rank = np.arange(n, dtype=np.int64)
+    layout = Layout(collective, 1, np.repeat(rank[:, None], n, axis=1))
+
+    def steps() -> Iterator[Step]:
+        owner = rank[:, None]
+        yield transfers(rank, layout.input(owner), owner, layout.scratch_at(rank))
+        yield transfers(rank, layout.scratch_at(), rank, layout.output())
+        for source in range(1, n):
+            yield transfers(rank, layout.scratch_at(source), rank, layout.output(), op=REDUCE)
+
+    return Schedule("direct", layout, steps)
+
+
+def pairwise_reduce_scatter(collective: Collective) -> Schedule:
+    """One peer at a time: in step k rank r sends its part of block r + k to that rank, which adds it."""
+    n, layout = collective.nranks, Layout(collective)
+    rank = np.arange(n, dtype=np.int64)
+
+    def steps() -> Iterator[Step]:
+        yield transfers(rank, layout.input(rank), rank, layout.output())
+        for shift in range(1, n):
+            peer = _peers(n, shift)
+            yield transfers(rank, layout.input(peer), peer, layout.output(), op=REDUCE)
+
+    return Schedule("pairwise", layout, steps)
+
+
+def one_shot_all_reduce(collective: Collective) -> Schedule:
+    """Every rank sends its whole vector to all others; each adds them in the order of the ranks."""
+    n = collective.nranks
+    rank = np.arange(n, dtype=np.int64)
+    layout = Layout(collective, 1, np.zeros(n, np.int64))
+
+    def steps() -> Iterator[Step]:
+        yield transfers(rank, layout.input(), rank[:, None], layout.scratch_at(rank))
+        yield transfers(rank, layout.scratch_at(), rank, layout.output())
+        for source in range(1, n):
+            yield transfers(rank, layout.scratch_at(source), rank, layout.output(), op=REDUCE)
+
+    return Schedule("one_shot", layout, steps)
+
+
+def two_shot_all_reduce(collective: Collective) -> Schedule:
+    """Every rank adds one segment of all vectors, in the order of the ranks, and sends the result to all others.
+
+    Every rank keeps a segment of each peer's vector beside its own, so that large numbers of ranks are refused.
+    """
+    n = collective.nranks
+    if n > TWO_SHOT_RANKS:
+        raise ConfigError(f"two_shot serves up to {TWO_SHOT_RANKS} ranks, got {n}; rabenseifner and ring serve any number")
+    rank = np.arange(n, dtype=np.int64)
+    owner = rank[:, None]
+    layout = Layout(collective, n, np.zeros(n, np.int64))
+
+    def steps() -> Iterator[Step]:
+        yield transfers(rank, layout.input(0, owner), owner, layout.scratch_at(rank, owner))
+        yield transfers(rank, layout.scratch_at(0, rank), rank, layout.output(0, rank))
+        for source in range(1, n):
+            yield transfers(rank, layout.scratch_at(source, rank), rank, layout.output(0, rank), op=REDUCE)
+        sender, receiver = np.nonzero(rank[:, None] != rank)
+        segment = layout.output(0, sender)
+        yield transfers(sender, segment, receiver, segment)
+
+    return Schedule("two_shot", layout, steps)
+
+
+def linear_broadcast(collective: Collective, *, channels: int = 1) -> Schedule:
+    """The root sends to one rank after the other."""
+    n, root = collective.nranks, collective.root or 0
+    layout, channel = Layout(collective, channels), np.arange(channels)
+
+    def steps() -> Iterator[Step]:
+        for shift in range(n):
+            yield transfers(root, layout.input(0, channel), (root + shift) % n, layout.output(0, channel), channel=channel)
+
+    return Schedule("linear", layout, steps, channels, (("channels", channels),))
+
+
+def linear_reduce(collective: Collective, *, channels: int = 1) -> Schedule:
+    """The root adds what one rank after the other sends."""
+    n, root = collective.nranks, collective.root or 0
+    layout, channel = Layout(collective, channels), np.arange(channels)
+
+    def steps() -> Iterator[Step]:
+        for shift in range(n):
+            op = REDUCE if shift else 0
+            yield transfers((root + shift) % n, layout.input(0, channel), root, layout.output(0, channel), op=op, channel=channel)
+
+    return Schedule("linear", layout, steps, channels, (("channels", channels),))
+
+
+def linear_gather(collective: Collective) -> Schedule:
+    """The root gets the block of one rank after the other."""
+    n, root, layout = collective.nranks, collective.root or 0, Layout(collective)
+
+    def steps() -> Iterator[Step]:
+        for shift in range(n):
+            rank = (root + shift) % n
+            yield transfers(rank, layout.input(), root, layout.output(rank))
+
+    return Schedule("linear", layout, steps)
+
+
+def linear_scatter(collective: Collective) -> Schedule:
+    """The root sends one rank after the other its block."""
+    n, root, layout = collective.nranks, collective.root or 0, Layout(collective)
+
+    def steps() -> Iterator[Step]:
+        # The root's own block comes last: in place its output is where that block lies.
+        for shift in range(1, n + 1):
+            rank = (root + shift) % n
+            yield transfers(root, layout.input(rank), rank, layout.output())
+
+    return Schedule("linear", layout, steps)
+
+
+def send_recv(collective: Collective, *, channels: int = 1) -> Schedule:
+    """All pairs at once: shifts, permutations, exchanges between neighbours, or any other."""
+    layout, channel = Layout(collective, channels), np.arange(channels)
+    pairs = np.array(collective.pairs, np.int64).reshape(-1, 2, 1)
+
+    def steps() -> Iterator[Step]:
+        yield transfers(pairs[:, 0], layout.input(0, channel), pairs[:, 1], layout.output(0, channel), channel=channel)
+
+    return Schedule("direct", layout, steps, channels, (("channels", channels),))

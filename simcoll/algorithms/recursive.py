@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simcoll.errors import ConfigError
 from simcoll.schedule import REDUCE, Layout, Schedule, Step, transfers
 
 if TYPE_CHECKING:
@@ -21,16 +20,42 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
 
-__all__ = ["doubling_all_gather", "doubling_all_reduce", "halving_reduce_scatter", "rabenseifner_all_reduce"]
+__all__ = [
+    "doubling_all_gather",
+    "doubling_all_reduce",
+    "fold",
+    "halving_reduce_scatter",
+    "rabenseifner_all_reduce",
+    "rabenseifner_reduce",
+    "rooted_fold",
+]
 
 
-def _fold(nranks: int) -> tuple[int, Ints, Ints, Ints]:
+def fold(nranks: int) -> tuple[int, Ints, Ints, Ints]:
     """Number of members (a power of two), the rank of each member, and the ranks that fold: the even ones and their odd partners."""
     members = 1 << (nranks.bit_length() - 1)
     extra = nranks - members
     member = np.arange(members, dtype=np.int64)
     even = np.arange(0, 2 * extra, 2, dtype=np.int64)
     return members, np.where(member < extra, 2 * member + 1, member + extra), even, even + 1
+
+
+def rooted_fold(nranks: int, root: int) -> tuple[int, Ints, Ints, Ints]:
+    """The same with the ranks counted backwards from the root, so that the root is member 0 and never folds.
+
+    >>> [column.tolist() for column in rooted_fold(5, root=2)[1:]]
+    [[2, 1, 0, 4], [3], [4]]
+    """
+    members, rank_of, even, odd = fold(nranks)
+    moved = root + 1
+    return members, (rank_of[::-1] + moved) % nranks, (even + moved) % nranks, (odd + moved) % nranks
+
+
+def _first_blocks(nranks: int) -> Ints:
+    """Member m looks after the blocks ``[first[m], first[m + 1])``: its own and that of the rank folded into it."""
+    members = 1 << (nranks.bit_length() - 1)
+    member = np.arange(members + 1, dtype=np.int64)
+    return member + np.minimum(member, nranks - members)
 
 
 def _masks(members: int) -> list[int]:
@@ -40,7 +65,7 @@ def _masks(members: int) -> list[int]:
 def doubling_all_reduce(collective: Collective, *, channels: int = 1) -> Schedule:
     """Partners exchange and reduce whole vectors, at distances 1, 2, 4, ..."""
     layout = Layout(collective, channels)
-    members, rank_of, even, odd = _fold(collective.nranks)
+    members, rank_of, even, odd = fold(collective.nranks)
     rank, channel = np.arange(collective.nranks), np.arange(channels)[:, None]
     chunk = layout.output(0, channel)
 
@@ -56,25 +81,28 @@ def doubling_all_reduce(collective: Collective, *, channels: int = 1) -> Schedul
 
 
 def doubling_all_gather(collective: Collective) -> Schedule:
-    """Partners exchange all blocks that they have, at distances 1, 2, 4, ...; powers of two only."""
+    """Partners exchange all blocks that they have, at distances 1, 2, 4, ...; of a pair that folds one sends, and gets all at the end."""
     n = collective.nranks
-    if n & (n - 1):
-        raise ConfigError(f"recursive_doubling all_gather needs a power of two ranks, got {n}; ring serves any number")
+    members, rank_of, even, odd = fold(n)
     layout = Layout(collective)
-    rank = np.arange(n, dtype=np.int64)
+    rank, member = np.arange(n), np.arange(members)
+    first = _first_blocks(n)
 
     def steps() -> Iterator[Step]:
         yield transfers(rank, layout.input(), rank, layout.output(rank))
-        for mask in _masks(n):
-            held = layout.output(rank & ~(mask - 1))
-            yield transfers(rank, held, rank ^ mask, held, count=mask)
+        yield transfers(even, layout.output(even), odd, layout.output(even))
+        for mask in _masks(members):
+            low = member & ~(mask - 1)
+            held = layout.output(first[low])
+            yield transfers(rank_of, held, rank_of[member ^ mask], held, count=first[low + mask] - first[low])
+        yield transfers(odd, layout.output(), even, layout.output(), count=n)
 
     return Schedule("recursive_doubling", layout, steps)
 
 
 def rabenseifner_all_reduce(collective: Collective, *, channels: int = 1) -> Schedule:
     """Recursive halving reduce-scatter, then recursive doubling all-gather: every byte goes as often as in a ring, in 2 lg n steps."""
-    members, rank_of, even, odd = _fold(collective.nranks)
+    members, rank_of, even, odd = fold(collective.nranks)
     layout = Layout(collective, members * channels)
     rank, channel, member = np.arange(collective.nranks), np.arange(channels)[:, None], np.arange(members)
     whole = channel * members
@@ -100,15 +128,36 @@ def rabenseifner_all_reduce(collective: Collective, *, channels: int = 1) -> Sch
     return Schedule("rabenseifner", layout, steps, channels, (("channels", channels),))
 
 
+def rabenseifner_reduce(collective: Collective, *, channels: int = 1) -> Schedule:
+    """Recursive halving reduce-scatter, then binomial gather to the root of the segments."""
+    n = collective.nranks
+    members, rank_of, even, odd = rooted_fold(n, collective.root or 0)
+    layout = Layout(collective, members * channels)
+    rank, channel, member = np.arange(n), np.arange(channels)[:, None], np.arange(members)
+    vector = layout.output(0, channel * members)
+
+    def steps() -> Iterator[Step]:
+        yield transfers(rank, layout.input(0, channel * members), rank, vector, count=members, channel=channel)
+        yield transfers(even, vector, odd, vector, count=members, op=REDUCE, channel=channel)
+        for mask in reversed(_masks(members)):
+            peer = member ^ mask
+            given = vector + (peer & ~(mask - 1))
+            yield transfers(rank_of, given, rank_of[peer], given, count=mask, op=REDUCE, channel=channel)
+        for mask in _masks(members):
+            child = np.arange(mask, members, 2 * mask)
+            held = vector + child
+            yield transfers(rank_of[child], held, rank_of[child - mask], held, count=mask, channel=channel)
+
+    return Schedule("rabenseifner", layout, steps, channels, (("channels", channels),))
+
+
 def halving_reduce_scatter(collective: Collective) -> Schedule:
     """Partners at distances n/2, ..., 2, 1 reduce the half of the blocks that lies on the other's side."""
     n = collective.nranks
-    members, rank_of, even, odd = _fold(n)
-    extra = n - members
+    members, rank_of, even, odd = fold(n)
     layout = Layout(collective, 1, np.arange(n))
     rank, member = np.arange(n), np.arange(members)
-    # Member m looks after the blocks [first[m], first[m + 1]): its own and that of the rank folded into it.
-    first = np.minimum(np.arange(members + 1), extra) + np.arange(members + 1)
+    first = _first_blocks(n)
 
     def steps() -> Iterator[Step]:
         yield transfers(rank, layout.input(), rank, layout.scratch_at(), count=n)

@@ -6,16 +6,31 @@ import inspect
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from simcoll.algorithms import barrier, direct, hierarchical, recursive, ring, tree
+from simcoll.algorithms import (
+    barrier,
+    bine,
+    bruck,
+    chain,
+    direct,
+    double_tree,
+    hierarchical,
+    neighbor,
+    recursive,
+    ring,
+    swing,
+    torus,
+    tree,
+    van_de_geijn,
+)
 from simcoll.collective import KINDS, Collective
 from simcoll.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from simcoll.schedule import Schedule
 
-__all__ = ["ALGORITHMS", "Algorithm", "find_algorithm", "schedule"]
+__all__ = ["ALGORITHMS", "Algorithm", "default_algorithm", "find_algorithm", "schedule"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +51,10 @@ class Algorithm:
         Which rank counts it serves, in words.
     source
         Paper or program that describes it.
+    topologies
+        ``any``, ``boxes`` (made for boxes with rails) or ``torus`` (made for rings and tori): it runs, and is right, on all.
+    order
+        The level of :data:`simcoll.verify.LEVELS` that its reductions have with any parameters; empty where nothing is reduced.
     """
 
     name: str
@@ -45,6 +64,8 @@ class Algorithm:
     pattern: str
     ranks: str
     source: str
+    topologies: str = "any"
+    order: str = ""
 
     @property
     def params(self) -> dict[str, Any]:
@@ -53,27 +74,127 @@ class Algorithm:
         return {name: p.default for name, p in signature.parameters.items() if p.kind is inspect.Parameter.KEYWORD_ONLY}
 
 
+_CHAN = "Chan, Heimlich, Purkayastha, van de Geijn: Collective communication, CCPE 19 (2007)"
 _PATARASUK = "Patarasuk, Yuan: Bandwidth optimal all-reduce algorithms, JPDC 69 (2009)"
 _THAKUR = "Thakur, Rabenseifner, Gropp: Optimization of collective communication operations in MPICH, IJHPCA 19 (2005)"
+_SANDERS = "Sanders, Speck, Träff: Two-tree algorithms for full bandwidth broadcast, reduction and scan, ParCo 35 (2009); the trees are NCCL's"
+_BRUCK = "Bruck et al.: Efficient algorithms for all-to-all communications in multiport message-passing systems, TPDS 8 (1997)"
+_PAT = "Jeaugey: PAT, a new algorithm for all-gather and reduce-scatter operations at scale, arXiv 2506.20252"
+_NEIGHBOR = "Chen et al.: Performance evaluation of allgather algorithms on terascale Linux cluster, HPC Asia 2005"
+_SWING = "De Sensi et al.: Swing, short-cutting rings for higher bandwidth allreduce, NSDI 2024, arXiv 2401.09356"
+_BINE = "De Sensi et al.: Bine trees, enhancing collective operations by optimizing communication locality, SC 2025, arXiv 2508.17311"
+_BUCKET = "Jain, Sabharwal: Optimal bucket algorithms for large MPI collectives on torus interconnects, ICS 2010"
+_GEIJN = "Barnett et al.: Interprocessor collective communication library, SHPCC 1994"
 _BARRIER = "Hensgen, Finkel, Manber: Two algorithms for barrier synchronization, IJPP 17 (1988)"
 _HIER = "Cho et al.: BlueConnect, MLSys 2019"
+_PAIRS = "all pairs at once; the messages of a rank share its port"
+_LINE = "one rank after the other"
+
+_ANY, _RUN, _SAME = "any", "run-consistent", "position-independent"
+_BOXES, _TORUS = "boxes", "torus"
+
+
+def _a(
+    collective: str, name: str, build: Callable[..., Schedule], pattern: str, cost: str, source: str, ranks: str = _ANY, topologies: str = _ANY, order: str = ""
+) -> Algorithm:
+    return Algorithm(name, collective, build, cost, pattern, ranks, source, topologies, order)
+
 
 ALGORITHMS: tuple[Algorithm, ...] = (
-    Algorithm("ring", "all_reduce", ring.all_reduce, "2(n-1)a + 2(n-1)/n s b + (n-1)/n s g", "ring", "any", _PATARASUK),
-    Algorithm("ring", "all_gather", ring.all_gather, "(n-1)a + (n-1)/n s b", "ring", "any", _PATARASUK),
-    Algorithm("ring", "reduce_scatter", ring.reduce_scatter, "(n-1)a + (n-1)/n s b + (n-1)/n s g", "ring", "any", _PATARASUK),
-    Algorithm("tree", "broadcast", tree.broadcast, "ceil(lg n)(a + s b)", "tree", "any", _THAKUR),
-    Algorithm("tree", "reduce", tree.reduce, "ceil(lg n)(a + s b + s g)", "tree", "any", _THAKUR),
-    Algorithm("tree", "all_reduce", tree.all_reduce, "2 ceil(lg n)(a + s b) + ceil(lg n) s g", "tree", "any", _THAKUR),
-    Algorithm("recursive_doubling", "all_reduce", recursive.doubling_all_reduce, "lg n (a + s b + s g), n = 2^k", "tree", "any", _THAKUR),
-    Algorithm("recursive_doubling", "all_gather", recursive.doubling_all_gather, "lg n a + (n-1)/n s b", "tree", "power of 2", _THAKUR),
-    Algorithm("recursive_halving", "reduce_scatter", recursive.halving_reduce_scatter, "lg n a + (n-1)/n s (b + g), n = 2^k", "tree", "any", _THAKUR),
-    Algorithm("rabenseifner", "all_reduce", recursive.rabenseifner_all_reduce, "2 lg n a + 2(n-1)/n s b + (n-1)/n s g, n = 2^k", "tree", "any", _THAKUR),
-    Algorithm("direct", "all_to_all", direct.all_to_all, "a + (n-1)/n s b", "ring", "any", "all pairs at once; the ports share"),
-    Algorithm("pairwise", "all_to_all", direct.pairwise_all_to_all, "(n-1)a + (n-1)/n s b", "ring", "any", _THAKUR),
-    Algorithm("hierarchical", "all_reduce", hierarchical.all_reduce, "2(g-1)/g s b_box + 2(m-1)/m s/g b_net, m boxes of g", "ring", "multiple of box", _HIER),
-    Algorithm("dissemination", "barrier", barrier.dissemination, "ceil(lg n) a", "tree", "any", _BARRIER),
+    _a("all_reduce", "ring", ring.all_reduce, "ring", "2(n-1)a + 2(n-1)/n s b + (n-1)/n s g", _PATARASUK, order=_RUN),
+    _a("all_reduce", "bidirectional_ring", ring.bidirectional_all_reduce, "ring", "as ring, half of the bytes each way round", _PATARASUK, topologies=_TORUS, order=_RUN),
+    _a("all_reduce", "tree", tree.all_reduce, "tree", "2 ceil(lg n)(a + s b) + ceil(lg n) s g", _THAKUR, order=_SAME),
+    _a("all_reduce", "double_tree", double_tree.all_reduce, "tree", "about 4 ceil(lg n) a + 2 s b, many pieces", _SANDERS, order=_RUN),
+    _a("all_reduce", "recursive_doubling", recursive.doubling_all_reduce, "tree", "lg n (a + s b + s g), n = 2^k", _THAKUR, order=_SAME),
+    _a("all_reduce", "rabenseifner", recursive.rabenseifner_all_reduce, "tree", "2 lg n a + 2(n-1)/n s b + (n-1)/n s g, n = 2^k", _THAKUR, order=_SAME),
+    _a("all_reduce", "swing", swing.all_reduce, "tree", "2 lg n a + 2(n-1)/n s b + (n-1)/n s g, n = 2^k", _SWING, topologies=_TORUS, order=_RUN),
+    _a("all_reduce", "bine", bine.all_reduce, "tree", "2 lg n a + 2(n-1)/n s b + (n-1)/n s g, n = 2^k", _BINE, order=_RUN),
+    _a("all_reduce", "one_shot", direct.one_shot_all_reduce, "ring", "a + (n-1) s (b + g)", _PAIRS, order=_SAME),
+    _a("all_reduce", "two_shot", direct.two_shot_all_reduce, "ring", "2a + 2(n-1)/n s b + (n-1)/n s g", _PAIRS, ranks="up to 256", order=_SAME),
+    _a("all_reduce", "hierarchical", hierarchical.all_reduce, "ring", "2(g-1)/g s b_box + 2(m-1)/m s/g b_net, m boxes of g; the larger with pieces", _HIER, "multiple of box", _BOXES, _RUN),
+    _a("all_reduce", "torus", torus.all_reduce, "ring", "2 sum(k-1) a + 2(n-1)/n s b/(2D), D dimensions of k", _BUCKET, topologies=_TORUS, order=_RUN),
+    _a("all_gather", "ring", ring.all_gather, "ring", "(n-1)a + (n-1)/n s b", _PATARASUK),
+    _a("all_gather", "bidirectional_ring", ring.bidirectional_all_gather, "ring", "as ring, half of the bytes each way round", _PATARASUK, topologies=_TORUS),
+    _a("all_gather", "recursive_doubling", recursive.doubling_all_gather, "tree", "lg n a + (n-1)/n s b, n = 2^k", _THAKUR),
+    _a("all_gather", "bruck", bruck.all_gather, "tree", "ceil(lg n) a + (n-1)/n s b", _BRUCK),
+    _a("all_gather", "pat", bruck.pat_all_gather, "tree", "ceil(lg n) a + (n-1)/n s b", _PAT),
+    _a("all_gather", "neighbor_exchange", neighbor.all_gather, "ring", "n/2 a + (n-1)/n s b", _NEIGHBOR, ranks="even"),
+    _a("all_gather", "bine", bine.all_gather, "tree", "lg n a + (n-1)/n s b, n = 2^k", _BINE),
+    _a("all_gather", "direct", direct.all_gather, "ring", "a + (n-1)/n s b", _PAIRS),
+    _a("all_gather", "hierarchical", hierarchical.all_gather, "ring", "(n-m)/n s b_box + (m-1)/n s b_net, m boxes; the larger with pieces", _HIER, "multiple of box", _BOXES),
+    _a("all_gather", "torus", torus.all_gather, "ring", "sum(k-1) a + (n-1)/n s b/(2D), D dimensions of k", _BUCKET, topologies=_TORUS),
+    _a("reduce_scatter", "ring", ring.reduce_scatter, "ring", "(n-1)a + (n-1)/n s b + (n-1)/n s g", _PATARASUK, order=_RUN),
+    _a("reduce_scatter", "bidirectional_ring", ring.bidirectional_reduce_scatter, "ring", "as ring, half of the bytes each way round", _PATARASUK, topologies=_TORUS, order=_RUN),
+    _a("reduce_scatter", "recursive_halving", recursive.halving_reduce_scatter, "tree", "lg n a + (n-1)/n s (b + g), n = 2^k", _THAKUR, order=_SAME),
+    _a("reduce_scatter", "pairwise", direct.pairwise_reduce_scatter, "ring", "(n-1)a + (n-1)/n s (b + g)", _THAKUR, order=_RUN),
+    _a("reduce_scatter", "pat", bruck.pat_reduce_scatter, "tree", "ceil(lg n) a + (n-1)/n s (b + g)", _PAT, order=_RUN),
+    _a("reduce_scatter", "bine", bine.reduce_scatter, "tree", "lg n a + (n-1)/n s (b + g), n = 2^k", _BINE, order=_RUN),
+    _a("reduce_scatter", "direct", direct.reduce_scatter, "ring", "a + (n-1)/n s (b + g)", _PAIRS, order=_SAME),
+    _a("reduce_scatter", "hierarchical", hierarchical.reduce_scatter, "ring", "(n-m)/n s b_box + (m-1)/n s b_net, m boxes; the larger with pieces", _HIER, "multiple of box", _BOXES, _RUN),
+    _a("reduce_scatter", "torus", torus.reduce_scatter, "ring", "sum(k-1) a + (n-1)/n s b/(2D), D dimensions of k", _BUCKET, topologies=_TORUS, order=_RUN),
+    _a("broadcast", "tree", tree.broadcast, "tree", "ceil(lg n)(a + s b)", _THAKUR),
+    _a("broadcast", "chain", chain.broadcast, "ring", "(n-2+k)(a + s/k b), k pieces", _CHAN),
+    _a("broadcast", "double_tree", double_tree.broadcast, "tree", "about 2 ceil(lg n) a + s b, many pieces", _SANDERS),
+    _a("broadcast", "bine", bine.broadcast, "tree", "lg n (a + s b), n = 2^k", _BINE),
+    _a("broadcast", "linear", direct.linear_broadcast, "ring", "(n-1)(a + s b)", _LINE),
+    _a("broadcast", "scatter_ring", van_de_geijn.ring_broadcast, "ring", "(ceil(lg n) + n-1)a + 2(n-1)/n s b", _GEIJN),
+    _a("broadcast", "scatter_doubling", van_de_geijn.doubling_broadcast, "tree", "2 lg n a + 2(n-1)/n s b", _GEIJN, ranks="power of 2"),
+    _a("broadcast", "hierarchical", hierarchical.broadcast, "ring", "2(g-1)/g s b_box + s/g b_net with pieces, boxes of g", _HIER, "multiple of box", _BOXES),
+    _a("reduce", "tree", tree.reduce, "tree", "ceil(lg n)(a + s b + s g)", _THAKUR, order=_SAME),
+    _a("reduce", "chain", chain.reduce, "ring", "(n-2+k)(a + s/k (b + g)), k pieces", _CHAN, order=_RUN),
+    _a("reduce", "double_tree", double_tree.reduce, "tree", "about 2 ceil(lg n) a + s b, many pieces", _SANDERS, order=_RUN),
+    _a("reduce", "rabenseifner", recursive.rabenseifner_reduce, "tree", "2 lg n a + 2(n-1)/n s b + (n-1)/n s g, n = 2^k", _THAKUR, order=_SAME),
+    _a("reduce", "bine", bine.reduce, "tree", "lg n (a + s b + s g), n = 2^k", _BINE, order=_SAME),
+    _a("reduce", "linear", direct.linear_reduce, "ring", "(n-1)(a + s b + s g)", _LINE, order=_SAME),
+    _a("gather", "tree", tree.gather, "tree", "ceil(lg n) a + (n-1)/n s b", _THAKUR),
+    _a("gather", "bine", bine.gather, "tree", "lg n a + (n-1)/n s b, n = 2^k", _BINE),
+    _a("gather", "linear", direct.linear_gather, "ring", "(n-1)a + (n-1)/n s b", _LINE),
+    _a("scatter", "tree", tree.scatter, "tree", "ceil(lg n) a + (n-1)/n s b", _THAKUR),
+    _a("scatter", "bine", bine.scatter, "tree", "lg n a + (n-1)/n s b, n = 2^k", _BINE),
+    _a("scatter", "linear", direct.linear_scatter, "ring", "(n-1)a + (n-1)/n s b", _LINE),
+    _a("all_to_all", "direct", direct.all_to_all, "ring", "a + (n-1)/n s b", _PAIRS),
+    _a("all_to_all", "pairwise", direct.pairwise_all_to_all, "ring", "(n-1)a + (n-1)/n s b", _THAKUR),
+    _a("all_to_all", "xor", direct.xor_all_to_all, "ring", "(n-1)a + (n-1)/n s b", _THAKUR, ranks="power of 2"),
+    _a("all_to_all", "bruck", bruck.all_to_all, "tree", "lg n (a + s/2 b), n = 2^k; equal blocks", _BRUCK),
+    _a("all_to_all", "hierarchical", hierarchical.all_to_all, "ring", "(g-1)/g s b_box + (m-1)/m s b_net, m boxes of g; the larger with pieces", _HIER, "multiple of box", _BOXES),
+    _a("send_recv", "direct", direct.send_recv, "ring", "a + s b", "any pairs at once"),
+    _a("barrier", "dissemination", barrier.dissemination, "tree", "ceil(lg n) a", _BARRIER),
+    _a("barrier", "tree", barrier.tree, "tree", "2 ceil(lg n) a", _BARRIER),
+    _a("barrier", "linear", barrier.linear, "ring", "2(n-1)a", _LINE),
 )  # fmt: skip
+
+# What schedule() takes when no algorithm is named: for a power of two ranks, and for other counts.
+_DEFAULTS: dict[str, tuple[str, str]] = {
+    "all_reduce": ("rabenseifner", "ring"),
+    "all_gather": ("recursive_doubling", "bruck"),
+    "reduce_scatter": ("recursive_halving", "pairwise"),
+    "broadcast": ("scatter_doubling", "tree"),
+    "reduce": ("rabenseifner", "tree"),
+    "gather": ("tree", "tree"),
+    "scatter": ("tree", "tree"),
+    "all_to_all": ("pairwise", "pairwise"),
+    "send_recv": ("direct", "direct"),
+    "barrier": ("dissemination", "dissemination"),
+}
+
+
+def default_algorithm(collective: Collective, params: Iterable[str] = ()) -> str:
+    """The algorithm taken when none is named.
+
+    With ``box`` among the parameters the hierarchical one, with ``dims`` the one for a torus, where there is one. Else, by the number of
+    ranks: for powers of two the recursive one, which has both the fewest steps and the fewest bytes (all-to-all: the fewest bytes); for other
+    counts, one that is optimal in bytes where data goes to all, and a binomial tree where there is a root. Sizes are not known here:
+    ``simcoll perf`` compares all algorithms over sizes.
+
+    >>> default_algorithm(Collective("all_reduce", 8)), default_algorithm(Collective("all_reduce", 6), ["box"])
+    ('rabenseifner', 'hierarchical')
+    """
+    serving = {algorithm.name for algorithm in ALGORITHMS if algorithm.collective == collective.kind}
+    for param, name in (("box", "hierarchical"), ("pod", "hierarchical"), ("dims", "torus")):
+        if param in params and name in serving:
+            return name
+    power, other = _DEFAULTS[collective.kind]
+    return other if collective.nranks & (collective.nranks - 1) else power
 
 
 def find_algorithm(collective: str, name: str) -> Algorithm:
@@ -97,7 +218,7 @@ def find_algorithm(collective: str, name: str) -> Algorithm:
 
 def schedule(
     collective: str | Collective,
-    algorithm: str,
+    algorithm: str | None = None,
     *,
     nranks: int | None = None,
     root: int | None = None,
@@ -111,11 +232,12 @@ def schedule(
     collective
         Kind, such as ``"all_reduce"`` (then ``nranks`` is needed), or a :class:`~simcoll.collective.Collective`.
     algorithm
-        Name of an algorithm that serves it: ``simcoll list algorithms``.
+        Name of an algorithm that serves it: ``simcoll list algorithms``. Without, :func:`default_algorithm` chooses; the schedule's name says
+        which.
     nranks, root, in_place
         Passed to :class:`~simcoll.collective.Collective`.
     **params
-        The algorithm's own: ``channels=``, ``pieces=``, ``box=`` and others.
+        The algorithm's own: ``channels=``, ``pieces=``, ``box=``, ``pod=`` (whole numbers) or ``dims=`` (several).
 
     Raises
     ------
@@ -128,15 +250,24 @@ def schedule(
     ring(channels=2) all_reduce n=8
     """
     if isinstance(collective, str):
-        found = find_algorithm(collective, algorithm)
+        if collective not in KINDS:
+            raise ConfigError(f"unknown collective {collective!r}; {nearest(collective, KINDS)}")
+        if algorithm is not None:
+            find_algorithm(collective, algorithm)
         if nranks is None:
             raise ConfigError(f"{collective} needs nranks, the number of ranks")
         collective = Collective(collective, nranks, root=root, in_place=in_place)
-    else:
-        found = find_algorithm(collective.kind, algorithm)
+    found = find_algorithm(collective.kind, algorithm or default_algorithm(collective, params))
     for name, value in params.items():
         if name not in found.params:
-            raise ConfigError(f"algorithm {algorithm!r} of {collective.kind} has no parameter {name!r}; {nearest(name, found.params)}")
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-            raise ConfigError(f"{name}={value!r}: expected a whole number, at least 1")
+            raise ConfigError(f"algorithm {found.name!r} of {collective.kind} has no parameter {name!r}; {nearest(name, found.params)}")
+        _check_param(name, value)
     return found.build(collective, **params)
+
+
+def _check_param(name: str, value: Any) -> None:
+    many = name == "dims"
+    values = (value or (0,) if isinstance(value, tuple) else (0,)) if many else (value,)
+    if value is not None and any(not isinstance(v, int) or isinstance(v, bool) or v < 1 for v in values):
+        wanted = "a tuple of whole numbers, such as (4, 4), each at least 1" if many else "a whole number, at least 1"
+        raise ConfigError(f"{name}={value!r}: expected {wanted}")

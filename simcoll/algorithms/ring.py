@@ -1,7 +1,8 @@
 """Ring algorithms: every rank passes segments to its neighbour, so that each link carries every byte once.
 
 With ``box`` the rings of different channels leave each box of that many consecutive ranks through different members, and every other box is
-walked backwards, so that a message between boxes stays on its rail.
+walked backwards, so that a message between boxes stays on its rail. The bidirectional forms run half of the data the other way round, for
+machines whose links are full duplex rings.
 """
 
 from __future__ import annotations
@@ -20,7 +21,15 @@ if TYPE_CHECKING:
 
     from simcoll.collective import Collective
 
-__all__ = ["all_gather", "all_reduce", "reduce_scatter", "ring_orders"]
+__all__ = [
+    "all_gather",
+    "all_reduce",
+    "bidirectional_all_gather",
+    "bidirectional_all_reduce",
+    "bidirectional_reduce_scatter",
+    "reduce_scatter",
+    "ring_orders",
+]
 
 
 def ring_orders(nranks: int, channels: int, box: int | None) -> NDArray[np.int64]:
@@ -40,18 +49,78 @@ def ring_orders(nranks: int, channels: int, box: int | None) -> NDArray[np.int64
 
 
 class _Ring:
-    """Positions, neighbours and channels of parallel rings, as arrays ``[channels, nranks]``."""
+    """Ranks, neighbours, positions and lanes of parallel rings, as arrays ``[lanes, nranks]``."""
 
-    def __init__(self, nranks: int, channels: int, pieces: int, box: int | None) -> None:
-        self.rank = ring_orders(nranks, channels, box)
+    def __init__(self, nranks: int, channels: int, pieces: int, box: int | None, *, both: bool) -> None:
+        orders = ring_orders(nranks, channels, box)
+        self.rank = np.concatenate([orders, orders[:, ::-1]]) if both else orders
         self.next = np.roll(self.rank, -1, axis=1)
-        self.position = np.tile(np.arange(nranks, dtype=np.int64), (channels, 1))
-        self.channel = np.arange(channels, dtype=np.int64)[:, None]
+        self.position = np.tile(np.arange(nranks, dtype=np.int64), (len(self.rank), 1))
+        self.lanes = len(self.rank)
+        self.lane = np.arange(self.lanes, dtype=np.int64)[:, None]
         self.pieces = pieces
+        self.name = "bidirectional_ring" if both else "ring"
+        self.params = (("channels", channels), ("pieces", pieces), ("box", box))
 
     def share(self, piece: int) -> NDArray[np.int64]:
-        """Chunk, inside a block of ``channels * pieces``, of each channel's piece."""
-        return self.channel * self.pieces + piece
+        """Chunk, inside a block of ``lanes * pieces``, of each lane's piece."""
+        return self.lane * self.pieces + piece
+
+
+def _all_reduce(collective: Collective, ring: _Ring) -> Schedule:
+    n, pieces = collective.nranks, ring.pieces
+    window = n * pieces
+    layout = Layout(collective, ring.lanes * window)
+
+    def turn(lead: int, op: int) -> tuple[Step, ...]:
+        segment = layout.output(0, ring.lane * window + (ring.position + lead) % n * pieces)
+        held = [segment + piece for piece in range(pieces)]
+        return tuple(transfers(ring.rank, chunk, ring.next, chunk, op=op, channel=ring.lane) for chunk in held)
+
+    def steps() -> Iterator[Step | Repeat]:
+        whole = ring.lane * window
+        yield transfers(ring.rank, layout.input(0, whole), ring.rank, layout.output(0, whole), count=window, channel=ring.lane)
+        if n > 1:
+            yield Repeat(turn(0, REDUCE), n - 1, -pieces, layout.output_base, window)
+            yield Repeat(turn(1, COPY), n - 1, -pieces, layout.output_base, window)
+
+    return Schedule(ring.name, layout, steps, ring.lanes, ring.params)
+
+
+def _all_gather(collective: Collective, ring: _Ring) -> Schedule:
+    layout = Layout(collective, ring.lanes * ring.pieces)
+
+    def steps() -> Iterator[Step]:
+        own = ring.share(0)
+        target = layout.output(ring.rank, own)
+        yield transfers(ring.rank, layout.input(0, own), ring.rank, target, count=ring.pieces, channel=ring.lane)
+        for step in range(collective.nranks - 1):
+            origin = np.roll(ring.rank, step, axis=1)
+            for piece in range(ring.pieces):
+                chunk = layout.output(origin, ring.share(piece))
+                yield transfers(ring.rank, chunk, ring.next, chunk, channel=ring.lane)
+
+    return Schedule(ring.name, layout, steps, ring.lanes, ring.params)
+
+
+def _reduce_scatter(collective: Collective, ring: _Ring) -> Schedule:
+    n = collective.nranks
+    layout = Layout(collective, ring.lanes * ring.pieces, np.arange(n))
+
+    def steps() -> Iterator[Step]:
+        slot = np.arange(n)[:, None, None]
+        own = ring.share(0)
+        home = np.where(slot == ring.rank, layout.output(0, own), layout.scratch_at(slot, own))
+        yield transfers(ring.rank, layout.input(slot, own), ring.rank, home, count=ring.pieces, channel=ring.lane)
+        for step in range(n - 1):
+            block = np.roll(ring.rank, 1 + step, axis=1)
+            for piece in range(ring.pieces):
+                share = ring.share(piece)
+                chunk = layout.scratch_at(block, share)
+                target = layout.output(0, share) if step == n - 2 else chunk
+                yield transfers(ring.rank, chunk, ring.next, target, op=REDUCE, channel=ring.lane)
+
+    return Schedule(ring.name, layout, steps, ring.lanes, ring.params)
 
 
 def all_reduce(collective: Collective, *, channels: int = 1, pieces: int = 1, box: int | None = None) -> Schedule:
@@ -59,65 +128,35 @@ def all_reduce(collective: Collective, *, channels: int = 1, pieces: int = 1, bo
 
     ``pieces`` cuts every segment further; its pieces follow each other.
     """
-    n = collective.nranks
-    ring = _Ring(n, channels, pieces, box)
-    window = n * pieces
-    layout = Layout(collective, n * channels * pieces)
-
-    def segment(number: NDArray[np.int64], piece: int) -> NDArray[np.int64]:
-        chunk: NDArray[np.int64] = layout.output(0, ring.channel * window + number % n * pieces + piece)
-        return chunk
-
-    def turn(lead: int, op: int) -> tuple[Step, ...]:
-        held = [segment(ring.position + lead, piece) for piece in range(pieces)]
-        return tuple(transfers(ring.rank, chunk, ring.next, chunk, op=op, channel=ring.channel) for chunk in held)
-
-    def steps() -> Iterator[Step | Repeat]:
-        whole = ring.channel * window
-        yield transfers(ring.rank, layout.input(0, whole), ring.rank, layout.output(0, whole), count=window, channel=ring.channel)
-        if n > 1:
-            yield Repeat(turn(0, REDUCE), n - 1, -pieces, layout.output_base, window)
-            yield Repeat(turn(1, COPY), n - 1, -pieces, layout.output_base, window)
-
-    return Schedule("ring", layout, steps, channels, (("channels", channels), ("pieces", pieces), ("box", box)))
+    return _all_reduce(collective, _Ring(collective.nranks, channels, pieces, box, both=False))
 
 
 def all_gather(collective: Collective, *, channels: int = 1, pieces: int = 1, box: int | None = None) -> Schedule:
     """Ring all-gather: in each of n-1 steps a rank passes on the block that it got in the step before."""
-    n = collective.nranks
-    ring = _Ring(n, channels, pieces, box)
-    layout = Layout(collective, channels * pieces)
-
-    def steps() -> Iterator[Step | Repeat]:
-        own = ring.share(0)
-        yield transfers(ring.rank, layout.input(0, own), ring.rank, layout.output(ring.rank, own), count=pieces, channel=ring.channel)
-        for step in range(n - 1):
-            origin = np.roll(ring.rank, step, axis=1)
-            for piece in range(pieces):
-                chunk = layout.output(origin, ring.share(piece))
-                yield transfers(ring.rank, chunk, ring.next, chunk, channel=ring.channel)
-
-    return Schedule("ring", layout, steps, channels, (("channels", channels), ("pieces", pieces), ("box", box)))
+    return _all_gather(collective, _Ring(collective.nranks, channels, pieces, box, both=False))
 
 
 def reduce_scatter(collective: Collective, *, channels: int = 1, pieces: int = 1, box: int | None = None) -> Schedule:
     """Ring reduce-scatter: the block of a rank starts at its successor and gathers contributions all the way round."""
-    n = collective.nranks
-    ring = _Ring(n, channels, pieces, box)
-    layout = Layout(collective, channels * pieces, np.arange(n))
+    return _reduce_scatter(collective, _Ring(collective.nranks, channels, pieces, box, both=False))
 
-    def steps() -> Iterator[Step | Repeat]:
-        slot = np.arange(n)[:, None, None]
-        own = ring.share(0)
-        home = np.where(slot == ring.rank, layout.output(0, own), layout.scratch_at(slot, own))
-        yield transfers(ring.rank, layout.input(slot, own), ring.rank, home, count=pieces, channel=ring.channel)
-        for step in range(n - 1):
-            block = np.roll(ring.rank, 1 + step, axis=1)
-            last = step == n - 2
-            for piece in range(pieces):
-                share = ring.share(piece)
-                chunk = layout.scratch_at(block, share)
-                target = layout.output(0, share) + 0 * chunk if last else chunk
-                yield transfers(ring.rank, chunk, ring.next, target, op=REDUCE, channel=ring.channel)
 
-    return Schedule("ring", layout, steps, channels, (("channels", channels), ("pieces", pieces), ("box", box)))
+def bidirectional_all_reduce(
+    collective: Collective, *, channels: int = 1, pieces: int = 1, box: int | None = None
+) -> Schedule:
+    """Two ring all-reduces in opposite directions, each with half of the vector; ``channels`` counts such pairs."""
+    return _all_reduce(collective, _Ring(collective.nranks, channels, pieces, box, both=True))
+
+
+def bidirectional_all_gather(
+    collective: Collective, *, channels: int = 1, pieces: int = 1, box: int | None = None
+) -> Schedule:
+    """Two ring all-gathers in opposite directions, each with half of every block."""
+    return _all_gather(collective, _Ring(collective.nranks, channels, pieces, box, both=True))
+
+
+def bidirectional_reduce_scatter(
+    collective: Collective, *, channels: int = 1, pieces: int = 1, box: int | None = None
+) -> Schedule:
+    """Two ring reduce-scatters in opposite directions, each with half of every block."""
+    return _reduce_scatter(collective, _Ring(collective.nranks, channels, pieces, box, both=True))

@@ -11,9 +11,23 @@ from simcoll.schedule import COPY, REDUCE, Layout, Schedule, Step, joined, trans
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from numpy.typing import NDArray
+
     from simcoll.collective import Collective
 
-__all__ = ["all_reduce", "broadcast", "reduce"]
+    Ints = NDArray[np.int64]
+
+__all__ = ["all_reduce", "binomial_edges", "broadcast", "gather", "reduce", "scatter"]
+
+
+def binomial_edges(nranks: int, level: int) -> tuple[Ints, Ints, Ints]:
+    """Parents and children of one level, and how many ranks the subtree of each child has: itself and the following ones.
+
+    >>> [column.tolist() for column in binomial_edges(7, 1)]
+    [[0, 4], [2, 6], [2, 1]]
+    """
+    child = np.arange(1 << level, nranks, 2 << level, dtype=np.int64)
+    return child - (1 << level), child, np.minimum(1 << level, nranks - child)
 
 
 def _levels(nranks: int) -> int:
@@ -23,14 +37,11 @@ def _levels(nranks: int) -> int:
 def _round(layout: Layout, level: int, root: int, shares: tuple[int, int], *, up: bool) -> Step:
     """One level of the tree for one piece of every channel: to the children, or (``up``) from them."""
     n, (channels, pieces) = layout.collective.nranks, shares
-    parent = np.arange(0, n, 2 << level, dtype=np.int64)
-    parent = parent[parent + (1 << level) < n]
-    child = (parent + (1 << level) + root) % n
-    parent = (parent + root) % n
+    parent, child, _ = binomial_edges(n, level)
     channel = np.arange(channels, dtype=np.int64)[:, None]
     src, dst = (child, parent) if up else (parent, child)
     chunk = layout.output(0, channel * pieces)
-    return transfers(src, chunk, dst, chunk, op=REDUCE if up else COPY, channel=channel)
+    return transfers((src + root) % n, chunk, (dst + root) % n, chunk, op=REDUCE if up else COPY, channel=channel)
 
 
 def _shifted(step: Step, piece: int) -> Step:
@@ -80,3 +91,46 @@ def reduce(collective: Collective, *, channels: int = 1, pieces: int = 1) -> Sch
 def all_reduce(collective: Collective, *, channels: int = 1, pieces: int = 1) -> Schedule:
     """Binomial reduce to rank 0, then binomial broadcast."""
     return _schedule(collective, channels, pieces, up=True, down=True)
+
+
+def _subtrees(collective: Collective, level: int) -> tuple[Ints, Ints, Ints, Ints]:
+    """Parent, child, first block and number of blocks of the subtrees of a level; blocks that pass the last rank are a part of their own."""
+    n, root = collective.nranks, collective.root or 0
+    parent, child, size = binomial_edges(n, level)
+    first = (child + root) % n
+    head = np.minimum(size, n - first)
+    over = np.flatnonzero(head < size)
+    both = np.concatenate([np.arange(len(child)), over])
+    block = np.concatenate([first, np.zeros(len(over), np.int64)])
+    count = np.concatenate([head, size[over] - head[over]])
+    return (parent[both] + root) % n, (child[both] + root) % n, block, count
+
+
+def gather(collective: Collective) -> Schedule:
+    """Binomial gather: the nearest child first, every child sends the blocks of its whole subtree."""
+    n = collective.nranks
+    layout, rank = Layout(collective), np.arange(n, dtype=np.int64)
+
+    def steps() -> Iterator[Step]:
+        yield transfers(rank, layout.input(), rank, layout.output(rank))
+        for level in range(_levels(n)):
+            parent, child, block, count = _subtrees(collective, level)
+            yield transfers(child, layout.output(block), parent, layout.output(block), count=count)
+
+    return Schedule("tree", layout, steps)
+
+
+def scatter(collective: Collective) -> Schedule:
+    """Binomial scatter: the farthest child first, every child gets the blocks of its whole subtree."""
+    n, root = collective.nranks, collective.root or 0
+    layout, rank = Layout(collective, 1, np.arange(n)), np.arange(n, dtype=np.int64)
+
+    def steps() -> Iterator[Step]:
+        for level in reversed(range(_levels(n))):
+            parent, child, block, count = _subtrees(collective, level)
+            held = np.where(parent == root, layout.input(block), layout.scratch_at(block))
+            yield transfers(parent, held, child, layout.scratch_at(block), count=count)
+        own = np.where(rank == root, layout.input(rank), layout.scratch_at(rank))
+        yield transfers(rank, own, rank, layout.output())
+
+    return Schedule("tree", layout, steps)

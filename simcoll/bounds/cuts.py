@@ -46,7 +46,7 @@ class Cut:
 
     ratio: Fraction
     ranks_inside: tuple[int, ...]
-    capacity_uBps: int  # noqa: N815 -- names end with their unit
+    capacity_uBps: int
     name: str
     exact: bool = True
 
@@ -83,8 +83,8 @@ def scatter_cut(topology: Topology, root: int, *, backwards: bool = False) -> Cu
     """The cut that bounds scatter from a root: the largest number of ranks outside over capacity out of a set that
     holds the root.
 
-    Its ``ratio`` counts the ranks on the receiving side: a scatter of M bytes in total takes at least ``M / N *
-    ratio`` seconds. ``backwards`` is gather.
+    Its ``ratio`` counts the ranks on the receiving side: a scatter of M bytes in total takes at least
+    ``M / N * ratio`` seconds. ``backwards`` is gather.
     """
     graph = flow_graph(topology, backwards=backwards)
     n = graph.nranks
@@ -107,8 +107,7 @@ def scatter_cut(topology: Topology, root: int, *, backwards: bool = False) -> Cu
         if ratio <= best:
             break
         best, side = ratio, inside
-    cut = _cut(topology, graph, best, side, backwards=backwards, exact=exact)
-    return Cut(best / graph.unit_uBps * UBPS_PER_BPS, cut.ranks_inside, cut.capacity_uBps, cut.name, exact)
+    return _cut(topology, graph, best, side, backwards=backwards, exact=exact)
 
 
 def candidate_groups(topology: Topology) -> Iterator[tuple[str, list[NDArray[np.int64]]]]:

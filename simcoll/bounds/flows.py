@@ -34,7 +34,7 @@ class FlowGraph:
     tail: NDArray[np.int64]
     head: NDArray[np.int64]
     capacity: NDArray[np.int64]
-    unit_uBps: int  # noqa: N815 -- names end with their unit
+    unit_uBps: int
     ranks: NDArray[np.int64]
     kept: NDArray[np.int64]
     out_links: tuple[NDArray[np.int64], ...]
@@ -98,13 +98,13 @@ def min_cut(
     The solver has 32-bit capacities. Larger ones are scaled down and rounded, which may give a cut that is not quite
     the smallest; callers evaluate the cut itself in exact integers, so what they claim stays true.
     """
-    # No flow exceeds what leaves the source or enters the sink, so larger capacities mean the same as this one.
+    # No minimum cut has a link of more than this, so all larger capacities may be one unit more.
     most = min(sum(capacity[tail == source].tolist()), sum(capacity[head == sink].tolist()))
-    exact = most <= SOLVER_LIMIT
+    exact = most < SOLVER_LIMIT
     if exact:
-        fitted = np.minimum(capacity, most)
+        fitted = np.minimum(capacity, most + 1)
     else:
-        fitted = np.array([-(-min(c, most) * SOLVER_LIMIT // most) for c in capacity.tolist()])
+        fitted = np.array([-(-min(c, most + 1) * SOLVER_LIMIT // (most + 1)) for c in capacity.tolist()])
     graph = csr_array((fitted.astype(np.int32), (tail, head)), shape=(nvertices, nvertices))
     flow = maximum_flow(graph, source, sink)
     residual = graph - flow.flow

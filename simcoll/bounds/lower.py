@@ -72,7 +72,7 @@ def lower_bound(
     topology: Topology,
     total_bytes: int,
     *,
-    root: int = 0,
+    root: int | None = None,
     latency_fs: int = 0,
     certificate: Bottleneck | None = None,
 ) -> Bound:
@@ -86,7 +86,7 @@ def lower_bound(
         all_gather: all gathered data; reduce_scatter: one rank's input; scatter, gather: all data at the root; all
         others: one rank's buffer.
     root
-        Of broadcast, reduce, scatter, gather.
+        Of broadcast, reduce, scatter, gather; default is rank 0.
     latency_fs
         A latency floor that the caller can prove; the bound is the larger of the two.
     certificate
@@ -112,17 +112,18 @@ def lower_bound(
     return Bound(latency_fs, "latency", "latency", proof)
 
 
-def bottleneck(kind: str, topology: Topology, *, root: int = 0) -> Bottleneck:
+def bottleneck(kind: str, topology: Topology, *, root: int | None = None) -> Bottleneck:
     """The bound of a collective on a topology for all sizes; see :func:`lower_bound`."""
     if kind not in _KINDS:
         raise ConfigError(f"no lower bound for collective {kind!r}; {nearest(kind, _KINDS)}")
-    if not 0 <= root < topology.nranks:
+    start = 0 if root is None else root
+    if not 0 <= start < topology.nranks:
         raise ConfigError(
             f"root {root} is not a rank of topology {topology.name!r}; expected 0 to {topology.nranks - 1}"
         )
     if topology.nranks == 1:
         return Bottleneck(Fraction(0), "a single rank", "nothing to send")
-    return _KINDS[kind](topology, root)
+    return _KINDS[kind](topology, start)
 
 
 def _all_gather(topology: Topology, _: int) -> Bottleneck:
@@ -168,23 +169,21 @@ def _reduce(topology: Topology, root: int) -> Bottleneck:
 def _from_root(topology: Topology, root: int, *, backwards: bool) -> Bottleneck:
     """Edmonds: no rank gets the root's data faster than the smallest cut between them."""
     graph, reverse = flow_graph(topology, backwards=backwards), flow_graph(topology, backwards=not backwards)
-    out, side = egress(graph, np.array([root]))
-    best = (out, side)
-    for rank in range(topology.nranks):
-        if rank == root:
-            continue
-        if topology.nranks <= FLOW_LIMIT:
-            source, sink = int(graph.ranks[root]), int(graph.ranks[rank])
-            _, side, _ = min_cut(graph.nvertices, graph.tail, graph.head, graph.capacity, source, sink)
-        else:
-            side = ~egress(reverse, np.array([rank]))[1]
-        out = int(graph.capacity[graph.leaving(side)].sum())
-        if out < best[0]:
-            best = (out, side)
+    sides = [egress(graph, np.array([root]))[1]]
+    exact = topology.nranks <= FLOW_LIMIT
+    if exact:
+        for sink in np.delete(graph.ranks, root).tolist():
+            ends = (int(graph.ranks[root]), sink)
+            sides.append(min_cut(graph.nvertices, graph.tail, graph.head, graph.capacity, *ends)[1])
+    else:
+        for _level, groups in candidate_groups(topology):
+            sides += [
+                egress(graph, members)[1] if root in members else ~egress(reverse, members)[1] for members in groups
+            ]
+    best = min(((int(graph.capacity[graph.leaving(side)].sum()), side) for side in sides), key=lambda cut: cut[0])
     rate = best[0] * graph.unit_uBps
     name = cut_name(topology, graph, best[1], backwards=backwards)
     inside = tuple(np.flatnonzero(best[1][graph.ranks]).tolist())
-    exact = topology.nranks <= FLOW_LIMIT
     return Bottleneck(Fraction(UBPS_PER_BPS, rate), name, "all data must cross the cut", inside, exact)
 
 
@@ -216,18 +215,21 @@ def _all_to_all(topology: Topology, _: int) -> Bottleneck:
     groups.
     """
     n = topology.nranks
+    sets = [group for _level, groups in candidate_groups(topology) for group in groups]
+    sets += [np.sort(np.concatenate(groups[: len(groups) // 2])) for _level, groups in candidate_groups(topology)]
     found: list[Bottleneck] = []
     for backwards in _directions(topology):
         graph = flow_graph(topology, backwards=backwards)
-        sets = [group for _level, groups in candidate_groups(topology) for group in groups]
-        sets += [np.sort(np.concatenate(groups[: len(groups) // 2])) for _level, groups in candidate_groups(topology)]
         capacities, sides = _egresses(graph, sets)
-        for members, capacity, side in zip(sets, capacities, sides, strict=True):
-            volume = Fraction(members.size * (n - members.size), n)
-            name = cut_name(topology, graph, side, backwards=backwards)
-            argument = "the blocks from one side of the cut to the other"
-            per_byte = volume * UBPS_PER_BPS / (capacity * graph.unit_uBps)
-            found.append(Bottleneck(per_byte, name, argument, tuple(members.tolist()), exact=False))
+        rates = [
+            Fraction(members.size * (n - members.size), n * capacity)
+            for members, capacity in zip(sets, capacities, strict=True)
+        ]
+        worst = max(range(len(sets)), key=rates.__getitem__)
+        name = cut_name(topology, graph, sides[worst], backwards=backwards)
+        per_byte = rates[worst] / graph.unit_uBps * UBPS_PER_BPS
+        argument = "the blocks from one side of the cut to the other"
+        found.append(Bottleneck(per_byte, name, argument, tuple(sets[worst].tolist()), exact=False))
     return max(found, key=lambda bound: bound.seconds_per_byte)
 
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from simcoll.errors import ConfigError
-from simcoll.plan import INPUT, OUTPUT
+from simcoll.plan import INPUT, OUTPUT, switch_groups
 from simcoll.reduction import combine
-from simcoll.schedule import REDUCE, SYNC
+from simcoll.schedule import REDUCE, SWITCH_REDUCE, SYNC
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -77,7 +77,7 @@ class Storage:
                 _unwritten(0 if whole and which == INPUT else count, plan.dtype) for which, count in enumerate(elements)
             ]
             if length:
-                array = _checked(given, rank, length, plan.dtype)
+                array = plan.reduction.prepared(_checked(given, rank, length, plan.dtype))
                 if whole:
                     store[INPUT] = array.view()
                     store[INPUT].setflags(write=False)
@@ -88,26 +88,32 @@ class Storage:
     def places(self, step: PlanStep) -> list[Place | None]:
         """The views of every transfer of a step; ``None`` for those without data."""
         buffers, op = self._buffers, self._plan.op
+        # A switch reduction ignores what was at its destination: the first of its transfers copies, the others combine.
+        combines = (step.op == REDUCE) | (step.op == SWITCH_REDUCE)
+        for group in switch_groups(step):
+            combines[group[0]] = False
         columns = (
             step.src_rank, step.src_buffer, step.src_offset, step.dst_rank, step.dst_buffer, step.dst_offset,
-            step.elements, step.op, step.staged,
+            step.elements, step.op, step.staged, combines,
         )  # fmt: skip
+        rows = zip(*(column.tolist() for column in columns), strict=True)
         return [
-            Place(buffers[src][sb][so : so + count], buffers[dst][db][do : do + count], staged, op, code == REDUCE)
-            if code != SYNC
-            else None
-            for src, sb, so, dst, db, do, count, code, staged in zip(
-                *(column.tolist() for column in columns), strict=True
-            )
+            None
+            if code == SYNC
+            else Place(buffers[src][sb][so : so + n], buffers[dst][db][do : do + n], staged, op, combining)
+            for src, sb, so, dst, db, do, n, code, staged, combining in rows
         ]
 
     def outputs(self) -> tuple[Array | None, ...]:
-        """What the caller sees at each rank; ``None`` where the collective gives nothing."""
+        """What the caller sees at each rank after the run; ``None`` where that is nothing. Call it once."""
         has = self._plan.collective.has_output(np.arange(self._plan.nranks)).tolist()
         result: list[Array | None] = []
         for rank, store in enumerate(self._buffers):
             buffer, offset, length = self._plan.view(rank, OUTPUT)
-            result.append(store[buffer][offset : offset + length] if has[rank] else None)
+            seen = store[buffer][offset : offset + length]
+            if has[rank] and self._plan.collective.spec.reduces:
+                self._plan.reduction.finish(seen, self._plan.nranks)
+            result.append(seen if has[rank] else None)
         return tuple(result)
 
 

@@ -1,10 +1,10 @@
 """The trace hash: one number for everything that happened in a run.
 
-Every message gives seven whole numbers: id, source rank, destination rank, payload bytes, and the femtoseconds at
-which its flow started, its flow ended, and it was done. They are chained through the SplitMix64 finaliser twice, from
-two seeds; the two 64-bit values of all messages are summed modulo 2**64 each. A sum does not depend on order, so
-neither the order of events nor the size of batches can reach the hash; the id keeps equal messages apart. The hash is
-the two sums as 32 hexadecimal digits.
+Every message gives seven whole numbers: id, source rank, destination rank, payload bytes, and the femtoseconds at which
+its flow started, its flow ended, and it was done. From a seed they are chained, ``state = finalise((state ^ number) +
+seed)`` modulo 2**64 with the finaliser of SplitMix64; the states of all messages are summed modulo 2**64. A sum does
+not depend on order, so neither the order of events nor the size of batches can reach the hash; the id keeps equal
+messages apart. The hash is the sums for two seeds, as 32 hexadecimal digits.
 """
 
 from __future__ import annotations

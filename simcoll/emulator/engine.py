@@ -12,7 +12,7 @@ import numpy as np
 
 from simcoll.emulator.digest import TraceHash
 from simcoll.emulator.messages import Lane, blocks, outline
-from simcoll.errors import InternalError
+from simcoll.errors import ConfigError, InternalError
 from simcoll.schedule import OP_NAMES
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from simcoll.emulator.dataplane import Storage
     from simcoll.emulator.fabric import Fabric
-    from simcoll.emulator.messages import Block, Message
+    from simcoll.emulator.messages import Block, Bundle, Message
     from simcoll.plan import Plan
     from simcoll.topology import Topology
 
@@ -62,8 +62,7 @@ class Player:
     plan, topology
         What to play, and where.
     fabric
-        Links of the topology, at their effective capacities; link l of the topology is link ``first_link + l`` of the
-        fabric.
+        Starts with the links of the topology, at their effective capacities.
     storage
         Buffers; ``None`` for timing only.
     observer
@@ -75,6 +74,8 @@ class Player:
     ----------
     steps
         Steps of the plan that move anything.
+    switched
+        Whether switches multicast or reduce in it.
     finished
         SimPy event that succeeds when the last transfer is done.
     time_fs
@@ -96,7 +97,7 @@ class Player:
         self.finished: simpy.Event = fabric.env.event()
         self.time_fs = 0
         self.messages = 0
-        self.bytes_by_op = [0, 0, 0]
+        self.bytes_by_op = [0] * len(OP_NAMES)
         self.hash = TraceHash()
         self.done_fs: NDArray[np.int64] | None = None
         self._observer = observer
@@ -104,6 +105,12 @@ class Player:
         self._depth = plan.protocol.fifo_depth
         self._outline = outline(plan, topology)
         self.steps = self._outline.steps
+        self.switched = self._outline.switched
+        if self.switched and "switch_reduce" not in topology.traits:
+            raise ConfigError(
+                f"{plan.schedule.title} needs switches that reduce and multicast, which topology {topology.name!r} does "
+                "not have (trait switch_reduce)"
+            )
         if keep:
             self.done_fs = np.full(self._outline.messages, -1, np.int64)
         steps = self._outline.lane_steps.tolist()
@@ -151,7 +158,7 @@ class Player:
             if lane is message.sender:
                 if message.place is not None and message.place.staged:
                     message.payload = message.place.source.copy()
-            elif depth:
+            elif depth and message.bundle is None:
                 if message.arrived:
                     self._consume(message)
                 continue
@@ -171,7 +178,7 @@ class Player:
             sender.queue.append(message)
             if receiver is not sender:
                 receiver.queue.append(message)
-                if self._depth:
+                if self._depth and message.bundle is None:
                     self._follow(message)
                 else:
                     message.needs = 2
@@ -194,7 +201,12 @@ class Player:
 
     def _ready(self, message: Message) -> None:
         now = message.ready_fs = self._calendar.now
-        if message.sender is message.receiver:
+        bundle = message.bundle
+        if bundle is not None:
+            bundle.needs -= 1
+            if not bundle.needs:
+                self._calendar.at(now + bundle.pre_fs, self._flow_bundle, bundle)
+        elif message.sender is message.receiver:
             message.start_fs = message.end_fs = now
             self._calendar.at(now + message.post_fs, self._done, message)
         else:
@@ -203,6 +215,21 @@ class Player:
     def _flow(self, message: Message) -> None:
         message.start_fs = self._calendar.now
         self.fabric.transfer(message.links, message.wire, self._arrived, message)
+
+    def _flow_bundle(self, bundle: Bundle) -> None:
+        for message in bundle.messages:
+            message.start_fs = self._calendar.now
+        self.fabric.transfer(bundle.links, bundle.wire, self._bundle_arrived, bundle)
+
+    def _bundle_arrived(self, bundle: Bundle) -> None:
+        now = self._calendar.now
+        for message in bundle.messages:
+            message.end_fs = now
+        self._calendar.at(now + max(message.post_fs for message in bundle.messages), self._bundle_done, bundle)
+
+    def _bundle_done(self, bundle: Bundle) -> None:
+        for message in bundle.messages:
+            self._done(message)
 
     def _arrived(self, message: Message) -> None:
         now = message.end_fs = self._calendar.now
@@ -242,7 +269,7 @@ class Player:
                 if not waiter.needs:
                     self._ready(waiter)
         sender, receiver = message.sender, message.receiver
-        if sender is receiver or not self._depth:
+        if sender is receiver or not self._depth or message.bundle is not None:
             self._leave(sender)
         if sender is not receiver:
             self._leave(receiver)

@@ -25,6 +25,9 @@ LAST = EventPriority(10)
 timestamp.
 """
 
+NEVER = 2**200
+"""Later than the end of any flow, the refused ones too."""
+
 
 class Calendar:
     """Actions by time, with one SimPy event for each distinct time.
@@ -91,8 +94,7 @@ class _Flow:
         self.item = item
         self.rate = 0
         self.since_fs = 0
-        self.finish_fs = UNLIMITED
-        self.wake_fs = UNLIMITED  # where it stands in the calendar
+        self.finish_fs = self.wake_fs = NEVER  # wake_fs: where it stands in the calendar
 
 
 class Fabric:
@@ -157,9 +159,7 @@ class Fabric:
         return name(link - first)
 
     def transfer(self, links: tuple[int, ...], size_bytes: int, arrived: Callable[[Any], None], item: Any) -> None:
-        """Start a flow now; ``arrived(item)`` is called when its last byte has left. Without bytes or links that is
-        now.
-        """
+        """Start a flow now; ``arrived(item)`` is called when its last byte has left: at once without bytes or links."""
         if not size_bytes or not links:
             self.calendar.at(self.calendar.now, arrived, item)
             return
@@ -197,7 +197,7 @@ class Fabric:
         touched: dict[int, None] = {}
         for flow in shared:
             rate = min([level[link] for link in flow.links])
-            if rate != flow.rate:
+            if rate != flow.rate or not rate:
                 self._set_rate(flow, rate, now)
                 touched.update(dict.fromkeys(flow.links))
         for link in touched:
@@ -207,9 +207,7 @@ class Fabric:
                 )
 
     def _spread(self, queue: deque[int]) -> dict[int, None]:
-        """Bring the levels of the queued links, and of all that depend on them, to the fixpoint; returns the links
-        that changed.
-        """
+        """Bring the levels of the queued links and of all that depend on them to the fixpoint; returns what changed."""
         flows, level, capacity = self._flows, self._level, self._capacity
         changed: dict[int, None] = {}
         queued = set(queue)
@@ -236,8 +234,8 @@ class Fabric:
         if rate <= 0:
             link = min(flow.links, key=self._level.__getitem__)
             raise ConfigError(
-                f"link {self.link_name(link)}: {len(self._flows[link])} flows share {self._capacity[link]} micro-bytes per "
-                "second, which leaves nothing for each; expected a capacity above 0"
+                f"link {self.link_name(link)}: {len(self._flows[link])} flows share {self._capacity[link]} micro-bytes "
+                "per second, which leaves nothing for each; expected a larger capacity"
             )
         used, gain = self._used, rate - flow.rate
         for link in flow.links:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from simcoll.emulator.model import Costs, message_costs
+from simcoll.plan import switch_groups
+from simcoll.schedule import OP_NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -16,11 +18,11 @@ if TYPE_CHECKING:
 
     from simcoll.emulator.dataplane import Storage
     from simcoll.plan import Plan, PlanStep
-    from simcoll.topology import Topology
+    from simcoll.topology import Routes, Topology
 
     Ints = NDArray[np.int64]
 
-__all__ = ["Block", "Lane", "Message", "Outline", "blocks", "outline"]
+__all__ = ["Block", "Bundle", "Lane", "Message", "Outline", "blocks", "outline"]
 
 
 class Lane:
@@ -53,7 +55,7 @@ class Message:
     """A transfer in flight. ``needs`` counts the conditions that keep it from being ready."""
 
     __slots__ = (
-        "arrived", "block", "consumed", "done_fs", "end_fs", "follower", "id", "links", "needs", "payload", "place",
+        "arrived", "block", "bundle", "consumed", "done_fs", "end_fs", "follower", "id", "links", "needs", "payload", "place",
         "post_fs", "pre_fs", "ready_fs", "receiver", "sender", "start_fs", "wire",
     )  # fmt: skip
 
@@ -80,26 +82,45 @@ class Message:
         self.place = place
         self.payload: Any = None
         self.needs = 1
+        self.bundle: Bundle | None = None
         self.follower: Message | None = None
         self.arrived = self.consumed = False
         self.ready_fs = self.start_fs = self.end_fs = self.done_fs = -1
+
+
+class Bundle:
+    """Transfers that a switch makes one flow of: a multicast, or a reduction of many sources. It starts when all are ready.
+
+    ``links`` are those of all of its paths, each once; ``pre_fs`` is the longest of its transfers'.
+    """
+
+    __slots__ = ("links", "messages", "needs", "pre_fs", "wire")
+
+    def __init__(self, messages: list[Message], ways_up: list[int]) -> None:
+        self.messages = messages
+        self.needs = len(messages)
+        paths = [link for message in messages for link in message.links]
+        self.links = tuple(dict.fromkeys([*paths, *ways_up]))
+        self.pre_fs = max(message.pre_fs for message in messages)
+        self.wire = max(message.wire for message in messages)
 
 
 class Outline:
     """What a first pass over a plan tells: how many steps each lane takes part in, how many transfers and bytes there
     are.
 
-    ``bytes_by_op`` counts payload by operation, ``wire_bytes`` what flows over links.
+    ``bytes_by_op`` counts payload by operation, ``wire_bytes`` what flows over links; ``switched``: some of it by switches.
     """
 
-    __slots__ = ("bytes_by_op", "lane_steps", "messages", "steps", "wire_bytes")
+    __slots__ = ("bytes_by_op", "lane_steps", "messages", "steps", "switched", "wire_bytes")
 
     def __init__(self, lanes: int) -> None:
         self.lane_steps = np.zeros(lanes, np.int64)
         self.messages = 0
         self.steps = 0
-        self.bytes_by_op = [0, 0, 0]
+        self.bytes_by_op = [0] * len(OP_NAMES)
         self.wire_bytes = 0
+        self.switched = False
 
 
 def outline(plan: Plan, topology: Topology) -> Outline:
@@ -107,40 +128,53 @@ def outline(plan: Plan, topology: Topology) -> Outline:
     result = Outline(plan.nranks * plan.nchannels)
     prepared = _Routed(plan, topology)
     for step in plan.steps():
+        if not len(step):
+            continue
         took_part = np.zeros(len(result.lane_steps), np.bool_)
         took_part[step.src_rank * plan.nchannels + step.channel] = True
         took_part[step.dst_rank * plan.nchannels + step.channel] = True
         result.lane_steps += took_part
         result.steps += 1
         result.messages += len(step)
-        for op in range(3):
+        for op in range(len(OP_NAMES)):
             result.bytes_by_op[op] += int(step.size_bytes[step.op == op].sum())
-        result.wire_bytes += int(prepared(step)[0].wire_bytes.sum())
+        wire = prepared(step)[0].wire_bytes
+        result.wire_bytes += int(wire.sum())
+        for rows in switch_groups(step):
+            result.switched = True
+            result.wire_bytes -= int(wire[rows].sum() - wire[rows].max())
     return result
 
 
 class _Routed:
     """Costs and link tuples of steps. Rings repeat their peers every step, so the routes of the last step are kept."""
 
-    __slots__ = ("_dst", "_paths", "_routes", "_src", "plan", "topology")
+    __slots__ = ("_last", "plan", "topology")
 
     def __init__(self, plan: Plan, topology: Topology) -> None:
         self.plan = plan
         self.topology = topology
-        self._src = self._dst = np.zeros(0, np.int64)
-        self._routes = topology.route(self._src, self._dst)
-        self._paths: list[tuple[int, ...]] = []
+        self._last: tuple[Ints, Ints, Routes, list[tuple[int, ...]]] | None = None
 
     def __call__(self, step: PlanStep) -> tuple[Costs, list[tuple[int, ...]]]:
-        if not (np.array_equal(step.src_rank, self._src) and np.array_equal(step.dst_rank, self._dst)):
-            self._src, self._dst = step.src_rank, step.dst_rank
-            self._routes = self.topology.route(self.plan.ranks[self._src], self.plan.ranks[self._dst])
-            rows = self._routes.links.tolist()
-            full = bool((self._routes.links >= 0).all())
-            self._paths = [tuple(row) if full else tuple(link for link in row if link >= 0) for row in rows]
-        return message_costs(
-            step.size_bytes, step.op, step.src_rank == step.dst_rank, self._routes, self.plan.protocol
-        ), self._paths
+        src, dst = step.src_rank, step.dst_rank
+        if self._last is None or not (np.array_equal(src, self._last[0]) and np.array_equal(dst, self._last[1])):
+            routes = self.topology.route(self.plan.ranks[src], self.plan.ranks[dst])
+            full = bool((routes.links >= 0).all())
+            paths = [tuple(row) if full else tuple(l for l in row if l >= 0) for row in routes.links.tolist()]
+            self._last = (src, dst, routes, paths)
+        _, _, routes, paths = self._last
+        return message_costs(step.size_bytes, step.op, src == dst, routes, self.plan.protocol), paths
+
+
+def _ways_up(plan: Plan, topology: Topology, step: PlanStep, rows: list[int]) -> list[int]:
+    """The link to the switch of a rank that contributes to its own reduction: its operand goes up like all others."""
+    local = [row for row in rows if step.src_rank[row] == step.dst_rank[row]]
+    others = [int(rank) for rank in step.src_rank[rows] if rank != step.dst_rank[rows[0]]]
+    if not local or not others:
+        return []
+    own = plan.ranks[step.src_rank[local[0]]]
+    return [int(topology.route([own], [plan.ranks[others[0]]]).links[0, 0])]
 
 
 def blocks(
@@ -152,6 +186,8 @@ def blocks(
     """
     prepared, channels, first_id = _Routed(plan, topology), plan.nchannels, 0
     for step in plan.steps():
+        if not len(step):
+            continue
         costs, links = prepared(step)
         senders = (step.src_rank * channels + step.channel).tolist()
         receivers = (step.dst_rank * channels + step.channel).tolist()
@@ -177,4 +213,8 @@ def blocks(
             for number, (sender, receiver, path, pre, wire, post, place) in enumerate(columns, first_id)
         ]
         first_id += len(step)
+        for rows in switch_groups(step):
+            bundle = Bundle([block.messages[row] for row in rows], _ways_up(plan, topology, step, rows))
+            for message in bundle.messages:
+                message.bundle = bundle
         yield block

@@ -187,7 +187,7 @@ def message_costs(
 
 
 def effective_capacities(topology: Topology, protocol: Protocol) -> list[int]:
-    """Capacity of every link under the protocol, in micro-bytes per second: raw, or times the efficiency of its kind."""
+    """Capacity of every link under the protocol: raw, or times the efficiency of its kind, rounded down."""
     capacities: list[int] = topology.link_capacity_uBps.tolist()
     if not protocol.use_efficiency or not topology.efficiency:
         return capacities

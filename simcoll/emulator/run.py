@@ -170,19 +170,9 @@ def emulate(
     >>> result.time_us, result.wrong
     (131.82912, 0)
     """
-    last = int(plan.ranks.max())
-    if last >= topology.nranks:
-        raise ConfigError(
-            f"the plan places a rank on endpoint {last}; topology {topology.name!r} has 0..{topology.nranks - 1} only"
-        )
     inputs = _inputs(plan, data, seed)
     storage = None if inputs is None else Storage(plan, inputs)
-    fabric = Fabric(Calendar(simpy.Environment()), effective_capacities(topology, plan.protocol), topology.link_name)
-    player = Player(plan, topology, fabric, storage, observer, keep=keep)
-    player.start()
-    fabric.env.run()
-    player.check()
-    player.check_fabric()
+    player = _played(plan, topology, storage, observer, keep=keep)
     outputs = None if storage is None else storage.outputs()
     wrong = _wrong(plan, inputs, outputs) if isinstance(data, str) and inputs is not None else None
     return Result(
@@ -203,6 +193,23 @@ def emulate(
         bound=_bound(plan, topology, player, bound) if bound else None,
         done_fs=player.done_fs,
     )
+
+
+def _played(
+    plan: Plan, topology: Topology, storage: Storage | None, observer: Observer | None, *, keep: bool
+) -> Player:
+    last = int(plan.ranks.max())
+    if last >= topology.nranks:
+        raise ConfigError(
+            f"the plan places a rank on endpoint {last}; topology {topology.name!r} has 0..{topology.nranks - 1} only"
+        )
+    fabric = Fabric(Calendar(simpy.Environment()), effective_capacities(topology, plan.protocol), topology.link_name)
+    player = Player(plan, topology, fabric, storage, observer, keep=keep)
+    player.start()
+    fabric.env.run()
+    player.check()
+    player.check_fabric()
+    return player
 
 
 def _inputs(plan: Plan, data: str | Sequence[Array | None], seed: int) -> Sequence[Array | None] | None:
@@ -251,6 +258,7 @@ def _bound(plan: Plan, topology: Topology, player: Player, known: bool | Bottlen
     slack = player.steps + found.time_fs // 2**50
     if plan.proof is not None and player.time_fs + slack < found.time_fs:
         raise InternalError(
-            f"{plan} took {player.time_fs} fs on {topology.name}; its lower bound is {found.time_fs} fs ({found.bottleneck})"
+            f"{plan} took {player.time_fs} fs on {topology.name}; "
+            f"its lower bound is {found.time_fs} fs ({found.bottleneck})"
         )
     return found

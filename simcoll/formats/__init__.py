@@ -1,1 +1,5 @@
 """Readers and writers of files, one format a file. They know the core, never the emulator or the command line."""
+
+from simcoll.formats.msccl_xml import load_msccl_xml
+
+__all__ = ["load_msccl_xml"]

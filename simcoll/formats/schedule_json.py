@@ -120,7 +120,9 @@ def _step(record: _Step, file: str | None, place: str) -> Step:
     ops = [columns[5]] if isinstance(columns[5], str) else columns[5]
     for index, op in enumerate(ops):
         if op not in OP_NAMES:
-            raise ConfigError(f"unknown op {op!r}; valid: {', '.join(OP_NAMES)}", file=file, path=f"{place}.op[{index}]")
+            raise ConfigError(
+                f"unknown op {op!r}; valid: {', '.join(OP_NAMES)}", file=file, path=f"{place}.op[{index}]"
+            )
     numbers = [OP_NAMES.index(op) for op in ops]
     columns[5] = numbers[0] if isinstance(columns[5], str) else numbers
     lengths = {name: len(column) for name, column in zip(names, columns, strict=True) if isinstance(column, list)}
@@ -152,7 +154,9 @@ def parse_schedule(data: bytes | str, file: str | None = None) -> Schedule:
     if record.format != FORMAT:
         raise ConfigError(f"format is {record.format!r}, expected {FORMAT!r}", file=file, path="$.format")
     if record.version != VERSION:
-        raise ConfigError(f"version {record.version} is not known; this program reads version {VERSION}", file=file, path="$.version")
+        raise ConfigError(
+            f"version {record.version} is not known; this program reads version {VERSION}", file=file, path="$.version"
+        )
     given = record.collective
     try:
         collective = Collective(given.kind, given.nranks, given.root, tuple(given.pairs), given.in_place)
@@ -162,7 +166,9 @@ def parse_schedule(data: bytes | str, file: str | None = None) -> Schedule:
     if not 1 <= record.channels <= 2**16:
         raise ConfigError(f"channels must lie in 1..65536, got {record.channels}", file=file, path="$.channels")
     items = [_block(block, file, f"$.blocks[{index}]") for index, block in enumerate(record.blocks)]
-    schedule = Schedule(record.name, layout, lambda: iter(items), record.channels, tuple(record.params.items()), record.divisible)
+    schedule = Schedule(
+        record.name, layout, lambda: iter(items), record.channels, tuple(record.params.items()), record.divisible
+    )
     number = 0
     for item in items:
         for step in item.steps if isinstance(item, Repeat) else (item,):
@@ -175,12 +181,14 @@ def _scratch(record: _File, collective: Collective, file: str | None) -> np.ndar
     try:
         scratch = np.array(record.scratch, np.int64)
     except (ValueError, TypeError, OverflowError):
-        raise ConfigError("expected block numbers, or rows of equal length of them", file=file, path="$.scratch") from None
+        raise ConfigError(
+            "expected block numbers, or rows of equal length of them", file=file, path="$.scratch"
+        ) from None
     if scratch.ndim > 2:
         raise ConfigError("nested too deeply", file=file, path="$.scratch")
     if scratch.ndim > 1 and scratch.shape[0] != collective.nranks:
         raise ConfigError(f"expected one row per rank, got {scratch.shape[0]} rows", file=file, path="$.scratch")
-    if scratch.size and not (0 <= scratch.min() and scratch.max() < max(collective.nblocks, 1)):
+    if scratch.size and not (scratch.min() >= 0 and scratch.max() < max(collective.nblocks, 1)):
         raise ConfigError(f"block numbers must lie in 0..{collective.nblocks - 1}", file=file, path="$.scratch")
     return scratch
 
@@ -190,7 +198,9 @@ def _block(block: _Block, file: str | None, place: str) -> Step | Repeat:
     if block.repeat == 1 and len(steps) == 1:
         return steps[0]
     if not 1 <= block.repeat <= 2**24 or block.modulus < 1 or block.base < 0 or abs(block.stride) > 2**40:
-        raise ConfigError("repeat must lie in 1..2**24, modulus be at least 1 and base at least 0", file=file, path=place)
+        raise ConfigError(
+            "repeat must lie in 1..2**24, modulus be at least 1 and base at least 0", file=file, path=place
+        )
     return Repeat(steps, block.repeat, block.stride, block.base, block.modulus)
 
 

@@ -1,1 +1,1 @@
-"""Questions about clusters: sweeps over sizes and algorithms, scenarios, reports. Uses the emulator; nothing below uses it."""
+"""Questions about clusters: sweeps, scenarios, reports. Uses the emulator; nothing below uses it."""

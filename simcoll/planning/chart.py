@@ -42,8 +42,12 @@ def busbw_svg(title: str, kind: str, nranks: int, rows: Sequence[Row]) -> bytes:
             colour = _COLOURS[number % len(_COLOURS)]
             axes.plot(list(curve), list(curve.values()), marker="o", markersize=3, color=colour, label=name)
         factor = bus_factor(kind, nranks)
-        bounds = {row.size_bytes: row.size_bytes / row.bound_fs * 1e6 * factor for row in bound_rows(rows) if row.bound_fs}
-        axes.plot(list(bounds), list(bounds.values()), linestyle="--", color="grey", label="upper bound for any schedule")
+        bounds = {
+            row.size_bytes: row.size_bytes / row.bound_fs * 1e6 * factor for row in bound_rows(rows) if row.bound_fs
+        }
+        axes.plot(
+            list(bounds), list(bounds.values()), linestyle="--", color="grey", label="upper bound for any schedule"
+        )
         axes.set_xscale("log", base=2)
         sizes = sorted({row.size_bytes for row in rows})
         shown = sizes[:: max(1, len(sizes) // 8)]

@@ -34,7 +34,11 @@ def _transfer(schedule: Schedule, step: Step, row: int) -> str:
 def schedule_lines(schedule: Schedule, max_transfers: int = 200) -> Iterator[str]:
     """The schedule, a transfer a line: ``->`` copies, ``+>`` reduces, ``~>`` only tells."""
     layout = schedule.layout
-    slots = {"input": schedule.collective.input_slots, "output": schedule.collective.output_slots, "scratch": layout.scratch_slots}
+    slots = {
+        "input": schedule.collective.input_slots,
+        "output": schedule.collective.output_slots,
+        "scratch": layout.scratch_slots,
+    }
     shown = ", ".join(f"{name} {count} x {layout.chunks}" for name, count in slots.items() if count)
     yield f"{schedule}: slots x chunks: {shown or 'none'}; {schedule.nchannels} channel{'s' * (schedule.nchannels > 1)}"
     printed = total = 0
@@ -64,22 +68,30 @@ def schedule_svg(schedule: Schedule) -> str:
             if src == dst:
                 arrows.append(f'<circle cx="{x + width / 2}" cy="{y}" r="3" fill="{colour}"/>')
             else:
-                arrows.append(f'<path d="M{x + 6} {y}L{x + width - 8} {top + dst * height}" stroke="{colour}" marker-end="url(#{OP_NAMES[op]})"/>')
+                line = f"M{x + 6} {y}L{x + width - 8} {top + dst * height}"
+                arrows.append(f'<path d="{line}" stroke="{colour}" marker-end="url(#{OP_NAMES[op]})"/>')
     total_width, total_height = left + steps * width + 20, top + schedule.nranks * height + 30
     grid = [f'<text x="8" y="{top + rank * height + 4}">rank {rank}</text>' for rank in range(schedule.nranks)]
-    grid += [f'<line x1="{left}" x2="{total_width - 20}" y1="{top + r * height}" y2="{top + r * height}" stroke="#ddd"/>' for r in range(schedule.nranks)]
-    grid += [f'<text x="{left + s * width + width / 2}" y="{top - 14}" text-anchor="middle">{s}</text>' for s in range(steps)]
+    grid += [
+        f'<line x1="{left}" x2="{total_width - 20}" y1="{top + r * height}" y2="{top + r * height}" stroke="#ddd"/>'
+        for r in range(schedule.nranks)
+    ]
+    grid += [
+        f'<text x="{left + s * width + width / 2}" y="{top - 14}" text-anchor="middle">{s}</text>' for s in range(steps)
+    ]
     heads = "".join(
-        f'<marker id="{OP_NAMES[op]}" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="6" markerHeight="6" orient="auto"><path d="M0 0L8 4L0 8z" fill="{colour}"/></marker>'
+        f'<marker id="{OP_NAMES[op]}" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="6" markerHeight="6" '
+        f'orient="auto"><path d="M0 0L8 4L0 8z" fill="{colour}"/></marker>'
         for op, colour in _COLOURS.items()
     )
     legend = "blue copies, orange reduces, a dot stays on its rank"
     if drawn > MAX_DRAWN:
         legend += f"; the first {MAX_DRAWN:,} of {drawn:,} transfers"
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{total_width}" height="{total_height}" font-family="sans-serif" font-size="11">'
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{total_width}" height="{total_height}" '
+        f'font-family="sans-serif" font-size="11">'
         f'<rect width="100%" height="100%" fill="white"/><defs>{heads}</defs>'
         f'<text x="8" y="18" font-size="14">{escape(str(schedule))}</text>'
-        f"{''.join(grid)}<g fill=\"none\" stroke-width=\"1.3\">{''.join(arrows)}</g>"
+        f'{"".join(grid)}<g fill="none" stroke-width="1.3">{"".join(arrows)}</g>'
         f'<text x="8" y="{total_height - 8}" fill="#555">{legend}</text></svg>\n'
     )

@@ -52,7 +52,10 @@ def _root(sweep: Sweep) -> int:
 
 
 def table_lines(sweep: Sweep, rows: Sequence[Row]) -> Iterator[str]:
-    """The table of the best run of every size, line by line: the columns of nccl-tests, then algorithm, bound, headroom, bottleneck."""
+    """The table of the best run of every size, line by line.
+
+    The columns of nccl-tests come first, then algorithm, bound, headroom and bottleneck.
+    """
     best = best_rows(rows)
     width = max((len(f"{row.choice} {row.protocol}") for row in best), default=4) + 2
     for line in range(2):
@@ -103,7 +106,12 @@ def results_json(title: str, sweep: Sweep, topology: Topology, rows: Sequence[Ro
         "format": FORMAT,
         "version": VERSION,
         "title": title,
-        "topology": {"name": topology.name, "nranks": topology.nranks, "description": topology.description, "sources": dict(topology.sources)},
+        "topology": {
+            "name": topology.name,
+            "nranks": topology.nranks,
+            "description": topology.description,
+            "sources": dict(topology.sources),
+        },
         "sweep": {**asdict(sweep), "choices": [str(choice) for choice in sweep.choices]},
         "proofs": list(proofs),
         "trace_hash": sweep_hash(rows),

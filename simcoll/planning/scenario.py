@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import importlib.resources
-import os
-import tempfile
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,17 +11,26 @@ import msgspec
 
 from simcoll.errors import ConfigError, nearest
 from simcoll.formats.strict import decode_toml, read_file
+from simcoll.planning.output import write_files
 from simcoll.planning.report import results_csv, results_json
 from simcoll.planning.sweep import Sweep, best_rows, build, parse_choice, run_one, size_ladder
 from simcoll.units import parse_size
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from simcoll.planning.sweep import Row
     from simcoll.topology import Topology
 
-__all__ = ["Scenario", "load_scenario", "open_folder", "scenario_topology", "shipped_scenarios", "sweep_of", "write_results"]
+__all__ = [
+    "Scenario",
+    "blamed_on",
+    "load_scenario",
+    "scenario_topology",
+    "shipped_scenarios",
+    "sweep_of",
+    "write_results",
+]
 
 MAX_BYTES = 2**20
 
@@ -88,10 +96,25 @@ def load_scenario(name: str | Path) -> tuple[Scenario, Path]:
     path = Path(name)
     if not path.exists():
         shipped = {entry.stem: entry for entry in sorted(_folder().glob("*.toml"))}
-        if path.stem not in shipped or path.suffix not in ("", ".toml") or (len(path.parts) > 1 and path.parts[0] != "scenarios"):
-            raise ConfigError(f"no scenario {str(name)!r}: neither a file nor a shipped one; {nearest(path.stem, shipped)}")
+        if (
+            path.stem not in shipped
+            or path.suffix not in ("", ".toml")
+            or (len(path.parts) > 1 and path.parts[0] != "scenarios")
+        ):
+            raise ConfigError(
+                f"no scenario {str(name)!r}: neither a file nor a shipped one; {nearest(path.stem, shipped)}"
+            )
         path = shipped[path.stem]
     return decode_toml(read_file(path, MAX_BYTES), Scenario, str(path)), path
+
+
+@contextmanager
+def blamed_on(file: str) -> Iterator[None]:
+    """Let errors that name no file name this one: what it asks for is wrong, though it could be read."""
+    try:
+        yield
+    except ConfigError as error:
+        raise error if error.file else ConfigError(error.message, file=file, path=error.path) from None
 
 
 def scenario_topology(scenario: Scenario, path: Path) -> Topology:
@@ -114,47 +137,20 @@ def sweep_of(scenario: Scenario, file: str) -> Sweep:
     def size(value: str | int, place: str) -> int:
         return parse_size(value, file=file, path=place)
 
-    try:
+    with blamed_on(file):
         choices = tuple(parse_choice(text) for text in scenario.algorithms)
-        ladder = size_ladder(size(scenario.sizes.begin, "$.sizes.begin"), size(scenario.sizes.end, "$.sizes.end"), scenario.sizes.factor)
-    except ConfigError as error:
-        raise error if error.file else ConfigError(error.message, file=file) from None
+        ladder = size_ladder(
+            size(scenario.sizes.begin, "$.sizes.begin"), size(scenario.sizes.end, "$.sizes.end"), scenario.sizes.factor
+        )
     return Sweep(
-        scenario.collective.kind, ladder, choices, tuple(scenario.protocols), scenario.collective.dtype, scenario.collective.op,
-        scenario.collective.root, size(scenario.check_up_to, "$.check_up_to"),
+        scenario.collective.kind, ladder, choices, tuple(scenario.protocols), scenario.collective.dtype,
+        scenario.collective.op, scenario.collective.root, size(scenario.check_up_to, "$.check_up_to"),
     )  # fmt: skip
 
 
-def open_folder(path: Path) -> None:
-    """Make the output folder, and make sure that files can be written there, before anything long runs.
-
-    Raises
-    ------
-    ConfigError
-        When it cannot be made or written to.
-    """
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path):
-            pass
-    except OSError as error:
-        raise ConfigError(f"cannot write to the output folder: {error.strerror}", file=str(path)) from None
-
-
-def _write(folder: Path, files: dict[str, bytes]) -> None:
-    """Write all files under other names first, then put them in place: a reader never sees half of one."""
-    try:
-        for name, content in files.items():
-            (folder / f".{name}.part").write_bytes(content)
-        for name in files:
-            os.replace(folder / f".{name}.part", folder / name)  # noqa: PTH105 -- atomic
-    except OSError as error:
-        for name in files:
-            (folder / f".{name}.part").unlink(missing_ok=True)
-        raise ConfigError(f"cannot write the results: {error.strerror}", file=str(folder)) from None
-
-
-def write_results(folder: Path, scenario: Scenario, sweep: Sweep, topology: Topology, rows: Sequence[Row], proofs: Sequence[str]) -> list[str]:
+def write_results(
+    folder: Path, scenario: Scenario, sweep: Sweep, topology: Topology, rows: Sequence[Row], proofs: Sequence[str]
+) -> list[str]:
     """Write ``results.json``, ``results.csv``, ``busbw.svg`` and ``trace.json.gz``; returns their names."""
     from simcoll.emulator import Trace
     from simcoll.planning.chart import busbw_svg
@@ -164,7 +160,7 @@ def write_results(folder: Path, scenario: Scenario, sweep: Sweep, topology: Topo
     schedule = build(sweep, parse_choice(traced.choice), topology)
     trace = Trace(schedule.bind(traced.count, sweep.dtype, sweep.op, protocol=traced.protocol), topology)
     result = run_one(sweep, schedule, traced.protocol, traced.count, topology, observer=trace)
-    _write(
+    write_files(
         folder,
         {
             "results.json": results_json(scenario.title, sweep, topology, rows, proofs),

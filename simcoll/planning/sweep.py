@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from simcoll.algorithms import find_algorithm
+from simcoll.algorithms import ALGORITHMS, find_algorithm
 from simcoll.algorithms import schedule as make_schedule
-from simcoll.collective import KINDS
+from simcoll.collective import KINDS, Collective
 from simcoll.emulator import emulate
 from simcoll.errors import ConfigError, nearest
 from simcoll.protocol import PROTOCOL_NAMES, nccl, protocol
@@ -20,13 +20,33 @@ if TYPE_CHECKING:
 
     from simcoll.emulator import Result
     from simcoll.emulator.engine import Observer
+    from simcoll.protocol import Protocol
     from simcoll.schedule import Schedule
     from simcoll.topology import Topology
 
-__all__ = ["Choice", "Row", "Sweep", "best_rows", "bound_rows", "build", "counts_for", "parse_choice", "run_one", "run_sweep", "size_ladder"]
+__all__ = [
+    "Choice",
+    "Row",
+    "Sweep",
+    "best_rows",
+    "bound_rows",
+    "build",
+    "costs",
+    "counts_for",
+    "parse_choice",
+    "prepare",
+    "run_one",
+    "run_sweep",
+    "size_ladder",
+]
+
+GENERATIONS = ("volta", "ampere", "hopper", "blackwell")
+"""GPUs whose constants :func:`simcoll.protocol.nccl` knows."""
 
 MAX_CHANNELS = 8
-"""Channels that an algorithm gets on a machine with boxes when none are asked for: enough to use every NIC of an eight-GPU box."""
+"""Channels that an algorithm gets on a machine with boxes when none are asked for: enough for every NIC of an eight-GPU
+box.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +169,7 @@ def _box(topology: Topology) -> int | None:
 def build(sweep: Sweep, choice: Choice, topology: Topology) -> Schedule:
     """The schedule of a choice; ``box`` and ``channels`` follow the topology where they are not given."""
     found = find_algorithm(sweep.collective, choice.algorithm)
-    params = dict(choice.params)
+    params: dict[str, Any] = dict(choice.params)
     box = _box(topology)
     if box is not None and box > 1:
         if "box" in found.params and (box < topology.nranks or choice.algorithm == "hierarchical"):
@@ -159,41 +179,72 @@ def build(sweep: Sweep, choice: Choice, topology: Topology) -> Schedule:
     return make_schedule(sweep.collective, choice.algorithm, nranks=topology.nranks, root=sweep.root, **params)
 
 
-def run_one(
-    sweep: Sweep, schedule: Schedule, name: str, count: int, topology: Topology, observer: Observer | None = None
-) -> Result:
-    """Emulate one schedule at one size under one protocol."""
-    pattern = find_algorithm(sweep.collective, schedule.name).pattern
-    generation = topology.traits.get("generation", "hopper")
-    costs = protocol(name) if name == "ideal" else nccl(name, pattern=pattern, generation=generation)
-    plan = schedule.bind(count, sweep.dtype, sweep.op, protocol=costs)
-    data = "exact" if plan.total_bytes <= sweep.check_up_to else "none"
-    return emulate(plan, topology, data=data, observer=observer)
-
-
-def run_sweep(sweep: Sweep, topology: Topology, progress: Callable[[int, int, str], None] | None = None) -> list[Row]:
-    """Run everything, sizes outermost. ``progress`` is told (runs done, runs in all, what comes next).
+def prepare(sweep: Sweep, topology: Topology) -> list[Schedule]:
+    """The proved schedule of every choice, once it is certain that the whole sweep can run.
 
     Raises
     ------
     ConfigError
-        For choices that do not fit the collective or the topology, before anything runs.
+        For choices, sizes, protocols, types or reductions that are unknown or do not fit the collective or topology.
     ScheduleError
         For a schedule that does not implement the collective.
     """
-    for name in sweep.protocols:
-        if name not in PROTOCOL_NAMES:
-            raise ConfigError(f"unknown protocol {name!r}; {nearest(name, PROTOCOL_NAMES)}")
-    schedules = [(choice, build(sweep, choice, topology)) for choice in sweep.choices]
-    if not schedules:
-        raise ConfigError("no algorithm was given")
+    Collective(sweep.collective, topology.nranks, root=sweep.root)
+    if not sweep.choices:
+        served = sorted({found.collective for found in ALGORITHMS})
+        raise ConfigError(f"no algorithm to run {sweep.collective} with; there are some for {', '.join(served)}")
+    schedules = [build(sweep, choice, topology) for choice in sweep.choices]
+    for schedule in schedules:
+        for name in sweep.protocols:
+            costs(sweep, schedule, name, topology)
+    largest = counts_for(sweep.collective, sweep.sizes[-1:], topology.nranks, parse_dtype(sweep.dtype).itemsize)[0]
+    for schedule in schedules:
+        schedule.bind(largest, sweep.dtype, sweep.op)
+    return schedules
+
+
+def costs(sweep: Sweep, schedule: Schedule, name: str, topology: Topology) -> Protocol:
+    """The constants of a protocol for a schedule on the GPUs of a topology.
+
+    Raises
+    ------
+    ConfigError
+        For an unknown protocol, or NCCL's on GPUs that NCCL has no constants for.
+    """
+    if name not in PROTOCOL_NAMES:
+        raise ConfigError(f"unknown protocol {name!r}; {nearest(name, PROTOCOL_NAMES)}")
+    if name == "ideal":
+        return protocol(name)
+    generation = topology.traits.get("generation", "hopper")
+    if generation not in GENERATIONS:
+        raise ConfigError(
+            f"protocol {name!r} is NCCL's, which knows {', '.join(GENERATIONS)}; "
+            f"topology {topology.name!r} has GPUs of generation {generation!r}. Use 'ideal'"
+        )
+    return nccl(name, pattern=find_algorithm(sweep.collective, schedule.name).pattern, generation=generation)
+
+
+def run_one(
+    sweep: Sweep, schedule: Schedule, name: str, count: int, topology: Topology, observer: Observer | None = None
+) -> Result:
+    """Emulate one schedule at one size under one protocol."""
+    plan = schedule.bind(count, sweep.dtype, sweep.op, protocol=costs(sweep, schedule, name, topology))
+    data = "exact" if plan.total_bytes <= sweep.check_up_to else "none"
+    return emulate(plan, topology, data=data, observer=observer)
+
+
+def run_sweep(
+    sweep: Sweep,
+    schedules: Sequence[Schedule],
+    topology: Topology,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> list[Row]:
+    """Run what was prepared, sizes outermost. ``progress`` is told (runs done, runs in all, what comes next)."""
     counts = counts_for(sweep.collective, sweep.sizes, topology.nranks, parse_dtype(sweep.dtype).itemsize)
-    for _, schedule in schedules:
-        schedule.bind(counts[-1], sweep.dtype, sweep.op)
     total = len(counts) * len(schedules) * len(sweep.protocols)
     rows: list[Row] = []
     for count in counts:
-        for choice, schedule in schedules:
+        for choice, schedule in zip(sweep.choices, schedules, strict=True):
             for name in sweep.protocols:
                 if progress is not None:
                     progress(len(rows), total, f"{choice} {name}")
@@ -232,7 +283,10 @@ def best_rows(rows: Sequence[Row]) -> list[Row]:
 
 
 def bound_rows(rows: Sequence[Row]) -> list[Row]:
-    """For every size the run with the least lower bound: protocols have different latencies, and a bound must hold for all of them."""
+    """For every size the run with the least lower bound.
+
+    Protocols have different latencies, and a bound must hold for all of them.
+    """
     least: dict[int, Row] = {}
     for row in rows:
         if row.count not in least or row.bound_fs < least[row.count].bound_fs:

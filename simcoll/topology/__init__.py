@@ -7,7 +7,8 @@ the TOML format and ``nccl_xml`` the dumps of real machines. Nothing here knows 
 from simcoll.topology.cluster import Tier
 from simcoll.topology.families import boxes, crossbar, fat_tree, torus
 from simcoll.topology.files import load_topology, shipped_topologies
-from simcoll.topology.graph import LINK_KINDS, NODE_KINDS, Routes, Topology, from_networkx
+from simcoll.topology.graph import LINK_KINDS, NODE_KINDS, Routes, Topology
+from simcoll.topology.networkx_graph import from_networkx
 
 __all__ = [
     "LINK_KINDS",

@@ -7,14 +7,14 @@ switch of the model stands for as many real ones as it takes, perfectly balanced
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from simcoll.errors import ConfigError
-from simcoll.topology.graph import LINK_KINDS, Topology
+from simcoll.topology.links import LinkTable, assemble
 from simcoll.topology.routing import BoxRouter, Level, shortest_path_router
 from simcoll.topology.values import Quantity, checked_capacity, count, duration_fs, factor, halves_fs
 
@@ -23,29 +23,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from simcoll.topology.graph import Topology
     from simcoll.topology.routing import ShortestPathRouter
 
-__all__ = ["Box", "LinkTable", "Tier", "cluster"]
-
-
-@dataclass(frozen=True, slots=True)
-class LinkTable:
-    """Links under construction: rows of (source, destination, capacity in uBps, latency in fs, kind)."""
-
-    rows: list[tuple[int, int, int, int, int]]
-
-    def add(self, src: int, dst: int, capacity: int, latency_fs: int, kind: str) -> int:
-        """Append one directed link and return its index."""
-        self.rows.append((src, dst, capacity, latency_fs, LINK_KINDS.index(kind)))
-        return len(self.rows) - 1
-
-    def add_pair(self, a: int, b: int, capacity: int, latency_fs: tuple[int, int], kind: str) -> tuple[int, int]:
-        """Append a link each way, with their latencies, and return both indices."""
-        return self.add(a, b, capacity, latency_fs[0], kind), self.add(b, a, capacity, latency_fs[1], kind)
-
-    def columns(self) -> NDArray[np.int64]:
-        """The five columns as an array ``[5, L]``."""
-        return np.array(self.rows, dtype=np.int64).reshape(-1, 5).T
+__all__ = ["Box", "Tier", "cluster"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,7 +75,7 @@ def cluster(name: str, box: Box, nodes: int, tiers: Sequence[Tier]) -> Topology:
     ConfigError
         When several boxes have no network cards or no tier that joins them all, or a link exceeds the model's capacity.
     """
-    nodes = count(nodes, "nodes", most=100_000)
+    nodes = count(nodes, "nodes", most=2**17)
     g, size = len(box.gpus), len(box.names)
     networked = nodes > 1
     if networked and not box.nics:
@@ -121,31 +102,17 @@ def cluster(name: str, box: Box, nodes: int, tiers: Sequence[Tier]) -> Topology:
         groups |= network.groups
         levels = network.levels
     gpus = (np.arange(nodes)[:, None] * size + np.array(box.gpus)).ravel()
-    return Topology(
-        name=name,
-        node_names=tuple(names),
-        node_kinds=tuple(kinds),
-        rank_nodes=gpus,
-        link_src=columns[0],
-        link_dst=columns[1],
-        link_capacity_uBps=columns[2],
-        link_latency_fs=columns[3],
-        link_kind=columns[4].astype(np.int8),
-        router=BoxRouter(pair_links=pairs, links_per_box=per_box, levels=tuple(levels)),
-        rank_endpoints=np.arange(nodes * g),
-        groups=groups,
-    )
+    router = BoxRouter(pair_links=pairs, links_per_box=per_box, levels=tuple(levels))
+    return assemble(name, names, kinds, gpus, columns, router, groups)
 
 
 def _without_nics(box: Box) -> Box:
     """The box without its network cards, which a single box does not use."""
     kept = [v for v in range(len(box.names)) if v not in set(box.nics)]
     new = {v: i for i, v in enumerate(kept)}
-    return replace(
-        box, names=tuple(box.names[v] for v in kept), kinds=tuple(box.kinds[v] for v in kept),
-        links=LinkTable([(new[a], new[b], *rest) for a, b, *rest in box.links.rows if a in new and b in new]),  #
-        type: ignore[misc] gpus=tuple(new[v] for v in box.gpus), nics=(), nic_capacity=(), nic_of_gpu=(),
-    )
+    rows = [(new[a], new[b], *values) for a, b, *values in box.links.rows if a in new and b in new]
+    names, kinds = (tuple(column[v] for v in kept) for column in (box.names, box.kinds))
+    return Box(names, kinds, LinkTable([(a, b, c, d, e) for a, b, c, d, e in rows]), tuple(new[v] for v in box.gpus))
 
 
 def _inside_router(box: Box) -> ShortestPathRouter:
@@ -184,6 +151,9 @@ def _network(
     name: str, box: Box, inside: ShortestPathRouter, nodes: int, tiers: tuple[Tier, ...], links_per_box: int
 ) -> _Network:
     """Switches and links of all tiers. Tables are per network card first, then per GPU."""
+    named = [tier.name for tier in tiers]
+    if len(set(named)) != len(named) or {"box", "pod"} & set(named):
+        raise ConfigError(f"topology {name!r}: tiers {named} need distinct names, other than 'box' and 'pod'")
     size, g, cards = len(box.names), len(box.gpus), len(box.nics)
     first_vertex, first_link = nodes * size, nodes * links_per_box
     network = _Network([], LinkTable([]), [], {})
@@ -251,8 +221,8 @@ def _tier_groups(
         inner = nodes if below.boxes is None else below.boxes
         if (span < nodes and span % inner) or (tier.rail_only and not below.rail_only):
             raise ConfigError(
-                f"topology {name!r}: a switch of the {tier.name} tier must join whole switches of the {below.name} tier; "
-                f"expected boxes to be a multiple of {inner}, and rail_only only above rail_only"
+                f"topology {name!r}: a switch of the {tier.name} tier must join whole switches of the {below.name} "
+                f"tier; expected boxes to be a multiple of {inner}, and rail_only only above rail_only"
             )
     rails = int(rail.max()) + 1
     key = (box // span) * rails + rail if tier.rail_only else box // span

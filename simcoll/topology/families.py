@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from simcoll.errors import ConfigError, nearest
-from simcoll.topology.cluster import Box, LinkTable, Tier, cluster
-from simcoll.topology.graph import LINK_KINDS, Topology
+from simcoll.topology.cluster import Box, Tier, cluster
+from simcoll.topology.graph import LINK_KINDS
+from simcoll.topology.links import LinkTable, assemble
 from simcoll.topology.routing import BoxRouter, Level, TorusRouter
 from simcoll.topology.values import Quantity, checked_capacity, count, duration_fs, factor, halves_fs, parse_capacity
 
@@ -18,8 +20,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from simcoll.topology.graph import Topology
+
 __all__ = ["boxes", "crossbar", "fat_tree", "torus"]
 
+MAX_RANKS = 2**20
 INTERCONNECTS = ("switch", "mesh", "links")
 
 
@@ -41,7 +46,7 @@ def crossbar(
     >>> topology.link_name(0), topology.route([0], [3]).latency_fs.tolist()
     ('gpu0 -> switch', [2000000000])
     """
-    n = count(nranks, "nranks")
+    n = count(nranks, "nranks", most=MAX_RANKS)
     links = LinkTable([])
     capacity, halves = parse_capacity(bandwidth, "bandwidth"), halves_fs(duration_fs(latency, "latency"))
     ends = np.array([links.add_pair(v, n, capacity, halves, _kind(link_kind)) for v in range(n)], dtype=np.int32)
@@ -80,7 +85,7 @@ def fat_tree(
     [2000000000, 4000000000]
     """
     leaves, hosts = count(leaves, "leaves"), count(hosts_per_leaf, "hosts_per_leaf")
-    n = leaves * hosts
+    n = count(leaves * hosts, "number of ranks", most=MAX_RANKS)
     links, kind = LinkTable([]), _kind(link_kind)
     capacity, halves = parse_capacity(bandwidth, "bandwidth"), halves_fs(duration_fs(latency, "latency"))
     leaf = np.arange(n) // hosts
@@ -132,7 +137,7 @@ def torus(
     wraps = (wrap,) * len(sizes) if isinstance(wrap, bool) else tuple(wrap)
     if len(wraps) != len(sizes):
         raise ConfigError(f"wrap: expected one value, or one for each of {len(sizes)} dimensions, got {len(wraps)}")
-    n = count(int(np.prod(sizes, dtype=np.int64)), "number of ranks")
+    n = count(math.prod(sizes), "number of ranks", most=MAX_RANKS)
     closed = tuple(w and k > 2 for w, k in zip(wraps, sizes, strict=True))
     capacity, latency_fs = parse_capacity(bandwidth, "bandwidth"), duration_fs(latency, "latency")
     links, kind = LinkTable([]), _kind(link_kind)
@@ -150,22 +155,9 @@ def torus(
             for v in np.flatnonzero((at + step == to) | ring) if k > 1 else ():
                 neighbour[d, way, v] = v + (to[v] - at[v]) * stride
                 table[d, way, v] = links.add(int(v), int(neighbour[d, way, v]), capacity, latency_fs, kind)
-    columns = links.columns()
-    return Topology(
-        name=name,
-        node_names=tuple(f"gpu{v}" for v in range(n)),
-        node_kinds=("gpu",) * n,
-        rank_nodes=np.arange(n),
-        link_src=columns[0],
-        link_dst=columns[1],
-        link_capacity_uBps=columns[2],
-        link_latency_fs=columns[3],
-        link_kind=columns[4].astype(np.int8),
-        router=TorusRouter(dims=sizes, wrap=closed, link=table, neighbour=neighbour),
-        rank_endpoints=np.arange(n),
-        gpus_forward=True,
-        groups=groups,
-    )
+    router = TorusRouter(dims=sizes, wrap=closed, link=table, neighbour=neighbour)
+    names = [f"gpu{v}" for v in range(n)]
+    return assemble(name, names, ["gpu"] * n, np.arange(n), links.columns(), router, groups, gpus_forward=True)
 
 
 def boxes(
@@ -221,47 +213,49 @@ def boxes(
     >>> dgx.path(1, 9)
     ['box0.gpu1 -> box0.nic1', 'box0.nic1 -> leaf0.rail1', 'leaf0.rail1 -> box1.nic1', 'box1.nic1 -> box1.gpu1']
     """
-    g = count(gpus_per_node, "gpus_per_node")
+    g = count(gpus_per_node, "gpus_per_node", most=1024)
     table = LinkTable([])
     names, kinds = [f"gpu{i}" for i in range(g)], ["gpu"] * g
     _interconnect(
         table, names, kinds, g, interconnect, links, parse_capacity(gpu_bandwidth, "gpu_bandwidth"), gpu_latency
     )
-    cards: tuple[int, ...] = ()
-    card_capacity: tuple[int, ...] = ()
-    card_of_gpu: tuple[int, ...] = ()
-    if count(nics, "nics", least=0):
-        if nic_bandwidth is None:
-            raise ConfigError(
-                f"nic_bandwidth: expected the bandwidth of each of {nics} network cards, such as '400 Gbps'"
-            )
-        if nics % g and g % nics:
-            raise ConfigError(
-                f"nics: {nics} cards cannot be shared equally by {g} GPUs; expected a divisor or a multiple of {g}"
-            )
-        rails = min(nics, g)
-        each = checked_capacity(parse_capacity(nic_bandwidth, "nic_bandwidth") * (nics // rails), "nic_bandwidth")
-        cards = tuple(range(len(names), len(names) + rails))
-        card_capacity, card_of_gpu = (each,) * rails, tuple(i * rails // g for i in range(g))
-        names += [f"nic{k}" for k in range(rails)]
-        kinds += ["nic"] * rails
+    cards, card_capacity, card_of_gpu = _cards(names, kinds, g, count(nics, "nics", least=0), nic_bandwidth)
     pcie = None if pcie_bandwidth is None else parse_capacity(pcie_bandwidth, "pcie_bandwidth")
+    hop = duration_fs(pcie_latency, "pcie_latency")
     if gpus_per_pcie_switch is None:
         for gpu, k in enumerate(card_of_gpu):
-            halves = halves_fs(duration_fs(pcie_latency, "pcie_latency"))
-            table.add_pair(gpu, cards[k], pcie or card_capacity[k], halves, "pcie")
+            table.add_pair(gpu, cards[k], pcie or card_capacity[k], halves_fs(hop), "pcie")
     else:
         if pcie is None or cpu_bandwidth is None:
             raise ConfigError("gpus_per_pcie_switch: a PCIe tree needs pcie_bandwidth and cpu_bandwidth")
         per_switch = count(gpus_per_pcie_switch, "gpus_per_pcie_switch", most=g)
-        hop, sockets = duration_fs(pcie_latency, "pcie_latency"), count(cpus, "cpus")
         trunk = (parse_capacity(cpu_bandwidth, "cpu_bandwidth"), duration_fs(cpu_latency, "cpu_latency"))
-        _pcie_tree(table, names, kinds, g, per_switch, cards, card_of_gpu, (pcie, hop), sockets, trunk)
+        _pcie_tree(table, names, kinds, g, per_switch, cards, card_of_gpu, (pcie, hop), count(cpus, "cpus"), trunk)
     box = Box(tuple(names), tuple(kinds), table, tuple(range(g)), cards, card_capacity, card_of_gpu)
     if tiers is None:
         leaf = Tier("leaf", boxes=boxes_per_leaf, rail_only=True, latency=nic_latency)
         tiers = (leaf, Tier("spine", latency=spine_latency, oversubscription=oversubscription))
     return cluster(name, box, nodes, tiers)
+
+
+def _cards(
+    names: list[str], kinds: list[str], g: int, nics: int, nic_bandwidth: Quantity | None
+) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """Add the network cards; their vertices, the capacity of each, and the card of each GPU."""
+    if nics == 0:
+        return (), (), ()
+    if nic_bandwidth is None:
+        raise ConfigError(f"nic_bandwidth: expected the bandwidth of each of {nics} network cards, such as '400 Gbps'")
+    if nics % g and g % nics:
+        raise ConfigError(
+            f"nics: {nics} cards cannot be shared equally by {g} GPUs; expected a divisor or a multiple of {g}"
+        )
+    rails = min(nics, g)
+    each = checked_capacity(parse_capacity(nic_bandwidth, "nic_bandwidth") * (nics // rails), "nic_bandwidth")
+    cards = tuple(range(len(names), len(names) + rails))
+    names += [f"nic{k}" for k in range(rails)]
+    kinds += ["nic"] * rails
+    return cards, (each,) * rails, tuple(i * rails // g for i in range(g))
 
 
 def _interconnect(
@@ -343,18 +337,6 @@ def _flat(
     groups: dict[str, NDArray[np.int64]],
 ) -> Topology:
     """A topology of ranks 0..n-1 as the first vertices, and switches."""
-    columns = links.columns()
-    return Topology(
-        name=name,
-        node_names=tuple(names),
-        node_kinds=("gpu",) * n + ("switch",) * (len(names) - n),
-        rank_nodes=np.arange(n),
-        link_src=columns[0],
-        link_dst=columns[1],
-        link_capacity_uBps=columns[2],
-        link_latency_fs=columns[3],
-        link_kind=columns[4].astype(np.int8),
-        router=BoxRouter(pair_links=np.zeros((1, 1, 0), dtype=np.int32), links_per_box=0, levels=levels),
-        rank_endpoints=np.arange(n),
-        groups=groups,
-    )
+    router = BoxRouter(pair_links=np.zeros((1, 1, 0), dtype=np.int32), links_per_box=0, levels=levels)
+    kinds = ["gpu"] * n + ["switch"] * (len(names) - n)
+    return assemble(name, names, kinds, np.arange(n), links.columns(), router, groups)

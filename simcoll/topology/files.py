@@ -80,6 +80,14 @@ _FAMILIES: dict[str, Callable[..., Topology]] = {
 _TIER_KEYS = {"name": "text", "boxes": "count", "rail_only": "flags", "latency": "time", "oversubscription": "ratio"}
 
 
+_REQUIRED = {
+    "crossbar": ("nranks", "bandwidth"),
+    "fat_tree": ("leaves", "hosts_per_leaf", "bandwidth"),
+    "torus": ("dims", "bandwidth"),
+    "boxes": ("nodes", "gpu.count", "gpu.bandwidth"),
+}
+
+
 def load_topology(name: str | Path, *, nodes: int | None = None, **overrides: object) -> Topology:
     """Load a shipped topology by name, a topology file, or an NCCL topology dump.
 
@@ -90,7 +98,8 @@ def load_topology(name: str | Path, *, nodes: int | None = None, **overrides: ob
     nodes
         Number of boxes, for families of boxes and for dumps; default is the file's.
     overrides
-        Other values of the file, with ``__`` for the dot: ``nic__bandwidth="200 Gbps"``, ``network__oversubscription=2``.
+        Other values of the file, with ``__`` for the dot: ``nic__bandwidth="200 Gbps"``,
+        ``network__oversubscription=2``.
 
     Raises
     ------
@@ -107,13 +116,13 @@ def load_topology(name: str | Path, *, nodes: int | None = None, **overrides: ob
     changes = {key.replace("__", "."): value for key, value in overrides.items()}
     if nodes is not None:
         changes["nodes"] = nodes
-    if text.endswith((".toml", ".xml")) or "/" in text or "\\" in text or Path(text).is_file():
+    shipped = {path.stem: path for path in _shipped_files()}
+    if text in shipped:
+        content, file = _read(shipped[text], text), f"{text}.toml"
+    elif text.endswith((".toml", ".xml")) or "/" in text or "\\" in text or Path(text).is_file():
         content, file = _read(Path(text), text), text
     else:
-        shipped = {path.stem: path for path in _shipped_files()}
-        if text not in shipped:
-            raise ConfigError(f"unknown topology {text!r}; {nearest(text, shipped)}; or give the path of a file")
-        content, file = _read(shipped[text], text), f"{text}.toml"
+        raise ConfigError(f"unknown topology {text!r}; {nearest(text, shipped)}; or give the path of a file")
     if file.endswith(".xml") or content.lstrip()[:1] == b"<":
         from simcoll.topology.nccl_xml import parse_nccl_xml
 
@@ -160,7 +169,7 @@ def _decode(content: bytes, file: str, changes: Mapping[str, object]) -> Topolog
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"not a TOML file: {error}", file=file) from None
     family = document.get("family")
-    if family not in _KEYS:
+    if not isinstance(family, str) or family not in _KEYS:
         raise ConfigError(f"unknown family {family!r}; {nearest(str(family), _KEYS)}", file=file, path="$.family")
     keys = {path: kind for path, (_, kind) in _KEYS[family].items()}
     keys |= _COMMON | {f"efficiency.{kind}": "share" for kind in LINK_KINDS}
@@ -188,14 +197,6 @@ def _decode(content: bytes, file: str, changes: Mapping[str, object]) -> Topolog
         sources=sources,
         description=str(values.get("description", "")),
     )
-
-
-_REQUIRED = {
-    "crossbar": ("nranks", "bandwidth"),
-    "fat_tree": ("leaves", "hosts_per_leaf", "bandwidth"),
-    "torus": ("dims", "bandwidth"),
-    "boxes": ("nodes", "gpu.count", "gpu.bandwidth"),
-}
 
 
 def _walk(document: Mapping[str, Any], keys: Mapping[str, str], sources: dict[str, str], file: str) -> dict[str, Any]:
@@ -253,8 +254,8 @@ def _typed(value: Any, kind: str, path: str, file: str | None, sources: dict[str
         return 0 if value == 0 else duration_fs(_expect(value, str, what, "text with a unit such as '1.5 us'"), what)
     if kind in {"ratio", "share"}:
         ratio = factor(value, what)
-        if (kind == "share") == (ratio > 1) and ratio != 1:
-            raise ConfigError(f"{what}: expected {'at most' if kind == 'share' else 'at least'} 1, got {value!r}")
+        if kind == "share" and ratio > 1:
+            raise ConfigError(f"{what}: expected at most 1, got {value!r}")
         return ratio
     if kind == "flags":
         flags = value if isinstance(value, list) else [value]

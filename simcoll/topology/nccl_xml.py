@@ -18,7 +18,8 @@ from defusedxml import DefusedXmlException
 from defusedxml.ElementTree import iterparse
 
 from simcoll.errors import ConfigError
-from simcoll.topology.cluster import Box, LinkTable, Tier, cluster
+from simcoll.topology.cluster import Box, Tier, cluster
+from simcoll.topology.links import LinkTable
 from simcoll.topology.values import halves_fs
 
 if TYPE_CHECKING:
@@ -84,10 +85,10 @@ class _Card:
 class _Dump:
     """What the file says, in order."""
 
-    file: str
     names: list[str] = field(default_factory=list)
     kinds: list[str] = field(default_factory=list)
     links: LinkTable = field(default_factory=lambda: LinkTable([]))
+    up: dict[int, int] = field(default_factory=dict)  # PCIe parent of a vertex
     gpus: list[_Gpu] = field(default_factory=list)
     cards: list[_Card] = field(default_factory=list)
     cpus: list[tuple[int, str, int]] = field(default_factory=list)  # vertex, vendor, capacity between sockets
@@ -96,10 +97,17 @@ class _Dump:
 
     def vertex(self, name: str, kind: str) -> int:
         if name in self.names:
-            raise ConfigError(f"{name!r} occurs twice", file=self.file)
+            raise ConfigError(f"{name!r} occurs twice")
         self.names.append(name)
         self.kinds.append(kind)
         return len(self.names) - 1
+
+    def below(self, parent: int, name: str, kind: str, capacity: int) -> int:
+        """A vertex and its PCIe link to a parent."""
+        vertex = self.vertex(name, kind)
+        self.links.add_pair(vertex, parent, capacity, (PCIE_FS, PCIE_FS), "pcie")
+        self.up[vertex] = parent
+        return vertex
 
 
 def parse_nccl_xml(content: bytes, *, file: str = "topology dump", nodes: int = 1) -> Topology:
@@ -111,32 +119,53 @@ def parse_nccl_xml(content: bytes, *, file: str = "topology dump", nodes: int = 
     ConfigError
         When the file is not well-formed, too large, contains a DTD, is no dump, or lacks GPUs.
     """
-    root = _parse(content, file)
-    dump = _Dump(file)
-    _read_children(dump, root, None)
+    title = file.replace("\\", "/").rpartition("/")[2].removesuffix(".xml")
+    try:
+        return _topology(content, title, nodes)
+    except ConfigError as error:
+        raise ConfigError(error.message, file=file, path=error.path) from None
+
+
+def _topology(content: bytes, title: str, nodes: int) -> Topology:
+    dump = _Dump()
+    _read_children(dump, _parse(content), None)
     if not dump.gpus:
-        raise ConfigError(_no_gpus(dump), file=file)
+        raise ConfigError(_no_gpus(dump))
     if len(set(dump.hosts)) > 1:
-        raise ConfigError(f"the dump spans {len(set(dump.hosts))} hosts; expected the dump of one box", file=file)
+        raise ConfigError(f"the dump spans {len(set(dump.hosts))} hosts; expected the dump of one box")
+    gpus = sorted(dump.gpus, key=lambda gpu: (gpu.rank, gpu.vertex))
+    if len({gpu.rank for gpu in gpus}) != len(gpus):
+        raise ConfigError("two GPUs have the same rank")
+    raw, expected, generation = _scale_up(dump, gpus)
+    box = _box(dump, gpus)
+    topology = cluster(title, box, nodes, (Tier("leaf", rail_only=True, latency=NET_FS), Tier("spine")))
+    description = f"NCCL dump: {len(gpus)} GPUs, {len(box.nics)} rail(s) of {len(dump.cards)} network card(s)"
+    if nodes > 1:
+        description += f"; {nodes} copies joined by a non-blocking switch per rail and a spine, not in the dump"
+    return replace(
+        topology,
+        description=description,
+        efficiency={"nvlink": expected / raw},
+        traits={"gpu": gpus[0].gcn or f"sm{gpus[0].sm}", "generation": generation, "cpu": dump.cpus[0][1]},
+        sources={"$": "NCCL topology dump; link speeds by NCCL 2.30 src/graph/topo.h; latencies unverified"},
+    )
+
+
+def _box(dump: _Dump, gpus: list[_Gpu]) -> Box:
+    """The box, with the sockets joined and a vertex for each rail of network cards."""
     for i, (a, _, capacity) in enumerate(dump.cpus):
         for b, _, other in dump.cpus[i + 1 :]:
             dump.links.add_pair(a, b, min(capacity, other), (CPU_FS, CPU_FS), "cpu")
-    gpus = sorted(dump.gpus, key=lambda gpu: (gpu.rank, gpu.vertex))
-    if len({gpu.rank for gpu in gpus}) != len(gpus):
-        raise ConfigError("two GPUs have the same rank", file=file)
     rails, rail_of_gpu = _rails(dump, gpus)
-    raw, expected, generation = _scale_up(dump, gpus)
     for number, gpu in enumerate(gpus):
         dump.names[gpu.vertex] = f"gpu{number}"
     nics, capacities = [], []
     for number, cards in enumerate(rails):
-        nic = dump.vertex(f"nic{number}", "nic")
-        speed = sum(card.speed_mbps for card in cards) * 125 * GBps // 10**6
-        pcie = sum(card.pcie if card.pcie is not None else card.speed_mbps * 125 * GBps // 10**6 for card in cards)
-        dump.links.add_pair(nic, cards[0].parent, pcie, (PCIE_FS, PCIE_FS), "pcie")
-        nics.append(nic)
-        capacities.append(speed)
-    box = Box(
+        speeds = [card.speed_mbps * GBps // 8000 for card in cards]
+        pcie = [speed if card.pcie is None else card.pcie for card, speed in zip(cards, speeds, strict=True)]
+        nics.append(dump.below(cards[0].parent, f"nic{number}", "nic", sum(pcie)))
+        capacities.append(sum(speeds))
+    return Box(
         names=tuple(dump.names),
         kinds=tuple(dump.kinds),
         links=dump.links,
@@ -145,31 +174,12 @@ def parse_nccl_xml(content: bytes, *, file: str = "topology dump", nodes: int = 
         nic_capacity=tuple(capacities),
         nic_of_gpu=tuple(rail_of_gpu),
     )
-    tiers = (Tier("leaf", rail_only=True, latency=NET_FS), Tier("spine"))
-    title = file.replace("\\", "/").rpartition("/")[2].removesuffix(".xml")
-    try:
-        topology = cluster(title, box, nodes, tiers)
-    except ConfigError as error:
-        raise ConfigError(error.message, file=file) from None
-    joined = (
-        f"; {nodes} copies joined by a non-blocking switch per rail and a spine (not in the dump)" if nodes > 1 else ""
-    )
-    unused = len(dump.cards) - sum(len(cards) for cards in rails)
-    spare = f" ({unused} more not used)" if unused else ""
-    vendor = dump.cpus[0][1] if dump.cpus else "unknown"
-    return replace(
-        topology,
-        description=f"NCCL dump: {len(gpus)} GPUs, {len(rails)} rails of network cards{spare}{joined}",
-        efficiency={"nvlink": expected / raw},
-        traits={"gpu": gpus[0].gcn or f"sm{gpus[0].sm}", "generation": generation, "cpu": vendor},
-        sources={"$": f"NCCL topology dump {file}; link speeds by NCCL 2.30 src/graph/topo.h; latencies unverified"},
-    )
 
 
-def _parse(content: bytes, file: str) -> Element:
+def _parse(content: bytes) -> Element:
     """The root element, within limits of size, depth and number of elements."""
     if len(content) > MAX_BYTES:
-        raise ConfigError(f"larger than {MAX_BYTES >> 20} MiB; is this a topology dump?", file=file)
+        raise ConfigError(f"larger than {MAX_BYTES >> 20} MiB; is this a topology dump?")
     depth = elements = 0
     root: Element | None = None
     try:
@@ -180,21 +190,19 @@ def _parse(content: bytes, file: str) -> Element:
                 root = element
             if depth > MAX_DEPTH or elements > MAX_ELEMENTS:
                 what = f"nested deeper than {MAX_DEPTH}" if depth > MAX_DEPTH else f"more than {MAX_ELEMENTS} elements"
-                raise ConfigError(f"{what}; is this a topology dump?", file=file)
+                raise ConfigError(f"{what}; is this a topology dump?")
     except DefusedXmlException:
-        raise ConfigError("contains a DTD or entities, which a topology dump never does; refused", file=file) from None
+        raise ConfigError("contains a DTD or entities, which a topology dump never does; refused") from None
     except ParseError as error:
         line, column = error.position
         reason = str(error).partition(":")[0]
-        raise ConfigError(
-            f"not well-formed XML: {reason} (column {column + 1})", file=file, path=f"line {line}"
-        ) from None
+        raise ConfigError(f"not well-formed XML: {reason} (column {column + 1})", path=f"line {line}") from None
     except (ValueError, LookupError) as error:
-        raise ConfigError(f"not readable XML: {error}", file=file) from None
+        raise ConfigError(f"not readable XML: {error}") from None
     if root is None or root.tag != "system":
         found = "nothing" if root is None else f"<{root.tag}>"
         hint = "; this is a graph file (NCCL_GRAPH_DUMP_FILE), not a topology" if found == "<graphs>" else ""
-        raise ConfigError(f"expected <system> as the outermost element, found {found}{hint}", file=file)
+        raise ConfigError(f"expected <system> as the outermost element, found {found}{hint}")
     return root
 
 
@@ -214,7 +222,7 @@ def _read_cpu(dump: _Dump, element: Element) -> None:
     vendor = {"GenuineIntel": "intel", "AuthenticAMD": "amd"}.get(
         element.get("vendor", ""), element.get("arch", "unknown")
     )
-    model = _integer(dump, element, "modelid", 0)
+    model = _integer(element, "modelid", 0)
     if vendor == "intel":
         bandwidth = 40 if model >= 0xCF else 22 if model >= 0x8F else 10 if model >= 0x55 else 6
     else:
@@ -227,43 +235,37 @@ def _read_cpu(dump: _Dump, element: Element) -> None:
 def _read_pci(dump: _Dump, element: Element, parent: int | None) -> None:
     busid = element.get("busid", "").lower()
     if parent is None:
-        raise ConfigError(f"<pci busid={busid!r}> is not inside a <cpu>", file=dump.file)
-    width = _integer(dump, element, "link_width", 16) or 16  # NCCL reads 0, which virtual bridges have, as 16
+        raise ConfigError(f"<pci busid={busid!r}> is not inside a <cpu>")
+    width = _integer(element, "link_width", 16) or 16  # NCCL reads 0, which virtual bridges have, as 16
     speed = element.get("link_speed", "").split(" ")[0].removesuffix(".0")
     capacity = width * dict(_LANE).get(speed, 60) * GBps // 80
     if not 1 <= width <= 64:
-        raise ConfigError(
-            f"<pci busid={busid!r}>: link_width {width} is out of range; expected 0 to 64", file=dump.file
-        )
+        raise ConfigError(f"<pci busid={busid!r}>: link_width {width} is out of range; expected 0 to 64")
     gpu, nic = element.find("gpu"), element.find("nic")
     if gpu is not None:
-        vertex = dump.vertex(f"gpu-{busid}", "gpu")
-        dump.links.add_pair(vertex, parent, capacity, (PCIE_FS, PCIE_FS), "pcie")
-        _read_gpu(dump, gpu, vertex, busid)
+        _read_gpu(dump, gpu, dump.below(parent, f"gpu-{busid}", "gpu", capacity), busid)
     elif nic is not None:
         _read_nic(dump, nic, parent, capacity)
     elif len(element):
-        vertex = dump.vertex(f"pcie-{busid}", "pcie")
-        dump.links.add_pair(vertex, parent, capacity, (PCIE_FS, PCIE_FS), "pcie")
-        _read_children(dump, element, vertex)
+        _read_children(dump, element, dump.below(parent, f"pcie-{busid}", "pcie", capacity))
     elif element.get("class", "").startswith("0x03"):
         dump.gpu_devices.append(busid)
 
 
 def _read_gpu(dump: _Dump, element: Element, vertex: int, busid: str) -> None:
     bundles = [
-        (link.get("target", "").lower(), link.get("tclass", "").lower(), _integer(dump, link, "count", 1))
+        (link.get("target", "").lower(), link.get("tclass", "").lower(), _integer(link, "count", 1))
         for link in element
         if link.tag in {"nvlink", "xgmi"}
     ]
     for target, _, number in bundles:
         if not 1 <= number <= 1000:
-            raise ConfigError(f"GPU {busid}: {number} links to {target!r}; expected 1 to 1000", file=dump.file)
+            raise ConfigError(f"GPU {busid}: {number} links to {target!r}; expected 1 to 1000")
     dump.gpus.append(
         _Gpu(
             vertex=vertex,
-            rank=_integer(dump, element, "rank", _integer(dump, element, "dev", len(dump.gpus))),
-            sm=_integer(dump, element, "sm", 0),
+            rank=_integer(element, "rank", _integer(element, "dev", len(dump.gpus))),
+            sm=_integer(element, "sm", 0),
             gcn=element.get("gcn", ""),
             busid=busid,
             links=tuple(bundles),
@@ -273,7 +275,7 @@ def _read_gpu(dump: _Dump, element: Element, vertex: int, busid: str) -> None:
 
 def _read_nic(dump: _Dump, element: Element, parent: int | None, pcie: int | None) -> None:
     """A card counts with the sum of its ports; ports without a speed, as of a DPU's host side, do not count."""
-    speeds = [_integer(dump, net, "speed", 0) for net in element if net.tag == "net"]
+    speeds = [_integer(net, "speed", 0) for net in element if net.tag == "net"]
     usable = sum(speed for speed in speeds if speed > 0)
     home = parent if parent is not None else (dump.cpus[0][0] if dump.cpus else None)
     if usable and home is not None:
@@ -285,9 +287,7 @@ def _scale_up(dump: _Dump, gpus: list[_Gpu]) -> tuple[Fraction, Fraction, str]:
     sm, gcn = gpus[0].sm, gpus[0].gcn
     if gcn and gcn not in _XGMI and any(gpu.links for gpu in gpus):
         valid = ", ".join(_XGMI)
-        raise ConfigError(
-            f"the speed of xGMI links of AMD GPUs of kind gcn={gcn!r} is not known here; known: {valid}", file=dump.file
-        )
+        raise ConfigError(f"the speed of xGMI links of AMD GPUs of kind gcn={gcn!r} is not known here; known: {valid}")
     if gcn:
         raw, expected, generation = _XGMI.get(gcn, (Fraction(1), Fraction(1), gcn))
     else:
@@ -336,12 +336,11 @@ def _rails(dump: _Dump, gpus: list[_Gpu]) -> tuple[list[list[_Card]], list[int]]
 
 def _pcie_steps(dump: _Dump) -> Callable[[int, int], int]:
     """Distance in links over PCIe and CPUs; the sockets are joined, so that each tree hangs below one common point."""
-    up = {row[0]: row[1] for row in dump.links.rows[::2] if dump.kinds[row[0]] != "cpu"}
 
     def ancestors(vertex: int) -> list[int]:
         chain = [vertex]
-        while chain[-1] in up:
-            chain.append(up[chain[-1]])
+        while chain[-1] in dump.up:
+            chain.append(dump.up[chain[-1]])
         return chain
 
     def steps(a: int, b: int) -> int:
@@ -361,17 +360,17 @@ def _no_gpus(dump: _Dump) -> str:
         else "no <gpu> elements"
     )
     return (
-        f"{seen}: GPUs, NVLinks and network ports are missing. Such files are input for NCCL_TOPO_FILE, which NCCL completes "
-        "at run time; run any NCCL program on the machine with NCCL_TOPO_DUMP_FILE=dump.xml and give that file"
+        f"{seen}: GPUs, NVLinks and network ports are missing. Such files are input for NCCL_TOPO_FILE, which NCCL "
+        "completes at run time; run any NCCL program on the machine with NCCL_TOPO_DUMP_FILE=dump.xml, and give that"
     )
 
 
-def _integer(dump: _Dump, element: Element, attribute: str, default: int) -> int:
+def _integer(element: Element, attribute: str, default: int) -> int:
     text = element.get(attribute)
     if text is None:
         return default
     try:
         value = int(text[:20])
     except ValueError:
-        raise ConfigError(f"<{element.tag}>: {attribute}={text[:40]!r} is not a whole number", file=dump.file) from None
+        raise ConfigError(f"<{element.tag}>: {attribute}={text[:40]!r} is not a whole number") from None
     return value

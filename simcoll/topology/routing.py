@@ -24,12 +24,14 @@ __all__ = [
     "Router",
     "ShortestPathRouter",
     "TorusRouter",
+    "graph_router",
     "shortest_path_router",
-    "unreachable_pair",
 ]
 
 
 EXACT_FLOAT = 2**53
+TABLE_LIMIT = 128
+"""Up to this many ranks all routes of a graph are found once and kept."""
 _TOO_FINE = (
     "link latencies: the longest and the finest are too far apart for exact shortest paths; "
     "round them, for example to whole nanoseconds"
@@ -157,6 +159,8 @@ class ShortestPathRouter:
 
     def links(self, src: NDArray[np.int64], dst: NDArray[np.int64]) -> NDArray[np.int32]:
         """See :class:`Router`."""
+        if src.size == 0:
+            return np.full((0, 0), -1, dtype=np.int32)
         graph = _csr(self.nvertices, self.tail, self.head, self.weight.astype(np.float64))
         rows: list[tuple[NDArray[np.int64], list[NDArray[np.int32]]]] = []
         order = np.argsort(src, kind="stable")
@@ -237,7 +241,41 @@ def shortest_path_router(
     )
 
 
-def unreachable_pair(router: ShortestPathRouter) -> tuple[int, int] | None:
+def graph_router(
+    title: str,
+    names: tuple[str, ...],
+    kinds: tuple[str, ...],
+    rank_nodes: NDArray[np.int64],
+    src: NDArray[np.int64],
+    dst: NDArray[np.int64],
+    latency_fs: NDArray[np.int64],
+    *,
+    gpus_forward: bool,
+) -> Router:
+    """The router of an arbitrary graph, in which GPUs may or may not forward.
+
+    Raises
+    ------
+    ConfigError
+        When a rank has no route to another one; both are named.
+    """
+    forwards = np.array([gpus_forward or kind != "gpu" for kind in kinds], dtype=bool)
+    if not gpus_forward:
+        forwards[rank_nodes] = False
+    router = shortest_path_router(len(names), src, dst, latency_fs, rank_nodes, forwards)
+    pair = _unreachable_pair(router)
+    if pair is not None:
+        a, b = (f"rank {rank} ({names[rank_nodes[rank]]})" for rank in pair)
+        hint = "" if gpus_forward else "; GPUs do not forward traffic here, say gpus_forward=True if yours do"
+        raise ConfigError(f"topology {title!r} is disconnected: no route from {a} to {b}{hint}")
+    n = len(rank_nodes)
+    if not 0 < n <= TABLE_LIMIT:
+        return router
+    pairs = router.links(*np.divmod(np.arange(n * n), n)).reshape(n, n, -1)
+    return BoxRouter(pair_links=pairs, links_per_box=0, levels=())
+
+
+def _unreachable_pair(router: ShortestPathRouter) -> tuple[int, int] | None:
     """Two endpoints without a route from the first to the second, or None when all are connected."""
     graph = _csr(router.nvertices, router.tail, router.head, np.ones(router.tail.size))
     seen: set[tuple[int, ...]] = set()

@@ -8,7 +8,7 @@ from typing import TypeAlias
 from simcoll.errors import ConfigError
 from simcoll.units import MAX_RATE_UBPS, MAX_TIME_FS, parse_rate, parse_time
 
-__all__ = ["Quantity", "count", "duration_fs", "factor", "halves_fs"]
+__all__ = ["Quantity", "checked_capacity", "count", "duration_fs", "factor", "halves_fs", "parse_capacity"]
 
 Quantity: TypeAlias = str | int
 """Text with a unit (``"450 GB/s"``, ``"1.5 us"``), or an integer in the framework's own unit (uBps, fs)."""

@@ -17,7 +17,7 @@ import numpy as np
 
 from simcoll.errors import ConfigError, ScheduleError
 from simcoll.plan import lowered
-from simcoll.schedule import REDUCE, SYNC, Step
+from simcoll.schedule import REDUCE, SWITCH_REDUCE, SYNC, Step
 from simcoll.verify import explain
 
 if TYPE_CHECKING:
@@ -92,6 +92,7 @@ class Memory:
     writer: NDArray[np.int32]  # last step that wrote, -1 before
     channel: NDArray[np.int32]  # channel that touches the chunk; -1: none yet
     shared: bool = False
+    switched: bool = False  # a switch reduced something, in an order that nobody knows
 
     def rows(self, rank: Ints, chunk: Ints) -> Ints:
         """Row of each chunk."""
@@ -129,7 +130,8 @@ def expanded(step: Step) -> Step:
     offset = np.arange(len(row)) - np.repeat(np.cumsum(repeat) - repeat, repeat)
     one = np.ones(len(row), np.int64)
     return Step(
-        step.src_rank[row], step.src_chunk[row] + offset, step.dst_rank[row], step.dst_chunk[row] + offset, one, step.op[row], step.channel[row]
+        step.src_rank[row], step.src_chunk[row] + offset, step.dst_rank[row], step.dst_chunk[row] + offset,
+        one, step.op[row], step.channel[row],
     )  # fmt: skip
 
 
@@ -153,24 +155,48 @@ def _play(schedule: Schedule, memory: Memory, number: int, step: Step) -> None:
             seen = memory.channel[at]
             memory.shared = memory.shared or bool(((seen >= 0) & (seen != step.channel)).any())
             memory.channel[at] = step.channel
+    if (step.op == SWITCH_REDUCE).any():
+        _switch_reduced(memory, step, dst, held, tree)
     reduces = step.op == REDUCE
     if reduces.any():
         into, rows = (dst, slice(None)) if reduces.all() else (dst[reduces], reduces)
         target = memory.tree[into]
         if not target.all():
-            explain.undefined_target(schedule, number, step, int(np.flatnonzero(reduces)[np.flatnonzero(target == 0)[0]]))
+            explain.undefined_target(
+                schedule, number, step, int(np.flatnonzero(reduces)[np.flatnonzero(target == 0)[0]])
+            )
         held[rows] += memory.held[into]
         tree[rows] = mix(tree[rows] + target)
     memory.held[dst], memory.tree[dst] = held, tree
 
 
+UNORDERED = np.uint64(0xD6E8FEB86659FD93)
+"""Marks the expression tree of a reduction by a switch: it is no chain of reductions of two operands."""
+
+
+def _switch_reduced(memory: Memory, step: Step, dst: Ints, held: Words, tree: Words) -> None:
+    """Give every transfer of a switch reduction the reduction of all of its operands: each then writes the same to the one destination."""
+    memory.switched = True
+    switched = np.flatnonzero(step.op == SWITCH_REDUCE)
+    target, group = np.unique(dst[switched], return_inverse=True)
+    total = np.zeros((len(target), *held.shape[1:]), np.uint64)
+    np.add.at(total, group, held[switched])
+    leaves = np.zeros(len(target), np.uint64)
+    np.add.at(leaves, group, tree[switched])
+    held[switched], tree[switched] = total[group], mix(leaves + UNORDERED)[group]
+
+
 def _claim(schedule: Schedule, memory: Memory, number: int, step: Step, dst: Ints) -> None:
-    """Note who writes each chunk; no chunk may be written twice in a step."""
+    """Note who writes each chunk; no chunk may be written twice in a step, but by one switch reduction."""
     row = np.arange(len(dst), dtype=np.int32)
     memory.writer[dst] = row
     winner = memory.writer[dst]
-    if not np.array_equal(winner, row):
-        loser = int(np.flatnonzero(winner != row)[0])
+    clash = winner != row
+    if clash.any():
+        one = (step.op == SWITCH_REDUCE) & (step.op[winner] == SWITCH_REDUCE) & (step.channel == step.channel[winner])
+        clash &= ~one
+    if clash.any():
+        loser = int(np.flatnonzero(clash)[0])
         explain.double_write(schedule, number, step, loser, int(winner[loser]))
     memory.writer[dst] = number
 
@@ -208,7 +234,7 @@ def _expected(schedule: Schedule, source: Ints, chunk: Ints, *, exact: bool) -> 
     return np.where(source < 0, token.sum(axis=0, dtype=np.uint64)[chunk], token[np.maximum(source, 0), chunk])
 
 
-def _order(rank: Ints, source: Ints, chunk: Ints, tree: Words) -> str:
+def _order(source: Ints, chunk: Ints, tree: Words, *, switched: bool) -> str:
     """Level of the reduction order, from the expression tree of every output chunk."""
     reduced = source < 0
     if not reduced.any():
@@ -218,6 +244,8 @@ def _order(rank: Ints, source: Ints, chunk: Ints, tree: Words) -> str:
     first[chunk[::-1]] = tree[::-1]
     if not np.array_equal(first[chunk], tree):
         return "any"
+    if switched:
+        return "rank-consistent"
     return "position-independent" if (tree == tree[0]).all() else "run-consistent"
 
 
@@ -272,7 +300,9 @@ def verify(schedule: Schedule, *, exact: bool = False) -> Proof:
         return _verify_barrier(schedule)
     layout, n = schedule.layout, schedule.nranks
     if exact and n * layout.size * n * layout.output_base > EXACT_LIMIT:
-        raise ConfigError(f"exact proof of {schedule} would count {n * layout.output_base} contributions in {n * layout.size} chunks; use fingerprints")
+        raise ConfigError(
+            f"exact proof of {schedule} would count {n * layout.output_base} contributions in {n * layout.size} chunks; use fingerprints"
+        )
     memory = _start(schedule, exact=exact)
     count = steps = 0
     for number, step in lowered(schedule):
@@ -284,15 +314,18 @@ def verify(schedule: Schedule, *, exact: bool = False) -> Proof:
     rank, chunk, source, source_chunk = _outputs(schedule)
     at = memory.rows(rank, layout.canonical(rank, chunk))
     wanted = _expected(schedule, source, source_chunk, exact=exact)
+    order = _order(source, source_chunk, memory.tree[at], switched=memory.switched)
     right = memory.held[at] == wanted
     if exact:
         right = right.all(axis=1)
     right &= memory.tree[at] != 0
     if not right.all():
         row = int(np.flatnonzero(~right)[0])
-        explain.wrong_output(schedule, int(rank[row]), int(chunk[row]), int((~right).sum()), int(memory.writer[at[row]]))
+        explain.wrong_output(
+            schedule, int(rank[row]), int(chunk[row]), int((~right).sum()), int(memory.writer[at[row]])
+        )
     if memory.shared:
         from simcoll.hazards import check_orderable
 
         check_orderable(schedule)
-    return Proof("full", "exact" if exact else "fingerprint", _order(rank, source, source_chunk, memory.tree[at]), steps, count, memory.shared)
+    return Proof("full", "exact" if exact else "fingerprint", order, steps, count, memory.shared)

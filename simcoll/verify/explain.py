@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
 from simcoll.errors import ScheduleError
 from simcoll.plan import lowered
-from simcoll.schedule import OP_NAMES, REDUCE
+from simcoll.schedule import OP_NAMES, REDUCE, SYNC
+from simcoll.verify.minimal import history, trail
 
 if TYPE_CHECKING:
+    from collections import Counter
+
     from simcoll.schedule import Schedule, Step
+    from simcoll.verify.minimal import Cell, Move
 
 __all__ = [
     "barrier_leaves_early",
@@ -49,14 +52,29 @@ def _fail(schedule: Schedule, number: int, step: Step, row: int, reason: str, *,
 
 def undefined_read(schedule: Schedule, number: int, step: Step, row: int) -> NoReturn:
     """A transfer reads a chunk that nothing was ever written to."""
-    where = f"rank {step.src_rank[row]} {schedule.layout.name(int(step.src_chunk[row]))}"
-    _fail(schedule, number, step, row, f"reads {where}, which holds nothing yet", at_source=True)
+    rank, chunk = int(step.src_rank[row]), int(step.src_chunk[row])
+    where = f"rank {rank} {schedule.layout.name(chunk)}"
+    later = _first_write(schedule, rank, chunk)
+    _fail(schedule, number, step, row, f"reads {where}, which holds nothing yet: {later}", at_source=True)
 
 
 def undefined_target(schedule: Schedule, number: int, step: Step, row: int) -> NoReturn:
     """A reduction into a chunk that nothing was ever written to."""
-    where = f"rank {step.dst_rank[row]} {schedule.layout.name(int(step.dst_chunk[row]))}"
-    _fail(schedule, number, step, row, f"reduces into {where}, which holds nothing yet", at_source=False)
+    rank, chunk = int(step.dst_rank[row]), int(step.dst_chunk[row])
+    where = f"rank {rank} {schedule.layout.name(chunk)}"
+    later = _first_write(schedule, rank, chunk)
+    _fail(schedule, number, step, row, f"reduces into {where}, which holds nothing yet: {later}", at_source=False)
+
+
+def _first_write(schedule: Schedule, rank: int, chunk: int) -> str:
+    """When a chunk that is read too early gets a value: expected, before the read; found, this."""
+    for number, step in lowered(schedule):
+        data = (step.op != REDUCE) & (step.op != SYNC)
+        hit = data & (step.dst_rank == rank) & (step.dst_chunk <= chunk) & (chunk < step.dst_chunk + step.count)
+        if hit.any():
+            row = int(np.flatnonzero(hit)[0])
+            return f"it is first written in step {number}, by {transfer_text(schedule, step, row)}"
+    return "no transfer copies anything there"
 
 
 def input_write(schedule: Schedule, number: int, step: Step, row: int) -> NoReturn:
@@ -81,7 +99,8 @@ def size_mismatch(schedule: Schedule, number: int, step: Step) -> NoReturn:
     ends = [f"piece {piece[row]} of block {block[row]}" for piece, block in zip(pieces, blocks, strict=True)]
     _fail(
         schedule, number, step, row,
-        f"joins chunks of different sizes: {ends[0]} and {ends[1]} (blocks may have different sizes, pieces of a block differ by one element)",
+        f"joins chunks of different sizes: {ends[0]} and {ends[1]} "
+        "(blocks may have different sizes, pieces of a block differ by one element)",
         at_source=False,
     )  # fmt: skip
 
@@ -89,41 +108,10 @@ def size_mismatch(schedule: Schedule, number: int, step: Step) -> NoReturn:
 def barrier_leaves_early(schedule: Schedule, rank: int, absent: list[int]) -> NoReturn:
     """A barrier that some rank leaves without having heard of all."""
     shown = ", ".join(map(str, absent[:8])) + (" ..." if len(absent) > 8 else "")
-    raise ScheduleError(f"{schedule}: rank {rank} may leave before rank {shown} has entered: no chain of messages leads here from there", rank=rank)
-
-
-def _contributions(schedule: Schedule, rank: int, chunk: int) -> Counter[tuple[int, int]] | None:
-    """What one chunk holds at the end, found by walking back through the steps; None when it holds nothing.
-
-    Only the chunks that the wanted one depends on are followed: a weight for each, from the last step to the first.
-    """
-    layout = schedule.layout
-    start = int(layout.canonical(np.array([rank]), np.array([chunk]))[0])
-    weight: Counter[tuple[int, int]] = Counter({(rank, start): 1})
-    for _, step in reversed(list(lowered(schedule))):
-        moved: Counter[tuple[int, int]] = Counter()
-        for row in range(len(step)):
-            for offset in range(int(step.count[row])):
-                dst = (int(step.dst_rank[row]), int(step.dst_chunk[row]) + offset)
-                if (times := weight.get(dst)) is not None:
-                    moved[int(step.src_rank[row]), int(step.src_chunk[row]) + offset] += times
-                    if step.op[row] != REDUCE:
-                        del weight[dst]
-        weight.update(moved)
-    originals = _input_names(schedule)
-    found = Counter({originals[at]: times for at, times in weight.items() if at in originals})
-    return found or None
-
-
-def _input_names(schedule: Schedule) -> dict[tuple[int, int], tuple[int, int]]:
-    """``(rank, stored chunk) -> (rank, input chunk)`` of every input chunk."""
-    layout, collective = schedule.layout, schedule.collective
-    names = {}
-    for rank in np.flatnonzero(collective.has_input(np.arange(schedule.nranks))).tolist():
-        chunks = np.arange(layout.output_base)
-        stored = layout.canonical(np.full(len(chunks), rank), chunks)
-        names.update({(rank, place): (rank, chunk) for chunk, place in enumerate(stored.tolist())})
-    return names
+    raise ScheduleError(
+        f"{schedule}: rank {rank} may leave before rank {shown} has entered: no chain of messages leads here from there",
+        rank=rank,
+    )
 
 
 def _wanted(schedule: Schedule, rank: int, chunk: int) -> list[tuple[int, int]]:
@@ -139,22 +127,91 @@ def _list(schedule: Schedule, items: list[tuple[int, int]]) -> str:
 
 
 MAX_EXPLAINED = 2_000_000
+MAX_LINES = 12
 
 
 def wrong_output(schedule: Schedule, rank: int, chunk: int, wrong: int, writer: int) -> NoReturn:
     """An output chunk with the wrong contributions at the end."""
-    name = schedule.layout.name(chunk)
-    lines = [f"{schedule}: rank {rank} {name} is wrong at the end ({wrong} wrong output chunk{'s' if wrong != 1 else ''} in all)"]
+    name = f"rank {rank} {schedule.layout.name(chunk)}"
+    total = sum(int(step.count.sum()) for step in schedule.steps())
+    lines = [f"{schedule}: {name} is wrong at the end ({wrong} wrong output chunk{'s' if wrong != 1 else ''} in all)"]
     wanted = _wanted(schedule, rank, chunk)
     lines.append(f"  expected: {_list(schedule, wanted)}")
-    if sum(int(step.count.sum()) for step in schedule.steps()) <= MAX_EXPLAINED:
-        found = _contributions(schedule, rank, chunk) or Counter()
-        missing = [item for item in wanted if item not in found]
-        extra = [item for item in found if item not in wanted]
-        twice = [item for item in wanted if found[item] > 1]
+    channel = None
+    if total <= MAX_EXPLAINED:
+        moves, found = history(schedule, rank, chunk)
         lines.append(f"  found:    {_list(schedule, sorted(found)) or 'nothing'}")
-        for label, items in (("missing", missing), ("not wanted", extra), ("counted more than once", twice)):
-            if items:
-                lines.append(f"  {label}: {_list(schedule, items)}")
+        lines += _differences(schedule, wanted, found)
+        channel = moves[-1].channel if moves else None
     lines.append(f"  last written in step {writer}" if writer >= 0 else "  never written")
-    raise ScheduleError("\n".join(lines), step=writer if writer >= 0 else None, rank=rank, chunk=chunk)
+    if total <= MAX_EXPLAINED and moves:
+        lines.append(f"  how {name} came about ({len(moves)} of the {total} transfers):")
+        lines += _story(schedule, moves, wanted, found)
+    raise ScheduleError("\n".join(lines), step=writer if writer >= 0 else None, rank=rank, channel=channel, chunk=chunk)
+
+
+def _differences(schedule: Schedule, wanted: list[Cell], found: Counter[Cell]) -> list[str]:
+    """What is missing (and how far it came), what is too much."""
+    missing = [item for item in wanted if not found[item]]
+    extra = sorted(item for item in found if item not in wanted)
+    twice = [item for item in wanted if found[item] > 1]
+    lines = []
+    for label, items in (("missing", missing), ("not wanted", extra), ("counted more than once", twice)):
+        if items:
+            lines.append(f"  {label}: {_list(schedule, items)}")
+    if missing:
+        lines.append(f"  {_list(schedule, missing[:1])} {_fate(schedule, missing[0])}")
+    return lines
+
+
+def _fate(schedule: Schedule, missing: Cell) -> str:
+    """Where a missing contribution ends."""
+    way = trail(schedule, missing)
+    if way.last is None:
+        return "is read by no transfer"
+    last = f"gets as far as {_list(schedule, [way.last.dst])}, in step {way.last.step}"
+    return last if way.overwritten is None else f"{last}; step {way.overwritten} overwrites it there"
+
+
+def _fault(schedule: Schedule, moves: list[Move], wanted: list[Cell], found: Counter[Cell]) -> tuple[int, str]:
+    """The first transfer where it goes wrong and what is wrong there; or that there is none."""
+    missing = [item for item in wanted if not found[item]]
+    way = trail(schedule, missing[0]) if missing else None
+    for position, move in enumerate(moves):
+        if move.doubled:
+            return position, f"counts {_list(schedule, move.doubled)} again"
+        extra = sorted(item for item in move.held if item not in wanted)
+        if extra:
+            return position, f"brings {_list(schedule, extra)}, which is not wanted"
+        if way and way.last and (move.dst, move.step) == (way.last.dst, way.overwritten):
+            return position, f"overwrites {_list(schedule, missing[:1])}"
+    return -1, ""
+
+
+def _story(schedule: Schedule, moves: list[Move], wanted: list[Cell], found: Counter[Cell]) -> list[str]:
+    """The transfers up to the one where it goes wrong, or the last, with what each leaves."""
+    fault, reason = _fault(schedule, moves, wanted, found)
+    end = len(moves) if fault < 0 else fault + 1
+    begin = max(0, end - MAX_LINES)
+    lines = [f"      ... {begin} before"] if begin else []
+    for position, move in enumerate(moves[begin:end], begin):
+        ends = " -> ".join(_list(schedule, [cell]) for cell in (move.src, move.dst))
+        mark = "  =>" if position == fault else "    "
+        how = f"({OP_NAMES[move.op]}, channel {move.channel})"
+        lines.append(f"{mark}  step {move.step}: {ends} {how}: now {_holds(schedule, move.held, wanted)}")
+    if fault >= 0:
+        lines.append(f"          which {reason}")
+    if end < len(moves):
+        lines.append(f"      ... {len(moves) - end} after")
+    return lines
+
+
+def _holds(schedule: Schedule, held: Counter[Cell], wanted: list[Cell]) -> str:
+    """Contributions in few words: the ranks, when the chunk is the one that is wanted of all of them."""
+    if not held:
+        return "nothing"
+    if {chunk for _, chunk in held} <= {chunk for _, chunk in wanted[:1]}:
+        ranks = [f"{rank}" + (f" ({times} times)" if times > 1 else "") for (rank, _), times in sorted(held.items())]
+        shown = ", ".join(ranks[:8]) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
+        return f"rank {shown}"
+    return _list(schedule, sorted(held))

@@ -12,20 +12,26 @@ from simcoll.protocol import IDEAL, PROTOCOL_NAMES, Protocol, ideal, nccl, proto
 
 def test_ideal_costs_nothing():
     assert Protocol("ideal") == IDEAL == protocol("ideal") == ideal()
-    assert ideal(launch_fs=1, header_bytes=16, reduce_as_per_byte=667) == Protocol("ideal", launch_fs=1, header_bytes=16, reduce_as_per_byte=667)
+    assert ideal(launch_fs=1, header_bytes=16, reduce_as_per_byte=667) == Protocol(
+        "ideal", launch_fs=1, header_bytes=16, reduce_as_per_byte=667
+    )
 
 
 # Nanoseconds of base latency, then of a hop over NVLink, PCIe and network.
 @pytest.mark.parametrize(
     ("pattern", "flavour", "ns"),
     [
-        ("tree", "LL", (6800, 600, 1000, 5000)), ("tree", "LL128", (14000, 1250, 1900, 8500)), ("tree", "Simple", (8400, 4000, 4000, 14000)),
-        ("ring", "LL", (6600, 600, 1000, 2700)), ("ring", "LL128", (14000, 1900, 2500, 4000)), ("ring", "Simple", (8400, 3400, 5700, 14000)),
+        ("tree", "LL", (6800, 600, 1000, 5000)), ("tree", "LL128", (14000, 1250, 1900, 8500)),
+        ("tree", "Simple", (8400, 4000, 4000, 14000)),
+        ("ring", "LL", (6600, 600, 1000, 2700)), ("ring", "LL128", (14000, 1900, 2500, 4000)),
+        ("ring", "Simple", (8400, 3400, 5700, 14000)),
     ],
 )  # fmt: skip
 def test_latencies(pattern, flavour, ns):
     model = nccl(flavour, pattern=pattern)
-    assert (model.launch_fs, *(dict(model.hop_latency_fs)[kind] for kind in ("nvlink", "pcie", "net"))) == tuple(n * 10**6 for n in ns)
+    assert (model.launch_fs, *(dict(model.hop_latency_fs)[kind] for kind in ("nvlink", "pcie", "net"))) == tuple(
+        n * 10**6 for n in ns
+    )
 
 
 def test_wire_formats():

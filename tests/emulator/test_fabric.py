@@ -95,7 +95,7 @@ def test_a_link_with_nothing_to_give_is_named(capacity):
 
 
 def test_a_flow_that_outlasts_the_clock_is_refused():
-    with pytest.raises(ConfigError, match="the clock ends"):
+    with pytest.raises(ConfigError, match="the clock ends"):  # 10 kB at 1 B/s
         played([10**6], [(0, 10**4, (0,))])
 
 
@@ -153,7 +153,9 @@ def by_rounds(capacities, flows):
     left, rates = list(capacities), {}
     waiting = dict(flows)
     while waiting:
-        users = {link: [f for f, links in waiting.items() if link in links] for links in waiting.values() for link in links}
+        users = {
+            link: [f for f, links in waiting.items() if link in links] for links in waiting.values() for link in links
+        }
         level = min(left[link] // len(who) for link, who in users.items())
         lowest = [link for link, who in users.items() if left[link] // len(who) == level]
         for flow in {f for link in lowest for f in users[link]}:

@@ -82,7 +82,11 @@ def test_a_cost_beyond_the_clock_is_refused():
     routes = crossbar(2, "50 GB/s").route([0], [1])
     with pytest.raises(ConfigError, match="clock ends at"):
         model.message_costs(
-            np.array([2**50]), np.array([REDUCE], np.int8), np.array([False]), routes, Protocol("t", reduce_as_per_byte=10**4)
+            np.array([2**50]),
+            np.array([REDUCE], np.int8),
+            np.array([False]),
+            routes,
+            Protocol("t", reduce_as_per_byte=10**4),
         )
 
 
@@ -104,7 +108,9 @@ def test_hop_latency_replaces_that_of_the_path_by_kind():
 def test_efficiency_scales_capacities_down_to_whole_numbers():
     import dataclasses
 
-    topology = dataclasses.replace(crossbar(2, "50 GB/s"), efficiency={"net": Fraction(1, 3), "link": Fraction(1, 3), "nvlink": Fraction(1, 3)})
+    topology = dataclasses.replace(
+        crossbar(2, "50 GB/s"), efficiency={"net": Fraction(1, 3), "link": Fraction(1, 3), "nvlink": Fraction(1, 3)}
+    )
     assert model.effective_capacities(topology, Protocol("t")) == [50 * GBps] * 4
     assert model.effective_capacities(topology, nccl("Simple")) == [50 * GBps // 3] * 4
 

@@ -1,0 +1,22 @@
+"""Run the schedules of simcoll on real machines: on GPUs with NCCL, on any machine with MPI, or inside one process.
+
+``executor`` plays a plan, ``program`` is one process's part of it, ``transports`` move the bytes; ``rendezvous`` and ``control`` let processes
+meet, agree and find out who failed. CuPy and mpi4py are imported when a transport that needs them is made.
+"""
+
+from realcoll.errors import FaultError, MissingError
+from realcoll.executor import Prepared, execute, prepare
+from realcoll.transports.interface import Transport
+from realcoll.transports.local import LocalTransport
+from realcoll.transports.mpi import MpiTransport
+
+__all__ = [
+    "FaultError",
+    "LocalTransport",
+    "MissingError",
+    "MpiTransport",
+    "Prepared",
+    "Transport",
+    "execute",
+    "prepare",
+]

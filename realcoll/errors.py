@@ -1,0 +1,33 @@
+"""What goes wrong between processes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from simcoll.errors import SimcollError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["FaultError", "MissingError"]
+
+
+class FaultError(SimcollError):
+    """A rank died, never came, or brought something else than the others.
+
+    Parameters
+    ----------
+    message
+        What happened, naming the ranks.
+    ranks
+        Processes at fault, as far as that is known.
+    """
+
+    def __init__(self, message: str, ranks: Iterable[int] = ()) -> None:
+        self.message = message
+        self.ranks = tuple(sorted(ranks))
+        super().__init__(message)
+
+
+class MissingError(SimcollError):
+    """Hardware or a library that a transport needs is not there; the message says what to install."""

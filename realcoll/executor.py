@@ -1,0 +1,281 @@
+"""Plays a plan on a transport."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from realcoll.control import checked_hosts, fingerprint
+from realcoll.errors import FaultError
+from realcoll.program import STAGING, Span, program
+from realcoll.transports.local import LocalTransport
+from simcoll.errors import ConfigError
+from simcoll.plan import INPUT, OUTPUT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from realcoll.program import Turn
+    from realcoll.transports.interface import Memory, Transport, View, Wire
+    from simcoll.plan import Plan
+
+    Array = NDArray[Any]
+
+__all__ = ["Prepared", "execute", "prepare"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Move:
+    """A turn with its spans looked up."""
+
+    step: int
+    aside: tuple[tuple[View, View], ...]
+    recvs: tuple[tuple[Wire, int], ...]
+    sends: tuple[tuple[Wire, int], ...]
+    after: tuple[tuple[Callable[[View, View], object], View, View], ...]
+
+
+def _play(moves: Sequence[_Move], transport: Transport) -> None:
+    """All turns of a process, in order."""
+    step = -1
+    start, end, send, recv, copy = (
+        transport.group_start, transport.group_end, transport.send, transport.recv, transport.copy,
+    )  # fmt: skip
+    try:
+        for move in moves:
+            step = move.step
+            for target, source in move.aside:
+                copy(target, source)
+            if move.recvs or move.sends:
+                start()
+                for wire, process in move.recvs:
+                    recv(wire, process)
+                for wire, process in move.sends:
+                    send(wire, process)
+                end()
+            for do, target, source in move.after:
+                do(target, source)
+    except FaultError as error:
+        raise FaultError(f"step {step}: {error.message}", error.ranks) from None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prepared:
+    """A plan with memory on a transport, ready to run as often as wanted. Made by :func:`prepare`.
+
+    Attributes
+    ----------
+    plan, transport
+        What runs, and where.
+    inputs, outputs
+        Memory of the ranks hosted here that take and give something, as arrays of the transport. Fill, run, read: nothing is copied
+        in between. In place they overlap.
+    """
+
+    plan: Plan
+    transport: Transport
+    inputs: Mapping[int, View]
+    outputs: Mapping[int, View]
+    _play: Callable[[], None]
+
+    def load(self, arrays: Mapping[int, Any] | Sequence[Any]) -> None:
+        """Copy the inputs of the ranks hosted here from arrays by rank, scaling them for premul_sum.
+
+        Raises
+        ------
+        ConfigError
+            When an array is missing or does not fit.
+        """
+        for rank, view in self.inputs.items():
+            given = _given(arrays, rank, self.plan)
+            length = self.plan.view(rank, INPUT)[2]
+            if given is None or given.dtype != self.plan.dtype or given.size != length:
+                shown = "nothing" if given is None else f"{given.size} of {given.dtype}"
+                raise ConfigError(f"rank {rank} needs {length} elements of {self.plan.dtype.name} as input; got {shown}")
+            values = given if self.plan.reduction.factor is None else self.plan.reduction.prepared(np.asarray(given))
+            self.transport.load(view, values.reshape(-1))
+
+    def run(self) -> None:
+        """Do the collective once.
+
+        Raises
+        ------
+        FaultError
+            When another rank fails, or does not do its part within the transport's timeout. The transport is of no use afterwards.
+        """
+        try:
+            with np.errstate(all="ignore"):
+                self._play()
+            self.transport.synchronize()
+        except FaultError as error:
+            message = f"{self.plan.schedule}: {error.message}"
+            self.transport.abort(message)
+            raise FaultError(message, error.ranks) from None
+
+    def fetch(self) -> dict[int, Array]:
+        """The outputs of the ranks hosted here as numpy arrays; they may share memory with ``outputs``."""
+        return {rank: self.transport.fetch(view) for rank, view in self.outputs.items()}
+
+
+def prepare(
+    plan: Plan, transport: Transport | None = None, *, placement: Sequence[int] | None = None, check: bool = True
+) -> Prepared:
+    """Give a plan memory on a transport, once all processes that take part agree that it is the same plan.
+
+    Parameters
+    ----------
+    plan
+        The same plan in every process that hosts a rank of it.
+    transport
+        Default: all ranks in this process.
+    placement
+        Process that hosts each rank; default ``plan.ranks``, or neighbours together where there are fewer processes.
+    check
+        Whether the processes compare what they are about to do.
+
+    Raises
+    ------
+    FaultError
+        Naming ranks that bring another algorithm, size, dtype or reduction, or do not come.
+    ConfigError
+        When the transport cannot do the reduction, or the placement does not fit.
+    """
+    where: Transport = LocalTransport() if transport is None else transport
+    control = where.control
+    control.check_usable()
+    hosts = checked_hosts(plan, placement, control.size)
+    members = tuple(sorted(set(hosts)))
+    here = [rank for rank in range(plan.nranks) if hosts[rank] == control.process]
+    if not here:
+        return Prepared(plan, where, {}, {}, _nothing)
+    if check:
+        try:
+            control.agree(fingerprint(plan, hosts), members)
+        except FaultError as error:
+            where.abort(error.message)
+            raise
+    return _prepared(plan, where, hosts, here)
+
+
+def _nothing() -> None:
+    """No rank of the plan is hosted here."""
+
+
+def _prepared(plan: Plan, transport: Transport, hosts: Sequence[int], here: Sequence[int]) -> Prepared:
+    item, sizes = plan.dtype.itemsize, plan.buffer_elements()
+    memory = {rank: [transport.alloc(int(count) * item) for count in sizes[rank]] for rank in here}
+    # Channels that touch each other's chunks must keep the order of the steps.
+    lanes = transport.lanes(plan.nchannels) if not plan.waits else (transport,)
+    plays = []
+    for channel, lane in enumerate(lanes):
+        found = program(plan, hosts, transport.control.process, channel if len(lanes) > 1 else None)
+        memory_of = _lookup(memory, lane.alloc(found.staging_bytes))
+        plays.append(([_bound(turn, memory_of, lane, plan) for turn in found.turns], lane))
+    views = [{rank: _whole(plan, transport, memory, rank, which) for rank in here if _has(plan, rank, which)} for which in (INPUT, OUTPUT)]
+    finish = transport.finisher(plan) if plan.collective.spec.reduces else None
+
+    def play() -> None:
+        for moves, lane in plays:
+            _play(moves, lane)
+        if finish is not None:
+            for view in views[OUTPUT].values():
+                finish(view)
+
+    return Prepared(plan, transport, views[INPUT], views[OUTPUT], transport.recorded(play))
+
+
+def _has(plan: Plan, rank: int, which: int) -> bool:
+    """Whether the caller gives an input to (0) or sees an output of (1) a rank."""
+    at = np.array([rank])
+    return bool((plan.collective.has_input(at) if which == INPUT else plan.collective.has_output(at))[0])
+
+
+def _lookup(memory: Mapping[int, Sequence[Memory]], staging: Memory) -> Callable[[Span], Memory]:
+    return lambda span: staging if span[0] == STAGING else memory[span[0]][span[1]]
+
+
+def _whole(plan: Plan, transport: Transport, memory: Mapping[int, Sequence[Memory]], rank: int, which: int) -> View:
+    buffer, offset, elements = plan.view(rank, which)
+    return transport.view(memory[rank][buffer], offset * plan.dtype.itemsize, elements, plan.dtype)
+
+
+def _bound(turn: Turn, memory_of: Callable[[Span], Memory], transport: Transport, plan: Plan) -> _Move:
+    """A turn on real memory."""
+    dtype = plan.dtype
+    reduce = transport.reducer(plan.op, dtype) if any(combines for combines, _, _ in turn.after) else transport.copy
+
+    def view(span: Span) -> View:
+        return transport.view(memory_of(span), span[2], span[3] // dtype.itemsize, dtype)
+
+    def wire(span: Span) -> Wire:
+        return transport.wire(memory_of(span), span[2], span[3])
+
+    return _Move(
+        turn.step,
+        tuple((view(target), view(source)) for target, source in turn.aside),
+        tuple((wire(span), process) for span, process in turn.recvs),
+        tuple((wire(span), process) for span, process in turn.sends),
+        tuple((reduce if combines else transport.copy, view(target), view(source)) for combines, target, source in turn.after),
+    )
+
+
+def _given(arrays: Mapping[int, Any] | Sequence[Any], rank: int, plan: Plan) -> Any:
+    if isinstance(arrays, Mapping):
+        given = arrays.get(rank)
+    else:
+        if len(arrays) != plan.nranks:
+            raise ConfigError(f"data for {len(arrays)} ranks was given; the plan has {plan.nranks}")
+        given = arrays[rank]
+    return given if given is None or hasattr(given, "dtype") else np.asarray(given)
+
+
+def execute(
+    plan: Plan,
+    arrays: Mapping[int, Any] | Sequence[Any],
+    transport: Transport | None = None,
+    *,
+    placement: Sequence[int] | None = None,
+) -> dict[int, Array]:
+    """Run a plan once: :func:`prepare`, load, run, fetch.
+
+    Parameters
+    ----------
+    plan
+        A bound schedule; the same in every process that hosts a rank of it.
+    arrays
+        Inputs by rank: a mapping with the ranks hosted here, or a sequence with an entry for every rank.
+    transport
+        Default: all ranks in this process.
+    placement
+        See :func:`prepare`.
+
+    Returns
+    -------
+    dict
+        Output by rank, for the ranks hosted here that get one.
+
+    Raises
+    ------
+    ConfigError
+        When the arrays do not fit the plan.
+    FaultError
+        Naming ranks that differ, fail, or do not take part.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import simcoll, realcoll
+    >>> plan = simcoll.schedule("all_gather", "ring", nranks=2).bind(count=1, dtype="int32")
+    >>> outputs = realcoll.execute(plan, [np.array([5], "int32"), np.array([7], "int32")])
+    >>> outputs[0].tolist(), outputs[1].tolist()
+    ([5, 7], [5, 7])
+    """
+    prepared = prepare(plan, transport, placement=placement)
+    prepared.load(arrays)
+    prepared.run()
+    return prepared.fetch()

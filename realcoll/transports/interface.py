@@ -1,0 +1,105 @@
+"""What a transport must be able to do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from realcoll.control import Control
+    from simcoll.plan import Plan
+
+__all__ = ["Memory", "Transport", "View", "Wire"]
+
+Memory: TypeAlias = Any
+"""Bytes where the transport's ranks compute: a numpy or CuPy array of uint8."""
+View: TypeAlias = Any
+"""Part of a memory as elements of a dtype."""
+Wire: TypeAlias = Any
+"""Part of a memory in the form that ``send`` and ``recv`` take."""
+
+
+class Transport(Protocol):
+    """Moves bytes between processes and combines them where they are.
+
+    A process may host several ranks; what they exchange it sends to itself, inside a group, like everything else. Messages between
+    two processes arrive in the order in which they were sent.
+    """
+
+    @property
+    def name(self) -> str:
+        """Such as ``mpi``."""
+
+    @property
+    def control(self) -> Control:
+        """Number of this process, number of processes, and how they agree."""
+
+    def alloc(self, size_bytes: int) -> Memory:
+        """New memory; its content is undefined."""
+
+    def view(self, memory: Memory, first_byte: int, elements: int, dtype: np.dtype[Any]) -> View:
+        """Elements inside a memory."""
+
+    def wire(self, memory: Memory, first_byte: int, size_bytes: int) -> Wire:
+        """Bytes inside a memory, for ``send`` and ``recv``."""
+
+    def group_start(self) -> None:
+        """Begin a group of sends and receives that progress together."""
+
+    def send(self, source: Wire, process: int) -> None:
+        """Send inside a group."""
+
+    def recv(self, target: Wire, process: int) -> None:
+        """Receive inside a group."""
+
+    def group_end(self) -> None:
+        """Let the sends and receives of the group happen before whatever follows.
+
+        Raises
+        ------
+        FaultError
+            When another process fails, or does not do its part within the timeout.
+        """
+
+    def copy(self, target: View, source: View) -> None:
+        """``target = source``."""
+
+    def reducer(self, op: str, dtype: np.dtype[Any]) -> Callable[[View, View], object]:
+        """The function that does ``target = target (op) source`` on views of that dtype.
+
+        Raises
+        ------
+        ConfigError
+            When the device cannot do it.
+        """
+
+    def finisher(self, plan: Plan) -> Callable[[View], None] | None:
+        """The function that turns a reduced output into the result, where there is something to do."""
+
+    def load(self, target: View, values: Any) -> None:
+        """Copy an array of the caller to a view."""
+
+    def fetch(self, source: View) -> NDArray[Any]:
+        """The content of a view as a numpy array; it may share memory."""
+
+    def lanes(self, count: int) -> Sequence[Transport]:
+        """Transports for that many channels that run independently, or the one for all of them."""
+
+    def recorded(self, play: Callable[[], None]) -> Callable[[], None]:
+        """Make a sequence of calls cheap to repeat, where the transport can."""
+
+    def synchronize(self) -> None:
+        """Return when everything asked for so far is done."""
+
+    def barrier(self) -> None:
+        """Return when every process has called this."""
+
+    def abort(self, reason: str) -> None:
+        """Give up: tell the others why, and drop what is under way. The transport is of no use afterwards."""
+
+    def close(self) -> None:
+        """Give everything back."""

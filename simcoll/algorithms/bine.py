@@ -1,0 +1,135 @@
+"""Bine trees: binomial trees by negabinary digits, whose partners alternate between both sides and are nearer than in binomial trees.
+
+Ranks above a power of two fold into a partner first.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from simcoll.algorithms import butterfly
+from simcoll.algorithms.recursive import fold, rooted_fold
+from simcoll.schedule import REDUCE, Layout, Schedule, Step, transfers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from simcoll.collective import Collective
+
+    Ints = NDArray[np.int64]
+
+__all__ = ["all_gather", "all_reduce", "broadcast", "gather", "reduce", "reduce_scatter", "scatter"]
+
+
+def _tree(peers: Ints) -> Iterator[tuple[Ints, Ints]]:
+    """Parents and children, step by step, when everyone who has the data passes it to its partner; member 0 starts."""
+    have = np.zeros(1, np.int64)
+    for peer in peers:
+        yield have, peer[have]
+        have = np.concatenate([have, peer[have]])
+
+
+def broadcast(collective: Collective, *, channels: int = 1) -> Schedule:
+    """Whole vectors down the tree, the largest distance first."""
+    root = collective.root or 0
+    members, rank_of, even, odd = rooted_fold(collective.nranks, root)
+    layout, channel = Layout(collective, channels), np.arange(channels)[:, None]
+    chunk = layout.output(0, channel)
+
+    def steps() -> Iterator[Step]:
+        yield transfers(root, layout.input(0, channel), root, chunk, channel=channel)
+        for parent, child in _tree(butterfly.swing_peers(members)[::-1]):
+            yield transfers(rank_of[parent], chunk, rank_of[child], chunk, channel=channel)
+        yield transfers(odd, chunk, even, chunk, channel=channel)
+
+    return Schedule("bine", layout, steps, channels, (("channels", channels),))
+
+
+def reduce(collective: Collective, *, channels: int = 1) -> Schedule:
+    """The broadcast backwards: the smallest distance first."""
+    members, rank_of, even, odd = rooted_fold(collective.nranks, collective.root or 0)
+    layout, channel = Layout(collective, channels), np.arange(channels)[:, None]
+    rank, chunk = np.arange(collective.nranks), layout.output(0, channel)
+
+    def steps() -> Iterator[Step]:
+        yield transfers(rank, layout.input(0, channel), rank, chunk, channel=channel)
+        yield transfers(even, chunk, odd, chunk, op=REDUCE, channel=channel)
+        for parent, child in reversed(list(_tree(butterfly.swing_peers(members)[::-1]))):
+            yield transfers(rank_of[child], chunk, rank_of[parent], chunk, op=REDUCE, channel=channel)
+
+    return Schedule("bine", layout, steps, channels, (("channels", channels),))
+
+
+class _Blocks:
+    """Where the blocks lie so that those of every subtree are one range, and the edges of the tree with these ranges."""
+
+    def __init__(self, collective: Collective) -> None:
+        n = collective.nranks
+        members, self.rank_of, self.even, self.odd = rooted_fold(n, collective.root or 0)
+        self.peers = butterfly.swing_peers(members)
+        self.number = butterfly.numbered(self.peers)
+        self.order, self.first = butterfly.block_order(n, self.number, self.rank_of, self.even, self.odd)
+        self.place = np.argsort(self.order)
+        self.layout = Layout(collective, 1, self.order)
+
+    def edges(self) -> list[tuple[Ints, Ints, Ints, Ints]]:
+        """Parent, child, first place and count of the child's subtree, step by step from the root."""
+        result = []
+        for step, (parent, child) in enumerate(_tree(self.peers)):
+            size = 1 << (len(self.peers) - 1 - step)
+            low = self.number[child] & -size
+            result.append((self.rank_of[parent], self.rank_of[child], self.first[low], self.first[low + size] - self.first[low]))
+        return result
+
+
+def gather(collective: Collective) -> Schedule:
+    """Every child sends the blocks of its subtree, the largest distance and least data first."""
+    n, root = collective.nranks, collective.root or 0
+    at = _Blocks(collective)
+    layout, rank, slot = at.layout, np.arange(n), np.arange(n)
+
+    def steps() -> Iterator[Step]:
+        yield transfers(rank, layout.input(), rank, layout.scratch_at(at.place))
+        folded = layout.scratch_at(at.place[at.even])
+        yield transfers(at.even, folded, at.odd, folded)
+        for parent, child, low, count in reversed(at.edges()):
+            yield transfers(child, layout.scratch_at(low), parent, layout.scratch_at(low), count=count)
+        yield transfers(root, layout.scratch_at(slot), root, layout.output(at.order))
+
+    return Schedule("bine", layout, steps)
+
+
+def scatter(collective: Collective) -> Schedule:
+    """The gather backwards: most data and the smallest distance first."""
+    n, root = collective.nranks, collective.root or 0
+    at = _Blocks(collective)
+    layout, slot = at.layout, np.arange(n)
+
+    def steps() -> Iterator[Step]:
+        yield transfers(root, layout.input(at.order), root, layout.scratch_at(slot))
+        for parent, child, low, count in at.edges():
+            yield transfers(parent, layout.scratch_at(low), child, layout.scratch_at(low), count=count)
+        yield transfers(at.rank_of, layout.scratch_at(at.place[at.rank_of]), at.rank_of, layout.output())
+        yield transfers(at.odd, layout.scratch_at(at.place[at.even]), at.even, layout.output())
+
+    return Schedule("bine", layout, steps)
+
+
+def all_gather(collective: Collective) -> Schedule:
+    """Doubling along the trees' partners, the largest distance and least data first."""
+    return butterfly.all_gather("bine", collective, butterfly.swing_peers(fold(collective.nranks)[0]))
+
+
+def reduce_scatter(collective: Collective) -> Schedule:
+    """Halving along the trees' partners, most data and the smallest distance first."""
+    return butterfly.reduce_scatter("bine", collective, butterfly.swing_peers(fold(collective.nranks)[0]))
+
+
+def all_reduce(collective: Collective, *, channels: int = 1) -> Schedule:
+    """Reduce-scatter, then all-gather: in one dimension these are the partners of swing."""
+    lanes = [butterfly.swing_peers(fold(collective.nranks)[0])] * channels
+    return butterfly.all_reduce("bine", collective, lanes, (("channels", channels),))

@@ -1,0 +1,129 @@
+"""Bruck's algorithms and PAT: every rank talks to ranks 1, 2, 4, ... places away, in ceil(lg n) steps for any n."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from simcoll.schedule import REDUCE, Layout, Schedule, Step, joined, transfers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from simcoll.collective import Collective
+
+    Ints = NDArray[np.int64]
+
+__all__ = ["all_gather", "all_to_all", "pat_all_gather", "pat_reduce_scatter"]
+
+
+def _distances(nranks: int) -> list[int]:
+    return [1 << level for level in range((nranks - 1).bit_length())]
+
+
+def all_gather(collective: Collective) -> Schedule:
+    """Rank r gets from rank r + 2^k all blocks that that one has: its own and the following ones, up to 2^k.
+
+    Blocks stay in their own slots; what runs over the end of the buffer is a second transfer of the same step.
+    """
+    n = collective.nranks
+    layout = Layout(collective)
+    rank = np.arange(n, dtype=np.int64)
+
+    def steps() -> Iterator[Step]:
+        yield transfers(rank, layout.input(), rank, layout.output(rank))
+        for distance in _distances(n):
+            count = min(distance, n - distance)
+            first = np.minimum(count, n - rank)
+            over = np.flatnonzero(first < count)
+            yield joined([
+                transfers(rank, layout.output(rank), (rank - distance) % n, layout.output(rank), count=first),
+                transfers(over, layout.output(), (over - distance) % n, layout.output(), count=count - first[over]),
+            ])  # fmt: skip
+
+    return Schedule("bruck", layout, steps)
+
+
+def all_to_all(collective: Collective) -> Schedule:
+    """Blocks that have to go i places travel along the ones in the binary digits of i; equal blocks only.
+
+    A block for rank r + i waits at place i. In step k those with bit k in i are packed, go 2^k places, and are unpacked.
+    """
+    n = collective.nranks
+    layout = Layout(collective, 1, np.zeros(3 * n, np.int64))
+    rank, place = np.arange(n, dtype=np.int64), np.arange(n, dtype=np.int64)[:, None]
+    sent, received = layout.scratch_at(n), layout.scratch_at(2 * n)
+
+    def steps() -> Iterator[Step]:
+        yield transfers(rank, layout.input((rank + place) % n), rank, layout.scratch_at(place))
+        for distance in _distances(n):
+            moving = np.flatnonzero(place & distance)[:, None]
+            order = np.arange(len(moving))[:, None]
+            yield transfers(rank, layout.scratch_at(moving), rank, sent + order)
+            yield transfers(rank, sent, (rank + distance) % n, received, count=len(moving))
+            yield transfers(rank, received + order, rank, layout.scratch_at(moving))
+        # What waits at place i now came from rank r - i.
+        yield transfers(rank, layout.scratch_at(place), rank, layout.output((rank - place) % n))
+
+    return Schedule("bruck", layout, steps, divisible=True)
+
+
+def _pat_rounds(nranks: int) -> tuple[Ints, list[tuple[int, list[tuple[int, int, int]]]]]:
+    """PAT's far-first tree: how far the block at each place has come, and per round the distance and (place, new place, count) runs.
+
+    A round takes all blocks but the one, if any, that would come further than n - 1: two runs at most.
+    """
+    offsets, rounds = np.zeros(1, np.int64), []
+    for distance in reversed(_distances(nranks)):
+        reached = offsets + distance
+        new = len(offsets)
+        out = np.flatnonzero(reached >= nranks)
+        cut = int(out[0]) if len(out) else new
+        runs = [(0, new, cut), (cut + 1, new + cut, new - cut - 1)]
+        rounds.append((distance, [run for run in runs if run[2] > 0]))
+        offsets = np.concatenate([offsets, reached[reached < nranks]])
+    return offsets, rounds
+
+
+def pat_all_gather(collective: Collective) -> Schedule:
+    """Parallel aggregated trees: Bruck's distances far first, so that the long ways carry the least data. Full aggregation."""
+    n = collective.nranks
+    rank = np.arange(n, dtype=np.int64)
+    offsets, rounds = _pat_rounds(n)
+    place = np.arange(n)[:, None]
+    layout = Layout(collective, 1, (rank[:, None] - offsets) % n)
+
+    def steps() -> Iterator[Step]:
+        yield transfers(rank, layout.input(), rank, layout.scratch_at())
+        for distance, runs in rounds:
+            peer = (rank + distance) % n
+            yield joined([
+                transfers(rank, layout.scratch_at(held), peer, layout.scratch_at(new), count=count) for held, new, count in runs
+            ])  # fmt: skip
+        yield transfers(rank, layout.scratch_at(place), rank, layout.output((rank - offsets[:, None]) % n))
+
+    return Schedule("pat", layout, steps)
+
+
+def pat_reduce_scatter(collective: Collective) -> Schedule:
+    """The all-gather's trees backwards, near first: partial sums of all blocks that a peer's subtrees lead to."""
+    n = collective.nranks
+    rank = np.arange(n, dtype=np.int64)
+    offsets, rounds = _pat_rounds(n)
+    place = np.arange(n)[:, None]
+    layout = Layout(collective, 1, (rank[:, None] - offsets) % n)
+
+    def steps() -> Iterator[Step]:
+        yield transfers(rank, layout.input((rank - offsets[:, None]) % n), rank, layout.scratch_at(place))
+        for distance, runs in reversed(rounds):
+            peer = (rank - distance) % n
+            yield joined([
+                transfers(rank, layout.scratch_at(new), peer, layout.scratch_at(held), count=count, op=REDUCE)
+                for held, new, count in runs
+            ])  # fmt: skip
+        yield transfers(rank, layout.scratch_at(), rank, layout.output())
+
+    return Schedule("pat", layout, steps)

@@ -1,0 +1,141 @@
+"""Butterflies: in every step all ranks pair up, and blocks are halved or doubled along any sequence of pairings that closes.
+
+A sequence of pairings closes when the ranks that can be reached in the last k steps are the same for all of them: then they can be numbered so
+that what a rank sends in a step is one range. Pairings by XOR are the textbook's; those of swing and bine trees keep partners nearer.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from simcoll.algorithms.recursive import fold
+from simcoll.schedule import REDUCE, Layout, Schedule, Step, transfers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from simcoll.collective import Collective
+
+    Ints = NDArray[np.int64]
+
+__all__ = ["all_gather", "all_reduce", "block_order", "numbered", "reduce_scatter", "swing_peers"]
+
+
+def swing_peers(members: int, *, mirrored: bool = False) -> Ints:
+    """Partner of every member in every step: ``[steps, members]``, at distances 1, 1, 3, 5, 11, ... by turns to both sides.
+
+    In step s an even member talks to the one ``(1 - (-2)^(s + 1)) / 3`` places on, an odd one as far back; ``mirrored`` the other way.
+
+    >>> swing_peers(8).tolist()
+    [[1, 0, 3, 2, 5, 4, 7, 6], [7, 2, 1, 4, 3, 6, 5, 0], [3, 6, 5, 0, 7, 2, 1, 4]]
+    """
+    member = np.arange(members, dtype=np.int64)
+    side = np.where(member % 2 == 0, 1, -1) * (-1 if mirrored else 1)
+    distances = [(1 - (-2) ** (step + 1)) // 3 for step in range(members.bit_length() - 1)]
+    return np.array([(member + side * distance) % members for distance in distances], np.int64).reshape(-1, members)
+
+
+def numbered(peers: Ints) -> Ints:
+    """Numbers for the members such that those reached in the last k steps have the same number but for its last k bits.
+
+    >>> numbered(np.array([[1, 0, 3, 2], [2, 3, 0, 1]])).tolist()
+    [0, 2, 1, 3]
+    """
+    number = np.zeros(peers.shape[1], np.int64)
+    reached = np.arange(peers.shape[1], dtype=np.int64)[:, None]
+    for later, partner in enumerate(peers[::-1]):
+        least = reached.min(axis=1)
+        reached = np.hstack([reached, reached[partner]])
+        number += (least != reached.min(axis=1)).astype(np.int64) << later
+    return number
+
+
+def block_order(nranks: int, number: Ints, rank_of: Ints, even: Ints, odd: Ints) -> tuple[Ints, Ints]:
+    """Blocks in the order of their members' numbers, and where those of each number begin; a folded rank's goes with its partner's."""
+    by_number = rank_of[np.argsort(number)]
+    folded = np.full(nranks, -1, np.int64)
+    folded[odd] = even
+    pairs = np.stack([folded[by_number], by_number], axis=1)
+    first = np.concatenate([[0], np.cumsum((pairs >= 0).sum(axis=1))])
+    order: Ints = pairs[pairs >= 0]
+    return order, first
+
+
+def _halves(number: Ints, step: int, steps: int) -> tuple[Ints, int]:
+    """First number, and how many, of the members that each one can still reach after a step."""
+    size = 1 << (steps - 1 - step)
+    return number & -size, size
+
+
+def all_reduce(name: str, collective: Collective, lanes: list[Ints], params: tuple[tuple[str, object], ...]) -> Schedule:
+    """Reduce-scatter by halving, then all-gather by doubling; every lane has its share of the vector and its own pairings."""
+    n = collective.nranks
+    members, rank_of, even, odd = fold(n)
+    layout = Layout(collective, members * len(lanes))
+    rank, lane = np.arange(n), np.arange(len(lanes))[:, None]
+    peers = np.stack(lanes, axis=1)
+    number = np.stack([numbered(pairing) for pairing in lanes])
+    vector, count = layout.output(0, lane * members), len(peers)
+
+    def steps() -> Iterator[Step]:
+        yield transfers(rank, layout.input(0, lane * members), rank, vector, count=members, channel=lane)
+        yield transfers(even, vector, odd, vector, count=members, op=REDUCE, channel=lane)
+        for step in range(count):
+            theirs, size = _halves(np.take_along_axis(number, peers[step], axis=1), step, count)
+            given = vector + theirs
+            yield transfers(rank_of, given, rank_of[peers[step]], given, count=size, op=REDUCE, channel=lane)
+        for step in reversed(range(count)):
+            mine, size = _halves(number, step, count)
+            held = vector + mine
+            yield transfers(rank_of, held, rank_of[peers[step]], held, count=size, channel=lane)
+        yield transfers(odd, vector, even, vector, count=members, channel=lane)
+
+    return Schedule(name, layout, steps, len(lanes), params)
+
+
+def all_gather(name: str, collective: Collective, peers: Ints) -> Schedule:
+    """All-gather by doubling, the pairings backwards."""
+    n = collective.nranks
+    _, rank_of, even, odd = fold(n)
+    number = numbered(peers)
+    order, first = block_order(n, number, rank_of, even, odd)
+    place, rank, slot = np.argsort(order), np.arange(n), np.arange(n)[:, None]
+    layout = Layout(collective, 1, order)
+
+    def steps() -> Iterator[Step]:
+        yield transfers(rank, layout.input(), rank, layout.scratch_at(place))
+        yield transfers(even, layout.scratch_at(place[even]), odd, layout.scratch_at(place[even]))
+        for step in reversed(range(len(peers))):
+            mine, size = _halves(number, step, len(peers))
+            held = layout.scratch_at(first[mine])
+            yield transfers(rank_of, held, rank_of[peers[step]], held, count=first[mine + size] - first[mine])
+        yield transfers(odd, layout.scratch_at(), even, layout.scratch_at(), count=n)
+        yield transfers(rank, layout.scratch_at(slot), rank, layout.output(order[slot]))
+
+    return Schedule(name, layout, steps)
+
+
+def reduce_scatter(name: str, collective: Collective, peers: Ints) -> Schedule:
+    """Reduce-scatter by halving along the pairings."""
+    n = collective.nranks
+    _, rank_of, even, odd = fold(n)
+    number = numbered(peers)
+    order, first = block_order(n, number, rank_of, even, odd)
+    place, rank, slot = np.argsort(order), np.arange(n), np.arange(n)[:, None]
+    layout = Layout(collective, 1, order)
+
+    def steps() -> Iterator[Step]:
+        yield transfers(rank, layout.input(order[slot]), rank, layout.scratch_at(slot))
+        yield transfers(even, layout.scratch_at(), odd, layout.scratch_at(), count=n, op=REDUCE)
+        for step, peer in enumerate(peers):
+            theirs, size = _halves(number[peer], step, len(peers))
+            given = layout.scratch_at(first[theirs])
+            yield transfers(rank_of, given, rank_of[peer], given, count=first[theirs + size] - first[theirs], op=REDUCE)
+        yield transfers(rank_of, layout.scratch_at(place[rank_of]), rank_of, layout.output())
+        yield transfers(odd, layout.scratch_at(place[even]), even, layout.output())
+
+    return Schedule(name, layout, steps)

@@ -1,0 +1,111 @@
+"""Stages along the dimensions of a grid of ranks: the parts that hierarchical and torus algorithms are made of.
+
+Rank r has one digit per dimension, the last varying fastest. Chunks are numbered by digits too, with weights of their own: a stage in one
+dimension moves, for every digit there, the chunks with that digit and any digits in the dimensions that are still (or already) whole.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    Ints = NDArray[np.int64]
+    Moves = Iterator[tuple[Ints, Ints, int]]  # peer of every rank, first chunks [runs, ranks], chunks in a run
+
+__all__ = ["PAIRWISE", "Grid", "all_gather_stage", "reduce_scatter_stage", "weights_of"]
+
+PAIRWISE = 0
+"""Way of a stage in which every rank talks to all others of its line in turn; 1 and -1 go round the line as a ring."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """A grid of ranks.
+
+    >>> Grid((2, 3)).digit(1).tolist()
+    [0, 1, 2, 0, 1, 2]
+    """
+
+    sizes: tuple[int, ...]
+
+    @property
+    def nranks(self) -> int:
+        """Number of ranks."""
+        return prod(self.sizes)
+
+    @property
+    def dims(self) -> tuple[int, ...]:
+        """Numbers of the dimensions."""
+        return tuple(range(len(self.sizes)))
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Ranks between neighbours of every dimension."""
+        return tuple(prod(self.sizes[d + 1 :]) for d in self.dims)
+
+    def digit(self, d: int) -> Ints:
+        """Place of every rank in a dimension."""
+        return np.arange(self.nranks, dtype=np.int64) // self.strides[d] % self.sizes[d]
+
+    def moved(self, d: int, shift: int) -> Ints:
+        """The rank that many places on in a dimension."""
+        place = self.digit(d)
+        return np.arange(self.nranks, dtype=np.int64) + ((place + shift) % self.sizes[d] - place) * self.strides[d]
+
+    def digits(self, dims: Sequence[int]) -> dict[int, Ints]:
+        """Places of every rank in some dimensions."""
+        return {d: self.digit(d) for d in dims}
+
+    def chunks(self, weights: Sequence[int], fixed: Mapping[int, Ints], *, runs: bool) -> tuple[Ints, int]:
+        """The chunks with given digits in some dimensions and any in the others: first chunks ``[runs, ranks]``, and chunks in a run.
+
+        Without ``runs`` every chunk is a run of its own.
+        """
+        start = np.zeros(self.nranks, np.int64)
+        for d, digit in fixed.items():
+            start = start + digit * weights[d]
+        offsets, count = np.zeros(1, np.int64), 1
+        for d in sorted(set(self.dims) - set(fixed), key=lambda d: weights[d]):
+            if runs and weights[d] == count:
+                count *= self.sizes[d]
+            else:
+                offsets = (offsets[:, None] + np.arange(self.sizes[d]) * weights[d]).reshape(-1)
+        return offsets[:, None] + start, count
+
+
+def weights_of(grid: Grid, order: Sequence[int]) -> tuple[int, ...]:
+    """Weights of the digits in a chunk's number when a vector is split along the dimensions in that order: all parts are then ranges.
+
+    >>> weights_of(Grid((2, 3)), (1, 0))
+    (1, 2)
+    """
+    weights = [1] * len(order)
+    for position, d in enumerate(order):
+        weights[d] = prod(grid.sizes[e] for e in order[position + 1 :])
+    return tuple(weights)
+
+
+def reduce_scatter_stage(grid: Grid, weights: Sequence[int], d: int, done: Sequence[int], way: int, *, runs: bool = True) -> Moves:
+    """Moves to be reduced, after which every rank keeps of dimension d the chunks of its own digit; ``done`` dimensions are split already."""
+    size, place, own = grid.sizes[d], grid.digit(d), grid.digits(done)
+    for step in range(1, size):
+        target = (place + (step if way == PAIRWISE else -way * step)) % size
+        chunk, count = grid.chunks(weights, {**own, d: target}, runs=runs)
+        yield grid.moved(d, way or step), chunk, count
+
+
+def all_gather_stage(grid: Grid, weights: Sequence[int], d: int, split: Sequence[int], way: int, *, runs: bool = True) -> Moves:
+    """Moves to be copied, after which every rank has the chunks of all digits of dimension d; ``split`` dimensions stay as they are."""
+    size, place, own = grid.sizes[d], grid.digit(d), grid.digits(split)
+    for step in range(1, size):
+        origin = place if way == PAIRWISE else (place - way * (step - 1)) % size
+        chunk, count = grid.chunks(weights, {**own, d: origin}, runs=runs)
+        yield grid.moved(d, way or step), chunk, count

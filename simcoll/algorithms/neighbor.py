@@ -1,0 +1,40 @@
+"""Neighbour exchange: all traffic is between neighbours, two blocks at a time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from simcoll.errors import ConfigError
+from simcoll.schedule import Layout, Schedule, Step, transfers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from simcoll.collective import Collective
+
+__all__ = ["all_gather"]
+
+
+def all_gather(collective: Collective) -> Schedule:
+    """Neighbours exchange their own blocks, then, with one neighbour and the other by turns, the two blocks they got last; even n only."""
+    n = collective.nranks
+    if n % 2 and n > 1:
+        raise ConfigError(f"neighbor_exchange needs an even number of ranks, got {n}; ring and bruck serve any number")
+    layout = Layout(collective)
+    rank = np.arange(n, dtype=np.int64)
+    forward = np.where(rank % 2 == 0, 1, -1)
+
+    def steps() -> Iterator[Step]:
+        yield transfers(rank, layout.input(), rank, layout.output(rank))
+        if n > 1:
+            yield transfers(rank, layout.output(rank), rank + forward, layout.output(rank))
+        pair = rank - rank % 2
+        for step in range(1, n // 2):
+            peer = (rank - forward if step % 2 else rank + forward) % n
+            held = layout.output(pair)
+            yield transfers(rank, held, peer, held, count=2)
+            pair = pair[peer]
+
+    return Schedule("neighbor_exchange", layout, steps)

@@ -1,0 +1,55 @@
+"""Swing: halving and doubling whose partners are near on a ring or torus, at distances 1, 1, 3, 5, 11, ... to both sides by turns."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from simcoll.algorithms import butterfly
+from simcoll.algorithms.recursive import fold
+from simcoll.errors import ConfigError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from simcoll.collective import Collective
+    from simcoll.schedule import Schedule
+
+__all__ = ["all_reduce"]
+
+
+def _torus_peers(dims: tuple[int, ...], start: int, *, mirrored: bool) -> NDArray[np.int64]:
+    """Partners on a torus: one step in each dimension by turns, from dimension ``start`` on, until all are done."""
+    n = prod(dims)
+    rank = np.arange(n, dtype=np.int64)
+    stride = [prod(dims[d + 1 :]) for d in range(len(dims))]
+    waiting = [list(butterfly.swing_peers(size, mirrored=mirrored)) for size in dims]
+    peers = []
+    turn = start
+    while any(waiting):
+        d = turn % len(dims)
+        turn += 1
+        if waiting[d]:
+            place = rank // stride[d] % dims[d]
+            peers.append(rank + (waiting[d].pop(0)[place] - place) * stride[d])
+    return np.array(peers, np.int64).reshape(-1, n)
+
+
+def all_reduce(collective: Collective, *, dims: tuple[int, ...] | None = None, channels: int = 1) -> Schedule:
+    """Reduce-scatter and all-gather with swinging partners.
+
+    With ``dims``, the sizes of a torus (powers of two, the last varies fastest), every channel is a group of two copies per dimension: each
+    starts in another dimension, the second mirrored, so that all links are used. Without, ranks that exceed a power of two fold first.
+    """
+    n = collective.nranks
+    if dims is None:
+        lanes = [butterfly.swing_peers(fold(n)[0])] * channels
+        return butterfly.all_reduce("swing", collective, lanes, (("channels", channels),))
+    if prod(dims) != n:
+        raise ConfigError(f"dims={dims} make {prod(dims)} ranks, but there are {n}")
+    if any(size & (size - 1) for size in dims):
+        raise ConfigError(f"swing needs dimensions that are powers of two, got dims={dims}; torus serves any")
+    lanes = [_torus_peers(dims, d, mirrored=mirrored) for mirrored in (False, True) for d in range(len(dims))] * channels
+    return butterfly.all_reduce("swing", collective, lanes, (("dims", dims), ("channels", channels)))

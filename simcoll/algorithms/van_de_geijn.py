@@ -1,0 +1,67 @@
+"""Van de Geijn's broadcast: scatter the vector down a binomial tree, then all-gather it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from simcoll.algorithms.tree import binomial_edges
+from simcoll.errors import ConfigError
+from simcoll.schedule import Layout, Schedule, Step, transfers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from numpy.typing import NDArray
+
+    from simcoll.collective import Collective
+
+    # Rounds of an all-gather among n: peer, first segment and number of segments that each one sends.
+    Rounds = Callable[[int], Iterator[tuple[NDArray[np.int64], NDArray[np.int64], int]]]
+
+__all__ = ["doubling_broadcast", "ring_broadcast"]
+
+
+def _ring(nranks: int) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64], int]]:
+    place = np.arange(nranks, dtype=np.int64)
+    for step in range(nranks - 1):
+        yield (place + 1) % nranks, (place - step) % nranks, 1
+
+
+def _doubling(nranks: int) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64], int]]:
+    place = np.arange(nranks, dtype=np.int64)
+    for level in range(nranks.bit_length() - 1):
+        mask = 1 << level
+        yield place ^ mask, place & -mask, mask
+
+
+def _broadcast(name: str, collective: Collective, rounds: Rounds, channels: int) -> Schedule:
+    """Places count from the root on; the rank at place p gets segment p, then all."""
+    n, root = collective.nranks, collective.root or 0
+    layout, channel = Layout(collective, channels * n), np.arange(channels)[:, None]
+    rank = (np.arange(n, dtype=np.int64) + root) % n
+    vector = layout.output(0, channel * n)
+
+    def steps() -> Iterator[Step]:
+        yield transfers(root, layout.input(0, channel * n), root, vector, count=n, channel=channel)
+        for level in reversed(range((n - 1).bit_length())):
+            parent, child, size = binomial_edges(n, level)
+            yield transfers(rank[parent], vector + child, rank[child], vector + child, count=size, channel=channel)
+        for peer, segment, count in rounds(n):
+            yield transfers(rank, vector + segment, rank[peer], vector + segment, count=count, channel=channel)
+
+    return Schedule(name, layout, steps, channels, (("channels", channels),))
+
+
+def ring_broadcast(collective: Collective, *, channels: int = 1) -> Schedule:
+    """Binomial scatter, then a ring all-gather."""
+    return _broadcast("scatter_ring", collective, _ring, channels)
+
+
+def doubling_broadcast(collective: Collective, *, channels: int = 1) -> Schedule:
+    """Binomial scatter, then a recursive doubling all-gather; powers of two only."""
+    n = collective.nranks
+    if n & (n - 1):
+        raise ConfigError(f"scatter_doubling needs a power of two ranks, got {n}; scatter_ring serves any number")
+    return _broadcast("scatter_doubling", collective, _doubling, channels)

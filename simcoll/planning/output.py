@@ -1,0 +1,53 @@
+"""Writing files so that a reader never sees half of one."""
+
+from __future__ import annotations
+
+import tempfile
+from typing import TYPE_CHECKING
+
+from simcoll.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+__all__ = ["open_folder", "write_files"]
+
+
+def open_folder(path: Path) -> None:
+    """Make the output folder, and make sure that files can be written there, before anything long runs.
+
+    Raises
+    ------
+    ConfigError
+        When it cannot be made or written to.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        raise ConfigError(f"cannot write to the output folder: {error.strerror}", file=str(path)) from None
+
+
+def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Write all files under other names first, then put them in place.
+
+    Raises
+    ------
+    ConfigError
+        When one cannot be written; then none is left half-written.
+    """
+    shown = str(folder / next(iter(files))) if len(files) == 1 else str(folder)
+    parts = {folder / f".{name}.part": folder / name for name in files}
+    try:
+        for part, content in zip(parts, files.values(), strict=True):
+            part.write_bytes(content)
+        for part, target in parts.items():
+            part.replace(target)
+    except OSError as error:
+        for part in parts:
+            # The folder itself may be what is missing or a file.
+            if part.is_file():
+                part.unlink()
+        raise ConfigError(f"cannot be written: {error.strerror}", file=shown) from None

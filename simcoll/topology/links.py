@@ -1,0 +1,70 @@
+"""Links under construction, and a topology made of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from simcoll.topology.graph import LINK_KINDS, Topology
+from simcoll.topology.values import checked_capacity
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from simcoll.topology.routing import Router
+
+__all__ = ["LinkTable", "assemble"]
+
+
+@dataclass(frozen=True, slots=True)
+class LinkTable:
+    """Links under construction: rows of (source, destination, capacity in uBps, latency in fs, kind)."""
+
+    rows: list[tuple[int, int, int, int, int]]
+
+    def add(self, src: int, dst: int, capacity: int, latency_fs: int, kind: str) -> int:
+        """Append one directed link and return its index."""
+        checked_capacity(capacity, f"{kind} link")
+        self.rows.append((src, dst, capacity, latency_fs, LINK_KINDS.index(kind)))
+        return len(self.rows) - 1
+
+    def add_pair(self, a: int, b: int, capacity: int, latency_fs: tuple[int, int], kind: str) -> tuple[int, int]:
+        """Append a link each way, with their latencies, and return both indices."""
+        return self.add(a, b, capacity, latency_fs[0], kind), self.add(b, a, capacity, latency_fs[1], kind)
+
+    def columns(self) -> NDArray[np.int64]:
+        """The five columns as an array ``[5, L]``."""
+        return np.array(self.rows, dtype=np.int64).reshape(-1, 5).T
+
+
+def assemble(
+    name: str,
+    names: Sequence[str],
+    kinds: Sequence[str],
+    ranks: NDArray[np.int64],
+    columns: NDArray[np.int64],
+    router: Router,
+    groups: Mapping[str, NDArray[np.int64]],
+    *,
+    gpus_forward: bool = False,
+) -> Topology:
+    """A topology of vertices, the vertices of its ranks, and the columns of a table of links."""
+    return Topology(
+        name=name,
+        node_names=tuple(names),
+        node_kinds=tuple(kinds),
+        rank_nodes=ranks,
+        link_src=columns[0],
+        link_dst=columns[1],
+        link_capacity_uBps=columns[2],
+        link_latency_fs=columns[3],
+        link_kind=columns[4].astype(np.int8),
+        router=router,
+        rank_endpoints=np.arange(len(ranks)),
+        gpus_forward=gpus_forward,
+        groups=groups,
+    )

@@ -1,0 +1,155 @@
+"""The border to networkx: any graph as a topology."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from simcoll.errors import ConfigError, nearest
+from simcoll.topology.graph import LINK_KINDS, NODE_KINDS, Topology
+from simcoll.topology.routing import graph_router
+from simcoll.topology.values import Quantity, checked_capacity, duration_fs, factor, parse_capacity
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import networkx as nx
+    from numpy.typing import NDArray
+
+__all__ = ["from_networkx"]
+
+
+def from_networkx(
+    graph: nx.Graph,
+    *,
+    name: str | None = None,
+    gpus_forward: bool = False,
+    groups: Mapping[str, Sequence[int]] | None = None,
+    efficiency: Mapping[str, str | float] | None = None,
+    traits: Mapping[str, str] | None = None,
+) -> Topology:
+    """Make a topology of any networkx graph; routes are shortest paths by latency, then by hops, then by lowest vertex.
+
+    Nodes may carry ``kind`` (one of :data:`NODE_KINDS`) and ``rank`` (0..n-1; without any, the nodes of kind
+    ``"gpu"`` are ranks in their order). Edges carry ``bandwidth`` (text, or ``capacity_uBps``), ``latency`` (text, or
+    ``latency_fs``; default 0) and ``kind`` (one of :data:`LINK_KINDS`; default ``"link"``). An undirected edge is two
+    links; parallel edges add up to one link.
+
+    Raises
+    ------
+    ConfigError
+        When an attribute is missing or wrong, or when two ranks have no route between them.
+
+    Examples
+    --------
+    >>> import networkx as nx
+    >>> ring = nx.cycle_graph(4)
+    >>> nx.set_node_attributes(ring, "gpu", "kind")
+    >>> nx.set_edge_attributes(ring, "25 GB/s", "bandwidth")
+    >>> nx.set_edge_attributes(ring, "1 us", "latency")
+    >>> from_networkx(ring, gpus_forward=True).route([0, 0], [1, 2]).latency_fs.tolist()
+    [1000000000, 2000000000]
+    """
+    title = name or str(graph.graph.get("name") or "graph")
+    vertices = list(graph.nodes)
+    index = {vertex: i for i, vertex in enumerate(vertices)}
+    names = tuple(str(vertex) for vertex in vertices)
+    kinds = tuple(_node_kind(names[i], graph.nodes[v]) for i, v in enumerate(vertices))
+    rank_nodes = _rank_nodes(names, kinds, [graph.nodes[v].get("rank") for v in vertices])
+    table = _edge_table(graph, index, names)
+    ways_array = np.array(list(table), dtype=np.int64).reshape(-1, 2)
+    values = np.array(list(table.values()), dtype=np.int64).reshape(-1, 3)
+    for level, ids in (groups or {}).items():
+        if len(ids) != len(rank_nodes):
+            raise ConfigError(f"groups {level!r}: expected one group per rank ({len(rank_nodes)}), got {len(ids)}")
+    for kind_name in efficiency or {}:
+        if kind_name not in LINK_KINDS:
+            raise ConfigError(f"efficiency: unknown kind of link {kind_name!r}; {nearest(kind_name, LINK_KINDS)}")
+    return Topology(
+        name=title,
+        node_names=names,
+        node_kinds=kinds,
+        rank_nodes=rank_nodes,
+        link_src=ways_array[:, 0],
+        link_dst=ways_array[:, 1],
+        link_capacity_uBps=values[:, 0],
+        link_latency_fs=values[:, 1],
+        link_kind=values[:, 2].astype(np.int8),
+        router=graph_router(
+            title, names, kinds, rank_nodes, ways_array[:, 0], ways_array[:, 1], values[:, 1], gpus_forward=gpus_forward
+        ),
+        rank_endpoints=np.arange(len(rank_nodes)),
+        gpus_forward=gpus_forward,
+        groups={level: np.asarray(ids, dtype=np.int64) for level, ids in (groups or {}).items()},
+        efficiency={kind: factor(share, f"efficiency of {kind}") for kind, share in (efficiency or {}).items()},
+        traits=dict(traits or {}),
+    )
+
+
+def _edge_table(
+    graph: nx.Graph, index: Mapping[Any, int], names: tuple[str, ...]
+) -> dict[tuple[int, int], tuple[int, int, int]]:
+    """Capacity, latency and kind of each directed link, parallel ones joined."""
+    table: dict[tuple[int, int], tuple[int, int, int]] = {}
+    for tail, head, data in graph.edges(data=True):
+        ways = [(index[tail], index[head])]
+        if not graph.is_directed():
+            ways.append((index[head], index[tail]))
+        for way in ways:
+            where = f"link {names[way[0]]} -> {names[way[1]]}"
+            if way[0] == way[1]:
+                raise ConfigError(f"{where}: a link from a vertex to itself")
+            capacity, latency, kind = _edge(where, data)
+            before = table.get(way)
+            if before is not None:
+                if before[1:] != (latency, kind):
+                    raise ConfigError(
+                        f"{where}: parallel links differ in latency or kind; they can be joined only when equal"
+                    )
+                capacity = checked_capacity(capacity + before[0], where)
+            table[way] = (capacity, latency, kind)
+    return table
+
+
+def _node_kind(name: str, data: Mapping[str, Any]) -> str:
+    kind = data.get("kind", "gpu" if "rank" in data else "switch")
+    if kind not in NODE_KINDS:
+        raise ConfigError(f"vertex {name!r}: unknown kind {kind!r}; {nearest(str(kind), NODE_KINDS)}")
+    return str(kind)
+
+
+def _rank_nodes(names: tuple[str, ...], kinds: tuple[str, ...], ranks: list[Any]) -> NDArray[np.int64]:
+    if len(set(names)) != len(names):
+        raise ConfigError("two vertices have the same name")
+    if all(rank is None for rank in ranks):
+        return np.array([i for i, kind in enumerate(kinds) if kind == "gpu"], dtype=np.int64)
+    held = {rank: i for i, rank in enumerate(ranks) if rank is not None}
+    n = sum(rank is not None for rank in ranks)
+    if list(range(n)) != sorted(r for r in held if isinstance(r, int) and not isinstance(r, bool)):
+        raise ConfigError(
+            f"vertices carry ranks {[r for r in ranks if r is not None][:8]}; expected 0 to {n - 1}, each once"
+        )
+    return np.array([held[rank] for rank in range(n)], dtype=np.int64)
+
+
+def _edge(where: str, data: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Capacity, latency and index of the kind of one edge."""
+    bandwidth: Quantity | None = data.get("capacity_uBps", data.get("bandwidth"))
+    if bandwidth is None:
+        raise ConfigError(
+            f"{where}: no bandwidth; expected an attribute such as bandwidth='50 GB/s' (or capacity_uBps)"
+        )
+    if "capacity_uBps" not in data and not isinstance(bandwidth, str):
+        raise ConfigError(f"{where}: bandwidth {bandwidth!r} has no unit; write for example '{bandwidth} GB/s'")
+    latency: Quantity = data.get("latency_fs", data.get("latency", 0))
+    if "latency_fs" not in data and latency and not isinstance(latency, str):
+        raise ConfigError(f"{where}: latency {latency!r} has no unit; write for example '{latency} us'")
+    kind = data.get("kind", "link")
+    if kind not in LINK_KINDS:
+        raise ConfigError(f"{where}: unknown kind {kind!r}; {nearest(str(kind), LINK_KINDS)}")
+    return (
+        parse_capacity(bandwidth, f"{where}: bandwidth"),
+        duration_fs(latency, f"{where}: latency"),
+        LINK_KINDS.index(kind),
+    )

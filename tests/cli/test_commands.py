@@ -1,0 +1,191 @@
+"""Every command does its job: what it prints, what it writes, how it behaves on a terminal and in a pipe."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from simcoll.algorithms import ALGORITHMS
+from simcoll.cli import main
+
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
+COMMAND = [sys.executable, "-m", "simcoll"]
+
+SCENARIO = """
+title = "small"
+algorithms = ["ring", "tree:channels=2"]
+protocols = ["LL", "Simple"]
+check_up_to = "1K"
+[topology]
+name = "dgx-a100"
+nodes = 2
+[collective]
+kind = "all_reduce"
+[sizes]
+begin = "8"
+end = "1M"
+factor = 16
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "small.toml").write_text(SCENARIO)
+    return tmp_path
+
+
+def test_run_writes_four_files(folder, capsys):
+    assert main(["run", "small.toml"]) == 0
+    printed = capsys.readouterr()
+    assert printed.err == ""  # no progress bar off a terminal
+    out = folder / "out" / "small"
+    assert sorted(path.name for path in out.iterdir()) == ["busbw.svg", "results.csv", "results.json", "trace.json.gz"]
+    results = json.loads((out / "results.json").read_text())
+    assert (results["format"], results["version"]) == ("simcoll-results", 1)
+    rows = list(csv.DictReader((out / "results.csv").read_text().splitlines()))
+    assert len(rows) == len(results["runs"]) == 5 * 2 * 2
+    assert [entry["size_bytes"] for entry in results["best"]] == [8, 128, 2048, 32768, 524288]
+    for entry in results["best"]:
+        times = [int(row["time_fs"]) for row in rows if int(row["size_bytes"]) == entry["size_bytes"]]
+        assert entry["time_fs"] == min(times)
+        assert entry["bound_fs"] <= entry["time_fs"]
+    assert {row["wrong"] for row in rows if int(row["size_bytes"]) <= 1024} == {"0"}
+    assert {row["wrong"] for row in rows if int(row["size_bytes"]) > 1024} == {""}
+    assert ET.parse(out / "busbw.svg").getroot().tag.endswith("svg")
+    trace = json.loads(gzip.decompress((out / "trace.json.gz").read_bytes()))
+    assert {event["ph"] for event in trace["traceEvents"]} == {"M", "X"}
+    table = [line for line in printed.out.splitlines() if not line.startswith("#")]
+    assert len(table) == 5
+    assert [int(line.split()[0]) for line in table] == [8, 128, 2048, 32768, 524288]
+
+
+def test_same_input_same_bytes(folder):
+    assert main(["run", "small.toml", "--output", "a"]) == 0
+    subprocess.run(
+        [*COMMAND, "run", "small.toml", "-o", "b"],
+        check=True,
+        env={**ENVIRONMENT, "PYTHONHASHSEED": "17"},
+        stdout=subprocess.DEVNULL,
+    )
+    for name in ("results.json", "results.csv", "busbw.svg", "trace.json.gz"):
+        assert (folder / "a" / name).read_bytes() == (folder / "b" / name).read_bytes(), name
+
+
+def test_a_scenario_may_name_a_topology_beside_it(folder):
+    (folder / "pair.toml").write_text(
+        'name = "pair"\nfamily = "crossbar"\nnranks = 2\nbandwidth = "10 GB/s"\nlatency = "1 us"\n'
+    )
+    (folder / "own.toml").write_text(
+        SCENARIO.replace('"dgx-a100"\nnodes = 2', '"pair.toml"').replace('["LL", "Simple"]', '["ideal"]')
+    )
+    assert main(["run", "own.toml"]) == 0
+    results = json.loads((folder / "out" / "own" / "results.json").read_text())
+    assert results["topology"]["nranks"] == 2
+    # Ring of two: 2 messages of half the data after 1 us each. 8 B: 2 x (1 us + 4 B / 10 GB/s).
+    assert next(run["time_fs"] for run in results["runs"] if run["choice"] == "ring") == 2 * (10**9 + 400_000)
+
+
+@pytest.mark.parametrize("collective", sorted({found.collective for found in ALGORITHMS}))
+def test_perf_every_collective(collective, capsys):
+    assert (
+        main(["perf", collective, "-t", "crossbar", "-b", "1K", "-e", "4K", "-f", "4", "-p", "ideal", "-d", "int32"])
+        == 0
+    )
+    out = capsys.readouterr().out
+    rows = [line.split() for line in out.splitlines() if not line.startswith("#")]
+    assert [row[0] for row in rows] == (["0"] if collective == "barrier" else ["1024", "4096"])
+    assert all(row[8] == "0" for row in rows)  # #wrong
+
+
+def test_perf_leaves_out_what_does_not_fit(capsys):
+    assert main(["perf", "all_gather", "--nodes", "3", "-b", "1K", "-e", "1K"]) == 0
+    out = capsys.readouterr().out
+    assert "# left out recursive_doubling" in out
+    assert "ring" in out.splitlines()[-2]
+
+
+def test_verify_prints_a_proof(folder, capsys):
+    assert main(["show", "ring", "-n", "5", "--json", "ring.json", "--limit", "0"]) == 0
+    for extra in ([], ["--exact"]):
+        assert main(["verify", "ring.json", *extra]) == 0
+        assert "proved (full" in capsys.readouterr().out
+
+
+def test_show_prints_every_transfer(folder, capsys):
+    assert main(["show", "ring", "-n", "3", "-c", "all_gather", "--svg", "ring.svg"]) == 0
+    out = capsys.readouterr().out
+    assert [line for line in out.splitlines() if line.startswith("step")] == [
+        "step 0 (copy, 3 transfers)", "step 1 (copy, 3 transfers)", "step 2 (copy, 3 transfers)",
+    ]  # fmt: skip
+    drawn = ET.parse(folder / "ring.svg").getroot()
+    arrows = [path for path in drawn.iter("{http://www.w3.org/2000/svg}path") if path.get("marker-end")]
+    assert len(arrows) == 6  # two rounds of three; the first step stays on its rank
+    assert main(["show", "ring", "-n", "3", "--limit", "2"]) == 0
+    assert "... 13 more of 15 transfers" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("what", "expected"),
+    [
+        ("topologies", "dgx-h100"), ("algorithms", "rabenseifner"), ("scenarios", "first-look"),
+        ("collectives", "all_to_all"), ("protocols", "LL128"),
+    ],
+)  # fmt: skip
+def test_list(what, expected, capsys):
+    assert main(["list", what]) == 0
+    assert expected in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["-h"], ["--version"], ["run", "--help"], ["perf", "-h"], []])
+def test_help(argv, capsys):
+    assert main(argv) == 0
+    printed = capsys.readouterr()
+    assert printed.out
+    assert printed.err == ""
+
+
+@pytest.mark.parametrize("argv", [["list", "topologies"], ["show", "ring", "-n", "64", "--limit", "100000"]])
+def test_a_reader_that_leaves_early(argv):
+    """The pipe breaks in the middle of a long output, or only when Python flushes a short one."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "wb") as pipe:
+        done = subprocess.run(
+            [*COMMAND, *argv], stdout=pipe, stderr=subprocess.PIPE, text=True, check=False, env=ENVIRONMENT
+        )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.skipif(not hasattr(os, "openpty"), reason="no pseudo-terminals here")
+def test_progress_bar_on_a_terminal(folder):
+    main_end, terminal = os.openpty()
+    process = subprocess.Popen(
+        [*COMMAND, "run", "small.toml"],
+        stdout=subprocess.DEVNULL,
+        stderr=terminal,
+        env={**ENVIRONMENT, "TERM": "xterm"},
+    )
+    os.close(terminal)
+    seen = b""
+    while True:
+        try:
+            block = os.read(main_end, 65536)
+        except OSError:  # Linux: the other end has closed
+            break
+        if not block:
+            break
+        seen += block
+    os.close(main_end)
+    assert process.wait() == 0
+    assert b"ring" in seen
+    assert b"/20" in seen  # runs done of runs in all

@@ -1,0 +1,138 @@
+"""Generated inputs are exact in any order; expected outputs are the definition."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from simcoll.collective import Collective
+from simcoll.errors import ConfigError
+from simcoll.plan import bind
+from simcoll.reduction import REDUCTIONS, combine, premul_sum
+from simcoll.reference import count_wrong, exact_inputs, expected_outputs
+from simcoll.schedule import Layout, Schedule
+
+DTYPES = (
+    "bool", "int8", "int16", "int32", "int64", "uint8", "uint64", "float16", "float32", "float64", "complex64",
+        "complex128", "bfloat16",
+    "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz",
+)  # fmt: skip
+
+
+def plan_of(collective, count, dtype="float32", op="sum"):
+    return bind(Schedule("none", Layout(collective), lambda: iter(())), count, dtype, op)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("op", REDUCTIONS)
+@pytest.mark.parametrize("n", [2, 5, 16, 300])
+def test_any_order_and_any_tree_gives_the_same_bits(dtype, op, n):
+    try:
+        plan = plan_of(Collective("all_reduce", n), 33, dtype, op)
+    except ConfigError:
+        return
+    inputs = exact_inputs(plan, seed=3)
+    expected = expected_outputs(plan, inputs)[0]
+    assert expected.dtype == plan.dtype
+    rng = random.Random(n)
+    for _ in range(4):
+        parts = [part.copy() for part in inputs]
+        while len(parts) > 1:  # a random tree: combine two parts, in either order
+            rng.shuffle(parts)
+            last = parts.pop()
+            combine(op, parts[0], last)
+        assert np.array_equal(parts[0], expected)
+        if not (op == "product" and plan.dtype.kind == "c"):  # there the sign of an imaginary zero depends on the order
+            assert parts[0].tobytes() == expected.tobytes()
+    # Some order-free data proves nothing: the result must depend on what ranks give.
+    assert len({part.tobytes() for part in inputs[:2]}) == 2
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int32", "bfloat16"])
+@pytest.mark.parametrize("n", [1, 2, 5])
+def test_average_and_scaling(dtype, n):
+    for op, expect in (("avg", lambda total: np.trunc(total / n)), (premul_sum(3), lambda total: 3 * total)):
+        plan = plan_of(Collective("reduce_scatter", n), 4, dtype, op)
+        inputs = [(np.arange(4 * n) % 7 + r - 3).astype(plan.dtype) for r in range(n)]
+        total = np.sum([a.astype(np.float64) for a in inputs], axis=0)
+        wanted = expect(total) if dtype == "int32" or op != "avg" else total / n
+        got = expected_outputs(plan, inputs)
+        assert np.array_equal(np.concatenate(got), wanted.astype(plan.dtype))
+
+
+def test_inputs_are_a_function_of_seed_rank_and_index():
+    short, long = (exact_inputs(plan_of(Collective("all_reduce", 3), count), seed=1) for count in (10, 1000))
+    assert all(np.array_equal(a, b[:10]) for a, b in zip(short, long, strict=True))
+    other = exact_inputs(plan_of(Collective("all_reduce", 3), 1000), seed=2)
+    assert not any(np.array_equal(a, b) for a, b in zip(long, other, strict=True))
+    wide = exact_inputs(plan_of(Collective("all_reduce", 3), 100, "int64"), seed=1)
+    assert [int(a[0]) for a in wide] == [
+        int(a[0]) for a in exact_inputs(plan_of(Collective("all_reduce", 3), 1, "int64"), seed=1)
+    ]
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 5])
+@pytest.mark.parametrize("n", [1, 2, 3, 5])
+def test_definitions(n, count):
+    def case(kind, **extra):
+        plan = plan_of(Collective(kind, n, **extra), count, "int64")
+        inputs = exact_inputs(plan)
+        return inputs, expected_outputs(plan, inputs)
+
+    def blocks(array):
+        return array.reshape(n, count)
+
+    for root in range(n):
+        inputs, outputs = case("broadcast", root=root)
+        assert [a.size for a in inputs] == [count if r == root else 0 for r in range(n)]
+        assert all(np.array_equal(out, inputs[root]) for out in outputs)
+        inputs, outputs = case("reduce", root=root)
+        assert [out is None for out in outputs] == [r != root for r in range(n)]
+        assert np.array_equal(outputs[root], np.sum(inputs, axis=0))
+        inputs, outputs = case("gather", root=root)
+        assert [out is None for out in outputs] == [r != root for r in range(n)]
+        assert np.array_equal(outputs[root], np.concatenate(inputs))
+        inputs, outputs = case("scatter", root=root)
+        assert all(np.array_equal(out, blocks(inputs[root])[r]) for r, out in enumerate(outputs))
+    inputs, outputs = case("all_reduce")
+    assert all(np.array_equal(out, np.sum(inputs, axis=0)) for out in outputs)
+    inputs, outputs = case("all_gather")
+    assert all(np.array_equal(out, np.concatenate(inputs)) for out in outputs)
+    inputs, outputs = case("reduce_scatter")
+    assert all(np.array_equal(out, blocks(np.sum(inputs, axis=0))[r]) for r, out in enumerate(outputs))
+    inputs, outputs = case("all_to_all")
+    assert all(np.array_equal(out, np.concatenate([blocks(a)[r] for a in inputs])) for r, out in enumerate(outputs))
+    inputs, outputs = case("send_recv", pairs=((0, n - 1),))
+    assert all((out is None) == (r != n - 1) for r, out in enumerate(outputs))
+    assert np.array_equal(outputs[n - 1], inputs[0])
+
+
+def test_uneven_definitions():
+    sizes = [3, 0, 5]
+    for kind in ("all_gather", "gather"):
+        plan = plan_of(Collective(kind, 3), sizes, "int16")
+        inputs = exact_inputs(plan)
+        assert [a.size for a in inputs] == sizes
+        assert np.array_equal(expected_outputs(plan, inputs)[0], np.concatenate(inputs))
+    for kind in ("reduce_scatter", "scatter"):
+        plan = plan_of(Collective(kind, 3), sizes, "int16")
+        inputs = exact_inputs(plan)
+        whole = np.sum(inputs, axis=0, dtype=np.int16) if kind == "reduce_scatter" else inputs[0]
+        got = expected_outputs(plan, inputs)
+        assert [a.tolist() for a in got] == [a.tolist() for a in np.split(whole, [3, 3])]
+    matrix = [[1, 2, 0], [4, 0, 3], [2, 2, 5]]
+    plan = plan_of(Collective("all_to_all", 3), matrix, "int16")
+    inputs = exact_inputs(plan)
+    parts = [np.split(a, np.cumsum(row)[:-1]) for a, row in zip(inputs, matrix, strict=True)]
+    for rank, got in enumerate(expected_outputs(plan, inputs)):
+        assert np.array_equal(got, np.concatenate([parts[s][rank] for s in range(3)]))
+
+
+def test_counting_wrong_elements():
+    one, two = np.array([1, 2, 3]), np.array([1, 9, 9])
+    assert count_wrong([one, one], [one, two]) == 2
+    assert count_wrong([one, None], [one, two]) == 3
+    assert count_wrong([one, one[:2]], [one, two]) == 3
+    assert count_wrong([one, two], [one, None]) == 0

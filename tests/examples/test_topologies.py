@@ -1,0 +1,68 @@
+"""Every shipped topology loads, names a source for every number, routes, and carries a small all_reduce that is right."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import simcoll
+from simcoll.topology import shipped_topologies
+
+FILES = sorted((Path(__file__).parents[2] / "topologies").glob("*.toml"))
+NAMES = [path.stem for path in FILES]
+
+
+def test_all_files_are_shipped():
+    assert list(shipped_topologies()) == NAMES
+    assert all(shipped_topologies().values())  # each has a description
+
+
+@pytest.mark.parametrize("path", FILES, ids=NAMES)
+def test_every_number_has_a_source(path):
+    def bare(table, place):
+        for key, value in table.items():
+            inside = f"{place}.{key}"
+            if isinstance(value, dict) and "value" not in value:
+                yield from bare(value, inside)
+            elif isinstance(value, list) and all(isinstance(entry, dict) for entry in value):
+                for number, entry in enumerate(value):
+                    yield from bare(entry, f"{inside}[{number}]")
+            elif not isinstance(value, dict) and inside not in ("$.nodes", "$.network.boxes_per_leaf"):
+                number = isinstance(value, int | float) and not isinstance(value, bool)
+                if number or (isinstance(value, str) and value[:1].isdigit() and not inside.startswith("$.desc")):
+                    yield inside
+            elif isinstance(value, dict) and not str(value.get("source", "")).strip():
+                yield inside
+
+    assert list(bare(tomllib.loads(path.read_text()), "$")) == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_routes_join_their_ends(name):
+    """Each route is a chain of links from the source's vertex to the destination's."""
+    topology = simcoll.load_topology(name)
+    some = np.unique(np.linspace(0, topology.nranks - 1, 9).astype(np.int64))
+    src, dst = (grid.ravel() for grid in np.meshgrid(some, some, indexing="ij"))
+    routes = topology.route(src, dst)
+    for row, (a, b) in enumerate(zip(src.tolist(), dst.tolist(), strict=True)):
+        links = routes.links[row][routes.links[row] >= 0]
+        at = topology.rank_nodes[a]
+        for link in links:
+            assert topology.link_src[link] == at
+            at = topology.link_dst[link]
+        assert at == topology.rank_nodes[b]
+        assert routes.latency_fs[row] == topology.link_latency_fs[links].sum()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_small_all_reduce(name):
+    topology = simcoll.load_topology(name)
+    ranks = np.unique(np.linspace(0, topology.nranks - 1, 7).astype(np.int64))
+    schedule = simcoll.schedule("all_reduce", "ring", nranks=len(ranks))
+    result = simcoll.emulate(schedule.bind(1001, "int32", ranks=ranks), topology)
+    assert result.wrong == 0
+    assert result.headroom is not None
+    assert result.headroom >= 1

@@ -1,0 +1,161 @@
+"""Broken variants of every shipped schedule, each with one fault, all deterministic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+import simcoll
+from simcoll.algorithms import ALGORITHMS
+from simcoll.collective import Collective
+from simcoll.errors import ConfigError
+from simcoll.schedule import COPY, REDUCE, SWITCH_REDUCE, SYNC, Layout, Schedule, transfers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+SIZES = (2, 3, 4, 5, 6, 7, 8)
+FIELDS = ("src_rank", "src_chunk", "dst_rank", "dst_chunk", "count", "op", "channel")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One transfer."""
+
+    src: int
+    src_chunk: int
+    dst: int
+    dst_chunk: int
+    count: int
+    op: int
+    channel: int
+
+
+Rows = list[list[Row]]
+
+
+def rows_of(schedule: Schedule) -> Rows:
+    """The transfers of every step."""
+    return [[Row(*row) for row in zip(*(getattr(step, f).tolist() for f in FIELDS), strict=True)] for step in schedule.steps()]
+
+
+def rebuilt(schedule: Schedule, rows: Rows, *, in_place: bool | None = None) -> Schedule:
+    """A schedule with the layout of another and these transfers."""
+
+    def column(step, name):
+        return np.array([getattr(row, name) for row in step], np.int64)
+
+    steps = [
+        transfers(
+            column(step, "src"), column(step, "src_chunk"), column(step, "dst"), column(step, "dst_chunk"),
+            count=column(step, "count"), op=column(step, "op"), channel=column(step, "channel"),
+        )
+        for step in rows
+    ]  # fmt: skip
+    layout = schedule.layout
+    if in_place is not None:
+        layout = Layout(layout.collective.placed_in(in_place=in_place), layout.chunks, layout.scratch)
+    channels = 1 + max((row.channel for step in rows for row in step), default=0)
+    return Schedule("mutant", layout, lambda: iter(steps), max(schedule.nchannels, channels))
+
+
+def mutants(schedule: Schedule) -> Iterator[tuple[str, Callable[[], Schedule]]]:
+    """``(kind of fault, what makes the schedule)`` of every variant with one fault."""
+    rows = rows_of(schedule)
+    for kind, changed in _whole(rows):
+        yield kind, partial(rebuilt, schedule, changed)
+    yield "in place flipped", partial(rebuilt, schedule, rows, in_place=not schedule.collective.in_place)
+    for s, step in enumerate(rows):
+        for i, row in enumerate(step):
+            for kind, changed in _rowwise(schedule, rows, s, i, row):
+                yield kind, partial(rebuilt, schedule, changed)
+
+
+def _whole(rows: Rows) -> Iterator[tuple[str, Rows]]:
+    for s in range(len(rows) - 1):
+        yield "steps swapped", rows[:s] + [rows[s + 1], rows[s]] + rows[s + 2 :]
+        yield "steps merged", rows[:s] + [rows[s] + rows[s + 1]] + rows[s + 2 :]
+
+
+def _rowwise(schedule: Schedule, rows: Rows, s: int, i: int, row: Row) -> Iterator[tuple[str, Rows]]:
+    n, size, chunks = schedule.nranks, schedule.layout.size, schedule.layout.chunks
+
+    def put(*new: Row, at: int = s) -> Rows:
+        """Without the transfer, and with new ones at the end of a step."""
+        return [
+            [r for k, r in enumerate(t) if (j, k) != (s, i)] + (list(new) if j == at else []) for j, t in enumerate(rows)
+        ]
+
+    yield "drop", put()
+    yield "duplicate", rows[: s + 1] + [[row]] + rows[s + 1 :]
+    yield "duplicate", [*rows, [row]]
+    yield "wrong source", put(replace(row, src=(row.src + 1) % n))
+    yield "wrong destination", put(replace(row, dst=(row.dst + 1 + (s + i) % (n - 1)) % n))
+    swapped = Row(row.dst, row.dst_chunk, row.src, row.src_chunk, row.count, row.op, row.channel)
+    yield "direction swapped", put(swapped)
+    for at in sorted({s - 1, s + 1, 0, len(rows) - 1} - {s}):
+        if 0 <= at < len(rows):
+            yield "step moved", put(row, at=at)
+    yield "channel changed", put(replace(row, channel=(row.channel + 1) % max(2, schedule.nchannels)))
+    later = (s + 1 + i) % len(rows)
+    if later != s and rows[later]:
+        other = i % len(rows[later])
+        exchanged = put(rows[later][other])
+        exchanged[later] = [row if k == other else r for k, r in enumerate(rows[later])]
+        yield "two transfers swapped", exchanged
+    if row.op == SYNC:
+        return
+    yield "wrong chunk", put(replace(row, src_chunk=(row.src_chunk + 1) % size))
+    yield "wrong chunk", put(replace(row, dst_chunk=(row.dst_chunk + size - 1) % size))
+    for over in (1, chunks):
+        moved = replace(row, src_chunk=(row.src_chunk + over) % size, dst_chunk=(row.dst_chunk + over) % size)
+        yield "wrong chunk", put(moved)
+    for op in (COPY, REDUCE, SWITCH_REDUCE):
+        if op != row.op and (op != SWITCH_REDUCE or row.op == REDUCE):
+            yield "reduce flipped", put(replace(row, op=op))
+    yield "count changed", put(replace(row, count=row.count + 1))
+    if row.count > 1:
+        yield "count changed", put(replace(row, count=row.count - 1))
+        half = row.count // 2
+        rest = replace(
+            row,
+            src_chunk=row.src_chunk + half,
+            dst_chunk=row.dst_chunk + half,
+            count=row.count - half,
+            channel=(row.channel + 1) % max(2, schedule.nchannels),
+        )
+        yield "split over channels", put(replace(row, count=half), rest)
+
+
+def collective_of(kind: str, nranks: int, root: int | None = None, *, in_place: bool = False) -> Collective:
+    """A collective of each kind; a send_recv shifts by one."""
+    pairs = tuple((r, (r + 1) % nranks) for r in range(nranks)) if kind == "send_recv" else ()
+    return Collective(kind, nranks, root=root, pairs=pairs, in_place=in_place)
+
+
+def originals(sizes: tuple[int, ...] = SIZES) -> Iterator[Schedule]:
+    """Every shipped algorithm: plain, with two channels, with two pieces, in place, and with the last rank as root."""
+    for algorithm in ALGORITHMS:
+        params = algorithm.params
+        variants: list[dict[str, int]] = [{}, *({name: 2} for name in ("channels", "pieces") if name in params)]
+        for n in sizes:
+            for extra in variants:
+                yield from _built(algorithm, n, extra, None, in_place=False)
+            yield from _built(algorithm, n, {}, None, in_place=True)
+            if collective_of(algorithm.collective, n).root is not None:
+                yield from _built(algorithm, n, {}, n - 1, in_place=False)
+
+
+def _built(algorithm, n: int, extra: dict[str, int], root: int | None, *, in_place: bool) -> Iterator[Schedule]:
+    """The schedule, or none where the algorithm does not serve it; one that needs a box gets boxes of two."""
+    collective = collective_of(algorithm.collective, n, root, in_place=in_place)
+    for more in ({}, {"box": 2}):
+        if "box" in algorithm.params or not more:
+            try:
+                yield simcoll.schedule(collective, algorithm.name, **more, **extra)
+            except ConfigError:
+                continue
+            return

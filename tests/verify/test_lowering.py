@@ -1,0 +1,155 @@
+"""What plans lower to orders every hazard; without its waits or its staging it does not."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import simcoll
+from simcoll.algorithms import ALGORITHMS
+from simcoll.errors import ConfigError, ScheduleError
+from simcoll.program import OPS
+from simcoll.schedule import Layout, Schedule, transfers
+from simcoll.verify import check_lowering, lower, verify_program
+
+
+def variants(algorithm, n):
+    """Schedules of an algorithm at n ranks, in place and not, with 1..3 channels and pieces where it has them."""
+    for channels, pieces in ((1, 1), (2, 3), (3, 2)):
+        params = {"channels": channels, "pieces": pieces}
+        params = {name: value for name, value in params.items() if name in algorithm.params}
+        if (channels, pieces) != (1, 1) and not params:
+            continue
+        if algorithm.name == "hierarchical":
+            params["box"] = max(box for box in (1, 2, 3, 4) if n % box == 0)
+        for in_place in (False, True):
+            try:
+                yield simcoll.schedule(algorithm.collective, algorithm.name, nranks=n, in_place=in_place, **params)
+            except ConfigError:
+                continue
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda a: f"{a.collective}-{a.name}")
+def test_every_algorithm(algorithm):
+    count = 0
+    for n in range(1, 10):
+        for schedule in variants(algorithm, n):
+            proof = check_lowering(schedule.bind(schedule.layout.chunks))
+            assert proof.data == (algorithm.collective != "barrier")
+            assert proof.least_depth == 0
+            check_lowering(schedule.bind(1))
+            count += 1
+    assert count
+
+
+def edit(program, change):
+    """Every instruction through ``change(rank, lane, position, instruction)``."""
+    lanes = tuple(
+        tuple(
+            replace(
+                lane, instructions=tuple(change(rank, number, at, each) for at, each in enumerate(lane.instructions))
+            )
+            for number, lane in enumerate(lanes)
+        )
+        for rank, lanes in enumerate(program.lanes)
+    )
+    return replace(program, lanes=lanes)
+
+
+def test_staging_is_needed():
+    collective = simcoll.Collective("all_to_all", 2)
+    layout = Layout(collective)
+    rank = np.arange(2)
+
+    def steps():
+        yield transfers(rank, layout.input(rank), rank, layout.output(rank))
+        yield transfers(rank, layout.input(1 - rank), rank, layout.output(1 - rank))
+        # Both outputs for the other rank lie at the same slot as what comes in: a swap.
+        yield transfers(rank, layout.output(1 - rank), 1 - rank, layout.output(rank))
+
+    plan = Schedule("swap", layout, steps, divisible=True).bind(4)
+    program = lower(plan)
+    assert verify_program(program).data
+    size = plan.schedule.layout.size
+    staged = [
+        i for lanes in program.lanes for lane in lanes for i in lane.instructions if i.op == "copy" and i.dst >= size
+    ]
+    assert len(staged) == 2
+
+    def unstaged(rank, lane, position, instruction):
+        if instruction.op == "send" and instruction.src >= size:
+            return replace(instruction, src=layout.output(1 - rank))
+        if instruction.op == "copy" and instruction.dst >= size:
+            return replace(instruction, op="nop")
+        return instruction
+
+    bare = edit(program, unstaged)
+    unordered = edit(bare, lambda _rank, _lane, _position, each: replace(each, waits=()) if each.op == "recv" else each)
+    with pytest.raises(ScheduleError, match="race"):
+        verify_program(bare)
+    with pytest.raises(ScheduleError, match="race"):
+        verify_program(unordered)
+
+
+@pytest.mark.parametrize(
+    ("collective", "name"), [("all_reduce", "ring"), ("all_reduce", "tree"), ("all_gather", "ring")]
+)
+def test_without_waits_a_lowering_races(collective, name):
+    program = lower(simcoll.schedule(collective, name, nranks=4, in_place=True).bind(16))
+    waiting = [each for lanes in program.lanes for lane in lanes for each in lane.instructions if each.waits]
+    assert waiting
+    with pytest.raises(ScheduleError, match=r"race|holds nothing|wrong"):
+        verify_program(edit(program, lambda _rank, _lane, _position, each: replace(each, waits=())))
+
+
+def test_waits_between_channels_are_needed():
+    """Channel 1 sends on what channel 0 received: only the explicit wait orders them."""
+    layout = Layout(simcoll.Collective("broadcast", 3))
+
+    def steps():
+        yield transfers([0], layout.input(), [0], layout.output())
+        yield transfers([0], layout.output(), [1], layout.output())
+        yield transfers([1], layout.output(), [2], layout.output(), channel=1)
+
+    plan = Schedule("relay", layout, steps, 2).bind(8)
+    assert plan.waits
+    program = lower(plan)
+    assert check_lowering(plan).data
+
+    def forgetful(rank, lane, position, each):
+        return replace(each, waits=()) if rank == 1 and each.op == "send" else each
+
+    with pytest.raises(ScheduleError, match=r"race on rank 1 output\[0\]"):
+        verify_program(edit(program, forgetful))
+
+
+def test_single_waits_are_redundant_or_found():
+    """Dropping one wait is either found, or the program stays right in the order of its proof."""
+    program = lower(simcoll.schedule("all_reduce", "ring", nranks=3, in_place=True).bind(6))
+    found = 0
+    for rank, lanes in enumerate(program.lanes):
+        for number, lane in enumerate(lanes):
+            for position, instruction in enumerate(lane.instructions):
+                for wait in instruction.waits:
+                    kept = tuple(other for other in instruction.waits if other != wait)
+                    here = (rank, number, position)
+
+                    def change(r, l, p, each, here=here, kept=kept):
+                        return replace(each, waits=kept) if (r, l, p) == here else each
+
+                    try:
+                        verify_program(edit(program, change))
+                    except ScheduleError:
+                        found += 1
+    assert found >= 6
+
+
+def test_a_plan_with_empty_chunks_is_checked_without_its_data():
+    plan = simcoll.schedule("all_reduce", "ring", nranks=5).bind(3)
+    assert not check_lowering(plan).data
+
+
+def test_lowered_operations_are_known():
+    program = lower(simcoll.schedule("all_reduce", "rabenseifner", nranks=6).bind(24))
+    assert {each.op for lanes in program.lanes for lane in lanes for each in lane.instructions} <= set(OPS)
+    assert program.fifo_depth is None
