@@ -19,10 +19,17 @@ from gate import Tally, judged  # noqa: E402
 from judge import ORACLES  # noqa: E402
 from mutants import SIZES, originals  # noqa: E402
 
+from simcoll.algorithms import ALGORITHMS  # noqa: E402
 
-def _one(task: tuple[int, int]) -> Tally:
-    position, every = task
-    return judged(list(originals())[position], every, offset=position * 17)
+
+def _one(task: tuple[int, int, int]) -> tuple[int, Tally]:
+    """All schedules of one algorithm for one rank count."""
+    algorithm, nranks, every = task
+    tally, schedules = Tally(), 0
+    for schedule in originals((nranks,), (ALGORITHMS[algorithm],)):
+        tally.add(judged(schedule, every, offset=17 * (algorithm + schedules)))
+        schedules += 1
+    return schedules, tally
 
 
 def _share(total: int, part: int) -> str:
@@ -51,15 +58,19 @@ def main() -> int:
     """Judge everything on all workers."""
     every = int(sys.argv[1]) if len(sys.argv) > 1 else 1
     workers = int(sys.argv[2]) if len(sys.argv) > 2 else min(2, os.cpu_count() or 1)
-    begin, schedules = time.perf_counter(), len(list(originals()))
-    total = Tally()
+    begin, schedules, total = time.perf_counter(), 0, Tally()
+    # The largest first, so that no worker is left with one at the end.
+    tasks = [(algorithm, n, every) for n in reversed(SIZES) for algorithm in range(len(ALGORITHMS))]
     with Pool(workers) as pool:
-        # The largest come last in each algorithm: taking them one by one keeps the workers busy.
-        for tally in pool.imap_unordered(_one, [(position, every) for position in reversed(range(schedules))]):
+        for made, tally in pool.imap_unordered(_one, tasks):
+            schedules += made
             total.add(tally)
     seconds = time.perf_counter() - begin
     print(table(total, schedules))
-    print(f"\nn = {SIZES[0]}..{SIZES[-1]}; {seconds:.0f} s on {workers} workers, {platform.machine()}, Python {platform.python_version()}")
+    machine = f"{workers} workers, {platform.machine()}, Python {platform.python_version()}"
+    print(
+        f"\n{len(ALGORITHMS)} algorithms, n = {SIZES[0]}..{SIZES[-1]}, one mutant in {every}; {seconds:.0f} s on {machine}"
+    )
     for name, kind, number in sorted(total.missed)[:50]:
         print(f"MISSED {name}: {kind}, mutant {number}")
     return 1 if total.missed else 0

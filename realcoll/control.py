@@ -12,7 +12,7 @@ from realcoll.rendezvous import DIED
 from simcoll.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from realcoll.rendezvous import Rendezvous
     from simcoll.plan import Plan
@@ -130,14 +130,25 @@ class Control:
         idle = sorted(wanted & set(meeting.missing)) or sorted(set(meeting.missing) - {self.process}) or waited
         return FaultError(f"{_listed(idle)} did not take part within {self.timeout_s:g} s", idle)
 
-    def _blamed(self, what: str, processes: Iterable[int]) -> FaultError:
+    def _blamed(self, what: str, processes: Sequence[int]) -> FaultError:
         gone = {} if self._rendezvous is None else self._rendezvous.gone
         dead = sorted(process for process in processes if process in gone)
-        absent = [process for process in processes if process not in gone]
+        # A death ends a meeting early: those who had not come yet are not to blame.
+        absent = [] if dead else sorted(processes)
         parts = [f"rank {process} {gone[process] or 'has ended'}" for process in dead]
         if absent:
             parts.append(f"{_listed(absent)} did not come within {self.timeout_s:g} s")
         return FaultError(f"{what}: {'; '.join(parts)}", [*dead, *absent])
+
+    def watch(self, on_loss: Callable[[], None]) -> None:
+        """Have a function called once, in another thread, when some process dies or gives up."""
+        if self._rendezvous is not None:
+            self._rendezvous.watch(on_loss)
+
+    def loss(self) -> str:
+        """Who has died or given up, and why; empty if nobody."""
+        gone = {} if self._rendezvous is None else self._rendezvous.gone
+        return "; ".join(f"rank {process} {gone[process]}" for process in _culprits(gone))
 
     def check_usable(self) -> None:
         """Refuse to go on after a failure."""

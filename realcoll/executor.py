@@ -97,7 +97,8 @@ class Prepared:
             if given is None or given.dtype != self.plan.dtype or given.size != length:
                 shown = "nothing" if given is None else f"{given.size} of {given.dtype}"
                 raise ConfigError(f"rank {rank} needs {length} elements of {self.plan.dtype.name} as input; got {shown}")
-            values = given if self.plan.reduction.factor is None else self.plan.reduction.prepared(np.asarray(given))
+            scaled = self.plan.collective.spec.reduces and self.plan.reduction.factor is not None
+            values = self.plan.reduction.prepared(np.asarray(given)) if scaled else given
             self.transport.load(view, values.reshape(-1))
 
     def run(self) -> None:

@@ -133,7 +133,7 @@ def _turn(step: PlanStep, rows: np.ndarray, hosts: Sequence[int], process: int, 
         if hosts[src] == process:
             sends.append((source, hosts[dst]))
         if hosts[dst] == process:
-            landing = staging(size) if reduces or op == SYNC else target
+            landing = staging(size) if reduces else target
             recvs.append((landing, hosts[src]))
             if reduces:
                 after.append((True, target, landing))

@@ -14,12 +14,15 @@ import struct
 import threading
 import time
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from realcoll.errors import FaultError
 from simcoll.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["DIED", "Host", "Meeting", "Rendezvous", "join"]
 
@@ -268,6 +271,7 @@ class Rendezvous:
         self._meetings: dict[str, Meeting] = {}
         self._news = threading.Condition()
         self._left = False
+        self._on_loss: Callable[[], None] | None = None
         self._thread = threading.Thread(target=self._listen, name="rendezvous-client", daemon=True)
         self._thread.start()
 
@@ -291,6 +295,17 @@ class Rendezvous:
                     return Meeting({self.process: value}, (0,))
                 self._news.wait(left)
             return self._meetings.pop(name)
+
+    def watch(self, on_loss: Callable[[], None]) -> None:
+        """Have a function called once, in another thread, when some process dies or gives up."""
+        self._on_loss = on_loss
+        if any(self.gone.values()):
+            self._lost()
+
+    def _lost(self) -> None:
+        action, self._on_loss = self._on_loss, None
+        if action is not None and not self._left:
+            action()
 
     def leave(self, reason: str = "") -> None:
         """Say goodbye. The reason, if there is one, is told to the others."""
@@ -320,6 +335,8 @@ class Rendezvous:
             if not self._left:
                 self.gone.setdefault(0, DIED)
             self._news.notify_all()
+        if self.gone.get(0):
+            self._lost()
 
     def _notice(self, frame: list[Any]) -> None:
         with self._news:
@@ -332,6 +349,8 @@ class Rendezvous:
                 name, values, missing, late = rest
                 self._meetings[name] = Meeting(values, tuple(missing), late)
             self._news.notify_all()
+        if kind == "gone" and rest[1]:
+            self._lost()
 
 
 def join(

@@ -6,7 +6,7 @@ import os
 import sys
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, CycloptsError, Parameter
 
@@ -134,7 +134,7 @@ def perf(
     dtype
         Element type, such as float32, bfloat16 or int8.
     op
-        Reduction: sum, product, min, max, band, bor, bxor.
+        Reduction: sum, product, min, max, band, bor, bxor, avg.
     root
         Root rank of broadcast, reduce, gather and scatter.
     check
@@ -214,9 +214,6 @@ def show(
     collective: Annotated[str, Parameter(name=["--collective", "-c"])] = "all_reduce",
     nranks: Annotated[int, Parameter(name=["--nranks", "-n"])] = 4,
     root: int | None = None,
-    channels: int | None = None,
-    pieces: int | None = None,
-    box: int | None = None,
     in_place: bool = False,
     limit: int = 200,
     svg: Path | None = None,
@@ -227,19 +224,13 @@ def show(
     Parameters
     ----------
     algorithm
-        Its name (simcoll list algorithms), or a schedule file.
+        Its name (simcoll list algorithms), with parameters after colons: ring:channels=2:pieces=4. Or a schedule file.
     collective
         What it shall do.
     nranks
         World size.
     root
         Root rank.
-    channels
-        Independent lanes.
-    pieces
-        Pieces of each segment that follow each other.
-    box
-        Consecutive ranks with fast links between them.
     in_place
         Let the output share memory with the input.
     limit
@@ -253,16 +244,14 @@ def show(
     from simcoll.formats.schedule_json import dump_schedule, load_schedule
     from simcoll.planning.drawing import schedule_lines, schedule_svg
     from simcoll.planning.output import write_files
+    from simcoll.planning.sweep import parse_choice
 
     if algorithm.endswith(".json"):
         schedule = load_schedule(algorithm)
     else:
-        given = {
-            name: value
-            for name, value in (("channels", channels), ("pieces", pieces), ("box", box))
-            if value is not None
-        }
-        schedule = make(collective, algorithm, nranks=nranks, root=root, in_place=in_place, **given)
+        choice = parse_choice(algorithm)
+        params: dict[str, Any] = dict(choice.params)
+        schedule = make(collective, choice.algorithm, nranks=nranks, root=root, in_place=in_place, **params)
     for line in schedule_lines(schedule, limit):
         print(line)
     if json is not None:
@@ -309,14 +298,10 @@ def _scenarios() -> list[tuple[str, ...]]:
 def _algorithms() -> list[tuple[str, ...]]:
     from simcoll.algorithms import ALGORITHMS
 
-    head = (
-        "collective",
-        "algorithm",
-        "ranks",
-        "parameters",
-        "time on a crossbar (a latency, b s/byte, g s/byte reduced, s size)",
-    )
-    return [head, *((a.collective, a.name, a.ranks, " ".join(a.params) or "-", a.cost) for a in ALGORITHMS)]
+    cost = "time on a crossbar (a latency, b s/byte, g s/byte reduced, s size)"
+    head = ("collective", "algorithm", "ranks", "made for", "parameters", cost)
+    rows = [(a.collective, a.name, a.ranks, a.topologies, " ".join(a.params) or "-", a.cost) for a in ALGORITHMS]
+    return [head, *rows]
 
 
 def _collectives() -> list[tuple[str, ...]]:

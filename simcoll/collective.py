@@ -120,6 +120,13 @@ KINDS: dict[str, Kind] = {
 }  # fmt: skip
 
 
+def _whole(value: object, what: str) -> int:
+    """A whole number as a Python int, so that equal collectives are equal in every way."""
+    if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
+        return int(value)
+    raise ConfigError(f"{what}; got {value!r}")
+
+
 @dataclass(frozen=True, slots=True)
 class Collective:
     """A collective operation of ``nranks`` ranks.
@@ -161,8 +168,11 @@ class Collective:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ConfigError(f"unknown collective {self.kind!r}; {nearest(self.kind, KINDS)}")
-        if type(self.nranks) is not int or self.nranks < 1:
-            raise ConfigError(f"{self.kind} needs a whole number of ranks, at least 1; got {self.nranks!r}")
+        object.__setattr__(self, "nranks", _whole(self.nranks, f"{self.kind} needs a whole number of ranks, at least 1"))
+        if self.root is not None:
+            object.__setattr__(self, "root", _whole(self.root, f"the root of {self.kind} must be a whole number"))
+        if self.nranks < 1:
+            raise ConfigError(f"{self.kind} needs a whole number of ranks, at least 1; got {self.nranks}")
         if not KINDS[self.kind].rooted:
             if self.root is not None:
                 raise ConfigError(f"{self.kind} has no root, but root={self.root!r} was given")
@@ -175,6 +185,12 @@ class Collective:
         self._check_pairs()
 
     def _check_pairs(self) -> None:
+        pairs = []
+        for pair in self.pairs:
+            if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+                raise ConfigError(f"pair {pair!r}: expected (source, destination)")
+            pairs.append((_whole(pair[0], "a source must be a rank"), _whole(pair[1], "a destination must be a rank")))
+        object.__setattr__(self, "pairs", tuple(pairs))
         for position, ends in enumerate(zip(*self.pairs, strict=True) if self.pairs else ()):
             role = ("source", "destination")[position]
             for rank in ends:

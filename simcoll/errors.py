@@ -78,5 +78,7 @@ def nearest(given: str, valid: Iterable[str]) -> str:
     """
     choices = sorted(set(valid))
     listed = f"valid: {', '.join(choices)}" if choices else "there are none"
-    close = get_close_matches(given, choices, n=1, cutoff=0.5)
+    folded = {choice.lower(): choice for choice in reversed(choices)}
+    same = folded.get(given.lower())
+    close = [same] if same else get_close_matches(given, choices, n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}? ({listed})" if close else listed

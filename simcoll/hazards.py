@@ -51,15 +51,35 @@ class _Tracker:
                 if cell in self.written:
                     self._wait((number, channel), self.written[cell])
                 self.read.setdefault(cell, []).append((number, channel))
+        overwriters: list[tuple[int, int]] = []
         for number, (_, _, dst, dst_chunk, count, op, channel) in rows:
             if op == SYNC:
                 continue
             for cell in _cells(dst, dst_chunk, count):
                 if cell in self.written:
                     self._wait((number, channel), self.written[cell])
-                for reader in self.read.pop(cell, ()):
+                readers = self.read.pop(cell, [])
+                for reader in readers:
                     self._wait((number, channel), reader)
+                    if reader[0] >= first and reader[0] != number and reader[1] == channel:
+                        overwriters.append((reader[0], number))
                 self.written[cell] = (number, channel)
+        self._spread(overwriters)
+
+    def _spread(self, overwriters: list[tuple[int, int]]) -> None:
+        """A transfer that overwrites what another of its step and channel reads also waits for whatever that one waits for.
+
+        The reader sets its source aside when its waits are over, so only then may the source change.
+        """
+        changed = True
+        while changed:
+            changed = False
+            for reader, writer in overwriters:
+                known = self.waits.get(writer, {})
+                missing = [wait for wait in self.waits.get(reader, ()) if wait not in known and wait != writer]
+                if missing:
+                    self.waits.setdefault(writer, {}).update(dict.fromkeys(missing))
+                    changed = True
 
 
 def derive_waits(plan: Plan) -> dict[int, tuple[int, ...]]:

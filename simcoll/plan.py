@@ -192,9 +192,9 @@ class Plan:
                 step.dst_rank, dst_region.astype(np.int8), self._address(step.dst_rank, step.dst_chunk, dst_region),
                 elements, elements * itemsize, step.src_chunk, step.dst_chunk, step.count, step.op, step.channel, staged,
             )  # fmt: skip
+            if not keep.any():
+                continue
             if not keep.all():
-                if not keep.any():
-                    continue
                 columns = tuple(column[keep] for column in columns)
             yield PlanStep(number, *columns)
 
@@ -330,8 +330,9 @@ def _block_sizes(schedule: Schedule, count: Any) -> tuple[Ints | int, int]:
     if sizes.dtype.kind not in "iu":
         raise ConfigError(f"counts must be whole numbers, got {count!r:.80}")
     expected = (collective.nranks,) * (2 if collective.kind == "all_to_all" else 1)
-    if collective.nblocks <= 1 or sizes.shape != expected:
-        wanted = "one whole number" if collective.nblocks <= 1 else f"one whole number or counts of shape {expected}"
+    one_block = collective.spec.nblocks(2) <= 1
+    if one_block or sizes.shape != expected:
+        wanted = "one whole number" if one_block else f"one whole number or counts of shape {expected}"
         raise ConfigError(
             f"{collective.kind} of {collective.nranks} ranks takes {wanted}; got counts of shape {sizes.shape}"
         )

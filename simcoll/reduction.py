@@ -61,13 +61,10 @@ class Reduction:
         if self.name != "avg":
             return
         if values.dtype.kind in "iu":
-            quotient = (
-                np.floor_divide(values, values.dtype.type(nranks))
-                if nranks <= np.iinfo(values.dtype).max
-                else np.zeros_like(values)
-            )
-            inexact = (values < 0) & (quotient * values.dtype.type(nranks) != values)
-            values[...] = quotient + inexact.astype(values.dtype)
+            wide = values.astype(np.int64 if values.dtype.kind == "i" else np.uint64)
+            quotient = wide // wide.dtype.type(nranks)
+            inexact = (wide < 0) & (quotient * wide.dtype.type(nranks) != wide)
+            values[...] = (quotient + inexact.astype(wide.dtype)).astype(values.dtype)
         else:
             np.divide(values, values.dtype.type(nranks), out=values)
 

@@ -7,15 +7,17 @@ import contextlib
 import importlib
 import os
 import secrets
+import signal
 import socket
 import sys
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from realcoll.control import Control
-from realcoll.errors import MissingError
+from realcoll.errors import FaultError, MissingError
 from realcoll.rendezvous import Host, join
 from realcoll.transports.local import aligned_bytes, array_finisher, array_reducer
 
@@ -32,6 +34,8 @@ __all__ = ["MpiTransport", "load_mpi"]
 
 EAGER_TESTS = 64
 """Tests of completion before the processor is offered to others: most messages are done by then."""
+CROWDED_REST_S = 1e-5
+"""A rest between tests when there are more processes than cores: giving way alone lets those who wait run before those who work."""
 LOOK_ROUND_S = 0.05
 REST_AFTER_S = 1.0
 REST_S = 0.0005
@@ -80,6 +84,9 @@ class MpiTransport:
         self._peers: list[int] = []
         self._testall = self._mpi.Request.Testall
         self._bytes = self._mpi.BYTE
+        self.control.watch(self._end_later)
+        atexit.register(self._at_exit)
+        self._crowded = self.control.size > (os.cpu_count() or 1)
 
     def alloc(self, size_bytes: int) -> Array:
         """New numpy bytes."""
@@ -112,7 +119,7 @@ class MpiTransport:
         """Wait until all of the group is done."""
         requests = self._requests
         testall = self._testall
-        for _ in range(EAGER_TESTS):
+        for _ in range(1 if self._crowded else EAGER_TESTS):
             if testall(requests):
                 break
         else:
@@ -125,11 +132,15 @@ class MpiTransport:
         begin = time.monotonic()
         look = begin + LOOK_ROUND_S
         while not self._testall(self._requests):
-            os.sched_yield()
+            if self._crowded:
+                time.sleep(CROWDED_REST_S)
+            else:
+                os.sched_yield()
             now = time.monotonic()
             if now >= look:
                 look = now + LOOK_ROUND_S
-                if self.control.trouble() or now - begin > self.control.timeout_s:
+                late = now - begin > self.control.timeout_s
+                if late or (self.control.loss() if self._peers == [-1] else self.control.trouble()):
                     self._blame()
                 if now - begin > REST_AFTER_S:
                     time.sleep(REST_S)
@@ -137,6 +148,9 @@ class MpiTransport:
     def _blame(self) -> None:
         """Give up on the group, unless it gets done while the others are asked."""
         waiting = [peer for peer, request in zip(self._peers, self._requests, strict=True) if not request.Test()]
+        if waiting == [-1]:  # a barrier: who is not there is in somebody's way, or will be
+            who = self.control.loss() or f"not all ranks came to the barrier within {self.control.timeout_s:g} s"
+            raise FaultError(who)
         if waiting:
             raise self.control.stuck(waiting)
 
@@ -193,12 +207,33 @@ class MpiTransport:
             sys.stdout.flush()
         self.comm.Abort(1)
 
+    def _at_exit(self) -> None:
+        """A program that ends without :meth:`close` does so in order if the others do too."""
+        try:
+            self.close()
+        except FaultError as error:
+            self.control.fail(error.message)
+            self._abort_job(f"it ended without closing its transport, and {error.message}")
+
+    def _end_later(self) -> None:
+        """Another process is lost, so this job will never end well: do not outlive it, whatever this process is busy with."""
+        timer = threading.Timer(self.control.timeout_s + LAST_WORDS_S, self._end)
+        timer.daemon = True
+        timer.start()
+
+    def _end(self) -> None:
+        if not self.control.broken:
+            with contextlib.suppress(OSError, ValueError):
+                print(f"realcoll: rank {self.control.process} ends: {self.control.loss()}", file=sys.stderr, flush=True)
+            os.kill(os.getpid(), signal.SIGTERM)
+
     def close(self) -> None:
         """Leave together with all processes; not after a failure, when nobody may be there to leave with."""
         if not self.control.broken:
             self.barrier()
             self.comm.Free()
         self.control.close()
+        atexit.unregister(self._at_exit)
 
 
 def _meet(comm: Any, timeout_s: float) -> Control:

@@ -82,7 +82,9 @@ class _Blocks:
         for step, (parent, child) in enumerate(_tree(self.peers)):
             size = 1 << (len(self.peers) - 1 - step)
             low = self.number[child] & -size
-            result.append((self.rank_of[parent], self.rank_of[child], self.first[low], self.first[low + size] - self.first[low]))
+            result.append(
+                (self.rank_of[parent], self.rank_of[child], self.first[low], self.first[low + size] - self.first[low])
+            )
         return result
 
 

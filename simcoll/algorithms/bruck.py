@@ -50,23 +50,23 @@ def all_gather(collective: Collective) -> Schedule:
 def all_to_all(collective: Collective) -> Schedule:
     """Blocks that have to go i places travel along the ones in the binary digits of i; equal blocks only.
 
-    A block for rank r + i waits at place i. In step k those with bit k in i are packed, go 2^k places, and are unpacked.
+    In step k every rank packs the blocks whose i has bit k, wherever they lie, and sends them 2^k places on.
     """
     n = collective.nranks
-    layout = Layout(collective, 1, np.zeros(3 * n, np.int64))
+    half, distances = -(-n // 2), _distances(n)
+    layout = Layout(collective, 1, np.zeros(half * (1 + len(distances)), np.int64))
     rank, place = np.arange(n, dtype=np.int64), np.arange(n, dtype=np.int64)[:, None]
-    sent, received = layout.scratch_at(n), layout.scratch_at(2 * n)
 
     def steps() -> Iterator[Step]:
-        yield transfers(rank, layout.input((rank + place) % n), rank, layout.scratch_at(place))
-        for distance in _distances(n):
-            moving = np.flatnonzero(place & distance)[:, None]
+        lies_at = layout.input((rank + place) % n)
+        for level, distance in enumerate(distances):
+            moving = np.flatnonzero(place & distance)
+            packed, landed = layout.scratch_at(), layout.scratch_at(half * (1 + level))
             order = np.arange(len(moving))[:, None]
-            yield transfers(rank, layout.scratch_at(moving), rank, sent + order)
-            yield transfers(rank, sent, (rank + distance) % n, received, count=len(moving))
-            yield transfers(rank, received + order, rank, layout.scratch_at(moving))
-        # What waits at place i now came from rank r - i.
-        yield transfers(rank, layout.scratch_at(place), rank, layout.output((rank - place) % n))
+            yield transfers(rank, lies_at[moving], rank, packed + order)
+            yield transfers(rank, packed, (rank + distance) % n, landed, count=len(moving))
+            lies_at[moving] = landed + order
+        yield transfers(rank, lies_at, rank, layout.output((rank - place) % n))
 
     return Schedule("bruck", layout, steps, divisible=True)
 

@@ -1,7 +1,8 @@
 """Butterflies: in every step all ranks pair up, and blocks are halved or doubled along any sequence of pairings that closes.
 
-A sequence of pairings closes when the ranks that can be reached in the last k steps are the same for all of them: then they can be numbered so
-that what a rank sends in a step is one range. Pairings by XOR are the textbook's; those of swing and bine trees keep partners nearer.
+A sequence of pairings closes when the ranks that can be reached in the last k steps are the same for all of them: then they can be
+numbered so that what a rank sends in a step is one range. Pairings by XOR are the textbook's; those of swing and bine trees keep partners
+nearer.
 """
 
 from __future__ import annotations
@@ -71,7 +72,9 @@ def _halves(number: Ints, step: int, steps: int) -> tuple[Ints, int]:
     return number & -size, size
 
 
-def all_reduce(name: str, collective: Collective, lanes: list[Ints], params: tuple[tuple[str, object], ...]) -> Schedule:
+def all_reduce(
+    name: str, collective: Collective, lanes: list[Ints], params: tuple[tuple[str, object], ...]
+) -> Schedule:
     """Reduce-scatter by halving, then all-gather by doubling; every lane has its share of the vector and its own pairings."""
     n = collective.nranks
     members, rank_of, even, odd = fold(n)

@@ -32,9 +32,13 @@ def _chain(collective: Collective, channels: int, pieces: int, box: int | None, 
 
     def steps() -> Iterator[Step]:
         loaded, whole = np.arange(n) if up else np.array([root]), channel[:, None] * pieces
-        yield transfers(loaded, layout.input(0, whole), loaded, layout.output(0, whole), count=pieces, channel=channel[:, None])
+        yield transfers(
+            loaded, layout.input(0, whole), loaded, layout.output(0, whole), count=pieces, channel=channel[:, None]
+        )
         for time in range(n - 2 + pieces if n > 1 else 0):
-            yield joined([hop(number, time - number) for number in range(max(0, time - pieces + 1), min(n - 1, time + 1))])
+            yield joined(
+                [hop(number, time - number) for number in range(max(0, time - pieces + 1), min(n - 1, time + 1))]
+            )
 
     return Schedule("chain", layout, steps, channels, (("channels", channels), ("pieces", pieces), ("box", box)))
 

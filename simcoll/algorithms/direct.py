@@ -141,7 +141,9 @@ def two_shot_all_reduce(collective: Collective) -> Schedule:
     """
     n = collective.nranks
     if n > TWO_SHOT_RANKS:
-        raise ConfigError(f"two_shot serves up to {TWO_SHOT_RANKS} ranks, got {n}; rabenseifner and ring serve any number")
+        raise ConfigError(
+            f"two_shot serves up to {TWO_SHOT_RANKS} ranks, got {n}; rabenseifner and ring serve any number"
+        )
     rank = np.arange(n, dtype=np.int64)
     owner = rank[:, None]
     layout = Layout(collective, n, np.zeros(n, np.int64))
@@ -165,7 +167,9 @@ def linear_broadcast(collective: Collective, *, channels: int = 1) -> Schedule:
 
     def steps() -> Iterator[Step]:
         for shift in range(n):
-            yield transfers(root, layout.input(0, channel), (root + shift) % n, layout.output(0, channel), channel=channel)
+            yield transfers(
+                root, layout.input(0, channel), (root + shift) % n, layout.output(0, channel), channel=channel
+            )
 
     return Schedule("linear", layout, steps, channels, (("channels", channels),))
 
@@ -178,7 +182,9 @@ def linear_reduce(collective: Collective, *, channels: int = 1) -> Schedule:
     def steps() -> Iterator[Step]:
         for shift in range(n):
             op = REDUCE if shift else 0
-            yield transfers((root + shift) % n, layout.input(0, channel), root, layout.output(0, channel), op=op, channel=channel)
+            yield transfers(
+                (root + shift) % n, layout.input(0, channel), root, layout.output(0, channel), op=op, channel=channel
+            )
 
     return Schedule("linear", layout, steps, channels, (("channels", channels),))
 

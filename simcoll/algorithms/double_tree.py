@@ -1,10 +1,12 @@
 """Double binary trees: two trees, each with half of the data, in which no rank but the root has children in both.
 
-The tree of one half is the textbook's binary tree by lowest set bits; the other is its mirror image, or the same moved by one rank.
+The tree of one half is a binary tree by lowest set bits; the other is its mirror image, or the same moved by one rank. The trees are those
+of NCCL (``src/graph/trees.cc``).
 """
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from simcoll.collective import Collective
 
     Ints = NDArray[np.int64]
+    Tree = tuple[list[int], list[int]]  # parent of every rank (-1: the root), colour of the edge to it
 
 __all__ = ["all_reduce", "binary_tree", "broadcast", "reduce", "tree_pair"]
 
@@ -52,38 +55,77 @@ def tree_pair(nranks: int) -> tuple[list[int], list[int]]:
     return first, [moved[(rank - 1) % nranks] for rank in range(nranks)]
 
 
-def _edges(parents: list[int]) -> tuple[Ints, Ints, Ints, int]:
+def _coloured(pair: tuple[list[int], list[int]]) -> tuple[list[int], list[int]]:
+    """Colour 0 or 1 of the edge above every rank in both trees, for even and odd steps.
+
+    The two edges below a rank (in one tree, since it has two children in one at most) have different colours, and so have the two above it
+    (one in each tree): then a rank talks to one child and one parent a step. Such a colouring exists, since the two conditions alternate
+    along every cycle (Sanders, Speck, Träff).
+    """
+    edges = [(tree, rank) for tree, parents in enumerate(pair) for rank, up in enumerate(parents) if up >= 0]
+    differ: dict[tuple[int, int], list[tuple[int, int]]] = {edge: [] for edge in edges}
+    ends: dict[tuple[str, int], tuple[int, int]] = {}
+    for tree, rank in edges:
+        for end in (("above", rank), ("below", pair[tree][rank])):
+            other = ends.setdefault(end, (tree, rank))
+            if other != (tree, rank):
+                differ[other].append((tree, rank))
+                differ[tree, rank].append(other)
+    colours = ([0] * len(pair[0]), [0] * len(pair[1]))
+    seen: set[tuple[int, int]] = set()
+    for start in differ:
+        waiting = [(start, start[0])]
+        while waiting:
+            edge, colour = waiting.pop()
+            if edge not in seen:
+                seen.add(edge)
+                colours[edge[0]][edge[1]] = colour
+                waiting.extend((other, 1 - colour) for other in differ[edge])
+    return colours
+
+
+def _edges(parents: list[int], colours: list[int]) -> tuple[Ints, Ints, Ints, int]:
     """Child, parent and time of every edge on the way up, and the number of steps between two pieces.
 
-    A parent hears from one child a step: of its c children the i-th at steps i mod the largest c. An edge fires when all edges below have.
+    An edge fires when all edges below it have, in a step of its colour; where nobody has two children colours do not matter.
     """
     children: list[list[int]] = [[] for _ in parents]
     for child, parent in enumerate(parents):
         if parent >= 0:
             children[parent].append(child)
-    period = max(map(len, children)) or 1
-    root = parents.index(-1)
-    order = [root]
+    period = 2 if any(len(below) > 1 for below in children) else 1
+    order = [parents.index(-1)]
     for rank in order:
         order.extend(children[rank])
     time, ready = [0] * len(parents), [0] * len(parents)
     for rank in reversed(order):
-        for turn, child in enumerate(children[rank]):
-            time[child] = ready[child] + (turn - ready[child]) % period
+        for child in children[rank]:
+            time[child] = ready[child] + (colours[child] - ready[child]) % period
             ready[rank] = max(ready[rank], time[child] + 1)
-    child = np.array(order[1:], np.int64)
-    return child, np.array(parents, np.int64)[child], np.array(time, np.int64)[child], period
+    below = np.array(order[1:], np.int64)
+    return below, np.array(parents, np.int64)[below], np.array(time, np.int64)[below], period
 
 
-def _with_boxes(parents: list[int], box: int, lead: int) -> list[int]:
-    """A tree over boxes, with the members of a box as a chain behind the one that talks to other boxes."""
-    result = []
-    for rank in range(len(parents) * box):
-        home, place = rank - rank % box, (rank - lead) % box
-        up = parents[rank // box]
-        chained = home + (rank - home - 1) % box
-        result.append(chained if place else -1 if up < 0 else up * box + lead % box)
-    return result
+def _with_boxes(parents: list[int], colours: list[int], box: int, lead: int) -> tuple[list[int], list[int]]:
+    """A tree over boxes with a chain inside each, from the member ``lead`` on, which talks to the parent box.
+
+    The first two of the chain talk to a child box each, so that nobody has more than two children.
+    """
+    ups, shades = [-1] * (len(parents) * box), [0] * (len(parents) * box)
+    boxes_below = [0] * len(parents)
+    spread: dict[int, int] = {}
+    for home, up in enumerate(parents):
+        if up >= 0:
+            member = up * box + (lead + min(boxes_below[up], box - 1)) % box
+            boxes_below[up] += 1
+            head = home * box + lead % box
+            ups[head], shades[head] = member, colours[home]
+            spread.setdefault(member, colours[home])
+    for home in range(len(parents)):
+        chain = [home * box + (lead + place) % box for place in range(box)]
+        for before, rank in pairwise(chain):
+            ups[rank], shades[rank] = before, 1 - spread.get(before, 0)
+    return ups, shades
 
 
 def _behind(root: int, parents: list[int]) -> list[int]:
@@ -95,10 +137,11 @@ def _behind(root: int, parents: list[int]) -> list[int]:
     return result
 
 
-def _flows(parents: list[int], pieces: int, *, up: bool, down: bool) -> Iterator[tuple[Ints, Ints, Ints, int]]:
+def _flows(tree: Tree, pieces: int, *, up: bool, down: bool) -> Iterator[tuple[Ints, Ints, Ints, int]]:
     """``(src, dst, piece, op)`` of every step: pieces climb and descend the tree one ``period`` behind the other."""
-    child, parent, time, period = _edges(parents)
-    top = int(time.max(initial=-1))
+    child, parent, time, period = _edges(*tree)
+    top = int(time.max(initial=0))
+    top += top % 2  # so that colours mean the same steps in both trees on the way down
     ways = [(child, parent, time, REDUCE)] if up else []
     if down:
         ways.append((parent, child, top - time + (top + 1 if up else 0), COPY))
@@ -110,46 +153,52 @@ def _flows(parents: list[int], pieces: int, *, up: bool, down: bool) -> Iterator
             yield src[live], dst[live], piece[live], op
 
 
-def _schedule(collective: Collective, trees: list[list[int]], pieces: int, params: dict[str, int | None], *, up: bool, down: bool) -> Schedule:
-    """The trees side by side, each on its own channel with its share of the vector."""
+def _schedule(
+    collective: Collective, trees: list[Tree], pieces: int, params: dict[str, int | None], *, up: bool, down: bool
+) -> Schedule:
+    """The trees side by side, each with its share of the vector; the two of a pair are one channel, whose steps keep them in time."""
     n, root = collective.nranks, collective.root or 0
     layout = Layout(collective, len(trees) * pieces)
     ways = up + down
 
     def steps() -> Iterator[Step]:
-        rank, channel = np.arange(n) if up else np.array([root]), np.arange(len(trees))[:, None]
-        whole = channel * pieces
-        yield transfers(rank, layout.input(0, whole), rank, layout.output(0, whole), count=pieces, channel=channel)
-        flows = [list(_flows(parents, pieces, up=up, down=down)) for parents in trees]
+        rank, channel = np.arange(n) if up else np.array([root]), np.arange(len(trees) // 2)[:, None]
+        whole = channel * 2 * pieces
+        yield transfers(rank, layout.input(0, whole), rank, layout.output(0, whole), count=2 * pieces, channel=channel)
+        flows = [list(_flows(tree, pieces, up=up, down=down)) for tree in trees]
         for at in range(0, max(map(len, flows)), ways):
             now = []
-            for tree, flow in enumerate(flows):
+            for number, flow in enumerate(flows):
                 for src, dst, piece, op in flow[at : at + ways]:
-                    chunk = layout.output(0, tree * pieces + piece)
-                    now.append(transfers(src, chunk, dst, chunk, op=op, channel=tree))
+                    chunk = layout.output(0, number * pieces + piece)
+                    now.append(transfers(src, chunk, dst, chunk, op=op, channel=number // 2))
             yield joined(now)
 
-    return Schedule("double_tree", layout, steps, len(trees), tuple(params.items()))
+    return Schedule("double_tree", layout, steps, len(trees) // 2, tuple(params.items()))
 
 
 def all_reduce(collective: Collective, *, channels: int = 1, pieces: int = 4, box: int | None = None) -> Schedule:
     """Reduce up and broadcast down two binary trees at once, each with half of the vector, cut into ``pieces``.
 
-    With ``box`` the trees span boxes of that many consecutive ranks; inside a box the ranks are a chain. ``channels`` counts pairs of trees,
-    whose chains start at different members.
+    With ``box`` the trees span boxes of that many consecutive ranks; inside a box the ranks are a chain. ``channels`` counts
+    pairs of trees, whose chains start at different members.
     """
     n = collective.nranks
     if box is not None and n % box:
         raise ConfigError(f"box={box} does not divide the {n} ranks")
     pair = tree_pair(n // (box or 1))
-    trees = [_with_boxes(parents, box or 1, lead) for lead in range(channels) for parents in pair]
-    return _schedule(collective, trees, pieces, {"channels": channels, "pieces": pieces, "box": box}, up=True, down=True)
+    both = list(zip(pair, _coloured(pair), strict=True))
+    trees = [_with_boxes(*tree, box or 1, lead) for lead in range(channels) for tree in both]
+    return _schedule(
+        collective, trees, pieces, {"channels": channels, "pieces": pieces, "box": box}, up=True, down=True
+    )
 
 
 def _rooted(collective: Collective, channels: int, pieces: int, *, up: bool) -> Schedule:
     """Both trees span the other ranks and hang below the root, which feeds (or drains) them in turn."""
-    pair = tree_pair(collective.nranks - 1) if collective.nranks > 1 else ([], [])
-    trees = [_behind(collective.root or 0, parents) for _ in range(channels) for parents in pair]
+    first, second = tree_pair(collective.nranks - 1) if collective.nranks > 1 else ([], [])
+    pair = _behind(collective.root or 0, first), _behind(collective.root or 0, second)
+    trees = list(zip(pair, _coloured(pair), strict=True)) * channels
     return _schedule(collective, trees, pieces, {"channels": channels, "pieces": pieces}, up=up, down=not up)
 
 

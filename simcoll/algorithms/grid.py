@@ -93,8 +93,10 @@ def weights_of(grid: Grid, order: Sequence[int]) -> tuple[int, ...]:
     return tuple(weights)
 
 
-def reduce_scatter_stage(grid: Grid, weights: Sequence[int], d: int, done: Sequence[int], way: int, *, runs: bool = True) -> Moves:
-    """Moves to be reduced, after which every rank keeps of dimension d the chunks of its own digit; ``done`` dimensions are split already."""
+def reduce_scatter_stage(
+    grid: Grid, weights: Sequence[int], d: int, done: Sequence[int], way: int, *, runs: bool = True
+) -> Moves:
+    """Moves to be reduced, after which a rank keeps of dimension d the chunks of its own digit; ``done`` dimensions are split already."""
     size, place, own = grid.sizes[d], grid.digit(d), grid.digits(done)
     for step in range(1, size):
         target = (place + (step if way == PAIRWISE else -way * step)) % size
@@ -102,7 +104,9 @@ def reduce_scatter_stage(grid: Grid, weights: Sequence[int], d: int, done: Seque
         yield grid.moved(d, way or step), chunk, count
 
 
-def all_gather_stage(grid: Grid, weights: Sequence[int], d: int, split: Sequence[int], way: int, *, runs: bool = True) -> Moves:
+def all_gather_stage(
+    grid: Grid, weights: Sequence[int], d: int, split: Sequence[int], way: int, *, runs: bool = True
+) -> Moves:
     """Moves to be copied, after which every rank has the chunks of all digits of dimension d; ``split`` dimensions stay as they are."""
     size, place, own = grid.sizes[d], grid.digit(d), grid.digits(split)
     for step in range(1, size):

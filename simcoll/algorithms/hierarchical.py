@@ -1,10 +1,11 @@
 """Hierarchical algorithms for boxes of ranks with fast links inside and one rail per member between them, two levels or three.
 
-The boxes (and pods of boxes) are a grid whose last dimension is the place in the box. A collective is a row of stages, each along one dimension,
-so that only the members of the same place, on the same rail, talk between boxes.
+The boxes (and pods of boxes) are a grid whose last dimension is the place in the box. A collective is a row of stages, each along one
+dimension, so that only the members of the same place, on the same rail, talk between boxes.
 
-With ``pieces`` the vector follows itself: piece p does a stage while piece p - 1 does the next one. Every stage then has a channel of its own, on
-which the pieces come in order; a piece starts a stage when its data is there, so that links inside and between boxes work at the same time.
+With ``pieces`` the vector is cut, and piece p does a stage while piece p - 1 does the next one. Every stage then has a channel of its own,
+on which the pieces come in order; a piece starts a stage when its data is there, so that links inside and between boxes work at the same
+time.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
     from simcoll.collective import Collective
 
     Ints = NDArray[np.int64]
-    Stage = Callable[[Ints, Ints], Iterator[Step]]  # share and channel of every copy, as columns, to the steps of the stage
+    # From the share of the vector and the channel of every copy, as columns, to the steps of the stage.
+    Stage = Callable[[Ints, Ints], Iterator[Step]]
 
 __all__ = ["all_gather", "all_reduce", "all_to_all", "broadcast", "reduce_scatter"]
 
@@ -50,7 +52,9 @@ def _way(grid: Grid, d: int) -> int:
     return PAIRWISE if d == grid.dims[-1] else 1
 
 
-def _schedule(layout: Layout, stages: list[Stage], params: dict[str, int | None], lanes: list[int] | None = None) -> Schedule:
+def _schedule(
+    layout: Layout, stages: list[Stage], params: dict[str, int | None], lanes: list[int] | None = None
+) -> Schedule:
     """The stages one after the other for every piece, each piece one stage behind the one before; ``lanes`` are those of the stages."""
     channels, pieces = params["channels"] or 1, params["pieces"] or 1
     lane = [0] * len(stages) if pieces == 1 else lanes or list(range(len(stages)))
@@ -111,13 +115,17 @@ def all_gather(
         def steps(share: Ints, channel: Ints) -> Iterator[Step]:
             if d == 0:
                 yield transfers(rank, layout.input(0, share), rank, layout.output(rank, share), channel=channel)
-            for peer, slot, count in all_gather_stage(grid, grid.strides, d, grid.dims[d + 1 :], _way(grid, d), runs=shares == 1):
+            for peer, slot, count in all_gather_stage(
+                grid, grid.strides, d, grid.dims[d + 1 :], _way(grid, d), runs=shares == 1
+            ):
                 chunk = layout.output(slot[:, None], share)
                 yield transfers(rank, chunk, peer, chunk, count=count, channel=channel)
 
         return steps
 
-    return _schedule(layout, [level(d) for d in grid.dims], {"box": box, "pod": pod, "channels": channels, "pieces": pieces})
+    return _schedule(
+        layout, [level(d) for d in grid.dims], {"box": box, "pod": pod, "channels": channels, "pieces": pieces}
+    )
 
 
 def reduce_scatter(
@@ -157,7 +165,10 @@ def broadcast(
     grid = _grid(collective, box, pod)
     outer, order, root = grid.sizes[0], grid.dims[:0:-1], collective.root or 0
     parts = grid.nranks // outer
-    weights = (0, *weights_of(Grid(grid.sizes[1:]), [d - 1 for d in order]))  # the outermost level does not split the vector
+    weights = (
+        0,
+        *weights_of(Grid(grid.sizes[1:]), [d - 1 for d in order]),
+    )  # the outermost level does not split the vector
     layout, rank = Layout(collective, channels * pieces * parts), np.arange(grid.nranks)
     turn = (grid.digit(0) - grid.digit(0)[root]) % outer
 
@@ -173,7 +184,9 @@ def broadcast(
         def steps(share: Ints, channel: Ints) -> Iterator[Step]:
             if position == 0:
                 whole = share * parts
-                yield transfers(root, layout.input(0, whole), root, layout.output(0, whole), count=parts, channel=channel)
+                yield transfers(
+                    root, layout.input(0, whole), root, layout.output(0, whole), count=parts, channel=channel
+                )
             for peer, chunks, count in reduce_scatter_stage(grid, weights, d, done, PAIRWISE):
                 yield copies(senders, peer, chunks, count, share, channel)
 
@@ -205,7 +218,11 @@ def broadcast(
     inner = range(len(order))
     stages = [*(scatter(p) for p in inner), *hops, *(gather(p) for p in reversed(inner))]
     first, last = len(order), len(order) + len(hops)
-    lanes = [*inner, *(first + hop % 2 for hop in range(len(hops))), *(p - last + first + 2 for p in range(last, len(stages)))]
+    lanes = [
+        *inner,
+        *(first + hop % 2 for hop in range(len(hops))),
+        *(p - last + first + 2 for p in range(last, len(stages))),
+    ]
     params = {"box": box, "pod": pod, "channels": channels, "pieces": pieces}
     return _schedule(layout, stages, params, lanes)
 
@@ -222,8 +239,8 @@ def all_to_all(
     rank, slot = np.arange(n)[:, None], np.arange(n)
     between = []
     for done in range(1, len(order)):
-        ours = sum(grid.digit(d) * grid.strides[d] for d in order[:done])
-        theirs = sum(grid.digit(d) * grid.strides[d] for d in order[done:])
+        ours = np.sum([grid.digit(d) * grid.strides[d] for d in order[:done]], axis=0)
+        theirs = slot - ours
         between.append((ours[slot] + theirs[rank]) * n + ours[rank] + theirs[slot])
     layout = Layout(collective, shares, np.hstack(between))
 

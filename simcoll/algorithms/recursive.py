@@ -1,6 +1,7 @@
 """Recursive doubling and halving: partners at distances 1, 2, 4, ...
 
-Counts that are no power of two fold first: of the first pairs of ranks the even one hands its data to the odd one and gets the result at the end.
+Counts that are no power of two fold first: of the first pairs of ranks the even one hands its data to the odd one, and gets the result
+when all is done.
 """
 
 from __future__ import annotations
@@ -165,7 +166,9 @@ def halving_reduce_scatter(collective: Collective) -> Schedule:
         for mask in reversed(_masks(members)):
             other = (member ^ mask) & ~(mask - 1)
             given = layout.scratch_at(first[other])
-            yield transfers(rank_of, given, rank_of[member ^ mask], given, count=first[other + mask] - first[other], op=REDUCE)
+            yield transfers(
+                rank_of, given, rank_of[member ^ mask], given, count=first[other + mask] - first[other], op=REDUCE
+            )
         yield transfers(rank_of, layout.scratch_at(rank_of), rank_of, layout.output())
         yield transfers(odd, layout.scratch_at(even), even, layout.output())
 

@@ -77,7 +77,9 @@ class Algorithm:
 _CHAN = "Chan, Heimlich, Purkayastha, van de Geijn: Collective communication, CCPE 19 (2007)"
 _PATARASUK = "Patarasuk, Yuan: Bandwidth optimal all-reduce algorithms, JPDC 69 (2009)"
 _THAKUR = "Thakur, Rabenseifner, Gropp: Optimization of collective communication operations in MPICH, IJHPCA 19 (2005)"
-_SANDERS = "Sanders, Speck, Träff: Two-tree algorithms for full bandwidth broadcast, reduction and scan, ParCo 35 (2009); the trees are NCCL's"
+_SANDERS = (
+    "Sanders, Speck, Träff: Two-tree algorithms for full bandwidth broadcast, reduction and scan, ParCo 35 (2009)"
+)
 _BRUCK = "Bruck et al.: Efficient algorithms for all-to-all communications in multiport message-passing systems, TPDS 8 (1997)"
 _PAT = "Jeaugey: PAT, a new algorithm for all-gather and reduce-scatter operations at scale, arXiv 2506.20252"
 _NEIGHBOR = "Chen et al.: Performance evaluation of allgather algorithms on terascale Linux cluster, HPC Asia 2005"
@@ -95,43 +97,63 @@ _BOXES, _TORUS = "boxes", "torus"
 
 
 def _a(
-    collective: str, name: str, build: Callable[..., Schedule], pattern: str, cost: str, source: str, ranks: str = _ANY, topologies: str = _ANY, order: str = ""
+    collective: str,
+    name: str,
+    build: Callable[..., Schedule],
+    pattern: str,
+    cost: str,
+    source: str,
+    ranks: str = _ANY,
+    topologies: str = _ANY,
+    order: str = "",
 ) -> Algorithm:
     return Algorithm(name, collective, build, cost, pattern, ranks, source, topologies, order)
 
 
 ALGORITHMS: tuple[Algorithm, ...] = (
     _a("all_reduce", "ring", ring.all_reduce, "ring", "2(n-1)a + 2(n-1)/n s b + (n-1)/n s g", _PATARASUK, order=_RUN),
-    _a("all_reduce", "bidirectional_ring", ring.bidirectional_all_reduce, "ring", "as ring, half of the bytes each way round", _PATARASUK, topologies=_TORUS, order=_RUN),
+    _a("all_reduce", "bidirectional_ring", ring.bidirectional_all_reduce, "ring",
+       "as ring, half of the bytes each way round", _PATARASUK, topologies=_TORUS, order=_RUN),
     _a("all_reduce", "tree", tree.all_reduce, "tree", "2 ceil(lg n)(a + s b) + ceil(lg n) s g", _THAKUR, order=_SAME),
     _a("all_reduce", "double_tree", double_tree.all_reduce, "tree", "about 4 ceil(lg n) a + 2 s b, many pieces", _SANDERS, order=_RUN),
     _a("all_reduce", "recursive_doubling", recursive.doubling_all_reduce, "tree", "lg n (a + s b + s g), n = 2^k", _THAKUR, order=_SAME),
-    _a("all_reduce", "rabenseifner", recursive.rabenseifner_all_reduce, "tree", "2 lg n a + 2(n-1)/n s b + (n-1)/n s g, n = 2^k", _THAKUR, order=_SAME),
-    _a("all_reduce", "swing", swing.all_reduce, "tree", "2 lg n a + 2(n-1)/n s b + (n-1)/n s g, n = 2^k", _SWING, topologies=_TORUS, order=_RUN),
+    _a("all_reduce", "rabenseifner", recursive.rabenseifner_all_reduce, "tree",
+       "2 lg n a + 2(n-1)/n s b + (n-1)/n s g, n = 2^k", _THAKUR, order=_SAME),
+    _a("all_reduce", "swing", swing.all_reduce, "tree",
+       "2 lg n a + 2(n-1)/n s b + (n-1)/n s g, n = 2^k", _SWING, topologies=_TORUS, order=_RUN),
     _a("all_reduce", "bine", bine.all_reduce, "tree", "2 lg n a + 2(n-1)/n s b + (n-1)/n s g, n = 2^k", _BINE, order=_RUN),
     _a("all_reduce", "one_shot", direct.one_shot_all_reduce, "ring", "a + (n-1) s (b + g)", _PAIRS, order=_SAME),
-    _a("all_reduce", "two_shot", direct.two_shot_all_reduce, "ring", "2a + 2(n-1)/n s b + (n-1)/n s g", _PAIRS, ranks="up to 256", order=_SAME),
-    _a("all_reduce", "hierarchical", hierarchical.all_reduce, "ring", "2(g-1)/g s b_box + 2(m-1)/m s/g b_net, m boxes of g; the larger with pieces", _HIER, "multiple of box", _BOXES, _RUN),
-    _a("all_reduce", "torus", torus.all_reduce, "ring", "2 sum(k-1) a + 2(n-1)/n s b/(2D), D dimensions of k", _BUCKET, topologies=_TORUS, order=_RUN),
+    _a("all_reduce", "two_shot", direct.two_shot_all_reduce, "ring",
+       "2a + 2(n-1)/n s b + (n-1)/n s g", _PAIRS, ranks="up to 256", order=_SAME),
+    _a("all_reduce", "hierarchical", hierarchical.all_reduce, "ring",
+       "2(g-1)/g s b_box + 2(m-1)/m s/g b_net, m boxes of g; the larger with pieces", _HIER, "multiple of box", _BOXES, _RUN),
+    _a("all_reduce", "torus", torus.all_reduce, "ring",
+       "2 sum(k-1) a + 2(n-1)/n s b/(2D), D dimensions of k", _BUCKET, topologies=_TORUS, order=_RUN),
     _a("all_gather", "ring", ring.all_gather, "ring", "(n-1)a + (n-1)/n s b", _PATARASUK),
-    _a("all_gather", "bidirectional_ring", ring.bidirectional_all_gather, "ring", "as ring, half of the bytes each way round", _PATARASUK, topologies=_TORUS),
+    _a("all_gather", "bidirectional_ring", ring.bidirectional_all_gather, "ring",
+       "as ring, half of the bytes each way round", _PATARASUK, topologies=_TORUS),
     _a("all_gather", "recursive_doubling", recursive.doubling_all_gather, "tree", "lg n a + (n-1)/n s b, n = 2^k", _THAKUR),
     _a("all_gather", "bruck", bruck.all_gather, "tree", "ceil(lg n) a + (n-1)/n s b", _BRUCK),
     _a("all_gather", "pat", bruck.pat_all_gather, "tree", "ceil(lg n) a + (n-1)/n s b", _PAT),
     _a("all_gather", "neighbor_exchange", neighbor.all_gather, "ring", "n/2 a + (n-1)/n s b", _NEIGHBOR, ranks="even"),
     _a("all_gather", "bine", bine.all_gather, "tree", "lg n a + (n-1)/n s b, n = 2^k", _BINE),
     _a("all_gather", "direct", direct.all_gather, "ring", "a + (n-1)/n s b", _PAIRS),
-    _a("all_gather", "hierarchical", hierarchical.all_gather, "ring", "(n-m)/n s b_box + (m-1)/n s b_net, m boxes; the larger with pieces", _HIER, "multiple of box", _BOXES),
+    _a("all_gather", "hierarchical", hierarchical.all_gather, "ring",
+       "(n-m)/n s b_box + (m-1)/n s b_net, m boxes; the larger with pieces", _HIER, "multiple of box", _BOXES),
     _a("all_gather", "torus", torus.all_gather, "ring", "sum(k-1) a + (n-1)/n s b/(2D), D dimensions of k", _BUCKET, topologies=_TORUS),
     _a("reduce_scatter", "ring", ring.reduce_scatter, "ring", "(n-1)a + (n-1)/n s b + (n-1)/n s g", _PATARASUK, order=_RUN),
-    _a("reduce_scatter", "bidirectional_ring", ring.bidirectional_reduce_scatter, "ring", "as ring, half of the bytes each way round", _PATARASUK, topologies=_TORUS, order=_RUN),
-    _a("reduce_scatter", "recursive_halving", recursive.halving_reduce_scatter, "tree", "lg n a + (n-1)/n s (b + g), n = 2^k", _THAKUR, order=_SAME),
+    _a("reduce_scatter", "bidirectional_ring", ring.bidirectional_reduce_scatter, "ring",
+       "as ring, half of the bytes each way round", _PATARASUK, topologies=_TORUS, order=_RUN),
+    _a("reduce_scatter", "recursive_halving", recursive.halving_reduce_scatter, "tree",
+       "lg n a + (n-1)/n s (b + g), n = 2^k", _THAKUR, order=_SAME),
     _a("reduce_scatter", "pairwise", direct.pairwise_reduce_scatter, "ring", "(n-1)a + (n-1)/n s (b + g)", _THAKUR, order=_RUN),
     _a("reduce_scatter", "pat", bruck.pat_reduce_scatter, "tree", "ceil(lg n) a + (n-1)/n s (b + g)", _PAT, order=_RUN),
     _a("reduce_scatter", "bine", bine.reduce_scatter, "tree", "lg n a + (n-1)/n s (b + g), n = 2^k", _BINE, order=_RUN),
     _a("reduce_scatter", "direct", direct.reduce_scatter, "ring", "a + (n-1)/n s (b + g)", _PAIRS, order=_SAME),
-    _a("reduce_scatter", "hierarchical", hierarchical.reduce_scatter, "ring", "(n-m)/n s b_box + (m-1)/n s b_net, m boxes; the larger with pieces", _HIER, "multiple of box", _BOXES, _RUN),
-    _a("reduce_scatter", "torus", torus.reduce_scatter, "ring", "sum(k-1) a + (n-1)/n s b/(2D), D dimensions of k", _BUCKET, topologies=_TORUS, order=_RUN),
+    _a("reduce_scatter", "hierarchical", hierarchical.reduce_scatter, "ring",
+       "(n-m)/n s b_box + (m-1)/n s b_net, m boxes; the larger with pieces", _HIER, "multiple of box", _BOXES, _RUN),
+    _a("reduce_scatter", "torus", torus.reduce_scatter, "ring",
+       "sum(k-1) a + (n-1)/n s b/(2D), D dimensions of k", _BUCKET, topologies=_TORUS, order=_RUN),
     _a("broadcast", "tree", tree.broadcast, "tree", "ceil(lg n)(a + s b)", _THAKUR),
     _a("broadcast", "chain", chain.broadcast, "ring", "(n-2+k)(a + s/k b), k pieces", _CHAN),
     _a("broadcast", "double_tree", double_tree.broadcast, "tree", "about 2 ceil(lg n) a + s b, many pieces", _SANDERS),
@@ -139,11 +161,13 @@ ALGORITHMS: tuple[Algorithm, ...] = (
     _a("broadcast", "linear", direct.linear_broadcast, "ring", "(n-1)(a + s b)", _LINE),
     _a("broadcast", "scatter_ring", van_de_geijn.ring_broadcast, "ring", "(ceil(lg n) + n-1)a + 2(n-1)/n s b", _GEIJN),
     _a("broadcast", "scatter_doubling", van_de_geijn.doubling_broadcast, "tree", "2 lg n a + 2(n-1)/n s b", _GEIJN, ranks="power of 2"),
-    _a("broadcast", "hierarchical", hierarchical.broadcast, "ring", "2(g-1)/g s b_box + s/g b_net with pieces, boxes of g", _HIER, "multiple of box", _BOXES),
+    _a("broadcast", "hierarchical", hierarchical.broadcast, "ring",
+       "2(g-1)/g s b_box + s/g b_net with pieces, boxes of g", _HIER, "multiple of box", _BOXES),
     _a("reduce", "tree", tree.reduce, "tree", "ceil(lg n)(a + s b + s g)", _THAKUR, order=_SAME),
     _a("reduce", "chain", chain.reduce, "ring", "(n-2+k)(a + s/k (b + g)), k pieces", _CHAN, order=_RUN),
     _a("reduce", "double_tree", double_tree.reduce, "tree", "about 2 ceil(lg n) a + s b, many pieces", _SANDERS, order=_RUN),
-    _a("reduce", "rabenseifner", recursive.rabenseifner_reduce, "tree", "2 lg n a + 2(n-1)/n s b + (n-1)/n s g, n = 2^k", _THAKUR, order=_SAME),
+    _a("reduce", "rabenseifner", recursive.rabenseifner_reduce, "tree",
+       "2 lg n a + 2(n-1)/n s b + (n-1)/n s g, n = 2^k", _THAKUR, order=_SAME),
     _a("reduce", "bine", bine.reduce, "tree", "lg n (a + s b + s g), n = 2^k", _BINE, order=_SAME),
     _a("reduce", "linear", direct.linear_reduce, "ring", "(n-1)(a + s b + s g)", _LINE, order=_SAME),
     _a("gather", "tree", tree.gather, "tree", "ceil(lg n) a + (n-1)/n s b", _THAKUR),
@@ -156,7 +180,8 @@ ALGORITHMS: tuple[Algorithm, ...] = (
     _a("all_to_all", "pairwise", direct.pairwise_all_to_all, "ring", "(n-1)a + (n-1)/n s b", _THAKUR),
     _a("all_to_all", "xor", direct.xor_all_to_all, "ring", "(n-1)a + (n-1)/n s b", _THAKUR, ranks="power of 2"),
     _a("all_to_all", "bruck", bruck.all_to_all, "tree", "lg n (a + s/2 b), n = 2^k; equal blocks", _BRUCK),
-    _a("all_to_all", "hierarchical", hierarchical.all_to_all, "ring", "(g-1)/g s b_box + (m-1)/m s b_net, m boxes of g; the larger with pieces", _HIER, "multiple of box", _BOXES),
+    _a("all_to_all", "hierarchical", hierarchical.all_to_all, "ring",
+       "(g-1)/g s b_box + (m-1)/m s b_net, m boxes of g; the larger with pieces", _HIER, "multiple of box", _BOXES),
     _a("send_recv", "direct", direct.send_recv, "ring", "a + s b", "any pairs at once"),
     _a("barrier", "dissemination", barrier.dissemination, "tree", "ceil(lg n) a", _BARRIER),
     _a("barrier", "tree", barrier.tree, "tree", "2 ceil(lg n) a", _BARRIER),
@@ -181,10 +206,10 @@ _DEFAULTS: dict[str, tuple[str, str]] = {
 def default_algorithm(collective: Collective, params: Iterable[str] = ()) -> str:
     """The algorithm taken when none is named.
 
-    With ``box`` among the parameters the hierarchical one, with ``dims`` the one for a torus, where there is one. Else, by the number of
-    ranks: for powers of two the recursive one, which has both the fewest steps and the fewest bytes (all-to-all: the fewest bytes); for other
-    counts, one that is optimal in bytes where data goes to all, and a binomial tree where there is a root. Sizes are not known here:
-    ``simcoll perf`` compares all algorithms over sizes.
+    With ``box`` or ``pod`` among the parameters the hierarchical one, with ``dims`` the one for a torus, where there is one. Else, by the
+    number of ranks: for powers of two the recursive one, which has both the fewest steps and the fewest bytes (all-to-all: the fewest
+    bytes); for other counts, one that is optimal in bytes where data goes to all, and a binomial tree where there is a root. Sizes are not
+    known here: ``simcoll perf`` compares all algorithms over sizes.
 
     >>> default_algorithm(Collective("all_reduce", 8)), default_algorithm(Collective("all_reduce", 6), ["box"])
     ('rabenseifner', 'hierarchical')
@@ -211,7 +236,9 @@ def find_algorithm(collective: str, name: str) -> Algorithm:
     if name not in serving:
         others = sorted({algorithm.collective for algorithm in ALGORITHMS if algorithm.name == name})
         if others:
-            raise ConfigError(f"algorithm {name!r} serves {', '.join(others)}, not {collective}; valid: {', '.join(sorted(serving)) or 'none yet'}")
+            raise ConfigError(
+                f"algorithm {name!r} serves {', '.join(others)}, not {collective}; valid: {', '.join(sorted(serving)) or 'none yet'}"
+            )
         raise ConfigError(f"unknown algorithm {name!r} for {collective}; {nearest(name, serving)}")
     return serving[name]
 
@@ -232,8 +259,8 @@ def schedule(
     collective
         Kind, such as ``"all_reduce"`` (then ``nranks`` is needed), or a :class:`~simcoll.collective.Collective`.
     algorithm
-        Name of an algorithm that serves it: ``simcoll list algorithms``. Without, :func:`default_algorithm` chooses; the schedule's name says
-        which.
+        Name of an algorithm that serves it: ``simcoll list algorithms``. Without, :func:`default_algorithm` chooses; the
+        schedule's name says which.
     nranks, root, in_place
         Passed to :class:`~simcoll.collective.Collective`.
     **params
@@ -247,7 +274,7 @@ def schedule(
     Examples
     --------
     >>> print(schedule("all_reduce", "ring", nranks=8, channels=2))
-    ring(channels=2) all_reduce n=8
+    ring(channels=2, pieces=1) all_reduce n=8
     """
     if isinstance(collective, str):
         if collective not in KINDS:
@@ -260,7 +287,9 @@ def schedule(
     found = find_algorithm(collective.kind, algorithm or default_algorithm(collective, params))
     for name, value in params.items():
         if name not in found.params:
-            raise ConfigError(f"algorithm {found.name!r} of {collective.kind} has no parameter {name!r}; {nearest(name, found.params)}")
+            raise ConfigError(
+                f"algorithm {found.name!r} of {collective.kind} has no parameter {name!r}; {nearest(name, found.params)}"
+            )
         _check_param(name, value)
     return found.build(collective, **params)
 

@@ -79,7 +79,9 @@ def _all_reduce(collective: Collective, ring: _Ring) -> Schedule:
 
     def steps() -> Iterator[Step | Repeat]:
         whole = ring.lane * window
-        yield transfers(ring.rank, layout.input(0, whole), ring.rank, layout.output(0, whole), count=window, channel=ring.lane)
+        yield transfers(
+            ring.rank, layout.input(0, whole), ring.rank, layout.output(0, whole), count=window, channel=ring.lane
+        )
         if n > 1:
             yield Repeat(turn(0, REDUCE), n - 1, -pieces, layout.output_base, window)
             yield Repeat(turn(1, COPY), n - 1, -pieces, layout.output_base, window)

@@ -51,5 +51,7 @@ def all_reduce(collective: Collective, *, dims: tuple[int, ...] | None = None, c
         raise ConfigError(f"dims={dims} make {prod(dims)} ranks, but there are {n}")
     if any(size & (size - 1) for size in dims):
         raise ConfigError(f"swing needs dimensions that are powers of two, got dims={dims}; torus serves any")
-    lanes = [_torus_peers(dims, d, mirrored=mirrored) for mirrored in (False, True) for d in range(len(dims))] * channels
+    lanes = [
+        _torus_peers(dims, d, mirrored=mirrored) for mirrored in (False, True) for d in range(len(dims))
+    ] * channels
     return butterfly.all_reduce("swing", collective, lanes, (("dims", dims), ("channels", channels)))

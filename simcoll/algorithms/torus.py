@@ -1,4 +1,4 @@
-"""The bucket algorithm on a torus: rings in one dimension after the other, and copies of it that start elsewhere so that no link is idle."""
+"""The bucket algorithm on a torus: rings in one dimension after the other, in copies that start elsewhere so that no link is idle."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from simcoll.errors import ConfigError
 from simcoll.schedule import COPY, REDUCE, Layout, Schedule, Step, joined, transfers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from simcoll.collective import Collective
 

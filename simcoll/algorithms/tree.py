@@ -45,7 +45,9 @@ def _round(layout: Layout, level: int, root: int, shares: tuple[int, int], *, up
 
 
 def _shifted(step: Step, piece: int) -> Step:
-    return Step(step.src_rank, step.src_chunk + piece, step.dst_rank, step.dst_chunk + piece, step.count, step.op, step.channel)
+    return Step(
+        step.src_rank, step.src_chunk + piece, step.dst_rank, step.dst_chunk + piece, step.count, step.op, step.channel
+    )
 
 
 def _pipelined(rounds: list[Step], pieces: int) -> Iterator[Step]:
@@ -94,7 +96,7 @@ def all_reduce(collective: Collective, *, channels: int = 1, pieces: int = 1) ->
 
 
 def _subtrees(collective: Collective, level: int) -> tuple[Ints, Ints, Ints, Ints]:
-    """Parent, child, first block and number of blocks of the subtrees of a level; blocks that pass the last rank are a part of their own."""
+    """Parent, child, first block and number of blocks of the subtrees of a level; what passes the last rank is a part of its own."""
     n, root = collective.nranks, collective.root or 0
     parent, child, size = binomial_edges(n, level)
     first = (child + root) % n

@@ -1,4 +1,8 @@
-"""Lower bounds that no schedule can beat without reduction or multicast inside switches, however many ports it uses."""
+"""Lower bounds that no schedule can beat, however many ports it uses.
+
+Most count what must cross a cut, and hold for switches that multicast and reduce too. Only an all-reduce crosses less often
+with their help; ``in_network`` asks for the bound that then still holds.
+"""
 
 from __future__ import annotations
 
@@ -40,6 +44,8 @@ class Bottleneck:
         The ranks whose links are meant: the sending side of the cut; all of them for a sum over a partition.
     exact
         Whether this is the best bound of its kind; otherwise it is true but perhaps not the best.
+    in_network
+        Whether it also holds where switches multicast and reduce.
     """
 
     seconds_per_byte: Fraction
@@ -47,6 +53,7 @@ class Bottleneck:
     argument: str
     ranks: tuple[int, ...] = ()
     exact: bool = True
+    in_network: bool = True
 
     def time_fs(self, total_bytes: int) -> int:
         """The bound for a size, rounded down to whole femtoseconds."""
@@ -75,6 +82,7 @@ def lower_bound(
     root: int | None = None,
     latency_fs: int = 0,
     certificate: Bottleneck | None = None,
+    in_network: bool = False,
 ) -> Bound:
     """The least time that any schedule of a collective can take.
 
@@ -92,6 +100,8 @@ def lower_bound(
     certificate
         The result of :func:`bottleneck` for the same collective and topology, to save its time when many sizes are
         asked for.
+    in_network
+        Whether the schedule may have switches multicast and reduce (NVLink SHARP, InfiniBand SHARP).
 
     Raises
     ------
@@ -105,17 +115,19 @@ def lower_bound(
     >>> bound.time_fs == 15 * 10**12, bound.bottleneck
     (True, 'the links of all 4 ranks')
     """
-    proof = bottleneck(kind, topology, root=root) if certificate is None else certificate
+    proof = certificate
+    if proof is None or (in_network and not proof.in_network):
+        proof = bottleneck(kind, topology, root=root, in_network=in_network)
     time_fs = proof.time_fs(total_bytes)
     if time_fs >= latency_fs and time_fs > 0:
         return Bound(time_fs, "bandwidth", proof.name, proof)
     return Bound(latency_fs, "latency", "latency", proof)
 
 
-def bottleneck(kind: str, topology: Topology, *, root: int | None = None) -> Bottleneck:
+def bottleneck(kind: str, topology: Topology, *, root: int | None = None, in_network: bool = False) -> Bottleneck:
     """The bound of a collective on a topology for all sizes; see :func:`lower_bound`."""
-    if kind not in _KINDS:
-        raise ConfigError(f"no lower bound for collective {kind!r}; {nearest(kind, _KINDS)}")
+    if kind not in (*_KINDS, "all_reduce"):
+        raise ConfigError(f"no lower bound for collective {kind!r}; {nearest(kind, (*_KINDS, 'all_reduce'))}")
     start = 0 if root is None else root
     if not 0 <= start < topology.nranks:
         raise ConfigError(
@@ -123,6 +135,8 @@ def bottleneck(kind: str, topology: Topology, *, root: int | None = None) -> Bot
         )
     if topology.nranks == 1:
         return Bottleneck(Fraction(0), "a single rank", "nothing to send")
+    if kind == "all_reduce":
+        return _all_reduce(topology, in_network=in_network)
     return _KINDS[kind](topology, start)
 
 
@@ -187,27 +201,37 @@ def _from_root(topology: Topology, root: int, *, backwards: bool) -> Bottleneck:
     return Bottleneck(Fraction(UBPS_PER_BPS, rate), name, "all data must cross the cut", inside, exact)
 
 
-def _all_reduce(topology: Topology, _: int) -> Bottleneck:
+def _all_reduce(topology: Topology, *, in_network: bool) -> Bottleneck:
     """For each partition into m groups: every element crosses from group to group at least 2 (m - 1) times (m - 1
-    until somebody has the sum, m - 1 to tell the others), and every group sends and receives at least once.
+    until somebody has the sum, m - 1 to tell the others), and every group sends and receives at least once. Where
+    switches reduce and multicast, only the latter counts.
     """
     found: list[Bottleneck] = []
     for backwards in _directions(topology):
         graph = flow_graph(topology, backwards=backwards)
         for level, groups in candidate_groups(topology):
             capacities, sides = _egresses(graph, groups)
-            total = sum(capacities) * graph.unit_uBps
-            crossings = Fraction(2 * (len(groups) - 1) * UBPS_PER_BPS, total)
-            where = f"the links of all {len(groups)} {'ranks' if level == 'rank' else f'groups of level {level}'}"
-            everyone = tuple(range(topology.nranks))
-            argument = f"{2 * (len(groups) - 1)} crossings between {len(groups)} groups"
-            found.append(Bottleneck(crossings, where, argument, everyone, exact=False))
+            if not in_network:
+                found.append(_partition(topology, level, len(groups), sum(capacities) * graph.unit_uBps))
             least = min(range(len(groups)), key=capacities.__getitem__)
             single = Fraction(UBPS_PER_BPS, capacities[least] * graph.unit_uBps)
             name = cut_name(topology, graph, sides[least], backwards=backwards)
             members = tuple(groups[least].tolist())
-            found.append(Bottleneck(single, name, "the group's data must leave it", members, exact=False))
+            argument = f"the group's data must {'reach' if backwards else 'leave'} it"
+            found.append(Bottleneck(single, name, argument, members, exact=False))
     return max(found, key=lambda bound: bound.seconds_per_byte)
+
+
+def _partition(topology: Topology, level: str, groups: int, capacity_uBps: int) -> Bottleneck:
+    crossings = 2 * (groups - 1)
+    return Bottleneck(
+        Fraction(crossings * UBPS_PER_BPS, capacity_uBps),
+        f"the links of all {groups} {'ranks' if level == 'rank' else f'groups of level {level}'}",
+        f"{crossings} crossings between {groups} groups",
+        tuple(range(topology.nranks)),
+        exact=False,
+        in_network=False,
+    )
 
 
 def _all_to_all(topology: Topology, _: int) -> Bottleneck:
@@ -251,7 +275,6 @@ def _egresses(graph: FlowGraph, groups: list[NDArray[np.int64]]) -> tuple[list[i
 
 _KINDS: dict[str, Callable[[Topology, int], Bottleneck]] = {
     "all_gather": _all_gather,
-    "all_reduce": _all_reduce,
     "all_to_all": _all_to_all,
     "barrier": _no_data,
     "broadcast": _broadcast,

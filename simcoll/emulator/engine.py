@@ -11,21 +11,23 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from simcoll.emulator.digest import TraceHash
-from simcoll.emulator.messages import Lane, blocks, outline
+from simcoll.emulator.messages import Lane, blocks, outline, parts
 from simcoll.errors import ConfigError, InternalError
 from simcoll.schedule import OP_NAMES
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import simpy
     from numpy.typing import NDArray
 
     from simcoll.emulator.dataplane import Storage
     from simcoll.emulator.fabric import Fabric
-    from simcoll.emulator.messages import Block, Bundle, Message
+    from simcoll.emulator.messages import Block, Bundle, Message, Outline, Part
     from simcoll.plan import Plan
     from simcoll.topology import Topology
 
-__all__ = ["Observer", "Player"]
+__all__ = ["Observer", "Player", "Score"]
 
 HASH_BATCH = 4096
 
@@ -54,6 +56,29 @@ class Observer(Protocol):
         """Transfer ``message`` was ready, its flow started and ended, and it was done."""
 
 
+class Score:
+    """A plan made ready to be played many times on one fabric, one run after the other, with the same buffers."""
+
+    __slots__ = ("outline", "parts")
+
+    def __init__(self, plan: Plan, topology: Topology, fabric: Fabric, storage: Storage | None) -> None:
+        self.outline: Outline = outline(plan, topology)
+        self.parts: tuple[Part, ...] = tuple(parts(plan, topology, storage, cap_links(plan, fabric)))
+
+
+def cap_links(plan: Plan, fabric: Fabric) -> int | None:
+    """Two more links per lane, out and in, when the protocol caps the rate of a channel; returns the first."""
+    rate = plan.protocol.channel_rate_uBps
+    if not rate:
+        return None
+
+    def name(position: int) -> str:
+        rank, channel = divmod(position // 2, plan.nchannels)
+        return f"rank {rank} channel {channel} {('out', 'in')[position % 2]}"
+
+    return fabric.add_links([rate] * (2 * plan.nranks * plan.nchannels), name)
+
+
 class Player:
     """Plays one plan. Make it, :meth:`start` it, run the environment, :meth:`check` it.
 
@@ -69,6 +94,10 @@ class Player:
         Told of every transfer.
     keep
         Whether ``done_fs`` of every transfer is kept.
+    score
+        The same plan, topology and storage made ready before.
+    left
+        Told of every rank whose last transfer is done.
 
     Attributes
     ----------
@@ -91,6 +120,8 @@ class Player:
         observer: Observer | None = None,
         *,
         keep: bool = False,
+        score: Score | None = None,
+        left: Callable[[int], None] | None = None,
     ) -> None:
         self.plan = plan
         self.fabric = fabric
@@ -103,7 +134,7 @@ class Player:
         self._observer = observer
         self._calendar = fabric.calendar
         self._depth = plan.protocol.fifo_depth
-        self._outline = outline(plan, topology)
+        self._outline = outline(plan, topology) if score is None else score.outline
         self.steps = self._outline.steps
         self.switched = self._outline.switched
         if self.switched and "switch_reduce" not in topology.traits:
@@ -115,24 +146,18 @@ class Player:
             self.done_fs = np.full(self._outline.messages, -1, np.int64)
         steps = self._outline.lane_steps.tolist()
         self._lanes = [Lane(*divmod(number, plan.nchannels), count) for number, count in enumerate(steps)]
-        self._blocks = blocks(plan, topology, self._lanes, storage, self._cap_links())
+        streamed = parts(plan, topology, storage, cap_links(plan, fabric)) if score is None else score.parts
+        self._blocks = blocks(streamed, self._lanes)
+        self._left = left
+        self._busy_lanes = [0] * plan.nranks
+        for lane in self._lanes:
+            self._busy_lanes[lane.rank] += lane.steps_left > 0
         self._recent: dict[tuple[int, int, int], list[Message]] = {}
         self._waits = plan.waits
         self._awaited = frozenset(earlier for each in self._waits.values() for earlier in each)
         self._over: set[int] = set()  # awaited messages that are done
         self._waiters: dict[int, list[Message]] = {}
         self._rows: list[tuple[int, ...]] = []
-
-    def _cap_links(self) -> int | None:
-        """Two more links per lane, out and in, when the protocol caps the rate of a channel."""
-        rate = self.plan.protocol.channel_rate_uBps
-        if not rate:
-            return None
-        return self.fabric.add_links([rate] * (2 * len(self._lanes)), self._cap_name)
-
-    def _cap_name(self, position: int) -> str:
-        lane = self._lanes[position // 2]
-        return f"rank {lane.rank} channel {lane.channel} {('out', 'in')[position % 2]}"
 
     def start(self) -> None:
         """Let every lane enter its first step at launch."""
@@ -142,6 +167,17 @@ class Player:
                 self._calendar.at(begin, self._enter, lane)
         if not self._outline.messages:
             self._calendar.at(begin, self._finish, None)
+
+    def enter(self, rank: int) -> None:
+        """Let the lanes of one rank enter their first step at launch; an alternative to :meth:`start`."""
+        begin = self._calendar.now + self.plan.protocol.launch_fs
+        self.time_fs = max(self.time_fs, begin)
+        channels = self.plan.nchannels
+        for lane in self._lanes[rank * channels : (rank + 1) * channels]:
+            if lane.steps_left:
+                self._calendar.at(begin, self._enter, lane)
+        if not self._busy_lanes[rank] and self._left is not None:
+            self._calendar.at(begin, self._left, rank)
 
     def _enter(self, lane: Lane) -> None:
         """Take the next step of a lane."""
@@ -156,8 +192,7 @@ class Player:
             message = queue.popleft()
             lane.pending += 1
             if lane is message.sender:
-                if message.place is not None and message.place.staged:
-                    message.payload = message.place.source.copy()
+                self._source_need_met(message)
             elif depth and message.bundle is None:
                 if message.arrived:
                     self._consume(message)
@@ -165,6 +200,12 @@ class Player:
             message.needs -= 1
             if not message.needs:
                 self._ready(message)
+
+    def _source_need_met(self, message: Message) -> None:
+        """Set a staged source aside as soon as it is known to hold what the step must read."""
+        message.source_needs -= 1
+        if not message.source_needs and message.place is not None and message.place.staged:
+            message.payload = message.place.source.copy()
 
     def _load(self, lane: Lane) -> None:
         """Hand the messages of the next step to their lanes."""
@@ -187,6 +228,7 @@ class Player:
                 for earlier in self._waits.get(message.id, ()):
                     if earlier not in self._over:
                         message.needs += 1
+                        message.source_needs += 1
                         self._waiters.setdefault(earlier, []).append(message)
 
     def _follow(self, message: Message) -> None:
@@ -265,6 +307,7 @@ class Player:
         if message.id in self._awaited:
             self._over.add(message.id)
             for waiter in self._waiters.pop(message.id, ()):
+                self._source_need_met(waiter)
                 waiter.needs -= 1
                 if not waiter.needs:
                     self._ready(waiter)
@@ -281,8 +324,14 @@ class Player:
     def _leave(self, lane: Lane) -> None:
         """A message of the lane's current step is finished for it."""
         lane.pending -= 1
-        if not lane.pending and lane.steps_left:
+        if lane.pending:
+            return
+        if lane.steps_left:
             self._calendar.at(self._calendar.now, self._enter, lane)
+            return
+        self._busy_lanes[lane.rank] -= 1
+        if not self._busy_lanes[lane.rank] and self._left is not None:
+            self._left(lane.rank)
 
     def _retire(self, block: Block) -> None:
         """Account for a step that is over, and forget it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from simcoll.plan import switch_groups
 from simcoll.schedule import OP_NAMES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from numpy.typing import NDArray
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
 
-__all__ = ["Block", "Bundle", "Lane", "Message", "Outline", "blocks", "outline"]
+__all__ = ["Block", "Bundle", "Lane", "Message", "Outline", "Part", "blocks", "outline", "parts"]
 
 
 class Lane:
@@ -52,11 +53,14 @@ class Block:
 
 
 class Message:
-    """A transfer in flight. ``needs`` counts the conditions that keep it from being ready."""
+    """A transfer in flight.
+
+    ``needs`` counts the conditions that keep it from being ready, ``source_needs`` those that keep its source from being read.
+    """
 
     __slots__ = (
         "arrived", "block", "bundle", "consumed", "done_fs", "end_fs", "follower", "id", "links", "needs", "payload", "place",
-        "post_fs", "pre_fs", "ready_fs", "receiver", "sender", "start_fs", "wire",
+        "post_fs", "pre_fs", "ready_fs", "receiver", "sender", "source_needs", "start_fs", "wire",
     )  # fmt: skip
 
     def __init__(
@@ -81,7 +85,7 @@ class Message:
         self.post_fs = post
         self.place = place
         self.payload: Any = None
-        self.needs = 1
+        self.needs = self.source_needs = 1
         self.bundle: Bundle | None = None
         self.follower: Message | None = None
         self.arrived = self.consumed = False
@@ -177,14 +181,25 @@ def _ways_up(plan: Plan, topology: Topology, step: PlanStep, rows: list[int]) ->
     return [int(topology.route([own], [plan.ranks[others[0]]]).links[0, 0])]
 
 
-def blocks(
-    plan: Plan, topology: Topology, lanes: list[Lane], storage: Storage | None, cap_base: int | None
-) -> Iterator[Block]:
-    """The steps of a plan as blocks of messages, streamed.
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """One step of a plan with all that its messages need; it can be played many times.
+
+    ``columns`` has a row per message: sender's and receiver's lane, links, pre, wire bytes, post, place. ``switched`` has the
+    rows of every switch operation, and the links that they use beside those of their paths.
+    """
+
+    step: PlanStep
+    columns: tuple[tuple[Any, ...], ...]
+    switched: tuple[tuple[list[int], list[int]], ...]
+
+
+def parts(plan: Plan, topology: Topology, storage: Storage | None, cap_base: int | None) -> Iterator[Part]:
+    """The steps of a plan that move anything, with routes and costs, streamed.
 
     ``cap_base`` is the first of the links that cap channel rates (two per lane: out, in), if the protocol caps them.
     """
-    prepared, channels, first_id = _Routed(plan, topology), plan.nchannels, 0
+    prepared, channels = _Routed(plan, topology), plan.nchannels
     for step in plan.steps():
         if not len(step):
             continue
@@ -196,8 +211,6 @@ def blocks(
                 (*path, cap_base + 2 * sender, cap_base + 2 * receiver + 1) if path else path
                 for path, sender, receiver in zip(links, senders, receivers, strict=True)
             ]
-        block = Block(step, first_id)
-        places = storage.places(step) if storage else [None] * len(step)
         columns = zip(
             senders,
             receivers,
@@ -205,16 +218,25 @@ def blocks(
             costs.pre_fs.tolist(),
             costs.wire_bytes.tolist(),
             costs.post_fs.tolist(),
-            places,
+            storage.places(step) if storage else [None] * len(step),
             strict=True,
         )
+        switched = tuple((rows, _ways_up(plan, topology, step, rows)) for rows in switch_groups(step))
+        yield Part(step, tuple(columns), switched)
+
+
+def blocks(score: Iterable[Part], lanes: list[Lane]) -> Iterator[Block]:
+    """The parts of a plan as blocks of messages, streamed."""
+    first_id = 0
+    for part in score:
+        block = Block(part.step, first_id)
         block.messages = [
             Message(block, number, lanes[sender], lanes[receiver], path, pre, wire, post, place)
-            for number, (sender, receiver, path, pre, wire, post, place) in enumerate(columns, first_id)
+            for number, (sender, receiver, path, pre, wire, post, place) in enumerate(part.columns, first_id)
         ]
-        first_id += len(step)
-        for rows in switch_groups(step):
-            bundle = Bundle([block.messages[row] for row in rows], _ways_up(plan, topology, step, rows))
+        first_id += len(part.columns)
+        for rows, ways_up in part.switched:
+            bundle = Bundle([block.messages[row] for row in rows], ways_up)
             for message in bundle.messages:
                 message.bundle = bundle
         yield block

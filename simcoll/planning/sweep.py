@@ -54,25 +54,38 @@ class Choice:
     """An algorithm with parameters, such as ``ring:channels=4``."""
 
     algorithm: str
-    params: tuple[tuple[str, int], ...] = ()
+    params: tuple[tuple[str, int | tuple[int, ...]], ...] = ()
 
     def __str__(self) -> str:
-        return ":".join([self.algorithm, *(f"{name}={value}" for name, value in self.params)])
+        shown = [(name, value if isinstance(value, tuple) else (value,)) for name, value in self.params]
+        return ":".join([self.algorithm, *(f"{name}={'x'.join(map(str, value))}" for name, value in shown)])
 
 
 def parse_choice(text: str) -> Choice:
     """An algorithm and its parameters from text.
 
+    Raises
+    ------
+    ConfigError
+        When a parameter is not a name and a whole number, or several joined by ``x``.
+
+    Examples
+    --------
     >>> parse_choice("ring:channels=4:pieces=2")
     Choice(algorithm='ring', params=(('channels', 4), ('pieces', 2)))
+    >>> parse_choice("torus:dims=4x4").params
+    (('dims', (4, 4)),)
     """
     name, *parts = text.strip().split(":")
-    params = []
+    params: list[tuple[str, int | tuple[int, ...]]] = []
     for part in parts:
-        key, equals, value = part.partition("=")
-        if not equals or not value.isdecimal():
-            raise ConfigError(f"cannot read {part!r} in algorithm {text!r}; write for example 'ring:channels=4'")
-        params.append((key, int(value)))
+        key, _, value = part.partition("=")
+        numbers = value.split("x")
+        if not all(number.isascii() and number.isdecimal() and len(number) < 10 for number in numbers):
+            example = "write for example 'ring:channels=4' or 'torus:dims=4x4'"
+            raise ConfigError(f"cannot read {part!r} in algorithm {text!r}; {example}")
+        whole = tuple(int(number) for number in numbers)
+        params.append((key, whole if len(whole) > 1 or key == "dims" else whole[0]))
     return Choice(name, tuple(params))
 
 
@@ -176,7 +189,10 @@ def build(sweep: Sweep, choice: Choice, topology: Topology) -> Schedule:
             params.setdefault("box", box)
         if "channels" in found.params:
             params.setdefault("channels", min(box, MAX_CHANNELS))
-    return make_schedule(sweep.collective, choice.algorithm, nranks=topology.nranks, root=sweep.root, **params)
+    n = topology.nranks
+    # A send_recv is the shift by one rank that nccl-tests measures.
+    pairs = tuple((rank, (rank + 1) % n) for rank in range(n)) if sweep.collective == "send_recv" else ()
+    return make_schedule(Collective(sweep.collective, n, sweep.root, pairs), choice.algorithm, **params)
 
 
 def prepare(sweep: Sweep, topology: Topology) -> list[Schedule]:

@@ -44,7 +44,8 @@ class Proof:
     Attributes
     ----------
     kind
-        ``full``: every chunk was followed.
+        ``full``: every chunk was followed. ``by symmetry``: some were, and the rest are images of them
+        (:mod:`simcoll.verify.symmetry`).
     method
         ``fingerprint`` (error 2**-64 per chunk) or ``exact``.
     order
@@ -76,10 +77,15 @@ def mix(values: Words) -> Words:
     return z ^ (z >> np.uint64(31))
 
 
-def tokens(count: int, salt: int) -> Words:
-    """``count`` pseudo-random 64-bit words, a function of (salt, index)."""
+def token_at(index: Ints, salt: int) -> Words:
+    """Pseudo-random 64-bit words, a function of (salt, index)."""
     with np.errstate(over="ignore"):
-        return mix((np.arange(1, count + 1, dtype=np.uint64) + np.uint64(salt << 40)) * np.uint64(0x9E3779B97F4A7C15))
+        return mix((index.astype(np.uint64) + np.uint64(1 + (salt << 40))) * np.uint64(0x9E3779B97F4A7C15))
+
+
+def tokens(count: int, salt: int) -> Words:
+    """The first ``count`` words of a salt."""
+    return token_at(np.arange(count), salt)
 
 
 @dataclass(slots=True)
@@ -250,16 +256,25 @@ def _order(source: Ints, chunk: Ints, tree: Words, *, switched: bool) -> str:
 
 
 def _verify_barrier(schedule: Schedule) -> Proof:
-    """Every rank must have heard, directly or not, of every rank's entry."""
-    n = schedule.nranks
-    heard = np.zeros((n, -(-n // 8)), np.uint8)
-    everyone = np.arange(n)
-    heard[everyone, everyone // 8] = 1 << (everyone % 8)
+    """Every rank must have heard, directly or not, of every rank's entry.
+
+    Channels are independent, so what a rank hears on one it cannot pass on on another: knowledge is that of a lane.
+    """
+    n, channels = schedule.nranks, schedule.nchannels
+    heard = np.zeros((n * channels, -(-n // 8)), np.uint8)
+    lane = np.arange(n * channels)
+    heard[lane, lane // channels // 8] = 1 << (lane // channels % 8)
     count = steps = 0
     for number, step in lowered(schedule):
         schedule.check_step(number, step)
         count, steps = count + len(step), steps + 1
-        np.bitwise_or.at(heard, step.dst_rank, heard[step.src_rank])
+        if (step.op != SYNC).any():
+            raise ScheduleError(
+                f"{schedule}: step {number}: a barrier has no data; its transfers are sync", step=number
+            )
+        told = heard[step.src_rank * channels + step.channel]
+        np.bitwise_or.at(heard, step.dst_rank * channels + step.channel, told)
+    heard = np.bitwise_or.reduce(heard.reshape(n, channels, -1), axis=1)
     complete = np.bitwise_or.reduce(heard, axis=0)
     missing = np.flatnonzero((heard != complete).any(axis=1))
     if len(missing):

@@ -36,6 +36,14 @@ end = "1M"
 factor = 16
 """
 
+PAIR = """
+name = "pair"
+family = "crossbar"
+nranks = 2
+bandwidth = "10 GB/s"
+latency = "1 us"
+"""
+
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
@@ -82,9 +90,7 @@ def test_same_input_same_bytes(folder):
 
 
 def test_a_scenario_may_name_a_topology_beside_it(folder):
-    (folder / "pair.toml").write_text(
-        'name = "pair"\nfamily = "crossbar"\nnranks = 2\nbandwidth = "10 GB/s"\nlatency = "1 us"\n'
-    )
+    (folder / "pair.toml").write_text(PAIR)
     (folder / "own.toml").write_text(
         SCENARIO.replace('"dgx-a100"\nnodes = 2', '"pair.toml"').replace('["LL", "Simple"]', '["ideal"]')
     )
@@ -107,11 +113,14 @@ def test_perf_every_collective(collective, capsys):
     assert all(row[8] == "0" for row in rows)  # #wrong
 
 
-def test_perf_leaves_out_what_does_not_fit(capsys):
-    assert main(["perf", "all_gather", "--nodes", "3", "-b", "1K", "-e", "1K"]) == 0
+def test_perf_leaves_out_what_does_not_fit(folder, capsys):
+    assert main(["perf", "all_gather", "-t", "dgx-1v", "--nodes", "1", "-b", "1K", "-e", "1K", "-p", "ideal"]) == 0
+    assert "left out" not in capsys.readouterr().out
+    (folder / "three.toml").write_text(PAIR.replace("nranks = 2", "nranks = 3"))
+    assert main(["perf", "all_gather", "-t", "three.toml", "-b", "1K", "-e", "1K", "-p", "ideal"]) == 0
     out = capsys.readouterr().out
-    assert "# left out recursive_doubling" in out
-    assert "ring" in out.splitlines()[-2]
+    assert "# left out neighbor_exchange" in out
+    assert "# ring(" in out
 
 
 def test_verify_prints_a_proof(folder, capsys):
@@ -119,6 +128,11 @@ def test_verify_prints_a_proof(folder, capsys):
     for extra in ([], ["--exact"]):
         assert main(["verify", "ring.json", *extra]) == 0
         assert "proved (full" in capsys.readouterr().out
+
+
+def test_show_takes_parameters(capsys):
+    assert main(["show", "torus:dims=2x3", "-n", "6", "--limit", "0"]) == 0
+    assert "dims=(2, 3)" in capsys.readouterr().out
 
 
 def test_show_prints_every_transfer(folder, capsys):

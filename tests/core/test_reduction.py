@@ -92,9 +92,6 @@ def test_average(dtype, values, n, expected):
     assert array.tolist() == expected
 
 
-@pytest.mark.xfail(
-    strict=True, raises=OverflowError, reason="the number of ranks is turned into the dtype before it is known to fit"
-)
 @pytest.mark.parametrize(
     ("dtype", "values", "n", "expected"),
     [("int8", [127, -128], 200, [0, 0]), ("uint8", [255, 4], 300, [0, 0]), ("int8", [127, -128], 128, [0, -1])],

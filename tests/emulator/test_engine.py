@@ -200,7 +200,7 @@ def test_bytes_on_links_that_are_not_the_plans_are_caught(by_hand):
     with pytest.raises(InternalError, match="links delivered 999 bytes; the plan puts 1000"):
         player.check_fabric()
     player.bytes_by_op[0] += 1
-    with pytest.raises(InternalError, match=r"moved \[1001, 0, 0\]"):
+    with pytest.raises(InternalError, match=r"moved \[1001, 0, 0, 0, 0\]"):
         player.check()
 
 

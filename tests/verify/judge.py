@@ -242,7 +242,9 @@ def _barrier_holds(plan: Plan) -> bool:
         news = [(dst, channel, known.get((src, channel), {src}) | {src}) for src, dst, channel, _ in rows]
         for rank, channel, what in news:
             known[rank, channel] = known.get((rank, channel), {rank}) | what
-    return all({r}.union(*(what for (rank, _), what in known.items() if rank == r)) == everyone for r in range(plan.nranks))
+    return all(
+        {r}.union(*(what for (rank, _), what in known.items() if rank == r)) == everyone for r in range(plan.nranks)
+    )
 
 
 def weakly_caught(schedule: Schedule) -> dict[str, bool]:
@@ -278,7 +280,10 @@ def weakly_caught(schedule: Schedule) -> dict[str, bool]:
             got = memory[rank][place[rank][chunk]]
             if got == want:
                 continue
-            digits = [np.frombuffer((v % (1 << width)).to_bytes(width // 8, "little"), np.uint8).astype(int) for v in (got, want)]
+            digits = [
+                np.frombuffer((v % (1 << width)).to_bytes(width // 8, "little"), np.uint8).astype(int)
+                for v in (got, want)
+            ]
             views = ([d.sum() for d in digits], [d @ owner for d in digits], [(d > 0).tolist() for d in digits])
             for oracle, (a, b) in zip(ORACLES, views, strict=False):
                 caught[oracle] |= bool(a != b)

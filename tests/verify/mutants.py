@@ -17,6 +17,8 @@ from simcoll.schedule import COPY, REDUCE, SWITCH_REDUCE, SYNC, Layout, Schedule
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from simcoll.algorithms import Algorithm
+
 SIZES = (2, 3, 4, 5, 6, 7, 8)
 FIELDS = ("src_rank", "src_chunk", "dst_rank", "dst_chunk", "count", "op", "channel")
 
@@ -39,7 +41,10 @@ Rows = list[list[Row]]
 
 def rows_of(schedule: Schedule) -> Rows:
     """The transfers of every step."""
-    return [[Row(*row) for row in zip(*(getattr(step, f).tolist() for f in FIELDS), strict=True)] for step in schedule.steps()]
+    return [
+        [Row(*row) for row in zip(*(getattr(step, f).tolist() for f in FIELDS), strict=True)]
+        for step in schedule.steps()
+    ]
 
 
 def rebuilt(schedule: Schedule, rows: Rows, *, in_place: bool | None = None) -> Schedule:
@@ -65,69 +70,94 @@ def rebuilt(schedule: Schedule, rows: Rows, *, in_place: bool | None = None) -> 
 def mutants(schedule: Schedule) -> Iterator[tuple[str, Callable[[], Schedule]]]:
     """``(kind of fault, what makes the schedule)`` of every variant with one fault."""
     rows = rows_of(schedule)
-    for kind, changed in _whole(rows):
-        yield kind, partial(rebuilt, schedule, changed)
-    yield "in place flipped", partial(rebuilt, schedule, rows, in_place=not schedule.collective.in_place)
+    yield "in place flipped", lambda: rebuilt(schedule, rows, in_place=not schedule.collective.in_place)
+    for kind, changed in _faults(schedule, rows):
+        yield kind, partial(_made, schedule, changed)
+
+
+def _made(schedule: Schedule, changed: Callable[[], Rows]) -> Schedule:
+    return rebuilt(schedule, changed())
+
+
+def _faults(schedule: Schedule, rows: Rows) -> Iterator[tuple[str, Callable[[], Rows]]]:
+    for s in range(len(rows) - 1):
+        yield "steps swapped", partial(_swapped, rows, s)
+        yield "steps merged", partial(_merged, rows, s)
     for s, step in enumerate(rows):
         for i, row in enumerate(step):
-            for kind, changed in _rowwise(schedule, rows, s, i, row):
-                yield kind, partial(rebuilt, schedule, changed)
+            yield from _placed(schedule, rows, s, i, row)
+            if row.op != SYNC:
+                for kind, new in _changed(schedule, row):
+                    yield kind, partial(_put, rows, s, i, *new)
 
 
-def _whole(rows: Rows) -> Iterator[tuple[str, Rows]]:
-    for s in range(len(rows) - 1):
-        yield "steps swapped", rows[:s] + [rows[s + 1], rows[s]] + rows[s + 2 :]
-        yield "steps merged", rows[:s] + [rows[s] + rows[s + 1]] + rows[s + 2 :]
+def _swapped(rows: Rows, s: int) -> Rows:
+    return [*rows[:s], rows[s + 1], rows[s], *rows[s + 2 :]]
 
 
-def _rowwise(schedule: Schedule, rows: Rows, s: int, i: int, row: Row) -> Iterator[tuple[str, Rows]]:
-    n, size, chunks = schedule.nranks, schedule.layout.size, schedule.layout.chunks
+def _merged(rows: Rows, s: int) -> Rows:
+    return [*rows[:s], rows[s] + rows[s + 1], *rows[s + 2 :]]
 
-    def put(*new: Row, at: int = s) -> Rows:
-        """Without the transfer, and with new ones at the end of a step."""
-        return [
-            [r for k, r in enumerate(t) if (j, k) != (s, i)] + (list(new) if j == at else []) for j, t in enumerate(rows)
-        ]
 
-    yield "drop", put()
-    yield "duplicate", rows[: s + 1] + [[row]] + rows[s + 1 :]
-    yield "duplicate", [*rows, [row]]
-    yield "wrong source", put(replace(row, src=(row.src + 1) % n))
-    yield "wrong destination", put(replace(row, dst=(row.dst + 1 + (s + i) % (n - 1)) % n))
-    swapped = Row(row.dst, row.dst_chunk, row.src, row.src_chunk, row.count, row.op, row.channel)
-    yield "direction swapped", put(swapped)
+def _put(rows: Rows, s: int, i: int, *new: Row, at: int | None = None) -> Rows:
+    """Without transfer i of step s, and with new ones at the end of that step or another."""
+    result = list(rows)
+    result[s] = [r for k, r in enumerate(rows[s]) if k != i]
+    place = s if at is None else at
+    result[place] = [*result[place], *new]
+    return result
+
+
+def _again(rows: Rows, row: Row, at: int) -> Rows:
+    return [*rows[:at], [row], *rows[at:]]
+
+
+def _exchanged(rows: Rows, first: tuple[int, int], second: tuple[int, int]) -> Rows:
+    result = [list(step) for step in rows]
+    (s, i), (t, j) = first, second
+    result[s][i], result[t][j] = rows[t][j], rows[s][i]
+    return result
+
+
+def _placed(schedule: Schedule, rows: Rows, s: int, i: int, row: Row) -> Iterator[tuple[str, Callable[[], Rows]]]:
+    """A transfer left out, done again, at another time, between other ranks, on another channel."""
+    n, put = schedule.nranks, partial(_put, rows, s, i)
+    yield "drop", put
+    yield "duplicate", partial(_again, rows, row, s + 1)
+    yield "duplicate", partial(_again, rows, row, len(rows))
+    yield "wrong source", partial(put, replace(row, src=(row.src + 1) % n))
+    yield "wrong destination", partial(put, replace(row, dst=(row.dst + 1 + (s + i) % (n - 1)) % n))
+    back = Row(row.dst, row.dst_chunk, row.src, row.src_chunk, row.count, row.op, row.channel)
+    yield "direction swapped", partial(put, back)
     for at in sorted({s - 1, s + 1, 0, len(rows) - 1} - {s}):
         if 0 <= at < len(rows):
-            yield "step moved", put(row, at=at)
-    yield "channel changed", put(replace(row, channel=(row.channel + 1) % max(2, schedule.nchannels)))
+            yield "step moved", partial(put, row, at=at)
+    yield "channel changed", partial(put, replace(row, channel=(row.channel + 1) % max(2, schedule.nchannels)))
     later = (s + 1 + i) % len(rows)
     if later != s and rows[later]:
-        other = i % len(rows[later])
-        exchanged = put(rows[later][other])
-        exchanged[later] = [row if k == other else r for k, r in enumerate(rows[later])]
-        yield "two transfers swapped", exchanged
-    if row.op == SYNC:
-        return
-    yield "wrong chunk", put(replace(row, src_chunk=(row.src_chunk + 1) % size))
-    yield "wrong chunk", put(replace(row, dst_chunk=(row.dst_chunk + size - 1) % size))
+        yield "two transfers swapped", partial(_exchanged, rows, (s, i), (later, i % len(rows[later])))
+
+
+def _changed(schedule: Schedule, row: Row) -> Iterator[tuple[str, tuple[Row, ...]]]:
+    """A transfer of other chunks, with another operation, of another length, or in two parts."""
+    size, chunks = schedule.layout.size, schedule.layout.chunks
+    yield "wrong chunk", (replace(row, src_chunk=(row.src_chunk + 1) % size),)
+    yield "wrong chunk", (replace(row, dst_chunk=(row.dst_chunk + size - 1) % size),)
     for over in (1, chunks):
-        moved = replace(row, src_chunk=(row.src_chunk + over) % size, dst_chunk=(row.dst_chunk + over) % size)
-        yield "wrong chunk", put(moved)
+        yield (
+            "wrong chunk",
+            (replace(row, src_chunk=(row.src_chunk + over) % size, dst_chunk=(row.dst_chunk + over) % size),),
+        )
     for op in (COPY, REDUCE, SWITCH_REDUCE):
         if op != row.op and (op != SWITCH_REDUCE or row.op == REDUCE):
-            yield "reduce flipped", put(replace(row, op=op))
-    yield "count changed", put(replace(row, count=row.count + 1))
+            yield "reduce flipped", (replace(row, op=op),)
+    yield "count changed", (replace(row, count=row.count + 1),)
     if row.count > 1:
-        yield "count changed", put(replace(row, count=row.count - 1))
+        yield "count changed", (replace(row, count=row.count - 1),)
         half = row.count // 2
-        rest = replace(
-            row,
-            src_chunk=row.src_chunk + half,
-            dst_chunk=row.dst_chunk + half,
-            count=row.count - half,
-            channel=(row.channel + 1) % max(2, schedule.nchannels),
-        )
-        yield "split over channels", put(replace(row, count=half), rest)
+        ends = {"src_chunk": row.src_chunk + half, "dst_chunk": row.dst_chunk + half, "count": row.count - half}
+        rest = replace(row, channel=(row.channel + 1) % max(2, schedule.nchannels), **ends)
+        yield "split over channels", (replace(row, count=half), rest)
 
 
 def collective_of(kind: str, nranks: int, root: int | None = None, *, in_place: bool = False) -> Collective:
@@ -136,9 +166,9 @@ def collective_of(kind: str, nranks: int, root: int | None = None, *, in_place: 
     return Collective(kind, nranks, root=root, pairs=pairs, in_place=in_place)
 
 
-def originals(sizes: tuple[int, ...] = SIZES) -> Iterator[Schedule]:
+def originals(sizes: tuple[int, ...] = SIZES, algorithms: tuple[Algorithm, ...] = ALGORITHMS) -> Iterator[Schedule]:
     """Every shipped algorithm: plain, with two channels, with two pieces, in place, and with the last rank as root."""
-    for algorithm in ALGORITHMS:
+    for algorithm in algorithms:
         params = algorithm.params
         variants: list[dict[str, int]] = [{}, *({name: 2} for name in ("channels", "pieces") if name in params)]
         for n in sizes:
@@ -149,7 +179,9 @@ def originals(sizes: tuple[int, ...] = SIZES) -> Iterator[Schedule]:
                 yield from _built(algorithm, n, {}, n - 1, in_place=False)
 
 
-def _built(algorithm, n: int, extra: dict[str, int], root: int | None, *, in_place: bool) -> Iterator[Schedule]:
+def _built(
+    algorithm: Algorithm, n: int, extra: dict[str, int], root: int | None, *, in_place: bool
+) -> Iterator[Schedule]:
     """The schedule, or none where the algorithm does not serve it; one that needs a box gets boxes of two."""
     collective = collective_of(algorithm.collective, n, root, in_place=in_place)
     for more in ({}, {"box": 2}):

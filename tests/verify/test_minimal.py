@@ -30,7 +30,6 @@ CROSS = transfers([0, 1], 0, [1, 0], 1, op=REDUCE)
 
 
 def test_a_contribution_counted_again_is_marked():
-    assert message(made(AR2, [LOAD, CROSS, transfers(0, 0, 1, 1, op=REDUCE), LOAD])).count("\n") > 3
     assert message(made(AR2, [LOAD, CROSS, transfers(0, 0, 1, 1, op=REDUCE)])) == (
         "mine all_reduce n=2: rank 1 output chunk 0 is wrong at the end (1 wrong output chunk in all)\n"
         "  expected: rank 0 input chunk 0, rank 1 input chunk 0\n"
@@ -47,7 +46,9 @@ def test_a_contribution_counted_again_is_marked():
 
 def test_a_lost_contribution_is_marked_where_it_is_overwritten():
     text = message(made(AR2, [LOAD, transfers(0, 0, 1, 1), transfers(1, 0, 0, 1, op=REDUCE)]))
-    assert "missing: rank 1 input chunk 0\n  rank 1 input chunk 0 gets as far as rank 0 output chunk 0, in step 2" in text
+    assert (
+        "missing: rank 1 input chunk 0\n  rank 1 input chunk 0 gets as far as rank 0 output chunk 0, in step 2" in text
+    )
     lost = message(made(AR2, [LOAD, transfers(1, 0, 0, 1, op=REDUCE), transfers(0, 0, 0, 1)]))
     assert "rank 1 input chunk 0 gets as far as rank 0 output chunk 0, in step 1; step 2 overwrites it there" in lost
     assert "  =>  step 2: rank 0 input chunk 0 -> rank 0 output chunk 0 (copy, channel 0): now rank 0" in lost
@@ -59,7 +60,9 @@ def test_a_hole_says_how_far_the_contribution_came():
     ring = simcoll.schedule("all_reduce", "ring", nranks=4)
     steps = list(ring.steps())
     keep = steps[3].src_rank != 2
-    steps[3] = transfers(*(c[keep] for c in (steps[3].src_rank, steps[3].src_chunk, steps[3].dst_rank, steps[3].dst_chunk)), op=REDUCE)
+    steps[3] = transfers(
+        *(c[keep] for c in (steps[3].src_rank, steps[3].src_chunk, steps[3].dst_rank, steps[3].dst_chunk)), op=REDUCE
+    )
     text = message(Schedule("ring with a hole", ring.layout, lambda: iter(steps)))
     assert "missing: rank 0 input chunk 0, rank 1 input chunk 0, rank 2 input chunk 0" in text
     assert "rank 0 input chunk 0 gets as far as rank 2 output chunk 0, in step 2" in text
@@ -93,22 +96,28 @@ def test_a_long_story_is_cut_before_the_fault():
 
 def test_reads_before_the_first_write_say_when_that_is():
     text = message(made(AR2, [transfers(1, 1, 0, 1), LOAD]))
-    assert "step 0: reads rank 1 output chunk 0, which holds nothing yet: it is first written in step 1, by rank 1 input" in text
-    assert "which holds nothing yet: no transfer copies anything there" in message(made(AR2, [transfers(1, 2, 0, 1)], scratch=1))
+    assert (
+        "step 0: reads rank 1 output chunk 0, which holds nothing yet: it is first written in step 1, by rank 1 input"
+        in text
+    )
+    assert "which holds nothing yet: no transfer copies anything there" in message(
+        made(AR2, [transfers(1, 2, 0, 1)], scratch=1)
+    )
     text = message(made(AR2, [transfers(1, 0, 0, 1, op=REDUCE), LOAD]))
     assert "reduces into rank 0 output chunk 0, which holds nothing yet: it is first written in step 1" in text
 
 
 def test_overwriting_an_input_is_refused_only_out_of_place():
-    # Right results, but the input of rank 1 is gone afterwards.
-    steps = [transfers(0, 0, 1, 0), transfers([0, 1], 0, [0, 1], 1)]
-    one = [*steps[:1], *steps[1:]]
-    assert "step 0: overwrites rank 1 input chunk 0: inputs are read-only" in message(made(Collective("broadcast", 2), one))
-    verify(made(Collective("broadcast", 2, in_place=True), [transfers(0, 0, 1, 1)]))
+    # Both get the right sum, but the input of rank 0 is gone afterwards.
+    steps = [transfers(1, 0, 0, 0, op=REDUCE), transfers(0, 0, [0, 1], 1)]
+    assert "step 0: overwrites rank 0 input chunk 0: inputs are read-only" in message(made(AR2, steps))
+    verify(made(Collective("all_reduce", 2, in_place=True), steps))
 
 
 def test_the_history_of_a_switch_reduction():
-    schedule = made(Collective("all_reduce", 3), [transfers([0, 1, 2] * 3, 0, np.repeat([0, 1, 2], 3), 1, op=SWITCH_REDUCE)])
+    schedule = made(
+        Collective("all_reduce", 3), [transfers([0, 1, 2] * 3, 0, np.repeat([0, 1, 2], 3), 1, op=SWITCH_REDUCE)]
+    )
     moves, held = history(schedule, 1, 1)
     assert [move.src for move in moves] == [(0, 0), (1, 0), (2, 0)]
     assert held == {(0, 0): 1, (1, 0): 1, (2, 0): 1}
@@ -122,19 +131,24 @@ def test_the_history_is_a_small_part_of_the_schedule():
     assert len(moves) == 15  # its way round from rank 5 to rank 3, of 256 transfers
 
 
+def errors_of(schedule):
+    for number, (_, mutant) in enumerate(mutants(schedule)):
+        if number % 5 == 0:
+            try:
+                verify(mutant())
+            except ScheduleError as error:
+                yield error
+
+
 @pytest.mark.parametrize("kind", ["all_reduce", "reduce_scatter", "all_gather", "broadcast"])
 def test_every_rejected_mutant_names_what_is_wrong(kind):
     name = "tree" if kind == "broadcast" else "ring"
-    for number, (_, mutant) in enumerate(mutants(simcoll.schedule(kind, name, nranks=3))):
-        if number % 5:
-            continue
-        try:
-            verify(mutant())
-        except ScheduleError as error:
-            text = str(error)
-            assert error.rank is not None
-            assert error.chunk is not None
-            assert (error.step is None) == ("never written" in text)
-            assert error.channel is not None or "never written" in text
-            assert "rank " in text
-            assert "chunk" in text or "slot" in text
+    found = list(errors_of(simcoll.schedule(kind, name, nranks=3)))
+    assert len(found) > 3
+    for error in found:
+        text = str(error)
+        never = "never written" in text
+        assert (error.step is None, error.channel is None) == (never, never)
+        assert None not in (error.rank, error.chunk)
+        assert "rank " in text
+        assert "chunk" in text or "slot" in text

@@ -1,0 +1,165 @@
+"""Names of backends, what is there, and a place for those of others."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from simcoll.errors import nearest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = [
+    "Backend", "get_default_backend_for_device", "get_node_local_rank", "is_available", "is_gloo_available", "is_mpi_available",
+    "is_nccl_available", "is_torchelastic_launched", "is_xccl_available",
+]  # fmt: skip
+
+_DEVICES = {"cpu": "emulator", "cuda": "emulator"}
+
+
+class Backend(str):
+    """The name of a backend, in lower case. ``emulator`` is the one that is always there.
+
+    >>> Backend("EMULATOR") == Backend.EMULATOR, Backend("Foo")
+    (True, 'foo')
+    """
+
+    __slots__ = ()
+
+    EMULATOR = "emulator"
+    GLOO = "gloo"
+    NCCL = "nccl"
+    MPI = "mpi"
+    UCC = "ucc"
+    XCCL = "xccl"
+    UNDEFINED = "undefined"
+
+    # Backends of others register when they are imported, before there is any world: this table belongs to the process.
+    _makers: ClassVar[dict[str, tuple[Callable[..., Any], bool]]] = {}
+
+    def __new__(cls, name: str) -> Any:
+        """The name in lower case; whether it exists shows when a group is made.
+
+        Raises
+        ------
+        ValueError
+            When it is no string.
+        """
+        if not isinstance(name, str):
+            raise ValueError(f"Backend constructor parameter must be string-ish, got {name!r}")  # noqa: TRY004  # as torch
+        return name.lower()
+
+    @classmethod
+    def register_backend(
+        cls, name: str, func: Callable[..., Any], extended_api: bool = False, devices: str | list[str] | None = None
+    ) -> None:
+        """Make ``init_process_group(name)`` call ``func(store, rank, world_size, timeout)``.
+
+        What it returns has a method ``execute(plan, rank, data)``, which plays a plan with the other ranks of the group,
+        from one rank's input to its output; or it is None, and the emulator plays.
+
+        Parameters
+        ----------
+        name
+            Of the backend; also becomes an attribute in upper case.
+        func
+            Makes the backend of one rank.
+        extended_api
+            ``func`` takes ``(options, pg_options)``, a mapping with store, group_rank, group_size, timeout, group_id and
+            global_ranks_in_group.
+        devices
+            For which kinds of devices; cpu and cuda when not given, with a warning.
+        """
+        if devices is None:
+            warnings.warn(
+                f"Device capability of {name} unspecified, assuming `cpu` and `cuda`. Please specify it via the `devices` argument.",
+                UserWarning,
+                stacklevel=2,
+            )
+        setattr(cls, name.upper(), name.lower())
+        cls._makers[name.lower()] = (func, extended_api)
+
+    @classmethod
+    def maker(cls, name: str) -> tuple[Callable[..., Any], bool] | None:
+        """What makes a backend; None for the emulator, which also answers for the names of real ones.
+
+        Raises
+        ------
+        ValueError
+            For a name that is not registered.
+        RuntimeError
+            For mpi, which is not built in.
+        """
+        if name in cls._makers:
+            return cls._makers[name]
+        if name in (cls.EMULATOR, cls.GLOO, cls.NCCL, cls.UNDEFINED) or ":" in name:
+            return None
+        if name in (cls.MPI, cls.UCC, cls.XCCL):
+            raise RuntimeError(
+                f"Distributed package doesn't have {name.upper()} built in. Register it, or use 'emulator' (gloo and nccl are emulated too)."
+            )
+        raise ValueError(f"Unknown backend type {name}; {nearest(name, [cls.EMULATOR, cls.GLOO, cls.NCCL, *cls._makers])}")
+
+
+def is_available() -> bool:
+    """Whether the package works here: always."""
+    return True
+
+
+def is_gloo_available() -> bool:
+    """Whether a group can be made with ``backend="gloo"`` (emulated)."""
+    return True
+
+
+def is_nccl_available() -> bool:
+    """Whether a group can be made with ``backend="nccl"`` (emulated)."""
+    return True
+
+
+def is_mpi_available() -> bool:
+    """Whether an MPI backend is registered."""
+    return Backend.MPI in Backend._makers  # noqa: SLF001
+
+
+def is_xccl_available() -> bool:
+    """Whether an XCCL backend is registered."""
+    return Backend.XCCL in Backend._makers  # noqa: SLF001
+
+
+def is_torchelastic_launched() -> bool:
+    """Whether the environment has ``TORCHELASTIC_RUN_ID``."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
+def get_default_backend_for_device(device: Any) -> str:
+    """The backend for ``"cpu"`` or ``"cuda"`` (with or without an index).
+
+    Raises
+    ------
+    ValueError
+        For other devices.
+    """
+    kind = str(device).split(":", 1)[0]
+    if kind not in _DEVICES:
+        raise ValueError(f"Default backend not registered for device : {device}; {nearest(kind, _DEVICES)}")
+    return _DEVICES[kind]
+
+
+def get_node_local_rank(fallback_rank: int | None = None) -> int:
+    """Rank among those of this machine, from the launcher's ``LOCAL_RANK``.
+
+    Raises
+    ------
+    RuntimeError
+        When that is not set and there is no fallback.
+    """
+    if "LOCAL_RANK" in os.environ:
+        return int(os.environ["LOCAL_RANK"])
+    if fallback_rank is not None:
+        return int(fallback_rank)
+    raise RuntimeError(
+        "LOCAL_RANK is not in the environment. Consider passing fallback_rank to allow `get_node_local_rank` to work, "
+        "assuming you are not running in an environment with multiple local ranks."
+    )

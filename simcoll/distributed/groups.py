@@ -1,0 +1,478 @@
+"""Process groups: the default group, groups of some ranks, and the ranks' numbers in them."""
+
+from __future__ import annotations
+
+import warnings
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from simcoll.distributed.backends import Backend
+from simcoll.distributed.operations import Communicator
+from simcoll.distributed.plans import check_choice
+from simcoll.distributed.work import timeout_fs
+from simcoll.distributed.world import NOT_INITIALIZED, Rank, Waitable, current, current_or_none, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from simcoll.distributed.plans import Choice
+
+__all__ = [
+    "GroupMember", "ProcessGroup", "destroy_process_group", "get_backend", "get_backend_config", "get_global_rank", "get_group_rank",
+    "get_process_group_ranks", "get_rank", "get_world_size", "group", "is_initialized", "member_of", "new_group", "new_subgroups",
+    "new_subgroups_by_enumeration", "rank_in_group",
+]  # fmt: skip
+
+DEFAULT_TIMEOUT = timedelta(minutes=30)
+
+
+class ProcessGroup:
+    """One rank's handle of a group."""
+
+    __slots__ = ("communicator", "executor", "global_rank", "timeout")
+
+    def __init__(self, communicator: Communicator, global_rank: int, timeout: timedelta, executor: Any = None) -> None:
+        self.communicator = communicator
+        self.global_rank = global_rank
+        self.timeout = timeout
+        self.executor = executor
+
+    def rank(self) -> int:
+        """This rank's number in the group."""
+        return self.communicator.group_rank[self.global_rank]
+
+    def size(self) -> int:
+        """Number of ranks."""
+        return len(self.communicator.members)
+
+    def name(self) -> str:
+        """Name of the backend."""
+        return self.communicator.backend
+
+    @property
+    def group_name(self) -> str:
+        """Unique name."""
+        return self.communicator.name
+
+    @property
+    def group_desc(self) -> str:
+        """What it is for."""
+        return self.communicator.desc
+
+    def __repr__(self) -> str:
+        return f"<ProcessGroup {self.group_name} ({self.group_desc}): rank {self.rank()} of {self.size()}>"
+
+
+class _Outside:
+    """What new_group returns to ranks that are not in the group."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "NON_GROUP_MEMBER"
+
+    def __reduce__(self) -> str:
+        return "_OUTSIDE"
+
+
+_OUTSIDE = _Outside()
+
+
+class _CurrentWorld(type):
+    @property
+    def WORLD(cls) -> ProcessGroup | None:  # noqa: N802  # torch's name
+        """The default group of the rank that asks; None where there is none."""
+        task = current_or_none()
+        return None if task is None else task.rank.default
+
+
+class GroupMember(metaclass=_CurrentWorld):
+    """``GroupMember.WORLD``: the default group. ``GroupMember.NON_GROUP_MEMBER``: what a rank gets for a group without it."""
+
+    NON_GROUP_MEMBER = _OUTSIDE
+
+
+class group(metaclass=_CurrentWorld):  # noqa: N801  # torch's name
+    """``group.WORLD``: the default group."""
+
+
+def default_group() -> ProcessGroup:
+    """The default group of this rank.
+
+    Raises
+    ------
+    ValueError
+        Before init_process_group.
+    """
+    found: ProcessGroup | None = current().rank.default
+    if found is None:
+        raise ValueError(NOT_INITIALIZED)
+    return found
+
+
+def member_of(given: Any, operation: str) -> ProcessGroup | None:
+    """The group that a call names: the default one for None; None, after a warning, for a rank that is not in it.
+
+    Raises
+    ------
+    ValueError
+        For what is no group of this rank, or destroyed.
+    """
+    default = default_group()
+    if given is None:
+        return default
+    if given is GroupMember.NON_GROUP_MEMBER:
+        warnings.warn(
+            f"Running {operation} on global rank {default.global_rank} which does not belong to the given group.",
+            UserWarning,
+            stacklevel=3,
+        )
+        return None
+    return _own(given, default)
+
+
+def _own(given: Any, default: ProcessGroup) -> ProcessGroup:
+    if not isinstance(given, ProcessGroup):
+        raise ValueError(f"Invalid process group specified: {given!r}; expected what new_group returned")
+    if given.global_rank != default.global_rank:
+        raise ValueError(
+            f"Invalid process group specified: {given!r} is the handle of rank {given.global_rank}, used on rank {default.global_rank}"
+        )
+    if default.global_rank in given.communicator.destroyed:
+        raise ValueError(f"Group {given!r} is not registered: it was destroyed on this rank")
+    return given
+
+
+def _resolved(given: Any) -> ProcessGroup | None:
+    """As :func:`member_of`, without a warning."""
+    default = default_group()
+    if given is GroupMember.NON_GROUP_MEMBER:
+        return None
+    return default if given is None else _own(given, default)
+
+
+def is_initialized() -> bool:
+    """Whether this rank has a default group."""
+    task = current_or_none()
+    return task is not None and task.rank.default is not None
+
+
+def get_rank(group: Any = None) -> int:
+    """This rank's number in a group, -1 outside of it."""
+    found = _resolved(group)
+    return -1 if found is None else found.rank()
+
+
+def get_world_size(group: Any = None) -> int:
+    """Ranks in a group, -1 outside of it."""
+    found = _resolved(group)
+    return -1 if found is None else found.size()
+
+
+def get_backend(group: Any = None) -> str:
+    """Name of a group's backend.
+
+    Raises
+    ------
+    ValueError
+        Outside of the group.
+    """
+    found = _resolved(group)
+    if found is None:
+        raise ValueError("Invalid process group specified")
+    return found.communicator.backend
+
+
+def get_backend_config(group: Any = None) -> str:
+    """The backend for each kind of device, such as ``"cpu:emulator,cuda:emulator"``."""
+    name = get_backend(group)
+    if ":" in name:
+        return name
+    chosen = Backend.EMULATOR if name == Backend.UNDEFINED else name
+    return f"cpu:{chosen},cuda:{chosen}"
+
+
+def _registered(given: Any) -> ProcessGroup:
+    if not isinstance(given, ProcessGroup):
+        raise ValueError(
+            f"Group {given!r} is not registered, please create group with torch.distributed.new_group API"
+        )
+    return _own(given, default_group())
+
+
+def get_group_rank(group: Any, global_rank: int) -> int:
+    """Number in the group of a rank given by its global number. The default group is not checked: there they are equal.
+
+    Raises
+    ------
+    ValueError
+        When it is not in the group.
+    """
+    found = _registered(group)
+    if found.communicator.name == "0":
+        return global_rank
+    return rank_in_group(found, global_rank)
+
+
+def rank_in_group(found: ProcessGroup, global_rank: int) -> int:
+    """Number in the group of a global rank.
+
+    Raises
+    ------
+    ValueError
+        When it is not in the group.
+    """
+    if global_rank not in found.communicator.group_rank:
+        members = list(found.communicator.members)
+        raise ValueError(f"Global rank {global_rank} is not part of group {found.group_name} with ranks {members}")
+    return found.communicator.group_rank[global_rank]
+
+
+def get_global_rank(group: Any, group_rank: int) -> int:
+    """Global number of a rank given by its number in the group.
+
+    Raises
+    ------
+    ValueError
+        When the group has no such rank.
+    """
+    found = _registered(group)
+    if found.communicator.name == "0":
+        return group_rank
+    if not 0 <= group_rank < found.size():
+        raise ValueError(f"Group rank {group_rank} is not part of group {found.group_name} with {found.size()} ranks")
+    return found.communicator.members[group_rank]
+
+
+def get_process_group_ranks(group: Any) -> list[int]:
+    """Global ranks in the order of the group.
+
+    Raises
+    ------
+    ValueError
+        Outside of the group.
+    """
+    found = _resolved(group)
+    if found is None:
+        raise ValueError("Invalid process group specified: this rank is not a member")
+    return list(found.communicator.members)
+
+
+class Meeting(Waitable):
+    """Ranks that must all come before any goes on; it takes no time, as nothing is sent over the network."""
+
+    __slots__ = ("arrived", "expected", "subject", "what")
+
+    def __init__(self, what: str, expected: tuple[int, ...], subject: Any) -> None:
+        super().__init__()
+        self.what = what
+        self.expected = expected
+        self.subject = subject
+        self.arrived: dict[int, None] = {}
+
+    def arrive(self, rank: int) -> None:
+        """A rank is here."""
+        self.arrived[rank] = None
+        if all(other in self.arrived for other in self.expected):
+            self.finish()
+
+    def waits_for(self) -> str:
+        """Who is missing."""
+        missing = [rank for rank in self.expected if rank not in self.arrived]
+        return f"{self.what} waits for rank {', '.join(map(str, missing[:16]))}"
+
+
+def meet(rank: Rank, key: Any, what: str, expected: tuple[int, ...], subject: Any = None) -> Meeting:
+    """Arrive at a meeting; the first to come opens it."""
+    meetings: dict[Any, Meeting] = rank.world.shared.setdefault("meetings", {})
+    meeting = meetings.get(key)
+    if meeting is None:
+        meeting = meetings[key] = Meeting(what, expected, subject)
+    if meeting.subject != subject:
+        first = next(iter(meeting.arrived))
+        meeting.finish(
+            f"{what} differs between ranks: rank {first} asked for {meeting.subject}, rank {rank.number} for {subject}"
+        )
+    meeting.arrive(rank.number)
+    return meeting
+
+
+def _count(rank: Rank, what: Any) -> int:
+    rank.created[what] = rank.created.get(what, 0) + 1
+    return rank.created[what]
+
+
+def _checked_ranks(ranks: Sequence[int] | None, world_size: int, *, sort_ranks: bool) -> tuple[int, ...]:
+    if ranks is None:
+        return tuple(range(world_size))
+    chosen = [int(rank) for rank in ranks]
+    if not chosen:
+        raise ValueError("new_group: ranks is empty; expected at least one rank, or None for all")
+    if len(set(chosen)) != len(chosen):
+        raise ValueError(f"ranks list must not contain duplicate entries, got {chosen}")
+    if len(chosen) > world_size:
+        raise ValueError("the new group's world size should be less or equal to the world size set by init_process_group")
+    for rank in chosen:
+        if not 0 <= rank < world_size:
+            raise ValueError(f"Rank {rank} is out of range. Valid ranks are 0 to {world_size - 1} (world_size={world_size})")
+    return tuple(sorted(chosen) if sort_ranks else chosen)
+
+
+def new_group(
+    ranks: Sequence[int] | None = None,
+    timeout: timedelta | None = None,
+    backend: str | None = None,
+    pg_options: Any = None,
+    use_local_synchronization: bool = False,
+    group_desc: str | None = None,
+    device_id: Any = None,
+    *,
+    sort_ranks: bool = True,
+    algorithm: Choice = None,
+) -> Any:
+    """Make a group of some ranks. All ranks of the default group call, in the same order.
+
+    Parameters
+    ----------
+    ranks
+        Global ranks; None for all.
+    timeout
+        Of operations on the group.
+    use_local_synchronization
+        Only the members call.
+    sort_ranks
+        Number the ranks in rising order, whatever the order given.
+    algorithm
+        What its collectives run: see :func:`simcoll.distributed.spawn`.
+
+    Returns
+    -------
+    ProcessGroup
+        Or ``GroupMember.NON_GROUP_MEMBER`` (None with ``use_local_synchronization``) on ranks that are not in it.
+
+    Raises
+    ------
+    ValueError
+        For ranks that are repeated or do not exist.
+    RuntimeError
+        When the ranks do not ask for the same group.
+    """
+    default = default_group()
+    size = default.size()
+    chosen = _checked_ranks(ranks, size, sort_ranks=sort_ranks)
+    span = default.timeout if timeout is None else timeout
+    explicit = default.communicator.explicit if timeout is None else True
+    limit = (timeout_fs(span), explicit)
+    check_choice(algorithm)
+    name = default.communicator.backend if backend is None else Backend(backend)
+    me = current().rank
+    world = me.world
+    if use_local_synchronization:
+        if name == Backend.MPI:
+            raise ValueError("MPI backend doesn't support use_local_synchronization=True")
+        if me.number not in chosen:
+            return None
+        label = f"{'-'.join(map(str, chosen))}:{_count(me, chosen)}"
+        key: Any = ("local", label)
+    else:
+        number = _count(me, "group")
+        label, key = str(number), ("new_group", number)
+    meeting = meet(me, key, f"new_group (the {label}th made)" if key[0] == "new_group" else "new_group", chosen, chosen)
+    if meeting.error is not None or me.number in chosen:
+        wait_until(meeting, limit[0], explicit=explicit)
+    if me.number not in chosen:
+        return GroupMember.NON_GROUP_MEMBER
+    groups: dict[Any, Communicator] = world.shared.setdefault("groups", {})
+    generation = me.local.get("generation", 0)
+    communicator = groups.get((generation, label))
+    if communicator is None:
+        inherited = default.communicator.algorithm if algorithm is None else algorithm
+        communicator = Communicator(world, label, group_desc or "undefined", chosen, limit, name, inherited)
+        groups[generation, label] = communicator
+    made = ProcessGroup(communicator, me.number, span, _executor(name, communicator, me, span, pg_options))
+    me.local.setdefault("groups", []).append(made)
+    return made
+
+
+def _executor(name: str, communicator: Communicator, me: Rank, timeout: timedelta, pg_options: Any) -> Any:
+    """The registered backend of one rank, if it is not the emulator."""
+    maker = Backend.maker(name)
+    if maker is None:
+        return None
+    func, extended = maker
+    rank, size = communicator.group_rank[me.number], len(communicator.members)
+    store = me.local.get("store")
+    if not extended:
+        return func(store, rank, size, timeout)
+    options = {
+        "store": store, "group_rank": rank, "group_size": size, "timeout": timeout, "group_id": communicator.name,
+        "global_ranks_in_group": list(communicator.members),
+    }  # fmt: skip
+    return func(options, pg_options)
+
+
+def new_subgroups(group_size: int | None = None, group: Any = None, timeout: timedelta | None = None, backend: str | None = None) -> tuple[Any, list[Any]]:
+    """Cut all ranks into groups of ``group_size`` neighbours; returns this rank's group, and all.
+
+    Raises
+    ------
+    ValueError
+        When the number of ranks is not a multiple.
+    """
+    members = get_process_group_ranks(group)
+    size = len(members) if group_size is None else group_size
+    if not 0 < size <= len(members):
+        raise ValueError(f"The arg 'group_size' ({size}) must be at least 1 and not exceed the world size ({len(members)})")
+    if len(members) % size:
+        raise ValueError(f"The world size ({len(members)}) must be divisible by 'group_size={size}'")
+    return new_subgroups_by_enumeration([members[i : i + size] for i in range(0, len(members), size)], timeout, backend)
+
+
+def new_subgroups_by_enumeration(
+    ranks_per_subgroup_list: Sequence[Sequence[int]], timeout: timedelta | None = None, backend: str | None = None
+) -> tuple[Any, list[Any]]:
+    """Make one group per list of ranks; returns this rank's group (None in none), and all.
+
+    Raises
+    ------
+    ValueError
+        When a rank is in two lists.
+    """
+    seen: dict[int, int] = {}
+    for number, ranks in enumerate(ranks_per_subgroup_list):
+        for rank in ranks:
+            if rank in seen:
+                raise ValueError(f"Rank {rank} has appeared in both subgroup {seen[rank]} and {number}")
+            seen[rank] = number
+    made = [new_group(list(ranks), timeout, backend) for ranks in ranks_per_subgroup_list]
+    mine = next((each for each in made if isinstance(each, ProcessGroup)), None)
+    return mine, made
+
+
+def destroy_process_group(group: Any = None) -> None:
+    """Destroy a group on this rank; the default one: all groups. Other members may still finish what is in flight.
+
+    Raises
+    ------
+    ValueError
+        When it is destroyed already.
+    AssertionError
+        Without a default group, as torch does.
+    """
+    if group is GroupMember.NON_GROUP_MEMBER:
+        return
+    task = current_or_none()
+    default = None if task is None else task.rank.default
+    if task is None or default is None:
+        raise AssertionError("Process group cannot be None: there is no default group to destroy")
+    if group is None or group is default:
+        default.communicator.destroyed[default.global_rank] = None
+        for each in task.rank.local.pop("groups", []):
+            each.communicator.destroyed[default.global_rank] = None
+        task.rank.default = None
+        store = task.rank.local.pop("store", None)
+        del store
+        return
+    if not isinstance(group, ProcessGroup) or default.global_rank in group.communicator.destroyed:
+        raise ValueError("Invalid process group specified")
+    group.communicator.destroyed[default.global_rank] = None

@@ -1,0 +1,40 @@
+"""Stores: where ranks meet, before and beside their collectives.
+
+One meaning (`table`), one interface (`store`), and four places to keep the data: this process (HashStore), a file
+(FileStore), a server (TCPStore), a corner of another store (PrefixStore). Nothing here knows groups, collectives or the
+emulator; a runtime that must not sleep gives a store its own `Waiter`.
+"""
+
+from __future__ import annotations
+
+from simcoll.distributed.stores.errors import (
+    DistBackendError,
+    DistError,
+    DistNetworkError,
+    DistStoreError,
+    QueueEmptyError,
+)
+from simcoll.distributed.stores.file_store import FileStore
+from simcoll.distributed.stores.hash_store import HashStore
+from simcoll.distributed.stores.limits import Limits
+from simcoll.distributed.stores.prefix_store import PrefixStore
+from simcoll.distributed.stores.store import Store
+from simcoll.distributed.stores.tcp_store import TCPStore
+from simcoll.distributed.stores.waiting import PollingWaiter, ThreadWaiter, Waiter
+
+__all__ = [
+    "DistBackendError",
+    "DistError",
+    "DistNetworkError",
+    "DistStoreError",
+    "FileStore",
+    "HashStore",
+    "Limits",
+    "PollingWaiter",
+    "PrefixStore",
+    "QueueEmptyError",
+    "Store",
+    "TCPStore",
+    "ThreadWaiter",
+    "Waiter",
+]

@@ -1,0 +1,71 @@
+"""HashStore: a store in the memory of this process, for its threads and its emulated ranks."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Self
+
+from simcoll.distributed.stores.store import Store, call_and_wait
+from simcoll.distributed.stores.table import Request, Result, Table, apply, changes
+from simcoll.distributed.stores.waiting import ThreadWaiter, Waiter
+
+if TYPE_CHECKING:
+    from simcoll.distributed.stores.waiting import Waiter
+
+__all__ = ["HashStore"]
+
+
+@dataclass(slots=True)
+class _Shared:
+    """What a store and its clones have in common."""
+
+    table: Table = field(default_factory=Table)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    waiter: Waiter = field(default_factory=ThreadWaiter)
+
+
+class HashStore(Store):
+    """A store that threads of this process share.
+
+    >>> store = HashStore()
+    >>> store.set("first_key", "first_value")
+    >>> store.get("first_key")
+    b'first_value'
+    >>> store.add("counter", 2)
+    2
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._shared = _Shared()
+
+    @property
+    def waiter(self) -> Waiter:
+        """How this store and its clones wait; a condition of this process's threads unless set."""
+        return self._shared.waiter
+
+    @waiter.setter
+    def waiter(self, waiter: Waiter | None) -> None:
+        self._shared.waiter = waiter or ThreadWaiter()
+
+    def call(self, request: Request, timeout_s: float | None = None) -> Result:
+        """Apply the operation under the lock, and wake those who wait if it changed something."""
+        if timeout_s is not None:
+            return call_and_wait(self, self.waiter, request, timeout_s)
+        with self._shared.lock:
+            result = apply(self._shared.table, request)
+        if changes(request):
+            self.waiter.notify()
+        return result
+
+    def has_extended_api(self) -> bool:
+        """True."""
+        return True
+
+    def clone(self) -> Self:
+        """Another object for the same data."""
+        other = type(self)()
+        other._shared = self._shared  # noqa: SLF001  the same class
+        other.set_timeout(self.timeout)
+        return other

@@ -1,0 +1,67 @@
+"""How a store waits for a key: asleep in this thread, or however a runtime would have it wait.
+
+A runtime that plays many ranks in one thread must not sleep in one of them. It gives its stores a `Waiter` of its own
+(``store.waiter = ...``), which parks the calling rank and lets the others run.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["PollingWaiter", "ThreadWaiter", "Waiter"]
+
+
+class Waiter(Protocol):
+    """What a store needs in order to wait.
+
+    ``ready`` tries the operation; it is called again and again until it says True, and never after.
+    """
+
+    def wait(self, ready: Callable[[], bool], timeout_s: float) -> bool:
+        """Wait until ``ready()`` is True; False when it is not within ``timeout_s`` seconds (it is tried at least once)."""
+        ...
+
+    def notify(self) -> None:
+        """A store that uses this waiter has changed: those who wait should try again. Must not call into a store."""
+        ...
+
+
+class ThreadWaiter:
+    """For stores that threads of this process share: waits on a condition, wakes when something changes."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+
+    def wait(self, ready: Callable[[], bool], timeout_s: float) -> bool:
+        """Try under the condition's lock, so that no change is missed between a failed try and going to sleep."""
+        with self._changed:
+            return self._changed.wait_for(ready, min(timeout_s, threading.TIMEOUT_MAX))
+
+    def notify(self) -> None:
+        """Wake all who wait."""
+        with self._changed:
+            self._changed.notify_all()
+
+
+class PollingWaiter:
+    """For stores that other processes change: tries again after pauses that grow from half a millisecond to ten."""
+
+    def wait(self, ready: Callable[[], bool], timeout_s: float) -> bool:
+        """Try, pause, try again."""
+        deadline = time.monotonic() + timeout_s
+        pause_s = 0.0005
+        while not ready():
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            time.sleep(min(pause_s, left))
+            pause_s = min(2 * pause_s, 0.01)
+        return True
+
+    def notify(self) -> None:
+        """Nobody sleeps for long: nothing to do."""

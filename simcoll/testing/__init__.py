@@ -1,0 +1,29 @@
+"""For the tests of your own algorithms: Hypothesis strategies, :func:`assert_implements`, and a pytest fixture ``emulator``.
+
+Needs the extra ``test`` (``pip install simcoll[test]``); nothing of it is loaded before it is used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from simcoll.errors import ConfigError
+from simcoll.testing.checks import assert_implements
+
+if TYPE_CHECKING:
+    from simcoll.testing.strategies import collectives, groups, schedules, sizes, topologies
+
+__all__ = ["assert_implements", "collectives", "groups", "schedules", "sizes", "topologies"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'simcoll.testing' has no attribute {name!r}")
+    try:
+        strategies = importlib.import_module("simcoll.testing.strategies")
+    except ModuleNotFoundError as error:
+        if error.name != "hypothesis":
+            raise
+        raise ConfigError(f"simcoll.testing.{name} needs hypothesis: pip install simcoll[test]") from None
+    return getattr(strategies, name)

@@ -1,0 +1,63 @@
+"""The pytest plugin: a fixture ``emulator``. Loaded by pytest through its entry point."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from simcoll.emulator import Result
+    from simcoll.reduction import Reduction
+    from simcoll.schedule import Schedule
+    from simcoll.topology import Topology
+
+__all__ = ["Emulator", "emulator"]
+
+
+class Emulator(Protocol):
+    """What the fixture gives: call it with a schedule and a count."""
+
+    def __call__(
+        self,
+        schedule: Schedule,
+        count: int | Sequence[int] | Sequence[Sequence[int]],
+        *,
+        dtype: Any = "float32",
+        op: str | Reduction = "sum",
+        topology: Topology | None = None,
+        ranks: Sequence[int] | None = None,
+        protocol: Any = "ideal",
+        seed: int = 0,
+    ) -> Result:
+        """Prove, bind and emulate; the data and the lower bound are checked."""
+        ...
+
+
+@pytest.fixture
+def emulator() -> Emulator:
+    """A function that proves a schedule, emulates it on exact data, and returns the checked result.
+
+    ``emulator(schedule, count, dtype=, op=, topology=, ranks=, protocol=, seed=)``; without a topology on a crossbar.
+    """
+
+    def run(
+        schedule: Schedule,
+        count: int | Sequence[int] | Sequence[Sequence[int]],
+        *,
+        dtype: Any = "float32",
+        op: str | Reduction = "sum",
+        topology: Topology | None = None,
+        ranks: Sequence[int] | None = None,
+        protocol: Any = "ideal",
+        seed: int = 0,
+    ) -> Result:
+        # Loaded here: every pytest run loads the plugin, few need the emulator.
+        from simcoll.testing.checks import checked_run
+
+        plan = schedule.bind(count, dtype, op, ranks=ranks, protocol=protocol)
+        return checked_run(plan, topology, seed)
+
+    return run

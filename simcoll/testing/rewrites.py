@@ -1,0 +1,175 @@
+"""Rewrites that keep the meaning of a schedule: from one that is right they make others that are right, and look different."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from simcoll.plan import lowered
+from simcoll.schedule import COPY, REDUCE, SWITCH_REDUCE, SYNC, Layout, Schedule, Step, joined, transfers
+from simcoll.verify.data import expanded
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from simcoll.collective import Collective
+
+    Ints = NDArray[np.int64]
+
+__all__ = ["detoured", "merged", "rechannelled", "relabelled", "split", "tree_schedule"]
+
+
+def _steps(schedule: Schedule) -> list[Step]:
+    """All steps, one row per chunk, every chunk at its one address."""
+    return [expanded(step) for _, step in lowered(schedule)]
+
+
+def _like(schedule: Schedule, steps: list[Step], layout: Layout | None = None) -> Schedule:
+    kept = tuple(steps)
+    return Schedule(
+        schedule.name, layout or schedule.layout, lambda: kept, schedule.nchannels, divisible=schedule.divisible
+    )
+
+
+def _rows(step: Step, which: NDArray[np.bool_]) -> Step:
+    return Step(*(getattr(step, name)[which] for name in Step.__dataclass_fields__))
+
+
+def _reads(layout: Layout, step: Step) -> Ints:
+    """Chunks that a step reads, flat over the ranks; the targets of its reductions too."""
+    target = step.dst_rank * layout.size + step.dst_chunk
+    data = step.op != SYNC
+    reads: Ints = np.concatenate([(step.src_rank * layout.size + step.src_chunk)[data], target[step.op == REDUCE]])
+    return reads
+
+
+def _writes(layout: Layout, step: Step) -> Ints:
+    writes: Ints = (step.dst_rank * layout.size + step.dst_chunk)[step.op != SYNC]
+    return writes
+
+
+def relabelled(schedule: Schedule, permutation: Sequence[int]) -> Schedule:
+    """Rank r becomes rank ``permutation[r]``, in the collective (its root, its blocks, its pairs) too."""
+    old, new = schedule.collective, np.asarray(permutation, np.int64)
+    n, chunks = old.nranks, schedule.layout.chunks
+    collective = replace(
+        old,
+        root=None if old.root is None else int(new[old.root]),
+        pairs=tuple((int(new[src]), int(new[dst])) for src, dst in old.pairs),
+    )
+    scratch = _relabelled_blocks(old, schedule.layout.scratch, new)
+    if scratch.ndim == 2:
+        scratch = scratch[np.argsort(new)]
+    layout = Layout(collective, chunks, scratch)
+
+    def moved(chunk: Ints) -> Ints:
+        region = layout.region(chunk)
+        slot, piece = (chunk - layout.bases()[region]) // chunks, chunk % chunks
+        slots = np.array([old.input_slots, old.output_slots, 0])[region]
+        # A buffer with a slot for each rank has them in the order of the ranks.
+        renamed = np.where((slots == n) & (n > 1), new[np.minimum(slot, n - 1)], slot)
+        result: Ints = layout.bases()[region] + renamed * chunks + piece
+        return result
+
+    steps = [
+        transfers(
+            new[step.src_rank], moved(step.src_chunk), new[step.dst_rank], moved(step.dst_chunk),
+            op=step.op, channel=step.channel,
+        )
+        for step in _steps(schedule)
+    ]  # fmt: skip
+    return _like(schedule, steps, layout)
+
+
+def _relabelled_blocks(collective: Collective, blocks: Ints, new: Ints) -> Ints:
+    n = collective.nranks
+    if collective.nblocks <= 1 or n == 1:
+        return blocks
+    if collective.nblocks == n * n:
+        pairs: Ints = new[blocks // n] * n + new[blocks % n]
+        return pairs
+    renamed: Ints = new[blocks]
+    return renamed
+
+
+def rechannelled(schedule: Schedule, permutation: Sequence[int]) -> Schedule:
+    """Channel c becomes channel ``permutation[c]``."""
+    new = np.asarray(permutation, np.int64)
+    return _like(schedule, [replace(step, channel=new[step.channel]) for step in _steps(schedule)])
+
+
+def split(schedule: Schedule, at: int, first: Sequence[bool]) -> Schedule:
+    """Step ``at`` in two: the transfers marked in ``first`` (taken again from its start when it is too short), then the others.
+
+    Steps with operations of a switch stay whole, and so do those in which the later ones read what the first ones write.
+    """
+    steps = _steps(schedule)
+    which = np.resize(np.asarray(first, np.bool_), len(steps[at]))
+    now, later = _rows(steps[at], which), _rows(steps[at], ~which)
+    conflict = np.isin(_writes(schedule.layout, now), _reads(schedule.layout, later)).any()
+    if conflict or (steps[at].op > SYNC).any():
+        return _like(schedule, steps)
+    return _like(schedule, [*steps[:at], now, later, *steps[at + 1 :]])
+
+
+def merged(schedule: Schedule, at: int) -> Schedule:
+    """Steps ``at`` and ``at + 1`` as one, unless the second needs the first."""
+    steps, layout = _steps(schedule), schedule.layout
+    if at + 1 >= len(steps):
+        return _like(schedule, steps)
+    now, later = steps[at], steps[at + 1]
+    needed = np.concatenate([_reads(layout, later), _writes(layout, later)])
+    dependent = np.isin(_writes(layout, now), needed).any()
+    # The order of messages without data is all that a barrier has; switches join what shares a step.
+    if dependent or (now.op >= SYNC).any() or (later.op >= SYNC).any():
+        return _like(schedule, steps)
+    return _like(schedule, [*steps[:at], joined([now, later]), *steps[at + 2 :]])
+
+
+def detoured(schedule: Schedule, at: int, row: int) -> Schedule:
+    """Transfer ``row`` of step ``at`` by way of a new scratch slot at its destination, one step before."""
+    steps, old = _steps(schedule), schedule.layout
+    step = steps[at]
+    if len(step) == 0 or step.op[row] in (SYNC, SWITCH_REDUCE):
+        return _like(schedule, steps)
+    src, src_chunk, dst, dst_chunk = (
+        int(column[row]) for column in (step.src_rank, step.src_chunk, step.dst_rank, step.dst_chunk)
+    )
+    block = int(old.block(np.array([dst]), np.array([dst_chunk]))[0])
+    scratch = np.concatenate([old.scratch, np.full((*old.scratch.shape[:-1], 1), block)], axis=-1)
+    layout = Layout(schedule.collective, old.chunks, scratch)
+    stop = int(layout.scratch_at(old.scratch_slots, dst_chunk % old.chunks))
+    channel, op = int(step.channel[row]), int(step.op[row])
+    others = np.arange(len(step)) != row
+    arrive = transfers(dst, stop, dst, dst_chunk, op=REDUCE if op == REDUCE else COPY, channel=channel)
+    steps[at : at + 1] = [
+        transfers(src, src_chunk, dst, stop, channel=channel),
+        joined([_rows(step, others), arrive]),
+    ]
+    return _like(schedule, steps, layout)
+
+
+def tree_schedule(collective: Collective, parents: Sequence[int], order: Sequence[int]) -> Schedule:
+    """A broadcast, reduce or all_reduce over any tree, one message a step.
+
+    Parameters
+    ----------
+    parents
+        For each position of ``order`` but the first the position of its parent, an earlier one.
+    order
+        The ranks, the root first.
+    """
+    layout = Layout(collective)
+    rank = np.array([order[0]]) if collective.kind == "broadcast" else np.arange(collective.nranks)
+    edges = [(order[parent], order[child]) for child, parent in enumerate(parents, start=1)]
+    own = layout.output()
+    steps = [transfers(rank, layout.input(), rank, own)]
+    if collective.kind != "broadcast":
+        steps += [transfers(child, own, parent, own, op=REDUCE) for parent, child in reversed(edges)]
+    if collective.kind != "reduce":
+        steps += [transfers(parent, own, child, own) for parent, child in edges]
+    return Schedule("random tree", layout, lambda: iter(steps))

@@ -1,0 +1,178 @@
+"""Hypothesis strategies. What they make shrinks towards few ranks, small counts and plain schedules."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hypothesis import strategies as st
+
+import simcoll
+from simcoll.algorithms import ALGORITHMS
+from simcoll.collective import KINDS, Collective
+from simcoll.errors import ConfigError
+from simcoll.testing import rewrites
+from simcoll.topology import boxes, crossbar, fat_tree, torus
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hypothesis.strategies import DrawFn, SearchStrategy
+
+    from simcoll.schedule import Schedule
+    from simcoll.topology import Topology
+
+__all__ = ["collectives", "groups", "schedules", "sizes", "topologies"]
+
+MOST_RANKS = 9
+
+
+@st.composite
+def collectives(
+    draw: DrawFn,
+    kinds: Sequence[str] = tuple(KINDS),
+    nranks: SearchStrategy[int] | None = None,
+    in_place: SearchStrategy[bool] | None = None,
+) -> Collective:
+    """Collectives of some kinds, with every root, any pairs, in place or not.
+
+    Parameters
+    ----------
+    kinds
+        Names, such as ``["all_reduce"]``; default all.
+    nranks
+        World sizes; default 1 to 9.
+    in_place
+        Default both.
+    """
+    kind = draw(st.sampled_from(list(kinds)))
+    n = draw(st.integers(1, MOST_RANKS) if nranks is None else nranks)
+    root = draw(st.integers(0, n - 1)) if KINDS[kind].rooted else None
+    pairs: tuple[tuple[int, int], ...] = ()
+    if kind == "send_recv":
+        sources, targets = (draw(st.permutations(range(n))) for _ in range(2))
+        pairs = tuple(zip(sources, targets, strict=True))[: draw(st.integers(0, n))]
+    placed = draw(st.booleans() if in_place is None else in_place)
+    return Collective(kind, n, root=root, pairs=pairs, in_place=placed)
+
+
+@st.composite
+def sizes(draw: DrawFn, collective: Collective, most: int = 40) -> int | list[int] | list[list[int]]:
+    """Counts to bind a collective with: awkward numbers around its world size, uneven lists, split matrices with zero rows.
+
+    Parameters
+    ----------
+    collective
+        Whose count it is to be.
+    most
+        The largest count of a block.
+    """
+    n = collective.nranks
+    awkward = sorted({size for size in (0, 1, n - 1, n, n + 1, 2 * n + 1) if size <= most})
+    one = st.one_of(st.sampled_from(awkward), st.integers(0, most))
+    if collective.nblocks <= 1 or draw(st.booleans()):
+        return draw(one)
+    if collective.kind != "all_to_all":
+        return draw(st.lists(one, min_size=n, max_size=n))
+    matrix = draw(st.lists(st.lists(one, min_size=n, max_size=n), min_size=n, max_size=n))
+    empty = draw(st.sets(st.integers(0, n - 1), max_size=n))
+    column = draw(st.none() | st.integers(0, n - 1))
+    return [
+        [0 if src in empty or dst == column else size for dst, size in enumerate(row)] for src, row in enumerate(matrix)
+    ]
+
+
+@st.composite
+def groups(draw: DrawFn, nranks: int, world: int | Topology) -> list[int]:
+    """Subgroups of a larger world: the endpoints of ``nranks`` ranks, in any order, for ``ranks=`` of bind.
+
+    Raises
+    ------
+    ConfigError
+        When the world is too small.
+    """
+    total = world if isinstance(world, int) else world.nranks
+    if nranks > total:
+        raise ConfigError(f"a group of {nranks} ranks does not fit in a world of {total}")
+    chosen: list[int] = draw(st.permutations(range(total)))
+    return chosen[:nranks]
+
+
+@st.composite
+def topologies(draw: DrawFn, least: int = 1) -> Topology:
+    """Small crossbars, boxes with rails, fat trees and tori with at least ``least`` ranks."""
+    gbps, micros = draw(st.integers(1, 400)), draw(st.integers(0, 20))
+    bandwidth, latency = f"{gbps} GB/s", f"{micros} us"
+    family = draw(st.sampled_from(["crossbar", "boxes", "fat_tree", "torus"]))
+    if family == "crossbar":
+        return crossbar(least + draw(st.integers(0, 3)), bandwidth, latency)
+    inner = draw(st.integers(1, 4))
+    outer = max(1, -(-least // inner)) + draw(st.integers(0, 1))
+    if family == "boxes":
+        return boxes(outer, inner, "400 GB/s", "1 us", nics=inner, nic_bandwidth=bandwidth, nic_latency=latency)
+    if family == "fat_tree":
+        return fat_tree(outer, inner, bandwidth, latency, oversubscription=draw(st.sampled_from([1, 2])))
+    return torus([outer, inner], bandwidth, latency)
+
+
+@st.composite
+def schedules(
+    draw: DrawFn, wanted: SearchStrategy[Collective] | None = None, rewritten: SearchStrategy[int] | None = None
+) -> Schedule:
+    """Random schedules that are right: an algorithm or a random tree, rewritten in ways that keep its meaning.
+
+    Parameters
+    ----------
+    wanted
+        Collectives; default all.
+    rewritten
+        How many rewrites: ranks or channels renamed, steps split or merged, detours through scratch. Default 0 to 4.
+    """
+    collective = draw(collectives() if wanted is None else wanted)
+    schedule = draw(_random_trees(collective) if _tree(collective) and draw(st.booleans()) else _shipped(collective))
+    for _ in range(draw(st.integers(0, 4) if rewritten is None else rewritten)):
+        schedule = draw(_rewrites(schedule))
+    return schedule
+
+
+def _tree(collective: Collective) -> bool:
+    return collective.kind in ("broadcast", "reduce", "all_reduce")
+
+
+@st.composite
+def _random_trees(draw: DrawFn, collective: Collective) -> Schedule:
+    n, root = collective.nranks, collective.root or 0
+    others = draw(st.permutations([rank for rank in range(n) if rank != root]))
+    parents = [draw(st.integers(0, child - 1)) for child in range(1, n)]
+    return rewrites.tree_schedule(collective, parents, [root, *others])
+
+
+@st.composite
+def _shipped(draw: DrawFn, collective: Collective) -> Schedule:
+    served = [
+        (algorithm.name, [name for name in ("channels", "pieces") if name in algorithm.params])
+        for algorithm in ALGORITHMS
+        if algorithm.collective == collective.kind
+    ]
+    name, params = draw(st.sampled_from(served))
+    chosen: dict[str, Any] = {param: 2 for param in params if draw(st.booleans())}
+    try:
+        return simcoll.schedule(collective, name, **chosen)
+    except ConfigError:
+        # It does not serve this rank count; the first in the table serves any.
+        return simcoll.schedule(collective, served[0][0])
+
+
+@st.composite
+def _rewrites(draw: DrawFn, schedule: Schedule) -> Schedule:
+    lengths = [len(step) for step in schedule.steps()]
+    kind = draw(st.sampled_from(["ranks", "channels", "split", "merge", "detour"]))
+    if kind == "ranks":
+        return rewrites.relabelled(schedule, draw(st.permutations(range(schedule.nranks))))
+    if kind == "channels" or not lengths:
+        return rewrites.rechannelled(schedule, draw(st.permutations(range(schedule.nchannels))))
+    at = draw(st.integers(0, len(lengths) - 1))
+    if kind == "split":
+        return rewrites.split(schedule, at, draw(st.lists(st.booleans(), min_size=1, max_size=6)))
+    if kind == "merge":
+        return rewrites.merged(schedule, at)
+    return rewrites.detoured(schedule, at, draw(st.integers(0, max(0, lengths[at] - 1))))

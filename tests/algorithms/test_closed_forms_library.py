@@ -1,0 +1,229 @@
+"""More closed forms on an ideal crossbar, each met exactly: ``A alpha + B n beta + G n gamma`` for n bytes.
+
+The model is that of Thakur, Rabenseifner, Gropp (IJHPCA 19, 2005) and Chan et al. (CCPE 19, 2007): one send and one
+receive at a time, a message of s bytes costs alpha + s beta, reducing it gamma per byte more. Bruck's forms are those
+of Bruck et al. (TPDS 8, 1997), neighbour exchange's those of Chen et al. (HPC Asia 2005); PAT with full aggregation
+has Bruck's.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+
+import simcoll
+from simcoll.algorithms.double_tree import binary_tree, tree_pair
+from simcoll.emulator.run import emulate
+from simcoll.protocol import ideal
+from simcoll.topology import load_topology
+from simcoll.topology.families import crossbar, torus
+
+RANKS = (*range(2, 18), 24, 31, 32, 33, 48, 64)
+POWERS = tuple(n for n in RANKS if n & (n - 1) == 0)
+EVEN = tuple(n for n in RANKS if n % 2 == 0 and n != 31)
+# Messages that share a port m ways have exact rates where 10**12 / m bytes per second is whole in micro-bytes.
+SHARED = (2, 3, 5, 6, 9, 11, 17, 33)
+
+ALPHA_FS = 2_000_000_000
+BETA_FS = 1_000  # 1 TB/s
+GAMMA_FS = 7
+
+
+def lg_up(n):
+    return (n - 1).bit_length()
+
+
+def share(n):
+    return Fraction(n - 1, n)
+
+
+def bits(n):
+    return Fraction(sum(i.bit_count() for i in range(n)), n)
+
+
+def folded_reduce(n):
+    # One whole vector more, to fold into a power of two.
+    members = 1 << (n.bit_length() - 1)
+    extra = members != n
+    return 2 * lg_up(members) + extra, 2 * share(members) + extra, share(members) + extra
+
+
+# (collective, algorithm): (A, B, G) by rank count, and the rank counts.
+FORMS = {
+    ("broadcast", "linear"): (lambda n: (n - 1, n - 1, 0), RANKS),
+    ("broadcast", "scatter_ring"): (lambda n: (lg_up(n) + n - 1, 2 * share(n), 0), RANKS),
+    ("broadcast", "scatter_doubling"): (lambda n: (2 * lg_up(n), 2 * share(n), 0), POWERS),
+    ("broadcast", "chain"): (lambda n: (n - 1, n - 1, 0), RANKS),
+    ("broadcast", "bine"): (lambda n: (lg_up(n), lg_up(n), 0), POWERS),
+    ("reduce", "rabenseifner"): (folded_reduce, RANKS),
+    ("reduce", "linear"): (lambda n: (n - 1, n - 1, n - 1), RANKS),
+    ("reduce", "bine"): (lambda n: (lg_up(n),) * 3, POWERS),
+    ("scatter", "linear"): (lambda n: (n - 1, share(n), 0), RANKS),
+    ("scatter", "tree"): (lambda n: (lg_up(n), share(n), 0), RANKS),
+    ("scatter", "bine"): (lambda n: (lg_up(n), share(n), 0), POWERS),
+    ("gather", "linear"): (lambda n: (n - 1, share(n), 0), RANKS),
+    ("gather", "tree"): (lambda n: (lg_up(n), share(n), 0), RANKS),
+    ("gather", "bine"): (lambda n: (lg_up(n), share(n), 0), POWERS),
+    ("all_gather", "bruck"): (lambda n: (lg_up(n), share(n), 0), RANKS),
+    ("all_gather", "pat"): (lambda n: (lg_up(n), share(n), 0), RANKS),
+    ("all_gather", "neighbor_exchange"): (lambda n: (n // 2, share(n), 0), EVEN),
+    ("all_gather", "bine"): (lambda n: (lg_up(n), share(n), 0), POWERS),
+    ("all_gather", "bidirectional_ring"): (lambda n: (n - 1, share(n), 0), RANKS),
+    ("all_gather", "direct"): (lambda n: (1, share(n), 0), SHARED),
+    ("reduce_scatter", "pairwise"): (lambda n: (n - 1, share(n), share(n)), RANKS),
+    ("reduce_scatter", "pat"): (lambda n: (lg_up(n), share(n), share(n)), POWERS),
+    ("reduce_scatter", "bine"): (lambda n: (lg_up(n), share(n), share(n)), POWERS),
+    ("reduce_scatter", "direct"): (lambda n: (1, share(n), share(n)), SHARED),
+    ("all_reduce", "swing"): (lambda n: (2 * lg_up(n), 2 * share(n), share(n)), POWERS),
+    ("all_reduce", "bine"): (lambda n: (2 * lg_up(n), 2 * share(n), share(n)), POWERS),
+    ("all_reduce", "one_shot"): (lambda n: (1, n - 1, n - 1), SHARED),
+    ("all_reduce", "two_shot"): (lambda n: (2, 2 * share(n), share(n)), SHARED),
+    ("all_to_all", "xor"): (lambda n: (n - 1, share(n), 0), POWERS),
+    ("all_to_all", "bruck"): (lambda n: (lg_up(n), bits(n), 0), RANKS),
+    ("barrier", "tree"): (lambda n: (2 * lg_up(n), 0, 0), RANKS),
+    ("barrier", "linear"): (lambda n: (2 * (n - 1), 0, 0), RANKS),
+}
+
+
+def time_fs(collective, algorithm, n, vector_bytes, root=None, **params):
+    """Emulated time for a vector of that many bytes: the whole, all blocks together, or what a rank sends to all."""
+    schedule = simcoll.schedule(collective, algorithm, nranks=n, root=root, **params)
+    blocks = n if collective in ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter") else 1
+    plan = schedule.bind(vector_bytes // blocks, "uint8", protocol=ideal(reduce_as_per_byte=GAMMA_FS * 1000))
+    return emulate(plan, crossbar(n, "1 TB/s", ALPHA_FS), data="none", bound=False).time_fs
+
+
+def cost_fs(form, vector):
+    A, B, G = (Fraction(x) for x in form)
+    return A * ALPHA_FS + B * vector * BETA_FS + G * vector * GAMMA_FS
+
+
+@pytest.mark.parametrize(("collective", "algorithm"), FORMS)
+def test_times_equal_the_closed_form(collective, algorithm):
+    form, ranks = FORMS[collective, algorithm]
+    rows = []
+    for n in ranks:
+        vector = n * 64 * 60 if collective != "barrier" else 0
+        rows.append((n, time_fs(collective, algorithm, n, vector), cost_fs(form(n), vector)))
+    assert [row for row in rows if row[1] != row[2]] == []
+
+
+@pytest.mark.parametrize(("collective", "algorithm"), [form for form in FORMS if form[0] in ("scatter", "gather")])
+def test_the_root_does_not_matter(collective, algorithm):
+    # A subtree whose blocks wrap past the last rank is two transfers of one step: the same time.
+    form, _ = FORMS[collective, algorithm]
+    for n, root in ((8, 3), (16, 15), (32, 17)):
+        assert time_fs(collective, algorithm, n, n * 3840, root=root) == cost_fs(form(n), n * 3840)
+
+
+@pytest.mark.parametrize("n", [3, 4, 7, 16, 33])
+@pytest.mark.parametrize("pieces", [1, 2, 5, 12])
+def test_pipelined_chain(n, pieces):
+    # Chan et al.: n - 2 + k steps of a vector's k-th part.
+    steps, vector = n - 2 + pieces, 60 * 64
+    part = Fraction(steps, pieces)
+    assert time_fs("broadcast", "chain", n, vector, pieces=pieces) == cost_fs((steps, part, 0), vector)
+    assert time_fs("reduce", "chain", n, vector, pieces=pieces) == cost_fs((steps, part, part), vector)
+
+
+def test_pat_reduce_scatter_needs_as_few_steps_and_bytes_for_any_number():
+    # Not a power of two: the partial sums of a step may be waited for, so only latency and bandwidth are the form's.
+    for n in RANKS:
+        schedule = simcoll.schedule("reduce_scatter", "pat", nranks=n)
+        plan = schedule.bind(3840, "uint8")
+        found = emulate(plan, crossbar(n, "1 TB/s", ALPHA_FS), data="none", bound=False).time_fs
+        assert found == lg_up(n) * ALPHA_FS + (n - 1) * 3840 * BETA_FS
+
+
+def test_double_trees_of_nccl():
+    # The tree of 14 in the comment of NCCL's src/graph/trees.cc.
+    assert binary_tree(14) == [-1, 2, 4, 2, 8, 6, 4, 6, 0, 10, 12, 10, 8, 12]
+    for n in range(1, 70):
+        pair = tree_pair(n)
+        for parents in pair:
+            assert parents.count(-1) == 1
+            for rank in range(n):
+                depth = 0
+                while rank >= 0:
+                    rank, depth = parents[rank], depth + 1  # noqa: PLW2901
+                assert depth <= n.bit_length() + 1
+        both = set(pair[0]) & set(pair[1]) - {-1}
+        assert both <= {0}
+
+
+@pytest.mark.parametrize(("collective", "vectors"), [("broadcast", 1), ("reduce", 1), ("all_reduce", 2)])
+def test_double_trees_use_the_full_bandwidth(collective, vectors):
+    # Sanders, Speck, Träff: with many pieces the time tends to that of the vector (all-reduce: of two).
+    vector = 1 << 24
+    for n in (16, 17, 24, 33):
+        plan = simcoll.schedule(collective, "double_tree", nranks=n, pieces=64).bind(vector, "uint8")
+        found = emulate(plan, crossbar(n, "1 TB/s"), data="none", bound=False).time_fs
+        assert vectors < found / (vector * BETA_FS) < 1.15 * vectors
+
+
+@pytest.mark.parametrize("dims", [(8,), (4, 4), (3, 3), (3, 3, 3), (4, 4, 4), (2, 2, 2)])
+@pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "reduce_scatter"])
+def test_torus_uses_all_links(collective, dims):
+    # Jain, Sabharwal: sum(k - 1) steps, and every byte of the lower bound (n - 1) / n over the links of a rank.
+    n = 1
+    for size in dims:
+        n *= size
+    block = 2 * len(dims) * 5 * 7 * 48
+    schedule = simcoll.schedule(collective, "torus", nranks=n, dims=dims)
+    plan = schedule.bind(block * n if collective == "all_reduce" else block, "uint8")
+    found = emulate(plan, torus(dims, "1 TB/s", ALPHA_FS), data="none", bound=False).time_fs
+    steps = sum(size - 1 for size in dims)
+    # A ring of two has one link where longer ones have two.
+    links = sum(1 if size == 2 else 2 for size in dims)
+    expected = steps * ALPHA_FS + Fraction((n - 1) * block * BETA_FS, links)
+    assert found == expected * (2 if collective == "all_reduce" else 1)
+
+
+def test_bidirectional_ring_halves_the_bytes_of_a_ring():
+    n, vector = 6, 6 * 2 * 3840
+    times = []
+    for name in ("ring", "bidirectional_ring"):
+        plan = simcoll.schedule("all_reduce", name, nranks=n).bind(vector, "uint8")
+        times.append(emulate(plan, torus((n,), "1 TB/s"), data="none", bound=False).time_fs)
+    assert times[0] == 2 * times[1] == 2 * share(n) * vector * BETA_FS
+
+
+@pytest.mark.parametrize("dims", [(8,), (4, 4)])
+def test_swing_on_a_torus_is_nearer_than_halving(dims):
+    # Its partners are 1, 1, 3 places away, with both directions used, those of halving 4, 2, 1.
+    n, vector = 8 if dims == (8,) else 16, 1 << 20
+    machine = torus(dims, "1 TB/s")
+    times = [
+        emulate(simcoll.schedule("all_reduce", name, nranks=n, **kw).bind(vector, "uint8"), machine, data="none", bound=False).time_fs
+        for name, kw in (("swing", {"dims": dims}), ("rabenseifner", {}))
+    ]  # fmt: skip
+    assert times[0] < 0.7 * times[1]
+
+
+def test_pipelined_hierarchy_overlaps_boxes_and_rails():
+    # Four DGX H100: 450 GB/s and 0.7 us inside a box of 8, 50 GB/s and 2.8 us on each rail.
+    machine, boxes, box, vector = load_topology("dgx-h100", nodes=4), 4, 8, 1 << 33
+    inside = 2 * (box - 1) * (700_000_000 + Fraction(vector, box) * Fraction(10**15, 450 * 10**9))
+    between = 2 * (boxes - 1) * (2_800_000_000 + Fraction(vector, box * boxes) * Fraction(10**15, 50 * 10**9))
+
+    def run(pieces):
+        schedule = simcoll.schedule("all_reduce", "hierarchical", nranks=32, box=box, pieces=pieces)
+        return emulate(schedule.bind(vector, "uint8"), machine, data="none", bound=False).time_fs
+
+    alone, overlapped = run(1), run(32)
+    assert alone == pytest.approx(float(inside + between), rel=1e-12)
+    assert overlapped > max(inside, between)
+    assert alone / overlapped > 1.78
+
+
+@pytest.mark.parametrize("collective", ["all_gather", "reduce_scatter", "broadcast", "all_to_all"])
+def test_pieces_help_every_hierarchical_collective(collective):
+    machine, vector = load_topology("dgx-h100", nodes=2), 1 << 30
+
+    def run(pieces):
+        schedule = simcoll.schedule(collective, "hierarchical", nranks=16, box=8, pieces=pieces)
+        count = vector if collective == "broadcast" else vector // 16
+        return emulate(schedule.bind(count, "uint8"), machine, data="none", bound=False).time_fs
+
+    assert run(8) < run(1) * (0.9 if collective == "all_to_all" else 0.7)

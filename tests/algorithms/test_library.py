@@ -1,0 +1,202 @@
+"""Every shipped algorithm: proved for many rank counts, roots, in place and out; its data checked; its claims compared."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import simcoll
+from simcoll.algorithms import ALGORITHMS, default_algorithm, find_algorithm
+from simcoll.collective import KINDS, Collective
+from simcoll.emulator.run import emulate
+from simcoll.errors import ConfigError
+from simcoll.topology.families import crossbar
+from simcoll.verify import LEVELS, verify
+
+RANKS = (*range(1, 18), 24, 32, 33)
+# Rank counts for which real data moves: a power of two, odd ones, and those of the smallest groups.
+DATA_RANKS = (1, 2, 3, 6, 8)
+# Switches, not ranks, do the work there, and a crossbar's cannot.
+CASES = [(a.collective, a.name) for a in ALGORITHMS if a.topologies != "switch"]
+
+# Rank counts that an algorithm does not serve, and what its error must name instead.
+REFUSED = {
+    ("all_gather", "neighbor_exchange"): (lambda n: n % 2 and n > 1, "bruck"),
+    ("all_to_all", "xor"): (lambda n: n & (n - 1), "pairwise"),
+    ("broadcast", "scatter_doubling"): (lambda n: n & (n - 1), "scatter_ring"),
+}
+
+
+def serves(collective, name, n):
+    refused = REFUSED.get((collective, name))
+    return refused is None or not refused[0](n)
+
+
+def smallest_factor(n):
+    return next((k for k in range(2, n) if n % k == 0), n)
+
+
+def params_of(collective, name, n):
+    """Parameters to try: the defaults, two of each, boxes and pods, other tori."""
+    known = find_algorithm(collective, name).params
+    box = smallest_factor(n)
+    if name == "hierarchical":
+        pod = box * smallest_factor(n // box)
+        return [{"box": box}, {"box": box, "pod": pod, "channels": 2}, {"box": box, "pod": pod, "pieces": 3}]
+    tries = [{}]
+    tries += [{key: value} for key, value in (("channels", 2), ("pieces", 3)) if key in known]
+    if "box" in known:
+        tries.append({"box": box, "channels": 2})
+    if name == "torus":
+        tries.append({"dims": (n,)})
+    if name in {"torus", "swing"} and n in {8, 16}:
+        tries.append({"dims": (4, n // 4) if n == 16 else (2, 2, 2)})
+    return tries
+
+
+def collectives(kind, n, roots):
+    """The collective from every root, or for several sets of pairs, out of place and in place."""
+    if KINDS[kind].rooted:
+        found = [Collective(kind, n, root=root) for root in roots]
+    elif kind == "send_recv":
+        shift = tuple((r, (r + 1) % n) for r in range(n))
+        exchange = tuple((r, r ^ 1) for r in range(n - n % 2))
+        found = [Collective(kind, n, pairs=pairs) for pairs in (shift, exchange, shift[: n // 2], ())]
+    else:
+        found = [Collective(kind, n)]
+    return [which.placed_in(in_place=in_place) for which in found for in_place in (False, True)]
+
+
+@pytest.mark.parametrize(("collective", "name"), CASES)
+def test_proved_for_every_number_of_ranks_and_root(collective, name):
+    for n in RANKS:
+        if not serves(collective, name, n):
+            continue
+        every = n <= 9
+        for params in params_of(collective, name, n):
+            # All roots for small groups; beyond, those at both ends and one in the middle.
+            for which in collectives(collective, n, range(n) if every and not params else sorted({0, n // 2, n - 1})):
+                verify(simcoll.schedule(which, name, **params))
+
+
+@pytest.mark.parametrize(("collective", "name"), CASES)
+def test_reduction_order_is_as_claimed(collective, name):
+    claim = find_algorithm(collective, name).order
+    levels = set()
+    for n in (5, 6, 8, 12):
+        for params in params_of(collective, name, n) if serves(collective, name, n) else ():
+            levels.add(verify(simcoll.schedule(collective, name, nranks=n, **params)).order)
+    if not KINDS[collective].reduces:
+        assert claim == ""
+        assert levels == {""}
+    else:
+        assert min(levels, key=LEVELS.index) == claim
+        assert LEVELS.index(claim) >= LEVELS.index("rank-consistent")
+
+
+def counts_of(collective, n):
+    """Awkward numbers of elements, and uneven blocks where there are any."""
+    counts = [0, 1, max(n - 1, 1), n + 1]
+    if collective == "all_to_all":
+        counts.append([[(3 * s + 5 * r) % 4 for r in range(n)] for s in range(n)])
+    elif KINDS[collective].nblocks(n) > 1:
+        counts.append([(2 * r) % 5 for r in range(n)])
+    return [0] if collective == "barrier" else counts
+
+
+@pytest.mark.parametrize(("collective", "name"), CASES)
+def test_data_equals_the_definition(collective, name):
+    for n in DATA_RANKS:
+        if not serves(collective, name, n):
+            continue
+        topology = crossbar(n, "1 TB/s", "1 us")
+        for params in params_of(collective, name, n):
+            which = Collective(collective, n, root=n - 1 if KINDS[collective].rooted else None)
+            if collective == "send_recv":
+                which = Collective(collective, n, pairs=tuple((r, (r + 1) % n) for r in range(n)))
+            for in_place in (False, True):
+                # The data of an all-to-all or send-recv in place moves out of its own way before it is run.
+                if in_place and KINDS[collective].alias is None:
+                    continue
+                schedule = simcoll.schedule(which.placed_in(in_place=in_place), name, **params)
+                for count in counts_of(collective, n):
+                    if schedule.divisible and not isinstance(count, int):
+                        with pytest.raises(ConfigError, match="equal blocks"):
+                            schedule.bind(count)
+                        continue
+                    result = emulate(schedule.bind(count), topology, bound=False)
+                    assert result.wrong == 0, (str(schedule), count)
+
+
+def test_bits_are_the_same_on_all_ranks():
+    # Sums that depend on the order: every rank must have made them in the same one.
+    n, count = 6, 13
+    rng = np.random.default_rng(7)
+    inputs = [(rng.standard_normal(count) * 10.0 ** rng.integers(-6, 6, count)).astype(np.float32) for _ in range(n)]
+    for found in ALGORITHMS:
+        if found.collective != "all_reduce" or found.topologies == "switch":
+            continue
+        schedule = simcoll.schedule("all_reduce", found.name, nranks=n, **params_of("all_reduce", found.name, n)[0])
+        outputs = emulate(schedule.bind(count), crossbar(n, "1 TB/s"), data=inputs, bound=False).outputs
+        assert len({output.tobytes() for output in outputs}) == 1, found.name
+
+
+@pytest.mark.parametrize(("collective", "name"), REFUSED)
+def test_a_number_of_ranks_that_is_not_served_names_another_algorithm(collective, name):
+    refused, other = REFUSED[collective, name]
+    for n in RANKS:
+        if refused(n):
+            with pytest.raises(ConfigError, match=other) as caught:
+                simcoll.schedule(collective, name, nranks=n)
+            assert str(n) in str(caught.value)
+            simcoll.schedule(collective, other, nranks=n).proof()
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "message"),
+    [
+        ("hierarchical", {}, "needs box="),
+        ("hierarchical", {"box": 5}, "multiple of box=5 ranks, got 12"),
+        ("hierarchical", {"box": 2, "pod": 3}, "pod=3 must be a multiple of box=2"),
+        ("hierarchical", {"box": 2, "pod": 8}, "divide the 12 ranks"),
+        ("hierarchical", {"box": (2, 3)}, "expected a whole number"),
+        ("torus", {"dims": (3, 3)}, "dims=\\(3, 3\\) make 9 ranks, but there are 12"),
+        ("torus", {"dims": 12}, "a tuple of whole numbers"),
+        ("torus", {"dims": ()}, "a tuple of whole numbers"),
+        ("torus", {"dims": (12, 0)}, "each at least 1"),
+        ("swing", {"dims": (3, 4)}, "powers of two.*torus serves any"),
+        ("swing", {"dims": (8,)}, "make 8 ranks, but there are 12"),
+        ("double_tree", {"box": 5}, "box=5 does not divide the 12 ranks"),
+        ("two_shot", {"nranks": 257}, "up to 256 ranks, got 257; rabenseifner"),
+    ],
+)
+def test_bad_parameters_get_a_clear_error(name, params, message):
+    with pytest.raises(ConfigError, match=message):
+        simcoll.schedule("all_reduce", name, **{"nranks": 12, **params})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_a_name_an_algorithm_is_chosen_and_named(kind):
+    for n in RANKS:
+        schedule = simcoll.schedule(kind, nranks=n)
+        assert schedule.name == default_algorithm(Collective(kind, n))
+        assert (kind, schedule.name) in CASES
+        schedule.proof()
+
+
+def test_parameters_take_part_in_the_choice():
+    assert simcoll.schedule("all_gather", nranks=12, box=4).name == "hierarchical"
+    assert simcoll.schedule("reduce_scatter", nranks=12, dims=(3, 4)).name == "torus"
+    with pytest.raises(ConfigError, match="no parameter 'box'"):
+        simcoll.schedule("barrier", nranks=4, box=2)
+
+
+def test_every_row_of_the_table_is_complete():
+    assert {a.collective for a in ALGORITHMS} == set(KINDS)
+    assert len({(a.collective, a.name) for a in ALGORITHMS}) == len(ALGORITHMS)
+    for found in ALGORITHMS:
+        assert found.cost
+        assert found.source
+        assert found.ranks
+        assert found.pattern in {"ring", "tree"}
+        assert (found.order != "") == KINDS[found.collective].reduces

@@ -1,0 +1,139 @@
+"""What every transport must do alike: a selection of cases in which every two choices that go together meet, and the check of one case."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import realcoll
+import simcoll
+from simcoll.algorithms import ALGORITHMS
+from simcoll.collective import KINDS
+from simcoll.emulator import emulate
+from simcoll.reduction import parse_dtype, parse_reduction
+from simcoll.reference import exact_inputs, expected_outputs
+from simcoll.topology import crossbar
+
+RANKS = (1, 2, 3, 4, 5, 7, 8)
+MOST = 8
+COUNTS = ("0", "1", "n-1", "n", "n+1", "257")
+DTYPES = (
+    "float32", "float64", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8", "uint8", "int32", "int64",
+    "uint64", "bool", "complex64", "complex128",
+)  # fmt: skip
+OPS = ("sum", "product", "min", "max", "band", "bor", "bxor", "avg", "premul_sum")
+ROOTS = ("first", "last", "middle")
+PLACES = ("straight", "reversed", "apart")
+"""Endpoints of the ranks among eight: 0.., ..0, or with gaps."""
+FACTORS = ("algorithm", "nranks", "count", "dtype", "op", "root", "in_place", "place")
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    algorithm: tuple[str, str]
+    nranks: int
+    count: str
+    dtype: str
+    op: str
+    root: str
+    in_place: bool
+    place: str
+
+    def __str__(self) -> str:
+        parts = (*self.algorithm, self.nranks, self.count, self.dtype, self.op, self.root, self.in_place, self.place)
+        return "-".join(map(str, parts))
+
+    def plan(self) -> simcoll.Plan | None:
+        """The plan; None where the algorithm does not serve it or the reduction is not defined."""
+        kind, name = self.algorithm
+        found = next(found for found in ALGORITHMS if (found.collective, found.name) == self.algorithm)
+        n = self.nranks
+        params: dict[str, Any] = {"pieces": 2} if "pieces" in found.params and n > 3 else {}
+        if name == "hierarchical":
+            params["box"] = next(box for box in (2, 3, 5, 7, 1) if n % box == 0)
+        root = {"first": 0, "last": n - 1, "middle": n // 2}[self.root] if KINDS[kind].rooted else None
+        count = {"0": 0, "1": 1, "n-1": n - 1, "n": n, "n+1": n + 1, "257": 257}[self.count]
+        if kind == "barrier":
+            count = 0
+        op: Any = simcoll.premul_sum(2) if self.op == "premul_sum" else self.op
+        ranks = {"straight": range(n), "reversed": range(n - 1, -1, -1), "apart": [r * MOST // n for r in range(n)]}
+        if not KINDS[kind].reduces and self.op != "sum":
+            return None  # without a reduction there is only one
+        try:
+            parse_reduction(op, parse_dtype(self.dtype))
+            schedule = simcoll.schedule(kind, name, nranks=n, root=root, in_place=self.in_place, **params)
+            return schedule.bind(count, self.dtype, op, ranks=list(ranks[self.place]), unproved=True)
+        except simcoll.ConfigError:
+            return None
+
+
+def _choices() -> dict[str, tuple[Any, ...]]:
+    algorithms = tuple((found.collective, found.name) for found in ALGORITHMS)
+    return dict(zip(FACTORS, (algorithms, RANKS, COUNTS, DTYPES, OPS, ROOTS, (False, True), PLACES), strict=True))
+
+
+def _pairs(case: Case) -> set[tuple[str, Any, str, Any]]:
+    return {(a, getattr(case, a), b, getattr(case, b)) for a, b in itertools.combinations(FACTORS, 2)}
+
+
+def select(seed: int = 0) -> list[Case]:
+    """Cases such that every legal pair of choices occurs: each still missing pair gets a case, with the rest at random."""
+    choices, rng, cases = _choices(), random.Random(seed), []
+    covered: set[tuple[str, Any, str, Any]] = set()
+    for first, second in itertools.combinations(FACTORS, 2):
+        for one, two in itertools.product(choices[first], choices[second]):
+            if (first, one, second, two) in covered:
+                continue
+            for _ in range(40):
+                picked = {name: rng.choice(values) for name, values in choices.items()} | {first: one, second: two}
+                case = Case(**picked)
+                if case.plan() is not None:
+                    cases.append(case)
+                    covered |= _pairs(case)
+                    break
+    return cases
+
+
+def ordered_inputs(plan: simcoll.Plan) -> list[np.ndarray]:
+    """Data whose sum depends on the order; whole bytes of it for types without fractions."""
+    result = []
+    for rank in range(plan.nranks):
+        rng = np.random.default_rng([3, rank])
+        values = rng.standard_normal(plan.view(rank, 0)[2]) * 10.0 ** rng.integers(-3, 3, plan.view(rank, 0)[2])
+        with np.errstate(all="ignore"):
+            result.append((values * (1 + 1j) if plan.dtype.kind == "c" else abs(values) if plan.dtype.kind == "u" else values).astype(plan.dtype))
+    return result
+
+
+def same_bits(got: np.ndarray, want: np.ndarray) -> bool:
+    return got.dtype == want.dtype and got.shape == want.shape and got.tobytes() == want.tobytes()
+
+
+def check(case: Case, transport: Any, **options: Any) -> list[str]:
+    """What is wrong with a case on a transport, as seen by this process; nothing is done where it hosts no rank."""
+    plan = case.plan()
+    prepared = realcoll.prepare(plan, transport, **options)
+    faults = []
+    inputs = exact_inputs(plan)
+    with np.errstate(all="ignore"):
+        expected = expected_outputs(plan, inputs)
+    prepared.load(inputs)
+    prepared.run()
+    for rank, got in prepared.fetch().items():
+        if not np.array_equal(got, expected[rank]):
+            faults.append(f"{case}: rank {rank} differs from the definition")
+    if not prepared.outputs and not prepared.inputs:
+        return faults
+    inputs = ordered_inputs(plan)
+    with np.errstate(all="ignore"):
+        emulated = emulate(plan, crossbar(MOST, "50 GB/s", "1 us"), data=inputs, bound=False).outputs
+    prepared.load(inputs)
+    prepared.run()
+    for rank, got in prepared.fetch().items():
+        if not same_bits(got, emulated[rank]):
+            faults.append(f"{case}: rank {rank} differs from the emulator")
+    return faults

@@ -1,0 +1,64 @@
+"""What one MPI process of the suite does: ``mpi_program.py SPLIT [CASES]``; prints what is wrong, one line each, and how much was done.
+
+SPLIT ``own``: a rank a process, against MPI's own collectives too. ``shared``: as many ranks as the case wants on the processes there are.
+"""
+
+import sys
+import warnings
+
+import numpy as np
+from conformance_cases import RANKS, check, exact_inputs, expected_outputs, select
+
+import realcoll
+from realcoll.transports.mpi import load_mpi
+from realcoll.vendor import mpi_collective
+
+
+def vendor_faults(cases, transport):
+    """Whether MPI's own collectives give what the definition gives, on exact data."""
+    mpi, faults, done = load_mpi(), [], 0
+    world = transport.comm
+    comms = {n: world.Create_group(world.group.Incl(range(n))) for n in RANKS if world.rank < n <= world.size}
+    for case in cases:
+        plan = case.plan()
+        if case.in_place or plan.nranks > world.size or world.rank >= plan.nranks:
+            continue
+        rank, inputs = world.rank, exact_inputs(plan)
+        source = inputs[rank] if inputs[rank].size else np.zeros(max(1, plan.view(rank, 0)[2]), plan.dtype)
+        target = np.zeros(plan.view(rank, 1)[2], plan.dtype)
+        call = mpi_collective(mpi, comms[plan.nranks], plan, source, target)
+        if call is None or plan.count == 0:
+            continue
+        call()
+        done += 1
+        ours = expected_outputs(plan, inputs)[rank]
+        if ours is not None and ours.size and not np.array_equal(target, ours):
+            faults.append(f"{case}: MPI's own collective differs at rank {rank}")
+    return faults, done
+
+
+def main():
+    warnings.simplefilter("error")
+    split = sys.argv[1]
+    cases = select()
+    if len(sys.argv) > 2:
+        cases = cases[:: max(1, len(cases) // int(sys.argv[2]))]
+    transport = realcoll.MpiTransport(timeout_s=60)
+    size = transport.control.size
+    faults, vendor = [], 0
+    for case in cases:
+        placement = [rank * size // case.nranks for rank in range(case.nranks)] if split == "shared" else None
+        faults += check(case, transport, placement=placement)
+    if split == "own":
+        more, vendor = vendor_faults(cases, transport)
+        faults += more
+    everything = transport.comm.gather((faults, vendor))
+    if transport.control.process == 0:
+        found = sorted({fault for faults, _ in everything for fault in faults})
+        print("\n".join(found[:20]))
+        print(f"{len(cases)} cases, {len(found)} faults, {sum(done for _, done in everything)} vendor calls")
+    transport.close()
+
+
+if __name__ == "__main__":
+    main()

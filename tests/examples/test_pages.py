@@ -1,0 +1,57 @@
+"""The documentation hangs together: links lead somewhere, every page and every public name is found."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import simcoll
+from simcoll.cli import app
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", ROOT / "benchmarks" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def links(page):
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    found = re.findall(r"\]\(([^)\s]+)\)", text)
+    return [(link.partition("#")[0], link.partition("#")[2]) for link in found if "://" not in link]
+
+
+def anchors(page):
+    heads = re.findall(r"^#+ (.*)$", page.read_text(), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).strip().replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page):
+    for path, anchor in links(page):
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), path
+        if anchor:
+            assert anchor in anchors(target), f"{path}#{anchor}"
+
+
+def test_every_page_is_in_the_index():
+    index = ROOT / "docs" / "index.md"
+    linked = {(index.parent / path).resolve() for path, _ in links(index)}
+    assert [page.name for page in PAGES[2:] if page not in linked and page != index] == []
+
+
+def test_every_public_name_is_in_the_reference():
+    text = (ROOT / "docs" / "reference" / "python-api.md").read_text()
+    assert [name for name in simcoll.__all__ if not re.search(rf"\b{name}\b", text)] == []
+
+
+def test_every_command_is_in_the_reference():
+    text = (ROOT / "docs" / "reference" / "cli.md").read_text()
+    commands = [name for name in app if not name.startswith("-")]
+    assert len(commands) >= 5
+    assert [name for name in commands if f"\n## {name}\n" not in text] == []
+
+
+def test_the_readme_fits_on_a_screen():
+    lines = (ROOT / "README.md").read_text().splitlines()
+    assert len(lines) <= 90
