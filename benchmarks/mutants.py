@@ -1,6 +1,7 @@
 """The mutation gate, whole: every mutant of every shipped schedule, n = 2..8, proved and judged. Prints the table; fails if one slips by.
 
-Run from the repository root: ``python benchmarks/mutants.py [every] [workers]``; ``every`` takes each so many mutants only.
+Run from the repository root: ``python benchmarks/mutants.py [every] [workers] [most]``, to take one mutant in ``every``, and rank counts
+up to ``most`` only.
 """
 
 from __future__ import annotations
@@ -58,9 +59,10 @@ def main() -> int:
     """Judge everything on all workers."""
     every = int(sys.argv[1]) if len(sys.argv) > 1 else 1
     workers = int(sys.argv[2]) if len(sys.argv) > 2 else min(2, os.cpu_count() or 1)
+    sizes = range(SIZES[0], 1 + (int(sys.argv[3]) if len(sys.argv) > 3 else SIZES[-1]))
     begin, schedules, total = time.perf_counter(), 0, Tally()
     # The largest first, so that no worker is left with one at the end.
-    tasks = [(algorithm, n, every) for n in reversed(SIZES) for algorithm in range(len(ALGORITHMS))]
+    tasks = [(algorithm, n, every) for n in reversed(sizes) for algorithm in range(len(ALGORITHMS))]
     with Pool(workers) as pool:
         for made, tally in pool.imap_unordered(_one, tasks):
             schedules += made
@@ -69,7 +71,7 @@ def main() -> int:
     print(table(total, schedules))
     machine = f"{workers} workers, {platform.machine()}, Python {platform.python_version()}"
     print(
-        f"\n{len(ALGORITHMS)} algorithms, n = {SIZES[0]}..{SIZES[-1]}, one mutant in {every}; {seconds:.0f} s on {machine}"
+        f"\n{len(ALGORITHMS)} algorithms, n = {sizes[0]}..{sizes[-1]}, one mutant in {every}; {seconds:.0f} s on {machine}"
     )
     for name, kind, number in sorted(total.missed)[:50]:
         print(f"MISSED {name}: {kind}, mutant {number}")

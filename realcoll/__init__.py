@@ -9,12 +9,14 @@ from realcoll.executor import Prepared, execute, prepare
 from realcoll.transports.interface import Transport
 from realcoll.transports.local import LocalTransport
 from realcoll.transports.mpi import MpiTransport
+from realcoll.transports.nccl import NcclTransport
 
 __all__ = [
     "FaultError",
     "LocalTransport",
     "MissingError",
     "MpiTransport",
+    "NcclTransport",
     "Prepared",
     "Transport",
     "execute",

@@ -122,8 +122,8 @@ class Control:
         everybody = tuple(range(self.size)) if members is None else tuple(members)
         name = found.alarm or f"stuck {everybody}"
         meeting = found.meet(name, msgspec.json.encode(waited), min(STUCK_GRACE_S, self.timeout_s), everybody)
-        if DIED in found.gone.values():
-            return self._blamed("in flight", _culprits(found.gone))
+        if meeting.gone:
+            return self._blamed("in flight", _culprits(meeting.gone))
         wanted = set(waited)
         for value in meeting.values.values():
             wanted.update(msgspec.json.decode(value, type=list[int]))

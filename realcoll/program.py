@@ -122,7 +122,7 @@ def _turn(step: PlanStep, rows: np.ndarray, hosts: Sequence[int], process: int, 
             reduces = (channel, dst, chunk) in begun
             begun.add((channel, dst, chunk))
         if op == SYNC:
-            source = target = staging(1)
+            source, target = staging(1), staging(1)
         elif staged and hosts[src] == process:
             aside.append((staging(size), source))
             source = aside[-1][0]

@@ -22,7 +22,7 @@ from realcoll.errors import FaultError
 from simcoll.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 __all__ = ["DIED", "Host", "Meeting", "Rendezvous", "join"]
 
@@ -47,11 +47,14 @@ class Meeting:
         Members that did not come in time.
     late
         The others had given up when this process came.
+    gone
+        Why processes had died or given up by then.
     """
 
     values: dict[int, bytes]
     missing: tuple[int, ...] = ()
     late: bool = False
+    gone: Mapping[int, str] = field(default_factory=dict)
 
 
 def _frame(content: list[Any]) -> bytes:
@@ -196,7 +199,7 @@ class Host:
 
     def _meet(self, process: int, name: str, members: list[int], value: bytes, timeout_s: float) -> None:
         if name in self._given_up:
-            self._tell(process, ["meeting", name, {}, self._given_up[name], True])
+            self._tell(process, ["meeting", name, {}, self._given_up[name], True, self._lost()])
             return
         table = self._tables.get(name)
         if table is None:
@@ -214,12 +217,15 @@ class Host:
     def _end(self, name: str, table: _Table) -> None:
         missing = [member for member in table.members if member not in table.values]
         for process in table.values:
-            self._tell(process, ["meeting", name, table.values, missing, False])
+            self._tell(process, ["meeting", name, table.values, missing, False, self._lost()])
         del self._tables[name]
 
     def _give_up(self, name: str, table: _Table) -> None:
         self._given_up[name] = tuple(member for member in table.members if member not in table.values)
         self._end(name, table)
+
+    def _lost(self) -> dict[int, str]:
+        return {process: reason for process, reason in self._gone.items() if reason}
 
     def _expire(self) -> None:
         now = time.monotonic()
@@ -286,13 +292,13 @@ class Rendezvous:
         try:
             self._socket.sendall(_frame(["meet", name, list(everybody), value, timeout_s]))
         except OSError:
-            return Meeting({self.process: value}, tuple(self.gone) or (0,))
+            return Meeting({self.process: value}, (0,), gone={0: DIED})
         limit = time.monotonic() + timeout_s + REPLY_GRACE_S
         with self._news:
             while name not in self._meetings:
                 left = limit - time.monotonic()
                 if left <= 0 or self.gone.get(0):
-                    return Meeting({self.process: value}, (0,))
+                    return Meeting({self.process: value}, (0,), gone={0: DIED})
                 self._news.wait(left)
             return self._meetings.pop(name)
 
@@ -346,8 +352,8 @@ class Rendezvous:
             elif kind == "alarm":
                 self.alarm = rest[0]
             elif kind == "meeting":
-                name, values, missing, late = rest
-                self._meetings[name] = Meeting(values, tuple(missing), late)
+                name, values, missing, late, gone = rest
+                self._meetings[name] = Meeting(values, tuple(missing), late, gone)
             self._news.notify_all()
         if kind == "gone" and rest[1]:
             self._lost()

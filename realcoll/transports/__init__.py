@@ -6,5 +6,6 @@ Each is one class that fits :class:`realcoll.transports.interface.Transport`. No
 from realcoll.transports.interface import Transport
 from realcoll.transports.local import LocalTransport
 from realcoll.transports.mpi import MpiTransport
+from realcoll.transports.nccl import NcclTransport, gpu_is_here
 
-__all__ = ["LocalTransport", "MpiTransport", "Transport"]
+__all__ = ["LocalTransport", "MpiTransport", "NcclTransport", "Transport", "gpu_is_here"]

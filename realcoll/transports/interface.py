@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -91,6 +91,9 @@ class Transport(Protocol):
 
     def recorded(self, play: Callable[[], None]) -> Callable[[], None]:
         """Make a sequence of calls cheap to repeat, where the transport can."""
+
+    def vendor(self, plan: Plan, inputs: Mapping[int, View], outputs: Mapping[int, View]) -> Callable[[], object] | None:
+        """The library's own collective for a plan on the memory of the ranks hosted here, where it has one."""
 
     def synchronize(self) -> None:
         """Return when everything asked for so far is done."""

@@ -12,7 +12,7 @@ from simcoll.errors import InternalError
 from simcoll.reduction import REDUCTIONS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -129,6 +129,9 @@ class LocalTransport:
     def recorded(self, play: Callable[[], None]) -> Callable[[], None]:
         """The calls as they are."""
         return play
+
+    def vendor(self, plan: Plan, inputs: Mapping[int, Array], outputs: Mapping[int, Array]) -> None:
+        """There is no library below."""
 
     def synchronize(self) -> None:
         """Nothing is ever under way."""

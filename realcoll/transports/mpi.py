@@ -20,9 +20,10 @@ from realcoll.control import Control
 from realcoll.errors import FaultError, MissingError
 from realcoll.rendezvous import Host, join
 from realcoll.transports.local import aligned_bytes, array_finisher, array_reducer
+from realcoll.vendor import mpi_collective
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -85,6 +86,7 @@ class MpiTransport:
         self._testall = self._mpi.Request.Testall
         self._bytes = self._mpi.BYTE
         self.control.watch(self._end_later)
+        _outlive_notices()
         atexit.register(self._at_exit)
         self._crowded = self.control.size > (os.cpu_count() or 1)
 
@@ -182,6 +184,14 @@ class MpiTransport:
         """The calls as they are."""
         return play
 
+    def vendor(self, plan: Plan, inputs: Mapping[int, Array], outputs: Mapping[int, Array]) -> Callable[[], object] | None:
+        """MPI's own collective, when rank r of the plan is process r and they are all."""
+        size, me = self.control.size, self.control.process
+        if plan.nranks != size or plan.ranks.tolist() != list(range(size)):
+            return None
+        empty = np.zeros(1, plan.dtype)
+        return mpi_collective(self._mpi, self.comm, plan, inputs.get(me, empty), outputs.get(me, empty))
+
     def synchronize(self) -> None:
         """Nothing is ever under way outside a group."""
 
@@ -234,6 +244,13 @@ class MpiTransport:
             self.comm.Free()
         self.control.close()
         atexit.unregister(self._at_exit)
+
+
+def _outlive_notices() -> None:
+    """MPICH's launcher sends SIGUSR1 to those who survive a failure, which would end them before they can say what happened."""
+    unused = signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL
+    if unused and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
 
 def _meet(comm: Any, timeout_s: float) -> Control:

@@ -165,10 +165,8 @@ def broadcast(
     grid = _grid(collective, box, pod)
     outer, order, root = grid.sizes[0], grid.dims[:0:-1], collective.root or 0
     parts = grid.nranks // outer
-    weights = (
-        0,
-        *weights_of(Grid(grid.sizes[1:]), [d - 1 for d in order]),
-    )  # the outermost level does not split the vector
+    # The outermost level does not split the vector.
+    weights = (0, *weights_of(Grid(grid.sizes[1:]), [d - 1 for d in order]))
     layout, rank = Layout(collective, channels * pieces * parts), np.arange(grid.nranks)
     turn = (grid.digit(0) - grid.digit(0)[root]) % outer
 
@@ -215,14 +213,9 @@ def broadcast(
         hops = [across([(binomial_edges(outer, level)[0], 1 << level) for level in levels])]
     else:
         hops = [across([(np.array([hop]), 1)]) for hop in range(outer - 1)]
-    inner = range(len(order))
-    stages = [*(scatter(p) for p in inner), *hops, *(gather(p) for p in reversed(inner))]
-    first, last = len(order), len(order) + len(hops)
-    lanes = [
-        *inner,
-        *(first + hop % 2 for hop in range(len(hops))),
-        *(p - last + first + 2 for p in range(last, len(stages))),
-    ]
+    inner, chain = range(len(order)), len(order)
+    stages = [*map(scatter, inner), *hops, *map(gather, reversed(inner))]
+    lanes = [*inner, *(chain + hop % 2 for hop in range(len(hops))), *(chain + 2 + position for position in inner)]
     params = {"box": box, "pod": pod, "channels": channels, "pieces": pieces}
     return _schedule(layout, stages, params, lanes)
 

@@ -295,8 +295,15 @@ def schedule(
 
 
 def _check_param(name: str, value: Any) -> None:
-    many = name == "dims"
-    values = (value or (0,) if isinstance(value, tuple) else (0,)) if many else (value,)
-    if value is not None and any(not isinstance(v, int) or isinstance(v, bool) or v < 1 for v in values):
-        wanted = "a tuple of whole numbers, such as (4, 4), each at least 1" if many else "a whole number, at least 1"
-        raise ConfigError(f"{name}={value!r}: expected {wanted}")
+    """Refuse anything but whole numbers from 1 on: a tuple of them for ``dims``, else one; None is the default."""
+
+    def whole(given: Any) -> bool:
+        return isinstance(given, int) and not isinstance(given, bool) and given >= 1
+
+    if value is None:
+        return
+    if name == "dims":
+        if not (isinstance(value, tuple) and value and all(map(whole, value))):
+            raise ConfigError(f"dims={value!r}: expected a tuple of whole numbers, such as (4, 4), each at least 1")
+    elif not whole(value):
+        raise ConfigError(f"{name}={value!r}: expected a whole number, at least 1")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from simcoll.topology import Topology
 
-__all__ = ["Cut", "all_gather_cut", "candidate_groups", "cut_name", "scatter_cut"]
+__all__ = ["Cut", "all_gather_cut", "candidate_groups", "cut_name", "scatter_cut", "worst_ratio"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +77,25 @@ def all_gather_cut(topology: Topology, *, backwards: bool = False) -> Cut:
                 break
             best, side = found, better[0]
     return _cut(topology, graph, best, side, backwards=backwards, exact=exact)
+
+
+def worst_ratio(graph: FlowGraph) -> Fraction | None:
+    """The largest number of ranks inside over capacity out, over all sets of vertices without some rank, in ranks per unit of
+    capacity; None when nothing leaves some set.
+    """
+    entering = np.bincount(graph.head, weights=graph.capacity, minlength=graph.nvertices).astype(np.int64)[graph.ranks]
+    if not entering.all():
+        return None
+    best = Fraction(graph.nranks - 1, int(entering.min()))
+    for sink in range(graph.nranks):
+        while True:
+            found, (side, _) = _worse_cut(graph, best, sink)
+            if found is None:
+                if side[graph.ranks].any() and not graph.leaving(side).size:
+                    return None
+                break
+            best = found
+    return best
 
 
 def scatter_cut(topology: Topology, root: int, *, backwards: bool = False) -> Cut:

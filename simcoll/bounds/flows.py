@@ -10,11 +10,13 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from numpy.typing import NDArray
 
     from simcoll.topology import Topology
 
-__all__ = ["FlowGraph", "egress", "flow_graph", "min_cut"]
+__all__ = ["FlowGraph", "egress", "flow_graph", "graph_of", "min_cut"]
 
 SOLVER_LIMIT = 2**30 - 1
 """A capacity and the flow the other way must together fit 32 bits."""
@@ -77,6 +79,23 @@ def flow_graph(topology: Topology, *, backwards: bool = False) -> FlowGraph:
         kept=np.flatnonzero(keep),
         out_links=_at_vertices(tail, total),
         in_links=_at_vertices(head, total),
+    )
+
+
+def graph_of(nranks: int, capacity: Mapping[tuple[int, int], int]) -> FlowGraph:
+    """The graph of capacities between pairs of ranks, in a unit of their own."""
+    ends = np.array(list(capacity), dtype=np.int64).reshape(-1, 2)
+    everyone = np.arange(nranks)
+    return FlowGraph(
+        nvertices=nranks,
+        tail=ends[:, 0],
+        head=ends[:, 1],
+        capacity=np.array(list(capacity.values()), dtype=np.int64),
+        unit_uBps=1,
+        ranks=everyone,
+        kept=everyone,
+        out_links=_at_vertices(ends[:, 0], nranks),
+        in_links=_at_vertices(ends[:, 1], nranks),
     )
 
 

@@ -373,17 +373,15 @@ def new_group(
         if me.number not in chosen:
             return None
         label = f"{'-'.join(map(str, chosen))}:{_count(me, chosen)}"
-        key: Any = ("local", label)
     else:
-        number = _count(me, "group")
-        label, key = str(number), ("new_group", number)
-    meeting = meet(me, key, f"new_group (the {label}th made)" if key[0] == "new_group" else "new_group", chosen, chosen)
+        label = str(_count(me, "group"))
+    generation = me.local.get("generation", 0)
+    meeting = meet(me, ("new_group", generation, label), f"new_group (number {label})", chosen, chosen)
     if meeting.error is not None or me.number in chosen:
         wait_until(meeting, limit[0], explicit=explicit)
     if me.number not in chosen:
         return GroupMember.NON_GROUP_MEMBER
     groups: dict[Any, Communicator] = world.shared.setdefault("groups", {})
-    generation = me.local.get("generation", 0)
     communicator = groups.get((generation, label))
     if communicator is None:
         inherited = default.communicator.algorithm if algorithm is None else algorithm
@@ -470,8 +468,7 @@ def destroy_process_group(group: Any = None) -> None:
         for each in task.rank.local.pop("groups", []):
             each.communicator.destroyed[default.global_rank] = None
         task.rank.default = None
-        store = task.rank.local.pop("store", None)
-        del store
+        task.rank.local.pop("store", None)
         return
     if not isinstance(group, ProcessGroup) or default.global_rank in group.communicator.destroyed:
         raise ValueError("Invalid process group specified")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from simcoll.distributed.arrays import checksum, poison
-from simcoll.distributed.world import Rank, Task, Waitable, current, wait_until
+from simcoll.distributed.world import Rank, Task, Waitable, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-__all__ = ["Future", "Work", "finished_work", "timeout_fs"]
+__all__ = ["Future", "Work", "timeout_fs"]
 
 
 def timeout_fs(timeout: Any) -> int:
@@ -273,13 +273,3 @@ class Work(Waitable):
     def unbox(work: Work) -> Work:
         """The inverse of :meth:`boxed`."""
         return work
-
-
-def finished_work(work: Work, *, async_op: bool) -> Work | None:
-    """What a call returns: the handle, or nothing after waiting for it."""
-    if async_op:
-        work.rank.open_works[work] = None
-        return work
-    current()
-    work.wait()
-    return None

@@ -9,9 +9,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from simcoll.errors import ConfigError
-from simcoll.testing.checks import assert_implements
 
 if TYPE_CHECKING:
+    from simcoll.testing.checks import assert_implements
     from simcoll.testing.strategies import collectives, groups, schedules, sizes, topologies
 
 __all__ = ["assert_implements", "collectives", "groups", "schedules", "sizes", "topologies"]
@@ -20,10 +20,12 @@ __all__ = ["assert_implements", "collectives", "groups", "schedules", "sizes", "
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'simcoll.testing' has no attribute {name!r}")
+    # pytest loads this package in every run, for its plugin: what it needs comes later.
+    home = "checks" if name == "assert_implements" else "strategies"
     try:
-        strategies = importlib.import_module("simcoll.testing.strategies")
+        module = importlib.import_module(f"simcoll.testing.{home}")
     except ModuleNotFoundError as error:
         if error.name != "hypothesis":
             raise
         raise ConfigError(f"simcoll.testing.{name} needs hypothesis: pip install simcoll[test]") from None
-    return getattr(strategies, name)
+    return getattr(module, name)

@@ -131,10 +131,16 @@ def merged(schedule: Schedule, at: int) -> Schedule:
 
 
 def detoured(schedule: Schedule, at: int, row: int) -> Schedule:
-    """Transfer ``row`` of step ``at`` by way of a new scratch slot at its destination, one step before."""
+    """A transfer of step ``at`` by way of a new scratch slot at its destination, one step before.
+
+    ``row`` counts its chunks, round and round: in place some of the step's transfers may be gone.
+    """
     steps, old = _steps(schedule), schedule.layout
     step = steps[at]
-    if len(step) == 0 or step.op[row] in (SYNC, SWITCH_REDUCE):
+    if len(step) == 0:
+        return _like(schedule, steps)
+    row %= len(step)
+    if step.op[row] in (SYNC, SWITCH_REDUCE):
         return _like(schedule, steps)
     src, src_chunk, dst, dst_chunk = (
         int(column[row]) for column in (step.src_rank, step.src_chunk, step.dst_rank, step.dst_chunk)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from simcoll.errors import ScheduleError
 from simcoll.plan import lowered
-from simcoll.schedule import COPY, REDUCE, Repeat, Step
+from simcoll.schedule import REDUCE, Repeat, Step
 from simcoll.verify.data import token_at
 
 if TYPE_CHECKING:
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
     Moves = tuple[list[int], list[int], list[bool]]
 
-__all__ = ["follow"]
+__all__ = ["follow", "one_address"]
 
 MASK = 2**64 - 1
 
@@ -86,14 +88,14 @@ def follow(schedule: Schedule, chunks: Ints, symmetry: Symmetry) -> str:
     outputs = chunks[(chunks >= layout.output_base) & (chunks < layout.scratch_base)]
     rank, chunk = np.repeat(np.arange(n), len(outputs)), np.tile(outputs, n)
     slot, piece = np.divmod(chunk - layout.output_base, layout.chunks)
-    source, source_slot = collective.source(rank, slot)
+    origin, source_slot = collective.source(rank, slot)
     wanted = layout.input(source_slot, piece)
     at = rank * width + place[layout.canonical(rank, chunk)]
     found, made, other = (np.array(row, np.uint64)[at] for row in (held, tree, image))
-    wrong = np.flatnonzero((found != _expected(schedule, source, wanted)) | (made == 0))
+    wrong = np.flatnonzero((found != _expected(schedule, origin, wanted)) | (made == 0))
     if len(wrong):
         raise fail(number, int(at[wrong[0]]), "does not hold the right contributions at the end")
-    reduced = source < 0
+    reduced = origin < 0
     return _order(wanted[reduced], made[reduced], other[reduced]) if reduced.any() else ""
 
 
@@ -126,20 +128,19 @@ def _moves(schedule: Schedule, place: Ints, width: int) -> Iterator[tuple[int, M
             yield from _turns(schedule, block, number, place, width)
             number += block.count * len(block.steps)
         else:
-            for _, step in lowered(_single(schedule, block)):
-                chosen = _chosen(step, place)
-                if len(chosen[0]):
-                    yield number, _rows(schedule, number, chosen, place, width)
+            chosen = _chosen(one_address(schedule, block), place)
+            if len(chosen[0]):
+                yield number, _rows(schedule, number, chosen, place, width)
             number += 1
 
 
-def _single(schedule: Schedule, step: Step) -> Schedule:
-    from dataclasses import replace
+def one_address(schedule: Schedule, step: Step) -> Step:
+    """The step with every chunk at its one address, and without what an in-place alias makes a transfer of a chunk to itself."""
+    ((_, changed),) = lowered(replace(schedule, source=lambda: (step,), _known={}))
+    return changed
 
-    return replace(schedule, source=lambda: (step,), _known={})
 
-
-def _chosen(step: Step, place: Ints) -> tuple[Ints, Ints, Ints, Ints, Ints]:
+def _chosen(step: Step, place: Ints) -> tuple[Ints, Ints, Ints, Ints, NDArray[np.int8]]:
     """Source rank and chunk, destination rank and chunk, and op of single chunks with a place."""
     if (step.count == 1).all():
         row = np.flatnonzero(place[step.src_chunk] >= 0)
@@ -162,7 +163,7 @@ def _chosen(step: Step, place: Ints) -> tuple[Ints, Ints, Ints, Ints, Ints]:
 
 
 def _rows(
-    schedule: Schedule, number: int, chosen: tuple[Ints, Ints, Ints, Ints, Ints], place: Ints, width: int
+    schedule: Schedule, number: int, chosen: tuple[Ints, Ints, Ints, Ints, NDArray[np.int8]], place: Ints, width: int
 ) -> Moves:
     src_rank, src_chunk, dst_rank, dst_chunk, op = chosen
     _check_writable(schedule, number, dst_rank, dst_chunk)
@@ -208,7 +209,7 @@ def _turns(schedule: Schedule, block: Repeat, first: int, place: Ints, width: in
     cuts = np.flatnonzero(np.diff(when)) + 1
     edges = [0, *cuts.tolist(), len(when)]
     columns = sources.tolist(), targets.tolist(), (reduces == 1).tolist()
-    for begin, end in zip(edges, edges[1:], strict=False):
+    for begin, end in pairwise(edges):
         yield first + int(when[begin]), (columns[0][begin:end], columns[1][begin:end], columns[2][begin:end])
 
 

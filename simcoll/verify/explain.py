@@ -67,7 +67,7 @@ def undefined_target(schedule: Schedule, number: int, step: Step, row: int) -> N
 
 
 def _first_write(schedule: Schedule, rank: int, chunk: int) -> str:
-    """When a chunk that is read too early gets a value: expected, before the read; found, this."""
+    """When a chunk that is read too early gets a value, if ever."""
     for number, step in lowered(schedule):
         data = (step.op != REDUCE) & (step.op != SYNC)
         hit = data & (step.dst_rank == rank) & (step.dst_chunk <= chunk) & (chunk < step.dst_chunk + step.count)
@@ -114,14 +114,14 @@ def barrier_leaves_early(schedule: Schedule, rank: int, absent: list[int]) -> No
     )
 
 
-def _wanted(schedule: Schedule, rank: int, chunk: int) -> list[tuple[int, int]]:
+def _wanted(schedule: Schedule, rank: int, chunk: int) -> list[Cell]:
     layout = schedule.layout
     slot, piece = divmod(chunk - layout.output_base, layout.chunks)
     source, source_slot = (int(a[0]) for a in schedule.collective.source(np.array([rank]), np.array([slot])))
     return [(r, int(layout.input(source_slot, piece))) for r in (range(schedule.nranks) if source < 0 else [source])]
 
 
-def _list(schedule: Schedule, items: list[tuple[int, int]]) -> str:
+def _list(schedule: Schedule, items: list[Cell]) -> str:
     shown = [f"rank {rank} {schedule.layout.name(chunk)}" for rank, chunk in items[:6]]
     return ", ".join(shown) + (f" and {len(items) - 6} more" if len(items) > 6 else "")
 
@@ -177,10 +177,11 @@ def _fault(schedule: Schedule, moves: list[Move], wanted: list[Cell], found: Cou
     """The first transfer where it goes wrong and what is wrong there; or that there is none."""
     missing = [item for item in wanted if not found[item]]
     way = trail(schedule, missing[0]) if missing else None
+    known = frozenset(wanted)
     for position, move in enumerate(moves):
         if move.doubled:
             return position, f"counts {_list(schedule, move.doubled)} again"
-        extra = sorted(item for item in move.held if item not in wanted)
+        extra = sorted(item for item in move.held if item not in known)
         if extra:
             return position, f"brings {_list(schedule, extra)}, which is not wanted"
         if way and way.last and (move.dst, move.step) == (way.last.dst, way.overwritten):

@@ -18,8 +18,8 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from simcoll.errors import ScheduleError
-from simcoll.schedule import COPY, REDUCE, Repeat, Step
-from simcoll.verify.columns import follow
+from simcoll.schedule import COPY, REDUCE, Repeat, Step, joined
+from simcoll.verify.columns import follow, one_address
 from simcoll.verify.data import Proof, expanded
 
 if TYPE_CHECKING:
@@ -122,16 +122,12 @@ def _refuse(schedule: Schedule, reason: str, **where: int) -> ScheduleError:
 
 def _blocks(schedule: Schedule) -> Iterator[tuple[int, Step | Repeat]]:
     """Blocks with the number of their first step; chunks at their one address."""
-    number, layout = 0, schedule.layout
+    number = 0
     for block in schedule.source():
         if isinstance(block, Repeat) or not schedule.collective.in_place:
             yield number, block
         else:
-            src = layout.canonical(block.src_rank, block.src_chunk)
-            dst = layout.canonical(block.dst_rank, block.dst_chunk)
-            keep = (block.src_rank != block.dst_rank) | (src != dst) | (block.op != COPY)
-            columns = (block.src_rank, src, block.dst_rank, dst, block.count, block.op, block.channel)
-            yield number, Step(*(column[keep] for column in columns))
+            yield number, one_address(schedule, block)
         number += block.count * len(block.steps) if isinstance(block, Repeat) else 1
 
 
@@ -160,16 +156,7 @@ def _lanes(schedule: Schedule) -> Ints:
             if isinstance(block, Repeat):
                 for channel in np.unique(step.channel).tolist():
                     on = step.channel == channel
-                    columns = (
-                        step.src_rank,
-                        step.src_chunk,
-                        step.dst_rank,
-                        step.dst_chunk,
-                        step.count,
-                        step.op,
-                        step.channel,
-                    )
-                    chunk = _windows(block, Step(*(column[on] for column in columns)))
+                    chunk = _windows(block, _taken(step, on))
                     if chunk[0] < 0 or chunk[-1] >= layout.size:
                         raise _refuse(schedule, f"step {number}: a repeat shifts chunks out of the memory", step=number)
                     claim(number, chunk, np.full(len(chunk), channel))
@@ -178,7 +165,9 @@ def _lanes(schedule: Schedule) -> Ints:
                     rows = np.unique(np.stack([start, step.count, step.channel]), axis=1)
                     offset = np.arange(int(rows[1].sum())) - np.repeat(np.cumsum(rows[1]) - rows[1], rows[1])
                     claim(number, np.repeat(rows[0], rows[1]) + offset, np.repeat(rows[2], rows[1]))
-    return np.maximum(lane, 0)
+    # Of two names of one chunk, only the one that transfers use has a channel so far.
+    home = layout.canonical(np.zeros(layout.size, np.int64), np.arange(layout.size))
+    return np.maximum(np.where(lane < 0, lane[home], lane), 0)
 
 
 def _first_neighbours(schedule: Schedule) -> Ints | None:
@@ -297,7 +286,7 @@ def _check_repeat(schedule: Schedule, symmetry: Symmetry, number: int, block: Re
     if (
         not all(each.all() for each in own)
         or not (step.count == 1).all()
-        or not np.array_equal(*places)
+        or not np.array_equal(places[0], places[1])
         or schedule.collective.nblocks > 1
         or not np.array_equal(layout.region(chunk), layout.region(shifted))
         or not np.array_equal(symmetry.lane[chunk], symmetry.lane[shifted])
@@ -315,21 +304,10 @@ def _check_step(schedule: Schedule, symmetry: Symmetry, number: int, step: Step)
     if not whole.all():
         if int(step.count[~whole].sum()) > UNITS:
             raise _refuse(schedule, f"step {number} is too large to follow chunk by chunk", step=number)
-        columns = (step.src_rank, step.src_chunk, step.dst_rank, step.dst_chunk, step.count, step.op, step.channel)
-        parts = [Step(*(column[rows] for column in columns)) for rows in (whole, ~whole)]
-        step, single = parts[0], expanded(parts[1])
-        whole = np.repeat([True, False], [len(step), len(single)])
-        columns = (
-            single.src_rank,
-            single.src_chunk,
-            single.dst_rank,
-            single.dst_chunk,
-            single.count,
-            single.op,
-            single.channel,
-        )
-        joined = (step.src_rank, step.src_chunk, step.dst_rank, step.dst_chunk, step.count, step.op, step.channel)
-        step = Step(*(np.concatenate(pair) for pair in zip(joined, columns, strict=True)))
+        single = expanded(_taken(step, ~whole))
+        kept = _taken(step, whole)
+        whole = np.repeat([True, False], [len(kept), len(single)])
+        step = joined([kept, single])
     size = schedule.layout.size
     tag = (step.count * 8 + step.op) * schedule.nchannels + step.channel
     src = step.src_rank * size + step.src_chunk
@@ -343,8 +321,16 @@ def _check_step(schedule: Schedule, symmetry: Symmetry, number: int, step: Step)
     if differs.any():
         row = int(here[np.flatnonzero(differs)[0]])
         rank, chunk = int(step.src_rank[row]), int(step.src_chunk[row])
-        reason = f"step {number}: not every transfer like that of rank {rank} {schedule.layout.name(chunk)} to rank {step.dst_rank[row]} is there"
+        where = f"rank {rank} {schedule.layout.name(chunk)} to rank {step.dst_rank[row]}"
+        reason = f"step {number}: not every transfer like that of {where} is there"
         raise _refuse(schedule, reason, step=number, rank=rank, chunk=chunk, channel=int(step.channel[row]))
+
+
+def _taken(step: Step, rows: NDArray[np.bool_]) -> Step:
+    return Step(
+        step.src_rank[rows], step.src_chunk[rows], step.dst_rank[rows], step.dst_chunk[rows],
+        step.count[rows], step.op[rows], step.channel[rows],
+    )  # fmt: skip
 
 
 def _check_sizes(schedule: Schedule, number: int, step: Step) -> None:
@@ -389,10 +375,10 @@ def _representatives(schedule: Schedule, symmetry: Symmetry) -> Ints:
             pairs.append(np.repeat(rows[:2], rows[2], axis=1) + offset)
     related = np.unique(np.concatenate(pairs, axis=1), axis=1)
     if schedule.collective.in_place:  # two names of one chunk
-        inputs = np.arange(schedule.layout.output_base)
-        for rank in range(schedule.nranks) if schedule.collective.kind != "all_reduce" else (0,):
-            home = schedule.layout.canonical(np.full_like(inputs, rank), inputs)
-            related = np.concatenate([related, np.stack([inputs, home])], axis=1)
+        chunk = np.arange(size)
+        for rank in (0,) if schedule.collective.kind == "all_reduce" else range(schedule.nranks):
+            home = schedule.layout.canonical(np.full_like(chunk, rank), chunk)
+            related = np.concatenate([related, np.stack([chunk, home])], axis=1)
     _, part = connected_components(
         coo_array((np.ones(related.shape[1]), (related[0], related[1])), shape=(size, size)), directed=False
     )

@@ -72,10 +72,11 @@ def test_proved_for_every_number_of_ranks_and_root(collective, name):
     for n in RANKS:
         if not serves(collective, name, n):
             continue
-        every = n <= 9
-        for params in params_of(collective, name, n):
+        tries = params_of(collective, name, n)
+        for position, params in enumerate(tries if n in {4, 6, 7, 12, 16} else tries[:1]):
             # All roots for small groups; beyond, those at both ends and one in the middle.
-            for which in collectives(collective, n, range(n) if every and not params else sorted({0, n // 2, n - 1})):
+            roots = range(n) if n <= 9 and position == 0 else sorted({0, n // 2, n - 1})
+            for which in collectives(collective, n, roots):
                 verify(simcoll.schedule(which, name, **params))
 
 

@@ -90,6 +90,8 @@ def select(seed: int = 0) -> list[Case]:
                 continue
             for _ in range(40):
                 picked = {name: rng.choice(values) for name, values in choices.items()} | {first: one, second: two}
+                if not KINDS[picked["algorithm"][0]].reduces and "op" not in {first, second}:
+                    picked["op"] = "sum"
                 case = Case(**picked)
                 if case.plan() is not None:
                     cases.append(case)

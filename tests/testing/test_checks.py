@@ -94,8 +94,10 @@ def run(code):
 def test_nothing_heavy_is_loaded_before_it_is_used():
     code = (
         "import sys; sys.modules['hypothesis'] = None; import simcoll.testing as t\n"
-        "assert callable(t.assert_implements)\n"
         "assert 'pytest' not in sys.modules\n"
+        "import simcoll.testing.plugin\n"
+        "assert 'simpy' not in sys.modules\n"
+        "assert callable(t.assert_implements)\n"
         "try: t.schedules\n"
         "except Exception as error: print(type(error).__name__, error)\n"
     )

@@ -109,6 +109,14 @@ def test_a_detour_goes_through_scratch():
     verify(longer)
 
 
+def test_a_detour_of_what_is_gone_in_place():
+    # In place the root's own copy is gone: rows are counted among the others.
+    placed = simcoll.schedule("broadcast", "linear", nranks=3, in_place=True)
+    for at in range(len(list(placed.steps()))):
+        for row in range(4):
+            verify(rewrites.detoured(placed, at, row))
+
+
 def test_a_tree_by_hand():
     # 2 is the root, with children 0 and 3; 1 hangs on 3.
     tree = rewrites.tree_schedule(simcoll.Collective("reduce", 4, root=2), [0, 0, 2], [2, 0, 3, 1])

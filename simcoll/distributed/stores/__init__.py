@@ -20,7 +20,7 @@ from simcoll.distributed.stores.limits import Limits
 from simcoll.distributed.stores.prefix_store import PrefixStore
 from simcoll.distributed.stores.store import Store
 from simcoll.distributed.stores.tcp_store import TCPStore
-from simcoll.distributed.stores.waiting import PollingWaiter, ThreadWaiter, Waiter
+from simcoll.distributed.stores.waiting import PollingWaiter, ThreadWaiter, Waiter, use_waiter
 
 __all__ = [
     "DistBackendError",
@@ -37,4 +37,5 @@ __all__ = [
     "TCPStore",
     "ThreadWaiter",
     "Waiter",
+    "use_waiter",
 ]

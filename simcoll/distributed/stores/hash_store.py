@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from simcoll.distributed.stores.store import Store, call_and_wait
 from simcoll.distributed.stores.table import Request, Result, Table, apply, changes
-from simcoll.distributed.stores.waiting import ThreadWaiter, Waiter
-
-if TYPE_CHECKING:
-    from simcoll.distributed.stores.waiting import Waiter
+from simcoll.distributed.stores.waiting import ThreadWaiter
 
 __all__ = ["HashStore"]
 
@@ -22,7 +19,7 @@ class _Shared:
 
     table: Table = field(default_factory=Table)
     lock: threading.Lock = field(default_factory=threading.Lock)
-    waiter: Waiter = field(default_factory=ThreadWaiter)
+    threads: ThreadWaiter = field(default_factory=ThreadWaiter)
 
 
 class HashStore(Store):
@@ -40,23 +37,15 @@ class HashStore(Store):
         super().__init__()
         self._shared = _Shared()
 
-    @property
-    def waiter(self) -> Waiter:
-        """How this store and its clones wait; a condition of this process's threads unless set."""
-        return self._shared.waiter
-
-    @waiter.setter
-    def waiter(self, waiter: Waiter | None) -> None:
-        self._shared.waiter = waiter or ThreadWaiter()
-
     def call(self, request: Request, timeout_s: float | None = None) -> Result:
         """Apply the operation under the lock, and wake those who wait if it changed something."""
         if timeout_s is not None:
-            return call_and_wait(self, self.waiter, request, timeout_s)
+            return call_and_wait(self, self.waiter or self._shared.threads, request, timeout_s)
         with self._shared.lock:
             result = apply(self._shared.table, request)
         if changes(request):
-            self.waiter.notify()
+            self._shared.threads.notify()
+            self._tell()
         return result
 
     def has_extended_api(self) -> bool:
@@ -68,4 +57,5 @@ class HashStore(Store):
         other = type(self)()
         other._shared = self._shared  # noqa: SLF001  the same class
         other.set_timeout(self.timeout)
+        other.waiter = self._waiter
         return other

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Self, cast
 from simcoll.distributed.stores.arguments import key_list, key_text, number, seconds, value_bytes, value_list
 from simcoll.distributed.stores.errors import DistStoreError, QueueEmptyError
 from simcoll.distributed.stores.table import NOT_READY, Operation, Request, Result
+from simcoll.distributed.stores.waiting import waiter_here
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,12 +51,13 @@ class Store:
         RuntimeError
             ``Not implemented.``, in this class.
         """
+        del request, timeout_s
         raise RuntimeError("Not implemented.")
 
     @property
     def waiter(self) -> Waiter | None:
-        """How this store waits; None leaves it to the store. Set it to let a runtime wait its own way."""
-        return self._waiter
+        """How this store waits: what it was set to, else what `use_waiter` said here; None leaves it to the store."""
+        return self._waiter or waiter_here()
 
     @waiter.setter
     def waiter(self, waiter: Waiter | None) -> None:
@@ -80,6 +82,12 @@ class Store:
 
     def close(self) -> None:
         """Let go of what the store holds (connections, files). Safe to call twice; done at the latest when it is collected."""
+
+    def _tell(self) -> None:
+        """Let those who wait by a runtime's waiter try again."""
+        waiter = self.waiter
+        if waiter is not None:
+            waiter.notify()
 
     def _patience_s(self) -> float:
         return self.timeout.total_seconds()

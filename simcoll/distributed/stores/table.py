@@ -18,7 +18,18 @@ from simcoll.distributed.stores.errors import DistStoreError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["NOT_READY", "Operation", "Request", "Result", "Table", "apply", "check_counts"]
+__all__ = [
+    "ENTRY_BYTES",
+    "NOT_READY",
+    "Operation",
+    "Request",
+    "Result",
+    "Table",
+    "apply",
+    "changes",
+    "check_counts",
+    "first_missing",
+]
 
 
 class Operation(enum.IntEnum):
@@ -77,6 +88,7 @@ class Table:
 
 
 ENTRY_BYTES = 128
+_COUNTERS: Final = frozenset({"members", "gone"})
 _NUMBER = re.compile(rb"\s*[+-]?[0-9]{1,19}")
 
 
@@ -219,6 +231,8 @@ def _queue_len(table: Table, request: Request) -> Result:
 
 def _count(table: Table, request: Request) -> Result:
     key = request.keys[0]
+    if key not in _COUNTERS:
+        raise ValueError(f"a store counts {', '.join(sorted(_COUNTERS))}, not {key!r}")
     table.counters[key] = table.counters.get(key, 0) + request.amount
     return table.counters[key]
 
@@ -262,6 +276,17 @@ def check_counts(request: Request) -> None:
     ):
         if expected is not None and given != expected:
             raise ValueError(f"{request.operation.name.lower()} takes {expected} {what}, got {given}")
+
+
+def first_missing(table: Table, request: Request, start: int = 0) -> int | None:
+    """The first of the keys, from number ``start`` on, that a waiting operation still waits for."""
+    values = request.operation is not Operation.QUEUE_POP
+    queues = request.operation in {Operation.QUEUE_POP, Operation.WAIT}
+    for at in range(start, len(request.keys)):
+        key = request.keys[at]
+        if not ((values and key in table.values) or (queues and key in table.queues)):
+            return at
+    return None
 
 
 def changes(request: Request) -> bool:

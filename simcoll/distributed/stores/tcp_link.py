@@ -9,9 +9,14 @@ import socket
 import threading
 import time
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from simcoll.distributed.stores import wire
 from simcoll.distributed.stores.errors import DistNetworkError, DistStoreError
+from simcoll.distributed.stores.waiting import PollingWaiter
+
+if TYPE_CHECKING:
+    from simcoll.distributed.stores.waiting import Waiter
 
 __all__ = ["Link", "connect"]
 
@@ -34,7 +39,9 @@ class Link:
     def ask(self, message: wire.Message, patience_s: float) -> wire.Message:
         """Send a message and receive its reply; a connection on which that went wrong is closed for good."""
         if self.pid != os.getpid():
-            raise DistNetworkError(f"the connection to {self.where} belongs to the process that forked this one; use clone()")
+            raise DistNetworkError(
+                f"the connection to {self.where} belongs to the process that forked this one; use clone()"
+            )
         frame = wire.encode(message)
         if len(frame) - 4 > self.max_message_bytes:
             raise DistStoreError(
@@ -75,7 +82,7 @@ class Link:
         return bytes(parts)
 
 
-def connect(host: str, port: int, patience_s: float, secret: bytes) -> Link:
+def connect(host: str, port: int, patience_s: float, secret: bytes, waiter: Waiter | None) -> Link:
     """Knock until a server opens, then introduce ourselves.
 
     Raises
@@ -84,7 +91,7 @@ def connect(host: str, port: int, patience_s: float, secret: bytes) -> Link:
         Nobody opened within ``patience_s``, or somebody else did, or the secrets differ.
     """
     deadline_s = time.monotonic() + patience_s
-    sock = _knock(host, port, patience_s, deadline_s)
+    sock = _knock(host, port, patience_s, waiter or PollingWaiter(_KNOCK_S))
     link = Link(sock, threading.Lock(), os.getpid(), f"{host}:{port}")
     try:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -96,19 +103,26 @@ def connect(host: str, port: int, patience_s: float, secret: bytes) -> Link:
     return link
 
 
-def _knock(host: str, port: int, patience_s: float, deadline_s: float) -> socket.socket:
-    pause_s = 0.005
-    while True:
+def _knock(host: str, port: int, patience_s: float, waiter: Waiter) -> socket.socket:
+    deadline_s = time.monotonic() + patience_s
+    opened: socket.socket | None = None
+    last: Exception | None = None
+
+    def ready() -> bool:
+        nonlocal opened, last
         try:
-            return socket.create_connection((host, port), max(deadline_s - time.monotonic(), 0.001))
+            opened = socket.create_connection((host, port), max(deadline_s - time.monotonic(), 0.001))
         except (OSError, UnicodeError) as error:
-            if time.monotonic() + pause_s >= deadline_s:
-                raise DistNetworkError(
-                    f"The client socket has timed out after {round(patience_s * 1000)}ms while trying to connect to "
-                    f"({host}, {port}). The last attempt ended with: {error}"
-                ) from error
-        time.sleep(pause_s)
-        pause_s = min(2 * pause_s, _KNOCK_S)
+            last = error
+        return opened is not None
+
+    waiter.wait(ready, patience_s)
+    if opened is None:
+        raise DistNetworkError(
+            f"The client socket has timed out after {round(patience_s * 1000)}ms while trying to connect to "
+            f"({host}, {port}). The last attempt ended with: {last}"
+        ) from last
+    return opened
 
 
 def _introduce(link: Link, secret: bytes, patience_s: float) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import heapq
 import os
 import secrets
 import selectors
@@ -16,12 +15,27 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from simcoll.distributed.stores import wire
 from simcoll.distributed.stores.errors import DistStoreError
-from simcoll.distributed.stores.limits import Limits
+from simcoll.distributed.stores.parking import Parking, Stay
 from simcoll.distributed.stores.replies import reply_of
-from simcoll.distributed.stores.table import NOT_READY, Operation, Request, Result, Table, apply, changes, check_counts
+from simcoll.distributed.stores.table import (
+    ENTRY_BYTES,
+    NOT_READY,
+    Operation,
+    Request,
+    Result,
+    Table,
+    apply,
+    changes,
+    check_counts,
+    first_missing,
+)
+
+if TYPE_CHECKING:
+    from simcoll.distributed.stores.limits import Limits
 
 __all__ = ["StoreServer", "running_server"]
 
@@ -41,8 +55,7 @@ class _Peer:
     known: bool = False  # has introduced itself
     inbox: bytearray = field(default_factory=bytearray)
     outbox: bytearray = field(default_factory=bytearray)
-    parked: Request | None = None
-    parked_until_s: float = 0.0
+    parked_bytes: int = 0
     leaving: bool = False  # to be closed when its outbox is empty
     closed: bool = False
     held_bytes: int = 0
@@ -66,9 +79,7 @@ class StoreServer(threading.Thread):
         self._bell, self._bell_far = socket.socketpair()
         self._selector = selectors.DefaultSelector()
         self._peers: dict[_Peer, None] = {}
-        self._parked: dict[str, dict[_Peer, None]] = {}
-        self._deadlines: list[tuple[float, int, _Peer]] = []
-        self._serial = 0
+        self._parking: Parking[_Peer] = Parking()
         self._woken: deque[_Peer] = deque()
         self._buffered_bytes = 0
         self._sweep_s = min(1.0, limits.handshake_s / 4, limits.request_s / 4)
@@ -104,13 +115,15 @@ class StoreServer(threading.Thread):
         try:
             while self._holders > 0:
                 now_s = time.monotonic()
-                until_s = min([next_sweep_s, *(entry[0] for entry in self._deadlines[:1])])
+                until_s = min(next_sweep_s, self._parking.next_s())
                 for key, events in self._selector.select(max(0.0, until_s - now_s)):
                     if key.fileobj is self._listener:
                         self._accept()
                     elif key.data is not None:
                         self._serve(key.data, events)
-                self._expire(time.monotonic())
+                for peer in self._parking.due(time.monotonic()):
+                    self._attempt(peer, self._parking.stays[peer].request, last=True)
+                    self._woken.append(peer)
                 if time.monotonic() >= next_sweep_s:
                     self._sweep(time.monotonic())
                     next_sweep_s = time.monotonic() + self._sweep_s
@@ -162,27 +175,28 @@ class StoreServer(threading.Thread):
     def _close(self, peer: _Peer) -> None:
         if peer.closed:
             return
-        peer.closed = True
         self._unpark(peer)
+        peer.closed = True
+        self._account(peer)
         self._selector.unregister(peer.sock)
         with contextlib.suppress(OSError):
             peer.sock.shutdown(socket.SHUT_RDWR)
         peer.sock.close()
         del self._peers[peer]
-        self._buffered_bytes -= peer.held_bytes
 
     def _sweep(self, now_s: float) -> None:
         """Close who is too slow: in introducing itself, in finishing a request, in taking a reply."""
         self._listen(True)
         for peer in list(self._peers):
             silent_s = now_s - peer.since_s
-            busy = bool(peer.outbox) or (bool(peer.inbox) and peer.parked is None)
+            parked = peer in self._parking.stays
+            busy = bool(peer.outbox) or (bool(peer.inbox) and not parked)
             if not peer.known:
                 limit_s: float | None = self._limits.handshake_s
             elif busy:
                 limit_s = self._limits.request_s
             else:
-                limit_s = self._limits.idle_s if peer.parked is None else None
+                limit_s = None if parked else self._limits.idle_s
             if limit_s is not None and silent_s > limit_s:
                 self._close(peer)
 
@@ -209,7 +223,7 @@ class StoreServer(threading.Thread):
         if not data:
             self._close(peer)
             return
-        if peer.parked is None and not peer.inbox and peer.known:
+        if peer.known and not peer.inbox and peer not in self._parking.stays:
             peer.since_s = time.monotonic()
         peer.inbox += data
         self._account(peer)
@@ -235,7 +249,7 @@ class StoreServer(threading.Thread):
         return self._limits.max_message_bytes if peer.known else _HELLO_BYTES
 
     def _account(self, peer: _Peer) -> None:
-        held = len(peer.inbox) + len(peer.outbox)
+        held = 0 if peer.closed else len(peer.inbox) + len(peer.outbox) + peer.parked_bytes
         self._buffered_bytes += held - peer.held_bytes
         peer.held_bytes = held
 
@@ -266,8 +280,9 @@ class StoreServer(threading.Thread):
 
     def _advance(self, peer: _Peer) -> None:
         while not (peer.closed or peer.outbox or peer.leaving):
-            if peer.parked is not None:
-                if not self._attempt(peer, peer.parked):
+            stay = self._parking.stays.get(peer)
+            if stay is not None:
+                if not self._retry(peer, stay):
                     return
                 continue
             length = wire.frame_length(peer.inbox)
@@ -324,7 +339,7 @@ class StoreServer(threading.Thread):
                 return False
             reply = self._result(result)
             if changes(request):
-                self._wake(request.keys)
+                self._woken.extend(self._parking.waiting_for(request.keys))
         self._unpark(peer)
         self._reply(peer, reply)
         return True
@@ -342,43 +357,27 @@ class StoreServer(threading.Thread):
     # Waiting
 
     def _park(self, peer: _Peer, request: Request, wait_ms: int) -> None:
-        peer.parked = request
-        peer.parked_until_s = time.monotonic() + wait_ms / 1000
-        for key in request.keys:
-            self._parked.setdefault(key, {})[peer] = None
-        self._serial += 1
-        heapq.heappush(self._deadlines, (peer.parked_until_s, self._serial, peer))
-        if len(self._deadlines) > 64 + 2 * len(self._peers):
-            # Most entries are of waits that ended early.
-            self._deadlines = [entry for entry in self._deadlines if self._is_due(entry[2], entry[0])]
-            heapq.heapify(self._deadlines)
-
-    @staticmethod
-    def _is_due(peer: _Peer, deadline_s: float) -> bool:
-        """Whether this deadline still stands: an entry outlives its wait, and the peer may wait for something else by now."""
-        return peer.parked is not None and peer.parked_until_s == deadline_s
+        at = first_missing(self._table, request) or 0
+        self._parking.enter(peer, Stay(request, at, time.monotonic() + wait_ms / 1000))
+        peer.parked_bytes = sum(len(key) + ENTRY_BYTES for key in request.keys)
+        self._account(peer)
+        if self._buffered_bytes > self._limits.max_buffered_bytes:
+            self._refuse(peer, "too many requests wait")
 
     def _unpark(self, peer: _Peer) -> None:
-        if peer.parked is None:
-            return
-        for key in peer.parked.keys:
-            waiting = self._parked.get(key, {})
-            waiting.pop(peer, None)
-            if not waiting:
-                self._parked.pop(key, None)
-        peer.parked = None
+        self._parking.leave(peer)
+        peer.parked_bytes = 0
+        self._account(peer)
 
-    def _wake(self, keys: tuple[str, ...]) -> None:
-        """Whoever waits for one of these keys may try again, in the order they began to wait."""
-        for key in keys:
-            self._woken.extend(self._parked.get(key, ()))
-
-    def _expire(self, now_s: float) -> None:
-        while self._deadlines and self._deadlines[0][0] <= now_s:
-            deadline_s, _, peer = heapq.heappop(self._deadlines)
-            if peer.parked is not None and self._is_due(peer, deadline_s):
-                self._attempt(peer, peer.parked, last=True)
-                self._guarded(peer)
+    def _retry(self, peer: _Peer, stay: Stay) -> bool:
+        """Go on where the request got stuck; False when it is stuck again."""
+        at = first_missing(self._table, stay.request, stay.at)
+        if at is None:
+            if self._attempt(peer, stay.request):
+                return True
+            at = first_missing(self._table, stay.request) or 0  # deleted since
+        self._parking.move(peer, at)
+        return False
 
 
 def running_server(address: tuple[str, int]) -> StoreServer | None:

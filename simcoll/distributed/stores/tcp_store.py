@@ -11,7 +11,6 @@ import weakref
 from typing import TYPE_CHECKING, Self, cast
 
 from simcoll.distributed.stores import wire
-from simcoll.distributed.stores.arguments import seconds
 from simcoll.distributed.stores.errors import DistNetworkError, DistStoreError
 from simcoll.distributed.stores.limits import Limits
 from simcoll.distributed.stores.replies import result_of
@@ -108,9 +107,11 @@ class TCPStore(Store):
             else:
                 server = _started(_adopted(master_listen_fd), limits or Limits(), self._secret, multi_tenant)
             port = server.address[1]
+            self._tell()
         self._port = port
         try:
-            self._link = connect(self._host if server is None else _near(server), port, self._patience_s(), self._secret)
+            host = self._host if server is None else _near(server)
+            self._link = connect(host, port, self._patience_s(), self._secret, self.waiter)
         except BaseException:
             if server is not None:
                 server.release()
@@ -160,16 +161,21 @@ class TCPStore(Store):
         result = result_of(request.operation, self._link.ask(message, patience_s))
         if result is NOT_READY and timeout_s is not None:
             raise timed_out(request.keys, timeout_s)
-        if changes(request) and self.waiter is not None:
-            self.waiter.notify()
+        if changes(request):
+            self._tell()
         return result
 
     def clone(self) -> Self:
         """Another connection to the same server (which stays with the master's object)."""
         other = type(self)(
-            self._host, self._port, timeout=self.timeout, wait_for_workers=False, secret=self._secret, use_libuv=self._use_libuv
+            self._host,
+            self._port,
+            timeout=self.timeout,
+            wait_for_workers=False,
+            secret=self._secret,
+            use_libuv=self._use_libuv,
         )
-        other.waiter = self.waiter
+        other.waiter = self._waiter
         return other
 
     def close(self) -> None:
@@ -227,7 +233,7 @@ def _resolved(host: str, port: int) -> tuple[int, tuple[str, int]]:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         raise DistNetworkError(f"the host {host!r} of a TCPStore has no address: {error}") from error
-    family, _, _, _, address = sorted(found, key=lambda entry: entry[0] != socket.AF_INET)[0]
+    family, _, _, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
     return family, (str(address[0]), int(address[1]))
 
 
@@ -248,7 +254,9 @@ def _server(host: str, port: int, limits: Limits, secret: bytes, multi_tenant: b
         if shared is not None:  # another thread was faster
             return shared
         name = errno.errorcode.get(error.errno or 0, "error")
-        advice = f"; {host!r} is not an address of this machine: pass bind=" if error.errno == errno.EADDRNOTAVAIL else ""
+        advice = (
+            f"; {host!r} is not an address of this machine: pass bind=" if error.errno == errno.EADDRNOTAVAIL else ""
+        )
         raise DistNetworkError(
             f"The server socket has failed to listen on {address[0]}. port: {port}, {name}: {error.strerror}{advice}"
         ) from error

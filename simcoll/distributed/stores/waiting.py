@@ -1,19 +1,21 @@
 """How a store waits for a key: asleep in this thread, or however a runtime would have it wait.
 
-A runtime that plays many ranks in one thread must not sleep in one of them. It gives its stores a `Waiter` of its own
-(``store.waiter = ...``), which parks the calling rank and lets the others run.
+A runtime that plays many ranks in one thread must not sleep in one of them. It says `use_waiter` at the start of each
+rank's greenlet, with a `Waiter` of its own that parks the rank and lets the others run; stores made and used in that greenlet
+wait by it. (``store.waiter = ...`` does the same for one store, wherever it is used.)
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["PollingWaiter", "ThreadWaiter", "Waiter"]
+__all__ = ["PollingWaiter", "ThreadWaiter", "Waiter", "use_waiter", "waiter_here"]
 
 
 class Waiter(Protocol):
@@ -29,6 +31,20 @@ class Waiter(Protocol):
     def notify(self) -> None:
         """A store that uses this waiter has changed: those who wait should try again. Must not call into a store."""
         ...
+
+
+# Each thread and each greenlet has a context, so this is no state that others could see.
+_HERE: ContextVar[Waiter | None] = ContextVar("simcoll_store_waiter", default=None)
+
+
+def use_waiter(waiter: Waiter | None) -> None:
+    """From now on stores used in this context (greenlet, thread) wait by ``waiter``; None: each in its own way again."""
+    _HERE.set(waiter)
+
+
+def waiter_here() -> Waiter | None:
+    """What `use_waiter` said in this context."""
+    return _HERE.get()
 
 
 class ThreadWaiter:
@@ -49,7 +65,10 @@ class ThreadWaiter:
 
 
 class PollingWaiter:
-    """For stores that other processes change: tries again after pauses that grow from half a millisecond to ten."""
+    """For what other processes change: tries again after pauses that grow from half a millisecond to ``longest_s``."""
+
+    def __init__(self, longest_s: float = 0.01) -> None:
+        self._longest_s = longest_s
 
     def wait(self, ready: Callable[[], bool], timeout_s: float) -> bool:
         """Try, pause, try again."""
@@ -60,7 +79,7 @@ class PollingWaiter:
             if left <= 0:
                 return False
             time.sleep(min(pause_s, left))
-            pause_s = min(2 * pause_s, 0.01)
+            pause_s = min(2 * pause_s, self._longest_s)
         return True
 
     def notify(self) -> None:

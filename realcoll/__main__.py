@@ -1,0 +1,286 @@
+"""The command line: ``python -m realcoll perf | calibrate | launch``."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import App, CycloptsError, Parameter
+
+from realcoll.errors import FaultError, MissingError
+from simcoll.errors import ConfigError, InternalError, ScheduleError, nearest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from realcoll.perf import Line
+    from realcoll.transports.interface import Transport
+
+__all__ = ["app", "main"]
+
+app = App(name="realcoll", help="Run and measure schedules on real machines.", help_flags=["--help", "-h"], version_flags=[])
+
+TRANSPORTS = ("auto", "mpi", "nccl", "local")
+
+
+@contextmanager
+def _opened(transport: str, timeout_s: float) -> Iterator[Transport]:
+    """The transport that was asked for. ``auto``: NCCL where there is a GPU, MPI under its launcher, else one process."""
+    from realcoll.transports import LocalTransport, MpiTransport, NcclTransport, gpu_is_here
+
+    if transport not in TRANSPORTS:
+        raise ConfigError(f"unknown transport {transport!r}; {nearest(transport, TRANSPORTS)}")
+    under_mpi = any(key in os.environ for key in ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK"))
+    if transport == "auto":
+        transport = "nccl" if gpu_is_here() else "mpi" if under_mpi else "local"
+    found: Transport
+    if transport == "mpi":
+        found = MpiTransport(timeout_s=timeout_s)
+    elif transport == "nccl":
+        found = NcclTransport(timeout_s=timeout_s)
+    else:
+        found = LocalTransport()
+    try:
+        yield found
+    except FaultError as error:
+        found.abort(error.message)
+        raise
+    found.close()
+
+
+@app.command
+def perf(
+    collective: str,
+    /,
+    *,
+    begin: Annotated[str, Parameter(name=["--minbytes", "-b"])] = "32M",
+    end: Annotated[str, Parameter(name=["--maxbytes", "-e"])] = "32M",
+    factor: Annotated[int, Parameter(name=["--stepfactor", "-f"])] = 2,
+    step: Annotated[str | None, Parameter(name=["--stepbytes", "-i"])] = None,
+    ngpus: Annotated[int | None, Parameter(name=["--ngpus", "-g"])] = None,
+    iters: Annotated[int, Parameter(name=["--iters", "-n"])] = 20,
+    warmup: Annotated[int, Parameter(name=["--warmup_iters", "-w"])] = 1,
+    check: Annotated[int, Parameter(name=["--check", "-c"])] = 1,
+    op: Annotated[str, Parameter(name=["--op", "-o"])] = "sum",
+    dtype: Annotated[str, Parameter(name=["--datatype", "-d"])] = "float",
+    root: Annotated[int | None, Parameter(name=["--root", "-r"])] = None,
+    json: Annotated[Path | None, Parameter(name=["--output_file", "-J"])] = None,
+    algorithm: Annotated[str, Parameter(name=["--algorithm", "-a"])] = "ring",
+    transport: Annotated[str, Parameter(name=["--transport", "-t"])] = "auto",
+    predict: str | None = None,
+    timeout: float = 60.0,
+) -> None:
+    """Measure a collective over a range of sizes: the table of nccl-tests, the library's own collective, a prediction.
+
+    Parameters
+    ----------
+    collective
+        all_reduce, all_gather, reduce_scatter, broadcast, reduce, all_to_all, ...
+    begin
+        Smallest size, such as 8 or 1M.
+    end
+        Largest size.
+    factor
+        Factor between sizes.
+    step
+        Distance between sizes, in place of a factor.
+    ngpus
+        Ranks of each process: more than one share its GPU. Default 1 (4 with one process).
+    iters
+        Timed runs of each size.
+    warmup
+        Runs before that.
+    check
+        0 leaves out the comparison with the exact result.
+    op
+        Reduction: sum, prod, min, max, avg, mulsum, band, bor, bxor.
+    dtype
+        int8, uint8, int32, uint32, int64, uint64, half, float, double, bfloat16, ...
+    root
+        Root rank of broadcast, reduce, gather and scatter.
+    json
+        File for the results in nccl-tests' JSON.
+    algorithm
+        With parameters after colons: ring:channels=2.
+    transport
+        auto, mpi, nccl or local.
+    predict
+        A topology (simcoll list topologies, or a file): print what the emulator predicts on it.
+    timeout
+        Seconds that other ranks may take for their part.
+    """
+    from realcoll.perf import DTYPE_NAMES, OP_NAMES, Request, measure, schedules
+    from realcoll.report import footer, header, json_document, row, write_new
+    from simcoll.planning.sweep import counts_for, parse_choice
+    from simcoll.reduction import parse_dtype
+    from simcoll.topology import load_topology
+
+    if iters < 1 or warmup < 0 or (ngpus is not None and ngpus < 1):
+        raise ConfigError(f"expected -n and -g of at least 1 and -w of at least 0; got -n {iters} -g {ngpus} -w {warmup}")
+    sizes = _sizes(begin, end, factor, step)
+    element = parse_dtype(DTYPE_NAMES.get(dtype, dtype))
+    topology = load_topology(predict) if predict else None
+    began = time.time()
+    with _opened(transport, timeout) as found:
+        nranks = found.control.size * (ngpus or (4 if found.control.size == 1 else 1))
+        counts = tuple(counts_for(collective, sizes, nranks, element.itemsize))
+        request = Request(
+            collective, parse_choice(algorithm), element.name, OP_NAMES.get(op, op), root, counts, nranks, iters, warmup,
+            check != 0,
+        )  # fmt: skip
+        shown = found.control.process == 0
+        if shown:
+            proof = schedules(request)[0].proof()
+            print(f"# realcoll: {collective} with {algorithm} on {found.name}: {nranks} ranks in {found.control.size} processes; {proof}")
+            print(f"# minBytes {sizes[0]} maxBytes {sizes[-1]} warmup iters: {warmup} iters: {iters} validation: {check}")
+            if topology is not None:
+                print(f"# predictions on topology {topology.name}: {topology.description}")
+            print("\n".join(header(predicts=topology is not None)), flush=True)
+
+        def each(line: Line) -> None:
+            print(row(line, predicts=topology is not None), flush=True)
+
+        lines = measure(request, found, topology, each if shown else None)
+        if shown:
+            print("\n".join(footer(lines)))
+            if json is not None:
+                config = {
+                    "transport": found.name, "algorithm": algorithm, "nranks": nranks, "minimum_bytes": sizes[0],
+                    "maximum_bytes": sizes[-1], "step_factor": factor, "warmup_iters": warmup, "iterations": iters,
+                    "validation": str(check != 0).lower(),
+                }  # fmt: skip
+                print(f"# wrote {write_new(json, json_document(lines, config, began))}")
+    wrong = sum(m.wrong or 0 for line in lines for m in (line.out_of_place, line.in_place) if m is not None)
+    if wrong:
+        raise InternalError(f"{wrong} wrong elements from a proved schedule")
+
+
+def _sizes(begin: str, end: str, factor: int, step: str | None) -> tuple[int, ...]:
+    from simcoll.planning.sweep import size_ladder
+    from simcoll.units import parse_size
+
+    first, last = parse_size(begin, what="-b"), parse_size(end, what="-e")
+    if step is None:
+        return size_ladder(first, last, factor)
+    distance = parse_size(step, what="-i")
+    if distance < 1 or not 1 <= first <= last or (last - first) // distance > 10**6:
+        raise ConfigError(f"sizes from {begin} to {end} in steps of {step}: expected an upward range with steps of at least 1 byte")
+    return tuple(range(first, last + 1, distance))
+
+
+@app.command
+def calibrate(
+    output: Path,
+    /,
+    *,
+    begin: Annotated[str, Parameter(name=["--minbytes", "-b"])] = "64",
+    end: Annotated[str, Parameter(name=["--maxbytes", "-e"])] = "16M",
+    factor: Annotated[int, Parameter(name=["--stepfactor", "-f"])] = 4,
+    iters: Annotated[int, Parameter(name=["--iters", "-n"])] = 20,
+    transport: Annotated[str, Parameter(name=["--transport", "-t"])] = "auto",
+    timeout: float = 60.0,
+) -> None:
+    """Measure messages between neighbours and write a topology file that fits them.
+
+    Parameters
+    ----------
+    output
+        The file, such as machine.toml; it must not exist.
+    begin
+        Smallest message.
+    end
+        Largest message.
+    factor
+        Factor between sizes.
+    iters
+        Timed runs of each size.
+    transport
+        auto, mpi, nccl or local.
+    timeout
+        Seconds that other ranks may take for their part.
+    """
+    from realcoll.calibrate import fit, sizes_and_times, topology_toml
+    from simcoll.units import format_size
+
+    sizes = _sizes(begin, end, factor, None)
+    if output.exists():
+        raise ConfigError("is already there; choose another name", file=str(output))
+    with _opened(transport, timeout) as found:
+        nranks = max(2, found.control.size)
+        times = sizes_and_times(found, nranks, sizes, iters)
+        if found.control.process == 0:
+            line = fit(sizes, times)
+            for size, seconds, residual in zip(line.sizes, line.times_s, line.residuals, strict=True):
+                print(f"{format_size(size):>10}  {seconds * 1e6:12.2f} us  {residual:+8.1%}")
+            print(f"# latency {line.latency_s * 1e6:.3g} us, bandwidth {line.bandwidth / 1e9:.3g} GB/s")
+            try:
+                output.write_text(topology_toml(line, output.stem, nranks, found.name), encoding="utf-8")
+            except OSError as error:
+                raise ConfigError(f"cannot be written: {error.strerror or error}", file=str(output)) from None
+            print(f"# wrote {output}")
+
+
+@app.command(name="launch")
+def _launch(*script: str, processes: Annotated[int, Parameter(name=["--nproc", "-n"])] = 1) -> int:
+    """Start a Python script several times on this machine, as torchrun does.
+
+    Parameters
+    ----------
+    script
+        The script with its arguments, or -m and a module.
+    processes
+        How many.
+    """
+    from realcoll.launch import launch
+
+    return launch(processes, script)
+
+
+def _split(arguments: list[str]) -> list[str]:
+    """Keep what belongs to the launched script out of our own options."""
+    if arguments[:1] != ["launch"]:
+        return arguments
+    place = 1
+    while place < len(arguments) and arguments[place] != "-m" and arguments[place].startswith("-"):
+        if arguments[place] in ("--", "-h", "--help"):
+            return arguments
+        place += 2 if arguments[place] in ("-n", "--nproc") else 1
+    return [*arguments[:place], "--", *arguments[place:]]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Returns the exit status: 0 done, 1 another rank failed, 2 bad input or something is not installed, 3 a fault of ours.
+    """
+    given = _split(list(sys.argv[1:] if argv is None else argv))
+    try:
+        status = app(given, exit_on_error=False, print_error=False, result_action="return_value")
+        sys.stdout.flush()
+    except CycloptsError as error:
+        print(f"realcoll: {error}\nrealcoll: try --help", file=sys.stderr)
+        return 2
+    except FaultError as error:
+        print(f"realcoll: {error}", file=sys.stderr)
+        return 1
+    except (ConfigError, MissingError, ScheduleError) as error:
+        print(f"realcoll: {error}", file=sys.stderr)
+        return 2
+    except InternalError as error:
+        print(f"realcoll: {error}", file=sys.stderr)
+        return 3
+    except MemoryError:
+        print("realcoll: not enough memory for this many ranks or bytes", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("realcoll: stopped", file=sys.stderr)
+        return 130
+    return status if isinstance(status, int) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

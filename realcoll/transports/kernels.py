@@ -1,0 +1,116 @@
+"""Reductions on the GPU, with the bits that numpy gives on the host.
+
+What CuPy computes as numpy does (whole numbers, float16 to float64, sums of complex numbers) it does. bfloat16 is added and multiplied in
+float32 and rounded to nearest even. The 8-bit floats go through a table of all 65,536 pairs, made on the host.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from simcoll.errors import ConfigError
+from simcoll.reduction import REDUCTIONS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+__all__ = ["bfloat16_source", "device_dtype", "finisher", "pair_table", "reducer"]
+
+_TINY = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
+_STORED = {"bfloat16": np.dtype(np.uint16), **dict.fromkeys(_TINY, np.dtype(np.uint8))}
+_UFUNCS = {
+    "sum": "add", "product": "multiply", "min": "minimum", "max": "maximum", "band": "bitwise_and", "bor": "bitwise_or",
+    "bxor": "bitwise_xor",
+}  # fmt: skip
+_BFLOAT16 = {
+    "sum": "x + y",
+    "product": "__fmul_rn(x, y)",
+    "min": "(isnan(x) || x < y) ? x : y",
+    "max": "(isnan(x) || x > y) ? x : y",
+    "divide": "__fdiv_rn(x, y)",
+}
+# No fused multiply-add: the products are rounded before they are added.
+_COMPLEX_PRODUCT = """
+auto re = {mul}(t.real(), r.real()), im = {mul}(t.real(), r.imag());
+t = T({sub}(re, {mul}(t.imag(), r.imag())), {add}(im, {mul}(t.imag(), r.real())));
+"""
+
+
+def device_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """What a dtype is kept as in CuPy arrays, which do not know those of ``ml_dtypes``."""
+    return _STORED.get(dtype.name, dtype)
+
+
+def bfloat16_source(op: str) -> str:
+    """CUDA for ``t = t (op) r`` on bfloat16 kept in 16 bits: in float32, rounded to nearest even, every NaN to the quiet one."""
+    return f"""
+float x = __uint_as_float((unsigned int)t << 16), y = __uint_as_float((unsigned int)r << 16);
+float z = {_BFLOAT16[op]};
+unsigned int bits = __float_as_uint(z);
+t = isnan(z) ? (unsigned short)((bits >> 16 & 0x8000) | 0x7fc0) : (unsigned short)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+"""
+
+
+def pair_table(op: str, dtype: np.dtype[Any]) -> NDArray[np.uint8]:
+    """The result of every pair of 8-bit values: at ``256 * left + right``."""
+    values = np.arange(256, dtype=np.uint8)
+    left = np.repeat(values, 256).view(dtype)
+    with np.errstate(all="ignore"):
+        found = np.divide(left, np.tile(values, 256).view(dtype)) if op == "divide" else REDUCTIONS[op](left, np.tile(values, 256).view(dtype))
+    return found.astype(dtype).view(np.uint8)
+
+
+def _by_table(cupy: Any, op: str, dtype: np.dtype[Any]) -> Callable[[Any, Any], object]:
+    table = cupy.asarray(pair_table(op, dtype))
+    kernel = cupy.ElementwiseKernel("uint8 r, raw uint8 table", "uint8 t", "t = table[256 * t + r];", f"simcoll_{op}_pairs")
+    return lambda target, source: kernel(source, table, target)
+
+
+def reducer(cupy: Any, op: str, dtype: np.dtype[Any]) -> Callable[[Any, Any], object]:
+    """``target = target (op) source`` on arrays of ``device_dtype(dtype)``, on the current stream.
+
+    Raises
+    ------
+    ConfigError
+        When neither CuPy nor we have a kernel for it.
+    """
+    if dtype.name in _TINY:
+        return _by_table(cupy, op, dtype)
+    if dtype.name == "bfloat16":
+        if op not in _BFLOAT16:
+            raise ConfigError(f"no kernel for {op} of bfloat16")
+        kernel = cupy.ElementwiseKernel("uint16 r", "uint16 t", bfloat16_source(op), f"simcoll_{op}_bfloat16")
+        return lambda target, source: kernel(source, target)
+    if op == "product" and dtype.kind == "c":
+        letter = "f" if dtype.itemsize == 8 else "d"
+        signs = {name: f"__{letter}{name}_rn" for name in ("mul", "add", "sub")}
+        kernel = cupy.ElementwiseKernel("T r", "T t", _COMPLEX_PRODUCT.format(**signs), f"simcoll_product_c{letter}")
+        return lambda target, source: kernel(source, target)
+    if dtype.kind == "b":  # numpy: a sum of truths is "or", a product "and"
+        op = {"sum": "bor", "max": "bor", "product": "band", "min": "band"}.get(op, op)
+    ufunc = getattr(cupy, _UFUNCS[op])
+    return lambda target, source: ufunc(target, source, target)
+
+
+def finisher(cupy: Any, dtype: np.dtype[Any], nranks: int) -> Callable[[Any], None]:
+    """Divide by the number of ranks; whole numbers towards zero."""
+    if dtype.name in _TINY or dtype.name == "bfloat16":
+        stored = device_dtype(dtype)
+        count = cupy.asarray(np.full(1, nranks, np.float64).astype(dtype).view(stored))
+        if dtype.name == "bfloat16":
+            source = bfloat16_source("divide")
+            kernel = cupy.ElementwiseKernel("uint16 r", "uint16 t", source, "simcoll_divide_bfloat16")
+            return lambda target: kernel(count, target)
+        divide = _by_table(cupy, "divide", dtype)
+        return lambda target: divide(target, count)
+    if dtype.kind in "iu":
+        # Beyond the type's range a quotient is always 0, and CUDA's own division is towards zero.
+        source = f"t = (T)(t / (T){nranks});" if nranks <= np.iinfo(dtype).max else "t = 0;"
+        kernel = cupy.ElementwiseKernel("", "T t", source, f"simcoll_divide_{nranks}")
+        return lambda target: kernel(target)
+    number = dtype.type(nranks)
+    return lambda target: cupy.true_divide(target, number, target)

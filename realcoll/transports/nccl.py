@@ -1,0 +1,322 @@
+"""Ranks on GPUs with NCCL through CuPy: one process a GPU, and as many ranks on it as wanted.
+
+Ranks on one GPU exchange by NCCL's send and receive to oneself inside a group, so that one GPU can play a schedule of many ranks. Nothing
+of CuPy is imported before a transport is made.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import os
+import threading
+import time
+import warnings
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from realcoll.control import Control
+from realcoll.environment import control_of, job_from
+from realcoll.errors import FaultError, MissingError
+from realcoll.transports import kernels
+from realcoll.vendor import nccl_collective
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from simcoll.plan import Plan
+
+__all__ = ["NcclTransport", "gpu_is_here", "load_cupy"]
+
+POLL_S = 2e-5
+LOOK_ROUND_S = 0.05
+INSTALL = "pip install 'simcoll[cuda12]' (or cuda13, after nvidia-smi's CUDA version)"
+
+
+def load_cupy() -> tuple[Any, Any]:
+    """The modules ``cupy`` and ``cupy.cuda.nccl``.
+
+    Raises
+    ------
+    MissingError
+        In one line, what to install.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it warns of a missing libnccl; we say so ourselves
+            cupy, nccl = importlib.import_module("cupy"), importlib.import_module("cupy.cuda.nccl")
+    except ImportError as error:
+        raise MissingError(f"NCCL needs CuPy: {INSTALL} ({error})") from None
+    if not getattr(nccl, "available", True):
+        raise MissingError(f"CuPy finds no libnccl: {INSTALL} brings it (package nvidia-nccl-cu12 or nvidia-nccl-cu13)")
+    try:
+        devices = cupy.cuda.runtime.getDeviceCount()
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        raise MissingError(f"CUDA finds no usable GPU here; NCCL needs an NVIDIA driver and a GPU ({error})") from None
+    if not devices:
+        raise MissingError("CUDA finds no GPU here; use --transport mpi or local, or look at CUDA_VISIBLE_DEVICES")
+    return cupy, nccl
+
+
+def gpu_is_here() -> bool:
+    """Whether an :class:`NcclTransport` can be made."""
+    if find_spec("cupy") is None:
+        return False
+    try:
+        load_cupy()
+    except MissingError:
+        return False
+    return True
+
+
+class NcclTransport:
+    """One process of a job, with one GPU.
+
+    Parameters
+    ----------
+    device
+        Which GPU; default by the rank on this machine that the launcher gives.
+    control
+        How to meet the other processes; default by the launcher's environment variables.
+    channel_streams
+        Whether each channel gets a stream and a communicator of its own.
+    graph
+        Whether the second run of a prepared plan is captured as a CUDA graph, which the runs after it launch. Every process must ask
+        for the same.
+    timeout_s
+        How long others may take for their part.
+
+    Raises
+    ------
+    MissingError
+        Without CuPy, libnccl or a GPU, saying what to install.
+    FaultError
+        When the other processes do not come.
+    """
+
+    name = "nccl"
+
+    def __init__(
+        self,
+        *,
+        device: int | None = None,
+        control: Control | None = None,
+        channel_streams: bool = False,
+        graph: bool = False,
+        timeout_s: float = 60.0,
+    ) -> None:
+        self._cupy, self._nccl = load_cupy()
+        job = job_from(os.environ)
+        self._device = job.local % self._cupy.cuda.runtime.getDeviceCount() if device is None else device
+        self._cupy.cuda.Device(self._device).use()
+        self.control = control_of(job, timeout_s) if control is None else control
+        self._channel_streams = channel_streams
+        self._graph = graph
+        self._stream = self._cupy.cuda.Stream(non_blocking=True)
+        self._comm = self._communicator()
+        self._lanes: list[NcclTransport] = []
+
+    def _communicator(self) -> Any:
+        """A new communicator of all processes; the first makes its id, the rendezvous passes it on."""
+        offer = b""
+        if self.control.process == 0:
+            made = self._nccl.get_unique_id()  # bytes, or a tuple of numbers before CuPy 14
+            offer = msgspec.msgpack.encode([isinstance(made, bytes), list(made)])
+        raw, numbers = msgspec.msgpack.decode(self.control.gather("nccl id", offer)[0])
+        unique = bytes(numbers) if raw else tuple(numbers)
+        made_here: list[Any] = []
+
+        def join() -> None:
+            self._cupy.cuda.Device(self._device).use()
+            try:
+                made_here.append(self._nccl.NcclCommunicator(self.control.size, unique, self.control.process))
+            except self._nccl.NcclError as error:
+                made_here.append(error)
+
+        # It blocks until all have come, and knows no timeout.
+        thread = threading.Thread(target=join, daemon=True)
+        thread.start()
+        thread.join(self.control.timeout_s or None)
+        if not made_here:
+            raise FaultError(f"NCCL did not connect {self.control.size} processes within {self.control.timeout_s:g} s")
+        if isinstance(made_here[0], Exception):
+            raise FaultError(f"NCCL does not connect: {made_here[0]}")
+        return made_here[0]
+
+    def alloc(self, size_bytes: int) -> Any:
+        """New device memory."""
+        return self._cupy.empty(max(1, size_bytes), self._cupy.uint8)
+
+    def view(self, memory: Any, first_byte: int, elements: int, dtype: np.dtype[Any]) -> Any:
+        """A CuPy view; types of ``ml_dtypes`` as whole numbers of their size."""
+        part = memory[first_byte : first_byte + elements * dtype.itemsize]
+        return part.view(kernels.device_dtype(dtype))
+
+    def wire(self, memory: Any, first_byte: int, size_bytes: int) -> tuple[int, int]:
+        """Address and bytes."""
+        return int(memory.data.ptr) + first_byte, size_bytes
+
+    def group_start(self) -> None:
+        """Open a group of NCCL."""
+        self._nccl.groupStart()
+
+    def send(self, source: tuple[int, int], process: int) -> None:
+        """Send inside the group."""
+        self._comm.send(*source, self._nccl.NCCL_UINT8, process, self._stream.ptr)
+
+    def recv(self, target: tuple[int, int], process: int) -> None:
+        """Receive inside the group."""
+        self._comm.recv(*target, self._nccl.NCCL_UINT8, process, self._stream.ptr)
+
+    def group_end(self) -> None:
+        """Launch the group on the stream."""
+        try:
+            self._nccl.groupEnd()
+        except self._nccl.NcclError as error:
+            raise FaultError(f"NCCL: {error}") from None
+
+    def copy(self, target: Any, source: Any) -> None:
+        """Copy on the stream."""
+        target.data.copy_from_device_async(source.data, source.nbytes, self._stream)
+
+    def _streamed(self, call: Callable[..., object]) -> Callable[..., object]:
+        stream = self._stream
+
+        def run(*arguments: Any) -> object:
+            with stream:
+                return call(*arguments)
+
+        return run
+
+    def reducer(self, op: str, dtype: np.dtype[Any]) -> Callable[[Any, Any], object]:
+        """A kernel on the stream."""
+        return self._streamed(kernels.reducer(self._cupy, op, dtype))
+
+    def finisher(self, plan: Plan) -> Callable[[Any], None] | None:
+        """A kernel on the stream, behind what the lanes do."""
+        if plan.reduction.name != "avg":
+            return None
+        divide = self._streamed(kernels.finisher(self._cupy, plan.dtype, plan.nranks))
+
+        def finish(values: Any) -> None:
+            self._wait_for_lanes()
+            divide(values)
+
+        return finish
+
+    def load(self, target: Any, values: Any) -> None:
+        """Copy from the host, or from a CuPy array."""
+        with self._stream:
+            if isinstance(values, np.ndarray):
+                target.set(np.ascontiguousarray(values).view(target.dtype))
+            else:
+                target[...] = values.view(target.dtype)
+        self._stream.synchronize()
+
+    def fetch(self, source: Any) -> NDArray[Any]:
+        """Copy to the host."""
+        with self._stream:
+            return np.asarray(self._cupy.asnumpy(source))
+
+    def lanes(self, count: int) -> Sequence[NcclTransport]:
+        """This one, or one with a stream and a communicator for each channel."""
+        if not self._channel_streams or count == 1:
+            return (self,)
+        while len(self._lanes) < count:
+            lane = copy.copy(self)
+            lane._stream = self._cupy.cuda.Stream(non_blocking=True)
+            lane._comm = self._communicator()
+            self._lanes.append(lane)
+        return tuple(self._lanes[:count])
+
+    def _wait_for_lanes(self) -> None:
+        for lane in self._lanes:
+            self._stream.wait_event(lane._stream.record())
+
+    def recorded(self, play: Callable[[], None]) -> Callable[[], None]:
+        """The calls between a fork to the lanes and a join; from the third time on one launch of a CUDA graph, if that was asked for."""
+
+        def forked() -> None:
+            begin = self._stream.record() if self._lanes else None
+            for lane in self._lanes:
+                lane._stream.wait_event(begin)
+            play()
+            self._wait_for_lanes()
+
+        if not self._graph:
+            return forked
+        runs, graphs = 0, []
+
+        def run() -> None:
+            nonlocal runs
+            runs += 1
+            if runs == 1:  # compiles kernels and lets NCCL connect, neither of which can be captured
+                forked()
+                return
+            if not graphs:
+                self._stream.begin_capture()
+                forked()
+                graphs.append(self._stream.end_capture())
+            graphs[0].launch(self._stream)
+
+        return run
+
+    def vendor(self, plan: Plan, inputs: Mapping[int, Any], outputs: Mapping[int, Any]) -> Callable[[], object] | None:
+        """NCCL's own collective, when rank r of the plan is process r and they are all."""
+        size, me = self.control.size, self.control.process
+        if plan.nranks != size or plan.ranks.tolist() != list(range(size)):
+            return None
+        source, target = (views[me].data.ptr if me in views else 0 for views in (inputs, outputs))
+        return nccl_collective(self._nccl, self._comm, self._stream.ptr, plan, source, target)
+
+    def synchronize(self) -> None:
+        """Wait for the stream, looking after NCCL and the others.
+
+        Raises
+        ------
+        FaultError
+            When NCCL reports an error, another process fails, or the timeout is over.
+        """
+        begin = time.monotonic()
+        look = begin + LOOK_ROUND_S
+        while not self._stream.done:
+            time.sleep(POLL_S)
+            now = time.monotonic()
+            if now >= look:
+                look = now + LOOK_ROUND_S
+                self._check(late=0 < self.control.timeout_s < now - begin)
+        self._check(late=False)
+
+    def _check(self, *, late: bool) -> None:
+        for lane in (self, *self._lanes):
+            try:
+                lane._comm.check_async_error()
+            except self._nccl.NcclError as error:
+                raise FaultError(f"NCCL: {error}") from None
+        if late or (self.control.trouble() and not self._stream.done):
+            raise self.control.stuck(other for other in range(self.control.size) if other != self.control.process)
+
+    def barrier(self) -> None:
+        """Wait for the stream and for all processes."""
+        self.synchronize()
+        self.control.gather("barrier")
+
+    def abort(self, reason: str) -> None:
+        """End the communicators at once, and tell the others."""
+        if not self.control.broken:
+            for lane in (*self._lanes, self):
+                lane._comm.abort()
+            self.control.fail(reason)
+
+    def close(self) -> None:
+        """Give communicators back, all processes together."""
+        if not self.control.broken:
+            self.barrier()
+            for lane in (*self._lanes, self):
+                lane._comm.destroy()
+        self.control.close()

@@ -1,0 +1,124 @@
+"""Make and leave the default group."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from simcoll.distributed.backends import Backend
+from simcoll.distributed.groups import DEFAULT_TIMEOUT, ProcessGroup, _executor, meet
+from simcoll.distributed.operations import Communicator
+from simcoll.distributed.plans import check_choice
+from simcoll.distributed.work import timeout_fs
+from simcoll.distributed.world import Rank, current, wait_until
+
+if TYPE_CHECKING:
+    from simcoll.distributed.plans import Choice
+
+__all__ = ["init_process_group", "set_default_group"]
+
+
+def set_default_group(
+    rank: Rank,
+    backend: str,
+    *,
+    implicit: bool = False,
+    timeout: timedelta | None = None,
+    pg_options: Any = None,
+    algorithm: Choice = None,
+) -> ProcessGroup:
+    """Give a rank its handle of the group of all ranks."""
+    world = rank.world
+    name = Backend(backend)
+    generation = rank.local.get("generation", 0)
+    groups: dict[Any, Communicator] = world.shared.setdefault("groups", {})
+    communicator = groups.get((generation, "0"))
+    span = DEFAULT_TIMEOUT if timeout is None else timeout
+    if communicator is None:
+        members = tuple(range(len(world.ranks)))
+        limit = (timeout_fs(span), timeout is not None)
+        communicator = Communicator(world, "0", "default_pg", members, limit, name, algorithm)
+        groups[generation, "0"] = communicator
+    rank.default = ProcessGroup(communicator, rank.number, span)
+    rank.default.executor = _executor(name, communicator, rank, span, pg_options)
+    rank.local["implicit"] = implicit
+    return rank.default
+
+
+def init_process_group(
+    backend: str | None = None,
+    init_method: str | None = None,
+    timeout: timedelta | None = None,
+    world_size: int = -1,
+    rank: int = -1,
+    store: Any = None,
+    group_name: str = "",
+    pg_options: Any = None,
+    device_id: Any = None,
+    *,
+    algorithm: Choice = None,
+) -> None:
+    """Make the default group; waits until all ranks have called.
+
+    Under :func:`simcoll.distributed.spawn` the ranks are known, and meet in memory whatever the method; the arguments are
+    checked as torch does.
+
+    Raises
+    ------
+    ValueError
+        When there is a default group already, for an unknown backend, or a rendezvous that lacks something.
+    AssertionError
+        For arguments that exclude each other, as torch.
+    TypeError
+        For a timeout that is no timedelta.
+    """
+    me = current().rank
+    if me.default is not None and not me.local.get("implicit"):
+        raise ValueError("trying to initialize the default process group twice!")
+    if timeout is not None:
+        timeout_fs(timeout)
+    name = Backend(backend) if backend is not None else Backend.UNDEFINED
+    Backend.maker(name)
+    check_choice(algorithm)
+    _check_device(device_id)
+    _check_meeting_place(me, init_method, world_size, rank, store)
+    if me.default is not None:
+        me.default.communicator.destroyed[me.number] = None
+        for each in me.local.pop("groups", []):
+            each.communicator.destroyed[me.number] = None
+        me.default = None
+    me.local["generation"] = me.local.get("generation", 0) + 1
+    me.created.clear()
+    if store is not None:
+        me.local["store"] = store
+    everyone = tuple(range(len(me.world.ranks)))
+    meeting = meet(me, ("init", me.local["generation"]), "init_process_group", everyone, str(name))
+    wait_until(meeting, timeout_fs(DEFAULT_TIMEOUT if timeout is None else timeout), explicit=timeout is not None)
+    set_default_group(me, name, timeout=timeout, pg_options=pg_options, algorithm=algorithm)
+
+
+def _check_device(device_id: Any) -> None:
+    if device_id is None:
+        return
+    text = str(device_id)
+    if isinstance(device_id, int) or text.split(":")[0] == "cpu" or ":" not in text:
+        raise ValueError("init_process_group device_id parameter must be an accelerator with an index")
+
+
+def _check_meeting_place(me: Rank, init_method: str | None, world_size: int, rank: int, store: Any) -> None:
+    """What torch checks of rendezvous arguments, and that they say what spawn said."""
+    if init_method is not None and store is not None:
+        raise AssertionError("Cannot specify both init_method and store.")
+    size = len(me.world.ranks)
+    if store is not None:
+        if world_size <= 0:
+            raise AssertionError("world_size must be positive if using store")
+        if rank < 0:
+            raise AssertionError("rank must be non-negative if using store")
+    elif init_method is not None and not init_method.startswith("env://"):
+        from simcoll.distributed.rendezvous import parse_init_method
+
+        rank, world_size = parse_init_method(init_method, rank, world_size)
+    for what, given, expected in (("rank", rank, me.number), ("world_size", world_size, size)):
+        if given not in (-1, expected):
+            raise ValueError(f"init_process_group: {what}={given}, but this program was spawned with {what}={expected}")

@@ -1,0 +1,41 @@
+"""Compile a function where numba is installed; run it as it stands where it is not."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Function = TypeVar("Function", bound=Callable[..., Any])
+
+__all__ = ["COMPILED", "entry", "part"]
+
+COMPILED = find_spec("numba") is not None
+"""Whether the loops are machine code."""
+
+
+def _jit(function: Function, **options: Any) -> Function:
+    if not COMPILED:
+        return function
+    import numba
+
+    # Without reference counts (_nrt) a helper may take arrays at no cost; nothing compiled here allocates.
+    ready: Function = numba.njit(error_model="numpy", _nrt=False, **options)(function)
+    return ready
+
+
+def part(function: Function) -> Function:
+    """A piece of a loop; becomes part of its caller."""
+    return _jit(function, forceinline=True)
+
+
+def entry(function: Function) -> Function:
+    """A loop that Python calls. Compiled code is kept on disk where numba finds a writable place for it: next to the
+    module, or in the user's cache.
+    """
+    try:
+        return _jit(function, cache=True)
+    except RuntimeError:  # numba: no place for the cache
+        return _jit(function)

@@ -1,0 +1,122 @@
+"""Processes that meet: in one process here, each with its own connection."""
+
+import json
+import socket
+import threading
+
+import pytest
+
+from realcoll.control import Control
+from realcoll.errors import FaultError
+from realcoll.rendezvous import Host, join
+from simcoll.errors import ConfigError
+
+TOKEN = "secret"
+
+
+@pytest.fixture
+def seats():
+    """Three seats at one server."""
+    host = Host(3, token=TOKEN)
+    found = [join(("127.0.0.1", host.port), i, 3, token=TOKEN, host=host if i == 0 else None) for i in range(3)]
+    yield found
+    for seat in reversed(found):
+        seat.close()
+
+
+def together(*calls):
+    """The results, or errors, of calls that run at the same time."""
+    results = [None] * len(calls)
+
+    def run(position, call):
+        try:
+            results[position] = call()
+        except FaultError as error:
+            results[position] = error
+
+    threads = [threading.Thread(target=run, args=item) for item in enumerate(calls)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    return results
+
+
+def die(seat):
+    """Break the connection as the end of a process does."""
+    seat._left = True  # nobody is there to notice
+    seat._socket.shutdown(socket.SHUT_RDWR)
+
+
+def test_everybody_gets_what_everybody_brought(seats):
+    found = together(*(lambda seat=seat: seat.meet("a", bytes([seat.process]), 10) for seat in seats))
+    assert [meeting.values for meeting in found] == [{0: b"\0", 1: b"\1", 2: b"\2"}] * 3
+    assert seats[1].meet("alone", b"x", 10, (1,)).values == {1: b"x"}
+    pair = together(*(lambda seat=seat: seat.meet("b", b"", 10, (0, 2)) for seat in (seats[0], seats[2])))
+    assert [set(meeting.values) for meeting in pair] == [{0, 2}] * 2
+
+
+def test_who_does_not_come_is_missing_and_too_late_afterwards(seats):
+    first = seats[0].meet("a", b"", 0.2)
+    assert (first.missing, first.late) == ((1, 2), False)
+    later = seats[1].meet("a", b"", 10)
+    assert (later.late, later.values) == (True, {})
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_death_ends_a_meeting_at_once_and_is_named(seats, victim):
+    controls = [Control(seat.process, 3, seat, 20.0) for seat in seats]
+    rest = [control for control in controls if control.process != victim]
+    killer = threading.Timer(0.2, die, (seats[victim],))
+    if victim == 0:
+        killer = threading.Timer(0.2, lambda: [seat._socket.shutdown(socket.SHUT_RDWR) for seat in seats[1:]])
+    killer.start()
+    errors = together(*(lambda control=control: control.gather("start") for control in rest))
+    assert [error.ranks for error in errors] == [(victim,)] * 2
+    assert all(f"rank {victim} died" in str(error) for error in errors)
+
+
+def test_those_who_wait_for_each_other_find_the_one_who_is_not_there(seats):
+    controls = [Control(seat.process, 3, seat, 20.0) for seat in seats]
+    # Rank 0 waits for 1, which waits for 2, which is busy elsewhere.
+    errors = together(lambda: controls[0].stuck([1]), lambda: controls[1].stuck([2]))
+    assert [error.ranks for error in errors] == [(2,)] * 2
+
+
+def test_a_difference_is_blamed_on_the_minority(seats):
+    controls = [Control(seat.process, 3, seat, 20.0) for seat in seats]
+    offers = [{"count": "8"}, {"count": "9"}, {"count": "8"}]
+    errors = together(*(lambda c=c, o=o: c.agree(o, (0, 1, 2)) for c, o in zip(controls, offers, strict=True)))
+    assert [str(error) for error in errors] == ["ranks disagree on the count: ranks 0, 2: 8; rank 1: 9"] * 3
+    assert together(*(lambda c=c: c.agree({"count": "8"}, (0, 1, 2)) for c in controls)) == [None] * 3
+
+
+def test_strangers_and_rubbish_are_sent_away(seats):
+    port = seats[0]._host.port
+    for rubbish in (b"GET / HTTP/1.0\r\n\r\n", b"\xff" * 100, b"\0\0\0\1\xc1", b"\0\0\0\2\x91\x01"):
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as stranger:
+            stranger.sendall(rubbish)
+            stranger.shutdown(socket.SHUT_WR)
+            assert stranger.recv(10) == b""
+    wrong = join(("127.0.0.1", port), 1, 3, token="guess")
+    assert wrong.meet("x", b"", 5).missing
+    wrong.close()
+    assert {meeting.missing for meeting in together(*(lambda s=s: s.meet("y", b"", 10) for s in seats))} == {()}
+
+
+def test_no_server_is_a_clear_error_that_names_rank_0():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}"):
+            Host(2, ("127.0.0.1", port))
+    with pytest.raises(FaultError, match=f"rank 0 does not answer at 127.0.0.1:{port} within 0.2 s"):
+        join(("127.0.0.1", port), 1, 2, timeout_s=0.2)
+
+
+def test_a_broken_transport_stays_broken(seats):
+    control = Control(1, 3, seats[1], 10.0)
+    control.fail("step 3: rank 2 died")
+    with pytest.raises(FaultError, match=r"after an earlier failure \(step 3: rank 2 died\)"):
+        control.gather("start")
+    seats[0].meet("n", json.dumps(1).encode(), 0.2)
+    assert "gave up: step 3" in seats[0].gone[1]
