@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path  # noqa: TC003 - cyclopts reads the annotations
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, CycloptsError, Parameter
@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 __all__ = ["app", "main"]
 
-app = App(name="realcoll", help="Run and measure schedules on real machines.", help_flags=["--help", "-h"], version_flags=[])
+app = App(
+    name="realcoll", help="Run and measure schedules on real machines.", help_flags=["--help", "-h"], version_flags=[]
+)
 
 TRANSPORTS = ("auto", "mpi", "nccl", "local")
 
@@ -69,7 +71,7 @@ def perf(
     dtype: Annotated[str, Parameter(name=["--datatype", "-d"])] = "float",
     root: Annotated[int | None, Parameter(name=["--root", "-r"])] = None,
     json: Annotated[Path | None, Parameter(name=["--output_file", "-J"])] = None,
-    algorithm: Annotated[str, Parameter(name=["--algorithm", "-a"])] = "ring",
+    algorithm: Annotated[str | None, Parameter(name=["--algorithm", "-a"])] = None,
     transport: Annotated[str, Parameter(name=["--transport", "-t"])] = "auto",
     predict: str | None = None,
     timeout: float = 60.0,
@@ -105,7 +107,7 @@ def perf(
     json
         File for the results in nccl-tests' JSON.
     algorithm
-        With parameters after colons: ring:channels=2.
+        With parameters after colons: ring:channels=2. Default: the first that simcoll list algorithms names.
     transport
         auto, mpi, nccl or local.
     predict
@@ -115,12 +117,20 @@ def perf(
     """
     from realcoll.perf import DTYPE_NAMES, OP_NAMES, Request, measure, schedules
     from realcoll.report import footer, header, json_document, row, write_new
+    from simcoll.algorithms import ALGORITHMS
+    from simcoll.algorithms.registry import find_algorithm
     from simcoll.planning.sweep import counts_for, parse_choice
     from simcoll.reduction import parse_dtype
     from simcoll.topology import load_topology
 
     if iters < 1 or warmup < 0 or (ngpus is not None and ngpus < 1):
-        raise ConfigError(f"expected -n and -g of at least 1 and -w of at least 0; got -n {iters} -g {ngpus} -w {warmup}")
+        raise ConfigError(
+            f"expected -n and -g of at least 1 and -w of at least 0; got -n {iters} -g {ngpus} -w {warmup}"
+        )
+    if algorithm is None:
+        algorithm = next((found.name for found in ALGORITHMS if found.collective == collective), "ring")
+    choice = parse_choice(algorithm)
+    find_algorithm(collective, choice.algorithm)
     sizes = _sizes(begin, end, factor, step)
     element = parse_dtype(DTYPE_NAMES.get(dtype, dtype))
     topology = load_topology(predict) if predict else None
@@ -129,14 +139,18 @@ def perf(
         nranks = found.control.size * (ngpus or (4 if found.control.size == 1 else 1))
         counts = tuple(counts_for(collective, sizes, nranks, element.itemsize))
         request = Request(
-            collective, parse_choice(algorithm), element.name, OP_NAMES.get(op, op), root, counts, nranks, iters, warmup,
+            collective, choice, element.name, OP_NAMES.get(op, op), root, counts, nranks, iters, warmup,
             check != 0,
         )  # fmt: skip
         shown = found.control.process == 0
         if shown:
             proof = schedules(request)[0].proof()
-            print(f"# realcoll: {collective} with {algorithm} on {found.name}: {nranks} ranks in {found.control.size} processes; {proof}")
-            print(f"# minBytes {sizes[0]} maxBytes {sizes[-1]} warmup iters: {warmup} iters: {iters} validation: {check}")
+            print(
+                f"# realcoll: {collective} with {algorithm} on {found.name}: {nranks} ranks in {found.control.size} processes; {proof}"
+            )
+            print(
+                f"# minBytes {sizes[0]} maxBytes {sizes[-1]} warmup iters: {warmup} iters: {iters} validation: {check}"
+            )
             if topology is not None:
                 print(f"# predictions on topology {topology.name}: {topology.description}")
             print("\n".join(header(predicts=topology is not None)), flush=True)
@@ -168,7 +182,9 @@ def _sizes(begin: str, end: str, factor: int, step: str | None) -> tuple[int, ..
         return size_ladder(first, last, factor)
     distance = parse_size(step, what="-i")
     if distance < 1 or not 1 <= first <= last or (last - first) // distance > 10**6:
-        raise ConfigError(f"sizes from {begin} to {end} in steps of {step}: expected an upward range with steps of at least 1 byte")
+        raise ConfigError(
+            f"sizes from {begin} to {end} in steps of {step}: expected an upward range with steps of at least 1 byte"
+        )
     return tuple(range(first, last + 1, distance))
 
 

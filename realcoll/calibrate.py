@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from realcoll.executor import prepare
-from realcoll.perf import _timed
+from realcoll.perf import timed
 from simcoll.collective import Collective
 from simcoll.errors import ConfigError
 from simcoll.schedule import Layout, Schedule, transfers
@@ -90,7 +90,7 @@ def sizes_and_times(transport: Transport, nranks: int, sizes: Sequence[int], ite
     for size in sizes:
         prepared = prepare(schedule.bind(size, "uint8"), transport)
         prepared.load([np.zeros(size, np.uint8)] * nranks)
-        found.append(_timed(prepared.run, transport, iterations, 2))
+        found.append(timed(prepared.run, transport, iterations, 2))
     return found
 
 

@@ -43,7 +43,7 @@ def _listed(processes: Iterable[int]) -> str:
 
 
 class Control:
-    """This process among the others.
+    """A process among the others.
 
     Parameters
     ----------
@@ -195,7 +195,7 @@ def checked_hosts(plan: Plan, placement: Sequence[int] | None, size: int) -> tup
         return tuple(endpoint if most <= size else endpoint * size // most for endpoint in endpoints)
     found = tuple(int(process) for process in placement)
     if len(found) != plan.nranks or any(not 0 <= process < size for process in found):
-        raise ConfigError(f"placement must name one process 0..{size - 1} for each of {plan.nranks} ranks; got {list(found)}")
+        raise ConfigError(
+            f"placement must name one process 0..{size - 1} for each of {plan.nranks} ranks; got {list(found)}"
+        )
     return found
-
-

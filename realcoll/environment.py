@@ -79,7 +79,9 @@ def job_from(environment: Mapping[str, str]) -> Job:
     port = _number(environment, "MASTER_PORT") if "MASTER_PORT" in environment else PORT
     if environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         port += 1  # the agent of torchrun listens on the port itself
-    token = environment.get("REALCOLL_TOKEN") or environment.get("TORCHELASTIC_RUN_ID", "") + environment.get("SLURM_JOB_ID", "")
+    token = environment.get("REALCOLL_TOKEN") or environment.get("TORCHELASTIC_RUN_ID", "") + environment.get(
+        "SLURM_JOB_ID", ""
+    )
     return Job(launcher, process, size, local, (host or "127.0.0.1", port), token)
 
 

@@ -96,7 +96,9 @@ class Prepared:
             length = self.plan.view(rank, INPUT)[2]
             if given is None or given.dtype != self.plan.dtype or given.size != length:
                 shown = "nothing" if given is None else f"{given.size} of {given.dtype}"
-                raise ConfigError(f"rank {rank} needs {length} elements of {self.plan.dtype.name} as input; got {shown}")
+                raise ConfigError(
+                    f"rank {rank} needs {length} elements of {self.plan.dtype.name} as input; got {shown}"
+                )
             scaled = self.plan.collective.spec.reduces and self.plan.reduction.factor is not None
             values = self.plan.reduction.prepared(np.asarray(given)) if scaled else given
             self.transport.load(view, values.reshape(-1))
@@ -120,7 +122,8 @@ class Prepared:
 
     def fetch(self) -> dict[int, Array]:
         """The outputs of the ranks hosted here as numpy arrays; they may share memory with ``outputs``."""
-        return {rank: self.transport.fetch(view) for rank, view in self.outputs.items()}
+        dtype = self.plan.dtype  # a device may keep it under another name
+        return {rank: self.transport.fetch(view).view(dtype) for rank, view in self.outputs.items()}
 
 
 def prepare(
@@ -177,7 +180,10 @@ def _prepared(plan: Plan, transport: Transport, hosts: Sequence[int], here: Sequ
         found = program(plan, hosts, transport.control.process, channel if len(lanes) > 1 else None)
         memory_of = _lookup(memory, lane.alloc(found.staging_bytes))
         plays.append(([_bound(turn, memory_of, lane, plan) for turn in found.turns], lane))
-    views = [{rank: _whole(plan, transport, memory, rank, which) for rank in here if _has(plan, rank, which)} for which in (INPUT, OUTPUT)]
+    views = [
+        {rank: _whole(plan, transport, memory, rank, which) for rank in here if _has(plan, rank, which)}
+        for which in (INPUT, OUTPUT)
+    ]
     finish = transport.finisher(plan) if plan.collective.spec.reduces else None
 
     def play() -> None:
@@ -221,7 +227,10 @@ def _bound(turn: Turn, memory_of: Callable[[Span], Memory], transport: Transport
         tuple((view(target), view(source)) for target, source in turn.aside),
         tuple((wire(span), process) for span, process in turn.recvs),
         tuple((wire(span), process) for span, process in turn.sends),
-        tuple((reduce if combines else transport.copy, view(target), view(source)) for combines, target, source in turn.after),
+        tuple(
+            (reduce if combines else transport.copy, view(target), view(source))
+            for combines, target, source in turn.after
+        ),
     )
 
 

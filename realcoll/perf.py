@@ -1,4 +1,4 @@
-"""Measures a collective over sizes on a transport, as nccl-tests does, beside the library's own collective and the emulator's prediction."""
+"""Measures a collective over sizes, as nccl-tests does, beside the library's own collective and the emulator's prediction."""
 
 from __future__ import annotations
 
@@ -24,9 +24,15 @@ if TYPE_CHECKING:
     from simcoll.planning.sweep import Choice
     from simcoll.topology import Topology
 
-__all__ = ["Line", "Measured", "Request", "measure", "schedules"]
+__all__ = ["Line", "Measured", "Request", "measure", "schedules", "timed"]
 
-DTYPE_NAMES = {"half": "float16", "float": "float32", "double": "float64", "fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
+DTYPE_NAMES = {
+    "half": "float16",
+    "float": "float32",
+    "double": "float64",
+    "fp8_e4m3": "float8_e4m3fn",
+    "fp8_e5m2": "float8_e5m2",
+}
 OP_NAMES = {"prod": "product", "mulsum": "premul_sum"}
 
 
@@ -111,7 +117,7 @@ def schedules(request: Request) -> tuple[simcoll.Schedule, simcoll.Schedule | No
     ConfigError
         When the algorithm does not serve the collective, rank count or parameters.
     """
-    params = dict(request.choice.params)
+    params: dict[str, Any] = dict(request.choice.params)
     made = simcoll.schedule(
         request.collective, request.choice.algorithm, nranks=request.nranks, root=request.root, **params
     )
@@ -125,7 +131,7 @@ def schedules(request: Request) -> tuple[simcoll.Schedule, simcoll.Schedule | No
     return made, inside
 
 
-def _timed(call: Callable[[], object], transport: Transport, iterations: int, warmup: int) -> float:
+def timed(call: Callable[[], object], transport: Transport, iterations: int, warmup: int) -> float:
     """Mean seconds of a call, over iterations and processes."""
     for _ in range(warmup):
         call()
@@ -137,7 +143,7 @@ def _timed(call: Callable[[], object], transport: Transport, iterations: int, wa
     transport.synchronize()
     spent = (time.perf_counter() - begin) / iterations
     told = transport.control.gather("time", json.dumps(spent).encode())
-    return sum(json.loads(value) for value in told.values()) / len(told)
+    return float(sum(json.loads(value) for value in told.values()) / len(told))
 
 
 def _checked(prepared: Prepared) -> int:
@@ -151,14 +157,14 @@ def _checked(prepared: Prepared) -> int:
     found = prepared.fetch()
     wrong = count_wrong(list(found.values()), [expected[rank] for rank in found])
     told = prepared.transport.control.gather("wrong", json.dumps(wrong).encode())
-    return sum(json.loads(value) for value in told.values())
+    return int(sum(json.loads(value) for value in told.values()))
 
 
 def _measured(request: Request, prepared: Prepared) -> Measured:
     wrong = _checked(prepared) if request.check else None
     if not request.check:
         prepared.load([np.zeros(prepared.plan.view(rank, 0)[2], prepared.plan.dtype) for rank in range(request.nranks)])
-    return Measured(_timed(prepared.run, prepared.transport, request.iterations, request.warmup), wrong)
+    return Measured(timed(prepared.run, prepared.transport, request.iterations, request.warmup), wrong)
 
 
 def measure(
@@ -189,7 +195,7 @@ def measure(
         own = transport.vendor(plan, prepared.inputs, prepared.outputs) if request.baseline else None
         baseline = None
         if own is not None:
-            baseline = Measured(_timed(own, transport, request.iterations, request.warmup), None)
+            baseline = Measured(timed(own, transport, request.iterations, request.warmup), None)
         within = None
         if inside is not None:
             within = _measured(request, prepare(inside.bind(count, request.dtype, op), transport))

@@ -360,7 +360,13 @@ class Rendezvous:
 
 
 def join(
-    address: tuple[str, int], process: int, size: int, *, token: str = "", timeout_s: float = 60.0, host: Host | None = None
+    address: tuple[str, int],
+    process: int,
+    size: int,
+    *,
+    token: str = "",
+    timeout_s: float = 60.0,
+    host: Host | None = None,
 ) -> Rendezvous:
     """Connect to the server, waiting until it is there.
 

@@ -102,7 +102,11 @@ def json_document(lines: Sequence[Line], config: Mapping[str, Any], begun: float
         "version": JSON_VERSION,
         "start_time": _stamp(begun),
         "args": sys.argv,
-        "env": [f"{key}={value}" for key, value in sorted(os.environ.items()) if key.startswith(("NCCL_", "MPICH_", "CUDA_VISIBLE"))],
+        "env": [
+            f"{key}={value}"
+            for key, value in sorted(os.environ.items())
+            if key.startswith(("NCCL_", "MPICH_", "CUDA_VISIBLE"))
+        ],
         "config": {**config, "hostname": platform.node()},
         "results": results,
         "out_of_bounds": {"count": wrong, "okay": str(not wrong).lower()},

@@ -37,7 +37,8 @@ def mpi_collective(mpi: Any, comm: Any, plan: Plan, source: View, target: View) 
     """
     kind, dtype, root = plan.collective.kind, plan.dtype, plan.collective.root
     if kind == "barrier":
-        return lambda: comm.Barrier()
+        barrier: Callable[[], object] = comm.Barrier
+        return barrier
     if dtype.char not in _MPI_CHARS or not isinstance(plan.sizes, int):
         return None
     if plan.collective.spec.reduces:
@@ -100,4 +101,3 @@ def nccl_collective(
         "all_gather": lambda: comm.allGather(source, target, sizes, dtype, stream),
     }
     return moves.get(kind)
-

@@ -8,7 +8,7 @@ same number of chunks. Sizes never appear here: they come when a schedule is bou
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -187,7 +187,8 @@ class Collective:
     def _check_pairs(self) -> None:
         pairs = []
         for pair in self.pairs:
-            if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+            ends: Any = pair  # whatever was given
+            if not isinstance(ends, (tuple, list)) or len(ends) != 2:
                 raise ConfigError(f"pair {pair!r}: expected (source, destination)")
             pairs.append((_whole(pair[0], "a source must be a rank"), _whole(pair[1], "a destination must be a rank")))
         object.__setattr__(self, "pairs", tuple(pairs))

@@ -43,6 +43,9 @@ class Protocol:
         Highest rate of one rank on one channel in each direction, in micro-bytes per second; 0: no cap.
     use_efficiency
         Whether link capacities are reduced to the measured efficiency that the topology names for their kind.
+    jitter_fs, seed
+        Every message waits up to ``jitter_fs`` more before its flow starts; how long is a hash of ``seed`` and the message's
+        number.
     """
 
     name: str
@@ -57,6 +60,8 @@ class Protocol:
     fifo_depth: int = 0
     channel_rate_uBps: int = 0
     use_efficiency: bool = False
+    jitter_fs: int = 0
+    seed: int = 0
 
     @property
     def summary(self) -> str:

@@ -92,7 +92,9 @@ class Transport(Protocol):
     def recorded(self, play: Callable[[], None]) -> Callable[[], None]:
         """Make a sequence of calls cheap to repeat, where the transport can."""
 
-    def vendor(self, plan: Plan, inputs: Mapping[int, View], outputs: Mapping[int, View]) -> Callable[[], object] | None:
+    def vendor(
+        self, plan: Plan, inputs: Mapping[int, View], outputs: Mapping[int, View]
+    ) -> Callable[[], object] | None:
         """The library's own collective for a plan on the memory of the ranks hosted here, where it has one."""
 
     def synchronize(self) -> None:

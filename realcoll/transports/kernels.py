@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["bfloat16_source", "device_dtype", "finisher", "pair_table", "reducer"]
 
 _TINY = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
-_STORED = {"bfloat16": np.dtype(np.uint16), **dict.fromkeys(_TINY, np.dtype(np.uint8))}
+_STORED: dict[str, np.dtype[Any]] = {"bfloat16": np.dtype(np.uint16), **dict.fromkeys(_TINY, np.dtype(np.uint8))}
 _UFUNCS = {
     "sum": "add", "product": "multiply", "min": "minimum", "max": "maximum", "band": "bitwise_and", "bor": "bitwise_or",
     "bxor": "bitwise_xor",
@@ -60,13 +60,20 @@ def pair_table(op: str, dtype: np.dtype[Any]) -> NDArray[np.uint8]:
     values = np.arange(256, dtype=np.uint8)
     left = np.repeat(values, 256).view(dtype)
     with np.errstate(all="ignore"):
-        found = np.divide(left, np.tile(values, 256).view(dtype)) if op == "divide" else REDUCTIONS[op](left, np.tile(values, 256).view(dtype))
-    return found.astype(dtype).view(np.uint8)
+        found = (
+            np.divide(left, np.tile(values, 256).view(dtype))
+            if op == "divide"
+            else REDUCTIONS[op](left, np.tile(values, 256).view(dtype))
+        )
+    table: NDArray[np.uint8] = found.astype(dtype).view(np.uint8)
+    return table
 
 
 def _by_table(cupy: Any, op: str, dtype: np.dtype[Any]) -> Callable[[Any, Any], object]:
     table = cupy.asarray(pair_table(op, dtype))
-    kernel = cupy.ElementwiseKernel("uint8 r, raw uint8 table", "uint8 t", "t = table[256 * t + r];", f"simcoll_{op}_pairs")
+    kernel = cupy.ElementwiseKernel(
+        "uint8 r, raw uint8 table", "uint8 t", "t = table[256 * t + r];", f"simcoll_{op}_pairs"
+    )
     return lambda target, source: kernel(source, table, target)
 
 
@@ -93,10 +100,10 @@ def reducer(cupy: Any, op: str, dtype: np.dtype[Any]) -> Callable[[Any, Any], ob
     if dtype.kind == "b":  # numpy: a sum of truths is "or", a product "and"
         op = {"sum": "bor", "max": "bor", "product": "band", "min": "band"}.get(op, op)
     ufunc = getattr(cupy, _UFUNCS[op])
-    return lambda target, source: ufunc(target, source, target)
+    return lambda target, source: ufunc(target, source, out=target)
 
 
-def finisher(cupy: Any, dtype: np.dtype[Any], nranks: int) -> Callable[[Any], None]:
+def finisher(cupy: Any, dtype: np.dtype[Any], nranks: int) -> Callable[[Any], object]:
     """Divide by the number of ranks; whole numbers towards zero."""
     if dtype.name in _TINY or dtype.name == "bfloat16":
         stored = device_dtype(dtype)
@@ -111,6 +118,7 @@ def finisher(cupy: Any, dtype: np.dtype[Any], nranks: int) -> Callable[[Any], No
         # Beyond the type's range a quotient is always 0, and CUDA's own division is towards zero.
         source = f"t = (T)(t / (T){nranks});" if nranks <= np.iinfo(dtype).max else "t = 0;"
         kernel = cupy.ElementwiseKernel("", "T t", source, f"simcoll_divide_{nranks}")
-        return lambda target: kernel(target)
+        divided: Callable[[Any], object] = kernel
+        return divided
     number = dtype.type(nranks)
-    return lambda target: cupy.true_divide(target, number, target)
+    return lambda target: cupy.true_divide(target, number, out=target)

@@ -123,7 +123,7 @@ class LocalTransport:
         return source
 
     def lanes(self, count: int) -> Sequence[LocalTransport]:  # noqa: ARG002
-        """This one for all channels."""
+        """Itself for all channels."""
         return (self,)
 
     def recorded(self, play: Callable[[], None]) -> Callable[[], None]:

@@ -177,14 +177,16 @@ class MpiTransport:
         return source
 
     def lanes(self, count: int) -> Sequence[MpiTransport]:  # noqa: ARG002
-        """This one for all channels: a process has one thread."""
+        """Itself for all channels: a process has one thread."""
         return (self,)
 
     def recorded(self, play: Callable[[], None]) -> Callable[[], None]:
         """The calls as they are."""
         return play
 
-    def vendor(self, plan: Plan, inputs: Mapping[int, Array], outputs: Mapping[int, Array]) -> Callable[[], object] | None:
+    def vendor(
+        self, plan: Plan, inputs: Mapping[int, Array], outputs: Mapping[int, Array]
+    ) -> Callable[[], object] | None:
         """MPI's own collective, when rank r of the plan is process r and they are all."""
         size, me = self.control.size, self.control.process
         if plan.nranks != size or plan.ranks.tolist() != list(range(size)):

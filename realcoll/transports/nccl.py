@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from realcoll.control import Control
 from realcoll.environment import control_of, job_from
 from realcoll.errors import FaultError, MissingError
 from realcoll.transports import kernels
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from realcoll.control import Control
     from simcoll.plan import Plan
 
 __all__ = ["NcclTransport", "gpu_is_here", "load_cupy"]
@@ -91,6 +91,11 @@ class NcclTransport:
     timeout_s
         How long others may take for their part.
 
+    Attributes
+    ----------
+    stream, comm
+        CuPy's stream and NCCL's communicator that everything runs on.
+
     Raises
     ------
     MissingError
@@ -117,8 +122,8 @@ class NcclTransport:
         self.control = control_of(job, timeout_s) if control is None else control
         self._channel_streams = channel_streams
         self._graph = graph
-        self._stream = self._cupy.cuda.Stream(non_blocking=True)
-        self._comm = self._communicator()
+        self.stream = self._cupy.cuda.Stream(non_blocking=True)
+        self.comm = self._communicator()
         self._lanes: list[NcclTransport] = []
 
     def _communicator(self) -> Any:
@@ -167,11 +172,11 @@ class NcclTransport:
 
     def send(self, source: tuple[int, int], process: int) -> None:
         """Send inside the group."""
-        self._comm.send(*source, self._nccl.NCCL_UINT8, process, self._stream.ptr)
+        self.comm.send(*source, self._nccl.NCCL_UINT8, process, self.stream.ptr)
 
     def recv(self, target: tuple[int, int], process: int) -> None:
         """Receive inside the group."""
-        self._comm.recv(*target, self._nccl.NCCL_UINT8, process, self._stream.ptr)
+        self.comm.recv(*target, self._nccl.NCCL_UINT8, process, self.stream.ptr)
 
     def group_end(self) -> None:
         """Launch the group on the stream."""
@@ -182,10 +187,10 @@ class NcclTransport:
 
     def copy(self, target: Any, source: Any) -> None:
         """Copy on the stream."""
-        target.data.copy_from_device_async(source.data, source.nbytes, self._stream)
+        target.data.copy_from_device_async(source.data, source.nbytes, self.stream)
 
     def _streamed(self, call: Callable[..., object]) -> Callable[..., object]:
-        stream = self._stream
+        stream = self.stream
 
         def run(*arguments: Any) -> object:
             with stream:
@@ -211,46 +216,47 @@ class NcclTransport:
 
     def load(self, target: Any, values: Any) -> None:
         """Copy from the host, or from a CuPy array."""
-        with self._stream:
+        with self.stream:
             if isinstance(values, np.ndarray):
                 target.set(np.ascontiguousarray(values).view(target.dtype))
             else:
                 target[...] = values.view(target.dtype)
-        self._stream.synchronize()
+        self.stream.synchronize()
 
     def fetch(self, source: Any) -> NDArray[Any]:
         """Copy to the host."""
-        with self._stream:
+        with self.stream:
             return np.asarray(self._cupy.asnumpy(source))
 
     def lanes(self, count: int) -> Sequence[NcclTransport]:
-        """This one, or one with a stream and a communicator for each channel."""
+        """Itself, or one with a stream and a communicator for each channel."""
         if not self._channel_streams or count == 1:
             return (self,)
         while len(self._lanes) < count:
             lane = copy.copy(self)
-            lane._stream = self._cupy.cuda.Stream(non_blocking=True)
-            lane._comm = self._communicator()
+            lane.stream = self._cupy.cuda.Stream(non_blocking=True)
+            lane.comm = self._communicator()
             self._lanes.append(lane)
         return tuple(self._lanes[:count])
 
     def _wait_for_lanes(self) -> None:
         for lane in self._lanes:
-            self._stream.wait_event(lane._stream.record())
+            self.stream.wait_event(lane.stream.record())
 
     def recorded(self, play: Callable[[], None]) -> Callable[[], None]:
         """The calls between a fork to the lanes and a join; from the third time on one launch of a CUDA graph, if that was asked for."""
 
         def forked() -> None:
-            begin = self._stream.record() if self._lanes else None
+            begin = self.stream.record() if self._lanes else None
             for lane in self._lanes:
-                lane._stream.wait_event(begin)
+                lane.stream.wait_event(begin)
             play()
             self._wait_for_lanes()
 
         if not self._graph:
             return forked
-        runs, graphs = 0, []
+        runs = 0
+        graphs: list[Any] = []
 
         def run() -> None:
             nonlocal runs
@@ -259,10 +265,10 @@ class NcclTransport:
                 forked()
                 return
             if not graphs:
-                self._stream.begin_capture()
+                self.stream.begin_capture()
                 forked()
-                graphs.append(self._stream.end_capture())
-            graphs[0].launch(self._stream)
+                graphs.append(self.stream.end_capture())
+            graphs[0].launch(self.stream)
 
         return run
 
@@ -272,7 +278,7 @@ class NcclTransport:
         if plan.nranks != size or plan.ranks.tolist() != list(range(size)):
             return None
         source, target = (views[me].data.ptr if me in views else 0 for views in (inputs, outputs))
-        return nccl_collective(self._nccl, self._comm, self._stream.ptr, plan, source, target)
+        return nccl_collective(self._nccl, self.comm, self.stream.ptr, plan, source, target)
 
     def synchronize(self) -> None:
         """Wait for the stream, looking after NCCL and the others.
@@ -284,7 +290,7 @@ class NcclTransport:
         """
         begin = time.monotonic()
         look = begin + LOOK_ROUND_S
-        while not self._stream.done:
+        while not self.stream.done:
             time.sleep(POLL_S)
             now = time.monotonic()
             if now >= look:
@@ -295,10 +301,10 @@ class NcclTransport:
     def _check(self, *, late: bool) -> None:
         for lane in (self, *self._lanes):
             try:
-                lane._comm.check_async_error()
+                lane.comm.check_async_error()
             except self._nccl.NcclError as error:
                 raise FaultError(f"NCCL: {error}") from None
-        if late or (self.control.trouble() and not self._stream.done):
+        if late or (self.control.trouble() and not self.stream.done):
             raise self.control.stuck(other for other in range(self.control.size) if other != self.control.process)
 
     def barrier(self) -> None:
@@ -310,7 +316,7 @@ class NcclTransport:
         """End the communicators at once, and tell the others."""
         if not self.control.broken:
             for lane in (*self._lanes, self):
-                lane._comm.abort()
+                lane.comm.abort()
             self.control.fail(reason)
 
     def close(self) -> None:
@@ -318,5 +324,5 @@ class NcclTransport:
         if not self.control.broken:
             self.barrier()
             for lane in (*self._lanes, self):
-                lane._comm.destroy()
+                lane.comm.destroy()
         self.control.close()

@@ -18,6 +18,7 @@ from simcoll.algorithms import (
     recursive,
     ring,
     swing,
+    switch,
     torus,
     tree,
     van_de_geijn,
@@ -53,6 +54,7 @@ class Algorithm:
         Paper or program that describes it.
     topologies
         ``any``, ``boxes`` (made for boxes with rails) or ``torus`` (made for rings and tori): it runs, and is right, on all.
+        ``switch``: only where switches multicast and reduce (the trait ``switch_reduce`` of a topology).
     order
         The level of :data:`simcoll.verify.LEVELS` that its reductions have with any parameters; empty where nothing is reduced.
     """
@@ -91,9 +93,10 @@ _BARRIER = "Hensgen, Finkel, Manber: Two algorithms for barrier synchronization,
 _HIER = "Cho et al.: BlueConnect, MLSys 2019"
 _PAIRS = "all pairs at once; the messages of a rank share its port"
 _LINE = "one rank after the other"
+_SHARP = "Graham et al.: Scalable hierarchical aggregation protocol (SHArP), COMHPC 2016; NVLS in NCCL since 2.17"
 
-_ANY, _RUN, _SAME = "any", "run-consistent", "position-independent"
-_BOXES, _TORUS = "boxes", "torus"
+_ANY, _RANK, _RUN, _SAME = "any", "rank-consistent", "run-consistent", "position-independent"
+_BOXES, _TORUS, _SWITCH = "boxes", "torus", "switch"
 
 
 def _a(
@@ -129,6 +132,7 @@ ALGORITHMS: tuple[Algorithm, ...] = (
        "2(g-1)/g s b_box + 2(m-1)/m s/g b_net, m boxes of g; the larger with pieces", _HIER, "multiple of box", _BOXES, _RUN),
     _a("all_reduce", "torus", torus.all_reduce, "ring",
        "2 sum(k-1) a + 2(n-1)/n s b/(2D), D dimensions of k", _BUCKET, topologies=_TORUS, order=_RUN),
+    _a("all_reduce", "switch", switch.all_reduce, "ring", "2a + (1 + 1/n) s b, many pieces", _SHARP, topologies=_SWITCH, order=_RANK),
     _a("all_gather", "ring", ring.all_gather, "ring", "(n-1)a + (n-1)/n s b", _PATARASUK),
     _a("all_gather", "bidirectional_ring", ring.bidirectional_all_gather, "ring",
        "as ring, half of the bytes each way round", _PATARASUK, topologies=_TORUS),
@@ -141,6 +145,7 @@ ALGORITHMS: tuple[Algorithm, ...] = (
     _a("all_gather", "hierarchical", hierarchical.all_gather, "ring",
        "(n-m)/n s b_box + (m-1)/n s b_net, m boxes; the larger with pieces", _HIER, "multiple of box", _BOXES),
     _a("all_gather", "torus", torus.all_gather, "ring", "sum(k-1) a + (n-1)/n s b/(2D), D dimensions of k", _BUCKET, topologies=_TORUS),
+    _a("all_gather", "switch", switch.all_gather, "ring", "a + (n-1)/n s b", _SHARP, topologies=_SWITCH),
     _a("reduce_scatter", "ring", ring.reduce_scatter, "ring", "(n-1)a + (n-1)/n s b + (n-1)/n s g", _PATARASUK, order=_RUN),
     _a("reduce_scatter", "bidirectional_ring", ring.bidirectional_reduce_scatter, "ring",
        "as ring, half of the bytes each way round", _PATARASUK, topologies=_TORUS, order=_RUN),
@@ -154,6 +159,7 @@ ALGORITHMS: tuple[Algorithm, ...] = (
        "(n-m)/n s b_box + (m-1)/n s b_net, m boxes; the larger with pieces", _HIER, "multiple of box", _BOXES, _RUN),
     _a("reduce_scatter", "torus", torus.reduce_scatter, "ring",
        "sum(k-1) a + (n-1)/n s b/(2D), D dimensions of k", _BUCKET, topologies=_TORUS, order=_RUN),
+    _a("reduce_scatter", "switch", switch.reduce_scatter, "ring", "a + s b", _SHARP, topologies=_SWITCH, order=_RANK),
     _a("broadcast", "tree", tree.broadcast, "tree", "ceil(lg n)(a + s b)", _THAKUR),
     _a("broadcast", "chain", chain.broadcast, "ring", "(n-2+k)(a + s/k b), k pieces", _CHAN),
     _a("broadcast", "double_tree", double_tree.broadcast, "tree", "about 2 ceil(lg n) a + s b, many pieces", _SANDERS),
@@ -163,6 +169,7 @@ ALGORITHMS: tuple[Algorithm, ...] = (
     _a("broadcast", "scatter_doubling", van_de_geijn.doubling_broadcast, "tree", "2 lg n a + 2(n-1)/n s b", _GEIJN, ranks="power of 2"),
     _a("broadcast", "hierarchical", hierarchical.broadcast, "ring",
        "2(g-1)/g s b_box + s/g b_net with pieces, boxes of g", _HIER, "multiple of box", _BOXES),
+    _a("broadcast", "switch", switch.broadcast, "ring", "a + s b", _SHARP, topologies=_SWITCH),
     _a("reduce", "tree", tree.reduce, "tree", "ceil(lg n)(a + s b + s g)", _THAKUR, order=_SAME),
     _a("reduce", "chain", chain.reduce, "ring", "(n-2+k)(a + s/k (b + g)), k pieces", _CHAN, order=_RUN),
     _a("reduce", "double_tree", double_tree.reduce, "tree", "about 2 ceil(lg n) a + s b, many pieces", _SANDERS, order=_RUN),

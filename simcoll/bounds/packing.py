@@ -37,7 +37,10 @@ __all__ = ["Packing", "Tree", "pack_trees", "rank_links"]
 
 MAX_TREES = 64
 """Trees out of every rank at most. Where the optimum needs more, that many come as near as whole numbers allow."""
-MAX_RANKS = 128
+FEW_RANKS, MAX_RANKS = 16, 64
+COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+NEAR = Fraction(501, 500)
+"""Fewer trees are taken where they cost no more than this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,17 +270,27 @@ def _flow(nvertices: int, pairs: Mapping[tuple[int, int], int], source: int, sin
 
 def _whole(n: int, capacity: Arcs, ratio: Fraction) -> tuple[int, Arcs]:
     """Trees per rank, and how many trees every link can carry."""
-    per_root = ratio.denominator
-    if per_root <= MAX_TREES:
-        return per_root, {pair: each * ratio.numerator for pair, each in capacity.items()}
-    low, high = MAX_TREES * ratio, MAX_TREES * ratio * 2
-    for _ in range(12):
-        middle = (low + high) / 2
-        if _packs(n, _floors(capacity, middle), MAX_TREES):
-            high = middle
-        else:
-            low = middle
-    return MAX_TREES, _floors(capacity, high)
+    found: list[tuple[Fraction, int, Arcs]] = []
+    most = MAX_TREES if n <= FEW_RANKS else MAX_TREES // 4
+    if ratio.denominator <= most:
+        most = ratio.denominator - 1
+        found.append((ratio, ratio.denominator, {pair: each * ratio.numerator for pair, each in capacity.items()}))
+    for count in COUNTS:
+        if count > most or (found and found[-1][0] == ratio and found[-1][1] < count):
+            break
+        low, high = count * ratio, count * ratio * 3
+        if _packs(n, _floors(capacity, low), count):
+            high = low
+        while high - low > low / 512:
+            middle = (low + high) / 2
+            if _packs(n, _floors(capacity, middle), count):
+                high = middle
+            else:
+                low = middle
+        found.append((high / count, count, _floors(capacity, high)))
+    best = min(entry[0] for entry in found)
+    _, per_root, whole = min((entry for entry in found if entry[0] <= best * NEAR), key=lambda entry: entry[1])
+    return per_root, whole
 
 
 def _floors(capacity: Arcs, scale: Fraction) -> Arcs:

@@ -33,6 +33,15 @@ from simcoll.distributed.collectives import (
     reduce_scatter_tensor,
     scatter,
 )
+from simcoll.distributed.debug import (
+    DebugLevel,
+    breakpoint,  # noqa: A004  # torch's name
+    get_debug_level,
+    monitored_barrier,
+    set_debug_level,
+    set_debug_level_from_env,
+)
+from simcoll.distributed.device_mesh import DeviceMesh, init_device_mesh
 from simcoll.distributed.groups import (
     GroupMember,
     ProcessGroup,
@@ -50,8 +59,115 @@ from simcoll.distributed.groups import (
     new_subgroups,
     new_subgroups_by_enumeration,
 )
-from simcoll.distributed.initialize import init_process_group
+from simcoll.distributed.initialization import init_process_group
+from simcoll.distributed.object_collectives import (
+    all_gather_object,
+    broadcast_object_list,
+    gather_object,
+    recv_object_list,
+    scatter_object_list,
+    send_object_list,
+)
 from simcoll.distributed.point_to_point import P2POp, batch_isend_irecv, irecv, isend, recv, send
-from simcoll.distributed.reduce_op import ReduceOp, premul_sum
-from simcoll.distributed.spawn import Result, compute, emulated_time, flight_record, spawn
+from simcoll.distributed.reductions import ReduceOp, deprecated_reduce_op, premul_sum
+from simcoll.distributed.spawning import Result, compute, emulated_time, flight_record, spawn
+from simcoll.distributed.stores import (
+    DistBackendError,
+    DistError,
+    DistNetworkError,
+    DistStoreError,
+    FileStore,
+    HashStore,
+    PrefixStore,
+    QueueEmptyError,
+    Store,
+    TCPStore,
+)
 from simcoll.distributed.work import Future, Work
+
+__all__ = [
+    "Backend",
+    "DebugLevel",
+    "DeviceMesh",
+    "DistBackendError",
+    "DistError",
+    "DistNetworkError",
+    "DistStoreError",
+    "FileStore",
+    "Future",
+    "GroupMember",
+    "HashStore",
+    "P2POp",
+    "PrefixStore",
+    "ProcessGroup",
+    "QueueEmptyError",
+    "ReduceOp",
+    "Result",
+    "Store",
+    "TCPStore",
+    "Work",
+    "all_gather",
+    "all_gather_into_tensor",
+    "all_gather_object",
+    "all_gather_single",
+    "all_reduce",
+    "all_to_all",
+    "all_to_all_single",
+    "barrier",
+    "batch_isend_irecv",
+    "breakpoint",
+    "broadcast",
+    "broadcast_object_list",
+    "compute",
+    "destroy_process_group",
+    "emulated_time",
+    "flight_record",
+    "gather",
+    "gather_object",
+    "get_backend",
+    "get_backend_config",
+    "get_debug_level",
+    "get_default_backend_for_device",
+    "get_global_rank",
+    "get_group_rank",
+    "get_node_local_rank",
+    "get_process_group_ranks",
+    "get_rank",
+    "get_world_size",
+    "group",
+    "init_device_mesh",
+    "init_process_group",
+    "irecv",
+    "is_available",
+    "is_gloo_available",
+    "is_initialized",
+    "is_mpi_available",
+    "is_nccl_available",
+    "is_torchelastic_launched",
+    "is_xccl_available",
+    "isend",
+    "monitored_barrier",
+    "new_group",
+    "new_subgroups",
+    "new_subgroups_by_enumeration",
+    "premul_sum",
+    "recv",
+    "recv_object_list",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_single",
+    "reduce_scatter_tensor",
+    "scatter",
+    "scatter_object_list",
+    "send",
+    "send_object_list",
+    "set_debug_level",
+    "set_debug_level_from_env",
+    "spawn",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name == "reduce_op":
+        return deprecated_reduce_op()
+    raise AttributeError(f"module 'simcoll.distributed' has no attribute {name!r}")

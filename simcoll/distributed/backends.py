@@ -100,7 +100,9 @@ class Backend(str):
             raise RuntimeError(
                 f"Distributed package doesn't have {name.upper()} built in. Register it, or use 'emulator' (gloo and nccl are emulated too)."
             )
-        raise ValueError(f"Unknown backend type {name}; {nearest(name, [cls.EMULATOR, cls.GLOO, cls.NCCL, *cls._makers])}")
+        raise ValueError(
+            f"Unknown backend type {name}; {nearest(name, [cls.EMULATOR, cls.GLOO, cls.NCCL, *cls._makers])}"
+        )
 
 
 def is_available() -> bool:

@@ -15,7 +15,7 @@ from simcoll.distributed.arrays import as_array, as_arrays
 from simcoll.distributed.groups import ProcessGroup, member_of, rank_in_group
 from simcoll.distributed.operations import Call
 from simcoll.distributed.play import play
-from simcoll.distributed.reduce_op import ReduceOp, check_op
+from simcoll.distributed.reductions import ReduceOp, check_op
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -65,7 +65,9 @@ def _one_dtype(arrays: Sequence[Array], function: str) -> np.dtype[Any]:
     dtype = arrays[0].dtype
     other = next((array for array in arrays if array.dtype != dtype), None)
     if other is not None:
-        raise ValueError(f"Invalid usage of tensors with different dtypes in {function}: {dtype.name} and {other.dtype.name}")
+        raise ValueError(
+            f"Invalid usage of tensors with different dtypes in {function}: {dtype.name} and {other.dtype.name}"
+        )
     return dtype
 
 
@@ -168,7 +170,9 @@ def all_gather_into_tensor(
     if found is None:
         return None
     if output.dtype != array.dtype:
-        raise RuntimeError(f"output tensor must have the same type as input tensor: {output.dtype.name}, {array.dtype.name}")
+        raise RuntimeError(
+            f"output tensor must have the same type as input tensor: {output.dtype.name}, {array.dtype.name}"
+        )
     _check_whole(output, array, found.size(), "output", "input")
     call = Call("all_gather_into_tensor", "all_gather", array.size, array.dtype, _shapes([array]), algorithm=algorithm)
     return play(found, call, [array], [output], [output_tensor], async_op=async_op)
@@ -269,17 +273,29 @@ def reduce_scatter(
     if found is None:
         return None
     if len(inputs) != found.size():
-        raise RuntimeError(f"invalid input tensor list size, must be world size: got {len(inputs)}, world size {found.size()}")
+        raise RuntimeError(
+            f"invalid input tensor list size, must be world size: got {len(inputs)}, world size {found.size()}"
+        )
     dtype = _one_dtype([array, *inputs], "reduce_scatter")
     own = inputs[found.rank()]
     if own.size != array.size:
-        raise RuntimeError(f"output tensor has {list(array.shape)}, but entry {found.rank()} of the input list has {list(own.shape)}")
-    call = Call("reduce_scatter", "reduce_scatter", _uneven(inputs), dtype, _shapes(inputs), reduce_op, algorithm=algorithm)
+        raise RuntimeError(
+            f"output tensor has {list(array.shape)}, but entry {found.rank()} of the input list has {list(own.shape)}"
+        )
+    call = Call(
+        "reduce_scatter", "reduce_scatter", _uneven(inputs), dtype, _shapes(inputs), reduce_op, algorithm=algorithm
+    )
     return play(found, call, inputs, [array], [output], async_op=async_op)
 
 
 def reduce_scatter_tensor(
-    output: Any, input: Any, op: Any = ReduceOp.SUM, group: Any = None, async_op: bool = False, *, algorithm: Choice = None  # noqa: A002  # torch's name
+    output: Any,
+    input: Any,
+    op: Any = ReduceOp.SUM,
+    group: Any = None,
+    async_op: bool = False,
+    *,
+    algorithm: Choice = None,  # noqa: A002  # torch's name
 ) -> Work | None:
     """Rank i gets part i (along dimension 0, concatenated or stacked) of the reduction of the inputs of all ranks."""
     array, whole = as_array(output, "output"), as_array(input, "input")
@@ -288,10 +304,18 @@ def reduce_scatter_tensor(
     if found is None:
         return None
     if array.dtype != whole.dtype:
-        raise RuntimeError(f"input tensor must be the same type as the output tensor: {whole.dtype.name}, {array.dtype.name}")
+        raise RuntimeError(
+            f"input tensor must be the same type as the output tensor: {whole.dtype.name}, {array.dtype.name}"
+        )
     _check_whole(whole, array, found.size(), "input", "output")
     call = Call(
-        "reduce_scatter_tensor", "reduce_scatter", array.size, array.dtype, _shapes([whole]), reduce_op, algorithm=algorithm
+        "reduce_scatter_tensor",
+        "reduce_scatter",
+        array.size,
+        array.dtype,
+        _shapes([whole]),
+        reduce_op,
+        algorithm=algorithm,
     )
     return play(found, call, [whole], [array], [output], async_op=async_op)
 
@@ -341,7 +365,12 @@ def all_to_all_single(
 
 
 def all_to_all(
-    output_tensor_list: Any, input_tensor_list: Any, group: Any = None, async_op: bool = False, *, algorithm: Choice = None
+    output_tensor_list: Any,
+    input_tensor_list: Any,
+    group: Any = None,
+    async_op: bool = False,
+    *,
+    algorithm: Choice = None,
 ) -> Work | None:
     """Send entry i of the input list to rank i; entry i of the output list comes from rank i."""
     as_arrays(output_tensor_list, "output_tensor_list")

@@ -149,9 +149,7 @@ def document(flight: Flight, groups: list[tuple[str, str, tuple[int, ...]]]) -> 
         }
     return {
         "version": "2.4",
-        "pg_config": {
-            name: {"name": name, "desc": desc, "ranks": str(list(ranks))} for name, desc, ranks in groups
-        },
+        "pg_config": {name: {"name": name, "desc": desc, "ranks": str(list(ranks))} for name, desc, ranks in groups},
         "pg_status": status,
         "entries": [entry.fields() for entry in entries],
     }

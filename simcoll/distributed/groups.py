@@ -194,9 +194,7 @@ def get_backend_config(group: Any = None) -> str:
 
 def _registered(given: Any) -> ProcessGroup:
     if not isinstance(given, ProcessGroup):
-        raise ValueError(
-            f"Group {given!r} is not registered, please create group with torch.distributed.new_group API"
-        )
+        raise ValueError(f"Group {given!r} is not registered, please create group with torch.distributed.new_group API")
     return _own(given, default_group())
 
 
@@ -311,10 +309,14 @@ def _checked_ranks(ranks: Sequence[int] | None, world_size: int, *, sort_ranks: 
     if len(set(chosen)) != len(chosen):
         raise ValueError(f"ranks list must not contain duplicate entries, got {chosen}")
     if len(chosen) > world_size:
-        raise ValueError("the new group's world size should be less or equal to the world size set by init_process_group")
+        raise ValueError(
+            "the new group's world size should be less or equal to the world size set by init_process_group"
+        )
     for rank in chosen:
         if not 0 <= rank < world_size:
-            raise ValueError(f"Rank {rank} is out of range. Valid ranks are 0 to {world_size - 1} (world_size={world_size})")
+            raise ValueError(
+                f"Rank {rank} is out of range. Valid ranks are 0 to {world_size - 1} (world_size={world_size})"
+            )
     return tuple(sorted(chosen) if sort_ranks else chosen)
 
 
@@ -409,7 +411,9 @@ def _executor(name: str, communicator: Communicator, me: Rank, timeout: timedelt
     return func(options, pg_options)
 
 
-def new_subgroups(group_size: int | None = None, group: Any = None, timeout: timedelta | None = None, backend: str | None = None) -> tuple[Any, list[Any]]:
+def new_subgroups(
+    group_size: int | None = None, group: Any = None, timeout: timedelta | None = None, backend: str | None = None
+) -> tuple[Any, list[Any]]:
     """Cut all ranks into groups of ``group_size`` neighbours; returns this rank's group, and all.
 
     Raises
@@ -420,7 +424,9 @@ def new_subgroups(group_size: int | None = None, group: Any = None, timeout: tim
     members = get_process_group_ranks(group)
     size = len(members) if group_size is None else group_size
     if not 0 < size <= len(members):
-        raise ValueError(f"The arg 'group_size' ({size}) must be at least 1 and not exceed the world size ({len(members)})")
+        raise ValueError(
+            f"The arg 'group_size' ({size}) must be at least 1 and not exceed the world size ({len(members)})"
+        )
     if len(members) % size:
         raise ValueError(f"The world size ({len(members)}) must be divisible by 'group_size={size}'")
     return new_subgroups_by_enumeration([members[i : i + size] for i in range(0, len(members), size)], timeout, backend)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from simcoll.distributed.point_to_point import Mailbox
-    from simcoll.distributed.reduce_op import ReduceOp
+    from simcoll.distributed.reductions import ReduceOp
     from simcoll.distributed.world import Rank, World
     from simcoll.emulator.engine import Player
     from simcoll.plan import Plan
@@ -272,7 +272,8 @@ class Operation:
             lines.append(f"  ... and {len(members) - len(lines)} more")
         self.group.world.unsettled.pop(self, None)
         self.group.fail(
-            f"Detected mismatch between collectives on ranks: call {self.sequence} on {self.group}: {reason}\n" + "\n".join(lines)
+            f"Detected mismatch between collectives on ranks: call {self.sequence} on {self.group}: {reason}\n"
+            + "\n".join(lines)
         )
 
     def fail(self, error: str) -> None:

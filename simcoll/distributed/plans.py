@@ -100,7 +100,9 @@ def _schedule(
             if choice.collective == collective:
                 return choice
             if position == 0:
-                raise ConfigError(f"the call is {collective}; the schedule given as algorithm is for {choice.collective}")
+                raise ConfigError(
+                    f"the call is {collective}; the schedule given as algorithm is for {choice.collective}"
+                )
             continue
         if not isinstance(choice, str):
             raise ConfigError(f"algorithm {choice!r}: expected a name, a Schedule, a mapping or a function")
@@ -139,7 +141,9 @@ def plan_for(
         For a schedule of the caller's own that is wrong.
     """
     plans: dict[Any, tuple[Plan, Any]] = world.shared.setdefault("plans", {})
-    named = tuple(id(choice) if isinstance(choice, (Schedule, Mapping)) or callable(choice) else choice for choice in choices)
+    named = tuple(
+        id(choice) if isinstance(choice, (Schedule, Mapping)) or callable(choice) else choice for choice in choices
+    )
     key = (collective, sizes, dtype, op, endpoints, named)
     known = plans.get(key)
     if known is None:

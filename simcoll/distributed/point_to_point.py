@@ -164,7 +164,9 @@ class Transfer:
         give_back(world, stage)
 
 
-def _post(found: ProcessGroup, name: str, array: Array, peer: int | None, tag: int, tensor: Any, *, guard: bool) -> Work:
+def _post(
+    found: ProcessGroup, name: str, array: Array, peer: int | None, tag: int, tensor: Any, *, guard: bool
+) -> Work:
     """Post one end; ``name`` is send or recv."""
     group, rank = found.communicator, current().rank
     if group.failure is not None:
@@ -182,7 +184,9 @@ def _post(found: ProcessGroup, name: str, array: Array, peer: int | None, tag: i
     work.explicit = group.explicit
     other = "any rank" if peer is None else f"rank {group.members[peer]}"
     where = f"{'to' if name == 'send' else 'from'} {other}, tag {tag}, on {group} ({entry.site})"
-    work.reason = lambda: f"{name} {where} waits for {'its' if name == 'send' else 'a'} {'recv' if name == 'send' else 'send'}"
+    work.reason = lambda: (
+        f"{name} {where} waits for {'its' if name == 'send' else 'a'} {'recv' if name == 'send' else 'send'}"
+    )
     if guard and group.world.debug:
         work.guard()
     if name == "send" and peer is not None:
@@ -206,7 +210,9 @@ def _receivable(tensor: Any) -> Array:
     return array
 
 
-def isend(tensor: Any, dst: int | None = None, group: Any = None, tag: int = 0, group_dst: int | None = None) -> Work | None:
+def isend(
+    tensor: Any, dst: int | None = None, group: Any = None, tag: int = 0, group_dst: int | None = None
+) -> Work | None:
     """Start to send; to itself is allowed."""
     array = _sendable(tensor)
     found = member_of(group, "isend")
@@ -217,7 +223,9 @@ def isend(tensor: Any, dst: int | None = None, group: Any = None, tag: int = 0, 
     return work
 
 
-def irecv(tensor: Any, src: int | None = None, group: Any = None, tag: int = 0, group_src: int | None = None) -> Work | None:
+def irecv(
+    tensor: Any, src: int | None = None, group: Any = None, tag: int = 0, group_src: int | None = None
+) -> Work | None:
     """Start to receive; from any rank when neither ``src`` nor ``group_src`` is given."""
     array = _receivable(tensor)
     found = member_of(group, "irecv")

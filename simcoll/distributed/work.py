@@ -31,7 +31,9 @@ def timeout_fs(timeout: Any) -> int:
         For anything else.
     """
     if not isinstance(timeout, timedelta):
-        raise TypeError(f"Expected timeout argument to be of type datetime.timedelta, got {timeout!r} ({type(timeout).__name__})")
+        raise TypeError(
+            f"Expected timeout argument to be of type datetime.timedelta, got {timeout!r} ({type(timeout).__name__})"
+        )
     return (timeout // timedelta(microseconds=1)) * 10**9
 
 

@@ -70,7 +70,18 @@ class Waitable:
 class Rank:
     """What a world knows of one rank: a number and what belongs to it alone."""
 
-    __slots__ = ("created", "default", "failure", "finish_fs", "flight", "local", "number", "open_works", "value", "world")
+    __slots__ = (
+        "created",
+        "default",
+        "failure",
+        "finish_fs",
+        "flight",
+        "local",
+        "number",
+        "open_works",
+        "value",
+        "world",
+    )
 
     def __init__(self, number: int, world: World) -> None:
         self.number = number
@@ -183,7 +194,7 @@ class World:
                         self._settle()
                     elif upcoming == math.inf and not self._tasks:
                         return
-                    elif upcoming >= self._deadline:
+                    elif upcoming >= self._deadline < math.inf:
                         self._plan_expiry(upcoming)
                     elif upcoming < math.inf:
                         self.env.step()
@@ -240,7 +251,9 @@ class World:
         lines = []
         if gone:
             first = gone[0]
-            lines.append(f"Connection closed by peer: rank {first.number} ended with {type(first.failure).__name__}: {first.failure}")
+            lines.append(
+                f"Connection closed by peer: rank {first.number} ended with {type(first.failure).__name__}: {first.failure}"
+            )
         else:
             lines.append(f"Hang at {self.now} fs: no event is left, and {len(waiting)} ranks wait.")
         shown = [f"  rank {task.rank.number}: {task.waiting.waits_for()}" for task in waiting[:64] if task.waiting]

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["TraceHash"]
+__all__ = ["TraceHash", "mixed"]
 
 _SEEDS = (0x9E3779B97F4A7C15, 0xD1B54A32D192ED03)
 
 
-def _mixed(value: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def mixed(value: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """The finaliser of SplitMix64 (Steele, Lea, Flood 2014, https://doi.org/10.1145/2660193.2660195)."""
     value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -52,7 +52,7 @@ class TraceHash:
         for place, seed in enumerate(_SEEDS):
             state = np.full(arrays[0].shape, seed, np.uint64)
             for array in arrays:
-                state = _mixed((state ^ array) + np.uint64(seed))
+                state = mixed((state ^ array) + np.uint64(seed))
             self._sums[place] = (self._sums[place] + int(state.sum(dtype=np.uint64))) % 2**64
 
     def hexdigest(self) -> str:

@@ -160,7 +160,7 @@ class _Routed:
         self.topology = topology
         self._last: tuple[Ints, Ints, Routes, list[tuple[int, ...]]] | None = None
 
-    def __call__(self, step: PlanStep) -> tuple[Costs, list[tuple[int, ...]]]:
+    def __call__(self, step: PlanStep, first_message: int = 0) -> tuple[Costs, list[tuple[int, ...]]]:
         src, dst = step.src_rank, step.dst_rank
         if self._last is None or not (np.array_equal(src, self._last[0]) and np.array_equal(dst, self._last[1])):
             routes = self.topology.route(self.plan.ranks[src], self.plan.ranks[dst])
@@ -168,7 +168,8 @@ class _Routed:
             paths = [tuple(row) if full else tuple(l for l in row if l >= 0) for row in routes.links.tolist()]
             self._last = (src, dst, routes, paths)
         _, _, routes, paths = self._last
-        return message_costs(step.size_bytes, step.op, src == dst, routes, self.plan.protocol), paths
+        costs = message_costs(step.size_bytes, step.op, src == dst, routes, self.plan.protocol, first_message)
+        return costs, paths
 
 
 def _ways_up(plan: Plan, topology: Topology, step: PlanStep, rows: list[int]) -> list[int]:
@@ -199,11 +200,12 @@ def parts(plan: Plan, topology: Topology, storage: Storage | None, cap_base: int
 
     ``cap_base`` is the first of the links that cap channel rates (two per lane: out, in), if the protocol caps them.
     """
-    prepared, channels = _Routed(plan, topology), plan.nchannels
+    prepared, channels, first_message = _Routed(plan, topology), plan.nchannels, 0
     for step in plan.steps():
         if not len(step):
             continue
-        costs, links = prepared(step)
+        costs, links = prepared(step, first_message)
+        first_message += len(step)
         senders = (step.src_rank * channels + step.channel).tolist()
         receivers = (step.dst_rank * channels + step.channel).tolist()
         if cap_base is not None:

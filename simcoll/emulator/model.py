@@ -14,7 +14,7 @@ own. A *message* is a transfer between two ranks.
   for the sender when its flow ends. The receiver consumes it once the flow has ended and the receiver's lane has
   entered the step.
 
-**Cost.** From ready a message waits ``pre`` (send overhead and path latency), then flows, then waits ``post`` (receive
+**Cost.** From ready a message waits ``pre`` (send overhead, path latency, jitter), then flows, then waits ``post`` (receive
 overhead, and the reduction of what it brought); then it is done. Its flow has ``ceil(payload * wire_factor) +
 header_bytes`` bytes on the links of its route, and on one link per end when the protocol caps the rate of a channel. A
 transfer inside a rank takes the time of its copy (and reduction) and uses no link. All lanes enter their first step at
@@ -32,7 +32,8 @@ A flow's remaining bytes are touched only when its integer rate changes (:func:`
 plus :func:`flow_delay_fs`. A flow that ends in no time does so at the same timestamp, after which rates are settled
 again.
 
-Nothing here depends on the order of events, flows or links: there are no tie-breaks, and no randomness.
+Nothing here depends on the order of events, flows or links: there are no tie-breaks, and no random generator. Jitter is
+a function of (seed, message number).
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from simcoll.emulator.digest import mixed
 from simcoll.errors import ConfigError
 from simcoll.schedule import REDUCE
 from simcoll.units import MAX_TIME_FS
@@ -65,10 +67,14 @@ __all__ = [
     "effective_capacities",
     "flow_delay_fs",
     "hop_delay_fs",
+    "jitter_fs",
     "message_costs",
     "water_level",
     "wire_bytes",
 ]
+
+JITTER = 0x6A09E667F3BCC909
+"""Keeps jitter apart from other uses of one seed (fraction of the square root of 2)."""
 
 UNLIMITED = 2**63 - 1
 """Level of a link that limits none of its flows."""
@@ -166,11 +172,31 @@ def hop_delay_fs(routes: Routes, protocol: Protocol) -> Ints:
     return latency + protocol.send_overhead_fs
 
 
+def jitter_fs(first_message: int, count: int, protocol: Protocol) -> Ints:
+    """Extra delays of ``count`` consecutive messages: 0 to ``protocol.jitter_fs``, by a hash of (seed, message).
+
+    Raises
+    ------
+    ConfigError
+        When the protocol's jitter is negative or beyond the clock.
+    """
+    if not 0 <= protocol.jitter_fs < MAX_TIME_FS:
+        raise ConfigError(f"jitter_fs {protocol.jitter_fs} of protocol {protocol.name!r} is not a time of 0 or more")
+    seed = mixed(np.array([(protocol.seed + JITTER) % 2**64], np.uint64))
+    number = np.arange(first_message, first_message + count, dtype=np.int64).astype(np.uint64)
+    return (mixed(number ^ seed) % np.uint64(protocol.jitter_fs + 1)).astype(np.int64)
+
+
 def message_costs(
-    size_bytes: Ints, op: NDArray[np.int8], local: NDArray[np.bool_], routes: Routes, protocol: Protocol
+    size_bytes: Ints,
+    op: NDArray[np.int8],
+    local: NDArray[np.bool_],
+    routes: Routes,
+    protocol: Protocol,
+    first_message: int = 0,
 ) -> Costs:
     """Delays and wire bytes of transfers; those inside a rank (``local``) have no ``pre``, and without links there are
-    no bytes on a wire.
+    no bytes on a wire. ``first_message`` is the number of the first; only jitter looks at it.
 
     Raises
     ------
@@ -181,7 +207,10 @@ def message_costs(
     checked_time(int(size_bytes.max(initial=0)) * slowest_as)
     post = np.where(local, size_bytes * protocol.copy_as_per_byte // 1000, protocol.receive_overhead_fs)
     post = post + np.where(op == REDUCE, size_bytes * protocol.reduce_as_per_byte // 1000, 0)
-    pre = np.where(local, 0, hop_delay_fs(routes, protocol))
+    delay = hop_delay_fs(routes, protocol)
+    if protocol.jitter_fs:
+        delay = delay + jitter_fs(first_message, len(size_bytes), protocol)
+    pre = np.where(local, 0, delay)
     linked = (routes.links >= 0).any(axis=1)
     return Costs(pre, np.where(linked, wire_bytes(size_bytes, protocol), 0), post)
 

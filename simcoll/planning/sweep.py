@@ -182,6 +182,8 @@ def _box(topology: Topology) -> int | None:
 def build(sweep: Sweep, choice: Choice, topology: Topology) -> Schedule:
     """The schedule of a choice; ``box`` and ``channels`` follow the topology where they are not given."""
     found = find_algorithm(sweep.collective, choice.algorithm)
+    if found.topologies == "switch" and "switch_reduce" not in topology.traits:
+        raise ConfigError(f"{choice.algorithm} needs switches that reduce; those of {topology.name} do not")
     params: dict[str, Any] = dict(choice.params)
     box = _box(topology)
     if box is not None and box > 1:

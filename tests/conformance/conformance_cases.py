@@ -107,7 +107,11 @@ def ordered_inputs(plan: simcoll.Plan) -> list[np.ndarray]:
         rng = np.random.default_rng([3, rank])
         values = rng.standard_normal(plan.view(rank, 0)[2]) * 10.0 ** rng.integers(-3, 3, plan.view(rank, 0)[2])
         with np.errstate(all="ignore"):
-            result.append((values * (1 + 1j) if plan.dtype.kind == "c" else abs(values) if plan.dtype.kind == "u" else values).astype(plan.dtype))
+            result.append(
+                (
+                    values * (1 + 1j) if plan.dtype.kind == "c" else abs(values) if plan.dtype.kind == "u" else values
+                ).astype(plan.dtype)
+            )
     return result
 
 

@@ -203,7 +203,7 @@ class Game:
 
 def right(schedule: Schedule, seed: int, plays: int = PLAYS) -> bool:
     """The judge: whether every order played leaves the definition's result, and inputs that are not outputs as they were."""
-    collective, count = schedule.collective, 2 * schedule.layout.chunks + 1
+    collective, count = schedule.collective, 2 * schedule.layout.chunks + (0 if schedule.divisible else 1)
     plan = bind(schedule, count, "uint64")
     if collective.kind == "barrier":
         return _barrier_holds(plan)

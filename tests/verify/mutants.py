@@ -64,7 +64,8 @@ def rebuilt(schedule: Schedule, rows: Rows, *, in_place: bool | None = None) -> 
     if in_place is not None:
         layout = Layout(layout.collective.placed_in(in_place=in_place), layout.chunks, layout.scratch)
     channels = 1 + max((row.channel for step in rows for row in step), default=0)
-    return Schedule("mutant", layout, lambda: iter(steps), max(schedule.nchannels, channels))
+    lanes = max(schedule.nchannels, channels)
+    return Schedule("mutant", layout, lambda: iter(steps), lanes, divisible=schedule.divisible)
 
 
 def mutants(schedule: Schedule) -> Iterator[tuple[str, Callable[[], Schedule]]]:

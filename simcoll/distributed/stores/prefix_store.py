@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Self, cast
+from typing import TYPE_CHECKING, Self
 
 from simcoll.distributed.stores.arguments import key_text
 from simcoll.distributed.stores.store import Store
-from simcoll.distributed.stores.table import Operation, Request, Result
+
 
 if TYPE_CHECKING:
     from datetime import timedelta
 
+    from simcoll.distributed.stores.table import Request, Result
     from simcoll.distributed.stores.waiting import Waiter
 
 __all__ = ["PrefixStore"]
@@ -71,9 +72,8 @@ class PrefixStore(Store):
 
     def list_keys(self) -> list[str]:
         """The keys of this corner, without the prefix, sorted. (`num_keys` counts the underlying store's.)"""
-        keys = cast("list[str]", self._store.call(Request(Operation.LIST_KEYS)))
         start = f"{self._prefix}/"
-        return sorted(key.removeprefix(start) for key in keys if key.startswith(start))
+        return sorted(key.removeprefix(start) for key in self._store.list_keys() if key.startswith(start))
 
     def has_extended_api(self) -> bool:
         """What the underlying store says."""

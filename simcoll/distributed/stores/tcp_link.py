@@ -111,10 +111,16 @@ def _knock(host: str, port: int, patience_s: float, waiter: Waiter) -> socket.so
     def ready() -> bool:
         nonlocal opened, last
         try:
-            opened = socket.create_connection((host, port), max(deadline_s - time.monotonic(), 0.001))
+            sock = socket.create_connection((host, port), max(deadline_s - time.monotonic(), 0.001))
         except (OSError, UnicodeError) as error:
             last = error
-        return opened is not None
+            return False
+        if sock.getsockname() == sock.getpeername():
+            # Knocking at a free port of this machine can, once in many times, end in a connection to oneself.
+            sock.close()
+            return False
+        opened = sock
+        return True
 
     waiter.wait(ready, patience_s)
     if opened is None:

@@ -228,9 +228,9 @@ class StoreServer(threading.Thread):
         peer.inbox += data
         self._account(peer)
         # A client waits for each reply, so what comes meanwhile is at most one request too many.
-        too_much = len(peer.inbox) > 4 + self._most_bytes(peer) + _RECEIVE_BYTES
-        if too_much or self._buffered_bytes > self._limits.max_buffered_bytes:
+        if len(peer.inbox) > 4 + self._most_bytes(peer) + _RECEIVE_BYTES:
             self._close(peer)
+        self._make_room()
 
     def _flush(self, peer: _Peer) -> None:
         try:
@@ -252,6 +252,11 @@ class StoreServer(threading.Thread):
         held = 0 if peer.closed else len(peer.inbox) + len(peer.outbox) + peer.parked_bytes
         self._buffered_bytes += held - peer.held_bytes
         peer.held_bytes = held
+
+    def _make_room(self) -> None:
+        """Close whoever holds most until the rest fits: small requests get through however greedy others are."""
+        while self._buffered_bytes > self._limits.max_buffered_bytes:
+            self._close(max(self._peers, key=lambda peer: peer.held_bytes))
 
     def _reply(self, peer: _Peer, message: wire.Message) -> None:
         peer.outbox += wire.encode(message)
@@ -337,20 +342,21 @@ class StoreServer(threading.Thread):
         else:
             if result is NOT_READY and not last:
                 return False
-            reply = self._result(result)
+            reply = self._result(result, changed=changes(request))
             if changes(request):
                 self._woken.extend(self._parking.waiting_for(request.keys))
         self._unpark(peer)
         self._reply(peer, reply)
         return True
 
-    def _result(self, result: Result) -> wire.Message:
+    def _result(self, result: Result, changed: bool) -> wire.Message:
         reply = reply_of(result)
         if reply.size_bytes > self._limits.max_message_bytes or reply.items > wire.MAX_ITEMS:
             why = f"the answer has {reply.size_bytes} bytes in {reply.items} items; this server sends at most "
             why += f"{self._limits.max_message_bytes} in {wire.MAX_ITEMS}"
             return wire.Message(wire.Status.STORE_ERROR, values=(why.encode(),))
-        if reply.size_bytes + self._buffered_bytes > self._limits.max_buffered_bytes:
+        # What a change answers was given with it or leaves the table with it; refusing it now would lose it.
+        if not changed and reply.size_bytes + self._buffered_bytes > self._limits.max_buffered_bytes:
             return wire.Message(wire.Status.STORE_ERROR, values=(b"the server has too much to send; try again",))
         return reply
 
@@ -361,8 +367,7 @@ class StoreServer(threading.Thread):
         self._parking.enter(peer, Stay(request, at, time.monotonic() + wait_ms / 1000))
         peer.parked_bytes = sum(len(key) + ENTRY_BYTES for key in request.keys)
         self._account(peer)
-        if self._buffered_bytes > self._limits.max_buffered_bytes:
-            self._refuse(peer, "too many requests wait")
+        self._make_room()
 
     def _unpark(self, peer: _Peer) -> None:
         self._parking.leave(peer)

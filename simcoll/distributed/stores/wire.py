@@ -53,8 +53,8 @@ class Message:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the frame, at least: keys may take more in UTF-8 than they have letters."""
-        return _HEAD.size + sum(map(len, self.keys)) + sum(map(len, self.values)) + 4 * self.items
+        """Bytes of the frame's body."""
+        return _HEAD.size + sum(len(key.encode()) for key in self.keys) + sum(map(len, self.values)) + 4 * self.items
 
     @property
     def items(self) -> int:

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
+from zlib import crc32
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     Function = TypeVar("Function", bound=Callable[..., Any])
 
-__all__ = ["COMPILED", "entry", "part"]
+__all__ = ["COMPILED", "SOURCES", "entry", "part"]
 
 COMPILED = find_spec("numba") is not None
 """Whether the loops are machine code."""
+
+SOURCES = crc32(b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))))
+"""Default of a last parameter of every entry: numba drops a cached function when its own file changes, but not when that of
+a piece of it does, so the cache has to see all of them in the function's signature.
+"""
 
 
 def _jit(function: Function, **options: Any) -> Function:

@@ -1,441 +1,31 @@
-"""The loops of the fast engine, and the arrays that they work on.
-
-All compiled code is in this module, so that a change of any of it drops every cached function. A message in flight is
-a *slot*; the slots of a step are a contiguous *block*. A flow is a slot with one entry per link, ``slot * width + hop``,
-in that link's list. A *node* is a lane's part in a step. Numbers that change one by one live in ``reg``.
-"""
+"""The loops of the fast engine: messages become ready, flow, and are done, until Python has to give them something."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simcoll.emulator.fast.compiled import entry, part
+from simcoll.emulator.fast.calendar import at_time, next_time
+from simcoll.emulator.fast.compiled import SOURCES, entry, part
+from simcoll.emulator.fast.rates import join, part_links, settle
+from simcoll.emulator.fast.state import (
+    ARGUMENT, ARRIVED, CHAIN, CLOCK, DEPTH, DIRTY, DONE, EDGE, FINISHED, FLOW, FULL, HASHED, HEAP, IDLE, LAST, MAX,
+    NEED_STEP, NOW, POST, PRE, RETIRED, STACK, STARTED, STOP, WAITING, WIDTH,
+)  # fmt: skip
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from simcoll.emulator.fast.state import State
+
     Ints = NDArray[np.int64]
-    Shorts = NDArray[np.int32]
 
-__all__ = ["State", "advance_to_stop", "begin", "fill", "hash_rows", "index_lanes", "rehash", "wait_for"]
+__all__ = ["hash_rows", "index_lanes", "load", "run", "wait_for"]
 
-MAX = 2**63 - 1
-FS_PER_SECOND_UBPS = 1e21  # the same constants as in the model; compiled code cannot read them there
-ROUNDING = 0.3819660112501051
-
-# Places of ``reg``.
-NOW, CHAIN, HEAP, STACK, DONE, LAST, RETIRED, STARTED, DIRTY, DELIVERED = range(10)
-DEPTH, WIDTH, STOP, ARGUMENT, HASHED, EDGE, REGISTERS = range(10, 17)
-# Why the loop stopped.
-IDLE, NEED_STEP, FULL, NO_RATE, CLOCK, OVER = range(6)
-# Phases of a slot.
-WAITING, PRE, FLOW, POST, ARRIVED, OVER_AND_DONE = range(6)
-
-
-class State(NamedTuple):
-    """Everything the loops read and write."""
-
-    reg: Ints
-    sums: NDArray[np.uint64]
-    # per slot: fixed while the block has the same content
-    sender: Shorts
-    receiver: Shorts
-    src: Shorts
-    dst: Shorts
-    pre_fs: Ints  # -1: a transfer inside a rank
-    wire: Ints
-    post_fs: Ints
-    size: Ints
-    block: Shorts
-    ring_place: Ints
-    # per slot: changes
-    needs: Shorts
-    phase: Shorts
-    follower: Shorts
-    waiters: Shorts
-    start_fs: Ints
-    end_fs: Ints
-    done_fs: Ints
-    left: NDArray[np.float64]
-    rate: Ints
-    since_fs: Ints
-    finish_fs: Ints
-    key: Ints
-    before: Shorts
-    after: Shorts
-    limits: Ints
-    weights: Ints
-    started: Shorts
-    # per slot and hop
-    link: Shorts
-    weight: Ints
-    next_flow: Shorts
-    last_flow: Shorts
-    # two per slot
-    node_lane: Shorts
-    node_next: Shorts
-    node_first: Shorts
-    node_end: Shorts
-    entries: Shorts
-    # per block
-    block_base: Shorts
-    block_rows: Shorts
-    block_nodes: Shorts
-    block_left: Shorts
-    block_first_id: Ints
-    retired: Shorts
-    # per lane
-    lane_left: Ints
-    lane_pending: Shorts
-    lane_block: Shorts
-    lane_head: Shorts
-    lane_tail: Shorts
-    stack: Shorts
-    # per link
-    capacity: Ints
-    level: Ints
-    used: Ints
-    flows: Ints
-    head: Shorts
-    queued: Shorts
-    marked: Shorts
-    queue: Shorts
-    changed: Shorts
-    touched: Shorts
-    # calendar: a heap of distinct times, and a hash table from time to the slots of that time
-    heap: Ints
-    table_key: Ints
-    table_head: Shorts
-    # connections (with a FIFO) and explicit waits
-    ring: Shorts
-    ring_count: Ints
-    edge_next: Shorts
-    edge_slot: Shorts
-
-
-@part
-def _home(time: int, mask: int) -> int:
-    return (time ^ (time >> 17) ^ (time >> 34)) & mask
-
-
-@part
-def _find(s: State, time: int) -> int:
-    mask = len(s.table_key) - 1
-    at = _home(time, mask)
-    while s.table_key[at] != time and s.table_key[at] >= 0:
-        at = (at + 1) & mask
-    return at
-
-
-@part
-def _at(s: State, m: int, delay: int) -> None:
-    """Enter a slot in the calendar."""
-    r = s.reg
-    if delay > MAX - r[NOW]:
-        r[STOP], r[ARGUMENT] = CLOCK, delay
-        return
-    time = r[NOW] + delay
-    s.key[m] = time
-    if delay == 0:  # what is over now is a chain of its own
-        s.after[m] = r[CHAIN]
-        r[CHAIN] = m
-        return
-    at = _find(s, time)
-    if s.table_key[at] < 0:
-        s.table_key[at] = time
-        s.table_head[at] = -1
-        place = r[HEAP]
-        r[HEAP] = place + 1
-        while place > 0:
-            up = (place - 1) >> 1
-            if s.heap[up] <= time:
-                break
-            s.heap[place] = s.heap[up]
-            place = up
-        s.heap[place] = time
-    first = s.table_head[at]
-    s.before[m] = -1
-    s.after[m] = first
-    if first >= 0:
-        s.before[first] = m
-    s.table_head[at] = m
-
-
-@part
-def _unlink(s: State, m: int) -> None:
-    """Take a slot out of the calendar; its time may stay there with nobody."""
-    before, after = s.before[m], s.after[m]
-    if before >= 0:
-        s.after[before] = after
-    else:
-        s.table_head[_find(s, s.key[m])] = after
-    if after >= 0:
-        s.before[after] = before
-
-
-@part
-def _drop_key(s: State, hole: int) -> None:
-    mask = len(s.table_key) - 1
-    at = hole
-    while True:
-        at = (at + 1) & mask
-        if s.table_key[at] < 0:
-            break
-        home = _home(s.table_key[at], mask)
-        if ((at - home) & mask) >= ((at - hole) & mask):
-            s.table_key[hole] = s.table_key[at]
-            s.table_head[hole] = s.table_head[at]
-            hole = at
-    s.table_key[hole] = -1
-
-
-@part
-def _next_time(s: State) -> bool:
-    """Go to the next time at which something happens."""
-    r = s.reg
-    while r[HEAP] > 0:
-        time = s.heap[0]
-        count = r[HEAP] - 1
-        r[HEAP] = count
-        moved = s.heap[count]
-        place = 0
-        while True:
-            down = 2 * place + 1
-            if down >= count:
-                break
-            if down + 1 < count and s.heap[down + 1] < s.heap[down]:
-                down += 1
-            if s.heap[down] >= moved:
-                break
-            s.heap[place] = s.heap[down]
-            place = down
-        s.heap[place] = moved
-        at = _find(s, time)
-        first = s.table_head[at]
-        _drop_key(s, at)
-        if first >= 0:
-            r[NOW] = time
-            r[CHAIN] = first
-            return True
-    return False
-
-
-@entry
-def rehash(s: State) -> None:
-    """Give every slot of the calendar its place in a new, empty table."""
-    for place in range(s.reg[HEAP]):
-        at = _find(s, s.heap[place])
-        s.table_key[at] = s.heap[place]
-        s.table_head[at] = -1
-    for m in range(len(s.key)):
-        waits = s.phase[m] == PRE or s.phase[m] == POST or (s.phase[m] == FLOW and s.rate[m] > 0)
-        if waits and s.key[m] > s.reg[NOW] and s.before[m] < 0:
-            s.table_head[_find(s, s.key[m])] = m
-
-
-# ---- rates ----------------------------------------------------------------------------------------------------------
-
-
-@part
-def _join(s: State, m: int) -> None:
-    """A flow starts: on its links now, with a rate at the end of the timestamp."""
-    r = s.reg
-    s.left[m] = s.wire[m]
-    s.rate[m] = 0
-    s.started[r[STARTED]] = m
-    r[STARTED] += 1
-    for e in range(m * r[WIDTH], (m + 1) * r[WIDTH]):
-        l = s.link[e]
-        if l < 0:
-            break
-        first = s.head[l]
-        s.next_flow[e] = first
-        s.last_flow[e] = -1
-        if first >= 0:
-            s.last_flow[first] = e
-        s.head[l] = e
-        s.flows[l] += s.weight[e]
-        if s.queued[l] == 0:
-            s.queued[l] = 1
-            s.queue[r[DIRTY]] = l
-            r[DIRTY] += 1
-
-
-@part
-def _part(s: State, m: int) -> None:
-    """A flow is over."""
-    r = s.reg
-    r[DELIVERED] += s.wire[m]
-    for e in range(m * r[WIDTH], (m + 1) * r[WIDTH]):
-        l = s.link[e]
-        if l < 0:
-            break
-        following, previous = s.next_flow[e], s.last_flow[e]
-        if previous >= 0:
-            s.next_flow[previous] = following
-        else:
-            s.head[l] = following
-        if following >= 0:
-            s.last_flow[following] = previous
-        s.flows[l] -= s.weight[e]
-        s.used[l] -= s.rate[m] * s.weight[e]
-        if s.head[l] < 0:
-            s.level[l] = MAX
-        elif s.queued[l] == 0:
-            s.queued[l] = 1
-            s.queue[r[DIRTY]] = l
-            r[DIRTY] += 1
-
-
-@part
-def _limit(s: State, m: int, without: int) -> int:
-    """Lowest level on the way of a flow."""
-    lowest = MAX
-    for e in range(m * s.reg[WIDTH], (m + 1) * s.reg[WIDTH]):
-        l = s.link[e]
-        if l < 0:
-            break
-        if l != without and s.level[l] < lowest:
-            lowest = s.level[l]
-    return lowest
-
-
-@part
-def _water_level(s: State, l: int) -> int:
-    """See :func:`simcoll.emulator.model.water_level`."""
-    n, left, count = s.flows[l], s.capacity[l], 0
-    e = s.head[l]
-    if e >= 0 and s.next_flow[e] < 0:
-        level = left // n
-        return MAX if _limit(s, e // s.reg[WIDTH], l) < level else level
-    while e >= 0:
-        s.limits[count] = _limit(s, e // s.reg[WIDTH], l)
-        s.weights[count] = s.weight[e]
-        count += 1
-        e = s.next_flow[e]
-    while count:
-        level = left // n
-        kept = 0
-        for i in range(count):
-            limit = s.limits[i]
-            if limit < level:
-                left -= limit * s.weights[i]
-                n -= s.weights[i]
-            else:
-                s.limits[kept] = limit
-                s.weights[kept] = s.weights[i]
-                kept += 1
-        if kept == count:
-            return level
-        count = kept
-    return MAX
-
-
-@part
-def _set_rate(s: State, m: int, touched: int) -> int:
-    """Bring the rate of a flow to the levels of its links; returns how many links are marked as touched."""
-    r = s.reg
-    rate, old = _limit(s, m, -1), s.rate[m]
-    if rate == old and rate > 0:
-        return touched
-    if rate <= 0:
-        r[STOP], r[ARGUMENT] = NO_RATE, m
-        return touched
-    for e in range(m * r[WIDTH], (m + 1) * r[WIDTH]):
-        l = s.link[e]
-        if l < 0:
-            break
-        s.used[l] += (rate - old) * s.weight[e]
-        if s.marked[l] == 0:
-            s.marked[l] = 1
-            s.touched[touched] = l
-            touched += 1
-    if old:
-        s.left[m] -= float(old) * float(r[NOW] - s.since_fs[m]) / FS_PER_SECOND_UBPS
-    s.rate[m] = rate
-    s.since_fs[m] = r[NOW]
-    delay = np.floor(s.left[m] * FS_PER_SECOND_UBPS / float(rate) + ROUNDING)
-    whole = MAX if delay >= float(MAX) else max(0, int(delay))
-    if whole > MAX - r[NOW]:
-        s.finish_fs[m] = MAX
-        if old == 0:
-            r[STOP], r[ARGUMENT] = CLOCK, whole
-        return touched
-    s.finish_fs[m] = r[NOW] + whole
-    if old == 0 or s.finish_fs[m] < s.key[m]:  # if later, it is moved when its old entry comes up
-        if old:
-            _unlink(s, m)
-        _at(s, m, whole)
-    return touched
-
-
-@part
-def _spread(s: State) -> int:
-    """Bring levels to the fixpoint; returns how many links changed."""
-    r = s.reg
-    at, waiting, changed, links = 0, r[DIRTY], 0, len(s.level)
-    while waiting > 0:
-        l = s.queue[at]
-        waiting -= 1
-        at = at + 1 if at + 1 < links else 0
-        s.queued[l] = 0
-        if s.head[l] < 0:
-            s.level[l] = MAX
-            continue
-        old = s.level[l]
-        new = _water_level(s, l)
-        if new == old:
-            continue
-        s.level[l] = new
-        if s.marked[l] == 0:
-            s.marked[l] = 1
-            s.changed[changed] = l
-            changed += 1
-        lower = min(old, new)
-        e = s.head[l]
-        while e >= 0:
-            m = e // r[WIDTH]
-            for other in range(m * r[WIDTH], (m + 1) * r[WIDTH]):
-                l2 = s.link[other]
-                if l2 < 0:
-                    break
-                # A link notices only changes below its own level.
-                if lower < s.level[l2] and l2 != l and s.queued[l2] == 0:
-                    s.queued[l2] = 1
-                    end = at + waiting
-                    s.queue[end if end < links else end - links] = l2
-                    waiting += 1
-            e = s.next_flow[e]
-    r[DIRTY] = 0
-    return changed
-
-
-@part
-def _settle(s: State) -> None:
-    """Give every flow its rate, once everything else of the timestamp has happened."""
-    r = s.reg
-    changed = _spread(s)
-    for i in range(changed):
-        s.marked[s.changed[i]] = 0
-    touched = 0
-    for i in range(r[STARTED]):
-        touched = _set_rate(s, s.started[i], touched)
-    r[STARTED] = 0
-    for i in range(changed):
-        e = s.head[s.changed[i]]
-        while e >= 0:
-            touched = _set_rate(s, e // r[WIDTH], touched)
-            e = s.next_flow[e]
-    for i in range(touched):
-        l = s.touched[i]
-        s.marked[l] = 0
-        if s.used[l] > s.capacity[l]:
-            r[STOP], r[ARGUMENT] = OVER, l
-
-
-# ---- messages -------------------------------------------------------------------------------------------------------
+SHIFTS = (np.uint64(30), np.uint64(27), np.uint64(31))
+FACTORS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
+SEED_A, SEED_B = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD1B54A32D192ED03)
 
 
 @part
@@ -443,10 +33,10 @@ def _ready(s: State, m: int) -> None:
     if s.pre_fs[m] < 0:
         s.start_fs[m] = s.end_fs[m] = s.reg[NOW]
         s.phase[m] = POST
-        _at(s, m, s.post_fs[m])
+        at_time(s, m, s.post_fs[m])
     else:
         s.phase[m] = PRE
-        _at(s, m, s.pre_fs[m])
+        at_time(s, m, s.pre_fs[m])
 
 
 @part
@@ -470,8 +60,273 @@ def _consume(s: State, m: int) -> None:
     place = s.ring_place[m]
     if s.ring[place] == m:
         s.ring[place] = -1
-    follower = s.follower[m]
-    if follower >= 0:
-        _need_met(s, follower)
+    if s.follower[m] >= 0:
+        _need_met(s, s.follower[m])
     s.phase[m] = POST
-    _at(s, m, s.post_fs[m])
+    at_time(s, m, s.post_fs[m])
+
+
+@part
+def _enter(s: State, lane: int) -> None:
+    """Take the next step of a lane, which is loaded."""
+    node = s.lane_head[lane]
+    s.lane_head[lane] = s.node_next[node]
+    first, end = s.node_first[node], s.node_end[node]
+    s.lane_block[lane] = s.block[s.entries[first]]
+    s.lane_left[lane] -= 1
+    s.lane_pending[lane] = end - first
+    for place in range(first, end):
+        m = s.entries[place]
+        if s.reg[DEPTH] > 0 and s.sender[m] != lane:
+            if s.phase[m] == ARRIVED:
+                _consume(s, m)
+        else:
+            _need_met(s, m)
+
+
+@part
+def _mixed(value: np.uint64) -> np.uint64:
+    value = (value ^ (value >> SHIFTS[0])) * FACTORS[0]
+    value = (value ^ (value >> SHIFTS[1])) * FACTORS[1]
+    return value ^ (value >> SHIFTS[2])
+
+
+@part
+def _row_hash(
+    seed: np.uint64, number: int, src: int, dst: int, size: int, start: int, end: int, done: int
+) -> np.uint64:
+    """See :mod:`simcoll.emulator.digest`."""
+    state = _mixed((seed ^ np.uint64(number)) + seed)
+    state = _mixed((state ^ np.uint64(src)) + seed)
+    state = _mixed((state ^ np.uint64(dst)) + seed)
+    state = _mixed((state ^ np.uint64(size)) + seed)
+    state = _mixed((state ^ np.uint64(start)) + seed)
+    state = _mixed((state ^ np.uint64(end)) + seed)
+    return _mixed((state ^ np.uint64(done)) + seed)
+
+
+@part
+def _retire(s: State, block: int) -> None:
+    """A step is over."""
+    r = s.reg
+    s.retired[r[RETIRED]] = block
+    r[RETIRED] += 1
+    base, rows, first = s.block_base[block], s.block_rows[block], s.block_first_id[block]
+    r[DONE] += rows
+    last = r[LAST]
+    for m in range(base, base + rows):
+        last = max(last, s.done_fs[m])
+    r[LAST] = last
+    if r[HASHED] == 0:
+        return
+    a, b = s.sums[0], s.sums[1]
+    for row in range(rows):
+        m = base + row
+        a += _row_hash(
+            SEED_A, first + row, s.src[m], s.dst[m], s.size[m], s.start_fs[m], s.end_fs[m], s.done_fs[m]
+        )
+        b += _row_hash(
+            SEED_B, first + row, s.src[m], s.dst[m], s.size[m], s.start_fs[m], s.end_fs[m], s.done_fs[m]
+        )
+    s.sums[0], s.sums[1] = a, b
+
+
+@part
+def _done(s: State, m: int) -> None:
+    s.done_fs[m] = s.reg[NOW]
+    s.phase[m] = FINISHED
+    edge = s.waiters[m]
+    while edge >= 0:
+        _need_met(s, s.edge_slot[edge])
+        following = s.edge_next[edge]
+        s.edge_next[edge] = s.reg[EDGE]
+        s.reg[EDGE] = edge
+        edge = following
+    sender, receiver = s.sender[m], s.receiver[m]
+    if sender == receiver or s.reg[DEPTH] == 0:
+        _leave(s, sender)
+    if sender != receiver:
+        _leave(s, receiver)
+    block = s.block[m]
+    s.block_left[block] -= 1
+    if s.block_left[block] == 0:
+        _retire(s, block)
+
+
+@part
+def _arrive(s: State, m: int) -> None:
+    """The flow has ended; returns with the message on its way to being done."""
+    s.end_fs[m] = s.reg[NOW]
+    if s.reg[DEPTH] == 0:
+        s.phase[m] = POST
+        if s.post_fs[m] == 0:
+            _done(s, m)
+        else:
+            at_time(s, m, s.post_fs[m])
+        return
+    s.phase[m] = ARRIVED
+    if s.lane_block[s.receiver[m]] == s.block[m]:
+        _consume(s, m)
+    _leave(s, s.sender[m])
+
+
+@part
+def _handle(s: State, m: int) -> None:
+    """What a slot waited for has come."""
+    r = s.reg
+    if s.phase[m] == POST:
+        _done(s, m)
+        return
+    if s.phase[m] == PRE:
+        s.start_fs[m] = r[NOW]
+        if s.wire[m] > 0:  # which it is not without links
+            s.phase[m] = FLOW
+            join(s, m)
+            return
+    elif s.finish_fs[m] > r[NOW]:  # its end has moved
+        if s.finish_fs[m] == MAX:
+            r[STOP], r[ARGUMENT] = CLOCK, MAX
+            return
+        at_time(s, m, s.finish_fs[m] - r[NOW])
+        return
+    else:
+        part_links(s, m)
+    _arrive(s, m)
+
+
+@entry
+def run(s: State, _sources: int = SOURCES) -> int:
+    """Go on until everything is over, a lane needs a step that is not loaded, or something is wrong; says which."""
+    r = s.reg
+    while True:
+        while True:
+            if r[STACK] > 0:
+                lane = s.stack[r[STACK] - 1]
+                if s.lane_head[lane] < 0:
+                    r[ARGUMENT] = lane
+                    return NEED_STEP
+                r[STACK] -= 1
+                _enter(s, lane)
+            elif r[CHAIN] >= 0:
+                m = r[CHAIN]
+                r[CHAIN] = s.after[m]
+                _handle(s, m)
+            else:
+                break
+            if r[STOP] != IDLE:
+                return r[STOP]
+        if r[STARTED] > 0 or r[DIRTY] > 0:
+            settle(s)
+            if r[STOP] != IDLE:
+                return r[STOP]
+            if r[CHAIN] >= 0:
+                continue
+        # In one pass every slot enters at most two new times: one by what happens, one by its rate.
+        if r[HEAP] > len(s.heap) - 2 * len(s.phase):
+            return FULL
+        if not next_time(s):
+            return IDLE
+
+
+@entry
+def load(s: State, blocks: Ints, first_id: int, _sources: int = SOURCES) -> None:
+    """Hand blocks, filled and in order, to their lanes."""
+    r = s.reg
+    depth = r[DEPTH]
+    for block in blocks:
+        base, rows = s.block_base[block], s.block_rows[block]
+        s.block_first_id[block] = first_id
+        s.block_left[block] = rows
+        first_id += rows
+        for m in range(base, base + rows):
+            s.phase[m] = WAITING
+            s.waiters[m] = -1
+            s.follower[m] = -1
+            s.needs[m] = 1
+            if s.sender[m] == s.receiver[m]:
+                continue
+            if depth == 0:
+                s.needs[m] = 2
+                continue
+            connection = s.ring_place[m] // depth
+            place = connection * depth + s.ring_count[connection] % depth
+            s.ring_count[connection] += 1
+            s.ring_place[m] = place
+            if s.ring[place] >= 0:
+                s.follower[s.ring[place]] = m
+                s.needs[m] += 1
+            s.ring[place] = m
+        for node in range(2 * base, 2 * base + s.block_nodes[block]):
+            lane = s.node_lane[node]
+            s.node_next[node] = -1
+            if s.lane_head[lane] < 0:
+                s.lane_head[lane] = node
+            else:
+                s.node_next[s.lane_tail[lane]] = node
+            s.lane_tail[lane] = node
+
+
+@entry
+def index_lanes(s: State, block: int, count: NDArray[np.int32], _sources: int = SOURCES) -> None:
+    """List the messages of a block by lane. ``count`` has a zero for every lane, before and after."""
+    base, rows = s.block_base[block], s.block_rows[block]
+    node = 2 * base
+    for m in range(base, base + rows):
+        for lane in (s.sender[m], s.receiver[m]):
+            if count[lane] == 0:
+                s.node_lane[node] = lane
+                node += 1
+            count[lane] += 1
+        if s.sender[m] == s.receiver[m]:
+            count[s.sender[m]] -= 1
+    place = 2 * base
+    for each in range(2 * base, node):
+        lane = s.node_lane[each]
+        s.node_first[each] = s.node_end[each] = place
+        place += count[lane]
+        count[lane] = each + 1
+    for m in range(base, base + rows):
+        for lane in (s.sender[m], s.receiver[m]):
+            each = count[lane] - 1
+            if s.node_end[each] == s.node_first[each] or s.entries[s.node_end[each] - 1] != m:
+                s.entries[s.node_end[each]] = m
+                s.node_end[each] += 1
+    for each in range(2 * base, node):
+        count[s.node_lane[each]] = 0
+    s.block_nodes[block] = node - 2 * base
+
+
+@entry
+def wait_for(s: State, earlier: Ints, later: Ints, _sources: int = SOURCES) -> None:
+    """Let slots wait for others that are still under way. There are enough free edges."""
+    r = s.reg
+    for i in range(len(earlier)):
+        m = earlier[i]
+        if s.phase[m] == FINISHED:
+            continue
+        edge = r[EDGE]
+        r[EDGE] = s.edge_next[edge]
+        s.edge_next[edge] = s.waiters[m]
+        s.waiters[m] = edge
+        s.edge_slot[edge] = later[i]
+        s.needs[later[i]] += 1
+
+
+@entry
+def hash_rows(
+    first: int,
+    src: Ints,
+    dst: Ints,
+    size: Ints,
+    start: Ints,
+    end: Ints,
+    done: Ints,
+    sums: NDArray[np.uint64],
+    _sources: int = SOURCES,
+) -> None:
+    """Add consecutive messages to the two sums of a trace hash."""
+    a, b = sums[0], sums[1]
+    for row in range(len(src)):
+        a += _row_hash(SEED_A, first + row, src[row], dst[row], size[row], start[row], end[row], done[row])
+        b += _row_hash(SEED_B, first + row, src[row], dst[row], size[row], start[row], end[row], done[row])
+    sums[0], sums[1] = a, b

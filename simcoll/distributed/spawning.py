@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import json
 import math
 import warnings
@@ -9,8 +11,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from simcoll.distributed.flight import Flight, document
-from simcoll.distributed.initialize import set_default_group
+from simcoll.distributed.initialization import set_default_group
 from simcoll.distributed.plans import check_choice
+from simcoll.distributed.store_waiting import RankWaiter
+from simcoll.distributed.stores import use_waiter
 from simcoll.distributed.world import Rank, Task, Waitable, World, current, wait_until
 from simcoll.errors import ConfigError
 from simcoll.protocol import Protocol
@@ -141,13 +145,25 @@ def spawn(
     generation = place.traits.get("generation", "hopper")
     costs = protocol if isinstance(protocol, Protocol) else find_protocol(protocol, generation=generation)
     world = World(nprocs, place, protocol, costs, debug=debug)
-    world.shared |= {"records": [], "max_records": KEPT_RECORDS, "algorithm": algorithm, "backend": backend, "findings": []}
+    world.shared |= {
+        "records": [],
+        "max_records": KEPT_RECORDS,
+        "algorithm": algorithm,
+        "backend": backend,
+        "findings": [],
+    }
     named = dict(kwargs or {})
+    waiter = RankWaiter()
+
+    def body(rank: Rank) -> Any:
+        use_waiter(waiter)
+        return program(rank.number, nprocs, *args, **named)
+
     for rank in world.ranks:
         rank.flight = Flight()
         if init:
             set_default_group(rank, backend, implicit=True)
-        world.launch(rank, lambda rank=rank: program(rank.number, nprocs, *args, **named), _ended)  # type: ignore[misc]
+        world.launch(rank, functools.partial(body, rank), _ended)
     world.run()
     return _result(world)
 
@@ -177,7 +193,9 @@ def _grown(name: str | Path, place: Topology, nprocs: int) -> Topology:
     try:
         return load_topology(name, nodes=math.ceil(nprocs / each))
     except ConfigError:
-        raise ConfigError(f"topology {place.name!r} has {place.nranks} ranks and no boxes to add; {nprocs} were asked for") from None
+        raise ConfigError(
+            f"topology {place.name!r} has {place.nranks} ranks and no boxes to add; {nprocs} were asked for"
+        ) from None
 
 
 def _ended(task: Task) -> None:
@@ -185,7 +203,9 @@ def _ended(task: Task) -> None:
     rank = task.rank
     rank.finish_fs, rank.value, rank.failure = rank.world.now, task.value, task.failure
     if rank.failure is not None:
-        rank.failure.add_note(f"[rank{rank.number}]: raised by the program of rank {rank.number} at {rank.world.now} fs")
+        rank.failure.add_note(
+            f"[rank{rank.number}]: raised by the program of rank {rank.number} at {rank.world.now} fs"
+        )
 
 
 def _leftovers(world: World) -> None:
@@ -216,7 +236,7 @@ def _result(world: World) -> Result:
     for finding in shared["findings"][:8]:
         warnings.warn(finding, UserWarning, stacklevel=3)
     finish = tuple(rank.finish_fs for rank in world.ranks)
-    digest = hash_of(shared.get("hash", 0), finish)
+    digest = hashlib.sha256(f"{shared.get('hash', 0):032x} {finish}".encode()).hexdigest()[:32]
     return Result(
         time_fs=max(world.now if math.isfinite(world.now) else 0, *finish, 0),
         finish_fs=finish,
@@ -231,18 +251,11 @@ def _result(world: World) -> Result:
     )
 
 
-def hash_of(operations: int, finish_fs: tuple[int, ...]) -> str:
-    """The trace hash of a run: 32 hexadecimal digits."""
-    import hashlib
-
-    text = f"{operations:032x} {finish_fs}"
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
-
-
 def _flight(rank: Rank) -> dict[str, Any]:
     groups = [("0", "default_pg", tuple(range(len(rank.world.ranks))))]
     groups += [
-        (made.communicator.name, made.communicator.desc, made.communicator.members) for made in rank.local.get("groups", [])
+        (made.communicator.name, made.communicator.desc, made.communicator.members)
+        for made in rank.local.get("groups", [])
     ]
     return document(rank.flight, groups)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -11,7 +12,7 @@ from simcoll.reduction import Reduction
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["ReduceOp", "check_op", "premul_sum"]
+__all__ = ["ReduceOp", "check_op", "deprecated_reduce_op", "premul_sum"]
 
 _NAMES = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
 
@@ -97,3 +98,13 @@ def check_op(op: Any, dtype: np.dtype[Any], function: str) -> ReduceOp:
     if op.factor is not None and dtype.kind in "iu" and op.factor != int(op.factor):
         raise RuntimeError(f"ReduceOp.{op} needs a whole factor for dtype {dtype.name}")
     return op
+
+
+def deprecated_reduce_op() -> type[ReduceOp]:
+    """What ``reduce_op`` stands for, with a warning."""
+    warnings.warn(
+        "`torch.distributed.reduce_op` is deprecated, please use `torch.distributed.ReduceOp` instead",
+        FutureWarning,
+        stacklevel=3,
+    )
+    return ReduceOp

@@ -1,0 +1,55 @@
+"""Algorithms along packed trees: optimal in bytes on any topology, also an irregular or degraded one.
+
+Every rank's data is cut into as many parts as there are trees out of it, and each part travels along its tree in pieces that follow
+each other. A reduction runs along trees into every rank. The trees come from :mod:`simcoll.bounds.packing`; the more pieces, the
+nearer the time comes to the bound.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from simcoll.algorithms import forest
+from simcoll.algorithms.forest import Forest, topology_of
+
+if TYPE_CHECKING:
+    from simcoll.collective import Collective
+    from simcoll.schedule import Schedule
+    from simcoll.topology import Topology
+
+__all__ = ["all_gather", "all_reduce", "reduce_scatter"]
+
+
+def _trees(topology: Topology, *, backwards: bool) -> Forest:
+    from simcoll.bounds.packing import pack_trees
+
+    packing = pack_trees(topology, backwards=backwards)
+    rows: list[tuple[int, int, int, int, int]] = []
+    used: dict[int, int] = {}
+    for tree in packing.trees:
+        first = used.get(tree.root, 0)
+        used[tree.root] = first + tree.copies
+        level = {tree.root: -1}
+        for src, dst in tree.links:
+            level[dst] = level[src] + 1
+            rows += [(src, dst, tree.root, first + copy, level[dst]) for copy in range(tree.copies)]
+    return Forest.of(rows, packing.per_root)
+
+
+def all_gather(collective: Collective, *, topology: Topology | None = None, pieces: int = 16) -> Schedule:
+    """Every rank's block goes down trees that fill the links of the topology."""
+    machine = topology_of(collective, topology, "packed")
+    return forest.all_gather(collective, "packed", machine, _trees(machine, backwards=False), pieces)
+
+
+def reduce_scatter(collective: Collective, *, topology: Topology | None = None, pieces: int = 16) -> Schedule:
+    """Every rank's block is summed up along trees that fill the links of the topology."""
+    machine = topology_of(collective, topology, "packed")
+    return forest.reduce_scatter(collective, "packed", machine, _trees(machine, backwards=True).turned(), pieces)
+
+
+def all_reduce(collective: Collective, *, topology: Topology | None = None, pieces: int = 16) -> Schedule:
+    """Reduce-scatter and all-gather along trees that fill the links of the topology."""
+    machine = topology_of(collective, topology, "packed")
+    inward, outward = _trees(machine, backwards=True).turned(), _trees(machine, backwards=False)
+    return forest.all_reduce(collective, "packed", machine, inward, outward, pieces)

@@ -1,0 +1,132 @@
+"""The calendar of the fast engine: a heap of distinct times, and for each the slots of that time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from simcoll.emulator.fast.compiled import SOURCES, entry, part
+from simcoll.emulator.fast.state import (
+    ARGUMENT, CHAIN, CLOCK, FLOW, HEAP, MAX, NOW, POST, PRE, STOP,
+)  # fmt: skip
+
+if TYPE_CHECKING:
+    from simcoll.emulator.fast.state import State
+
+@part
+def _home(time: int, mask: int) -> int:
+    return (time ^ (time >> 17) ^ (time >> 34)) & mask
+
+
+@part
+def find(s: State, time: int) -> int:
+    mask = len(s.table_key) - 1
+    at = _home(time, mask)
+    while s.table_key[at] != time and s.table_key[at] >= 0:
+        at = (at + 1) & mask
+    return at
+
+
+@part
+def at_time(s: State, m: int, delay: int) -> None:
+    """Enter a slot in the calendar."""
+    r = s.reg
+    if delay > MAX - r[NOW]:
+        r[STOP], r[ARGUMENT] = CLOCK, delay
+        return
+    time = r[NOW] + delay
+    s.key[m] = time
+    if delay == 0:  # what is over now is a chain of its own
+        s.after[m] = r[CHAIN]
+        r[CHAIN] = m
+        return
+    at = find(s, time)
+    if s.table_key[at] < 0:
+        s.table_key[at] = time
+        s.table_head[at] = -1
+        place = r[HEAP]
+        r[HEAP] = place + 1
+        while place > 0:
+            up = (place - 1) >> 1
+            if s.heap[up] <= time:
+                break
+            s.heap[place] = s.heap[up]
+            place = up
+        s.heap[place] = time
+    first = s.table_head[at]
+    s.before[m] = -1
+    s.after[m] = first
+    if first >= 0:
+        s.before[first] = m
+    s.table_head[at] = m
+
+
+@part
+def unlink(s: State, m: int) -> None:
+    """Take a slot out of the calendar; its time may stay there with nobody."""
+    before, after = s.before[m], s.after[m]
+    if before >= 0:
+        s.after[before] = after
+    else:
+        s.table_head[find(s, s.key[m])] = after
+    if after >= 0:
+        s.before[after] = before
+
+
+@part
+def drop_key(s: State, hole: int) -> None:
+    mask = len(s.table_key) - 1
+    at = hole
+    while True:
+        at = (at + 1) & mask
+        if s.table_key[at] < 0:
+            break
+        home = _home(s.table_key[at], mask)
+        if ((at - home) & mask) >= ((at - hole) & mask):
+            s.table_key[hole] = s.table_key[at]
+            s.table_head[hole] = s.table_head[at]
+            hole = at
+    s.table_key[hole] = -1
+
+
+@part
+def next_time(s: State) -> bool:
+    """Go to the next time at which something happens."""
+    r = s.reg
+    while r[HEAP] > 0:
+        time = s.heap[0]
+        count = r[HEAP] - 1
+        r[HEAP] = count
+        moved = s.heap[count]
+        place = 0
+        while True:
+            down = 2 * place + 1
+            if down >= count:
+                break
+            if down + 1 < count and s.heap[down + 1] < s.heap[down]:
+                down += 1
+            if s.heap[down] >= moved:
+                break
+            s.heap[place] = s.heap[down]
+            place = down
+        s.heap[place] = moved
+        at = find(s, time)
+        first = s.table_head[at]
+        drop_key(s, at)
+        if first >= 0:
+            r[NOW] = time
+            r[CHAIN] = first
+            return True
+    return False
+
+
+@entry
+def rehash(s: State, _sources: int = SOURCES) -> None:
+    """Give every slot of the calendar its place in a new, empty table."""
+    for place in range(s.reg[HEAP]):
+        at = find(s, s.heap[place])
+        s.table_key[at] = s.heap[place]
+        s.table_head[at] = -1
+    for m in range(len(s.key)):
+        waits = s.phase[m] == PRE or s.phase[m] == POST or (s.phase[m] == FLOW and s.rate[m] > 0)
+        if waits and s.key[m] > s.reg[NOW] and s.before[m] < 0:
+            s.table_head[find(s, s.key[m])] = m

@@ -1,0 +1,108 @@
+"""The arrays that the loops of the fast engine work on.
+
+A message in flight is a *slot*; the slots of a step are a contiguous *block*. A flow is a slot with one entry per link,
+``slot * width + hop``, in that link's list. A *node* is a lane's part in a step. Numbers that change one by one live in
+``reg``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Ints = NDArray[np.int64]
+    Shorts = NDArray[np.int32]
+
+MAX = 2**63 - 1
+# Places of ``reg``.
+NOW, CHAIN, HEAP, STACK, DONE, LAST, RETIRED, STARTED, DIRTY, DELIVERED = range(10)
+DEPTH, WIDTH, STOP, ARGUMENT, HASHED, EDGE, REGISTERS = range(10, 17)
+# Why the loop stopped.
+IDLE, NEED_STEP, FULL, NO_RATE, CLOCK, OVER = range(6)
+# Phases of a slot.
+WAITING, PRE, FLOW, POST, ARRIVED, FINISHED = range(6)
+
+
+class State(NamedTuple):
+    """Everything the loops read and write."""
+
+    reg: Ints
+    sums: NDArray[np.uint64]
+    # per slot: fixed while the block has the same content
+    sender: Shorts
+    receiver: Shorts
+    src: Shorts
+    dst: Shorts
+    pre_fs: Ints  # -1: a transfer inside a rank
+    wire: Ints
+    post_fs: Ints
+    size: Ints
+    block: Shorts
+    ring_place: Ints
+    # per slot: changes
+    needs: Shorts
+    phase: Shorts
+    follower: Shorts
+    waiters: Shorts
+    start_fs: Ints
+    end_fs: Ints
+    done_fs: Ints
+    left: NDArray[np.float64]
+    rate: Ints
+    since_fs: Ints
+    finish_fs: Ints
+    key: Ints
+    before: Shorts
+    after: Shorts
+    limits: Ints
+    weights: Ints
+    started: Shorts
+    # per slot and hop
+    link: Shorts
+    weight: Ints
+    next_flow: Shorts
+    last_flow: Shorts
+    # two per slot
+    node_lane: Shorts
+    node_next: Shorts
+    node_first: Shorts
+    node_end: Shorts
+    entries: Shorts
+    # per block
+    block_base: Shorts
+    block_rows: Shorts
+    block_nodes: Shorts
+    block_left: Shorts
+    block_first_id: Ints
+    retired: Shorts
+    # per lane
+    lane_left: Ints
+    lane_pending: Shorts
+    lane_block: Shorts
+    lane_head: Shorts
+    lane_tail: Shorts
+    stack: Shorts
+    # per link
+    capacity: Ints
+    level: Ints
+    used: Ints
+    flows: Ints
+    head: Shorts
+    queued: Shorts
+    marked: Shorts
+    queue: Shorts
+    changed: Shorts
+    touched: Shorts
+    # calendar: a heap of distinct times, and a hash table from time to the slots of that time
+    heap: Ints
+    table_key: Ints
+    table_head: Shorts
+    # connections (with a FIFO) and explicit waits
+    ring: Shorts
+    ring_count: Ints
+    edge_next: Shorts
+    edge_slot: Shorts

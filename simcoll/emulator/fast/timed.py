@@ -1,0 +1,181 @@
+"""What time depends on in a plan: lanes, links and costs of its transfers, step by step, equal steps given once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from simcoll.emulator.model import message_costs
+from simcoll.schedule import MULTICAST, OP_NAMES, SWITCH_REDUCE, Repeat
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from numpy.typing import NDArray
+
+    from simcoll.plan import Plan, PlanStep
+    from simcoll.schedule import Step
+    from simcoll.topology import Routes, Topology
+
+    Ints = NDArray[np.int64]
+
+__all__ = ["Shape", "Summary", "Timed", "summary", "timed_steps", "turns"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shape:
+    """Who sends to whom over which links.
+
+    ``sender`` and ``receiver`` are lanes; ``links`` is ``[rows, hops]``, padded with -1, and ``weight`` of the same
+    shape: how many flows like this one are on one such link.
+    """
+
+    sender: Ints
+    receiver: Ints
+    src: Ints
+    dst: Ints
+    links: NDArray[np.int32]
+    weight: Ints
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Timed:
+    """One step. ``pre_fs`` is -1 for a transfer inside a rank."""
+
+    shape: Shape
+    pre_fs: Ints
+    wire: Ints
+    post_fs: Ints
+    size: Ints
+    bytes_by_op: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return len(self.size)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Summary:
+    """What a first pass over a plan tells. ``rows`` counts transfers of steps that are given, not repeated."""
+
+    lane_steps: Ints
+    steps: int
+    messages: int
+    rows: int
+    bytes_by_op: tuple[int, ...]
+    switched: bool
+
+
+def _alike(plan: Plan, block: Step | Repeat) -> bool:
+    """Whether all turns of a repeat take the same time: equal chunks, and no transfer that an alias can make vanish."""
+    return (
+        isinstance(block, Repeat)
+        and isinstance(plan.sizes, int)
+        and plan.sizes % plan.schedule.layout.chunks == 0
+        and not any((step.src_rank == step.dst_rank).any() for step in block.steps)
+    )
+
+
+def _lowered(plan: Plan, blocks: Iterable[Step | Repeat]) -> Iterator[PlanStep]:
+    return replace(plan, schedule=replace(plan.schedule, source=lambda: blocks)).steps()
+
+
+def turns(plan: Plan) -> Iterator[tuple[tuple[PlanStep, ...], int]]:
+    """The steps of a plan as groups of steps and how often each group comes, one after the other."""
+    for alike, blocks in groupby(plan.schedule.source(), lambda block: _alike(plan, block)):
+        if alike:
+            for block in blocks:
+                if isinstance(block, Repeat):
+                    steps = tuple(_lowered(plan, block.steps))
+                    if steps and block.count:
+                        yield steps, block.count
+        else:
+            for step in _lowered(plan, blocks):
+                yield (step,), 1
+
+
+def _bytes_by_op(step: PlanStep) -> tuple[int, ...]:
+    return tuple(int(step.size_bytes[step.op == op].sum()) for op in range(len(OP_NAMES)))
+
+
+def summary(plan: Plan) -> Summary:
+    """Pass once over a plan; nothing is kept of its steps."""
+    lane_steps = np.zeros(plan.nranks * plan.nchannels, np.int64)
+    steps = messages = rows = 0
+    moved = [0] * len(OP_NAMES)
+    switched = False
+    for group, times in turns(plan):
+        for step in group:
+            part = np.zeros(len(lane_steps), np.bool_)
+            part[step.src_rank * plan.nchannels + step.channel] = True
+            part[step.dst_rank * plan.nchannels + step.channel] = True
+            lane_steps += part * times
+            steps += times
+            rows += len(step)
+            messages += len(step) * times
+            moved = [sum_ + times * more for sum_, more in zip(moved, _bytes_by_op(step), strict=True)]
+            switched = switched or bool(((step.op == MULTICAST) | (step.op == SWITCH_REDUCE)).any())
+    return Summary(lane_steps, steps, messages, rows, tuple(moved), switched)
+
+
+class _Maker:
+    """Makes timed steps, and hands out the last one again where nothing has changed."""
+
+    def __init__(self, plan: Plan, topology: Topology, cap_base: int | None) -> None:
+        self.plan = plan
+        self.topology = topology
+        self.cap_base = cap_base
+        self.step: PlanStep | None = None
+        self.routes: Routes | None = None
+        self.timed: Timed | None = None
+
+    def __call__(self, step: PlanStep, first_message: int) -> Timed:
+        last, self.step = self.step, step
+        same = last is not None and _equal(step, last, ("src_rank", "dst_rank", "channel"))
+        if same and not self.plan.protocol.jitter_fs and last is not None and _equal(step, last, ("size_bytes", "op")):
+            assert self.timed is not None  # noqa: S101  # made with the last step
+            return self.timed
+        local = step.src_rank == step.dst_rank
+        if not same or self.routes is None or self.timed is None:
+            self.routes = self.topology.route(self.plan.ranks[step.src_rank], self.plan.ranks[step.dst_rank])
+            shape = self._shape(step, self.routes)
+        else:
+            shape = self.timed.shape
+        costs = message_costs(step.size_bytes, step.op, local, self.routes, self.plan.protocol, first_message)
+        pre = np.where(local, -1, costs.pre_fs)
+        self.timed = Timed(shape, pre, costs.wire_bytes, costs.post_fs, step.size_bytes, _bytes_by_op(step))
+        return self.timed
+
+    def _shape(self, step: PlanStep, routes: Routes) -> Shape:
+        sender = step.src_rank * self.plan.nchannels + step.channel
+        receiver = step.dst_rank * self.plan.nchannels + step.channel
+        links = routes.links
+        if self.cap_base is not None:
+            linked = links[:, :1] >= 0 if links.shape[1] else np.zeros((len(step), 1), np.bool_)
+            caps = np.stack([self.cap_base + 2 * sender, self.cap_base + 2 * receiver + 1], axis=1)
+            links = np.concatenate([np.where(linked, caps, -1), links], axis=1)
+        return Shape(sender, receiver, step.src_rank, step.dst_rank, links, np.ones(links.shape, np.int64))
+
+
+def _equal(a: PlanStep, b: PlanStep, names: tuple[str, ...]) -> bool:
+    return all(getattr(a, name) is getattr(b, name) or np.array_equal(getattr(a, name), getattr(b, name)) for name in names)
+
+
+def timed_steps(plan: Plan, topology: Topology, cap_base: int | None) -> Iterator[tuple[tuple[Timed, ...], int]]:
+    """The groups of :func:`turns` with routes and costs.
+
+    ``cap_base`` is the first of the links that cap channel rates (two per lane: out, in), if the protocol caps them.
+    """
+    make, first = _Maker(plan, topology, cap_base), 0
+    for group, times in turns(plan):
+        rows = sum(len(step) for step in group)
+        if plan.protocol.jitter_fs:
+            for _ in range(times):
+                for step in group:
+                    yield (make(step, first),), 1
+                    first += len(step)
+            continue
+        yield tuple(make(step, first) for step in group), times
+        first += times * rows

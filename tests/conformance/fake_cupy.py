@@ -1,0 +1,194 @@
+"""A stand-in for CuPy and NCCL on numpy: it checks the order of calls and the pairing of messages to oneself.
+
+It says nothing about hardware.
+"""
+
+import ctypes
+import sys
+import types
+from collections import defaultdict, deque
+
+import ml_dtypes
+import numpy as np
+
+from simcoll.reduction import REDUCTIONS
+
+
+class Memory:
+    def __init__(self, array):
+        self.ptr = array.ctypes.data
+
+    def copy_from_device_async(self, source, nbytes, stream):
+        stream.log.append("copy")
+        ctypes.memmove(self.ptr, source.ptr, nbytes)
+
+
+class Array(np.ndarray):
+    @property
+    def data(self):
+        return Memory(self)
+
+    def set(self, values):
+        self[...] = values
+
+
+class Stream:
+    log: list = []  # noqa: RUF012 - replaced by install
+    ptr = 77
+
+    def __init__(self, non_blocking=False):
+        assert non_blocking, "the default stream would wait for everything"
+        self.done = True
+        self.capturing = False
+
+    def __enter__(self):
+        self.log.append("stream")
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def synchronize(self):
+        pass
+
+    def record(self):
+        return "event"
+
+    def wait_event(self, event):
+        assert event == "event"
+
+    def begin_capture(self):
+        self.log.append("begin_capture")
+
+    def end_capture(self):
+        self.log.append("end_capture")
+        return types.SimpleNamespace(launch=lambda _: self.log.append("launch"))
+
+
+class NcclError(RuntimeError):
+    pass
+
+
+class Nccl(types.ModuleType):
+    """Module cupy.cuda.nccl with one process."""
+
+    NCCL_UINT8 = 1
+    available = True
+    NcclError = NcclError
+
+    def __init__(self, log):
+        super().__init__("cupy.cuda.nccl")
+        self.log, self.depth = log, 0
+        self.sent, self.wanted = defaultdict(deque), defaultdict(deque)
+        self.failing = ""
+        nccl = self
+
+        class Communicator:
+            def __init__(self, size, unique, process):
+                assert (size, unique, process) == (1, b"u" * 128, 0)
+                self.aborted = self.destroyed = False
+                nccl.comms.append(self)
+
+            def send(self, pointer, count, dtype, peer, stream):
+                nccl.point(nccl.sent, self, pointer, count, dtype, peer, stream)
+
+            def recv(self, pointer, count, dtype, peer, stream):
+                nccl.point(nccl.wanted, self, pointer, count, dtype, peer, stream)
+
+            def check_async_error(self):
+                if nccl.failing:
+                    raise NcclError(nccl.failing)
+
+            def abort(self):
+                self.aborted = True
+
+            def destroy(self):
+                self.destroyed = True
+
+        self.NcclCommunicator, self.comms = Communicator, []
+
+    def get_unique_id(self):
+        return b"u" * 128
+
+    def point(self, queue, comm, pointer, count, dtype, peer, stream):
+        assert (dtype, peer, stream) == (self.NCCL_UINT8, 0, 77)
+        assert self.depth == 1, "send and receive to oneself only work inside a group"
+        assert count > 0, "NCCL does nothing for empty messages"
+        queue[comm].append((pointer, count))
+
+    def groupStart(self):  # noqa: N802 - NCCL's name
+        assert self.depth == 0
+        self.depth = 1
+        self.log.append("groupStart")
+
+    def groupEnd(self):  # noqa: N802 - NCCL's name
+        assert self.depth == 1
+        self.depth = 0
+        self.log.append("groupEnd")
+        for comm, sends in self.sent.items():
+            wanted = self.wanted[comm]
+            if len(sends) != len(wanted):
+                raise NcclError("Trying to send to self without a matching recv")
+            payloads = [(ctypes.string_at(p, count), count) for p, count in sends]
+            for (payload, count), (pointer, room) in zip(payloads, wanted, strict=True):
+                assert count == room
+                ctypes.memmove(pointer, payload, count)
+            sends.clear()
+            wanted.clear()
+
+
+def _kernel(_inputs, _output, source, name):
+    """What a kernel of ours means, told by its name."""
+    _, op, *rest = name.split("_")
+
+    def run(*arguments):
+        target = arguments[-1]
+        if rest == ["pairs"]:
+            assert source == "t = table[256 * t + r];"
+            source_values, table = arguments[0], arguments[1]
+            target[...] = table[256 * target.astype(int) + source_values]
+        elif rest == ["bfloat16"]:
+            left, right = (np.asarray(a).view(ml_dtypes.bfloat16) for a in (target, arguments[0]))
+            ufunc = np.divide if op == "divide" else REDUCTIONS[op]
+            target[...] = ufunc(left, right).view(np.uint16)
+        elif op == "divide":
+            target[...] = 0 if source == "t = 0;" else _towards_zero(target, int(rest[0]))
+        else:
+            np.multiply(target, arguments[0], out=target)
+
+    return run
+
+
+def _towards_zero(values, n):
+    quotient = np.abs(values.astype(object)) // n
+    return (quotient * np.where(values < 0, -1, 1)).astype(values.dtype)
+
+
+def install(monkeypatch, devices=1):
+    """Put the stand-in where ``import cupy`` finds it; returns the NCCL module and the log of calls."""
+    log = []
+    cupy, cuda = types.ModuleType("cupy"), types.ModuleType("cupy.cuda")
+    nccl = Nccl(log)
+    cuda.nccl = nccl
+    stream = type("Stream", (Stream,), {"log": log})
+    cuda.Stream, cuda.Device = stream, lambda number: types.SimpleNamespace(use=lambda: log.append(f"device {number}"))
+    cuda.runtime = types.SimpleNamespace(
+        getDeviceCount=lambda: devices, CUDARuntimeError=type("CUDARuntimeError", (RuntimeError,), {})
+    )
+    cupy.cuda, cupy.uint8, cupy.ElementwiseKernel = cuda, np.uint8, _kernel
+    cupy.empty = lambda count, dtype: np.empty(count, dtype).view(Array)
+    cupy.asarray = lambda values: np.array(values).view(Array)
+    cupy.asnumpy = np.array
+
+    def logged(ufunc):
+        def call(left, right, out):
+            log.append("kernel")
+            return ufunc(left, right, out=out)
+
+        return call
+
+    for name in ("add", "multiply", "minimum", "maximum", "bitwise_and", "bitwise_or", "bitwise_xor", "true_divide"):
+        setattr(cupy, name, logged(getattr(np, name)))
+    for name, module in (("cupy", cupy), ("cupy.cuda", cuda), ("cupy.cuda.nccl", nccl)):
+        monkeypatch.setitem(sys.modules, name, module)
+    return nccl, log

@@ -1,0 +1,158 @@
+"""The suite on NCCL: on a GPU where there is one, and always against a stand-in that checks the sequence of calls."""
+
+import ctypes
+import shutil
+import subprocess
+
+import ml_dtypes
+import numpy as np
+import pytest
+from conformance_cases import check, select
+from fake_cupy import install
+
+import realcoll
+import simcoll
+from realcoll.transports import gpu_is_here
+from realcoll.transports.kernels import bfloat16_source, pair_table
+
+CASES = select()
+needs_gpu = pytest.mark.skipif(not gpu_is_here(), reason="needs a GPU, CuPy and libnccl: pip install '.[cuda12]'")
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "PMI_RANK", "PMI_SIZE", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    return install(monkeypatch)
+
+
+@pytest.mark.parametrize("options", [{}, {"channel_streams": True}], ids=str)
+def test_stand_in_gives_the_results_of_the_emulator(options, fake):
+    transport = realcoll.NcclTransport(**options)
+    faults = [fault for case in CASES[::3] for fault in check(case, transport)]
+    assert faults == []
+    transport.close()
+    assert all(comm.destroyed for comm in fake[0].comms)
+
+
+@needs_gpu
+@pytest.mark.parametrize("options", [{}, {"channel_streams": True}, {"graph": True}], ids=str)
+def test_gpu_gives_the_results_of_the_emulator(options):
+    transport = realcoll.NcclTransport(**options)
+    assert [fault for case in CASES for fault in check(case, transport)] == []
+    transport.close()
+
+
+def ring(n=2, **params):
+    return simcoll.schedule("all_reduce", "ring", nranks=n, in_place=True, **params).bind(n, "float32")
+
+
+def test_a_step_is_one_group_then_its_reductions(fake):
+    nccl, log = fake
+    prepared = realcoll.prepare(ring(), realcoll.NcclTransport())
+    prepared.load([np.ones(2, "float32")] * 2)
+    log.clear()
+    prepared.run()
+    reductions = ["stream", "kernel"] * 2
+    assert log == ["groupStart", "groupEnd", *reductions, "groupStart", "groupEnd"]
+    assert [found.tolist() for found in prepared.fetch().values()] == [[2, 2], [2, 2]]
+    assert nccl.depth == 0
+
+
+def test_each_channel_has_its_own_communicator(fake):
+    transport = realcoll.NcclTransport(channel_streams=True)
+    prepared = realcoll.prepare(ring(4, channels=3), transport)
+    prepared.load([np.ones(4, "float32")] * 4)
+    prepared.run()
+    assert len(fake[0].comms) == 1 + 3
+    assert prepared.fetch()[0].tolist() == [4] * 4
+
+
+def test_a_graph_is_captured_once_and_launched_from_then_on(fake):
+    _, log = fake
+    prepared = realcoll.prepare(ring(), realcoll.NcclTransport(graph=True))
+    prepared.load([np.ones(2, "float32")] * 2)
+    for _ in range(4):
+        prepared.run()
+    assert [word for word in log if word in ("begin_capture", "end_capture", "launch")] == [
+        "begin_capture", "end_capture", "launch", "launch", "launch",
+    ]  # fmt: skip
+
+
+def test_an_error_of_nccl_aborts_and_is_told(fake):
+    nccl, _ = fake
+    prepared = realcoll.prepare(ring(), realcoll.NcclTransport())
+    nccl.failing = "unhandled cuda error"
+    with pytest.raises(realcoll.FaultError, match="all_reduce n=2 in place: NCCL: unhandled cuda error"):
+        prepared.run()
+    assert [comm.aborted for comm in nccl.comms] == [True]
+    with pytest.raises(realcoll.FaultError, match="of no use after an earlier failure"):
+        realcoll.prepare(ring(), prepared.transport)
+
+
+def test_a_stream_that_never_ends_times_out(fake):
+    transport = realcoll.NcclTransport(timeout_s=0.1)
+    prepared = realcoll.prepare(ring(), transport)
+    transport.stream.done = False
+    with pytest.raises(realcoll.FaultError):
+        prepared.run()
+    assert fake[0].comms[0].aborted
+
+
+def test_what_is_missing_is_said_in_one_line(monkeypatch, fake):
+    nccl, _ = fake
+    nccl.available = False
+    with pytest.raises(realcoll.MissingError, match="nvidia-nccl-cu12"):
+        realcoll.NcclTransport()
+    install(monkeypatch, devices=0)
+    with pytest.raises(realcoll.MissingError, match="no GPU here"):
+        realcoll.NcclTransport()
+    monkeypatch.setitem(__import__("sys").modules, "cupy", None)
+    with pytest.raises(realcoll.MissingError, match=r"pip install 'simcoll\[cuda12\]'") as caught:
+        realcoll.NcclTransport()
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"])
+def test_the_table_of_8_bit_floats(dtype):
+    kind = np.dtype(getattr(ml_dtypes, dtype))
+    table = pair_table("sum", kind)
+    one, two, three = (int(np.array(value, kind).view(np.uint8)) for value in (1, 2, 3))
+    assert table[256 * one + two] == three
+    assert table.shape == (65536,)
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+@pytest.mark.parametrize("op", ["sum", "product", "min", "max", "divide"])
+def test_the_bfloat16_kernel_compiled_for_the_host_gives_the_bits_of_ml_dtypes(op, tmp_path):
+    head = """
+#include <math.h>
+#include <string.h>
+static float __uint_as_float(unsigned int u) { float f; memcpy(&f, &u, 4); return f; }
+static unsigned int __float_as_uint(float f) { unsigned int u; memcpy(&u, &f, 4); return u; }
+static float __fmul_rn(float a, float b) { return a * b; }
+static float __fdiv_rn(float a, float b) { return a / b; }
+void run(unsigned short *ts, const unsigned short *rs, long n) {
+  for (long i = 0; i < n; i++) { unsigned short t = ts[i], r = rs[i];
+"""
+    (tmp_path / "k.c").write_text(f"{head}{bfloat16_source(op)} ts[i] = t; }} }}\n")
+    subprocess.run(
+        ["cc", "-O1", "-ffp-contract=off", "-shared", "-fPIC", "-o", "k.so", "k.c", "-lm"], cwd=tmp_path, check=True
+    )
+    library = ctypes.CDLL(str(tmp_path / "k.so"))
+    left = np.tile(np.arange(65536, dtype=np.uint16), 16)
+    right = np.random.default_rng(0).integers(0, 65536, left.size, dtype=np.uint16)
+    right[::7] = left[::7]
+    kind = ml_dtypes.bfloat16
+    call = {"sum": np.add, "product": np.multiply, "min": np.minimum, "max": np.maximum, "divide": np.divide}[op]
+    with np.errstate(all="ignore"):
+        want = call(left.view(kind), right.view(kind)).view(np.uint16)
+    got = left.copy()
+    library.run(got.ctypes.data_as(ctypes.c_void_p), right.ctypes.data_as(ctypes.c_void_p), ctypes.c_long(got.size))
+    nan = (want & 0x7FFF) > 0x7F80
+    assert ((got[nan] & 0x7FFF) > 0x7F80).all()
+    assert np.array_equal(got[~nan], want[~nan])
