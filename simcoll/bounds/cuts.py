@@ -13,6 +13,7 @@ import numpy as np
 
 from simcoll.bounds.flows import FLOW_LIMIT, FlowGraph, egress, flow_graph, min_cut
 from simcoll.errors import InternalError
+from simcoll.topology.orbits import rank_orbits
 from simcoll.units import UBPS_PER_BPS
 
 if TYPE_CHECKING:
@@ -51,11 +52,12 @@ class Cut:
     exact: bool = True
 
 
-def all_gather_cut(topology: Topology, *, backwards: bool = False) -> Cut:
+def all_gather_cut(topology: Topology, *, backwards: bool = False, by_orbit: bool = True) -> Cut:
     """The cut that bounds all_gather: the largest number of ranks inside over capacity out, over all sets of vertices
     that do not hold every rank. ``backwards`` turns all links round, which is reduce_scatter.
 
-    Exact for up to 1024 ranks; beyond, the best of the single ranks and groups.
+    Exact for up to 1024 ranks, or orbits of ranks; beyond, the best of the single ranks and groups. ``by_orbit`` asks only one
+    rank of those that a certified symmetry makes alike; the result is the same.
 
     Examples
     --------
@@ -67,9 +69,10 @@ def all_gather_cut(topology: Topology, *, backwards: bool = False) -> Cut:
     graph = flow_graph(topology, backwards=backwards)
     if graph.nranks == 1:
         return Cut(Fraction(0), (0,), 0, "a single rank")
-    best, side = _first_guess(topology, graph, backwards=backwards)
+    sinks = rank_orbits(topology).tolist() if by_orbit else list(range(graph.nranks))
+    best, side = _first_guess(topology, graph, sinks, backwards=backwards)
     exact = graph.nranks <= FLOW_LIMIT
-    for sink in range(graph.nranks) if exact else ():
+    for sink in sinks if exact else ():
         while True:
             found, better = _worse_cut(graph, best, sink)
             exact &= better[1]
@@ -138,12 +141,19 @@ def candidate_groups(topology: Topology) -> Iterator[tuple[str, list[NDArray[np.
             yield level, members
 
 
-def _first_guess(topology: Topology, graph: FlowGraph, *, backwards: bool) -> tuple[Fraction, NDArray[np.bool_]]:
-    """The best cut around all but one rank or group: the set is everything but what the group needs to receive."""
+def _first_guess(
+    topology: Topology, graph: FlowGraph, sinks: list[int], *, backwards: bool
+) -> tuple[Fraction, NDArray[np.bool_]]:
+    """The best cut around all but one rank or group: the set is everything but what the group needs to receive.
+
+    Only groups with one of the ``sinks`` are looked at.
+    """
     reverse = flow_graph(topology, backwards=not backwards)
     found: list[tuple[Fraction, NDArray[np.bool_]]] = []
     for _, groups in candidate_groups(topology):
         for members in groups:
+            if not np.isin(members, sinks).any():
+                continue
             capacity, receiving = egress(reverse, members)
             found.append((Fraction(graph.nranks - members.size, capacity), ~receiving))
     return max(found, key=lambda entry: entry[0])

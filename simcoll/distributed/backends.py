@@ -98,7 +98,7 @@ class Backend(str):
             return None
         if name in (cls.MPI, cls.UCC, cls.XCCL):
             raise RuntimeError(
-                f"Distributed package doesn't have {name.upper()} built in. Register it, or use 'emulator' (gloo and nccl are emulated too)."
+                f"Distributed package doesn't have {name.upper()} built in. Register it, or use 'emulator'; gloo and nccl are emulated."
             )
         raise ValueError(
             f"Unknown backend type {name}; {nearest(name, [cls.EMULATOR, cls.GLOO, cls.NCCL, *cls._makers])}"

@@ -290,12 +290,12 @@ def reduce_scatter(
 
 def reduce_scatter_tensor(
     output: Any,
-    input: Any,
+    input: Any,  # noqa: A002  # torch's name
     op: Any = ReduceOp.SUM,
     group: Any = None,
     async_op: bool = False,
     *,
-    algorithm: Choice = None,  # noqa: A002  # torch's name
+    algorithm: Choice = None,
 ) -> Work | None:
     """Rank i gets part i (along dimension 0, concatenated or stacked) of the reduction of the inputs of all ranks."""
     array, whole = as_array(output, "output"), as_array(input, "input")
@@ -387,7 +387,12 @@ def all_to_all(
 
 
 def barrier(
-    group: Any = None, async_op: bool = False, device_ids: Any = None, timeout: Any = None, *, algorithm: Choice = None
+    group: Any = None,
+    async_op: bool = False,
+    device_ids: Any = None,  # noqa: ARG001  # torch's signature
+    timeout: Any = None,
+    *,
+    algorithm: Choice = None,
 ) -> Work | None:
     """Go on only when every rank of the group has called. ``device_ids`` has no meaning here."""
     found = member_of(group, "barrier")

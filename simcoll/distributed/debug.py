@@ -55,10 +55,8 @@ class _Roll(Waitable):
                 f"Rank {rank} successfully reached monitoredBarrier, but received errors while waiting for send/recv from rank 0."
                 " Please check rank 0 logs for faulty rank."
             )
-        if self.arrived[rank]:
-            listed = f"Ranks {', '.join(map(str, missing))}"
-        else:
-            listed = f"Rank {missing[0]}"
+        names_all = self.arrived[rank]
+        listed = f"Ranks {', '.join(map(str, missing))}" if names_all else f"Rank {missing[0]}"
         return f"[Rank 0]: {listed} failed to pass monitoredBarrier in {self.milliseconds} ms\n Original exception: {self.waits_for()}"
 
     def expired(self, waited_fs: int) -> str:
@@ -163,7 +161,7 @@ def set_debug_level_from_env() -> None:
     set_debug_level(_from_environment())
 
 
-def breakpoint(rank: int = 0, skip: int = 0, timeout_s: int = 3600) -> None:  # noqa: A001  # torch's name
+def breakpoint(rank: int = 0, skip: int = 0, timeout_s: int = 3600) -> None:  # noqa: A001, ARG001  # torch's name and signature
     """Start the debugger on one rank, while all others wait in a barrier.
 
     Parameters
@@ -181,6 +179,6 @@ def breakpoint(rank: int = 0, skip: int = 0, timeout_s: int = 3600) -> None:  # 
         print(
             f"\n!!! simcoll.distributed.breakpoint on rank {rank}: type 'up' for the frame that called !!!\n",
             file=sys.stderr,
-        )  # noqa: T201
+        )
         pdb.Pdb().set_trace(sys._getframe(1))  # noqa: SLF001
     barrier()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -189,7 +189,7 @@ class DeviceMesh:
         return mesh_dim % self.mesh.ndim
 
     def get_group(self, mesh_dim: int | str | None = None) -> ProcessGroup:
-        """This rank's group along a dimension, which may be left out when there is one.
+        """The rank's own group along a dimension, which may be left out when there is one.
 
         Raises
         ------
@@ -205,16 +205,16 @@ class DeviceMesh:
         return found
 
     def get_all_groups(self) -> list[ProcessGroup]:
-        """This rank's groups, one per dimension."""
+        """The rank's own groups, one per dimension."""
         return [self.get_group(dim) for dim in range(self.mesh.ndim)]
 
     def get_coordinate(self) -> tuple[int, ...] | None:
-        """This rank's index in every dimension; None outside of the mesh."""
+        """The rank's own index in every dimension; None outside of the mesh."""
         where = np.argwhere(self.mesh == self._rank)
         return tuple(int(index) for index in where[0]) if len(where) else None
 
     def get_local_rank(self, mesh_dim: int | str | None = None) -> int:
-        """This rank's index along a dimension.
+        """The rank's own index along a dimension.
 
         Raises
         ------

@@ -18,9 +18,27 @@ if TYPE_CHECKING:
     from simcoll.distributed.plans import Choice
 
 __all__ = [
-    "GroupMember", "ProcessGroup", "destroy_process_group", "get_backend", "get_backend_config", "get_global_rank", "get_group_rank",
-    "get_process_group_ranks", "get_rank", "get_world_size", "group", "is_initialized", "member_of", "new_group", "new_subgroups",
-    "new_subgroups_by_enumeration", "rank_in_group",
+    "DEFAULT_TIMEOUT",
+    "GroupMember",
+    "Meeting",
+    "ProcessGroup",
+    "destroy_process_group",
+    "executor_of",
+    "get_backend",
+    "get_backend_config",
+    "get_global_rank",
+    "get_group_rank",
+    "get_process_group_ranks",
+    "get_rank",
+    "get_world_size",
+    "group",
+    "is_initialized",
+    "meet",
+    "member_of",
+    "new_group",
+    "new_subgroups",
+    "new_subgroups_by_enumeration",
+    "rank_in_group",
 ]  # fmt: skip
 
 DEFAULT_TIMEOUT = timedelta(minutes=30)
@@ -38,7 +56,7 @@ class ProcessGroup:
         self.executor = executor
 
     def rank(self) -> int:
-        """This rank's number in the group."""
+        """The rank's own number in the group."""
         return self.communicator.group_rank[self.global_rank]
 
     def size(self) -> int:
@@ -133,7 +151,7 @@ def member_of(given: Any, operation: str) -> ProcessGroup | None:
 
 def _own(given: Any, default: ProcessGroup) -> ProcessGroup:
     if not isinstance(given, ProcessGroup):
-        raise ValueError(f"Invalid process group specified: {given!r}; expected what new_group returned")
+        raise ValueError(f"Invalid process group specified: {given!r}; expected what new_group returned")  # noqa: TRY004  # as torch
     if given.global_rank != default.global_rank:
         raise ValueError(
             f"Invalid process group specified: {given!r} is the handle of rank {given.global_rank}, used on rank {default.global_rank}"
@@ -158,7 +176,7 @@ def is_initialized() -> bool:
 
 
 def get_rank(group: Any = None) -> int:
-    """This rank's number in a group, -1 outside of it."""
+    """The rank's own number in a group, -1 outside of it."""
     found = _resolved(group)
     return -1 if found is None else found.rank()
 
@@ -194,7 +212,7 @@ def get_backend_config(group: Any = None) -> str:
 
 def _registered(given: Any) -> ProcessGroup:
     if not isinstance(given, ProcessGroup):
-        raise ValueError(f"Group {given!r} is not registered, please create group with torch.distributed.new_group API")
+        raise ValueError(f"Group {given!r} is not registered, please create group with torch.distributed.new_group API")  # noqa: TRY004  # as torch
     return _own(given, default_group())
 
 
@@ -327,7 +345,7 @@ def new_group(
     pg_options: Any = None,
     use_local_synchronization: bool = False,
     group_desc: str | None = None,
-    device_id: Any = None,
+    device_id: Any = None,  # noqa: ARG001  # torch's signature
     *,
     sort_ranks: bool = True,
     algorithm: Choice = None,
@@ -389,12 +407,12 @@ def new_group(
         inherited = default.communicator.algorithm if algorithm is None else algorithm
         communicator = Communicator(world, label, group_desc or "undefined", chosen, limit, name, inherited)
         groups[generation, label] = communicator
-    made = ProcessGroup(communicator, me.number, span, _executor(name, communicator, me, span, pg_options))
+    made = ProcessGroup(communicator, me.number, span, executor_of(name, communicator, me, span, pg_options))
     me.local.setdefault("groups", []).append(made)
     return made
 
 
-def _executor(name: str, communicator: Communicator, me: Rank, timeout: timedelta, pg_options: Any) -> Any:
+def executor_of(name: str, communicator: Communicator, me: Rank, timeout: timedelta, pg_options: Any) -> Any:
     """The registered backend of one rank, if it is not the emulator."""
     maker = Backend.maker(name)
     if maker is None:

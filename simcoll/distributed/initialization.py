@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from simcoll.distributed.backends import Backend
-from simcoll.distributed.groups import DEFAULT_TIMEOUT, ProcessGroup, _executor, meet
+from simcoll.distributed.groups import DEFAULT_TIMEOUT, ProcessGroup, executor_of, meet
 from simcoll.distributed.operations import Communicator
 from simcoll.distributed.plans import check_choice
 from simcoll.distributed.work import timeout_fs
 from simcoll.distributed.world import Rank, current, wait_until
 
 if TYPE_CHECKING:
+    from datetime import timedelta
+
     from simcoll.distributed.plans import Choice
 
 __all__ = ["init_process_group", "set_default_group"]
@@ -40,9 +41,10 @@ def set_default_group(
         communicator = Communicator(world, "0", "default_pg", members, limit, name, algorithm)
         groups[generation, "0"] = communicator
     rank.default = ProcessGroup(communicator, rank.number, span)
-    rank.default.executor = _executor(name, communicator, rank, span, pg_options)
+    rank.default.executor = executor_of(name, communicator, rank, span, pg_options)
     rank.local["implicit"] = implicit
-    return rank.default
+    made: ProcessGroup = rank.default
+    return made
 
 
 def init_process_group(
@@ -52,7 +54,7 @@ def init_process_group(
     world_size: int = -1,
     rank: int = -1,
     store: Any = None,
-    group_name: str = "",
+    group_name: str = "",  # noqa: ARG001  # torch's signature, ignored there too
     pg_options: Any = None,
     device_id: Any = None,
     *,
@@ -101,7 +103,7 @@ def _check_device(device_id: Any) -> None:
     if device_id is None:
         return
     text = str(device_id)
-    if isinstance(device_id, int) or text.split(":")[0] == "cpu" or ":" not in text:
+    if isinstance(device_id, int) or text.startswith("cpu") or ":" not in text:
         raise ValueError("init_process_group device_id parameter must be an accelerator with an index")
 
 

@@ -107,7 +107,7 @@ def broadcast_object_list(
     object_list: list[Any],
     src: int | None = None,
     group: Any = None,
-    device: Any = None,
+    device: Any = None,  # noqa: ARG001  # torch's signature
     group_src: int | None = None,
     *,
     trusted: bool | None = None,
@@ -186,9 +186,9 @@ def send_object_list(
     object_list: list[Any],
     dst: int | None = None,
     group: Any = None,
-    device: Any = None,
+    device: Any = None,  # noqa: ARG001  # torch's signature
     group_dst: int | None = None,
-    use_batch: bool = False,
+    use_batch: bool = False,  # noqa: ARG001  # torch's signature
     *,
     trusted: bool | None = None,
 ) -> None:
@@ -206,9 +206,9 @@ def recv_object_list(
     object_list: list[Any],
     src: int | None = None,
     group: Any = None,
-    device: Any = None,
+    device: Any = None,  # noqa: ARG001  # torch's signature
     group_src: int | None = None,
-    use_batch: bool = False,
+    use_batch: bool = False,  # noqa: ARG001  # torch's signature
     *,
     trusted: bool | None = None,
 ) -> int:

@@ -185,7 +185,8 @@ _NUMPY_DTYPE = re.compile(r"[<>|=][biufcSUmM]\d{1,6}(\[\d*[A-Za-zμ]{1,7}\])?")
 
 
 def _dtype_name(dtype: np.dtype[Any]) -> str | None:
-    if _NUMPY_DTYPE.fullmatch(dtype.str):
+    # Types registered by others have a code of numpy's form that numpy cannot read back, such as "<f1".
+    if dtype.isbuiltin != 2 and _NUMPY_DTYPE.fullmatch(dtype.str):
         return dtype.str
     return dtype.name if dtype.name in _extra_dtypes() else None
 

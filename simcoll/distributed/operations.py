@@ -11,8 +11,6 @@ import hashlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from simcoll.collective import Collective
 from simcoll.distributed.arrays import scatter_into
 from simcoll.distributed.flight import Entry
@@ -21,6 +19,7 @@ from simcoll.distributed.work import Work
 from simcoll.units import format_size
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
     from simcoll.distributed.point_to_point import Mailbox
@@ -111,7 +110,8 @@ class Record:
     trace_hash: str
 
     def __str__(self) -> str:
-        return f"{self.name} #{self.sequence} of group {self.group}: {self.schedule}, {format_size(self.size_bytes)}, {self.messages} messages"
+        size = format_size(self.size_bytes)
+        return f"{self.name} #{self.sequence} of group {self.group}: {self.schedule}, {size}, {self.messages} messages"
 
 
 def record_run(world: World, record: Record) -> None:
@@ -172,6 +172,10 @@ class Communicator:
     def sequence(self, rank: int) -> int:
         """Number of calls of a group rank."""
         return self._next[rank]
+
+    def count(self, rank: int) -> None:
+        """Count a call that is not an Operation."""
+        self._next[rank] += 1
 
     def append(self, rank: int, operation: Operation) -> None:
         """Put an operation on a rank's stream."""

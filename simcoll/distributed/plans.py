@@ -13,7 +13,6 @@ import numpy as np
 from simcoll.algorithms import find_algorithm
 from simcoll.algorithms import schedule as make_schedule
 from simcoll.algorithms.registry import ALGORITHMS, default_algorithm
-from simcoll.collective import Collective
 from simcoll.emulator.dataplane import Storage
 from simcoll.emulator.engine import Player, Score
 from simcoll.errors import ConfigError
@@ -25,6 +24,7 @@ from simcoll.schedule import Schedule
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from simcoll.collective import Collective
     from simcoll.distributed.world import World
 
     Array = NDArray[Any]
@@ -73,7 +73,7 @@ def _box(world: World, endpoints: tuple[int, ...]) -> int | None:
 
 
 def _named(world: World, name: str, collective: Collective, endpoints: tuple[int, ...]) -> Schedule:
-    params = {}
+    params: dict[str, Any] = {}
     if "box" in find_algorithm(collective.kind, name).params:
         box = _box(world, endpoints)
         if box is not None and box > 1:

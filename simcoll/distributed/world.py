@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-import greenlet
+import greenlet  # type: ignore[import-untyped]
 import numpy as np
 import simpy
 from simpy.events import EventPriority
@@ -96,7 +96,7 @@ class Rank:
         self.finish_fs = -1
 
 
-class Task(greenlet.greenlet):
+class Task(greenlet.greenlet):  # type: ignore[misc]
     """The program of a rank, or a callback of it, that runs until it waits."""
 
     def __init__(self, rank: Rank, number: int, body: Callable[[], Any], over: Callable[[Task], None]) -> None:

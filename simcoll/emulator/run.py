@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from contextlib import contextmanager
 from dataclasses import dataclass
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from simcoll.emulator.engine import Player
 from simcoll.emulator.fabric import Calendar, Fabric
 from simcoll.emulator.floor import latency_floor_fs
 from simcoll.emulator.model import effective_capacities
+from simcoll.emulator.paths import Played, choose, play_fast, play_quotient
 from simcoll.errors import ConfigError, InternalError, nearest
 
 if TYPE_CHECKING:
@@ -45,9 +47,16 @@ class Result:
     messages, bytes_moved
         Transfers of the plan (those inside a rank too) and their payload.
     trace_hash
-        Hash of everything that happened (:mod:`simcoll.emulator.digest`).
+        Hash of everything that happened (:mod:`simcoll.emulator.digest`). Empty for a quotient of more than a million messages
+        whose times were not asked for.
     engine
-        Which engine ran.
+        Which engine ran: ``simpy`` or ``fast``.
+    path
+        Why it did, or what stood in for all messages.
+    classes
+        Messages of the quotient that were played; ``None`` when all were.
+    wall_s
+        Seconds that the run took on this machine; in no hash.
     wrong
         Output elements that differ from the definition of the collective; ``None`` when that was not checked.
     outputs
@@ -76,6 +85,9 @@ class Result:
     outputs: tuple[Array | None, ...] | None = None
     bound: Bound | None = None
     done_fs: NDArray[np.int64] | None = None
+    path: str = ""
+    classes: int | None = None
+    wall_s: float = 0.0
 
     @property
     def time(self) -> float:
@@ -133,8 +145,10 @@ def emulate(
     observer: Observer | None = None,
     bound: bool | Bottleneck = True,
     keep: bool = False,
+    engine: str = "auto",
+    quotient: bool | None = None,
 ) -> Result:
-    """Play a plan on a topology with the reference engine, and check the run.
+    """Play a plan on a topology, and check the run.
 
     Parameters
     ----------
@@ -154,6 +168,13 @@ def emulate(
         earlier bound for the same collective and placement saves its time.
     keep
         Whether the result has the done time of every transfer.
+    engine
+        ``"simpy"``, the reference; ``"fast"``, compiled, with the same times to the last femtosecond; ``"auto"``, the fast one
+        where it is installed and there is enough to do. What the fast engine does not know is played by the other, and
+        ``Result.path`` says why.
+    quotient
+        Whether messages that provably behave alike are played once (timing only). Default: when that saves a lot; ``False``
+        with ``engine="simpy"``.
 
     Raises
     ------
@@ -173,8 +194,11 @@ def emulate(
     (131.82912, 0)
     """
     inputs = _inputs(plan, data, seed)
+    _check_placement(plan, topology)
     storage = None if inputs is None else Storage(plan, inputs)
-    player = _played(plan, topology, storage, observer, keep=keep)
+    began = perf_counter()
+    played = _run(plan, topology, storage, observer, keep=keep, engine=engine, quotient=quotient)
+    wall = perf_counter() - began
     outputs = None if storage is None else storage.outputs()
     wrong = _wrong(plan, inputs, outputs) if isinstance(data, str) and inputs is not None else None
     return Result(
@@ -184,27 +208,69 @@ def emulate(
         protocol=plan.protocol.name,
         topology=topology.name,
         proof="unproved" if plan.proof is None else plan.proof.kind,
-        engine="simpy",
-        time_fs=player.time_fs,
+        engine=played.engine,
+        time_fs=played.time_fs,
         total_bytes=plan.total_bytes,
-        messages=player.messages,
-        bytes_moved=sum(player.bytes_by_op),
-        trace_hash=player.hash.hexdigest(),
+        messages=played.messages,
+        bytes_moved=played.bytes_moved,
+        trace_hash=played.trace_hash,
         wrong=wrong,
         outputs=outputs,
-        bound=_bound(plan, topology, player, bound) if bound else None,
-        done_fs=player.done_fs,
+        bound=_bound(plan, topology, played, bound) if bound else None,
+        done_fs=played.done_fs,
+        path=played.path,
+        classes=played.classes,
+        wall_s=wall,
     )
 
 
-def _played(
-    plan: Plan, topology: Topology, storage: Storage | None, observer: Observer | None, *, keep: bool
-) -> Player:
+def _check_placement(plan: Plan, topology: Topology) -> None:
     last = int(plan.ranks.max())
     if last >= topology.nranks:
         raise ConfigError(
             f"the plan places a rank on endpoint {last}; topology {topology.name!r} has 0..{topology.nranks - 1} only"
         )
+
+
+def _run(
+    plan: Plan,
+    topology: Topology,
+    storage: Storage | None,
+    observer: Observer | None,
+    *,
+    keep: bool,
+    engine: str,
+    quotient: bool | None,
+) -> Played:
+    way, why = choose(plan, engine, quotient, watched=observer is not None, timing_only=storage is None)
+    if way == "quotient":
+        played = play_quotient(plan, topology, keep=keep, worth_it=quotient is None)
+        if isinstance(played, Played):
+            return played
+        way, why = choose(plan, engine, False, watched=False, timing_only=True)
+        why = f"no quotient: {played}"
+    if way == "fast":
+        fast = play_fast(plan, topology, why, keep=keep)
+        if storage is not None:
+            storage.play()
+        return fast
+    player = _by_simpy(plan, topology, storage, observer, keep=keep)
+    return Played(
+        "simpy",
+        why,
+        player.time_fs,
+        player.steps,
+        player.messages,
+        sum(player.bytes_by_op),
+        player.switched,
+        player.hash.hexdigest(),
+        player.done_fs,
+    )
+
+
+def _by_simpy(
+    plan: Plan, topology: Topology, storage: Storage | None, observer: Observer | None, *, keep: bool
+) -> Player:
     fabric = Fabric(Calendar(simpy.Environment()), effective_capacities(topology, plan.protocol), topology.link_name)
     player = Player(plan, topology, fabric, storage, observer, keep=keep)
     player.start()
@@ -246,7 +312,7 @@ def _wrong(plan: Plan, inputs: Sequence[Array | None], outputs: Sequence[Array |
     return count_wrong(outputs or (), expected_outputs(plan, given))
 
 
-def _bound(plan: Plan, topology: Topology, player: Player, known: bool | Bottleneck) -> Bound:
+def _bound(plan: Plan, topology: Topology, played: Played, known: bool | Bottleneck) -> Bound:
     """The lower bound.
 
     When blocks differ it is that of equal blocks of the smallest size, since more bytes never take less time.
@@ -268,13 +334,13 @@ def _bound(plan: Plan, topology: Topology, player: Player, known: bool | Bottlen
         root=collective.root or 0,
         latency_fs=latency_floor_fs(plan, topology),
         certificate=None if isinstance(known, bool) else known,
-        in_network=player.switched,
+        in_network=played.switched,
     )
     # The bound is exact; a message rounds its time by less than 1 fs, and float64 keeps 53 bits.
-    slack = player.steps + found.time_fs // 2**50
-    if plan.proof is not None and player.time_fs + slack < found.time_fs:
+    slack = played.steps + found.time_fs // 2**50
+    if plan.proof is not None and played.time_fs + slack < found.time_fs:
         raise InternalError(
-            f"{plan} took {player.time_fs} fs on {topology.name}; "
+            f"{plan} took {played.time_fs} fs on {topology.name}; "
             f"its lower bound is {found.time_fs} fs ({found.bottleneck})"
         )
     return found

@@ -377,7 +377,9 @@ def test_prefixes_nest():
     assert whole.timeout == timedelta(seconds=5)
 
 
-@pytest.mark.parametrize("wrong", [lambda: PrefixStore(1, HashStore()), lambda: PrefixStore("p", {}), lambda: PrefixStore("p", None)])
+@pytest.mark.parametrize(
+    "wrong", [lambda: PrefixStore(1, HashStore()), lambda: PrefixStore("p", {}), lambda: PrefixStore("p", None)]
+)
 def test_prefix_needs_a_str_and_a_store(wrong):
     with pytest.raises(TypeError):
         wrong()

@@ -116,7 +116,9 @@ def test_workers_are_waited_for_and_counted():
 
 
 def test_workers_that_do_not_come():
-    with pytest.raises(DistStoreError, match=r"Timed out after 0\.2 seconds waiting for clients\. 1/2 clients joined\."):
+    with pytest.raises(
+        DistStoreError, match=r"Timed out after 0\.2 seconds waiting for clients\. 1/2 clients joined\."
+    ):
         TCPStore("127.0.0.1", 0, 2, is_master=True, timeout=timedelta(milliseconds=200))
     assert store_threads() == []
     with TCPStore("127.0.0.1", 0, 2, is_master=True, wait_for_workers=False):

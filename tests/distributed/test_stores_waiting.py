@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from datetime import timedelta
 
 import greenlet
@@ -106,7 +105,6 @@ def test_a_thousand_ranks_meet_in_a_hash_store():
 def test_a_timeout_is_the_runtimes_time(store):
     store.set_timeout(timedelta(seconds=1000))
     rounds = Rounds()
-    began = time.monotonic()
 
     def program():
         with pytest.raises(DistStoreError, match="wait timeout after 1000000ms"):
@@ -114,7 +112,6 @@ def test_a_timeout_is_the_runtimes_time(store):
         return rounds.now_s
 
     assert rounds.run(program, program) == [1000, 1000]
-    assert time.monotonic() - began < 100
 
 
 def test_queues_between_ranks():

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Self
 from simcoll.distributed.stores.arguments import key_text
 from simcoll.distributed.stores.store import Store
 
-
 if TYPE_CHECKING:
     from datetime import timedelta
 

@@ -1,0 +1,190 @@
+"""Which way a run is played, and why: the SimPy engine, the fast engine, or the quotient."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from simcoll.emulator.digest import TraceHash
+from simcoll.emulator.fast.compiled import COMPILED
+from simcoll.emulator.fast.machine import Machine
+from simcoll.emulator.fast.timed import Summary, Timed, summary, timed_steps
+from simcoll.emulator.model import effective_capacities
+from simcoll.emulator.quotient import Quotient, fold, no_quotient
+from simcoll.errors import ConfigError, InternalError, nearest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from simcoll.plan import Plan
+    from simcoll.topology import Topology
+
+    Ints = NDArray[np.int64]
+
+__all__ = ["ENGINES", "Played", "choose", "play_fast", "play_quotient"]
+
+ENGINES = ("auto", "simpy", "fast")
+FEW_MESSAGES = 20_000
+"""Up to here the SimPy engine is done before the compiled loops are loaded."""
+MOST_HASHED = 1 << 20
+"""Up to here a quotient is expanded for the trace hash without being asked."""
+DEEPEST_FIFO = 64
+INSTALL = "pip install 'simcoll[fast]'"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Played:
+    """A run that is over. ``classes``: how many messages were played for all; ``trace_hash`` may be empty for a quotient."""
+
+    engine: str
+    path: str
+    time_fs: int
+    steps: int
+    messages: int
+    bytes_moved: int
+    switched: bool
+    trace_hash: str
+    done_fs: Ints | None
+    classes: int | None = None
+
+
+def choose(plan: Plan, engine: str, quotient: bool | None, *, watched: bool, timing_only: bool) -> tuple[str, str]:
+    """``"simpy"``, ``"fast"`` or ``"quotient"``, and why.
+
+    Raises
+    ------
+    ConfigError
+        For an engine that does not exist or is not installed.
+    """
+    if engine not in ENGINES:
+        raise ConfigError(f"engine {engine!r} is not known; {nearest(engine, ENGINES)}")
+    if engine == "fast" and not COMPILED:
+        raise ConfigError(f"engine 'fast' needs numba: {INSTALL}")
+    if engine == "simpy" and not quotient:
+        return "simpy", "asked for"
+    if watched:
+        return "simpy", "an observer is told of every transfer"
+    seen = summary(plan)
+    if seen.switched:
+        return "simpy", "switches multicast or reduce"
+    if not 0 <= plan.protocol.fifo_depth <= DEEPEST_FIFO:
+        return "simpy", f"fifo_depth {plan.protocol.fifo_depth} is more than {DEEPEST_FIFO}"
+    if quotient is not False:
+        reason = no_quotient(plan) if timing_only else "data is moved"
+        pays = quotient or (4 * seen.rows <= seen.messages and seen.messages > FEW_MESSAGES)
+        if not reason and pays:
+            return "quotient", ""
+        if quotient:
+            return ("simpy" if engine == "simpy" or not COMPILED else "fast"), f"no quotient: {reason}"
+    if engine == "fast":
+        return "fast", "asked for"
+    if seen.messages <= FEW_MESSAGES:
+        return "simpy", f"only {seen.messages} messages"
+    return ("fast", f"{seen.messages} messages") if COMPILED else ("simpy", f"without numba; {INSTALL} makes it faster")
+
+
+def _links(plan: Plan, topology: Topology) -> tuple[Ints, int | None, Callable[[int], str]]:
+    """Capacities of all links, the first of those that cap channels, and the names of links."""
+    capacity = np.array(effective_capacities(topology, plan.protocol), np.int64)
+    rate, links = plan.protocol.channel_rate_uBps, topology.nlinks
+    if not rate:
+        return capacity, None, topology.link_name
+
+    def name(link: int) -> str:
+        if link < links:
+            return topology.link_name(link)
+        rank, channel = divmod((link - links) // 2, plan.nchannels)
+        return f"rank {rank} channel {channel} {('out', 'in')[(link - links) % 2]}"
+
+    caps = np.full(2 * plan.nranks * plan.nchannels, rate, np.int64)
+    return np.concatenate([capacity, caps]), links, name
+
+
+def play_fast(plan: Plan, topology: Topology, why: str, *, keep: bool) -> Played:
+    """Play every message with the compiled loops."""
+    seen = summary(plan)
+    capacity, cap_base, name = _links(plan, topology)
+    done = np.full(seen.messages, -1, np.int64) if keep else None
+
+    def over(first: int, _timed: Timed, _start: Ints, _end: Ints, done_fs: Ints) -> None:
+        if done is not None:
+            done[first : first + len(done_fs)] = done_fs
+
+    machine = Machine(
+        capacity,
+        seen.lane_steps,
+        timed_steps(plan, topology, cap_base),
+        launch_fs=plan.protocol.launch_fs,
+        depth=plan.protocol.fifo_depth,
+        waits=plan.waits,
+        over=over if keep else None,
+    )
+    machine.play(name)
+    if machine.messages != seen.messages or tuple(machine.bytes_by_op) != seen.bytes_by_op:
+        raise InternalError(
+            f"{machine.messages} messages moved {machine.bytes_by_op} bytes; the plan has {seen.messages} and {seen.bytes_by_op}"
+        )
+    return _played("fast", why, seen, machine.time_fs, machine.hexdigest(), done)
+
+
+def _played(
+    engine: str, why: str, seen: Summary, time_fs: int, trace_hash: str, done: Ints | None, classes: int | None = None
+) -> Played:
+    return Played(
+        engine, why, time_fs, seen.steps, seen.messages, sum(seen.bytes_by_op), seen.switched, trace_hash, done, classes
+    )
+
+
+def play_quotient(plan: Plan, topology: Topology, *, keep: bool, worth_it: bool) -> Played | str:
+    """Play one message of every class, or say why not.
+
+    With ``keep``, and for up to a million messages, the times of all messages are expanded.
+    """
+    seen = summary(plan)
+    capacity, cap_base, name = _links(plan, topology)
+    found = fold(timed_steps(plan, topology, cap_base), capacity, seen.lane_steps, worth_it=worth_it)
+    if isinstance(found, str):
+        return found
+    expansion = _Expansion(found, seen.messages, keep=keep) if keep or seen.messages <= MOST_HASHED else None
+    machine = Machine(
+        found.capacity,
+        found.lane_steps,
+        found.stream(),
+        launch_fs=plan.protocol.launch_fs,
+        hashed=False,
+        over=expansion,
+    )
+    machine.play(lambda link: f"class {link}, for example {name(int(found.links[link]))}")
+    if machine.messages != found.messages:
+        raise InternalError(f"{machine.messages} of {found.messages} messages of the quotient are done")
+    why = f"quotient: {found.messages} messages stand for {seen.messages}"
+    if expansion is None:
+        return _played("fast", f"{why}; too many for a trace hash", seen, machine.time_fs, "", None, found.messages)
+    return _played("fast", why, seen, machine.time_fs, expansion.hexdigest(), expansion.done_fs, found.messages)
+
+
+class _Expansion:
+    """From the times of classes to those of all messages."""
+
+    def __init__(self, quotient: Quotient, messages: int, *, keep: bool) -> None:
+        self.quotient = quotient
+        self.first_small, self.first_large, self.which = quotient.starts()
+        self.done_fs = np.full(messages, -1, np.int64) if keep else None
+        self.hash = TraceHash()
+
+    def __call__(self, first: int, _timed: Timed, start: Ints, end: Ints, done: Ints) -> None:
+        place = int(np.searchsorted(self.first_small, first))
+        begin, which = int(self.first_large[place]), int(self.which[place])
+        step, names = self.quotient.patterns[which], self.quotient.classes[which]
+        if self.done_fs is not None:
+            self.done_fs[begin : begin + len(step)] = done[names]
+        shape = step.shape
+        number = np.arange(begin, begin + len(step))
+        self.hash.add([number, shape.src, shape.dst, step.size, start[names], end[names], done[names]])
+
+    def hexdigest(self) -> str:
+        return self.hash.hexdigest()

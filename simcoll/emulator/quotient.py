@@ -1,0 +1,169 @@
+"""The quotient of a plan: one lane, link and message for each class of those that behave alike, played in their place.
+
+It has exactly the times of the plan (:mod:`simcoll.emulator.quotient_partition` says why), so the times of every message can
+be had by expansion. Where no partition is certified, or the model has state beyond lanes and links, the answer is the
+reason.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from simcoll.emulator.fast.timed import Shape, Timed
+from simcoll.emulator.quotient_partition import Partition, certify, refine
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from simcoll.plan import Plan
+
+    Ints = NDArray[np.int64]
+
+__all__ = ["Quotient", "fold", "folded", "no_quotient"]
+
+MOST_ROWS = 1 << 24
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Quotient:
+    """A folded plan.
+
+    Attributes
+    ----------
+    groups
+        The steps in order: numbers of distinct steps, and how often they come one after the other.
+    patterns, steps
+        The distinct steps of the plan, and their images.
+    classes
+        Class of every message of every distinct step.
+    capacity, lane_steps
+        Of the classes of links and lanes.
+    links
+        A link of every class.
+    """
+
+    groups: tuple[tuple[tuple[int, ...], int], ...]
+    patterns: tuple[Timed, ...]
+    steps: tuple[Timed, ...]
+    classes: tuple[Ints, ...]
+    capacity: Ints
+    lane_steps: Ints
+    links: Ints
+
+    @property
+    def messages(self) -> int:
+        """Messages of the quotient."""
+        return sum(times * sum(len(self.steps[number]) for number in numbers) for numbers, times in self.groups)
+
+    def stream(self) -> Iterator[tuple[tuple[Timed, ...], int]]:
+        """Its steps, as the fast engine takes them."""
+        for numbers, times in self.groups:
+            yield tuple(self.steps[number] for number in numbers), times
+
+    def starts(self) -> tuple[Ints, Ints, Ints]:
+        """For every step in order: number of its first message in the quotient and in the plan, and which it is."""
+        which = np.concatenate([np.tile(np.array(numbers, np.int64), times) for numbers, times in self.groups])
+        small = np.array([len(step) for step in self.steps], np.int64)[which]
+        large = np.array([len(step) for step in self.patterns], np.int64)[which]
+        return np.cumsum(small) - small, np.cumsum(large) - large, which
+
+
+def no_quotient(plan: Plan) -> str:
+    """Why a plan has no quotient whatever its symmetry; empty if nothing speaks against it."""
+    protocol = plan.protocol
+    if protocol.jitter_fs:
+        return "jitter makes every message different"
+    if protocol.fifo_depth:
+        return "a FIFO ties messages of different steps together"
+    if plan.waits:
+        return "messages of different channels wait for each other"
+    return ""
+
+
+def fold(
+    stream: Iterable[tuple[tuple[Timed, ...], int]], capacity: Ints, lane_steps: Ints, *, worth_it: bool
+) -> Quotient | str:
+    """The quotient of timed steps, or why there is none; ``worth_it``: not when it would save little."""
+    numbers: dict[Timed, int] = {}
+    groups: list[tuple[tuple[int, ...], int]] = []
+    rows = 0
+    for group, times in stream:
+        for step in group:
+            if step not in numbers:
+                numbers[step] = len(numbers)
+                rows += len(step)
+        if rows > MOST_ROWS:
+            return f"more than {MOST_ROWS} different transfers"
+        groups.append((tuple(numbers[step] for step in group), times))
+    nlanes = len(lane_steps)
+    partition = refine(tuple(numbers), capacity, nlanes, nlanes // 4 if worth_it else nlanes)
+    if partition is None:
+        return "too little symmetry: more than a quarter of the lanes differ"
+    return folded(tuple(numbers), tuple(groups), capacity, lane_steps, partition)
+
+
+def folded(
+    patterns: tuple[Timed, ...],
+    groups: tuple[tuple[tuple[int, ...], int], ...],
+    capacity: Ints,
+    lane_steps: Ints,
+    partition: Partition,
+) -> Quotient | str:
+    """The quotient by a partition, if it is certified, or why it is not."""
+    classes = certify(patterns, capacity, partition)
+    if isinstance(classes, str):
+        return f"partition refused: {classes}"
+    lane_of, link_of = (_representatives(each) for each in (partition.lanes, partition.links))
+    weights = _weights(patterns, classes, partition, link_of)
+    steps, first = [], 0
+    for step, names in zip(patterns, classes, strict=True):
+        steps.append(_image(step, names, partition, first, weights))
+        first += int(names.max()) + 1
+    return Quotient(groups, patterns, tuple(steps), tuple(classes), capacity[link_of], lane_steps[lane_of], link_of)
+
+
+def _representatives(classes: Ints) -> Ints:
+    """One member of each class."""
+    return np.unique(classes, return_index=True)[1]
+
+
+def _weights(
+    patterns: Sequence[Timed], classes: Sequence[Ints], partition: Partition, link_of: Ints
+) -> tuple[Ints, Ints, int]:
+    """How many messages of each class are on one link of each class: sorted keys (link class, message class), counts, radix."""
+    total = sum(int(names.max()) + 1 for names in classes)
+    chosen = np.zeros(len(partition.links), np.bool_)
+    chosen[link_of] = True
+    keys, first = [], 0
+    for step, names in zip(patterns, classes, strict=True):
+        links = step.shape.links
+        here = (links >= 0) & chosen[links]
+        message = np.broadcast_to(first + names[:, None], links.shape)[here]
+        keys.append(partition.links[links[here]] * total + message)
+        first += int(names.max()) + 1
+    found, count = np.unique(np.concatenate(keys), return_counts=True)
+    return found, count, total
+
+
+def _image(step: Timed, names: Ints, partition: Partition, first: int, weights: tuple[Ints, Ints, int]) -> Timed:
+    """One message of every class of a step."""
+    row, shape = _representatives(names), step.shape
+    links = np.sort(np.append(partition.links, -1)[shape.links[row]], axis=1)
+    # A class that a message crosses twice counts once: its weight is that of all messages on one link.
+    links[:, 1:][links[:, 1:] == links[:, :-1]] = -1
+    links = np.take_along_axis(links, np.argsort(links < 0, axis=1, kind="stable"), axis=1)
+    keys, counts, total = weights
+    weight = np.ones(links.shape, np.int64)
+    if len(keys):
+        wanted = links * total + first + np.arange(len(row))[:, None]
+        weight = np.where(links >= 0, counts[np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)], 1)
+    lanes = partition.lanes
+    sender, receiver = lanes[shape.sender[row]], lanes[shape.receiver[row]]
+    image = Shape(sender, receiver, sender, receiver, links.astype(np.int32), weight)
+    nothing = tuple(0 for _ in step.bytes_by_op)
+    return Timed(image, step.pre_fs[row], step.wire[row], step.post_fs[row], step.size[row], nothing)

@@ -1,0 +1,247 @@
+"""The launcher: environments as torchrun gives them, real processes, and how they end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import simcoll
+from simcoll.distributed.launch import Job, launch, main, worker_environment
+from simcoll.errors import ConfigError
+
+LAUNCHER = [sys.executable, "-m", "simcoll.distributed.launch"]
+REPORT = """
+import json, os, sys
+variables = {name: os.environ.get(name) for name in sys.argv[1].split(",")}
+with open(f"{sys.argv[2]}/{os.environ['RANK']}", "w") as file:
+    json.dump([variables, sys.argv[3:]], file)
+"""
+NAMES = "RANK,LOCAL_RANK,WORLD_SIZE,LOCAL_WORLD_SIZE,GROUP_RANK,MASTER_ADDR,MASTER_PORT,OMP_NUM_THREADS,SIMCOLL_STORE_SECRET"
+
+
+@pytest.fixture
+def program(tmp_path):
+    def write(text):
+        path = tmp_path / "program.py"
+        path.write_text(text)
+        return str(path)
+
+    return write
+
+
+def reports(folder, ranks):
+    return [json.loads((folder / str(rank)).read_text()) for rank in ranks]
+
+
+def test_the_environment_of_a_worker():
+    # The variables torchrun documents.
+    variables = worker_environment(Job(3, 2, 1, "node0", 1234, "job"), 2)
+    assert variables == {
+        "RANK": "5",
+        "LOCAL_RANK": "2",
+        "WORLD_SIZE": "6",
+        "LOCAL_WORLD_SIZE": "3",
+        "GROUP_RANK": "1",
+        "GROUP_WORLD_SIZE": "2",
+        "ROLE_NAME": "default",
+        "ROLE_RANK": "5",
+        "ROLE_WORLD_SIZE": "6",
+        "MASTER_ADDR": "node0",
+        "MASTER_PORT": "1234",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_RUN_ID": "job",
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+    }
+
+
+def test_every_rank_once_over_all_machines():
+    ranks = [
+        (int(v["RANK"]), int(v["LOCAL_RANK"]))
+        for node in range(3)
+        for v in (worker_environment(Job(2, 3, node), local) for local in range(2))
+    ]
+    assert ranks == [(0, 0), (1, 1), (2, 0), (3, 1), (4, 0), (5, 1)]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"nproc_per_node": 0}, "nproc_per_node must be 1 or more, got 0"),
+        ({"nnodes": -1}, "nnodes must be 1 or more"),
+        ({"node_rank": 1}, "node_rank must be 0 to 0"),
+        ({"master_port": 0}, "master_port must be 1 to 65535"),
+    ],
+)
+def test_jobs_that_cannot_be(wrong, message):
+    with pytest.raises(ConfigError, match=message):
+        Job(**wrong)
+
+
+def test_workers_get_their_variables_and_arguments(program, tmp_path, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.delenv("SIMCOLL_STORE_SECRET", raising=False)
+    script = program(REPORT)
+    job = Job(nproc_per_node=3, master_port=1234)
+    assert launch([sys.executable, script], [NAMES, str(tmp_path), "--its", "own"], job) == 0
+    found = reports(tmp_path, range(3))
+    assert [arguments for _, arguments in found] == [["--its", "own"]] * 3
+    secrets = {variables.pop("SIMCOLL_STORE_SECRET") for variables, _ in found}
+    assert len(secrets) == 1
+    assert len(secrets.pop()) == 32
+    assert [variables for variables, _ in found] == [
+        {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": "3",
+            "LOCAL_WORLD_SIZE": "3",
+            "GROUP_RANK": "0",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": "1234",
+            "OMP_NUM_THREADS": "1",
+        }
+        for rank in range(3)
+    ]
+
+
+def test_what_is_set_is_left_alone(program, tmp_path):
+    script = program(REPORT)
+    mine = os.environ | {"OMP_NUM_THREADS": "7", "SIMCOLL_STORE_SECRET": "mine", "RANK": "99"}
+    assert launch([sys.executable, script], [NAMES, str(tmp_path)], Job(2), environment=mine) == 0
+    for rank, (variables, _) in enumerate(reports(tmp_path, range(2))):
+        assert variables["OMP_NUM_THREADS"] == "7"
+        assert variables["SIMCOLL_STORE_SECRET"] == "mine"
+        assert variables["RANK"] == str(rank)
+
+
+def test_machines_of_a_larger_job_share_no_secret_by_chance(program, tmp_path, monkeypatch):
+    monkeypatch.delenv("SIMCOLL_STORE_SECRET", raising=False)
+    script = program(REPORT)
+    assert launch([sys.executable, script], [NAMES, str(tmp_path)], Job(1, 2, 1)) == 0
+    ((variables, _),) = reports(tmp_path, [1])
+    assert variables["SIMCOLL_STORE_SECRET"] is None
+    assert variables["RANK"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("options", "first"),
+    [
+        (["--nproc-per-node", "2"], "--local-rank=1"),
+        (["--nproc_per_node=2", "--use-env"], None),
+        (["--nproc-per-node=2", "--use_env"], None),
+    ],
+)
+def test_the_command_line(options, first, program, tmp_path):
+    # As torch's launch: --local-rank comes first among the program's arguments, unless --use-env.
+    script = program(
+        REPORT.replace("sys.argv[1]", "sys.argv[-2]").replace("sys.argv[2]", "sys.argv[-1]").replace("[3:]", "[1:-2]")
+    )
+    assert main([*options, script, "--epochs", "3", NAMES, str(tmp_path)]) == 0
+    own = [] if first is None else [first]
+    assert reports(tmp_path, [1])[0][1] == [*own, "--epochs", "3"]
+
+
+def test_modules_and_other_programs(tmp_path, capfd):
+    assert main(["--use-env", "-m", "json.tool", "--help"]) == 0
+    assert "json" in capfd.readouterr().out
+    assert main(["--no-python", "--nproc-per-node", "2", "sh", "-c", f"echo $RANK > {tmp_path}/$LOCAL_RANK"]) == 0
+    assert [(tmp_path / str(rank)).read_text().strip() for rank in range(2)] == ["0", "1"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--nproc-per-node", "0", "x.py"], "nproc_per_node must be 1 or more"),
+        (["--nproc-per-node", "two", "x.py"], "invalid int value"),
+        (["--nnodes", "2", "--standalone", "x.py"], "for one machine"),
+        (["--nnodes", "2", "--master-port", "0", "x.py"], "could not know the port"),
+        (["-m", "--no-python", "x"], "exclude each other"),
+        (["--no-python", "/no/such/program"], "cannot start '/no/such/program': No such file"),
+        ([], "required: program"),
+    ],
+)
+def test_wrong_command_lines(options, message, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(options)
+    assert caught.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+MEET = """
+import sys
+from simcoll.distributed.rendezvous import rendezvous
+found = rendezvous("env://")
+found.store.add("sum", found.rank + 1)
+found.store.set(f"here {found.rank}", "")
+found.store.wait([f"here {rank}" for rank in range(found.world_size)])
+total = found.store.get("sum")
+found.store.add("done", 1)
+while found.rank == 0 and found.store.add("done", 0) < found.world_size:
+    pass
+sys.exit(0 if total == b"10" else 3)
+"""
+
+
+def test_launched_ranks_meet_by_the_environment(program, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(simcoll.__file__).parents[1]))
+    assert main(["--standalone", "--nproc-per-node", "4", program(MEET)]) == 0
+
+
+FAIL = """
+import os, signal, sys, time
+if os.environ["RANK"] == "1":
+    how = sys.argv[-1]
+    if how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    sys.exit(int(how))
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "status", "said"), [("7", 7, "exited with status 7"), ("kill", 137, "was killed by SIGKILL")]
+)
+def test_one_failure_ends_all(how, status, said, program, capfd):
+    assert main(["--nproc-per-node", "3", program(FAIL), how]) == status
+    said_by_launcher = capfd.readouterr().err
+    assert "rank 1 (local rank 1, process" in said_by_launcher
+    assert said in said_by_launcher
+
+
+def test_a_signal_to_the_launcher_ends_the_workers(program, tmp_path):
+    script = program(
+        "import os, subprocess, sys, time\n"
+        "child = subprocess.Popen(['sleep', '600'])\n"
+        "with open(f'{sys.argv[-1]}/{os.environ[\"RANK\"]}.new', 'w') as file:\n"
+        "    file.write(f'{os.getpid()} {child.pid}')\n"
+        "os.rename(file.name, file.name.removesuffix('.new'))\n"
+        "time.sleep(600)\n"
+    )
+    launcher = subprocess.Popen([*LAUNCHER, "--nproc-per-node", "2", script, str(tmp_path)])
+    while not all((tmp_path / str(rank)).exists() for rank in range(2)):
+        assert launcher.poll() is None
+        time.sleep(0.01)
+    launcher.send_signal(signal.SIGTERM)
+    assert launcher.wait() == 128 + signal.SIGTERM
+    for rank in range(2):
+        for pid in (tmp_path / str(rank)).read_text().split():
+            assert not running(int(pid))
+
+
+def running(pid):
+    for _ in range(200):
+        try:
+            with open(f"/proc/{pid}/stat") as file:  # noqa: PTH123
+                if file.read().rsplit(")", 1)[1].split()[0] == "Z":
+                    return False
+        except FileNotFoundError:
+            return False
+        time.sleep(0.01)
+    return True

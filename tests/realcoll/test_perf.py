@@ -1,0 +1,150 @@
+"""The command line: tables, files and messages; figures are not judged."""
+
+import json
+import os
+
+import pytest
+
+import simcoll
+from realcoll.__main__ import main
+from realcoll.calibrate import fit, shift, topology_toml
+from realcoll.perf import Line, Measured
+from realcoll.report import row, write_new
+from simcoll.errors import ConfigError
+from simcoll.topology import load_topology
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch):
+    for name in list(os.environ):
+        if name.startswith(("PMI", "OMPI", "SLURM")):
+            monkeypatch.delenv(name)
+
+
+def rows(text):
+    return [line.split() for line in text.splitlines() if line.strip() and not line.startswith("#")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "redop", "root"),
+    [
+        (["all_reduce", "-o", "prod"], "product", "-1"),
+        (["all_reduce", "-d", "bfloat16", "-o", "avg"], "avg", "-1"),
+        (["broadcast", "-r", "2"], "none", "2"),
+        (["all_to_all"], "none", "-1"),
+        (["all_gather", "-a", "bruck"], "none", "-1"),
+    ],
+)
+def test_perf_prints_the_table_of_nccl_tests(arguments, redop, root, capsys):
+    assert main(["perf", *arguments, "-t", "local", "-b", "64", "-e", "256", "-f", "2", "-n", "2", "-g", "4"]) == 0
+    shown = capsys.readouterr().out
+    table = rows(shown)
+    assert [line[0] for line in table] == ["64", "128", "256"]
+    for line in table:
+        assert line[3:5] == [redop, root]
+        assert line[8] == "0"
+        assert line[12] == ("N/A" if arguments[0] == "all_to_all" else "0")
+        assert float(line[5]) > 0
+    assert "# Out of bounds values : 0 OK" in shown
+
+
+def test_perf_steps_predicts_and_leaves_out_the_check(capsys):
+    assert main("perf all_reduce -t local -b 100 -e 300 -i 100 -n 1 -c 0 -g 2 --predict crossbar".split()) == 0
+    table = rows(capsys.readouterr().out)
+    assert [line[0] for line in table] == ["100", "200", "300"]
+    assert all(line[8] == "N/A" for line in table)
+    # A ring of 2 is two messages, 2 us each on the crossbar file.
+    assert float(table[0][-1]) == pytest.approx(4, abs=0.1)
+
+
+def test_json_is_that_of_nccl_tests(tmp_path, capsys):
+    path = tmp_path / "out.json"
+    for _ in range(2):
+        assert main(f"perf all_reduce -t local -b 64 -e 64 -n 2 -g 4 -J {path}".split()) == 0
+    capsys.readouterr()
+    document = json.loads(path.read_bytes())
+    assert (tmp_path / "out.json.0").exists()
+    assert document["version"] == 3
+    (result,) = document["results"]
+    assert (result["size"], result["count"], result["root"]) == (64, 16, "-1")
+    both = (result["out_of_place"], result["in_place"])
+    for found in both:
+        assert found["nwrong"] == 0
+        assert found["bus_bw"] == pytest.approx(found["alg_bw"] * 2 * 3 / 4)
+        assert found["alg_bw"] == pytest.approx(64 / found["time"] / 1e3)
+    assert document["out_of_bounds"] == {"count": 0, "okay": "true"}
+
+
+def test_ratio_is_ours_over_the_library_s():
+    line = Line(8000, 2000, 4, "all_reduce", "float32", "sum", -1, Measured(2e-6, 0), None, Measured(1e-6, None), 3e-6)
+    assert line.ratio == 0.5
+    cells = row(line, predicts=True).split()
+    assert cells[5:9] == ["2.00", "4.00", "6.00", "0"]
+    assert cells[-3:] == ["1.00", "0.50", "3.00"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("perf all_redcue", "did you mean 'all_reduce'?"),
+        ("perf all_reduce -a rnig", "did you mean 'ring'?"),
+        ("perf all_reduce -t mpj", "unknown transport 'mpj'"),
+        ("perf all_reduce -d float23", "unknown dtype"),
+        ("perf all_reduce -t local -b 1x", "unknown unit"),
+        ("perf all_reduce -t local -b 8 -e 4", "sizes must run"),
+        ("perf all_reduce -t local -b 8 -e 80 -i 0", "steps of at least 1 byte"),
+        ("perf all_reduce -t local -n 0", "-n 0"),
+        ("perf all_reduce -t local -b 8 -e 8 -g 16 --predict crossbar", "16 are measured"),
+        ("perf all_reduce -t local -b 8 -e 8 -n 1 -J /no/such/folder/x", "/no/such/folder/x: cannot be written"),
+        ("launch", "launch needs a script"),
+        ("perf", "requires an argument"),
+        ("calibrate /dev/null -t local", "is already there"),
+    ],
+)
+def test_bad_input_is_one_clear_message(arguments, said, capsys):
+    assert main(arguments.split()) == 2
+    errors = capsys.readouterr().err
+    assert said in errors
+    assert "Traceback" not in errors
+
+
+def test_write_new_never_overwrites(tmp_path):
+    names = [write_new(tmp_path / "a", bytes([i])).name for i in range(3)]
+    assert names == ["a", "a.0", "a.1"]
+    assert (tmp_path / "a").read_bytes() == b"\0"
+
+
+def test_a_fit_finds_the_line_it_was_made_from():
+    sizes = [0, 100, 10_000, 1_000_000]
+    found = fit(sizes, [3e-6 + size / 20e9 for size in sizes])
+    assert found.latency_s == pytest.approx(3e-6)
+    assert found.bandwidth == pytest.approx(20e9)
+    assert max(map(abs, found.residuals)) < 1e-9
+
+
+def test_a_fit_shows_what_does_not_fit():
+    found = fit([1000, 2000, 3000], [1e-6, 2e-6, 6e-6])
+    assert found.latency_s >= 0
+    assert max(map(abs, found.residuals)) > 0.2
+    with pytest.raises(ConfigError, match="at least two sizes"):
+        fit([8, 8], [1e-6, 1e-6])
+    with pytest.raises(ConfigError, match="do not grow"):
+        fit([8, 1000], [2e-6, 1e-6])
+
+
+def test_the_topology_file_predicts_what_was_measured(tmp_path):
+    found = fit([0, 1 << 20], [2e-6, 2e-6 + (1 << 20) / 10e9])
+    path = tmp_path / "mine.toml"
+    path.write_text(topology_toml(found, "mine", 4, "test"))
+    machine = load_topology(str(path))
+    plan = shift(4).bind(1 << 20, "uint8")
+    assert simcoll.emulate(plan, machine).time == pytest.approx(2e-6 + (1 << 20) / 10e9, rel=1e-5)
+    assert "measured 1 MiB" in machine.traits
+    assert "fitted to 2 sizes" in machine.sources["$.bandwidth"]
+
+
+def test_calibrate_writes_a_file_that_can_be_read(tmp_path, capsys):
+    path = tmp_path / "here.toml"
+    assert main(f"calibrate {path} -t local -b 1K -e 4M -f 64 -n 2".split()) == 0
+    assert "# latency" in capsys.readouterr().out
+    assert load_topology(str(path)).nranks == 2
