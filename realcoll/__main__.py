@@ -17,8 +17,9 @@ from simcoll.errors import ConfigError, InternalError, ScheduleError, nearest
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from realcoll.perf import Line
+    from realcoll.perf import Line, Request
     from realcoll.transports.interface import Transport
+    from simcoll.topology import Topology
 
 __all__ = ["app", "main"]
 
@@ -115,8 +116,7 @@ def perf(
     timeout
         Seconds that other ranks may take for their part.
     """
-    from realcoll.perf import DTYPE_NAMES, OP_NAMES, Request, measure, schedules
-    from realcoll.report import footer, header, json_document, row, write_new
+    from realcoll.perf import DTYPE_NAMES, OP_NAMES, Request
     from simcoll.algorithms import ALGORITHMS
     from simcoll.algorithms.registry import find_algorithm
     from simcoll.planning.sweep import counts_for, parse_choice
@@ -134,40 +134,40 @@ def perf(
     sizes = _sizes(begin, end, factor, step)
     element = parse_dtype(DTYPE_NAMES.get(dtype, dtype))
     topology = load_topology(predict) if predict else None
-    began = time.time()
     with _opened(transport, timeout) as found:
         nranks = found.control.size * (ngpus or (4 if found.control.size == 1 else 1))
         counts = tuple(counts_for(collective, sizes, nranks, element.itemsize))
         request = Request(
-            collective, choice, element.name, OP_NAMES.get(op, op), root, counts, nranks, iters, warmup,
-            check != 0,
+            collective, choice, element.name, OP_NAMES.get(op, op), root, counts, nranks, iters, warmup, check != 0
         )  # fmt: skip
-        shown = found.control.process == 0
-        if shown:
-            proof = schedules(request)[0].proof()
-            print(
-                f"# realcoll: {collective} with {algorithm} on {found.name}: {nranks} ranks in {found.control.size} processes; {proof}"
-            )
-            print(
-                f"# minBytes {sizes[0]} maxBytes {sizes[-1]} warmup iters: {warmup} iters: {iters} validation: {check}"
-            )
-            if topology is not None:
-                print(f"# predictions on topology {topology.name}: {topology.description}")
-            print("\n".join(header(predicts=topology is not None)), flush=True)
+        _measure_and_show(request, found, topology, json)
 
-        def each(line: Line) -> None:
-            print(row(line, predicts=topology is not None), flush=True)
 
-        lines = measure(request, found, topology, each if shown else None)
-        if shown:
-            print("\n".join(footer(lines)))
-            if json is not None:
-                config = {
-                    "transport": found.name, "algorithm": algorithm, "nranks": nranks, "minimum_bytes": sizes[0],
-                    "maximum_bytes": sizes[-1], "step_factor": factor, "warmup_iters": warmup, "iterations": iters,
-                    "validation": str(check != 0).lower(),
-                }  # fmt: skip
-                print(f"# wrote {write_new(json, json_document(lines, config, began))}")
+def _measure_and_show(request: Request, transport: Transport, topology: Topology | None, json: Path | None) -> None:
+    """Run a sweep; process 0 prints it and writes the file."""
+    from realcoll.perf import measure, schedules
+    from realcoll.report import footer, header, json_document, row, write_new
+
+    began, predicts = time.time(), topology is not None
+    shown = transport.control.process == 0
+    if shown:
+        ranks = f"{request.nranks} ranks in {transport.control.size} processes"
+        print(f"# realcoll: {request.collective} with {request.choice} on {transport.name}: {ranks}")
+        print(f"# {schedules(request)[0].proof()}")
+        print(f"# warmup iters: {request.warmup} iters: {request.iterations} validation: {int(request.check)}")
+        if topology is not None:
+            print(f"# predictions on topology {topology.name}: {topology.description}")
+        print("\n".join(header(predicts=predicts)), flush=True)
+
+    def each(line: Line) -> None:
+        print(row(line, predicts=predicts), flush=True)
+
+    lines = measure(request, transport, topology, each if shown else None)
+    if shown:
+        print("\n".join(footer(lines)))
+        if json is not None:
+            config = {"transport": transport.name, "processes": transport.control.size}
+            print(f"# wrote {write_new(json, json_document(request, lines, config, began))}")
     wrong = sum(m.wrong or 0 for line in lines for m in (line.out_of_place, line.in_place) if m is not None)
     if wrong:
         raise InternalError(f"{wrong} wrong elements from a proved schedule")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from realcoll.perf import Line, Measured
+    from realcoll.perf import Line, Measured, Request
 
 __all__ = ["footer", "header", "json_document", "row", "write_new"]
 
@@ -84,7 +84,7 @@ def _entry(line: Line, measured: Measured | None) -> dict[str, Any] | None:
     return result
 
 
-def json_document(lines: Sequence[Line], config: Mapping[str, Any], begun: float) -> bytes:
+def json_document(request: Request, lines: Sequence[Line], config: Mapping[str, Any], begun: float) -> bytes:
     """The result file of nccl-tests (version 3: booleans and the root are text there), with ``baseline`` and ``predicted`` beside."""
     wrong, average = _totals(lines)
     results = []
@@ -107,7 +107,17 @@ def json_document(lines: Sequence[Line], config: Mapping[str, Any], begun: float
             for key, value in sorted(os.environ.items())
             if key.startswith(("NCCL_", "MPICH_", "CUDA_VISIBLE"))
         ],
-        "config": {**config, "hostname": platform.node()},
+        "config": {
+            "nranks": request.nranks,
+            "algorithm": str(request.choice),
+            "minimum_bytes": min((line.size_bytes for line in lines), default=0),
+            "maximum_bytes": max((line.size_bytes for line in lines), default=0),
+            "warmup_iters": request.warmup,
+            "iterations": request.iterations,
+            "validation": str(request.check).lower(),
+            "hostname": platform.node(),
+            **config,
+        },
         "results": results,
         "out_of_bounds": {"count": wrong, "okay": str(not wrong).lower()},
         "average_bus_bandwidth": {"bandwidth": average, "okay": "true"},

@@ -37,7 +37,9 @@ def _neighbours(topology: Topology, *, backwards: bool) -> tuple[list[dict[int, 
     n = topology.nranks
     rank_of = {int(node): rank for rank, node in enumerate(topology.rank_nodes)}
     into: list[dict[int, int]] = [{} for _ in range(n)]
-    ends = zip(topology.link_src.tolist(), topology.link_dst.tolist(), topology.link_capacity_uBps.tolist(), strict=True)
+    ends = zip(
+        topology.link_src.tolist(), topology.link_dst.tolist(), topology.link_capacity_uBps.tolist(), strict=True
+    )
     for src, dst, capacity in ends:
         if src in rank_of and dst in rank_of:
             a, b = (rank_of[dst], rank_of[src]) if backwards else (rank_of[src], rank_of[dst])
@@ -53,7 +55,9 @@ def _neighbours(topology: Topology, *, backwards: bool) -> tuple[list[dict[int, 
     return into, distance.astype(np.int64)
 
 
-def _shares(wanted: list[int], sources: dict[int, int], distance: Ints, at: int, parts: int) -> tuple[Fraction, list[list[int]]]:
+def _shares(
+    wanted: list[int], sources: dict[int, int], distance: Ints, at: int, parts: int
+) -> tuple[Fraction, list[list[int]]]:
     """From which neighbour each of ``parts`` parts of each wanted block comes, so that the busiest link is soonest done.
 
     Returns that time, in parts over the share of the fastest link, and for each wanted block the source of every part.

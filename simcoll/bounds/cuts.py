@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 __all__ = ["Cut", "all_gather_cut", "candidate_groups", "cut_name", "scatter_cut", "worst_ratio"]
 
 
+ORBIT_LIMIT = 2**16
+"""With more ranks than ``FLOW_LIMIT``, at most so many ranks times orbits of ranks are followed exactly."""
+
+
 @dataclass(frozen=True, slots=True)
 class Cut:
     """A set of vertices whose outgoing links bound a collective: the certificate of a lower bound.
@@ -71,7 +75,7 @@ def all_gather_cut(topology: Topology, *, backwards: bool = False, by_orbit: boo
         return Cut(Fraction(0), (0,), 0, "a single rank")
     sinks = rank_orbits(topology).tolist() if by_orbit else list(range(graph.nranks))
     best, side = _first_guess(topology, graph, sinks, backwards=backwards)
-    exact = graph.nranks <= FLOW_LIMIT
+    exact = graph.nranks <= FLOW_LIMIT or graph.nranks * len(sinks) <= ORBIT_LIMIT
     for sink in sinks if exact else ():
         while True:
             found, better = _worse_cut(graph, best, sink)

@@ -120,7 +120,7 @@ def rank_links(topology: Topology, *, backwards: bool = False) -> tuple[Arcs, Fr
         ends = {link: (b, a) for link, (a, b) in ends.items()}
     raw = {link: int(topology.link_capacity_uBps[link]) for part in parts for link in part}
     unit = int(np.gcd.reduce(list(raw.values())))
-    arcs = {(link,): capacity // unit for link, capacity in sorted(raw.items())}
+    arcs: dict[Path, int] = {(link,): capacity // unit for link, capacity in sorted(raw.items())}
     if all(len(path) == 1 for path in paths.values()):
         return {pair: arcs[path] for pair, path in paths.items()}, Fraction(unit)
     best = all_gather_cut(topology, backwards=backwards).ratio * unit / UBPS_PER_BPS

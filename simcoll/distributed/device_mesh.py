@@ -107,9 +107,7 @@ class DeviceMesh:
         me = current().rank
         me.created["mesh"] = me.created.get("mesh", 0) + 1
         key = ("mesh", me.local.get("generation", 0), me.created["mesh"])
-        meeting = meet(me, key, f"DeviceMesh (number {key[2]})", (), str(self.mesh.tolist()))
-        if meeting.error is not None:
-            raise RuntimeError(meeting.error)
+        meet(me, key, f"DeviceMesh (number {key[2]})", (), str(self.mesh.tolist()))
 
     def _make_groups(self) -> list[ProcessGroup | None]:
         world = group.WORLD

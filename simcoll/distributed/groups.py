@@ -212,7 +212,8 @@ def get_backend_config(group: Any = None) -> str:
 
 def _registered(given: Any) -> ProcessGroup:
     if not isinstance(given, ProcessGroup):
-        raise ValueError(f"Group {given!r} is not registered, please create group with torch.distributed.new_group API")  # noqa: TRY004  # as torch
+        text = f"Group {given!r} is not registered, please create group with torch.distributed.new_group API"
+        raise ValueError(text)  # noqa: TRY004  # as torch
     return _own(given, default_group())
 
 
@@ -299,16 +300,22 @@ class Meeting(Waitable):
 
 
 def meet(rank: Rank, key: Any, what: str, expected: tuple[int, ...], subject: Any = None) -> Meeting:
-    """Arrive at a meeting; the first to come opens it."""
+    """Arrive at a meeting; the first to come opens it.
+
+    Raises
+    ------
+    RuntimeError
+        When the ranks do not come for the same thing; those who wait get it too.
+    """
     meetings: dict[Any, Meeting] = rank.world.shared.setdefault("meetings", {})
     meeting = meetings.get(key)
     if meeting is None:
         meeting = meetings[key] = Meeting(what, expected, subject)
     if meeting.subject != subject:
         first = next(iter(meeting.arrived))
-        meeting.finish(
-            f"{what} differs between ranks: rank {first} asked for {meeting.subject}, rank {rank.number} for {subject}"
-        )
+        text = f"{what} differs between ranks: rank {first} asked for {meeting.subject}, rank {rank.number} for {subject}"
+        meeting.finish(text)
+        raise RuntimeError(text)
     meeting.arrive(rank.number)
     return meeting
 
@@ -397,7 +404,7 @@ def new_group(
         label = str(_count(me, "group"))
     generation = me.local.get("generation", 0)
     meeting = meet(me, ("new_group", generation, label), f"new_group (number {label})", chosen, chosen)
-    if meeting.error is not None or me.number in chosen:
+    if me.number in chosen:
         wait_until(meeting, limit[0], explicit=explicit)
     if me.number not in chosen:
         return GroupMember.NON_GROUP_MEMBER

@@ -141,7 +141,7 @@ def _unpack(object_list: list[Any], data: Bytes, sizes: NDArray[np.int64], trust
 
 
 def scatter_object_list(
-    scatter_object_output_list: list[Any],
+    scatter_object_output_list: Any,
     scatter_object_input_list: list[Any] | None = None,
     src: int | None = None,
     group: Any = None,

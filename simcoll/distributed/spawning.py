@@ -138,7 +138,7 @@ def spawn(
     >>> result.returns[3], result.time
     ([6.0, 10.0], 2.00064e-06)
     """
-    if not isinstance(nprocs, int) or isinstance(nprocs, bool) or not 1 <= nprocs <= MAX_RANKS:
+    if type(nprocs) is not int or not 1 <= nprocs <= MAX_RANKS:
         raise ConfigError(f"nprocs {nprocs!r}: expected a whole number of ranks, 1 to {MAX_RANKS}")
     check_choice(algorithm)
     place = _topology(topology, nprocs)
@@ -151,6 +151,7 @@ def spawn(
         "algorithm": algorithm,
         "backend": backend,
         "findings": [],
+        "failed": [],
     }
     named = dict(kwargs or {})
     waiter = RankWaiter()
@@ -215,24 +216,18 @@ def _leftovers(world: World) -> None:
             if work.error is not None and rank.failure is None:
                 rank.failure = RuntimeError(work.error)
                 rank.failure.add_note(f"[rank{rank.number}]: of a Work that was never waited for")
+                world.shared["failed"].append(rank.failure)
             state = "" if work.done else ", and it never ended"
             world.shared["findings"].append(
                 f"rank {rank.number}: the Work of {work.name} issued at {work.entry.site} was never waited for{state}"
             )
 
 
-def _first_failure(world: World) -> BaseException | None:
-    failed = [rank for rank in world.ranks if rank.failure is not None]
-    first = min(failed, key=lambda rank: (rank.finish_fs, rank.number), default=None)
-    return None if first is None else first.failure
-
-
 def _result(world: World) -> Result:
     _leftovers(world)
-    failure = _first_failure(world)
-    if failure is not None:
-        raise failure
     shared = world.shared
+    if shared["failed"]:  # the first is the cause; others may only have waited for it
+        raise shared["failed"][0]
     for finding in shared["findings"][:8]:
         warnings.warn(finding, UserWarning, stacklevel=3)
     finish = tuple(rank.finish_fs for rank in world.ranks)

@@ -1,14 +1,19 @@
 """Clusters as frozen graphs: the links, who sits where, which way the data goes, where the numbers come from.
 
-``graph`` holds the record, ``routing`` the vectorised routers, ``families`` and ``cluster`` the generators, ``files``
-the TOML format and ``nccl_xml`` the dumps of real machines. Nothing here knows of schedules or time.
+``graph`` holds the record, ``routing`` the vectorised routers, ``families``, ``direct``, ``ecmp`` and ``cluster`` the
+generators, ``placement`` who sits where, ``orbits`` who is alike, ``files`` the TOML format and ``nccl_xml`` the dumps of
+real machines. Nothing here knows of schedules or time.
 """
 
 from simcoll.topology.cluster import Tier
+from simcoll.topology.direct import dragonfly, hybrid_cube_mesh, hypercube, hyperx
+from simcoll.topology.ecmp import clos
 from simcoll.topology.families import boxes, crossbar, fat_tree, torus
 from simcoll.topology.files import load_topology, shipped_topologies
 from simcoll.topology.graph import LINK_KINDS, NODE_KINDS, Routes, Topology
 from simcoll.topology.networkx_graph import from_networkx
+from simcoll.topology.orbits import rank_orbits
+from simcoll.topology.placement import place
 
 __all__ = [
     "LINK_KINDS",
@@ -17,10 +22,17 @@ __all__ = [
     "Tier",
     "Topology",
     "boxes",
+    "clos",
     "crossbar",
+    "dragonfly",
     "fat_tree",
     "from_networkx",
+    "hybrid_cube_mesh",
+    "hypercube",
+    "hyperx",
     "load_topology",
+    "place",
+    "rank_orbits",
     "shipped_topologies",
     "torus",
 ]

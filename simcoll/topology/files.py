@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from simcoll.errors import ConfigError, nearest
-from simcoll.topology import families
+from simcoll.topology import direct, ecmp, families
 from simcoll.topology.cluster import Tier
 from simcoll.topology.graph import LINK_KINDS, Topology
+from simcoll.topology.placement import place
 from simcoll.topology.values import count, duration_fs, factor, parse_capacity
 
 if TYPE_CHECKING:
@@ -49,6 +50,53 @@ _KEYS: dict[str, dict[str, tuple[str, str]]] = {
         "wrap": ("wrap", "flags"),
         "link_kind": ("link_kind", "text"),
     },
+    "hypercube": {
+        "dimensions": ("dimensions", "count"),
+        "bandwidth": ("bandwidth", "rate"),
+        "latency": ("latency", "time"),
+        "link_kind": ("link_kind", "text"),
+    },
+    "hybrid_cube_mesh": {
+        "quads": ("quads", "count"),
+        "bandwidth": ("bandwidth", "rate"),
+        "latency": ("latency", "time"),
+        "link_kind": ("link_kind", "text"),
+    },
+    "hyperx": {
+        "dims": ("dims", "counts"),
+        "hosts_per_switch": ("hosts_per_switch", "count"),
+        "bandwidth": ("bandwidth", "rate"),
+        "latency": ("latency", "time"),
+        "switch_bandwidth": ("switch_bandwidth", "rate"),
+        "switch_latency": ("switch_latency", "time"),
+        "link_kind": ("link_kind", "text"),
+    },
+    "dragonfly": {
+        "hosts_per_switch": ("hosts_per_switch", "count"),
+        "switches_per_group": ("switches_per_group", "count"),
+        "global_links": ("global_links", "count"),
+        "groups": ("groups", "count"),
+        "bandwidth": ("bandwidth", "rate"),
+        "latency": ("latency", "time"),
+        "local_bandwidth": ("local_bandwidth", "rate"),
+        "local_latency": ("local_latency", "time"),
+        "global_bandwidth": ("global_bandwidth", "rate"),
+        "global_latency": ("global_latency", "time"),
+        "link_kind": ("link_kind", "text"),
+    },
+    "clos": {
+        "leaves": ("leaves", "count"),
+        "hosts_per_leaf": ("hosts_per_leaf", "count"),
+        "spines": ("spines", "count"),
+        "planes": ("planes", "count"),
+        "bandwidth": ("bandwidth", "rate"),
+        "latency": ("latency", "time"),
+        "uplink_bandwidth": ("uplink_bandwidth", "rate"),
+        "spine_latency": ("spine_latency", "time"),
+        "ecmp": ("ecmp", "text"),
+        "seed": ("seed", "seed"),
+        "link_kind": ("link_kind", "text"),
+    },
     "boxes": {
         "nodes": ("nodes", "count"),
         "gpu.count": ("gpus_per_node", "count"),
@@ -76,6 +124,18 @@ _FAMILIES: dict[str, Callable[..., Topology]] = {
     "fat_tree": families.fat_tree,
     "torus": families.torus,
     "boxes": families.boxes,
+    "hypercube": direct.hypercube,
+    "hybrid_cube_mesh": direct.hybrid_cube_mesh,
+    "hyperx": direct.hyperx,
+    "dragonfly": direct.dragonfly,
+    "clos": ecmp.clos,
+}
+_PLACEMENT = {
+    "placement.order": ("order", "text"),
+    "placement.ranks": ("nranks", "count"),
+    "placement.level": ("level", "text"),
+    "placement.seed": ("seed", "seed"),
+    "placement.gpus": ("gpus", "numbers"),
 }
 _TIER_KEYS = {"name": "text", "boxes": "count", "rail_only": "flags", "latency": "time", "oversubscription": "ratio"}
 
@@ -85,6 +145,11 @@ _REQUIRED = {
     "fat_tree": ("leaves", "hosts_per_leaf", "bandwidth"),
     "torus": ("dims", "bandwidth"),
     "boxes": ("nodes", "gpu.count", "gpu.bandwidth"),
+    "hypercube": ("dimensions", "bandwidth"),
+    "hybrid_cube_mesh": ("quads", "bandwidth"),
+    "hyperx": ("dims", "hosts_per_switch", "bandwidth"),
+    "dragonfly": ("hosts_per_switch", "switches_per_group", "global_links", "bandwidth"),
+    "clos": ("leaves", "hosts_per_leaf", "spines", "bandwidth"),
 }
 
 
@@ -171,14 +236,15 @@ def _decode(content: bytes, file: str, changes: Mapping[str, object]) -> Topolog
     family = document.get("family")
     if not isinstance(family, str) or family not in _KEYS:
         raise ConfigError(f"unknown family {family!r}; {nearest(str(family), _KEYS)}", file=file, path="$.family")
-    keys = {path: kind for path, (_, kind) in _KEYS[family].items()}
+    valid = _KEYS[family] | _PLACEMENT
+    keys = {path: kind for path, (_, kind) in valid.items()}
     keys |= _COMMON | {f"efficiency.{kind}": "share" for kind in LINK_KINDS}
     sources: dict[str, str] = {}
     values = _walk(document, keys, sources, file)
     for path, value in changes.items():
-        if path not in _KEYS[family]:
+        if path not in valid:
             where = f"family {family!r} of {file} has no {path!r}"
-            raise ConfigError(f"{where}; {nearest(path, _KEYS[family])}")
+            raise ConfigError(f"{where}; {nearest(path, valid)}")
         values[path] = _value(value, keys[path], path, None, sources)
         sources[f"$.{path}"] = "argument"
     arguments = {_KEYS[family][path][0]: value for path, value in values.items() if path in _KEYS[family]}
@@ -188,6 +254,9 @@ def _decode(content: bytes, file: str, changes: Mapping[str, object]) -> Topolog
     title = str(values.get("name", Path(file).stem))
     try:
         topology = _FAMILIES[family](name=title, **arguments)
+        placement = {_PLACEMENT[path][0]: value for path, value in values.items() if path in _PLACEMENT}
+        if placement:
+            topology = place(topology, **placement)
     except ConfigError as error:
         raise ConfigError(error.message, file=file) from None
     return replace(
@@ -248,6 +317,10 @@ def _typed(value: Any, kind: str, path: str, file: str | None, sources: dict[str
     what = path.rpartition(".")[2]
     if kind == "count":
         return count(value, what, least=0 if path == "nic.count" else 1)
+    if kind == "seed":
+        return count(value, what, least=0)
+    if kind == "numbers":
+        return [count(item, what, least=0) for item in _expect(value, list, what, "a list of GPU numbers")]
     if kind == "rate":
         return parse_capacity(_expect(value, str, what, "text with a unit such as '50 GB/s'"), what)
     if kind == "time":

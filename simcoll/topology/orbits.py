@@ -7,6 +7,7 @@ themselves, so a missing symmetry costs time, never truth.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -48,7 +49,9 @@ def rank_orbits(topology: Topology) -> Ints:
         if nodes is not None and is_symmetry(topology, nodes):
             pairs.append(np.stack([np.arange(n), image]))
     ends = np.concatenate(pairs, axis=1)
-    _, orbit = connected_components(coo_array((np.ones(ends.shape[1]), (ends[0], ends[1])), shape=(n, n)), directed=False)
+    _, orbit = connected_components(
+        coo_array((np.ones(ends.shape[1]), (ends[0], ends[1])), shape=(n, n)), directed=False
+    )
     first: Ints = np.sort(np.unique(orbit, return_index=True)[1])
     return first
 
@@ -78,9 +81,9 @@ def _turns(topology: Topology) -> Iterator[Ints]:
             if n % size == 0 and np.array_equal(ids, rank // size):
                 sizes.append(size)
     strides = sorted(set(sizes))
-    if any(b % a for a, b in zip(strides, strides[1:], strict=False)):
+    if any(b % a for a, b in pairwise(strides)):
         strides = [1, n]
-    for stride, period in zip(strides, strides[1:], strict=False):
+    for stride, period in pairwise(strides):
         digit = rank // stride % (period // stride)
         yield rank + ((digit + 1) % (period // stride) - digit) * stride
 

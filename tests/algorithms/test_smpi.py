@@ -123,6 +123,69 @@ def test_other_algorithms_on_a_crossbar(collective, algorithm):
     assert found == pytest.approx(expected, rel=1e-9)
 
 
+# Algorithms of the same name as SMPI's, where every message is at least 64 KiB or no rank sends twice in a row: 1 KiB, 1 MiB and
+# 64 MiB on the crossbar. None: SMPI sends messages below 64 KiB without waiting for the receiver, so that the root's messages share
+# its link, and a broadcast of 1 KiB to 16 ranks takes 8.832 us; ours follow each other: 4 x (2 us + 1,040 B) = 8.333 us.
+ROOTED = {
+    ("all_to_all", "bruck"): {  # alltoall bruck
+        16: (8168.96, 175777.28, 10745423.36), 64: (12253.44, 263665.92, 16118135.04),
+        256: (16337.92, 351554.56, 21490846.72), 1024: (20422.4, 439443.2, 26863558.4),
+    },
+    ("broadcast", "tree"): {  # bcast binomial_tree
+        16: (None, 343549.44, 21482841.6), 64: (None, 515324.16, 32224262.4),
+        256: (None, 687098.88, 42965683.2), 1024: (None, 858873.6, 53707104.0),
+    },
+    ("broadcast", "scatter_ring"): {  # bcast scatter_LR_allgather
+        16: (None, 195310.72, 10104353.92), 64: (None, None, 10707734.4),
+        256: (None, None, 11221811.84), 1024: (None, None, 12794254.72),
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("collective", "algorithm"), ROOTED)
+@pytest.mark.parametrize("n", [16, 64, 256, 1024])
+def test_rooted_and_bruck_on_a_crossbar(collective, algorithm, n):
+    topology = crossbar(n, "12.5 GB/s", "2 us")
+    for size, expected in zip(SIZES, ROOTED[collective, algorithm][n], strict=True):
+        if expected is not None:
+            assert time_ns(collective, algorithm, n, size, topology) == pytest.approx(expected, rel=1e-9)
+
+
+def test_small_sends_of_smpi_do_not_wait():
+    found = time_ns("broadcast", "tree", 16, 1 << 10, crossbar(16, "12.5 GB/s", "2 us"))
+    assert found == pytest.approx(4 * (2000 + 1040 / 12.5), rel=1e-12)
+    assert 1.05 < 8832.0 / found < 1.07
+
+
+def all_at_once(n):
+    """The broadcast in which the root sends the whole vector to all others at the same time: SMPI's "flattree"."""
+    layout, others = Layout(Collective("broadcast", n)), np.arange(1, n)
+    steps = [
+        transfers(0, layout.input(), 0, layout.output()),
+        transfers(0, layout.output(), others, layout.output()),
+    ]
+    return Schedule("flat", layout, lambda: iter(steps))
+
+
+@pytest.mark.parametrize(("latency", "expected"), [(0, (1258310.4, 80530656.0)), (1, (1260310.4, 80532656.0))])
+def test_flat_broadcast(latency, expected):
+    both = f"{2 * latency} us"
+    tree = fat_tree(4, 4, "12.5 GB/s", both, oversubscription=2, spine_latency=both)
+    for topology in (tree, crossbar(16, "12.5 GB/s", both)):
+        plans = [all_at_once(16).bind(size, "uint8", protocol=SMPI) for size in SIZES[1:]]
+        found = [emulate(plan, topology, data="none", bound=False).time_fs / 1e6 for plan in plans]
+        assert found == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("latency", [0, 1])
+def test_bruck_on_a_fat_tree(latency):
+    both = f"{2 * latency} us"
+    topology = fat_tree(4, 4, "12.5 GB/s", both, oversubscription=2, spine_latency=both)
+    expected = ((251665.92, 16106135.04), (267665.92, 16122135.04))[latency]
+    found = [time_ns("all_to_all", "bruck", 16, size, topology) for size in SIZES[1:]]
+    assert found == pytest.approx(expected, rel=1e-9)
+
+
 @pytest.fixture
 def no_collector():
     """Millions of messages are made and dropped, none in cycles: looking for cycles would double the time."""

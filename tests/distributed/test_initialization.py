@@ -91,7 +91,7 @@ def test_methods():
         with pytest.raises(ValueError, match="world size parameter missing"):
             dist.init_process_group("gloo", "tcp://127.0.0.1:1", rank=rank)
         with pytest.raises(ValueError, match="spawned with rank"):
-            dist.init_process_group("gloo", f"tcp://127.0.0.1:1?rank={rank + 1}&world_size={world_size}")
+            dist.init_process_group("gloo", f"tcp://127.0.0.1:1?rank={(rank + 1) % world_size}&world_size={world_size}")
         dist.init_process_group("gloo", f"tcp://127.0.0.1:1?rank={rank}&world_size={world_size}")
         dist.destroy_process_group()
         dist.init_process_group()
@@ -225,8 +225,8 @@ def test_register_backend():
         return dist.get_backend()
 
     assert run(program, init=False) == ("dummy", "dummy")
-    assert [call[1:] for call in calls[:2]] == [(0, 2, timedelta(minutes=30)), (1, 2, timedelta(minutes=30))]
-    options, hints = calls[2]
+    assert sorted(call[1:] for call in calls if len(call) == 4) == [(0, 2, timedelta(minutes=30)), (1, 2, timedelta(minutes=30))]
+    options, hints = next(call for call in calls if len(call) == 2)
     assert (options["group_rank"], options["group_size"], options["global_ranks_in_group"], hints) == (0, 1, [1], "hints")
 
 
@@ -253,20 +253,13 @@ def test_a_registered_backend_executes_plans():
 
     def program(rank, world_size):
         x = np.arange(3.0) + rank
-        dist.all_reduce(x, op=dist.ReduceOp.AVG)
-        out = np.zeros(rank + 1)
-        dist.all_to_all_single(out, np.arange(2.0) * (rank + 1), [0, 1] if rank == 0 else [1, 1], [0, 2] if rank == 9 else [rank, 2 - rank])
-        return x.tolist()
-
-    def even(rank, world_size):
-        x = np.arange(3.0) + rank
         work = dist.all_reduce(x, op=dist.ReduceOp.AVG, async_op=True)
         work.wait()
         out = np.zeros(2)
         dist.all_to_all_single(out, np.arange(2.0) + 10 * rank)
         return x.tolist(), out.tolist()
 
-    assert run(even, backend="through") == (([0.5, 1.5, 2.5], [0.0, 10.0]), ([0.5, 1.5, 2.5], [1.0, 11.0]))
+    assert run(program, backend="through") == (([0.5, 1.5, 2.5], [0.0, 10.0]), ([0.5, 1.5, 2.5], [1.0, 11.0]))
 
 
 def test_what_is_available(monkeypatch):

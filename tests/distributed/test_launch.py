@@ -63,6 +63,7 @@ def test_the_environment_of_a_worker():
 
 
 def test_every_rank_once_over_all_machines():
+    """LA-02: LOCAL_RANK is unique on one machine only."""
     ranks = [
         (int(v["RANK"]), int(v["LOCAL_RANK"]))
         for node in range(3)
@@ -86,6 +87,7 @@ def test_jobs_that_cannot_be(wrong, message):
 
 
 def test_workers_get_their_variables_and_arguments(program, tmp_path, monkeypatch):
+    """LA-01: RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT are set."""
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.delenv("SIMCOLL_STORE_SECRET", raising=False)
     script = program(REPORT)
@@ -139,7 +141,7 @@ def test_machines_of_a_larger_job_share_no_secret_by_chance(program, tmp_path, m
     ],
 )
 def test_the_command_line(options, first, program, tmp_path):
-    # As torch's launch: --local-rank comes first among the program's arguments, unless --use-env.
+    """LA-01 SIG-30: --local-rank comes first among the program's arguments, unless --use-env."""
     script = program(
         REPORT.replace("sys.argv[1]", "sys.argv[-2]").replace("sys.argv[2]", "sys.argv[-1]").replace("[3:]", "[1:-2]")
     )

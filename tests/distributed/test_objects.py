@@ -102,6 +102,7 @@ DTYPES += [ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2, m
 @pytest.mark.parametrize("shape", [(), (0,), (1,), (7,), (2, 0, 3), (3, 5), (1, 2, 3, 4)])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_arrays(dtype, shape):
+    """OB-11: arrays inside objects work."""
     array = np.arange(math.prod(shape)).reshape(shape).astype(dtype)
     back = decode(encode(array))
     assert type(back) is np.ndarray
@@ -163,6 +164,7 @@ NOT_PLAIN = [
 
 @pytest.mark.parametrize("thing", NOT_PLAIN, ids=lambda thing: type(thing).__name__)
 def test_anything_else_is_refused_with_the_way_out(thing):
+    """PP-40: what is no plain data is refused on the sender, with how to opt in to pickle."""
     with pytest.raises(ObjectEncodingError, match=r"trusted=True.*SIMCOLL_TRUSTED_PICKLE=1") as caught:
         encode({"deep": [1, (thing,)]})
     assert str(caught.value).startswith("$['deep'][1][0] is a")
@@ -203,6 +205,7 @@ def test_pickle_only_where_both_sides_trust(monkeypatch):
 
 
 def test_trusted_objects_that_cannot_be_pickled():
+    """PP-40: where pickle is trusted, what it cannot take raises what pickle raises."""
     with pytest.raises((pickle.PicklingError, AttributeError)):
         encode(lambda: 0, trusted=True)
 

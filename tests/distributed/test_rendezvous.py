@@ -51,17 +51,20 @@ def meet(n, how):
 
 @pytest.mark.parametrize("n", [1, 2, 5])
 def test_tcp_with_arguments(n, port):
+    """IN-03 IN-10: tcp:// with rank and world size as arguments; rank 0 waits for all."""
     store = meet(n, lambda rank: rendezvous(f"tcp://127.0.0.1:{port}", rank=rank, world_size=n))
     assert isinstance(store, TCPStore)
 
 
 @pytest.mark.parametrize("n", [1, 3])
 def test_tcp_with_everything_in_the_url(n, port):
+    """IN-10: tcp:// with rank and world size in the URL."""
     meet(n, lambda rank: rendezvous(f"tcp://localhost:{port}?rank={rank}&world_size={n}"))
 
 
 @pytest.mark.parametrize("n", [1, 3])
 def test_a_file(n, tmp_path):
+    """IN-11 IN-12: file:// makes the file; the last user removes it."""
     path = tmp_path / "a file"
     store = meet(n, lambda rank: rendezvous(f"file://{path}", rank=rank, world_size=n))
     assert isinstance(store, FileStore)
@@ -81,6 +84,7 @@ def test_a_file_by_a_relative_path(tmp_path, monkeypatch):
 
 
 def test_the_environment(port, monkeypatch):
+    """IN-07 IN-08: env:// is the default and reads four variables."""
     for name, value in zip(VARIABLES, ("0", "1", "127.0.0.1", str(port)), strict=True):
         monkeypatch.setenv(name, value)
     for url in (None, "env://"):
@@ -91,6 +95,7 @@ def test_the_environment(port, monkeypatch):
 
 
 def test_arguments_instead_of_variables(port, monkeypatch):
+    """IN-08: rank and world size may be arguments instead of variables."""
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", str(port))
     meet(2, lambda rank: rendezvous(rank=rank, world_size=2))
@@ -100,6 +105,7 @@ def test_arguments_instead_of_variables(port, monkeypatch):
 
 
 def test_variables_are_missed_in_order(monkeypatch):
+    """IN-08 IN-09: a missing variable is named, in torch's order; MASTER_ADDR is needed on rank 0, too."""
     for name, value in zip(VARIABLES, ("0", "1", "127.0.0.1", "1"), strict=True):
         message = f"using env:// rendezvous: environment variable {name} expected, but not set"
         with pytest.raises(ValueError, match=message):
@@ -128,6 +134,7 @@ def test_a_given_store():
     ],
 )
 def test_a_store_with_wrong_arguments(arguments, message):
+    """IN-05 IN-06: AssertionError for a store with an init_method, or without world size or rank."""
     with pytest.raises(AssertionError, match=message):
         rendezvous(store=HashStore(), **arguments)
 
@@ -154,23 +161,27 @@ def test_a_store_with_wrong_arguments(arguments, message):
     ],
 )
 def test_urls_that_cannot_be(url, arguments, error, message):
+    """IN-10 IN-11 IN-14: what is missing in a URL is a ValueError, an unknown scheme a RuntimeError."""
     for function in (rendezvous, parse_init_method):
         with pytest.raises(error, match=message):
             function(url, **arguments)
 
 
 def test_a_file_in_a_missing_folder(tmp_path):
+    """IN-11: the file's folder must exist."""
     with pytest.raises(DistStoreError, match="directory does not exist"):
         rendezvous(f"file://{tmp_path}/missing/f", rank=0, world_size=1)
 
 
 @pytest.mark.parametrize("timeout", [1, 1.5, "1s"])
 def test_a_timeout_is_a_timedelta(timeout):
+    """IN-16: TypeError for a timeout that is no timedelta."""
     with pytest.raises(TypeError, match=r"Expected timeout argument to be of type datetime\.timedelta"):
         rendezvous(store=HashStore(), rank=0, world_size=1, timeout=timeout)
 
 
 def test_the_timeout_is_the_stores(port, tmp_path):
+    """IN-15: 30 minutes by default."""
     for url in (f"tcp://127.0.0.1:{port}", f"file://{tmp_path}/f"):
         found = rendezvous(url, rank=0, world_size=1)
         assert found.store.timeout == timedelta(minutes=30)

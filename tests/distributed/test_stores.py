@@ -54,6 +54,7 @@ def queues(request, tmp_path):
 
 
 def test_set_get_returns_bytes_and_overwrites(store):
+    """ST-01 SIG-25: set then get gives bytes; set again overwrites; values are str or bytes, also empty."""
     assert store.set("k", "text") is None
     assert store.get("k") == b"text"
     store.set("k", b"\x00\xff")
@@ -99,6 +100,7 @@ def test_values_of_any_size(store, size):
     ],
 )
 def test_wrong_types_are_type_errors(store, wrong):
+    """ST-01: keys that are no str, values that are neither str nor bytes: TypeError."""
     with pytest.raises(TypeError):
         wrong(store)
 
@@ -115,12 +117,14 @@ def test_wrong_types_are_type_errors(store, wrong):
     ],
 )
 def test_wrong_values_are_value_errors(store, wrong):
+    """ST-14: multi_set with unequal lengths is a ValueError and sets nothing."""
     with pytest.raises(ValueError):
         wrong(store)
     assert not store.check(["a"])
 
 
 def test_get_of_a_missing_key_times_out(store):
+    """ST-02 ST-16: get, wait and multi_get of a missing key wait for the timeout, then raise DistStoreError."""
     store.set_timeout(SHORT)
     for ask in (lambda: store.get("nope"), lambda: store.wait(["nope"]), lambda: store.multi_get(["nope"])):
         with pytest.raises(DistStoreError, match=r"wait timeout after 60ms, keys: /(p/)?nope") as caught:
@@ -146,6 +150,7 @@ def test_try_get(store):
 
 @pytest.mark.parametrize("ask", ["get", "wait", "multi_get"])
 def test_waiting_ends_when_another_sets(store, ask):
+    """ST-03: who waits goes on as soon as another client sets the key."""
     other = store.clone()
     thread = threading.Timer(0.05, lambda: other.multi_set(["late", "later"], ["1", "2"]))
     thread.start()
@@ -162,6 +167,7 @@ def test_waiting_ends_when_another_sets(store, ask):
 
 
 def test_wait_needs_all_keys(store):
+    """ST-16: wait returns None when all keys exist; its own timeout goes before the store's."""
     store.set("a", "1")
     store.wait(["a"])
     store.wait([])
@@ -172,6 +178,7 @@ def test_wait_needs_all_keys(store):
 
 
 def test_add_counts(store):
+    """ST-04 ST-12: add makes a counter and gives the new value; after delete_key it starts at the amount."""
     assert store.add("n", 1) == 1
     assert store.add("n", 6) == 7
     assert store.get("n") == b"7"
@@ -183,6 +190,7 @@ def test_add_counts(store):
 
 
 def test_add_on_what_set_stored(store):
+    """ST-05: add on numeric text counts on; on other text it is a ValueError, and the store goes on."""
     store.set("n", "5")
     assert store.add("n", 2) == 7
     for text in ("five", "", "1.5", "5 apples", "9" * 400):
@@ -197,12 +205,14 @@ def test_add_on_what_set_stored(store):
 
 
 def test_append(store):
+    """ST-06: append makes the key, then appends."""
     store.append("k", "po")
     store.append("k", b"tato")
     assert store.get("k") == b"potato"
 
 
 def test_check(store):
+    """ST-07: check is True when all keys exist; of no keys, too."""
     store.multi_set(["a", "b"], ["1", "2"])
     assert store.check(["a"]) is True
     assert store.check(("b", "a")) is True
@@ -211,6 +221,7 @@ def test_check(store):
 
 
 def test_compare_set(store):
+    """ST-08 ST-09: compare_set sets when what is expected is there, or nothing is expected and there; gives what is there now."""
     store.set("k", "first")
     assert store.compare_set("k", "first", "second") == b"second"
     assert store.compare_set("k", "first", "third") == b"second"
@@ -226,6 +237,7 @@ def test_compare_set(store):
 
 
 def test_delete_key(store):
+    """ST-10 ST-11: delete_key tells whether there was a key, in a file, too."""
     store.set("k", "v")
     assert store.delete_key("k") is True
     assert store.delete_key("k") is False
@@ -233,6 +245,7 @@ def test_delete_key(store):
 
 
 def test_multi(store):
+    """ST-13: multi_set and multi_get keep the order; of no keys they are []."""
     store.multi_set(["a", "b", "c"], ["1", b"2", ""])
     assert store.multi_get(["c", "a", "a"]) == [b"", b"1", b"1"]
     assert store.multi_get([]) == []
@@ -242,6 +255,7 @@ def test_multi(store):
 
 
 def test_keys_are_counted_and_listed(store, kind):
+    """ST-15: num_keys counts one key more in a file, and on a server whose workers were counted."""
     before = store.num_keys()
     assert before == (0 if "hash" in kind else 1)
     store.set("b", "1")
@@ -252,16 +266,19 @@ def test_keys_are_counted_and_listed(store, kind):
 
 
 def test_timeout_property(store):
+    """ST-17: 300 seconds at first; set_timeout changes it."""
     assert store.timeout == timedelta(seconds=300)
     store.set_timeout(timedelta(seconds=10))
     assert store.timeout == timedelta(seconds=10)
 
 
 def test_extended_api(store, kind):
+    """ST-18: HashStore and TCPStore have the extended interface, FileStore has not, PrefixStore as below it."""
     assert store.has_extended_api() is ("file" not in kind)
 
 
 def test_queue_is_first_in_first_out(queues):
+    """ST-19: queues are first in, first out; the length of a missing one is 0."""
     assert queues.queue_len("q") == 0
     for value in ("a", b"b", ""):
         queues.queue_push("q", value)
@@ -272,6 +289,7 @@ def test_queue_is_first_in_first_out(queues):
 
 
 def test_pop_of_an_empty_queue(queues):
+    """ST-20: QueueEmptyError at once without block, else DistStoreError after the timeout."""
     with pytest.raises(QueueEmptyError, match="queue is empty"):
         queues.queue_pop("q", block=False)
     queues.set_timeout(SHORT)
@@ -280,6 +298,7 @@ def test_pop_of_an_empty_queue(queues):
 
 
 def test_queues_are_seen_by_check_wait_and_delete(queues):
+    """ST-21: check and wait see queues."""
     queues.queue_push("q", "v")
     assert queues.check(["q"])
     queues.wait(["q"], SHORT)
@@ -305,6 +324,7 @@ def test_pop_waits_for_a_push_and_each_value_goes_to_one(queues):
 
 
 def test_files_have_no_queues(tmp_path):
+    """ST-19: NotImplementedError for queues in a file."""
     store = FileStore(tmp_path / "f")
     for ask in (lambda: store.queue_push("q", "v"), lambda: store.queue_pop("q"), lambda: store.queue_len("q")):
         with pytest.raises(NotImplementedError, match="queue support is not implemented"):
@@ -313,6 +333,7 @@ def test_files_have_no_queues(tmp_path):
 
 
 def test_clone_shares_data_and_is_of_the_same_type(store):
+    """ST-22: a clone has the same data and the same type."""
     store.set("k", "v")
     store.set_timeout(timedelta(seconds=7))
     other = store.clone()
@@ -326,6 +347,7 @@ def test_clone_shares_data_and_is_of_the_same_type(store):
 
 
 def test_threads_count_without_losing_any(store):
+    """ST-22 ST-23: clones, and threads of this process, work at the same time."""
     threads, times = 5, 20
     clones = [store.clone() for _ in range(threads)]
 
@@ -360,6 +382,7 @@ def test_closing_twice_is_harmless(store):
 
 
 def test_prefixes_nest():
+    """ST-31 SIG-27: key k of prefix p is p/k below; prefixes nest; underlying_store is what was wrapped."""
     whole = HashStore()
     inner = PrefixStore("outer", whole)
     both = PrefixStore("inner", inner)
@@ -386,6 +409,7 @@ def test_prefix_needs_a_str_and_a_store(wrong):
 
 
 def test_the_base_class_implements_nothing():
+    """ST-33: methods of Store itself raise RuntimeError."""
     for ask in (
         lambda: Store().get("k"),
         lambda: Store().set("k", "v"),
@@ -399,6 +423,7 @@ def test_the_base_class_implements_nothing():
 
 
 def test_error_classes():
+    """ST-32: the error classes and what they derive from."""
     assert issubclass(DistError, RuntimeError)
     for error in (DistBackendError, DistNetworkError, DistStoreError):
         assert error.__bases__ == (DistError,)

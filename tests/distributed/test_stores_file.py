@@ -25,6 +25,7 @@ def python(script, *arguments):
 
 
 def test_two_stores_share_data(path):
+    """ST-24 SIG-27: two stores on one path share data; path tells the name."""
     one, two = FileStore(path, 2), FileStore(path, 2)
     assert one.path == path
     one.set("k", "v")
@@ -36,6 +37,7 @@ def test_two_stores_share_data(path):
 
 
 def test_the_counter_of_users_is_one_key_more(path):
+    """ST-15: two keys after one set."""
     store = FileStore(path)
     assert store.num_keys() == 1
     store.set("first_key", "first_value")
@@ -44,6 +46,7 @@ def test_the_counter_of_users_is_one_key_more(path):
 
 
 def test_the_last_of_world_size_users_removes_the_file(path):
+    """ST-24 IN-12: the file goes with the last of world_size users."""
     stores = [FileStore(path, 3) for _ in range(3)]
     for store in stores:
         assert os.path.exists(path)  # noqa: PTH110
@@ -60,6 +63,7 @@ def test_a_user_who_comes_later_is_waited_for(path):
 
 
 def test_without_a_world_size_the_file_stays(path):
+    """ST-24 IN-13: without a world size the file and its keys stay."""
     store = FileStore(path)
     store.set("k", "v")
     store.close()

@@ -50,6 +50,7 @@ def store_threads():
 
 
 def test_one_side_sets_the_other_gets(store):
+    """ST-25: one server, clients connect; set on one side, get on the other."""
     with client(store.port) as other:
         store.set("k", "v")
         assert other.get("k") == b"v"
@@ -58,6 +59,7 @@ def test_one_side_sets_the_other_gets(store):
 
 
 def test_properties():
+    """ST-26 SIG-26: port 0 picks a port and tells; host and libuvBackend."""
     with master(use_libuv=False) as store:
         assert store.host == "127.0.0.1"
         assert 0 < store.port < 65_536
@@ -92,6 +94,7 @@ def test_bind_by_the_environment(monkeypatch):
 
 
 def test_workers_are_waited_for_and_counted():
+    """ST-15 ST-27: the master waits for all workers, whose counter is a key."""
     stores = {}
     ready = threading.Event()
 
@@ -116,6 +119,7 @@ def test_workers_are_waited_for_and_counted():
 
 
 def test_workers_that_do_not_come():
+    """ST-27: DistStoreError with how many joined; without wait_for_workers it returns at once."""
     with pytest.raises(
         DistStoreError, match=r"Timed out after 0\.2 seconds waiting for clients\. 1/2 clients joined\."
     ):
@@ -141,6 +145,7 @@ def test_a_client_may_come_before_its_master():
 
 
 def test_masters_of_one_address_share_their_server():
+    """ST-28: with multi_tenant, masters of one address in one process share the server."""
     first = master(multi_tenant=True)
     second = TCPStore("127.0.0.1", first.port, is_master=True, multi_tenant=True)
     first.set("k", "v")
@@ -153,12 +158,14 @@ def test_masters_of_one_address_share_their_server():
 
 
 def test_masters_of_one_address_do_not_share_unasked(store):
+    """ST-30: DistNetworkError with EADDRINUSE for a port in use."""
     for multi_tenant in (False, True):
         with pytest.raises(DistNetworkError, match="EADDRINUSE"):
             TCPStore("127.0.0.1", store.port, is_master=True, multi_tenant=multi_tenant)
 
 
 def test_a_bound_socket_can_be_given():
+    """ST-29: master_listen_fd is used."""
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     port = listener.getsockname()[1]
@@ -170,6 +177,7 @@ def test_a_bound_socket_can_be_given():
 
 
 def test_no_server():
+    """ST-30: DistNetworkError after the timeout when there is no server."""
     with pytest.raises(
         DistNetworkError,
         match=r"The client socket has timed out after 50ms while trying to connect to \(127\.0\.0\.1, 1\)",
@@ -299,6 +307,7 @@ def test_many_clients_at_once(store):
 
 
 def test_big_values(store):
+    """ST-25: values of many megabytes."""
     value = os.urandom(20 * MIB + 7)
     with store.clone() as other:
         store.set("big", value)

@@ -13,6 +13,8 @@ from realcoll.report import row, write_new
 from simcoll.errors import ConfigError
 from simcoll.topology import load_topology
 
+STEPS = ("-b", "100", "-e", "300", "-i", "100", "-n", "1", "-c", "0", "-g", "2", "--predict", "crossbar")
+
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch):
@@ -49,7 +51,7 @@ def test_perf_prints_the_table_of_nccl_tests(arguments, redop, root, capsys):
 
 
 def test_perf_steps_predicts_and_leaves_out_the_check(capsys):
-    assert main("perf all_reduce -t local -b 100 -e 300 -i 100 -n 1 -c 0 -g 2 --predict crossbar".split()) == 0
+    assert main(["perf", "all_reduce", "-t", "local", *STEPS]) == 0
     table = rows(capsys.readouterr().out)
     assert [line[0] for line in table] == ["100", "200", "300"]
     assert all(line[8] == "N/A" for line in table)

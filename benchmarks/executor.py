@@ -1,0 +1,115 @@
+"""What the executor costs: ring all_reduce over MPI against MPI_Allreduce, and Python's share of a step.
+
+``mpiexec -n 2 python benchmarks/executor.py [size]`` (64M by default) prints the machine, the bandwidths of both and their
+ratio to the target of 0.8, beside what the same messages take without any reduction (nothing can be faster); ``python benchmarks/executor.py`` without a launcher prints only the cost of a step, which a
+ring of 8 ranks in one process with one element a message shows, and its ratio to the target of 50 us.
+"""
+
+import os
+import platform
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+import realcoll
+import simcoll
+from simcoll.units import parse_size
+
+TARGET_RATIO = 0.8
+TARGET_US = 50.0
+ROUNDS = 15
+
+
+def cpu_name() -> str:
+    """Model of the processor, where the system says."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def median_s(call, transport) -> float:
+    """Median over rounds of the time from a barrier until this rank is done, after two rounds that do not count."""
+    found = []
+    for _ in range(ROUNDS + 2):
+        transport.barrier()
+        begin = time.perf_counter()
+        call()
+        found.append(time.perf_counter() - begin)
+    return statistics.median(found[2:])
+
+
+def step_us(n: int = 8, runs: int = 300) -> float:
+    """Microseconds of one process for one step of one rank."""
+    prepared = realcoll.prepare(simcoll.schedule("all_reduce", "ring", nranks=n, in_place=True).bind(n))
+    prepared.load([np.zeros(n, "float32")] * n)
+    prepared.run()
+    begin = time.perf_counter()
+    for _ in range(runs):
+        prepared.run()
+    return (time.perf_counter() - begin) / runs / (2 * (n - 1) * n) * 1e6
+
+
+def messages(transport, part: int):
+    """The sends and receives of a ring all_reduce with segments of that many bytes, and nothing else."""
+    me, n = transport.control.process, transport.control.size
+    source, target = transport.alloc(part), transport.alloc(part)
+    source[:] = target[:] = 1
+
+    def run() -> None:
+        for _ in range(2 * (n - 1)):
+            transport.group_start()
+            transport.recv(transport.wire(target, 0, part), (me - 1) % n)
+            transport.send(transport.wire(source, 0, part), (me + 1) % n)
+            transport.group_end()
+
+    return run
+
+
+def main() -> None:
+    """Run and print."""
+    size = parse_size(sys.argv[1] if len(sys.argv) > 1 else "64M")
+    alone = not any(name in os.environ for name in ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK"))
+    if alone or os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK")) == "0":
+        cost = step_us()
+        print(f"machine: {cpu_name()}, {os.cpu_count()} cores, Python {platform.python_version()}")
+        print(
+            f"step:   {cost:8.2f} us of Python per rank and step      {cost / TARGET_US:.2f} of the target of {TARGET_US:.0f} us"
+        )
+    if alone:
+        return
+    transport = realcoll.MpiTransport()
+    me, n = transport.control.process, transport.control.size
+    tiny = realcoll.prepare(simcoll.schedule("all_reduce", "ring", nranks=n, in_place=True).bind(n), transport)
+    tiny.load({me: np.zeros(n, "float32")})
+    each = median_s(lambda: [tiny.run() for _ in range(100)], transport) / 100 / max(1, 2 * (n - 1))
+    raw = median_s(messages(transport, size // n), transport)
+    if me == 0:
+        print(f"        {each * 1e6:8.2f} us of wall clock per step of a ring of {n} processes, 4 bytes a message")
+        print(f"its messages alone, {size} bytes, {n} ranks: {size / raw / 1e9:6.2f} GB/s")
+    for in_place in (False, True):
+        plan = simcoll.schedule("all_reduce", "ring", nranks=n, in_place=in_place).bind(size // 4)
+        prepared = realcoll.prepare(plan, transport)
+        prepared.load({me: np.ones(size // 4, np.float32)})
+        ours = median_s(prepared.run, transport)
+        source, target = np.ones(size // 4, np.float32), np.empty(size // 4, np.float32)
+        own = transport.vendor(
+            simcoll.schedule("all_reduce", "ring", nranks=n).bind(size // 4), {me: source}, {me: target}
+        )
+        theirs = median_s(own, transport)
+        if me == 0:
+            where = "in place" if in_place else "out of place"
+            ratio = theirs / ours
+            print(f"ring all_reduce {size} bytes, {n} ranks, {where}: {size / ours / 1e9:6.2f} GB/s")
+            print(
+                f"MPI_Allreduce:                                    {size / theirs / 1e9:6.2f} GB/s   ratio {ratio:.2f} (target {TARGET_RATIO})"
+            )
+    transport.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,218 @@
+"""Families of direct and low-diameter networks: hypercube, hybrid cube-mesh, HyperX, dragonfly.
+
+Routes are shortest paths by latency, then by number of links, then by lowest vertex.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from simcoll.errors import ConfigError
+from simcoll.topology.families import torus
+from simcoll.topology.links import LinkTable, assemble
+from simcoll.topology.routing import graph_router
+from simcoll.topology.values import checked_capacity, count, duration_fs, halves_fs, parse_capacity
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from simcoll.topology.graph import Topology
+    from simcoll.topology.values import Quantity
+
+__all__ = ["dragonfly", "hybrid_cube_mesh", "hypercube", "hyperx"]
+
+
+def hypercube(
+    dimensions: int, bandwidth: Quantity, latency: Quantity = 0, *, name: str = "hypercube", link_kind: str = "link"
+) -> Topology:
+    """2**dimensions ranks that forward for each other; a link between every two whose numbers differ in one bit.
+
+    Examples
+    --------
+    >>> cube = hypercube(3, "25 GB/s", "1 us")
+    >>> cube.nranks, cube.nlinks, len(cube.path(0, 7))
+    (8, 24, 3)
+    """
+    bits = count(dimensions, "dimensions", most=20)
+    return torus([2] * bits, bandwidth, latency, name=name, link_kind=link_kind)
+
+
+def hybrid_cube_mesh(
+    quads: int, bandwidth: Quantity, latency: Quantity = 0, *, name: str = "hybrid-cube-mesh", link_kind: str = "nvlink"
+) -> Topology:
+    """Fully joined fours of ranks, of which those with the same place form a hypercube; two quads are a DGX-1 with P100.
+
+    Ranks forward for each other.
+
+    Examples
+    --------
+    >>> mesh = hybrid_cube_mesh(2, "20 GB/s", "1 us")
+    >>> mesh.nlinks // 2, mesh.path(0, 5)
+    (16, ['gpu0 -> gpu1', 'gpu1 -> gpu5'])
+    """
+    fours = count(quads, "quads", most=2**16)
+    if fours & (fours - 1):
+        raise ConfigError(f"quads: {fours} is not a power of two, as the hypercube between the quads needs")
+    capacity, delay = parse_capacity(bandwidth, "bandwidth"), duration_fs(latency, "latency")
+    links, n = LinkTable([]), 4 * fours
+    for quad in range(fours):
+        for a, b in combinations(range(4), 2):
+            links.add_pair(4 * quad + a, 4 * quad + b, capacity, (delay, delay), link_kind)
+        for bit in range(fours.bit_length() - 1):
+            other = quad ^ (1 << bit)
+            for place in range(4 if other > quad else 0):
+                links.add_pair(4 * quad + place, 4 * other + place, capacity, (delay, delay), link_kind)
+    return _graph(name, n, [f"gpu{v}" for v in range(n)], links, {"quad": np.arange(n) // 4}, gpus_forward=True)
+
+
+def hyperx(
+    dims: Sequence[int],
+    hosts_per_switch: int,
+    bandwidth: Quantity,
+    latency: Quantity = 0,
+    *,
+    switch_bandwidth: Quantity | None = None,
+    switch_latency: Quantity = 0,
+    name: str = "hyperx",
+    link_kind: str = "net",
+) -> Topology:
+    """Switches on a grid, fully joined along every dimension, with ranks at each (Ahn et al., SC 2009).
+
+    Parameters
+    ----------
+    bandwidth, latency
+        Of a rank's link, per direction; the latency is that of two ranks of one switch.
+    switch_bandwidth, switch_latency
+        Of a link between switches; the bandwidth defaults to that of a rank.
+
+    Examples
+    --------
+    >>> network = hyperx([3, 3], 2, "50 GB/s", "1 us", switch_latency="300 ns")
+    >>> network.nranks, network.path(0, 17)[1:3]
+    (18, ['switch0 -> switch2', 'switch2 -> switch8'])
+    """
+    sizes = [count(size, "dims") for size in dims]
+    hosts, switches = count(hosts_per_switch, "hosts_per_switch"), math.prod(sizes)
+    n = count(hosts * switches, "number of ranks", most=2**20)
+    links = LinkTable([])
+    _hosts(links, n, hosts, bandwidth, latency, link_kind)
+    capacity = parse_capacity(bandwidth if switch_bandwidth is None else switch_bandwidth, "switch_bandwidth")
+    delay = duration_fs(switch_latency, "switch_latency")
+    stride = switches
+    for size in sizes:
+        stride //= size
+        for at in range(switches):
+            for step in range(1, size - at // stride % size):
+                links.add_pair(n + at, n + at + step * stride, capacity, (delay, delay), link_kind)
+    names = [*(f"gpu{v}" for v in range(n)), *(f"switch{k}" for k in range(switches))]
+    return _graph(name, n, names, links, {"switch": np.arange(n) // hosts})
+
+
+def dragonfly(
+    hosts_per_switch: int,
+    switches_per_group: int,
+    global_links: int,
+    bandwidth: Quantity,
+    latency: Quantity = 0,
+    *,
+    groups: int | None = None,
+    local_bandwidth: Quantity | None = None,
+    local_latency: Quantity = 0,
+    global_bandwidth: Quantity | None = None,
+    global_latency: Quantity = 0,
+    name: str = "dragonfly",
+    link_kind: str = "net",
+) -> Topology:
+    """Groups of fully joined switches, with links between all groups (Kim et al., ISCA 2008). Routes are minimal.
+
+    Parameters
+    ----------
+    hosts_per_switch, switches_per_group, global_links
+        p, a and h of the paper: ranks at a switch, switches of a group, links of a switch to other groups.
+    groups
+        At most ``a h + 1``, the default. With fewer, pairs of groups have several links. Parallel links count as one.
+    local_bandwidth, local_latency, global_bandwidth, global_latency
+        Of the links inside and between groups; bandwidths default to that of a rank.
+
+    Examples
+    --------
+    >>> network = dragonfly(2, 4, 2, "50 GB/s", "1 us", local_latency="100 ns", global_latency="300 ns")
+    >>> network.nranks, int(network.groups["group"].max()) + 1, len(network.path(0, 71))
+    (72, 9, 4)
+    """
+    p, a = count(hosts_per_switch, "hosts_per_switch"), count(switches_per_group, "switches_per_group")
+    ports = a * count(global_links, "global_links")
+    g = count(ports + 1 if groups is None else groups, "groups", most=ports + 1)
+    n = count(p * a * g, "number of ranks", most=2**20)
+    links = LinkTable([])
+    _hosts(links, n, p, bandwidth, latency, link_kind)
+    near = parse_capacity(bandwidth if local_bandwidth is None else local_bandwidth, "local_bandwidth")
+    far = parse_capacity(bandwidth if global_bandwidth is None else global_bandwidth, "global_bandwidth")
+    delay = duration_fs(local_latency, "local_latency")
+    for group in range(g):
+        for one, other in combinations(range(n + group * a, n + group * a + a), 2):
+            links.add_pair(one, other, near, (delay, delay), link_kind)
+    delay = duration_fs(global_latency, "global_latency")
+    joined: dict[tuple[int, int], int] = {}
+    for one, other in _global_links(g, ports, ports // a):
+        ends = (n + one[0] * a + one[1], n + other[0] * a + other[1])
+        joined[ends] = joined.get(ends, 0) + 1
+    for (one_end, other_end), parallel in joined.items():
+        links.add_pair(one_end, other_end, checked_capacity(far * parallel, "global link"), (delay, delay), link_kind)
+    names = [*(f"gpu{v}" for v in range(n)), *(f"group{k // a}.switch{k % a}" for k in range(a * g))]
+    levels = {"switch": np.arange(n) // p, "group": np.arange(n) // (p * a)}
+    return _graph(name, n, names, links, {level: ids for level, ids in levels.items() if g > 1 or level == "switch"})
+
+
+def _global_links(groups: int, ports: int, per_switch: int) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+    """Both ends, as (group, switch in it), of every link between groups.
+
+    Port q of a group leads q % (g - 1) + 1 groups on; ports that are left over join each group to its nearest neighbours.
+    """
+    if groups == 1:
+        return []
+    others = groups - 1
+    whole = ports // others * others
+    steps = {q: q % others + 1 for q in range(whole)}
+    peers = {q: q // others * others + others - 1 - q % others for q in range(whole)}
+    for q in range(whole, ports - 1, 2):
+        near = (q - whole) // 2 % others + 1
+        steps |= {q: near, q + 1: groups - near}
+        peers |= {q: q + 1, q + 1: q}
+    found = []
+    for group in range(groups):
+        for q, step in steps.items():
+            other = (group + step) % groups
+            if (group, q) < (other, peers[q]):
+                found.append(((group, q // per_switch), (other, peers[q] // per_switch)))
+    return found
+
+
+def _hosts(links: LinkTable, n: int, hosts: int, bandwidth: Quantity, latency: Quantity, kind: str) -> None:
+    """Links of ranks 0..n-1 with their switches, which follow them."""
+    capacity, halves = parse_capacity(bandwidth, "bandwidth"), halves_fs(duration_fs(latency, "latency"))
+    for v in range(n):
+        links.add_pair(v, n + v // hosts, capacity, halves, kind)
+
+
+def _graph(
+    name: str,
+    n: int,
+    names: Sequence[str],
+    links: LinkTable,
+    groups: dict[str, NDArray[np.int64]],
+    *,
+    gpus_forward: bool = False,
+) -> Topology:
+    """A topology of ranks 0..n-1 as the first vertices, and switches, with shortest paths."""
+    columns, kinds, ranks = links.columns(), ["gpu"] * n + ["switch"] * (len(names) - n), np.arange(n)
+    router = graph_router(
+        name, tuple(names), tuple(kinds), ranks, columns[0], columns[1], columns[3], gpus_forward=gpus_forward
+    )
+    return assemble(name, names, kinds, ranks, columns, router, groups, gpus_forward=gpus_forward)

@@ -1,0 +1,151 @@
+"""Two-level fat trees switch by switch, in one or several planes, with equal-cost routes chosen by hash or spread ideally.
+
+:func:`simcoll.topology.fat_tree` joins all spines to one and never collides; here flows can meet on an uplink, as they do in
+real networks with ECMP.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from simcoll.errors import ConfigError, nearest
+from simcoll.topology.families import fat_tree
+from simcoll.topology.links import LinkTable, assemble
+from simcoll.topology.values import count, duration_fs, halves_fs, parse_capacity
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from simcoll.topology.graph import Topology
+    from simcoll.topology.values import Quantity
+
+    Ints = NDArray[np.int64]
+
+__all__ = ["ECMP", "ClosRouter", "clos", "hashed"]
+
+ECMP = ("hash", "modulo", "ideal")
+PLANE, SPINE = 1, 2
+"""Purposes of the two choices of a route, so that they are independent."""
+
+
+def hashed(seed: int, purpose: int, src: Ints, dst: Ints) -> Ints:
+    """Non-negative pseudo-random numbers, a function of (seed, purpose, source, destination) only."""
+    word = np.full(src.shape, np.uint64(seed % 2**64))
+    for part in (np.uint64(purpose), src.astype(np.uint64), dst.astype(np.uint64)):
+        with np.errstate(over="ignore"):
+            word = (word + part) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(1)
+            word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+            word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+            word = word ^ (word >> np.uint64(31))
+    return (word >> np.uint64(1)).astype(np.int64)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ClosRouter:
+    """Up to a leaf, over a spine where the leaves differ, and down; plane and spine are chosen for each pair.
+
+    ``up`` and ``down`` are links of each endpoint in each plane ``[n, planes]``, ``rise`` and ``fall`` those between leaf and spine
+    ``[planes, leaves, spines]``. ``seed`` None chooses by (source + destination), which spreads regular traffic evenly.
+    """
+
+    hosts: int
+    up: NDArray[np.int32]
+    down: NDArray[np.int32]
+    rise: NDArray[np.int32]
+    fall: NDArray[np.int32]
+    seed: int | None
+
+    def links(self, src: Ints, dst: Ints) -> NDArray[np.int32]:
+        """See :class:`simcoll.topology.routing.Router`."""
+        planes, _, spines = self.rise.shape
+        if self.seed is None:
+            plane, spine = (src + dst) % planes, (src + dst) // planes % spines
+        else:
+            plane = hashed(self.seed, PLANE, src, dst) % planes
+            spine = hashed(self.seed, SPINE, src, dst) % spines
+        here, there = src // self.hosts, dst // self.hosts
+        far, away = here != there, src != dst
+        columns = (
+            np.where(away, self.up[src, plane], -1),
+            np.where(far, self.rise[plane, here, spine], np.where(away, self.down[dst, plane], -1)),
+            np.where(far, self.fall[plane, there, spine], -1),
+            np.where(far, self.down[dst, plane], -1),
+        )
+        found: NDArray[np.int32] = np.stack(columns, axis=1).astype(np.int32)
+        return found
+
+
+def clos(
+    leaves: int,
+    hosts_per_leaf: int,
+    spines: int,
+    bandwidth: Quantity,
+    latency: Quantity = 0,
+    *,
+    planes: int = 1,
+    uplink_bandwidth: Quantity | None = None,
+    spine_latency: Quantity = 0,
+    ecmp: str = "hash",
+    seed: int = 0,
+    name: str = "clos",
+    link_kind: str = "net",
+) -> Topology:
+    """A two-level fat tree with every leaf and spine, or several such planes with a link of every rank in each.
+
+    Parameters
+    ----------
+    bandwidth
+        Of the link of a rank in one plane, per direction.
+    latency
+        Between two ranks of one leaf.
+    uplink_bandwidth
+        Of each of the links of a leaf, one to every spine of its plane; default is that of a rank.
+    spine_latency
+        What crossing a spine adds.
+    ecmp
+        ``"hash"`` chooses plane and spine of a pair by a hash of (seed, source, destination); ``"modulo"`` by source plus
+        destination; ``"ideal"`` shares every message over all planes and spines, which makes the planes one and the spines one.
+
+    Examples
+    --------
+    >>> tree = clos(4, 2, 2, "50 GB/s", "1 us", ecmp="modulo")
+    >>> tree.path(0, 7)
+    ['gpu0 -> leaf0', 'leaf0 -> spine1', 'spine1 -> leaf3', 'leaf3 -> gpu7']
+    """
+    if ecmp not in ECMP:
+        raise ConfigError(f"ecmp: unknown {ecmp!r}; {nearest(ecmp, ECMP)}")
+    p, roots, hosts = count(planes, "planes"), count(spines, "spines"), count(hosts_per_leaf, "hosts_per_leaf")
+    below = count(leaves, "leaves")
+    n = count(below * hosts, "number of ranks", most=2**20)
+    capacity = parse_capacity(bandwidth, "bandwidth")
+    trunk = parse_capacity(capacity if uplink_bandwidth is None else uplink_bandwidth, "uplink_bandwidth")
+    if ecmp == "ideal":
+        share = f"{hosts * capacity}/{roots * trunk}"
+        return fat_tree(
+            below, hosts, capacity * p, latency,
+            oversubscription=share, spine_latency=spine_latency, name=name, link_kind=link_kind,
+        )  # fmt: skip
+    links, halves = LinkTable([]), halves_fs(duration_fs(latency, "latency"))
+    rise = halves_fs(duration_fs(spine_latency, "spine_latency"))
+    names = [f"gpu{v}" for v in range(n)]
+    ends = np.empty((p, n, 2), np.int32)
+    trunks = np.empty((p, below, roots, 2), np.int32)
+    for plane in range(p):
+        title = f"plane{plane}." if p > 1 else ""
+        leaf, spine = len(names), len(names) + below
+        names += [f"{title}leaf{k}" for k in range(below)] + [f"{title}spine{k}" for k in range(roots)]
+        for v in range(n):
+            ends[plane, v] = links.add_pair(v, leaf + v // hosts, capacity, halves, link_kind)
+        for k in range(below):
+            for s in range(roots):
+                trunks[plane, k, s] = links.add_pair(leaf + k, spine + s, trunk, rise, link_kind)
+    router = ClosRouter(
+        hosts=hosts, up=ends[..., 0].T, down=ends[..., 1].T, rise=trunks[..., 0], fall=trunks[..., 1],
+        seed=seed if ecmp == "hash" else None,
+    )  # fmt: skip
+    kinds = ["gpu"] * n + ["switch"] * (len(names) - n)
+    groups = {"leaf": np.arange(n) // hosts}
+    return assemble(name, names, kinds, np.arange(n), links.columns(), router, groups)

@@ -1,0 +1,81 @@
+"""Which rank sits where: compact, round-robin over boxes, random by seed, or as listed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from simcoll.errors import ConfigError, nearest
+from simcoll.topology.ecmp import hashed
+from simcoll.topology.values import count
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from simcoll.topology.graph import Topology
+
+__all__ = ["ORDERS", "place"]
+
+ORDERS = ("compact", "round_robin", "random", "explicit")
+PLACEMENT = 3
+"""Purpose of the hash, apart from those of routes."""
+
+
+def place(
+    topology: Topology,
+    order: str = "compact",
+    *,
+    nranks: int | None = None,
+    level: str | None = None,
+    seed: int = 0,
+    gpus: Sequence[int] | None = None,
+) -> Topology:
+    """The same cluster with its ranks placed anew.
+
+    Parameters
+    ----------
+    order
+        ``"compact"`` fills one group after the other, ``"round_robin"`` deals ranks out to the groups in turn, ``"random"``
+        shuffles all GPUs by the seed, ``"explicit"`` puts rank r on GPU ``gpus[r]``.
+    nranks
+        How many ranks; default is one on every GPU (of the list).
+    level
+        The groups of ``round_robin``; default is the finest level of the topology, such as its boxes.
+
+    Raises
+    ------
+    ConfigError
+        For an unknown order or level, more ranks than GPUs, or a list that names a GPU twice.
+
+    Examples
+    --------
+    >>> from simcoll.topology import load_topology
+    >>> place(load_topology("dgx-h100", nodes=2), "round_robin").groups["box"].tolist()[:4]
+    [0, 1, 0, 1]
+    """
+    if order not in ORDERS:
+        raise ConfigError(f"placement: unknown order {order!r}; {nearest(order, ORDERS)}")
+    if (order == "explicit") != (gpus is not None):
+        raise ConfigError("placement: order 'explicit' and a list of gpus belong together")
+    n = topology.nranks
+    if gpus is not None:
+        chosen = np.array(gpus, dtype=np.int64)
+    elif order == "random":
+        chosen = np.argsort(hashed(seed, PLACEMENT, np.arange(n), np.zeros(n, np.int64)), kind="stable")
+    elif order == "round_robin":
+        ids = topology.groups.get(level or next(iter(topology.groups), ""))
+        if ids is None:
+            raise ConfigError(f"placement: no groups of level {level!r}; {nearest(str(level), topology.groups)}")
+        order_in = np.argsort(ids, kind="stable")
+        turn = np.empty(n, np.int64)
+        starts = np.searchsorted(ids[order_in], np.arange(int(ids.max()) + 1))
+        turn[order_in] = np.arange(n) - starts[ids[order_in]]
+        chosen = np.lexsort((ids, turn))
+    else:
+        chosen = np.arange(n)
+    if nranks is not None and count(nranks, "placement: number of ranks") > len(chosen):
+        raise ConfigError(
+            f"placement: {nranks} ranks asked for, {len(chosen)} GPUs given by topology {topology.name!r}"
+        )
+    return topology.with_ranks(chosen[:nranks])
