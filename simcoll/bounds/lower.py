@@ -6,7 +6,7 @@ with their help; ``in_network`` asks for the bound that then still holds.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ import numpy as np
 
 from simcoll.bounds.cuts import all_gather_cut, candidate_groups, cut_name, scatter_cut
 from simcoll.bounds.flows import FLOW_LIMIT, FlowGraph, egress, flow_graph, min_cut
+from simcoll.bounds.programs import VARIABLE_LIMIT, all_to_all_bound, all_to_all_by_routes
 from simcoll.errors import ConfigError, nearest
 from simcoll.units import FS_PER_SECOND, UBPS_PER_BPS
 
@@ -236,7 +237,7 @@ def _partition(topology: Topology, level: str, groups: int, capacity_uBps: int) 
 
 def _all_to_all(topology: Topology, _: int) -> Bottleneck:
     """Every rank of a set sends a block to every rank outside. Sets: ranks, groups, and the first half of a level's
-    groups.
+    groups. Where the routes of messages cannot reach that, a linear program looks for a better argument.
     """
     n = topology.nranks
     sets = [group for _level, groups in candidate_groups(topology) for group in groups]
@@ -254,7 +255,17 @@ def _all_to_all(topology: Topology, _: int) -> Bottleneck:
         per_byte = rates[worst] / graph.unit_uBps * UBPS_PER_BPS
         argument = "the blocks from one side of the cut to the other"
         found.append(Bottleneck(per_byte, name, argument, tuple(sets[worst].tolist()), exact=False))
-    return max(found, key=lambda bound: bound.seconds_per_byte)
+    best = max(found, key=lambda bound: bound.seconds_per_byte)
+    if n <= FLOW_LIMIT and all_to_all_by_routes(topology) == best.seconds_per_byte * n:
+        return replace(best, exact=True)
+    graph = flow_graph(topology)
+    if n * graph.capacity.size > VARIABLE_LIMIT:
+        return best
+    priced = all_to_all_bound(graph) / graph.unit_uBps * UBPS_PER_BPS / n
+    if priced <= best.seconds_per_byte:
+        return best
+    argument = "the distances between all ranks, for lengths of the links that a linear program found"
+    return Bottleneck(priced, "many links together", argument, tuple(range(n)), exact=False)
 
 
 def _no_data(_topology: Topology, _root: int) -> Bottleneck:

@@ -204,6 +204,7 @@ def _ended(task: Task) -> None:
     rank = task.rank
     rank.finish_fs, rank.value, rank.failure = rank.world.now, task.value, task.failure
     if rank.failure is not None:
+        rank.world.shared["failed"].append(rank.failure)
         rank.failure.add_note(
             f"[rank{rank.number}]: raised by the program of rank {rank.number} at {rank.world.now} fs"
         )

@@ -110,7 +110,9 @@ class Storage:
         Every order that the plan allows gives the same bits, since it orders all transfers that share a chunk.
         """
         for step in self._plan.steps():
-            pairs = [(place, place.source.copy() if place.staged else place.source) for place in self.places(step) if place]
+            pairs = [
+                (place, place.source.copy() if place.staged else place.source) for place in self.places(step) if place
+            ]
             for place, value in pairs:
                 place.write(value)
 

@@ -128,7 +128,12 @@ def certify(patterns: Sequence[Timed], capacity: Ints, partition: Partition) -> 
         shape = step.shape
         crossed = np.sort(np.append(links, -1)[shape.links], axis=1)
         names = dense(
-            step.pre_fs, step.wire, step.post_fs, lanes[shape.sender], lanes[shape.receiver], *np.ascontiguousarray(crossed.T)
+            step.pre_fs,
+            step.wire,
+            step.post_fs,
+            lanes[shape.sender],
+            lanes[shape.receiver],
+            *np.ascontiguousarray(crossed.T),
         )
         found.append(names)
         owners += [shape.sender, shape.receiver]

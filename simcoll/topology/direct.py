@@ -144,7 +144,7 @@ def dragonfly(
     --------
     >>> network = dragonfly(2, 4, 2, "50 GB/s", "1 us", local_latency="100 ns", global_latency="300 ns")
     >>> network.nranks, int(network.groups["group"].max()) + 1, len(network.path(0, 71))
-    (72, 9, 4)
+    (72, 9, 5)
     """
     p, a = count(hosts_per_switch, "hosts_per_switch"), count(switches_per_group, "switches_per_group")
     ports = a * count(global_links, "global_links")
@@ -160,11 +160,11 @@ def dragonfly(
             links.add_pair(one, other, near, (delay, delay), link_kind)
     delay = duration_fs(global_latency, "global_latency")
     joined: dict[tuple[int, int], int] = {}
-    for one, other in _global_links(g, ports, ports // a):
-        ends = (n + one[0] * a + one[1], n + other[0] * a + other[1])
+    for here, there in _global_links(g, ports, ports // a):
+        ends = (n + here[0] * a + here[1], n + there[0] * a + there[1])
         joined[ends] = joined.get(ends, 0) + 1
-    for (one_end, other_end), parallel in joined.items():
-        links.add_pair(one_end, other_end, checked_capacity(far * parallel, "global link"), (delay, delay), link_kind)
+    for (first, second), parallel in joined.items():
+        links.add_pair(first, second, checked_capacity(far * parallel, "global link"), (delay, delay), link_kind)
     names = [*(f"gpu{v}" for v in range(n)), *(f"group{k // a}.switch{k % a}" for k in range(a * g))]
     levels = {"switch": np.arange(n) // p, "group": np.arange(n) // (p * a)}
     return _graph(name, n, names, links, {level: ids for level, ids in levels.items() if g > 1 or level == "switch"})

@@ -95,7 +95,14 @@ def random_rows(rng, nranks, channels):
     count = int(rng.integers(1, 2 * nranks + 1))
     cell = rng.choice(nranks * nranks, min(count, nranks * nranks), replace=False)
     src, slot = rng.integers(0, nranks, len(cell)), rng.integers(0, nranks, len(cell))
-    return src, slot, cell // nranks, cell % nranks, rng.integers(0, 2, len(cell)) * REDUCE, rng.integers(0, channels, len(cell))
+    return (
+        src,
+        slot,
+        cell // nranks,
+        cell % nranks,
+        rng.integers(0, 2, len(cell)) * REDUCE,
+        rng.integers(0, channels, len(cell)),
+    )
 
 
 def _by_hand(rng, nranks, reach):
@@ -124,7 +131,11 @@ def dag_case(rng):
     nranks = int(rng.integers(2, 8))
     reach, topology = table_topology(rng, nranks, int(rng.integers(1, 9)), int(rng.integers(1, 5)))
     schedule = _by_hand(rng, nranks, reach)
-    sizes = rng.choice([0, 1, 1000, 65536, 99991], (nranks, nranks)).tolist() if rng.random() < 0.6 else int(rng.integers(1, 9999))
+    sizes = (
+        rng.choice([0, 1, 1000, 65536, 99991], (nranks, nranks)).tolist()
+        if rng.random() < 0.6
+        else int(rng.integers(1, 9999))
+    )
     return bind(schedule, sizes, "uint8", protocol=random_protocol(rng)), topology
 
 

@@ -171,3 +171,42 @@ def test_superpod_by_groups():
 def test_bad_questions(kind, root, message):
     with pytest.raises(ConfigError, match=message):
         lower_bound(kind, crossbar(4, "50 GB/s"), 8, root=root)
+
+
+@pytest.mark.parametrize("n", [2, 3, 8])
+def test_switches_that_reduce_halve_the_all_reduce(n):
+    # Every rank sends its vector once and receives the result once: M / b instead of 2 (n - 1) / n M / b.
+    topology = crossbar(n, "300 GB/s")
+    assert bottleneck("all_reduce", topology, in_network=True).seconds_per_byte == Fraction(1, 300 * 10**9)
+    assert bottleneck("all_reduce", topology).seconds_per_byte == Fraction(2 * (n - 1), n * 300 * 10**9)
+    # 2-level fat tree 2:1 and boxes: published optima of the program without switch balance, in GB/s.
+    assert bottleneck(
+        "all_reduce", fat_tree(2, 4, "50 GB/s", oversubscription=2), in_network=True
+    ).seconds_per_byte == Fraction(1, 50 * 10**9)
+    for nodes, per_box, bandwidth in ((2, 4, 100), (2, 8, 200), (4, 4, 100)):
+        proof = bottleneck("all_reduce", oracles.dgx(nodes, 300, 25, per_box), in_network=True)
+        assert proof.seconds_per_byte == Fraction(1, bandwidth * 10**9)
+
+
+def test_a_certificate_without_switches_is_not_used_for_a_schedule_with_them():
+    topology = crossbar(4, "300 GB/s")
+    plain = bottleneck("all_reduce", topology)
+    assert not plain.in_network
+    assert lower_bound("all_reduce", topology, 300 * 10**9, certificate=plain).time_fs == 15 * 10**14
+    assert lower_bound("all_reduce", topology, 300 * 10**9, certificate=plain, in_network=True).time_fs == 10**15
+    for kind in ("all_gather", "reduce_scatter", "broadcast", "all_to_all"):
+        assert bottleneck(kind, topology).in_network
+        assert bottleneck(kind, topology) == bottleneck(kind, topology, in_network=True)
+
+
+def test_the_emulator_takes_the_bound_that_fits_the_schedule():
+    simcoll = pytest.importorskip("simcoll")
+    from simcoll.algorithms import switch
+    from simcoll.collective import Collective
+
+    topology = load_topology("dgx-h100")
+    schedule = switch.all_reduce(Collective("all_reduce", 8), pieces=64)
+    result = simcoll.emulate(schedule.bind(2**26), topology, data="none")
+    assert 1 <= result.headroom < 1.2
+    ring = simcoll.schedule("all_reduce", "ring", nranks=8).bind(2**26)
+    assert result.time_fs < simcoll.emulate(ring, topology, data="none").bound.time_fs

@@ -12,6 +12,7 @@ from simcoll.emulator.fast.state import (
 if TYPE_CHECKING:
     from simcoll.emulator.fast.state import State
 
+
 @part
 def _home(time: int, mask: int) -> int:
     return (time ^ (time >> 17) ^ (time >> 34)) & mask

@@ -188,7 +188,9 @@ class Machine:
             if timed is None:
                 if steps:
                     return
-                raise InternalError(f"lane {lane} expects {self.state.lane_left[lane]} more steps, but the plan has ended")
+                raise InternalError(
+                    f"lane {lane} expects {self.state.lane_left[lane]} more steps, but the plan has ended"
+                )
             count = min(times, AHEAD_STEPS - steps, max(1, -(-(AHEAD_ROWS - rows) // len(timed))))
             self.left_of_run = (timed, times - count) if times > count else None
             blocks = [self._block(timed) for _ in range(count)]
@@ -237,7 +239,12 @@ class Machine:
         s = self.state
         here = slice(base, base + rows)
         s.block_rows[block] = rows
-        s.pre_fs[here], s.wire[here], s.post_fs[here], s.size[here] = timed.pre_fs, timed.wire, timed.post_fs, timed.size
+        s.pre_fs[here], s.wire[here], s.post_fs[here], s.size[here] = (
+            timed.pre_fs,
+            timed.wire,
+            timed.post_fs,
+            timed.size,
+        )
         if before is not None and before.shape is shape:
             return
         s.sender[here], s.receiver[here], s.src[here], s.dst[here] = shape.sender, shape.receiver, shape.src, shape.dst

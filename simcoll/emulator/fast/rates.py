@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 FS_PER_SECOND_UBPS = 1e21  # as in the model
 ROUNDING = 0.3819660112501051
 
+
 @part
 def join(s: State, m: int) -> None:
     """A flow starts: on its links now, with a rate at the end of the timestamp."""

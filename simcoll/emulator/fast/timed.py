@@ -160,7 +160,9 @@ class _Maker:
 
 
 def _equal(a: PlanStep, b: PlanStep, names: tuple[str, ...]) -> bool:
-    return all(getattr(a, name) is getattr(b, name) or np.array_equal(getattr(a, name), getattr(b, name)) for name in names)
+    return all(
+        getattr(a, name) is getattr(b, name) or np.array_equal(getattr(a, name), getattr(b, name)) for name in names
+    )
 
 
 def timed_steps(plan: Plan, topology: Topology, cap_base: int | None) -> Iterator[tuple[tuple[Timed, ...], int]]:
