@@ -268,6 +268,13 @@ def _split(arguments: list[str]) -> list[str]:
     return [*arguments[:place], "--", *arguments[place:]]
 
 
+def _say(message: str) -> None:
+    """Print what every process of a job finds wrong alike, once."""
+    keys = ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
+    if next((os.environ[key] for key in keys if key in os.environ), "0") == "0":
+        print(message, file=sys.stderr)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line.
 
@@ -278,12 +285,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         status = app(given, exit_on_error=False, print_error=False, result_action="return_value")
         sys.stdout.flush()
     except CycloptsError as error:
-        print(f"realcoll: {error}\nrealcoll: try --help", file=sys.stderr)
+        _say(f"realcoll: {error}\nrealcoll: try --help")
         return 2
     except FaultError as error:
         print(f"realcoll: {error}", file=sys.stderr)
         return 1
-    except (ConfigError, MissingError, ScheduleError) as error:
+    except (ConfigError, ScheduleError) as error:
+        _say(f"realcoll: {error}")
+        return 2
+    except MissingError as error:
         print(f"realcoll: {error}", file=sys.stderr)
         return 2
     except InternalError as error:

@@ -173,8 +173,7 @@ def _nothing() -> None:
 def _prepared(plan: Plan, transport: Transport, hosts: Sequence[int], here: Sequence[int]) -> Prepared:
     item, sizes = plan.dtype.itemsize, plan.buffer_elements()
     memory = {rank: [transport.alloc(int(count) * item) for count in sizes[rank]] for rank in here}
-    # Channels that touch each other's chunks must keep the order of the steps.
-    lanes = transport.lanes(plan.nchannels) if not plan.waits else (transport,)
+    lanes = transport.lanes(plan, len(set(hosts)))
     plays = []
     for channel, lane in enumerate(lanes):
         found = program(plan, hosts, transport.control.process, channel if len(lanes) > 1 else None)

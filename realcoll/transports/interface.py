@@ -86,8 +86,8 @@ class Transport(Protocol):
     def fetch(self, source: View) -> NDArray[Any]:
         """The content of a view as a numpy array; it may share memory."""
 
-    def lanes(self, count: int) -> Sequence[Transport]:
-        """Transports for that many channels that run independently, or the one for all of them."""
+    def lanes(self, plan: Plan, processes: int) -> Sequence[Transport]:
+        """Transports for the channels of a plan that takes that many processes, or the one for all of them."""
 
     def recorded(self, play: Callable[[], None]) -> Callable[[], None]:
         """Make a sequence of calls cheap to repeat, where the transport can."""

@@ -122,7 +122,7 @@ class LocalTransport:
         """The view itself."""
         return source
 
-    def lanes(self, count: int) -> Sequence[LocalTransport]:  # noqa: ARG002
+    def lanes(self, plan: Plan, processes: int) -> Sequence[LocalTransport]:  # noqa: ARG002
         """Itself for all channels."""
         return (self,)
 

@@ -176,7 +176,7 @@ class MpiTransport:
         """The view itself."""
         return source
 
-    def lanes(self, count: int) -> Sequence[MpiTransport]:  # noqa: ARG002
+    def lanes(self, plan: Plan, processes: int) -> Sequence[MpiTransport]:  # noqa: ARG002
         """Itself for all channels: a process has one thread."""
         return (self,)
 

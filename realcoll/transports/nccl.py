@@ -228,9 +228,14 @@ class NcclTransport:
         with self.stream:
             return np.asarray(self._cupy.asnumpy(source))
 
-    def lanes(self, count: int) -> Sequence[NcclTransport]:
-        """Itself, or one with a stream and a communicator for each channel."""
-        if not self._channel_streams or count == 1:
+    def lanes(self, plan: Plan, processes: int) -> Sequence[NcclTransport]:
+        """Itself, or one with a stream and a communicator for each channel.
+
+        Channels that touch each other's chunks must keep the order of the steps. Communicators are made by all processes together, so plans
+        of some of them have to do with one.
+        """
+        count = plan.nchannels
+        if not self._channel_streams or count == 1 or processes < self.control.size or plan.waits:
             return (self,)
         while len(self._lanes) < count:
             lane = copy.copy(self)

@@ -16,6 +16,7 @@ from simcoll.bounds.cuts import all_gather_cut, candidate_groups, cut_name, scat
 from simcoll.bounds.flows import FLOW_LIMIT, FlowGraph, egress, flow_graph, min_cut
 from simcoll.bounds.programs import VARIABLE_LIMIT, all_to_all_bound, all_to_all_by_routes
 from simcoll.errors import ConfigError, nearest
+from simcoll.topology.orbits import rank_orbits
 from simcoll.units import FS_PER_SECOND, UBPS_PER_BPS
 
 if TYPE_CHECKING:
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from simcoll.topology import Topology
 
 __all__ = ["Bottleneck", "Bound", "bottleneck", "lower_bound"]
+
+ROUTE_LIMIT = 256
+"""Up to this many ranks the routes of all pairs are looked at, to see whether they reach a bound."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,10 +212,11 @@ def _all_reduce(topology: Topology, *, in_network: bool) -> Bottleneck:
     switches reduce and multicast, only the latter counts.
     """
     found: list[Bottleneck] = []
+    alike = len(rank_orbits(topology)) == 1
     for backwards in _directions(topology):
         graph = flow_graph(topology, backwards=backwards)
         for level, groups in candidate_groups(topology):
-            capacities, sides = _egresses(graph, groups)
+            capacities, sides = _egresses(graph, groups, alike=alike and level == "rank")
             if not in_network:
                 found.append(_partition(topology, level, len(groups), sum(capacities) * graph.unit_uBps))
             least = min(range(len(groups)), key=capacities.__getitem__)
@@ -240,7 +245,12 @@ def _all_to_all(topology: Topology, _: int) -> Bottleneck:
     groups. Where the routes of messages cannot reach that, a linear program looks for a better argument.
     """
     n = topology.nranks
-    sets = [group for _level, groups in candidate_groups(topology) for group in groups]
+    alike = len(rank_orbits(topology)) == 1
+    sets = [
+        group
+        for level, groups in candidate_groups(topology)
+        for group in (groups[:1] if alike and level == "rank" else groups)
+    ]
     sets += [np.sort(np.concatenate(groups[: len(groups) // 2])) for _level, groups in candidate_groups(topology)]
     found: list[Bottleneck] = []
     for backwards in _directions(topology):
@@ -256,7 +266,7 @@ def _all_to_all(topology: Topology, _: int) -> Bottleneck:
         argument = "the blocks from one side of the cut to the other"
         found.append(Bottleneck(per_byte, name, argument, tuple(sets[worst].tolist()), exact=False))
     best = max(found, key=lambda bound: bound.seconds_per_byte)
-    if n <= FLOW_LIMIT and all_to_all_by_routes(topology) == best.seconds_per_byte * n:
+    if n <= ROUTE_LIMIT and all_to_all_by_routes(topology) == best.seconds_per_byte * n:
         return replace(best, exact=True)
     graph = flow_graph(topology)
     if n * graph.capacity.size > VARIABLE_LIMIT:
@@ -279,7 +289,13 @@ def _directions(topology: Topology) -> tuple[bool, ...]:
     return (False,) if np.array_equal(there, back[:, np.lexsort(back[::-1])]) else (False, True)
 
 
-def _egresses(graph: FlowGraph, groups: list[NDArray[np.int64]]) -> tuple[list[int], list[NDArray[np.bool_]]]:
+def _egresses(
+    graph: FlowGraph, groups: list[NDArray[np.int64]], *, alike: bool = False
+) -> tuple[list[int], list[NDArray[np.bool_]]]:
+    """Capacity out of each group, and its side of the cut; where all groups are alike, those of the first."""
+    if alike:
+        capacity, side = egress(graph, groups[0])
+        return [capacity] * len(groups), [side] * len(groups)
     cuts = [egress(graph, members) for members in groups]
     return [capacity for capacity, _ in cuts], [side for _, side in cuts]
 

@@ -84,7 +84,13 @@ def _lengths(graph: FlowGraph) -> NDArray[np.float64]:
     cost = np.zeros(n * links + 1)
     cost[-1] = 1
     found = linprog(
-        cost, A_ub=rows, b_ub=np.zeros(links), A_eq=conserved, b_eq=-wanted.reshape(-1), bounds=(0, None), method="highs"
+        cost,
+        A_ub=rows,
+        b_ub=np.zeros(links),
+        A_eq=conserved,
+        b_eq=-wanted.reshape(-1),
+        bounds=(0, None),
+        method="highs",
     )
     if not found.success:
         return np.zeros(links)

@@ -14,7 +14,7 @@ import os
 import pickle
 import re
 import struct
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -25,6 +25,7 @@ __all__ = ["TRUSTED_VARIABLE", "ObjectDecodingError", "ObjectEncodingError", "de
 
 TRUSTED_VARIABLE = "SIMCOLL_TRUSTED_PICKLE"
 MAX_DEPTH = 64
+_ATOMS = frozenset({type(None), bool, float, str, bytes})
 _PLAIN, _PICKLE = b"\x00", b"\x01"
 _OPT_IN = (
     f"pass trusted=True, or set {TRUSTED_VARIABLE}=1, on all ranks to use pickle (which runs code of the sender's)"
@@ -82,7 +83,7 @@ def encode(thing: object, *, trusted: bool | None = None) -> bytes:
     if _is_trusted(trusted):
         return _PICKLE + pickle.dumps(thing, protocol=pickle.HIGHEST_PROTOCOL)
     try:
-        return _PLAIN + _packed(thing, "$")
+        return _PLAIN + _packed(thing)
     except UnicodeEncodeError as error:
         raise ObjectEncodingError(f"the str {error.object[:40]!r} has no UTF-8 form; {_OPT_IN}") from error
 
@@ -118,65 +119,79 @@ def _is_trusted(trusted: bool | None) -> bool:
 # Encoding
 
 
-def _packed(thing: object, where: str, depth: int = 0) -> bytes:
-    return msgspec.msgpack.encode(_plain(thing, where, depth))
+# The way to an object from the outermost one: the way to what holds it, and how it is found there. Made into text only
+# for an error.
+_Way = tuple["_Way", str, object] | None
 
 
-def _plain(thing: object, where: str, depth: int) -> object:
+def _text(way: _Way) -> str:
+    steps = []
+    while way is not None:
+        way, form, found = way
+        steps.append(form.format(found))
+    return "$" + "".join(reversed(steps))
+
+
+def _refused(way: _Way, why: str) -> ObjectEncodingError:
+    place = _text(way)
+    return ObjectEncodingError(f"{place[:200]}{'...' if len(place) > 200 else ''} {why}; {_OPT_IN}")
+
+
+def _packed(thing: object, way: _Way = None, depth: int = 0) -> bytes:
+    return msgspec.msgpack.encode(_plain(thing, way, depth))
+
+
+def _plain(thing: object, way: _Way, depth: int) -> object:
     """The object in terms of what MessagePack has. Exact types only: a subclass would come back as something else."""
-    if depth > MAX_DEPTH:
-        raise ObjectEncodingError(
-            f"{where[:60]}... is nested more than {MAX_DEPTH} deep (or contains itself); {_OPT_IN}"
-        )
     kind = type(thing)
-    if thing is None or kind in {bool, float, str, bytes}:
+    if kind in _ATOMS:
         return thing
+    if kind is int:
+        return _integer(cast("int", thing))
+    if depth > MAX_DEPTH:
+        raise _refused(way, f"is nested more than {MAX_DEPTH} deep, or contains itself")
     if isinstance(thing, (np.ndarray, np.generic)):
-        return _array(thing, where)
+        return _array(thing, way)
     match thing:
-        case int() if kind is int:
-            return thing if -(1 << 63) <= thing < 1 << 64 else _ext(_Kind.INTEGER, _integer_bytes(thing))
         case list() if kind is list:
-            return [_plain(item, f"{where}[{i}]", depth + 1) for i, item in enumerate(thing)]
+            return [_plain(item, (way, "[{}]", i), depth + 1) for i, item in enumerate(thing)]
         case tuple() if kind is tuple:
-            return _nested(_Kind.TUPLE, list(thing), where, depth)
+            return _ext(_Kind.TUPLE, _packed(list(thing), way, depth))
         case dict() if kind is dict:
-            keys = [_plain(key, f"{where} key {key!r}", depth + 1) for key in thing]
-            values = [_plain(value, f"{where}[{key!r}]", depth + 1) for key, value in thing.items()]
+            keys = [_plain(key, (way, " key {!r}", key), depth + 1) for key in thing]
+            values = [_plain(value, (way, "[{!r}]", key), depth + 1) for key, value in thing.items()]
             if any(isinstance(key, msgspec.msgpack.Ext) for key in keys):  # which no map of MessagePack's takes
                 return _ext(_Kind.DICT, msgspec.msgpack.encode([keys, values]))
             return dict(zip(keys, values, strict=True))
         case set() | frozenset() if kind in {set, frozenset}:
             # Sorted by their bytes: the same set gives the same bytes in every process.
-            items = sorted(_packed(item, f"{where}{{{item!r}}}", depth + 1) for item in thing)
+            items = sorted(_packed(item, (way, " element {!r}", item), depth + 1) for item in thing)
             return _ext(_Kind.SET if kind is set else _Kind.FROZENSET, msgspec.msgpack.encode(items))
         case complex() if kind is complex:
             return _ext(_Kind.COMPLEX, struct.pack(">dd", thing.real, thing.imag))
         case bytearray() if kind is bytearray:
             return _ext(_Kind.BYTEARRAY, bytes(thing))
         case range():
-            return _nested(_Kind.RANGE, [thing.start, thing.stop, thing.step], where, depth)
-    raise ObjectEncodingError(f"{where} is a {kind.__qualname__}, which is no plain data; {_OPT_IN}")
+            return _ext(_Kind.RANGE, _packed([thing.start, thing.stop, thing.step], way, depth))
+    raise _refused(way, f"is a {kind.__qualname__}, which is no plain data")
 
 
 def _ext(kind: _Kind, data: bytes) -> msgspec.msgpack.Ext:
     return msgspec.msgpack.Ext(int(kind), data)
 
 
-def _nested(kind: _Kind, items: list[object], where: str, depth: int) -> msgspec.msgpack.Ext:
-    return _ext(kind, _packed(items, where, depth))
+def _integer(number: int) -> int | msgspec.msgpack.Ext:
+    if -(1 << 63) <= number < 1 << 64:
+        return number
+    return _ext(_Kind.INTEGER, number.to_bytes(number.bit_length() // 8 + 1, "big", signed=True))
 
 
-def _integer_bytes(number: int) -> bytes:
-    return number.to_bytes(number.bit_length() // 8 + 1, "big", signed=True)
-
-
-def _array(array: np.ndarray[Any, Any] | np.generic, where: str) -> msgspec.msgpack.Ext:
+def _array(array: np.ndarray[Any, Any] | np.generic, way: _Way) -> msgspec.msgpack.Ext:
     if isinstance(array, np.ndarray) and type(array) is not np.ndarray:
-        raise ObjectEncodingError(f"{where} is a {type(array).__qualname__}, which is no plain array; {_OPT_IN}")
+        raise _refused(way, f"is a {type(array).__qualname__}, which is no plain array")
     name = _dtype_name(array.dtype)
     if name is None:
-        raise ObjectEncodingError(f"{where} is an array of {array.dtype}, which is no plain data; {_OPT_IN}")
+        raise _refused(way, f"is an array of {array.dtype}, which is no plain data")
     body = msgspec.msgpack.encode([name, list(array.shape), array.tobytes()])
     return _ext(_Kind.ARRAY if isinstance(array, np.ndarray) else _Kind.SCALAR, body)
 

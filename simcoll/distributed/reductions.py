@@ -69,7 +69,7 @@ def premul_sum(factor: Any) -> ReduceOp:
     >>> str(premul_sum(0.5))
     'PREMUL_SUM(0.5)'
     """
-    return ReduceOp("PREMUL_SUM", float(factor))
+    return ReduceOp("PREMUL_SUM", float(factor.item() if hasattr(factor, "item") else factor))
 
 
 def check_op(op: Any, dtype: np.dtype[Any], function: str) -> ReduceOp:

@@ -122,6 +122,10 @@ class Task(greenlet.greenlet):  # type: ignore[misc]
             self.failure = error
         self._over(self)
 
+    def close(self) -> None:
+        """Account for a task that was stopped from outside."""
+        self._over(self)
+
 
 class World:
     """The ranks of one run, their clock and the links that they share."""
@@ -241,6 +245,8 @@ class World:
             task.hangs += 1
             if task.hangs > REPEATED_HANGS:
                 task.throw()
+                task.failure = RuntimeError(f"stopped after it caught this {REPEATED_HANGS} times: {report}")
+                task.close()
                 continue
             task.interrupt = report
             self.wake(task)

@@ -52,8 +52,10 @@ class Played:
     classes: int | None = None
 
 
-def choose(plan: Plan, engine: str, quotient: bool | None, *, watched: bool, timing_only: bool) -> tuple[str, str]:
-    """``"simpy"``, ``"fast"`` or ``"quotient"``, and why.
+def choose(
+    plan: Plan, engine: str, quotient: bool | None, *, watched: bool, timing_only: bool
+) -> tuple[str, str, Summary | None]:
+    """``"simpy"``, ``"fast"`` or ``"quotient"``, why, and the first pass over the plan if there was one.
 
     Raises
     ------
@@ -65,26 +67,28 @@ def choose(plan: Plan, engine: str, quotient: bool | None, *, watched: bool, tim
     if engine == "fast" and not COMPILED:
         raise ConfigError(f"engine 'fast' needs numba: {INSTALL}")
     if engine == "simpy" and not quotient:
-        return "simpy", "asked for"
+        return "simpy", "asked for", None
     if watched:
-        return "simpy", "an observer is told of every transfer"
+        return "simpy", "an observer is told of every transfer", None
     seen = summary(plan)
     if seen.switched:
-        return "simpy", "switches multicast or reduce"
+        return "simpy", "switches multicast or reduce", seen
     if not 0 <= plan.protocol.fifo_depth <= DEEPEST_FIFO:
-        return "simpy", f"fifo_depth {plan.protocol.fifo_depth} is more than {DEEPEST_FIFO}"
+        return "simpy", f"fifo_depth {plan.protocol.fifo_depth} is more than {DEEPEST_FIFO}", seen
     if quotient is not False:
         reason = no_quotient(plan) if timing_only else "data is moved"
         pays = quotient or (4 * seen.rows <= seen.messages and seen.messages > FEW_MESSAGES)
         if not reason and pays:
-            return "quotient", ""
+            return "quotient", "", seen
         if quotient:
-            return ("simpy" if engine == "simpy" or not COMPILED else "fast"), f"no quotient: {reason}"
+            return ("simpy" if engine == "simpy" or not COMPILED else "fast"), f"no quotient: {reason}", seen
     if engine == "fast":
-        return "fast", "asked for"
+        return "fast", "asked for", seen
     if seen.messages <= FEW_MESSAGES:
-        return "simpy", f"only {seen.messages} messages"
-    return ("fast", f"{seen.messages} messages") if COMPILED else ("simpy", f"without numba; {INSTALL} makes it faster")
+        return "simpy", f"only {seen.messages} messages", seen
+    if not COMPILED:
+        return "simpy", f"numba is not installed; {INSTALL} makes this faster", seen
+    return "fast", f"{seen.messages} messages", seen
 
 
 def _links(plan: Plan, topology: Topology) -> tuple[Ints, int | None, Callable[[int], str]]:
@@ -104,9 +108,8 @@ def _links(plan: Plan, topology: Topology) -> tuple[Ints, int | None, Callable[[
     return np.concatenate([capacity, caps]), links, name
 
 
-def play_fast(plan: Plan, topology: Topology, why: str, *, keep: bool) -> Played:
+def play_fast(plan: Plan, topology: Topology, seen: Summary, why: str, *, keep: bool) -> Played:
     """Play every message with the compiled loops."""
-    seen = summary(plan)
     capacity, cap_base, name = _links(plan, topology)
     done = np.full(seen.messages, -1, np.int64) if keep else None
 
@@ -117,7 +120,7 @@ def play_fast(plan: Plan, topology: Topology, why: str, *, keep: bool) -> Played
     machine = Machine(
         capacity,
         seen.lane_steps,
-        timed_steps(plan, topology, cap_base),
+        timed_steps(plan, topology, cap_base, seen.groups),
         launch_fs=plan.protocol.launch_fs,
         depth=plan.protocol.fifo_depth,
         waits=plan.waits,
@@ -139,14 +142,13 @@ def _played(
     )
 
 
-def play_quotient(plan: Plan, topology: Topology, *, keep: bool, worth_it: bool) -> Played | str:
+def play_quotient(plan: Plan, topology: Topology, seen: Summary, *, keep: bool, worth_it: bool) -> Played | str:
     """Play one message of every class, or say why not.
 
     With ``keep``, and for up to a million messages, the times of all messages are expanded.
     """
-    seen = summary(plan)
     capacity, cap_base, name = _links(plan, topology)
-    found = fold(timed_steps(plan, topology, cap_base), capacity, seen.lane_steps, worth_it=worth_it)
+    found = fold(timed_steps(plan, topology, cap_base, seen.groups), capacity, seen.lane_steps, worth_it=worth_it)
     if isinstance(found, str):
         return found
     expansion = _Expansion(found, seen.messages, keep=keep) if keep or seen.messages <= MOST_HASHED else None

@@ -242,15 +242,15 @@ def _run(
     engine: str,
     quotient: bool | None,
 ) -> Played:
-    way, why = choose(plan, engine, quotient, watched=observer is not None, timing_only=storage is None)
-    if way == "quotient":
-        played = play_quotient(plan, topology, keep=keep, worth_it=quotient is None)
+    way, why, seen = choose(plan, engine, quotient, watched=observer is not None, timing_only=storage is None)
+    if way == "quotient" and seen is not None:
+        played = play_quotient(plan, topology, seen, keep=keep, worth_it=quotient is None)
         if isinstance(played, Played):
             return played
-        way, why = choose(plan, engine, False, watched=False, timing_only=True)
+        way, _, seen = choose(plan, engine, False, watched=False, timing_only=True)
         why = f"no quotient: {played}"
-    if way == "fast":
-        fast = play_fast(plan, topology, why, keep=keep)
+    if way == "fast" and seen is not None:
+        fast = play_fast(plan, topology, seen, why, keep=keep)
         if storage is not None:
             storage.play()
         return fast

@@ -1,5 +1,6 @@
 """The suite on real MPI processes; skipped where mpi4py or an MPI library is missing."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -35,3 +36,28 @@ def test_results_are_those_of_the_definition_the_emulator_and_mpi(processes, spl
     assert cases >= 200
     assert wrong == 0
     assert vendor > 100 or split == "shared"
+
+
+def test_perf_compares_with_mpi(tmp_path):
+    path = tmp_path / "out.json"
+    done = run_mpi(4, "-m", "realcoll", "perf", "all_gather", "-b", "64", "-e", "256", "-n", "2", "-J", path)
+    assert done.returncode == 0, done.stderr
+    table = [line.split() for line in done.stdout.splitlines() if line.strip() and not line.startswith("#")]
+    assert [line[0] for line in table] == ["64", "128", "256"]
+    assert all(line[8] == line[12] == "0" for line in table)
+    for result in json.loads(path.read_bytes())["results"]:
+        assert result["baseline"]["ratio"] == pytest.approx(result["baseline"]["time"] / result["out_of_place"]["time"])
+
+
+def test_bad_input_is_said_once():
+    done = run_mpi(3, "-m", "realcoll", "perf", "all_redcue")
+    assert done.returncode != 0
+    assert done.stderr.count("did you mean 'all_reduce'?") == 1
+
+
+def test_a_program_may_end_without_closing(tmp_path):
+    (tmp_path / "open.py").write_text(
+        "import realcoll\ntransport = realcoll.MpiTransport(timeout_s=20)\ntransport.barrier()\n"
+    )
+    done = run_mpi(3, tmp_path / "open.py")
+    assert (done.returncode, done.stderr) == (0, "")

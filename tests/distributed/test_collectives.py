@@ -26,7 +26,7 @@ def test_broadcast():
     """BC-01 BC-02 BC-04 SIG-15: the source's data in every tensor, in place; shapes may differ; complex numbers."""
 
     def program(rank, world_size):
-        x = np.arange(4.0).reshape(2, 2) * COMPLEX(1 + 1j) if rank == 1 else np.zeros(4, COMPLEX)
+        x = (np.arange(4).reshape(2, 2) * (1 + 1j)).astype(COMPLEX) if rank == 1 else np.zeros(4, COMPLEX)
         dist.broadcast(x, 1)
         return x.reshape(-1).tolist()
 

@@ -322,6 +322,6 @@ def test_sets_have_the_same_bytes_in_every_process():
     )
     printed = {
         subprocess.check_output([sys.executable, "-c", script], env=os.environ | {"PYTHONHASHSEED": seed})
-        for seed in ("1", "2", "3")
+        for seed in ("1", "2")
     }
     assert len(printed) == 1

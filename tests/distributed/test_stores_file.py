@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
+import struct
 import subprocess
 import sys
 import threading
 import time
+import zlib
 from datetime import timedelta
 
 import pytest
 
-from simcoll.distributed.stores import DistStoreError, FileStore
+from simcoll.distributed.stores import DistStoreError, FileStore, wire
+from simcoll.distributed.stores.table import Operation
 
 
 @pytest.fixture
@@ -172,6 +175,15 @@ def test_a_damaged_record_is_found(tmp_path):
     with pytest.raises(DistStoreError, match=r"record at byte \d+ is damaged"):
         FileStore(tmp_path / "f")
     store.close()
+
+
+def test_a_record_that_makes_no_sense_is_found(tmp_path):
+    FileStore(tmp_path / "f").close()
+    frame = wire.encode(wire.Message(Operation.COUNT, number=1, keys=("of its own",)))
+    with (tmp_path / "f").open("ab") as file:
+        file.write(struct.pack(">II", len(frame), zlib.crc32(frame)) + frame)
+    with pytest.raises(DistStoreError, match=r"record at byte \d+ makes no sense"):
+        FileStore(tmp_path / "f")
 
 
 def test_places_where_no_file_can_be(tmp_path):

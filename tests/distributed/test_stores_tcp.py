@@ -89,8 +89,10 @@ def test_bind_by_the_environment(monkeypatch):
     monkeypatch.setenv("SIMCOLL_STORE_BIND", "127.0.0.3")
     with TCPStore("127.0.0.1", 0, is_master=True) as store:
         monkeypatch.delenv("SIMCOLL_STORE_BIND")
-        with TCPStore("127.0.0.3", store.port) as other:
-            assert other.num_keys() == 0
+        with TCPStore("127.0.0.3", store.port) as other, store.clone() as third:
+            third.set("k", "v")
+            assert other.get("k") == b"v"
+            assert third.host == "127.0.0.1"
 
 
 def test_workers_are_waited_for_and_counted():

@@ -89,23 +89,21 @@ class Log:
             # Another file under this name: what the old one said is void.
             self.table, self.position, self.inode = Table(), 0, (found.st_dev, found.st_ino)
         data = _read(file, self.position, found.st_size)
-        at = 0
-        if self.position == 0:
+        start, at = self.position, 0
+        if start == 0:
             if data and not FIRST_LINE.startswith(data[: len(FIRST_LINE)]):
                 raise DistStoreError(f"{self.path} is not the file of a FileStore: it begins with {data[:20]!r}")
-            at = len(FIRST_LINE) if len(data) >= len(FIRST_LINE) else 0
+            self.position = at = len(FIRST_LINE) if len(data) >= len(FIRST_LINE) else 0
         while (end := self._record_end(data, at)) is not None:
-            apply(self.table, self._request(data[at + _RECORD.size : end]))
+            self._play(data[at + _RECORD.size : end])
             at = end
-        self.position += at
+            self.position = start + at
         if writing and at < len(data):
             os.ftruncate(file, self.position)
 
     def _record_end(self, data: bytes, at: int) -> int | None:
         """Where the record that begins here ends; None at the end of the file, or where a writer died."""
-        if at == 0 and self.position == 0:
-            return None
-        if len(data) - at < _RECORD.size:
+        if self.position == 0 or len(data) - at < _RECORD.size:
             return None
         length, checksum = cast("tuple[int, int]", _RECORD.unpack_from(data, at))
         end = at + _RECORD.size + length
@@ -114,17 +112,17 @@ class Log:
         if zlib.crc32(data[at + _RECORD.size : end]) != checksum:
             if end == len(data):
                 return None
-            raise DistStoreError(f"{self.path}: the record at byte {self.position + at} is damaged")
+            raise DistStoreError(f"{self.path}: the record at byte {self.position} is damaged")
         return end
 
-    def _request(self, frame: bytes) -> Request:
+    def _play(self, frame: bytes) -> None:
         try:
             message = wire.decode(frame[4:])
             request = Request(Operation(message.code), message.keys, message.values, message.number)
             check_counts(request)
+            apply(self.table, request)
         except ValueError as error:
-            raise DistStoreError(f"{self.path}: a record makes no sense: {error}") from error
-        return request
+            raise DistStoreError(f"{self.path}: the record at byte {self.position} makes no sense: {error}") from error
 
     def _append(self, file: int, request: Request) -> None:
         frame = wire.encode(wire.Message(request.operation, request.amount, 0, request.keys, request.values))

@@ -83,6 +83,14 @@ class Store:
     def close(self) -> None:
         """Let go of what the store holds (connections, files). Safe to call twice; done at the latest when it is collected."""
 
+    def __enter__(self) -> Self:
+        """The store itself; it is closed at the end of the block."""
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        """Close the store."""
+        self.close()
+
     def _tell(self) -> None:
         """Let those who wait by a runtime's waiter try again."""
         waiter = self.waiter

@@ -42,6 +42,8 @@ class Link:
             raise DistNetworkError(
                 f"the connection to {self.where} belongs to the process that forked this one; use clone()"
             )
+        if self.sock.fileno() < 0:
+            raise DistNetworkError(f"the connection to {self.where} is closed")
         frame = wire.encode(message)
         if len(frame) - 4 > self.max_message_bytes:
             raise DistStoreError(

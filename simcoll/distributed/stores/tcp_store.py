@@ -29,6 +29,7 @@ SECRET_VARIABLE = "SIMCOLL_STORE_SECRET"  # noqa: S105  a name, no secret
 BIND_VARIABLE = "SIMCOLL_STORE_BIND"
 # How much longer than the server a client waits before it believes that the server is gone.
 _GRACE_S = 10.0
+_BACKLOG = 1024
 
 
 class TCPStore(Store):
@@ -110,8 +111,8 @@ class TCPStore(Store):
             self._tell()
         self._port = port
         try:
-            host = self._host if server is None else _near(server)
-            self._link = connect(host, port, self._patience_s(), self._secret, self.waiter)
+            self._reached = self._host if server is None else _near(server)
+            self._link = connect(self._reached, port, self._patience_s(), self._secret, self.waiter)
         except BaseException:
             if server is not None:
                 server.release()
@@ -123,14 +124,6 @@ class TCPStore(Store):
             except BaseException:
                 self.close()
                 raise
-
-    def __enter__(self) -> Self:
-        """The store itself; it is closed at the end of the block."""
-        return self
-
-    def __exit__(self, *args: object) -> None:
-        """Close the store."""
-        self.close()
 
     @property
     def host(self) -> str:
@@ -168,13 +161,14 @@ class TCPStore(Store):
     def clone(self) -> Self:
         """Another connection to the same server (which stays with the master's object)."""
         other = type(self)(
-            self._host,
+            self._reached,
             self._port,
             timeout=self.timeout,
             wait_for_workers=False,
             secret=self._secret,
             use_libuv=self._use_libuv,
         )
+        other._host = self._host  # noqa: SLF001  the same class
         other.waiter = self._waiter
         return other
 
@@ -247,6 +241,7 @@ def _server(host: str, port: int, limits: Limits, secret: bytes, multi_tenant: b
         # A port whose last connections are still being buried is free.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
+        listener.listen(_BACKLOG)
         return _started(listener, limits, secret, multi_tenant)
     except OSError as error:
         listener.close()
@@ -264,13 +259,14 @@ def _server(host: str, port: int, limits: Limits, secret: bytes, multi_tenant: b
 
 def _adopted(descriptor: int) -> socket.socket:
     try:
-        return socket.socket(fileno=descriptor)
-    except (OSError, TypeError) as error:
+        listener = socket.socket(fileno=descriptor)
+        listener.listen(_BACKLOG)
+    except (OSError, TypeError, ValueError) as error:
         raise DistNetworkError(f"master_listen_fd {descriptor!r} is not a bound socket: {error}") from error
+    return listener
 
 
 def _started(listener: socket.socket, limits: Limits, secret: bytes, multi_tenant: bool) -> StoreServer:
-    listener.listen(1024)
     server = StoreServer(listener, limits, secret, multi_tenant)
     server.start()
     return server

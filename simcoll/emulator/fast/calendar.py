@@ -6,8 +6,17 @@ from typing import TYPE_CHECKING
 
 from simcoll.emulator.fast.compiled import SOURCES, entry, part
 from simcoll.emulator.fast.state import (
-    ARGUMENT, CHAIN, CLOCK, FLOW, HEAP, MAX, NOW, POST, PRE, STOP,
-)  # fmt: skip
+    ARGUMENT,
+    CHAIN,
+    CLOCK,
+    FLOW,
+    HEAP,
+    MAX,
+    NOW,
+    POST,
+    PRE,
+    STOP,
+)
 
 if TYPE_CHECKING:
     from simcoll.emulator.fast.state import State
@@ -20,6 +29,7 @@ def _home(time: int, mask: int) -> int:
 
 @part
 def find(s: State, time: int) -> int:
+    """Place of a time in the table, or of the hole where it belongs."""
     mask = len(s.table_key) - 1
     at = _home(time, mask)
     while s.table_key[at] != time and s.table_key[at] >= 0:
@@ -75,6 +85,7 @@ def unlink(s: State, m: int) -> None:
 
 @part
 def drop_key(s: State, hole: int) -> None:
+    """Take a time out of the table; later ones that were displaced by it move up."""
     mask = len(s.table_key) - 1
     at = hole
     while True:

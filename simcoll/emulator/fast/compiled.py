@@ -29,7 +29,8 @@ def _jit(function: Function, **options: Any) -> Function:
     import numba
 
     # Without reference counts (_nrt) a helper may take arrays at no cost; nothing compiled here allocates.
-    ready: Function = numba.njit(error_model="numpy", _nrt=False, **options)(function)
+    settings: Any = {"error_model": "numpy", "_nrt": False, **options}
+    ready: Function = numba.njit(**settings)(function)
     return ready
 
 

@@ -10,9 +10,32 @@ from simcoll.emulator.fast.calendar import at_time, next_time
 from simcoll.emulator.fast.compiled import SOURCES, entry, part
 from simcoll.emulator.fast.rates import join, part_links, settle
 from simcoll.emulator.fast.state import (
-    ARGUMENT, ARRIVED, CHAIN, CLOCK, DEPTH, DIRTY, DONE, EDGE, FINISHED, FLOW, FULL, HASHED, HEAP, IDLE, LAST, MAX,
-    NEED_STEP, NOW, POST, PRE, RETIRED, STACK, STARTED, STOP, WAITING, WIDTH,
-)  # fmt: skip
+    ARGUMENT,
+    ARRIVED,
+    CHAIN,
+    CLOCK,
+    DEPTH,
+    DIRTY,
+    DONE,
+    EDGE,
+    FINISHED,
+    FLOW,
+    FULL,
+    HASHED,
+    HEAP,
+    IDLE,
+    LAST,
+    MAX,
+    NEED_STEP,
+    NOW,
+    POST,
+    PRE,
+    RETIRED,
+    STACK,
+    STARTED,
+    STOP,
+    WAITING,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -210,11 +233,11 @@ def run(s: State, _sources: int = SOURCES) -> int:
             else:
                 break
             if r[STOP] != IDLE:
-                return r[STOP]
+                return int(r[STOP])
         if r[STARTED] > 0 or r[DIRTY] > 0:
             settle(s)
             if r[STOP] != IDLE:
-                return r[STOP]
+                return int(r[STOP])
             if r[CHAIN] >= 0:
                 continue
         # In one pass every slot enters at most two new times: one by what happens, one by its rate.

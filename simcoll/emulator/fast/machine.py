@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from simcoll.emulator.fast.calendar import rehash
 from simcoll.emulator.fast.kernel import index_lanes, load, run, wait_for
 from simcoll.emulator.fast.state import (
-    ARGUMENT, CHAIN, CLOCK, DELIVERED, DEPTH, DONE, EDGE, FULL, HASHED, HEAP, IDLE, LAST, MAX, NEED_STEP, NO_RATE, NOW,
-    REGISTERS, RETIRED, STACK, WIDTH, State,
-)  # fmt: skip
+    ARGUMENT,
+    CHAIN,
+    CLOCK,
+    DELIVERED,
+    DEPTH,
+    DONE,
+    EDGE,
+    FULL,
+    HASHED,
+    HEAP,
+    IDLE,
+    LAST,
+    MAX,
+    NEED_STEP,
+    NO_RATE,
+    NOW,
+    REGISTERS,
+    RETIRED,
+    STACK,
+    WIDTH,
+    State,
+)
 from simcoll.emulator.model import checked_time
 from simcoll.errors import ConfigError, InternalError
 
@@ -314,7 +333,8 @@ class Machine:
     # ---- growing
 
     def _lengthen(self, names: tuple[str, ...], length: int) -> None:
-        self.state = self.state._replace(**{name: _longer(getattr(self.state, name), length) for name in names})
+        longer: dict[str, Any] = {name: _longer(getattr(self.state, name), length) for name in names}
+        self.state = self.state._replace(**longer)
 
     def _grow_slots(self, slots: int) -> None:
         self._lengthen(PER_SLOT, slots)
@@ -356,7 +376,7 @@ class Machine:
         def moved(entries: NDArray[np.int32]) -> NDArray[np.int32]:
             return np.where(entries < 0, -1, entries // max(old, 1) * width + entries % max(old, 1)).astype(np.int32)
 
-        fresh = {}
+        fresh: dict[str, Any] = {}
         for name in ("link", "weight", "next_flow", "last_flow"):
             wider = np.full((slots, width), -1, getattr(s, name).dtype)
             wider[:, :old] = getattr(s, name).reshape(slots, old)

@@ -9,8 +9,18 @@ import numpy as np
 from simcoll.emulator.fast.calendar import at_time, unlink
 from simcoll.emulator.fast.compiled import part
 from simcoll.emulator.fast.state import (
-    ARGUMENT, CLOCK, DELIVERED, DIRTY, MAX, NO_RATE, NOW, OVER, STARTED, STOP, WIDTH,
-)  # fmt: skip
+    ARGUMENT,
+    CLOCK,
+    DELIVERED,
+    DIRTY,
+    MAX,
+    NO_RATE,
+    NOW,
+    OVER,
+    STARTED,
+    STOP,
+    WIDTH,
+)
 
 if TYPE_CHECKING:
     from simcoll.emulator.fast.state import State
@@ -89,7 +99,7 @@ def _water_level(s: State, l: int) -> int:
     n, left, count = s.flows[l], s.capacity[l], 0
     e = s.head[l]
     if e >= 0 and s.next_flow[e] < 0:
-        level = left // n
+        level: int = left // n
         return MAX if _limit(s, e // s.reg[WIDTH], l) < level else level
     while e >= 0:
         s.limits[count] = _limit(s, e // s.reg[WIDTH], l)

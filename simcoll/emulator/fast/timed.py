@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -21,8 +21,12 @@ if TYPE_CHECKING:
     from simcoll.topology import Routes, Topology
 
     Ints = NDArray[np.int64]
+    Group = tuple[tuple["Moves", ...], int]
 
-__all__ = ["Shape", "Summary", "Timed", "summary", "timed_steps", "turns"]
+__all__ = ["Moves", "Shape", "Summary", "Timed", "summary", "timed_steps", "turns"]
+
+KEPT_ROWS = 1 << 21
+"""Up to here the first pass over a plan is kept for the second (33 bytes a row)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,9 +60,27 @@ class Timed:
         return len(self.size)
 
 
+class Moves(NamedTuple):
+    """What time depends on in a step of a plan."""
+
+    src_rank: Ints
+    dst_rank: Ints
+    channel: Ints
+    size_bytes: Ints
+    op: NDArray[np.int8]
+
+    @property
+    def rows(self) -> int:
+        """How many transfers there are."""
+        return len(self.src_rank)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Summary:
-    """What a first pass over a plan tells. ``rows`` counts transfers of steps that are given, not repeated."""
+    """What a first pass over a plan tells.
+
+    ``rows`` counts transfers of steps that are given, not repeated; ``groups`` are the :func:`turns` again, if they are few.
+    """
 
     lane_steps: Ints
     steps: int
@@ -66,6 +88,7 @@ class Summary:
     rows: int
     bytes_by_op: tuple[int, ...]
     switched: bool
+    groups: list[Group] | None
 
 
 def _alike(plan: Plan, block: Step | Repeat) -> bool:
@@ -82,26 +105,32 @@ def _lowered(plan: Plan, blocks: Iterable[Step | Repeat]) -> Iterator[PlanStep]:
     return replace(plan, schedule=replace(plan.schedule, source=lambda: blocks)).steps()
 
 
-def turns(plan: Plan) -> Iterator[tuple[tuple[PlanStep, ...], int]]:
+def _moves(steps: Iterable[PlanStep]) -> Iterator[Moves]:
+    for step in steps:
+        yield Moves(step.src_rank, step.dst_rank, step.channel, step.size_bytes, step.op)
+
+
+def turns(plan: Plan) -> Iterator[Group]:
     """The steps of a plan as groups of steps and how often each group comes, one after the other."""
     for alike, blocks in groupby(plan.schedule.source(), lambda block: _alike(plan, block)):
         if alike:
             for block in blocks:
                 if isinstance(block, Repeat):
-                    steps = tuple(_lowered(plan, block.steps))
+                    steps = tuple(_moves(_lowered(plan, block.steps)))
                     if steps and block.count:
                         yield steps, block.count
         else:
-            for step in _lowered(plan, blocks):
+            for step in _moves(_lowered(plan, blocks)):
                 yield (step,), 1
 
 
-def _bytes_by_op(step: PlanStep) -> tuple[int, ...]:
+def _bytes_by_op(step: Moves) -> tuple[int, ...]:
     return tuple(int(step.size_bytes[step.op == op].sum()) for op in range(len(OP_NAMES)))
 
 
 def summary(plan: Plan) -> Summary:
-    """Pass once over a plan; nothing is kept of its steps."""
+    """Pass once over a plan."""
+    groups: list[Group] | None = []
     lane_steps = np.zeros(plan.nranks * plan.nchannels, np.int64)
     steps = messages = rows = 0
     moved = [0] * len(OP_NAMES)
@@ -113,11 +142,15 @@ def summary(plan: Plan) -> Summary:
             part[step.dst_rank * plan.nchannels + step.channel] = True
             lane_steps += part * times
             steps += times
-            rows += len(step)
-            messages += len(step) * times
+            rows += step.rows
+            messages += step.rows * times
             moved = [sum_ + times * more for sum_, more in zip(moved, _bytes_by_op(step), strict=True)]
             switched = switched or bool(((step.op == MULTICAST) | (step.op == SWITCH_REDUCE)).any())
-    return Summary(lane_steps, steps, messages, rows, tuple(moved), switched)
+        if groups is not None:
+            groups.append((group, times))
+        if rows > KEPT_ROWS:
+            groups = None
+    return Summary(lane_steps, steps, messages, rows, tuple(moved), switched, groups)
 
 
 class _Maker:
@@ -127,15 +160,15 @@ class _Maker:
         self.plan = plan
         self.topology = topology
         self.cap_base = cap_base
-        self.step: PlanStep | None = None
+        self.step: Moves | None = None
         self.routes: Routes | None = None
         self.timed: Timed | None = None
 
-    def __call__(self, step: PlanStep, first_message: int) -> Timed:
+    def __call__(self, step: Moves, first_message: int) -> Timed:
         last, self.step = self.step, step
         same = last is not None and _equal(step, last, ("src_rank", "dst_rank", "channel"))
-        if same and not self.plan.protocol.jitter_fs and last is not None and _equal(step, last, ("size_bytes", "op")):
-            assert self.timed is not None  # noqa: S101  # made with the last step
+        alike = same and last is not None and _equal(step, last, ("size_bytes", "op"))
+        if alike and self.timed is not None and not self.plan.protocol.jitter_fs:
             return self.timed
         local = step.src_rank == step.dst_rank
         if not same or self.routes is None or self.timed is None:
@@ -148,36 +181,38 @@ class _Maker:
         self.timed = Timed(shape, pre, costs.wire_bytes, costs.post_fs, step.size_bytes, _bytes_by_op(step))
         return self.timed
 
-    def _shape(self, step: PlanStep, routes: Routes) -> Shape:
+    def _shape(self, step: Moves, routes: Routes) -> Shape:
         sender = step.src_rank * self.plan.nchannels + step.channel
         receiver = step.dst_rank * self.plan.nchannels + step.channel
         links = routes.links
         if self.cap_base is not None:
-            linked = links[:, :1] >= 0 if links.shape[1] else np.zeros((len(step), 1), np.bool_)
+            linked = links[:, :1] >= 0 if links.shape[1] else np.zeros((step.rows, 1), np.bool_)
             caps = np.stack([self.cap_base + 2 * sender, self.cap_base + 2 * receiver + 1], axis=1)
             links = np.concatenate([np.where(linked, caps, -1), links], axis=1)
         return Shape(sender, receiver, step.src_rank, step.dst_rank, links, np.ones(links.shape, np.int64))
 
 
-def _equal(a: PlanStep, b: PlanStep, names: tuple[str, ...]) -> bool:
+def _equal(a: Moves, b: Moves, names: tuple[str, ...]) -> bool:
     return all(
         getattr(a, name) is getattr(b, name) or np.array_equal(getattr(a, name), getattr(b, name)) for name in names
     )
 
 
-def timed_steps(plan: Plan, topology: Topology, cap_base: int | None) -> Iterator[tuple[tuple[Timed, ...], int]]:
+def timed_steps(
+    plan: Plan, topology: Topology, cap_base: int | None, groups: Iterable[Group] | None = None
+) -> Iterator[tuple[tuple[Timed, ...], int]]:
     """The groups of :func:`turns` with routes and costs.
 
-    ``cap_base`` is the first of the links that cap channel rates (two per lane: out, in), if the protocol caps them.
+    ``groups`` are those of :func:`summary`, if it kept them. ``cap_base`` is the first of the links that cap channel rates (two per lane: out, in), if the protocol caps them.
     """
     make, first = _Maker(plan, topology, cap_base), 0
-    for group, times in turns(plan):
-        rows = sum(len(step) for step in group)
+    for group, times in turns(plan) if groups is None else groups:
+        rows = sum(step.rows for step in group)
         if plan.protocol.jitter_fs:
             for _ in range(times):
                 for step in group:
                     yield (make(step, first),), 1
-                    first += len(step)
+                    first += step.rows
             continue
         yield tuple(make(step, first) for step in group), times
         first += times * rows

@@ -1,0 +1,110 @@
+"""Placement of ranks, and ranks that are alike."""
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from simcoll.bounds import all_gather_cut
+from simcoll.errors import ConfigError
+from simcoll.topology import crossbar, fat_tree, hypercube, load_topology, place, rank_orbits, torus
+from simcoll.topology.orbits import is_symmetry
+
+
+def boxes():
+    return load_topology("dgx-h100", nodes=3)
+
+
+def test_orders():
+    assert place(boxes()).groups["box"].tolist() == [0] * 8 + [1] * 8 + [2] * 8
+    assert place(boxes(), nranks=10).nranks == 10
+    dealt = place(boxes(), "round_robin")
+    assert dealt.groups["box"].tolist() == [0, 1, 2] * 8
+    # Within a box the order stays.
+    assert [dealt.node_names[v] for v in dealt.rank_nodes[:4]] == ["box0.gpu0", "box1.gpu0", "box2.gpu0", "box0.gpu1"]
+    assert place(boxes(), "round_robin", nranks=5).groups["box"].tolist() == [0, 1, 2, 0, 1]
+    listed = place(boxes(), "explicit", gpus=[9, 2, 17])
+    assert [listed.node_names[v] for v in listed.rank_nodes] == ["box1.gpu1", "box0.gpu2", "box2.gpu1"]
+
+
+def test_round_robin_over_another_level():
+    tree = place(fat_tree(3, 2, "50 GB/s"), "round_robin", level="leaf")
+    assert tree.groups["leaf"].tolist() == [0, 1, 2, 0, 1, 2]
+
+
+def test_random_is_a_function_of_the_seed():
+    one, same, other = (place(boxes(), "random", seed=seed).rank_nodes.tolist() for seed in (1, 1, 2))
+    assert one == same != other
+    assert sorted(one) == sorted(boxes().rank_nodes.tolist())
+    # With fewer ranks the first stay where they were.
+    assert place(boxes(), "random", seed=1, nranks=7).rank_nodes.tolist() == one[:7]
+
+
+def test_in_a_file_and_as_arguments(tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text(
+        'family = "crossbar"\nnranks = 6\nbandwidth = "1 GB/s"\n[placement]\norder = "explicit"\ngpus = [5, 0]\n',
+        encoding="utf-8",
+    )
+    assert load_topology(file).rank_nodes.tolist() == [5, 0]
+    assert load_topology("dgx-h100", nodes=2, placement__order="round_robin").groups["box"].tolist() == [0, 1] * 8
+    assert load_topology("dgx-h100", placement__ranks=3).nranks == 3
+    shuffled = load_topology("dgx-h100", placement__order="random", placement__seed=4)
+    assert shuffled.rank_nodes.tolist() == place(load_topology("dgx-h100"), "random", seed=4).rank_nodes.tolist()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"order": "compcat"}, "did you mean 'compact'"),
+        ({"order": "explicit"}, "belong together"),
+        ({"gpus": [1]}, "belong together"),
+        ({"order": "explicit", "gpus": [1, 1]}, "two ranks on one GPU"),
+        ({"order": "explicit", "gpus": [24]}, "0 to 23"),
+        ({"nranks": 25}, "25 ranks asked for"),
+        ({"order": "round_robin", "level": "bxo"}, "did you mean 'box'"),
+    ],
+)
+def test_bad_placements(arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        place(boxes(), **arguments)
+
+
+@pytest.mark.parametrize(
+    ("make", "orbits"),
+    [
+        (lambda: crossbar(6, "50 GB/s"), 1),
+        (lambda: torus([4, 3], "25 GB/s"), 1),
+        (lambda: torus([4], "25 GB/s", wrap=False), 4),
+        (lambda: hypercube(5, "25 GB/s"), 1),
+        (lambda: load_topology("dgx-h100", nodes=5), 1),
+        (lambda: load_topology("superpod-h100", nodes=64), 1),
+        (lambda: fat_tree(3, 4, "50 GB/s", oversubscription=2), 1),
+        (lambda: load_topology("dgx-h100", nodes=2).degrade("box0.gpu0 -> box0.nvswitch", "1/2"), 16),
+        (lambda: load_topology("dgx-h100", nodes=2).with_ranks([0, 1, 8, 9]), 1),
+        (lambda: load_topology("dgx-h100", nodes=2).with_ranks([0, 1, 8]), 3),
+    ],
+)
+def test_orbits(make, orbits):
+    topology = make()
+    assert len(rank_orbits(topology)) == orbits
+    short, full = all_gather_cut(topology), all_gather_cut(topology, by_orbit=False)
+    assert short.ratio == full.ratio
+    assert short.exact
+
+
+def test_a_false_symmetry_is_refused():
+    topology = crossbar(4, "50 GB/s").degrade("gpu2 -> switch", "1/2")
+    turn = np.array([1, 2, 3, 0, 4])
+    assert is_symmetry(crossbar(4, "50 GB/s"), turn)
+    assert not is_symmetry(topology, turn)
+    assert not is_symmetry(crossbar(4, "50 GB/s"), np.array([1, 1, 3, 0, 4]))
+    assert not is_symmetry(crossbar(4, "50 GB/s"), np.array([4, 1, 2, 3, 0]))
+    assert is_symmetry(topology, np.array([1, 0, 2, 3, 4]))
+
+
+def test_the_largest_pod_is_exact_by_orbit():
+    # TPU v4, 16 x 16 x 16: 4095 shares over six links of 45 GB/s.
+    cut = all_gather_cut(load_topology("tpu-v4"))
+    assert cut.exact
+    assert cut.ratio == Fraction(91, 6) / 10**9
