@@ -1,7 +1,7 @@
 """What the executor costs: ring all_reduce over MPI against MPI_Allreduce, and Python's share of a step.
 
 ``mpiexec -n 2 python benchmarks/executor.py [size]`` (64M by default) prints the machine, the bandwidths of both, their
-ratio to the target of 0.8, and what the same messages take without any reduction, which nothing on them can beat.
+ratio to the target of 0.8, and what the same messages take without any reduction (on a busy machine that varies too).
 ``python benchmarks/executor.py`` without a launcher prints only the cost of a step, which a ring of 8 ranks in one
 process with one element a message shows, and its ratio to the target of 50 us.
 """

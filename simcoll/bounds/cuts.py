@@ -10,8 +10,10 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import maximum_flow
 
-from simcoll.bounds.flows import FLOW_LIMIT, FlowGraph, egress, flow_graph, min_cut
+from simcoll.bounds.flows import FLOW_LIMIT, SOLVER_LIMIT, FlowGraph, egress, flow_graph, min_cut
 from simcoll.errors import InternalError
 from simcoll.topology.orbits import rank_orbits
 from simcoll.units import UBPS_PER_BPS
@@ -76,13 +78,15 @@ def all_gather_cut(topology: Topology, *, backwards: bool = False, by_orbit: boo
     sinks = rank_orbits(topology).tolist() if by_orbit else list(range(graph.nranks))
     best, side = _first_guess(topology, graph, sinks, backwards=backwards)
     exact = graph.nranks <= FLOW_LIMIT or graph.nranks * len(sinks) <= ORBIT_LIMIT
+    fits = _Feasible(graph, best) if exact else None
     for sink in sinks if exact else ():
-        while True:
+        while fits is not None and not fits(sink):
             found, better = _worse_cut(graph, best, sink)
             exact &= better[1]
             if found is None:
                 break
             best, side = found, better[0]
+            fits = _Feasible(graph, best)
     return _cut(topology, graph, best, side, backwards=backwards, exact=exact)
 
 
@@ -153,14 +157,42 @@ def _first_guess(
     Only groups with one of the ``sinks`` are looked at.
     """
     reverse = flow_graph(topology, backwards=not backwards)
-    found: list[tuple[Fraction, NDArray[np.bool_]]] = []
-    for _, groups in candidate_groups(topology):
-        for members in groups:
-            if not np.isin(members, sinks).any():
+    # Around a single rank, its own links; the flows find out whether there is a better cut behind them.
+    entering = np.zeros(graph.nvertices, np.int64)
+    np.add.at(entering, graph.head, graph.capacity)
+    least = min(sinks, key=lambda rank: int(entering[graph.ranks[rank]]))
+    alone = np.ones(graph.nvertices, bool)
+    alone[graph.ranks[least]] = False
+    found = [(Fraction(graph.nranks - 1, int(entering[graph.ranks[least]])), alone)]
+    wanted = np.zeros(graph.nranks, bool)
+    wanted[sinks] = True
+    for level, groups in candidate_groups(topology):
+        for members in groups if level != "rank" else ():
+            if not wanted[members].any():
                 continue
             capacity, receiving = egress(reverse, members)
             found.append((Fraction(graph.nranks - members.size, capacity), ~receiving))
     return max(found, key=lambda entry: entry[0])
+
+
+class _Feasible:
+    """Whether every rank can send 1 / ratio to a sink at once. One matrix serves all sinks; False may mean that it does not fit."""
+
+    def __init__(self, graph: FlowGraph, ratio: Fraction) -> None:
+        self.graph, self.need = graph, graph.nranks * ratio.denominator
+        self.matrix = None
+        if self.need < SOLVER_LIMIT:
+            source, n = graph.nvertices, graph.nranks
+            capacity = np.minimum(_scaled(graph.capacity, ratio.numerator), self.need + 1).astype(np.int32)
+            values = np.concatenate([capacity, np.full(n, ratio.denominator, np.int32)])
+            ends = (np.concatenate([graph.tail, np.full(n, source)]), np.concatenate([graph.head, graph.ranks]))
+            self.matrix = csr_array((values, ends), shape=(source + 1, source + 1))
+
+    def __call__(self, sink: int) -> bool:
+        if self.matrix is None:
+            return False
+        flow = maximum_flow(self.matrix, self.graph.nvertices, int(self.graph.ranks[sink]))
+        return int(flow.flow_value) == self.need
 
 
 def _worse_cut(graph: FlowGraph, ratio: Fraction, sink: int) -> tuple[Fraction | None, tuple[NDArray[np.bool_], bool]]:

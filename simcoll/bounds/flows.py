@@ -28,7 +28,8 @@ FLOW_LIMIT = 1024
 class FlowGraph:
     """Links between vertices, capacities divided by their greatest common divisor ``unit_uBps``.
 
-    ``out_links[v]`` and ``in_links[v]`` list the links at a vertex; ``ranks`` are vertices, ``kept`` the topology's
+    ``out_links[v]`` and ``in_links[v]`` list the links at a vertex (only beyond ``FLOW_LIMIT`` ranks, where greedy cuts need them);
+    ``ranks`` are vertices, ``kept`` the topology's
     number of each.
     """
 
@@ -77,8 +78,8 @@ def flow_graph(topology: Topology, *, backwards: bool = False) -> FlowGraph:
         unit_uBps=unit,
         ranks=number[topology.rank_nodes],
         kept=np.flatnonzero(keep),
-        out_links=_at_vertices(tail, total),
-        in_links=_at_vertices(head, total),
+        out_links=_at_vertices(tail, total) if topology.nranks > FLOW_LIMIT else (),
+        in_links=_at_vertices(head, total) if topology.nranks > FLOW_LIMIT else (),
     )
 
 
@@ -94,8 +95,8 @@ def graph_of(nranks: int, capacity: Mapping[tuple[int, int], int]) -> FlowGraph:
         unit_uBps=1,
         ranks=everyone,
         kept=everyone,
-        out_links=_at_vertices(ends[:, 0], nranks),
-        in_links=_at_vertices(ends[:, 1], nranks),
+        out_links=(),
+        in_links=(),
     )
 
 

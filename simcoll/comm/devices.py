@@ -64,7 +64,9 @@ def emulated(plan: Plan, inputs: Sequence[Array], devices: Sequence[int]) -> Seq
 
 def content_of(tensor: Tensor) -> Array:
     """The data of a tensor."""
-    return tensor.array if isinstance(tensor, DeviceArray) else np.asarray(tensor)
+    if isinstance(tensor, DeviceArray):
+        return tensor.array
+    return np.asarray(tensor)
 
 
 def device_of(tensor: Tensor) -> int:

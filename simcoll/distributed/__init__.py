@@ -45,7 +45,6 @@ from simcoll.distributed.device_mesh import DeviceMesh, init_device_mesh
 from simcoll.distributed.groups import (
     GroupMember,
     ProcessGroup,
-    destroy_process_group,
     get_backend,
     get_backend_config,
     get_global_rank,
@@ -55,11 +54,14 @@ from simcoll.distributed.groups import (
     get_world_size,
     group,
     is_initialized,
+)
+from simcoll.distributed.initialization import init_process_group
+from simcoll.distributed.making_groups import (
+    destroy_process_group,
     new_group,
     new_subgroups,
     new_subgroups_by_enumeration,
 )
-from simcoll.distributed.initialization import init_process_group
 from simcoll.distributed.object_collectives import (
     all_gather_object,
     broadcast_object_list,

@@ -11,7 +11,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from simcoll.distributed.collectives import barrier
-from simcoll.distributed.groups import DEFAULT_TIMEOUT, get_rank, member_of
+from simcoll.distributed.groups import get_rank, member_of
+from simcoll.distributed.making_groups import DEFAULT_TIMEOUT
 from simcoll.distributed.work import timeout_fs
 from simcoll.distributed.world import Waitable, current, current_or_none, wait_until
 from simcoll.errors import nearest
@@ -176,9 +177,6 @@ def breakpoint(rank: int = 0, skip: int = 0, timeout_s: int = 3600) -> None:  # 
     if local["breakpoints"] <= skip:
         return
     if get_rank() == rank:
-        print(
-            f"\n!!! simcoll.distributed.breakpoint on rank {rank}: type 'up' for the frame that called !!!\n",
-            file=sys.stderr,
-        )
+        sys.stderr.write(f"\n!!! breakpoint on rank {rank}: type 'up' for the frame that called !!!\n\n")
         pdb.Pdb().set_trace(sys._getframe(1))  # noqa: SLF001
     barrier()

@@ -14,10 +14,9 @@ from simcoll.distributed.groups import (
     get_world_size,
     group,
     is_initialized,
-    meet,
-    new_group,
 )
 from simcoll.distributed.initialization import init_process_group
+from simcoll.distributed.making_groups import meet, new_group
 from simcoll.distributed.world import current
 from simcoll.errors import nearest
 

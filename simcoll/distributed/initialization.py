@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from simcoll.distributed.backends import Backend
-from simcoll.distributed.groups import DEFAULT_TIMEOUT, ProcessGroup, executor_of, meet
+from simcoll.distributed.groups import ProcessGroup
+from simcoll.distributed.making_groups import DEFAULT_TIMEOUT, executor_of, meet
 from simcoll.distributed.operations import Communicator
 from simcoll.distributed.plans import check_choice
 from simcoll.distributed.work import timeout_fs

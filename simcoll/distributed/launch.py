@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["Job", "launch", "main", "worker_environment"]
 
 _TERMINATE_S = 10.0  # between asking a worker to end and making it
+_POLL_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,10 +151,9 @@ def _first_failure(workers: Sequence[subprocess.Popen[bytes]], job: Job, signals
         if signals:
             return 128 + signals[0]
         for local_rank, worker in list(running.items()):
-            status = worker.poll()
+            status = _status(worker)
             if status is None:
                 continue
-            del running[local_rank]
             if status != 0:
                 rank = job.node_rank * job.nproc_per_node + local_rank
                 how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"exited with status {status}"
@@ -161,22 +161,31 @@ def _first_failure(workers: Sequence[subprocess.Popen[bytes]], job: Job, signals
                     f"rank {rank} (local rank {local_rank}, process {worker.pid}) {how}; ending the others\n"
                 )
                 return 128 - status if status < 0 else status
-        time.sleep(0.02)
+            worker.wait()
+            del running[local_rank]
+        time.sleep(_POLL_S)
     return 0
 
 
+def _status(worker: subprocess.Popen[bytes]) -> int | None:
+    """How a worker ended, if it did, as Popen says it. Does not collect it: until then nobody else can get its number."""
+    found = os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    if found is None:
+        return None
+    return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+
+
 def _end(workers: Sequence[subprocess.Popen[bytes]]) -> None:
-    """End what still runs, the workers' own children included."""
-    for how, patience_s in ((signal.SIGTERM, _TERMINATE_S), (signal.SIGKILL, _TERMINATE_S)):
-        left = [worker for worker in workers if worker.poll() is None]
-        for worker in left:
-            _signal_all(worker.pid, how)
-        deadline_s = time.monotonic() + patience_s
-        for worker in left:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                worker.wait(max(0.0, deadline_s - time.monotonic()))
-    for worker in workers:
+    """End the workers that have not ended well, and what they started."""
+    left = [worker for worker in workers if worker.returncode is None]
+    for worker in left:
+        _signal_all(worker.pid, signal.SIGTERM)
+    deadline_s = time.monotonic() + _TERMINATE_S
+    while time.monotonic() < deadline_s and any(_status(worker) is None for worker in left):
+        time.sleep(_POLL_S)
+    for worker in left:
         _signal_all(worker.pid, signal.SIGKILL)
+        worker.wait()
 
 
 def _signal_all(group: int, how: signal.Signals) -> None:

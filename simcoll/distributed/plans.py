@@ -14,7 +14,8 @@ from simcoll.algorithms import find_algorithm
 from simcoll.algorithms import schedule as make_schedule
 from simcoll.algorithms.registry import ALGORITHMS, default_algorithm
 from simcoll.emulator.dataplane import Storage
-from simcoll.emulator.engine import Player, Score
+from simcoll.emulator.engine import Player
+from simcoll.emulator.score import Score
 from simcoll.errors import ConfigError
 from simcoll.plan import INPUT, Plan
 from simcoll.protocol import Protocol

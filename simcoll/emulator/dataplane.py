@@ -77,7 +77,9 @@ class Storage:
                 _unwritten(0 if whole and which == INPUT else count, plan.dtype) for which, count in enumerate(elements)
             ]
             if length:
-                array = plan.reduction.prepared(_checked(given, rank, length, plan.dtype))
+                array = _checked(given, rank, length, plan.dtype)
+                if plan.collective.spec.reduces:
+                    array = plan.reduction.prepared(array)
                 if whole:
                     store[INPUT] = array.view()
                     store[INPUT].setflags(write=False)

@@ -12,6 +12,7 @@ import numpy as np
 
 from simcoll.emulator.digest import TraceHash
 from simcoll.emulator.messages import Lane, blocks, outline, parts
+from simcoll.emulator.score import cap_links
 from simcoll.errors import ConfigError, InternalError
 from simcoll.schedule import OP_NAMES
 
@@ -23,11 +24,12 @@ if TYPE_CHECKING:
 
     from simcoll.emulator.dataplane import Storage
     from simcoll.emulator.fabric import Fabric
-    from simcoll.emulator.messages import Block, Bundle, Message, Outline, Part
+    from simcoll.emulator.messages import Block, Bundle, Message
+    from simcoll.emulator.score import Score
     from simcoll.plan import Plan
     from simcoll.topology import Topology
 
-__all__ = ["Observer", "Player", "Score"]
+__all__ = ["Observer", "Player"]
 
 HASH_BATCH = 4096
 
@@ -54,29 +56,6 @@ class Observer(Protocol):
         done_fs: int,
     ) -> None:
         """Transfer ``message`` was ready, its flow started and ended, and it was done."""
-
-
-class Score:
-    """A plan made ready to be played many times on one fabric, one run after the other, with the same buffers."""
-
-    __slots__ = ("outline", "parts")
-
-    def __init__(self, plan: Plan, topology: Topology, fabric: Fabric, storage: Storage | None) -> None:
-        self.outline: Outline = outline(plan, topology)
-        self.parts: tuple[Part, ...] = tuple(parts(plan, topology, storage, cap_links(plan, fabric)))
-
-
-def cap_links(plan: Plan, fabric: Fabric) -> int | None:
-    """Two more links per lane, out and in, when the protocol caps the rate of a channel; returns the first."""
-    rate = plan.protocol.channel_rate_uBps
-    if not rate:
-        return None
-
-    def name(position: int) -> str:
-        rank, channel = divmod(position // 2, plan.nchannels)
-        return f"rank {rank} channel {channel} {('out', 'in')[position % 2]}"
-
-    return fabric.add_links([rate] * (2 * plan.nranks * plan.nchannels), name)
 
 
 class Player:

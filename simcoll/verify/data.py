@@ -318,6 +318,12 @@ def verify(schedule: Schedule, *, exact: bool = False) -> Proof:
         raise ConfigError(
             f"exact proof of {schedule} would count {n * layout.output_base} contributions in {n * layout.size} chunks; use fingerprints"
         )
+    if not exact:
+        from simcoll.verify.sliced import verify_sliced
+
+        proof = verify_sliced(schedule)
+        if proof is not None:
+            return proof
     memory = _start(schedule, exact=exact)
     count = steps = 0
     for number, step in lowered(schedule):

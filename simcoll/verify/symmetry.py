@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
 
-__all__ = ["Symmetry", "certify", "find_symmetry", "verify_by_symmetry"]
+__all__ = ["Symmetry", "certify", "find_symmetry", "lanes_of", "verify_by_symmetry"]
 
 UNITS = 2**24
 """A step is not expanded to more transfers of single chunks than this."""
@@ -100,7 +100,7 @@ def find_symmetry(schedule: Schedule) -> Symmetry:
     collective = schedule.collective
     if collective.root is not None or collective.kind in ("barrier", "send_recv"):
         raise _refuse(schedule, f"the ranks of {collective.kind} are not alike")
-    lane = _lanes(schedule)
+    lane = lanes_of(schedule)
     plain = np.tile((np.arange(schedule.nranks) + 1) % schedule.nranks, (schedule.nchannels, 1))
     first = _first_neighbours(schedule)
     refusal = None
@@ -139,7 +139,7 @@ def _windows(block: Repeat, step: Step) -> Ints:
     return result
 
 
-def _lanes(schedule: Schedule) -> Ints:
+def lanes_of(schedule: Schedule) -> Ints:
     """Channel that touches each chunk address, on whatever rank; 0 for one that none touches."""
     layout = schedule.layout
     lane = np.full(layout.size, -1, np.int64)

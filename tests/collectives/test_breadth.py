@@ -300,3 +300,8 @@ def test_overwriting_an_input_out_of_place_is_an_error():
         with pytest.raises(ScheduleError, match="inputs are read-only") as error:
             spoiled.bind(6)
         assert (error.value.rank, error.value.chunk, error.value.step) == (1, 0, len(steps) - 1)
+
+
+def test_a_factor_scales_nothing_where_nothing_is_reduced():
+    plan = simcoll.schedule("all_gather", "ring", nranks=3).bind(4, "float32", simcoll.premul_sum(3))
+    assert simcoll.emulate(plan, crossbar(3, "1 GB/s")).wrong == 0

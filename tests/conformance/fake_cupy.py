@@ -14,6 +14,22 @@ import numpy as np
 from simcoll.reduction import REDUCTIONS
 
 
+class Device:
+    current = 0
+
+    def __init__(self, number):
+        self.id = number
+
+    def use(self):
+        Device.current = self.id
+
+    def __enter__(self):
+        self.before, Device.current = Device.current, self.id
+
+    def __exit__(self, *_):
+        Device.current = self.before
+
+
 class Memory:
     def __init__(self, array):
         self.ptr = array.ctypes.data
@@ -24,6 +40,17 @@ class Memory:
 
 
 class Array(np.ndarray):
+    __array_priority__ = 1
+
+    def __array_finalize__(self, source):
+        self.on = getattr(source, "on", None)
+        if self.on is None:
+            self.on = Device.current
+
+    @property
+    def device(self):
+        return Device(self.on)
+
     @property
     def data(self):
         return Memory(self)
@@ -171,13 +198,19 @@ def install(monkeypatch, devices=1):
     nccl = Nccl(log)
     cuda.nccl = nccl
     stream = type("Stream", (Stream,), {"log": log})
-    cuda.Stream, cuda.Device = stream, lambda number: types.SimpleNamespace(use=lambda: log.append(f"device {number}"))
+    cuda.Stream, cuda.Device = stream, Device
+    Device.current = 0
     cuda.runtime = types.SimpleNamespace(
-        getDeviceCount=lambda: devices, CUDARuntimeError=type("CUDARuntimeError", (RuntimeError,), {})
+        getDeviceCount=lambda: devices,
+        CUDARuntimeError=type("CUDARuntimeError", (RuntimeError,), {}),
+        memcpy=lambda target, source, size, kind: ctypes.memmove(target, source, size) if kind == 4 else None,
+        deviceSynchronize=lambda: log.append("synchronize"),
     )
+
     cupy.cuda, cupy.uint8, cupy.ElementwiseKernel = cuda, np.uint8, _kernel
     cupy.empty = lambda count, dtype: np.empty(count, dtype).view(Array)
     cupy.asarray = lambda values: np.array(values).view(Array)
+    cupy.ascontiguousarray = lambda values: np.ascontiguousarray(values).view(Array)
     cupy.asnumpy = np.array
 
     def logged(ufunc):

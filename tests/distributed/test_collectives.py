@@ -3,6 +3,7 @@
 Numbers of examples are those of the torch.distributed documentation, and of the reduce_scatter example of the PyTorch forum.
 """
 
+# ruff: noqa: B023  # the lambdas are called at once
 from __future__ import annotations
 
 import numpy as np
@@ -75,7 +76,11 @@ def test_complex_numbers_have_no_order():
         x = np.ones(2, COMPLEX)
         for op in ("MAX", "MIN", "PRODUCT", "BAND"):
             kw = {"op": getattr(dist.ReduceOp, op)}
-            refused(ValueError, f"all_reduce does not support RedOpType.{op} on complex tensors", lambda: dist.all_reduce(x, **kw))
+            refused(
+                ValueError,
+                f"all_reduce does not support RedOpType.{op} on complex tensors",
+                lambda: dist.all_reduce(x, **kw),
+            )
             refused(RuntimeError, "reduce does not support", lambda: dist.reduce(x, 0, **kw))
             refused(RuntimeError, "reduce_scatter does not support", lambda: dist.reduce_scatter(x, [x, x], **kw))
         dist.reduce(x, 0)
@@ -144,7 +149,11 @@ def test_memory_of_others():
         dist.all_reduce(x)
         dist.all_reduce(y)
         refused(RuntimeError, "read-only", lambda: dist.all_reduce(b"ab"))
-        refused(TypeError, "Expected parameter `tensor` of type torch.Tensor but got <class 'object'>", lambda: dist.all_reduce(object()))
+        refused(
+            TypeError,
+            "Expected parameter `tensor` of type torch.Tensor but got <class 'object'>",
+            lambda: dist.all_reduce(object()),
+        )
         return x.tolist(), bytes(y)
 
     assert run(program) == (([2.0, 4.0], b"\x02\x04"),) * 2
@@ -202,12 +211,16 @@ def test_wrong_lists():
             other = x if call is dist.all_gather else ok
             refused(TypeError, "List", lambda: call((x, x), other))
             refused(RuntimeError, "list size 1 does not match world size 2", lambda: call([x], other))
-            refused(ValueError, "Invalid usage of tensors with different dtypes", lambda: call([x, np.ones(2, int)], other))
+            refused(
+                ValueError, "Invalid usage of tensors with different dtypes", lambda: call([x, np.ones(2, int)], other)
+            )
         refused(RuntimeError, "invalid tensor size at index", lambda: dist.all_gather([np.ones(3), np.ones(3)], x))
         refused(RuntimeError, "invalid input tensor list size, must be world size", lambda: dist.reduce_scatter(x, [x]))
         refused(RuntimeError, "output tensor has", lambda: dist.reduce_scatter(x, [np.ones(3), np.ones(3)]))
         if rank == 0:
-            refused(RuntimeError, "Incorrect input list size 1. Input list size should be 2", lambda: dist.scatter(x, [x]))
+            refused(
+                RuntimeError, "Incorrect input list size 1. Input list size should be 2", lambda: dist.scatter(x, [x])
+            )
 
     run(program)
 
@@ -237,7 +250,11 @@ def test_all_gather_into_tensor_wrong_and_aliased():
         work = dist.all_gather_into_tensor(out, out[2 * rank : 2 * rank + 2], async_op=True)
         work.wait()
         size = 2 + rank
-        refused(RuntimeError, "they differ in number of elements", lambda: dist.all_gather_into_tensor(np.zeros(2 * size), np.zeros(size)))
+        refused(
+            RuntimeError,
+            "they differ in number of elements",
+            lambda: dist.all_gather_into_tensor(np.zeros(2 * size), np.zeros(size)),
+        )
         return out.tolist()
 
     assert run(program) == ([1, 1, 2, 2],) * 2
@@ -393,8 +410,14 @@ def test_splits():
         single = dist.all_to_all_single
         refused(RuntimeError, "does not divide equally across group size", lambda: single(np.zeros(3), np.zeros(3)))
         refused(RuntimeError, "does not divide equally", lambda: single(np.zeros(3), np.zeros(3), [1, 2]))
-        refused(RuntimeError, "Number of tensor splits not equal to group size", lambda: single(np.zeros(3), np.zeros(3), [3], [1, 2]))
-        refused(RuntimeError, "doesn't match total dim 0 size", lambda: single(np.zeros(3), np.zeros(3), [1, 1], [1, 2]))
+        refused(
+            RuntimeError,
+            "Number of tensor splits not equal to group size",
+            lambda: single(np.zeros(3), np.zeros(3), [3], [1, 2]),
+        )
+        refused(
+            RuntimeError, "doesn't match total dim 0 size", lambda: single(np.zeros(3), np.zeros(3), [1, 1], [1, 2])
+        )
         refused(ValueError, "Tensors must be contiguous", lambda: single(np.zeros((2, 2)), np.zeros((2, 2)).T))
         x = np.arange(4.0).reshape(2, 2) + 10 * rank
         out = np.zeros((4, 2)) if rank else np.zeros((0, 2))
@@ -409,7 +432,11 @@ def test_splits_that_disagree():
 
     def program(rank, world_size):
         splits = ([1, 1], [1, 1]) if rank == 0 else ([2, 0], [1, 1])
-        refused(RuntimeError, "rank 0 sends 1 elements to rank 1, which expects 2", lambda: dist.all_to_all_single(np.zeros(2), np.zeros(2), *splits))
+        refused(
+            RuntimeError,
+            "rank 0 sends 1 elements to rank 1, which expects 2",
+            lambda: dist.all_to_all_single(np.zeros(2), np.zeros(2), *splits),
+        )
 
     run(program)
 

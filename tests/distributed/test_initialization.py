@@ -17,7 +17,14 @@ def run(program, nprocs=2, **kw):
 
 def test_before_init():
     """IN-01 IN-02 IN-24 IN-27: without a default group calls raise ValueError, destroying raises AssertionError, WORLD is None."""
-    calls = [dist.get_rank, dist.get_world_size, dist.get_backend, dist.new_group, dist.barrier, lambda: dist.all_reduce(np.ones(1))]
+    calls = [
+        dist.get_rank,
+        dist.get_world_size,
+        dist.get_backend,
+        dist.new_group,
+        dist.barrier,
+        lambda: dist.all_reduce(np.ones(1)),
+    ]
 
     def program(rank, world_size):
         assert not dist.is_initialized()
@@ -131,7 +138,11 @@ def test_backend_names_at_init():
             dist.destroy_process_group()
         return seen
 
-    expected = [("gloo", "cpu:gloo,cuda:gloo"), ("undefined", "cpu:emulator,cuda:emulator"), ("cpu:gloo,cuda:gloo",) * 2]
+    expected = [
+        ("gloo", "cpu:gloo,cuda:gloo"),
+        ("undefined", "cpu:emulator,cuda:emulator"),
+        ("cpu:gloo,cuda:gloo",) * 2,
+    ]
     assert run(program, init=False) == (expected, expected)
 
 
@@ -213,7 +224,9 @@ def test_register_backend():
     calls = []
     with pytest.warns(UserWarning, match="Device capability of dummy unspecified"):
         dist.Backend.register_backend("dummy", lambda *args: calls.append(args))
-    dist.Backend.register_backend("other", lambda opts, pg: calls.append((opts, pg)), extended_api=True, devices=["cpu"])
+    dist.Backend.register_backend(
+        "other", lambda opts, pg: calls.append((opts, pg)), extended_api=True, devices=["cpu"]
+    )
     assert dist.Backend.DUMMY == "dummy"
 
     def program(rank, world_size):
@@ -225,9 +238,17 @@ def test_register_backend():
         return dist.get_backend()
 
     assert run(program, init=False) == ("dummy", "dummy")
-    assert sorted(call[1:] for call in calls if len(call) == 4) == [(0, 2, timedelta(minutes=30)), (1, 2, timedelta(minutes=30))]
+    assert sorted(call[1:] for call in calls if len(call) == 4) == [
+        (0, 2, timedelta(minutes=30)),
+        (1, 2, timedelta(minutes=30)),
+    ]
     options, hints = next(call for call in calls if len(call) == 2)
-    assert (options["group_rank"], options["group_size"], options["global_ranks_in_group"], hints) == (0, 1, [1], "hints")
+    assert (options["group_rank"], options["group_size"], options["global_ranks_in_group"], hints) == (
+        0,
+        1,
+        [1],
+        "hints",
+    )
 
 
 @pytest.mark.usefixtures("registered")
@@ -286,4 +307,4 @@ def test_what_is_available(monkeypatch):
 @pytest.mark.parametrize("wrong", [0, -1, True, 1.5, "4"])
 def test_nprocs(wrong):
     with pytest.raises(ConfigError, match="nprocs"):
-        dist.spawn(lambda rank, n: None, wrong)
+        dist.spawn(lambda *_: None, wrong)

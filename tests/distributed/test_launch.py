@@ -237,6 +237,17 @@ def test_a_signal_to_the_launcher_ends_the_workers(program, tmp_path):
             assert not running(int(pid))
 
 
+def test_a_failure_ends_what_its_rank_has_started(program, tmp_path):
+    script = program(
+        "import subprocess, sys\n"
+        "child = subprocess.Popen(['sh', '-c', 'trap \"\" TERM; sleep 600 & wait; sleep 600'])\n"
+        "open(sys.argv[-1], 'w').write(str(child.pid))\n"
+        "sys.exit(5)\n"
+    )
+    assert main([script, str(tmp_path / "pid")]) == 5
+    assert not running(int((tmp_path / "pid").read_text()))
+
+
 def running(pid):
     for _ in range(200):
         try:

@@ -28,7 +28,11 @@ def test_shapes():
 @pytest.mark.parametrize(
     ("arguments", "kw", "text"),
     [
-        (("cpu", (2, 4)), {"mesh_dim_names": ("a",)}, r"should have same length! Found len\(mesh_dim_names\): 1 and len\(mesh_shape\):2"),
+        (
+            ("cpu", (2, 4)),
+            {"mesh_dim_names": ("a",)},
+            r"should have same length! Found len\(mesh_dim_names\): 1 and len\(mesh_shape\):2",
+        ),
         (("cpu", (2, 4)), {"mesh_dim_names": ("a", "a")}, "Each mesh_dim_name must be unique"),
         (("cpu:0", (8,)), {}, "Device type with index is not supported but got cpu:0"),
         (("cpu", (4, 4)), {}, "Mesh should not be bigger than default world size 8, but found 16 ranks!"),
@@ -133,7 +137,7 @@ def test_from_group():
 
 def test_world_is_used_again():
     """DM-22: a 1-D mesh of all ranks has the default group."""
-    assert run(lambda rank, n: dist.init_device_mesh("cpu", (n,)).get_group() is dist.group.WORLD, 3) == (True,) * 3
+    assert run(lambda _, n: dist.init_device_mesh("cpu", (n,)).get_group() is dist.group.WORLD, 3) == (True,) * 3
 
 
 def test_slices():
@@ -183,5 +187,5 @@ def test_different_meshes():
     def program(rank, world_size):
         dist.DeviceMesh("cpu", [0, 1] if rank else [1, 0])
 
-    with pytest.raises(RuntimeError, match="DeviceMesh .* differs between ranks"):
+    with pytest.raises(RuntimeError, match=r"DeviceMesh .* differs between ranks"):
         run(program, 2)

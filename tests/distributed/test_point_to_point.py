@@ -70,9 +70,8 @@ def test_receive_from_any():
 
     def program(rank, world_size):
         if rank == 2:
-            x, seen = np.zeros(1), []
-            for _ in range(2):
-                seen.append((dist.recv(x), float(x[0])))
+            x = np.zeros(1)
+            seen = [(dist.recv(x), float(x[0])) for _ in range(2)]
             work = dist.irecv(x)
             work.wait()
             return [*seen, work.source_rank()]
@@ -201,7 +200,9 @@ def test_wrong_tensors():
     def program(rank, world_size):
         with pytest.raises(RuntimeError, match="input tensor has to be contiguous"):
             dist.send(np.zeros((4, 4))[:, 1], 1)
-        with pytest.raises(TypeError, match=r"Expected parameter `tensor` of type torch.Tensor but got <class 'list'> instead"):
+        with pytest.raises(
+            TypeError, match=r"Expected parameter `tensor` of type torch.Tensor but got <class 'list'> instead"
+        ):
             dist.send([1, 2], 1)
         with pytest.raises(RuntimeError, match="read-only"):
             dist.recv(np.frombuffer(b"abcd", np.uint8), 1)

@@ -21,7 +21,9 @@ def run(program, nprocs=2, **kw):
 
 
 @pytest.mark.parametrize("dtype", [*FLOATS, *INTS, "bool"], ids=str)
-@pytest.mark.parametrize(("name", "function"), [("SUM", np.add), ("PRODUCT", np.multiply), ("MIN", np.minimum), ("MAX", np.maximum)])
+@pytest.mark.parametrize(
+    ("name", "function"), [("SUM", np.add), ("PRODUCT", np.multiply), ("MIN", np.minimum), ("MAX", np.maximum)]
+)
 def test_arithmetic(dtype, name, function):
     """RO-01 RO-02: SUM, PRODUCT, MIN and MAX on all dtypes (16-bit integers too), in all four reducing collectives."""
 
@@ -41,7 +43,9 @@ def test_arithmetic(dtype, name, function):
     assert np.all(run(program))
 
 
-@pytest.mark.parametrize(("name", "function"), [("BAND", np.bitwise_and), ("BOR", np.bitwise_or), ("BXOR", np.bitwise_xor)])
+@pytest.mark.parametrize(
+    ("name", "function"), [("BAND", np.bitwise_and), ("BOR", np.bitwise_or), ("BXOR", np.bitwise_xor)]
+)
 def test_bits(name, function):
     """RO-03: on whole numbers and bool; RuntimeError on others."""
 

@@ -26,6 +26,7 @@ from simcoll.emulator.fast.state import (
     IDLE,
     LAST,
     MAX,
+    MOVING,
     NEED_STEP,
     NOW,
     POST,
@@ -52,21 +53,34 @@ SEED_A, SEED_B = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD1B54A32D192ED03)
 
 
 @part
-def _ready(s: State, m: int) -> None:
-    if s.pre_fs[m] < 0:
-        s.start_fs[m] = s.end_fs[m] = s.reg[NOW]
-        s.phase[m] = POST
-        at_time(s, m, s.post_fs[m])
-    else:
+def _next(s: State, m: int) -> None:
+    """Give a slot whose phase has changed its next time. The one place for it, so that it is compiled once."""
+    phase = s.phase[m]
+    if phase == WAITING and s.pre_fs[m] >= 0:
         s.phase[m] = PRE
-        at_time(s, m, s.pre_fs[m])
+        delay = s.pre_fs[m]
+    elif phase == FLOW:  # its end has moved
+        delay = s.finish_fs[m] - s.reg[NOW]
+    else:
+        if phase == WAITING:  # inside a rank
+            s.start_fs[m] = s.end_fs[m] = s.reg[NOW]
+        s.phase[m] = POST
+        delay = s.post_fs[m]
+    at_time(s, m, delay)
+
+
+@part
+def _put(s: State, m: int) -> None:
+    """Let a slot go on, before anything else happens."""
+    s.moving[s.reg[MOVING]] = m
+    s.reg[MOVING] += 1
 
 
 @part
 def _need_met(s: State, m: int) -> None:
     s.needs[m] -= 1
     if s.needs[m] == 0:
-        _ready(s, m)
+        _put(s, m)
 
 
 @part
@@ -85,8 +99,7 @@ def _consume(s: State, m: int) -> None:
         s.ring[place] = -1
     if s.follower[m] >= 0:
         _need_met(s, s.follower[m])
-    s.phase[m] = POST
-    at_time(s, m, s.post_fs[m])
+    _put(s, m)
 
 
 @part
@@ -173,44 +186,41 @@ def _done(s: State, m: int) -> None:
 
 
 @part
-def _arrive(s: State, m: int) -> None:
-    """The flow has ended; returns with the message on its way to being done."""
+def _arrive(s: State, m: int) -> bool:
+    """The flow has ended; says whether the message is done with it."""
     s.end_fs[m] = s.reg[NOW]
-    if s.reg[DEPTH] == 0:
-        s.phase[m] = POST
-        if s.post_fs[m] == 0:
-            _done(s, m)
-        else:
-            at_time(s, m, s.post_fs[m])
-        return
     s.phase[m] = ARRIVED
+    if s.reg[DEPTH] == 0:
+        if s.post_fs[m] == 0:
+            return True
+        _put(s, m)
+        return False
     if s.lane_block[s.receiver[m]] == s.block[m]:
         _consume(s, m)
     _leave(s, s.sender[m])
+    return False
 
 
 @part
 def _handle(s: State, m: int) -> None:
     """What a slot waited for has come."""
     r = s.reg
-    if s.phase[m] == POST:
-        _done(s, m)
-        return
-    if s.phase[m] == PRE:
+    phase = s.phase[m]
+    if phase == PRE:
         s.start_fs[m] = r[NOW]
         if s.wire[m] > 0:  # which it is not without links
             s.phase[m] = FLOW
             join(s, m)
             return
-    elif s.finish_fs[m] > r[NOW]:  # its end has moved
-        if s.finish_fs[m] == MAX:
-            r[STOP], r[ARGUMENT] = CLOCK, MAX
+    elif phase == FLOW:
+        if s.finish_fs[m] > r[NOW]:
+            if s.finish_fs[m] == MAX:
+                r[STOP], r[ARGUMENT] = CLOCK, MAX
+            _put(s, m)
             return
-        at_time(s, m, s.finish_fs[m] - r[NOW])
-        return
-    else:
         part_links(s, m)
-    _arrive(s, m)
+    if phase == POST or _arrive(s, m):
+        _done(s, m)
 
 
 @entry
@@ -219,7 +229,10 @@ def run(s: State, _sources: int = SOURCES) -> int:
     r = s.reg
     while True:
         while True:
-            if r[STACK] > 0:
+            if r[MOVING] > 0:
+                r[MOVING] -= 1
+                _next(s, s.moving[r[MOVING]])
+            elif r[STACK] > 0:
                 lane = s.stack[r[STACK] - 1]
                 if s.lane_head[lane] < 0:
                     r[ARGUMENT] = lane

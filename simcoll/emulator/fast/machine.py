@@ -48,7 +48,7 @@ __all__ = ["Machine"]
 PER_SLOT = (
     "sender", "receiver", "src", "dst", "pre_fs", "wire", "post_fs", "size", "block", "ring_place", "needs", "phase",
     "follower", "waiters", "start_fs", "end_fs", "done_fs", "left", "rate", "since_fs", "finish_fs", "key", "before",
-    "after", "limits", "weights", "started",
+    "after", "limits", "weights", "started", "moving",
 )  # fmt: skip
 PER_NODE = ("node_lane", "node_next", "node_first", "node_end", "entries")
 PER_BLOCK = ("block_base", "block_rows", "block_nodes", "block_left", "block_first_id", "retired")

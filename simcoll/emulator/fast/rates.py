@@ -210,15 +210,13 @@ def settle(s: State) -> None:
     changed = _spread(s)
     for i in range(changed):
         s.marked[s.changed[i]] = 0
-    touched = 0
-    for i in range(r[STARTED]):
-        touched = _set_rate(s, s.started[i], touched)
-    r[STARTED] = 0
-    for i in range(changed):
-        e = s.head[s.changed[i]]
+    touched, started = 0, r[STARTED]
+    for i in range(started + changed):
+        e = s.started[i] * r[WIDTH] if i < started else s.head[s.changed[i - started]]
         while e >= 0:
             touched = _set_rate(s, e // r[WIDTH], touched)
-            e = s.next_flow[e]
+            e = s.next_flow[e] if i >= started else -1
+    r[STARTED] = 0
     for i in range(touched):
         l = s.touched[i]
         s.marked[l] = 0

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 MAX = 2**63 - 1
 # Places of ``reg``.
 NOW, CHAIN, HEAP, STACK, DONE, LAST, RETIRED, STARTED, DIRTY, DELIVERED = range(10)
-DEPTH, WIDTH, STOP, ARGUMENT, HASHED, EDGE, REGISTERS = range(10, 17)
+DEPTH, WIDTH, STOP, ARGUMENT, HASHED, EDGE, MOVING, REGISTERS = range(10, 18)
 # Why the loop stopped.
 IDLE, NEED_STEP, FULL, NO_RATE, CLOCK, OVER = range(6)
 # Phases of a slot.
@@ -60,6 +60,7 @@ class State(NamedTuple):
     limits: Ints
     weights: Ints
     started: Shorts
+    moving: Shorts
     # per slot and hop
     link: Shorts
     weight: Ints

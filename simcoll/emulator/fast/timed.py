@@ -203,7 +203,8 @@ def timed_steps(
 ) -> Iterator[tuple[tuple[Timed, ...], int]]:
     """The groups of :func:`turns` with routes and costs.
 
-    ``groups`` are those of :func:`summary`, if it kept them. ``cap_base`` is the first of the links that cap channel rates (two per lane: out, in), if the protocol caps them.
+    ``groups`` are those of :func:`summary`, if it kept them. ``cap_base`` is the first of the links that cap channel rates (two
+    per lane: out, in), if the protocol caps them.
     """
     make, first = _Maker(plan, topology, cap_base), 0
     for group, times in turns(plan) if groups is None else groups:

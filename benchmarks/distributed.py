@@ -1,0 +1,49 @@
+"""Cost of collectives in rank programs: 1,000 all_reduces of 1 KiB at 64 ranks, and one at 1,024 ranks.
+
+Run: ``python benchmarks/distributed.py [--calls N]``.
+"""
+
+from __future__ import annotations
+
+import platform
+import resource
+import sys
+import time
+
+import numpy as np
+
+import simcoll.distributed as dist
+
+
+def program(_rank, _world_size, calls):
+    x = np.ones(256, np.float32)
+    for _ in range(calls):
+        x[:] = 1
+        dist.all_reduce(x)
+    return float(x[0])
+
+
+def measure(nprocs, calls):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    begin = time.perf_counter()
+    result = dist.spawn(program, nprocs, args=(calls,))
+    wall = time.perf_counter() - begin
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    assert result.returns == (float(nprocs),) * nprocs
+    per_call, per_message = wall / calls * 1e3, wall / result.messages * 1e6
+    print(
+        f"{nprocs:>6} {calls:>6} {result.messages:>10,} {wall:>9.2f} {per_call:>9.2f} {per_message:>10.1f} {grown:>9.0f}"
+    )
+
+
+def main():
+    calls = int(sys.argv[sys.argv.index("--calls") + 1]) if "--calls" in sys.argv else 1000
+    print(f"{platform.machine()}, Python {platform.python_version()}, all_reduce of 1 KiB, {dist.__name__}")
+    print(f"{'ranks':>6} {'calls':>6} {'messages':>10} {'wall s':>9} {'ms/call':>9} {'us/message':>10} {'MB grown':>9}")
+    measure(64, calls)
+    measure(1024, 1)
+    measure(1024, 10)
+
+
+if __name__ == "__main__":
+    main()

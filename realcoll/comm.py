@@ -1,0 +1,146 @@
+"""Collectives among the GPUs of one process, as in ``torch.cuda.comm``, on real GPUs.
+
+The same functions as in :mod:`simcoll.comm`, on CuPy arrays; numpy arrays are tensors on the CPU. The same proved schedules move the data,
+by copies from device to device.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from realcoll.program import STAGING, program
+from realcoll.transports import kernels
+from realcoll.transports.nccl import load_cupy
+from simcoll import comm
+from simcoll.comm import DeviceArray
+from simcoll.comm.devices import device_number, device_of
+from simcoll.plan import INPUT, OUTPUT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from realcoll.program import Span
+    from simcoll.plan import Plan
+
+__all__ = ["broadcast", "broadcast_coalesced", "gather", "reduce_add", "reduce_add_coalesced", "scatter"]
+
+ANY_TO_ANY = 4
+"""cudaMemcpyDefault: CUDA finds out from the addresses where they are."""
+
+
+def _is_cupy(array: Any) -> bool:
+    return hasattr(getattr(array, "device", None), "id")  # numpy's device is the text "cpu"
+
+
+def _placed(tensor: Any) -> Any:
+    return DeviceArray(tensor, int(tensor.device.id)) if _is_cupy(tensor) else np.asarray(tensor)
+
+
+def _bare(tensors: Iterable[DeviceArray]) -> tuple[Any, ...]:
+    return tuple(tensor.array for tensor in tensors)
+
+
+def on_gpus(plan: Plan, inputs: Sequence[Any], devices: Sequence[int]) -> list[Any]:
+    """Execute a plan whose rank r is on GPU ``devices[r]`` (below 0: the CPU, which uses GPU 0), and return the outputs by rank."""
+    cupy, _ = load_cupy()
+    gpu = [max(0, device) for device in devices]
+    item, dtype = plan.dtype.itemsize, kernels.device_dtype(plan.dtype)
+    found = program(plan, [0] * plan.nranks, 0)
+    memory: dict[int, list[Any]] = {}
+    for rank, sizes in enumerate(plan.buffer_elements().tolist()):
+        with cupy.cuda.Device(gpu[rank]):
+            memory[rank] = [cupy.empty(max(1, size * item), cupy.uint8) for size in sizes]
+    root = plan.collective.root or 0  # where operands meet
+    with cupy.cuda.Device(gpu[root]):
+        memory[STAGING] = [cupy.empty(max(1, found.staging_bytes), cupy.uint8)]
+
+    def view(span: Span) -> Any:
+        return memory[span[0]][span[1]][span[2] : span[2] + span[3]].view(dtype)
+
+    def move(target: Span, source: Span) -> None:
+        to, start = (memory[span[0]][span[1]].data.ptr + span[2] for span in (target, source))
+        cupy.cuda.runtime.memcpy(to, start, source[3], ANY_TO_ANY)
+
+    for rank, given in enumerate(inputs):
+        buffer, offset, length = plan.view(rank, INPUT)
+        if length:
+            with cupy.cuda.Device(gpu[rank]):
+                flat = cupy.ascontiguousarray(given) if _is_cupy(given) else cupy.asarray(given)
+                begin = memory[rank][buffer].data.ptr + offset * item
+                cupy.cuda.runtime.memcpy(begin, flat.data.ptr, length * item, ANY_TO_ANY)
+    with cupy.cuda.Device(gpu[root]):
+        reduce = kernels.reducer(cupy, plan.op, plan.dtype) if plan.collective.spec.reduces else None
+        for turn in found.turns:
+            for target, source in turn.aside:
+                move(target, source)
+            sent = deque(span for span, _ in turn.sends)
+            for target, _ in turn.recvs:
+                move(target, sent.popleft())
+            for combines, target, source in turn.after:
+                if combines and reduce is not None:
+                    reduce(view(target), view(source))
+                else:
+                    move(target, source)
+        cupy.cuda.runtime.deviceSynchronize()
+    places = [plan.view(rank, OUTPUT) for rank in range(plan.nranks)]
+    return [view((rank, buffer, offset * item, length * item)) for rank, (buffer, offset, length) in enumerate(places)]
+
+
+def scatter(
+    tensor: Any,
+    devices: Iterable[Any] | None = None,
+    chunk_sizes: Iterable[int] | None = None,
+    dim: int = 0,
+    streams: Iterable[Any] | None = None,
+    *,
+    out: Sequence[Any] | None = None,
+) -> tuple[Any, ...]:
+    """Cut a tensor along a dimension and put each chunk on a GPU: see :func:`simcoll.comm.scatter`."""
+    targets = None if out is None else [_placed(target) for target in out]
+    source = _placed(tensor)
+    with load_cupy()[0].cuda.Device(max(0, device_of(source))):  # what CuPy makes is made on the current device
+        return _bare(comm.scatter(source, devices, chunk_sizes, dim, streams, out=targets, play=on_gpus))
+
+
+def broadcast(
+    tensor: Any, devices: Iterable[Any] | None = None, *, out: Sequence[Any] | None = None
+) -> tuple[Any, ...]:
+    """Copy a tensor to GPUs: see :func:`simcoll.comm.broadcast`."""
+    targets = None if out is None else [_placed(target) for target in out]
+    return _bare(comm.broadcast(_placed(tensor), devices, out=targets, play=on_gpus))
+
+
+def broadcast_coalesced(
+    tensors: Sequence[Any], devices: Iterable[Any], buffer_size: int = 10485760
+) -> tuple[tuple[Any, ...], ...]:
+    """Copy several tensors to GPUs: see :func:`simcoll.comm.broadcast_coalesced`."""
+    found = comm.broadcast_coalesced([_placed(t) for t in tensors], devices, buffer_size, play=on_gpus)
+    return tuple(_bare(row) for row in found)
+
+
+def reduce_add(inputs: Sequence[Any], destination: Any = None) -> Any:
+    """The sum of tensors on different GPUs: see :func:`simcoll.comm.reduce_add`."""
+    return comm.reduce_add([_placed(tensor) for tensor in inputs], destination, play=on_gpus).array
+
+
+def reduce_add_coalesced(
+    inputs: Sequence[Sequence[Any]], destination: Any = None, buffer_size: int = 10485760
+) -> tuple[Any, ...]:
+    """Sums of several tensors over GPUs: see :func:`simcoll.comm.reduce_add_coalesced`."""
+    placed = [[_placed(tensor) for tensor in row] for row in inputs]
+    return _bare(comm.reduce_add_coalesced(placed, destination, buffer_size, play=on_gpus))
+
+
+def gather(tensors: Sequence[Any], dim: int = 0, destination: Any = None, *, out: Any = None) -> Any:
+    """Concatenate tensors from GPUs: see :func:`simcoll.comm.gather`."""
+    cupy, _ = load_cupy()
+    placed, target = [_placed(tensor) for tensor in tensors], None if out is None else _placed(out)
+    where = (
+        device_of(target) if target is not None else 0 if destination in (None, "cpu") else device_number(destination)
+    )
+    with cupy.cuda.Device(max(0, where)):  # what CuPy makes is made on the current device
+        found = comm.gather(placed, dim, destination, out=target, play=on_gpus)
+    return found.array if isinstance(found, DeviceArray) else cupy.asnumpy(found)

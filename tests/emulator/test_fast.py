@@ -1,0 +1,189 @@
+"""The fast engine: the same integers as the reference, its choice, its limits, its errors."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import simcoll
+from simcoll.emulator import emulate
+from simcoll.emulator.fast.compiled import COMPILED
+from simcoll.emulator.fast.timed import summary, timed_steps
+from simcoll.emulator.model import jitter_fs
+from simcoll.errors import ConfigError
+from simcoll.protocol import IDEAL, Protocol
+from simcoll.topology import boxes, crossbar, from_networkx, torus
+
+US = 10**9
+compiled = pytest.mark.skipif(not COMPILED, reason="needs numba")
+
+
+def ring(n, count=1 << 20, **bound_to):
+    return simcoll.schedule("all_reduce", "ring", nranks=n, in_place=True).bind(count=count, **bound_to)
+
+
+def same(plan, topology, **how):
+    """Both engines, equal in everything; returns the fast result."""
+    one, two = (
+        emulate(plan, topology, bound=False, keep=True, engine=name, quotient=False, **how)
+        for name in ("simpy", "fast")
+    )
+    assert two.engine == "fast"
+    names = ("time_fs", "messages", "bytes_moved", "trace_hash", "wrong")
+    assert [getattr(one, name) for name in names] == [getattr(two, name) for name in names]
+    assert np.array_equal(one.done_fs, two.done_fs)
+    return two
+
+
+@compiled
+def test_ring_all_reduce_has_its_closed_form():
+    # 2 (n - 1) steps of latency + chunk / bandwidth: 30 * (1 us + 262144 B / 50 GB/s)
+    result = emulate(ring(16), crossbar(16, "50 GB/s", "1 us"), engine="fast")
+    assert result.time_fs == 30 * (US + 5_242_880_000)
+    assert (result.wrong, result.messages, result.bytes_moved, result.engine) == (0, 480, 480 * 262144, "fast")
+    assert result.headroom > 1
+    assert result.wall_s > 0
+
+
+@compiled
+@pytest.mark.parametrize("count", [1, 39, 40, 65537])
+def test_state_grows_with_wide_steps_and_long_routes(count):
+    plan = simcoll.schedule("all_to_all", "direct", nranks=40).bind(count=count, unproved=True)
+    same(plan, torus([5, 8], "20 GB/s", "1 us"), data="none")
+
+
+@compiled
+def test_uneven_chunks_make_every_turn_of_a_repeat_different():
+    plan = ring(7, count=1003)
+    assert summary(plan).rows == summary(plan).messages
+    assert summary(ring(7, count=1001)).rows == 14
+    same(plan, boxes(2, 4, "400 GB/s", "1 us", nics=4, nic_bandwidth="25 GB/s", nic_latency="5 us"), data="none")
+
+
+@compiled
+@pytest.mark.parametrize("jitter", [0, 10**9])
+def test_lanes_far_apart_in_the_schedule(jitter):
+    # Many more steps than are loaded at a time, with one slow rank.
+    slow = crossbar(5, "50 GB/s", "1 us").degrade(0, "1/50")
+    same(ring(5, count=5 * 4, protocol=Protocol("j", jitter_fs=jitter)), slow, data="none")
+    schedule = simcoll.schedule("all_reduce", "ring", nranks=5, pieces=200)
+    same(
+        schedule.bind(count=5000, protocol=Protocol("j", jitter_fs=jitter, fifo_depth=3), unproved=True),
+        slow,
+        data="none",
+    )
+
+
+@compiled
+@pytest.mark.parametrize("algorithm", ["ring", "double_tree", "recursive_doubling"])
+def test_data_is_that_of_the_reference_bit_for_bit(algorithm):
+    # float32 sums of thirds depend on the order of reduction.
+    inputs = [np.full(37, rank + 1, np.float32) / 3 for rank in range(8)]
+    plan = simcoll.schedule("all_reduce", algorithm, nranks=8).bind(count=37)
+    one, two = (emulate(plan, crossbar(8, "9 GB/s"), data=inputs, bound=False, engine=e) for e in ("simpy", "fast"))
+    assert (one.engine, two.engine) == ("simpy", "fast")
+    assert [array.tobytes() for array in one.outputs] == [array.tobytes() for array in two.outputs]
+
+
+def test_an_engine_that_does_not_exist():
+    with pytest.raises(ConfigError, match="engine 'quick' is not known; valid: auto, fast, simpy"):
+        emulate(ring(4), crossbar(4, "1 GB/s"), engine="quick")
+
+
+def test_little_work_is_left_to_the_reference():
+    result = emulate(ring(4), crossbar(4, "1 GB/s"))
+    assert (result.engine, result.path, result.classes) == ("simpy", "only 24 messages", None)
+    assert emulate(ring(4), crossbar(4, "1 GB/s"), engine="simpy").path == "asked for"
+
+
+@compiled
+def test_much_work_is_given_to_the_fast_engine():
+    plan = ring(120, protocol=Protocol("jittered", jitter_fs=1000))
+    result = emulate(plan, crossbar(120, "1 GB/s"), data="none", bound=False)
+    assert (result.engine, result.path) == ("fast", "28560 messages")
+
+
+@compiled
+def test_what_the_fast_engine_does_not_know_goes_to_the_reference_with_the_reason():
+    net, told = crossbar(4, "1 GB/s"), []
+    watched = emulate(ring(4), net, engine="fast", observer=lambda *row: told.append(row))
+    assert (watched.engine, watched.path, len(told)) == ("simpy", "an observer is told of every transfer", 24)
+    deep = emulate(ring(4, protocol=Protocol("deep", fifo_depth=65)), net, engine="fast")
+    assert (deep.engine, deep.path) == ("simpy", "fifo_depth 65 is more than 64")
+
+
+@compiled
+@pytest.mark.parametrize("engine", ["simpy", "fast"])
+def test_a_link_with_nothing_for_each_flow(by_hand, engine):
+    import networkx as nx
+
+    graph = nx.DiGraph()
+    for rank in range(3):
+        graph.add_node(rank, kind="gpu", rank=rank)
+        graph.add_edge(rank, "s", capacity_uBps=10**15)
+        graph.add_edge("s", rank, capacity_uBps=1)
+    plan = by_hand(3, [[(0, 0, 2), (1, 1, 2)]], sizes=1)
+    with pytest.raises(ConfigError, match=r"2 flows share 1 micro-bytes per second"):
+        emulate(plan, from_networkx(graph), data="none", engine=engine)
+
+
+@compiled
+@pytest.mark.parametrize("engine", ["simpy", "fast"])
+@pytest.mark.parametrize("protocol", [{"launch_fs": 2**62, "send_overhead_fs": 2**62}, {"launch_fs": 2**63 - 2}])
+def test_time_beyond_the_clock(by_hand, engine, protocol):
+    plan = by_hand(2, [[(0, 0, 1)], [(1, 0, 0)]], sizes=10**9, **protocol)
+    with pytest.raises(ConfigError, match=r"the emulated time reaches .*; the clock ends at 9223.37 s"):
+        emulate(plan, crossbar(2, "1 GB/s"), data="none", bound=False, engine=engine)
+
+
+def test_jitter_is_a_function_of_seed_and_message():
+    protocol = Protocol("j", jitter_fs=999, seed=5)
+    drawn = jitter_fs(0, 5000, protocol)
+    assert (drawn.min(), drawn.max()) == (0, 999)
+    assert np.array_equal(np.concatenate([jitter_fs(0, 17, protocol), jitter_fs(17, 4983, protocol)]), drawn)
+    assert abs(drawn.mean() - 499.5) < 12  # three standard errors of 5000 uniform draws
+    assert not np.array_equal(jitter_fs(0, 5000, Protocol("j", jitter_fs=999, seed=6)), drawn)
+    with pytest.raises(ConfigError, match="jitter_fs -1"):
+        jitter_fs(0, 1, Protocol("j", jitter_fs=-1))
+
+
+def test_jitter_delays_a_single_message_by_what_was_drawn(by_hand):
+    plan = by_hand(2, [[(0, 0, 1)]], sizes=0 + 1000, jitter_fs=10**9, seed=3)
+    plain = by_hand(2, [[(0, 0, 1)]], sizes=1000)
+    late, early = (emulate(each, crossbar(2, "1 GB/s"), data="none", engine="simpy").time_fs for each in (plan, plain))
+    assert late - early == int(jitter_fs(0, 1, plan.protocol)[0]) > 0
+
+
+def test_equal_steps_are_one_object():
+    plan = ring(6, count=6)
+    groups = list(timed_steps(plan, crossbar(6, "1 GB/s"), None))
+    assert [(len(steps), times) for steps, times in groups] == [(1, 5), (1, 5)]
+    assert groups[0][0][0].shape is groups[1][0][0].shape
+    assert plan.protocol == IDEAL
+
+
+def test_without_numba_the_reference_runs_and_says_how_to_get_faster():
+    program = """
+import sys
+sys.modules["numba"] = None
+import simcoll
+from simcoll.emulator import emulate
+from simcoll.topology import crossbar
+plan = simcoll.schedule("all_reduce", "ring", nranks=104).bind(count=104, unproved=True)
+full, folded = (
+    emulate(plan, crossbar(104, "50 GB/s", "1 us"), data="none", bound=False, quotient=q, keep=True) for q in (False, True)
+)
+assert full.trace_hash == folded.trace_hash and (full.done_fs == folded.done_fs).all(), "differ"
+print(full.engine, "|", full.path, "|", folded.engine, folded.classes)
+try:
+    emulate(plan, crossbar(104, "1 GB/s"), engine="fast")
+except simcoll.ConfigError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+    assert done.stdout.splitlines() == [
+        "simpy | numba is not installed; pip install 'simcoll[fast]' makes this faster | fast 207",
+        "engine 'fast' needs numba: pip install 'simcoll[fast]'",
+    ]

@@ -1,0 +1,142 @@
+"""The quotient: every message's time is that of the full run, and a wrong partition is refused."""
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+import simcoll
+from simcoll.emulator import emulate
+from simcoll.emulator.fast.timed import summary, timed_steps
+from simcoll.emulator.model import effective_capacities
+from simcoll.emulator.quotient import Quotient, fold, folded
+from simcoll.emulator.quotient_partition import Partition, certify, refine
+from simcoll.protocol import Protocol
+from simcoll.topology import boxes, crossbar, fat_tree
+
+RAILS = boxes(
+    4, 4, "400 GB/s", "1 us", nics=4, nic_bandwidth="50 GB/s", nic_latency="3 us", boxes_per_leaf=2, oversubscription=2
+)
+
+
+def ring(n=16, count=1 << 12, **bound_to):
+    return simcoll.schedule("all_reduce", "ring", nranks=n, in_place=True).bind(count=count, **bound_to)
+
+
+def pieces(plan, topology):
+    """Distinct steps, groups, capacities and steps per lane."""
+    patterns, groups = {}, []
+    for group, times in timed_steps(plan, topology, None):
+        groups.append((tuple(patterns.setdefault(step, len(patterns)) for step in group), times))
+    capacity = np.array(effective_capacities(topology, plan.protocol), np.int64)
+    return tuple(patterns), tuple(groups), capacity, summary(plan).lane_steps
+
+
+@pytest.mark.parametrize(
+    "topology", [crossbar(16, "50 GB/s", "1 us"), RAILS, fat_tree(4, 4, "9 GB/s", oversubscription=2)]
+)
+@pytest.mark.parametrize(
+    ("kind", "algorithm"),
+    [
+        ("all_reduce", "ring"),
+        ("all_reduce", "recursive_doubling"),
+        ("all_to_all", "direct"),
+        ("all_reduce", "rabenseifner"),
+    ],
+)
+def test_every_message_has_the_time_of_the_full_run(topology, kind, algorithm):
+    protocol = Protocol("costs", receive_overhead_fs=10**8, reduce_as_per_byte=667, channel_rate_uBps=30 * 10**15)
+    plan = simcoll.schedule(kind, algorithm, nranks=16).bind(count=4800, protocol=protocol)
+    full = emulate(plan, topology, data="none", keep=True, engine="simpy")
+    folded_run = emulate(plan, topology, data="none", keep=True, quotient=True)
+    assert folded_run.classes < folded_run.messages == full.messages
+    assert folded_run.path == f"quotient: {folded_run.classes} messages stand for {full.messages}"
+    assert np.array_equal(full.done_fs, folded_run.done_fs)
+    assert (full.time_fs, full.trace_hash, full.bytes_moved) == (
+        folded_run.time_fs,
+        folded_run.trace_hash,
+        folded_run.bytes_moved,
+    )
+
+
+def test_a_ring_on_a_crossbar_is_one_message_a_step():
+    found = fold(
+        timed_steps(ring(), crossbar(16, "1 GB/s"), None), *pieces(ring(), crossbar(16, "1 GB/s"))[2:], worth_it=True
+    )
+    assert isinstance(found, Quotient)
+    assert (found.messages, len(found.lane_steps), [len(step) for step in found.steps]) == (30, 1, [1, 1])
+
+
+def test_merged_classes_are_refused():
+    plan = ring()
+    patterns, groups, capacity, lane_steps = pieces(plan, RAILS)
+    found = refine(patterns, capacity, len(lane_steps), len(lane_steps))
+    assert isinstance(folded(patterns, groups, capacity, lane_steps, found), Quotient)
+    assert found.lane_classes > 1
+    refused = []
+    for a, b in combinations(range(found.lane_classes), 2):
+        merged = np.unique(np.where(found.lanes == b, a, found.lanes), return_inverse=True)[1]
+        refused.append(folded(patterns, groups, capacity, lane_steps, Partition(merged, found.links)))
+    for a, b in combinations(range(int(found.links.max()) + 1), 2):
+        merged = np.unique(np.where(found.links == b, a, found.links), return_inverse=True)[1]
+        refused.append(folded(patterns, groups, capacity, lane_steps, Partition(found.lanes, merged)))
+    assert {reason if isinstance(reason, str) else "accepted" for reason in refused} == {
+        "partition refused: lanes of one class take part in different messages",
+        "partition refused: links of one class carry different messages",
+        "partition refused: links of one class have different capacities",
+    }
+
+
+def test_a_partition_that_misses_one_slow_link_is_refused():
+    whole = pieces(ring(), RAILS)
+    found = refine(whole[0], whole[2], 16, 16)
+    slow = RAILS.degrade(3, "1/2")
+    patterns, groups, capacity, lane_steps = pieces(ring(), slow)
+    assert folded(patterns, groups, capacity, lane_steps, found) == (
+        "partition refused: links of one class have different capacities"
+    )
+
+
+def test_everything_its_own_class_is_certified_and_changes_nothing():
+    patterns, groups, capacity, lane_steps = pieces(ring(), RAILS)
+    single = Partition(np.arange(16), np.arange(len(capacity)))
+    classes = certify(patterns, capacity, single)
+    assert [sorted(names.tolist()) for names in classes] == [list(range(16))] * 2
+    assert folded(patterns, groups, capacity, lane_steps, single).messages == 480
+
+
+def test_a_degraded_machine_is_run_in_full_with_the_reason():
+    slow = crossbar(128, "50 GB/s", "1 us").degrade(3, "1/2")
+    plan = ring(128, count=128 * 64)
+    result = emulate(plan, slow, data="none", bound=False)
+    assert result.classes is None
+    assert result.path == "no quotient: too little symmetry: more than a quarter of the lanes differ"
+    assert emulate(plan, slow, data="none", bound=False, quotient=False).trace_hash == result.trace_hash
+
+
+@pytest.mark.parametrize(
+    ("protocol", "data", "reason"),
+    [
+        ({"jitter_fs": 5}, "none", "jitter makes every message different"),
+        ({"fifo_depth": 2}, "none", "a FIFO ties messages of different steps together"),
+        ({}, "exact", "data is moved"),
+    ],
+)
+def test_what_has_no_quotient_says_why(protocol, data, reason):
+    result = emulate(ring(protocol=Protocol("p", **protocol)), RAILS, data=data, quotient=True)
+    assert (result.classes, result.path) == (None, f"no quotient: {reason}")
+
+
+def test_many_equal_steps_are_folded_without_being_asked():
+    plan, topology = ring(128, count=128 * 64), crossbar(128, "50 GB/s", "1 us")
+    result = emulate(plan, topology, data="none", bound=False)
+    assert (result.messages, result.classes) == (32512, 254)
+    assert result.trace_hash == emulate(plan, topology, data="none", bound=False, quotient=False).trace_hash != ""
+
+
+def test_a_million_messages_are_not_expanded_unless_asked():
+    result = emulate(ring(1024, count=1024), crossbar(1024, "50 GB/s", "1 us"), data="none", bound=False)
+    assert (result.trace_hash, result.classes, result.messages) == ("", 2046, 2_095_104)
+    assert result.path.endswith("; too many for a trace hash")
+    # 2 (n - 1) steps of 1 us and 4 bytes at 50 GB/s
+    assert result.time_fs == 2046 * (10**9 + 80_000)
