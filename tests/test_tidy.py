@@ -17,7 +17,7 @@ OURS = [path for path in MODULES if path.relative_to(ROOT).parts[0] == "simcoll"
 LAYERS = (
     "errors", "units", "collective", "protocol", "reduction", "step", "schedule", "plan", "reference", "hazards", "program",
         "algorithms", "verify",
-    "topology", "bounds", "emulator", "distributed", "formats", "planning", "cli", "testing",
+    "topology", "bounds", "emulator", "comm", "distributed", "formats", "planning", "cli", "testing",
 )  # fmt: skip
 # Faces of the package, which import from everywhere.
 FACES = {"__init__", "__main__"}

@@ -195,13 +195,13 @@ class Communicator:
         """All ranks are through."""
         self._open.pop(operation.sequence, None)
 
-    def fail(self, error: str) -> None:
-        """No further operation can be trusted: what is open fails, and so will every call."""
-        self.failure = error
-        for operation in list(self._open.values()):
-            operation.fail(error)
-        self._open.clear()
-        self._streams = [[] for _ in self.members]
+    def fail(self, error: str, sequence: int) -> None:
+        """From this operation on nothing can be trusted: what is open fails, and so will every call."""
+        self.failure = self.failure or error
+        for number in [number for number in self._open if number >= sequence]:
+            self._open.pop(number).fail(error)
+        for stream in self._streams:
+            stream[:] = [operation for operation in stream if not operation.failed]
 
 
 @dataclass(slots=True, eq=False)
@@ -214,6 +214,7 @@ class Operation:
     works: dict[int, Work] = field(default_factory=dict)
     plan: Plan | None = None
     mismatch: bool = False
+    failed: bool = False
     begin_fs: int = -1
     _stage: Stage | None = None
     _player: Player | None = None
@@ -260,7 +261,7 @@ class Operation:
 
     def settle(self) -> None:
         """No more calls can come, or all are there: tell every rank that they do not agree."""
-        if self.group.failure is None:
+        if not self.failed:
             first = next(iter(self.calls.values()))
             found = dict.fromkeys(aspect for call in self.calls.values() for aspect in call.differences(first))
             self._refuse(f"they differ in {', '.join(found)}")
@@ -274,14 +275,16 @@ class Operation:
         ]
         if len(members) > len(lines):
             lines.append(f"  ... and {len(members) - len(lines)} more")
-        self.group.world.unsettled.pop(self, None)
         self.group.fail(
             f"Detected mismatch between collectives on ranks: call {self.sequence} on {self.group}: {reason}\n"
-            + "\n".join(lines)
+            + "\n".join(lines),
+            self.sequence,
         )
 
     def fail(self, error: str) -> None:
         """It will never be over."""
+        self.failed = True
+        self.group.world.unsettled.pop(self, None)
         for work in self.works.values():
             work.over(error)
 
@@ -328,6 +331,8 @@ class Operation:
 
     def _leave(self, rank: int) -> None:
         """The last transfer of a rank is done."""
+        if self.failed:
+            return
         work, call, stage = self.works[rank], self.calls[rank], self._stage
         values = None if stage is None else stage.outputs[rank]
         error = work.guarded()

@@ -145,7 +145,7 @@ def outline(plan: Plan, topology: Topology) -> Outline:
         wire = prepared(step)[0].wire_bytes
         result.wire_bytes += int(wire.sum())
         for rows in switch_groups(step):
-            result.switched = True
+            result.switched |= bool((step.src_rank[rows] != step.dst_rank[rows]).any())
             result.wire_bytes -= int(wire[rows].sum() - wire[rows].max())
     return result
 

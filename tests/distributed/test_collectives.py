@@ -145,7 +145,22 @@ def test_memory_of_others():
     def program(rank, world_size):
         import array
 
+        class Exchanged:
+            """Has DLPack, and nothing else."""
+
+            def __init__(self, data):
+                self.data = data
+
+            def __dlpack__(self, **kw):
+                return self.data.__dlpack__(**kw)
+
+            def __dlpack_device__(self):
+                return self.data.__dlpack_device__()
+
         x, y = array.array("d", [1.0, 2.0]), bytearray(b"\x01\x02")
+        z = np.ones(2)
+        dist.all_reduce(Exchanged(z))
+        assert z.tolist() == [2.0, 2.0]
         dist.all_reduce(x)
         dist.all_reduce(y)
         refused(RuntimeError, "read-only", lambda: dist.all_reduce(b"ab"))

@@ -163,6 +163,47 @@ def test_mismatch_of_order():
         run(program)
 
 
+def test_what_was_issued_before_a_mismatch_ends_well():
+    def program(rank, world_size):
+        x, late = np.ones(1 << 16), np.ones(1 << 16)
+        first = dist.all_reduce(x, async_op=True)
+        second = dist.all_reduce(late, async_op=True, op=dist.ReduceOp.MAX if rank == 1 else dist.ReduceOp.SUM)
+        for call in (lambda: dist.barrier(async_op=True).wait(), second.wait):
+            with pytest.raises(RuntimeError, match=r"call 1 on group 0 .* they differ in op"):
+                call()
+        first.wait()
+        group = dist.new_group()
+        dist.all_reduce(x, group=group)
+        return set(x.tolist())
+
+    assert run(program, 3) == ({9.0},) * 3
+
+
+def test_a_mismatch_that_is_found_while_others_have_begun():
+    # A chain: rank 0 sends to 1 and is through before rank 2 calls something else.
+    def program(rank, world_size):
+        if rank == 2:
+            dist.compute(1.0)
+            with pytest.raises(RuntimeError, match="they differ in function"):
+                dist.barrier()
+            return None
+        if rank == 0:
+            dist.broadcast(np.ones(10), 0, algorithm="chain")
+        else:
+            with pytest.raises(
+                RuntimeError, match="they differ in function, number of elements, dtype, root, algorithm"
+            ):
+                dist.broadcast(np.ones(10), 0, algorithm="chain")
+        before = dist.emulated_time()
+        if rank == 0:
+            dist.compute(2.0)
+        with pytest.raises(RuntimeError, match="rank 2: barrier"):
+            dist.barrier()
+        return before
+
+    assert run(program, 3)[0] < 1e-3
+
+
 def test_mismatch_with_a_rank_that_never_calls():
     def program(rank, world_size):
         if rank < 2:

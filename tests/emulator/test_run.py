@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -61,6 +62,8 @@ def test_every_algorithm_leaves_the_right_data_above_its_bound(algorithm, n):
     except ConfigError:
         pytest.skip(f"{algorithm.name} does not serve {n} ranks")
     topology = boxes(2, 4, "450 GB/s", "1 us", nics=4, nic_bandwidth="50 GB/s", nic_latency="2 us")
+    if algorithm.topologies == "switch":
+        topology = replace(topology, traits={"switch_reduce": "yes"})
     for count in (0, 1, n + 1, 1000):
         for protocol in PROTOCOLS:
             result = emulate(schedule.bind(count=count, protocol=protocol), topology, seed=count)

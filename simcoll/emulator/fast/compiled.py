@@ -35,8 +35,8 @@ def _jit(function: Function, **options: Any) -> Function:
 
 
 def part(function: Function) -> Function:
-    """A piece of a loop; becomes part of its caller."""
-    return _jit(function, forceinline=True)
+    """A piece of a loop; becomes part of its caller, which is compiled whole."""
+    return _jit(function, inline="always")
 
 
 def entry(function: Function) -> Function:

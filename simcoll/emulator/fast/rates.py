@@ -163,6 +163,21 @@ def _set_rate(s: State, m: int, touched: int) -> int:
 
 
 @part
+def _notices(s: State, l: int, lower: int, new: int, old: int) -> bool:
+    """Whether a change of another link's level from ``old`` to ``new`` can change that of a link: not if both are above its
+    own; nor if it limits none of its flows, and they now want less, or it has one that still wants less than it gives.
+    """
+    level = s.level[l]
+    if lower >= level:
+        return False
+    if level < MAX:
+        return True
+    if new < old:
+        return False
+    return bool(s.next_flow[s.head[l]] >= 0 or new >= s.capacity[l] // s.flows[l])
+
+
+@part
 def _spread(s: State) -> int:
     """Bring levels to the fixpoint; returns how many links changed."""
     r = s.reg
@@ -192,8 +207,7 @@ def _spread(s: State) -> int:
                 l2 = s.link[other]
                 if l2 < 0:
                     break
-                # A link notices only changes below its own level.
-                if lower < s.level[l2] and l2 != l and s.queued[l2] == 0:
+                if _notices(s, l2, lower, new, old) and l2 != l and s.queued[l2] == 0:
                     s.queued[l2] = 1
                     end = at + waiting
                     s.queue[end if end < links else end - links] = l2

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from simcoll.emulator.model import message_costs
-from simcoll.schedule import MULTICAST, OP_NAMES, SWITCH_REDUCE, Repeat
+from simcoll.plan import lowered
+from simcoll.schedule import MULTICAST, OP_NAMES, SWITCH_REDUCE, SYNC, Repeat
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from numpy.typing import NDArray
 
-    from simcoll.plan import Plan, PlanStep
+    from simcoll.plan import Plan
     from simcoll.schedule import Step
     from simcoll.topology import Routes, Topology
 
@@ -91,23 +92,35 @@ class Summary:
     groups: list[Group] | None
 
 
+def _even(plan: Plan) -> bool:
+    """Whether all chunks have one size."""
+    return isinstance(plan.sizes, int) and plan.sizes % plan.schedule.layout.chunks == 0
+
+
 def _alike(plan: Plan, block: Step | Repeat) -> bool:
     """Whether all turns of a repeat take the same time: equal chunks, and no transfer that an alias can make vanish."""
     return (
         isinstance(block, Repeat)
-        and isinstance(plan.sizes, int)
-        and plan.sizes % plan.schedule.layout.chunks == 0
+        and _even(plan)
         and not any((step.src_rank == step.dst_rank).any() for step in block.steps)
     )
 
 
-def _lowered(plan: Plan, blocks: Iterable[Step | Repeat]) -> Iterator[PlanStep]:
-    return replace(plan, schedule=replace(plan.schedule, source=lambda: blocks)).steps()
-
-
-def _moves(steps: Iterable[PlanStep]) -> Iterator[Moves]:
-    for step in steps:
-        yield Moves(step.src_rank, step.dst_rank, step.channel, step.size_bytes, step.op)
+def _moves(plan: Plan, blocks: Iterable[Step | Repeat]) -> Iterator[Moves]:
+    """The steps of some blocks as the plan has them: empty transfers are left out, and so are empty steps."""
+    schedule = replace(plan.schedule, source=lambda: blocks)
+    if not _even(plan):
+        for bound in replace(plan, schedule=schedule).steps():
+            yield Moves(bound.src_rank, bound.dst_rank, bound.channel, bound.size_bytes, bound.op)
+        return
+    # Sizes without addresses: a third of the time.
+    each = int(plan.sizes) // schedule.layout.chunks * plan.dtype.itemsize
+    for _, step in lowered(schedule):
+        sync = step.op == SYNC
+        keep = sync if each == 0 else np.ones(len(step), np.bool_)
+        moves = Moves(step.src_rank, step.dst_rank, step.channel, np.where(sync, 0, step.count * each), step.op)
+        if keep.any():
+            yield moves if keep.all() else Moves(*(column[keep] for column in moves))
 
 
 def turns(plan: Plan) -> Iterator[Group]:
@@ -116,15 +129,19 @@ def turns(plan: Plan) -> Iterator[Group]:
         if alike:
             for block in blocks:
                 if isinstance(block, Repeat):
-                    steps = tuple(_moves(_lowered(plan, block.steps)))
+                    steps = tuple(_moves(plan, block.steps))
                     if steps and block.count:
                         yield steps, block.count
         else:
-            for step in _moves(_lowered(plan, blocks)):
+            for step in _moves(plan, blocks):
                 yield (step,), 1
 
 
 def _bytes_by_op(step: Moves) -> tuple[int, ...]:
+    first = int(step.op[0])
+    if (step.op == first).all():
+        whole = int(step.size_bytes.sum())
+        return tuple(whole if op == first else 0 for op in range(len(OP_NAMES)))
     return tuple(int(step.size_bytes[step.op == op].sum()) for op in range(len(OP_NAMES)))
 
 
