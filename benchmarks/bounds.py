@@ -44,10 +44,10 @@ def timed(what: str, target: float | None, work: Callable[[], object]) -> None:
 
 
 def headroom(schedule: simcoll.Schedule, topology: simcoll.Topology) -> float:
-    """Time over bound for about 256 MiB."""
-    count = schedule.layout.chunks * max(2**26 // schedule.layout.chunks, 1)
+    """Time over bound for about 4 GiB."""
+    count = schedule.layout.chunks * max(2**30 // schedule.layout.chunks, 1)
     if schedule.collective.kind != "all_reduce":
-        count = schedule.layout.chunks * max(2**26 // schedule.nranks // schedule.layout.chunks, 1)
+        count = schedule.layout.chunks * max(2**30 // schedule.nranks // schedule.layout.chunks, 1)
     return simcoll.emulate(schedule.bind(count), topology, data="none").headroom or 0.0
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ALL", "KINDS", "Collective", "Kind"]
 
+MAX_RANKS = 2**20
 ALL = -1
 """Source rank of an output that holds the reduction over all ranks."""
 
@@ -168,9 +169,13 @@ class Collective:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ConfigError(f"unknown collective {self.kind!r}; {nearest(self.kind, KINDS)}")
-        object.__setattr__(self, "nranks", _whole(self.nranks, f"{self.kind} needs a whole number of ranks, at least 1"))
+        object.__setattr__(
+            self, "nranks", _whole(self.nranks, f"{self.kind} needs a whole number of ranks, at least 1")
+        )
         if self.root is not None:
             object.__setattr__(self, "root", _whole(self.root, f"the root of {self.kind} must be a whole number"))
+        if self.nranks > MAX_RANKS:
+            raise ConfigError(f"{self.kind} of {self.nranks} ranks: at most {MAX_RANKS} are supported")
         if self.nranks < 1:
             raise ConfigError(f"{self.kind} needs a whole number of ranks, at least 1; got {self.nranks}")
         if not KINDS[self.kind].rooted:

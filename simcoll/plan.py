@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from simcoll.errors import ConfigError
+from simcoll.protocol import Protocol
 from simcoll.protocol import protocol as find_protocol
 from simcoll.reduction import parse_dtype, parse_reduction
 from simcoll.schedule import MULTICAST, SWITCH_REDUCE, SYNC, Step
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from simcoll.collective import Collective
-    from simcoll.protocol import Protocol
     from simcoll.reduction import Reduction
     from simcoll.schedule import Layout, Schedule
     from simcoll.verify import Proof
@@ -391,10 +391,15 @@ def bind(
             raise ConfigError(
                 f"{schedule.title} cuts blocks into {schedule.layout.chunks} equal chunks; count {sizes} is not a multiple"
             )
-    endpoints = np.arange(schedule.nranks, dtype=np.int64) if ranks is None else np.asarray(ranks, np.int64)
+    endpoints = np.arange(schedule.nranks, dtype=np.int64) if ranks is None else np.asarray(ranks)
+    if endpoints.dtype.kind not in "iu":
+        raise ConfigError(f"ranks must be whole numbers, got {ranks!r:.80}")
+    endpoints = endpoints.astype(np.int64)
     if endpoints.shape != (schedule.nranks,):
         raise ConfigError(f"{schedule.title} has {schedule.nranks} ranks; got {endpoints.size} endpoints")
     if len(np.unique(endpoints)) != schedule.nranks or (endpoints < 0).any():
         raise ConfigError("ranks must name different endpoints, 0 or more")
     found = find_protocol(protocol) if isinstance(protocol, str) else protocol
+    if not isinstance(found, Protocol):
+        raise ConfigError(f"protocol must be a name or a Protocol, got {protocol!r:.60}")
     return Plan(schedule, sizes, shown, element, reduction, endpoints, found, proof)

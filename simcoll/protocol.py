@@ -6,13 +6,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from fractions import Fraction
+from typing import Any
 
 from simcoll.errors import ConfigError, nearest
 from simcoll.units import format_rate, format_time
 
 __all__ = ["IDEAL", "PROTOCOL_NAMES", "Protocol", "ideal", "nccl", "protocol"]
+
+
+def _fraction(value: Any) -> Fraction:
+    """Bytes on the wire per byte, as an exact number above 0."""
+    try:
+        factor = Fraction(value)
+    except (TypeError, ValueError, OverflowError):
+        factor = Fraction(0)
+    if factor <= 0:
+        raise ConfigError(f"wire_factor must be a number above 0, got {value!r}")
+    return factor
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +74,18 @@ class Protocol:
     use_efficiency: bool = False
     jitter_fs: int = 0
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "wire_factor", _fraction(self.wire_factor))
+        whole = {
+            entry.name: getattr(self, entry.name)
+            for entry in fields(self)
+            if entry.name not in ("name", "wire_factor", "hop_latency_fs", "use_efficiency")
+        }
+        whole |= {f"hop_latency_fs of {kind}": latency for kind, latency in self.hop_latency_fs}
+        for name, value in whole.items():
+            if type(value) is not int or value < 0:
+                raise ConfigError(f"{name} of protocol {self.name!r} must be a whole number, at least 0; got {value!r}")
 
     @property
     def summary(self) -> str:

@@ -72,12 +72,18 @@ class Reduction:
         return self.name if self.factor is None else f"{self.name}({self.factor:g})"
 
 
-def premul_sum(factor: float) -> Reduction:
+def premul_sum(factor: Any) -> Reduction:
     """The sum of all inputs times a factor.
 
     >>> str(premul_sum(0.5))
     'premul_sum(0.5)'
     """
+    if (
+        isinstance(factor, bool)
+        or not isinstance(factor, (int, float, np.integer, np.floating))
+        or not np.isfinite(factor)
+    ):
+        raise ConfigError(f"premul_sum needs a finite number as its factor, got {factor!r}")
     return Reduction("premul_sum", float(factor))
 
 
@@ -90,6 +96,8 @@ def parse_dtype(name: Any) -> np.dtype[Any]:
     >>> parse_dtype("float32").itemsize, parse_dtype("bfloat16").itemsize
     (4, 2)
     """
+    if name is None:
+        raise ConfigError("dtype is None; expected a number type such as 'float32'")
     aliases = {"float": "float32", "half": "float16", "double": "float64"}
     if isinstance(name, str):
         if name in _ML_DTYPES:
@@ -130,6 +138,8 @@ def parse_reduction(op: str | Reduction, dtype: np.dtype[Any]) -> Reduction:
     Reduction(name='avg', factor=None)
     """
     found = Reduction(op.lower()) if isinstance(op, str) else op
+    if not isinstance(found, Reduction):
+        raise ConfigError(f"op must be the name of a reduction or a Reduction, got {op!r:.60}")
     name = found.name
     if name not in REDUCTIONS and name not in _DERIVED:
         raise ConfigError(f"unknown reduction {op!r}; {nearest(name, [*REDUCTIONS, *_DERIVED])}")
@@ -141,9 +151,22 @@ def parse_reduction(op: str | Reduction, dtype: np.dtype[Any]) -> Reduction:
         raise ConfigError(f"reduction {name!r} is not defined on {dtype.name}: complex numbers have no order")
     if name in _DERIVED and dtype.kind == "b":
         raise ConfigError(f"reduction {name!r} is not defined on bool")
-    if found.factor is not None and dtype.kind in "iu" and found.factor != int(found.factor):
-        raise ConfigError(f"{found} needs a whole factor on {dtype.name}")
+    if found.factor is not None:
+        _check_factor(found, found.factor, dtype)
     return found
+
+
+def _check_factor(reduction: Reduction, factor: float, dtype: np.dtype[Any]) -> None:
+    """Refuse a factor that the dtype cannot hold."""
+    if dtype.kind in "iu":
+        if factor != int(factor):
+            raise ConfigError(f"{reduction} needs a whole factor on {dtype.name}")
+        fits = bool(np.iinfo(dtype).min <= factor <= np.iinfo(dtype).max)
+    else:
+        with np.errstate(over="ignore"):
+            fits = bool(np.isfinite(np.asarray(dtype.type(factor)).astype(np.complex128)))
+    if not fits:
+        raise ConfigError(f"the factor of {reduction} does not fit {dtype.name}")
 
 
 def combine(op: str, target: NDArray[Any], received: NDArray[Any]) -> None:

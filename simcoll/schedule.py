@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from simcoll.errors import ConfigError, ScheduleError
 from simcoll.step import COPY, MULTICAST, OP_NAMES, REDUCE, SWITCH_REDUCE, SYNC, Repeat, Step, joined, transfers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -45,6 +46,10 @@ __all__ = [
 ]
 
 
+MAX_CHUNKS = 2**40
+MAX_ADDRESSES = 2**60
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Layout:
     """The chunk addresses of a schedule.
@@ -64,9 +69,14 @@ class Layout:
     scratch: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
 
     def __post_init__(self) -> None:
-        if self.chunks < 1:
-            raise ConfigError(f"a block must be cut into at least 1 chunk, got {self.chunks}")
+        given: Any = self.chunks  # whatever was given
+        if isinstance(given, bool) or not isinstance(given, (int, np.integer)):
+            raise ConfigError(f"a block must be cut into a whole number of chunks, got {self.chunks!r}")
+        if not 1 <= self.chunks <= MAX_CHUNKS:
+            raise ConfigError(f"a block must be cut into at least 1 chunk, got {self.chunks} (at most {MAX_CHUNKS} are numbered)")
         object.__setattr__(self, "scratch", np.asarray(self.scratch, np.int64))
+        if self.collective.nranks * self.size > MAX_ADDRESSES:
+            raise ConfigError(f"{self.collective}: {self.size} chunks on each rank are too many to number")
 
     @property
     def scratch_slots(self) -> int:
@@ -202,6 +212,10 @@ class Schedule:
     divisible: bool = False
     _known: dict[str, Any] = field(default_factory=dict, repr=False)
 
+    def __post_init__(self) -> None:
+        if not callable(self.source):
+            raise ConfigError(f"{self.name}: source must be a function that yields the steps, got {self.source!r:.60}")
+
     @property
     def collective(self) -> Collective:
         """What it implements."""
@@ -220,11 +234,16 @@ class Schedule:
 
     def steps(self) -> Iterator[Step]:
         """Every step in order, repeats unrolled."""
-        for block in self.source():
+        blocks = self.source()
+        if not isinstance(blocks, Iterable):
+            raise ConfigError(f"{self.title}: its source returns {blocks!r:.60}; expected steps, yielded one by one")
+        for block in blocks:
             if isinstance(block, Repeat):
                 yield from block.unrolled()
-            else:
+            elif isinstance(block, Step):
                 yield block
+            else:
+                raise ConfigError(f"{self.title}: its source yields {block!r:.60}; expected steps, made by transfers()")
 
     def content_hash(self) -> str:
         """SHA-256 (hex) of meaning: collective, layout and unrolled transfers. Equal schedules have equal hashes everywhere.
@@ -270,7 +289,12 @@ class Schedule:
         if "proof" not in self._known:
             from simcoll.verify import verify
 
-            self._known["proof"] = verify(self)
+            proved = verify(self)
+            if proved.transfers and next((step for step in self.steps() if len(step)), None) is None:
+                raise ScheduleError(
+                    f"{self}: asked again, its source yields nothing; it must be a function that starts anew"
+                )
+            self._known["proof"] = proved
         proof: Proof = self._known["proof"]
         return proof
 
@@ -300,6 +324,10 @@ class Schedule:
         """
         layout, n = self.layout, self.nranks
         bases = layout.bases()
+        unknown = (step.op < 0) | (step.op >= len(OP_NAMES))
+        if unknown.any():
+            row = int(np.flatnonzero(unknown)[0])
+            self._refuse(number, step, row, f"operation {step.op[row]} is unknown; use {', '.join(OP_NAMES).upper()}")
         for rank, chunk, end in (
             (step.src_rank, step.src_chunk, "source"),
             (step.dst_rank, step.dst_chunk, "destination"),
@@ -308,13 +336,13 @@ class Schedule:
                 row = int(np.flatnonzero((rank < 0) | (rank >= n))[0])
                 self._refuse(number, step, row, f"{end} rank {rank[row]} does not exist; ranks are 0..{n - 1}")
             data = step.op != SYNC
-            last = chunk + step.count
-            bad = data & ((chunk < 0) | (last > layout.size) | (step.count < 1))
+            # Compared so that no sum can overflow.
+            bad = data & ((chunk < 0) | (chunk >= layout.size) | (step.count < 1) | (step.count > layout.size))
             if not bad.any():
-                bad = data & (last > bases[layout.region(chunk) + 1])
+                bad = data & (chunk + step.count > bases[layout.region(chunk) + 1])
             if bad.any():
                 row = int(np.flatnonzero(bad)[0])
-                wanted = f"chunks {chunk[row]}..{last[row] - 1} on rank {rank[row]}"
+                wanted = f"chunks {chunk[row]}..{int(chunk[row]) + int(step.count[row]) - 1} on rank {rank[row]}"
                 buffers = f"buffers start at {bases[:-1].tolist()}, end {layout.size}"
                 self._refuse(number, step, row, f"{end} {wanted} do not lie in one buffer ({buffers})")
         wrong = (step.channel < 0) | (step.channel >= self.nchannels)

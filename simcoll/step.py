@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from simcoll.errors import ConfigError, nearest
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -42,6 +44,10 @@ class Step:
     op: NDArray[np.int8]
     channel: Ints
 
+    def __post_init__(self) -> None:
+        for column in (self.src_rank, self.src_chunk, self.dst_rank, self.dst_chunk, self.count, self.op, self.channel):
+            column.setflags(write=False)
+
     def __len__(self) -> int:
         return len(self.src_rank)
 
@@ -62,10 +68,45 @@ def transfers(
     >>> step = transfers(ring, ring, (ring + 1) % 4, ring)
     >>> len(step), step.dst_rank.tolist()
     (4, [1, 2, 3, 0])
+
+    Raises
+    ------
+    ConfigError
+        For columns that are not whole numbers or do not broadcast, and for unknown operations.
     """
-    columns = np.broadcast_arrays(src_rank, src_chunk, dst_rank, dst_chunk, count, channel, op)
-    src, src_c, dst, dst_c, cnt, ch = (np.ascontiguousarray(column, np.int64).reshape(-1) for column in columns[:6])
-    return Step(src, src_c, dst, dst_c, cnt, np.ascontiguousarray(columns[6], np.int8).reshape(-1), ch)
+    given = {
+        "src_rank": src_rank, "src_chunk": src_chunk, "dst_rank": dst_rank, "dst_chunk": dst_chunk,
+        "count": count, "channel": channel, "op": op,
+    }  # fmt: skip
+    arrays = [_whole_numbers(name, values) for name, values in given.items()]
+    try:
+        columns = np.broadcast_arrays(*arrays)
+    except ValueError:
+        shapes = ", ".join(f"{name} {array.shape}" for name, array in zip(given, arrays, strict=True) if array.ndim)
+        raise ConfigError(f"the columns of a step must broadcast together; got shapes {shapes}") from None
+    src, src_c, dst, dst_c, cnt, ch, ops = (np.ascontiguousarray(column).reshape(-1) for column in columns)
+    if ops.size and not (ops.min() >= 0 and ops.max() < len(OP_NAMES)):
+        raise ConfigError(
+            f"op {ops[(ops < 0) | (ops >= len(OP_NAMES))][0]} is unknown; use {', '.join(OP_NAMES).upper()}"
+        )
+    return Step(src, src_c, dst, dst_c, cnt, ops.astype(np.int8), ch)
+
+
+def _whole_numbers(name: str, values: ArrayLike) -> Ints:
+    """A column as int64; refuses fractions, text and what does not fit."""
+    if name == "op" and isinstance(values, str):
+        if values.lower() not in OP_NAMES:
+            raise ConfigError(f"unknown op {values!r}; {nearest(values.lower(), OP_NAMES)}")
+        values = OP_NAMES.index(values.lower())
+    try:
+        array = np.asarray(values)
+    except (ValueError, OverflowError):
+        array = np.asarray(None)
+    if array.size == 0:
+        return array.astype(np.int64)
+    if array.dtype.kind not in "iub" or (array.dtype.kind == "u" and array.max() > np.iinfo(np.int64).max):
+        raise ConfigError(f"{name} must be whole numbers of 64 bits, got {values!r:.60}")
+    return array.astype(np.int64)
 
 
 def joined(steps: Sequence[Step]) -> Step:

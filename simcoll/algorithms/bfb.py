@@ -13,8 +13,6 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy.sparse import csr_array
-from scipy.sparse.csgraph import maximum_flow, shortest_path
 
 from simcoll.algorithms import forest
 from simcoll.algorithms.forest import Forest, topology_of
@@ -34,6 +32,9 @@ __all__ = ["all_gather", "all_reduce", "reduce_scatter"]
 
 def _neighbours(topology: Topology, *, backwards: bool) -> tuple[list[dict[int, int]], Ints]:
     """Capacity of the direct link into each rank from its neighbours, and the distance from every rank to every rank."""
+    from scipy.sparse import csr_array
+    from scipy.sparse.csgraph import shortest_path
+
     n = topology.nranks
     rank_of = {int(node): rank for rank, node in enumerate(topology.rank_nodes)}
     into: list[dict[int, int]] = [{} for _ in range(n)]
@@ -62,6 +63,9 @@ def _shares(
 
     Returns that time, in parts over the share of the fastest link, and for each wanted block the source of every part.
     """
+    from scipy.sparse import csr_array
+    from scipy.sparse.csgraph import maximum_flow
+
     fastest = max(sources.values())
     near = list(sources)
     times = sorted({Fraction(load * fastest, sources[w]) for w in near for load in range(1, len(wanted) * parts + 1)})

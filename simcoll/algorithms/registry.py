@@ -291,7 +291,13 @@ def schedule(
         if nranks is None:
             raise ConfigError(f"{collective} needs nranks, the number of ranks")
         collective = Collective(collective, nranks, root=root, in_place=in_place)
+    elif nranks is not None or root is not None or in_place:
+        raise ConfigError(
+            f"{collective} says its ranks, root and place itself; nranks, root and in_place go with a kind only"
+        )
     found = find_algorithm(collective.kind, algorithm or default_algorithm(collective, params))
+    if isinstance(params.get("dims"), list):
+        params["dims"] = tuple(params["dims"])
     for name, value in params.items():
         if name not in found.params:
             raise ConfigError(
@@ -301,11 +307,14 @@ def schedule(
     return found.build(collective, **params)
 
 
+MAX_PARAM = 2**20
+
+
 def _check_param(name: str, value: Any) -> None:
     """Refuse anything but whole numbers from 1 on: a tuple of them for ``dims``, else one; None is the default."""
 
     def whole(given: Any) -> bool:
-        return isinstance(given, int) and not isinstance(given, bool) and given >= 1
+        return isinstance(given, int) and not isinstance(given, bool) and 1 <= given <= MAX_PARAM
 
     if value is None:
         return
@@ -313,4 +322,4 @@ def _check_param(name: str, value: Any) -> None:
         if not (isinstance(value, tuple) and value and all(map(whole, value))):
             raise ConfigError(f"dims={value!r}: expected a tuple of whole numbers, such as (4, 4), each at least 1")
     elif not whole(value):
-        raise ConfigError(f"{name}={value!r}: expected a whole number, at least 1")
+        raise ConfigError(f"{name}={value!r}: expected a whole number, at least 1 and at most {MAX_PARAM}")

@@ -72,7 +72,7 @@ from simcoll.distributed.object_collectives import (
 )
 from simcoll.distributed.point_to_point import P2POp, batch_isend_irecv, irecv, isend, recv, send
 from simcoll.distributed.reductions import ReduceOp, deprecated_reduce_op, premul_sum
-from simcoll.distributed.spawning import Result, compute, emulated_time, flight_record, spawn
+from simcoll.distributed.spawning import Result, compute, emulated_time, flight_record, run_rank, spawn
 from simcoll.distributed.stores import (
     DistBackendError,
     DistError,
@@ -159,6 +159,7 @@ __all__ = [
     "reduce_scatter",
     "reduce_scatter_single",
     "reduce_scatter_tensor",
+    "run_rank",
     "scatter",
     "scatter_object_list",
     "send",

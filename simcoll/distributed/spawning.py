@@ -10,6 +10,7 @@ import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from simcoll.distributed.backends import Backend
 from simcoll.distributed.flight import Flight, document
 from simcoll.distributed.initialization import set_default_group
 from simcoll.distributed.plans import check_choice
@@ -29,7 +30,9 @@ if TYPE_CHECKING:
     from simcoll.distributed.plans import Choice
     from simcoll.topology import Topology
 
-__all__ = ["Result", "compute", "emulated_time", "flight_record", "spawn"]
+    Groups = list[tuple[str, str, tuple[int, ...]]]
+
+__all__ = ["Result", "compute", "emulated_time", "flight_record", "run_rank", "spawn"]
 
 MAX_RANKS = 1 << 16
 KEPT_RECORDS = 100_000
@@ -66,7 +69,7 @@ class Result:
     records: tuple[Record, ...]
     findings: tuple[str, ...]
     topology: str
-    _flights: tuple[dict[str, Any], ...] = field(repr=False)
+    _flights: tuple[tuple[Flight, Groups], ...] = field(repr=False)
 
     @property
     def time(self) -> float:
@@ -75,11 +78,11 @@ class Result:
 
     def flight_record(self, rank: int) -> dict[str, Any]:
         """The last operations of a rank, in the fields of PyTorch's Flight Recorder."""
-        return self._flights[rank]
+        return document(*self._flights[rank])
 
     def write_flight_record(self, rank: int, path: Path) -> None:
         """Write the flight record of a rank as JSON."""
-        path.write_text(json.dumps(self._flights[rank], indent=1) + "\n", encoding="utf-8")
+        path.write_text(json.dumps(self.flight_record(rank), indent=1) + "\n", encoding="utf-8")
 
 
 def spawn(
@@ -114,6 +117,8 @@ def spawn(
     algorithm
         What collectives run: an algorithm's name (where it serves), a schedule, a mapping from collective to one of these, or
         a function of (collective, ranks, bytes). None: few steps for small sizes, few bytes for large ones.
+    backend
+        What get_backend says; a name that register_backend has made known is called for every rank.
     init
         Give every rank a default group. A program that calls init_process_group itself replaces it.
     debug
@@ -167,6 +172,61 @@ def spawn(
         world.launch(rank, functools.partial(body, rank), _ended)
     world.run()
     return _result(world)
+
+
+def run_rank(
+    program: Callable[..., Any],
+    rank: int,
+    world_size: int,
+    args: Sequence[Any] = (),
+    *,
+    backend: str,
+    store: Any = None,
+    algorithm: Choice = None,
+) -> Any:
+    """Run the program of one rank in this process or thread, on a registered backend that reaches the others.
+
+    The same program as under :func:`spawn` gives the same arrays: collectives are the same plans, executed by the backend.
+    Point-to-point operations belong to the emulator.
+
+    Returns
+    -------
+    Any
+        What the program returned.
+
+    Raises
+    ------
+    ValueError
+        For a backend that nobody registered, or a rank out of range.
+    """
+    from simcoll.topology import crossbar
+
+    if Backend.maker(backend) is None:
+        raise ValueError(
+            f"backend {backend!r} is emulated: use spawn; run_rank takes what register_backend has made known"
+        )
+    if not 0 <= rank < world_size:
+        raise ValueError(f"rank {rank} is out of range; expected 0..{world_size - 1}")
+    check_choice(algorithm)
+    world = World(world_size, crossbar(world_size, "50 GB/s", "1 us"), "ideal", find_protocol("ideal"), debug=False)
+    world.shared |= {
+        "records": [],
+        "max_records": 0,
+        "algorithm": algorithm,
+        "findings": [],
+        "failed": [],
+        "alone": True,
+    }
+    me = world.ranks[rank]
+    me.flight = Flight()
+    if store is not None:
+        me.local["store"] = store
+    set_default_group(me, backend, implicit=True)
+    world.launch(me, lambda: program(rank, world_size, *args), _ended)
+    world.run()
+    if me.failure is not None:
+        raise me.failure
+    return me.value
 
 
 def _topology(given: str | Path | Topology | None, nprocs: int) -> Topology:
@@ -247,18 +307,19 @@ def _result(world: World) -> Result:
     )
 
 
-def _flight(rank: Rank) -> dict[str, Any]:
-    groups = [("0", "default_pg", tuple(range(len(rank.world.ranks))))]
+def _flight(rank: Rank) -> tuple[Flight, Groups]:
+    """What the flight record of a rank is made of."""
+    groups: Groups = [("0", "default_pg", tuple(range(len(rank.world.ranks))))]
     groups += [
         (made.communicator.name, made.communicator.desc, made.communicator.members)
         for made in rank.local.get("groups", [])
     ]
-    return document(rank.flight, groups)
+    return rank.flight, groups
 
 
 def flight_record() -> dict[str, Any]:
     """The last operations of the rank that asks, in the fields of PyTorch's Flight Recorder."""
-    return _flight(current().rank)
+    return document(*_flight(current().rank))
 
 
 def emulated_time() -> float:

@@ -9,7 +9,6 @@ import numpy as np
 
 from simcoll.emulator.digest import TraceHash
 from simcoll.emulator.fast.compiled import COMPILED
-from simcoll.emulator.fast.machine import Machine
 from simcoll.emulator.fast.timed import Summary, Timed, summary, timed_steps
 from simcoll.emulator.model import effective_capacities
 from simcoll.emulator.quotient import Quotient, fold, no_quotient
@@ -110,6 +109,8 @@ def _links(plan: Plan, topology: Topology) -> tuple[Ints, int | None, Callable[[
 
 def play_fast(plan: Plan, topology: Topology, seen: Summary, why: str, *, keep: bool) -> Played:
     """Play every message with the compiled loops."""
+    from simcoll.emulator.fast.machine import Machine  # brings in numba
+
     capacity, cap_base, name = _links(plan, topology)
     done = np.full(seen.messages, -1, np.int64) if keep else None
 
@@ -147,6 +148,8 @@ def play_quotient(plan: Plan, topology: Topology, seen: Summary, *, keep: bool, 
 
     With ``keep``, and for up to a million messages, the times of all messages are expanded.
     """
+    from simcoll.emulator.fast.machine import Machine  # brings in numba
+
     capacity, cap_base, name = _links(plan, topology)
     found = fold(timed_steps(plan, topology, cap_base, seen.groups), capacity, seen.lane_steps, worth_it=worth_it)
     if isinstance(found, str):

@@ -18,6 +18,8 @@ from simcoll.emulator.floor import latency_floor_fs
 from simcoll.emulator.model import effective_capacities
 from simcoll.emulator.paths import Played, choose, play_fast, play_quotient
 from simcoll.errors import ConfigError, InternalError, nearest
+from simcoll.plan import Plan
+from simcoll.topology import Topology
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -26,8 +28,6 @@ if TYPE_CHECKING:
 
     from simcoll.bounds import Bottleneck, Bound
     from simcoll.emulator.engine import Observer
-    from simcoll.plan import Plan
-    from simcoll.topology import Topology
 
     Array = NDArray[Any]
 
@@ -193,6 +193,10 @@ def emulate(
     >>> result.time_us, result.wrong
     (131.82912, 0)
     """
+    if not isinstance(plan, Plan):
+        raise ConfigError(f"emulate takes a plan, made by schedule.bind(count); got {type(plan).__name__}")
+    if not isinstance(topology, Topology):
+        raise ConfigError(f"emulate takes a topology, made by load_topology(name); got {topology!r:.60}")
     inputs = _inputs(plan, data, seed)
     _check_placement(plan, topology)
     storage = None if inputs is None else Storage(plan, inputs)

@@ -17,6 +17,7 @@ __all__ = ["dump_schedule", "load_schedule", "parse_schedule"]
 
 FORMAT, VERSION = "simcoll-schedule", 1
 MAX_BYTES = 2**28
+MAX_TRANSFERS = 2**31
 Column = int | list[int]
 Names = str | list[str]
 
@@ -57,7 +58,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     channels: int = 1
     scratch: list[Any] = []
     divisible: bool = False
-    params: dict[str, int | str | None] = {}
+    params: dict[str, int | str | list[int] | None] = {}
 
 
 def _column(values: np.ndarray) -> Any:
@@ -90,7 +91,7 @@ def dump_schedule(schedule: Schedule, path: str | Path | None = None) -> bytes:
         if isinstance(item, Repeat):
             steps = [_step_record(step) for step in item.steps]
             blocks.append(_Block(steps, item.count, item.stride, item.base, item.modulus))
-        elif len(item):
+        else:
             blocks.append(_Block([_step_record(item)]))
     record = _File(
         FORMAT, VERSION, schedule.name,
@@ -104,6 +105,10 @@ def dump_schedule(schedule: Schedule, path: str | Path | None = None) -> bytes:
         except OSError as error:
             raise ConfigError(f"cannot write the schedule: {error.strerror}", file=str(path)) from None
     return data
+
+
+def _length(step: _Step) -> int:
+    return max((len(column) for column in msgspec.structs.astuple(step) if isinstance(column, list)), default=1)
 
 
 def _lines(record: _File) -> bytes:
@@ -163,12 +168,15 @@ def parse_schedule(data: bytes | str, file: str | None = None) -> Schedule:
         layout = Layout(collective, record.chunks, _scratch(record, collective, file))
     except ConfigError as error:
         raise error if error.file else ConfigError(error.message, file=file, path="$.collective") from None
+    if not record.name.isprintable() or len(record.name) > 200:
+        raise ConfigError("expected up to 200 printable characters", file=file, path="$.name")
+    params = tuple((key, tuple(value) if isinstance(value, list) else value) for key, value in record.params.items())
     if not 1 <= record.channels <= 2**16:
         raise ConfigError(f"channels must lie in 1..65536, got {record.channels}", file=file, path="$.channels")
+    if sum(block.repeat * sum(map(_length, block.steps)) for block in record.blocks) > MAX_TRANSFERS:
+        raise ConfigError(f"its repeats stand for more than {MAX_TRANSFERS:,} transfers", file=file, path="$.blocks")
     items = [_block(block, file, f"$.blocks[{index}]") for index, block in enumerate(record.blocks)]
-    schedule = Schedule(
-        record.name, layout, lambda: iter(items), record.channels, tuple(record.params.items()), record.divisible
-    )
+    schedule = Schedule(record.name, layout, lambda: iter(items), record.channels, params, record.divisible)
     number = 0
     for item in items:
         for step in item.steps if isinstance(item, Repeat) else (item,):
@@ -197,10 +205,10 @@ def _block(block: _Block, file: str | None, place: str) -> Step | Repeat:
     steps = tuple(_step(step, file, f"{place}.steps[{index}]") for index, step in enumerate(block.steps))
     if block.repeat == 1 and len(steps) == 1:
         return steps[0]
-    if not 1 <= block.repeat <= 2**24 or block.modulus < 1 or block.base < 0 or abs(block.stride) > 2**40:
-        raise ConfigError(
-            "repeat must lie in 1..2**24, modulus be at least 1 and base at least 0", file=file, path=place
-        )
+    if not (1 <= block.repeat <= 2**24 and 1 <= block.modulus <= 2**40):
+        raise ConfigError("repeat must lie in 1..2**24 and modulus in 1..2**40", file=file, path=place)
+    if not (0 <= block.base <= 2**40 and abs(block.stride) <= 2**40):
+        raise ConfigError("base must lie in 0..2**40 and stride within 2**40", file=file, path=place)
     return Repeat(steps, block.repeat, block.stride, block.base, block.modulus)
 
 

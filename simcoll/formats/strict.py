@@ -70,7 +70,7 @@ def decode_json(data: bytes | str, record: type[Record], file: str | None = None
         return msgspec.json.decode(data, type=record)
     except msgspec.ValidationError as error:
         raise _refuse(error, record, file) from None
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"not a JSON file: {error}", file=file) from None
 
 

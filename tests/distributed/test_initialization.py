@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 import simcoll.distributed as dist
 from simcoll.errors import ConfigError
+from simcoll.reference import expected_outputs
 
 
 def run(program, nprocs=2, **kw):
@@ -251,36 +253,59 @@ def test_register_backend():
     )
 
 
+class ThroughStore:
+    """A backend of a few lines: every rank writes its input to a store and computes what the collective means."""
+
+    def __init__(self, store, name, rank, members):
+        self.store, self.name, self.rank, self.members, self.calls = store, name, rank, members, 0
+
+    def execute(self, plan, rank, data):
+        assert rank == self.rank
+        self.calls += 1
+        key = f"{self.name}/{self.calls}"
+        self.store.set(f"{key}/{rank}", data.tobytes())
+        inputs = [np.frombuffer(self.store.get(f"{key}/{other}"), plan.dtype) for other in range(plan.nranks)]
+        return expected_outputs(plan, inputs)[rank]
+
+
+def collectives(rank, world_size):
+    x = np.arange(3.0) + rank
+    work = dist.all_reduce(x, op=dist.ReduceOp.AVG, async_op=True)
+    work.wait()
+    scaled = np.array([rank + 1.0])
+    dist.all_reduce(scaled, op=dist.premul_sum(2.0))
+    equal = np.zeros(world_size)
+    dist.all_to_all_single(equal, np.arange(float(world_size)) + 10 * rank)
+    # Rank r sends r + 1 elements to everyone.
+    uneven = np.zeros(sum(range(1, world_size + 1)), int)
+    dist.all_to_all_single(
+        uneven, np.full((rank + 1) * world_size, rank), list(range(1, world_size + 1)), [rank + 1] * world_size
+    )
+    group = dist.new_group([0, 2])
+    things = [None, None]
+    if rank != 1:
+        dist.all_gather_object(things, {"rank": rank}, group)
+    dist.barrier()
+    return x.tolist(), scaled.tolist(), equal.tolist(), uneven.tolist(), things
+
+
 @pytest.mark.usefixtures("registered")
-def test_a_registered_backend_executes_plans():
-    shared = dist.HashStore()
+def test_a_registered_backend_executes_the_same_plans_in_every_process():
+    store = dist.HashStore()
 
-    class Through:
-        """Everything through a store: reads the inputs of all, computes what the collective means."""
+    def make(options, _):
+        return ThroughStore(store, options["group_id"], options["group_rank"], options["global_ranks_in_group"])
 
-        def __init__(self):
-            self.calls = 0
-
-        def execute(self, plan, rank, data):
-            self.calls += 1
-            key = f"{plan.collective.kind}/{self.calls}"
-            shared.set(f"{key}/{rank}", data.tobytes())
-            inputs = [np.frombuffer(shared.get(f"{key}/{r}"), plan.dtype) for r in range(plan.nranks)]
-            from simcoll.reference import expected_outputs
-
-            return expected_outputs(plan, inputs)[rank]
-
-    dist.Backend.register_backend("through", lambda *_: Through(), devices="cpu")
-
-    def program(rank, world_size):
-        x = np.arange(3.0) + rank
-        work = dist.all_reduce(x, op=dist.ReduceOp.AVG, async_op=True)
-        work.wait()
-        out = np.zeros(2)
-        dist.all_to_all_single(out, np.arange(2.0) + 10 * rank)
-        return x.tolist(), out.tolist()
-
-    assert run(program, backend="through") == (([0.5, 1.5, 2.5], [0.0, 10.0]), ([0.5, 1.5, 2.5], [1.0, 11.0]))
+    dist.Backend.register_backend("through", make, extended_api=True, devices="cpu")
+    with ThreadPoolExecutor(3) as pool:
+        ranks = [pool.submit(dist.run_rank, collectives, rank, 3, backend="through") for rank in range(3)]
+        got = tuple(future.result(timeout=60) for future in ranks)
+    assert got == run(collectives, 3)
+    assert got[0][4] == [{"rank": 0}, {"rank": 2}]
+    with pytest.raises(ValueError, match="is emulated: use spawn"):
+        dist.run_rank(collectives, 0, 3, backend="gloo")
+    with pytest.raises(RuntimeError, match="has no point-to-point operations"):
+        dist.run_rank(lambda *_: dist.send(np.ones(1), 1), 0, 2, backend="through")
 
 
 def test_what_is_available(monkeypatch):

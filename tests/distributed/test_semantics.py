@@ -64,8 +64,8 @@ HEAD = """# torch.distributed's semantics, statement by statement
 
 This page is made by `tests/distributed/test_semantics.py` (`pytest --bless` rewrites it). Each row is a statement of the
 torch.distributed documentation (PyTorch 2.8), or of what torch 2.13 with gloo was seen to do; the test that holds it runs with every
-change. Beside these, {golden} recorded results of gloo (tensors and objects, 1 to 8 ranks) are replayed by
-`tests/distributed/test_golden.py` where the folder with them is given in `SIMCOLL_GOLDEN`.
+change. Beside these, `tests/distributed/test_golden.py` replays recorded results of gloo: a part in every run, all {golden} (tensors and
+objects, 1 to 8 ranks) where the folder with them is given in `SIMCOLL_GOLDEN`.
 
 {held} rows are held by a test; {named} stand here as a difference, with the reason.
 """

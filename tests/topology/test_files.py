@@ -7,11 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import simcoll.topology.files as files_module
 from simcoll.errors import ConfigError
 from simcoll.topology import LINK_KINDS, load_topology, shipped_topologies
 
-FOLDER = Path(files_module.__file__).resolve().parents[2] / "topologies"
+FOLDER = Path(__file__).resolve().parents[2] / "topologies"
 
 BOXES = """
 family = "boxes"

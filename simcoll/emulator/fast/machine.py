@@ -54,6 +54,8 @@ PER_NODE = ("node_lane", "node_next", "node_first", "node_end", "entries")
 PER_BLOCK = ("block_base", "block_rows", "block_nodes", "block_left", "block_first_id", "retired")
 PER_LANE = ("lane_left", "lane_pending", "lane_block", "lane_head", "lane_tail", "stack")
 PER_LINK = ("capacity", "level", "used", "flows", "head", "queued", "marked", "queue", "changed", "touched")
+MOST_ENTRIES = 2**31 - 1
+"""Entries are numbered by int32."""
 AHEAD_ROWS, AHEAD_STEPS = 2048, 256
 """How far the plan is loaded ahead, so that one call of the loops is worth its cost."""
 
@@ -337,10 +339,18 @@ class Machine:
         self.state = self.state._replace(**longer)
 
     def _grow_slots(self, slots: int) -> None:
+        self._check_room(slots, int(self.state.reg[WIDTH]))
         self._lengthen(PER_SLOT, slots)
         self._lengthen(PER_NODE, 2 * slots)
         self._lengthen(("link", "weight", "next_flow", "last_flow"), slots * int(self.state.reg[WIDTH]))
         self._grow_calendar()
+
+    def _check_room(self, slots: int, width: int) -> None:
+        if slots * max(width, 4) > MOST_ENTRIES:
+            raise ConfigError(
+                f"{slots} messages at once, over up to {width} links each, are too many for the fast engine; expected less than "
+                f"{MOST_ENTRIES // max(width, 4)}"
+            )
 
     def _grow_calendar(self) -> None:
         """Room for the times of all slots, twice over."""
@@ -372,6 +382,7 @@ class Machine:
         """More links per message; entries of links move."""
         s, old = self.state, int(self.state.reg[WIDTH])
         slots = len(s.phase)
+        self._check_room(slots, width)
 
         def moved(entries: NDArray[np.int32]) -> NDArray[np.int32]:
             return np.where(entries < 0, -1, entries // max(old, 1) * width + entries % max(old, 1)).astype(np.int32)

@@ -1,0 +1,167 @@
+"""What a hasty or hostile caller hands in: one clear error, never numpy's or Python's."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+import simcoll
+from simcoll.algorithms import ALGORITHMS
+from simcoll.errors import ConfigError, ScheduleError
+from simcoll.formats.schedule_json import dump_schedule, parse_schedule
+from simcoll.protocol import Protocol
+from simcoll.schedule import Layout, Schedule, Step, transfers
+from simcoll.topology import crossbar
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"src_rank": 0.7}, "src_rank must be whole numbers"),
+        ({"src_rank": "a"}, "src_rank must be whole numbers"),
+        ({"src_rank": 2**70}, "src_rank must be whole numbers"),
+        ({"src_rank": [[0], [1, 2]]}, "src_rank must be whole numbers"),
+        ({"src_rank": [0, 1], "dst_rank": [0, 1, 2]}, "must broadcast together; got shapes src_rank"),
+        ({"op": 7}, "op 7 is unknown"),
+        ({"op": 256}, "op 256 is unknown"),
+        ({"op": -1}, "op -1 is unknown"),
+        ({"op": "reduec"}, "did you mean 'reduce'"),
+    ],
+)
+def test_transfers_refuse(arguments, says):
+    with pytest.raises(ConfigError, match=says):
+        transfers(**({"src_rank": 0, "src_chunk": 0, "dst_rank": 1, "dst_chunk": 1} | arguments))
+
+
+def test_operations_have_names():
+    assert transfers(0, 0, 1, 1, op="reduce").op.tolist() == [1]
+
+
+def test_steps_do_not_change():
+    step = transfers(0, 0, 1, 1)
+    with pytest.raises(ValueError, match="read-only"):
+        step.src_rank[0] = 1
+
+
+def broadcast(source):
+    return Schedule("mine", Layout(simcoll.Collective("broadcast", 2)), source)
+
+
+def test_an_operation_that_does_not_exist_is_refused():
+    one = np.array([0])
+    step = Step(one, one, one, one + 1, one + 1, np.array([9], np.int8), one)
+    with pytest.raises(ScheduleError, match="operation 9 is unknown"):
+        simcoll.verify(broadcast(lambda: [step]))
+
+
+def test_a_source_that_can_be_read_once_is_refused():
+    once = iter([transfers(0, 0, [0, 1], 1)])
+    with pytest.raises(ScheduleError, match="must be a function that starts anew"):
+        broadcast(lambda: once).bind(4)
+
+
+@pytest.mark.parametrize("source", [[], None])
+def test_a_source_is_a_function(source):
+    with pytest.raises(ConfigError, match="source must be a function"):
+        broadcast(source)
+
+
+@pytest.mark.parametrize(("result", "says"), [(None, "source returns None"), ([(0, 0, 1, 1)], "source yields")])
+def test_a_source_yields_steps(result, says):
+    with pytest.raises(ConfigError, match=says):
+        simcoll.verify(broadcast(lambda: result))
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda a: f"{a.collective}-{a.name}")
+def test_every_schedule_survives_its_file(algorithm):
+    for n in (1, 2, 4, 8):
+        try:
+            extra = {"box": n} if algorithm.topologies == "boxes" else {}
+            pairs = tuple((rank, (rank + 1) % n) for rank in range(n)) if algorithm.collective == "send_recv" else ()
+            collective = simcoll.Collective(algorithm.collective, n, pairs=pairs)
+            schedule = simcoll.schedule(collective, algorithm.name, **extra)
+        except ConfigError:
+            continue
+        again = parse_schedule(dump_schedule(schedule))
+        assert again.content_hash() == schedule.content_hash()
+        assert again.params == schedule.params
+
+
+RING = json.loads(dump_schedule(simcoll.schedule("all_reduce", "ring", nranks=3)))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"chunks": 2**62}, {"chunks": 2**63}, {"name": "a\x00b"}, {"name": "x" * 201},
+        {"collective": {"kind": "all_reduce", "nranks": 2**63 - 1}}, {"collective": {"kind": "all_reduce", "nranks": 2**24}},
+        {"blocks": [{**RING["blocks"][1], "base": 2**62}]}, {"blocks": [{**RING["blocks"][1], "modulus": 2**62}]},
+        {"blocks": [{**RING["blocks"][1], "repeat": 2**24, "steps": RING["blocks"][1]["steps"] * 100}]},
+        *({"blocks": [{"steps": [{"src_rank": [0], "src_chunk": chunk, "dst_rank": [1], "dst_chunk": 3, "count": count}]}]}
+          for chunk, count in ((2**63 - 1, 1), (0, 2**63 - 1), (0, -(2**63)), (2**62, 2**62))),
+    ],
+)  # fmt: skip
+def test_files_with_huge_numbers(change):
+    with pytest.raises((ConfigError, ScheduleError)):
+        parse_schedule(json.dumps(RING | change))
+
+
+def test_files_that_are_not_text():
+    with pytest.raises(ConfigError, match="not a JSON file"):
+        parse_schedule(b'{"name": "\xff"}')
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"launch_fs": -1}, {"launch_fs": 1.5}, {"header_bytes": -1}, {"fifo_depth": -1}, {"wire_factor": 0}, {"wire_factor": -1},
+     {"wire_factor": "x"}, {"hop_latency_fs": (("net", -1),)}],
+)  # fmt: skip
+def test_protocols_that_cannot_be(arguments):
+    with pytest.raises(ConfigError):
+        Protocol("mine", **arguments)
+
+
+def test_half_a_byte_on_the_wire():
+    plan = simcoll.schedule("broadcast", "tree", nranks=2).bind(
+        1000, "int8", protocol=Protocol("half", wire_factor=0.5)
+    )
+    assert simcoll.emulate(plan, crossbar(2, "1 GB/s"), bound=False).time_us == 0.5
+
+
+@pytest.mark.parametrize("factor", [float("nan"), float("inf"), "x", True])
+def test_factors_that_are_not_numbers(factor):
+    with pytest.raises(ConfigError, match="finite number"):
+        simcoll.premul_sum(factor)
+
+
+@pytest.mark.parametrize(
+    ("factor", "dtype"), [(1e300, "float32"), (1000, "int8"), (1e39, "bfloat16"), (1e300, "complex64")]
+)
+def test_factors_that_do_not_fit(factor, dtype):
+    schedule = simcoll.schedule("all_reduce", "ring", nranks=2)
+    with pytest.raises(ConfigError, match="does not fit"):
+        schedule.bind(4, dtype, simcoll.premul_sum(factor))
+
+
+def test_what_is_said_twice():
+    with pytest.raises(ConfigError, match="says its ranks"):
+        simcoll.schedule(simcoll.Collective("all_reduce", 4), "ring", nranks=5)
+
+
+def test_arguments_of_other_types():
+    schedule = simcoll.schedule("all_reduce", "ring", nranks=4)
+    plan, topology = schedule.bind(4), crossbar(4, "1 GB/s")
+    for call, says in (
+        (lambda: simcoll.emulate(schedule, topology), "takes a plan"),
+        (lambda: simcoll.emulate(plan, "dgx-h100"), "takes a topology"),
+        (lambda: schedule.bind(4, op=3), "op must be"),
+        (lambda: schedule.bind(4, protocol=3), "protocol must be"),
+        (lambda: schedule.bind(4, dtype=None), "dtype is None"),
+        (lambda: schedule.bind(4, ranks=[0, 1, 2, 3.5]), "ranks must be whole"),
+        (lambda: simcoll.schedule("all_reduce", "ring", nranks=4, channels=10**9), "at most"),
+        (lambda: simcoll.schedule("all_reduce", "ring", nranks=10**9), "at most"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            call()
