@@ -156,7 +156,7 @@ def test_jitter_is_a_function_of_seed_and_message():
     assert np.array_equal(np.concatenate([jitter_fs(0, 17, protocol), jitter_fs(17, 4983, protocol)]), drawn)
     assert abs(drawn.mean() - 499.5) < 12  # three standard errors of 5000 uniform draws
     assert not np.array_equal(jitter_fs(0, 5000, Protocol("j", jitter_fs=999, seed=6)), drawn)
-    with pytest.raises(ConfigError, match="jitter_fs.*-1"):
+    with pytest.raises(ConfigError, match=r"jitter_fs.*-1"):
         jitter_fs(0, 1, Protocol("j", jitter_fs=-1))
 
 
