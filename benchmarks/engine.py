@@ -42,7 +42,7 @@ def main() -> None:
     plan = schedule.bind(count=1 << 20, unproved=True)
     topology = crossbar(n, "50 GB/s", "1 us")
     before, begin = peak_mb(), time.process_time()
-    result = emulate(plan, topology, data="none", bound=False)
+    result = emulate(plan, topology, engine="simpy", quotient=False, data="none", bound=False)
     seconds, growth = time.process_time() - begin, peak_mb() - before
     cost_us = seconds / result.messages * 1e6
     print(f"ring all_reduce, {n} ranks, crossbar: {result.messages} messages in {seconds:.2f} CPU s")
