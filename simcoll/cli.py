@@ -87,7 +87,7 @@ def run(scenario: str, /, *, output: Annotated[Path | None, Parameter(name=["--o
         topology = scenarios.scenario_topology(content, path)
         schedules = prepare(sweep, topology)
     folder = output or Path("out") / path.stem
-    open_folder(folder)
+    open_folder(folder, scenarios.RESULT_FILES)
     rows, proofs = _sweep(content.title, sweep, schedules, topology)
     names = scenarios.write_results(folder, content, sweep, topology, rows, proofs)
     print(f"# wrote {', '.join(str(folder / name) for name in names)}")
@@ -102,7 +102,7 @@ def perf(
     nodes: int | None = None,
     begin: Annotated[str, Parameter(name=["--begin", "-b"])] = "8",
     end: Annotated[str, Parameter(name=["--end", "-e"])] = "128M",
-    factor: Annotated[int, Parameter(name=["--factor", "-f"])] = 2,
+    factor: Annotated[str, Parameter(name=["--factor", "-f"])] = "2",
     algorithm: Annotated[str | None, Parameter(name=["--algorithm", "-a"])] = None,
     protocol: Annotated[str, Parameter(name=["--protocol", "-p"])] = "LL,LL128,Simple",
     dtype: Annotated[str, Parameter(name=["--dtype", "-d"])] = "float32",
@@ -148,7 +148,9 @@ def perf(
 
     machine = load_topology(topology, nodes=nodes)
     Collective(collective, machine.nranks, root=root)
-    ladder = size_ladder(parse_size(begin, what="-b"), parse_size(end, what="-e"), factor)
+    if not (factor.isascii() and factor.isdecimal() and len(factor) < 10):
+        raise ConfigError(f"-f {factor!r}: expected a whole number, at least 2")
+    ladder = size_ladder(parse_size(begin, what="-b"), parse_size(end, what="-e"), int(factor))
     names = (
         algorithm.split(",") if algorithm else [found.name for found in ALGORITHMS if found.collective == collective]
     )
@@ -240,18 +242,25 @@ def show(
     json
         File for the schedule.
     """
+    from simcoll.algorithms import find_algorithm
     from simcoll.algorithms import schedule as make
+    from simcoll.collective import Collective
     from simcoll.formats.schedule_json import dump_schedule, load_schedule
     from simcoll.planning.drawing import schedule_lines, schedule_svg
     from simcoll.planning.output import write_files
     from simcoll.planning.sweep import parse_choice
 
-    if algorithm.endswith(".json"):
+    if algorithm.endswith(".json") or Path(algorithm).is_file():
         schedule = load_schedule(algorithm)
     else:
         choice = parse_choice(algorithm)
         params: dict[str, Any] = dict(choice.params)
-        schedule = make(collective, choice.algorithm, nranks=nranks, root=root, in_place=in_place, **params)
+        pairs: tuple[tuple[int, int], ...] = ()
+        if collective == "send_recv":  # the shift by one rank, as in perf
+            pairs = tuple((rank, (rank + 1) % nranks) for rank in range(nranks))
+        find_algorithm(collective, choice.algorithm)
+        wanted = Collective(collective, nranks, root, pairs, in_place)
+        schedule = make(wanted, choice.algorithm, **params)
     for line in schedule_lines(schedule, limit):
         print(line)
     if json is not None:

@@ -73,7 +73,9 @@ class Layout:
         if isinstance(given, bool) or not isinstance(given, (int, np.integer)):
             raise ConfigError(f"a block must be cut into a whole number of chunks, got {self.chunks!r}")
         if not 1 <= self.chunks <= MAX_CHUNKS:
-            raise ConfigError(f"a block must be cut into at least 1 chunk, got {self.chunks} (at most {MAX_CHUNKS} are numbered)")
+            raise ConfigError(
+                f"a block must be cut into at least 1 chunk, got {self.chunks} (at most {MAX_CHUNKS} are numbered)"
+            )
         object.__setattr__(self, "scratch", np.asarray(self.scratch, np.int64))
         if self.collective.nranks * self.size > MAX_ADDRESSES:
             raise ConfigError(f"{self.collective}: {self.size} chunks on each rank are too many to number")

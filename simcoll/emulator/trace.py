@@ -99,15 +99,22 @@ class Trace:
             When the file cannot be written; then there is none, or the old one.
         """
         target = Path(path)
+        content = self.content(result)
+        part = target.with_name(target.name + ".part")
+        try:
+            part.write_bytes(content)
+            part.replace(target)
+        except OSError as error:
+            if part.is_file():
+                part.unlink()
+            raise ConfigError(f"cannot write the trace: {error.strerror or error}", file=str(target)) from None
+
+    def content(self, result: Result) -> bytes:
+        """The compressed trace, as :meth:`write` writes it."""
         buffer = io.BytesIO()
         with gzip.GzipFile(filename="", mode="wb", fileobj=buffer, mtime=0) as stream:
             stream.write(json.dumps(self.document(result), separators=(",", ":")).encode())
-        part = target.with_name(target.name + ".part")
-        try:
-            part.write_bytes(buffer.getvalue())
-            part.replace(target)
-        except OSError as error:
-            raise ConfigError(f"cannot write the trace: {error.strerror or error}", file=str(target)) from None
+        return buffer.getvalue()
 
     def _about(self, result: Result) -> dict[str, Any]:
         about: dict[str, Any] = {

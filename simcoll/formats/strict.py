@@ -66,6 +66,8 @@ def decode_json(data: bytes | str, record: type[Record], file: str | None = None
     ConfigError
         With the file and the path inside it.
     """
+    if not data.strip():
+        raise ConfigError("the file is empty", file=file)
     try:
         return msgspec.json.decode(data, type=record)
     except msgspec.ValidationError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import textwrap
 from typing import TYPE_CHECKING
 
 from simcoll.emulator import bus_factor
@@ -56,10 +57,11 @@ def busbw_svg(title: str, kind: str, nranks: int, rows: Sequence[Row]) -> bytes:
         axes.set_xlabel("size")
         axes.set_ylabel("bus bandwidth (GB/s)")
         axes.set_ylim(bottom=0)
-        axes.set_title(title)
+        axes.set_title(textwrap.fill(title, 90), parse_math=False)
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(frameon=False, loc="upper left")
+        for text in axes.legend(frameon=False, loc="upper left").get_texts():
+            text.set_parse_math(False)
         stream = io.BytesIO()
         figure.savefig(stream, format="svg", metadata={"Date": None, "Creator": "simcoll"})
         plt.close(figure)

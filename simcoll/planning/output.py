@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 from simcoll.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
 __all__ = ["open_folder", "write_files"]
 
 
-def open_folder(path: Path) -> None:
+def open_folder(path: Path, names: Iterable[str] = ()) -> None:
     """Make the output folder, and make sure that files can be written there, before anything long runs.
 
     Raises
@@ -28,6 +28,14 @@ def open_folder(path: Path) -> None:
             pass
     except OSError as error:
         raise ConfigError(f"cannot write to the output folder: {error.strerror}", file=str(path)) from None
+    refuse_folders(path, names)
+
+
+def refuse_folders(folder: Path, names: Iterable[str]) -> None:
+    """Refuse to write a file where a folder is: found late, it would leave some files replaced and others not."""
+    for name in names:
+        if (folder / name).is_dir():
+            raise ConfigError("cannot be written: there is a folder of this name", file=str(folder / name))
 
 
 def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
@@ -39,6 +47,7 @@ def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
         When one cannot be written; then none is left half-written.
     """
     shown = str(folder / next(iter(files))) if len(files) == 1 else str(folder)
+    refuse_folders(folder, files)
     parts = {folder / f".{name}.part": folder / name for name in files}
     try:
         for part, content in zip(parts, files.values(), strict=True):

@@ -33,6 +33,7 @@ __all__ = [
 ]
 
 MAX_BYTES = 2**20
+RESULT_FILES = ("results.json", "results.csv", "busbw.svg", "trace.json.gz")
 
 
 class TopologyTable(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -137,6 +138,11 @@ def sweep_of(scenario: Scenario, file: str) -> Sweep:
     def size(value: str | int, place: str) -> int:
         return parse_size(value, file=file, path=place)
 
+    if not scenario.title.isprintable():
+        raise ConfigError("the title has control characters; write it in one line", file=file, path="$.title")
+    if not scenario.protocols:
+        raise ConfigError("no protocols; leave it out for 'ideal'", file=file, path="$.protocols")
+    size(scenario.trace_size, "$.trace_size")
     with blamed_on(file):
         choices = tuple(parse_choice(text) for text in scenario.algorithms)
         ladder = size_ladder(
@@ -160,13 +166,11 @@ def write_results(
     schedule = build(sweep, parse_choice(traced.choice), topology)
     trace = Trace(schedule.bind(traced.count, sweep.dtype, sweep.op, protocol=traced.protocol), topology)
     result = run_one(sweep, schedule, traced.protocol, traced.count, topology, observer=trace)
-    write_files(
-        folder,
-        {
-            "results.json": results_json(scenario.title, sweep, topology, rows, proofs),
-            "results.csv": results_csv(rows).encode(),
-            "busbw.svg": busbw_svg(scenario.title, sweep.collective, topology.nranks, rows),
-        },
-    )
-    trace.write(folder / "trace.json.gz", result)
-    return ["results.json", "results.csv", "busbw.svg", "trace.json.gz"]
+    files = {
+        "results.json": results_json(scenario.title, sweep, topology, rows, proofs),
+        "results.csv": results_csv(rows).encode(),
+        "busbw.svg": busbw_svg(scenario.title, sweep.collective, topology.nranks, rows),
+        "trace.json.gz": trace.content(result),
+    }
+    write_files(folder, files)
+    return list(files)

@@ -84,6 +84,8 @@ def parse_choice(text: str) -> Choice:
         if not all(number.isascii() and number.isdecimal() and len(number) < 10 for number in numbers):
             example = "write for example 'ring:channels=4' or 'torus:dims=4x4'"
             raise ConfigError(f"cannot read {part!r} in algorithm {text!r}; {example}")
+        if any(key == known for known, _ in params):
+            raise ConfigError(f"parameter {key!r} is given twice in algorithm {text!r}")
         whole = tuple(int(number) for number in numbers)
         params.append((key, whole if len(whole) > 1 or key == "dims" else whole[0]))
     return Choice(name, tuple(params))
@@ -280,8 +282,8 @@ def _row(choice: Choice, count: int, result: Result) -> Row:
         protocol=result.protocol,
         proof=result.proof,
         time_fs=result.time_fs,
-        algbw=result.algbw,
-        busbw=result.busbw,
+        algbw=result.algbw if result.time_fs else 0.0,  # one rank takes no time: no bandwidth to speak of
+        busbw=result.busbw if result.time_fs else 0.0,
         wrong=result.wrong,
         bound_fs=bound.time_fs if bound else 0,
         bound_kind=bound.kind if bound else "",

@@ -205,3 +205,15 @@ def test_progress_bar_on_a_terminal(folder):
     assert process.wait() == 0
     assert b"ring" in seen
     assert b"/20" in seen  # runs done of runs in all
+
+
+def test_show_knows_every_operation(folder, capsys):
+    for algorithm, collective in (("switch", "all_reduce"), ("direct", "send_recv"), ("dissemination", "barrier")):
+        assert main(["show", algorithm, "-c", collective, "-n", "4", "--svg", "picture.svg"]) == 0
+        assert "step 0" in capsys.readouterr().out
+        ET.fromstring((folder / "picture.svg").read_text())
+
+
+def test_a_factor_is_a_whole_number(capsys):
+    assert main(["perf", "all_reduce", "-f", "1.5", "-e", "64"]) == 2
+    assert "-f '1.5': expected a whole number" in capsys.readouterr().err

@@ -251,3 +251,19 @@ def test_results_are_replaced_whole(folder, monkeypatch):
     monkeypatch.setattr(Path, "write_bytes", full)
     assert main(["run", "scenario.toml", "-o", "out"]) == 2
     assert {path.name: path.read_bytes() for path in Path("out").iterdir()} == before
+
+
+@pytest.mark.parametrize(("line", "place"), [("protocols = []", "protocols"), ('trace_size = "huge"', "trace_size")])
+def test_scenario_is_refused_before_it_runs(folder, capsys, line, place):
+    file = Path("scenario.toml")
+    file.write_text(line + "\n" + file.read_text())
+    assert main(["run", "scenario.toml", "-o", "out"]) == 2
+    assert place in capsys.readouterr().err
+    assert not Path("out").exists()
+
+
+def test_a_folder_in_place_of_a_result_is_refused(folder, capsys):
+    Path("out/trace.json.gz").mkdir(parents=True)
+    assert main(["run", "scenario.toml", "-o", "out"]) == 2
+    assert "trace.json.gz" in capsys.readouterr().err
+    assert [path.name for path in Path("out").iterdir()] == ["trace.json.gz"]
