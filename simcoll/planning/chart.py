@@ -20,6 +20,9 @@ __all__ = ["busbw_svg"]
 # Distinguishable with every common colour vision (Okabe, Ito 2008).
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 
+_MARKERS = ("o", "^", "s", "x")
+"""One for each round of the colours."""
+
 
 def _curves(rows: Sequence[Row]) -> dict[str, dict[int, float]]:
     """Best bus bandwidth of each algorithm, over its protocols, in GB/s by size."""
@@ -41,7 +44,8 @@ def busbw_svg(title: str, kind: str, nranks: int, rows: Sequence[Row]) -> bytes:
         figure, axes = plt.subplots(figsize=(9, 5), layout="constrained")
         for number, (name, curve) in enumerate(_curves(rows).items()):
             colour = _COLOURS[number % len(_COLOURS)]
-            axes.plot(list(curve), list(curve.values()), marker="o", markersize=3, color=colour, label=name)
+            marker = _MARKERS[number // len(_COLOURS) % len(_MARKERS)]
+            axes.plot(list(curve), list(curve.values()), marker=marker, markersize=3, color=colour, label=name)
         factor = bus_factor(kind, nranks)
         bounds = {
             row.size_bytes: row.size_bytes / row.bound_fs * 1e6 * factor for row in bound_rows(rows) if row.bound_fs

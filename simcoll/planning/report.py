@@ -68,7 +68,7 @@ def table_lines(sweep: Sweep, rows: Sequence[Row]) -> Iterator[str]:
             row.size_bytes, row.count, sweep.dtype, sweep.op if reduces else "none", _root(sweep),
             _us(row.time_fs), _gb(row.algbw), _gb(row.busbw), "-" if row.wrong is None else row.wrong,
         )  # fmt: skip
-        left = "".join(f"{cell:>{column[2]}}" for cell, column in zip(cells, _COLUMNS, strict=True))
+        left = "".join(f" {cell:>{column[2] - 1}}" for cell, column in zip(cells, _COLUMNS, strict=True))
         headroom = f"{row.time_fs / bound.bound_fs:.2f}x" if bound.bound_fs else "-"
         right = f"{_us(bound.bound_fs):>10}{headroom:>9}"
         yield f"{left}  {row.choice + ' ' + row.protocol:<{width}}{right}  {bound.bottleneck}"

@@ -149,8 +149,10 @@ def size_ladder(begin: int, end: int, factor: int) -> tuple[int, ...]:
     >>> size_ladder(8, 100, 2)
     (8, 16, 32, 64)
     """
-    if begin < 1 or end < begin:
-        raise ConfigError(f"sizes must run from at least 1 byte upwards; got {begin} to {end}")
+    if begin < 1:
+        raise ConfigError(f"sizes must start at 1 byte or more, got {begin}")
+    if end < begin:
+        raise ConfigError(f"the largest size, {end} bytes, is below the smallest, {begin}")
     if factor < 2:
         raise ConfigError(f"the factor between sizes must be at least 2, got {factor}")
     sizes = [begin]

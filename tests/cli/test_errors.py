@@ -158,8 +158,8 @@ CASES: list[tuple[Sequence[str], int, Sequence[str]]] = [
     (("perf", "all_reduce", "-t", "topokey.toml"), 2, ("topokey.toml: $.latencie", "did you mean 'latency'?")),
     # sizes that are negative or overflow
     (("perf", "all_reduce", "-b", "-8"), 2, ("-b: '-8' is negative",)),
-    (("perf", "all_reduce", "-b", "0"), 2, ("at least 1 byte", "0")),
-    (("perf", "all_reduce", "-b", "64", "-e", "8"), 2, ("64 to 8",)),
+    (("perf", "all_reduce", "-b", "0"), 2, ("must start at 1 byte or more, got 0", "0")),
+    (("perf", "all_reduce", "-b", "64", "-e", "8"), 2, ("8 bytes, is below the smallest, 64",)),
     (("perf", "all_reduce", "-f", "1"), 2, ("factor", "at least 2")),
     (("run", "negative.toml"), 2, ("negative.toml: $.sizes.begin", "negative")),
     (("perf", "all_reduce", "-e", "99999999999G"), 2, ("-e", "too large")),
