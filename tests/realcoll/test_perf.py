@@ -93,7 +93,7 @@ def test_ratio_is_ours_over_the_library_s():
         ("perf all_reduce -t mpj", "unknown transport 'mpj'"),
         ("perf all_reduce -d float23", "unknown dtype"),
         ("perf all_reduce -t local -b 1x", "unknown unit"),
-        ("perf all_reduce -t local -b 8 -e 4", "sizes must run"),
+        ("perf all_reduce -t local -b 8 -e 4", "is below the smallest, 8"),
         ("perf all_reduce -t local -b 8 -e 80 -i 0", "steps of at least 1 byte"),
         ("perf all_reduce -t local -n 0", "-n 0"),
         ("perf all_reduce -t local -b 8 -e 8 -g 16 --predict crossbar", "16 are measured"),
