@@ -33,6 +33,7 @@ TRANSPORTS = ("auto", "mpi", "nccl", "local")
 @contextmanager
 def _opened(transport: str, timeout_s: float) -> Iterator[Transport]:
     """The transport that was asked for. ``auto``: NCCL where there is a GPU, MPI under its launcher, else one process."""
+    from realcoll.environment import place_from
     from realcoll.transports import LocalTransport, MpiTransport, NcclTransport, gpu_is_here
 
     if transport not in TRANSPORTS:
@@ -40,6 +41,11 @@ def _opened(transport: str, timeout_s: float) -> Iterator[Transport]:
     under_mpi = any(key in os.environ for key in ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK"))
     if transport == "auto":
         transport = "nccl" if gpu_is_here() else "mpi" if under_mpi else "local"
+        launcher, _, size, _ = place_from(os.environ)
+        if transport == "local" and launcher == "torchrun" and size > 1:
+            raise ConfigError(
+                f"torchrun started {size} processes, and there is no GPU: start them with mpiexec or realcoll launch for --transport mpi"
+            )
     found: Transport
     if transport == "mpi":
         found = MpiTransport(timeout_s=timeout_s)
@@ -49,8 +55,8 @@ def _opened(transport: str, timeout_s: float) -> Iterator[Transport]:
         found = LocalTransport()
     try:
         yield found
-    except FaultError as error:
-        found.abort(error.message)
+    except (FaultError, KeyboardInterrupt, BrokenPipeError) as error:
+        found.abort(error.message if isinstance(error, FaultError) else "stopped")
         raise
     found.close()
 
@@ -100,9 +106,9 @@ def perf(
     check
         0 leaves out the comparison with the exact result.
     op
-        Reduction: sum, prod, min, max, avg, mulsum, band, bor, bxor.
+        Reduction: sum, prod, min, max, avg, mulsum, band, bor, bxor; or all that nccl-tests has.
     dtype
-        int8, uint8, int32, uint32, int64, uint64, half, float, double, bfloat16, ...
+        int8, uint8, int32, uint32, int64, uint64, half, float, double, bfloat16, ...; or all.
     root
         Root rank of broadcast, reduce, gather and scatter.
     json
@@ -116,11 +122,10 @@ def perf(
     timeout
         Seconds that other ranks may take for their part.
     """
-    from realcoll.perf import DTYPE_NAMES, OP_NAMES, Request
+    from realcoll.perf import Request, kinds_of_data
     from simcoll.algorithms import ALGORITHMS
     from simcoll.algorithms.registry import find_algorithm
     from simcoll.planning.sweep import counts_for, parse_choice
-    from simcoll.reduction import parse_dtype
     from simcoll.topology import load_topology
 
     if iters < 1 or warmup < 0 or (ngpus is not None and ngpus < 1):
@@ -132,23 +137,28 @@ def perf(
     choice = parse_choice(algorithm)
     find_algorithm(collective, choice.algorithm)
     sizes = _sizes(begin, end, factor, step)
-    element = parse_dtype(DTYPE_NAMES.get(dtype, dtype))
+    data = kinds_of_data(collective, dtype, op)
     topology = load_topology(predict) if predict else None
     with _opened(transport, timeout) as found:
         nranks = found.control.size * (ngpus or (4 if found.control.size == 1 else 1))
-        counts = tuple(counts_for(collective, sizes, nranks, element.itemsize))
-        request = Request(
-            collective, choice, element.name, OP_NAMES.get(op, op), root, counts, nranks, iters, warmup, check != 0
-        )  # fmt: skip
-        _measure_and_show(request, found, topology, json)
+        requests = [
+            Request(
+                collective, choice, element.name, each, root,
+                tuple(counts_for(collective, sizes, nranks, element.itemsize)), nranks, iters, warmup, check != 0,
+            )
+            for element, each in data
+        ]  # fmt: skip
+        _measure_and_show(requests, found, topology, json)
 
 
-def _measure_and_show(request: Request, transport: Transport, topology: Topology | None, json: Path | None) -> None:
-    """Run a sweep; process 0 prints it and writes the file."""
+def _measure_and_show(
+    requests: Sequence[Request], transport: Transport, topology: Topology | None, json: Path | None
+) -> None:
+    """Run sweeps that differ in their data only; process 0 prints them and writes the file."""
     from realcoll.perf import measure, schedules
     from realcoll.report import footer, header, json_document, row, write_new
 
-    began, predicts = time.time(), topology is not None
+    began, predicts, request = time.time(), topology is not None, requests[0]
     shown = transport.control.process == 0
     if shown:
         ranks = f"{request.nranks} ranks in {transport.control.size} processes"
@@ -162,7 +172,7 @@ def _measure_and_show(request: Request, transport: Transport, topology: Topology
     def each(line: Line) -> None:
         print(row(line, predicts=predicts), flush=True)
 
-    lines = measure(request, transport, topology, each if shown else None)
+    lines = [line for part in requests for line in measure(part, transport, topology, each if shown else None)]
     if shown:
         print("\n".join(footer(lines)))
         if json is not None:
@@ -305,6 +315,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("realcoll: stopped", file=sys.stderr)
         return 130
+    except BrokenPipeError:  # whoever read our output has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     return status if isinstance(status, int) else 0
 
 

@@ -138,9 +138,10 @@ def gather(tensors: Sequence[Any], dim: int = 0, destination: Any = None, *, out
     """Concatenate tensors from GPUs: see :func:`simcoll.comm.gather`."""
     cupy, _ = load_cupy()
     placed, target = [_placed(tensor) for tensor in tensors], None if out is None else _placed(out)
-    where = (
-        device_of(target) if target is not None else 0 if destination in (None, "cpu") else device_number(destination)
-    )
+    on_cpu = destination in (None, "cpu", -1)
+    where = device_of(target) if target is not None else 0 if on_cpu else device_number(destination)
     with cupy.cuda.Device(max(0, where)):  # what CuPy makes is made on the current device
         found = comm.gather(placed, dim, destination, out=target, play=on_gpus)
+    if out is not None:
+        return out
     return found.array if isinstance(found, DeviceArray) else cupy.asnumpy(found)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING
+import threading
+import time
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -17,9 +19,11 @@ if TYPE_CHECKING:
     from realcoll.rendezvous import Rendezvous
     from simcoll.plan import Plan
 
-__all__ = ["Control", "checked_hosts", "fingerprint"]
+__all__ = ["Control", "checked_hosts", "fingerprint", "within"]
 
+Result = TypeVar("Result")
 STUCK_GRACE_S = 1.0
+PART_POLL_S = 0.01
 
 
 def fingerprint(plan: Plan, hosts: Sequence[int]) -> dict[str, str]:
@@ -160,7 +164,7 @@ class Control:
         if not self.broken:
             self.broken = reason or "closed"
             if self._rendezvous is not None:
-                self._rendezvous.leave(f"gave up: {reason}")
+                self._rendezvous.fail(f"gave up: {reason}")
 
     def close(self) -> None:
         """Leave, in good order unless something failed before."""
@@ -168,10 +172,40 @@ class Control:
         if self._rendezvous is not None:
             self._rendezvous.close()
 
-    def all_gone(self) -> bool:
-        """Whether no other process is connected any more."""
+    def part(self, patience_s: float) -> None:
+        """After a failure: say that this process has told its user, and give the others that long to do so too."""
         found = self._rendezvous
-        return found is None or len(set(found.gone) - {self.process}) == self.size - 1
+        if found is not None:
+            found.leave()
+            limit = time.monotonic() + patience_s
+            while len(found.left - {self.process}) < self.size - 1 and time.monotonic() < limit:
+                time.sleep(PART_POLL_S)
+
+
+def within(timeout_s: float, call: Callable[[], Result]) -> Result:
+    """The result of a call that may block for ever, which a thread makes.
+
+    Raises
+    ------
+    TimeoutError
+        When there is none in time (0: however long it takes).
+    """
+    found: list[Result | BaseException] = []
+
+    def run() -> None:
+        try:
+            found.append(call())
+        except BaseException as error:  # noqa: BLE001 - raised below
+            found.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(timeout_s or None)
+    if not found:
+        raise TimeoutError
+    if isinstance(found[0], BaseException):
+        raise found[0]
+    return found[0]
 
 
 def _culprits(gone: Mapping[int, str]) -> list[int]:

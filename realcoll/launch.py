@@ -1,8 +1,9 @@
-"""``realcoll launch``: several processes on this machine, with torchrun's environment variables."""
+"""``realcoll launch``: several processes on this machine, with torchrun's environment variables, and a process manager for MPICH."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import secrets
 import signal
@@ -12,16 +13,18 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+from realcoll.pmi import Board
 from simcoll.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 __all__ = ["launch"]
 
 MAX_PROCESSES = 4096
 GRACE_S = 5.0
 POLL_S = 0.02
+PR_SET_PDEATHSIG = 1
 
 
 def launch(processes: int, command: Sequence[str]) -> int:
@@ -48,7 +51,8 @@ def launch(processes: int, command: Sequence[str]) -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    shared = os.environ | {
+    others = ("PMI", "PMIX", "OMPI", "PRTE", "HYDRA")  # of a launcher around this one
+    shared = {name: value for name, value in os.environ.items() if name.partition("_")[0] not in others} | {
         "WORLD_SIZE": str(processes),
         "LOCAL_WORLD_SIZE": str(processes),
         "MASTER_ADDR": "127.0.0.1",
@@ -56,17 +60,40 @@ def launch(processes: int, command: Sequence[str]) -> int:
         "REALCOLL_TOKEN": secrets.token_hex(16),
     }
     running: dict[int, subprocess.Popen[bytes]] = {}
+    board = Board(processes)
     with _stoppable():
         try:
             for rank in range(processes):
-                own = shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-                running[rank] = subprocess.Popen([sys.executable, *command], env=own)  # noqa: S603 - the user's own script
-            return _wait(running)
+                seat, pmi = board.seat(rank)
+                own = shared | pmi | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+                with seat:
+                    running[rank] = subprocess.Popen(  # noqa: S603 - the user's own script
+                        [sys.executable, *command],
+                        env=own,
+                        pass_fds=[seat.fileno()],
+                        preexec_fn=_end_with(os.getpid()),  # noqa: PLW1509 - there are no threads here
+                    )
+            return _wait(running, board)
         finally:
-            _stop(running)
+            _stop(running, board)
+            board.close()
 
 
-def _wait(running: dict[int, subprocess.Popen[bytes]]) -> int:
+def _end_with(launcher: int) -> Callable[[], None] | None:
+    """What a new process does first, so that it does not outlive a launcher that is killed."""
+    if sys.platform != "linux":
+        return None
+    prctl = ctypes.CDLL(None).prctl
+
+    def ask() -> None:
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != launcher:  # it was killed before
+            os._exit(1)
+
+    return ask
+
+
+def _wait(running: dict[int, subprocess.Popen[bytes]], board: Board) -> int:
     while running:
         for rank, process in list(running.items()):
             status = process.poll()
@@ -77,11 +104,11 @@ def _wait(running: dict[int, subprocess.Popen[bytes]]) -> int:
                 how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
                 print(f"realcoll: rank {rank} {how}", file=sys.stderr)
                 return status if status > 0 else 128 - status
-        time.sleep(POLL_S)
+        board.serve(POLL_S)
     return 0
 
 
-def _stop(running: dict[int, subprocess.Popen[bytes]]) -> None:
+def _stop(running: dict[int, subprocess.Popen[bytes]], board: Board) -> None:
     """End what still runs, giving it time to say what it saw."""
     limit = time.monotonic() + GRACE_S
     while running and time.monotonic() < limit:
@@ -91,7 +118,7 @@ def _stop(running: dict[int, subprocess.Popen[bytes]]) -> None:
         if time.monotonic() > limit - GRACE_S / 2:
             for process in running.values():
                 process.terminate()
-        time.sleep(POLL_S)
+        board.serve(POLL_S)
     for process in running.values():
         process.kill()
         process.wait()

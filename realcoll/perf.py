@@ -14,6 +14,7 @@ from realcoll.executor import prepare
 from simcoll.collective import KINDS
 from simcoll.emulator.run import bus_factor
 from simcoll.errors import ConfigError
+from simcoll.reduction import parse_dtype
 from simcoll.reference import count_wrong, exact_inputs, expected_outputs
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from simcoll.planning.sweep import Choice
     from simcoll.topology import Topology
 
-__all__ = ["Line", "Measured", "Request", "measure", "schedules", "timed"]
+__all__ = ["Line", "Measured", "Request", "kinds_of_data", "measure", "schedules", "timed"]
 
 DTYPE_NAMES = {
     "half": "float16",
@@ -34,6 +35,13 @@ DTYPE_NAMES = {
     "fp8_e5m2": "float8_e5m2",
 }
 OP_NAMES = {"prod": "product", "mulsum": "premul_sum"}
+ALL_DTYPES = (
+    "int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64", "bfloat16", "float8_e4m3fn",
+    "float8_e5m2",
+)  # fmt: skip
+"""What nccl-tests measures with ``-d all``."""
+ALL_OPS = ("sum", "product", "max", "min", "avg", "premul_sum")
+"""What nccl-tests measures with ``-o all``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +115,24 @@ class Line:
     def ratio(self) -> float | None:
         """Bandwidth over that of the library's own collective, both out of place."""
         return self.baseline.time_s / self.out_of_place.time_s if self.baseline and self.out_of_place.time_s else None
+
+
+def kinds_of_data(collective: str, dtype: str, op: str) -> list[tuple[np.dtype[Any], str]]:
+    """Element types and reductions that nccl-tests' -d and -o mean: ``all`` stands for several.
+
+    Raises
+    ------
+    ConfigError
+        For names that are none.
+
+    Examples
+    --------
+    >>> [op for _, op in kinds_of_data("all_reduce", "int8", "all")]
+    ['sum', 'product', 'max', 'min', 'avg', 'premul_sum']
+    """
+    dtypes = [parse_dtype(name) for name in (ALL_DTYPES if dtype == "all" else [DTYPE_NAMES.get(dtype, dtype)])]
+    ops = ALL_OPS if op == "all" and KINDS[collective].reduces else ["sum" if op == "all" else OP_NAMES.get(op, op)]
+    return [(element, each) for element in dtypes for each in ops]
 
 
 def schedules(request: Request) -> tuple[simcoll.Schedule, simcoll.Schedule | None]:

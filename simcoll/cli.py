@@ -46,17 +46,20 @@ def _progress() -> Iterator[Callable[[int, int, str], None] | None]:
 
 def _sweep(title: str, sweep: Sweep, schedules: Sequence[Schedule], topology: Topology) -> tuple[list[Row], list[str]]:
     """Run and print a prepared sweep."""
-    from simcoll.planning.report import sweep_hash, table_lines
+    from simcoll.planning.report import engine_lines, sweep_hash, table_lines
     from simcoll.planning.sweep import run_sweep
+    from simcoll.units import printable
 
-    print(f"# simcoll: {title}")
-    print(f"# topology {topology.name}: {topology.nranks} ranks. {topology.description}".rstrip())
-    proofs = [f"{schedule.title}: {schedule.proof()}" for schedule in schedules]
+    print(f"# simcoll: {printable(title)}")
+    print(printable(f"# topology {topology.name}: {topology.nranks} ranks. {topology.description}".rstrip()))
+    proofs = [f"{printable(schedule.title)}: {schedule.proof()}" for schedule in schedules]
     for proof in proofs:
         print(f"# {proof}")
     with _progress() as progress:
         rows = run_sweep(sweep, schedules, topology, progress)
     for line in table_lines(sweep, rows):
+        print(line)
+    for line in engine_lines(rows):
         print(line)
     wrong = sum(row.wrong or 0 for row in rows)
     checked = sum(row.wrong is not None for row in rows)
@@ -100,6 +103,7 @@ def perf(
     *,
     topology: Annotated[str, Parameter(name=["--topology", "-t"])] = "dgx-h100",
     nodes: int | None = None,
+    degrade: Annotated[tuple[str, ...], Parameter(name="--degrade")] = (),
     begin: Annotated[str, Parameter(name=["--begin", "-b"])] = "8",
     end: Annotated[str, Parameter(name=["--end", "-e"])] = "128M",
     factor: Annotated[str, Parameter(name=["--factor", "-f"])] = "2",
@@ -120,6 +124,8 @@ def perf(
         A shipped topology (simcoll list topologies), a TOML file, or an NCCL topology XML dump.
     nodes
         How many boxes.
+    degrade
+        A link and the share that is left of it, such as "box0.gpu3 <-> box0.nvswitch=17/18"; 0: it is lost. May be repeated.
     begin
         Smallest size in bytes, such as 8 or 1M.
     end
@@ -146,7 +152,7 @@ def perf(
     from simcoll.topology import load_topology
     from simcoll.units import parse_size
 
-    machine = load_topology(topology, nodes=nodes)
+    machine = _degraded(load_topology(topology, nodes=nodes), degrade)
     Collective(collective, machine.nranks, root=root)
     if not (factor.isascii() and factor.isdecimal() and len(factor) < 10):
         raise ConfigError(f"-f {factor!r}: expected a whole number, at least 2")
@@ -158,26 +164,41 @@ def perf(
     sweep = Sweep(
         collective, ladder, choices, tuple(protocol.split(",")), dtype, op, root, parse_size(check, what="-c")
     )
+    built = None
     if algorithm is None:
-        sweep = _fitting(sweep, machine)
-    _sweep(f"{collective} on {machine.name}", sweep, prepare(sweep, machine), machine)
+        sweep, built = _fitting(sweep, machine)
+    _sweep(f"{collective} on {machine.name}", sweep, prepare(sweep, machine, built), machine)
 
 
-def _fitting(sweep: Sweep, machine: Topology) -> Sweep:
-    """The sweep without the algorithms that do not serve this number of ranks."""
+def _degraded(machine: Topology, given: Sequence[str]) -> Topology:
+    for each in given:
+        link, equals, share = each.rpartition("=")
+        if not equals:
+            raise ConfigError(f"--degrade {each!r}: expected a link and a share, such as 'gpu0 <-> gpu4=1/2'")
+        machine = machine.degrade(link.strip(), share.strip())
+    return machine
+
+
+FEW_RANKS = 16
+"""Up to here ``packed`` is made without being asked for; beyond, finding its trees takes long."""
+
+
+def _fitting(sweep: Sweep, machine: Topology) -> tuple[Sweep, list[Schedule]]:
+    """The sweep without the algorithms that do not serve this number of ranks, and its schedules."""
     from dataclasses import replace
 
     from simcoll.planning.sweep import build
 
     fitting = []
     for choice in sweep.choices:
+        if choice.algorithm == "packed" and machine.nranks > FEW_RANKS:
+            print(f"# left out packed: finding its trees takes long for {machine.nranks} ranks; -a packed does it")
+            continue
         try:
-            build(sweep, choice, machine)
+            fitting.append((choice, build(sweep, choice, machine)))
         except ConfigError as error:
             print(f"# left out {choice}: {error}")
-        else:
-            fitting.append(choice)
-    return replace(sweep, choices=tuple(fitting))
+    return replace(sweep, choices=tuple(choice for choice, _ in fitting)), [schedule for _, schedule in fitting]
 
 
 @app.command
@@ -193,6 +214,7 @@ def verify(file: Path, /, *, exact: bool = False) -> None:
     """
     from simcoll.formats.schedule_json import MAX_BYTES, parse_schedule
     from simcoll.formats.strict import read_file
+    from simcoll.units import printable
 
     content = read_file(file, MAX_BYTES)
     if content.lstrip()[:1] == b"<":
@@ -200,12 +222,12 @@ def verify(file: Path, /, *, exact: bool = False) -> None:
         from simcoll.verify import verify_program
 
         program = load_msccl_xml(file)
-        print(f"{file}: {program}\n{verify_program(program)}")
+        print(f"{file}: {printable(str(program))}\n{verify_program(program)}")
         return
     from simcoll.verify import verify as prove
 
     schedule = parse_schedule(content, str(file))
-    print(f"{file}: {schedule}\n{prove(schedule, exact=exact)}")
+    print(f"{file}: {printable(str(schedule))}\n{prove(schedule, exact=exact)}")
 
 
 @app.command
@@ -214,7 +236,9 @@ def show(
     /,
     *,
     collective: Annotated[str, Parameter(name=["--collective", "-c"])] = "all_reduce",
-    nranks: Annotated[int, Parameter(name=["--nranks", "-n"])] = 4,
+    nranks: Annotated[int | None, Parameter(name=["--nranks", "-n"])] = None,
+    topology: Annotated[str | None, Parameter(name=["--topology", "-t"])] = None,
+    degrade: Annotated[tuple[str, ...], Parameter(name="--degrade")] = (),
     root: int | None = None,
     in_place: bool = False,
     limit: int = 200,
@@ -230,7 +254,11 @@ def show(
     collective
         What it shall do.
     nranks
-        World size.
+        World size; default 4, or that of the topology.
+    topology
+        For algorithms that are made for one: a shipped topology, or a file.
+    degrade
+        Its degraded links, as for perf.
     root
         Root rank.
     in_place
@@ -249,12 +277,18 @@ def show(
     from simcoll.planning.drawing import schedule_lines, schedule_svg
     from simcoll.planning.output import write_files
     from simcoll.planning.sweep import parse_choice
+    from simcoll.topology import load_topology
 
     if algorithm.endswith(".json") or Path(algorithm).is_file():
         schedule = load_schedule(algorithm)
     else:
         choice = parse_choice(algorithm)
         params: dict[str, Any] = dict(choice.params)
+        machine = _degraded(load_topology(topology), degrade) if topology else None
+        if nranks is None:
+            nranks = machine.nranks if machine else 4
+        if machine and "topology" in find_algorithm(collective, choice.algorithm).params:
+            params["topology"] = machine
         pairs: tuple[tuple[int, int], ...] = ()
         if collective == "send_recv":  # the shift by one rank, as in perf
             pairs = tuple((rank, (rank + 1) % nranks) for rank in range(nranks))

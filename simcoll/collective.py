@@ -167,8 +167,13 @@ class Collective:
     in_place: bool = False
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise ConfigError(f"unknown collective {self.kind!r}; {nearest(self.kind, KINDS)}")
+        given: Any = self.kind  # whatever was given
+        if not isinstance(given, str) or given not in KINDS:
+            raise ConfigError(f"unknown collective {given!r}; {nearest(str(given), KINDS)}")
+        placed: Any = self.in_place
+        if not isinstance(placed, (bool, np.bool_)):
+            raise ConfigError(f"in_place must be True or False; got {placed!r}")
+        object.__setattr__(self, "in_place", bool(placed))
         object.__setattr__(
             self, "nranks", _whole(self.nranks, f"{self.kind} needs a whole number of ranks, at least 1")
         )
@@ -185,12 +190,15 @@ class Collective:
             object.__setattr__(self, "root", 0)
         elif not 0 <= self.root < self.nranks:
             raise ConfigError(f"root {self.root} of {self.kind} is not a rank; expected 0..{self.nranks - 1}")
+        self._check_pairs()
         if self.pairs and self.kind != "send_recv":
             raise ConfigError(f"{self.kind} takes no pairs; only send_recv does")
-        self._check_pairs()
 
     def _check_pairs(self) -> None:
-        pairs = []
+        pairs: list[tuple[int, int]] = []
+        given: Any = self.pairs
+        if not isinstance(given, (tuple, list)):
+            raise ConfigError(f"pairs={given!r:.60}: expected a list of (source, destination)")
         for pair in self.pairs:
             ends: Any = pair  # whatever was given
             if not isinstance(ends, (tuple, list)) or len(ends) != 2:

@@ -7,79 +7,110 @@ read). Inside a step all reads come first, so there a write waits for the reads 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
-from typing import TYPE_CHECKING
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from simcoll.errors import ScheduleError
 from simcoll.schedule import REDUCE, SYNC
+from simcoll.step import spread
 
 if TYPE_CHECKING:
-    from simcoll.plan import Plan, PlanStep
+    from numpy.typing import NDArray
+
+    from simcoll.plan import Plan
     from simcoll.schedule import Schedule
+
+    Ints = NDArray[np.int64]
 
 __all__ = ["check_orderable", "derive_waits"]
 
-Cell = tuple[int, int]
-Access = tuple[int, int]  # (running number of the transfer, channel)
+MOST = 2**23
+"""Accesses that are sorted at a time."""
 
 
-def _cells(rank: int, chunk: int, count: int) -> list[Cell]:
-    return [(rank, chunk + offset) for offset in range(count)]
+@dataclass(frozen=True, slots=True, eq=False)
+class _Accesses:
+    """Reads and writes of single chunks in the order of the steps, in a step the reads first."""
+
+    cell: Ints
+    transfer: Ints
+    channel: Ints
+    step: Ints
+    writes: NDArray[np.bool_]
 
 
-class _Tracker:
-    """Last write and reads since, of every chunk touched so far."""
+def _accesses(plan: Plan, low: int, high: int) -> _Accesses:
+    """The accesses to the memory of ranks ``low .. high - 1``."""
+    size, first = plan.schedule.layout.size, 0
+    none = np.zeros(0, np.int64)
+    found: list[tuple[NDArray[Any], ...]] = [(none, none, none, none, np.zeros(0, np.bool_))]
+    for step in plan.steps():
+        number = np.arange(first, first + len(step))
+        first += len(step)
+        for rank, chunk, done, write in (
+            (step.src_rank, step.src_chunk, step.op != SYNC, False),
+            (step.dst_rank, step.dst_chunk, step.op == REDUCE, False),
+            (step.dst_rank, step.dst_chunk, step.op != SYNC, True),
+        ):
+            here = np.flatnonzero(done & (rank >= low) & (rank < high))
+            which, offset = spread(step.count[here])
+            row = here[which]
+            cell = rank[row] * size + chunk[row] + offset
+            when = np.full_like(row, step.step)
+            found.append((cell, number[row], step.channel[row], when, np.full(len(row), write)))
+    cell, *others = [np.concatenate(column) for column in zip(*found, strict=True)]
+    order = np.argsort(cell, kind="stable")
+    return _Accesses(cell[order], *(column[order] for column in others))
 
-    def __init__(self) -> None:
-        self.written: dict[Cell, Access] = {}
-        self.read: dict[Cell, list[Access]] = {}
-        self.waits: dict[int, dict[int, None]] = {}
 
-    def _wait(self, later: Access, earlier: Access) -> None:
-        if later[1] != earlier[1] and later[0] != earlier[0]:
-            self.waits.setdefault(later[0], {})[earlier[0]] = None
+def _hazards(of: _Accesses) -> tuple[Ints, Ints]:
+    """Pairs of accesses, later and earlier, that must stay in order: those to the last write, and of a write to the reads since."""
+    at = np.arange(len(of.cell))
+    begin = np.maximum.accumulate(np.where(np.diff(of.cell, prepend=-1) != 0, at, 0))
+    written = np.concatenate([[-1], np.maximum.accumulate(np.where(of.writes, at, -1))[:-1]])[: len(at)]
+    after = np.flatnonzero(written >= begin)
+    writes = np.flatnonzero(of.writes)
+    since = np.maximum(written + 1, begin)[writes]
+    row, offset = spread(writes - since)
+    return np.concatenate([after, writes[row]]), np.concatenate([written[after], since[row] + offset])
 
-    def step(self, first: int, step: PlanStep) -> None:
-        """Add the hazards of one step whose transfers are numbered from ``first``."""
-        columns = (step.src_rank, step.src_chunk, step.dst_rank, step.dst_chunk, step.count, step.op, step.channel)
-        rows = list(enumerate(zip(*(column.tolist() for column in columns), strict=True), start=first))
-        for number, (src, src_chunk, dst, dst_chunk, count, op, channel) in rows:
-            if op == SYNC:
-                continue
-            reads = _cells(src, src_chunk, count) + (_cells(dst, dst_chunk, count) if op == REDUCE else [])
-            for cell in reads:
-                if cell in self.written:
-                    self._wait((number, channel), self.written[cell])
-                self.read.setdefault(cell, []).append((number, channel))
-        overwriters: list[tuple[int, int]] = []
-        for number, (_, _, dst, dst_chunk, count, op, channel) in rows:
-            if op == SYNC:
-                continue
-            for cell in _cells(dst, dst_chunk, count):
-                if cell in self.written:
-                    self._wait((number, channel), self.written[cell])
-                readers = self.read.pop(cell, [])
-                for reader in readers:
-                    self._wait((number, channel), reader)
-                    if reader[0] >= first and reader[0] != number and reader[1] == channel:
-                        overwriters.append((reader[0], number))
-                self.written[cell] = (number, channel)
-        self._spread(overwriters)
 
-    def _spread(self, overwriters: list[tuple[int, int]]) -> None:
-        """A transfer that overwrites what another of its step and channel reads also waits for whatever that one waits for.
+def _rank_groups(plan: Plan) -> list[int]:
+    """Bounds of groups of consecutive ranks with at most so many accesses that they can be sorted together."""
+    total = np.zeros(plan.nranks, np.int64)
+    for step in plan.steps():
+        for rank in (step.src_rank, step.dst_rank, step.dst_rank):
+            total += np.bincount(rank, step.count, plan.nranks).astype(np.int64)
+    group = np.cumsum(total) // MOST
+    return [0, *(np.flatnonzero(np.diff(group)) + 1).tolist(), plan.nranks]
 
-        The reader sets its source aside when its waits are over, so only then may the source change.
-        """
-        changed = True
-        while changed:
-            changed = False
-            for reader, writer in overwriters:
-                known = self.waits.get(writer, {})
-                missing = [wait for wait in self.waits.get(reader, ()) if wait not in known and wait != writer]
-                if missing:
-                    self.waits.setdefault(writer, {}).update(dict.fromkeys(missing))
-                    changed = True
+
+def _distinct(parts: list[Ints]) -> Ints:
+    """Sorted, each once."""
+    values = np.sort(np.concatenate(parts))
+    distinct: Ints = values[np.diff(values, prepend=-1) != 0]
+    return distinct
+
+
+def _with_overwriters(waits: Ints, swaps: Ints, count: int) -> Ints:
+    """A transfer that overwrites what another of its step and channel reads also waits for whatever that one waits for.
+
+    The reader sets its source aside when its waits are over, so only then may the source change. A wait of transfer a for b is the
+    number ``a * count + b``, a swap of reader a and writer b likewise.
+    """
+    readers, writers = swaps // count, swaps % count
+    while True:
+        low, high = np.searchsorted(waits, readers * count), np.searchsorted(waits, (readers + 1) * count)
+        row, offset = spread(high - low)
+        writer, wait = writers[row], waits[low[row] + offset] % count
+        more = _distinct([waits, (writer * count + wait)[writer != wait]])
+        if len(more) == len(waits):
+            return waits
+        waits = more
 
 
 def derive_waits(plan: Plan) -> dict[int, tuple[int, ...]]:
@@ -90,11 +121,21 @@ def derive_waits(plan: Plan) -> dict[int, tuple[int, ...]]:
     dict
         Running number over ``plan.steps()`` to running numbers; transfers without such waits are absent.
     """
-    tracker, first = _Tracker(), 0
-    for step in plan.steps():
-        tracker.step(first, step)
-        first += len(step)
-    return {number: tuple(sorted(waits)) for number, waits in sorted(tracker.waits.items())}
+    count = max(sum(len(step) for step in plan.steps()), 1)
+    found, beside = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    for low, high in pairwise(_rank_groups(plan)):
+        of = _accesses(plan, low, high)
+        later, earlier = _hazards(of)
+        across = of.channel[later] != of.channel[earlier]
+        found.append(_distinct([of.transfer[later[across]] * count + of.transfer[earlier[across]]]))
+        inside = ~across & of.writes[later] & ~of.writes[earlier] & (of.step[later] == of.step[earlier])
+        reader, writer = of.transfer[earlier[inside]], of.transfer[later[inside]]
+        beside.append((reader * count + writer)[reader != writer])
+    waits = _with_overwriters(_distinct(found), _distinct(beside), count)
+    later, earlier = waits // count, (waits % count).tolist()
+    begin = np.flatnonzero(np.diff(later, prepend=-1))
+    edges = [*begin.tolist(), len(waits)]
+    return {a: tuple(earlier[b:c]) for a, (b, c) in zip(later[begin].tolist(), pairwise(edges), strict=True)}
 
 
 def check_orderable(schedule: Schedule) -> None:
@@ -103,13 +144,13 @@ def check_orderable(schedule: Schedule) -> None:
     Raises
     ------
     ScheduleError
-        Naming the step.
+        Naming the step, and one of the transfers.
     """
     from simcoll.plan import bind, lowered, overwritten
 
     # Only a transfer that overwrites what another of its step reads waits inside the step; most schedules have none.
     exchanging = (
-        overwritten(schedule.layout, step).any() and (step.channel != step.channel[0]).any()
+        (step.channel != step.channel[:1]).any() and overwritten(schedule.layout, step).any()
         for _, step in lowered(schedule)
     )
     if not any(exchanging):
@@ -122,12 +163,18 @@ def check_orderable(schedule: Schedule) -> None:
             TopologicalSorter(inside).prepare()
         except CycleError as error:
             rows = sorted({number - first for number in error.args[1]})
+            name = schedule.layout.name
             ends = ", ".join(
-                f"rank {step.src_rank[r]} -> {step.dst_rank[r]} (channel {step.channel[r]})" for r in rows[:4]
+                f"rank {step.src_rank[r]} {name(int(step.src_chunk[r]))} -> rank {step.dst_rank[r]} "
+                f"{name(int(step.dst_chunk[r]))} (channel {step.channel[r]})"
+                for r in rows[:4]
             )
             raise ScheduleError(
                 f"{schedule}: step {step.step}: transfers of different channels overwrite what each other read: {ends}. "
                 "Use one channel or two steps.",
                 step=step.step,
+                rank=int(step.src_rank[rows[0]]),
+                channel=int(step.channel[rows[0]]),
+                chunk=int(step.src_chunk[rows[0]]),
             ) from None
         first += len(step)

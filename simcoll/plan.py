@@ -80,12 +80,9 @@ class PlanStep:
         return len(self.src_rank)
 
 
-def _starts(sizes: Ints | int, blocks: Ints | None, slots: int) -> Ints | int:
-    """Offsets of the slots of a buffer, per rank: ``[nranks, slots + 1]``; or the one size of all blocks."""
-    if isinstance(sizes, int) or blocks is None:
-        return sizes if isinstance(sizes, int) else np.zeros((1, slots + 1), np.int64)
-    held = sizes[blocks]
-    result = np.zeros((held.shape[0], slots + 1), np.int64)
+def _starts(held: Ints) -> Ints:
+    """Offsets of the slots of a buffer, per rank, from their sizes: ``[nranks, slots + 1]``."""
+    result = np.zeros((held.shape[0], held.shape[1] + 1), np.int64)
     np.cumsum(held, axis=1, out=result[:, 1:])
     return result
 
@@ -118,7 +115,7 @@ class Plan:
     ranks: Ints
     protocol: Protocol
     proof: Proof | None
-    _known: dict[str, Any] = field(default_factory=dict, repr=False)
+    _known: dict[str, Any] = field(default_factory=dict, repr=False, init=False)
 
     @property
     def collective(self) -> Collective:
@@ -140,36 +137,41 @@ class Plan:
         """Channels are ``0 .. nchannels - 1``."""
         return self.schedule.nchannels
 
-    def _slot_starts(self) -> tuple[Ints | int, Ints | int, Ints | int]:
-        """Slot offsets of input, output and scratch."""
+    def _slot_starts(self) -> list[Ints | int]:
+        """Slot offsets of input, output and scratch; or the one size of all slots."""
         if "starts" not in self._known:
-            collective, scratch = self.collective, self.schedule.layout.scratch
+            collective, layout, sizes = self.collective, self.schedule.layout, self.sizes
             rank = np.arange(self.nranks, dtype=np.int64)[:, None]
-            uneven = not isinstance(self.sizes, int)
-            inputs = np.arange(collective.input_slots)[None, :]
-            outputs = np.arange(collective.output_slots)[None, :]
-            scratch_blocks = np.broadcast_to(scratch, (self.nranks, scratch.shape[-1])) if uneven else None
-            self._known["starts"] = (
-                _starts(self.sizes, collective.input_block(rank, inputs) if uneven else None, collective.input_slots),
-                _starts(
-                    self.sizes, collective.output_block(rank, outputs) if uneven else None, collective.output_slots
-                ),
-                _starts(self.sizes, scratch_blocks, scratch.shape[-1]),
+            scratch = np.broadcast_to(layout.scratch, (self.nranks, layout.scratch_slots))
+            blocks = (
+                collective.input_block(rank, np.arange(collective.input_slots)),
+                collective.output_block(rank, np.arange(collective.output_slots)),
+                scratch,
             )
-        starts: tuple[Ints | int, Ints | int, Ints | int] = self._known["starts"]
-        return starts
+            starts = [sizes if isinstance(sizes, int) else _starts(sizes[held]) for held in blocks]
+            if layout.scratch_pieces is not None:
+                piece = np.broadcast_to(layout.scratch_pieces, scratch.shape)
+                size = sizes if isinstance(sizes, int) else sizes[scratch]
+                starts[SCRATCH] = _starts((piece + 1) * size // layout.chunks - piece * size // layout.chunks)
+            self._known["starts"] = starts
+        found: list[Ints | int] = self._known["starts"]
+        return found
 
     def _address(self, rank: Ints, chunk: Ints, region: Ints) -> Ints:
         """Element offset of the start of each chunk; the end of a buffer is the chunk after its last."""
         layout = self.schedule.layout
         relative = chunk - layout.bases()[region]
-        slot, piece = relative // layout.chunks, relative % layout.chunks
-        if isinstance(self.sizes, int):
+        pieces = layout.scratch_pieces is not None
+        each: Ints | int = np.where(region == SCRATCH, 1, layout.chunks) if pieces else layout.chunks
+        slot, piece = relative // each, relative % each
+        if isinstance(self.sizes, int) and not pieces:
             return slot * self.sizes + piece * self.sizes // layout.chunks
         result = np.zeros(chunk.shape, np.int64)
         for which, starts in enumerate(self._slot_starts()):
             here = np.flatnonzero(region == which)
-            if len(here) and isinstance(starts, np.ndarray):
+            if isinstance(starts, int):
+                result[here] = slot[here] * starts + piece[here] * starts // layout.chunks
+            elif len(here):
                 begin = starts[rank[here], slot[here]]
                 size = starts[rank[here], np.minimum(slot[here] + 1, starts.shape[1] - 1)] - begin
                 result[here] = begin + piece[here] * size // layout.chunks

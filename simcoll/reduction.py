@@ -25,6 +25,9 @@ REDUCTIONS: dict[str, np.ufunc] = {
     "bxor": np.bitwise_xor,
 }
 _DERIVED = ("avg", "premul_sum")
+# What others call them.
+_MEANT = {"add": "sum", "plus": "sum", "mean": "avg", "average": "avg", "prod": "product", "mul": "product", "minimum": "min",
+          "maximum": "max", "and": "band", "or": "bor", "xor": "bxor"}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +145,7 @@ def parse_reduction(op: str | Reduction, dtype: np.dtype[Any]) -> Reduction:
         raise ConfigError(f"op must be the name of a reduction or a Reduction, got {op!r:.60}")
     name = found.name
     if name not in REDUCTIONS and name not in _DERIVED:
-        raise ConfigError(f"unknown reduction {op!r}; {nearest(name, [*REDUCTIONS, *_DERIVED])}")
+        raise ConfigError(f"unknown reduction {op!r}; {nearest(_MEANT.get(name, name), [*REDUCTIONS, *_DERIVED])}")
     if name == "premul_sum" and found.factor is None:
         raise ConfigError("premul_sum needs its factor: pass simcoll.premul_sum(factor) as op")
     if name in ("band", "bor", "bxor") and dtype.kind not in "biu":

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from simcoll.errors import ConfigError, ScheduleError
-from simcoll.step import COPY, MULTICAST, OP_NAMES, REDUCE, SWITCH_REDUCE, SYNC, Repeat, Step, joined, transfers
+from simcoll.layout import Layout
+from simcoll.step import COPY, MULTICAST, OP_NAMES, REDUCE, SWITCH_REDUCE, SYNC, Repeat, Step, digest, joined, transfers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -46,144 +47,18 @@ __all__ = [
 ]
 
 
-MAX_CHUNKS = 2**40
-MAX_ADDRESSES = 2**60
+@dataclass(slots=True, eq=False)
+class _Seen:
+    """Digests of what a source has yielded so far, and whether that was all."""
 
+    digests: list[int] = field(default_factory=list)
+    complete: bool = False
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Layout:
-    """The chunk addresses of a schedule.
-
-    Parameters
-    ----------
-    collective
-        What the schedule implements.
-    chunks
-        Chunks per block. A block of s elements is cut at ``p * s // chunks``; empty chunks are legal.
-    scratch
-        Block whose size each scratch slot has: one entry a slot (the same on all ranks), or an array ``[nranks, slots]``.
-    """
-
-    collective: Collective
-    chunks: int = 1
-    scratch: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
-
-    def __post_init__(self) -> None:
-        given: Any = self.chunks  # whatever was given
-        if isinstance(given, bool) or not isinstance(given, (int, np.integer)):
-            raise ConfigError(f"a block must be cut into a whole number of chunks, got {self.chunks!r}")
-        if not 1 <= self.chunks <= MAX_CHUNKS:
-            raise ConfigError(
-                f"a block must be cut into at least 1 chunk, got {self.chunks} (at most {MAX_CHUNKS} are numbered)"
-            )
-        object.__setattr__(self, "scratch", np.asarray(self.scratch, np.int64))
-        if self.collective.nranks * self.size > MAX_ADDRESSES:
-            raise ConfigError(f"{self.collective}: {self.size} chunks on each rank are too many to number")
-
-    @property
-    def scratch_slots(self) -> int:
-        """Scratch slots of every rank."""
-        return int(self.scratch.shape[-1])
-
-    @property
-    def output_base(self) -> int:
-        """First chunk of the output."""
-        return self.collective.input_slots * self.chunks
-
-    @property
-    def scratch_base(self) -> int:
-        """First chunk of scratch."""
-        return self.output_base + self.collective.output_slots * self.chunks
-
-    @property
-    def size(self) -> int:
-        """Chunks of a rank in all."""
-        return self.scratch_base + self.scratch_slots * self.chunks
-
-    def input(self, slot: Any = 0, piece: Any = 0) -> Any:
-        """Address of a piece of an input slot (scalars or arrays)."""
-        return slot * self.chunks + piece
-
-    def output(self, slot: Any = 0, piece: Any = 0) -> Any:
-        """Address of a piece of an output slot."""
-        return self.output_base + slot * self.chunks + piece
-
-    def scratch_at(self, slot: Any = 0, piece: Any = 0) -> Any:
-        """Address of a piece of a scratch slot."""
-        return self.scratch_base + slot * self.chunks + piece
-
-    def region(self, chunk: Ints) -> Ints:
-        """0, 1 or 2 for input, output, scratch."""
-        return (chunk >= self.output_base).astype(np.int64) + (chunk >= self.scratch_base)
-
-    def bases(self) -> Ints:
-        """First chunk of input, output, scratch, and the end."""
-        return np.array([0, self.output_base, self.scratch_base, self.size], np.int64)
-
-    def block(self, rank: Ints, chunk: Ints) -> Ints:
-        """Block whose piece each chunk holds: chunks may only be exchanged for chunks of the same block and piece."""
-        slot = chunk // self.chunks
-        inputs, outputs = self.collective.input_slots, self.collective.output_slots
-        result = np.zeros(np.broadcast_shapes(np.shape(rank), np.shape(chunk)), np.int64)
-        if self.collective.nblocks <= 1:
-            return result
-        out_slot = np.clip(slot - inputs, 0, max(outputs - 1, 0))
-        result = np.where(
-            slot < inputs,
-            self.collective.input_block(rank, np.minimum(slot, inputs - 1)),
-            self.collective.output_block(rank, out_slot),
-        )
-        if self.scratch_slots:
-            scratch_slot = np.clip(slot - inputs - outputs, 0, self.scratch_slots - 1)
-            held = self.scratch[scratch_slot] if self.scratch.ndim == 1 else self.scratch[rank, scratch_slot]
-            result = np.where(slot >= inputs + outputs, held, result)
-        return result
-
-    def _aliased(self, rank: Ints) -> NDArray[np.bool_]:
-        return self.collective.has_input(rank) & self.collective.has_output(rank)
-
-    def canonical(self, rank: Ints, chunk: Ints) -> Ints:
-        """The one address of each chunk when the collective is in place: of two names of the same memory, that in the larger buffer."""
-        alias = self.collective.spec.alias
-        if not self.collective.in_place or alias is None:
-            return chunk
-        inputs, outputs = self.collective.input_slots, self.collective.output_slots
-        slot, piece = chunk // self.chunks, chunk % self.chunks
-        if outputs >= inputs:
-            other = alias(rank, slot)[1] + inputs
-            here = slot < inputs
-        else:
-            other = alias(rank, slot - inputs)[0]
-            here = (slot >= inputs) & (slot < inputs + outputs)
-        return np.where(here & self._aliased(rank), other * self.chunks + piece, chunk)
-
-    def writable(self, rank: Ints, chunk: Ints) -> NDArray[np.bool_]:
-        """Whether a schedule may write to each (canonical) chunk: everything but inputs that are not also outputs."""
-        outside: NDArray[np.bool_] = chunk >= self.output_base
-        alias = self.collective.spec.alias
-        if (
-            self.collective.in_place
-            and alias is not None
-            and self.collective.output_slots < self.collective.input_slots
-        ):
-            own = chunk // self.chunks == alias(rank, np.zeros_like(chunk))[0]
-            outside |= own & self._aliased(rank)
-        return outside
-
-    def name(self, chunk: int) -> str:
-        """A chunk in a person's words.
-
-        >>> from simcoll.collective import Collective
-        >>> Layout(Collective("all_gather", 4), chunks=2).name(7)
-        'output slot 2 chunk 1'
-        """
-        region = int(self.region(np.array(chunk)))
-        slot, piece = divmod(chunk - int(self.bases()[region]), self.chunks)
-        slots = (self.collective.input_slots, self.collective.output_slots, self.scratch_slots)[region]
-        where = ("input", "output", "scratch")[region]
-        if slots > 1:
-            where += f" slot {slot}"
-        return f"{where} chunk {piece}" if self.chunks > 1 or slots == 1 else where
+    def like_before(self, number: int, value: int) -> bool:
+        """Whether block ``number`` is as it was, or comes for the first time."""
+        if number == len(self.digests) and not self.complete:
+            self.digests.append(value)
+        return number < len(self.digests) and self.digests[number] == value
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -212,7 +87,8 @@ class Schedule:
     nchannels: int = 1
     params: tuple[tuple[str, Any], ...] = ()
     divisible: bool = False
-    _known: dict[str, Any] = field(default_factory=dict, repr=False)
+    # Not passed on by dataclasses.replace: what is known of a schedule does not hold for a changed one.
+    _known: dict[str, Any] = field(default_factory=dict, repr=False, init=False)
 
     def __post_init__(self) -> None:
         if not callable(self.source):
@@ -234,18 +110,44 @@ class Schedule:
         shown = ", ".join(f"{key}={value}" for key, value in self.params if value is not None)
         return f"{self.name}({shown})" if shown else self.name
 
-    def steps(self) -> Iterator[Step]:
-        """Every step in order, repeats unrolled."""
+    def blocks(self) -> Iterator[Step | Repeat]:
+        """Steps and repeats as the source yields them.
+
+        Raises
+        ------
+        ConfigError
+            When the source yields anything else.
+        ScheduleError
+            When it yields something else than the first time: what is proved would not be what runs.
+        """
         blocks = self.source()
         if not isinstance(blocks, Iterable):
             raise ConfigError(f"{self.title}: its source returns {blocks!r:.60}; expected steps, yielded one by one")
-        for block in blocks:
+        seen: _Seen = self._known.setdefault("seen", _Seen())
+        number = 0
+        for number, block in enumerate(blocks, 1):
+            if not isinstance(block, (Step, Repeat)):
+                raise ConfigError(f"{self.title}: its source yields {block!r:.60}; expected steps, made by transfers()")
+            if not seen.like_before(number - 1, digest(block)):
+                raise self._changed(number - 1)
+            yield block
+        if number < len(seen.digests):
+            raise self._changed(number)
+        seen.complete = True
+
+    def _changed(self, block: int) -> ScheduleError:
+        return ScheduleError(
+            f"{self}: asked again, its source yields other steps than the first time, from step or repeat number {block} on; "
+            "it must be a function that starts anew and always yields the same"
+        )
+
+    def steps(self) -> Iterator[Step]:
+        """Every step in order, repeats unrolled."""
+        for block in self.blocks():
             if isinstance(block, Repeat):
                 yield from block.unrolled()
-            elif isinstance(block, Step):
-                yield block
             else:
-                raise ConfigError(f"{self.title}: its source yields {block!r:.60}; expected steps, made by transfers()")
+                yield block
 
     def content_hash(self) -> str:
         """SHA-256 (hex) of meaning: collective, layout and unrolled transfers. Equal schedules have equal hashes everywhere.
@@ -264,6 +166,8 @@ class Schedule:
                 self.nchannels,
                 self.divisible,
             ]
+            if self.layout.scratch_pieces is not None:
+                head.append(self.layout.scratch_pieces.tolist())
             digest.update(json.dumps(head).encode())
             for step in self.steps():
                 digest.update(len(step).to_bytes(8, "little"))
@@ -291,12 +195,8 @@ class Schedule:
         if "proof" not in self._known:
             from simcoll.verify import verify
 
-            proved = verify(self)
-            if proved.transfers and next((step for step in self.steps() if len(step)), None) is None:
-                raise ScheduleError(
-                    f"{self}: asked again, its source yields nothing; it must be a function that starts anew"
-                )
-            self._known["proof"] = proved
+            self._known["proof"] = verify(self)
+            next(self.blocks(), None)  # refuses what cannot start anew
         proof: Proof = self._known["proof"]
         return proof
 
@@ -324,35 +224,35 @@ class Schedule:
         ScheduleError
             Naming the step, rank and channel.
         """
-        layout, n = self.layout, self.nranks
-        bases = layout.bases()
-        unknown = (step.op < 0) | (step.op >= len(OP_NAMES))
-        if unknown.any():
-            row = int(np.flatnonzero(unknown)[0])
-            self._refuse(number, step, row, f"operation {step.op[row]} is unknown; use {', '.join(OP_NAMES).upper()}")
-        for rank, chunk, end in (
-            (step.src_rank, step.src_chunk, "source"),
-            (step.dst_rank, step.dst_chunk, "destination"),
+        n, names = self.nranks, ", ".join(OP_NAMES).upper()
+        for column, limit, wrong in (
+            (step.op, len(OP_NAMES), f"operation {{}} is unknown; use {names}"),
+            (step.src_rank, n, f"source rank {{}} does not exist; ranks are 0..{n - 1}"),
+            (step.dst_rank, n, f"destination rank {{}} does not exist; ranks are 0..{n - 1}"),
+            (step.channel, self.nchannels, f"channel {{}} does not exist; channels are 0..{self.nchannels - 1}"),
         ):
-            if len(step) and (rank.min() < 0 or rank.max() >= n):
-                row = int(np.flatnonzero((rank < 0) | (rank >= n))[0])
-                self._refuse(number, step, row, f"{end} rank {rank[row]} does not exist; ranks are 0..{n - 1}")
-            data = step.op != SYNC
-            # Compared so that no sum can overflow.
-            bad = data & ((chunk < 0) | (chunk >= layout.size) | (step.count < 1) | (step.count > layout.size))
-            if not bad.any():
-                bad = data & (chunk + step.count > bases[layout.region(chunk) + 1])
-            if bad.any():
-                row = int(np.flatnonzero(bad)[0])
-                wanted = f"chunks {chunk[row]}..{int(chunk[row]) + int(step.count[row]) - 1} on rank {rank[row]}"
-                buffers = f"buffers start at {bases[:-1].tolist()}, end {layout.size}"
-                self._refuse(number, step, row, f"{end} {wanted} do not lie in one buffer ({buffers})")
-        wrong = (step.channel < 0) | (step.channel >= self.nchannels)
-        if wrong.any():
-            row = int(np.flatnonzero(wrong)[0])
-            self._refuse(
-                number, step, row, f"channel {step.channel[row]} does not exist; channels are 0..{self.nchannels - 1}"
-            )
+            if len(column) and (column.min() < 0 or column.max() >= limit):
+                row = int(np.flatnonzero((column < 0) | (column >= limit))[0])
+                self._refuse(number, step, row, wrong.format(column[row]))
+        self._check_chunks(number, step, step.src_rank, step.src_chunk, "source")
+        self._check_chunks(number, step, step.dst_rank, step.dst_chunk, "destination")
+
+    def _check_chunks(self, number: int, step: Step, rank: Ints, chunk: Ints, end: str) -> None:
+        size, bases = self.layout.size, self.layout.bases()
+        data = step.op != SYNC
+        if not data.any():
+            return
+        if (step.count == 1).all() and chunk.min() >= 0 and chunk.max() < size:  # as in most steps
+            return
+        # Compared so that no sum can overflow.
+        bad = data & ((chunk < 0) | (chunk >= size) | (step.count < 1) | (step.count > size))
+        if not bad.any():
+            bad = data & (chunk + step.count > bases[self.layout.region(chunk) + 1])
+        if bad.any():
+            row = int(np.flatnonzero(bad)[0])
+            wanted = f"chunks {chunk[row]}..{int(chunk[row]) + int(step.count[row]) - 1} on rank {rank[row]}"
+            buffers = f"buffers start at {bases[:-1].tolist()}, end {size}"
+            self._refuse(number, step, row, f"{end} {wanted} do not lie in one buffer ({buffers})")
 
     def _refuse(self, number: int, step: Step, row: int, reason: str) -> None:
         raise ScheduleError(

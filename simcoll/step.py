@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 import numpy as np
 
@@ -16,7 +17,19 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
 
-__all__ = ["COPY", "MULTICAST", "OP_NAMES", "REDUCE", "SWITCH_REDUCE", "SYNC", "Repeat", "Step", "joined", "transfers"]
+__all__ = [
+    "COPY",
+    "MULTICAST",
+    "OP_NAMES",
+    "REDUCE",
+    "SWITCH_REDUCE",
+    "SYNC",
+    "Repeat",
+    "Step",
+    "digest",
+    "joined",
+    "transfers",
+]
 
 COPY, REDUCE, SYNC, MULTICAST, SWITCH_REDUCE = range(5)
 OP_NAMES = ("copy", "reduce", "sync", "multicast", "switch_reduce")
@@ -51,6 +64,13 @@ class Step:
     def __len__(self) -> int:
         return len(self.src_rank)
 
+    def rows(self, which: slice | NDArray[Any]) -> Step:
+        """Some of the transfers."""
+        return Step(
+            self.src_rank[which], self.src_chunk[which], self.dst_rank[which], self.dst_chunk[which],
+            self.count[which], self.op[which], self.channel[which],
+        )  # fmt: skip
+
 
 def transfers(
     src_rank: ArrayLike,
@@ -79,17 +99,18 @@ def transfers(
         "count": count, "channel": channel, "op": op,
     }  # fmt: skip
     arrays = [_whole_numbers(name, values) for name, values in given.items()]
-    try:
-        columns = np.broadcast_arrays(*arrays)
-    except ValueError:
-        shapes = ", ".join(f"{name} {array.shape}" for name, array in zip(given, arrays, strict=True) if array.ndim)
-        raise ConfigError(f"the columns of a step must broadcast together; got shapes {shapes}") from None
-    src, src_c, dst, dst_c, cnt, ch, ops = (np.ascontiguousarray(column).reshape(-1) for column in columns)
+    ops = arrays[-1]
     if ops.size and not (ops.min() >= 0 and ops.max() < len(OP_NAMES)):
         raise ConfigError(
             f"op {ops[(ops < 0) | (ops >= len(OP_NAMES))][0]} is unknown; use {', '.join(OP_NAMES).upper()}"
         )
-    return Step(src, src_c, dst, dst_c, cnt, ops.astype(np.int8), ch)
+    try:
+        columns = np.broadcast_arrays(*arrays[:-1], ops.astype(np.int8))
+    except ValueError:
+        shapes = ", ".join(f"{name} {array.shape}" for name, array in zip(given, arrays, strict=True) if array.ndim)
+        raise ConfigError(f"the columns of a step must broadcast together; got shapes {shapes}") from None
+    src, src_c, dst, dst_c, cnt, ch, op_codes = (np.ascontiguousarray(column).reshape(-1) for column in columns)
+    return Step(src, src_c, dst, dst_c, cnt, op_codes, ch)
 
 
 def _whole_numbers(name: str, values: ArrayLike) -> Ints:
@@ -115,6 +136,27 @@ def joined(steps: Sequence[Step]) -> Step:
         return steps[0]
     columns = ("src_rank", "src_chunk", "dst_rank", "dst_chunk", "count", "op", "channel")
     return Step(*(np.concatenate([getattr(step, column) for step in steps]) for column in columns))
+
+
+def spread(count: Ints) -> tuple[Ints, Ints]:
+    """Row and offset of every chunk of transfers of ``count`` chunks each.
+
+    >>> [column.tolist() for column in spread(np.array([2, 1]))]
+    [[0, 0, 1], [0, 1, 0]]
+    """
+    row = np.repeat(np.arange(len(count)), count)
+    return row, np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
+
+
+def expanded(step: Step) -> Step:
+    """The step with one row per chunk."""
+    if (step.count == 1).all():
+        return step
+    row, offset = spread(np.maximum(step.count, 1))
+    return Step(
+        step.src_rank[row], step.src_chunk[row] + offset, step.dst_rank[row], step.dst_chunk[row] + offset,
+        np.ones(len(row), np.int64), step.op[row], step.channel[row],
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -151,3 +193,19 @@ class Repeat:
             return chunk
         place = (chunk - self.base) % self.modulus
         return chunk - place + (place + shift) % self.modulus
+
+
+def digest(block: Step | Repeat) -> int:
+    """A checksum of a step or repeat, the same for equal ones in this process.
+
+    >>> digest(transfers(0, 1, 2, 3)) == digest(transfers(0, 1, 2, 4))
+    False
+    """
+    if isinstance(block, Repeat):
+        return hash((block.count, block.stride, block.base, block.modulus, *map(digest, block.steps)))
+    value = len(block)
+    for column in (
+        block.src_rank, block.src_chunk, block.dst_rank, block.dst_chunk, block.count, block.op, block.channel,
+    ):  # fmt: skip
+        value = crc32(np.ascontiguousarray(column).data, value)
+    return value

@@ -23,6 +23,7 @@ __all__ = [
     "parse_rate",
     "parse_size",
     "parse_time",
+    "printable",
 ]
 
 FS_PER_SECOND = 10**15
@@ -207,3 +208,12 @@ def format_rate(rate_uBps: int) -> str:
         if rate >= _DECIMAL[prefix]:
             return f"{_three_digits(rate / _DECIMAL[prefix])} {prefix}B/s"
     return f"{_three_digits(rate)} B/s"
+
+
+def printable(text: str) -> str:
+    r"""Text for a terminal or a picture: names come from files, and control characters can steer a terminal.
+
+    >>> printable("ring\x1b[2J")
+    'ring?[2J'
+    """
+    return "".join(letter if letter.isprintable() else "?" for letter in text)

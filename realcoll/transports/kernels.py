@@ -1,7 +1,8 @@
 """Reductions on the GPU, with the bits that numpy gives on the host.
 
-What CuPy computes as numpy does (whole numbers, float16 to float64, sums of complex numbers) it does. bfloat16 is added and multiplied in
-float32 and rounded to nearest even. The 8-bit floats go through a table of all 65,536 pairs, made on the host.
+CuPy compiles every kernel such that float32 numbers too small for a full mantissa become 0. So float32, and bfloat16, which is computed in
+float32 and rounded to nearest even, have kernels of ours whose instructions keep them. The 8-bit floats go through a table of all 65,536
+pairs, made on the host. The rest (whole numbers, float16, float64, sums of complex128) CuPy computes as numpy does.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["bfloat16_source", "device_dtype", "finisher", "pair_table", "reducer"]
+__all__ = ["EXACT", "bfloat16_source", "device_dtype", "finisher", "float32_source", "pair_table", "reducer"]
 
 _TINY = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
 _STORED: dict[str, np.dtype[Any]] = {"bfloat16": np.dtype(np.uint16), **dict.fromkeys(_TINY, np.dtype(np.uint8))}
@@ -26,17 +27,30 @@ _UFUNCS = {
     "sum": "add", "product": "multiply", "min": "minimum", "max": "maximum", "band": "bitwise_and", "bor": "bitwise_or",
     "bxor": "bitwise_xor",
 }  # fmt: skip
-_BFLOAT16 = {
-    "sum": "x + y",
-    "product": "__fmul_rn(x, y)",
-    "min": "(isnan(x) || x < y) ? x : y",
-    "max": "(isnan(x) || x > y) ? x : y",
-    "divide": "__fdiv_rn(x, y)",
+_FLOAT = {
+    "sum": "add_f32(x, y)",
+    "product": "mul_f32(x, y)",
+    "min": "(isnan(x) || less_f32(x, y)) ? x : y",
+    "max": "(isnan(x) || less_f32(y, x)) ? x : y",
+    "divide": "div_f32(x, y)",
 }
-# No fused multiply-add: the products are rounded before they are added.
-_COMPLEX_PRODUCT = """
+_COMPLEX = {
+    "sum": "t = T({add}(t.real(), r.real()), {add}(t.imag(), r.imag()));",
+    # No fused multiply-add: the products are rounded before they are added.
+    "product": """
 auto re = {mul}(t.real(), r.real()), im = {mul}(t.real(), r.imag());
 t = T({sub}(re, {mul}(t.imag(), r.imag())), {add}(im, {mul}(t.imag(), r.real())));
+""",
+}
+# In PTX an instruction only flushes to zero when it says so; CUDA's operators and intrinsics say so when they are compiled like that.
+EXACT = "".join(
+    f"__device__ float {op}_f32(float x, float y) {{\n"
+    f'  float z; asm("{op}.rn.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y)); return z;\n}}\n'
+    for op in ("add", "sub", "mul", "div")
+)
+EXACT += """__device__ bool less_f32(float x, float y) {
+  int z; asm("{ .reg .pred p; setp.lt.f32 p, %1, %2; selp.s32 %0, 1, 0, p; }" : "=r"(z) : "f"(x), "f"(y)); return z;
+}
 """
 
 
@@ -45,11 +59,16 @@ def device_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return _STORED.get(dtype.name, dtype)
 
 
+def float32_source(op: str) -> str:
+    """CUDA for ``t = t (op) r`` on float32."""
+    return f"float x = t, y = r; t = {_FLOAT[op]};"
+
+
 def bfloat16_source(op: str) -> str:
     """CUDA for ``t = t (op) r`` on bfloat16 kept in 16 bits: in float32, rounded to nearest even, every NaN to the quiet one."""
     return f"""
 float x = __uint_as_float((unsigned int)t << 16), y = __uint_as_float((unsigned int)r << 16);
-float z = {_BFLOAT16[op]};
+float z = {_FLOAT[op]};
 unsigned int bits = __float_as_uint(z);
 t = isnan(z) ? (unsigned short)((bits >> 16 & 0x8000) | 0x7fc0) : (unsigned short)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 """
@@ -77,6 +96,12 @@ def _by_table(cupy: Any, op: str, dtype: np.dtype[Any]) -> Callable[[Any, Any], 
     return lambda target, source: kernel(source, table, target)
 
 
+def _by_formula(cupy: Any, op: str, dtype: np.dtype[Any]) -> Callable[[Any, Any], object]:
+    kept, source = device_dtype(dtype).name, (float32_source if dtype.name == "float32" else bfloat16_source)(op)
+    kernel = cupy.ElementwiseKernel(f"{kept} r", f"{kept} t", source, f"simcoll_{op}_{dtype.name}", preamble=EXACT)
+    return lambda target, source: kernel(source, target)
+
+
 def reducer(cupy: Any, op: str, dtype: np.dtype[Any]) -> Callable[[Any, Any], object]:
     """``target = target (op) source`` on arrays of ``device_dtype(dtype)``, on the current stream.
 
@@ -87,15 +112,16 @@ def reducer(cupy: Any, op: str, dtype: np.dtype[Any]) -> Callable[[Any, Any], ob
     """
     if dtype.name in _TINY:
         return _by_table(cupy, op, dtype)
-    if dtype.name == "bfloat16":
-        if op not in _BFLOAT16:
-            raise ConfigError(f"no kernel for {op} of bfloat16")
-        kernel = cupy.ElementwiseKernel("uint16 r", "uint16 t", bfloat16_source(op), f"simcoll_{op}_bfloat16")
-        return lambda target, source: kernel(source, target)
-    if op == "product" and dtype.kind == "c":
-        letter = "f" if dtype.itemsize == 8 else "d"
-        signs = {name: f"__{letter}{name}_rn" for name in ("mul", "add", "sub")}
-        kernel = cupy.ElementwiseKernel("T r", "T t", _COMPLEX_PRODUCT.format(**signs), f"simcoll_product_c{letter}")
+    if dtype.name in ("bfloat16", "float32"):
+        if op not in _FLOAT:
+            raise ConfigError(f"no kernel for {op} of {dtype.name}")
+        return _by_formula(cupy, op, dtype)
+    if dtype.kind == "c" and (op == "product" or (op == "sum" and dtype.name == "complex64")):
+        names = {
+            name: f"{name}_f32" if dtype.name == "complex64" else f"__d{name}_rn" for name in ("mul", "add", "sub")
+        }
+        source = _COMPLEX[op].format(**names)
+        kernel = cupy.ElementwiseKernel("T r", "T t", source, f"simcoll_{op}_{dtype.name}", preamble=EXACT)
         return lambda target, source: kernel(source, target)
     if dtype.kind == "b":  # numpy: a sum of truths is "or", a product "and"
         op = {"sum": "bor", "max": "bor", "product": "band", "min": "band"}.get(op, op)
@@ -105,14 +131,9 @@ def reducer(cupy: Any, op: str, dtype: np.dtype[Any]) -> Callable[[Any, Any], ob
 
 def finisher(cupy: Any, dtype: np.dtype[Any], nranks: int) -> Callable[[Any], object]:
     """Divide by the number of ranks; whole numbers towards zero."""
-    if dtype.name in _TINY or dtype.name == "bfloat16":
-        stored = device_dtype(dtype)
-        count = cupy.asarray(np.full(1, nranks, np.float64).astype(dtype).view(stored))
-        if dtype.name == "bfloat16":
-            source = bfloat16_source("divide")
-            kernel = cupy.ElementwiseKernel("uint16 r", "uint16 t", source, "simcoll_divide_bfloat16")
-            return lambda target: kernel(count, target)
-        divide = _by_table(cupy, "divide", dtype)
+    if dtype.name in (*_TINY, "bfloat16", "float32"):
+        count = cupy.asarray(np.full(1, nranks, np.float64).astype(dtype).view(device_dtype(dtype)))
+        divide = (_by_table if dtype.name in _TINY else _by_formula)(cupy, "divide", dtype)
         return lambda target: divide(target, count)
     if dtype.kind in "iu":
         # Beyond the type's range a quotient is always 0, and CUDA's own division is towards zero.

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from realcoll.control import Control
+from realcoll.transports.host_memory import HostMemory
 from simcoll.errors import InternalError
-from simcoll.reduction import REDUCTIONS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
@@ -20,36 +18,10 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-__all__ = ["LocalTransport", "aligned_bytes", "array_finisher", "array_reducer"]
-
-ALIGN = 64
+__all__ = ["LocalTransport"]
 
 
-def aligned_bytes(size_bytes: int) -> NDArray[np.uint8]:
-    """New memory that starts at a cache line."""
-    whole = np.empty(size_bytes + ALIGN, np.uint8)
-    first = -whole.ctypes.data % ALIGN
-    return whole[first : first + size_bytes]
-
-
-def array_reducer(op: str) -> Callable[[Array, Array], object]:
-    """``target = target (op) source`` on numpy arrays."""
-    ufunc = REDUCTIONS[op]
-
-    def reduce(target: Array, source: Array) -> object:
-        return ufunc(target, source, out=target)
-
-    return reduce
-
-
-def array_finisher(plan: Plan) -> Callable[[Array], None] | None:
-    """The last touch to a reduced numpy array."""
-    if plan.reduction.name != "avg":
-        return None
-    return lambda values: plan.reduction.finish(values, plan.nranks)
-
-
-class LocalTransport:
+class LocalTransport(HostMemory):
     """One process that hosts every rank. Messages are copied in the order in which they were sent.
 
     Examples
@@ -67,14 +39,6 @@ class LocalTransport:
         self.control = Control(0, 1, None, 0.0)
         self._sent: deque[Array] = deque()
         self._wanted: deque[Array] = deque()
-
-    def alloc(self, size_bytes: int) -> Array:
-        """New numpy bytes."""
-        return aligned_bytes(size_bytes)
-
-    def view(self, memory: Array, first_byte: int, elements: int, dtype: np.dtype[Any]) -> Array:
-        """A typed numpy view."""
-        return memory[first_byte : first_byte + elements * dtype.itemsize].view(dtype)
 
     def wire(self, memory: Array, first_byte: int, size_bytes: int) -> Array:
         """A numpy view of bytes."""
@@ -101,34 +65,6 @@ class LocalTransport:
             if source.size != target.size:
                 raise InternalError(f"a message of {source.size} bytes meets a receive of {target.size}")
             target[...] = source
-
-    def copy(self, target: Array, source: Array) -> None:
-        """Copy elements."""
-        target[...] = source
-
-    def reducer(self, op: str, dtype: np.dtype[Any]) -> Callable[[Array, Array], object]:  # noqa: ARG002
-        """A numpy function."""
-        return array_reducer(op)
-
-    def finisher(self, plan: Plan) -> Callable[[Array], None] | None:
-        """A numpy function."""
-        return array_finisher(plan)
-
-    def load(self, target: Array, values: Array) -> None:
-        """Copy elements."""
-        target[...] = values
-
-    def fetch(self, source: Array) -> Array:
-        """The view itself."""
-        return source
-
-    def lanes(self, plan: Plan, processes: int) -> Sequence[LocalTransport]:  # noqa: ARG002
-        """Itself for all channels."""
-        return (self,)
-
-    def recorded(self, play: Callable[[], None]) -> Callable[[], None]:
-        """The calls as they are."""
-        return play
 
     def vendor(self, plan: Plan, inputs: Mapping[int, Array], outputs: Mapping[int, Array]) -> None:
         """There is no library below."""

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import importlib
 import os
-import secrets
 import signal
-import socket
 import sys
 import threading
 import time
@@ -16,14 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from realcoll.control import Control
-from realcoll.errors import FaultError, MissingError
-from realcoll.rendezvous import Host, join
-from realcoll.transports.local import aligned_bytes, array_finisher, array_reducer
+from realcoll.errors import FaultError
+from realcoll.transports.host_memory import HostMemory
+from realcoll.transports.mpi_start import LAST_WORDS_S, joined
 from realcoll.vendor import mpi_collective
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
     from numpy.typing import NDArray
 
@@ -31,7 +27,7 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-__all__ = ["MpiTransport", "load_mpi"]
+__all__ = ["MpiTransport"]
 
 EAGER_TESTS = 64
 """Tests of completion before the processor is offered to others: most messages are done by then."""
@@ -40,24 +36,10 @@ CROWDED_REST_S = 1e-5
 LOOK_ROUND_S = 0.05
 REST_AFTER_S = 1.0
 REST_S = 0.0005
-LAST_WORDS_S = 3.0
+NEWS_S = 1.0
 
 
-def load_mpi() -> Any:
-    """The module ``mpi4py.MPI``, which starts MPI.
-
-    Raises
-    ------
-    MissingError
-        Saying what to install.
-    """
-    try:
-        return importlib.import_module("mpi4py.MPI")
-    except (ImportError, RuntimeError) as error:
-        raise MissingError(f"MPI needs mpi4py and an MPI library: pip install 'simcoll[mpi]' ({error})") from None
-
-
-class MpiTransport:
+class MpiTransport(HostMemory):
     """One process of an MPI job.
 
     All processes of the communicator make theirs together.
@@ -68,35 +50,30 @@ class MpiTransport:
         An mpi4py communicator; default all processes.
     timeout_s
         How long other ranks may take for their part before they are named in a :class:`~realcoll.errors.FaultError`.
+    start_timeout_s
+        How long they may take to make their transport.
 
     Raises
     ------
     MissingError
         When mpi4py or the MPI library is not installed.
+    FaultError
+        When other processes do not make theirs.
+    ConfigError
+        When a launcher that MPI does not know has started this process.
     """
 
     name = "mpi"
 
-    def __init__(self, comm: Any = None, *, timeout_s: float = 60.0) -> None:
-        self._mpi = load_mpi()
-        self.comm = (self._mpi.COMM_WORLD if comm is None else comm).Dup()
-        self.control = _meet(self.comm, timeout_s)
+    def __init__(self, comm: Any = None, *, timeout_s: float = 60.0, start_timeout_s: float = 60.0) -> None:
+        self._mpi, self.comm, self.control = joined(comm, timeout_s, start_timeout_s)
         self._requests: list[Any] = []
         self._peers: list[int] = []
         self._testall = self._mpi.Request.Testall
         self._bytes = self._mpi.BYTE
         self.control.watch(self._end_later)
-        _outlive_notices()
         atexit.register(self._at_exit)
         self._crowded = self.control.size > (os.cpu_count() or 1)
-
-    def alloc(self, size_bytes: int) -> Array:
-        """New numpy bytes."""
-        return aligned_bytes(size_bytes)
-
-    def view(self, memory: Array, first_byte: int, elements: int, dtype: np.dtype[Any]) -> Array:
-        """A typed numpy view."""
-        return memory[first_byte : first_byte + elements * dtype.itemsize].view(dtype)
 
     def wire(self, memory: Array, first_byte: int, size_bytes: int) -> list[Any]:
         """A buffer as mpi4py takes it."""
@@ -109,25 +86,41 @@ class MpiTransport:
 
     def send(self, source: list[Any], process: int) -> None:
         """Start a send."""
-        self._requests.append(self.comm.Isend(source, process))
         self._peers.append(process)
+        try:
+            self._requests.append(self.comm.Isend(source, process))
+        except self._mpi.Exception as error:
+            raise self._failed(error) from None
 
     def recv(self, target: list[Any], process: int) -> None:
         """Start a receive."""
-        self._requests.append(self.comm.Irecv(target, process))
         self._peers.append(process)
+        try:
+            self._requests.append(self.comm.Irecv(target, process))
+        except self._mpi.Exception as error:
+            raise self._failed(error) from None
 
     def group_end(self) -> None:
         """Wait until all of the group is done."""
         requests = self._requests
         testall = self._testall
-        for _ in range(1 if self._crowded else EAGER_TESTS):
-            if testall(requests):
-                break
-        else:
-            self._wait()
+        try:
+            for _ in range(1 if self._crowded else EAGER_TESTS):
+                if testall(requests):
+                    break
+            else:
+                self._wait()
+        except self._mpi.Exception as error:
+            raise self._failed(error) from None
         requests.clear()
         self._peers.clear()
+
+    def _failed(self, error: Exception) -> FaultError:
+        """MPI itself has noticed that something is wrong. If that is the end of a process, the rendezvous is about to say which."""
+        limit = time.monotonic() + NEWS_S
+        while not self.control.loss() and time.monotonic() < limit:
+            time.sleep(REST_S)
+        return self.control.stuck(self._peers) if self.control.loss() else FaultError(f"MPI: {error}")
 
     def _wait(self) -> None:
         """Test on, giving way to other processes; look from time to time whether it still makes sense."""
@@ -156,34 +149,6 @@ class MpiTransport:
         if waiting:
             raise self.control.stuck(waiting)
 
-    def copy(self, target: Array, source: Array) -> None:
-        """Copy elements."""
-        target[...] = source
-
-    def reducer(self, op: str, dtype: np.dtype[Any]) -> Callable[[Array, Array], object]:  # noqa: ARG002
-        """A numpy function."""
-        return array_reducer(op)
-
-    def finisher(self, plan: Plan) -> Callable[[Array], None] | None:
-        """A numpy function."""
-        return array_finisher(plan)
-
-    def load(self, target: Array, values: Array) -> None:
-        """Copy elements."""
-        target[...] = values
-
-    def fetch(self, source: Array) -> Array:
-        """The view itself."""
-        return source
-
-    def lanes(self, plan: Plan, processes: int) -> Sequence[MpiTransport]:  # noqa: ARG002
-        """Itself for all channels: a process has one thread."""
-        return (self,)
-
-    def recorded(self, play: Callable[[], None]) -> Callable[[], None]:
-        """The calls as they are."""
-        return play
-
     def vendor(
         self, plan: Plan, inputs: Mapping[int, Array], outputs: Mapping[int, Array]
     ) -> Callable[[], object] | None:
@@ -192,7 +157,17 @@ class MpiTransport:
         if plan.nranks != size or plan.ranks.tolist() != list(range(size)):
             return None
         empty = np.zeros(1, plan.dtype)
-        return mpi_collective(self._mpi, self.comm, plan, inputs.get(me, empty), outputs.get(me, empty))
+        call = mpi_collective(self._mpi, self.comm, plan, inputs.get(me, empty), outputs.get(me, empty))
+        if call is None:
+            return None
+
+        def run() -> None:
+            try:
+                call()
+            except self._mpi.Exception as error:
+                raise self._failed(error) from None
+
+        return run
 
     def synchronize(self) -> None:
         """Nothing is ever under way outside a group."""
@@ -211,12 +186,11 @@ class MpiTransport:
         atexit.register(self._abort_job, reason)
 
     def _abort_job(self, reason: str) -> None:
-        limit = time.monotonic() + LAST_WORDS_S
-        while not self.control.all_gone() and time.monotonic() < limit:
-            time.sleep(0.01)  # let the others say what they saw
         with contextlib.suppress(OSError, ValueError):
-            print(f"realcoll: rank {self.control.process} aborts the MPI job: {reason}", file=sys.stderr, flush=True)
+            sys.stderr.write(f"realcoll: rank {self.control.process} aborts the MPI job: {reason}\n")
+            sys.stderr.flush()
             sys.stdout.flush()
+        self.control.part(LAST_WORDS_S)
         self.comm.Abort(1)
 
     def _at_exit(self) -> None:
@@ -236,7 +210,8 @@ class MpiTransport:
     def _end(self) -> None:
         if not self.control.broken:
             with contextlib.suppress(OSError, ValueError):
-                print(f"realcoll: rank {self.control.process} ends: {self.control.loss()}", file=sys.stderr, flush=True)
+                sys.stderr.write(f"realcoll: rank {self.control.process} ends: {self.control.loss()}\n")
+                sys.stderr.flush()
             os.kill(os.getpid(), signal.SIGTERM)
 
     def close(self) -> None:
@@ -246,27 +221,3 @@ class MpiTransport:
             self.comm.Free()
         self.control.close()
         atexit.unregister(self._at_exit)
-
-
-def _outlive_notices() -> None:
-    """MPICH's launcher sends SIGUSR1 to those who survive a failure, which would end them before they can say what happened."""
-    unused = signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL
-    if unused and threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-
-
-def _meet(comm: Any, timeout_s: float) -> Control:
-    """Let process 0 host the rendezvous: on the loopback interface when all processes run on one machine."""
-    process, size = comm.Get_rank(), comm.Get_size()
-    if size == 1:
-        return Control(0, 1, None, timeout_s)
-    here = socket.gethostname()
-    one_machine = len(set(comm.allgather(here))) == 1
-    host, offer = None, None
-    if process == 0:
-        token = secrets.token_hex(16)
-        host = Host(size, ("127.0.0.1" if one_machine else "0.0.0.0", 0), token)  # noqa: S104
-        offer = ("127.0.0.1" if one_machine else here, host.port, token)
-    address, port, token = comm.bcast(offer)
-    found = join((address, port), process, size, token=token, timeout_s=timeout_s, host=host)
-    return Control(process, size, found, timeout_s)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import importlib
 import os
-import threading
 import time
 import warnings
 from importlib.util import find_spec
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
+from realcoll.control import within
 from realcoll.environment import control_of, job_from
 from realcoll.errors import FaultError, MissingError
 from realcoll.transports import kernels
@@ -54,6 +54,12 @@ def load_cupy() -> tuple[Any, Any]:
         raise MissingError(f"NCCL needs CuPy: {INSTALL} ({error})") from None
     if not getattr(nccl, "available", True):
         raise MissingError(f"CuPy finds no libnccl: {INSTALL} brings it (package nvidia-nccl-cu12 or nvidia-nccl-cu13)")
+    try:
+        cupy.cuda.nvrtc.getVersion()
+    except (ImportError, RuntimeError):
+        raise MissingError(
+            f"CuPy finds no NVRTC, which compiles its kernels: {INSTALL} brings it (package nvidia-cuda-nvrtc-cu12 or nvidia-cuda-nvrtc)"
+        ) from None
     try:
         devices = cupy.cuda.runtime.getDeviceCount()
     except cupy.cuda.runtime.CUDARuntimeError as error:
@@ -134,24 +140,18 @@ class NcclTransport:
             offer = msgspec.msgpack.encode([isinstance(made, bytes), list(made)])
         raw, numbers = msgspec.msgpack.decode(self.control.gather("nccl id", offer)[0])
         unique = bytes(numbers) if raw else tuple(numbers)
-        made_here: list[Any] = []
 
-        def join() -> None:
+        def join() -> Any:
             self._cupy.cuda.Device(self._device).use()
-            try:
-                made_here.append(self._nccl.NcclCommunicator(self.control.size, unique, self.control.process))
-            except self._nccl.NcclError as error:
-                made_here.append(error)
+            return self._nccl.NcclCommunicator(self.control.size, unique, self.control.process)
 
-        # It blocks until all have come, and knows no timeout.
-        thread = threading.Thread(target=join, daemon=True)
-        thread.start()
-        thread.join(self.control.timeout_s or None)
-        if not made_here:
-            raise FaultError(f"NCCL did not connect {self.control.size} processes within {self.control.timeout_s:g} s")
-        if isinstance(made_here[0], Exception):
-            raise FaultError(f"NCCL does not connect: {made_here[0]}")
-        return made_here[0]
+        try:
+            return within(self.control.timeout_s, join)  # it waits until all have come, for ever
+        except TimeoutError:
+            reason = f"NCCL did not connect {self.control.size} processes within {self.control.timeout_s:g} s"
+            raise FaultError(reason) from None
+        except self._nccl.NcclError as error:
+            raise FaultError(f"NCCL does not connect: {error}") from None
 
     def alloc(self, size_bytes: int) -> Any:
         """New device memory."""

@@ -30,8 +30,6 @@ __all__ = [
     "xor_all_to_all",
 ]
 
-TWO_SHOT_RANKS = 256
-
 
 def _to_peer(layout: Layout, peer: np.ndarray, channels: int) -> Step:
     """Rank r sends its block for ``peer[r]``."""
@@ -135,25 +133,20 @@ def one_shot_all_reduce(collective: Collective) -> Schedule:
 
 
 def two_shot_all_reduce(collective: Collective) -> Schedule:
-    """Every rank adds one segment of all vectors, in the order of the ranks, and sends the result to all others.
-
-    Every rank keeps a segment of each peer's vector beside its own, so that large numbers of ranks are refused.
-    """
+    """Every rank adds one segment of all vectors, in the order of the ranks, and sends the result to all others."""
     n = collective.nranks
-    if n > TWO_SHOT_RANKS:
-        raise ConfigError(
-            f"two_shot serves up to {TWO_SHOT_RANKS} ranks, got {n}; rabenseifner and ring serve any number"
-        )
     rank = np.arange(n, dtype=np.int64)
     owner = rank[:, None]
-    layout = Layout(collective, n, np.zeros(n, np.int64))
+    # What lands at a rank are n copies of its own segment.
+    landing = np.repeat(owner, n, axis=1)
+    layout = Layout(collective, n, np.zeros_like(landing), landing)
 
     def steps() -> Iterator[Step]:
-        yield transfers(rank, layout.input(0, owner), owner, layout.scratch_at(rank, owner))
-        yield transfers(rank, layout.scratch_at(0, rank), rank, layout.output(0, rank))
+        yield transfers(rank, layout.input(0, owner), owner, layout.scratch_at(rank))
+        yield transfers(rank, layout.scratch_at(), rank, layout.output(0, rank))
         for source in range(1, n):
-            yield transfers(rank, layout.scratch_at(source, rank), rank, layout.output(0, rank), op=REDUCE)
-        sender, receiver = np.nonzero(rank[:, None] != rank)
+            yield transfers(rank, layout.scratch_at(source), rank, layout.output(0, rank), op=REDUCE)
+        sender, receiver = np.nonzero(owner != rank)
         segment = layout.output(0, sender)
         yield transfers(sender, segment, receiver, segment)
 

@@ -6,16 +6,15 @@ Shared by :mod:`simcoll.algorithms.packed` and :mod:`simcoll.algorithms.bfb`, wh
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import lcm
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from simcoll.errors import ConfigError
-from simcoll.schedule import COPY, REDUCE, Layout, Schedule, Step, transfers
+from simcoll.schedule import COPY, REDUCE, Layout, Schedule, Step, joined, transfers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -36,11 +35,13 @@ class Forest:
     src, dst
         Ranks, away from the root (toward it in a forest that was turned round).
     root, part
-        Whose data, and which of its ``per_root`` parts.
+        Whose data, and which of its ``shares[root]`` parts.
     level
         Step in which the first piece passes the link.
     landing
-        In a forest that was turned round: number of the link among those with the same destination, root and part.
+        In a forest that was turned round: number of the link among those that bring the same part to the same rank in the same step.
+    shares
+        Parts of every root; all parts have one size.
     """
 
     src: Ints
@@ -49,40 +50,49 @@ class Forest:
     part: Ints
     level: Ints
     landing: Ints
-    per_root: int
+    shares: tuple[int, ...]
 
     @staticmethod
-    def of(rows: Sequence[tuple[int, int, int, int, int]], per_root: int) -> Forest:
+    def of(rows: Sequence[tuple[int, int, int, int, int]] | Ints, shares: Sequence[int]) -> Forest:
         """From rows of (source, destination, root, part, level)."""
-        src, dst, root, part, level = np.array(rows, np.int64).reshape(-1, 5).T
-        return Forest(src, dst, root, part, level, np.zeros_like(src), per_root)
+        src, dst, root, part, level = np.ascontiguousarray(np.asarray(rows, np.int64).reshape(-1, 5).T)
+        return Forest(src, dst, root, part, level, np.zeros_like(src), tuple(shares))
 
     @property
     def depth(self) -> int:
         """Steps that one piece takes."""
         return int(self.level.max(initial=-1)) + 1
 
+    @property
+    def zones(self) -> int:
+        """Places that a part needs to land in on a rank, beside its own."""
+        return int(self.landing.max(initial=0))
+
     def turned(self) -> Forest:
         """The same trees from the leaves to the root."""
         level = self.depth - 1 - self.level
-        order = np.lexsort((self.dst, level, self.part, self.root, self.src))
-        key = np.stack([self.src, self.root, self.part])[:, order]
+        key = np.stack([self.src, self.root, self.part, level])
+        order = np.lexsort((self.dst, *key))
         new = np.ones(len(order), np.bool_)
-        new[1:] = (key[:, 1:] != key[:, :-1]).any(axis=0)
+        new[1:] = np.any([np.diff(column[order]) != 0 for column in key], axis=0)
         place = np.arange(len(order))
         landing = np.zeros_like(self.src)
         landing[order] = place - np.maximum.accumulate(np.where(new, place, 0))
-        return Forest(self.dst, self.src, self.root, self.part, level, landing, self.per_root)
+        return Forest(self.dst, self.src, self.root, self.part, level, landing, self.shares)
 
-    def pipeline(self, pieces: int, scale: int) -> Iterator[tuple[Ints, Ints]]:
-        """For each step: the entries whose links are passed, and the first of the ``scale`` chunks of the root's data that each moves.
+    def levels(self) -> list[Ints]:
+        """The entries of every level, in their order."""
+        order = np.argsort(self.level, kind="stable")
+        return np.split(order, np.searchsorted(self.level, np.arange(1, self.depth), sorter=order))
+
+    def piece(self, levels: list[Ints], time: int, pieces: int) -> tuple[Ints, Ints]:
+        """The entries whose links are passed in a step, and which piece of its part passes each; ``levels`` are those of :meth:`levels`.
 
         All transfers have one size: then fair sharing of the links ends a step as soon as its most loaded link allows.
         """
-        for time in range(self.depth + pieces - 1 if len(self.src) else 0):
-            piece = time - self.level
-            here = np.flatnonzero((piece >= 0) & (piece < pieces))
-            yield here, (self.part[here] * pieces + piece[here]) * scale
+        now = levels[max(time - pieces + 1, 0) : max(time + 1, 0)]
+        here = np.sort(np.concatenate(now)) if now else np.zeros(0, np.int64)
+        return here, time - self.level[here]
 
 
 def topology_of(collective: Collective, topology: Topology | None, name: str) -> Topology:
@@ -93,7 +103,7 @@ def topology_of(collective: Collective, topology: Topology | None, name: str) ->
     ConfigError
         When there is none, or it has another number of ranks.
     """
-    if topology is None or not hasattr(topology, "rank_nodes"):
+    if topology is None:
         raise ConfigError(f"{name} is made for one topology: give topology=, for example load_topology('dgx-h100')")
     if topology.nranks != collective.nranks:
         raise ConfigError(
@@ -104,65 +114,84 @@ def topology_of(collective: Collective, topology: Topology | None, name: str) ->
 
 def all_gather(collective: Collective, name: str, topology: Topology, forest: Forest, pieces: int) -> Schedule:
     """Every part of a rank's block goes down its tree, in pieces that follow each other."""
-    layout, rank = Layout(collective, forest.per_root * pieces), np.arange(collective.nranks)
+    layout, rank = Layout(collective, forest.shares[0] * pieces), np.arange(collective.nranks)
 
     def steps() -> Iterator[Step]:
         yield transfers(rank, layout.input(), rank, layout.output(rank), count=layout.chunks)
-        for here, start in forest.pipeline(pieces, 1):
-            chunk = layout.output(forest.root[here], start)
+        levels = forest.levels()
+        for time in range(forest.depth + pieces - 1):
+            here, piece = forest.piece(levels, time, pieces)
+            chunk = layout.output(forest.root[here], forest.part[here] * pieces + piece)
             yield transfers(forest.src[here], chunk, forest.dst[here], chunk, op=COPY)
 
-    return Schedule(name, layout, steps, 1, (("topology", topology.name), ("pieces", pieces)))
+    return _schedule(name, layout, steps, topology, pieces)
 
 
 def reduce_scatter(collective: Collective, name: str, topology: Topology, forest: Forest, pieces: int) -> Schedule:
-    """Every part of a rank's block is summed up along a turned forest: what arrives lands in scratch, and is added there."""
+    """Every part of a rank's block is summed up along a turned forest."""
     n = collective.nranks
-    zones = int(forest.landing.max(initial=-1)) + 1
-    layout, rank = Layout(collective, forest.per_root * pieces, np.tile(np.arange(n), 1 + zones)), np.arange(n)
+    scratch = np.tile(np.arange(n), 1 + forest.zones)
+    layout, rank = Layout(collective, forest.shares[0] * pieces, scratch), np.arange(n)
 
     def steps() -> Iterator[Step]:
         slot = np.arange(n)[:, None]
         home = np.where(slot == rank, layout.output(), layout.scratch_at(slot))
         yield transfers(rank, layout.input(slot), rank, home, count=layout.chunks)
-        for here, start in forest.pipeline(pieces, 1):
-            src, dst, root, landing = (column[here] for column in (forest.src, forest.dst, forest.root, forest.landing))
-            landed = layout.scratch_at((1 + landing) * n + root, start)
-            yield transfers(src, layout.scratch_at(root, start), dst, landed)
-            total = np.where(dst == root, layout.output(0, start), layout.scratch_at(root, start))
-            yield from _added(dst, landed, total, landing, 1)
+        levels = forest.levels()
+        for time in range(forest.depth + pieces - 1):
+            here, piece = forest.piece(levels, time, pieces)
+            root, start = forest.root[here], forest.part[here] * pieces + piece
+            home = layout.scratch_at(root, start)
+            total = np.where(forest.dst[here] == root, layout.output(0, start), home)
+            yield from _summed(layout, forest, here, home, total, n + root, start)
 
-    return Schedule(name, layout, steps, 1, (("topology", topology.name), ("pieces", pieces)))
+    return _schedule(name, layout, steps, topology, pieces)
 
 
 def all_reduce(
     collective: Collective, name: str, topology: Topology, inward: Forest, outward: Forest, pieces: int
 ) -> Schedule:
-    """Reduce-scatter along a turned forest, then all-gather; a rank owns an n-th of the vector."""
-    n, share = collective.nranks, lcm(inward.per_root, outward.per_root)
-    zones = int(inward.landing.max(initial=-1)) + 1
-    layout, rank = Layout(collective, n * share * pieces, np.zeros(zones, np.int64)), np.arange(n)
+    """Each part is summed up along a turned forest and goes down again; while one piece goes down the next are summed up."""
+    first = np.cumsum((0, *outward.shares))
+    layout = Layout(collective, int(first[-1]) * pieces, np.zeros(inward.zones, np.int64))
+    rank = np.arange(collective.nranks)
+
+    def place(forest: Forest, levels: list[Ints], time: int) -> tuple[Ints, Ints]:
+        here, piece = forest.piece(levels, time, pieces)
+        return here, (first[forest.root[here]] + forest.part[here]) * pieces + piece
 
     def steps() -> Iterator[Step]:
         yield transfers(rank, layout.input(), rank, layout.output(), count=layout.chunks)
-        scale = share // inward.per_root
-        for here, start in inward.pipeline(pieces, scale):
-            src, dst, landing = inward.src[here], inward.dst[here], inward.landing[here]
-            chunk = inward.root[here] * share * pieces + start
-            landed = layout.scratch_at(landing, chunk)
-            yield transfers(src, layout.output(0, chunk), dst, landed, count=scale)
-            yield from _added(dst, landed, layout.output(0, chunk), landing, scale)
-        scale = share // outward.per_root
-        for here, start in outward.pipeline(pieces, scale):
-            chunk = layout.output(0, outward.root[here] * share * pieces + start)
-            yield transfers(outward.src[here], chunk, outward.dst[here], chunk, count=scale)
+        inward_levels, outward_levels = inward.levels(), outward.levels()
+        for time in range(inward.depth + outward.depth + pieces - 1 if len(outward.src) else 0):
+            here, start = place(outward, outward_levels, time - inward.depth)
+            chunk = layout.output(0, start)
+            down = transfers(outward.src[here], chunk, outward.dst[here], chunk)
+            here, start = place(inward, inward_levels, time)
+            chunk = layout.output(0, start)
+            up, *added = _summed(layout, inward, here, chunk, chunk, 0, start)
+            yield joined([up, down])
+            yield from added
 
+    return _schedule(name, layout, steps, topology, pieces)
+
+
+def _summed(
+    layout: Layout, forest: Forest, here: Ints, home: Ints, total: Ints, zone: Ints | int, start: Ints
+) -> Iterator[Step]:
+    """Send sums on. The first that arrives for a part is added at once; others land beside it and are added one after the other, so
+    that the order is known.
+    """
+    src, dst, landing = forest.src[here], forest.dst[here], forest.landing[here]
+    slots = layout.collective.nranks if np.ndim(zone) else 1
+    landed = layout.scratch_at((landing - 1) * slots + zone, start)
+    yield transfers(src, home, dst, np.where(landing, landed, total), op=np.where(landing, COPY, REDUCE))
+    for number in range(1, int(landing.max(initial=0)) + 1):
+        row = landing == number
+        yield transfers(dst[row], landed[row], dst[row], total[row], op=REDUCE)
+
+
+def _schedule(
+    name: str, layout: Layout, steps: Callable[[], Iterator[Step]], topology: Topology, pieces: int
+) -> Schedule:
     return Schedule(name, layout, steps, 1, (("topology", topology.name), ("pieces", pieces)))
-
-
-def _added(rank: Ints, landed: Ints, total: Ints, landing: Ints, count: int) -> Iterator[Step]:
-    """Add what landed, one landing zone after the other, so that the order is known."""
-    for zone in range(int(landing.max(initial=-1)) + 1):
-        here = landing == zone
-        if here.any():
-            yield transfers(rank[here], landed[here], rank[here], total[here], count=count, op=REDUCE)

@@ -1,8 +1,8 @@
 """Algorithms along packed trees: optimal in bytes on any topology, also an irregular or degraded one.
 
-Every rank's data is cut into as many parts as there are trees out of it, and each part travels along its tree in pieces that follow
-each other. A reduction runs along trees into every rank. The trees come from :mod:`simcoll.bounds.packing`; the more pieces, the
-nearer the time comes to the bound.
+Data is cut into as many parts as there are trees, and each part travels along its tree in pieces that follow each other. A reduction
+runs along trees into the roots. The trees come from :mod:`simcoll.bounds.packing`; the more pieces, the nearer the time comes to the
+bound.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from simcoll.algorithms import forest
 from simcoll.algorithms.forest import Forest, topology_of
 
 if TYPE_CHECKING:
+    from simcoll.bounds.packing import Packing
     from simcoll.collective import Collective
     from simcoll.schedule import Schedule
     from simcoll.topology import Topology
@@ -20,10 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["all_gather", "all_reduce", "reduce_scatter"]
 
 
-def _trees(topology: Topology, *, backwards: bool) -> Forest:
-    from simcoll.bounds.packing import pack_trees
-
-    packing = pack_trees(topology, backwards=backwards)
+def _forest(packing: Packing) -> Forest:
     rows: list[tuple[int, int, int, int, int]] = []
     used: dict[int, int] = {}
     for tree in packing.trees:
@@ -33,23 +31,30 @@ def _trees(topology: Topology, *, backwards: bool) -> Forest:
         for src, dst in tree.links:
             level[dst] = level[src] + 1
             rows += [(src, dst, tree.root, first + copy, level[dst]) for copy in range(tree.copies)]
-    return Forest.of(rows, packing.per_root)
+    return Forest.of(rows, packing.shares)
 
 
 def all_gather(collective: Collective, *, topology: Topology | None = None, pieces: int = 16) -> Schedule:
     """Every rank's block goes down trees that fill the links of the topology."""
+    from simcoll.bounds.packing import pack_trees
+
     machine = topology_of(collective, topology, "packed")
-    return forest.all_gather(collective, "packed", machine, _trees(machine, backwards=False), pieces)
+    return forest.all_gather(collective, "packed", machine, _forest(pack_trees(machine)), pieces)
 
 
 def reduce_scatter(collective: Collective, *, topology: Topology | None = None, pieces: int = 16) -> Schedule:
     """Every rank's block is summed up along trees that fill the links of the topology."""
+    from simcoll.bounds.packing import pack_trees
+
     machine = topology_of(collective, topology, "packed")
-    return forest.reduce_scatter(collective, "packed", machine, _trees(machine, backwards=True).turned(), pieces)
+    trees = _forest(pack_trees(machine, backwards=True)).turned()
+    return forest.reduce_scatter(collective, "packed", machine, trees, pieces)
 
 
 def all_reduce(collective: Collective, *, topology: Topology | None = None, pieces: int = 16) -> Schedule:
-    """Reduce-scatter and all-gather along trees that fill the links of the topology."""
+    """Summed up and sent back along trees that fill the links of the topology; ranks with few links are the roots of more of it."""
+    from simcoll.bounds.packing import pack_all_reduce
+
     machine = topology_of(collective, topology, "packed")
-    inward, outward = _trees(machine, backwards=True).turned(), _trees(machine, backwards=False)
-    return forest.all_reduce(collective, "packed", machine, inward, outward, pieces)
+    inward, outward = pack_all_reduce(machine)
+    return forest.all_reduce(collective, "packed", machine, _forest(inward).turned(), _forest(outward), pieces)

@@ -6,8 +6,11 @@ import inspect
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from simcoll.algorithms import (
     barrier,
+    bfb,
     bine,
     bruck,
     chain,
@@ -15,6 +18,7 @@ from simcoll.algorithms import (
     double_tree,
     hierarchical,
     neighbor,
+    packed,
     recursive,
     ring,
     swing,
@@ -54,7 +58,8 @@ class Algorithm:
         Paper or program that describes it.
     topologies
         ``any``, ``boxes`` (made for boxes with rails) or ``torus`` (made for rings and tori): it runs, and is right, on all.
-        ``switch``: only where switches multicast and reduce (the trait ``switch_reduce`` of a topology).
+        ``switch``: only where switches multicast and reduce (the trait ``switch_reduce`` of a topology). ``direct``: only where ranks
+        have links to each other.
     order
         The level of :data:`simcoll.verify.LEVELS` that its reductions have with any parameters; empty where nothing is reduced.
     """
@@ -95,8 +100,13 @@ _PAIRS = "all pairs at once; the messages of a rank share its port"
 _LINE = "one rank after the other"
 _SHARP = "Graham et al.: Scalable hierarchical aggregation protocol (SHArP), COMHPC 2016; NVLS in NCCL since 2.17"
 
+_BFB = "Zhao et al.: Efficient direct-connect topologies for collective communications, arXiv 2202.03356"
+_FOREST = (
+    "Zhao et al.: ForestColl, efficient collective communications on heterogeneous network fabrics, arXiv 2402.06787"
+)
+
 _ANY, _RANK, _RUN, _SAME = "any", "rank-consistent", "run-consistent", "position-independent"
-_BOXES, _TORUS, _SWITCH = "boxes", "torus", "switch"
+_BOXES, _TORUS, _SWITCH, _DIRECT = "boxes", "torus", "switch", "direct"
 
 
 def _a(
@@ -127,12 +137,14 @@ ALGORITHMS: tuple[Algorithm, ...] = (
     _a("all_reduce", "bine", bine.all_reduce, "tree", "2 lg n a + 2(n-1)/n s b + (n-1)/n s g, n = 2^k", _BINE, order=_RUN),
     _a("all_reduce", "one_shot", direct.one_shot_all_reduce, "ring", "a + (n-1) s (b + g)", _PAIRS, order=_SAME),
     _a("all_reduce", "two_shot", direct.two_shot_all_reduce, "ring",
-       "2a + 2(n-1)/n s b + (n-1)/n s g", _PAIRS, ranks="up to 256", order=_SAME),
+       "2a + 2(n-1)/n s b + (n-1)/n s g", _PAIRS, order=_SAME),
     _a("all_reduce", "hierarchical", hierarchical.all_reduce, "ring",
        "2(g-1)/g s b_box + 2(m-1)/m s/g b_net, m boxes of g; the larger with pieces", _HIER, "multiple of box", _BOXES, _RUN),
     _a("all_reduce", "torus", torus.all_reduce, "ring",
        "2 sum(k-1) a + 2(n-1)/n s b/(2D), D dimensions of k", _BUCKET, topologies=_TORUS, order=_RUN),
     _a("all_reduce", "switch", switch.all_reduce, "ring", "2a + (1 + 1/n) s b, many pieces", _SHARP, topologies=_SWITCH, order=_RANK),
+    _a("all_reduce", "bfb", bfb.all_reduce, "tree", "2 diameters a + 2(n-1)/n s b/d, d links a rank", _BFB, topologies=_DIRECT, order=_RUN),
+    _a("all_reduce", "packed", packed.all_reduce, "tree", "the bound of the topology, many pieces", _FOREST, ranks="up to 64", order=_RUN),
     _a("all_gather", "ring", ring.all_gather, "ring", "(n-1)a + (n-1)/n s b", _PATARASUK),
     _a("all_gather", "bidirectional_ring", ring.bidirectional_all_gather, "ring",
        "as ring, half of the bytes each way round", _PATARASUK, topologies=_TORUS),
@@ -146,6 +158,8 @@ ALGORITHMS: tuple[Algorithm, ...] = (
        "(n-m)/n s b_box + (m-1)/n s b_net, m boxes; the larger with pieces", _HIER, "multiple of box", _BOXES),
     _a("all_gather", "torus", torus.all_gather, "ring", "sum(k-1) a + (n-1)/n s b/(2D), D dimensions of k", _BUCKET, topologies=_TORUS),
     _a("all_gather", "switch", switch.all_gather, "ring", "a + (n-1)/n s b", _SHARP, topologies=_SWITCH),
+    _a("all_gather", "bfb", bfb.all_gather, "tree", "a diameter a + (n-1)/n s b/d, d links a rank", _BFB, topologies=_DIRECT),
+    _a("all_gather", "packed", packed.all_gather, "tree", "the bound of the topology, many pieces", _FOREST, ranks="up to 64"),
     _a("reduce_scatter", "ring", ring.reduce_scatter, "ring", "(n-1)a + (n-1)/n s b + (n-1)/n s g", _PATARASUK, order=_RUN),
     _a("reduce_scatter", "bidirectional_ring", ring.bidirectional_reduce_scatter, "ring",
        "as ring, half of the bytes each way round", _PATARASUK, topologies=_TORUS, order=_RUN),
@@ -160,6 +174,10 @@ ALGORITHMS: tuple[Algorithm, ...] = (
     _a("reduce_scatter", "torus", torus.reduce_scatter, "ring",
        "sum(k-1) a + (n-1)/n s b/(2D), D dimensions of k", _BUCKET, topologies=_TORUS, order=_RUN),
     _a("reduce_scatter", "switch", switch.reduce_scatter, "ring", "a + s b", _SHARP, topologies=_SWITCH, order=_RANK),
+    _a("reduce_scatter", "bfb", bfb.reduce_scatter, "tree",
+       "a diameter a + (n-1)/n s (b/d + g), d links a rank", _BFB, topologies=_DIRECT, order=_RUN),
+    _a("reduce_scatter", "packed", packed.reduce_scatter, "tree",
+       "the bound of the topology, many pieces", _FOREST, ranks="up to 64", order=_RUN),
     _a("broadcast", "tree", tree.broadcast, "tree", "ceil(lg n)(a + s b)", _THAKUR),
     _a("broadcast", "chain", chain.broadcast, "ring", "(n-2+k)(a + s/k b), k pieces", _CHAN),
     _a("broadcast", "double_tree", double_tree.broadcast, "tree", "about 2 ceil(lg n) a + s b, many pieces", _SANDERS),
@@ -213,7 +231,8 @@ _DEFAULTS: dict[str, tuple[str, str]] = {
 def default_algorithm(collective: Collective, params: Iterable[str] = ()) -> str:
     """The algorithm taken when none is named.
 
-    With ``box`` or ``pod`` among the parameters the hierarchical one, with ``dims`` the one for a torus, where there is one. Else, by the
+    With ``box`` or ``pod`` among the parameters the hierarchical one, with ``dims`` the one for a torus, with ``topology`` the packed
+    one, where there is one. Else, by the
     number of ranks: for powers of two the recursive one, which has both the fewest steps and the fewest bytes (all-to-all: the fewest
     bytes); for other counts, one that is optimal in bytes where data goes to all, and a binomial tree where there is a root. Sizes are not
     known here: ``simcoll perf`` compares all algorithms over sizes.
@@ -222,11 +241,16 @@ def default_algorithm(collective: Collective, params: Iterable[str] = ()) -> str
     ('rabenseifner', 'hierarchical')
     """
     serving = {algorithm.name for algorithm in ALGORITHMS if algorithm.collective == collective.kind}
-    for param, name in (("box", "hierarchical"), ("pod", "hierarchical"), ("dims", "torus")):
+    for param, name in (("box", "hierarchical"), ("pod", "hierarchical"), ("dims", "torus"), ("topology", "packed")):
         if param in params and name in serving:
             return name
     power, other = _DEFAULTS[collective.kind]
     return other if collective.nranks & (collective.nranks - 1) else power
+
+
+def _check_kind(collective: Any) -> None:
+    if not isinstance(collective, str) or collective not in KINDS:
+        raise ConfigError(f"unknown collective {collective!r}; {nearest(str(collective), KINDS)}")
 
 
 def find_algorithm(collective: str, name: str) -> Algorithm:
@@ -237,8 +261,7 @@ def find_algorithm(collective: str, name: str) -> Algorithm:
     ConfigError
         For an unknown collective or algorithm, naming the nearest.
     """
-    if collective not in KINDS:
-        raise ConfigError(f"unknown collective {collective!r}; {nearest(collective, KINDS)}")
+    _check_kind(collective)
     serving = {algorithm.name: algorithm for algorithm in ALGORITHMS if algorithm.collective == collective}
     if name not in serving:
         others = sorted({algorithm.collective for algorithm in ALGORITHMS if algorithm.name == name})
@@ -246,7 +269,7 @@ def find_algorithm(collective: str, name: str) -> Algorithm:
             raise ConfigError(
                 f"algorithm {name!r} serves {', '.join(others)}, not {collective}; valid: {', '.join(sorted(serving)) or 'none yet'}"
             )
-        raise ConfigError(f"unknown algorithm {name!r} for {collective}; {nearest(name, serving)}")
+        raise ConfigError(f"unknown algorithm {name!r} for {collective}; {nearest(str(name), serving)}")
     return serving[name]
 
 
@@ -264,14 +287,15 @@ def schedule(
     Parameters
     ----------
     collective
-        Kind, such as ``"all_reduce"`` (then ``nranks`` is needed), or a :class:`~simcoll.collective.Collective`.
+        Kind, such as ``"all_reduce"`` (then ``nranks`` or ``topology`` is needed), or a :class:`~simcoll.collective.Collective`.
     algorithm
         Name of an algorithm that serves it: ``simcoll list algorithms``. Without, :func:`default_algorithm` chooses; the
         schedule's name says which.
     nranks, root, in_place
         Passed to :class:`~simcoll.collective.Collective`.
     **params
-        The algorithm's own: ``channels=``, ``pieces=``, ``box=``, ``pod=`` (whole numbers) or ``dims=`` (several).
+        The algorithm's own: ``channels=``, ``pieces=``, ``box=``, ``pod=`` (whole numbers), ``dims=`` (several) or ``topology=``, a
+        :class:`~simcoll.topology.Topology`, for algorithms that are made for one.
 
     Raises
     ------
@@ -283,11 +307,12 @@ def schedule(
     >>> print(schedule("all_reduce", "ring", nranks=8, channels=2))
     ring(channels=2, pieces=1) all_reduce n=8
     """
-    if isinstance(collective, str):
-        if collective not in KINDS:
-            raise ConfigError(f"unknown collective {collective!r}; {nearest(collective, KINDS)}")
+    if not isinstance(collective, Collective):
+        _check_kind(collective)
         if algorithm is not None:
             find_algorithm(collective, algorithm)
+        if nranks is None:
+            nranks = getattr(params.get("topology"), "nranks", None)
         if nranks is None:
             raise ConfigError(f"{collective} needs nranks, the number of ranks")
         collective = Collective(collective, nranks, root=root, in_place=in_place)
@@ -295,31 +320,40 @@ def schedule(
         raise ConfigError(
             f"{collective} says its ranks, root and place itself; nranks, root and in_place go with a kind only"
         )
-    found = find_algorithm(collective.kind, algorithm or default_algorithm(collective, params))
-    if isinstance(params.get("dims"), list):
-        params["dims"] = tuple(params["dims"])
-    for name, value in params.items():
+    # What is None is left to its default.
+    given = {name: _checked_param(name, value) for name, value in params.items() if value is not None}
+    found = find_algorithm(collective.kind, default_algorithm(collective, given) if algorithm is None else algorithm)
+    for name in given:
         if name not in found.params:
+            others = [
+                other.name for other in ALGORITHMS if other.collective == collective.kind and name in other.params
+            ]
             raise ConfigError(
                 f"algorithm {found.name!r} of {collective.kind} has no parameter {name!r}; {nearest(name, found.params)}"
+                + (f"; {', '.join(others)} have it" if others else "")
             )
-        _check_param(name, value)
-    return found.build(collective, **params)
+    return found.build(collective, **given)
 
 
 MAX_PARAM = 2**20
 
 
-def _check_param(name: str, value: Any) -> None:
-    """Refuse anything but whole numbers from 1 on: a tuple of them for ``dims``, else one; None is the default."""
+def _checked_param(name: str, value: Any) -> Any:
+    """A topology, or whole numbers from 1 on: several for ``dims``, else one."""
 
     def whole(given: Any) -> bool:
-        return isinstance(given, int) and not isinstance(given, bool) and 1 <= given <= MAX_PARAM
+        number = isinstance(given, (int, np.integer)) and not isinstance(given, bool)
+        return number and 1 <= int(given) <= MAX_PARAM
 
-    if value is None:
-        return
+    if name == "topology":
+        if not hasattr(value, "rank_nodes"):
+            raise ConfigError(f"topology={value!r:.60}: expected a Topology, such as load_topology('dgx-h100')")
+        return value
     if name == "dims":
-        if not (isinstance(value, tuple) and value and all(map(whole, value))):
+        sizes = tuple(value) if isinstance(value, (tuple, list, np.ndarray)) else ()
+        if not (sizes and all(map(whole, sizes))):
             raise ConfigError(f"dims={value!r}: expected a tuple of whole numbers, such as (4, 4), each at least 1")
-    elif not whole(value):
+        return tuple(map(int, sizes))
+    if not whole(value):
         raise ConfigError(f"{name}={value!r}: expected a whole number, at least 1 and at most {MAX_PARAM}")
+    return int(value)

@@ -2,7 +2,8 @@
 
 ``flows`` has maximum flows, ``cuts`` the exact cut of all-gather and scatter, ``programs`` the all-to-all program with its checked
 dual, ``lower`` the bound of every collective. The other side is what can be reached: ``packing`` has trees that fill all
-links, ``roots`` the best all-reduce along trees. Nothing here knows of schedules or of the emulator.
+links, from what ``pairs`` of ranks can send at once, by ``growing`` them; ``roots`` the best all-reduce along trees. Nothing here knows
+of schedules or of the emulator.
 """
 
 from simcoll.bounds.cuts import Cut, all_gather_cut

@@ -25,11 +25,15 @@ if TYPE_CHECKING:
 
     from simcoll.topology import Topology
 
-__all__ = ["Cut", "all_gather_cut", "candidate_groups", "cut_name", "scatter_cut", "worst_ratio"]
+__all__ = ["Cut", "all_gather_cut", "candidate_groups", "cut_name", "scatter_cut"]
 
 
 ORBIT_LIMIT = 2**16
 """With more ranks than ``FLOW_LIMIT``, at most so many ranks times orbits of ranks are followed exactly."""
+
+
+TOGETHER = 2**15
+"""So many links are in one flow that asks about several sinks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,38 +79,24 @@ def all_gather_cut(topology: Topology, *, backwards: bool = False, by_orbit: boo
     graph = flow_graph(topology, backwards=backwards)
     if graph.nranks == 1:
         return Cut(Fraction(0), (0,), 0, "a single rank")
-    sinks = rank_orbits(topology).tolist() if by_orbit else list(range(graph.nranks))
-    best, side = _first_guess(topology, graph, sinks, backwards=backwards)
+    orbits = rank_orbits(topology).tolist()
+    best, side = _first_guess(topology, graph, orbits, backwards=backwards)
+    sinks = orbits if by_orbit else list(range(graph.nranks))
     exact = graph.nranks <= FLOW_LIMIT or graph.nranks * len(sinks) <= ORBIT_LIMIT
-    fits = _Feasible(graph, best) if exact else None
-    for sink in sinks if exact else ():
-        while fits is not None and not fits(sink):
-            found, better = _worse_cut(graph, best, sink)
-            exact &= better[1]
-            if found is None:
-                break
-            best, side = found, better[0]
-            fits = _Feasible(graph, best)
+    if not exact:
+        sinks = []
+    fits, done = _Feasible(graph, best, len(sinks)), 0
+    while done < len(sinks):
+        together = sinks[done : done + fits.copies]
+        if not fits(together, sinks[:done]):
+            found, worse, sure = _worst_of(graph, best, together)
+            exact &= sure
+            if found is not None:
+                best, side = found, worse
+                fits = _Feasible(graph, best, len(sinks))
+                continue
+        done += len(together)
     return _cut(topology, graph, best, side, backwards=backwards, exact=exact)
-
-
-def worst_ratio(graph: FlowGraph) -> Fraction | None:
-    """The largest number of ranks inside over capacity out, over all sets of vertices without some rank, in ranks per unit of
-    capacity; None when nothing leaves some set.
-    """
-    entering = np.bincount(graph.head, weights=graph.capacity, minlength=graph.nvertices).astype(np.int64)[graph.ranks]
-    if not entering.all():
-        return None
-    best = Fraction(graph.nranks - 1, int(entering.min()))
-    for sink in range(graph.nranks):
-        while True:
-            found, (side, _) = _worse_cut(graph, best, sink)
-            if found is None:
-                if side[graph.ranks].any() and not graph.leaving(side).size:
-                    return None
-                break
-            best = found
-    return best
 
 
 def scatter_cut(topology: Topology, root: int, *, backwards: bool = False) -> Cut:
@@ -176,23 +166,55 @@ def _first_guess(
 
 
 class _Feasible:
-    """Whether every rank can send 1 / ratio to a sink at once. One matrix serves all sinks; False may mean that it does not fit."""
+    """Whether every rank can send 1 / ratio to a sink at once, for each of some sinks; False may mean that it does not fit.
 
-    def __init__(self, graph: FlowGraph, ratio: Fraction) -> None:
-        self.graph, self.need = graph, graph.nranks * ratio.denominator
+    One flow through ``copies`` of the graph, each with its own sink, answers for that many sinks. A rank of which the answer is
+    known to be yes may send without limit: a set that does not hold it has no larger ratio, so only sets that hold it are in
+    question, and for these its links to the source do not count. That makes the flows short.
+    """
+
+    def __init__(self, graph: FlowGraph, ratio: Fraction, sinks: int) -> None:
+        self.need = graph.nranks * ratio.denominator
+        self.copies = max(1, min(sinks, SOLVER_LIMIT // self.need, TOGETHER // (graph.tail.size + 2 * graph.nranks)))
         self.matrix = None
-        if self.need < SOLVER_LIMIT:
-            source, n = graph.nvertices, graph.nranks
-            capacity = np.minimum(_scaled(graph.capacity, ratio.numerator), self.need + 1).astype(np.int32)
-            values = np.concatenate([capacity, np.full(n, ratio.denominator, np.int32)])
-            ends = (np.concatenate([graph.tail, np.full(n, source)]), np.concatenate([graph.head, graph.ranks]))
-            self.matrix = csr_array((values, ends), shape=(source + 1, source + 1))
+        if self.need >= SOLVER_LIMIT:
+            return
+        first = graph.nvertices * np.arange(self.copies)[:, None]
+        tail, head, ranks = ((first + each).ravel() for each in (graph.tail, graph.head, graph.ranks))
+        self.source, self.sink = graph.nvertices * self.copies, graph.nvertices * self.copies + 1
+        tails = np.concatenate([tail, np.full(ranks.size, self.source), ranks])
+        heads = np.concatenate([head, ranks, np.full(ranks.size, self.sink)])
+        # The place of each link in the matrix; then its capacity there. Links of the source and to the sink come last.
+        matrix = csr_array(
+            (np.arange(tails.size, dtype=np.int32), (tails, heads)), shape=(self.sink + 1, self.sink + 1)
+        )
+        capacity = np.minimum(_scaled(graph.capacity, ratio.numerator), self.need + 1).astype(np.int32)
+        ends = np.concatenate([np.full(ranks.size, ratio.denominator, np.int32), np.zeros(ranks.size, np.int32)])
+        place = np.argsort(matrix.data)
+        matrix.data = np.concatenate([np.tile(capacity, self.copies), ends])[matrix.data]
+        self.starts, self.ends = place[tail.size :].reshape(2, self.copies, -1)
+        self.matrix = matrix
 
-    def __call__(self, sink: int) -> bool:
+    def __call__(self, sinks: list[int], known: list[int]) -> bool:
         if self.matrix is None:
             return False
-        flow = maximum_flow(self.matrix, self.graph.nvertices, int(self.graph.ranks[sink]))
-        return int(flow.flow_value) == self.need
+        self.matrix.data[self.starts[:, known]] = self.need
+        used = self.ends[np.arange(len(sinks)), sinks]
+        self.matrix.data[used] = self.need
+        flow = maximum_flow(self.matrix, self.source, self.sink)
+        self.matrix.data[used] = 0
+        return int(flow.flow_value) == self.need * len(sinks)
+
+
+def _worst_of(graph: FlowGraph, ratio: Fraction, sinks: list[int]) -> tuple[Fraction | None, NDArray[np.bool_], bool]:
+    """:func:`_worse_cut` of the first of some sinks that has one, and whether all that were asked are exact."""
+    exact, side = True, np.zeros(0, bool)
+    for sink in sinks:
+        found, (side, fits) = _worse_cut(graph, ratio, sink)
+        exact &= fits
+        if found is not None:
+            return found, side, exact
+    return None, side, exact
 
 
 def _worse_cut(graph: FlowGraph, ratio: Fraction, sink: int) -> tuple[Fraction | None, tuple[NDArray[np.bool_], bool]]:

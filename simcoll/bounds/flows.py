@@ -10,13 +10,11 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from numpy.typing import NDArray
 
     from simcoll.topology import Topology
 
-__all__ = ["FlowGraph", "egress", "flow_graph", "graph_of", "min_cut"]
+__all__ = ["FlowGraph", "alike_both_ways", "egress", "flow_graph", "min_cut"]
 
 SOLVER_LIMIT = 2**30 - 1
 """A capacity and the flow the other way must together fit 32 bits."""
@@ -83,21 +81,11 @@ def flow_graph(topology: Topology, *, backwards: bool = False) -> FlowGraph:
     )
 
 
-def graph_of(nranks: int, capacity: Mapping[tuple[int, int], int]) -> FlowGraph:
-    """The graph of capacities between pairs of ranks, in a unit of their own."""
-    ends = np.array(list(capacity), dtype=np.int64).reshape(-1, 2)
-    everyone = np.arange(nranks)
-    return FlowGraph(
-        nvertices=nranks,
-        tail=ends[:, 0],
-        head=ends[:, 1],
-        capacity=np.array(list(capacity.values()), dtype=np.int64),
-        unit_uBps=1,
-        ranks=everyone,
-        kept=everyone,
-        out_links=(),
-        in_links=(),
-    )
+def alike_both_ways(topology: Topology) -> bool:
+    """Whether every link has an equal one the other way."""
+    ends = np.stack([topology.link_src, topology.link_dst, topology.link_capacity_uBps])
+    there, back = ends[:, np.lexsort(ends[::-1])], ends[[1, 0, 2]]
+    return np.array_equal(there, back[:, np.lexsort(back[::-1])])
 
 
 def _at_vertices(end: NDArray[np.int64], nvertices: int) -> tuple[NDArray[np.int64], ...]:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simcoll.bounds.cuts import all_gather_cut, candidate_groups, cut_name, scatter_cut
-from simcoll.bounds.flows import FLOW_LIMIT, FlowGraph, egress, flow_graph, min_cut
-from simcoll.bounds.programs import VARIABLE_LIMIT, all_to_all_bound, all_to_all_by_routes
+from simcoll.bounds.flows import FLOW_LIMIT, FlowGraph, alike_both_ways, egress, flow_graph, min_cut
+from simcoll.bounds.programs import VARIABLE_LIMIT, all_to_all_bound, all_to_all_by_routes, routed_bound
 from simcoll.errors import ConfigError, nearest
 from simcoll.topology.orbits import rank_orbits
 from simcoll.units import FS_PER_SECOND, UBPS_PER_BPS
@@ -30,6 +30,10 @@ __all__ = ["Bottleneck", "Bound", "bottleneck", "lower_bound"]
 
 ROUTE_LIMIT = 256
 """Up to this many ranks the routes of all pairs are looked at, to see whether they reach a bound."""
+
+PAIRS_LIMIT = 64
+"""Up to this many ranks it is looked at what the routes of all pairs can carry at once."""
+_ROUTED = ("all_gather", "reduce_scatter", "all_reduce")
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,9 +144,20 @@ def bottleneck(kind: str, topology: Topology, *, root: int | None = None, in_net
         )
     if topology.nranks == 1:
         return Bottleneck(Fraction(0), "a single rank", "nothing to send")
-    if kind == "all_reduce":
-        return _all_reduce(topology, in_network=in_network)
-    return _KINDS[kind](topology, start)
+    found = _all_reduce(topology, in_network=in_network) if kind == "all_reduce" else _KINDS[kind](topology, start)
+    return found if in_network or kind not in _ROUTED else _routed(kind, topology, found)
+
+
+def _routed(kind: str, topology: Topology, known: Bottleneck) -> Bottleneck:
+    """The larger of a bound and what the routes of messages can carry."""
+    if topology.nranks > PAIRS_LIMIT:
+        return known
+    per_byte = routed_bound(kind, topology, known.seconds_per_byte)
+    if per_byte <= known.seconds_per_byte:
+        return known
+    argument = "what crosses between ranks, for prices of the links that a linear program found"
+    ranks = tuple(range(topology.nranks))
+    return Bottleneck(per_byte, "the routes between ranks", argument, ranks, exact=False, in_network=False)
 
 
 def _all_gather(topology: Topology, _: int) -> Bottleneck:
@@ -283,10 +298,8 @@ def _no_data(_topology: Topology, _root: int) -> Bottleneck:
 
 
 def _directions(topology: Topology) -> tuple[bool, ...]:
-    """Both, unless every link has an equal one the other way, so that what bounds sending bounds receiving."""
-    ends = np.stack([topology.link_src, topology.link_dst, topology.link_capacity_uBps])
-    there, back = ends[:, np.lexsort(ends[::-1])], ends[[1, 0, 2]]
-    return (False,) if np.array_equal(there, back[:, np.lexsort(back[::-1])]) else (False, True)
+    """Both, unless what bounds sending bounds receiving."""
+    return (False,) if alike_both_ways(topology) else (False, True)
 
 
 def _egresses(

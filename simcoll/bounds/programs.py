@@ -4,26 +4,33 @@ All-to-all is a multi-commodity flow: every rank sends each other one a block. A
 together travel at least the sum of all distances, and the links offer at most the sum of capacity times length. The solver only
 proposes the lengths; what is claimed is computed from them exactly.
 
+What the routes of messages can carry at once is bounded in the same way, by prices of links.
+
 Source: Basu et al.: Efficient all-to-all collective communication schedules for direct-connect topologies, arXiv 2309.13541.
 """
 
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy.optimize import linprog
 from scipy.sparse import csr_array, identity, kron
 from scipy.sparse.csgraph import dijkstra
 
+from simcoll.bounds.pairs import LINKS_LIMIT, TOLERANCE, best_links, fair, pair_prices, pairs_of
+from simcoll.errors import ConfigError
+from simcoll.units import UBPS_PER_BPS
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from simcoll.bounds.flows import FlowGraph
+    from simcoll.bounds.pairs import Floats, Pairs
     from simcoll.topology import Topology
 
-__all__ = ["VARIABLE_LIMIT", "all_to_all_bound", "all_to_all_by_routes", "distance_bound"]
+__all__ = ["VARIABLE_LIMIT", "all_to_all_bound", "all_to_all_by_routes", "distance_bound", "routed_bound"]
 
 VARIABLE_LIMIT = 8192
 """Sources times links up to which the linear program is solved."""
@@ -106,3 +113,63 @@ def all_to_all_by_routes(topology: Topology) -> Fraction:
     used = np.flatnonzero(load)
     pairs = zip(load[used].tolist(), topology.link_capacity_uBps[used].tolist(), strict=True)
     return max((Fraction(count * 10**6, capacity) for count, capacity in pairs), default=Fraction(0))
+
+
+def routed_bound(kind: str, topology: Topology, worth: Fraction) -> Fraction:
+    """What the routes of messages prove for an all_gather, reduce_scatter or all_reduce, in seconds per byte; 0 when it is known not to be
+    more than ``worth``.
+
+    A message uses all links of its route, though others may be free. Prices of the links prove a bound when each route costs as much as
+    the pair is wanted: then the links must offer as much as the wanted crossings cost. An all-reduce wants every pair equally, since all
+    that is known is how many crossings there are; an all-gather wants those that cross some weighted cuts.
+    """
+    try:
+        pairs = pairs_of(topology)
+    except ConfigError:
+        return Fraction(0)
+    n, capacity = topology.nranks, fair(pairs)
+    seconds = Fraction(UBPS_PER_BPS, pairs.unit_uBps)
+    known = float(worth / seconds) * (1 + TOLERANCE)
+    if kind == "all_reduce":
+        if 2 * (n - 1) <= known * capacity.sum():
+            return Fraction(0)
+        return 2 * (n - 1) * seconds * _priced(topology, pairs, pair_prices(pairs), np.ones((1, n, n)), np.ones(1))
+    ends = pairs.ends[::-1] if kind == "reduce_scatter" else pairs.ends
+    # Where fair shares bring every rank its data in time there is rarely more to prove, and a program costs much.
+    entering = np.bincount(ends[1], weights=capacity, minlength=n).min()
+    if (n - 1) / n <= known * entering or ends.shape[1] > LINKS_LIMIT:
+        return Fraction(0)
+    found = best_links(pairs, ends)
+    crossed = found.sides[:, :, None] & ~found.sides[:, None, :]
+    if kind == "reduce_scatter":
+        crossed = crossed.swapaxes(1, 2)
+    return seconds * _priced(topology, pairs, found.prices, crossed, found.worths, found.sides.sum(axis=1)) / n
+
+
+def _priced(
+    topology: Topology,
+    pairs: Pairs,
+    prices: Floats,
+    crossed: NDArray[Any],
+    worths: Floats,
+    gain: NDArray[Any] | None = None,
+) -> Fraction:
+    """What prices prove, computed exactly: the gain of all cuts, each times its worth, over what the links offer, where no pair of ranks is
+    worth more than its route costs. ``crossed[cut, a, b]`` says which pairs a cut wants; without ``gain`` it is 1.
+    """
+    n = topology.nranks
+    src, dst = np.nonzero(~np.eye(n, dtype=bool))
+    routes = topology.route(src, dst).links
+    best = Fraction(0)
+    for limit in ROUNDINGS:
+        given = [Fraction(float(each) / float(prices.max())).limit_denominator(limit) for each in (*prices, *worths)]
+        scale = int(np.lcm.reduce([each.denominator for each in given], dtype=object))
+        whole = np.array([int(each * scale) for each in given], dtype=object)
+        price, worth = whole[: len(prices)], whole[len(prices) :]
+        cost = np.where(routes >= 0, price[routes], 0).sum(axis=1)
+        wanted = (crossed[:, src, dst] * worth[:, None]).sum(axis=0)
+        most = min((Fraction(int(c), int(w)) for c, w in zip(cost, wanted, strict=True) if w), default=Fraction(0))
+        offered = int((pairs.capacity.astype(object) * price).sum())
+        total = int((worth if gain is None else worth * gain).sum())
+        best = max(best, most * Fraction(total, offered or 1))
+    return best

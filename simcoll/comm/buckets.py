@@ -24,8 +24,8 @@ def buckets(tensors: Sequence[Array], buffer_size: int) -> list[list[int]]:
     result: list[list[int]] = []
     filling: dict[str, tuple[list[int], int]] = {}
     for index, tensor in enumerate(tensors):
-        bucket, size = filling.get(tensor.dtype.name, ([], buffer_size))
-        if size + tensor.nbytes > buffer_size:
+        bucket, size = filling.get(tensor.dtype.name, ([], 0))
+        if not bucket or (size and size + tensor.nbytes > buffer_size):
             bucket, size = [], 0
             result.append(bucket)
         bucket.append(index)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,8 +31,8 @@ def reduce_add(inputs: Sequence[DeviceArray], destination: Any = None, *, play: 
 
     Raises
     ------
-    RuntimeError, ValueError
-        For tensors on the CPU or of different shapes, or a destination without a tensor.
+    AssertionError, ValueError, RuntimeError
+        For tensors on the CPU, of different shapes, and a destination without a tensor, as PyTorch does.
 
     Examples
     --------
@@ -44,13 +45,17 @@ def reduce_add(inputs: Sequence[DeviceArray], destination: Any = None, *, play: 
     root = None
     for index, tensor in enumerate(inputs):
         if not isinstance(tensor, DeviceArray):
-            raise RuntimeError("reduce_add expects all inputs to be on GPUs")  # noqa: TRY004 - as PyTorch
+            raise AssertionError(  # noqa: TRY004 - as PyTorch
+                f"reduce_add expects all inputs to be on GPUs, but input {index} is on CPU"
+            )
         if tensor.device == place:
             root = index
         shape, expected = tensor.array.shape, inputs[0].array.shape
-        if shape != expected or tensor.array.dtype != inputs[0].array.dtype:
-            got, wanted = (f"{'x'.join(map(str, t.array.shape))} of {t.array.dtype}" for t in (tensor, inputs[0]))
+        if shape != expected:
+            got, wanted = ("x".join(map(str, sizes)) for sizes in (shape, expected))
             raise ValueError(f"input {index} has invalid size: got {got}, but expected {wanted}")
+        if tensor.array.dtype != inputs[0].array.dtype:
+            raise ValueError(f"input {index} is of {tensor.array.dtype}, but input 0 is of {inputs[0].array.dtype}")
     if root is None:
         raise RuntimeError("reduce_add expects destination to be on the same GPU with one of the tensors")
     if len(inputs) == 1:
@@ -81,7 +86,7 @@ def reduce_add_coalesced(
         Bytes of a buffer.
     """
     if not inputs or any(len(row) != len(inputs[0]) for row in inputs):
-        raise RuntimeError("reduce_add_coalesced expects as many tensors from every device, at least one")
+        raise ValueError("reduce_add_coalesced expects as many tensors from every device, at least one")
     place = 0 if destination is None else device_number(destination)
     contents = [[content_of(tensor) for tensor in row] for row in inputs]
     for row, other in zip(contents, inputs, strict=True):
@@ -109,7 +114,7 @@ def gather(
     dim: int = 0,
     destination: Any = None,
     *,
-    out: DeviceArray | None = None,
+    out: Tensor | None = None,
     play: Play = emulated,
 ) -> Tensor:
     """Concatenate tensors from devices along a dimension.
@@ -121,9 +126,9 @@ def gather(
     dim
         Along which they are joined.
     destination
-        Device of the result, or ``"cpu"``; default 0. Not with ``out``.
+        Device of the result, or ``"cpu"`` (-1, with a warning, is the CPU too); default 0. Not with ``out``.
     out
-        Tensor to fill.
+        Tensor to fill, on a device or on the CPU.
 
     Raises
     ------
@@ -141,7 +146,7 @@ def gather(
             raise RuntimeError(  # noqa: TRY004 - as PyTorch
                 f"Expected all input tensors to be CUDA tensors, but tensor at index {index} has device 'cpu'"
             )
-    parts = [np.atleast_1d(tensor.array) for tensor in tensors]
+    parts = [tensor.array for tensor in tensors]
     axis = axis_of(dim, parts[0].ndim)
     for index, part in enumerate(parts):
         same = part.ndim == parts[0].ndim and part.dtype == parts[0].dtype
@@ -152,15 +157,7 @@ def gather(
                 f"Input tensor at index {index} has invalid shape {list(part.shape)}, but expected "
                 f"{[*parts[0].shape[:axis], '*', *parts[0].shape[axis + 1 :]]} of {parts[0].dtype}"
             )
-    place = (
-        out.device
-        if out is not None
-        else 0
-        if destination is None
-        else CPU
-        if destination == "cpu"
-        else device_number(destination)
-    )
+    place = _place(destination) if out is None else device_of(out)
     sizes = [0, *(part.size for part in parts)]
     plan = schedule("gather", "linear", nranks=len(sizes)).bind(sizes, parts[0].dtype)
     flat = [np.zeros(0, parts[0].dtype), *(part.reshape(-1) for part in parts)]
@@ -168,7 +165,22 @@ def gather(
     joined = np.concatenate(cut(whole, parts), axis)
     if out is None:
         return joined if place == CPU else DeviceArray(joined, place)
-    if out.array.shape != joined.shape:
-        raise RuntimeError(f"Expected out tensor to have shape {list(joined.shape)}, but got {list(out.array.shape)}")
-    out.array[...] = joined
+    target = content_of(out)
+    if target.shape != joined.shape:
+        raise RuntimeError(f"Expected out tensor to have shape {list(joined.shape)}, but got {list(target.shape)}")
+    target[...] = joined
     return out
+
+
+def _place(destination: Any) -> int:
+    """Device of the result of a gather."""
+    if destination is None:
+        return 0
+    if isinstance(destination, int) and destination == CPU:
+        warnings.warn(
+            'Using -1 to represent CPU tensor is deprecated. Please use a device object or string instead, e.g., "cpu".',
+            FutureWarning,
+            stacklevel=3,
+        )
+        return CPU
+    return CPU if destination == "cpu" else device_number(destination)

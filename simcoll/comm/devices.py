@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from simcoll.memory import array_on, is_tensor
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -41,13 +43,18 @@ class DeviceArray:
     Attributes
     ----------
     array
-        The data.
+        The data; of a torch CPU tensor, an array on its memory.
     device
         Number of the device.
     """
 
     array: Array
     device: int
+
+    def __post_init__(self) -> None:
+        """Take a tensor's memory."""
+        if is_tensor(self.array):
+            object.__setattr__(self, "array", array_on(self.array))
 
 
 Tensor: TypeAlias = "Array | DeviceArray"
@@ -66,7 +73,8 @@ def content_of(tensor: Tensor) -> Array:
     """The data of a tensor."""
     if isinstance(tensor, DeviceArray):
         return tensor.array
-    return np.asarray(tensor)
+    found = array_on(tensor)
+    return np.asarray(tensor) if found is None else found
 
 
 def device_of(tensor: Tensor) -> int:
@@ -92,10 +100,11 @@ def device_number(given: Any) -> int:
 
 def axis_of(dim: int, dims: int) -> int:
     """The dimension that is meant, counted from the front."""
-    if not -max(dims, 1) <= dim < max(dims, 1):
-        limits = f"[{-max(dims, 1)}, {max(dims, 1) - 1}]"
-        raise IndexError(f"Dimension out of range (expected to be in range of {limits}, but got {dim})")
-    return dim % max(dims, 1)
+    if not dims:
+        raise IndexError(f"Dimension specified as {dim} but tensor has no dimensions")
+    if not -dims <= dim < dims:
+        raise IndexError(f"Dimension out of range (expected to be in range of [{-dims}, {dims - 1}], but got {dim})")
+    return dim % dims
 
 
 def check_on_devices(out: Sequence[Tensor]) -> None:

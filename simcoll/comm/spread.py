@@ -73,12 +73,11 @@ def scatter(
     [[0, 1], [2, 3], [4]]
     """
     content = content_of(tensor)
-    axis = axis_of(dim, content.ndim)
     if out is None:
         if devices is None:
             raise TypeError("scatter needs 'devices' or 'out'; got neither")
         where = [device_number(device) for device in devices]
-        chunks = _chunks(content, where, None if chunk_sizes is None else list(chunk_sizes), axis)
+        chunks = _chunks(content, where, None if chunk_sizes is None else list(chunk_sizes), dim)
         where = where[: len(chunks)]
         _check_streams(streams, where)
     else:
@@ -88,7 +87,7 @@ def scatter(
             raise RuntimeError(
                 f"'chunk_sizes' must not be specified when 'out' is specified, but got chunk_sizes={chunk_sizes}"
             )
-        chunks = _chunks_for(content, out, axis)
+        chunks = _chunks_for(content, out, axis_of(dim, content.ndim))
         where = [target.device for target in out]
         _check_streams(streams, where)
     moved = _scattered(chunks, where, device_of(tensor), play)
@@ -99,10 +98,13 @@ def scatter(
     return tuple(out)
 
 
-def _chunks(content: Array, devices: Sequence[int], sizes: Sequence[int] | None, axis: int) -> list[Array]:
+def _chunks(content: Array, devices: Sequence[int], sizes: Sequence[int] | None, dim: int) -> list[Array]:
     if not devices:
         raise RuntimeError("Expected at least one device to scatter to")
-    length = content.shape[axis] if content.ndim else 1
+    if not content.ndim:
+        raise RuntimeError(f"{'chunk' if sizes is None else 'split'} expects at least a 1-dimensional tensor")
+    axis = axis_of(dim, content.ndim)
+    length = content.shape[axis]
     if sizes is None:
         each = max(1, -(-length // len(devices)))
         sizes = [min(each, length - first) for first in range(0, length, each)] or [0] * len(devices)
@@ -116,7 +118,7 @@ def _chunks(content: Array, devices: Sequence[int], sizes: Sequence[int] | None,
             f"split_with_sizes expects split_sizes to sum exactly to {length} (input tensor's size at dimension {axis}) "
             f"with non-negative entries, but got split_sizes={list(sizes)}"
         )
-    return np.split(np.atleast_1d(content), np.cumsum(sizes)[:-1], axis)
+    return np.split(content, np.cumsum(sizes)[:-1], axis)
 
 
 def _chunks_for(content: Array, out: Sequence[DeviceArray], axis: int) -> list[Array]:

@@ -6,6 +6,7 @@ schedule, played by the emulator.
 
 from __future__ import annotations
 
+from simcoll.distributed import distributed_c10d
 from simcoll.distributed.backends import (
     Backend,
     get_default_backend_for_device,
@@ -56,6 +57,7 @@ from simcoll.distributed.groups import (
     is_initialized,
 )
 from simcoll.distributed.initialization import init_process_group
+from simcoll.distributed.launched import run_rank
 from simcoll.distributed.making_groups import (
     destroy_process_group,
     new_group,
@@ -72,7 +74,7 @@ from simcoll.distributed.object_collectives import (
 )
 from simcoll.distributed.point_to_point import P2POp, batch_isend_irecv, irecv, isend, recv, send
 from simcoll.distributed.reductions import ReduceOp, deprecated_reduce_op, premul_sum
-from simcoll.distributed.spawning import Result, compute, emulated_time, flight_record, run_rank, spawn
+from simcoll.distributed.spawning import Result, compute, emulated_time, flight_record, spawn
 from simcoll.distributed.stores import (
     DistBackendError,
     DistError,
@@ -122,6 +124,7 @@ __all__ = [
     "broadcast_object_list",
     "compute",
     "destroy_process_group",
+    "distributed_c10d",
     "emulated_time",
     "flight_record",
     "gather",

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from simcoll.memory import array_on
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -28,25 +30,14 @@ def as_array(value: Any, parameter: str = "tensor") -> Array:
     """
     if isinstance(value, np.ndarray):
         return value
-    if hasattr(value, "detach"):  # a tensor that records gradients: communication is not differentiated
-        value = value.detach()
-    if isinstance(value, (list, tuple, str, int, float, complex, bool, type(None), dict)):
-        found = type(value)
+    plain = isinstance(value, (list, tuple, str, int, float, complex, bool, type(None), dict))
+    found = None if plain else array_on(value)
+    if found is None:
         raise TypeError(
-            f"Invalid function argument. Expected parameter `{parameter}` of type torch.Tensor but got {found} instead."
+            f"Invalid function argument. Expected parameter `{parameter}` of type torch.Tensor but got {type(value)} instead."
             " Pass a numpy array, or an object that shares its memory (buffer protocol, DLPack)."
         )
-    if hasattr(value, "__array__"):
-        return np.asarray(value)
-    try:
-        return np.asarray(memoryview(value))
-    except TypeError:
-        pass
-    if hasattr(value, "__dlpack__"):
-        return np.from_dlpack(value)
-    raise TypeError(
-        f"Invalid function argument. Expected parameter `{parameter}` of type torch.Tensor but got {type(value)} instead."
-    )
+    return found
 
 
 def as_arrays(values: Any, parameter: str) -> list[Array]:

@@ -11,8 +11,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from simcoll.distributed.arguments import (
+    check_alike,
+    check_length,
+    check_list_of_root,
+    check_whole,
+    one_dtype,
+    one_per_rank,
+    root_of,
+    shapes_of,
+    sizes_of,
+    split_sizes,
+)
 from simcoll.distributed.arrays import as_array, as_arrays
-from simcoll.distributed.groups import ProcessGroup, member_of, rank_in_group
+from simcoll.distributed.groups import member_of
 from simcoll.distributed.operations import Call
 from simcoll.distributed.play import play
 from simcoll.distributed.reductions import ReduceOp, check_op
@@ -29,61 +41,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "all_gather", "all_gather_into_tensor", "all_gather_single", "all_reduce", "all_to_all", "all_to_all_single", "barrier", "broadcast",
-    "gather", "reduce", "reduce_scatter", "reduce_scatter_single", "reduce_scatter_tensor", "root_of", "scatter",
+    "gather", "reduce", "reduce_scatter", "reduce_scatter_single", "reduce_scatter_tensor", "scatter",
 ]  # fmt: skip
-
-
-def root_of(found: ProcessGroup, global_rank: int | None, group_rank: int | None, default: int | None = None) -> int:
-    """The group rank of a root or peer given by its global rank or its group rank.
-
-    Raises
-    ------
-    ValueError
-        For both, for neither without a default, and for a rank that is not in the group.
-    RuntimeError
-        For a group rank that does not exist.
-    """
-    if global_rank is not None and group_rank is not None:
-        raise ValueError("Can't specify both group_rank and global_rank")
-    if group_rank is not None:
-        if not 0 <= group_rank < found.size():
-            raise RuntimeError(f"invalid root rank: {group_rank}; {found!r} has group ranks 0..{found.size() - 1}")
-        return group_rank
-    if global_rank is None:
-        if default is None:
-            raise ValueError("Must specify global_rank or group_rank")
-        global_rank = default
-    return rank_in_group(found, global_rank)
-
-
-def _shapes(arrays: Sequence[Array]) -> str:
-    shown = ", ".join(str(list(array.shape)) for array in arrays[:4])
-    return f"{shown}, ... ({len(arrays)} tensors)" if len(arrays) > 4 else shown
-
-
-def _one_dtype(arrays: Sequence[Array], function: str) -> np.dtype[Any]:
-    dtype = arrays[0].dtype
-    other = next((array for array in arrays if array.dtype != dtype), None)
-    if other is not None:
-        raise ValueError(
-            f"Invalid usage of tensors with different dtypes in {function}: {dtype.name} and {other.dtype.name}"
-        )
-    return dtype
-
-
-def _listed(tensors: Any, parameter: str, found: ProcessGroup) -> list[Array]:
-    """A list with a tensor for every rank."""
-    arrays = as_arrays(tensors, parameter)
-    if len(arrays) != found.size():
-        raise RuntimeError(
-            f"{parameter}: tensor list size {len(arrays)} does not match world size {found.size()}; expected one tensor per rank"
-        )
-    return arrays
-
-
-def _uneven(arrays: Sequence[Array]) -> int | tuple[int, ...]:
-    sizes = tuple(array.size for array in arrays)
-    return sizes[0] if len(set(sizes)) == 1 else sizes
 
 
 def broadcast(
@@ -101,7 +60,7 @@ def broadcast(
     if found is None:
         return None
     root = root_of(found, src, group_src)
-    call = Call("broadcast", "broadcast", array.size, array.dtype, _shapes([array]), root=root, algorithm=algorithm)
+    call = Call("broadcast", "broadcast", array.size, array.dtype, shapes_of([array]), root=root, algorithm=algorithm)
     sources = [array] if found.rank() == root else []
     targets = [] if found.rank() == root else [array]
     return play(found, call, sources, targets, [tensor], async_op=async_op)
@@ -116,7 +75,7 @@ def all_reduce(
     found = member_of(group, "all_reduce")
     if found is None:
         return None
-    call = Call("all_reduce", "all_reduce", array.size, array.dtype, _shapes([array]), reduce_op, algorithm=algorithm)
+    call = Call("all_reduce", "all_reduce", array.size, array.dtype, shapes_of([array]), reduce_op, algorithm=algorithm)
     return play(found, call, [array], [array], [tensor], async_op=async_op)
 
 
@@ -137,7 +96,7 @@ def reduce(
     if found is None:
         return None
     root = root_of(found, dst, group_dst)
-    call = Call("reduce", "reduce", array.size, array.dtype, _shapes([array]), reduce_op, root, algorithm=algorithm)
+    call = Call("reduce", "reduce", array.size, array.dtype, shapes_of([array]), reduce_op, root, algorithm=algorithm)
     return play(found, call, [array], [array] if found.rank() == root else [], [tensor], async_op=async_op)
 
 
@@ -149,15 +108,15 @@ def all_gather(
     found = member_of(group, "all_gather")
     if found is None:
         return None
-    outputs = _listed(tensor_list, "tensor_list", found)
-    dtype = _one_dtype([array, *outputs], "all_gather")
+    outputs = one_per_rank(tensor_list, "tensor_list", found)
+    dtype = one_dtype([array, *outputs], "all_gather")
     own = outputs[found.rank()]
     if own.size != array.size:
         raise RuntimeError(
             f"invalid tensor size at index {found.rank()} (expected {array.shape}, got {own.shape}): rank {found.rank()} puts "
             "its own tensor there"
         )
-    call = Call("all_gather", "all_gather", _uneven(outputs), dtype, _shapes(outputs), algorithm=algorithm)
+    call = Call("all_gather", "all_gather", sizes_of(outputs), dtype, shapes_of(outputs), algorithm=algorithm)
     return play(found, call, [array], outputs, tensor_list, async_op=async_op)
 
 
@@ -173,17 +132,11 @@ def all_gather_into_tensor(
         raise RuntimeError(
             f"output tensor must have the same type as input tensor: {output.dtype.name}, {array.dtype.name}"
         )
-    _check_whole(output, array, found.size(), "output", "input")
-    call = Call("all_gather_into_tensor", "all_gather", array.size, array.dtype, _shapes([array]), algorithm=algorithm)
+    check_whole(output, array, found.size(), "output", "input")
+    call = Call(
+        "all_gather_into_tensor", "all_gather", array.size, array.dtype, shapes_of([array]), algorithm=algorithm
+    )
     return play(found, call, [array], [output], [output_tensor], async_op=async_op)
-
-
-def _check_whole(whole: Array, part: Array, n: int, whole_name: str, part_name: str) -> None:
-    if whole.size != n * part.size:
-        raise RuntimeError(
-            f"{whole_name} tensor size must be equal to world_size times {part_name} tensor size: {whole.size} elements "
-            f"{list(whole.shape)} is not {n} x {part.size} {list(part.shape)}"
-        )
 
 
 def gather(
@@ -203,25 +156,11 @@ def gather(
         return None
     root = root_of(found, dst, group_dst, default=0)
     outputs: list[Array] = []
-    if found.rank() == root:
-        if not gather_list:
-            raise ValueError("Argument ``gather_list`` must be specified on destination rank.")
-        outputs = _listed(gather_list, "gather_list", found)
-        _one_dtype([array, *outputs], "gather")
-        _check_equal(outputs, array, "gather_list")
-    elif gather_list:
-        raise ValueError("Argument ``gather_list`` must NOT be specified on non-destination ranks.")
-    call = Call("gather", "gather", array.size, array.dtype, _shapes([array]), root=root, algorithm=algorithm)
+    if check_list_of_root(gather_list, "gather_list", "destination", mine=found.rank() == root):
+        outputs = one_per_rank(gather_list, "gather_list", found)
+        check_alike(outputs, array, "gather_list", "gather")
+    call = Call("gather", "gather", array.size, array.dtype, shapes_of([array]), root=root, algorithm=algorithm)
     return play(found, call, [array], outputs, list(gather_list or []), async_op=async_op)
-
-
-def _check_equal(arrays: Sequence[Array], like: Array, parameter: str) -> None:
-    for index, array in enumerate(arrays):
-        if array.size != like.size:
-            raise RuntimeError(
-                f"invalid tensor size at index {index} of {parameter} (expected {like.shape}, got {array.shape}): all tensors "
-                "must have the same size"
-            )
 
 
 def scatter(
@@ -241,19 +180,11 @@ def scatter(
         return None
     root = root_of(found, src, group_src, default=0)
     inputs: list[Array] = []
-    if found.rank() == root:
-        if not scatter_list:
-            raise ValueError("Argument ``scatter_list`` must be specified on source rank.")
+    if check_list_of_root(scatter_list, "scatter_list", "source", mine=found.rank() == root):
         inputs = as_arrays(scatter_list, "scatter_list")
-        if len(inputs) != found.size():
-            raise RuntimeError(
-                f"Incorrect input list size {len(inputs)}. Input list size should be {found.size()}, same as size of the process group."
-            )
-        _one_dtype([array, *inputs], "scatter")
-        _check_equal(inputs, array, "scatter_list")
-    elif scatter_list:
-        raise ValueError("Argument ``scatter_list`` must NOT be specified on non-source ranks.")
-    call = Call("scatter", "scatter", array.size, array.dtype, _shapes([array]), root=root, algorithm=algorithm)
+        check_length(inputs, found)
+        check_alike(inputs, array, "scatter_list", "scatter")
+    call = Call("scatter", "scatter", array.size, array.dtype, shapes_of([array]), root=root, algorithm=algorithm)
     return play(found, call, inputs, [array], [tensor], async_op=async_op)
 
 
@@ -276,14 +207,14 @@ def reduce_scatter(
         raise RuntimeError(
             f"invalid input tensor list size, must be world size: got {len(inputs)}, world size {found.size()}"
         )
-    dtype = _one_dtype([array, *inputs], "reduce_scatter")
+    dtype = one_dtype([array, *inputs], "reduce_scatter")
     own = inputs[found.rank()]
     if own.size != array.size:
         raise RuntimeError(
             f"output tensor has {list(array.shape)}, but entry {found.rank()} of the input list has {list(own.shape)}"
         )
     call = Call(
-        "reduce_scatter", "reduce_scatter", _uneven(inputs), dtype, _shapes(inputs), reduce_op, algorithm=algorithm
+        "reduce_scatter", "reduce_scatter", sizes_of(inputs), dtype, shapes_of(inputs), reduce_op, algorithm=algorithm
     )
     return play(found, call, inputs, [array], [output], async_op=async_op)
 
@@ -307,13 +238,13 @@ def reduce_scatter_tensor(
         raise RuntimeError(
             f"input tensor must be the same type as the output tensor: {whole.dtype.name}, {array.dtype.name}"
         )
-    _check_whole(whole, array, found.size(), "input", "output")
+    check_whole(whole, array, found.size(), "input", "output")
     call = Call(
         "reduce_scatter_tensor",
         "reduce_scatter",
         array.size,
         array.dtype,
-        _shapes([whole]),
+        shapes_of([whole]),
         reduce_op,
         algorithm=algorithm,
     )
@@ -322,21 +253,6 @@ def reduce_scatter_tensor(
 
 all_gather_single = all_gather_into_tensor
 reduce_scatter_single = reduce_scatter_tensor
-
-
-def _splits(array: Array, splits: Sequence[int] | None, n: int) -> tuple[int, ...]:
-    """Elements for every rank, from numbers of rows."""
-    rows = array.shape[0] if array.ndim else array.size
-    if not splits:
-        if rows % n:
-            raise RuntimeError(f"Tensor's dim 0 does not divide equally across group size: {rows} rows, {n} ranks")
-        splits = [rows // n] * n
-    if len(splits) != n:
-        raise RuntimeError(f"Number of tensor splits not equal to group size: {len(splits)} splits, {n} ranks")
-    if sum(splits) != rows or min(splits) < 0:
-        raise RuntimeError(f"Split sizes doesn't match total dim 0 size: {list(splits)} and {rows} rows")
-    each = array.size // rows if rows else 0
-    return tuple(int(split) * each for split in splits)
 
 
 def all_to_all_single(
@@ -354,12 +270,12 @@ def all_to_all_single(
     found = member_of(group, "all_to_all_single")
     if found is None:
         return None
-    dtype = _one_dtype([target, source], "all_to_all_single")
+    dtype = one_dtype([target, source], "all_to_all_single")
     if not (target.flags.c_contiguous and source.flags.c_contiguous):
         raise ValueError("Tensors must be contiguous")
     n = found.size()
-    splits = (_splits(source, input_split_sizes, n), _splits(target, output_split_sizes, n))
-    shown = f"{_shapes([source])} -> {_shapes([target])}"
+    splits = (split_sizes(source, input_split_sizes, n), split_sizes(target, output_split_sizes, n))
+    shown = f"{shapes_of([source])} -> {shapes_of([target])}"
     call = Call("all_to_all_single", "all_to_all", (), dtype, shown, splits=splits, algorithm=algorithm)
     return play(found, call, [source], [target], [output], async_op=async_op)
 
@@ -378,11 +294,11 @@ def all_to_all(
     found = member_of(group, "all_to_all")
     if found is None:
         return None
-    outputs = _listed(output_tensor_list, "output_tensor_list", found)
-    inputs = _listed(input_tensor_list, "input_tensor_list", found)
-    dtype = _one_dtype([*outputs, *inputs], "all_to_all")
+    outputs = one_per_rank(output_tensor_list, "output_tensor_list", found)
+    inputs = one_per_rank(input_tensor_list, "input_tensor_list", found)
+    dtype = one_dtype([*outputs, *inputs], "all_to_all")
     splits = (tuple(array.size for array in inputs), tuple(array.size for array in outputs))
-    call = Call("all_to_all", "all_to_all", (), dtype, _shapes(inputs), splits=splits, algorithm=algorithm)
+    call = Call("all_to_all", "all_to_all", (), dtype, shapes_of(inputs), splits=splits, algorithm=algorithm)
     return play(found, call, inputs, outputs, output_tensor_list, async_op=async_op)
 
 

@@ -18,6 +18,8 @@ from simcoll.distributed.world import Waitable, current, current_or_none, wait_u
 from simcoll.errors import nearest
 
 if TYPE_CHECKING:
+    from simcoll.distributed.groups import ProcessGroup
+    from simcoll.distributed.linked import LinkedWorld
     from simcoll.distributed.operations import Communicator
 
 __all__ = [
@@ -50,19 +52,35 @@ class _Roll(Waitable):
 
     def verdict(self, rank: int) -> str:
         """What a rank is told after the timeout."""
-        missing = self.missing()
-        if rank != 0 or not missing:
-            return (
-                f"Rank {rank} successfully reached monitoredBarrier, but received errors while waiting for send/recv from rank 0."
-                " Please check rank 0 logs for faulty rank."
-            )
-        names_all = self.arrived[rank]
-        listed = f"Ranks {', '.join(map(str, missing))}" if names_all else f"Rank {missing[0]}"
-        return f"[Rank 0]: {listed} failed to pass monitoredBarrier in {self.milliseconds} ms\n Original exception: {self.waits_for()}"
+        return _verdict(rank, self.missing(), self.milliseconds, self.waits_for(), names_all=self.arrived[rank])
 
     def expired(self, waited_fs: int) -> str:
         """Rank 0 tells the others; they are told apart by the caller."""
         return f"monitoredBarrier timed out after {waited_fs // 10**12} ms"
+
+
+def _verdict(rank: int, missing: list[int], milliseconds: int, waits_for: str, *, names_all: bool) -> str:
+    """What a group rank is told of a monitored barrier to which not all came."""
+    if rank != 0 or not missing:
+        return (
+            f"Rank {rank} successfully reached monitoredBarrier, but received errors while waiting for send/recv from rank 0."
+            " Please check rank 0 logs for faulty rank."
+        )
+    listed = f"Ranks {', '.join(map(str, missing))}" if names_all else f"Rank {missing[0]}"
+    return f"[Rank 0]: {listed} failed to pass monitoredBarrier in {milliseconds} ms\n Original exception: {waits_for}"
+
+
+def _call_the_roll(linked: LinkedWorld, found: ProcessGroup, number: int, limit_fs: int, *, names_all: bool) -> None:
+    """The barrier between processes: every rank gives up by its own clock."""
+    group = found.communicator
+    what = f"monitored_barrier on {group}"
+    roll = linked.gather(f"roll {group.key} {number}", what, [""], group.members)
+    try:
+        wait_until(roll, limit_fs, explicit=True)
+    except RuntimeError:
+        missing = [group.group_rank[member] for member in roll.missing()]
+        text = _verdict(found.rank(), missing, limit_fs // 10**12, roll.waits_for(), names_all=names_all)
+        raise RuntimeError(text) from None
 
 
 def monitored_barrier(
@@ -96,6 +114,10 @@ def monitored_barrier(
     communicator, rank = found.communicator, found.rank()
     number = communicator.barrier_calls[rank]
     communicator.barrier_calls[rank] += 1
+    linked = communicator.world.linked
+    if linked is not None:
+        _call_the_roll(linked, found, number, limit, names_all=wait_all_ranks)
+        return
     roll = communicator.barriers.setdefault(number, _Roll(communicator))
     roll.arrived[rank] = wait_all_ranks
     if not roll.missing():

@@ -17,7 +17,7 @@ from simcoll.distributed.groups import (
 )
 from simcoll.distributed.initialization import init_process_group
 from simcoll.distributed.making_groups import meet, new_group
-from simcoll.distributed.world import current
+from simcoll.distributed.world import current, wait_until
 from simcoll.errors import nearest
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class DeviceMesh:
         me = current().rank
         me.created["mesh"] = me.created.get("mesh", 0) + 1
         key = ("mesh", me.local.get("generation", 0), me.created["mesh"])
-        meet(me, key, f"DeviceMesh (number {key[2]})", (), str(self.mesh.tolist()))
+        wait_until(meet(me, key, f"DeviceMesh (number {key[2]})", (), str(self.mesh.tolist())))
 
     def _make_groups(self) -> list[ProcessGroup | None]:
         world = group.WORLD

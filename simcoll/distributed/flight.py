@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-__all__ = ["Entry", "Flight", "Site", "calling_site", "document"]
+__all__ = ["Entry", "Flight", "Site", "asked_from", "calling_site", "document"]
 
 KEPT = 2000
 _HERE = str(Path(__file__).parent)
@@ -38,10 +39,19 @@ class Site:
         return f"{self.file}:{self.line}"
 
 
-def calling_site() -> Site:
-    """The innermost line outside of this package."""
+# Each greenlet has a context, so this is no state that others could see.
+asked_from: ContextVar[Site | None] = ContextVar("simcoll_asked_from", default=None)
+"""The line that a call counts for when another thread makes it; None: find it."""
+
+
+def calling_site(*folders: str) -> Site:
+    """The innermost line outside of these folders; of this package, by default."""
+    known = asked_from.get()
+    if known is not None:
+        return known
+    inside = folders or _HERE
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001  # inspect.stack() reads source files; this is on every call
-    while frame is not None and frame.f_code.co_filename.startswith(_HERE):
+    while frame is not None and frame.f_code.co_filename.startswith(inside):
         frame = frame.f_back
     if frame is None:
         return Site("?", "?", 0)

@@ -185,11 +185,13 @@ def get_backend_config(group: Any = None) -> str:
     return f"cpu:{chosen},cuda:{chosen}"
 
 
-def _registered(given: Any) -> ProcessGroup:
+def _numbered(given: Any) -> ProcessGroup | None:
+    """A group with numbers of its own; None for the default group, whose numbers are the global ones and are not checked."""
     if not isinstance(given, ProcessGroup):
         text = f"Group {given!r} is not registered, please create group with torch.distributed.new_group API"
         raise ValueError(text)  # noqa: TRY004  # as torch
-    return _own(given, default_group())
+    found = _own(given, default_group())
+    return None if found.communicator.name == "0" else found
 
 
 def get_group_rank(group: Any, global_rank: int) -> int:
@@ -200,10 +202,8 @@ def get_group_rank(group: Any, global_rank: int) -> int:
     ValueError
         When it is not in the group.
     """
-    found = _registered(group)
-    if found.communicator.name == "0":
-        return global_rank
-    return rank_in_group(found, global_rank)
+    found = _numbered(group)
+    return global_rank if found is None else rank_in_group(found, global_rank)
 
 
 def rank_in_group(found: ProcessGroup, global_rank: int) -> int:
@@ -228,8 +228,8 @@ def get_global_rank(group: Any, group_rank: int) -> int:
     ValueError
         When the group has no such rank.
     """
-    found = _registered(group)
-    if found.communicator.name == "0":
+    found = _numbered(group)
+    if found is None:
         return group_rank
     if not 0 <= group_rank < found.size():
         raise ValueError(f"Group rank {group_rank} is not part of group {found.group_name} with {found.size()} ranks")

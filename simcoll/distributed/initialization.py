@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from simcoll.distributed.backends import Backend
 from simcoll.distributed.groups import ProcessGroup
-from simcoll.distributed.making_groups import DEFAULT_TIMEOUT, executor_of, meet
+from simcoll.distributed.making_groups import DEFAULT_TIMEOUT, executor_of, leave_groups, meet
 from simcoll.distributed.operations import Communicator
+from simcoll.distributed.own_store import take_store
 from simcoll.distributed.plans import check_choice
 from simcoll.distributed.work import timeout_fs
 from simcoll.distributed.world import Rank, current, wait_until
@@ -28,6 +29,7 @@ def set_default_group(
     timeout: timedelta | None = None,
     pg_options: Any = None,
     algorithm: Choice = None,
+    stream: int = 0,
 ) -> ProcessGroup:
     """Give a rank its handle of the group of all ranks."""
     world = rank.world
@@ -40,9 +42,10 @@ def set_default_group(
         members = tuple(range(len(world.ranks)))
         limit = (timeout_fs(span), timeout is not None)
         communicator = Communicator(world, "0", "default_pg", members, limit, name, algorithm)
+        communicator.key = f"{generation}/0"
         groups[generation, "0"] = communicator
     rank.default = ProcessGroup(communicator, rank.number, span)
-    rank.default.executor = executor_of(name, communicator, rank, span, pg_options)
+    rank.default.executor = executor_of(name, communicator, rank, span, pg_options, stream)
     rank.local["implicit"] = implicit
     made: ProcessGroup = rank.default
     return made
@@ -63,8 +66,9 @@ def init_process_group(
 ) -> None:
     """Make the default group; waits until all ranks have called.
 
-    Under :func:`simcoll.distributed.spawn` the ranks are known, and meet in memory whatever the method; the arguments are
-    checked as torch does.
+    The ranks are known, so that arguments are only checked as torch does, and no method is needed. The store of a method is
+    made: a TCPStore and its server, or a FileStore; of ``env://`` where ``MASTER_ADDR`` and ``MASTER_PORT`` are set.
+    Emulated ranks share one. It is closed when all have destroyed the group.
 
     Raises
     ------
@@ -74,6 +78,8 @@ def init_process_group(
         For arguments that exclude each other, as torch.
     TypeError
         For a timeout that is no timedelta.
+    DistNetworkError, DistStoreError
+        When the store of the method cannot be made, or not all ranks come to it.
     """
     me = current().rank
     if me.default is not None and not me.local.get("implicit"):
@@ -81,23 +87,25 @@ def init_process_group(
     if timeout is not None:
         timeout_fs(timeout)
     name = Backend(backend) if backend is not None else Backend.UNDEFINED
-    Backend.maker(name)
+    if me.world.linked is None or name != me.world.linked.post.link.name:
+        Backend.maker(name)
     check_choice(algorithm)
     _check_device(device_id)
     _check_meeting_place(me, init_method, world_size, rank, store)
     if me.default is not None:
-        me.default.communicator.destroyed[me.number] = None
-        for each in me.local.pop("groups", []):
-            each.communicator.destroyed[me.number] = None
-        me.default = None
+        leave_groups(me)
     me.local["generation"] = me.local.get("generation", 0) + 1
     me.created.clear()
+    place = (init_method or "").split("?")[0]
+    everyone = tuple(range(len(me.world.ranks)))
+    key = ("init", me.local["generation"])
+    meeting = meet(me, key, "init_process_group", everyone, f"{name} {place}".strip())
+    wait_until(meeting, timeout_fs(DEFAULT_TIMEOUT if timeout is None else timeout), explicit=timeout is not None)
     if store is not None:
         me.local["store"] = store
-    everyone = tuple(range(len(me.world.ranks)))
-    meeting = meet(me, ("init", me.local["generation"]), "init_process_group", everyone, str(name))
-    wait_until(meeting, timeout_fs(DEFAULT_TIMEOUT if timeout is None else timeout), explicit=timeout is not None)
-    set_default_group(me, name, timeout=timeout, pg_options=pg_options, algorithm=algorithm)
+    elif place:
+        take_store(me, place, timeout)
+    set_default_group(me, name, timeout=timeout, pg_options=pg_options, algorithm=algorithm, stream=meeting.stream)
 
 
 def _check_device(device_id: Any) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from simcoll.distributed.backends import Backend
 from simcoll.distributed.groups import GroupMember, ProcessGroup, default_group, get_process_group_ranks
 from simcoll.distributed.operations import Communicator
+from simcoll.distributed.own_store import close_store
 from simcoll.distributed.plans import check_choice
 from simcoll.distributed.work import timeout_fs
 from simcoll.distributed.world import Rank, Waitable, current, current_or_none, wait_until
@@ -15,11 +16,12 @@ from simcoll.distributed.world import Rank, Waitable, current, current_or_none, 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from simcoll.distributed.linked import Gathering
     from simcoll.distributed.plans import Choice
 
 __all__ = [
-    "DEFAULT_TIMEOUT", "Meeting", "destroy_process_group", "executor_of", "meet", "new_group", "new_subgroups",
-    "new_subgroups_by_enumeration",
+    "DEFAULT_TIMEOUT", "Meeting", "destroy_process_group", "executor_of", "leave_groups", "meet", "new_group", "new_subgroups",
+    "new_subgroups_by_enumeration", "shared_group",
 ]  # fmt: skip
 
 DEFAULT_TIMEOUT = timedelta(minutes=30)
@@ -29,6 +31,7 @@ class Meeting(Waitable):
     """Ranks that must all come before any goes on; it takes no time, as nothing is sent over the network."""
 
     __slots__ = ("arrived", "expected", "subject", "what")
+    stream = 0
 
     def __init__(self, what: str, expected: tuple[int, ...], subject: Any) -> None:
         super().__init__()
@@ -49,14 +52,17 @@ class Meeting(Waitable):
         return f"{self.what} waits for rank {', '.join(map(str, missing[:16]))}"
 
 
-def meet(rank: Rank, key: Any, what: str, expected: tuple[int, ...], subject: Any = None) -> Meeting:
-    """Arrive at a meeting; the first to come opens it.
+def meet(rank: Rank, key: Any, what: str, expected: tuple[int, ...], subject: Any = None) -> Meeting | Gathering:
+    """Arrive at a meeting; the first to come opens it. Between processes it tells everybody, and none expected means all.
 
     Raises
     ------
     RuntimeError
         When the ranks do not come for the same thing; those who wait get it too.
     """
+    linked = rank.world.linked
+    if linked is not None:
+        return linked.meet(key, what, expected, subject)
     meetings: dict[Any, Meeting] = rank.world.shared.setdefault("meetings", {})
     meeting = meetings.get(key)
     if meeting is None:
@@ -147,9 +153,8 @@ def new_group(
     check_choice(algorithm)
     name = default.communicator.backend if backend is None else Backend(backend)
     me = current().rank
-    world = me.world
     if use_local_synchronization:
-        if name == Backend.MPI:
+        if name == Backend.MPI and me.world.linked is None:
             raise ValueError("MPI backend doesn't support use_local_synchronization=True")
         if me.number not in chosen:
             return None
@@ -162,22 +167,56 @@ def new_group(
         wait_until(meeting, limit[0], explicit=explicit)
     if me.number not in chosen:
         return GroupMember.NON_GROUP_MEMBER
-    groups: dict[Any, Communicator] = world.shared.setdefault("groups", {})
-    communicator = groups.get((generation, label))
-    if communicator is None:
-        inherited = default.communicator.algorithm if algorithm is None else algorithm
-        communicator = Communicator(world, label, group_desc or "undefined", chosen, limit, name, inherited)
-        groups[generation, label] = communicator
-    made = ProcessGroup(communicator, me.number, span, executor_of(name, communicator, me, span, pg_options))
+    communicator = shared_group(me, label, chosen, limit, name, algorithm, desc=group_desc or "undefined")
+    executor = executor_of(name, communicator, me, span, pg_options, meeting.stream)
+    made = ProcessGroup(communicator, me.number, span, executor)
     me.local.setdefault("groups", []).append(made)
     return made
 
 
-def executor_of(name: str, communicator: Communicator, me: Rank, timeout: timedelta, pg_options: Any) -> Any:
-    """The registered backend of one rank, if it is not the emulator."""
-    maker = Backend.maker(name)
+def shared_group(
+    me: Rank,
+    name: str,
+    members: tuple[int, ...],
+    limit: tuple[int, bool],
+    backend: str,
+    algorithm: Choice,
+    *,
+    desc: str = "undefined",
+) -> Communicator:
+    """What the ranks of a group share, by the group's name; the first to ask makes it.
+
+    Raises
+    ------
+    RuntimeError
+        When another rank has made a group of other ranks under this name.
+    """
+    groups: dict[Any, Communicator] = me.world.shared.setdefault("groups", {})
+    key = (me.local.get("generation", 0), name)
+    found = groups.get(key)
+    if found is None:
+        inherited = me.default.communicator.algorithm if algorithm is None else algorithm
+        found = groups[key] = Communicator(me.world, name, desc, members, limit, backend, inherited)
+        found.key = "/".join(map(str, key))
+    if found.members != members:
+        raise RuntimeError(
+            f"new_group differs between ranks: rank {me.number} makes group {name} of {list(members)}, which another rank made of "
+            f"{list(found.members)}; all ranks have to make the same groups in the same order"
+        )
+    return found
+
+
+def executor_of(
+    name: str, communicator: Communicator, me: Rank, timeout: timedelta, pg_options: Any, stream: int = 0
+) -> Any:
+    """What plays plans for one rank: None for the emulator, the processes' own backend, or a registered one.
+
+    Between processes the names that the emulator answers for stand for the backend that started them.
+    """
+    linked = me.world.linked
+    maker = None if linked is not None and name == linked.post.link.name else Backend.maker(name)
     if maker is None:
-        return None
+        return None if linked is None else linked.part(stream)
     func, extended = maker
     rank, size = communicator.group_rank[me.number], len(communicator.members)
     store = me.local.get("store")
@@ -232,6 +271,14 @@ def new_subgroups_by_enumeration(
     return mine, made
 
 
+def leave_groups(me: Rank) -> None:
+    """Leave the default group and all others."""
+    for each in (me.default, *me.local.pop("groups", [])):
+        each.communicator.destroyed[me.number] = None
+    me.default = None
+    close_store(me)
+
+
 def destroy_process_group(group: Any = None) -> None:
     """Destroy a group on this rank; the default one: all groups. Other members may still finish what is in flight.
 
@@ -249,11 +296,7 @@ def destroy_process_group(group: Any = None) -> None:
     if task is None or default is None:
         raise AssertionError("Process group cannot be None: there is no default group to destroy")
     if group is None or group is default:
-        default.communicator.destroyed[default.global_rank] = None
-        for each in task.rank.local.pop("groups", []):
-            each.communicator.destroyed[default.global_rank] = None
-        task.rank.default = None
-        task.rank.local.pop("store", None)
+        leave_groups(task.rank)
         return
     if not isinstance(group, ProcessGroup) or default.global_rank in group.communicator.destroyed:
         raise ValueError("Invalid process group specified")

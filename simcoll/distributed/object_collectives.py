@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from simcoll.distributed.collectives import all_gather, broadcast, gather, root_of, scatter
+from simcoll.distributed.arguments import check_length, check_list_of_root, root_of
+from simcoll.distributed.collectives import all_gather, broadcast, gather, scatter
 from simcoll.distributed.groups import ProcessGroup, member_of
 from simcoll.distributed.objects import decode, encode
 from simcoll.distributed.point_to_point import recv, send
@@ -88,11 +89,7 @@ def gather_object(
     if found is None:
         return
     root = root_of(found, dst, group_dst, default=0)
-    mine = found.rank() == root
-    if mine and not object_gather_list:
-        raise ValueError("Argument ``gather_list`` must be specified on destination rank.")
-    if not mine and object_gather_list:
-        raise ValueError("Argument ``gather_list`` must NOT be specified on non-destination ranks.")
+    mine = check_list_of_root(object_gather_list, "gather_list", "destination", mine=found.rank() == root)
     data = _encoded(obj, trusted)
     sizes = _all_sizes(data.size, found)
     largest = max(sizes)
@@ -167,11 +164,7 @@ def scatter_object_list(
     if mine:
         if scatter_object_input_list is None:
             raise ValueError("source rank must provide non-None scatter_object_input_list")
-        if len(scatter_object_input_list) != found.size():
-            raise RuntimeError(
-                f"Incorrect input list size {len(scatter_object_input_list)}. Input list size should be {found.size()}, same as "
-                "size of the process group."
-            )
+        check_length(scatter_object_input_list, found)
         encoded = [_encoded(thing, trusted) for thing in scatter_object_input_list]
     largest = np.array([max((data.size for data in encoded), default=0)], np.int64)
     broadcast(largest, group=found, group_src=root)

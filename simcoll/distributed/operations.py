@@ -13,82 +13,23 @@ from typing import TYPE_CHECKING, Any
 
 from simcoll.collective import Collective
 from simcoll.distributed.arrays import scatter_into
+from simcoll.distributed.calls import Call, mismatch, wrong_split
 from simcoll.distributed.flight import Entry
 from simcoll.distributed.plans import Choice, Stage, give_back, plan_for, stage_for
 from simcoll.distributed.work import Work
 from simcoll.units import format_size
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     from simcoll.distributed.point_to_point import Mailbox
-    from simcoll.distributed.reductions import ReduceOp
-    from simcoll.distributed.world import Rank, World
+    from simcoll.distributed.world import Rank, Waitable, World
     from simcoll.emulator.engine import Player
     from simcoll.plan import Plan
 
     Array = NDArray[Any]
 
-__all__ = ["Call", "Communicator", "Record", "issue", "record_run"]
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """What one rank asked a group to do.
-
-    Attributes
-    ----------
-    name
-        Function that was called.
-    kind
-        Collective that does it.
-    sizes
-        Elements per block, as :func:`simcoll.plan.bind` takes them; for an all_to_all with splits ``()``.
-    shape
-        Shapes, for people.
-    splits
-        Elements sent to and received from every rank, for an all_to_all with splits.
-    """
-
-    name: str
-    kind: str
-    sizes: int | tuple[int, ...]
-    dtype: np.dtype[Any]
-    shape: str = ""
-    op: ReduceOp | None = None
-    root: int | None = None
-    splits: tuple[tuple[int, ...], tuple[int, ...]] | None = None
-    algorithm: Choice = None
-
-    def differences(self, other: Call) -> list[str]:
-        """Aspects in which two calls cannot be one operation."""
-        found = []
-        for aspect, mine, theirs in (
-            ("function", self.name, other.name),
-            ("number of elements", self.sizes, other.sizes),
-            ("dtype", self.dtype, other.dtype),
-            ("op", self.op, other.op),
-            ("root", self.root, other.root),
-        ):
-            if mine != theirs:
-                found.append(aspect)
-        mine, theirs = (c.algorithm if isinstance(c.algorithm, str) else None for c in (self, other))
-        if mine != theirs:
-            found.append("algorithm")
-        return found
-
-    def __str__(self) -> str:
-        parts = [self.name, self.shape, "" if self.kind == "barrier" else self.dtype.name]
-        if self.op is not None:
-            parts.append(str(self.op))
-        if self.root is not None:
-            parts.append(f"root={self.root} (group rank)")
-        if self.splits is not None:
-            parts.append(f"sends {list(self.splits[0])} receives {list(self.splits[1])} elements")
-        if isinstance(self.algorithm, str):
-            parts.append(f"algorithm={self.algorithm}")
-        return " ".join(part for part in parts if part)
+__all__ = ["Call", "Communicator", "Record", "begin", "issue", "record_run"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +69,10 @@ def record_run(world: World, record: Record) -> None:
 
 
 class Communicator:
-    """What the ranks of a group share. ``members`` are global ranks by group rank."""
+    """What the ranks of a group share. ``members`` are global ranks by group rank.
+
+    ``key`` is unique among all groups of a run, also among default groups that were made one after the other.
+    """
 
     def __init__(
         self,
@@ -142,6 +86,7 @@ class Communicator:
     ) -> None:
         self.world = world
         self.name = name
+        self.key = name
         self.desc = desc
         self.members = members
         self.timeout_fs, self.explicit = timeout
@@ -151,6 +96,7 @@ class Communicator:
         self.destroyed: dict[int, None] = {}
         self.failure: str | None = None
         self.mailbox: Mailbox | None = None
+        self.turn: Waitable | None = None
         self.barriers: dict[int, Any] = {}
         self.barrier_calls = [0] * len(members)
         self._next = [0] * len(members)
@@ -246,12 +192,10 @@ class Operation:
 
     def _join_splits(self) -> None:
         """All splits of an all_to_all are known: compare them pair by pair."""
-        ranks = range(len(self.group.members))
-        splits = [self.calls[rank].splits or ((), ()) for rank in ranks]
-        wrong = [(a, b) for a in ranks for b in ranks if splits[a][0][b] != splits[b][1][a]]
-        if wrong:
-            a, b = wrong[0]
-            self._refuse(f"rank {a} sends {splits[a][0][b]} elements to rank {b}, which expects {splits[b][1][a]}")
+        splits = [self.calls[rank].splits or ((), ()) for rank in range(len(self.group.members))]
+        wrong = wrong_split(splits)
+        if wrong is not None:
+            self._refuse(wrong)
             return
         sizes = tuple(each[0] for each in splits)
         equal = len({size for row in sizes for size in row}) == 1
@@ -267,19 +211,9 @@ class Operation:
             self._refuse(f"they differ in {', '.join(found)}")
 
     def _refuse(self, reason: str) -> None:
-        members = self.group.members
-        lines = [
-            f"  rank {member}: {self.calls.get(rank, 'has not called')}"
-            + (f"    at {self.works[rank].entry.site}" if rank in self.works else "")
-            for rank, member in enumerate(members[:64])
-        ]
-        if len(members) > len(lines):
-            lines.append(f"  ... and {len(members) - len(lines)} more")
-        self.group.fail(
-            f"Detected mismatch between collectives on ranks: call {self.sequence} on {self.group}: {reason}\n"
-            + "\n".join(lines),
-            self.sequence,
-        )
+        where = f"call {self.sequence} on {self.group}"
+        said = {rank: (str(call), self.works[rank].entry.site) for rank, call in self.calls.items()}
+        self.group.fail(mismatch(where, self.group.members, said, reason), self.sequence)
 
     def fail(self, error: str) -> None:
         """It will never be over."""
@@ -362,10 +296,8 @@ class Operation:
         self.group.close(self)
 
 
-def issue(
-    group: Communicator, rank: Rank, call: Call, sources: list[Array], targets: list[Array], *, guard: bool
-) -> Work:
-    """Match a call with those of the other ranks, and put it on the rank's stream.
+def begin(group: Communicator, rank: Rank, call: Call, sources: list[Array], targets: list[Array]) -> Work:
+    """The Work of a call, noted in the rank's flight record.
 
     Raises
     ------
@@ -376,17 +308,29 @@ def issue(
         raise RuntimeError(group.failure)
     if any(not target.flags.writeable for target in targets):
         raise RuntimeError(f"{call.name}: an output tensor is read-only")
-    here = group.group_rank[rank.number]
-    sequence = group.sequence(here)
-    entry = Entry(
-        (group.name, group.desc), call.name, sequence, sources, targets, group.timeout_fs, group.world.now, p2p=False
-    )
+    now, sequence = group.world.now, group.sequence(group.group_rank[rank.number])
+    entry = Entry((group.name, group.desc), call.name, sequence, sources, targets, group.timeout_fs, now, p2p=False)
     rank.flight.add(entry)
     work = Work(rank, call.name, sources, targets, entry)
+    work.deadline_fs = now + group.timeout_fs
+    work.explicit = group.explicit
+    return work
+
+
+def issue(
+    group: Communicator, rank: Rank, call: Call, sources: list[Array], targets: list[Array], *, guard: bool
+) -> Work:
+    """Match a call with those of the other ranks, and put it on the rank's stream.
+
+    Raises
+    ------
+    RuntimeError
+        When the group has failed before, or an output is read-only.
+    """
+    work = begin(group, rank, call, sources, targets)
+    here = group.group_rank[rank.number]
     operation = group.take(here)
     work.reason = lambda: operation.describe(here)
-    work.deadline_fs = group.world.now + group.timeout_fs
-    work.explicit = group.explicit
     operation.add(here, call, work)
     if not work.done:
         if guard and group.world.debug:

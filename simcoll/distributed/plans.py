@@ -79,7 +79,14 @@ def _named(world: World, name: str, collective: Collective, endpoints: tuple[int
         box = _box(world, endpoints)
         if box is not None and box > 1:
             params["box"] = box
-    return make_schedule(collective, name, **params)
+    if "topology" not in find_algorithm(collective.kind, name).params:
+        return make_schedule(collective, name, **params)
+    # Made for these endpoints, at some cost.
+    made: dict[Any, Schedule] = world.shared.setdefault("made", {})
+    key = (name, collective, endpoints)
+    if key not in made:
+        made[key] = make_schedule(collective, name, topology=world.topology.with_ranks(list(endpoints)), **params)
+    return made[key]
 
 
 def _schedule(
@@ -153,7 +160,9 @@ def plan_for(
         chosen = _schedule(world, choices, collective, endpoints, total)
         # Equal schedules share their proof: it is the expensive part.
         schedules: dict[Any, Schedule] = world.shared.setdefault("schedules", {})
-        schedule = schedules.setdefault((chosen.title, collective, id(chosen) if chosen in choices else 0), chosen)
+        own = id(chosen) if chosen in choices else 0
+        place = endpoints if "topology" in dict(chosen.params) else ()
+        schedule = schedules.setdefault((chosen.title, collective, own, place), chosen)
         count: Any = sizes if isinstance(sizes, int) else list(sizes)
         plan = schedule.bind(count, dtype, op, ranks=list(endpoints), protocol=_costs(world, schedule))
         if len(plans) >= KEPT_PLANS:

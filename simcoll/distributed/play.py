@@ -36,7 +36,7 @@ def play(
     if group.executor is not None:
         from simcoll.distributed.execute import execute
 
-        work: Work = execute(group, rank, call, sources, targets)
+        work: Work = execute(group, rank, call, sources, targets, guard=async_op)
     else:
         work = issue(group.communicator, rank, call, sources, targets, guard=async_op)
     work.results = list(results)

@@ -7,14 +7,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from simcoll.collective import Collective
+from simcoll.distributed.arguments import root_of
 from simcoll.distributed.arrays import as_array
-from simcoll.distributed.collectives import root_of
 from simcoll.distributed.flight import Entry
 from simcoll.distributed.groups import ProcessGroup, get_rank, member_of
 from simcoll.distributed.operations import Communicator, Record, record_run
 from simcoll.distributed.plans import Stage, give_back, plan_for, stage_for
 from simcoll.distributed.work import Work
 from simcoll.distributed.world import current
+from simcoll.errors import InternalError
+from simcoll.reduction import parse_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -22,22 +24,36 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from simcoll.emulator.engine import Player
+    from simcoll.plan import Plan
 
     Array = NDArray[Any]
 
-__all__ = ["P2POp", "batch_isend_irecv", "irecv", "isend", "recv", "send"]
+__all__ = [
+    "End", "Mailbox", "P2POp", "batch_isend_irecv", "deliver", "irecv", "isend", "plan_of_message", "recv", "send",
+]  # fmt: skip
 
 
 @dataclass(slots=True, eq=False)
 class End:
-    """One end of a message: ``rank`` posted it; ``peer`` is None for a receive from any."""
+    """One end of a message: ``rank`` posted it; ``peer`` is None for a receive from any.
+
+    ``number`` tells apart what this rank posted; ``work`` is None when the rank is in another process.
+    """
 
     rank: int
     peer: int | None
     tag: int
-    array: Array
-    work: Work
+    size: int
+    dtype: str
     number: int
+    work: Work | None
+
+    @property
+    def posted(self) -> Work:
+        """The Work of an end that was posted here."""
+        if self.work is None:
+            raise InternalError(f"the end of a message at rank {self.rank} is in another process")
+        return self.work
 
 
 class Mailbox:
@@ -56,15 +72,18 @@ class Mailbox:
         return self._sequence[rank] - 1
 
     def post_send(self, rank: int, dst: int, tag: int, array: Array, work: Work) -> None:
-        """A send; it takes the first receive that fits."""
-        end = self._end(rank, dst, tag, array, work)
-        waiting = self._receives.get((dst, tag), ())
-        found = next((other for other in waiting if other.peer is None or other.peer == rank), None)
+        """A send from here."""
+        self._offer(self._end(rank, dst, tag, array, work), dst)
+
+    def _offer(self, end: End, dst: int) -> None:
+        """A send takes the first receive that fits."""
+        waiting = self._receives.get((dst, end.tag), ())
+        found = next((other for other in waiting if other.peer is None or other.peer == end.rank), None)
         if found is None:
-            self._sends.setdefault((dst, tag), deque()).append(end)
+            self._sends.setdefault((dst, end.tag), deque()).append(end)
         else:
-            self._receives[dst, tag].remove(found)
-            Transfer(self.group, end, found).start()
+            self._receives[dst, end.tag].remove(found)
+            self._match(end, found)
 
     def post_receive(self, rank: int, src: int | None, tag: int, array: Array, work: Work) -> None:
         """A receive; it takes the first send that fits."""
@@ -75,18 +94,61 @@ class Mailbox:
             self._receives.setdefault((rank, tag), deque()).append(end)
         else:
             self._sends[rank, tag].remove(found)
-            Transfer(self.group, found, end).start()
+            self._match(found, end)
+
+    def _match(self, send: End, receive: End) -> None:
+        """Both ends are there: check that they fit, and let the message go."""
+        error = self.misfit(send, receive)
+        if error is None:
+            Transfer(self.group, send, receive).start()
+        else:
+            send.posted.over(error)
+            receive.posted.over(error)
+
+    def misfit(self, send: End, receive: End) -> str | None:
+        """Why two ends cannot be one message, if so. Receives that are too long are refused in debug mode only."""
+        shorter = send.size < receive.size and not self.group.world.debug
+        if send.dtype == receive.dtype and (send.size == receive.size or shorter):
+            return None
+        members = self.group.members
+        return (
+            f"rank {members[send.rank]} sends {send.size} elements of {send.dtype} with tag {send.tag}; "
+            f"rank {members[receive.rank]} receives {receive.size} of {receive.dtype}"
+        )
 
     def _end(self, rank: int, peer: int | None, tag: int, array: Array, work: Work) -> End:
         self._posted += 1
-        return End(rank, peer, tag, array, work, self._posted)
+        return End(rank, peer, tag, array.size, array.dtype.name, self._posted, work)
 
 
 def mailbox_of(group: Communicator) -> Mailbox:
     """The group's mailbox."""
     if group.mailbox is None:
-        group.mailbox = Mailbox(group)
+        linked = group.world.linked
+        group.mailbox = Mailbox(group) if linked is None else linked.mailbox(group)
     return group.mailbox
+
+
+def deliver(receive: End, sender: int, values: Array | None) -> None:
+    """End a receive with what came; a message may be shorter than the tensor."""
+    work = receive.posted
+    error = work.guarded()
+    if values is not None and error is None:
+        target = work.targets[0]
+        if values.size == target.size:
+            target[...] = values.reshape(target.shape)
+        else:
+            target.reshape(-1)[: values.size] = values
+    work.sender = sender
+    work.over(error)
+
+
+def plan_of_message(group: Communicator, send: End, receive: End) -> Plan:
+    """The plan of a message between two ranks, or of one to the rank itself."""
+    same = send.rank == receive.rank
+    endpoints = (group.members[send.rank],) if same else (group.members[send.rank], group.members[receive.rank])
+    collective = Collective("send_recv", len(endpoints), pairs=((0, 0),) if same else ((0, 1),))
+    return plan_for(group.world, collective, send.size, parse_dtype(send.dtype), "sum", endpoints, (None,))
 
 
 class Transfer:
@@ -102,50 +164,24 @@ class Transfer:
         self._begin_fs = 0
 
     def start(self) -> None:
-        """Check that the ends fit, and let the message go."""
+        """Let the message go."""
         send, receive, world = self.send, self.receive, self.group.world
-        members = self.group.members
-        same = send.rank == receive.rank
-        if send.array.dtype != receive.array.dtype or not self._fits():
-            text = (
-                f"rank {members[send.rank]} sends {send.array.size} elements of {send.array.dtype.name} with tag {send.tag}; "
-                f"rank {members[receive.rank]} receives {receive.array.size} of {receive.array.dtype.name}"
-            )
-            send.work.over(text)
-            receive.work.over(text)
-            return
-        pairs = ((0, 0),) if same else ((0, 1),)
-        endpoints = (members[send.rank],) if same else (members[send.rank], members[receive.rank])
-        collective = Collective("send_recv", len(endpoints), pairs=pairs)
-        plan = plan_for(world, collective, send.array.size, send.array.dtype, "sum", endpoints, (None,))
+        plan = plan_of_message(self.group, send, receive)
         self._stage = stage_for(world, plan)
         source = self._stage.inputs[0]
         if source is not None:
-            source[...] = send.work.sources[0].reshape(-1)
-        self._begin_fs = send.work.entry.started_fs = receive.work.entry.started_fs = world.now
+            source[...] = send.posted.sources[0].reshape(-1)
+        self._begin_fs = send.posted.entry.started_fs = receive.posted.entry.started_fs = world.now
         self._player = self._stage.player(world, self._leave)
-        for rank in range(len(endpoints)):
+        for rank in range(plan.nranks):
             self._player.enter(rank)
-
-    def _fits(self) -> bool:
-        send, receive = self.send.array, self.receive.array
-        return send.size == receive.size or (send.size < receive.size and not self.group.world.debug)
 
     def _leave(self, rank: int) -> None:
         last = len(self._player.plan.ranks) - 1 if self._player is not None else 0
         if rank == 0:
-            self.send.work.over(self.send.work.guarded())
+            self.send.posted.over(self.send.posted.guarded())
         if rank == last and self._stage is not None:
-            work, values = self.receive.work, self._stage.outputs[last]
-            error = work.guarded()
-            if values is not None and error is None:
-                target = self.receive.array
-                if values.size == target.size:
-                    target[...] = values.reshape(target.shape)
-                else:
-                    target.reshape(-1)[: values.size] = values
-            work.sender = self.send.rank
-            work.over(error)
+            deliver(self.receive, self.send.rank, self._stage.outputs[last])
         self._left += 1
         if self._left == last + 1:
             self.group.world.calendar.at(self.group.world.now, self._close, None)
@@ -158,7 +194,7 @@ class Transfer:
         members, plan = self.group.members, player.plan
         name = f"send {members[self.send.rank]} -> {members[self.receive.rank]} tag {self.send.tag}"
         record = Record(
-            self.group.name, self.send.work.entry.sequence, name, plan.schedule.title, plan.protocol.name,
+            self.group.name, self.send.posted.entry.sequence, name, plan.schedule.title, plan.protocol.name,
             plan.total_bytes, player.messages, self._begin_fs, player.time_fs, player.hash.hexdigest(),
         )  # fmt: skip
         record_run(world, record)
@@ -172,7 +208,7 @@ def _post(
     group, rank = found.communicator, current().rank
     if group.failure is not None:
         raise RuntimeError(group.failure)
-    if found.executor is not None:
+    if found.executor is not None and group.world.linked is None:
         raise RuntimeError(f"backend {group.backend!r} has no point-to-point operations here")
     here, mailbox = found.rank(), mailbox_of(group)
     arrays = ([array], []) if name == "send" else ([], [array])

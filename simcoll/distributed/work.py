@@ -199,6 +199,8 @@ class Work(Waitable):
 
     def is_completed(self) -> bool:
         """Whether it is over."""
+        if not self.done:
+            self.rank.world.glance()
         return self.done
 
     def is_success(self) -> bool:

@@ -21,6 +21,7 @@ from simcoll.units import MAX_TIME_FS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from simcoll.distributed.linked import LinkedWorld
     from simcoll.protocol import Protocol as Costs
     from simcoll.topology import Topology
 
@@ -130,6 +131,9 @@ class Task(greenlet.greenlet):  # type: ignore[misc]
 class World:
     """The ranks of one run, their clock and the links that they share."""
 
+    horizon_fs: float = MAX_TIME_FS
+    """No wait ends later than this by itself."""
+
     def __init__(self, nranks: int, topology: Topology, protocol: str | Costs, costs: Costs, *, debug: bool) -> None:
         self.hub = greenlet.getcurrent()
         self.topology = topology
@@ -151,6 +155,11 @@ class World:
     def now(self) -> int:
         """Femtoseconds."""
         return self.calendar.now
+
+    @property
+    def linked(self) -> LinkedWorld | None:
+        """The world itself when its ranks are in processes of their own; None on the emulator."""
+        return None
 
     def launch(self, rank: Rank, body: Callable[[], Any], over: Callable[[Task], None]) -> Task:
         """Let a program start now."""
@@ -176,13 +185,20 @@ class World:
             event._value = None  # noqa: SLF001
             self.env.schedule(event, priority=PROGRAMS)
 
-    def _run_ready(self, _event: simpy.Event) -> None:
+    def _run_ready(self, _event: simpy.Event | None = None) -> None:
         self._asked = False
         ready, self._ready = self._ready, []
         for task in sorted(ready, key=lambda task: task.order):
             if not task.dead:
                 task.waiting = None
                 task.switch()
+
+    def after(self, delay_fs: int, action: Callable[[], None]) -> None:
+        """Do something when a time has passed."""
+        self.calendar.at(self.now + delay_fs, lambda _: action(), None)
+
+    def glance(self) -> None:
+        """Somebody looks whether something is over. Here nothing happens between two looks."""
 
     def watch_deadline(self, deadline_fs: int) -> None:
         """Somebody will have waited for too long at this time."""
@@ -318,7 +334,7 @@ def _block(task: Task, waitable: Waitable, timeout_fs: int | None, *, explicit: 
     world = task.rank.world
     task.waited_from_fs = world.now
     deadline = -1 if timeout_fs is None else world.now + timeout_fs
-    task.deadline_fs = deadline if deadline <= MAX_TIME_FS else -1
+    task.deadline_fs = deadline if deadline <= world.horizon_fs else -1
     task.explicit = explicit and task.deadline_fs >= 0
     if task.deadline_fs >= 0:
         world.watch_deadline(task.deadline_fs)

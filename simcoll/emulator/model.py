@@ -156,7 +156,7 @@ def wire_bytes(size_bytes: Ints, protocol: Protocol) -> Ints:
     up, down = protocol.wire_factor.numerator, protocol.wire_factor.denominator
     if int(size_bytes.max(initial=0)) * up + protocol.header_bytes > MAX_TIME_FS:
         raise ConfigError(f"a message of {size_bytes.max()} bytes is too large for protocol {protocol.name!r}")
-    return -(-size_bytes * up // down) + protocol.header_bytes
+    return (size_bytes if up == down else -(-size_bytes * up // down)) + protocol.header_bytes
 
 
 def hop_delay_fs(routes: Routes, protocol: Protocol) -> Ints:
@@ -206,12 +206,13 @@ def message_costs(
     slowest_as = protocol.reduce_as_per_byte + protocol.copy_as_per_byte
     checked_time(int(size_bytes.max(initial=0)) * slowest_as)
     post = np.where(local, size_bytes * protocol.copy_as_per_byte // 1000, protocol.receive_overhead_fs)
-    post = post + np.where(op == REDUCE, size_bytes * protocol.reduce_as_per_byte // 1000, 0)
+    if protocol.reduce_as_per_byte:
+        post = post + np.where(op == REDUCE, size_bytes * protocol.reduce_as_per_byte // 1000, 0)
     delay = hop_delay_fs(routes, protocol)
     if protocol.jitter_fs:
         delay = delay + jitter_fs(first_message, len(size_bytes), protocol)
     pre = np.where(local, 0, delay)
-    linked = (routes.links >= 0).any(axis=1)
+    linked = routes.links[:, 0] >= 0 if routes.links.shape[1] else np.zeros(len(size_bytes), np.bool_)
     return Costs(pre, np.where(linked, wire_bytes(size_bytes, protocol), 0), post)
 
 

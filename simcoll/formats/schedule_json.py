@@ -57,6 +57,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     blocks: list[_Block]
     channels: int = 1
     scratch: list[Any] = []
+    scratch_pieces: list[Any] | None = None
     divisible: bool = False
     params: dict[str, int | str | list[int] | None] = {}
 
@@ -87,7 +88,7 @@ def dump_schedule(schedule: Schedule, path: str | Path | None = None) -> bytes:
     """
     collective, layout = schedule.collective, schedule.layout
     blocks = []
-    for item in schedule.source():
+    for item in schedule.blocks():
         if isinstance(item, Repeat):
             steps = [_step_record(step) for step in item.steps]
             blocks.append(_Block(steps, item.count, item.stride, item.base, item.modulus))
@@ -96,7 +97,8 @@ def dump_schedule(schedule: Schedule, path: str | Path | None = None) -> bytes:
     record = _File(
         FORMAT, VERSION, schedule.name,
         _Collective(collective.kind, collective.nranks, collective.root, list(collective.pairs), collective.in_place),
-        layout.chunks, blocks, schedule.nchannels, layout.scratch.tolist(), schedule.divisible, dict(schedule.params),
+        layout.chunks, blocks, schedule.nchannels, layout.scratch.tolist(),
+        None if layout.scratch_pieces is None else layout.scratch_pieces.tolist(), schedule.divisible, dict(schedule.params),
     )  # fmt: skip
     data = _lines(record)
     if path is not None:
@@ -165,9 +167,9 @@ def parse_schedule(data: bytes | str, file: str | None = None) -> Schedule:
     given = record.collective
     try:
         collective = Collective(given.kind, given.nranks, given.root, tuple(given.pairs), given.in_place)
-        layout = Layout(collective, record.chunks, _scratch(record, collective, file))
+        layout = Layout(collective, record.chunks, *_scratch(record, collective, file))
     except ConfigError as error:
-        raise error if error.file else ConfigError(error.message, file=file, path="$.collective") from None
+        raise error if error.path else ConfigError(error.message, file=file, path="$.collective") from None
     if not record.name.isprintable() or len(record.name) > 200:
         raise ConfigError("expected up to 200 printable characters", file=file, path="$.name")
     params = tuple((key, tuple(value) if isinstance(value, list) else value) for key, value in record.params.items())
@@ -185,20 +187,29 @@ def parse_schedule(data: bytes | str, file: str | None = None) -> Schedule:
     return schedule
 
 
-def _scratch(record: _File, collective: Collective, file: str | None) -> np.ndarray:
+def _scratch(record: _File, collective: Collective, file: str | None) -> tuple[np.ndarray, np.ndarray | None]:
+    scratch = _per_slot(record.scratch, "block", collective.nranks, max(collective.nblocks, 1), file, "$.scratch")
+    if record.scratch_pieces is None:
+        return scratch, None
+    pieces = _per_slot(record.scratch_pieces, "piece", collective.nranks, record.chunks, file, "$.scratch_pieces")
+    if pieces.shape != scratch.shape:
+        raise ConfigError("expected a number for each of scratch", file=file, path="$.scratch_pieces")
+    return scratch, pieces
+
+
+def _per_slot(given: list[Any], what: str, rows: int, limit: int, file: str | None, path: str) -> np.ndarray:
+    """A list of numbers below a limit, or one such list for each rank."""
     try:
-        scratch = np.array(record.scratch, np.int64)
+        values = np.array(given, np.int64)
     except (ValueError, TypeError, OverflowError):
-        raise ConfigError(
-            "expected block numbers, or rows of equal length of them", file=file, path="$.scratch"
-        ) from None
-    if scratch.ndim > 2:
-        raise ConfigError("nested too deeply", file=file, path="$.scratch")
-    if scratch.ndim > 1 and scratch.shape[0] != collective.nranks:
-        raise ConfigError(f"expected one row per rank, got {scratch.shape[0]} rows", file=file, path="$.scratch")
-    if scratch.size and not (scratch.min() >= 0 and scratch.max() < max(collective.nblocks, 1)):
-        raise ConfigError(f"block numbers must lie in 0..{collective.nblocks - 1}", file=file, path="$.scratch")
-    return scratch
+        raise ConfigError(f"expected {what} numbers, or rows of equal length of them", file=file, path=path) from None
+    if values.ndim > 2:
+        raise ConfigError("nested too deeply", file=file, path=path)
+    if values.ndim > 1 and values.shape[0] != rows:
+        raise ConfigError(f"expected one row per rank, got {values.shape[0]} rows", file=file, path=path)
+    if values.size and not (values.min() >= 0 and values.max() < limit):
+        raise ConfigError(f"{what} numbers must lie in 0..{limit - 1}", file=file, path=path)
+    return values
 
 
 def _block(block: _Block, file: str | None, place: str) -> Step | Repeat:

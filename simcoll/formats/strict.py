@@ -47,15 +47,39 @@ def _field_names(record: Any, seen: dict[Any, None]) -> dict[str, None]:
     return names
 
 
+def _inside(record: Any, place: str) -> list[Any]:
+    """The types that may be at a place such as ``$.links[0]``."""
+    found = [record]
+    for step in re.findall(r"\.(\w+)|\[[^\]]*\]", place):
+        found = [inner for each in found for inner in (each, *get_args(each))]
+        if step:
+            records = [each for each in found if isinstance(each, type) and issubclass(each, msgspec.Struct)]
+            found = [
+                entry.type for each in records for entry in msgspec.structs.fields(each) if entry.encode_name == step
+            ]
+        else:
+            found = [inner for each in found for inner in get_args(each)]
+    return found
+
+
+def _keys(records: list[Any]) -> dict[str, None]:
+    """Keys of the records among some types, also inside unions."""
+    types = [inner for each in records for inner in (each, *get_args(each))]
+    here = [each for each in types if isinstance(each, type) and issubclass(each, msgspec.Struct)]
+    return {entry.encode_name: None for each in here for entry in msgspec.structs.fields(each)}
+
+
 def _refuse(error: msgspec.ValidationError, record: type[Record], file: str | None) -> ConfigError:
     reason, _, place = str(error).partition(" - at `")
     unknown = re.fullmatch(r"Object contains unknown field `(.*)`", reason)
+    place = place.rstrip("`") or "$"
     if unknown:
-        reason = f"unknown key {unknown.group(1)!r}; {nearest(unknown.group(1), _field_names(record, {}))}"
+        keys = _keys(_inside(record, place)) or _field_names(record, {})
+        reason, place = f"unknown key; {nearest(unknown.group(1), keys)}", f"{place}.{unknown.group(1)}"
     missing = re.fullmatch(r"Object missing required field `(.*)`", reason)
     if missing:
         reason = f"missing key {missing.group(1)!r}"
-    return ConfigError(reason, file=file, path=place.rstrip("`") or "$")
+    return ConfigError(reason, file=file, path=place)
 
 
 def decode_json(data: bytes | str, record: type[Record], file: str | None = None) -> Record:

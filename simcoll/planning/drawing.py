@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import TYPE_CHECKING
 from xml.sax.saxutils import escape
 
 from simcoll.schedule import COPY, MULTICAST, OP_NAMES, REDUCE, SWITCH_REDUCE, SYNC
+from simcoll.units import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,11 +19,6 @@ __all__ = ["schedule_lines", "schedule_svg"]
 _ARROWS = {COPY: "->", REDUCE: "+>", SYNC: "~>", MULTICAST: "=>", SWITCH_REDUCE: "+=>"}
 _COLOURS = {COPY: "#0072B2", REDUCE: "#D55E00", SYNC: "#666666", MULTICAST: "#56B4E9", SWITCH_REDUCE: "#E69F00"}
 MAX_DRAWN = 20_000
-
-
-def _printable(text: str) -> str:
-    """Names come from files: control characters break SVG and can steer a terminal."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def _transfer(schedule: Schedule, step: Step, row: int) -> str:
@@ -45,7 +42,7 @@ def schedule_lines(schedule: Schedule, max_transfers: int = 200) -> Iterator[str
         "scratch": layout.scratch_slots,
     }
     shown = ", ".join(f"{name} {count} x {layout.chunks}" for name, count in slots.items() if count)
-    yield f"{_printable(str(schedule))}: slots x chunks: {shown or 'none'}; {schedule.nchannels} channel{'s' * (schedule.nchannels > 1)}"
+    yield f"{printable(str(schedule))}: slots x chunks: {shown or 'none'}; {schedule.nchannels} channel{'s' * (schedule.nchannels > 1)}"
     printed = total = 0
     for number, step in enumerate(schedule.steps()):
         kinds = sorted({OP_NAMES[op] for op in step.op.tolist()})
@@ -61,7 +58,8 @@ def schedule_lines(schedule: Schedule, max_transfers: int = 200) -> Iterator[str
 
 def schedule_svg(schedule: Schedule) -> str:
     """A space-time picture: ranks from top to bottom, steps from left to right, an arrow for every transfer."""
-    width, height, left, top = 56, 26, 60, 50
+    title = textwrap.wrap(printable(str(schedule)), 100)
+    width, height, left, top = 56, 26, 60, 32 + 18 * len(title)
     arrows, steps, drawn = [], 0, 0
     for number, step in enumerate(schedule.steps()):
         steps = number + 1
@@ -77,7 +75,7 @@ def schedule_svg(schedule: Schedule) -> str:
                 arrows.append(f'<path d="{line}" stroke="{colour}" marker-end="url(#{OP_NAMES[op]})"/>')
     legend = "blue copies, orange reduces, grey only tells, light: by a switch, a dot stays on its rank"
     # About seven pixels a character in the title, six in the legend.
-    total_width = max(left + steps * width + 20, 16 + 7 * len(str(schedule)), 16 + 6 * len(legend))
+    total_width = max(left + steps * width + 20, 16 + 7 * max(map(len, title)), 16 + 6 * len(legend))
     total_height = top + schedule.nranks * height + 30
     grid = [f'<text x="8" y="{top + rank * height + 4}">rank {rank}</text>' for rank in range(schedule.nranks)]
     grid += [
@@ -92,13 +90,16 @@ def schedule_svg(schedule: Schedule) -> str:
         f'orient="auto"><path d="M0 0L8 4L0 8z" fill="{colour}"/></marker>'
         for op, colour in _COLOURS.items()
     )
+    heading = [
+        f'<text x="8" y="{18 * number}" font-size="14">{escape(line)}</text>' for number, line in enumerate(title, 1)
+    ]
     if drawn > MAX_DRAWN:
         legend += f"; the first {MAX_DRAWN:,} of {drawn:,} transfers"
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{total_width}" height="{total_height}" '
         f'font-family="sans-serif" font-size="11">'
         f'<rect width="100%" height="100%" fill="white"/><defs>{heads}</defs>'
-        f'<text x="8" y="18" font-size="14">{escape(_printable(str(schedule)))}</text>'
+        f"{''.join(heading)}"
         f'{"".join(grid)}<g fill="none" stroke-width="1.3">{"".join(arrows)}</g>'
         f'<text x="8" y="{total_height - 8}" fill="#555">{legend}</text></svg>\n'
     )

@@ -44,19 +44,23 @@ def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
     Raises
     ------
     ConfigError
-        When one cannot be written; then none is left half-written.
+        When one cannot be written; then none is left half-written, and all are the old ones, unless the system refuses to rename one of
+        them: the error says which are new.
     """
     shown = str(folder / next(iter(files))) if len(files) == 1 else str(folder)
     refuse_folders(folder, files)
     parts = {folder / f".{name}.part": folder / name for name in files}
+    done: list[str] = []
     try:
         for part, content in zip(parts, files.values(), strict=True):
             part.write_bytes(content)
         for part, target in parts.items():
             part.replace(target)
+            done.append(target.name)
     except OSError as error:
         for part in parts:
             # The folder itself may be what is missing or a file.
             if part.is_file():
                 part.unlink()
-        raise ConfigError(f"cannot be written: {error.strerror}", file=shown) from None
+        mixed = f"; new already: {', '.join(done)}" if done else ""
+        raise ConfigError(f"cannot be written: {error.strerror}{mixed}", file=shown) from None

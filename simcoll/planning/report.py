@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
+import re
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from simcoll.planning.sweep import Row, Sweep
     from simcoll.topology import Topology
 
-__all__ = ["results_csv", "results_json", "sweep_hash", "table_lines"]
+__all__ = ["engine_lines", "results_csv", "results_json", "sweep_hash", "table_lines"]
 
 FORMAT, VERSION = "simcoll-results", 1
 GB = 1e9
@@ -76,14 +77,33 @@ def table_lines(sweep: Sweep, rows: Sequence[Row]) -> Iterator[str]:
         yield "# '-' under #wrong: timing only above the size to which data is moved; the proofs hold for every size"
 
 
+def engine_lines(rows: Sequence[Row]) -> Iterator[str]:
+    """Which engine played how much, in what time, and why it did: a line for every reason, of its largest run."""
+    groups: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row.engine, re.sub(r"\d+", "", row.path)), []).append(row)
+    for (engine, _), alike in groups.items():
+        largest = max(alike, key=lambda row: row.messages)
+        runs = f"{len(alike)} run{'s' * (len(alike) > 1)}"
+        messages, wall = sum(row.messages for row in alike), sum(row.wall_s for row in alike)
+        why = re.sub(r"\d{4,}", lambda number: f"{int(number[0]):,}", largest.path)
+        yield f"# engine {engine}: {runs}, {messages:,} messages, {wall:.2f} s ({why})"
+
+
+def _columns(row: Row) -> dict[str, Any]:
+    """What files say of a run."""
+    columns = {**asdict(row), "headroom": row.headroom}
+    del columns["wall_s"]
+    return columns
+
+
 def results_csv(rows: Sequence[Row]) -> str:
     """Every run as one line of CSV."""
     stream = io.StringIO()
-    fields = [*asdict(rows[0]), "headroom"] if rows else []
-    writer = csv.DictWriter(stream, fields, lineterminator="\n")
+    writer = csv.DictWriter(stream, list(_columns(rows[0])) if rows else [], lineterminator="\n")
     writer.writeheader()
     for row in rows:
-        writer.writerow({**asdict(row), "headroom": row.headroom})
+        writer.writerow(_columns(row))
     return stream.getvalue()
 
 
@@ -115,7 +135,7 @@ def results_json(title: str, sweep: Sweep, topology: Topology, rows: Sequence[Ro
         "sweep": {**asdict(sweep), "choices": [str(choice) for choice in sweep.choices]},
         "proofs": list(proofs),
         "trace_hash": sweep_hash(rows),
-        "runs": [{**asdict(row), "headroom": row.headroom} for row in rows],
+        "runs": [_columns(row) for row in rows],
         "best": [_summary(row, bound) for row, bound in zip(best_rows(rows), bound_rows(rows), strict=True)],
     }
     return msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n"

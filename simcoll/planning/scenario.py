@@ -37,10 +37,11 @@ RESULT_FILES = ("results.json", "results.csv", "busbw.svg", "trace.json.gz")
 
 
 class TopologyTable(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """``[topology]``: a shipped name or a path relative to the scenario, and how many nodes of it."""
+    """``[topology]``: a shipped name or a path relative to the scenario, how many nodes of it, and what is left of which links."""
 
     name: str
     nodes: int | None = None
+    degraded: dict[str, str | int | float] = {}
 
 
 class CollectiveTable(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -123,7 +124,10 @@ def scenario_topology(scenario: Scenario, path: Path) -> Topology:
     from simcoll.topology import load_topology
 
     beside = path.parent / scenario.topology.name
-    return load_topology(beside if beside.is_file() else scenario.topology.name, nodes=scenario.topology.nodes)
+    found = load_topology(beside if beside.is_file() else scenario.topology.name, nodes=scenario.topology.nodes)
+    for link, share in scenario.topology.degraded.items():
+        found = found.degrade(link, share)
+    return found
 
 
 def sweep_of(scenario: Scenario, file: str) -> Sweep:

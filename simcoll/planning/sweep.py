@@ -116,10 +116,14 @@ class Sweep:
     root: int | None = None
     check_up_to: int = 2**16
 
+    def __post_init__(self) -> None:
+        for name in ("choices", "protocols"):  # what is named twice runs once
+            object.__setattr__(self, name, tuple(dict.fromkeys(getattr(self, name))))
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One run: an algorithm and protocol at one size."""
+    """One run: an algorithm and protocol at one size. ``wall_s``, the seconds that it took here, goes into no file."""
 
     size_bytes: int
     count: int
@@ -136,6 +140,10 @@ class Row:
     bottleneck: str
     messages: int
     trace_hash: str
+    engine: str
+    path: str
+    classes: int | None
+    wall_s: float
 
     @property
     def headroom(self) -> float | None:
@@ -184,7 +192,7 @@ def _box(topology: Topology) -> int | None:
 
 
 def build(sweep: Sweep, choice: Choice, topology: Topology) -> Schedule:
-    """The schedule of a choice; ``box`` and ``channels`` follow the topology where they are not given."""
+    """The schedule of a choice; ``box``, ``channels`` and ``topology`` follow the topology where they are not given."""
     found = find_algorithm(sweep.collective, choice.algorithm)
     if found.topologies == "switch" and "switch_reduce" not in topology.traits:
         raise ConfigError(f"{choice.algorithm} needs switches that reduce; those of {topology.name} do not")
@@ -195,14 +203,17 @@ def build(sweep: Sweep, choice: Choice, topology: Topology) -> Schedule:
             params.setdefault("box", box)
         if "channels" in found.params:
             params.setdefault("channels", min(box, MAX_CHANNELS))
+    if "topology" in found.params:
+        params.setdefault("topology", topology)
     n = topology.nranks
     # A send_recv is the shift by one rank that nccl-tests measures.
     pairs = tuple((rank, (rank + 1) % n) for rank in range(n)) if sweep.collective == "send_recv" else ()
     return make_schedule(Collective(sweep.collective, n, sweep.root, pairs), choice.algorithm, **params)
 
 
-def prepare(sweep: Sweep, topology: Topology) -> list[Schedule]:
-    """The proved schedule of every choice, once it is certain that the whole sweep can run.
+def prepare(sweep: Sweep, topology: Topology, built: Sequence[Schedule] | None = None) -> list[Schedule]:
+    """The proved schedule of every choice, once it is certain that the whole sweep can run; ``built``: the schedules, if they are
+    there already.
 
     Raises
     ------
@@ -215,7 +226,7 @@ def prepare(sweep: Sweep, topology: Topology) -> list[Schedule]:
     if not sweep.choices:
         served = sorted({found.collective for found in ALGORITHMS})
         raise ConfigError(f"no algorithm to run {sweep.collective} with; there are some for {', '.join(served)}")
-    schedules = [build(sweep, choice, topology) for choice in sweep.choices]
+    schedules = list(built or (build(sweep, choice, topology) for choice in sweep.choices))
     for schedule in schedules:
         for name in sweep.protocols:
             costs(sweep, schedule, name, topology)
@@ -292,6 +303,10 @@ def _row(choice: Choice, count: int, result: Result) -> Row:
         bottleneck=result.bottleneck,
         messages=result.messages,
         trace_hash=result.trace_hash,
+        engine=result.engine,
+        path=result.path,
+        classes=result.classes,
+        wall_s=result.wall_s,
     )
 
 

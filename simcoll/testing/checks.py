@@ -102,4 +102,4 @@ def assert_implements(
 
 
 def _named(schedule: Schedule) -> str:
-    return f"{schedule}, hash {schedule.content_hash()[:16]}"
+    return f"{schedule.title} for {schedule.collective!r}, hash {schedule.content_hash()[:16]}"

@@ -9,7 +9,7 @@ import numpy as np
 
 from simcoll.plan import lowered
 from simcoll.schedule import COPY, REDUCE, SWITCH_REDUCE, SYNC, Layout, Schedule, Step, joined, transfers
-from simcoll.verify.data import expanded
+from simcoll.step import expanded
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,10 +35,6 @@ def _like(schedule: Schedule, steps: list[Step], layout: Layout | None = None) -
     )
 
 
-def _rows(step: Step, which: NDArray[np.bool_]) -> Step:
-    return Step(*(getattr(step, name)[which] for name in Step.__dataclass_fields__))
-
-
 def _reads(layout: Layout, step: Step) -> Ints:
     """Chunks that a step reads, flat over the ranks; the targets of its reductions too."""
     target = step.dst_rank * layout.size + step.dst_chunk
@@ -61,19 +57,19 @@ def relabelled(schedule: Schedule, permutation: Sequence[int]) -> Schedule:
         root=None if old.root is None else int(new[old.root]),
         pairs=tuple((int(new[src]), int(new[dst])) for src, dst in old.pairs),
     )
-    scratch = _relabelled_blocks(old, schedule.layout.scratch, new)
+    scratch, pieces = _relabelled_blocks(old, schedule.layout.scratch, new), schedule.layout.scratch_pieces
     if scratch.ndim == 2:
-        scratch = scratch[np.argsort(new)]
-    layout = Layout(collective, chunks, scratch)
+        before = np.argsort(new)
+        scratch, pieces = scratch[before], None if pieces is None else pieces[before]
+    layout = Layout(collective, chunks, scratch, pieces)
 
     def moved(chunk: Ints) -> Ints:
         region = layout.region(chunk)
         slot, piece = (chunk - layout.bases()[region]) // chunks, chunk % chunks
         slots = np.array([old.input_slots, old.output_slots, 0])[region]
         # A buffer with a slot for each rank has them in the order of the ranks.
-        renamed = np.where((slots == n) & (n > 1), new[np.minimum(slot, n - 1)], slot)
-        result: Ints = layout.bases()[region] + renamed * chunks + piece
-        return result
+        renamed = layout.bases()[region] + new[np.minimum(slot, n - 1)] * chunks + piece
+        return np.where((slots == n) & (n > 1), renamed, chunk)
 
     steps = [
         transfers(
@@ -109,7 +105,7 @@ def split(schedule: Schedule, at: int, first: Sequence[bool]) -> Schedule:
     """
     steps = _steps(schedule)
     which = np.resize(np.asarray(first, np.bool_), len(steps[at]))
-    now, later = _rows(steps[at], which), _rows(steps[at], ~which)
+    now, later = steps[at].rows(which), steps[at].rows(~which)
     conflict = np.isin(_writes(schedule.layout, now), _reads(schedule.layout, later)).any()
     if conflict or (steps[at].op > SYNC).any():
         return _like(schedule, steps)
@@ -145,16 +141,21 @@ def detoured(schedule: Schedule, at: int, row: int) -> Schedule:
     src, src_chunk, dst, dst_chunk = (
         int(column[row]) for column in (step.src_rank, step.src_chunk, step.dst_rank, step.dst_chunk)
     )
-    block = int(old.block(np.array([dst]), np.array([dst_chunk]))[0])
-    scratch = np.concatenate([old.scratch, np.full((*old.scratch.shape[:-1], 1), block)], axis=-1)
-    layout = Layout(schedule.collective, old.chunks, scratch)
-    stop = int(layout.scratch_at(old.scratch_slots, dst_chunk % old.chunks))
+    cell = np.array([dst]), np.array([dst_chunk])
+    block, piece = int(old.block(*cell)[0]), int(old.piece(*cell)[0])
+
+    def longer(values: Ints, last: int) -> Ints:
+        return np.concatenate([values, np.full((*values.shape[:-1], 1), last)], axis=-1)
+
+    pieces = None if old.scratch_pieces is None else longer(old.scratch_pieces, piece)
+    layout = Layout(schedule.collective, old.chunks, longer(old.scratch, block), pieces)
+    stop = int(layout.scratch_at(old.scratch_slots, piece if pieces is None else 0))
     channel, op = int(step.channel[row]), int(step.op[row])
     others = np.arange(len(step)) != row
     arrive = transfers(dst, stop, dst, dst_chunk, op=REDUCE if op == REDUCE else COPY, channel=channel)
     steps[at : at + 1] = [
         transfers(src, src_chunk, dst, stop, channel=channel),
-        joined([_rows(step, others), arrive]),
+        joined([step.rows(others), arrive]),
     ]
     return _like(schedule, steps, layout)
 

@@ -11,6 +11,7 @@ from simcoll.algorithms import ALGORITHMS
 from simcoll.collective import KINDS, Collective
 from simcoll.errors import ConfigError
 from simcoll.testing import rewrites
+from simcoll.testing.examples import needed_params
 from simcoll.topology import boxes, crossbar, fat_tree, torus
 
 if TYPE_CHECKING:
@@ -156,7 +157,7 @@ def _shipped(draw: DrawFn, collective: Collective) -> Schedule:
     name, params = draw(st.sampled_from(served))
     chosen: dict[str, Any] = {param: 2 for param in params if draw(st.booleans())}
     try:
-        return simcoll.schedule(collective, name, **chosen)
+        return simcoll.schedule(collective, name, **(needed_params(collective.kind, name, collective.nranks) | chosen))
     except ConfigError:
         # It does not serve this rank count; the first in the table serves any.
         return simcoll.schedule(collective, served[0][0])

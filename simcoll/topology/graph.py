@@ -142,10 +142,11 @@ class Topology:
                 bad = int(ranks[(ranks < 0) | (ranks >= self.nranks)][0])
                 raise ConfigError(f"rank {bad} is not in topology {self.name!r}; expected 0 to {self.nranks - 1}")
         links = self.router.links(self.rank_endpoints[a], self.rank_endpoints[b])
-        used = links >= 0
-        latency = np.where(used, self.link_latency_fs[links], 0).sum(axis=1, dtype=np.int64) if self.nlinks else a * 0
-        kind = np.where(used, self.link_kind[links], -1).max(axis=1, initial=-1) if self.nlinks else a * 0 - 1
-        routes = Routes(links=links, latency_fs=latency, kind=kind.astype(np.int8))
+        # Hop by hop, and -1 finds what stands at the end: several times as fast as a sum over rows of a few hops.
+        hops = links.T
+        latency = np.append(self.link_latency_fs, 0).take(hops, mode="wrap").sum(axis=0, dtype=np.int64)
+        kind = np.append(self.link_kind, np.int8(-1)).take(hops, mode="wrap").max(axis=0, initial=-1)
+        routes = Routes(links=links, latency_fs=latency, kind=kind)
         for array in (routes.links, routes.latency_fs, routes.kind):
             array.setflags(write=False)
         return routes
@@ -194,13 +195,17 @@ class Topology:
         return int(found[0])
 
     def degrade(self, link: str | int, share: str | float | Fraction) -> Topology:
-        """The same cluster with one link at a share of its capacity; at 0 it is gone and routes go around it.
+        """The same cluster with one link (``a -> b``), or both of a pair (``a <-> b``), at a share of its capacity; at 0 it is gone and
+        routes go around it.
 
         Raises
         ------
         ConfigError
             When the link does not exist, the share is not between 0 and 1, or a dead link cuts two ranks off.
         """
+        if isinstance(link, str) and " <-> " in link:
+            a, _, b = link.partition(" <-> ")
+            return self.degrade(f"{a} -> {b}", share).degrade(f"{b} -> {a}", share)
         index = self.link(link) if isinstance(link, str) else link
         if not 0 <= index < self.nlinks:
             raise ConfigError(f"link {index} is not in topology {self.name!r}; expected 0 to {self.nlinks - 1}")

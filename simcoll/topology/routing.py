@@ -59,6 +59,12 @@ class Level:
     up: NDArray[np.int32]
     down: NDArray[np.int32]
 
+    def fill(self, way: NDArray[np.int32], src: NDArray[np.int64], dst: NDArray[np.int64]) -> None:
+        """Write the links from ``src[m]`` up and down to ``dst[m]`` into row m."""
+        up, down = self.up.take(src, axis=0), self.down.take(dst, axis=0)
+        way[:, : up.shape[1]] = up
+        way[:, up.shape[1] : up.shape[1] + down.shape[1]] = down
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BoxRouter:
@@ -76,20 +82,21 @@ class BoxRouter:
         """See :class:`Router`."""
         g, _, inside = self.pair_links.shape
         width = max([inside, *(level.up.shape[1] + level.down.shape[1] for level in self.levels)])
+        # The last level knows a way for every pair; finer ones, and at last the boxes, take theirs.
         found = np.full((src.size, width), -1, dtype=np.int32)
+        if self.levels:
+            self.levels[-1].fill(found, src, dst)
+        for level in reversed(self.levels[:-1]):
+            here = np.flatnonzero(level.group[src] == level.group[dst])
+            way = np.full((here.size, width), -1, dtype=np.int32)
+            level.fill(way, src[here], dst[here])
+            found[here] = way
         box = src // g
-        local = box == dst // g
+        local = np.flatnonzero(box == dst // g)
         pairs = self.pair_links[src[local] % g, dst[local] % g]
         offset = (box[local] * self.links_per_box).astype(np.int32)
         found[local, :inside] = np.where(pairs >= 0, pairs + offset[:, None], -1)
-        rest = np.flatnonzero(~local)
-        for level in self.levels:
-            meets = level.group[src[rest]] == level.group[dst[rest]]
-            here = rest[meets]
-            hops_up = level.up.shape[1]
-            found[here, :hops_up] = level.up[src[here]]
-            found[here, hops_up : hops_up + level.down.shape[1]] = level.down[dst[here]]
-            rest = rest[~meets]
+        found[local, inside:] = -1
         return _pack(found)
 
 

@@ -11,7 +11,8 @@ import numpy as np
 from simcoll.errors import ScheduleError
 from simcoll.plan import lowered
 from simcoll.schedule import REDUCE, Repeat, Step
-from simcoll.verify.data import token_at
+from simcoll.step import spread
+from simcoll.verify.tokens import token_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -123,7 +124,7 @@ def _order(chunk: Ints, tree: NDArray[np.uint64], image: NDArray[np.uint64]) -> 
 def _moves(schedule: Schedule, place: Ints, width: int) -> Iterator[tuple[int, Moves]]:
     """The transfers between chunks that have a place, by step, as rows ``rank * width + place``."""
     number = 0
-    for block in schedule.source():
+    for block in schedule.blocks():
         if isinstance(block, Repeat):
             yield from _turns(schedule, block, number, place, width)
             number += block.count * len(block.steps)
@@ -136,7 +137,7 @@ def _moves(schedule: Schedule, place: Ints, width: int) -> Iterator[tuple[int, M
 
 def one_address(schedule: Schedule, step: Step) -> Step:
     """The step with every chunk at its one address, and without what an in-place alias makes a transfer of a chunk to itself."""
-    ((_, changed),) = lowered(replace(schedule, source=lambda: (step,), _known={}))
+    ((_, changed),) = lowered(replace(schedule, source=lambda: (step,)))
     return changed
 
 
@@ -150,8 +151,7 @@ def _chosen(step: Step, place: Ints) -> tuple[Ints, Ints, Ints, Ints, NDArray[np
         there = np.flatnonzero(place >= 0)
         first = before[step.src_chunk]
         count = before[step.src_chunk + step.count] - first
-        row = np.repeat(np.arange(len(step)), count)
-        within = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
+        row, within = spread(count)
         offset = there[first[row] + within] - step.src_chunk[row]
     return (
         step.src_rank[row],

@@ -9,23 +9,28 @@ import numpy as np
 from simcoll.errors import ScheduleError
 from simcoll.plan import lowered
 from simcoll.schedule import OP_NAMES, REDUCE, SYNC
+from simcoll.step import expanded
 from simcoll.verify.minimal import history, trail
 
 if TYPE_CHECKING:
     from collections import Counter
 
+    from numpy.typing import NDArray
+
     from simcoll.schedule import Schedule, Step
     from simcoll.verify.minimal import Cell, Move
 
+    Ints = NDArray[np.int64]
+
 __all__ = [
-    "barrier_leaves_early",
     "double_write",
     "input_write",
     "size_mismatch",
     "transfer_text",
     "undefined_read",
     "undefined_target",
-    "wrong_output",
+    "wrong_op",
+    "wrong_outputs",
 ]
 
 
@@ -90,13 +95,11 @@ def double_write(schedule: Schedule, number: int, step: Step, row: int, other: i
     _fail(schedule, number, step, row, f"writes {where} twice in one step\n  in {also}", at_source=False)
 
 
-def size_mismatch(schedule: Schedule, number: int, step: Step) -> NoReturn:
+def size_mismatch(schedule: Schedule, number: int, step: Step, row: int) -> NoReturn:
     """A transfer between chunks whose sizes need not agree."""
-    layout = schedule.layout
-    blocks = layout.block(step.src_rank, step.src_chunk), layout.block(step.dst_rank, step.dst_chunk)
-    pieces = step.src_chunk % layout.chunks, step.dst_chunk % layout.chunks
-    row = int(np.flatnonzero((blocks[0] != blocks[1]) | (pieces[0] != pieces[1]))[0])
-    ends = [f"piece {piece[row]} of block {block[row]}" for piece, block in zip(pieces, blocks, strict=True)]
+    layout, one = schedule.layout, slice(row, row + 1)
+    cells = (step.src_rank[one], step.src_chunk[one]), (step.dst_rank[one], step.dst_chunk[one])
+    ends = [f"piece {layout.piece(*cell)[0]} of block {layout.block(*cell)[0]}" for cell in cells]
     _fail(
         schedule, number, step, row,
         f"joins chunks of different sizes: {ends[0]} and {ends[1]} "
@@ -105,13 +108,9 @@ def size_mismatch(schedule: Schedule, number: int, step: Step) -> NoReturn:
     )  # fmt: skip
 
 
-def barrier_leaves_early(schedule: Schedule, rank: int, absent: list[int]) -> NoReturn:
-    """A barrier that some rank leaves without having heard of all."""
-    shown = ", ".join(map(str, absent[:8])) + (" ..." if len(absent) > 8 else "")
-    raise ScheduleError(
-        f"{schedule}: rank {rank} may leave before rank {shown} has entered: no chain of messages leads here from there",
-        rank=rank,
-    )
+def wrong_op(schedule: Schedule, number: int, step: Step, row: int, reason: str) -> NoReturn:
+    """A transfer with an operation that its collective does not have."""
+    _fail(schedule, number, step, row, reason, at_source=True)
 
 
 def _wanted(schedule: Schedule, rank: int, chunk: int) -> list[Cell]:
@@ -126,28 +125,48 @@ def _list(schedule: Schedule, items: list[Cell]) -> str:
     return ", ".join(shown) + (f" and {len(items) - 6} more" if len(items) > 6 else "")
 
 
-MAX_EXPLAINED = 2_000_000
+MAX_EXPLAINED = 50_000_000
 MAX_LINES = 12
 
 
-def wrong_output(schedule: Schedule, rank: int, chunk: int, wrong: int, writer: int) -> NoReturn:
-    """An output chunk with the wrong contributions at the end."""
+def wrong_outputs(schedule: Schedule, ranks: Ints, chunks: Ints) -> NoReturn:
+    """Output chunks with the wrong contributions at the end; the one is shown whose fault shows in the fewest steps."""
+    n = schedule.nranks
+    last = np.full(n * schedule.layout.size, -1, np.int64)
+    lane = np.zeros_like(last)
+    total = steps = 0
+    for number, step in lowered(schedule):
+        one = expanded(step)
+        rows = one.dst_rank + one.dst_chunk * n
+        last[rows], lane[rows] = number, one.channel
+        total, steps = total + len(one), number + 1
+    stored = schedule.layout.canonical(ranks, chunks) * n + ranks
+    written = last[stored]
+    chosen = int(np.lexsort((chunks, ranks, np.where(written < 0, steps, written)))[0])
+    rank, chunk, writer = int(ranks[chosen]), int(chunks[chosen]), int(written[chosen])
     name = f"rank {rank} {schedule.layout.name(chunk)}"
-    total = sum(int(step.count.sum()) for step in schedule.steps())
-    lines = [f"{schedule}: {name} is wrong at the end ({wrong} wrong output chunk{'s' if wrong != 1 else ''} in all)"]
+    wrong = f"{len(ranks)} wrong output chunk{'s' if len(ranks) != 1 else ''} in all"
     wanted = _wanted(schedule, rank, chunk)
-    lines.append(f"  expected: {_list(schedule, wanted)}")
-    channel = None
-    if total <= MAX_EXPLAINED:
+    lines = [f"{schedule}: {name} is wrong at the end ({wrong})", f"  expected: {_list(schedule, wanted)}"]
+    shows = f"  last written in step {writer}; the counter-example is steps 0..{writer} of 0..{steps - 1}"
+    if total > MAX_EXPLAINED:
+        lines += [shows if writer >= 0 else "  never written", f"  (too large to explain: {total:,} transfers)"]
+    else:
         moves, found = history(schedule, rank, chunk)
         lines.append(f"  found:    {_list(schedule, sorted(found)) or 'nothing'}")
         lines += _differences(schedule, wanted, found)
-        channel = moves[-1].channel if moves else None
-    lines.append(f"  last written in step {writer}" if writer >= 0 else "  never written")
-    if total <= MAX_EXPLAINED and moves:
-        lines.append(f"  how {name} came about ({len(moves)} of the {total} transfers):")
-        lines += _story(schedule, moves, wanted, found)
-    raise ScheduleError("\n".join(lines), step=writer if writer >= 0 else None, rank=rank, channel=channel, chunk=chunk)
+        lines.append(shows if writer >= 0 else "  never written")
+        if moves:
+            lines.append(f"  how {name} came about ({len(moves)} of the {total} transfers):")
+            lines += _story(schedule, moves, wanted, found)
+    text = "\n".join(lines)
+    if writer >= 0:
+        raise ScheduleError(text, step=writer, rank=rank, channel=int(lane[stored[chosen]]), chunk=chunk)
+    # What it should hold stopped somewhere else.
+    lost = next((item for item in wanted if item[0] != rank), wanted[0])
+    stop = trail(schedule, lost).last
+    channel = stop.channel if stop else 0 if schedule.nchannels == 1 else None
+    raise ScheduleError(text, step=stop.step if stop else None, rank=rank, channel=channel, chunk=chunk)
 
 
 def _differences(schedule: Schedule, wanted: list[Cell], found: Counter[Cell]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -87,6 +88,23 @@ def _stored(schedule: Schedule, rank: int, chunk: int) -> Cell:
     return rank, int(schedule.layout.canonical(np.array([rank]), np.array([chunk]))[0])
 
 
+HELD = 2**22
+"""Transfers that are held at a time on the way back."""
+
+
+def _backwards(schedule: Schedule) -> Iterator[tuple[int, Step]]:
+    """The steps from the last to the first; a large schedule is asked anew for each part of it."""
+    sizes = [len(step) for _, step in lowered(schedule)]
+    end = len(sizes)
+    while end:
+        begin, held = end - 1, sizes[end - 1]
+        while begin and held + sizes[begin - 1] <= HELD:
+            begin -= 1
+            held += sizes[begin]
+        yield from reversed(list(islice(lowered(schedule), begin, end)))
+        end = begin
+
+
 def history(schedule: Schedule, rank: int, chunk: int) -> tuple[list[Move], Counter[Cell]]:
     """What one chunk holds at the end, and all transfers that it depends on, in order.
 
@@ -94,7 +112,7 @@ def history(schedule: Schedule, rank: int, chunk: int) -> tuple[list[Move], Coun
     """
     target = _stored(schedule, rank, chunk)
     needed, slices = {target}, []
-    for number, step in reversed(list(lowered(schedule))):
+    for number, step in _backwards(schedule):
         moves = _moves(schedule, number, step, needed, reads=False)
         if moves:
             needed -= {move.dst for move in moves if move.op != REDUCE}

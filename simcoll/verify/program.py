@@ -16,9 +16,10 @@ import numpy as np
 from simcoll.errors import ConfigError, ScheduleError
 from simcoll.program import OPS, place, wire
 from simcoll.schedule import Layout
-from simcoll.verify.data import LEVELS, mix, tokens
+from simcoll.verify.data import LEVELS
 from simcoll.verify.deadlock import deadlock, depth_text, play
 from simcoll.verify.races import check_races
+from simcoll.verify.tokens import mix, tokens
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

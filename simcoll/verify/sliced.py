@@ -14,8 +14,9 @@ import numpy as np
 
 from simcoll.errors import ScheduleError
 from simcoll.schedule import COPY, REDUCE, Repeat, Step
-from simcoll.verify.data import Proof, token_at
+from simcoll.verify.data import Proof
 from simcoll.verify.symmetry import lanes_of
+from simcoll.verify.tokens import mix_in_place, token_at
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -38,17 +39,20 @@ def verify_sliced(schedule: Schedule, *, fewest_ranks: int = FEWEST_RANKS, cells
     collective, layout, n = schedule.collective, schedule.layout, schedule.nranks
     if collective.kind != "all_reduce" or collective.in_place or n < fewest_ranks or layout.scratch_slots:
         return None
-    blocks = list(schedule.source())
-    try:
-        lanes_of(schedule)  # checks every block, and that channels share no chunk
-    except ScheduleError:
-        return None
     turns: list[tuple[Repeat, Ints, Ints, bool] | Step] = []
-    for block in blocks:
+    steps = transfers = 0
+    for block in schedule.blocks():  # other kinds of schedules are known by one of their first blocks
         found = _turn(schedule, block) if isinstance(block, Repeat) else _copies(schedule, block)
         if found is None:
             return None
         turns += found
+        turn, inner = (block.count, block.steps) if isinstance(block, Repeat) else (1, (block,))
+        steps += turn * len(inner)
+        transfers += turn * sum(len(step) for step in inner)
+    try:
+        lanes_of(schedule)  # checks every block, and that channels share no chunk
+    except ScheduleError:
+        return None
     width = max(cells // (2 * n), 1)
     trees: list[Words] = []
     for first in range(0, layout.chunks, width):
@@ -56,11 +60,6 @@ def verify_sliced(schedule: Schedule, *, fewest_ranks: int = FEWEST_RANKS, cells
         if tree is None:
             return None
         trees.append(tree)
-    steps = transfers = 0
-    for block in blocks:
-        turn, inner = (block.count, block.steps) if isinstance(block, Repeat) else (1, (block,))
-        steps += turn * len(inner)
-        transfers += turn * sum(len(step) for step in inner)
     every = np.concatenate(trees)
     order = "position-independent" if (every == every[0]).all() else "run-consistent"
     return Proof("full", "fingerprint", order, steps, transfers, shared_chunks=False)
@@ -133,16 +132,6 @@ def _follow(
         wanted += token_at(rank * per_rank + chunk, 1)
     right = (held == wanted).all() and (tree == tree[0]).all() and tree[0].all()
     return tree[0].copy() if right else None
-
-
-def mix_in_place(words: Words, spare: Words) -> None:
-    """:func:`simcoll.verify.data.mix` without new arrays."""
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        np.right_shift(words, np.uint64(shift), out=spare)
-        np.bitwise_xor(words, spare, out=words)
-        np.multiply(words, np.uint64(factor), out=words)
-    np.right_shift(words, np.uint64(31), out=spare)
-    np.bitwise_xor(words, spare, out=words)
 
 
 def _play(turn: tuple[Repeat, Ints, Ints, bool], held: Words, tree: Words, first: int, last: int) -> bool:

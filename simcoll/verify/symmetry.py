@@ -19,8 +19,9 @@ from scipy.sparse.csgraph import connected_components
 
 from simcoll.errors import ScheduleError
 from simcoll.schedule import COPY, REDUCE, Repeat, Step, joined
+from simcoll.step import expanded, spread
 from simcoll.verify.columns import follow, one_address
-from simcoll.verify.data import Proof, expanded
+from simcoll.verify.data import Proof
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -123,7 +124,7 @@ def _refuse(schedule: Schedule, reason: str, **where: int) -> ScheduleError:
 def _blocks(schedule: Schedule) -> Iterator[tuple[int, Step | Repeat]]:
     """Blocks with the number of their first step; chunks at their one address."""
     number = 0
-    for block in schedule.source():
+    for block in schedule.blocks():
         if isinstance(block, Repeat) or not schedule.collective.in_place:
             yield number, block
         else:
@@ -156,15 +157,15 @@ def lanes_of(schedule: Schedule) -> Ints:
             if isinstance(block, Repeat):
                 for channel in np.unique(step.channel).tolist():
                     on = step.channel == channel
-                    chunk = _windows(block, _taken(step, on))
+                    chunk = _windows(block, step.rows(on))
                     if chunk[0] < 0 or chunk[-1] >= layout.size:
                         raise _refuse(schedule, f"step {number}: a repeat shifts chunks out of the memory", step=number)
                     claim(number, chunk, np.full(len(chunk), channel))
             else:
                 for start in (step.src_chunk, step.dst_chunk):
                     rows = np.unique(np.stack([start, step.count, step.channel]), axis=1)
-                    offset = np.arange(int(rows[1].sum())) - np.repeat(np.cumsum(rows[1]) - rows[1], rows[1])
-                    claim(number, np.repeat(rows[0], rows[1]) + offset, np.repeat(rows[2], rows[1]))
+                    row, offset = spread(rows[1])
+                    claim(number, rows[0, row] + offset, rows[2, row])
     # Of two names of one chunk, only the one that transfers use has a channel so far.
     home = layout.canonical(np.zeros(layout.size, np.int64), np.arange(layout.size))
     return np.maximum(np.where(lane < 0, lane[home], lane), 0)
@@ -226,7 +227,7 @@ def certify(schedule: Schedule, symmetry: Symmetry) -> None:
     everyone, chunk = np.arange(n), np.arange(layout.size)
     if collective.root is not None or collective.kind in ("barrier", "send_recv"):
         raise _refuse(schedule, f"the ranks of {collective.kind} are not alike")
-    if layout.scratch.ndim > 1:
+    if layout.scratch.ndim > 1 or layout.scratch_pieces is not None:
         raise _refuse(schedule, "scratch differs from rank to rank")
     for permutation in (*symmetry.rank, symmetry.chunk):
         if not np.array_equal(np.sort(permutation), np.arange(len(permutation))):
@@ -298,14 +299,14 @@ def _check_repeat(schedule: Schedule, symmetry: Symmetry, number: int, block: Re
 
 def _check_step(schedule: Schedule, symmetry: Symmetry, number: int, step: Step) -> None:
     """The transfers of a step are their own image. A range that the symmetry maps onto itself stays one row."""
-    if not schedule.divisible:
-        _check_sizes(schedule, number, step)
+    if not schedule.divisible and not schedule.layout.same_size(step).all():
+        raise ScheduleError(f"{schedule}: step {number}: moves chunks of different sizes", step=number)
     whole = _whole_ranges(symmetry, step)
     if not whole.all():
         if int(step.count[~whole].sum()) > UNITS:
             raise _refuse(schedule, f"step {number} is too large to follow chunk by chunk", step=number)
-        single = expanded(_taken(step, ~whole))
-        kept = _taken(step, whole)
+        single = expanded(step.rows(~whole))
+        kept = step.rows(whole)
         whole = np.repeat([True, False], [len(kept), len(single)])
         step = joined([kept, single])
     size = schedule.layout.size
@@ -324,22 +325,6 @@ def _check_step(schedule: Schedule, symmetry: Symmetry, number: int, step: Step)
         where = f"rank {rank} {schedule.layout.name(chunk)} to rank {step.dst_rank[row]}"
         reason = f"step {number}: not every transfer like that of {where} is there"
         raise _refuse(schedule, reason, step=number, rank=rank, chunk=chunk, channel=int(step.channel[row]))
-
-
-def _taken(step: Step, rows: NDArray[np.bool_]) -> Step:
-    return Step(
-        step.src_rank[rows], step.src_chunk[rows], step.dst_rank[rows], step.dst_chunk[rows],
-        step.count[rows], step.op[rows], step.channel[rows],
-    )  # fmt: skip
-
-
-def _check_sizes(schedule: Schedule, number: int, step: Step) -> None:
-    layout = schedule.layout
-    same = not ((step.src_chunk - step.dst_chunk) % layout.chunks).any()
-    if same and schedule.collective.nblocks > 1:
-        same = np.array_equal(layout.block(step.src_rank, step.src_chunk), layout.block(step.dst_rank, step.dst_chunk))
-    if not same:
-        raise ScheduleError(f"{schedule}: step {number}: moves chunks of different sizes", step=number)
 
 
 def _whole_ranges(symmetry: Symmetry, step: Step) -> NDArray[np.bool_]:
@@ -371,8 +356,8 @@ def _representatives(schedule: Schedule, symmetry: Symmetry) -> Ints:
                 start = np.unique(start[:, start[0] != start[1]], axis=1)
                 pairs.append((start[:, :, None] + np.arange(block.modulus)).reshape(2, -1))
                 continue
-            offset = np.arange(int(rows[2].sum())) - np.repeat(np.cumsum(rows[2]) - rows[2], rows[2])
-            pairs.append(np.repeat(rows[:2], rows[2], axis=1) + offset)
+            row, offset = spread(rows[2])
+            pairs.append(rows[:2, row] + offset)
     related = np.unique(np.concatenate(pairs, axis=1), axis=1)
     if schedule.collective.in_place:  # two names of one chunk
         chunk = np.arange(size)

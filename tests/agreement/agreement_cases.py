@@ -14,6 +14,7 @@ from simcoll.errors import ConfigError
 from simcoll.plan import bind
 from simcoll.protocol import Protocol
 from simcoll.schedule import REDUCE, Layout, Repeat, Schedule, transfers
+from simcoll.testing.examples import needed_params
 from simcoll.topology import Topology, boxes, crossbar, fat_tree, torus
 
 KINDS = ("dag", "algorithm", "lift")
@@ -153,7 +154,8 @@ def algorithm_case(rng):
         algorithm = ALGORITHMS[int(rng.integers(0, len(ALGORITHMS)))]
         n = int(rng.integers(1, 17))
         try:
-            schedule = simcoll.schedule(algorithm.collective, algorithm.name, nranks=n)
+            extra = needed_params(algorithm.collective, algorithm.name, n)
+            schedule = simcoll.schedule(algorithm.collective, algorithm.name, nranks=n, **extra)
         except ConfigError:
             continue
         break
@@ -195,6 +197,9 @@ def compare(kind, seed):
     assert got == expected, f"fast differs from simpy\n{replay}"
     if result is not None and result.engine == "fast":
         ways.append("fast")
+        unseen = emulate(plan, topology, data="none", bound=False, engine="fast", quotient=False)
+        told = (unseen.time_fs, unseen.messages, unseen.bytes_moved, unseen.trace_hash)
+        assert told == expected[:4], f"fast differs when nobody asks for single times\n{replay}"
     if not no_quotient(plan):
         got, result = outcome(plan, topology, quotient=True)
         folds = result is not None and result.classes is not None

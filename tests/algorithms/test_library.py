@@ -10,6 +10,7 @@ from simcoll.algorithms import ALGORITHMS, default_algorithm, find_algorithm
 from simcoll.collective import KINDS, Collective
 from simcoll.emulator.run import emulate
 from simcoll.errors import ConfigError
+from simcoll.testing.examples import needed_params
 from simcoll.topology.families import crossbar
 from simcoll.verify import LEVELS, verify
 
@@ -39,12 +40,13 @@ def smallest_factor(n):
 def params_of(collective, name, n):
     """Parameters to try: the defaults, two of each, boxes and pods, other tori."""
     known = find_algorithm(collective, name).params
+    needed = needed_params(collective, name, n)
     box = smallest_factor(n)
     if name == "hierarchical":
         pod = box * smallest_factor(n // box)
         return [{"box": box}, {"box": box, "pod": pod, "channels": 2}, {"box": box, "pod": pod, "pieces": 3}]
-    tries = [{}]
-    tries += [{key: value} for key, value in (("channels", 2), ("pieces", 3)) if key in known]
+    tries = [needed]
+    tries += [{**needed, key: value} for key, value in (("channels", 2), ("pieces", 3)) if key in known]
     if "box" in known:
         tries.append({"box": box, "channels": 2})
     if name == "torus":
@@ -168,7 +170,6 @@ def test_a_number_of_ranks_that_is_not_served_names_another_algorithm(collective
         ("swing", {"dims": (3, 4)}, "powers of two.*torus serves any"),
         ("swing", {"dims": (8,)}, "make 8 ranks, but there are 12"),
         ("double_tree", {"box": 5}, "box=5 does not divide the 12 ranks"),
-        ("two_shot", {"nranks": 257}, "up to 256 ranks, got 257; rabenseifner"),
     ],
 )
 def test_bad_parameters_get_a_clear_error(name, params, message):

@@ -6,8 +6,9 @@ import networkx as nx
 import numpy as np
 import pytest
 
-from simcoll.bounds import all_gather_cut
-from simcoll.bounds.packing import pack_trees, rank_links
+from simcoll.bounds import all_gather_cut, bottleneck
+from simcoll.bounds.growing import grow, packs
+from simcoll.bounds.packing import pack_all_reduce, pack_trees
 from simcoll.errors import ConfigError
 from simcoll.topology import boxes, crossbar, fat_tree, from_networkx, hybrid_cube_mesh, hypercube, load_topology, torus
 
@@ -40,32 +41,48 @@ OPTIMAL = {
 }
 
 
-def check(topology, packing, backwards):
-    """Count from scratch what the packing says."""
+UNEVEN = {
+    "path": lambda: torus([6], "25 GB/s", wrap=False),
+    "slow-rank": lambda: both_ways(crossbar(4, "100 GB/s"), "gpu0", "switch", "3/4"),
+    "dgx-degraded": lambda: both_ways(load_topology("dgx-h100"), "box0.gpu3", "box0.nvswitch", "17/18"),
+    "cube-mesh-degraded": lambda: both_ways(hybrid_cube_mesh(2, "25 GB/s"), "gpu0", "gpu4", 0),
+    "boxes": lambda: boxes(2, 2, "300 GB/s", nics=2, nic_bandwidth="25 GB/s"),
+    "one-way": lambda: crossbar(4, "100 GB/s").degrade("gpu0 -> switch", "3/4"),
+}
+
+
+def loads(topology, packing, backwards):
+    """Copies of trees over every physical link, counted from scratch; each tree spans all ranks."""
     n = topology.nranks
-    capacity, unit = rank_links(topology, backwards=backwards)
-    load = dict.fromkeys(capacity, 0)
-    per_root = [0] * n
-    physical = np.zeros(topology.nlinks)
+    shares = [0] * n
+    physical = np.zeros(topology.nlinks, np.int64)
     for tree in packing.trees:
         reached = {tree.root}
         for a, b in tree.links:
             assert a in reached
             assert b not in reached
             reached.add(b)
-            load[a, b] += tree.copies
             ends = (b, a) if backwards else (a, b)
             links = topology.route([ends[0]], [ends[1]]).links[0]
             physical[links[links >= 0]] += tree.copies
         assert len(reached) == n
-        per_root[tree.root] += tree.copies
-    assert per_root == [packing.per_root] * n
-    # Seconds per byte of every physical link, when each root sends one byte in ``per_root`` parts.
-    times = physical / packing.per_root / (topology.link_capacity_uBps / 1e6)
-    assert times.max() <= float(packing.ratio) * (1 + 1e-12)
-    assert all(
-        Fraction(used, capacity[link]) / packing.per_root / unit * 10**6 <= packing.ratio for link, used in load.items()
+        shares[tree.root] += tree.copies
+    assert tuple(shares) == packing.shares
+    return physical
+
+
+def seconds(topology, physical, copies):
+    """Time of the busiest link, when all parts together are one byte."""
+    capacities = topology.link_capacity_uBps.tolist()
+    return max(
+        Fraction(int(used) * 10**6, capacity * copies) for used, capacity in zip(physical, capacities, strict=True)
     )
+
+
+def check(topology, packing, backwards):
+    physical = loads(topology, packing, backwards)
+    assert len(set(packing.shares)) == 1
+    assert seconds(topology, physical, sum(packing.shares)) * topology.nranks == packing.ratio
 
 
 @pytest.mark.parametrize("backwards", [False, True])
@@ -82,18 +99,55 @@ def test_irregular_graphs_of_direct_links(seed):
     topology = irregular(seed)
     if topology is None:
         return
-    packing = pack_trees(topology)
-    check(topology, packing, backwards=False)
-    cut = all_gather_cut(topology).ratio
-    assert cut <= packing.ratio <= cut * Fraction(51, 50)
+    for backwards in (False, True):
+        packing = pack_trees(topology, backwards=backwards)
+        check(topology, packing, backwards)
+        cut = all_gather_cut(topology, backwards=backwards).ratio
+        assert cut <= packing.ratio <= cut * Fraction(1005, 1000)
 
 
-def test_routes_that_cannot_use_every_link_cost_something_and_it_is_said():
-    # PCIe could carry more than the four pairs without NVLink can send over it.
+@pytest.mark.parametrize("name", UNEVEN)
+def test_trees_of_an_all_reduce_reach_the_bound(name):
+    topology = UNEVEN[name]()
+    inward, outward = pack_all_reduce(topology)
+    assert inward.shares == outward.shares
+    together = loads(topology, inward, backwards=True) + loads(topology, outward, backwards=False)
+    bound = bottleneck("all_reduce", topology).seconds_per_byte
+    assert bound <= seconds(topology, together, sum(outward.shares)) <= bound * Fraction(1005, 1000)
+
+
+def test_shares_by_hand():
+    # A path of ranks: both ends are roots of one half, so that each link carries one half each way, twice.
+    assert pack_all_reduce(torus([4], "25 GB/s", wrap=False))[1].shares == (1, 0, 0, 1)
+    # Three quarters of the bandwidth: 375 / 4 is the mean; a rank need not receive what it is the root of.
+    shares = pack_all_reduce(both_ways(crossbar(4, "100 GB/s"), "gpu0", "switch", "3/4"))[1].shares
+    assert [Fraction(share, sum(shares)) for share in shares] == [Fraction(2, 5), *[Fraction(1, 5)] * 3]
+
+
+@pytest.mark.parametrize("kind", ["all_gather", "reduce_scatter", "all_reduce"])
+@pytest.mark.parametrize("lost", [False, True])
+def test_routes_that_leave_links_idle_are_known_to_the_bound(kind, lost):
+    # PCIe could carry more than the few pairs without NVLink can send over it.
     topology = load_topology("dgx-1v")
-    packing = pack_trees(topology)
-    check(topology, packing, backwards=False)
-    assert all_gather_cut(topology).ratio <= packing.ratio <= Fraction(7, 150) / 10**9 * Fraction(11, 10)
+    if lost:
+        topology = both_ways(topology, "box0.gpu0", "box0.gpu3", "1/2")
+    bound = bottleneck(kind, topology)
+    assert bound.name == "the routes between ranks"
+    if kind == "all_reduce":
+        reached = sum(packing.ratio for packing in pack_all_reduce(topology))
+    else:
+        packing = pack_trees(topology, backwards=kind == "reduce_scatter")
+        check(topology, packing, backwards=kind == "reduce_scatter")
+        reached = packing.ratio
+    assert 1 <= reached / topology.nranks / bound.seconds_per_byte <= Fraction(1006, 1000)
+
+
+def test_no_trees_where_a_cut_has_no_room():
+    ends = np.array([[0, 1, 1, 2], [1, 0, 2, 1]])
+    assert packs(ends, np.array([1, 1, 1, 1]), [1, 0, 0])
+    assert not packs(ends, np.array([1, 1, 0, 1]), [1, 0, 0])
+    assert not packs(ends, np.array([1, 1, 1, 1]), [1, 1, 0])  # both trees enter rank 2 over one link
+    assert [tree.links for tree in grow(ends, np.array([1, 1, 1, 1]), [1, 0, 0])] == [((0, 1), (1, 2))]
 
 
 def test_too_many_ranks():

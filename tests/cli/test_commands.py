@@ -6,6 +6,7 @@ import csv
 import gzip
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,9 @@ import pytest
 
 from simcoll.algorithms import ALGORITHMS
 from simcoll.cli import main
+from simcoll.collective import Collective
+from simcoll.planning.drawing import schedule_svg
+from simcoll.schedule import Layout, Schedule, transfers
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -89,6 +93,123 @@ def test_same_input_same_bytes(folder):
         assert (folder / "a" / name).read_bytes() == (folder / "b" / name).read_bytes(), name
 
 
+def test_what_played_the_runs_is_told_on_the_terminal_and_in_the_files(folder, capsys):
+    assert main(["run", "small.toml"]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("# engine ")]
+    assert all(
+        re.fullmatch(r"# engine simpy: \d+ runs, [\d,]+ messages, \d+\.\d\d s \(only [\d,]+ messages\)", each)
+        for each in lines
+    )
+    assert len(lines) == 1
+    for run in json.loads((folder / "out" / "small" / "results.json").read_text())["runs"]:
+        assert (run["engine"], run["path"], run["classes"]) == ("simpy", f"only {run['messages']} messages", None)
+        assert "wall_s" not in run
+
+
+def test_why_there_was_no_quotient_is_told(capsys):
+    pytest.importorskip("numba")
+    machine = ["-t", "dgx-h100", "--nodes", "8"]
+    command = ["perf", "all_reduce", *machine, "-b", "1G", "-e", "1G", "-p", "ideal", "-a", "ring"]
+    assert main(command) == 0
+    folded = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("# engine"))
+    # 64 ranks, 8 channels, 126 steps and the local copy.
+    assert re.search(r"engine fast: 1 run, 65,024 messages, .* \(quotient: [\d,]+ messages stand for 65,024\)", folded)
+    assert main([*command, "--degrade", "box0.gpu3 <-> box0.nvswitch=17/18"]) == 0
+    lone = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("# engine"))
+    assert "(no quotient: too little symmetry" in lone
+
+
+def test_what_is_named_twice_runs_once(folder, capsys):
+    text = SCENARIO.replace('["ring", "tree:channels=2"]', '["ring", "ring", "tree"]').replace(
+        '["LL", "Simple"]', '["LL", "LL"]'
+    )
+    (folder / "twice.toml").write_text(text)
+    assert main(["run", "twice.toml"]) == 0
+    assert "# 10 runs" in capsys.readouterr().out
+
+
+def test_a_barrier_has_a_picture_of_times(folder):
+    text = SCENARIO.replace("all_reduce", "barrier").replace('["ring", "tree:channels=2"]', '["dissemination", "tree"]')
+    (folder / "barrier.toml").write_text(text)
+    assert main(["run", "barrier.toml"]) == 0
+    picture = (folder / "out" / "barrier" / "busbw.svg").read_text()
+    assert all(name in picture for name in ("dissemination LL", "tree Simple", "time (us)"))
+
+
+def test_a_long_title_is_wrapped():
+    step = transfers(0, 0, [0, 1], 1)
+    name = "long " * 60 + chr(27)
+    picture = schedule_svg(Schedule(name, Layout(Collective("broadcast", 2)), lambda: iter([step])))
+    root = ET.fromstring(picture)
+    assert int(root.get("width")) < 800
+    titles = [text.text for text in root.iter("{http://www.w3.org/2000/svg}text") if text.get("font-size") == "14"]
+    assert len(titles) == 4
+    assert " ".join(titles) == name.replace(chr(27), "?") + " broadcast n=2 root=0"
+
+
+def test_an_algorithm_made_for_a_topology(folder, capsys):
+    scenario = """
+title = "a lost link"
+algorithms = ["packed:pieces=64", "bfb", "ring"]
+[topology]
+name = "cube.toml"
+degraded = { "gpu0 <-> gpu4" = 0 }
+[collective]
+kind = "all_gather"
+[sizes]
+begin = "8K"
+end = "8G"
+factor = 1048576
+"""
+    (folder / "lost.toml").write_text(scenario)
+    (folder / "cube.toml").write_text(
+        'name = "cube"\nfamily = "hypercube"\ndimensions = 3\nbandwidth = "25 GB/s"\nlatency = "1 us"\n'
+    )
+    assert main(["run", "lost.toml"]) == 0
+    runs = json.loads((folder / "out" / "lost" / "results.json").read_text())["runs"]
+    assert {run["wrong"] for run in runs if run["size_bytes"] == 8192} == {0}
+    time = {run["choice"]: run["headroom"] for run in runs if run["size_bytes"] > 2**32}
+    assert time["packed:pieces=64"] < 1.1 < time["ring"]
+    degrade = ["--degrade", "gpu0 <-> gpu4=0"]
+    assert (
+        main(
+            [
+                "perf",
+                "all_gather",
+                "-t",
+                "cube.toml",
+                "-p",
+                "ideal",
+                "-b",
+                "8M",
+                "-e",
+                "8M",
+                "-a",
+                "packed,ring",
+                *degrade,
+            ]
+        )
+        == 0
+    )
+    assert "packed ideal" in capsys.readouterr().out
+    show = [
+        "show",
+        "packed:pieces=2",
+        "-c",
+        "all_reduce",
+        "-t",
+        "cube.toml",
+        *degrade,
+        "--json",
+        "packed.json",
+        "--limit",
+        "0",
+    ]
+    assert main(show) == 0
+    assert main(["verify", "packed.json"]) == 0
+    assert "packed(topology=cube, pieces=2) all_reduce n=8\nproved (full" in capsys.readouterr().out
+
+
 def test_a_scenario_may_name_a_topology_beside_it(folder):
     (folder / "pair.toml").write_text(PAIR)
     (folder / "own.toml").write_text(
@@ -115,7 +236,9 @@ def test_perf_every_collective(collective, capsys):
 
 def test_perf_leaves_out_what_does_not_fit(folder, capsys):
     assert main(["perf", "all_gather", "-t", "dgx-h100", "--nodes", "1", "-b", "1K", "-e", "1K", "-p", "ideal"]) == 0
-    assert "left out" not in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert out.count("left out") == 1
+    assert "# left out bfb: bfb needs direct links between the ranks" in out
     assert main(["perf", "all_gather", "-t", "dgx-1v", "--nodes", "1", "-b", "1K", "-e", "1K", "-p", "ideal"]) == 0
     assert "# left out switch: switch needs switches that reduce; those of dgx-1v do not" in capsys.readouterr().out
     (folder / "three.toml").write_text(PAIR.replace("nranks = 2", "nranks = 3"))

@@ -81,6 +81,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     files = {
         "scenario.toml": SCENARIO,
         "key.toml": SCENARIO.replace("algorithms", "algoritms"),
+        "tablekey.toml": SCENARIO.replace("[topology]", "[topology]\nnode = 2"),
+        "otherkey.toml": SCENARIO.replace("[topology]", "[topology]\nbegin = 2"),
+        "share.toml": SCENARIO.replace("[topology]", '[topology]\ndegraded = { "gpu0 -> switch" = 2 }'),
+        "nolink.toml": SCENARIO.replace("[topology]", '[topology]\ndegraded = { "gpu9 <-> switch" = 0.5 }'),
         "algorithm.toml": SCENARIO.replace('"ring"', '"rnig"'),
         "machine.toml": SCENARIO.replace('"crossbar"', '"crosbar"'),
         "size.toml": SCENARIO.replace('"64"', '"64Q"'),
@@ -142,7 +146,7 @@ CASES: list[tuple[Sequence[str], int, Sequence[str]]] = [
     (("rnu",), 2, ("rnu", "run")),
     (("perf",), 2, ("COLLECTIVE",)),
     (("run", "frist-look"), 2, ("no scenario 'frist-look'", "did you mean 'first-look'?")),
-    (("run", "key.toml"), 2, ("key.toml: $", "unknown key 'algoritms'", "did you mean 'algorithms'?")),
+    (("run", "key.toml"), 2, ("key.toml: $.algoritms: unknown key", "did you mean 'algorithms'?")),
     (("run", "algorithm.toml"), 2, ("algorithm.toml", "unknown algorithm 'rnig'", "'ring'")),
     (("run", "machine.toml"), 2, ("machine.toml", "unknown topology 'crosbar'", "'crossbar'")),
     (("run", "kind.toml"), 2, ("kind.toml", "unknown collective 'all_redcue'", "'all_reduce'")),
@@ -152,6 +156,13 @@ CASES: list[tuple[Sequence[str], int, Sequence[str]]] = [
     # units that are missing or wrong
     (("perf", "all_reduce", "-b", "8X"), 2, ("-b: unknown unit 'X'", "MiB")),
     (("perf", "all_reduce", "-e", "many"), 2, ("-e", "'many'")),
+    (("run", "tablekey.toml"), 2, ("tablekey.toml: $.topology.node: unknown key", "did you mean 'nodes'?")),
+    (("run", "otherkey.toml"), 2, ("otherkey.toml: $.topology.begin: unknown key; valid: degraded, name, nodes",)),
+    (("run", "share.toml"), 2, ("share.toml", "0 to 1")),
+    (("run", "nolink.toml"), 2, ("nolink.toml", "gpu9")),
+    (("perf", "all_reduce", "--degrade", "gpu0"), 2, ("--degrade 'gpu0'", "gpu0 <-> gpu4=1/2")),
+    (("show", "packed", "-n", "4"), 2, ("packed is made for one topology",)),
+    (("show", "packed", "-n", "4", "-t", "crossbar"), 2, ("has 8 ranks, all_reduce 4",)),
     (("run", "size.toml"), 2, ("size.toml: $.sizes.end", "unknown unit 'Q'")),
     (("perf", "all_reduce", "-t", "unit.toml"), 2, ("unit.toml: $.bandwidth", "'10' has no unit", "10 GB/s")),
     (("perf", "all_reduce", "-t", "wrongunit.toml"), 2, ("wrongunit.toml: $.latency", "uss", "'us'")),
@@ -180,7 +191,7 @@ CASES: list[tuple[Sequence[str], int, Sequence[str]]] = [
     (("verify", "wrong.json"), 1, ("step 2", "rank 1 input", "holds nothing yet")),
     (("verify", "rank.json"), 1, ("source rank 7 does not exist", "0..2")),
     (("verify", "cut.json"), 2, ("cut.json: not a JSON file",)),
-    (("verify", "jsonkey.json"), 2, ("jsonkey.json", "'chunkz'", "'chunks'")),
+    (("verify", "jsonkey.json"), 2, ("jsonkey.json", "$.chunkz: unknown key", "'chunks'")),
     (("verify", "nosuch.json"), 2, ("nosuch.json", "No such file")),
     (("perf", "all_gather", "-t", "truncated.xml"), 2, ("truncated.xml",)),
     (("perf", "all_gather", "-t", "bomb.xml"), 2, ("bomb.xml",)),
@@ -251,6 +262,20 @@ def test_results_are_replaced_whole(folder, monkeypatch):
     monkeypatch.setattr(Path, "write_bytes", full)
     assert main(["run", "scenario.toml", "-o", "out"]) == 2
     assert {path.name: path.read_bytes() for path in Path("out").iterdir()} == before
+
+
+def test_a_refused_rename_says_which_results_are_new(folder, monkeypatch, capsys):
+    rename = Path.replace
+
+    def stuck(path, target):
+        if path.name == ".busbw.svg.part":
+            raise OSError(1, "Operation not permitted")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "replace", stuck)
+    assert main(["run", "scenario.toml", "-o", "out"]) == 2
+    assert "Operation not permitted; new already: results.json, results.csv" in capsys.readouterr().err
+    assert sorted(path.name for path in Path("out").iterdir()) == ["results.csv", "results.json"]
 
 
 @pytest.mark.parametrize(("line", "place"), [("protocols = []", "protocols"), ('trace_size = "huge"', "trace_size")])

@@ -97,7 +97,12 @@ FOUR = np.zeros(4, "float32")
         (lambda: broadcast(FOUR, out=[on(0, [1])]), RuntimeError, "same shape as the source tensor"),
         (lambda: broadcast(FOUR, out=[FOUR]), RuntimeError, "Expected all output tensors to be CUDA tensors"),
         (lambda: broadcast_coalesced([on(1, [1])], [0, 1]), RuntimeError, r"must be on devices\[0\]"),
-        (lambda: reduce_add([on(0, [1]), FOUR]), RuntimeError, "all inputs to be on GPUs"),
+        (lambda: reduce_add([on(0, [1]), FOUR]), AssertionError, "all inputs to be on GPUs, but input 1 is on CPU"),
+        (lambda: reduce_add([on(0, [1]), on(1, [1], "int64")]), ValueError, "input 1 is of int64"),
+        (lambda: reduce_add_coalesced([[on(0, [1])], []]), ValueError, "as many tensors from every device"),
+        (lambda: scatter(np.float32(1), [0]), RuntimeError, "chunk expects at least a 1-dimensional tensor"),
+        (lambda: scatter(np.float32(1), out=OUT), IndexError, "tensor has no dimensions"),
+        (lambda: gather([on(0, 1)]), IndexError, "Dimension specified as 0 but tensor has no dimensions"),
         (lambda: reduce_add([on(0, [1]), on(1, [1, 2])]), ValueError, "input 1 has invalid size"),
         (lambda: reduce_add([on(1, [1]), on(2, [1])]), RuntimeError, "same GPU with one of the tensors"),
         (lambda: gather([FOUR]), RuntimeError, "tensor at index 0 has device 'cpu'"),
@@ -108,6 +113,15 @@ FOUR = np.zeros(4, "float32")
 def test_what_does_not_fit_is_refused_as_pytorch_does(call, error, said):
     with pytest.raises(error, match=said):
         call()
+
+
+def test_gather_may_go_to_the_cpu():
+    chunks = [on(0, [1, 2]), on(1, [3])]
+    with pytest.warns(FutureWarning, match="-1 to represent CPU"):
+        assert gather(chunks, destination=-1).tolist() == [1, 2, 3]
+    out = np.zeros(3, "float32")
+    assert gather(chunks, out=out) is out
+    assert out.tolist() == [1, 2, 3]
 
 
 def test_streams_may_be_fewer_and_none():

@@ -16,6 +16,7 @@ from simcoll.collective import KINDS
 from simcoll.emulator import emulate
 from simcoll.reduction import parse_dtype, parse_reduction
 from simcoll.reference import exact_inputs, expected_outputs
+from simcoll.testing.examples import needed_params
 from simcoll.topology import crossbar
 
 RANKS = (1, 2, 3, 4, 5, 7, 8)
@@ -53,6 +54,7 @@ class Case:
         found = next(found for found in ALGORITHMS if (found.collective, found.name) == self.algorithm)
         n = self.nranks
         params: dict[str, Any] = {"pieces": 2} if "pieces" in found.params and n > 3 else {}
+        params = needed_params(kind, name, n) | params
         if name == "hierarchical":
             params["box"] = next(box for box in (2, 3, 5, 7, 1) if n % box == 0)
         root = {"first": 0, "last": n - 1, "middle": n // 2}[self.root] if KINDS[kind].rooted else None

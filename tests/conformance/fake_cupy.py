@@ -164,7 +164,7 @@ class Nccl(types.ModuleType):
             wanted.clear()
 
 
-def _kernel(_inputs, _output, source, name):
+def _kernel(_inputs, _output, source, name, preamble=""):
     """What a kernel of ours means, told by its name."""
     _, op, *rest = name.split("_")
 
@@ -174,14 +174,16 @@ def _kernel(_inputs, _output, source, name):
             assert source == "t = table[256 * t + r];"
             source_values, table = arguments[0], arguments[1]
             target[...] = table[256 * target.astype(int) + source_values]
-        elif rest == ["bfloat16"]:
-            left, right = (np.asarray(a).view(ml_dtypes.bfloat16) for a in (target, arguments[0]))
+        elif rest in (["bfloat16"], ["float32"]):
+            assert "add.rn.f32" in preamble
+            kind = ml_dtypes.bfloat16 if rest == ["bfloat16"] else np.float32
+            left, right = (np.asarray(a).view(kind) for a in (target, arguments[0]))
             ufunc = np.divide if op == "divide" else REDUCTIONS[op]
-            target[...] = ufunc(left, right).view(np.uint16)
+            target[...] = ufunc(left, right).view(target.dtype)
         elif op == "divide":
             target[...] = 0 if source == "t = 0;" else _towards_zero(target, int(rest[0]))
         else:
-            np.multiply(target, arguments[0], out=target)
+            REDUCTIONS[op](target, arguments[0], out=target)
 
     return run
 
@@ -199,6 +201,7 @@ def install(monkeypatch, devices=1):
     cuda.nccl = nccl
     stream = type("Stream", (Stream,), {"log": log})
     cuda.Stream, cuda.Device = stream, Device
+    cuda.nvrtc = types.SimpleNamespace(getVersion=lambda: (12, 9))
     Device.current = 0
     cuda.runtime = types.SimpleNamespace(
         getDeviceCount=lambda: devices,
@@ -207,7 +210,18 @@ def install(monkeypatch, devices=1):
         deviceSynchronize=lambda: log.append("synchronize"),
     )
 
-    cupy.cuda, cupy.uint8, cupy.ElementwiseKernel = cuda, np.uint8, _kernel
+    cupy.cuda, cupy.uint8 = cuda, np.uint8
+
+    def elementwise(*arguments, **options):
+        run = _kernel(*arguments, **options)
+
+        def call(*arrays):
+            log.append("kernel")
+            return run(*arrays)
+
+        return call
+
+    cupy.ElementwiseKernel = elementwise
     cupy.empty = lambda count, dtype: np.empty(count, dtype).view(Array)
     cupy.asarray = lambda values: np.array(values).view(Array)
     cupy.ascontiguousarray = lambda values: np.ascontiguousarray(values).view(Array)

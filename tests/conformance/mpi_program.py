@@ -10,7 +10,7 @@ import numpy as np
 from conformance_cases import RANKS, check, exact_inputs, expected_outputs, select
 
 import realcoll
-from realcoll.transports.mpi import load_mpi
+from realcoll.transports.mpi_start import load_mpi
 from realcoll.vendor import mpi_collective
 
 

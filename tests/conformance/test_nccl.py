@@ -1,8 +1,11 @@
 """The suite on NCCL: on a GPU where there is one, and always against a stand-in that checks the sequence of calls."""
 
 import ctypes
+import importlib
+import re
 import shutil
 import subprocess
+import sys
 
 import ml_dtypes
 import numpy as np
@@ -12,8 +15,8 @@ from fake_cupy import install
 
 import realcoll
 import simcoll
-from realcoll.transports import gpu_is_here
-from realcoll.transports.kernels import bfloat16_source, pair_table
+from realcoll.transports import gpu_is_here, kernels
+from realcoll.transports.kernels import bfloat16_source, float32_source, pair_table
 
 CASES = select()
 needs_gpu = pytest.mark.skipif(not gpu_is_here(), reason="needs a GPU, CuPy and libnccl: pip install '.[cuda12]'")
@@ -108,10 +111,14 @@ def test_what_is_missing_is_said_in_one_line(monkeypatch, fake):
     nccl.available = False
     with pytest.raises(realcoll.MissingError, match="nvidia-nccl-cu12"):
         realcoll.NcclTransport()
+    install(monkeypatch)
+    monkeypatch.setattr(sys.modules["cupy.cuda"].nvrtc, "getVersion", lambda: importlib.import_module("no_nvrtc"))
+    with pytest.raises(realcoll.MissingError, match="nvidia-cuda-nvrtc-cu12"):
+        realcoll.NcclTransport()
     install(monkeypatch, devices=0)
     with pytest.raises(realcoll.MissingError, match="no GPU here"):
         realcoll.NcclTransport()
-    monkeypatch.setitem(__import__("sys").modules, "cupy", None)
+    monkeypatch.setitem(sys.modules, "cupy", None)
     with pytest.raises(realcoll.MissingError, match=r"pip install 'simcoll\[cuda12\]'") as caught:
         realcoll.NcclTransport()
     assert "\n" not in str(caught.value)
@@ -126,33 +133,61 @@ def test_the_table_of_8_bit_floats(dtype):
     assert table.shape == (65536,)
 
 
-@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
-@pytest.mark.parametrize("op", ["sum", "product", "min", "max", "divide"])
-def test_the_bfloat16_kernel_compiled_for_the_host_gives_the_bits_of_ml_dtypes(op, tmp_path):
-    head = """
+def binary32(kind):
+    """C for what the kernels use, on the host."""
+    return f"""
 #include <math.h>
 #include <string.h>
-static float __uint_as_float(unsigned int u) { float f; memcpy(&f, &u, 4); return f; }
-static unsigned int __float_as_uint(float f) { unsigned int u; memcpy(&u, &f, 4); return u; }
-static float __fmul_rn(float a, float b) { return a * b; }
-static float __fdiv_rn(float a, float b) { return a / b; }
-void run(unsigned short *ts, const unsigned short *rs, long n) {
-  for (long i = 0; i < n; i++) { unsigned short t = ts[i], r = rs[i];
+static float __uint_as_float(unsigned int u) {{ float f; memcpy(&f, &u, 4); return f; }}
+static unsigned int __float_as_uint(float f) {{ unsigned int u; memcpy(&u, &f, 4); return u; }}
+static float add_f32(float a, float b) {{ return a + b; }}
+static float mul_f32(float a, float b) {{ return a * b; }}
+static float div_f32(float a, float b) {{ return a / b; }}
+static int less_f32(float a, float b) {{ return a < b; }}
+void run({kind} *ts, const {kind} *rs, long n) {{
+  for (long i = 0; i < n; i++) {{ {kind} t = ts[i], r = rs[i];
 """
-    (tmp_path / "k.c").write_text(f"{head}{bfloat16_source(op)} ts[i] = t; }} }}\n")
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+@pytest.mark.parametrize("op", ["sum", "product", "min", "max", "divide"])
+@pytest.mark.parametrize("name", ["bfloat16", "float32"])
+def test_the_kernels_of_ours_compiled_for_the_host_give_the_bits_of_numpy(name, op, tmp_path):
+    kind, letter, source = {
+        "bfloat16": (np.dtype(ml_dtypes.bfloat16), "unsigned short", bfloat16_source(op)),
+        "float32": (np.dtype(np.float32), "float", float32_source(op)),
+    }[name]
+    (tmp_path / "k.c").write_text(f"{binary32(letter)}{source} ts[i] = t; }} }}\n")
     subprocess.run(
         ["cc", "-O1", "-ffp-contract=off", "-shared", "-fPIC", "-o", "k.so", "k.c", "-lm"], cwd=tmp_path, check=True
     )
     library = ctypes.CDLL(str(tmp_path / "k.so"))
-    left = np.tile(np.arange(65536, dtype=np.uint16), 16)
-    right = np.random.default_rng(0).integers(0, 65536, left.size, dtype=np.uint16)
+    rng, bits = np.random.default_rng(0), np.dtype(f"u{kind.itemsize}")
+    left = np.tile(np.arange(65536, dtype=bits), 16) << (8 * kind.itemsize - 16)
+    right = rng.integers(0, 2 ** (8 * kind.itemsize), left.size, dtype=bits)
     right[::7] = left[::7]
-    kind = ml_dtypes.bfloat16
+    right[::5] &= 2 ** (8 * kind.itemsize - 9) - 1  # too small for a full mantissa
     call = {"sum": np.add, "product": np.multiply, "min": np.minimum, "max": np.maximum, "divide": np.divide}[op]
     with np.errstate(all="ignore"):
-        want = call(left.view(kind), right.view(kind)).view(np.uint16)
+        want = call(left.view(kind), right.view(kind))
+        nan = np.isnan(want)
     got = left.copy()
     library.run(got.ctypes.data_as(ctypes.c_void_p), right.ctypes.data_as(ctypes.c_void_p), ctypes.c_long(got.size))
-    nan = (want & 0x7FFF) > 0x7F80
-    assert ((got[nan] & 0x7FFF) > 0x7F80).all()
-    assert np.array_equal(got[~nan], want[~nan])
+    with np.errstate(all="ignore"):
+        assert np.isnan(got.view(kind)[nan]).all()
+    assert np.array_equal(got[~nan], want[~nan].view(bits))
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float32"])
+@pytest.mark.parametrize("op", ["sum", "product", "min", "max", "divide"])
+def test_the_kernels_of_ours_compile_for_a_gpu_and_keep_small_numbers(name, op):
+    nvrtc = pytest.importorskip("cupy", reason="needs CuPy: pip install '.[cuda12]'").cuda.nvrtc
+    kind = "unsigned short" if name == "bfloat16" else "float"
+    body = (bfloat16_source if name == "bfloat16" else float32_source)(op)
+    begin = f'extern "C" __global__ void k({kind} *ts, const {kind} *rs) {{ {kind} &t = ts[threadIdx.x], r = rs[threadIdx.x];'
+    program = nvrtc.createProgram(f"{kernels.EXACT}{begin}{body} }}", "k.cu", (), ())
+    nvrtc.compileProgram(program, ("-arch=compute_90", "-ftz=true"))  # as CuPy does
+    instructions = set(re.findall(r"\b[a-z]+[a-z.]*\.f32", nvrtc.getPTX(program).decode()))
+    # Whether a number is NaN does not depend on it.
+    assert {word for word in instructions if ".ftz" in word} <= {"abs.ftz.f32", "setp.gtu.ftz.f32", "setp.nan.ftz.f32"}
+    assert instructions & {"add.rn.f32", "mul.rn.f32", "div.rn.f32", "setp.lt.f32"}

@@ -15,6 +15,7 @@ from simcoll.plan import bind
 from simcoll.protocol import Protocol
 from simcoll.schedule import COPY, REDUCE, SYNC, Layout, Schedule, transfers
 from simcoll.topology.families import crossbar
+from simcoll.verify import check_lowering
 
 LAYOUT = Layout(Collective("all_reduce", 3), 2, [0])
 
@@ -165,9 +166,28 @@ def test_an_exchange_across_channels_in_one_step_is_refused():
     ) as error:
         check_orderable(schedule)
     assert error.value.step == 1
-    assert "rank 0 -> 1 (channel 0), rank 1 -> 0 (channel 1)" in str(error.value)
+    assert (
+        "rank 0 output chunk 0 -> rank 1 output chunk 0 (channel 0), rank 1 output chunk 0 -> rank 0 output chunk 0 (channel 1)"
+        in str(error.value)
+    )
     check_orderable(schedule_of([load, [(*row[:6], 0) for row in swap]], 2))
     check_orderable(schedule_of([load, swap[:1], swap[1:]], 2))
+
+
+def test_two_first_readers_on_two_channels_share_a_chunk():
+    # In place rank 0's vector is read by both channels at once, then written by one: it must wait for the other.
+    layout = Layout(Collective("all_reduce", 2, in_place=True), 1, [0, 0])
+    out = layout.output()
+    steps = [
+        [(0, out, 1, layout.scratch_at(0), 1, COPY, 0), (0, out, 1, layout.scratch_at(1), 1, COPY, 1)],
+        [(1, out, 0, out, 1, REDUCE, 1)],
+        [(1, layout.scratch_at(1), 1, out, 1, REDUCE, 1)],
+    ]
+    schedule = schedule_of(steps, 2, layout)
+    assert schedule.proof().shared_chunks
+    plan = schedule.bind(4)
+    assert plan.waits == {2: (0,)}
+    check_lowering(plan)
 
 
 def crossing(load_channel):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import numpy as np
@@ -12,7 +13,8 @@ from simcoll.algorithms import ALGORITHMS
 from simcoll.errors import ConfigError, ScheduleError
 from simcoll.formats.schedule_json import dump_schedule, parse_schedule
 from simcoll.protocol import Protocol
-from simcoll.schedule import Layout, Schedule, Step, transfers
+from simcoll.schedule import Layout, Repeat, Schedule, Step, transfers
+from simcoll.testing.examples import needed_params
 from simcoll.topology import crossbar
 
 
@@ -62,6 +64,53 @@ def test_a_source_that_can_be_read_once_is_refused():
         broadcast(lambda: once).bind(4)
 
 
+def changing(*versions):
+    """A source that yields something else each time."""
+    passes = iter(versions)
+    return lambda: next(passes)
+
+
+RIGHT = [transfers(0, 0, [0, 1], 1)]
+
+
+@pytest.mark.parametrize(
+    ("second", "at"),
+    [
+        ([transfers(0, 0, 0, 1), transfers(0, 0, 1, 1)], 0),
+        ([transfers(0, 0, [1, 0], 1)], 0),
+        ([transfers(0, 0, [0, 1], 1, op="multicast")], 0),
+        ([Repeat((RIGHT[0],), 1, 0, 0, 1)], 0),
+        ([*RIGHT, transfers(0, 0, 1, 1)], 1),
+        ([], 0),
+    ],
+)
+def test_a_source_that_changes_is_refused(second, at):
+    # The third pass is that of the plan: what it does is not what was proved.
+    schedule = broadcast(changing(RIGHT, RIGHT, second))
+    plan = schedule.bind(4)
+    with pytest.raises(ScheduleError, match=rf"from step or repeat number {at} on; it must be a function"):
+        list(plan.steps())
+
+
+def test_passes_that_stop_early_are_compared_too():
+    two = [transfers(0, 0, 0, 1), transfers(0, 0, 1, 1)]
+    schedule = broadcast(changing(two, [two[0], transfers(0, 0, 1, 1, op="multicast")], two))
+    steps = schedule.steps()
+    assert len(next(steps)) == 1  # knows one step
+    assert len(list(schedule.steps())) == 2
+    with pytest.raises(ScheduleError, match="number 1 on"):
+        list(schedule.steps())
+
+
+def test_a_changed_copy_is_not_known():
+    good = simcoll.schedule("broadcast", "tree", nranks=2)
+    good.proof()
+    bad = dataclasses.replace(good, source=lambda: [transfers(0, 0, 0, 1)])
+    assert bad.content_hash() != good.content_hash()
+    with pytest.raises(ScheduleError, match="rank 1 output chunk 0 is wrong"):
+        bad.proof()
+
+
 @pytest.mark.parametrize("source", [[], None])
 def test_a_source_is_a_function(source):
     with pytest.raises(ConfigError, match="source must be a function"):
@@ -79,6 +128,7 @@ def test_every_schedule_survives_its_file(algorithm):
     for n in (1, 2, 4, 8):
         try:
             extra = {"box": n} if algorithm.topologies == "boxes" else {}
+            extra |= needed_params(algorithm.collective, algorithm.name, n)
             pairs = tuple((rank, (rank + 1) % n) for rank in range(n)) if algorithm.collective == "send_recv" else ()
             collective = simcoll.Collective(algorithm.collective, n, pairs=pairs)
             schedule = simcoll.schedule(collective, algorithm.name, **extra)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
@@ -101,12 +102,78 @@ def test_methods():
             dist.init_process_group("gloo", "tcp://127.0.0.1:1", rank=rank)
         with pytest.raises(ValueError, match="spawned with rank"):
             dist.init_process_group("gloo", f"tcp://127.0.0.1:1?rank={(rank + 1) % world_size}&world_size={world_size}")
-        dist.init_process_group("gloo", f"tcp://127.0.0.1:1?rank={rank}&world_size={world_size}")
+        dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}?rank={rank}&world_size={world_size}")
         dist.destroy_process_group()
         dist.init_process_group()
         return dist.get_rank()
 
+    port = free_port()
     assert run(program, 3, init=False) == (0, 1, 2)
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.mark.parametrize("kind", ["tcp", "env", "file", "none"])
+def test_the_store_of_a_method_is_there(kind, tmp_path, monkeypatch):
+    """IN-07 IN-10 IN-11 IN-12: a method makes its store, which ranks, and other processes, meet at; it ends with the groups."""
+    port = free_port()
+    url = {"tcp": f"tcp://127.0.0.1:{port}", "env": "env://", "file": f"file://{tmp_path}/meet", "none": None}[kind]
+    if kind == "env":
+        monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+        monkeypatch.setenv("MASTER_PORT", str(port))
+    seen = []
+
+    def program(rank, world_size):
+        named = {} if kind in {"env", "none"} else {"rank": rank, "world_size": world_size}
+        dist.init_process_group("gloo", url, **named)
+        store = dist.distributed_c10d._get_default_store()
+        store.add("count", 1)
+        if rank == 0:
+            dist.compute(1.0)
+            store.set("greeting", "hello")
+        assert store.get("greeting") == b"hello"  # the others wait for it without keeping rank 0 from running
+        if rank == 0 and kind in {"tcp", "env"}:
+            with dist.TCPStore("127.0.0.1", port) as other:
+                seen.append(other.get("greeting"))
+        if rank == 0 and kind == "file":
+            seen.append((tmp_path / "meet").exists())
+        dist.barrier()
+        dist.destroy_process_group()
+        if rank == 0:
+            dist.init_process_group("gloo")
+            dist.destroy_process_group()
+        else:
+            dist.init_process_group("gloo")
+        return type(store).__name__, dist.emulated_time() >= 1.0
+
+    assert (
+        run(program, 3, init=False) == (({"file": "FileStore", "none": "HashStore"}.get(kind, "TCPStore"), True),) * 3
+    )
+    assert seen == {"tcp": [b"hello"], "env": [b"hello"], "file": [True], "none": []}[kind]
+    assert not (tmp_path / "meet").exists()
+    if kind in {"tcp", "env"}:
+        socket.create_server(("127.0.0.1", port)).close()  # the server has ended
+
+
+def test_a_store_is_closed_with_its_run_and_needs_a_group(tmp_path):
+    def program(rank, world_size):
+        dist.init_process_group("gloo", f"file://{tmp_path}/meet?rank={rank}&world_size={world_size}")
+        dist.distributed_c10d._get_default_store().set("key", "value")
+
+    run(program, 2, init=False)
+    assert not (tmp_path / "meet").exists()
+    with pytest.raises(ValueError, match="not been initialized"):
+        dist.distributed_c10d._get_default_store()
+    with pytest.raises(
+        RuntimeError, match="init_process_group differs between ranks: rank 0 asked for gloo file:///a, rank 1"
+    ):
+        run(lambda rank, n: dist.init_process_group("gloo", f"file:///{'ab'[rank]}", rank=rank, world_size=n))
+    with pytest.raises(dist.DistStoreError, match="cannot"):
+        run(lambda rank, n: dist.init_process_group("gloo", "file:///no/such/place", rank=rank, world_size=n))
 
 
 def test_timeout():

@@ -8,7 +8,7 @@ import pytest
 
 import simcoll
 from simcoll.emulator import emulate
-from simcoll.emulator.fast.compiled import COMPILED
+from simcoll.emulator.fast.compiled import COMPILED, announced
 from simcoll.emulator.fast.timed import summary, timed_steps
 from simcoll.emulator.model import jitter_fs
 from simcoll.errors import ConfigError
@@ -33,6 +33,9 @@ def same(plan, topology, **how):
     names = ("time_fs", "messages", "bytes_moved", "trace_hash", "wrong")
     assert [getattr(one, name) for name in names] == [getattr(two, name) for name in names]
     assert np.array_equal(one.done_fs, two.done_fs)
+    # Where nobody sees each step, steps that come again do not leave the loops.
+    three = emulate(plan, topology, bound=False, engine="fast", quotient=False, **how)
+    assert [getattr(one, name) for name in names] == [getattr(three, name) for name in names]
     return two
 
 
@@ -84,6 +87,47 @@ def test_data_is_that_of_the_reference_bit_for_bit(algorithm):
     one, two = (emulate(plan, crossbar(8, "9 GB/s"), data=inputs, bound=False, engine=e) for e in ("simpy", "fast"))
     assert (one.engine, two.engine) == ("simpy", "fast")
     assert [array.tobytes() for array in one.outputs] == [array.tobytes() for array in two.outputs]
+
+
+@compiled
+def test_more_than_the_arrays_can_number_is_refused_with_the_way_out(monkeypatch):
+    from simcoll.emulator.fast import room
+
+    monkeypatch.setattr(room, "MOST_ENTRIES", 2000)
+    plan = simcoll.schedule("all_to_all", "direct", nranks=40).bind(count=40, unproved=True)
+    with pytest.raises(ConfigError, match=r"too many for the fast engine; .*engine='simpy' has no such limit"):
+        emulate(plan, crossbar(40, "20 GB/s", "1 us"), data="none", bound=False, engine="fast", quotient=False)
+
+
+@compiled
+def test_compiling_is_announced_once(capsys):
+    import numba
+
+    function, other = numba.njit(lambda number: number + 1), numba.njit(lambda number: number + 2)
+    with announced(function):
+        other(1)
+    assert capsys.readouterr().err == ""
+    with announced(function):
+        function(1)
+        function(2)
+    told = capsys.readouterr()
+    assert (told.out, told.err.splitlines()) == (
+        "",
+        ["simcoll: compiling the fast engine, which takes some 20 seconds the first time"],
+    )
+
+
+@pytest.mark.parametrize("rows", [1 << 18, 16])
+def test_steps_that_come_back_have_their_routes(monkeypatch, rows):
+    from simcoll.emulator.fast import timed
+
+    monkeypatch.setattr(timed, "REMEMBERED_ROWS", rows)
+    plan = simcoll.schedule("all_reduce", "rabenseifner", nranks=8).bind(count=8, unproved=True)
+    shapes = [step.shape for steps, _ in timed_steps(plan, crossbar(8, "1 GB/s"), None) for step in steps]
+    assert len(shapes) == 7
+    del shapes[0]  # copies inside the ranks
+    # The second half takes the same ways backwards; of 16 rows, the last two steps are remembered.
+    assert [a is b for a, b in zip(shapes[:3], shapes[:2:-1], strict=True)] == [rows > 16, True, True]
 
 
 def test_an_engine_that_does_not_exist():

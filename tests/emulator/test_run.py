@@ -14,6 +14,7 @@ from simcoll.emulator import bus_factor, emulate
 from simcoll.emulator.floor import latency_floor_fs
 from simcoll.errors import ConfigError, InternalError
 from simcoll.protocol import Protocol
+from simcoll.testing.examples import needed_params
 from simcoll.topology import boxes, crossbar, fat_tree, from_networkx
 
 US = 10**9
@@ -57,6 +58,7 @@ PROTOCOLS = (
 @pytest.mark.parametrize("n", [1, 2, 3, 8])
 def test_every_algorithm_leaves_the_right_data_above_its_bound(algorithm, n):
     params = {"box": 2 if n % 2 == 0 else 1} if "box" in algorithm.params else {}
+    params |= needed_params(algorithm.collective, algorithm.name, n)
     try:
         schedule = simcoll.schedule(algorithm.collective, algorithm.name, nranks=n, **params)
     except ConfigError:

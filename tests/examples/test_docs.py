@@ -81,6 +81,8 @@ def commands(block):
 def test_examples(page, monkeypatch):
     """Code and commands run in the order of the page, so that one may use the files of the other."""
     monkeypatch.setenv("COLUMNS", "120")
+    if page.name == "pytorch.md":
+        pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'simcoll[torch]'")
     namespace, printed, wrong = {"__name__": "__main__"}, "", []
     for block in blocks(page):
         if block.language == "python":
@@ -106,10 +108,14 @@ def test_examples(page, monkeypatch):
 def run(line):
     """What a command line of ours prints; None for those of other programs."""
     words = shlex.split(line, comments=True)
-    if not words or words[0] != "simcoll":
-        return None
-    from simcoll.cli import main
+    if words[:1] == ["simcoll"]:
+        from simcoll.cli import main
+    elif words[:3] == ["python", "-m", "simcoll.distributed.run"] and "mpi" not in words:
+        from simcoll.distributed.run import main
 
+        words = words[2:]
+    else:
+        return None
     out = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out), contextlib.suppress(SystemExit):
         main(words[1:])

@@ -5,13 +5,17 @@ import subprocess
 import sys
 import textwrap
 import time
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 import simcoll
-from realcoll.environment import job_from
+from realcoll.environment import control_of, job_from
+from realcoll.errors import FaultError
 from realcoll.launch import launch
+from realcoll.pmi import Board, job_name
 from simcoll.errors import ConfigError
 
 ENV = os.environ | {"PYTHONPATH": str(Path(simcoll.__file__).parents[1])}
@@ -61,29 +65,49 @@ def test_nonsense_is_refused(variables, said):
         job_from(variables)
 
 
-def launched(tmp_path, script, *arguments, timeout=60):
+MEET = """
+    import os, sys
+    from realcoll.environment import control_of, job_from
+    job = job_from(os.environ)
+    control = control_of(job, 20.0)
+    found = control.gather("hello", bytes([job.process]))
+    os.write(1, f"{job.process} {sorted(found)} {sys.argv[1:]}\\n".encode())
+    control.close()
+"""
+
+
+def launched(tmp_path, script, *arguments, launcher=("realcoll", "launch", "-n", "3"), timeout=60):
     (tmp_path / "script.py").write_text(textwrap.dedent(script))
-    command = [sys.executable, "-m", "realcoll", "launch", "-n", "3", str(tmp_path / "script.py"), *arguments]
+    command = [sys.executable, "-m", *launcher, str(tmp_path / "script.py"), *arguments]
     return subprocess.run(command, capture_output=True, text=True, env=ENV, timeout=timeout, check=False)
 
 
 def test_launch_gives_each_process_its_rank_and_lets_them_meet(tmp_path):
-    done = launched(
-        tmp_path,
-        """
-        import os, sys
-        from realcoll.environment import control_of, job_from
-        job = job_from(os.environ)
-        control = control_of(job, 20.0)
-        found = control.gather("hello", bytes([job.process]))
-        os.write(1, f"{job.process} {sorted(found)} {sys.argv[1:]}\\n".encode())
-        control.close()
-        """,
-        "-n",
-        "7",
-    )
+    done = launched(tmp_path, MEET, "-n", "7")
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == [f"{rank} [0, 1, 2] ['-n', '7']" for rank in range(3)]
+
+
+def test_processes_meet_through_a_file(tmp_path):
+    path = tmp_path / "meet"
+    jobs = [job_from({"RANK": str(i), "WORLD_SIZE": "3", "MASTER_ADDR": f"file://{path}"}) for i in range(3)]
+    with ThreadPoolExecutor(3) as pool:
+        controls = list(pool.map(lambda job: control_of(job, 20.0), jobs))
+        found = list(pool.map(lambda control: control.gather("hello", bytes([control.process])), controls))
+    assert found == [{0: b"\0", 1: b"\1", 2: b"\2"}] * 3
+    assert not path.exists()
+    for control in reversed(controls):
+        control.close()
+    with pytest.raises(FaultError, match=r"rank 0 has not said in .*/meet where it listens"):
+        control_of(jobs[1], 0.2)
+
+
+@pytest.mark.skipif(find_spec("torch") is None, reason="needs PyTorch")
+def test_under_torchrun_processes_meet(tmp_path):
+    launcher = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    done = launched(tmp_path, MEET, launcher=launcher, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["0 [0, 1] []", "1 [0, 1] []"]
 
 
 def test_when_one_fails_the_others_are_ended(tmp_path):
@@ -108,6 +132,43 @@ def test_when_one_fails_the_others_are_ended(tmp_path):
         time.sleep(0.05)
     assert [pid for pid in left if Path(f"/proc/{pid}").exists()] == []
     assert len(left) == 3
+
+
+def test_the_process_manager_answers_in_pmi():
+    board, said = Board(2), []
+    ends = [board.seat(process) for process in range(2)]
+    assert [variables["PMI_RANK"] for _, variables in ends] == ["0", "1"]
+
+    def ask(process, *lines):
+        for line in lines:
+            ends[process][0].sendall(f"cmd={line}\n".encode())
+        for _ in lines:
+            board.serve(1.0)
+
+    def heard(process):
+        ends[process][0].settimeout(5.0)
+        said.append(ends[process][0].recv(4096).decode())
+        return said[-1]
+
+    ask(0, "put kvsname=x key=port value=tcp a=b c")
+    assert heard(0) == "cmd=put_result rc=0 msg=success\n"
+    ask(0, "barrier_in")
+    ask(1, "barrier_in")
+    assert heard(0) == heard(1) == "cmd=barrier_out rc=0\n"
+    ask(1, "get kvsname=x key=port")
+    assert heard(1) == "cmd=get_result rc=0 msg=True value=tcp a=b c\n"
+    ask(1, "get kvsname=x key=no")
+    assert "rc=-1" in heard(1)
+    ask(1, "spawn what")
+    assert heard(1) == "cmd=spawn_result rc=-1 msg=unknown_command\n"
+    with ThreadPoolExecutor(1) as pool:
+        name = pool.submit(job_name, ends[0][0])
+        board.serve(5.0)
+        board.serve(5.0)
+        assert name.result().startswith("realcoll_")
+    for end, _ in ends:
+        end.close()
+    board.close()
 
 
 @pytest.mark.parametrize(("processes", "command"), [(0, ["x.py"]), (5000, ["x.py"]), (2, [])])

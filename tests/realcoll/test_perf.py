@@ -10,6 +10,7 @@ from realcoll.__main__ import main
 from realcoll.calibrate import fit, shift, topology_toml
 from realcoll.perf import Line, Measured
 from realcoll.report import row, write_new
+from realcoll.transports import gpu_is_here
 from simcoll.errors import ConfigError
 from simcoll.topology import load_topology
 
@@ -57,6 +58,22 @@ def test_perf_steps_predicts_and_leaves_out_the_check(capsys):
     assert all(line[8] == "N/A" for line in table)
     # A ring of 2 is two messages, 2 us each on the crossbar file.
     assert float(table[0][-1]) == pytest.approx(4, abs=0.1)
+
+
+ALL = ("-t", "local", "-n", "1", "-d", "all", "-o", "all", "-g", "2")
+
+
+def test_all_types_and_reductions_of_nccl_tests(capsys):
+    assert main(["perf", "all_reduce", "-b", "64", "-e", "64", *ALL]) == 0
+    table = rows(capsys.readouterr().out)
+    assert [line[3] for line in table[:6]] == ["sum", "product", "max", "min", "avg", "premul_sum"]
+    assert [line[2] for line in table[::6]] == [
+        "int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64", "bfloat16",
+        "float8_e4m3fn", "float8_e5m2",
+    ]  # fmt: skip
+    assert all(line[8] == line[12] == "0" for line in table)
+    assert main(["perf", "broadcast", "-b", "64", "-e", "64", "-c", "0", *ALL]) == 0
+    assert len(rows(capsys.readouterr().out)) == 12
 
 
 def test_json_is_that_of_nccl_tests(tmp_path, capsys):
@@ -108,6 +125,14 @@ def test_bad_input_is_one_clear_message(arguments, said, capsys):
     errors = capsys.readouterr().err
     assert said in errors
     assert "Traceback" not in errors
+
+
+def test_torchrun_cannot_start_mpi(monkeypatch, capsys):
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    if not gpu_is_here():
+        assert main(["perf", "all_reduce", "-b", "8", "-e", "8"]) == 2
+        assert "torchrun started 2 processes, and there is no GPU" in capsys.readouterr().err
 
 
 def test_write_new_never_overwrites(tmp_path):

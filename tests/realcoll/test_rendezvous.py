@@ -3,12 +3,15 @@
 import json
 import socket
 import threading
+import time
 
 import pytest
 
-from realcoll.control import Control
+import simcoll
+from realcoll.control import Control, fingerprint
 from realcoll.errors import FaultError
-from realcoll.rendezvous import Host, join
+from realcoll.host import Host
+from realcoll.rendezvous import join
 from simcoll.errors import ConfigError
 
 TOKEN = "secret"
@@ -18,7 +21,7 @@ TOKEN = "secret"
 def seats():
     """Three seats at one server."""
     host = Host(3, token=TOKEN)
-    found = [join(("127.0.0.1", host.port), i, 3, token=TOKEN, host=host if i == 0 else None) for i in range(3)]
+    found = [join(host.address, i, 3, token=TOKEN, host=host if i == 0 else None) for i in range(3)]
     yield found
     for seat in reversed(found):
         seat.close()
@@ -44,7 +47,7 @@ def together(*calls):
 
 def die(seat):
     """Break the connection as the end of a process does."""
-    seat._left = True  # nobody is there to notice
+    seat._over = True  # nobody is there to notice
     seat._socket.shutdown(socket.SHUT_RDWR)
 
 
@@ -91,8 +94,51 @@ def test_a_difference_is_blamed_on_the_minority(seats):
     assert together(*(lambda c=c: c.agree({"count": "8"}, (0, 1, 2)) for c in controls)) == [None] * 3
 
 
+@pytest.mark.parametrize(
+    ("what", "algorithm", "dtype", "op", "ranks"),
+    [
+        ("algorithm", "tree", "float32", "sum", None),
+        ("dtype", "ring", "float64", "sum", None),
+        ("op", "ring", "float32", "max", None),
+        ("ranks", "ring", "float32", "sum", [2, 1, 0]),
+    ],
+)
+def test_what_may_differ_is_in_the_offer(what, algorithm, dtype, op, ranks):
+    usual = fingerprint(simcoll.schedule("all_reduce", "ring", nranks=3).bind(8), (0, 1, 2))
+    plan = simcoll.schedule("all_reduce", algorithm, nranks=3).bind(8, dtype, op, ranks=ranks)
+    other = fingerprint(plan, (0, 1, 2))
+    assert next(key for key in usual if usual[key] != other[key]) == what
+
+
+def test_a_local_name_is_a_place_to_meet_too(tmp_path):
+    address = f"\0realcoll {tmp_path}"
+    host = Host(2, address)
+    found = [join(address, i, 2, host=host if i == 0 else None) for i in range(2)]
+    assert together(*(lambda s=s: s.meet("a", b"x", 10).values for s in found)) == [{0: b"x", 1: b"x"}] * 2
+    with pytest.raises(ConfigError, match="cannot listen on '@realcoll"):
+        Host(2, address)
+    for seat in reversed(found):
+        seat.close()
+    with pytest.raises(FaultError, match="rank 0 does not answer at '@realcoll"):
+        join(address, 1, 2, timeout_s=0.1)
+
+
+def test_those_who_failed_hear_each_other_out(seats):
+    for seat in seats[:2]:
+        Control(seat.process, 3, seat, 20.0).fail("rank 2 died")
+    limit = time.monotonic() + 20
+    while len(seats[2].gone) < 2 and time.monotonic() < limit:
+        time.sleep(0.01)
+    assert seats[2].gone == dict.fromkeys((0, 1), "gave up: rank 2 died")
+    assert seats[2].left == set()
+    die(seats[2])
+    controls = [Control(seat.process, 3, seat, 20.0) for seat in seats[:2]]
+    together(*(lambda c=c: c.part(20.0) for c in controls))
+    assert [seat.left - {seat.process} for seat in seats[:2]] == [{1, 2}, {0, 2}]
+
+
 def test_strangers_and_rubbish_are_sent_away(seats):
-    port = seats[0]._host.port
+    _, port = seats[0]._host.address
     for rubbish in (b"GET / HTTP/1.0\r\n\r\n", b"\xff" * 100, b"\0\0\0\1\xc1", b"\0\0\0\2\x91\x01"):
         with socket.create_connection(("127.0.0.1", port), timeout=10) as stranger:
             stranger.sendall(rubbish)

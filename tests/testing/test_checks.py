@@ -60,7 +60,10 @@ def test_what_is_wrong_fails_with_the_message_of_the_verifier():
     assert text.startswith(
         "broken all_reduce n=3: rank 1 output chunk 0 is wrong at the end (2 wrong output chunks in all)"
     )
-    assert f"replay: schedule.proof()  # schedule: broken all_reduce n=3, hash {broken(3).content_hash()[:16]}" in text
+    assert (
+        "replay: schedule.proof()  # schedule: broken for Collective(kind='all_reduce', nranks=3, root=None, pairs=(), "
+        f"in_place=False), hash {broken(3).content_hash()[:16]}"
+    ) in text
 
 
 def test_a_count_that_does_not_fit_names_the_call():

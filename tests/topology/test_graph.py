@@ -68,6 +68,14 @@ def test_degraded_link_keeps_its_route():
     assert slow.path(1, 2) == topology.path(1, 2)
 
 
+def test_a_link_is_degraded_both_ways():
+    topology = crossbar(3, "50 GB/s", "2 us")
+    slow = topology.degrade("gpu1 <-> switch", "1/4")
+    capacities = {slow.link_name(link): int(slow.link_capacity_uBps[link]) // 10**12 for link in range(slow.nlinks)}
+    assert capacities.pop("gpu1 -> switch") == capacities.pop("switch -> gpu1") == 12_500
+    assert set(capacities.values()) == {50_000}
+
+
 def test_dead_link_is_gone_round():
     ring = torus([4], "25 GB/s", "1 us")
     broken = ring.degrade("gpu0 -> gpu1", 0)

@@ -13,6 +13,7 @@ from simcoll.algorithms import ALGORITHMS
 from simcoll.collective import Collective
 from simcoll.errors import ConfigError
 from simcoll.schedule import COPY, REDUCE, SWITCH_REDUCE, SYNC, Layout, Schedule, transfers
+from simcoll.testing.examples import needed_params
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -185,6 +186,7 @@ def _built(
 ) -> Iterator[Schedule]:
     """The schedule, or none where the algorithm does not serve it; one that needs a box gets boxes of two."""
     collective = collective_of(algorithm.collective, n, root, in_place=in_place)
+    extra = needed_params(algorithm.collective, algorithm.name, n) | extra
     for more in ({}, {"box": 2}):
         if "box" in algorithm.params or not more:
             try:

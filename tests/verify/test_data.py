@@ -10,8 +10,9 @@ from simcoll.algorithms import ALGORITHMS
 from simcoll.collective import KINDS, Collective
 from simcoll.errors import ConfigError, ScheduleError
 from simcoll.schedule import COPY, REDUCE, SYNC, Layout, Schedule, transfers
+from simcoll.step import expanded
+from simcoll.testing.examples import needed_params
 from simcoll.verify import LEVELS, verify
-from simcoll.verify.data import expanded
 
 RANKS = (*range(1, 18), 24, 32, 33)
 CASES = [(a.collective, a.name) for a in ALGORITHMS]
@@ -20,6 +21,7 @@ SERVES = {(a.collective, a.name): a.ranks for a in ALGORITHMS}
 
 def shipped(kind, name, n, **extra):
     """The schedules of an algorithm for n ranks, with some boxes where it needs one; none where it does not serve n."""
+    extra = needed_params(kind, name, n) | extra
     boxes = [{}] if name != "hierarchical" else [{"box": b} for b in (1, 2, 3, n) if n % b == 0]
     for box in boxes:
         try:
@@ -209,7 +211,9 @@ FAULTS = {
     ("step 0: only a barrier has sync transfers",), {"step": 0}),
     "a barrier that a rank leaves early": (
         made(Collective("barrier", 3), [transfers([0, 1], 0, 2, 0, op=SYNC), transfers(2, 0, 0, 0, op=SYNC)]),
-        ("rank 1 may leave before rank 0, 2 has entered",), {"rank": 1, "step": None},
+        ("rank 1 may leave before rank 0, 2 has entered", "rank 1 hears nothing",
+            "news of rank 0 are told last in step 0, by rank 0 to rank 2 (channel 0)"),
+        {"rank": 1, "step": 0, "channel": 0, "chunk": None},
     ),
 }  # fmt: skip
 

@@ -10,6 +10,7 @@ from simcoll.algorithms import ALGORITHMS
 from simcoll.errors import ConfigError, ScheduleError
 from simcoll.program import OPS
 from simcoll.schedule import Layout, Schedule, transfers
+from simcoll.testing.examples import needed_params
 from simcoll.verify import check_lowering, lower, verify_program
 
 
@@ -20,6 +21,7 @@ def variants(algorithm, n):
         params = {name: value for name, value in params.items() if name in algorithm.params}
         if (channels, pieces) != (1, 1) and not params:
             continue
+        params = needed_params(algorithm.collective, algorithm.name, n) | params
         if algorithm.name == "hierarchical":
             params["box"] = max(box for box in (1, 2, 3, 4) if n % box == 0)
         for in_place in (False, True):

@@ -9,8 +9,8 @@ import simcoll
 from simcoll.errors import ScheduleError
 from simcoll.schedule import Step
 from simcoll.verify import verify
-from simcoll.verify.data import mix
-from simcoll.verify.sliced import mix_in_place, verify_sliced
+from simcoll.verify.sliced import verify_sliced
+from simcoll.verify.tokens import mix, mix_in_place
 
 COLUMNS = ("src_rank", "src_chunk", "dst_rank", "dst_chunk", "count", "op", "channel")
 
@@ -82,14 +82,12 @@ def mutants():
                 columns[name][4] = value
             changed = Step(*columns.values())
             made = changed if isinstance(block, Step) else replace(block, steps=(changed,))
-            yield replace(schedule, source=lambda made=made, at=at: [*blocks[:at], made, *blocks[at + 1 :]], _known={})
+            yield replace(schedule, source=lambda made=made, at=at: [*blocks[:at], made, *blocks[at + 1 :]])
         if not isinstance(block, Step):
             for change in ({"count": 4}, {"stride": 1}, {"stride": 2}, {"modulus": 5}, {"base": block.base + 1}):
                 made = replace(block, **change)
-                yield replace(
-                    schedule, source=lambda made=made, at=at: [*blocks[:at], made, *blocks[at + 1 :]], _known={}
-                )
-        yield replace(schedule, source=lambda at=at: blocks[:at] + blocks[at + 1 :], _known={})
+                yield replace(schedule, source=lambda made=made, at=at: [*blocks[:at], made, *blocks[at + 1 :]])
+        yield replace(schedule, source=lambda at=at: blocks[:at] + blocks[at + 1 :])
 
 
 def test_it_passes_no_mutant_that_the_plain_proof_refuses():

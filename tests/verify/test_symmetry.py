@@ -49,7 +49,7 @@ def unrolled(schedule):
 
 
 def with_steps(schedule, steps):
-    return replace(schedule, source=lambda: iter(steps), _known={})
+    return replace(schedule, source=lambda: iter(steps))
 
 
 def changed(step, row, **values):

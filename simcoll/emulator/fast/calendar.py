@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from simcoll.emulator.fast.compiled import SOURCES, entry, part
+from simcoll.emulator.fast.compiled import SOURCES, entry, number, part
+from simcoll.emulator.fast.natural import natural
 from simcoll.emulator.fast.state import (
     ARGUMENT,
     CHAIN,
@@ -16,13 +17,14 @@ from simcoll.emulator.fast.state import (
     POST,
     PRE,
     STOP,
+    TIMER,
 )
 
 if TYPE_CHECKING:
     from simcoll.emulator.fast.state import State
 
 
-@part
+@number
 def _home(time: int, mask: int) -> int:
     return (time ^ (time >> 17) ^ (time >> 34)) & mask
 
@@ -31,9 +33,9 @@ def _home(time: int, mask: int) -> int:
 def find(s: State, time: int) -> int:
     """Place of a time in the table, or of the hole where it belongs."""
     mask = len(s.table_key) - 1
-    at = _home(time, mask)
+    at = natural(_home(time, mask))
     while s.table_key[at] != time and s.table_key[at] >= 0:
-        at = (at + 1) & mask
+        at = natural((at + 1) & mask)
     return at
 
 
@@ -54,10 +56,10 @@ def at_time(s: State, m: int, delay: int) -> None:
     if s.table_key[at] < 0:
         s.table_key[at] = time
         s.table_head[at] = -1
-        place = r[HEAP]
+        place = natural(r[HEAP])
         r[HEAP] = place + 1
         while place > 0:
-            up = (place - 1) >> 1
+            up = natural((place - 1) >> 1)
             if s.heap[up] <= time:
                 break
             s.heap[place] = s.heap[up]
@@ -89,7 +91,7 @@ def drop_key(s: State, hole: int) -> None:
     mask = len(s.table_key) - 1
     at = hole
     while True:
-        at = (at + 1) & mask
+        at = natural((at + 1) & mask)
         if s.table_key[at] < 0:
             break
         home = _home(s.table_key[at], mask)
@@ -106,12 +108,12 @@ def next_time(s: State) -> bool:
     r = s.reg
     while r[HEAP] > 0:
         time = s.heap[0]
-        count = r[HEAP] - 1
+        count = natural(r[HEAP] - 1)
         r[HEAP] = count
         moved = s.heap[count]
         place = 0
         while True:
-            down = 2 * place + 1
+            down = natural(2 * place + 1)
             if down >= count:
                 break
             if down + 1 < count and s.heap[down + 1] < s.heap[down]:
@@ -139,6 +141,7 @@ def rehash(s: State, _sources: int = SOURCES) -> None:
         s.table_key[at] = s.heap[place]
         s.table_head[at] = -1
     for m in range(len(s.key)):
-        waits = s.phase[m] == PRE or s.phase[m] == POST or (s.phase[m] == FLOW and s.rate[m] > 0)
-        if waits and s.key[m] > s.reg[NOW] and s.before[m] < 0:
+        phase = s.phase[m]
+        own = phase in (PRE, POST, TIMER) or (phase == FLOW and s.rate[m] > 0 and s.cover[m] < 0)
+        if own and s.key[m] > s.reg[NOW] and s.before[m] < 0:
             s.table_head[find(s, s.key[m])] = m

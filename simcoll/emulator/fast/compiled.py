@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from zlib import crc32
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     Function = TypeVar("Function", bound=Callable[..., Any])
 
-__all__ = ["COMPILED", "SOURCES", "entry", "part"]
+__all__ = ["COMPILED", "SOURCES", "announced", "entry", "number", "part"]
 
 COMPILED = find_spec("numba") is not None
 """Whether the loops are machine code."""
@@ -39,6 +41,11 @@ def part(function: Function) -> Function:
     return _jit(function, inline="always")
 
 
+def number(function: Function) -> Function:
+    """A function of a few numbers; compiled once."""
+    return _jit(function)
+
+
 def entry(function: Function) -> Function:
     """A loop that Python calls. Compiled code is kept on disk where numba finds a writable place for it: next to the
     module, or in the user's cache.
@@ -47,3 +54,21 @@ def entry(function: Function) -> Function:
         return _jit(function, cache=True)
     except RuntimeError:  # numba: no place for the cache
         return _jit(function)
+
+
+@contextmanager
+def announced(function: Callable[..., Any]) -> Iterator[None]:
+    """Say so on stderr when a function has to be compiled in here."""
+    if not COMPILED:
+        yield
+        return
+    from numba.core import event
+
+    def tell(_listener: Any, begun: Any) -> None:
+        if begun.data["dispatcher"] is function:
+            sys.stderr.write("simcoll: compiling the fast engine, which takes some 20 seconds the first time\n")
+            sys.stderr.flush()
+
+    listener = type("Announcement", (event.Listener,), {"on_start": tell, "on_end": lambda _listener, _done: None})
+    with event.install_listener("numba:compile", listener()):
+        yield

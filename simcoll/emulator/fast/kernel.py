@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simcoll.emulator.fast.calendar import at_time, next_time
-from simcoll.emulator.fast.compiled import SOURCES, entry, part
-from simcoll.emulator.fast.rates import join, part_links, settle
+from simcoll.emulator.fast.compiled import SOURCES, entry, number, part
+from simcoll.emulator.fast.natural import natural
+from simcoll.emulator.fast.rates import join, part_links, settle, timer
 from simcoll.emulator.fast.state import (
+    AGAIN,
     ARGUMENT,
     ARRIVED,
     CHAIN,
-    CLOCK,
+    CONTENT,
     DEPTH,
     DIRTY,
     DONE,
@@ -25,9 +27,9 @@ from simcoll.emulator.fast.state import (
     HEAP,
     IDLE,
     LAST,
-    MAX,
     MOVING,
     NEED_STEP,
+    NEXT_ID,
     NOW,
     POST,
     PRE,
@@ -35,6 +37,7 @@ from simcoll.emulator.fast.state import (
     STACK,
     STARTED,
     STOP,
+    TIMER,
     WAITING,
 )
 
@@ -45,7 +48,7 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
 
-__all__ = ["hash_rows", "index_lanes", "load", "run", "wait_for"]
+__all__ = ["index_lanes", "load", "run", "wait_for"]
 
 SHIFTS = (np.uint64(30), np.uint64(27), np.uint64(31))
 FACTORS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
@@ -59,8 +62,6 @@ def _next(s: State, m: int) -> None:
     if phase == WAITING and s.pre_fs[m] >= 0:
         s.phase[m] = PRE
         delay = s.pre_fs[m]
-    elif phase == FLOW:  # its end has moved
-        delay = s.finish_fs[m] - s.reg[NOW]
     else:
         if phase == WAITING:  # inside a rank
             s.start_fs[m] = s.end_fs[m] = s.reg[NOW]
@@ -105,14 +106,14 @@ def _consume(s: State, m: int) -> None:
 @part
 def _enter(s: State, lane: int) -> None:
     """Take the next step of a lane, which is loaded."""
-    node = s.lane_head[lane]
+    node = natural(s.lane_head[lane])
     s.lane_head[lane] = s.node_next[node]
-    first, end = s.node_first[node], s.node_end[node]
-    s.lane_block[lane] = s.block[s.entries[first]]
+    first, end = natural(s.node_first[node]), s.node_end[node]
+    s.lane_block[lane] = s.block[natural(s.entries[first])]
     s.lane_left[lane] -= 1
     s.lane_pending[lane] = end - first
     for place in range(first, end):
-        m = s.entries[place]
+        m = natural(s.entries[natural(place)])
         if s.reg[DEPTH] > 0 and s.sender[m] != lane:
             if s.phase[m] == ARRIVED:
                 _consume(s, m)
@@ -120,14 +121,14 @@ def _enter(s: State, lane: int) -> None:
             _need_met(s, m)
 
 
-@part
+@number
 def _mixed(value: np.uint64) -> np.uint64:
     value = (value ^ (value >> SHIFTS[0])) * FACTORS[0]
     value = (value ^ (value >> SHIFTS[1])) * FACTORS[1]
     return value ^ (value >> SHIFTS[2])
 
 
-@part
+@number
 def _row_hash(
     seed: np.uint64, number: int, src: int, dst: int, size: int, start: int, end: int, done: int
 ) -> np.uint64:
@@ -147,17 +148,14 @@ def _retire(s: State, block: int) -> None:
     r = s.reg
     s.retired[r[RETIRED]] = block
     r[RETIRED] += 1
-    base, rows, first = s.block_base[block], s.block_rows[block], s.block_first_id[block]
+    base, rows, first = natural(s.block_base[block]), s.block_rows[block], s.block_first_id[block]
     r[DONE] += rows
-    last = r[LAST]
-    for m in range(base, base + rows):
-        last = max(last, s.done_fs[m])
-    r[LAST] = last
+    r[LAST] = r[NOW]
     if r[HASHED] == 0:
         return
     a, b = s.sums[0], s.sums[1]
     for row in range(rows):
-        m = base + row
+        m = natural(base + row)
         a += _row_hash(SEED_A, first + row, s.src[m], s.dst[m], s.size[m], s.start_fs[m], s.end_fs[m], s.done_fs[m])
         b += _row_hash(SEED_B, first + row, s.src[m], s.dst[m], s.size[m], s.start_fs[m], s.end_fs[m], s.done_fs[m])
     s.sums[0], s.sums[1] = a, b
@@ -174,12 +172,13 @@ def _done(s: State, m: int) -> None:
         s.edge_next[edge] = s.reg[EDGE]
         s.reg[EDGE] = edge
         edge = following
-    sender, receiver = s.sender[m], s.receiver[m]
+    s.waiters[m] = -1
+    sender, receiver = natural(s.sender[m]), natural(s.receiver[m])
     if sender == receiver or s.reg[DEPTH] == 0:
         _leave(s, sender)
     if sender != receiver:
         _leave(s, receiver)
-    block = s.block[m]
+    block = natural(s.block[m])
     s.block_left[block] -= 1
     if s.block_left[block] == 0:
         _retire(s, block)
@@ -195,9 +194,9 @@ def _arrive(s: State, m: int) -> bool:
             return True
         _put(s, m)
         return False
-    if s.lane_block[s.receiver[m]] == s.block[m]:
+    if s.lane_block[natural(s.receiver[m])] == s.block[m]:
         _consume(s, m)
-    _leave(s, s.sender[m])
+    _leave(s, natural(s.sender[m]))
     return False
 
 
@@ -213,14 +212,71 @@ def _handle(s: State, m: int) -> None:
             join(s, m)
             return
     elif phase == FLOW:
-        if s.finish_fs[m] > r[NOW]:
-            if s.finish_fs[m] == MAX:
-                r[STOP], r[ARGUMENT] = CLOCK, MAX
-            _put(s, m)
-            return
         part_links(s, m)
+    elif phase == TIMER:
+        timer(s, m)
+        return
     if phase == POST or _arrive(s, m):
         _done(s, m)
+
+
+@part
+def _load(s: State, block: int) -> None:
+    """Hand a block, filled, to its lanes."""
+    r = s.reg
+    depth = r[DEPTH]
+    base, rows = natural(s.block_base[block]), s.block_rows[block]
+    s.block_first_id[block] = r[NEXT_ID]
+    r[NEXT_ID] += rows
+    s.block_left[block] = rows
+    for each in range(base, base + rows):
+        m = natural(each)
+        s.phase[m] = WAITING
+        s.needs[m] = 1 + (depth == 0 and s.sender[m] != s.receiver[m])
+    if depth > 0:
+        _connect(s, base, rows)
+    for each in range(2 * base, 2 * base + s.block_nodes[block]):
+        node = natural(each)
+        lane = natural(s.node_lane[node])
+        s.node_next[node] = -1
+        if s.lane_head[lane] < 0:
+            s.lane_head[lane] = node
+        else:
+            s.node_next[natural(s.lane_tail[lane])] = node
+        s.lane_tail[lane] = node
+
+
+@part
+def _connect(s: State, base: int, rows: int) -> None:
+    """Give messages their places in the FIFOs of their connections."""
+    depth = s.reg[DEPTH]
+    for m in range(base, base + rows):
+        s.follower[m] = -1
+        if s.sender[m] == s.receiver[m]:
+            continue
+        connection = s.ring_place[m] // depth
+        place = connection * depth + s.ring_count[connection] % depth
+        s.ring_count[connection] += 1
+        s.ring_place[m] = place
+        if s.ring[place] >= 0:
+            s.follower[s.ring[place]] = m
+            s.needs[m] += 1
+        s.ring[place] = m
+
+
+@part
+def _load_again(s: State) -> bool:
+    """Use the block that was over last for the next step, if that is the same once more."""
+    r = s.reg
+    if r[AGAIN] == 0 or r[RETIRED] == 0:
+        return False
+    block = s.retired[natural(r[RETIRED] - 1)]
+    if s.block_content[block] != r[CONTENT]:
+        return False
+    r[RETIRED] -= 1
+    r[AGAIN] -= 1
+    _load(s, block)
+    return True
 
 
 @entry
@@ -231,16 +287,18 @@ def run(s: State, _sources: int = SOURCES) -> int:
         while True:
             if r[MOVING] > 0:
                 r[MOVING] -= 1
-                _next(s, s.moving[r[MOVING]])
+                _next(s, natural(s.moving[natural(r[MOVING])]))
             elif r[STACK] > 0:
-                lane = s.stack[r[STACK] - 1]
+                lane = natural(s.stack[natural(r[STACK] - 1)])
                 if s.lane_head[lane] < 0:
-                    r[ARGUMENT] = lane
-                    return NEED_STEP
+                    if not _load_again(s):
+                        r[ARGUMENT] = lane
+                        return NEED_STEP
+                    continue
                 r[STACK] -= 1
                 _enter(s, lane)
             elif r[CHAIN] >= 0:
-                m = r[CHAIN]
+                m = natural(r[CHAIN])
                 r[CHAIN] = s.after[m]
                 _handle(s, m)
             else:
@@ -261,41 +319,10 @@ def run(s: State, _sources: int = SOURCES) -> int:
 
 
 @entry
-def load(s: State, blocks: Ints, first_id: int, _sources: int = SOURCES) -> None:
+def load(s: State, blocks: Ints, _sources: int = SOURCES) -> None:
     """Hand blocks, filled and in order, to their lanes."""
-    r = s.reg
-    depth = r[DEPTH]
     for block in blocks:
-        base, rows = s.block_base[block], s.block_rows[block]
-        s.block_first_id[block] = first_id
-        s.block_left[block] = rows
-        first_id += rows
-        for m in range(base, base + rows):
-            s.phase[m] = WAITING
-            s.waiters[m] = -1
-            s.follower[m] = -1
-            s.needs[m] = 1
-            if s.sender[m] == s.receiver[m]:
-                continue
-            if depth == 0:
-                s.needs[m] = 2
-                continue
-            connection = s.ring_place[m] // depth
-            place = connection * depth + s.ring_count[connection] % depth
-            s.ring_count[connection] += 1
-            s.ring_place[m] = place
-            if s.ring[place] >= 0:
-                s.follower[s.ring[place]] = m
-                s.needs[m] += 1
-            s.ring[place] = m
-        for node in range(2 * base, 2 * base + s.block_nodes[block]):
-            lane = s.node_lane[node]
-            s.node_next[node] = -1
-            if s.lane_head[lane] < 0:
-                s.lane_head[lane] = node
-            else:
-                s.node_next[s.lane_tail[lane]] = node
-            s.lane_tail[lane] = node
+        _load(s, block)
 
 
 @entry
@@ -342,23 +369,3 @@ def wait_for(s: State, earlier: Ints, later: Ints, _sources: int = SOURCES) -> N
         s.waiters[m] = edge
         s.edge_slot[edge] = later[i]
         s.needs[later[i]] += 1
-
-
-@entry
-def hash_rows(
-    first: int,
-    src: Ints,
-    dst: Ints,
-    size: Ints,
-    start: Ints,
-    end: Ints,
-    done: Ints,
-    sums: NDArray[np.uint64],
-    _sources: int = SOURCES,
-) -> None:
-    """Add consecutive messages to the two sums of a trace hash."""
-    a, b = sums[0], sums[1]
-    for row in range(len(src)):
-        a += _row_hash(SEED_A, first + row, src[row], dst[row], size[row], start[row], end[row], done[row])
-        b += _row_hash(SEED_B, first + row, src[row], dst[row], size[row], start[row], end[row], done[row])
-    sums[0], sums[1] = a, b

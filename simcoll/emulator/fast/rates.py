@@ -1,4 +1,8 @@
-"""Max-min fair rates in the fast engine: links at one fixpoint, whatever the order of updates."""
+"""Max-min fair rates in the fast engine: links at one fixpoint, whatever the order of updates.
+
+A link with a single flow limits it to the link's capacity, whatever limits it elsewhere. So its level is that capacity, and does not
+wait for anybody's: where the model has no level, since the flow is limited elsewhere, this one is above the flow's rate.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +12,10 @@ import numpy as np
 
 from simcoll.emulator.fast.calendar import at_time, unlink
 from simcoll.emulator.fast.compiled import part
+from simcoll.emulator.fast.natural import natural
 from simcoll.emulator.fast.state import (
     ARGUMENT,
+    CHAIN,
     CLOCK,
     DELIVERED,
     DIRTY,
@@ -17,9 +23,10 @@ from simcoll.emulator.fast.state import (
     NO_RATE,
     NOW,
     OVER,
+    SETTLED,
+    SHIFT,
     STARTED,
     STOP,
-    WIDTH,
 )
 
 if TYPE_CHECKING:
@@ -30,28 +37,39 @@ ROUNDING = 0.3819660112501051
 
 
 @part
+def _put_in_queue(s: State, l: int) -> None:
+    """The flows of a link have changed."""
+    if s.queued[l] == 0:
+        s.queued[l] = 1
+        s.queue[s.reg[DIRTY]] = l
+        s.reg[DIRTY] += 1
+
+
+@part
 def join(s: State, m: int) -> None:
     """A flow starts: on its links now, with a rate at the end of the timestamp."""
     r = s.reg
     s.left[m] = s.wire[m]
     s.rate[m] = 0
+    s.cover[m] = -1
     s.started[r[STARTED]] = m
     r[STARTED] += 1
-    for e in range(m * r[WIDTH], (m + 1) * r[WIDTH]):
+    first_entry = natural(m << r[SHIFT])
+    for each in range(first_entry, first_entry + (1 << r[SHIFT])):
+        e = natural(each)
         l = s.link[e]
         if l < 0:
             break
         first = s.head[l]
         s.next_flow[e] = first
         s.last_flow[e] = -1
-        if first >= 0:
-            s.last_flow[first] = e
         s.head[l] = e
         s.flows[l] += s.weight[e]
-        if s.queued[l] == 0:
-            s.queued[l] = 1
-            s.queue[r[DIRTY]] = l
-            r[DIRTY] += 1
+        if first >= 0:
+            s.last_flow[first] = e
+            _put_in_queue(s, l)
+        else:
+            s.level[l] = _alone(s, l)
 
 
 @part
@@ -59,7 +77,10 @@ def part_links(s: State, m: int) -> None:
     """A flow is over."""
     r = s.reg
     r[DELIVERED] += s.wire[m]
-    for e in range(m * r[WIDTH], (m + 1) * r[WIDTH]):
+    rate = s.rate[m]
+    first_entry = natural(m << r[SHIFT])
+    for each in range(first_entry, first_entry + (1 << r[SHIFT])):
+        e = natural(each)
         l = s.link[e]
         if l < 0:
             break
@@ -71,21 +92,27 @@ def part_links(s: State, m: int) -> None:
         if following >= 0:
             s.last_flow[following] = previous
         s.flows[l] -= s.weight[e]
-        s.used[l] -= s.rate[m] * s.weight[e]
+        s.used[l] -= rate * s.weight[e]
         if s.head[l] < 0:
             s.level[l] = MAX
-        elif s.queued[l] == 0:
-            s.queued[l] = 1
-            s.queue[r[DIRTY]] = l
-            r[DIRTY] += 1
+        else:
+            _put_in_queue(s, l)
 
 
 @part
-def _limit(s: State, m: int, without: int) -> int:
+def _alone(s: State, l: int) -> int:
+    """Level of a link with one entry."""
+    n = s.flows[l]
+    level: int = s.capacity[l]
+    return level if n == 1 else level // n
+
+
+@part
+def _limit(s: State, first_entry: int, without: int) -> int:
     """Lowest level on the way of a flow."""
     lowest = MAX
-    for e in range(m * s.reg[WIDTH], (m + 1) * s.reg[WIDTH]):
-        l = s.link[e]
+    for each in range(first_entry, first_entry + (1 << s.reg[SHIFT])):
+        l = s.link[natural(each)]
         if l < 0:
             break
         if l != without and s.level[l] < lowest:
@@ -96,16 +123,22 @@ def _limit(s: State, m: int, without: int) -> int:
 @part
 def _water_level(s: State, l: int) -> int:
     """See :func:`simcoll.emulator.model.water_level`."""
-    n, left, count = s.flows[l], s.capacity[l], 0
     e = s.head[l]
-    if e >= 0 and s.next_flow[e] < 0:
-        level: int = left // n
-        return MAX if _limit(s, e // s.reg[WIDTH], l) < level else level
+    if s.next_flow[natural(e)] < 0:
+        return _alone(s, l)
+    shift = s.reg[SHIFT]
+    n, left, count = s.flows[l], s.capacity[l], 0
+    level: int = left // n
+    lowest = MAX
     while e >= 0:
-        s.limits[count] = _limit(s, e // s.reg[WIDTH], l)
+        limit = _limit(s, e >> shift << shift, l)
+        s.limits[count] = limit
         s.weights[count] = s.weight[e]
+        lowest = min(lowest, limit)
         count += 1
         e = s.next_flow[e]
+    if lowest >= level:
+        return level
     while count:
         level = left // n
         kept = 0
@@ -125,74 +158,32 @@ def _water_level(s: State, l: int) -> int:
 
 
 @part
-def _set_rate(s: State, m: int, touched: int) -> int:
-    """Bring the rate of a flow to the levels of its links; returns how many links are marked as touched."""
-    r = s.reg
-    rate, old = _limit(s, m, -1), s.rate[m]
-    if rate == old and rate > 0:
-        return touched
-    if rate <= 0:
-        r[STOP], r[ARGUMENT] = NO_RATE, m
-        return touched
-    for e in range(m * r[WIDTH], (m + 1) * r[WIDTH]):
-        l = s.link[e]
-        if l < 0:
-            break
-        s.used[l] += (rate - old) * s.weight[e]
-        if s.marked[l] == 0:
-            s.marked[l] = 1
-            s.touched[touched] = l
-            touched += 1
-    if old:
-        s.left[m] -= float(old) * float(r[NOW] - s.since_fs[m]) / FS_PER_SECOND_UBPS
-    s.rate[m] = rate
-    s.since_fs[m] = r[NOW]
-    delay = np.floor(s.left[m] * FS_PER_SECOND_UBPS / float(rate) + ROUNDING)
-    whole = MAX if delay >= float(MAX) else max(0, int(delay))
-    if whole > MAX - r[NOW]:
-        s.finish_fs[m] = MAX
-        if old == 0:
-            r[STOP], r[ARGUMENT] = CLOCK, whole
-        return touched
-    s.finish_fs[m] = r[NOW] + whole
-    if old == 0 or s.finish_fs[m] < s.key[m]:  # if later, it is moved when its old entry comes up
-        if old:
-            unlink(s, m)
-        at_time(s, m, whole)
-    return touched
-
-
-@part
 def _notices(s: State, l: int, lower: int, new: int, old: int) -> bool:
-    """Whether a change of another link's level from ``old`` to ``new`` can change that of a link: not if both are above its
-    own; nor if it limits none of its flows, and they now want less, or it has one that still wants less than it gives.
+    """Whether a change of another link's level from ``old`` to ``new`` can change that of a link: not if it has a single flow; nor
+    if both are above its own; nor if it limits none of its flows, and they now want less.
     """
     level = s.level[l]
-    if lower >= level:
+    if lower >= level or (level == MAX and new < old):
         return False
-    if level < MAX:
-        return True
-    if new < old:
-        return False
-    return bool(s.next_flow[s.head[l]] >= 0 or new >= s.capacity[l] // s.flows[l])
+    return bool(s.next_flow[natural(s.head[l])] >= 0)
 
 
 @part
 def _spread(s: State) -> int:
-    """Bring levels to the fixpoint; returns how many links changed."""
+    """Bring levels to the fixpoint; returns how many links changed, or lost the flow that their timer was set to."""
     r = s.reg
     at, waiting, changed, links = 0, r[DIRTY], 0, len(s.level)
+    shift = r[SHIFT]
     while waiting > 0:
-        l = s.queue[at]
+        l = natural(s.queue[at])
         waiting -= 1
         at = at + 1 if at + 1 < links else 0
         s.queued[l] = 0
         if s.head[l] < 0:
-            s.level[l] = MAX
             continue
         old = s.level[l]
         new = _water_level(s, l)
-        if new == old:
+        if new == old and s.key[l] != r[NOW]:
             continue
         s.level[l] = new
         if s.marked[l] == 0:
@@ -200,14 +191,14 @@ def _spread(s: State) -> int:
             s.changed[changed] = l
             changed += 1
         lower = min(old, new)
-        e = s.head[l]
+        e = s.head[l] if new != old else -1
         while e >= 0:
-            m = e // r[WIDTH]
-            for other in range(m * r[WIDTH], (m + 1) * r[WIDTH]):
-                l2 = s.link[other]
+            first_entry = e >> shift << shift
+            for other in range(first_entry, first_entry + (1 << shift)):
+                l2 = s.link[natural(other)]
                 if l2 < 0:
                     break
-                if _notices(s, l2, lower, new, old) and l2 != l and s.queued[l2] == 0:
+                if s.queued[l2] == 0 and l2 != l and _notices(s, l2, lower, new, old):
                     s.queued[l2] = 1
                     end = at + waiting
                     s.queue[end if end < links else end - links] = l2
@@ -218,21 +209,105 @@ def _spread(s: State) -> int:
 
 
 @part
+def _set_rate(s: State, m: int, cover: int, touched: int) -> int:
+    """Bring the rate of a flow to the levels of its links; returns how many links are marked as touched."""
+    r = s.reg
+    s.rated[m] = r[SETTLED]
+    first_entry = natural(m << r[SHIFT])
+    rate, old = _limit(s, first_entry, -1), s.rate[m]
+    if rate == old and rate > 0:
+        return touched
+    if rate <= 0:
+        r[STOP], r[ARGUMENT] = NO_RATE, m
+        return touched
+    gain = rate - old
+    for each in range(first_entry, first_entry + (1 << r[SHIFT])):
+        e = natural(each)
+        l = s.link[e]
+        if l < 0:
+            break
+        s.used[l] += gain * s.weight[e]
+        if s.marked[l] == 0:
+            s.marked[l] = 1
+            s.touched[touched] = l
+            touched += 1
+    if old:
+        s.left[m] -= float(old) * float(r[NOW] - s.since_fs[m]) / FS_PER_SECOND_UBPS
+        if s.cover[m] < 0:
+            unlink(s, m)
+    s.rate[m] = rate
+    s.since_fs[m] = r[NOW]
+    delay = np.floor(s.left[m] * FS_PER_SECOND_UBPS / float(rate) + ROUNDING)
+    whole = MAX if delay >= float(MAX) else max(0, int(delay))
+    s.cover[m] = cover
+    s.finish_fs[m] = MAX
+    if whole <= MAX - r[NOW]:
+        s.finish_fs[m] = r[NOW] + whole
+    elif old == 0:
+        r[STOP], r[ARGUMENT] = CLOCK, whole
+    return touched
+
+
+@part
+def _set_timer(s: State, m: int, time: int) -> None:
+    """Give a slot, of a link or of a flow by itself, the time at which the first of the flows that it stands for ends."""
+    now = s.reg[NOW]
+    if s.key[m] > now:
+        if s.key[m] == time:
+            return
+        unlink(s, m)
+    s.key[m] = 0
+    if time < MAX:
+        at_time(s, m, time - now)
+
+
+@part
+def timer(s: State, l: int) -> None:
+    """The flows that a link covers and that end now go on; settling sets its timer again."""
+    r = s.reg
+    shift = r[SHIFT]
+    e = s.head[l]
+    if e >= 0:
+        _put_in_queue(s, l)
+    while e >= 0:
+        m = e >> shift
+        if s.cover[m] == l and s.finish_fs[m] <= r[NOW]:
+            s.after[m] = r[CHAIN]
+            r[CHAIN] = m
+        e = s.next_flow[e]
+
+
+@part
 def settle(s: State) -> None:
     """Give every flow its rate, once everything else of the timestamp has happened."""
     r = s.reg
+    shift = r[SHIFT]
     changed = _spread(s)
     for i in range(changed):
-        s.marked[s.changed[i]] = 0
-    touched, started = 0, r[STARTED]
-    for i in range(started + changed):
-        e = s.started[i] * r[WIDTH] if i < started else s.head[s.changed[i - started]]
+        s.marked[natural(s.changed[i])] = 0
+    r[SETTLED] += 1
+    touched = 0
+    for i in range(changed + r[STARTED]):
+        if i < changed:  # every flow on a link
+            slot = natural(s.changed[i])
+            link, e = slot, s.head[slot]
+        else:  # a flow, unless it has been on one of those
+            slot = natural(s.started[i - changed])
+            link, e = -1, slot << shift
+            if s.rated[slot] == r[SETTLED]:
+                continue
+        earliest = MAX
         while e >= 0:
-            touched = _set_rate(s, e // r[WIDTH], touched)
-            e = s.next_flow[e] if i >= started else -1
+            m = e >> shift
+            if s.rated[m] != r[SETTLED]:
+                touched = _set_rate(s, m, link, touched)
+            if s.cover[m] == link:
+                earliest = min(earliest, s.finish_fs[m])
+            e = s.next_flow[e] if link >= 0 else -1
+        _set_timer(s, slot, earliest)
     r[STARTED] = 0
     for i in range(touched):
-        l = s.touched[i]
+        l = natural(s.touched[i])
         s.marked[l] = 0
         if s.used[l] > s.capacity[l]:
             r[STOP], r[ARGUMENT] = OVER, l

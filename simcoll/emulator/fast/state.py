@@ -1,8 +1,9 @@
 """The arrays that the loops of the fast engine work on.
 
 A message in flight is a *slot*; the slots of a step are a contiguous *block*. A flow is a slot with one entry per link,
-``slot * width + hop``, in that link's list. A *node* is a lane's part in a step. Numbers that change one by one live in
-``reg``.
+``slot * width + hop``, in that link's list; ``width`` is a power of two. The first slots are no messages but the timers of links:
+slot l goes off when the first of the flows that link l *covers* ends, so that these need no place of their own in the calendar. A
+*node* is a lane's part in a step. Numbers that change one by one live in ``reg``.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ if TYPE_CHECKING:
 MAX = 2**63 - 1
 # Places of ``reg``.
 NOW, CHAIN, HEAP, STACK, DONE, LAST, RETIRED, STARTED, DIRTY, DELIVERED = range(10)
-DEPTH, WIDTH, STOP, ARGUMENT, HASHED, EDGE, MOVING, REGISTERS = range(10, 18)
+DEPTH, SHIFT, STOP, ARGUMENT, HASHED, EDGE, MOVING, SETTLED, NEXT_ID = range(10, 19)
+AGAIN, CONTENT, REGISTERS = range(19, 22)
 # Why the loop stopped.
 IDLE, NEED_STEP, FULL, NO_RATE, CLOCK, OVER = range(6)
 # Phases of a slot.
-WAITING, PRE, FLOW, POST, ARRIVED, FINISHED = range(6)
+WAITING, PRE, FLOW, POST, ARRIVED, FINISHED, TIMER = range(7)
 
 
 class State(NamedTuple):
@@ -54,6 +56,8 @@ class State(NamedTuple):
     rate: Ints
     since_fs: Ints
     finish_fs: Ints
+    cover: Shorts  # link whose timer stands for the slot; -1: its own place in the calendar
+    rated: Ints  # the last settlement that looked at it
     key: Ints
     before: Shorts
     after: Shorts
@@ -78,6 +82,7 @@ class State(NamedTuple):
     block_nodes: Shorts
     block_left: Shorts
     block_first_id: Ints
+    block_content: Ints
     retired: Shorts
     # per lane
     lane_left: Ints

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -28,6 +28,8 @@ __all__ = ["Moves", "Shape", "Summary", "Timed", "summary", "timed_steps", "turn
 
 KEPT_ROWS = 1 << 21
 """Up to here the first pass over a plan is kept for the second (33 bytes a row)."""
+REMEMBERED_ROWS = 1 << 18
+"""So many rows of the latest shapes are remembered, so that steps that come back need no new routes (some 80 bytes a row)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -125,7 +127,7 @@ def _moves(plan: Plan, blocks: Iterable[Step | Repeat]) -> Iterator[Moves]:
 
 def turns(plan: Plan) -> Iterator[Group]:
     """The steps of a plan as groups of steps and how often each group comes, one after the other."""
-    for alike, blocks in groupby(plan.schedule.source(), lambda block: _alike(plan, block)):
+    for alike, blocks in groupby(plan.schedule.blocks(), lambda block: _alike(plan, block)):
         if alike:
             for block in blocks:
                 if isinstance(block, Repeat):
@@ -178,25 +180,35 @@ class _Maker:
         self.topology = topology
         self.cap_base = cap_base
         self.step: Moves | None = None
-        self.routes: Routes | None = None
         self.timed: Timed | None = None
+        self.known: dict[tuple[bytes, ...], tuple[Routes, Shape]] = {}
+        self.known_rows = 0
 
     def __call__(self, step: Moves, first_message: int) -> Timed:
         last, self.step = self.step, step
-        same = last is not None and _equal(step, last, ("src_rank", "dst_rank", "channel"))
-        alike = same and last is not None and _equal(step, last, ("size_bytes", "op"))
+        names = ("src_rank", "dst_rank", "channel", "size_bytes", "op")
+        alike = last is not None and all(_equal(getattr(step, name), getattr(last, name)) for name in names)
         if alike and self.timed is not None and not self.plan.protocol.jitter_fs:
             return self.timed
         local = step.src_rank == step.dst_rank
-        if not same or self.routes is None or self.timed is None:
-            self.routes = self.topology.route(self.plan.ranks[step.src_rank], self.plan.ranks[step.dst_rank])
-            shape = self._shape(step, self.routes)
-        else:
-            shape = self.timed.shape
-        costs = message_costs(step.size_bytes, step.op, local, self.routes, self.plan.protocol, first_message)
+        routes, shape = self._remembered(step)
+        costs = message_costs(step.size_bytes, step.op, local, routes, self.plan.protocol, first_message)
         pre = np.where(local, -1, costs.pre_fs)
         self.timed = Timed(shape, pre, costs.wire_bytes, costs.post_fs, step.size_bytes, _bytes_by_op(step))
         return self.timed
+
+    def _remembered(self, step: Moves) -> tuple[Routes, Shape]:
+        """Routes and shape of a step, from the latest ones if they are there."""
+        key = (step.src_rank.tobytes(), step.dst_rank.tobytes(), step.channel.tobytes())
+        found = self.known.get(key)
+        if found is None:
+            routes = self.topology.route(self.plan.ranks[step.src_rank], self.plan.ranks[step.dst_rank])
+            found = self.known[key] = routes, self._shape(step, routes)
+            self.known_rows += step.rows
+            while self.known_rows > REMEMBERED_ROWS and len(self.known) > 1:
+                oldest = next(iter(self.known))
+                self.known_rows -= len(self.known.pop(oldest)[1].sender)
+        return found
 
     def _shape(self, step: Moves, routes: Routes) -> Shape:
         sender = step.src_rank * self.plan.nchannels + step.channel
@@ -206,13 +218,12 @@ class _Maker:
             linked = links[:, :1] >= 0 if links.shape[1] else np.zeros((step.rows, 1), np.bool_)
             caps = np.stack([self.cap_base + 2 * sender, self.cap_base + 2 * receiver + 1], axis=1)
             links = np.concatenate([np.where(linked, caps, -1), links], axis=1)
-        return Shape(sender, receiver, step.src_rank, step.dst_rank, links, np.ones(links.shape, np.int64))
+        once = np.broadcast_to(np.int64(1), links.shape)
+        return Shape(sender, receiver, step.src_rank, step.dst_rank, links, once)
 
 
-def _equal(a: Moves, b: Moves, names: tuple[str, ...]) -> bool:
-    return all(
-        getattr(a, name) is getattr(b, name) or np.array_equal(getattr(a, name), getattr(b, name)) for name in names
-    )
+def _equal(a: NDArray[np.integer[Any]], b: NDArray[np.integer[Any]]) -> bool:
+    return a is b or np.array_equal(a, b)
 
 
 def timed_steps(

@@ -1,0 +1,136 @@
+"""What MPI processes ask their launcher: the PMI-1 protocol of MPICH and its relatives, for the processes of one machine.
+
+Each process has a socket, whose number it finds in ``PMI_FD``. A request is a line such as ``cmd=put kvsname=job key=a value=b``; the
+answer is a line too. Processes put values, wait for each other, and get the values of others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import selectors
+import socket
+from dataclasses import dataclass, field
+
+__all__ = ["Board", "job_name"]
+
+MAX_LINE = 2**16
+LIMITS = "kvsname_max=256 keylen_max=64 vallen_max=1024"
+
+
+def job_name(launcher: socket.socket) -> str:
+    """Ask the launcher for its name of the job.
+
+    Raises
+    ------
+    ValueError
+        When it answers something else.
+    """
+    for question in ("init pmi_version=1 pmi_subversion=1", "get_my_kvsname"):
+        launcher.sendall(f"cmd={question}\n".encode())
+        answer = b""
+        while not answer.endswith(b"\n"):
+            data = launcher.recv(MAX_LINE)
+            if not data:
+                raise ValueError("the launcher is gone")
+            answer += data
+    name = re.search(rb"kvsname=(\S+)", answer)
+    if name is None:
+        raise ValueError(answer)
+    return name[1].decode()
+
+
+@dataclass(slots=True)
+class _Seat:
+    """The socket of a process: our end, and what has arrived."""
+
+    socket: socket.socket
+    arrived: bytearray = field(default_factory=bytearray)
+
+
+class Board:
+    """Answers the processes of a job.
+
+    Parameters
+    ----------
+    size
+        Number of processes.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._name = f"realcoll_{os.getpid()}_{secrets.token_hex(8)}"
+        # Which processes share memory: size of them on 1 machine, from number 0 on.
+        self._values = {"PMI_process_mapping": f"(vector,(0,1,{size}))"}
+        self._waiting: list[_Seat] = []
+        self._selector = selectors.DefaultSelector()
+
+    def seat(self, process: int) -> tuple[socket.socket, dict[str, str]]:
+        """The end of a socket that a new process inherits, and the variables that it needs. The caller closes its copy."""
+        ours, theirs = socket.socketpair()
+        ours.settimeout(1.0)
+        self._selector.register(ours, selectors.EVENT_READ, _Seat(ours))
+        here = {"MPI_LOCALRANKID": str(process), "MPI_LOCALNRANKS": str(self._size)}
+        job = {"PMI_RANK": str(process), "PMI_SIZE": str(self._size), "PMI_FD": str(theirs.fileno())}
+        return theirs, here | job
+
+    def serve(self, seconds: float) -> None:
+        """Wait that long for requests, and answer them."""
+        for key, _ in self._selector.select(seconds):
+            seat: _Seat = key.data
+            try:
+                data = seat.socket.recv(2**16)
+                seat.arrived += data
+                if not data or len(seat.arrived) > MAX_LINE:
+                    self._drop(seat)
+                while b"\n" in seat.arrived:
+                    line, _, seat.arrived = seat.arrived.partition(b"\n")
+                    self._answer(seat, line.decode(errors="replace"))
+            except OSError:
+                self._drop(seat)
+
+    def close(self) -> None:
+        """Give the sockets back."""
+        for key in list(self._selector.get_map().values()):
+            self._drop(key.data)
+        self._selector.close()
+
+    def _drop(self, seat: _Seat) -> None:
+        with contextlib.suppress(KeyError):
+            self._selector.unregister(seat.socket)
+        seat.socket.close()
+
+    def _answer(self, seat: _Seat, line: str) -> None:
+        # A value comes last and may hold spaces and equals signs.
+        head, _, value = line.partition(" value=")
+        words = dict(word.partition("=")[::2] for word in head.split())
+        command = words.get("cmd", "")
+        if command == "put":
+            self._values[words.get("key", "")] = value
+            reply = "put_result rc=0 msg=success"
+        elif command == "get":
+            found = self._values.get(words.get("key", ""))
+            reply = f"get_result rc={-1 if found is None else 0} msg={found is not None} value={found or ''}"
+        elif command == "barrier_in":
+            self._waiting.append(seat)
+            if len(self._waiting) == self._size:
+                for each in self._waiting:
+                    with contextlib.suppress(OSError):
+                        each.socket.sendall(b"cmd=barrier_out rc=0\n")
+                self._waiting.clear()
+            return
+        else:
+            known = {
+                "init": "response_to_init pmi_version=1 pmi_subversion=1 rc=0",
+                "get_maxes": f"maxes rc=0 {LIMITS}",
+                "get_appnum": "appnum rc=0 appnum=0",
+                "get_my_kvsname": f"my_kvsname rc=0 kvsname={self._name}",
+                "get_universe_size": f"universe_size rc=0 size={self._size}",
+                "finalize": "finalize_ack rc=0",
+            }
+            if command == "abort":  # the process ends by itself, and the launcher sees that
+                return
+            reply = known.get(command, f"{command}_result rc=-1 msg=unknown_command")
+        seat.socket.sendall(f"cmd={reply}\n".encode())

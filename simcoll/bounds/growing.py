@@ -1,0 +1,137 @@
+"""Spanning trees that share whole-numbered capacities: as many out of every rank as asked for, grown link by link.
+
+A source feeds every rank as many trees as start there; then all trees are trees out of the source, and by Edmonds' theorem they exist
+when every rank can receive all of them. Trees are grown one after the other, in as many equal copies as possible: a link may be taken as
+long as what is left still brings all other trees to every rank (the proof of Lovász), which a maximum flow tells.
+
+Sources: Edmonds: Edge-disjoint branchings (1973); Lovász: On two minimax theorems in graph theory, J. Combin. Theory B 21 (1976).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import maximum_flow
+
+from simcoll.errors import InternalError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    Ints = NDArray[np.int64]
+
+__all__ = ["Tree", "grow", "packs"]
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """``copies`` equal spanning trees out of a rank: links ``(from, to)`` in an order in which each starts at a rank reached before."""
+
+    root: int
+    copies: int
+    links: tuple[tuple[int, int], ...]
+
+
+class _Left:
+    """What is left of the capacities. Vertex ``n`` is the source of all trees."""
+
+    def __init__(self, ends: Ints, capacity: Ints, shares: Sequence[int]) -> None:
+        self.n = n = len(shares)
+        self.total = int(sum(shares))
+        held = np.zeros((n + 1, n + 1), np.int64)
+        held[ends[0], ends[1]] = np.minimum(capacity, self.total)
+        held[n, :n] = shares
+        # One matrix serves all flows: both directions of every link, which the solver needs, and the source with every rank.
+        kept = held > 0
+        kept[n, :n] = True
+        tail, head = np.nonzero(kept | kept.T)
+        self.held = held
+        self.place = np.full(held.shape, -1)
+        self.place[tail, head] = np.arange(len(tail))
+        start = np.searchsorted(tail, np.arange(n + 2))
+        values = held[tail, head].astype(np.int32)
+        self.graph = csr_array((values, head.astype(np.int32), start.astype(np.int32)), shape=held.shape)
+        self.neighbours = [np.flatnonzero(row[:n]).tolist() for row in held]
+
+    def add(self, a: int, b: int, much: int) -> None:
+        """Change a capacity."""
+        self.held[a, b] += much
+        self.graph.data[self.place[a, b]] += much
+
+    def reach(self, x: int, y: int) -> int:
+        """How much can flow from the source and ``x`` together to ``y``."""
+        if x == self.n:
+            return int(maximum_flow(self.graph, x, y).flow_value)
+        place, kept = self.place[self.n, x], self.held[self.n, x]
+        self.graph.data[place] = 2 * self.total
+        flow = int(maximum_flow(self.graph, self.n, y).flow_value)
+        self.graph.data[place] = kept
+        return flow
+
+
+def packs(ends: Ints, capacity: Ints, shares: Sequence[int]) -> bool:
+    """Whether trees exist: ``shares[u]`` out of every rank u, over pairs of ranks ``ends`` with whole-numbered ``capacity``."""
+    total = int(sum(shares))
+    entering = np.bincount(ends[1], weights=np.minimum(capacity, total), minlength=len(shares))
+    if (entering + np.asarray(shares) < total).any():
+        return False
+    left = _Left(ends, capacity, shares)
+    return all(left.reach(left.n, rank) == total for rank in range(left.n))
+
+
+def grow(ends: Ints, capacity: Ints, shares: Sequence[int]) -> tuple[Tree, ...]:
+    """The trees, once it is known that they exist. Each is grown breadth first.
+
+    >>> for tree in grow(np.array([[0, 1], [1, 0]]), np.array([2, 1]), [2, 1]):
+    ...     print(tree)
+    Tree(root=0, copies=2, links=((0, 1),))
+    Tree(root=1, copies=1, links=((1, 0),))
+    """
+    left, trees = _Left(ends, capacity, shares), []
+    while left.total:
+        root = int(np.argmax(left.held[left.n]))
+        trees.append(_grown(left, root))
+    return tuple(trees)
+
+
+def _grown(left: _Left, root: int) -> Tree:
+    """Take one tree, in as many copies as can be had, out of what is left."""
+    n, copies = left.n, int(left.held[left.n, root])
+    links = [(left.n, root)]
+    left.add(left.n, root, -copies)
+    reached, inside = [root], {root}
+    # A link that cannot be had stays so: the cut that forbids it has nothing to spare for as long as there are that many copies.
+    refused: set[tuple[int, int]] = set()
+    while len(reached) < n:
+        x, y, room = _next(left, reached, inside, copies, refused)
+        if room < copies:
+            for a, b in links:
+                left.add(a, b, copies - room)
+            copies = room
+            refused.clear()
+        left.add(x, y, -copies)
+        links.append((x, y))
+        reached.append(y)
+        inside.add(y)
+    left.total -= copies
+    return Tree(root, copies, tuple(links[1:]))
+
+
+def _next(
+    left: _Left, reached: Sequence[int], inside: set[int], copies: int, refused: set[tuple[int, int]]
+) -> tuple[int, int, int]:
+    """The next link of a tree, and how many copies can have it."""
+    rest = left.total - copies
+    for x in reached:
+        for y in left.neighbours[x]:
+            if y not in inside and left.held[x, y] and (x, y) not in refused:
+                room = min(int(left.held[x, y]), copies, left.reach(x, y) - rest)
+                if room > 0:
+                    return x, y, room
+                refused.add((x, y))
+    raise InternalError("a tree cannot be completed although every cut has room for it")

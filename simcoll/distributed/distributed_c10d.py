@@ -1,0 +1,12 @@
+"""The module of torch.distributed in which programs find its default store and group; everything else is in the package."""
+
+from __future__ import annotations
+
+from simcoll.distributed.backends import is_gloo_available, is_mpi_available, is_nccl_available, is_xccl_available
+from simcoll.distributed.groups import default_group
+from simcoll.distributed.own_store import default_store
+
+__all__ = ["is_gloo_available", "is_mpi_available", "is_nccl_available", "is_xccl_available"]
+
+_get_default_group = default_group
+_get_default_store = default_store

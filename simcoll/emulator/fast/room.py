@@ -1,0 +1,142 @@
+"""The arrays of the fast engine: made, and made larger."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from simcoll.emulator.fast.calendar import rehash
+from simcoll.emulator.fast.state import CHAIN, EDGE, HEAP, LAST, MAX, NOW, REGISTERS, SHIFT, STACK, TIMER, State
+from simcoll.errors import ConfigError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Ints = NDArray[np.int64]
+
+__all__ = ["PER_BLOCK", "larger_calendar", "lengthened", "more_edges", "more_slots", "new_state", "wider"]
+
+PER_SLOT = (
+    "sender", "receiver", "src", "dst", "pre_fs", "wire", "post_fs", "size", "block", "ring_place", "needs", "phase",
+    "follower", "waiters", "start_fs", "end_fs", "done_fs", "left", "rate", "since_fs", "finish_fs", "cover", "rated",
+    "key", "before", "after", "limits", "weights", "started", "moving",
+)  # fmt: skip
+PER_NODE = ("node_lane", "node_next", "node_first", "node_end", "entries")
+PER_BLOCK = ("block_base", "block_rows", "block_nodes", "block_left", "block_first_id", "block_content", "retired")
+PER_LANE = ("lane_left", "lane_pending", "lane_block", "lane_head", "lane_tail", "stack")
+PER_LINK = ("capacity", "level", "used", "flows", "head", "queued", "marked", "queue", "changed", "touched")
+MOST_ENTRIES = 2**31 - 1
+"""Entries are numbered by int32."""
+PER_HOP = ("link", "weight", "next_flow", "last_flow")
+
+
+def _types() -> dict[str, type]:
+    wide = {
+        "pre_fs", "wire", "post_fs", "size", "ring_place", "start_fs", "end_fs", "done_fs", "rate", "since_fs",
+        "finish_fs", "rated", "key", "limits", "weights", "weight", "block_first_id", "block_content", "lane_left",
+        "capacity", "level", "used", "flows", "heap", "table_key", "ring_count", "reg",
+    }  # fmt: skip
+    special = {"left": np.float64, "sums": np.uint64}
+    return {name: special.get(name, np.int64 if name in wide else np.int32) for name in State._fields}
+
+
+def _longer(array: NDArray[np.generic], length: int) -> NDArray[np.generic]:
+    result = np.zeros(length, array.dtype)
+    result[: len(array)] = array
+    return result
+
+
+def new_state(capacities_uBps: Ints, lane_steps: Ints, launch_fs: int) -> State:
+    """The arrays of a run that is about to begin. The first slots are the timers of the links."""
+    kinds = _types()
+    links = len(capacities_uBps)
+    sizes = dict.fromkeys(PER_LANE, len(lane_steps)) | dict.fromkeys((*PER_LINK, *PER_SLOT, *PER_HOP), links)
+    sizes |= dict.fromkeys(PER_NODE, 2 * links)
+    sizes |= {"reg": REGISTERS, "sums": 2, "heap": 64, "table_key": 128, "table_head": 128}
+    s = State(**{name: np.zeros(sizes.get(name, 0), kinds[name]) for name in State._fields})
+    s.reg[NOW] = s.reg[LAST] = launch_fs
+    s.reg[CHAIN] = s.reg[EDGE] = -1
+    s.capacity[:] = capacities_uBps
+    s.level[:] = MAX
+    s.lane_left[:] = lane_steps
+    for array in (s.head, s.lane_block, s.lane_head, s.table_key):
+        array[:] = -1
+    s.phase[:] = TIMER
+    busy = np.flatnonzero(lane_steps)
+    s.stack[: len(busy)] = busy
+    s.reg[STACK] = len(busy)
+    return s
+
+
+def lengthened(state: State, names: tuple[str, ...], length: int) -> State:
+    """With some arrays made longer."""
+    longer: dict[str, Any] = {name: _longer(getattr(state, name), length) for name in names}
+    return state._replace(**longer)
+
+
+def more_slots(state: State, slots: int) -> State:
+    """Room for so many slots."""
+    width = 1 << int(state.reg[SHIFT])
+    _check_room(slots, width)
+    state = lengthened(state, PER_SLOT, slots)
+    state = lengthened(state, PER_NODE, 2 * slots)
+    return larger_calendar(lengthened(state, PER_HOP, slots * width))
+
+
+def _check_room(entries: int, width: int) -> None:
+    if entries * max(width, 4) > MOST_ENTRIES:
+        raise ConfigError(
+            f"{entries} messages at once, over up to {width} links each, are too many for the fast engine; expected less than "
+            f"{MOST_ENTRIES // max(width, 4)}; engine='simpy' has no such limit"
+        )
+
+
+def larger_calendar(state: State) -> State:
+    """Room for the times of all slots, twice over."""
+    size = 64
+    while size < int(state.reg[HEAP]) + 4 * len(state.phase):
+        size *= 2
+    state = lengthened(state, ("heap",), size)
+    state = state._replace(table_key=np.full(2 * size, -1, np.int64), table_head=np.full(2 * size, -1, np.int32))
+    rehash(state)
+    return state
+
+
+def more_edges(state: State, wanted: int) -> State:
+    """At least so many free edges."""
+    at, count = int(state.reg[EDGE]), 0
+    while at >= 0 and count < wanted:
+        at, count = int(state.edge_next[at]), count + 1
+    if count >= wanted:
+        return state
+    old = len(state.edge_next)
+    new = 2 * old + wanted
+    _check_room(new, 1)
+    state = lengthened(state, ("edge_next", "edge_slot"), new)
+    state.edge_next[old:new] = np.arange(old + 1, new + 1)
+    state.edge_next[new - 1] = state.reg[EDGE]
+    state.reg[EDGE] = old
+    return state
+
+
+def wider(state: State, hops: int) -> State:
+    """Room for so many links per message; entries of links move."""
+    old, shift = int(state.reg[SHIFT]), (hops - 1).bit_length()
+    slots = len(state.phase)
+    _check_room(slots, 1 << shift)
+
+    def moved(entries: NDArray[np.int32]) -> NDArray[np.int32]:
+        hop = entries & ((1 << old) - 1)
+        return np.where(entries < 0, -1, (entries >> old << shift) + hop).astype(np.int32)
+
+    fresh: dict[str, Any] = {}
+    for name in PER_HOP:
+        array = np.full((slots, 1 << shift), -1, getattr(state, name).dtype)
+        array[:, : 1 << old] = getattr(state, name).reshape(slots, 1 << old)
+        fresh[name] = array.reshape(-1)
+    state = state._replace(**fresh)
+    for array in (state.next_flow, state.last_flow, state.head):
+        array[:] = moved(array)
+    state.reg[SHIFT] = shift
+    return state

@@ -1,0 +1,24 @@
+"""A backend for PyTorch: ``torch.distributed`` programs, unchanged, on the emulator.
+
+``import simcoll.torch`` makes ``torch.distributed.init_process_group("simcoll")`` known, and :func:`spawn` starts a program on N
+ranks in this process. Tensors become arrays on the same memory, and every collective a call of :mod:`simcoll.distributed`: what it
+does is a proved schedule, played by the emulator. Nothing here computes a collective's result or time. This is the only part of
+simcoll that imports PyTorch.
+"""
+
+from __future__ import annotations
+
+try:
+    import torch.distributed as _dist
+except ImportError as _error:
+    raise ImportError("simcoll.torch needs PyTorch 2.13: pip install 'simcoll[torch]'") from _error
+
+from simcoll.distributed.spawning import Result
+from simcoll.torch.options import Options
+from simcoll.torch.process_group import create as _create
+from simcoll.torch.spawning import compute, emulated_time, spawn
+
+__all__ = ["Options", "Result", "compute", "emulated_time", "spawn"]
+
+if "SIMCOLL" not in _dist.Backend._plugins:  # a module that is loaded again
+    _dist.Backend.register_backend("simcoll", _create, extended_api=True, devices=["cpu"])

@@ -1,0 +1,24 @@
+"""What a program can say about a group when it makes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from simcoll.distributed.plans import Choice
+
+__all__ = ["Options"]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """``pg_options`` of ``init_process_group`` and ``new_group``.
+
+    Attributes
+    ----------
+    algorithm
+        What the group's collectives run, as for :func:`simcoll.distributed.spawn`. None: what the spawn was given.
+    """
+
+    algorithm: Choice = None

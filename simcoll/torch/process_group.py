@@ -1,0 +1,321 @@
+"""The process group that PyTorch calls: each call becomes one of simcoll.distributed on arrays of the tensors' memory.
+
+PyTorch's own functions have checked most arguments before, turned complex tensors into pairs of real ones where they do that, and
+wait for what this returns unless the program asked for a Work.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from simcoll import distributed as ours
+from simcoll.distributed.groups import ProcessGroup
+from simcoll.distributed.making_groups import shared_group
+from simcoll.distributed.work import timeout_fs
+from simcoll.distributed.world import current
+from simcoll.torch.coalesced import all_gather_coalesced, all_reduce_coalesced, by_rank, reduce_scatter_coalesced
+from simcoll.torch.estimate import estimating
+from simcoll.torch.options import Options
+from simcoll.torch.rank_threads import current_thread
+from simcoll.torch.tensors import array_of, arrays_of, reduce_op_of
+from simcoll.torch.works import RankWork
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from datetime import timedelta
+
+    from simcoll.distributed.plans import Choice
+
+    Tensors = Sequence[torch.Tensor]
+
+__all__ = ["SimcollGroup", "create"]
+
+_STANDARD_TIMEOUTS = (distributed_c10d.default_pg_timeout, distributed_c10d.default_pg_nccl_timeout)
+"""What PyTorch gives a group when the program says nothing."""
+
+
+def create(options: Any, given: Any) -> SimcollGroup:
+    """Make a rank's handle of a group, as ``torch.distributed.Backend.register_backend(extended_api=True)`` wants it."""
+    return SimcollGroup(options, given)
+
+
+def _joined(options: Any, algorithm: Choice) -> ProcessGroup:
+    """Our handle of the group that PyTorch makes; runs in the rank's task."""
+    timeout = None if options.timeout in _STANDARD_TIMEOUTS else options.timeout
+    me = current().rank
+    members = tuple(options.global_ranks_in_group)
+    if not members:
+        ours.init_process_group(
+            "emulator", rank=options.group_rank, world_size=options.group_size, timeout=timeout, algorithm=algorithm
+        )
+        made: ProcessGroup = me.default
+        return made
+    limit = (timeout_fs(options.timeout), timeout is not None)
+    communicator = shared_group(me, options.group_id, members, limit, "emulator", algorithm)
+    made = ProcessGroup(communicator, me.number, options.timeout)
+    me.local.setdefault("groups", []).append(made)
+    return made
+
+
+def _left(handle: ProcessGroup) -> None:
+    if handle.global_rank not in handle.communicator.destroyed:
+        ours.destroy_process_group(handle)
+
+
+def _single(tensors: Tensors | torch.Tensor, function: str) -> torch.Tensor:
+    if isinstance(tensors, torch.Tensor):
+        return tensors
+    if len(tensors) != 1:
+        raise RuntimeError(f"{function}: expected one tensor per rank, got {len(tensors)}")
+    return tensors[0]
+
+
+class SimcollGroup(dist.ProcessGroup):
+    """One rank's handle of a group. Names and arguments are those of ``torch.distributed.ProcessGroup``."""
+
+    def __init__(self, options: Any, given: Any) -> None:
+        super().__init__(options.group_rank, options.group_size)
+        self._thread = current_thread()
+        self._store = options.store
+        algorithm = given.algorithm if isinstance(given, Options) else None  # those of other backends say nothing here
+        self._handle: ProcessGroup = self._thread.call(_joined, options, algorithm)
+        self._name: str = options.group_id
+        self._coalescing: list[RankWork] | None = None
+        self._own = self._handle  # while times are estimated, calls go to another
+
+    def _run(
+        self, function: Callable[..., Any], *args: Any, opts: Any, results: list[torch.Tensor], **kwargs: Any
+    ) -> RankWork:
+        """Call one of our collectives; a caller that will not have the Work waits here."""
+        waits = opts is not None and not opts.asyncOp and self._coalescing is None
+        part = self._thread.call(function, *args, group=self._handle, async_op=not waits, **kwargs)
+        return self._noted(RankWork(self._thread, () if part is None else (part,), results))
+
+    def _noted(self, work: RankWork) -> RankWork:
+        if self._coalescing is not None:
+            self._coalescing.append(work)
+        return work
+
+    # Collectives
+
+    def allreduce(self, tensors: Tensors, opts: Any = None) -> RankWork:
+        """Reduce into every rank's tensor."""
+        tensor = _single(tensors, "allreduce")
+        op = reduce_op_of(opts.reduceOp if opts is not None else dist.ReduceOp.SUM)
+        return self._run(ours.all_reduce, array_of(tensor), op, opts=opts, results=[tensor])
+
+    def broadcast(self, tensors: Tensors, opts: Any) -> RankWork:
+        """Copy the root's tensor into those of the others."""
+        tensor = _single(tensors, "broadcast")
+        return self._run(ours.broadcast, array_of(tensor), opts=opts, results=[tensor], group_src=opts.rootRank)
+
+    def reduce(self, tensors: Tensors, opts: Any) -> RankWork:
+        """Reduce into the root's tensor."""
+        tensor = _single(tensors, "reduce")
+        op = reduce_op_of(opts.reduceOp)
+        return self._run(ours.reduce, array_of(tensor), op=op, opts=opts, results=[tensor], group_dst=opts.rootRank)
+
+    def allgather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> RankWork:
+        """Collect every rank's tensor, of any size, in a list."""
+        listed = list(outputs[0])
+        source = array_of(_single(inputs, "allgather"))
+        return self._run(ours.all_gather, arrays_of(listed), source, opts=opts, results=listed)
+
+    def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> RankWork:  # noqa: A002
+        """Collect every rank's tensor in one."""
+        return self._run(ours.all_gather_into_tensor, array_of(output), array_of(input), opts=opts, results=[output])
+
+    def gather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> RankWork:
+        """Collect every rank's tensor in a list of the root."""
+        listed = list(outputs[0]) if outputs else []
+        source = array_of(_single(inputs, "gather"))
+        return self._run(ours.gather, source, arrays_of(listed), opts=opts, results=listed, group_dst=opts.rootRank)
+
+    def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> RankWork:
+        """Give every rank its tensor of the root's list."""
+        output = _single(outputs, "scatter")
+        listed = arrays_of(inputs[0]) if inputs else []
+        return self._run(ours.scatter, array_of(output), listed, opts=opts, results=[output], group_src=opts.rootRank)
+
+    def reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> RankWork:
+        """Reduce lists, and give every rank its entry."""
+        output = _single(outputs, "reduce_scatter")
+        op, listed = reduce_op_of(opts.reduceOp), arrays_of(inputs[0])
+        return self._run(ours.reduce_scatter, array_of(output), listed, op, opts=opts, results=[output])
+
+    def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> RankWork:  # noqa: A002
+        """Reduce tensors, and give every rank its part."""
+        op = reduce_op_of(opts.reduceOp)
+        return self._run(ours.reduce_scatter_tensor, array_of(output), array_of(input), op, opts=opts, results=[output])
+
+    def all_to_all_single(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,  # noqa: A002
+        output_splits: Sequence[int],
+        input_splits: Sequence[int],
+        opts: Any = None,
+    ) -> RankWork:
+        """Send every rank a part of a tensor, and join what comes."""
+        self._equal_splits()
+        arrays = array_of(output), array_of(input)
+        splits = list(output_splits or ()), list(input_splits or ())
+        return self._run(ours.all_to_all_single, *arrays, *splits, opts=opts, results=[output])
+
+    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> RankWork:
+        """Send every rank an entry of a list, and list what comes."""
+        self._equal_splits()
+        return self._run(ours.all_to_all, arrays_of(outputs), arrays_of(inputs), opts=opts, results=list(outputs))
+
+    def barrier(self, opts: Any = None) -> RankWork:
+        """Wait until all have called."""
+        return self._run(ours.barrier, opts=opts, results=[])
+
+    # Several tensors at once
+
+    def allreduce_coalesced(self, tensors: Tensors, opts: Any) -> RankWork:
+        """As allreduce of each."""
+        op = reduce_op_of(opts.reduceOp)
+        works = [
+            self._run(all_reduce_coalesced, arrays_of(same), op, opts=opts, results=same)
+            for same in _of_one_dtype(tensors, lambda tensor: tensor)
+        ]
+        return self._together(works, list(tensors))
+
+    def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> RankWork:
+        """As all_gather_single of each pair."""
+        works = []
+        for pairs in _of_one_dtype(list(zip(outputs, inputs, strict=True)), lambda pair: pair[1]):
+            rows = zip(*(by_rank(array_of(output), self.size()) for output, _ in pairs), strict=True)
+            sources = [array_of(source) for _, source in pairs]
+            works.append(self._run(all_gather_coalesced, list(map(list, rows)), sources, opts=opts, results=[]))
+        return self._together(works, list(outputs))
+
+    def allgather_coalesced(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> RankWork:
+        """Collect lists of tensors: entry r of ``outputs`` is the list of rank r."""
+        targets = [arrays_of(each) for each in outputs]
+        flat = [tensor for each in outputs for tensor in each]
+        return self._run(all_gather_coalesced, targets, arrays_of(inputs), opts=opts, results=flat)
+
+    def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any) -> RankWork:
+        """As reduce_scatter_single of each pair."""
+        works, op = [], reduce_op_of(opts.reduceOp)
+        for pairs in _of_one_dtype(list(zip(outputs, inputs, strict=True)), lambda pair: pair[0]):
+            rows = zip(*(by_rank(array_of(source), self.size()) for _, source in pairs), strict=True)
+            targets = [array_of(output) for output, _ in pairs]
+            works.append(self._run(reduce_scatter_coalesced, targets, list(map(list, rows)), op, opts=opts, results=[]))
+        return self._together(works, list(outputs))
+
+    def _together(self, works: list[RankWork], results: list[torch.Tensor]) -> RankWork:
+        return RankWork(self._thread, tuple(part for work in works for part in work.parts), results)
+
+    def _start_coalescing(self, device: torch.device) -> None:  # noqa: ARG002  # torch's signature
+        self._coalescing = []
+
+    def _end_coalescing(self, device: torch.device) -> RankWork:  # noqa: ARG002
+        works, self._coalescing = self._coalescing or [], None
+        return self._together(works, [tensor for work in works for tensor in work.results])
+
+    # Point to point
+
+    def send(self, tensors: Tensors, dst: int, tag: int = 0) -> RankWork:
+        """Start to send to a group rank."""
+        tensor = _single(tensors, "send")
+        return self._message(ours.isend, tensor, tag, group_dst=dst)
+
+    def recv(self, tensors: Tensors, src: int, tag: int = 0) -> RankWork:
+        """Start to receive from a group rank."""
+        return self._message(ours.irecv, _single(tensors, "recv"), tag, group_src=src)
+
+    def recv_anysource(self, tensors: Tensors, tag: int = 0) -> RankWork:
+        """Start to receive from any rank."""
+        return self._message(ours.irecv, _single(tensors, "recv"), tag)
+
+    def _message(self, function: Callable[..., Any], tensor: torch.Tensor, tag: int, **peer: int) -> RankWork:
+        if self._handle is not self._own:
+            raise RuntimeError("the time estimator knows collectives only, no send and recv")
+        part = self._thread.call(function, array_of(tensor), group=self._handle, tag=tag, **peer)
+        return self._noted(RankWork(self._thread, (part,), [tensor]))
+
+    # What torch calls these before and after 2.13
+
+    _allgather_base = all_gather_single
+    _reduce_scatter_base = reduce_scatter_single
+    alltoall_base = all_to_all_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    # The group itself
+
+    def getBackendName(self) -> str:  # noqa: N802  # torch's names
+        """``simcoll``."""
+        return "simcoll"
+
+    def getGroupName(self) -> str:  # noqa: N802
+        """Unique name."""
+        return self._name
+
+    def setGroupName(self, name: str) -> None:  # noqa: N802
+        """Torch gives the group the name that it was made with."""
+
+    def getGroupDesc(self) -> str:  # noqa: N802
+        """What it is for."""
+        return self._handle.communicator.desc
+
+    def setGroupDesc(self, desc: str) -> None:  # noqa: N802
+        """Say what it is for."""
+        self._handle.communicator.desc = desc
+
+    def get_group_store(self) -> dist.Store:
+        """The store that it was made with."""
+        return self._store
+
+    def _get_backend(self, device: torch.device) -> SimcollGroup:  # noqa: ARG002  # torch's signature
+        return self
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self._handle.communicator.sequence(self._handle.rank())
+
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        """A barrier that says who did not come: see :func:`simcoll.distributed.monitored_barrier`."""
+        self._thread.call(ours.monitored_barrier, self._handle, timeout or None, wait_all_ranks)
+
+    def shutdown(self) -> None:
+        """Leave the group."""
+        self._thread.call(_left, self._handle)
+
+    abort = shutdown
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device("cpu")]
+
+    # torch.distributed.distributed_c10d._time_estimator
+
+    supports_time_estimate = True
+
+    def _start_time_estimate(self) -> None:
+        if self._handle is not self._own:
+            raise RuntimeError("the time estimator is on already for this group")
+        self._handle = self._thread.call(estimating, self._own)
+
+    def _end_time_estimate(self) -> float:
+        estimator = self._handle.executor
+        self._handle = self._own
+        return float(estimator.time_fs / 1e9)  # microseconds, as NCCL's
+
+    def _equal_splits(self) -> None:
+        if self._handle is not self._own:
+            self._handle.executor.equal_splits = True
+
+
+def _of_one_dtype(things: Sequence[Any], tensor_of: Callable[[Any], torch.Tensor]) -> list[list[Any]]:
+    """Split into lists of equal dtype, in order of their first."""
+    found: dict[torch.dtype, list[Any]] = {}
+    for thing in things:
+        found.setdefault(tensor_of(thing).dtype, []).append(thing)
+    return list(found.values())

@@ -1,0 +1,120 @@
+"""Start PyTorch programs on the emulator."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+from simcoll import distributed as ours
+from simcoll.distributed.world import current
+from simcoll.torch.rank_threads import current_thread
+from simcoll.torch.torch_state import prepared
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from simcoll.distributed.plans import Choice
+    from simcoll.distributed.spawning import Result
+    from simcoll.protocol import Protocol
+    from simcoll.topology import Topology
+
+__all__ = ["compute", "emulated_time", "spawn"]
+
+
+def spawn(
+    program: Callable[..., Any],
+    nprocs: int,
+    args: Sequence[Any] = (),
+    *,
+    topology: str | Path | Topology | None = None,
+    protocol: str | Protocol = "ideal",
+    algorithm: Choice = None,
+    debug: bool = True,
+    kwargs: Mapping[str, Any] | None = None,
+) -> Result:
+    """Run ``program(rank, world_size, *args)``, a PyTorch program, on every rank, under one simulated clock.
+
+    All ranks run in this process, each in a thread of its own, one at a time, in an order that depends on nothing but the program.
+    Each has its own random numbers (from the generator's state at the call), ``RANK`` and ``LOCAL_RANK``. It calls
+    ``torch.distributed.init_process_group("simcoll")`` and goes on as on any cluster. Computing takes no simulated time, but in
+    :func:`compute`.
+
+    Parameters
+    ----------
+    program
+        A function. What it uses from outside, such as a model, is the same object on all ranks.
+    nprocs, args, kwargs, topology, protocol, algorithm, debug
+        As for :func:`simcoll.distributed.spawn`.
+
+    Returns
+    -------
+    Result
+        With ``time``, ``returns``, ``records`` and ``trace_hash``.
+
+    Raises
+    ------
+    RuntimeError
+        While another run is on in this process.
+    ConfigError
+        For a topology, protocol or algorithm that does not exist or is too small.
+    Exception
+        What a program raised, from the rank that failed first; a note says which.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import torch.distributed as dist
+    >>> import simcoll.torch
+    >>> def program(rank, world_size):
+    ...     dist.init_process_group("simcoll")
+    ...     x = torch.arange(2.0) + rank
+    ...     dist.all_reduce(x)
+    ...     return x.tolist()
+    >>> result = simcoll.torch.spawn(program, nprocs=4)
+    >>> result.returns[3], result.time
+    ([6.0, 10.0], 2.00032e-06)
+    """
+    with prepared() as ranks:
+
+        def body(rank: int, world_size: int) -> Any:
+            thread = ranks.start(rank, _environment(rank, world_size))
+            return thread.serve(functools.partial(program, rank, world_size, *args, **(kwargs or {})))
+
+        return ours.spawn(
+            body, nprocs, topology=topology, protocol=protocol, algorithm=algorithm, init=False, debug=debug
+        )
+
+
+def _environment(rank: int, world_size: int) -> dict[str, str]:
+    """The variables that torchrun would give a rank: a box of the topology is a machine."""
+    box = current().rank.world.topology.groups.get("box")
+    mates = [other for other in range(world_size) if box is None or box[other] == box[rank]]
+    variables = {
+        "RANK": rank,
+        "WORLD_SIZE": world_size,
+        "LOCAL_RANK": mates.index(rank),
+        "LOCAL_WORLD_SIZE": len(mates),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": 29500,
+    }
+    return {name: str(value) for name, value in variables.items()}
+
+
+def compute(seconds: float | str) -> None:
+    """Let this rank work for a time: a number of seconds, or text such as ``"20 us"``.
+
+    Raises
+    ------
+    ConfigError
+        For a time that is negative or not finite.
+    RuntimeError
+        Outside of rank programs.
+    """
+    current_thread().call(ours.compute, seconds)
+
+
+def emulated_time() -> float:
+    """Seconds on the clock of the run."""
+    time: float = current_thread().call(ours.emulated_time)
+    return time

@@ -1,0 +1,79 @@
+"""Tensors as arrays on the same memory, and torch's reduction operators as ours."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import ml_dtypes
+import numpy as np
+import torch
+
+from simcoll.distributed.reductions import ReduceOp, premul_sum
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+__all__ = ["array_of", "arrays_of", "reduce_op_of"]
+
+_NAMES = (
+    "bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "complex64",
+    "complex128",
+)  # fmt: skip
+_EXTRA_NAMES = ("bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu")
+_DTYPES: dict[torch.dtype, np.dtype[Any]] = {getattr(torch, name): np.dtype(name) for name in _NAMES} | {
+    getattr(torch, name): np.dtype(getattr(ml_dtypes, name)) for name in _EXTRA_NAMES
+}
+
+
+class _Memory:
+    """The memory of a tensor, for numpy. ``Tensor.numpy()`` would forbid to resize it ever after, which FSDP does."""
+
+    def __init__(self, tensor: torch.Tensor, dtype: np.dtype[Any]) -> None:
+        self.tensor = tensor
+        self.__array_interface__ = {
+            "version": 3,
+            "data": (tensor.data_ptr(), False),
+            "shape": tuple(tensor.shape),
+            "strides": tuple(stride * dtype.itemsize for stride in tensor.stride()),
+            "typestr": f"|V{dtype.itemsize}",
+        }
+
+
+def array_of(tensor: torch.Tensor) -> NDArray[Any]:
+    """An array on the memory of a tensor. Gradients are not recorded through it.
+
+    Raises
+    ------
+    RuntimeError
+        For a tensor that is not dense, not on the CPU, without memory, or of a dtype that numpy and ml_dtypes lack.
+    """
+    if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+        raise RuntimeError(
+            f"backend 'simcoll' moves dense tensors on the CPU; got one of layout {tensor.layout} on {tensor.device}"
+        )
+    dtype = _DTYPES.get(tensor.dtype)
+    if dtype is None or tensor.is_conj() or tensor.is_neg():
+        lazy = (
+            " with a pending conjugation or negation; use resolve_conj() or resolve_neg()" if dtype is not None else ""
+        )
+        raise RuntimeError(f"backend 'simcoll' cannot move tensors of {tensor.dtype}{lazy}")
+    if tensor.numel() == 0:
+        return np.empty(tuple(tensor.shape), dtype)
+    if tensor.data_ptr() == 0:
+        raise RuntimeError(f"a tensor of shape {list(tensor.shape)} has no memory: its storage was resized to 0")
+    return np.asarray(_Memory(tensor.detach(), dtype)).view(dtype)
+
+
+def arrays_of(tensors: Sequence[torch.Tensor]) -> list[NDArray[Any]]:
+    """An array on the memory of each tensor."""
+    return [array_of(tensor) for tensor in tensors]
+
+
+def reduce_op_of(op: Any) -> ReduceOp:
+    """Our operator of the same name and factor."""
+    kind = getattr(op, "op", op)
+    if kind.name == "PREMUL_SUM":
+        return premul_sum(op.__getstate__()[1])
+    return ReduceOp(kind.name)

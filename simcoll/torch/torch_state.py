@@ -1,0 +1,179 @@
+"""What a run changes in PyTorch, and puts back: PyTorch expects one rank per process.
+
+* ``distributed_c10d._world``, the groups that a process knows: one per thread;
+* the C++ registry of groups: one per thread (PyTorch has a mode for it);
+* ``rendezvous``: the ranks meet in memory;
+* ``BackendConfig``: whatever name a program gives its backend, it gets this one;
+* ``Future.wait``: in a rank's thread it waits in simulated time;
+* two operators of C++ that PyTorch cannot route to a group written in Python;
+* the default random generator and the variables of torchrun: those of the rank that runs;
+* one thread for computing, as torchrun sets it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
+from torch.distributed import distributed_c10d
+
+from simcoll.distributed.stores import HashStore
+from simcoll.torch.process_group import SimcollGroup
+from simcoll.torch.rank_store import RankStore
+from simcoll.torch.rank_threads import RankThread, current_thread_or_none
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["Ranks", "prepared"]
+
+_ONE_RUN = threading.Lock()
+
+
+class _WorldOfThread(threading.local):
+    """As ``distributed_c10d._World``, but each thread has its own."""
+
+    def __init__(self) -> None:
+        self.default_pg: Any = None
+        self.pg_map: dict[Any, Any] = {}
+        self.pg_names: dict[Any, str] = {}
+        self.pg_group_ranks: dict[Any, dict[int, int]] = {}
+        self.pg_backend_config: dict[Any, str] = {}
+        self.group_count = 0
+        self.tags_to_pg: dict[str, list[Any]] = {}
+        self.pg_to_tag: dict[Any, str] = {}
+        self.pg_coalesce_state: dict[Any, list[Any]] = {}
+        self.comms: list[Any] = []
+
+    pg_config_info = distributed_c10d._World.pg_config_info
+
+
+class _BackendConfig(distributed_c10d.BackendConfig):
+    """Which backend serves a device: in a rank's thread ours, under whatever name. Gloo would wait for other processes."""
+
+    def get_device_backend_map(self) -> dict[str, str]:
+        if current_thread_or_none() is not None:
+            return {"cpu": "simcoll"}
+        found: dict[str, str] = super().get_device_backend_map()
+        return found
+
+
+class Ranks:
+    """The threads of a run, and what belongs to a rank but is kept once per process: exchanged when another rank takes its turn."""
+
+    def __init__(self, undo: contextlib.ExitStack) -> None:
+        self._undo = undo
+        self._at_start = torch.get_rng_state()
+        self._last: RankThread | None = None
+
+    def start(self, number: int, environment: dict[str, str]) -> RankThread:
+        """Start the thread of a rank, which ends with the run."""
+        thread = RankThread(number, environment, self._at_start, self._take_turn)
+        thread.start()
+        self._undo.callback(thread.stop)
+        return thread
+
+    def _take_turn(self, thread: RankThread) -> None:
+        if self._last is thread:
+            return
+        if self._last is not None:
+            self._last.rng_state = torch.get_rng_state()
+        torch.set_rng_state(thread.rng_state)
+        os.environ.update(thread.environment)
+        self._last = thread
+
+
+@contextlib.contextmanager
+def prepared() -> Iterator[Ranks]:
+    """A PyTorch that is ready for ranks in threads; afterwards it is as before.
+
+    Raises
+    ------
+    RuntimeError
+        While another run is on.
+    """
+    if not _ONE_RUN.acquire(blocking=False):
+        raise RuntimeError("simcoll.torch.spawn: another run is on in this process; PyTorch has room for one at a time")
+    with contextlib.ExitStack() as undo:
+        undo.callback(_ONE_RUN.release)
+        undo.callback(_put_back_environment, dict(os.environ))
+        undo.callback(torch.set_rng_state, torch.get_rng_state())
+        _change_torch(undo)
+        yield Ranks(undo)
+
+
+def _change_torch(undo: contextlib.ExitStack) -> None:
+    """Put the changes in place."""
+    store, standard_rendezvous, standard_wait = HashStore(), distributed_c10d.rendezvous, torch._C.Future.wait
+
+    def rendezvous(url: str, rank: int = -1, world_size: int = -1, **kwargs: Any) -> Iterator[tuple[Any, int, int]]:
+        thread = current_thread_or_none()
+        if thread is None:
+            yield from standard_rendezvous(url, rank, world_size, **kwargs)
+            return
+        size = int(thread.environment["WORLD_SIZE"])
+        thread.store = RankStore(thread, store)  # PyTorch keeps the half that is C++
+        yield thread.store, thread.number if rank < 0 else rank, size if world_size < 0 else world_size
+
+    def wait(future: torch.futures.Future[Any]) -> Any:
+        thread = current_thread_or_none()
+        if thread is not None and not future.done():
+            thread.wait_for(future)
+        return standard_wait(future)
+
+    _replace(undo, distributed_c10d, "_world", _WorldOfThread())
+    _replace(undo, distributed_c10d, "rendezvous", rendezvous)
+    _replace(undo, distributed_c10d, "BackendConfig", _BackendConfig)
+    _replace(undo, torch._C.Future, "wait", wait)
+    _replace(undo, sys, "excepthook", sys.excepthook)  # init_process_group sets it
+    undo.callback(torch.set_num_threads, torch.get_num_threads())
+    torch.set_num_threads(1)
+    undo.callback(c10d._set_thread_isolation_mode, False)
+    c10d._set_thread_isolation_mode(True)
+    operators = torch.library.Library("c10d", "IMPL")
+    undo.callback(operators._destroy)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that they were there before
+        operators.impl("_allgather_base_", _all_gather_single, "CPU", allow_override=True)
+        operators.impl("_reduce_scatter_base_", _reduce_scatter_single, "CPU", allow_override=True)
+
+
+def _replace(undo: contextlib.ExitStack, owner: Any, name: str, value: Any) -> None:
+    undo.callback(setattr, owner, name, getattr(owner, name))
+    setattr(owner, name, value)
+
+
+def _put_back_environment(before: dict[str, str]) -> None:
+    for name in [name for name in os.environ if name not in before]:
+        del os.environ[name]
+    os.environ.update(before)
+
+
+def _boxed(work: Any) -> Any:
+    """A Work that C++ may hold for as long as it likes; the Python half of one of ours would be lost."""
+    return c10d.PythonCallbackWork(work.wait).boxed()
+
+
+def _all_gather_single(output: Any, source: Any, boxed_group: Any, async_op: bool = True, timeout: int = -1) -> Any:
+    del async_op, timeout
+    group = dist.ProcessGroup.unbox(boxed_group)
+    owner = group if isinstance(group, SimcollGroup) else group._get_backend(output.device)
+    return output, _boxed(owner._allgather_base(output, source, c10d.AllgatherOptions()))
+
+
+def _reduce_scatter_single(
+    output: Any, source: Any, boxed_group: Any, boxed_op: Any, async_op: bool = True, timeout: int = -1
+) -> Any:
+    del async_op, timeout
+    group = dist.ProcessGroup.unbox(boxed_group)
+    owner = group if isinstance(group, SimcollGroup) else group._get_backend(output.device)
+    options = c10d.ReduceScatterOptions()
+    options.reduceOp = dist.ReduceOp.unbox(boxed_op)
+    return output, _boxed(owner._reduce_scatter_base(output, source, options))

@@ -1,0 +1,128 @@
+"""Handles of operations in flight, as torch.distributed knows them; what waits, waits in simulated time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from simcoll.distributed.spawning import compute
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+    from simcoll.distributed.work import Work
+    from simcoll.torch.rank_threads import RankThread
+
+__all__ = ["RankWork"]
+
+POLL = "1 us"
+"""What a look at an operation that is not over takes: a program that looks until it is over would else look for ever."""
+
+
+class RankWork(dist.Work):
+    """An operation of one rank, or several that were put together.
+
+    Parameters
+    ----------
+    thread
+        Of the rank.
+    parts
+        The operations; none: it was over when the call returned.
+    results
+        The output tensors.
+    """
+
+    def __init__(self, thread: RankThread, parts: tuple[Work, ...], results: list[torch.Tensor]) -> None:
+        super().__init__()
+        self.thread = thread
+        self.parts = parts
+        self.results = results
+        self._future: torch.futures.Future[list[torch.Tensor]] | None = None
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Block until it is over.
+
+        Raises
+        ------
+        RuntimeError
+            When it failed, or takes too long.
+        """
+        for part in self.parts:
+            self.thread.call(part.wait, timeout)
+        return True
+
+    def synchronize(self) -> None:
+        """Block until it is over."""
+        self.wait()
+
+    def is_completed(self) -> bool:
+        """Whether it is over. If not, the look takes a microsecond of simulated time."""
+        if self._is_over():
+            return True
+        self.thread.call(compute, POLL)
+        return self._is_over()
+
+    def _is_over(self) -> bool:
+        return all(part.done for part in self.parts)
+
+    def is_success(self) -> bool:
+        """Whether it is over and did not fail."""
+        return all(part.is_success() for part in self.parts)
+
+    def exception(self) -> BaseException | None:
+        """Why it failed."""
+        return next((part.exception() for part in self.parts if part.error is not None), None)
+
+    def result(self) -> list[torch.Tensor]:
+        """The output tensors."""
+        return list(self.results)
+
+    def source_rank(self) -> int:
+        """Group rank of the sender of a receive.
+
+        Raises
+        ------
+        RuntimeError
+            For anything but a receive that is over.
+        """
+        return self.parts[0].source_rank()
+
+    _source_rank = source_rank
+
+    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
+        """A future of the list of output tensors. Its callbacks run in the rank's thread, at the time when it is over."""
+        if self._future is None:
+            future = self._future = torch.futures.Future()
+            future.work = self  # who waits for it, waits for this first: a hang then says for whom
+            for part in self.parts:
+                part.rank.open_works.pop(part, None)  # whoever takes the future waits for that
+            if self._is_over():
+                self._settle(future)
+            else:
+                self._watch(future)
+            if torch._C._current_graph_task_id() != -1:  # there is no public name
+                # The C++ of DistributedDataParallel waits at the end of the backward pass, where nobody could take over the
+                # baton. So the pass waits before, in a callback that comes before that of DistributedDataParallel.
+                torch.autograd.Variable._execution_engine.queue_callback(future.wait)
+        return self._future
+
+    def _watch(self, future: torch.futures.Future[list[torch.Tensor]]) -> None:
+        def over() -> None:
+            if self._is_over():
+                self.thread.launch(lambda: self._settle(future))
+
+        for part in self.parts:
+            if not part.done:
+                part.watchers.append(over)
+
+    def _settle(self, future: torch.futures.Future[list[torch.Tensor]]) -> None:
+        if future.done():
+            return
+        future.work = None
+        failure = self.exception()
+        if failure is None:
+            future.set_result(self.results)
+        else:
+            future.set_exception(failure)
