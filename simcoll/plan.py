@@ -172,8 +172,10 @@ class Plan:
             if isinstance(starts, int):
                 result[here] = slot[here] * starts + piece[here] * starts // layout.chunks
             elif len(here):
-                begin = starts[rank[here], slot[here]]
-                size = starts[rank[here], np.minimum(slot[here] + 1, starts.shape[1] - 1)] - begin
+                # Of a plan without a proof, transfers that leave their buffer end with it.
+                at, last = slot[here], starts.shape[1] - 1
+                begin = starts[rank[here], np.minimum(at, last)]
+                size = starts[rank[here], np.minimum(at + 1, last)] - begin
                 result[here] = begin + piece[here] * size // layout.chunks
         return result
 

@@ -27,7 +27,7 @@ from simcoll.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["LAST_WORDS_S", "joined", "load_mpi"]
+__all__ = ["LAST_WORDS_S", "job_of", "joined", "load_mpi"]
 
 LAST_WORDS_S = 3.0
 """How long a process that has failed waits for the others to say what they saw, before it ends the job."""
@@ -112,7 +112,7 @@ def _met_before(environment: Mapping[str, str], timeout_s: float) -> _Before | N
 
     On one machine the launcher's name of the job is the place.
     """
-    found = _job(environment) if sys.platform == "linux" else None
+    found = job_of(environment) if sys.platform == "linux" else None
     if found is None:
         return None
     job, process, size = found
@@ -128,7 +128,7 @@ def _met_before(environment: Mapping[str, str], timeout_s: float) -> _Before | N
     return _Before(control, job)
 
 
-def _job(environment: Mapping[str, str]) -> tuple[str, int, int] | None:
+def job_of(environment: Mapping[str, str]) -> tuple[str, int, int] | None:
     """The name that an MPI launcher gave to a job of several processes on one machine, the number of this process, and of all."""
     for prefix, local in (("PMI", "MPI_LOCALNRANKS"), ("OMPI_COMM_WORLD", "OMPI_COMM_WORLD_LOCAL_SIZE")):
         process, size = environment.get(f"{prefix}_RANK", ""), environment.get(f"{prefix}_SIZE", "")

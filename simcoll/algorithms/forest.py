@@ -48,7 +48,7 @@ class Forest:
     dst: Ints
     root: Ints
     part: Ints
-    level: Ints
+    level: NDArray[np.int32]
     landing: Ints
     shares: tuple[int, ...]
 
@@ -56,7 +56,7 @@ class Forest:
     def of(rows: Sequence[tuple[int, int, int, int, int]] | Ints, shares: Sequence[int]) -> Forest:
         """From rows of (source, destination, root, part, level)."""
         src, dst, root, part, level = np.ascontiguousarray(np.asarray(rows, np.int64).reshape(-1, 5).T)
-        return Forest(src, dst, root, part, level, np.zeros_like(src), tuple(shares))
+        return Forest(src, dst, root, part, level.astype(np.int32), np.zeros_like(src), tuple(shares))
 
     @property
     def depth(self) -> int:
@@ -80,19 +80,19 @@ class Forest:
         landing[order] = place - np.maximum.accumulate(np.where(new, place, 0))
         return Forest(self.dst, self.src, self.root, self.part, level, landing, self.shares)
 
-    def levels(self) -> list[Ints]:
+    def levels(self) -> list[NDArray[np.int32]]:
         """The entries of every level, in their order."""
-        order = np.argsort(self.level, kind="stable")
+        order = np.argsort(self.level, kind="stable").astype(np.int32)
         return np.split(order, np.searchsorted(self.level, np.arange(1, self.depth), sorter=order))
 
-    def piece(self, levels: list[Ints], time: int, pieces: int) -> tuple[Ints, Ints]:
+    def piece(self, levels: list[NDArray[np.int32]], time: int, pieces: int) -> tuple[Ints, Ints]:
         """The entries whose links are passed in a step, and which piece of its part passes each; ``levels`` are those of :meth:`levels`.
 
         All transfers have one size: then fair sharing of the links ends a step as soon as its most loaded link allows.
         """
         now = levels[max(time - pieces + 1, 0) : max(time + 1, 0)]
-        here = np.sort(np.concatenate(now)) if now else np.zeros(0, np.int64)
-        return here, time - self.level[here]
+        here = np.sort(np.concatenate(now)).astype(np.int64) if now else np.zeros(0, np.int64)
+        return here, time - self.level[here].astype(np.int64)
 
 
 def topology_of(collective: Collective, topology: Topology | None, name: str) -> Topology:
@@ -156,7 +156,7 @@ def all_reduce(
     layout = Layout(collective, int(first[-1]) * pieces, np.zeros(inward.zones, np.int64))
     rank = np.arange(collective.nranks)
 
-    def place(forest: Forest, levels: list[Ints], time: int) -> tuple[Ints, Ints]:
+    def place(forest: Forest, levels: list[NDArray[np.int32]], time: int) -> tuple[Ints, Ints]:
         here, piece = forest.piece(levels, time, pieces)
         return here, (first[forest.root[here]] + forest.part[here]) * pieces + piece
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -53,6 +54,16 @@ def test_bad_input_is_said_once():
     done = run_mpi(3, "-m", "realcoll", "perf", "all_redcue")
     assert done.returncode != 0
     assert done.stderr.count("did you mean 'all_reduce'?") == 1
+
+
+def test_mpi_that_was_started_by_something_else_says_so():
+    env = os.environ | {"PYTHONPATH": str(Path(simcoll.__file__).parents[1]), "RANK": "0", "WORLD_SIZE": "2"}
+    command = [sys.executable, "-m", "realcoll", "perf", "all_reduce", "-t", "mpi"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=env, check=False)
+    assert done.returncode == 2
+    assert re.fullmatch(
+        r"realcoll: 2 processes were started \(torchrun\), but .* knows of this one only: .*\n", done.stderr
+    )
 
 
 def test_a_program_may_end_without_closing(tmp_path):

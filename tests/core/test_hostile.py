@@ -215,3 +215,57 @@ def test_arguments_of_other_types():
     ):
         with pytest.raises(ConfigError, match=says):
             call()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ((None,), "unknown collective None"),
+        ((["ring"],), "unknown collective"),
+        (("all_reduce", 3), "unknown algorithm 3"),
+        (("all_reduce", ""), "unknown algorithm ''"),
+    ],
+)
+def test_names_are_text(arguments, says):
+    with pytest.raises(ConfigError, match=says):
+        simcoll.schedule(*arguments, nranks=4)
+
+
+def test_parameters_of_any_whole_type():
+    plain = simcoll.schedule("all_reduce", "hierarchical", nranks=8, box=4)
+    assert str(simcoll.schedule("all_reduce", nranks=8, box=np.int64(4), pieces=None)) == str(plain)
+    torus = simcoll.schedule("all_reduce", "torus", nranks=6, dims=(2, 3))
+    assert str(simcoll.schedule("all_reduce", "torus", nranks=6, dims=np.array([2, 3]))) == str(torus)
+    assert simcoll.schedule("all_reduce", "ring", nranks=4, channels=None).nchannels == 1
+
+
+def test_a_parameter_that_others_have():
+    with pytest.raises(
+        ConfigError, match=r"'rabenseifner' .* no parameter 'pieces'; valid: channels; ring, .* have it"
+    ):
+        simcoll.schedule("all_reduce", nranks=8, pieces=2)
+
+
+@pytest.mark.parametrize("pairs", [5, None, "ab", {(0, 1)}])
+def test_pairs_are_a_list(pairs):
+    with pytest.raises(ConfigError, match="pair"):
+        simcoll.Collective("send_recv", 4, pairs=pairs)
+
+
+@pytest.mark.parametrize("place", ["no", 1, None])
+def test_in_place_is_true_or_false(place):
+    with pytest.raises(ConfigError, match="in_place must be True or False"):
+        simcoll.schedule("all_reduce", nranks=4, in_place=place)
+
+
+@pytest.mark.parametrize(("name", "meant"), [("add", "sum"), ("mean", "avg"), ("prod", "product"), ("xor", "bxor")])
+def test_reductions_by_their_other_names(name, meant):
+    with pytest.raises(ConfigError, match=f"did you mean '{meant}'"):
+        simcoll.schedule("all_reduce", nranks=2).bind(4, "int32", name)
+
+
+def test_an_unproved_plan_of_a_schedule_that_leaves_its_buffer_ends_there():
+    layout = Layout(simcoll.Collective("all_reduce", 2), 2, [0], [1])
+    steps = [transfers(0, 0, 1, layout.scratch_at(0), count=2), transfers(0, layout.scratch_at(0), 1, 2, count=4)]
+    plan = Schedule("mine", layout, lambda: steps).bind(8, unproved=True)
+    assert [step.elements.tolist() for step in plan.steps()] == [[8], [4]]

@@ -16,6 +16,7 @@ from realcoll.environment import control_of, job_from
 from realcoll.errors import FaultError
 from realcoll.launch import launch
 from realcoll.pmi import Board, job_name
+from realcoll.transports.mpi_start import job_of
 from simcoll.errors import ConfigError
 
 ENV = os.environ | {"PYTHONPATH": str(Path(simcoll.__file__).parents[1])}
@@ -74,6 +75,23 @@ MEET = """
     os.write(1, f"{job.process} {sorted(found)} {sys.argv[1:]}\\n".encode())
     control.close()
 """
+
+
+OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4", "PMIX_NAMESPACE": "749010945"}
+
+
+@pytest.mark.parametrize(
+    ("variables", "job"),
+    [
+        ({}, None),
+        (OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "4"}, ("749010945", 1, 4)),
+        (OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, None),  # more than one machine
+        ({"PMI_RANK": "1", "PMI_SIZE": "4", "MPI_LOCALNRANKS": "4", "PMI_FD": "9999"}, None),
+        ({"RANK": "1", "WORLD_SIZE": "4"}, None),
+    ],
+)
+def test_a_job_on_one_machine_has_a_name(variables, job):
+    assert job_of(variables) == job
 
 
 def launched(tmp_path, script, *arguments, launcher=("realcoll", "launch", "-n", "3"), timeout=60):

@@ -63,7 +63,8 @@ def rebuilt(schedule: Schedule, rows: Rows, *, in_place: bool | None = None) -> 
     ]  # fmt: skip
     layout = schedule.layout
     if in_place is not None:
-        layout = Layout(layout.collective.placed_in(in_place=in_place), layout.chunks, layout.scratch)
+        collective = layout.collective.placed_in(in_place=in_place)
+        layout = Layout(collective, layout.chunks, layout.scratch, layout.scratch_pieces)
     channels = 1 + max((row.channel for step in rows for row in step), default=0)
     lanes = max(schedule.nchannels, channels)
     return Schedule("mutant", layout, lambda: iter(steps), lanes, divisible=schedule.divisible)

@@ -220,7 +220,7 @@ class Machine:
         self.room.append(size)
         self.slots_used += size
         if self.slots_used > len(self.state.phase):
-            self.state = more_slots(self.state, 2 * self.slots_used)
+            self.state = more_slots(self.state, 3 * self.slots_used // 2)
         if block >= len(self.state.block_base):
             self.state = lengthened(self.state, PER_BLOCK, 2 * block + 64)
         self.state.block_base[block] = base

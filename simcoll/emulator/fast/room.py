@@ -34,7 +34,7 @@ PER_HOP = ("link", "weight", "next_flow", "last_flow")
 def _types() -> dict[str, type]:
     wide = {
         "pre_fs", "wire", "post_fs", "size", "ring_place", "start_fs", "end_fs", "done_fs", "rate", "since_fs",
-        "finish_fs", "rated", "key", "limits", "weights", "weight", "block_first_id", "block_content", "lane_left",
+        "finish_fs", "rated", "key", "limits", "weights", "block_first_id", "block_content", "lane_left",
         "capacity", "level", "used", "flows", "heap", "table_key", "ring_count", "reg",
     }  # fmt: skip
     special = {"left": np.float64, "sums": np.uint64}
@@ -130,13 +130,12 @@ def wider(state: State, hops: int) -> State:
         hop = entries & ((1 << old) - 1)
         return np.where(entries < 0, -1, (entries >> old << shift) + hop).astype(np.int32)
 
-    fresh: dict[str, Any] = {}
+    fresh: dict[str, Any] = {"head": moved(state.head)}
     for name in PER_HOP:
-        array = np.full((slots, 1 << shift), -1, getattr(state, name).dtype)
-        array[:, : 1 << old] = getattr(state, name).reshape(slots, 1 << old)
+        narrow = getattr(state, name).reshape(slots, 1 << old)
+        array = np.zeros((slots, 1 << shift), narrow.dtype)
+        array[:, : 1 << old] = moved(narrow) if name.endswith("_flow") else narrow
         fresh[name] = array.reshape(-1)
-    state = state._replace(**fresh)
-    for array in (state.next_flow, state.last_flow, state.head):
-        array[:] = moved(array)
+    fresh["link"].reshape(slots, 1 << shift)[:, 1 << old :] = -1
     state.reg[SHIFT] = shift
-    return state
+    return state._replace(**fresh)

@@ -67,7 +67,7 @@ class State(NamedTuple):
     moving: Shorts
     # per slot and hop
     link: Shorts
-    weight: Ints
+    weight: Shorts
     next_flow: Shorts
     last_flow: Shorts
     # two per slot
