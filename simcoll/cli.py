@@ -63,7 +63,10 @@ def _sweep(title: str, sweep: Sweep, schedules: Sequence[Schedule], topology: To
         print(line)
     wrong = sum(row.wrong or 0 for row in rows)
     checked = sum(row.wrong is not None for row in rows)
-    print(f"# {len(rows)} runs, data checked in {checked}: {wrong} wrong. trace hash {sweep_hash(rows)}")
+    found = sweep_hash(rows)
+    print(
+        f"# {len(rows)} runs, data checked in {checked}: {wrong} wrong. {f'trace hash {found}' if found else 'no trace hash'}"
+    )
     if wrong:
         raise InternalError(f"{wrong} wrong elements in a proved schedule")
     return rows, proofs

@@ -14,6 +14,7 @@ import os
 import runpy
 import shutil
 import sys
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -164,6 +165,11 @@ def main(words: Sequence[str] | None = None) -> int:
         _run(given)
     except SimcollError as error:
         _say(str(error))
+        return 2
+    except SyntaxError as error:
+        if error.filename != given.program:  # of another file: who imports it is of interest
+            raise
+        _say("".join(traceback.format_exception_only(error)).rstrip())
         return 2
     return 0
 

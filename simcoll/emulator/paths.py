@@ -166,7 +166,7 @@ def play_quotient(plan: Plan, topology: Topology, seen: Summary, *, keep: bool, 
     machine.play(lambda link: f"class {link}, for example {name(int(found.links[link]))}")
     if machine.messages != found.messages:
         raise InternalError(f"{machine.messages} of {found.messages} messages of the quotient are done")
-    why = f"quotient: {found.messages} messages stand for {seen.messages}"
+    why = f"quotient: {found.messages} classes stand for {seen.messages} messages"
     if expansion is None:
         return _played("fast", f"{why}; too many for a trace hash", seen, machine.time_fs, "", None, found.messages)
     return _played("fast", why, seen, machine.time_fs, expansion.hexdigest(), expansion.done_fs, found.messages)

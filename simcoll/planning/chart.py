@@ -82,5 +82,5 @@ def _draw_curves(axes: Any, kind: str, nranks: int, rows: Sequence[Row]) -> None
     axes.set_ylabel("bus bandwidth (GB/s)")
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
-    for text in axes.legend(frameon=False, loc="upper left").get_texts():
+    for text in axes.legend(frameon=False, loc="best").get_texts():
         text.set_parse_math(False)

@@ -27,7 +27,9 @@ GB = 1e9
 
 
 def sweep_hash(rows: Sequence[Row]) -> str:
-    """One hash (hex) over the trace hashes of all runs, in order."""
+    """One hash (hex) over the trace hashes of all runs, in order; empty if some run is too large to have one."""
+    if not all(row.trace_hash for row in rows):
+        return ""
     return hashlib.sha256("".join(row.trace_hash for row in rows).encode()).hexdigest()[:32]
 
 

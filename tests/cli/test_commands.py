@@ -113,7 +113,9 @@ def test_why_there_was_no_quotient_is_told(capsys):
     assert main(command) == 0
     folded = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("# engine"))
     # 64 ranks, 8 channels, 126 steps and the local copy.
-    assert re.search(r"engine fast: 1 run, 65,024 messages, .* \(quotient: [\d,]+ messages stand for 65,024\)", folded)
+    assert re.search(
+        r"engine fast: 1 run, 65,024 messages, .* \(quotient: [\d,]+ classes stand for 65,024 messages\)", folded
+    )
     assert main([*command, "--degrade", "box0.gpu3 <-> box0.nvswitch=17/18"]) == 0
     lone = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("# engine"))
     assert "(no quotient: too little symmetry" in lone
@@ -340,3 +342,10 @@ def test_show_knows_every_operation(folder, capsys):
 def test_a_factor_is_a_whole_number(capsys):
     assert main(["perf", "all_reduce", "-f", "1.5", "-e", "64"]) == 2
     assert "-f '1.5': expected a whole number" in capsys.readouterr().err
+
+
+def test_a_folded_run_without_a_trace_hash_says_so(capsys):
+    pytest.importorskip("numba")
+    machine = ["-t", "superpod-h100", "-a", "ring", "-p", "ideal"]
+    assert main(["perf", "all_reduce", *machine, "-b", "1M", "-e", "1M"]) == 0
+    assert "0 wrong. no trace hash" in capsys.readouterr().out

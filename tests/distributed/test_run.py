@@ -91,6 +91,14 @@ def test_what_cannot_be_is_said_in_one_line(file, capsys, monkeypatch):
     assert "pip install 'simcoll[mpi]'" in said("--backend", "mpi", file(PROGRAM))
 
 
+def test_a_file_that_is_no_python_is_shown(file, capsys):
+    assert main(["-n", "2", file("print(1\n")]) == 2
+    text = capsys.readouterr().err
+    assert "line 1" in text
+    assert "SyntaxError" in text
+    assert "Traceback" not in text
+
+
 def test_where_ranks_run(monkeypatch):
     monkeypatch.delenv(BACKEND_VARIABLE, raising=False)
     assert [place_of(name) for name in (None, "gloo", "emulator", "mpi")] == ["emulator", "emulator", "emulator", "mpi"]

@@ -50,7 +50,7 @@ def test_every_message_has_the_time_of_the_full_run(topology, kind, algorithm):
     full = emulate(plan, topology, data="none", keep=True, engine="simpy")
     folded_run = emulate(plan, topology, data="none", keep=True, quotient=True)
     assert folded_run.classes < folded_run.messages == full.messages
-    assert folded_run.path == f"quotient: {folded_run.classes} messages stand for {full.messages}"
+    assert folded_run.path == f"quotient: {folded_run.classes} classes stand for {full.messages} messages"
     assert np.array_equal(full.done_fs, folded_run.done_fs)
     assert (full.time_fs, full.trace_hash, full.bytes_moved) == (
         folded_run.time_fs,

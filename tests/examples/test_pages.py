@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import simcoll
+from simcoll.algorithms import ALGORITHMS
 from simcoll.cli import app
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -55,3 +56,15 @@ def test_every_command_is_in_the_reference():
 def test_the_readme_fits_on_a_screen():
     lines = (ROOT / "README.md").read_text().splitlines()
     assert len(lines) <= 90
+
+
+def test_every_algorithm_is_in_the_table():
+    text = (ROOT / "docs" / "reference" / "algorithms.md").read_text()
+    head = (
+        "| collective | algorithm | ranks | topologies | parameters | order | time |\n|---|---|---|---|---|---|---|\n"
+    )
+    assert text.partition(head)[2].partition("\n\n")[0].splitlines() == [
+        f"| {found.collective} | `{found.name}` | {found.ranks} | {found.topologies} | "
+        f"{', '.join(f'`{name}`' for name in found.params) or '-'} | {found.order or '-'} | {found.cost} |"
+        for found in ALGORITHMS
+    ]
