@@ -71,8 +71,9 @@ def test_a_death_ends_a_meeting_at_once_and_is_named(seats, victim):
     controls = [Control(seat.process, 3, seat, 20.0) for seat in seats]
     rest = [control for control in controls if control.process != victim]
     killer = threading.Timer(0.2, die, (seats[victim],))
-    if victim == 0:
-        killer = threading.Timer(0.2, lambda: [seat._socket.shutdown(socket.SHUT_RDWR) for seat in seats[1:]])
+    if victim == 0:  # the server dies with it: all connections break, and it tells nobody anything
+        host, seats[0]._host, seats[0]._over = seats[0]._host, None, True
+        killer = threading.Timer(0.2, host._wake_in.close)
     killer.start()
     errors = together(*(lambda control=control: control.gather("start") for control in rest))
     assert [error.ranks for error in errors] == [(victim,)] * 2
