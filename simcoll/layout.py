@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from simcoll.errors import ConfigError
+from simcoll.step import Step
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from simcoll.collective import Collective
-    from simcoll.step import Step
 
     Ints = NDArray[np.int64]
 
@@ -211,3 +211,14 @@ class Layout:
         if slots > 1:
             where += f" slot {slot}"
         return f"{where} chunk {piece}" if each > 1 or slots == 1 else where
+
+    def one_address(self, step: Step) -> Step:
+        """A step with every chunk at its one address, and without what an in-place alias makes a transfer of a chunk to itself."""
+        if not self.collective.in_place:
+            return step
+        src, dst = self.canonical(step.src_rank, step.src_chunk), self.canonical(step.dst_rank, step.dst_chunk)
+        keep = (step.src_rank != step.dst_rank) | (src != dst) | (step.op != 0)
+        columns: tuple[Any, ...] = (step.src_rank, src, step.dst_rank, dst, step.count, step.op, step.channel)
+        if not keep.all():
+            columns = tuple(column[keep] for column in columns)
+        return Step(*columns)

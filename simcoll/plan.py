@@ -275,18 +275,8 @@ class Plan:
 
 def lowered(schedule: Schedule) -> Iterator[tuple[int, Step]]:
     """Steps with every chunk at its one address; what an in-place alias makes a transfer of a chunk to itself is gone."""
-    layout = schedule.layout
-    if not schedule.collective.in_place:
-        yield from enumerate(schedule.steps())
-        return
     for number, step in enumerate(schedule.steps()):
-        src = layout.canonical(step.src_rank, step.src_chunk)
-        dst = layout.canonical(step.dst_rank, step.dst_chunk)
-        keep = (step.src_rank != step.dst_rank) | (src != dst) | (step.op != 0)
-        columns: tuple[Any, ...] = (step.src_rank, src, step.dst_rank, dst, step.count, step.op, step.channel)
-        if not keep.all():
-            columns = tuple(column[keep] for column in columns)
-        yield number, Step(*columns)
+        yield number, schedule.layout.one_address(step)
 
 
 def overwritten(layout: Layout, step: Step) -> NDArray[np.bool_]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
@@ -104,13 +105,22 @@ def transfers(
         raise ConfigError(
             f"op {ops[(ops < 0) | (ops >= len(OP_NAMES))][0]} is unknown; use {', '.join(OP_NAMES).upper()}"
         )
+    arrays[-1] = ops.astype(np.int8)
     try:
-        columns = np.broadcast_arrays(*arrays[:-1], ops.astype(np.int8))
+        shape = np.broadcast_shapes(*(array.shape for array in arrays))
     except ValueError:
         shapes = ", ".join(f"{name} {array.shape}" for name, array in zip(given, arrays, strict=True) if array.ndim)
         raise ConfigError(f"the columns of a step must broadcast together; got shapes {shapes}") from None
-    src, src_c, dst, dst_c, cnt, ch, op_codes = (np.ascontiguousarray(column).reshape(-1) for column in columns)
+    src, src_c, dst, dst_c, cnt, ch, op_codes = (_flat(array, shape) for array in arrays)
     return Step(src, src_c, dst, dst_c, cnt, op_codes, ch)
+
+
+def _flat(array: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    """A column of a broadcast shape in one dimension."""
+    size = prod(shape)
+    if array.size == size:
+        return array.reshape(-1)
+    return np.full(size, array.item(), array.dtype) if array.size == 1 else np.broadcast_to(array, shape).reshape(-1)
 
 
 def _whole_numbers(name: str, values: ArrayLike) -> Ints:

@@ -15,8 +15,8 @@ OURS = [path for path in MODULES if path.relative_to(ROOT).parts[0] == "simcoll"
 
 # A module may import, at its top level, only what stands before it here (or in its own layer).
 LAYERS = (
-    "errors", "units", "collective", "protocol", "reduction", "memory", "step", "layout", "schedule", "plan", "reference", "hazards",
-        "program", "algorithms", "verify",
+    "errors", "units", "compiled", "collective", "protocol", "reduction", "memory", "step", "layout", "schedule", "plan", "reference",
+        "hazards", "program", "algorithms", "verify",
     "topology", "bounds", "emulator", "comm", "distributed", "torch", "formats", "planning", "cli", "testing",
 )  # fmt: skip
 # Faces of the package, which import from everywhere.

@@ -117,9 +117,9 @@ def _step(into: dict[int, int], distance: Ints, at: int, t: int) -> tuple[list[i
     return [block for _, block in ways], tuple(links for links, _ in ways)
 
 
-def _rows(into: list[dict[int, int]], distance: Ints, parts: int) -> Ints:
+def _rows(into: list[dict[int, int]], distance: Ints, parts: int) -> NDArray[np.int32]:
     """Source, destination, root, part and level of everything that is sent: ``[transfers, 5]``."""
-    found = [np.zeros((0, 5), np.int64)]
+    found = [np.zeros((0, 5), np.int32)]
     # Ranks of a regular graph all see the same.
     known: dict[tuple[tuple[tuple[int, ...], ...], tuple[int, ...]], list[list[int]]] = {}
     for at, sources in enumerate(into):
@@ -133,7 +133,7 @@ def _rows(into: list[dict[int, int]], distance: Ints, parts: int) -> Ints:
                 known[key] = _shares(*key, parts)[1]
             for block, links in zip(far, known[key], strict=True):
                 rows += [(near[j], at, block, part, t - 1) for part, j in enumerate(links)]
-        found.append(np.array(rows, np.int64).reshape(-1, 5))
+        found.append(np.array(rows, np.int32).reshape(-1, 5))
     return np.concatenate(found)
 
 

@@ -6,7 +6,7 @@ Shared by :mod:`simcoll.algorithms.packed` and :mod:`simcoll.algorithms.bfb`, wh
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -22,13 +22,26 @@ if TYPE_CHECKING:
     from simcoll.topology import Topology
 
     Ints = NDArray[np.int64]
+    Shorts = NDArray[np.int32]
 
 __all__ = ["Forest", "all_gather", "all_reduce", "reduce_scatter", "topology_of"]
+
+
+class Passed(NamedTuple):
+    """The entries of a forest whose links are passed in a step; ``piece`` counts all pieces of a root's data."""
+
+    src: Ints
+    dst: Ints
+    root: Ints
+    piece: Ints
+    landing: Ints
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Forest:
     """The links of the trees as parallel arrays, one entry for every part of a root's data and link of its tree.
+
+    Large machines have millions of entries, so that all are int32; :meth:`passed` hands them out as int64.
 
     Attributes
     ----------
@@ -44,19 +57,19 @@ class Forest:
         Parts of every root; all parts have one size.
     """
 
-    src: Ints
-    dst: Ints
-    root: Ints
-    part: Ints
-    level: NDArray[np.int32]
-    landing: Ints
+    src: Shorts
+    dst: Shorts
+    root: Shorts
+    part: Shorts
+    level: Shorts
+    landing: Shorts
     shares: tuple[int, ...]
 
     @staticmethod
-    def of(rows: Sequence[tuple[int, int, int, int, int]] | Ints, shares: Sequence[int]) -> Forest:
+    def of(rows: Sequence[tuple[int, int, int, int, int]] | Shorts, shares: Sequence[int]) -> Forest:
         """From rows of (source, destination, root, part, level)."""
-        src, dst, root, part, level = np.ascontiguousarray(np.asarray(rows, np.int64).reshape(-1, 5).T)
-        return Forest(src, dst, root, part, level.astype(np.int32), np.zeros_like(src), tuple(shares))
+        src, dst, root, part, level = np.ascontiguousarray(np.asarray(rows, np.int32).reshape(-1, 5).T)
+        return Forest(src, dst, root, part, level, np.zeros_like(src), tuple(shares))
 
     @property
     def depth(self) -> int:
@@ -80,19 +93,21 @@ class Forest:
         landing[order] = place - np.maximum.accumulate(np.where(new, place, 0))
         return Forest(self.dst, self.src, self.root, self.part, level, landing, self.shares)
 
-    def levels(self) -> list[NDArray[np.int32]]:
+    def levels(self) -> list[Shorts]:
         """The entries of every level, in their order."""
         order = np.argsort(self.level, kind="stable").astype(np.int32)
         return np.split(order, np.searchsorted(self.level, np.arange(1, self.depth), sorter=order))
 
-    def piece(self, levels: list[NDArray[np.int32]], time: int, pieces: int) -> tuple[Ints, Ints]:
-        """The entries whose links are passed in a step, and which piece of its part passes each; ``levels`` are those of :meth:`levels`.
+    def passed(self, levels: list[Shorts], time: int, pieces: int) -> Passed:
+        """The links that pieces pass in a step; ``levels`` are those of :meth:`levels`.
 
         All transfers have one size: then fair sharing of the links ends a step as soon as its most loaded link allows.
         """
         now = levels[max(time - pieces + 1, 0) : max(time + 1, 0)]
-        here = np.sort(np.concatenate(now)).astype(np.int64) if now else np.zeros(0, np.int64)
-        return here, time - self.level[here].astype(np.int64)
+        here = np.sort(np.concatenate(now)) if now else np.zeros(0, np.int32)
+        columns = (self.src, self.dst, self.root, self.part, self.level, self.landing)
+        src, dst, root, part, level, landing = (column[here].astype(np.int64) for column in columns)
+        return Passed(src, dst, root, part * pieces + time - level, landing)
 
 
 def topology_of(collective: Collective, topology: Topology | None, name: str) -> Topology:
@@ -120,9 +135,9 @@ def all_gather(collective: Collective, name: str, topology: Topology, forest: Fo
         yield transfers(rank, layout.input(), rank, layout.output(rank), count=layout.chunks)
         levels = forest.levels()
         for time in range(forest.depth + pieces - 1):
-            here, piece = forest.piece(levels, time, pieces)
-            chunk = layout.output(forest.root[here], forest.part[here] * pieces + piece)
-            yield transfers(forest.src[here], chunk, forest.dst[here], chunk, op=COPY)
+            now = forest.passed(levels, time, pieces)
+            chunk = layout.output(now.root, now.piece)
+            yield transfers(now.src, chunk, now.dst, chunk, op=COPY)
 
     return _schedule(name, layout, steps, topology, pieces)
 
@@ -139,11 +154,10 @@ def reduce_scatter(collective: Collective, name: str, topology: Topology, forest
         yield transfers(rank, layout.input(slot), rank, home, count=layout.chunks)
         levels = forest.levels()
         for time in range(forest.depth + pieces - 1):
-            here, piece = forest.piece(levels, time, pieces)
-            root, start = forest.root[here], forest.part[here] * pieces + piece
-            home = layout.scratch_at(root, start)
-            total = np.where(forest.dst[here] == root, layout.output(0, start), home)
-            yield from _summed(layout, forest, here, home, total, n + root, start)
+            now = forest.passed(levels, time, pieces)
+            home = layout.scratch_at(now.root, now.piece)
+            total = np.where(now.dst == now.root, layout.output(0, now.piece), home)
+            yield from _summed(layout, now, home, total, n + now.root, now.piece)
 
     return _schedule(name, layout, steps, topology, pieces)
 
@@ -156,33 +170,28 @@ def all_reduce(
     layout = Layout(collective, int(first[-1]) * pieces, np.zeros(inward.zones, np.int64))
     rank = np.arange(collective.nranks)
 
-    def place(forest: Forest, levels: list[NDArray[np.int32]], time: int) -> tuple[Ints, Ints]:
-        here, piece = forest.piece(levels, time, pieces)
-        return here, (first[forest.root[here]] + forest.part[here]) * pieces + piece
-
     def steps() -> Iterator[Step]:
         yield transfers(rank, layout.input(), rank, layout.output(), count=layout.chunks)
         inward_levels, outward_levels = inward.levels(), outward.levels()
         for time in range(inward.depth + outward.depth + pieces - 1 if len(outward.src) else 0):
-            here, start = place(outward, outward_levels, time - inward.depth)
+            now = outward.passed(outward_levels, time - inward.depth, pieces)
+            chunk = layout.output(0, first[now.root] * pieces + now.piece)
+            down = transfers(now.src, chunk, now.dst, chunk)
+            now = inward.passed(inward_levels, time, pieces)
+            start = first[now.root] * pieces + now.piece
             chunk = layout.output(0, start)
-            down = transfers(outward.src[here], chunk, outward.dst[here], chunk)
-            here, start = place(inward, inward_levels, time)
-            chunk = layout.output(0, start)
-            up, *added = _summed(layout, inward, here, chunk, chunk, 0, start)
+            up, *added = _summed(layout, now, chunk, chunk, 0, start)
             yield joined([up, down])
             yield from added
 
     return _schedule(name, layout, steps, topology, pieces)
 
 
-def _summed(
-    layout: Layout, forest: Forest, here: Ints, home: Ints, total: Ints, zone: Ints | int, start: Ints
-) -> Iterator[Step]:
+def _summed(layout: Layout, now: Passed, home: Ints, total: Ints, zone: Ints | int, start: Ints) -> Iterator[Step]:
     """Send sums on. The first that arrives for a part is added at once; others land beside it and are added one after the other, so
     that the order is known.
     """
-    src, dst, landing = forest.src[here], forest.dst[here], forest.landing[here]
+    src, dst, landing = now.src, now.dst, now.landing
     slots = layout.collective.nranks if np.ndim(zone) else 1
     landed = layout.scratch_at((landing - 1) * slots + zone, start)
     yield transfers(src, home, dst, np.where(landing, landed, total), op=np.where(landing, COPY, REDUCE))

@@ -13,21 +13,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from simcoll.verify.tokens import mix
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import ArrayLike, NDArray
+    from numpy.typing import ArrayLike
 
-__all__ = ["TraceHash", "mixed"]
+__all__ = ["TraceHash"]
 
 _SEEDS = (0x9E3779B97F4A7C15, 0xD1B54A32D192ED03)
-
-
-def mixed(value: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The finaliser of SplitMix64 (Steele, Lea, Flood 2014, https://doi.org/10.1145/2660193.2660195)."""
-    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return value ^ (value >> np.uint64(31))
 
 
 class TraceHash:
@@ -52,7 +47,7 @@ class TraceHash:
         for place, seed in enumerate(_SEEDS):
             state = np.full(arrays[0].shape, seed, np.uint64)
             for array in arrays:
-                state = mixed((state ^ array) + np.uint64(seed))
+                state = mix((state ^ array) + np.uint64(seed))
             self._sums[place] = (self._sums[place] + int(state.sum(dtype=np.uint64))) % 2**64
 
     def hexdigest(self) -> str:

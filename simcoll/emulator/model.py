@@ -44,10 +44,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simcoll.emulator.digest import mixed
 from simcoll.errors import ConfigError
 from simcoll.schedule import REDUCE
 from simcoll.units import MAX_TIME_FS
+from simcoll.verify.tokens import mix
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -182,9 +182,9 @@ def jitter_fs(first_message: int, count: int, protocol: Protocol) -> Ints:
     """
     if not 0 <= protocol.jitter_fs < MAX_TIME_FS:
         raise ConfigError(f"jitter_fs {protocol.jitter_fs} of protocol {protocol.name!r} is not a time of 0 or more")
-    seed = mixed(np.array([(protocol.seed + JITTER) % 2**64], np.uint64))
+    seed = mix(np.array([(protocol.seed + JITTER) % 2**64], np.uint64))
     number = np.arange(first_message, first_message + count, dtype=np.int64).astype(np.uint64)
-    return (mixed(number ^ seed) % np.uint64(protocol.jitter_fs + 1)).astype(np.int64)
+    return (mix(number ^ seed) % np.uint64(protocol.jitter_fs + 1)).astype(np.int64)
 
 
 def message_costs(

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from simcoll.compiled import COMPILED
 from simcoll.emulator.digest import TraceHash
-from simcoll.emulator.fast.compiled import COMPILED
 from simcoll.emulator.fast.timed import Summary, Timed, summary, timed_steps
 from simcoll.emulator.model import effective_capacities
 from simcoll.emulator.quotient import Quotient, fold, no_quotient

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simcoll.emulator.digest import mixed
+from simcoll.verify.tokens import mix
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -70,7 +70,7 @@ def _colour(hashes: Hashes) -> tuple[Ints, int]:
 
 
 def _hashed(names: Ints, salt: np.uint64) -> Hashes:
-    return mixed(names.astype(np.uint64) + salt)
+    return mix(names.astype(np.uint64) + salt)
 
 
 def refine(patterns: Sequence[Timed], capacity: Ints, nlanes: int, most_classes: int) -> Partition | None:
@@ -86,10 +86,10 @@ def refine(patterns: Sequence[Timed], capacity: Ints, nlanes: int, most_classes:
         lane_hash, link_hash = lane_sum.copy(), np.append(link_sum, np.uint64(0))
         for step, cost in zip(patterns, fixed, strict=True):
             shape = step.shape
-            message = mixed(cost + lane_hash[shape.sender] + mixed(lane_hash[shape.receiver] + SALTS[2]))
-            message = mixed(message + link_hash[shape.links].sum(axis=1, dtype=np.uint64))
-            np.add.at(lane_sum, shape.sender, mixed(message + SALTS[0]))
-            np.add.at(lane_sum, shape.receiver, mixed(message + SALTS[1]))
+            message = mix(cost + lane_hash[shape.sender] + mix(lane_hash[shape.receiver] + SALTS[2]))
+            message = mix(message + link_hash[shape.links].sum(axis=1, dtype=np.uint64))
+            np.add.at(lane_sum, shape.sender, mix(message + SALTS[0]))
+            np.add.at(lane_sum, shape.receiver, mix(message + SALTS[1]))
             used = shape.links >= 0
             np.add.at(link_sum, shape.links[used], np.broadcast_to(message[:, None], used.shape)[used])
         lanes, lane_count = _colour(lane_sum)

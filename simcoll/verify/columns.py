@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from simcoll.errors import ScheduleError
-from simcoll.plan import lowered
 from simcoll.schedule import REDUCE, Repeat, Step
 from simcoll.step import spread
 from simcoll.verify.tokens import token_at
@@ -25,7 +23,7 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
     Moves = tuple[list[int], list[int], list[bool]]
 
-__all__ = ["follow", "one_address"]
+__all__ = ["follow"]
 
 MASK = 2**64 - 1
 
@@ -129,16 +127,10 @@ def _moves(schedule: Schedule, place: Ints, width: int) -> Iterator[tuple[int, M
             yield from _turns(schedule, block, number, place, width)
             number += block.count * len(block.steps)
         else:
-            chosen = _chosen(one_address(schedule, block), place)
+            chosen = _chosen(schedule.layout.one_address(block), place)
             if len(chosen[0]):
                 yield number, _rows(schedule, number, chosen, place, width)
             number += 1
-
-
-def one_address(schedule: Schedule, step: Step) -> Step:
-    """The step with every chunk at its one address, and without what an in-place alias makes a transfer of a chunk to itself."""
-    ((_, changed),) = lowered(replace(schedule, source=lambda: (step,)))
-    return changed
 
 
 def _chosen(step: Step, place: Ints) -> tuple[Ints, Ints, Ints, Ints, NDArray[np.int8]]:

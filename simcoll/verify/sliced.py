@@ -1,7 +1,8 @@
 """The full proof of large rings, some chunks of all ranks at a time.
 
 Every chunk is followed, as in :mod:`simcoll.verify.data`; but where transfers never mix chunks, a slice of them can be followed alone, so
-that the memory stays small and near, and a repeat is checked once for all of its turns. This serves all-reduces that are made of copies
+that the memory stays small and near, and a repeat is checked once for all of its turns. Many ranks take compiled loops (numba), which
+need a slice of a few chunks only. This serves all-reduces that are made of copies
 into the output and of repeats in which each chunk of a window moves once a turn. For anything else, and for anything that is
 wrong, the answer is None: then the plain proof does it, or says what is wrong.
 """
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from simcoll.compiled import COMPILED
 from simcoll.errors import ScheduleError
 from simcoll.schedule import COPY, REDUCE, Repeat, Step
 from simcoll.verify.data import Proof
@@ -30,12 +32,21 @@ __all__ = ["verify_sliced"]
 
 FEWEST_RANKS = 512
 """Below, the plain proof is as quick."""
-SLICE_CELLS = 2**26
-"""Cells of the input and output that are held at a time; 16 bytes each, and twice that while they are made."""
+COMPILED_RANKS = 2048
+"""From here on compiled loops are worth loading."""
+SLICE_CELLS = 2**25
+"""Cells of the input and output that are held at a time; some 16 bytes each in the end, and three times that while they are made."""
+NEAR_CHUNKS = 16
+"""Chunks of a slice of compiled loops: a cache line or two of each rank."""
 
 
-def verify_sliced(schedule: Schedule, *, fewest_ranks: int = FEWEST_RANKS, cells: int = SLICE_CELLS) -> Proof | None:
-    """The full proof, or None when the schedule is not of the kind that is served here, or wrong."""
+def verify_sliced(
+    schedule: Schedule, *, fewest_ranks: int = FEWEST_RANKS, cells: int = SLICE_CELLS, compiled: bool | None = None
+) -> Proof | None:
+    """The full proof, or None when the schedule is not of the kind that is served here, or wrong.
+
+    With ``compiled`` the loops run as machine code; by default where they can, for many ranks.
+    """
     collective, layout, n = schedule.collective, schedule.layout, schedule.nranks
     if collective.kind != "all_reduce" or collective.in_place or n < fewest_ranks or layout.scratch_slots:
         return None
@@ -53,10 +64,11 @@ def verify_sliced(schedule: Schedule, *, fewest_ranks: int = FEWEST_RANKS, cells
         lanes_of(schedule)  # checks every block, and that channels share no chunk
     except ScheduleError:
         return None
-    width = max(cells // (2 * n), 1)
+    compiled = COMPILED and n >= COMPILED_RANKS if compiled is None else compiled
+    width = NEAR_CHUNKS if compiled else max(cells // (2 * n), 1)
     trees: list[Words] = []
     for first in range(0, layout.chunks, width):
-        tree = _follow(schedule, turns, first, min(first + width, layout.chunks))
+        tree = _follow(schedule, turns, first, min(first + width, layout.chunks), compiled=compiled)
         if tree is None:
             return None
         trees.append(tree)
@@ -81,7 +93,7 @@ def _copies(schedule: Schedule, step: Step) -> list[tuple[Repeat, Ints, Ints, bo
 
 
 def _turn(schedule: Schedule, block: Repeat) -> list[tuple[Repeat, Ints, Ints, bool] | Step] | None:
-    """For every window of a repeat of one step: sources and destinations by place, twice over, and whether it reduces."""
+    """For every window of a repeat of one step: sources and destinations by place, and whether it reduces."""
     layout = schedule.layout
     if len(block.steps) != 1:
         return None
@@ -104,47 +116,62 @@ def _turn(schedule: Schedule, block: Repeat) -> list[tuple[Repeat, Ints, Ints, b
         if not np.array_equal(place[here], np.arange(block.modulus)):
             return None
         found.append((Repeat((), block.count, block.stride, start - layout.output_base, block.modulus),
-                      np.tile(step.src_rank[here], 2), np.tile(step.dst_rank[here], 2), reduces))  # fmt: skip
+                      step.src_rank[here], step.dst_rank[here], reduces))  # fmt: skip
     return found
 
 
 def _follow(
-    schedule: Schedule, turns: list[tuple[Repeat, Ints, Ints, bool] | Step], first: int, last: int
+    schedule: Schedule,
+    turns: list[tuple[Repeat, Ints, Ints, bool] | Step],
+    first: int,
+    last: int,
+    *,
+    compiled: bool,
 ) -> Words | None:
     """Follow chunks ``first .. last - 1``; the tree of each, or None when one comes out wrong."""
     n, width, per_rank = schedule.nranks, last - first, schedule.layout.output_base
-    held, tree = np.zeros((n, width), np.uint64), np.zeros((n, width), np.uint64)
-    wanted = np.zeros(width, np.uint64)
-    chunk, everyone = np.arange(first, last), np.arange(n)
+    tree, everyone = np.zeros((n, width), np.uint64), np.arange(n)
+    leaf = token_at(everyone, 2)
+    if compiled:
+        from simcoll.verify.loops import fill_tokens
+
+        given, wanted = np.empty((n, width), np.uint64), np.empty(width, np.uint64)
+        fill_tokens(given, wanted, first, per_rank, 1)
+    else:
+        given = np.stack([token_at(rank * per_rank + np.arange(first, last), 1) for rank in range(n)])
+        wanted = given.sum(axis=0, dtype=np.uint64)
+    held = np.zeros_like(given)
     for turn in turns:
         if isinstance(turn, Step):
-            begin, end = (
-                np.clip(turn.src_chunk - first, 0, width),
-                np.clip(turn.src_chunk + turn.count - first, 0, width),
-            )
-            for rank, a, b in zip(turn.src_rank.tolist(), begin.tolist(), end.tolist(), strict=True):
-                if a < b:
-                    held[rank, a:b] = token_at(rank * per_rank + chunk[a:b], 1)
-                    tree[rank, a:b] = token_at(everyone[rank : rank + 1], 2)
-        elif not _play(turn, held.reshape(-1), tree.reshape(-1), first, last):
+            begin, end = np.clip([turn.src_chunk - first, turn.src_chunk + turn.count - first], 0, width)
+            whole = turn.src_rank[end - begin == width]
+            held[whole], tree[whole] = given[whole], leaf[whole, None]
+            some = (begin < end) & (end - begin < width)
+            for rank, a, b in zip(turn.src_rank[some].tolist(), begin[some].tolist(), end[some].tolist(), strict=True):
+                held[rank, a:b], tree[rank, a:b] = given[rank, a:b], leaf[rank]
+        elif not _play(turn, held, tree, first, last, compiled=compiled):
             return None
-    for rank in range(n):
-        wanted += token_at(rank * per_rank + chunk, 1)
     right = (held == wanted).all() and (tree == tree[0]).all() and tree[0].all()
     return tree[0].copy() if right else None
 
 
-def _play(turn: tuple[Repeat, Ints, Ints, bool], held: Words, tree: Words, first: int, last: int) -> bool:
+def _play(
+    turn: tuple[Repeat, Ints, Ints, bool], held: Words, tree: Words, first: int, last: int, *, compiled: bool
+) -> bool:
     """All turns of a repeat on the chunks of one window that lie in the slice; False when one reads what holds nothing."""
     block, sources, targets, reduces = turn
     low, high = max(first, block.base), min(last, block.base + block.modulus)
     if low >= high:
         return True
-    width, size = last - first, high - low
-    column = np.arange(low - first, high - first)
-    sources, targets = sources * width, targets * width
-    for number in range(block.count):
-        at = (low - block.base - number * block.stride) % block.modulus
+    size, at, stride = high - low, low - block.base, block.stride % block.modulus
+    if compiled:
+        from simcoll.verify.loops import play_turns
+
+        return bool(play_turns(held, tree, sources, targets, low - first, size, at, stride, block.count, reduces))
+    width, column = last - first, np.arange(low - first, high - first)
+    sources, targets = np.tile(sources, 2) * width, np.tile(targets, 2) * width
+    held, tree = held.reshape(-1), tree.reshape(-1)
+    for _ in range(block.count):
         src, dst = sources[at : at + size] + column, targets[at : at + size] + column
         value, made = held.take(src), tree.take(src)
         if not made.all():
@@ -156,6 +183,6 @@ def _play(turn: tuple[Repeat, Ints, Ints, bool], held: Words, tree: Words, first
             value += held.take(dst)
             made += there
             mix_in_place(made, there)
-        held[dst] = value
-        tree[dst] = made
+        held[dst], tree[dst] = value, made
+        at = (at - stride) % block.modulus
     return True

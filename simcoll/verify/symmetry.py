@@ -20,7 +20,7 @@ from scipy.sparse.csgraph import connected_components
 from simcoll.errors import ScheduleError
 from simcoll.schedule import COPY, REDUCE, Repeat, Step, joined
 from simcoll.step import expanded, spread
-from simcoll.verify.columns import follow, one_address
+from simcoll.verify.columns import follow
 from simcoll.verify.data import Proof
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def _blocks(schedule: Schedule) -> Iterator[tuple[int, Step | Repeat]]:
         if isinstance(block, Repeat) or not schedule.collective.in_place:
             yield number, block
         else:
-            yield number, one_address(schedule, block)
+            yield number, schedule.layout.one_address(block)
         number += block.count * len(block.steps) if isinstance(block, Repeat) else 1
 
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import simcoll
+from simcoll.compiled import COMPILED, announced
 from simcoll.emulator import emulate
-from simcoll.emulator.fast.compiled import COMPILED, announced
 from simcoll.emulator.fast.timed import summary, timed_steps
 from simcoll.emulator.model import jitter_fs
 from simcoll.errors import ConfigError
@@ -122,6 +122,7 @@ def test_steps_that_come_back_have_their_routes(monkeypatch, rows):
     from simcoll.emulator.fast import timed
 
     monkeypatch.setattr(timed, "REMEMBERED_ROWS", rows)
+    monkeypatch.setattr(timed, "BATCH_ROWS", 1)
     plan = simcoll.schedule("all_reduce", "rabenseifner", nranks=8).bind(count=8, unproved=True)
     shapes = [step.shape for steps, _ in timed_steps(plan, crossbar(8, "1 GB/s"), None) for step in steps]
     assert len(shapes) == 7

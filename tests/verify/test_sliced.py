@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 import simcoll
+from simcoll.compiled import COMPILED
 from simcoll.errors import ScheduleError
 from simcoll.schedule import Step
-from simcoll.verify import verify
+from simcoll.verify import loops, verify
 from simcoll.verify.sliced import verify_sliced
 from simcoll.verify.tokens import mix, mix_in_place
 
@@ -16,7 +17,11 @@ COLUMNS = ("src_rank", "src_chunk", "dst_rank", "dst_chunk", "count", "op", "cha
 
 
 def sliced(schedule, cells=40):
-    return verify_sliced(schedule, fewest_ranks=1, cells=cells)
+    """The answer of numpy, and the same of the compiled loops where numba is."""
+    found = verify_sliced(schedule, fewest_ranks=1, cells=cells, compiled=False)
+    if COMPILED:
+        assert verify_sliced(schedule, fewest_ranks=1, compiled=True) == found
+    return found
 
 
 @pytest.mark.parametrize("n", [2, 3, 4, 7, 8])
@@ -41,6 +46,17 @@ def test_large_rings_take_it():
     schedule = simcoll.schedule("all_reduce", "ring", nranks=600)
     assert verify(schedule) == verify_sliced(schedule)
     assert verify_sliced(simcoll.schedule("all_reduce", "ring", nranks=500)) is None
+
+
+@pytest.mark.skipif(not COMPILED, reason="needs numba")
+def test_very_large_rings_are_followed_by_compiled_loops(monkeypatch):
+    called = []
+    played = loops.play_turns
+    monkeypatch.setattr(loops, "play_turns", lambda *given: called.append(1) or played(*given))
+    schedule = simcoll.schedule("all_reduce", "ring", nranks=2048, channels=2)
+    assert verify(schedule) == verify_sliced(schedule, compiled=False)
+    assert called
+    assert verify_sliced(schedule, compiled=False) == verify_sliced(schedule, compiled=True)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from simcoll.emulator.fast.compiled import SOURCES, entry, number, part
+from simcoll.compiled import entry, number, part, sources
 from simcoll.emulator.fast.natural import natural
 from simcoll.emulator.fast.state import (
     ARGUMENT,
@@ -22,6 +22,7 @@ from simcoll.emulator.fast.state import (
 
 if TYPE_CHECKING:
     from simcoll.emulator.fast.state import State
+SOURCES = sources(__file__)
 
 
 @number

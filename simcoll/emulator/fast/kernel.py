@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from simcoll.compiled import entry, number, part, sources
 from simcoll.emulator.fast.calendar import at_time, next_time
-from simcoll.emulator.fast.compiled import SOURCES, entry, number, part
 from simcoll.emulator.fast.natural import natural
 from simcoll.emulator.fast.rates import join, part_links, settle, timer
 from simcoll.emulator.fast.state import (
@@ -40,6 +40,8 @@ from simcoll.emulator.fast.state import (
     TIMER,
     WAITING,
 )
+from simcoll.verify import loops
+from simcoll.verify.loops import mixed
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -50,8 +52,7 @@ if TYPE_CHECKING:
 
 __all__ = ["index_lanes", "load", "run", "wait_for"]
 
-SHIFTS = (np.uint64(30), np.uint64(27), np.uint64(31))
-FACTORS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
+SOURCES = sources(__file__, loops.__file__)
 SEED_A, SEED_B = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD1B54A32D192ED03)
 
 
@@ -122,24 +123,17 @@ def _enter(s: State, lane: int) -> None:
 
 
 @number
-def _mixed(value: np.uint64) -> np.uint64:
-    value = (value ^ (value >> SHIFTS[0])) * FACTORS[0]
-    value = (value ^ (value >> SHIFTS[1])) * FACTORS[1]
-    return value ^ (value >> SHIFTS[2])
-
-
-@number
 def _row_hash(
     seed: np.uint64, number: int, src: int, dst: int, size: int, start: int, end: int, done: int
 ) -> np.uint64:
     """See :mod:`simcoll.emulator.digest`."""
-    state = _mixed((seed ^ np.uint64(number)) + seed)
-    state = _mixed((state ^ np.uint64(src)) + seed)
-    state = _mixed((state ^ np.uint64(dst)) + seed)
-    state = _mixed((state ^ np.uint64(size)) + seed)
-    state = _mixed((state ^ np.uint64(start)) + seed)
-    state = _mixed((state ^ np.uint64(end)) + seed)
-    return _mixed((state ^ np.uint64(done)) + seed)
+    state = mixed((seed ^ np.uint64(number)) + seed)
+    state = mixed((state ^ np.uint64(src)) + seed)
+    state = mixed((state ^ np.uint64(dst)) + seed)
+    state = mixed((state ^ np.uint64(size)) + seed)
+    state = mixed((state ^ np.uint64(start)) + seed)
+    state = mixed((state ^ np.uint64(end)) + seed)
+    return mixed((state ^ np.uint64(done)) + seed)
 
 
 @part

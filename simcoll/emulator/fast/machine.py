@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simcoll.emulator.fast.compiled import announced
+from simcoll.compiled import announced
 from simcoll.emulator.fast.kernel import index_lanes, load, run, wait_for
 from simcoll.emulator.fast.room import PER_BLOCK, larger_calendar, lengthened, more_edges, more_slots, new_state, wider
 from simcoll.emulator.fast.state import (

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import groupby
-from typing import TYPE_CHECKING, Any, NamedTuple
+from itertools import chain, groupby, repeat
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from simcoll.emulator.model import message_costs
-from simcoll.plan import lowered
 from simcoll.schedule import MULTICAST, OP_NAMES, SWITCH_REDUCE, SYNC, Repeat
+from simcoll.topology import Routes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -19,15 +19,18 @@ if TYPE_CHECKING:
 
     from simcoll.plan import Plan
     from simcoll.schedule import Step
-    from simcoll.topology import Routes, Topology
+    from simcoll.topology import Topology
 
     Ints = NDArray[np.int64]
     Group = tuple[tuple["Moves", ...], int]
+    Key = tuple[bytes, bytes, bytes]
 
 __all__ = ["Moves", "Shape", "Summary", "Timed", "summary", "timed_steps", "turns"]
 
 KEPT_ROWS = 1 << 21
 """Up to here the first pass over a plan is kept for the second (33 bytes a row)."""
+BATCH_ROWS = 1 << 13
+"""Small steps are given their routes and costs together, about so many messages at a time."""
 REMEMBERED_ROWS = 1 << 18
 """So many rows of the latest shapes are remembered, so that steps that come back need no new routes (some 80 bytes a row)."""
 
@@ -110,14 +113,15 @@ def _alike(plan: Plan, block: Step | Repeat) -> bool:
 
 def _moves(plan: Plan, blocks: Iterable[Step | Repeat]) -> Iterator[Moves]:
     """The steps of some blocks as the plan has them: empty transfers are left out, and so are empty steps."""
-    schedule = replace(plan.schedule, source=lambda: blocks)
     if not _even(plan):
-        for bound in replace(plan, schedule=schedule).steps():
+        for bound in replace(plan, schedule=replace(plan.schedule, source=lambda: blocks)).steps():
             yield Moves(bound.src_rank, bound.dst_rank, bound.channel, bound.size_bytes, bound.op)
         return
     # Sizes without addresses: a third of the time.
-    each = int(plan.sizes) // schedule.layout.chunks * plan.dtype.itemsize
-    for _, step in lowered(schedule):
+    layout = plan.schedule.layout
+    each = int(plan.sizes) // layout.chunks * plan.dtype.itemsize
+    for given in chain.from_iterable(block.unrolled() if isinstance(block, Repeat) else (block,) for block in blocks):
+        step = layout.one_address(given)
         sync = step.op == SYNC
         keep = sync if each == 0 else np.ones(len(step), np.bool_)
         moves = Moves(step.src_rank, step.dst_rank, step.channel, np.where(sync, 0, step.count * each), step.op)
@@ -173,75 +177,116 @@ def summary(plan: Plan) -> Summary:
 
 
 class _Maker:
-    """Makes timed steps, and hands out the last one again where nothing has changed."""
+    """Makes timed steps, some at a time, and hands out the last one again where nothing has changed."""
 
     def __init__(self, plan: Plan, topology: Topology, cap_base: int | None) -> None:
         self.plan = plan
         self.topology = topology
         self.cap_base = cap_base
-        self.step: Moves | None = None
-        self.timed: Timed | None = None
-        self.known: dict[tuple[bytes, ...], tuple[Routes, Shape]] = {}
+        self.last: tuple[Moves, Timed] | None = None
+        self.known: dict[Key, tuple[Routes, Shape]] = {}
         self.known_rows = 0
 
-    def __call__(self, step: Moves, first_message: int) -> Timed:
-        last, self.step = self.step, step
-        names = ("src_rank", "dst_rank", "channel", "size_bytes", "op")
-        alike = last is not None and all(_equal(getattr(step, name), getattr(last, name)) for name in names)
-        if alike and self.timed is not None and not self.plan.protocol.jitter_fs:
-            return self.timed
-        local = step.src_rank == step.dst_rank
-        routes, shape = self._remembered(step)
-        costs = message_costs(step.size_bytes, step.op, local, routes, self.plan.protocol, first_message)
-        pre = np.where(local, -1, costs.pre_fs)
-        self.timed = Timed(shape, pre, costs.wire_bytes, costs.post_fs, step.size_bytes, _bytes_by_op(step))
-        return self.timed
+    def __call__(self, steps: list[Moves], first_message: int) -> list[Timed]:
+        """Some steps that follow each other; ``first_message`` is the number of their first."""
+        ways = self._remembered(steps)
+        size, op = (np.concatenate(columns) for columns in zip(*((s.size_bytes, s.op) for s in steps), strict=True))
+        local = np.concatenate([step.src_rank == step.dst_rank for step in steps])
+        routes = _joined([routes for routes, _ in ways])
+        costs = message_costs(size, op, local, routes, self.plan.protocol, first_message)
+        pre, first, made = np.where(local, -1, costs.pre_fs), 0, []
+        for step, (_, shape) in zip(steps, ways, strict=True):
+            here, first = slice(first, first + step.rows), first + step.rows
+            if self.last is None or self.plan.protocol.jitter_fs or not _same(step, self.last[0]):
+                columns = (pre[here], costs.wire_bytes[here], costs.post_fs[here], step.size_bytes)
+                self.last = step, Timed(shape, *columns, _bytes_by_op(step))
+            made.append(self.last[1])
+        return made
 
-    def _remembered(self, step: Moves) -> tuple[Routes, Shape]:
-        """Routes and shape of a step, from the latest ones if they are there."""
-        key = (step.src_rank.tobytes(), step.dst_rank.tobytes(), step.channel.tobytes())
-        found = self.known.get(key)
-        if found is None:
-            routes = self.topology.route(self.plan.ranks[step.src_rank], self.plan.ranks[step.dst_rank])
-            found = self.known[key] = routes, self._shape(step, routes)
-            self.known_rows += step.rows
-            while self.known_rows > REMEMBERED_ROWS and len(self.known) > 1:
-                oldest = next(iter(self.known))
-                self.known_rows -= len(self.known.pop(oldest)[1].sender)
+    def _remembered(self, steps: list[Moves]) -> list[tuple[Routes, Shape]]:
+        """Routes and shape of each step, from the latest ones if they are there."""
+        keys = [(step.src_rank.tobytes(), step.dst_rank.tobytes(), step.channel.tobytes()) for step in steps]
+        new = {key: step for key, step in zip(keys, steps, strict=True) if key not in self.known}
+        if new:
+            self.known |= zip(new, self._ways(list(new.values())), strict=True)
+            self.known_rows += sum(step.rows for step in new.values())
+        found = [self.known[key] for key in keys]
+        while self.known_rows > REMEMBERED_ROWS and len(self.known) > 1:
+            self.known_rows -= len(self.known.pop(next(iter(self.known)))[1].sender)
         return found
 
-    def _shape(self, step: Moves, routes: Routes) -> Shape:
-        sender = step.src_rank * self.plan.nchannels + step.channel
-        receiver = step.dst_rank * self.plan.nchannels + step.channel
-        links = routes.links
+    def _ways(self, steps: list[Moves]) -> Iterator[tuple[Routes, Shape]]:
+        """Routes and shapes, found at once."""
+        ranks, channels = self.plan.ranks, self.plan.nchannels
+        src, dst, channel = (np.concatenate(columns) for columns in list(zip(*steps, strict=True))[:3])
+        routes = self.topology.route(ranks[src], ranks[dst])
+        sender, receiver, links = src * channels + channel, dst * channels + channel, routes.links
         if self.cap_base is not None:
-            linked = links[:, :1] >= 0 if links.shape[1] else np.zeros((step.rows, 1), np.bool_)
+            linked = links[:, :1] >= 0 if links.shape[1] else np.zeros((len(src), 1), np.bool_)
             caps = np.stack([self.cap_base + 2 * sender, self.cap_base + 2 * receiver + 1], axis=1)
             links = np.concatenate([np.where(linked, caps, -1), links], axis=1)
-        once = np.broadcast_to(np.int64(1), links.shape)
-        return Shape(sender, receiver, step.src_rank, step.dst_rank, links, once)
+        first = 0
+        for step in steps:
+            here, first = slice(first, first + step.rows), first + step.rows
+            once = np.broadcast_to(np.int64(1), links[here].shape)
+            shape = Shape(sender[here], receiver[here], step.src_rank, step.dst_rank, links[here], once)
+            yield Routes(routes.links[here], routes.latency_fs[here], routes.kind[here]), shape
 
 
-def _equal(a: NDArray[np.integer[Any]], b: NDArray[np.integer[Any]]) -> bool:
-    return a is b or np.array_equal(a, b)
+def _joined(routes: list[Routes]) -> Routes:
+    """The routes of all messages of some steps."""
+    if len(routes) == 1:
+        return routes[0]
+    # Costs ask for the first link only.
+    links = [
+        each.links[:, :1] if each.links.shape[1] else np.full((len(each.kind), 1), -1, np.int32) for each in routes
+    ]
+    latency, kind = [each.latency_fs for each in routes], [each.kind for each in routes]
+    return Routes(np.concatenate(links), np.concatenate(latency), np.concatenate(kind))
+
+
+def _same(a: Moves, b: Moves) -> bool:
+    return all(
+        getattr(a, name) is getattr(b, name) or np.array_equal(getattr(a, name), getattr(b, name))
+        for name in Moves._fields
+    )
+
+
+def _batches(groups: Iterable[Group], *, unrolled: bool) -> Iterator[tuple[list[Moves], int]]:
+    """Steps that are worth being made at once, and how often they come; all repeats turn by turn with ``unrolled``."""
+    batch: list[Moves] = []
+    rows = 0
+    for group, times in groups:
+        if times > 1 and not unrolled:
+            if batch:
+                yield batch, 1
+                batch, rows = [], 0
+            yield list(group), times
+            continue
+        for step in chain.from_iterable(repeat(group, times)):
+            batch.append(step)
+            rows += step.rows
+            if rows >= BATCH_ROWS:
+                yield batch, 1
+                batch, rows = [], 0
+    if batch:
+        yield batch, 1
 
 
 def timed_steps(
     plan: Plan, topology: Topology, cap_base: int | None, groups: Iterable[Group] | None = None
 ) -> Iterator[tuple[tuple[Timed, ...], int]]:
-    """The groups of :func:`turns` with routes and costs.
+    """The groups of :func:`turns` with routes and costs; what comes once, step by step.
 
     ``groups`` are those of :func:`summary`, if it kept them. ``cap_base`` is the first of the links that cap channel rates (two
     per lane: out, in), if the protocol caps them.
     """
     make, first = _Maker(plan, topology, cap_base), 0
-    for group, times in turns(plan) if groups is None else groups:
-        rows = sum(step.rows for step in group)
-        if plan.protocol.jitter_fs:
-            for _ in range(times):
-                for step in group:
-                    yield (make(step, first),), 1
-                    first += step.rows
-            continue
-        yield tuple(make(step, first) for step in group), times
-        first += times * rows
+    groups = turns(plan) if groups is None else groups
+    for steps, times in _batches(groups, unrolled=plan.protocol.jitter_fs > 0):
+        made = make(steps, first)
+        first += times * sum(step.rows for step in steps)
+        if times > 1:
+            yield tuple(made), times
+        else:
+            yield from (((step,), 1) for step in made)

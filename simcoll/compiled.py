@@ -14,15 +14,22 @@ if TYPE_CHECKING:
 
     Function = TypeVar("Function", bound=Callable[..., Any])
 
-__all__ = ["COMPILED", "SOURCES", "announced", "entry", "number", "part"]
+__all__ = ["COMPILED", "announced", "entry", "number", "part", "sources"]
 
 COMPILED = find_spec("numba") is not None
 """Whether the loops are machine code."""
 
-SOURCES = crc32(b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))))
-"""Default of a last parameter of every entry: numba drops a cached function when its own file changes, but not when that of
-a piece of it does, so the cache has to see all of them in the function's signature.
-"""
+
+def sources(*modules: str) -> int:
+    """A number for what stands in the folders of some modules, and here: the default of a last parameter of every entry.
+
+    Numba drops a cached function when its own file changes, but not when that of a piece of it does, so that the cache has to see all of
+    them in the function's signature.
+    """
+    paths = [Path(__file__)]
+    for module in modules:
+        paths += sorted(Path(module).parent.glob("*.py"))
+    return crc32(b"".join(path.read_bytes() for path in paths))
 
 
 def _jit(function: Function, **options: Any) -> Function:
