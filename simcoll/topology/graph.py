@@ -196,7 +196,7 @@ class Topology:
 
     def degrade(self, link: str | int, share: str | float | Fraction) -> Topology:
         """The same cluster with one link (``a -> b``), or both of a pair (``a <-> b``), at a share of its capacity; at 0 it is gone and
-        routes go around it.
+        routes go around it. Its name says ``degraded`` from then on.
 
         Raises
         ------
@@ -212,10 +212,11 @@ class Topology:
         left = Fraction(0) if str(share) in {"0", "0.0"} else factor(share, "share of capacity")
         if left > 1:
             raise ConfigError(f"share of capacity: expected 0 to 1, got {share}")
+        name = f"{self.name.removesuffix(' degraded')} degraded"
         if left:
             capacity = self.link_capacity_uBps.copy()
             capacity[index] = checked_capacity(int(capacity[index]) * left, "degraded link")
-            return replace(self, link_capacity_uBps=capacity)
+            return replace(self, name=name, link_capacity_uBps=capacity)
         kept = np.arange(self.nlinks) != index
         parts = {
             name: getattr(self, name)[kept]
@@ -231,7 +232,7 @@ class Topology:
             parts["link_latency_fs"],
             gpus_forward=self.gpus_forward,
         )
-        return replace(self, **parts, router=router, rank_endpoints=np.arange(self.nranks))
+        return replace(self, name=name, **parts, router=router, rank_endpoints=np.arange(self.nranks))
 
     def to_networkx(self) -> nx.DiGraph:
         """A ``networkx.DiGraph`` over vertex names: nodes with ``kind`` and ``rank``, edges with ``capacity_uBps``,

@@ -173,43 +173,13 @@ factor = 1048576
     time = {run["choice"]: run["headroom"] for run in runs if run["size_bytes"] > 2**32}
     assert time["packed:pieces=64"] < 1.1 < time["ring"]
     degrade = ["--degrade", "gpu0 <-> gpu4=0"]
-    assert (
-        main(
-            [
-                "perf",
-                "all_gather",
-                "-t",
-                "cube.toml",
-                "-p",
-                "ideal",
-                "-b",
-                "8M",
-                "-e",
-                "8M",
-                "-a",
-                "packed,ring",
-                *degrade,
-            ]
-        )
-        == 0
-    )
+    perf = "perf all_gather -t cube.toml -p ideal -b 8M -e 8M -a packed,ring"
+    assert main([*perf.split(), *degrade]) == 0
     assert "packed ideal" in capsys.readouterr().out
-    show = [
-        "show",
-        "packed:pieces=2",
-        "-c",
-        "all_reduce",
-        "-t",
-        "cube.toml",
-        *degrade,
-        "--json",
-        "packed.json",
-        "--limit",
-        "0",
-    ]
-    assert main(show) == 0
+    show = "show packed:pieces=2 -c all_reduce -t cube.toml --json packed.json --limit 0"
+    assert main([*show.split(), *degrade]) == 0
     assert main(["verify", "packed.json"]) == 0
-    assert "packed(topology=cube, pieces=2) all_reduce n=8\nproved (full" in capsys.readouterr().out
+    assert "packed(topology=cube degraded, pieces=2) all_reduce n=8\nproved (full" in capsys.readouterr().out
 
 
 def test_a_scenario_may_name_a_topology_beside_it(folder):
