@@ -39,12 +39,25 @@ class Layout:
         Block whose size each scratch slot has: one entry a slot (the same on all ranks), or an array ``[nranks, slots]``.
     scratch_pieces
         Where a scratch slot is not to hold a whole block but a single chunk: which piece of its block; an array like ``scratch``.
+
+    Attributes
+    ----------
+    scratch_slots, scratch_chunks
+        Scratch slots of every rank, and chunks of each.
+    output_base, scratch_base, size
+        First chunk of the output and of scratch (the input begins at 0), and chunks of a rank in all.
     """
 
     collective: Collective
     chunks: int = 1
     scratch: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     scratch_pieces: Ints | None = None
+    # Asked for at every step: computed once.
+    scratch_slots: int = field(init=False, repr=False)
+    scratch_chunks: int = field(init=False, repr=False)
+    output_base: int = field(init=False, repr=False)
+    scratch_base: int = field(init=False, repr=False)
+    size: int = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         given: Any = self.chunks  # whatever was given
@@ -63,33 +76,17 @@ class Layout:
                 )
             if ((self.scratch_pieces < 0) | (self.scratch_pieces >= self.chunks)).any():
                 raise ConfigError(f"scratch_pieces must lie in 0..{self.chunks - 1}, the pieces of a block")
+        outputs = self.collective.input_slots * self.chunks
+        numbers = {
+            "scratch_slots": self.scratch.shape[-1],
+            "scratch_chunks": self.chunks if self.scratch_pieces is None else 1,
+        }
+        numbers |= {"output_base": outputs, "scratch_base": outputs + self.collective.output_slots * self.chunks}
+        numbers["size"] = numbers["scratch_base"] + numbers["scratch_slots"] * numbers["scratch_chunks"]
+        for name, number in numbers.items():
+            object.__setattr__(self, name, int(number))
         if self.collective.nranks * self.size > MAX_ADDRESSES:
             raise ConfigError(f"{self.collective}: {self.size} chunks on each rank are too many to number")
-
-    @property
-    def scratch_slots(self) -> int:
-        """Scratch slots of every rank."""
-        return int(self.scratch.shape[-1])
-
-    @property
-    def scratch_chunks(self) -> int:
-        """Chunks of a scratch slot."""
-        return self.chunks if self.scratch_pieces is None else 1
-
-    @property
-    def output_base(self) -> int:
-        """First chunk of the output."""
-        return self.collective.input_slots * self.chunks
-
-    @property
-    def scratch_base(self) -> int:
-        """First chunk of scratch."""
-        return self.output_base + self.collective.output_slots * self.chunks
-
-    @property
-    def size(self) -> int:
-        """Chunks of a rank in all."""
-        return self.scratch_base + self.scratch_slots * self.scratch_chunks
 
     def input(self, slot: Any = 0, piece: Any = 0) -> Any:
         """Address of a piece of an input slot (scalars or arrays)."""
