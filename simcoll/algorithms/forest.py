@@ -95,8 +95,10 @@ class Forest:
 
     def levels(self) -> list[Shorts]:
         """The entries of every level, in their order."""
-        order = np.argsort(self.level, kind="stable").astype(np.int32)
-        return np.split(order, np.searchsorted(self.level, np.arange(1, self.depth), sorter=order))
+        # Numbers of 16 bits are sorted by their digits.
+        level = self.level.astype(np.uint16) if self.depth <= 2**16 else self.level
+        order = np.argsort(level, kind="stable").astype(np.int32)
+        return np.split(order, np.cumsum(np.bincount(self.level, minlength=1))[:-1])
 
     def passed(self, levels: list[Shorts], time: int, pieces: int) -> Passed:
         """The links that pieces pass in a step; ``levels`` are those of :meth:`levels`.
@@ -104,9 +106,11 @@ class Forest:
         All transfers have one size: then fair sharing of the links ends a step as soon as its most loaded link allows.
         """
         now = levels[max(time - pieces + 1, 0) : max(time + 1, 0)]
-        here = np.sort(np.concatenate(now)) if now else np.zeros(0, np.int32)
+        here = np.concatenate(now).astype(np.int64) if now else np.zeros(0, np.int64)
+        if len(now) > 1:
+            here.sort()
         columns = (self.src, self.dst, self.root, self.part, self.level, self.landing)
-        src, dst, root, part, level, landing = (column[here].astype(np.int64) for column in columns)
+        src, dst, root, part, level, landing = (column.take(here).astype(np.int64) for column in columns)
         return Passed(src, dst, root, part * pieces + time - level, landing)
 
 
