@@ -171,7 +171,8 @@ def best_weights(pairs: Pairs, outward: Floats, inward: Floats) -> tuple[float, 
     """For given capacities of the pairs, used first inward and then outward: the least time of an all-reduce of one byte, and the
     share of it that each rank is the root of.
     """
-    n, given = pairs.nranks, ((pairs.ends, outward), (pairs.ends[::-1], inward))
+    n, scale = pairs.nranks, float(max(outward.max(), inward.max()))  # a solver takes no numbers of many digits
+    given = (pairs.ends, outward / scale), (pairs.ends[::-1], inward / scale)
 
     def row(way: int, side: NDArray[np.bool_]) -> Floats:
         line = np.zeros(n + 2)
@@ -184,7 +185,7 @@ def best_weights(pairs: Pairs, outward: Floats, inward: Floats) -> tuple[float, 
 
     cost = np.concatenate([np.zeros(n), np.ones(2)])
     found, _ = _solved(n, cost, csr_array((0, n + 2)), row, capacities, None)
-    return float(found.fun), found.x[:n]
+    return float(found.fun) / scale, found.x[:n]
 
 
 def best_links(pairs: Pairs, ends: Ints) -> BestLinks:

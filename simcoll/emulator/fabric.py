@@ -84,10 +84,18 @@ class _Settle(simpy.Event):
 class _Flow:
     """Bytes on their way."""
 
-    __slots__ = ("arrived", "finish_fs", "item", "left", "links", "rate", "since_fs", "size", "wake_fs")
+    __slots__ = ("arrived", "counts", "finish_fs", "item", "left", "links", "rate", "since_fs", "size", "wake_fs")
 
-    def __init__(self, links: tuple[int, ...], size: int, arrived: Callable[[Any], None], item: Any) -> None:
+    def __init__(
+        self,
+        links: tuple[int, ...],
+        counts: tuple[int, ...] | None,
+        size: int,
+        arrived: Callable[[Any], None],
+        item: Any,
+    ) -> None:
         self.links = links
+        self.counts = (1,) * len(links) if counts is None else counts
         self.size = size
         self.left = float(size)
         self.arrived = arrived
@@ -118,6 +126,7 @@ class Fabric:
     __slots__ = (
         "_asked",
         "_capacity",
+        "_counted",
         "_dirty",
         "_flows",
         "_level",
@@ -134,8 +143,9 @@ class Fabric:
         self.env = calendar.env
         self.delivered_bytes = 0
         self._asked = False
+        self._counted = False
         self._capacity: list[int] = []
-        self._flows: list[dict[_Flow, None]] = []
+        self._flows: list[dict[_Flow, int]] = []  # how many flows each stands for there
         self._level: list[int] = []
         self._used: list[int] = []
         self._names: list[tuple[int, Callable[[int], str]]] = []
@@ -158,14 +168,25 @@ class Fabric:
         first, name = next(entry for entry in reversed(self._names) if entry[0] <= link)
         return name(link - first)
 
-    def transfer(self, links: tuple[int, ...], size_bytes: int, arrived: Callable[[Any], None], item: Any) -> None:
-        """Start a flow now; ``arrived(item)`` is called when its last byte has left: at once without bytes or links."""
+    def transfer(
+        self,
+        links: tuple[int, ...],
+        size_bytes: int,
+        arrived: Callable[[Any], None],
+        item: Any,
+        counts: tuple[int, ...] | None = None,
+    ) -> None:
+        """Start a flow now; ``arrived(item)`` is called when its last byte has left: at once without bytes or links.
+
+        ``counts``: on each link so many flows that are alike go along with this one, itself included.
+        """
         if not size_bytes or not links:
             self.calendar.at(self.calendar.now, arrived, item)
             return
-        flow = _Flow(links, size_bytes, arrived, item)
-        for link in links:
-            self._flows[link][flow] = None
+        flow = _Flow(links, counts, size_bytes, arrived, item)
+        for link, count in zip(links, flow.counts, strict=True):
+            self._flows[link][flow] = count
+        self._counted |= counts is not None
         self._started.append(flow)
         if not self._asked:
             self._ask()
@@ -181,7 +202,7 @@ class Fabric:
         started, self._started = self._started, []
         shared: dict[_Flow, None] = {}
         for flow in started:
-            if max([len(flows[link]) for link in flow.links]) > 1:
+            if self._counted or max([len(flows[link]) for link in flow.links]) > 1:
                 shared[flow] = None
                 dirty.update(dict.fromkeys(flow.links))
                 continue
@@ -192,7 +213,7 @@ class Fabric:
             self._set_rate(flow, rate, now)
         if dirty:
             for link in self._spread(deque(dirty)):
-                shared.update(flows[link])
+                shared.update(dict.fromkeys(flows[link]))
             self._dirty = {}
         touched: dict[int, None] = {}
         for flow in shared:
@@ -217,7 +238,8 @@ class Fabric:
             here = flows[link]
             limits = [min([level[other] for other in flow.links if other != link], default=UNLIMITED) for flow in here]
             old = level[link]
-            new = level[link] = water_level(capacity[link], limits)
+            counts = list(here.values()) if self._counted else None
+            new = level[link] = water_level(capacity[link], limits, counts)
             if new == old:
                 continue
             changed[link] = None
@@ -234,12 +256,12 @@ class Fabric:
         if rate <= 0:
             link = min(flow.links, key=self._level.__getitem__)
             raise ConfigError(
-                f"link {self.link_name(link)}: {len(self._flows[link])} flows share {self._capacity[link]} micro-bytes "
+                f"link {self.link_name(link)}: {sum(self._flows[link].values())} flows share {self._capacity[link]} micro-bytes "
                 "per second, which leaves nothing for each; expected a larger capacity"
             )
         used, gain = self._used, rate - flow.rate
-        for link in flow.links:
-            used[link] += gain
+        for link, count in zip(flow.links, flow.counts, strict=True):
+            used[link] += gain * count
         if flow.rate:
             flow.left = bytes_left(flow.left, flow.rate, now - flow.since_fs)
         flow.rate = rate
@@ -261,8 +283,7 @@ class Fabric:
         self.delivered_bytes += flow.size
         for link in flow.links:
             here = self._flows[link]
-            del here[flow]
-            self._used[link] -= flow.rate
+            self._used[link] -= flow.rate * here.pop(flow)
             if here:
                 self._dirty[link] = None
             else:

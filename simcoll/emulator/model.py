@@ -97,13 +97,15 @@ class Costs:
     post_fs: Ints
 
 
-def water_level(capacity_uBps: int, limits_uBps: Sequence[int]) -> int:
+def water_level(capacity_uBps: int, limits_uBps: Sequence[int], counts: Sequence[int] | None = None) -> int:
     """Highest rate that a link leaves to flows which are limited elsewhere to ``limits_uBps``; ``UNLIMITED`` if it
-    limits none.
+    limits none. ``counts``: how many flows like each there are, by default one.
 
-    >>> water_level(90, [UNLIMITED, UNLIMITED, 10]), water_level(90, [10, 20])
-    (40, 9223372036854775807)
+    >>> water_level(90, [UNLIMITED, UNLIMITED, 10]), water_level(90, [10, 20]), water_level(90, [UNLIMITED, 10], [2, 1])
+    (40, 9223372036854775807, 40)
     """
+    if counts is not None:
+        return _counted_level(capacity_uBps, list(zip(limits_uBps, counts, strict=True)))
     limits = list(limits_uBps)
     left = capacity_uBps
     while limits:
@@ -113,6 +115,17 @@ def water_level(capacity_uBps: int, limits_uBps: Sequence[int]) -> int:
             return level
         left -= sum(limits) - sum(kept)
         limits = kept
+    return UNLIMITED
+
+
+def _counted_level(left: int, flows: list[tuple[int, int]]) -> int:
+    while flows:
+        level = left // sum(count for _, count in flows)
+        kept = [(limit, count) for limit, count in flows if limit >= level]
+        if len(kept) == len(flows):
+            return level
+        left -= sum(limit * count for limit, count in flows if limit < level)
+        flows = kept
     return UNLIMITED
 
 

@@ -6,10 +6,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+import simpy
 
 from simcoll.compiled import COMPILED
 from simcoll.emulator.digest import TraceHash
+from simcoll.emulator.fabric import Calendar, Fabric
 from simcoll.emulator.fast.timed import Summary, Timed, summary, timed_steps
+from simcoll.emulator.folded import FoldedPlayer
 from simcoll.emulator.model import effective_capacities
 from simcoll.emulator.quotient import Quotient, fold, no_quotient
 from simcoll.errors import ConfigError, InternalError, nearest
@@ -62,7 +65,7 @@ def choose(
         For an engine that does not exist or is not installed.
     """
     if engine not in ENGINES:
-        raise ConfigError(f"engine {engine!r} is not known; {nearest(engine, ENGINES)}")
+        raise ConfigError(f"engine {engine!r} is not known; {nearest(str(engine), ENGINES)}")
     if engine == "fast" and not COMPILED:
         raise ConfigError(f"engine 'fast' needs numba: {INSTALL}")
     if engine == "simpy" and not quotient:
@@ -143,33 +146,50 @@ def _played(
     )
 
 
-def play_quotient(plan: Plan, topology: Topology, seen: Summary, *, keep: bool, worth_it: bool) -> Played | str:
+def play_quotient(
+    plan: Plan, topology: Topology, seen: Summary, engine: str, *, keep: bool, worth_it: bool
+) -> Played | str:
     """Play one message of every class, or say why not.
 
     With ``keep``, and for up to a million messages, the times of all messages are expanded.
     """
-    from simcoll.emulator.fast.machine import Machine  # brings in numba
-
     capacity, cap_base, name = _links(plan, topology)
     found = fold(timed_steps(plan, topology, cap_base, seen.groups), capacity, seen.lane_steps, worth_it=worth_it)
     if isinstance(found, str):
         return found
+    engine = "fast" if COMPILED and engine != "simpy" else "simpy"
     expansion = _Expansion(found, seen.messages, keep=keep) if keep or seen.messages <= MOST_HASHED else None
-    machine = Machine(
-        found.capacity,
-        found.lane_steps,
-        found.stream(),
-        launch_fs=plan.protocol.launch_fs,
-        hashed=False,
-        over=expansion,
+    time_fs, messages = _played_classes(
+        found,
+        engine,
+        plan.protocol.launch_fs,
+        expansion,
+        lambda link: f"class {link}, for example {name(int(found.links[link]))}",
     )
-    machine.play(lambda link: f"class {link}, for example {name(int(found.links[link]))}")
-    if machine.messages != found.messages:
-        raise InternalError(f"{machine.messages} of {found.messages} messages of the quotient are done")
+    if messages != found.messages:
+        raise InternalError(f"{messages} of {found.messages} messages of the quotient are done")
     why = f"quotient: {found.messages} classes stand for {seen.messages} messages"
     if expansion is None:
-        return _played("fast", f"{why}; too many for a trace hash", seen, machine.time_fs, "", None, found.messages)
-    return _played("fast", why, seen, machine.time_fs, expansion.hexdigest(), expansion.done_fs, found.messages)
+        return _played(engine, f"{why}; too many for a trace hash", seen, time_fs, "", None, messages)
+    return _played(engine, why, seen, time_fs, expansion.hexdigest(), expansion.done_fs, messages)
+
+
+def _played_classes(
+    quotient: Quotient, engine: str, launch_fs: int, over: _Expansion | None, link_name: Callable[[int], str]
+) -> tuple[int, int]:
+    """When the last class was done, and how many were."""
+    if engine == "fast":
+        from simcoll.emulator.fast.machine import Machine  # brings in numba
+
+        machine = Machine(
+            quotient.capacity, quotient.lane_steps, quotient.stream(), launch_fs=launch_fs, hashed=False, over=over
+        )
+        machine.play(link_name)
+        return machine.time_fs, machine.messages
+    fabric = Fabric(Calendar(simpy.Environment()), quotient.capacity.tolist(), link_name)
+    player = FoldedPlayer(fabric, quotient.lane_steps, quotient.stream(), launch_fs=launch_fs, over=over)
+    player.play()
+    return player.time_fs, player.messages
 
 
 class _Expansion:

@@ -118,6 +118,12 @@ def _same_lists(owner: Ints, owner_class: Ints, value: Ints) -> bool:
 def certify(patterns: Sequence[Timed], capacity: Ints, partition: Partition) -> list[Ints] | str:
     """The class of every message of every step, numbered from 0 within the step; or why the partition will not do."""
     lanes, links = partition.lanes, partition.links
+    used_lanes = 1 + max((int(max(s.shape.sender.max(), s.shape.receiver.max())) for s in patterns), default=-1)
+    for what, classes, wanted in (("lane", lanes, used_lanes), ("link", links, len(capacity))):
+        if len(classes) < wanted or (what == "link" and len(classes) != wanted):
+            return f"{len(classes)} classes of {what}s are given; the plan has {wanted} {what}s"
+        if len(classes) and (classes.min() < 0 or not np.bincount(classes).all()):
+            return f"the classes of {what}s are not numbered from 0 without gaps"
     found: list[Ints] = []
     owners: list[Ints] = []
     roles: list[Ints] = []

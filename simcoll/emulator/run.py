@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from contextlib import contextmanager
 from dataclasses import dataclass
+from fractions import Fraction
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -248,7 +249,7 @@ def _run(
 ) -> Played:
     way, why, seen = choose(plan, engine, quotient, watched=observer is not None, timing_only=storage is None)
     if way == "quotient" and seen is not None:
-        played = play_quotient(plan, topology, seen, keep=keep, worth_it=quotient is None)
+        played = play_quotient(plan, topology, seen, engine, keep=keep, worth_it=quotient is None)
         if isinstance(played, Played):
             return played
         way, _, seen = choose(plan, engine, False, watched=False, timing_only=True)
@@ -334,7 +335,7 @@ def _bound(plan: Plan, topology: Topology, played: Played, known: bool | Bottlen
     found = lower_bound(
         collective.kind,
         topology.with_ranks(plan.ranks),
-        total,
+        int(total * min(plan.protocol.wire_factor, Fraction(1))),  # with less than a byte on the wire per byte, of what is there
         root=collective.root or 0,
         latency_fs=latency_floor_fs(plan, topology),
         certificate=None if isinstance(known, bool) else known,

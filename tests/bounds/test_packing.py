@@ -116,6 +116,20 @@ def test_trees_of_an_all_reduce_reach_the_bound(name):
     assert bound <= seconds(topology, together, sum(outward.shares)) <= bound * Fraction(1005, 1000)
 
 
+@pytest.mark.parametrize(
+    ("family", "link"), [(lambda rate: crossbar(4, rate), "gpu1 -> switch"), (lambda rate: torus([3], rate), 0)]
+)
+def test_capacities_of_many_digits_are_packed_like_round_ones(family, link):
+    def over_bound(rate):
+        topology = family(rate).degrade(link, "17/18")
+        inward, outward = pack_all_reduce(topology)
+        together = loads(topology, inward, backwards=True) + loads(topology, outward, backwards=False)
+        proved = bottleneck("all_reduce", topology).seconds_per_byte
+        return float(seconds(topology, together, sum(outward.shares)) / proved)
+
+    assert over_bound("300 GB/s") == pytest.approx(over_bound("18 GB/s"), rel=1e-3)
+
+
 def test_shares_by_hand():
     # A path of ranks: both ends are roots of one half, so that each link carries one half each way, twice.
     assert pack_all_reduce(torus([4], "25 GB/s", wrap=False))[1].shares == (1, 0, 0, 1)

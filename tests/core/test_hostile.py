@@ -37,6 +37,75 @@ def test_transfers_refuse(arguments, says):
         transfers(**({"src_rank": 0, "src_chunk": 0, "dst_rank": 1, "dst_chunk": 1} | arguments))
 
 
+@pytest.mark.parametrize(
+    ("kind", "nranks", "arguments", "says"),
+    [
+        ("broadcast", 3, (1, np.zeros((2, 2), int)), r"one such list for each of the 3 ranks; got shape \(2, 2\)"),
+        ("broadcast", 3, (1, np.zeros((3, 1, 1), int)), r"got shape \(3, 1, 1\)"),
+        ("all_gather", 3, (1, 2), r"scratch must be a list .*; got shape \(\)"),
+        ("all_gather", 3, (1, [9]), "scratch must lie in 0..2, the blocks of the collective; got 9"),
+        ("all_gather", 3, (1, [0, -1]), "scratch must lie in 0..2, .*; got -1"),
+        ("all_reduce", 3, (1, [1]), "scratch must lie in 0..0"),
+        ("barrier", 3, (1, [1]), "scratch must lie in 0..0"),
+        ("all_gather", 3, (1, [0.5]), "scratch must be whole numbers"),
+        ("all_gather", 3, (1, ["0"]), "scratch must be whole numbers"),
+        ("all_gather", 3, (1, [[0], [1, 2]]), "scratch must be whole numbers"),
+        ("all_gather", 3, (1, np.array([2**63], np.uint64)), "scratch must be whole numbers of 64 bits"),
+        ("all_gather", 3, (2, [0], [2]), "scratch_pieces must lie in 0..1, the pieces of a block; got 2"),
+        ("all_gather", 3, (2, [0], [0.5]), "scratch_pieces must be whole numbers"),
+        ("all_gather", 3, (2, [0], [0, 1]), "an entry for each of scratch"),
+    ],
+)
+def test_layouts_that_cannot_be(kind, nranks, arguments, says):
+    with pytest.raises(ConfigError, match=says):
+        Layout(simcoll.Collective(kind, nranks), *arguments)
+
+
+def test_layouts_hold_plain_numbers():
+    given = [0, 1]
+    layout = Layout(simcoll.Collective("all_gather", 2), np.int8(100), np.array(given, np.uint8))
+    assert (layout.chunks, type(layout.chunks), layout.size) == (100, int, 100 + 2 * 100 + 2 * 100)
+    assert Layout(simcoll.Collective("all_gather", 2), 1, [[0], [1]]).scratch_slots == 1
+    for whose in ("all_gather", None):
+        with pytest.raises(ConfigError, match="that of a Collective, got"):
+            Layout(whose)
+
+
+@pytest.mark.parametrize("number", [0, -1, 1.5, "2", True, None, 2**60])
+def test_channels_are_counted(number):
+    with pytest.raises(ConfigError, match="mine: nchannels must be a whole number from 1 to"):
+        Schedule("mine", Layout(simcoll.Collective("broadcast", 2)), lambda: RIGHT, nchannels=number)
+
+
+def test_a_schedule_has_a_layout():
+    with pytest.raises(ConfigError, match="mine: expected a Layout, got None"):
+        Schedule("mine", None, lambda: RIGHT)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"count": -1}, "count of a Repeat must be a whole number from 0"),
+        ({"count": 1.5}, "count of a Repeat must be a whole number"),
+        ({"modulus": 0}, "modulus of a Repeat must be a whole number from 1 to"),
+        ({"modulus": 2**62}, "modulus of a Repeat"),
+        ({"stride": "1"}, "stride of a Repeat must be a whole number"),
+        ({"base": None}, "base of a Repeat must be a whole number"),
+        ({"steps": transfers(0, 0, 1, 1)}, "steps of a Repeat are a tuple of steps"),
+        ({"steps": [(0, 0, 1, 1)]}, "steps of a Repeat are a tuple of steps"),
+    ],
+)
+def test_repeats_that_cannot_be(change, says):
+    with pytest.raises(ConfigError, match=says):
+        Repeat(**({"steps": (RIGHT[0],), "count": 2, "stride": 0, "base": 0, "modulus": 1} | change))
+
+
+def test_columns_of_a_step_are_arrays():
+    one = np.array([0])
+    with pytest.raises(ConfigError, match=r"are numpy arrays, got \[0\]; transfers\(\) makes"):
+        Step([0], one, one, one, one, one, one)
+
+
 def test_operations_have_names():
     assert transfers(0, 0, 1, 1, op="reduce").op.tolist() == [1]
 
@@ -139,6 +208,60 @@ def test_every_schedule_survives_its_file(algorithm):
         assert again.params == schedule.params
 
 
+def displayed(name="mine", blocks=None, **fields):
+    blocks = RIGHT if blocks is None else blocks
+    return Schedule(name, Layout(simcoll.Collective("broadcast", 2)), lambda: iter(blocks), **fields)
+
+
+@pytest.mark.parametrize(
+    ("value", "read"),
+    [(0.5, 0.5), (True, True), (None, None), ("x", "x"), ((1, 2), (1, 2)), (("a", "b"), ("a", "b")), ([1], (1,)),
+     ((("a", 1), (2,)), (("a", 1), (2,))), (np.int64(3), 3), (np.float32(0.5), 0.5), (np.arange(2), (0, 1))],
+)  # fmt: skip
+def test_parameters_survive_the_file(value, read):
+    schedule = displayed(params=(("alpha", value),))
+    again = parse_schedule(dump_schedule(schedule))
+    assert again.params == (("alpha", read),)
+    assert type(again.params[0][1]) is type(read)
+    assert again.content_hash() == schedule.content_hash()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), b"x", {1}, {"a": 1}, object(), [[[1]]], 1j])
+def test_parameters_that_no_file_holds(value):
+    with pytest.raises(ConfigError, match="a schedule file cannot hold 'mine'"):
+        dump_schedule(displayed(params=(("alpha", value),)))
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"name": "a\nb"}, "up to 200 printable characters"),
+        ({"name": "x" * 201}, "up to 200 printable characters"),
+        ({"name": "\ud800"}, "cannot hold"),
+        ({"name": 5}, "Expected `str`"),
+        ({"nchannels": 70_000}, "channels must lie in 1..65536, got 70000"),
+        ({"blocks": [Repeat((RIGHT[0],), 2**25, 0, 0, 1)]}, "repeat must lie in"),
+    ],
+)
+def test_schedules_that_no_file_holds(fields, says, tmp_path):
+    with pytest.raises(ConfigError, match=says):
+        dump_schedule(displayed(**fields), tmp_path / "mine.json")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_repeat_of_no_turns_survives_its_file():
+    schedule = displayed(blocks=[Repeat((RIGHT[0],), 0, 0, 0, 1), *RIGHT])
+    again = parse_schedule(dump_schedule(schedule))
+    assert again.content_hash() == schedule.content_hash()
+    assert again.proof().transfers == 2
+
+
+def test_a_file_names_the_step_after_its_repeats():
+    blocks = [Repeat((RIGHT[0],), 3, 0, 0, 1), transfers(0, 0, 5, 1)]
+    with pytest.raises(ScheduleError, match="step 3, rank 0 -> 5"):
+        dump_schedule(displayed(blocks=blocks))
+
+
 RING = json.loads(dump_schedule(simcoll.schedule("all_reduce", "ring", nranks=3)))
 
 
@@ -177,7 +300,8 @@ def test_half_a_byte_on_the_wire():
     plan = simcoll.schedule("broadcast", "tree", nranks=2).bind(
         1000, "int8", protocol=Protocol("half", wire_factor=0.5)
     )
-    assert simcoll.emulate(plan, crossbar(2, "1 GB/s"), bound=False).time_us == 0.5
+    result = simcoll.emulate(plan, crossbar(2, "1 GB/s"))
+    assert (result.time_us, result.bound.time_fs) == (0.5, 5 * 10**8)
 
 
 @pytest.mark.parametrize("factor", [float("nan"), float("inf"), "x", True])
@@ -210,6 +334,10 @@ def test_arguments_of_other_types():
         (lambda: schedule.bind(4, protocol=3), "protocol must be"),
         (lambda: schedule.bind(4, dtype=None), "dtype is None"),
         (lambda: schedule.bind(4, ranks=[0, 1, 2, 3.5]), "ranks must be whole"),
+        (lambda: schedule.bind(4, ranks=[[0, 1], [2]]), "ranks must be whole"),
+        (lambda: schedule.bind(4, ranks=[True, False, 2.0, 3.0]), "ranks must be whole"),
+        (lambda: schedule.bind(4, ranks=np.array([[0, 1, 2, 3]])), r"has 4 ranks; got an array of shape \(1, 4\), not a list"),
+        (lambda: schedule.bind(4, ranks=5), r"got an array of shape \(\), not a list"),
         (lambda: simcoll.schedule("all_reduce", "ring", nranks=4, channels=10**9), "at most"),
         (lambda: simcoll.schedule("all_reduce", "ring", nranks=10**9), "at most"),
     ):
@@ -224,6 +352,7 @@ def test_arguments_of_other_types():
         ((["ring"],), "unknown collective"),
         (("all_reduce", 3), "unknown algorithm 3"),
         (("all_reduce", ""), "unknown algorithm ''"),
+        (("all_reduce", ["ring"]), r"unknown algorithm \['ring'\] for all_reduce; did you mean 'ring'"),
     ],
 )
 def test_names_are_text(arguments, says):

@@ -134,6 +134,8 @@ def test_steps_that_come_back_have_their_routes(monkeypatch, rows):
 def test_an_engine_that_does_not_exist():
     with pytest.raises(ConfigError, match="engine 'quick' is not known; valid: auto, fast, simpy"):
         emulate(ring(4), crossbar(4, "1 GB/s"), engine="quick")
+    with pytest.raises(ConfigError, match="engine None is not known; valid: auto, fast, simpy"):
+        emulate(ring(4), crossbar(4, "1 GB/s"), engine=None)
 
 
 def test_little_work_is_left_to_the_reference():
@@ -241,6 +243,6 @@ except simcoll.ConfigError as error:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.stderr == ""
     assert done.stdout.splitlines() == [
-        "simpy | numba is not installed; pip install 'simcoll[fast]' makes this faster | fast 207",
+        "simpy | numba is not installed; pip install 'simcoll[fast]' makes this faster | simpy 207",
         "engine 'fast' needs numba: pip install 'simcoll[fast]'",
     ]

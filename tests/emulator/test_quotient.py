@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import simcoll
+from simcoll.compiled import COMPILED
 from simcoll.emulator import emulate
 from simcoll.emulator.fast.timed import summary, timed_steps
 from simcoll.emulator.model import effective_capacities
@@ -44,11 +45,13 @@ def pieces(plan, topology):
         ("all_reduce", "rabenseifner"),
     ],
 )
-def test_every_message_has_the_time_of_the_full_run(topology, kind, algorithm):
+@pytest.mark.parametrize("engine", ["auto", "simpy"])
+def test_every_message_has_the_time_of_the_full_run(topology, kind, algorithm, engine):
     protocol = Protocol("costs", receive_overhead_fs=10**8, reduce_as_per_byte=667, channel_rate_uBps=30 * 10**15)
     plan = simcoll.schedule(kind, algorithm, nranks=16).bind(count=4800, protocol=protocol)
     full = emulate(plan, topology, data="none", keep=True, engine="simpy")
-    folded_run = emulate(plan, topology, data="none", keep=True, quotient=True)
+    folded_run = emulate(plan, topology, data="none", keep=True, quotient=True, engine=engine)
+    assert folded_run.engine == ("fast" if COMPILED and engine == "auto" else "simpy")
     assert folded_run.classes < folded_run.messages == full.messages
     assert folded_run.path == f"quotient: {folded_run.classes} classes stand for {full.messages} messages"
     assert np.array_equal(full.done_fs, folded_run.done_fs)
@@ -85,6 +88,26 @@ def test_merged_classes_are_refused():
         "partition refused: links of one class carry different messages",
         "partition refused: links of one class have different capacities",
     }
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda f: Partition(f.lanes, 2 * f.links), "the classes of links are not numbered from 0 without gaps"),
+        (lambda f: Partition(f.lanes, f.links + 1), "the classes of links are not numbered from 0 without gaps"),
+        (lambda f: Partition(f.lanes, f.links - 1), "the classes of links are not numbered from 0 without gaps"),
+        (lambda f: Partition(2 * f.lanes, f.links), "the classes of lanes are not numbered from 0 without gaps"),
+        (lambda f: Partition(f.lanes[:8], f.links), "8 classes of lanes are given; the plan has 16 lanes"),
+        (lambda f: Partition(f.lanes, np.append(f.links, 0)), "LINKS + 1 classes of links are given"),
+        (lambda f: Partition(f.lanes, f.links[1:]), "LINKS - 1 classes of links are given"),
+    ],
+)
+def test_a_partition_that_is_none_is_refused(change, reason):
+    patterns, groups, capacity, lane_steps = pieces(ring(), RAILS)
+    found = refine(patterns, capacity, len(lane_steps), len(lane_steps))
+    links = len(capacity)
+    reason = reason.replace("LINKS + 1", f"{links + 1}").replace("LINKS - 1", f"{links - 1}")
+    assert folded(patterns, groups, capacity, lane_steps, change(found)).startswith(f"partition refused: {reason}")
 
 
 def test_a_partition_that_misses_one_slow_link_is_refused():

@@ -30,7 +30,7 @@ from simcoll.emulator.fast.state import (
     RETIRED,
     SHIFT,
 )
-from simcoll.emulator.model import checked_time
+from simcoll.emulator.model import checked_time, flow_delay_fs
 from simcoll.errors import ConfigError, InternalError
 
 if TYPE_CHECKING:
@@ -126,13 +126,19 @@ class Machine:
         with announced(run):
             self._loop(link_name)
         s = self.state
-        if (s.finish_fs[s.phase == FLOW] == MAX).any():
-            checked_time(MAX + 1)
+        self._check_clock()
         stuck = int(np.count_nonzero(s.lane_left) + np.count_nonzero(s.lane_pending))
         if stuck or (np.array(self.loaded_wire % 2**64, np.uint64).view(np.int64) != s.reg[DELIVERED]):
             raise InternalError(
                 f"{stuck} lanes are stuck at {s.reg[NOW]} fs; links delivered {s.reg[DELIVERED]} of {self.loaded_wire} bytes"
             )
+
+    def _check_clock(self) -> None:
+        """Refuse flows that end beyond the clock."""
+        s = self.state
+        beyond = np.flatnonzero((s.phase == FLOW) & (s.rate > 0) & (s.finish_fs == MAX))
+        ends = zip(s.since_fs[beyond].tolist(), s.left[beyond].tolist(), s.rate[beyond].tolist(), strict=True)
+        checked_time(min((since + flow_delay_fs(left, rate) for since, left, rate in ends), default=0))
 
     def _loop(self, link_name: Callable[[int], str]) -> None:
         while True:
@@ -161,6 +167,7 @@ class Machine:
                 "leaves nothing for each; expected a larger capacity"
             )
         if stop == CLOCK:
+            self._check_clock()
             checked_time(now + max(what, MAX - now + 1))
         raise InternalError(f"link {link_name(what)} carries {s.used[what]} uBps of {s.capacity[what]} at {now} fs")
 
