@@ -77,7 +77,9 @@ def _shares(
     ends += [(1 + i, 1 + first + j, parts) for i, links in enumerate(allowed) for j in links]
     while low <= high:
         middle = (low + high) // 2
-        limits = [(1 + first + j, sink, int(times[middle] * each / fastest)) for j, each in enumerate(capacity)]
+        # No link carries more than everything, however slow the slowest is.
+        most = (min(int(times[middle] * each / fastest), first * parts) for each in capacity)
+        limits = [(1 + first + j, sink, limit) for j, limit in enumerate(most)]
         src, dst, limit = np.array([*ends, *limits]).T
         graph = csr_array((limit.astype(np.int32), (src, dst)), shape=(sink + 1, sink + 1))
         found = maximum_flow(graph, 0, sink)

@@ -15,7 +15,7 @@ from simcoll.errors import ConfigError
 from simcoll.topology.families import torus
 from simcoll.topology.links import LinkTable, assemble
 from simcoll.topology.routing import graph_router
-from simcoll.topology.values import checked_capacity, count, duration_fs, halves_fs, parse_capacity
+from simcoll.topology.values import checked_capacity, count, duration_fs, halves_fs, lengths, parse_capacity
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -97,8 +97,8 @@ def hyperx(
     >>> network.nranks, network.path(0, 17)[1:3]
     (18, ['switch0 -> switch2', 'switch2 -> switch8'])
     """
-    sizes = [count(size, "dims") for size in dims]
-    hosts, switches = count(hosts_per_switch, "hosts_per_switch"), math.prod(sizes)
+    hosts, sizes = count(hosts_per_switch, "hosts_per_switch"), lengths(dims, "dims")
+    switches = math.prod(sizes)
     n = count(hosts * switches, "number of ranks", most=2**20)
     links = LinkTable([])
     _hosts(links, n, hosts, bandwidth, latency, link_kind)

@@ -14,7 +14,7 @@ import numpy as np
 from simcoll.errors import ConfigError, nearest
 from simcoll.topology.families import fat_tree
 from simcoll.topology.links import LinkTable, assemble
-from simcoll.topology.values import count, duration_fs, halves_fs, parse_capacity
+from simcoll.topology.values import count, duration_fs, halves_fs, parse_capacity, whole
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["ECMP", "ClosRouter", "clos", "hashed"]
 
 ECMP = ("hash", "modulo", "ideal")
-PLANE, SPINE = 1, 2
-"""Purposes of the two choices of a route, so that they are independent."""
+PLANE, SPINE, AGAIN = 1, 2, 3
+"""Purposes of the choices of a route, so that they are independent; 3 itself is the placement's, those from 4 on choose again."""
 
 
 def hashed(seed: int, purpose: int, src: Ints, dst: Ints) -> Ints:
@@ -60,12 +60,42 @@ class ClosRouter:
 
     def links(self, src: Ints, dst: Ints) -> NDArray[np.int32]:
         """See :class:`simcoll.topology.routing.Router`."""
+        return self._over(src, dst, self._choice(src, dst))
+
+    def around(self, src: Ints, dst: Ints, lost: NDArray[np.bool_]) -> NDArray[np.int32]:
+        """See :class:`simcoll.topology.detours.Multipath`.
+
+        A pair chooses again, as it chose first, among what it has not tried, until it finds a route without lost links.
+        """
+        choices = self.rise.shape[0] * self.rise.shape[2]
+        choice, rest = self._choice(src, dst), (src + dst) // choices
+        found, tried, at = self._over(src, dst, choice), choice[None], np.arange(src.size)
+        for left in range(choices - 1, 0, -1):
+            broken = lost[found[at]].any(axis=1)
+            if not broken.any():
+                break
+            at, tried, rest = at[broken], tried[:, broken], rest[broken]
+            choice = (rest if self.seed is None else hashed(self.seed, AGAIN + left, src[at], dst[at])) % left
+            rest = rest // left
+            for each in np.sort(tried, axis=0):
+                choice += choice >= each
+            tried = np.concatenate([tried, choice[None]])
+            found[at] = self._over(src[at], dst[at], choice)
+        return found
+
+    def _choice(self, src: Ints, dst: Ints) -> Ints:
+        """Plane and spine of every pair as one number."""
         planes, _, spines = self.rise.shape
         if self.seed is None:
             plane, spine = (src + dst) % planes, (src + dst) // planes % spines
         else:
-            plane = hashed(self.seed, PLANE, src, dst) % planes
-            spine = hashed(self.seed, SPINE, src, dst) % spines
+            plane, spine = hashed(self.seed, PLANE, src, dst) % planes, hashed(self.seed, SPINE, src, dst) % spines
+        choice: Ints = plane * spines + spine
+        return choice
+
+    def _over(self, src: Ints, dst: Ints, choice: Ints) -> NDArray[np.int32]:
+        """Links of the routes over the chosen planes and spines."""
+        plane, spine = np.divmod(choice, self.rise.shape[2])
         here, there = src // self.hosts, dst // self.hosts
         far, away = here != there, src != dst
         columns = (
@@ -117,6 +147,7 @@ def clos(
     """
     if ecmp not in ECMP:
         raise ConfigError(f"ecmp: unknown {ecmp!r}; {nearest(ecmp, ECMP)}")
+    seed = whole(seed, "seed")
     p, roots, hosts = count(planes, "planes"), count(spines, "spines"), count(hosts_per_leaf, "hosts_per_leaf")
     below = count(leaves, "leaves")
     n = count(below * hosts, "number of ranks", most=2**20)

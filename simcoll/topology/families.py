@@ -9,10 +9,18 @@ import numpy as np
 
 from simcoll.errors import ConfigError, nearest
 from simcoll.topology.cluster import Box, Tier, cluster
-from simcoll.topology.graph import LINK_KINDS
-from simcoll.topology.links import LinkTable, assemble
+from simcoll.topology.links import LinkTable, assemble, checked_kind
 from simcoll.topology.routing import BoxRouter, Level, TorusRouter
-from simcoll.topology.values import Quantity, checked_capacity, count, duration_fs, factor, halves_fs, parse_capacity
+from simcoll.topology.values import (
+    Quantity,
+    checked_capacity,
+    count,
+    duration_fs,
+    factor,
+    halves_fs,
+    lengths,
+    parse_capacity,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,7 +57,7 @@ def crossbar(
     n = count(nranks, "nranks", most=MAX_RANKS)
     links = LinkTable([])
     capacity, halves = parse_capacity(bandwidth, "bandwidth"), halves_fs(duration_fs(latency, "latency"))
-    ends = np.array([links.add_pair(v, n, capacity, halves, _kind(link_kind)) for v in range(n)], dtype=np.int32)
+    ends = np.array([links.add_pair(v, n, capacity, halves, checked_kind(link_kind)) for v in range(n)], dtype=np.int32)
     level = Level(group=np.zeros(n, dtype=np.int64), up=ends[:, :1], down=ends[:, 1:])
     return _flat(name, [*(f"gpu{v}" for v in range(n)), "switch"], n, links, (level,), {})
 
@@ -86,7 +94,7 @@ def fat_tree(
     """
     leaves, hosts = count(leaves, "leaves"), count(hosts_per_leaf, "hosts_per_leaf")
     n = count(leaves * hosts, "number of ranks", most=MAX_RANKS)
-    links, kind = LinkTable([]), _kind(link_kind)
+    links, kind = LinkTable([]), checked_kind(link_kind)
     capacity, halves = parse_capacity(bandwidth, "bandwidth"), halves_fs(duration_fs(latency, "latency"))
     leaf = np.arange(n) // hosts
     ends = np.array([links.add_pair(v, n + v // hosts, capacity, halves, kind) for v in range(n)], dtype=np.int32)
@@ -131,16 +139,14 @@ def torus(
     >>> ring.path(0, 3)
     ['gpu0 -> gpu4', 'gpu4 -> gpu3']
     """
-    sizes = tuple(count(k, "dims") for k in dims)
-    if not sizes:
-        raise ConfigError("dims: expected at least one dimension, such as [4, 4]")
+    sizes = lengths(dims, "dims")
     wraps = (wrap,) * len(sizes) if isinstance(wrap, bool) else tuple(wrap)
     if len(wraps) != len(sizes):
         raise ConfigError(f"wrap: expected one value, or one for each of {len(sizes)} dimensions, got {len(wraps)}")
     n = count(math.prod(sizes), "number of ranks", most=MAX_RANKS)
     closed = tuple(w and k > 2 for w, k in zip(wraps, sizes, strict=True))
     capacity, latency_fs = parse_capacity(bandwidth, "bandwidth"), duration_fs(latency, "latency")
-    links, kind = LinkTable([]), _kind(link_kind)
+    links, kind = LinkTable([]), checked_kind(link_kind)
     table = np.full((len(sizes), 2, n), -1, dtype=np.int32)
     neighbour = np.tile(np.arange(n), (len(sizes), 2, 1))
     groups: dict[str, NDArray[np.int64]] = {}
@@ -320,12 +326,6 @@ def _pcie_tree(
     for a in range(sockets):
         for b in range(a + 1, sockets):
             table.add_pair(first + switches + a, first + switches + b, trunk[0], (trunk[1], trunk[1]), "cpu")
-
-
-def _kind(link_kind: str) -> str:
-    if link_kind not in LINK_KINDS:
-        raise ConfigError(f"link_kind: unknown {link_kind!r}; {nearest(link_kind, LINK_KINDS)}")
-    return link_kind
 
 
 def _flat(

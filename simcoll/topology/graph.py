@@ -6,17 +6,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
-from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from simcoll.errors import ConfigError, nearest
+from simcoll.topology.detours import detour_router
 from simcoll.topology.routing import graph_router
-from simcoll.topology.values import checked_capacity, factor
+from simcoll.topology.values import checked_capacity, factor, whole
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from fractions import Fraction
 
     import networkx as nx
     from numpy.typing import ArrayLike, DTypeLike, NDArray
@@ -159,7 +160,10 @@ class Topology:
         ConfigError
             When the selection is empty, repeats a rank, or names one that does not exist.
         """
-        chosen = np.asarray(endpoints, dtype=np.int64)
+        chosen = np.asarray(endpoints)
+        if chosen.size and chosen.dtype.kind not in "iu":
+            raise ConfigError(f"a placement is a list of whole numbers, got {chosen.tolist()[:8]}")
+        chosen = chosen.astype(np.int64)
         if chosen.ndim != 1 or chosen.size == 0:
             raise ConfigError("a placement needs at least one rank")
         if chosen.min() < 0 or chosen.max() >= self.nranks:
@@ -183,7 +187,10 @@ class Topology:
 
     def link(self, name: str) -> int:
         """Index of the link called ``"box0.gpu3 -> box0.nvswitch"``."""
-        tail, _, head = (part.strip() for part in name.partition("->"))
+        tail, arrow, head = (part.strip() for part in name.partition("->"))
+        if not (tail and arrow and head):
+            like = f", such as {self.link_name(0)!r}" if self.nlinks else ""
+            raise ConfigError(f"link {name!r}: expected two vertices with an arrow between them{like}")
         for end in (tail, head):
             if end not in self.node_names:
                 raise ConfigError(f"link {name!r}: no vertex {end!r}; {_near(end, self.node_names)}")
@@ -196,34 +203,39 @@ class Topology:
 
     def degrade(self, link: str | int, share: str | float | Fraction) -> Topology:
         """The same cluster with one link (``a -> b``), or both of a pair (``a <-> b``), at a share of its capacity; at 0 it is gone and
-        routes go around it. Its name says ``degraded`` from then on.
+        routes that held it go around it. Its name says ``degraded`` from then on.
+
+        A way around is another of the equal routes of a Clos, chosen as its routes are, else a shortest path. Links after a lost one move
+        down by one number.
 
         Raises
         ------
         ConfigError
             When the link does not exist, the share is not between 0 and 1, or a dead link cuts two ranks off.
+
+        Examples
+        --------
+        >>> from simcoll.topology import torus
+        >>> torus([4], "25 GB/s").degrade("gpu0 <-> gpu1", 0).path(0, 1)
+        ['gpu0 -> gpu3', 'gpu3 -> gpu2', 'gpu2 -> gpu1']
         """
-        if isinstance(link, str) and " <-> " in link:
-            a, _, b = link.partition(" <-> ")
-            return self.degrade(f"{a} -> {b}", share).degrade(f"{b} -> {a}", share)
-        index = self.link(link) if isinstance(link, str) else link
-        if not 0 <= index < self.nlinks:
-            raise ConfigError(f"link {index} is not in topology {self.name!r}; expected 0 to {self.nlinks - 1}")
-        left = Fraction(0) if str(share) in {"0", "0.0"} else factor(share, "share of capacity")
+        chosen = self._chosen(link)
+        left = factor(share, "share of capacity", zero=True)
         if left > 1:
             raise ConfigError(f"share of capacity: expected 0 to 1, got {share}")
         name = f"{self.name.removesuffix(' degraded')} degraded"
         if left:
             capacity = self.link_capacity_uBps.copy()
-            capacity[index] = checked_capacity(int(capacity[index]) * left, "degraded link")
+            for index in chosen:
+                capacity[index] = checked_capacity(int(capacity[index]) * left, "degraded link")
             return replace(self, name=name, link_capacity_uBps=capacity)
-        kept = np.arange(self.nlinks) != index
+        kept = ~np.isin(np.arange(self.nlinks), chosen)
         parts = {
             name: getattr(self, name)[kept]
             for name in ("link_src", "link_dst", "link_capacity_uBps", "link_latency_fs", "link_kind")
         }
-        router = graph_router(
-            self.name,
+        rest = graph_router(
+            f"{self.name} without {' and '.join(map(self.link_name, chosen))}",
             self.node_names,
             self.node_kinds,
             self.rank_nodes,
@@ -232,7 +244,20 @@ class Topology:
             parts["link_latency_fs"],
             gpus_forward=self.gpus_forward,
         )
+        router = detour_router(self.router, self.rank_endpoints, kept, rest)
         return replace(self, name=name, **parts, router=router, rank_endpoints=np.arange(self.nranks))
+
+    def _chosen(self, link: str | int) -> list[int]:
+        """The numbers of a link (``a -> b``, or its number) or of both of a pair (``a <-> b``)."""
+        if not isinstance(link, str):
+            number = whole(link, "link to degrade, if not a name such as 'gpu0 -> gpu1'")
+            if not 0 <= number < self.nlinks:
+                raise ConfigError(f"link {number} is not in topology {self.name!r}; expected 0 to {self.nlinks - 1}")
+            return [number]
+        if "<->" not in link:
+            return [self.link(link)]
+        a, _, b = link.partition("<->")
+        return [self.link(f"{a.strip()} -> {b.strip()}"), self.link(f"{b.strip()} -> {a.strip()}")]
 
     def to_networkx(self) -> nx.DiGraph:
         """A ``networkx.DiGraph`` over vertex names: nodes with ``kind`` and ``rank``, edges with ``capacity_uBps``,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from simcoll.errors import ConfigError, nearest
 from simcoll.topology.graph import LINK_KINDS, Topology
 from simcoll.topology.values import checked_capacity
 
@@ -17,7 +18,14 @@ if TYPE_CHECKING:
 
     from simcoll.topology.routing import Router
 
-__all__ = ["LinkTable", "assemble"]
+__all__ = ["LinkTable", "assemble", "checked_kind"]
+
+
+def checked_kind(kind: str) -> str:
+    """The kind, if it is one of :data:`~simcoll.topology.graph.LINK_KINDS`."""
+    if kind not in LINK_KINDS:
+        raise ConfigError(f"link_kind: unknown {kind!r}; {nearest(str(kind), LINK_KINDS)}")
+    return kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +36,7 @@ class LinkTable:
 
     def add(self, src: int, dst: int, capacity: int, latency_fs: int, kind: str) -> int:
         """Append one directed link and return its index."""
-        checked_capacity(capacity, f"{kind} link")
+        checked_capacity(capacity, f"{checked_kind(kind)} link")
         self.rows.append((src, dst, capacity, latency_fs, LINK_KINDS.index(kind)))
         return len(self.rows) - 1
 

@@ -77,7 +77,15 @@ def from_networkx(
         link_latency_fs=values[:, 1],
         link_kind=values[:, 2].astype(np.int8),
         router=graph_router(
-            title, names, kinds, rank_nodes, ways_array[:, 0], ways_array[:, 1], values[:, 1], gpus_forward=gpus_forward
+            title,
+            names,
+            kinds,
+            rank_nodes,
+            ways_array[:, 0],
+            ways_array[:, 1],
+            values[:, 1],
+            gpus_forward=gpus_forward,
+            hint=", say gpus_forward=True if yours do",
         ),
         rank_endpoints=np.arange(len(rank_nodes)),
         gpus_forward=gpus_forward,

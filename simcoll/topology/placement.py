@@ -8,10 +8,12 @@ import numpy as np
 
 from simcoll.errors import ConfigError, nearest
 from simcoll.topology.ecmp import hashed
-from simcoll.topology.values import count
+from simcoll.topology.values import count, whole
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from numpy.typing import NDArray
 
     from simcoll.topology.graph import Topology
 
@@ -55,16 +57,17 @@ def place(
     [0, 1, 0, 1]
     """
     if order not in ORDERS:
-        raise ConfigError(f"placement: unknown order {order!r}; {nearest(order, ORDERS)}")
+        raise ConfigError(f"placement: unknown order {order!r}; {nearest(str(order), ORDERS)}")
     if (order == "explicit") != (gpus is not None):
         raise ConfigError("placement: order 'explicit' and a list of gpus belong together")
     n = topology.nranks
     if gpus is not None:
-        chosen = np.array(gpus, dtype=np.int64)
+        chosen = _listed(gpus, n)
     elif order == "random":
-        chosen = np.argsort(hashed(seed, PLACEMENT, np.arange(n), np.zeros(n, np.int64)), kind="stable")
+        shuffle = whole(seed, "placement: seed")
+        chosen = np.argsort(hashed(shuffle, PLACEMENT, np.arange(n), np.zeros(n, np.int64)), kind="stable")
     elif order == "round_robin":
-        ids = topology.groups.get(level or next(iter(topology.groups), ""))
+        ids = topology.groups.get(str(level or next(iter(topology.groups), "")))
         if ids is None:
             raise ConfigError(f"placement: no groups of level {level!r}; {nearest(str(level), topology.groups)}")
         order_in = np.argsort(ids, kind="stable")
@@ -79,3 +82,12 @@ def place(
             f"placement: {nranks} ranks asked for, {len(chosen)} GPUs given by topology {topology.name!r}"
         )
     return topology.with_ranks(chosen[:nranks])
+
+
+def _listed(gpus: Sequence[int], n: int) -> NDArray[np.int64]:
+    """The GPUs of a list, each one of n."""
+    try:
+        given = list(gpus)
+    except TypeError:
+        raise ConfigError(f"placement: gpus: expected a list of whole numbers, got {gpus!r}") from None
+    return np.array([count(gpu, "placement: gpus", least=0, most=n - 1) for gpu in given], dtype=np.int64)

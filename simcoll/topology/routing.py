@@ -258,8 +258,9 @@ def graph_router(
     latency_fs: NDArray[np.int64],
     *,
     gpus_forward: bool,
+    hint: str = "",
 ) -> Router:
-    """The router of an arbitrary graph, in which GPUs may or may not forward.
+    """The router of an arbitrary graph, in which GPUs may or may not forward; ``hint`` says how to let them.
 
     Raises
     ------
@@ -273,8 +274,8 @@ def graph_router(
     pair = _unreachable_pair(router)
     if pair is not None:
         a, b = (f"rank {rank} ({names[rank_nodes[rank]]})" for rank in pair)
-        hint = "" if gpus_forward else "; GPUs do not forward traffic here, say gpus_forward=True if yours do"
-        raise ConfigError(f"topology {title!r} is disconnected: no route from {a} to {b}{hint}")
+        why = "" if gpus_forward else f"; GPUs do not forward traffic here{hint}"
+        raise ConfigError(f"topology {title!r} is disconnected: no route from {a} to {b}{why}")
     n = len(rank_nodes)
     if not 0 < n <= TABLE_LIMIT:
         return router

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import operator
 from fractions import Fraction
-from typing import TypeAlias
+from typing import TYPE_CHECKING, SupportsIndex, TypeAlias, cast
 
 from simcoll.errors import ConfigError
 from simcoll.units import MAX_RATE_UBPS, MAX_TIME_FS, parse_rate, parse_time
 
-__all__ = ["Quantity", "checked_capacity", "count", "duration_fs", "factor", "halves_fs", "parse_capacity"]
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = [
+    "Quantity",
+    "checked_capacity",
+    "count",
+    "duration_fs",
+    "factor",
+    "halves_fs",
+    "lengths",
+    "parse_capacity",
+    "whole",
+]
 
 Quantity: TypeAlias = str | int
 """Text with a unit (``"450 GB/s"``, ``"1.5 us"``), or an integer in the framework's own unit (uBps, fs)."""
@@ -64,17 +78,38 @@ def halves_fs(time_fs: int) -> tuple[int, int]:
     return time_fs - time_fs // 2, time_fs // 2
 
 
+def whole(value: object, what: str) -> int:
+    """A whole number, also one of numpy's; true and false are none."""
+    try:
+        number = operator.index(cast("SupportsIndex", value))
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool):
+        raise ConfigError(f"{what}: expected a whole number, got {value!r}")
+    return number
+
+
 def count(value: object, what: str, *, least: int = 1, most: int = 2**31 - 1) -> int:
     """A whole number in a range."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ConfigError(f"{what}: expected a whole number, got {value!r}")
-    if not least <= value <= most:
-        raise ConfigError(f"{what}: {value} is out of range; expected {least} to {most}")
-    return value
+    number = whole(value, what)
+    if not least <= number <= most:
+        raise ConfigError(f"{what}: {number} is out of range; expected {least} to {most}")
+    return number
 
 
-def factor(value: str | float | Fraction, what: str) -> Fraction:
-    """An exact positive ratio such as ``2``, ``1.5``, ``"7/3"`` or ``"2:1"``.
+def lengths(values: Sequence[int], what: str) -> tuple[int, ...]:
+    """The lengths of the dimensions of a grid, of which there must be one."""
+    try:
+        given = tuple(values)
+    except TypeError:
+        given = ()
+    if not given:
+        raise ConfigError(f"{what}: expected at least one dimension, such as [4, 4], got {values!r}")
+    return tuple(count(value, what) for value in given)
+
+
+def factor(value: str | float | Fraction, what: str, *, zero: bool = False) -> Fraction:
+    """An exact positive ratio such as ``2``, ``1.5``, ``"7/3"`` or ``"2:1"``; with ``zero`` also 0.
 
     Examples
     --------
@@ -83,11 +118,10 @@ def factor(value: str | float | Fraction, what: str) -> Fraction:
     """
     try:
         # A float is read as the decimal number that its author wrote.
-        ratio = Fraction(str(value).replace(":", "/")) if not isinstance(value, bool) else Fraction(0)
+        ratio = Fraction(str(value).replace(":", "/"))
     except (ValueError, ZeroDivisionError):
-        raise ConfigError(
-            f"{what}: expected a positive number or ratio such as 2, 1.5 or '7:1', got {value!r}"
-        ) from None
-    if ratio <= 0:
-        raise ConfigError(f"{what}: expected a positive number or ratio such as 2, 1.5 or '7:1', got {value!r}")
+        ratio = Fraction(-1)
+    if isinstance(value, bool) or ratio < 0 or not (ratio or zero):
+        expected = "0, or a positive number or ratio" if zero else "a positive number or ratio such as 2, 1.5 or '7:1'"
+        raise ConfigError(f"{what}: expected {expected}, got {value!r}")
     return ratio

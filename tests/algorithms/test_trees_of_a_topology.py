@@ -108,6 +108,15 @@ def test_by_name():
         simcoll.schedule("all_gather", "ring", nranks=8, topology=topology)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_bfb_over_a_link_that_is_all_but_lost(kind):
+    # One link has a millionth of a millionth of the others' capacity.
+    topology = torus([5], "299 GB/s", "1 us").degrade(8, "1/1000000").degrade(8, "1/1000000")
+    made = schedule(bfb, kind, topology)
+    made.proof()
+    assert simcoll.emulate(made.bind(23), topology).wrong == 0
+
+
 @pytest.mark.parametrize("module", [bfb, packed])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_single_rank(module, kind):

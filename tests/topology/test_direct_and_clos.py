@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from simcoll.errors import ConfigError
-from simcoll.topology import clos, dragonfly, fat_tree, hybrid_cube_mesh, hypercube, hyperx, load_topology
+from simcoll.topology import clos, dragonfly, fat_tree, hybrid_cube_mesh, hypercube, hyperx, load_topology, torus
 from simcoll.topology.ecmp import hashed
 
 SMALL = {
@@ -160,11 +160,34 @@ def test_ideal_spreading_is_one_plane_of_all_capacity():
         (lambda: dragonfly(1, 2, 1, "50 GB/s", groups=4), "1 to 3"),
         (lambda: hyperx([], 0, "50 GB/s"), "hosts_per_switch"),
         (lambda: hypercube(40, "50 GB/s"), "1 to 20"),
+        (lambda: hyperx(3, 2, "50 GB/s"), r"dims: expected at least one dimension, such as \[4, 4\], got 3"),
+        (lambda: hyperx([], 2, "50 GB/s"), "dims: expected at least one dimension"),
+        (lambda: hyperx([2.0], 2, "50 GB/s"), "dims: expected a whole number, got 2.0"),
+        (lambda: torus(3, "50 GB/s"), "dims: expected at least one dimension"),
+        (lambda: clos(2, 2, 2, "50 GB/s", seed="a"), "seed: expected a whole number, got 'a'"),
+        (lambda: clos(2, 2, 2, "50 GB/s", seed=1.5), "seed: expected a whole number, got 1.5"),
     ],
 )
 def test_bad_arguments(make, message):
     with pytest.raises(ConfigError, match=message):
         make()
+
+
+@pytest.mark.parametrize("kind", ["infiniband", None, 3])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda kind: hyperx([2], 2, "50 GB/s", link_kind=kind),
+        lambda kind: dragonfly(1, 2, 1, "50 GB/s", link_kind=kind),
+        lambda kind: hybrid_cube_mesh(2, "50 GB/s", link_kind=kind),
+        lambda kind: clos(2, 2, 2, "50 GB/s", link_kind=kind),
+        lambda kind: hypercube(2, "50 GB/s", link_kind=kind),
+        lambda kind: fat_tree(2, 2, "50 GB/s", link_kind=kind),
+    ],
+)
+def test_an_unknown_kind_of_link(make, kind):
+    with pytest.raises(ConfigError, match=f"link_kind: unknown {kind!r}; .*valid: cpu, link, net, nvlink, pcie"):
+        make(kind)
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def test_placement_moves_ranks_and_groups():
     assert topology.take(8) is topology
 
 
-@pytest.mark.parametrize("bad", [[], [0, 0], [8], [-1]])
+@pytest.mark.parametrize("bad", [[], [0, 0], [8], [-1], [0.7, 1.2], ["a"], [[0, 1]], [True]])
 def test_bad_placement(bad):
     with pytest.raises(ConfigError):
         two_boxes().with_ranks(bad)
@@ -99,11 +99,35 @@ def test_dead_link_that_disconnects_names_the_pair():
         (6, "0.5", "expected 0 to 5"),
         (0, "1.5", "expected 0 to 1"),
         (0, "-1", "positive"),
+        (0, False, "expected 0, or a positive"),
+        (0, None, "expected 0, or a positive"),
+        ("gpu0", "0.5", "link 'gpu0': expected two vertices with an arrow between them, such as 'gpu0 -> switch'"),
+        ("gpu0 ->", "0.5", "expected two vertices"),
+        ("<->", "0.5", "expected two vertices"),
+        ("gpu0<->gpu1", "0.5", "no link 'gpu0 -> gpu1'"),
+        (1.5, "0.5", "expected a whole number, got 1.5"),
+        (None, "0.5", "expected a whole number, got None"),
+        (True, "0.5", "expected a whole number, got True"),
     ],
 )
 def test_bad_degrade(link, share, message):
     with pytest.raises(ConfigError, match=message):
         crossbar(3, "50 GB/s").degrade(link, share)
+
+
+@pytest.mark.parametrize("nothing", [0, 0.0, "0", "0.00", "0/1", "0:1"])
+def test_every_way_to_write_nothing(nothing):
+    ring = torus([4], "25 GB/s")
+    assert ring.degrade("gpu0 -> gpu1", nothing).nlinks == 7
+    assert ring.degrade("gpu0<->gpu1", nothing).nlinks == 6
+
+
+def test_arrows_need_no_blanks_and_links_may_be_numbers_of_numpy():
+    topology = crossbar(3, "50 GB/s")
+    by_name = topology.degrade("gpu1<->switch", "1/2")
+    by_number = topology.degrade(np.int64(2), "1/2").degrade(3, "1/2")
+    assert by_name.link_capacity_uBps.tolist() == by_number.link_capacity_uBps.tolist()
+    assert topology.link("gpu1->switch") == 2
 
 
 def test_ties_go_to_the_lowest_vertex():

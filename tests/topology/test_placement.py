@@ -27,6 +27,10 @@ def test_orders():
     assert [listed.node_names[v] for v in listed.rank_nodes] == ["box1.gpu1", "box0.gpu2", "box2.gpu1"]
 
 
+def test_a_list_may_be_an_array_of_numpy():
+    assert place(boxes(), "explicit", gpus=np.array([9, 2])).rank_nodes.tolist() == boxes().rank_nodes[[9, 2]].tolist()
+
+
 def test_round_robin_over_another_level():
     tree = place(fat_tree(3, 2, "50 GB/s"), "round_robin", level="leaf")
     assert tree.groups["leaf"].tolist() == [0, 1, 2, 0, 1, 2]
@@ -63,6 +67,17 @@ def test_in_a_file_and_as_arguments(tmp_path):
         ({"order": "explicit", "gpus": [24]}, "0 to 23"),
         ({"nranks": 25}, "25 ranks asked for"),
         ({"order": "round_robin", "level": "bxo"}, "did you mean 'box'"),
+        ({"order": "round_robin", "level": ["box"]}, "no groups of level"),
+        ({"order": None}, "unknown order None"),
+        ({"order": 3}, "unknown order 3; valid: compact"),
+        ({"order": "explicit", "gpus": [0.7, 1.2]}, "gpus: expected a whole number, got 0.7"),
+        ({"order": "explicit", "gpus": ["a"]}, "gpus: expected a whole number, got 'a'"),
+        ({"order": "explicit", "gpus": [[0, 1]]}, r"gpus: expected a whole number, got \[0, 1\]"),
+        ({"order": "explicit", "gpus": 3}, "gpus: expected a list of whole numbers, got 3"),
+        ({"order": "explicit", "gpus": [2**70]}, "0 to 23"),
+        ({"order": "explicit", "gpus": []}, "at least one rank"),
+        ({"order": "random", "seed": "x"}, "seed: expected a whole number, got 'x'"),
+        ({"order": "random", "seed": 1.5}, "seed: expected a whole number, got 1.5"),
     ],
 )
 def test_bad_placements(arguments, message):

@@ -1,0 +1,87 @@
+"""Routes of a machine that has lost links: all stay as they were, but for those that held a lost link."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from simcoll.topology.routing import Router
+
+    Ints = NDArray[np.int64]
+    Links = NDArray[np.int32]
+
+__all__ = ["DetourRouter", "Multipath", "detour_router"]
+
+LOST = -2
+"""In place of the new number of a lost link; -1 is padding."""
+
+
+@runtime_checkable
+class Multipath(Protocol):
+    """A router with several equal routes for a pair."""
+
+    def around(self, src: Ints, dst: Ints, lost: NDArray[np.bool_]) -> Links:
+        """Other routes than those of ``links``, without lost links where there is one; else one with a lost link.
+
+        ``lost`` has an entry for every link, and False for the padding -1 at its end.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DetourRouter:
+    """The routes of a machine before it lost links, and ways around for those that held one.
+
+    Its endpoints are the ranks of the machine that lost the links. The way around is another equal route where the router of the whole
+    machine has several (:class:`Multipath`), else a shortest path. It depends on what is lost, not on the order of the losses, and
+    losing a link moves no pair that did not use it, be it on a detour already.
+
+    Attributes
+    ----------
+    whole, endpoints
+        Router of the whole machine, and its endpoint of each endpoint of this one.
+    number
+        New number of every link of the whole machine, :data:`LOST` for those that are gone, and -1 for the padding at its end.
+    rest
+        Shortest paths over the links that are left, in new numbers.
+    """
+
+    whole: Router
+    endpoints: Ints
+    number: Links
+    rest: Router
+
+    def links(self, src: Ints, dst: Ints) -> Links:
+        """See :class:`simcoll.topology.routing.Router`."""
+        a, b = self.endpoints[src], self.endpoints[dst]
+        found = self.number[self.whole.links(a, b)]
+        broken = np.flatnonzero((found == LOST).any(axis=1))
+        if broken.size and isinstance(self.whole, Multipath):
+            found[broken] = self.number[self.whole.around(a[broken], b[broken], self.number == LOST)]
+            broken = broken[(found[broken] == LOST).any(axis=1)]
+        if not broken.size:
+            return found
+        detours = self.rest.links(src[broken], dst[broken])
+        width = found.shape[1]
+        found = np.pad(found, ((0, 0), (0, max(detours.shape[1] - width, 0))), constant_values=-1)
+        found[broken] = -1
+        found[broken, : detours.shape[1]] = detours
+        return found
+
+
+def detour_router(router: Router, endpoints: Ints, kept: NDArray[np.bool_], rest: Router) -> DetourRouter:
+    """The router of what is left, of the router before, its endpoint of each rank, and whether each of its links is kept.
+
+    ``rest`` has a route over the links that are kept for every two ranks.
+    """
+    number = np.append(np.where(kept, np.cumsum(kept) - 1, LOST), -1).astype(np.int32)
+    if not isinstance(router, DetourRouter):
+        return DetourRouter(router, endpoints, number, rest)
+    before = router.number
+    number = np.where(before == LOST, LOST, number[before]).astype(np.int32)
+    return DetourRouter(router.whole, router.endpoints[endpoints], number, rest)
