@@ -344,7 +344,7 @@ def _scenarios() -> list[tuple[str, ...]]:
 def _algorithms() -> list[tuple[str, ...]]:
     from simcoll.algorithms import ALGORITHMS
 
-    cost = "time on a crossbar (a latency, b s/byte, g s/byte reduced, s size)"
+    cost = "time (a latency, b s/byte, g s/byte reduced, s size)"
     head = ("collective", "algorithm", "ranks", "made for", "parameters", cost)
     rows = [(a.collective, a.name, a.ranks, a.topologies, " ".join(a.params) or "-", a.cost) for a in ALGORITHMS]
     return [head, *rows]

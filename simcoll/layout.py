@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from simcoll.collective import Collective
 from simcoll.errors import ConfigError
-from simcoll.step import Step
+from simcoll.step import Step, whole_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import NDArray
-
-    from simcoll.collective import Collective
 
     Ints = NDArray[np.int64]
 
@@ -46,6 +45,11 @@ class Layout:
         Scratch slots of every rank, and chunks of each.
     output_base, scratch_base, size
         First chunk of the output and of scratch (the input begins at 0), and chunks of a rank in all.
+
+    Raises
+    ------
+    ConfigError
+        For numbers that are not whole, blocks or pieces that do not exist, and more chunks than can be numbered.
     """
 
     collective: Collective
@@ -60,22 +64,24 @@ class Layout:
     size: int = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        given: Any = self.chunks  # whatever was given
+        whose: Any = self.collective  # whatever was given
+        if not isinstance(whose, Collective):
+            raise ConfigError(f"a layout is that of a Collective, got {whose!r:.60}")
+        given: Any = self.chunks
         if isinstance(given, bool) or not isinstance(given, (int, np.integer)):
             raise ConfigError(f"a block must be cut into a whole number of chunks, got {self.chunks!r}")
         if not 1 <= self.chunks <= MAX_CHUNKS:
             raise ConfigError(
                 f"a block must be cut into at least 1 chunk, got {self.chunks} (at most {MAX_CHUNKS} are numbered)"
             )
-        object.__setattr__(self, "scratch", np.asarray(self.scratch, np.int64))
+        object.__setattr__(self, "chunks", int(self.chunks))
+        self._check_slots("scratch", max(self.collective.nblocks, 1), "blocks of the collective")
         if self.scratch_pieces is not None:
-            object.__setattr__(self, "scratch_pieces", np.asarray(self.scratch_pieces, np.int64))
+            self._check_slots("scratch_pieces", self.chunks, "pieces of a block")
             if self.scratch_pieces.shape != self.scratch.shape:
                 raise ConfigError(
                     f"scratch_pieces must have an entry for each of scratch, {self.scratch.shape}; got {self.scratch_pieces.shape}"
                 )
-            if ((self.scratch_pieces < 0) | (self.scratch_pieces >= self.chunks)).any():
-                raise ConfigError(f"scratch_pieces must lie in 0..{self.chunks - 1}, the pieces of a block")
         outputs = self.collective.input_slots * self.chunks
         numbers = {
             "scratch_slots": self.scratch.shape[-1],
@@ -87,6 +93,18 @@ class Layout:
             object.__setattr__(self, name, int(number))
         if self.collective.nranks * self.size > MAX_ADDRESSES:
             raise ConfigError(f"{self.collective}: {self.size} chunks on each rank are too many to number")
+
+    def _check_slots(self, name: str, limit: int, what: str) -> None:
+        """Make an entry for each scratch slot, or such a row for each rank, an array; refuse what does not exist."""
+        values, n = whole_numbers(name, getattr(self, name), "iu"), self.collective.nranks
+        object.__setattr__(self, name, values)
+        if values.ndim != 1 and (values.ndim != 2 or len(values) != n):
+            raise ConfigError(
+                f"{name} must be a list with an entry for each slot, or one such list for each of the {n} ranks; got shape {values.shape}"
+            )
+        if values.size and (values.min() < 0 or values.max() >= limit):
+            wrong = values[(values < 0) | (values >= limit)][0]
+            raise ConfigError(f"{name} must lie in 0..{limit - 1}, the {what}; got {wrong}")
 
     def input(self, slot: Any = 0, piece: Any = 0) -> Any:
         """Address of a piece of an input slot (scalars or arrays)."""

@@ -15,6 +15,7 @@ from simcoll.protocol import Protocol
 from simcoll.protocol import protocol as find_protocol
 from simcoll.reduction import parse_dtype, parse_reduction
 from simcoll.schedule import MULTICAST, SWITCH_REDUCE, SYNC, Step
+from simcoll.step import whole_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -32,6 +33,7 @@ __all__ = ["INPUT", "OUTPUT", "SCRATCH", "Plan", "PlanStep", "bind", "lowered", 
 
 INPUT, OUTPUT, SCRATCH = 0, 1, 2
 MAX_BYTES = 2**62
+TOO_LARGE = "a rank would hold more than 2**62 bytes"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -332,7 +334,10 @@ def _block_sizes(schedule: Schedule, count: Any) -> tuple[Ints | int, int]:
         )
     if sizes.min() < 0:
         raise ConfigError(f"count {sizes.min()} is negative")
-    return np.ascontiguousarray(sizes.reshape(-1), np.int64), int(sizes.max())
+    largest = int(sizes.max())
+    if largest > MAX_BYTES:  # before it is an int64
+        raise ConfigError(f"count {largest} is too large: {TOO_LARGE}")
+    return np.ascontiguousarray(sizes.reshape(-1), np.int64), largest
 
 
 def bind(
@@ -377,7 +382,7 @@ def bind(
     largest = sizes if isinstance(sizes, int) else int(sizes.max(initial=0))
     slots = max(schedule.collective.input_slots, schedule.collective.output_slots, 1)
     if largest * slots * max(element.itemsize, schedule.layout.chunks) > MAX_BYTES:
-        raise ConfigError(f"count {largest} is too large: a rank would hold more than 2**62 bytes")
+        raise ConfigError(f"count {largest} is too large: {TOO_LARGE}")
     if schedule.divisible:
         if not isinstance(sizes, int):
             raise ConfigError(f"{schedule.title} needs equal blocks")
@@ -385,12 +390,12 @@ def bind(
             raise ConfigError(
                 f"{schedule.title} cuts blocks into {schedule.layout.chunks} equal chunks; count {sizes} is not a multiple"
             )
-    endpoints = np.arange(schedule.nranks, dtype=np.int64) if ranks is None else np.asarray(ranks)
-    if endpoints.dtype.kind not in "iu":
-        raise ConfigError(f"ranks must be whole numbers, got {ranks!r:.80}")
-    endpoints = endpoints.astype(np.int64)
+    endpoints = np.arange(schedule.nranks, dtype=np.int64) if ranks is None else whole_numbers("ranks", ranks, "iu")
     if endpoints.shape != (schedule.nranks,):
-        raise ConfigError(f"{schedule.title} has {schedule.nranks} ranks; got {endpoints.size} endpoints")
+        got = (
+            f"{endpoints.size} endpoints" if endpoints.ndim == 1 else f"an array of shape {endpoints.shape}, not a list"
+        )
+        raise ConfigError(f"{schedule.title} has {schedule.nranks} ranks; got {got}")
     if len(np.unique(endpoints)) != schedule.nranks or (endpoints < 0).any():
         raise ConfigError("ranks must name different endpoints, 0 or more")
     found = find_protocol(protocol) if isinstance(protocol, str) else protocol

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -60,7 +61,11 @@ class Reduction:
         return scaled
 
     def finish(self, values: NDArray[Any], nranks: int) -> None:
-        """Turn a reduced output into the result, in place: for avg, divide; whole numbers are cut off towards zero, as NCCL does."""
+        """Turn a reduced output into the result, in place: for avg, divide.
+
+        Whole numbers are cut off towards zero, as NCCL does; floats of 8 and 16 bits are divided in float32, where the number of ranks
+        is exact, and rounded once; complex numbers by their parts.
+        """
         if self.name != "avg":
             return
         if values.dtype.kind in "iu":
@@ -68,8 +73,10 @@ class Reduction:
             quotient = wide // wide.dtype.type(nranks)
             inexact = (wide < 0) & (quotient * wide.dtype.type(nranks) != wide)
             values[...] = (quotient + inexact.astype(wide.dtype)).astype(values.dtype)
-        else:
-            np.divide(values, values.dtype.type(nranks), out=values)
+            return
+        for part in (values.real, values.imag) if values.dtype.kind == "c" else (values,):
+            count = np.float32(nranks) if part.itemsize < 4 else part.dtype.type(nranks)
+            np.divide(part, count, out=part, casting="unsafe")
 
     def __str__(self) -> str:
         return self.name if self.factor is None else f"{self.name}({self.factor:g})"
@@ -81,13 +88,21 @@ def premul_sum(factor: Any) -> Reduction:
     >>> str(premul_sum(0.5))
     'premul_sum(0.5)'
     """
-    if (
-        isinstance(factor, bool)
-        or not isinstance(factor, (int, float, np.integer, np.floating))
-        or not np.isfinite(factor)
-    ):
-        raise ConfigError(f"premul_sum needs a finite number as its factor, got {factor!r}")
-    return Reduction("premul_sum", float(factor))
+    return Reduction("premul_sum", _number(factor))
+
+
+def _number(factor: Any) -> float:
+    """A factor of premul_sum as a finite number."""
+    expected = "premul_sum needs a finite number as its factor"
+    if not isinstance(factor, (int, float, np.integer, np.floating)) or isinstance(factor, bool):
+        raise ConfigError(f"{expected}, got {factor!r:.60}")
+    try:
+        number = float(factor)
+    except OverflowError:
+        raise ConfigError(f"{expected}, got a whole number beyond the largest float") from None
+    if not math.isfinite(number):
+        raise ConfigError(f"{expected}, got {factor!r}")
+    return number
 
 
 _ML_DTYPES = ("bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
@@ -127,27 +142,33 @@ def parse_dtype(name: Any) -> np.dtype[Any]:
 
 
 def parse_reduction(op: str | Reduction, dtype: np.dtype[Any]) -> Reduction:
-    """A reduction that is defined on the dtype.
+    """A reduction that is defined on the dtype, from a name or a :class:`Reduction`; text gives premul_sum as ``premul_sum:0.5``.
 
     Raises
     ------
     ConfigError
         For an unknown reduction; a bitwise one on a dtype without bits; an order of complex numbers; an average or scaling of bool;
-        a scaling of whole numbers by a fraction.
+        a scaling of whole numbers by a fraction; a factor that is no finite number, or of another reduction than premul_sum.
 
     Examples
     --------
     >>> parse_reduction("AVG", np.dtype("float32"))
     Reduction(name='avg', factor=None)
+    >>> parse_reduction("premul_sum:0.5", np.dtype("float32"))
+    Reduction(name='premul_sum', factor=0.5)
     """
-    found = Reduction(op.lower()) if isinstance(op, str) else op
+    found = _named(op) if isinstance(op, str) else op
     if not isinstance(found, Reduction):
         raise ConfigError(f"op must be the name of a reduction or a Reduction, got {op!r:.60}")
     name = found.name
     if name not in REDUCTIONS and name not in _DERIVED:
         raise ConfigError(f"unknown reduction {op!r}; {nearest(_MEANT.get(name, name), [*REDUCTIONS, *_DERIVED])}")
     if name == "premul_sum" and found.factor is None:
-        raise ConfigError("premul_sum needs its factor: pass simcoll.premul_sum(factor) as op")
+        raise ConfigError("premul_sum needs its factor: simcoll.premul_sum(0.5), or as text premul_sum:0.5")
+    if name != "premul_sum" and found.factor is not None:
+        raise ConfigError(
+            f"reduction {name!r} takes no factor, got {found.factor!r:.60}; only premul_sum scales its inputs"
+        )
     if name in ("band", "bor", "bxor") and dtype.kind not in "biu":
         raise ConfigError(f"reduction {name!r} needs an integer or bool dtype, got {dtype.name}")
     if name in ("min", "max") and dtype.kind == "c":
@@ -155,8 +176,20 @@ def parse_reduction(op: str | Reduction, dtype: np.dtype[Any]) -> Reduction:
     if name in _DERIVED and dtype.kind == "b":
         raise ConfigError(f"reduction {name!r} is not defined on bool")
     if found.factor is not None:
+        _number(found.factor)
         _check_factor(found, found.factor, dtype)
     return found
+
+
+def _named(text: str) -> Reduction:
+    """A reduction from text, with the factor of premul_sum behind a colon."""
+    name, colon, factor = text.lower().partition(":")
+    if not colon or name != "premul_sum":
+        return Reduction(text.lower())
+    try:
+        return premul_sum(float(factor))
+    except ValueError:
+        raise ConfigError(f"op {text!r}: expected a number behind the colon, as in premul_sum:0.5") from None
 
 
 def _check_factor(reduction: Reduction, factor: float, dtype: np.dtype[Any]) -> None:

@@ -17,7 +17,20 @@ import numpy as np
 
 from simcoll.errors import ConfigError, ScheduleError
 from simcoll.layout import Layout
-from simcoll.step import COPY, MULTICAST, OP_NAMES, REDUCE, SWITCH_REDUCE, SYNC, Repeat, Step, digest, joined, transfers
+from simcoll.step import (
+    COPY,
+    MULTICAST,
+    OP_NAMES,
+    REDUCE,
+    SWITCH_REDUCE,
+    SYNC,
+    Repeat,
+    Step,
+    digest,
+    joined,
+    transfers,
+    whole_number,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -91,6 +104,10 @@ class Schedule:
     _known: dict[str, Any] = field(default_factory=dict, repr=False, init=False)
 
     def __post_init__(self) -> None:
+        layout: Any = self.layout  # whatever was given
+        if not isinstance(layout, Layout):
+            raise ConfigError(f"{self.name}: expected a Layout, got {layout!r:.60}")
+        object.__setattr__(self, "nchannels", whole_number(f"{self.name}: nchannels", self.nchannels, 1))
         if not callable(self.source):
             raise ConfigError(f"{self.name}: source must be a function that yields the steps, got {self.source!r:.60}")
 
@@ -217,7 +234,7 @@ class Schedule:
         return bind(self, count, dtype, op, ranks=ranks, protocol=protocol, proof=proof)
 
     def check_step(self, number: int, step: Step) -> None:
-        """Refuse ranks, chunks or channels that do not exist, and transfers that leave their buffer.
+        """Refuse ranks, chunks or channels that do not exist, transfers that leave their buffer, and a barrier's of data.
 
         Raises
         ------
@@ -234,6 +251,9 @@ class Schedule:
             if len(column) and (column.min() < 0 or column.max() >= limit):
                 row = int(np.flatnonzero((column < 0) | (column >= limit))[0])
                 self._refuse(number, step, row, wrong.format(column[row]))
+        if self.collective.kind == "barrier" and (step.op != SYNC).any():
+            row = int(np.flatnonzero(step.op != SYNC)[0])
+            self._refuse(number, step, row, "a barrier has no data; its transfers are sync (op=SYNC)")
         self._check_chunks(number, step, step.src_rank, step.src_chunk, "source")
         self._check_chunks(number, step, step.dst_rank, step.dst_chunk, "destination")
 
@@ -244,8 +264,11 @@ class Schedule:
             return
         if (step.count == 1).all() and chunk.min() >= 0 and chunk.max() < size:  # as in most steps
             return
+        if (data & (step.count < 1)).any():
+            row = int(np.flatnonzero(data & (step.count < 1))[0])
+            self._refuse(number, step, row, f"count must be at least 1, got {step.count[row]}")
         # Compared so that no sum can overflow.
-        bad = data & ((chunk < 0) | (chunk >= size) | (step.count < 1) | (step.count > size))
+        bad = data & ((chunk < 0) | (chunk >= size) | (step.count > size))
         if not bad.any():
             bad = data & (chunk + step.count > bases[self.layout.region(chunk) + 1])
         if bad.any():

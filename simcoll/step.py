@@ -32,6 +32,9 @@ __all__ = [
     "transfers",
 ]
 
+LARGEST = 2**40
+"""Largest number of chunks, channels or turns."""
+
 COPY, REDUCE, SYNC, MULTICAST, SWITCH_REDUCE = range(5)
 OP_NAMES = ("copy", "reduce", "sync", "multicast", "switch_reduce")
 """``copy``: dst = src. ``reduce``: dst = dst (op) src. ``sync``: a message without data.
@@ -59,8 +62,14 @@ class Step:
     channel: Ints
 
     def __post_init__(self) -> None:
-        for column in (self.src_rank, self.src_chunk, self.dst_rank, self.dst_chunk, self.count, self.op, self.channel):
-            column.setflags(write=False)
+        columns = (self.src_rank, self.src_chunk, self.dst_rank, self.dst_chunk, self.count, self.op, self.channel)
+        try:
+            for column in columns:
+                column.setflags(write=False)
+        except AttributeError:
+            raise ConfigError(
+                f"the columns of a Step are numpy arrays, got {column!r:.60}; transfers() makes a step of numbers and lists"
+            ) from None
 
     def __len__(self) -> int:
         return len(self.src_rank)
@@ -99,7 +108,11 @@ def transfers(
         "src_rank": src_rank, "src_chunk": src_chunk, "dst_rank": dst_rank, "dst_chunk": dst_chunk,
         "count": count, "channel": channel, "op": op,
     }  # fmt: skip
-    arrays = [_whole_numbers(name, values) for name, values in given.items()]
+    if isinstance(op, str):
+        if op.lower() not in OP_NAMES:
+            raise ConfigError(f"unknown op {op!r}; {nearest(op.lower(), OP_NAMES)}")
+        given["op"] = OP_NAMES.index(op.lower())
+    arrays = [whole_numbers(name, values) for name, values in given.items()]
     ops = arrays[-1]
     if ops.size and not (ops.min() >= 0 and ops.max() < len(OP_NAMES)):
         raise ConfigError(
@@ -123,19 +136,22 @@ def _flat(array: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
     return np.full(size, array.item(), array.dtype) if array.size == 1 else np.broadcast_to(array, shape).reshape(-1)
 
 
-def _whole_numbers(name: str, values: ArrayLike) -> Ints:
-    """A column as int64; refuses fractions, text and what does not fit."""
-    if name == "op" and isinstance(values, str):
-        if values.lower() not in OP_NAMES:
-            raise ConfigError(f"unknown op {values!r}; {nearest(values.lower(), OP_NAMES)}")
-        values = OP_NAMES.index(values.lower())
+def whole_number(name: str, value: Any, least: int, most: int = LARGEST) -> int:
+    """A number as a Python int; refuses fractions, text and what lies outside a range."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not least <= value <= most:
+        raise ConfigError(f"{name} must be a whole number from {least} to {most}, got {value!r:.60}")
+    return int(value)
+
+
+def whole_numbers(name: str, values: ArrayLike, kinds: str = "iub") -> Ints:
+    """Numbers as int64; refuses fractions, text and what does not fit."""
     try:
         array = np.asarray(values)
     except (ValueError, OverflowError):
         array = np.asarray(None)
     if array.size == 0:
         return array.astype(np.int64)
-    if array.dtype.kind not in "iub" or (array.dtype.kind == "u" and array.max() > np.iinfo(np.int64).max):
+    if array.dtype.kind not in kinds or (array.dtype.kind == "u" and array.max() > np.iinfo(np.int64).max):
         raise ConfigError(f"{name} must be whole numbers of 64 bits, got {values!r:.60}")
     return array.astype(np.int64)
 
@@ -183,10 +199,19 @@ class Repeat:
     base: int
     modulus: int
 
+    def __post_init__(self) -> None:
+        steps: Any = self.steps  # whatever was given
+        if not isinstance(steps, (tuple, list)) or not all(isinstance(step, Step) for step in steps):
+            raise ConfigError(f"the steps of a Repeat are a tuple of steps, made by transfers(); got {steps!r:.60}")
+        object.__setattr__(self, "steps", tuple(steps))
+        for name, least in (("count", 0), ("stride", -LARGEST), ("base", -LARGEST), ("modulus", 1)):
+            number = whole_number(f"{name} of a Repeat", getattr(self, name), least)
+            object.__setattr__(self, name, number)
+
     def unrolled(self) -> Iterator[Step]:
         """The steps that it stands for, one by one."""
         for turn in range(self.count):
-            shift = turn * self.stride
+            shift = turn * self.stride % self.modulus
             for step in self.steps:
                 yield Step(
                     step.src_rank,

@@ -3,6 +3,8 @@
 CuPy compiles every kernel such that float32 numbers too small for a full mantissa become 0. So float32, and bfloat16, which is computed in
 float32 and rounded to nearest even, have kernels of ours whose instructions keep them. The 8-bit floats go through a table of all 65,536
 pairs, made on the host. The rest (whole numbers, float16, float64, sums of complex128) CuPy computes as numpy does.
+
+An average is a quotient by the number of ranks, in float32 for the types of 16 bits; for those of 8 bits a table of all 256.
 """
 
 from __future__ import annotations
@@ -12,14 +14,24 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from simcoll.errors import ConfigError
-from simcoll.reduction import REDUCTIONS
+from simcoll.reduction import REDUCTIONS, Reduction
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import NDArray
 
-__all__ = ["EXACT", "bfloat16_source", "device_dtype", "finisher", "float32_source", "pair_table", "reducer"]
+__all__ = [
+    "EXACT",
+    "bfloat16_source",
+    "device_dtype",
+    "finisher",
+    "float32_source",
+    "mean_source",
+    "mean_table",
+    "pair_table",
+    "reducer",
+]
 
 _TINY = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
 _STORED: dict[str, np.dtype[Any]] = {"bfloat16": np.dtype(np.uint16), **dict.fromkeys(_TINY, np.dtype(np.uint8))}
@@ -60,18 +72,38 @@ def device_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def float32_source(op: str) -> str:
-    """CUDA for ``t = t (op) r`` on float32."""
+    """CUDA for ``t = t (op) r`` on float32; "divide" too."""
     return f"float x = t, y = r; t = {_FLOAT[op]};"
 
 
 def bfloat16_source(op: str) -> str:
-    """CUDA for ``t = t (op) r`` on bfloat16 kept in 16 bits: in float32, rounded to nearest even, every NaN to the quiet one."""
+    """CUDA for ``t = t (op) r`` on bfloat16 kept in 16 bits: in float32, rounded to nearest even, every NaN to the quiet one.
+
+    To "divide", r is a float32.
+    """
+    right = "r" if op == "divide" else "__uint_as_float((unsigned int)r << 16)"
     return f"""
-float x = __uint_as_float((unsigned int)t << 16), y = __uint_as_float((unsigned int)r << 16);
+float x = __uint_as_float((unsigned int)t << 16), y = {right};
 float z = {_FLOAT[op]};
 unsigned int bits = __float_as_uint(z);
 t = isnan(z) ? (unsigned short)((bits >> 16 & 0x8000) | 0x7fc0) : (unsigned short)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 """
+
+
+def mean_source(dtype: np.dtype[Any]) -> str:
+    """CUDA for ``t = t / r`` on float16 (r is a float32) and on the two parts of a complex number (r is of their type)."""
+    if dtype.name == "float16":
+        return "t = T(div_f32(float(t), r));"
+    divide = "div_f32" if dtype.name == "complex64" else "__ddiv_rn"
+    return f"t = T({divide}(t.real(), r), {divide}(t.imag(), r));"
+
+
+def mean_table(dtype: np.dtype[Any], nranks: int) -> NDArray[np.uint8]:
+    """Every 8-bit value divided by the number of ranks."""
+    values = np.arange(256, dtype=np.uint8)
+    with np.errstate(all="ignore"):
+        Reduction("avg").finish(values.view(dtype), nranks)
+    return values
 
 
 def pair_table(op: str, dtype: np.dtype[Any]) -> NDArray[np.uint8]:
@@ -79,11 +111,7 @@ def pair_table(op: str, dtype: np.dtype[Any]) -> NDArray[np.uint8]:
     values = np.arange(256, dtype=np.uint8)
     left = np.repeat(values, 256).view(dtype)
     with np.errstate(all="ignore"):
-        found = (
-            np.divide(left, np.tile(values, 256).view(dtype))
-            if op == "divide"
-            else REDUCTIONS[op](left, np.tile(values, 256).view(dtype))
-        )
+        found = REDUCTIONS[op](left, np.tile(values, 256).view(dtype))
     table: NDArray[np.uint8] = found.astype(dtype).view(np.uint8)
     return table
 
@@ -98,7 +126,8 @@ def _by_table(cupy: Any, op: str, dtype: np.dtype[Any]) -> Callable[[Any, Any], 
 
 def _by_formula(cupy: Any, op: str, dtype: np.dtype[Any]) -> Callable[[Any, Any], object]:
     kept, source = device_dtype(dtype).name, (float32_source if dtype.name == "float32" else bfloat16_source)(op)
-    kernel = cupy.ElementwiseKernel(f"{kept} r", f"{kept} t", source, f"simcoll_{op}_{dtype.name}", preamble=EXACT)
+    right = "float32" if op == "divide" else kept
+    kernel = cupy.ElementwiseKernel(f"{right} r", f"{kept} t", source, f"simcoll_{op}_{dtype.name}", preamble=EXACT)
     return lambda target, source: kernel(source, target)
 
 
@@ -130,16 +159,26 @@ def reducer(cupy: Any, op: str, dtype: np.dtype[Any]) -> Callable[[Any, Any], ob
 
 
 def finisher(cupy: Any, dtype: np.dtype[Any], nranks: int) -> Callable[[Any], object]:
-    """Divide by the number of ranks; whole numbers towards zero."""
-    if dtype.name in (*_TINY, "bfloat16", "float32"):
-        count = cupy.asarray(np.full(1, nranks, np.float64).astype(dtype).view(device_dtype(dtype)))
-        divide = (_by_table if dtype.name in _TINY else _by_formula)(cupy, "divide", dtype)
-        return lambda target: divide(target, count)
+    """Divide by the number of ranks, as :meth:`~simcoll.reduction.Reduction.finish` does on the host."""
+    if dtype.name in _TINY:
+        table = cupy.asarray(mean_table(dtype, nranks))
+        lookup = cupy.ElementwiseKernel("raw uint8 table", "uint8 t", "t = table[t];", "simcoll_divide_bytes")
+        return lambda target: lookup(table, target)
     if dtype.kind in "iu":
         # Beyond the type's range a quotient is always 0, and CUDA's own division is towards zero.
         source = f"t = (T)(t / (T){nranks});" if nranks <= np.iinfo(dtype).max else "t = 0;"
         kernel = cupy.ElementwiseKernel("", "T t", source, f"simcoll_divide_{nranks}")
         divided: Callable[[Any], object] = kernel
         return divided
-    number = dtype.type(nranks)
-    return lambda target: cupy.true_divide(target, number, out=target)
+    part = np.float64 if dtype.name in ("float64", "complex128") else np.float32
+    count = cupy.asarray(np.full(1, nranks, part))
+    if dtype.name in ("bfloat16", "float32"):
+        divide = _by_formula(cupy, "divide", dtype)
+        return lambda target: divide(target, count)
+    if dtype.name == "float64":
+        return lambda target: cupy.true_divide(target, count, out=target)
+    name = np.dtype(part).name
+    mean = cupy.ElementwiseKernel(
+        f"{name} r", "T t", mean_source(dtype), f"simcoll_divide_{dtype.name}", preamble=EXACT
+    )
+    return lambda target: mean(count, target)

@@ -123,7 +123,9 @@ def topology_of(collective: Collective, topology: Topology | None, name: str) ->
         When there is none, or it has another number of ranks.
     """
     if topology is None:
-        raise ConfigError(f"{name} is made for one topology: give topology=, for example load_topology('dgx-h100')")
+        raise ConfigError(
+            f"{name} is made for one topology: give topology=, for example load_topology('dgx-h100') (command line: --topology dgx-h100)"
+        )
     if topology.nranks != collective.nranks:
         raise ConfigError(
             f"{name}: topology {topology.name!r} has {topology.nranks} ranks, {collective.kind} {collective.nranks}"

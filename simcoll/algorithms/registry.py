@@ -27,6 +27,7 @@ from simcoll.algorithms import (
     tree,
     van_de_geijn,
 )
+from simcoll.algorithms.forest import topology_of
 from simcoll.collective import KINDS, Collective
 from simcoll.errors import ConfigError, nearest
 
@@ -49,7 +50,8 @@ class Algorithm:
     build
         Makes the schedule from a collective and keyword parameters.
     cost
-        Time on an ideal crossbar: ``a`` latency, ``b`` seconds per byte, ``g`` seconds per byte reduced, ``s`` total bytes, ``n`` ranks.
+        Time: ``a`` latency, ``b`` seconds per byte, ``g`` seconds per byte reduced, ``s`` total bytes, ``n`` ranks. On an ideal crossbar,
+        but for torus, bidirectional_ring, hierarchical, switch, bfb and packed: theirs is that on the machine that they are made for.
     pattern
         ``ring`` or ``tree``: which of NCCL's latencies a message of it has.
     ranks
@@ -141,9 +143,10 @@ ALGORITHMS: tuple[Algorithm, ...] = (
     _a("all_reduce", "hierarchical", hierarchical.all_reduce, "ring",
        "2(g-1)/g s b_box + 2(m-1)/m s/g b_net, m boxes of g; the larger with pieces", _HIER, "multiple of box", _BOXES, _RUN),
     _a("all_reduce", "torus", torus.all_reduce, "ring",
-       "2 sum(k-1) a + 2(n-1)/n s b/(2D), D dimensions of k", _BUCKET, topologies=_TORUS, order=_RUN),
+       "2 sum(k-1) a + 2(n-1)/n s b/d, equal dimensions of k, d links a rank", _BUCKET, topologies=_TORUS, order=_RUN),
     _a("all_reduce", "switch", switch.all_reduce, "ring", "2a + (1 + 1/n) s b, many pieces", _SHARP, topologies=_SWITCH, order=_RANK),
-    _a("all_reduce", "bfb", bfb.all_reduce, "tree", "2 diameters a + 2(n-1)/n s b/d, d links a rank", _BFB, topologies=_DIRECT, order=_RUN),
+    _a("all_reduce", "bfb", bfb.all_reduce, "tree",
+       "2 diameter * a + 2(n-1)/n s b/d, d links a rank", _BFB, topologies=_DIRECT, order=_RUN),
     _a("all_reduce", "packed", packed.all_reduce, "tree", "the bound of the topology, many pieces", _FOREST, ranks="up to 64", order=_RUN),
     _a("all_gather", "ring", ring.all_gather, "ring", "(n-1)a + (n-1)/n s b", _PATARASUK),
     _a("all_gather", "bidirectional_ring", ring.bidirectional_all_gather, "ring",
@@ -156,9 +159,10 @@ ALGORITHMS: tuple[Algorithm, ...] = (
     _a("all_gather", "direct", direct.all_gather, "ring", "a + (n-1)/n s b", _PAIRS),
     _a("all_gather", "hierarchical", hierarchical.all_gather, "ring",
        "(n-m)/n s b_box + (m-1)/n s b_net, m boxes; the larger with pieces", _HIER, "multiple of box", _BOXES),
-    _a("all_gather", "torus", torus.all_gather, "ring", "sum(k-1) a + (n-1)/n s b/(2D), D dimensions of k", _BUCKET, topologies=_TORUS),
+    _a("all_gather", "torus", torus.all_gather, "ring",
+       "sum(k-1) a + (n-1)/n s b/d, equal dimensions of k, d links a rank", _BUCKET, topologies=_TORUS),
     _a("all_gather", "switch", switch.all_gather, "ring", "a + (n-1)/n s b", _SHARP, topologies=_SWITCH),
-    _a("all_gather", "bfb", bfb.all_gather, "tree", "a diameter a + (n-1)/n s b/d, d links a rank", _BFB, topologies=_DIRECT),
+    _a("all_gather", "bfb", bfb.all_gather, "tree", "diameter * a + (n-1)/n s b/d, d links a rank", _BFB, topologies=_DIRECT),
     _a("all_gather", "packed", packed.all_gather, "tree", "the bound of the topology, many pieces", _FOREST, ranks="up to 64"),
     _a("reduce_scatter", "ring", ring.reduce_scatter, "ring", "(n-1)a + (n-1)/n s b + (n-1)/n s g", _PATARASUK, order=_RUN),
     _a("reduce_scatter", "bidirectional_ring", ring.bidirectional_reduce_scatter, "ring",
@@ -166,16 +170,17 @@ ALGORITHMS: tuple[Algorithm, ...] = (
     _a("reduce_scatter", "recursive_halving", recursive.halving_reduce_scatter, "tree",
        "lg n a + (n-1)/n s (b + g), n = 2^k", _THAKUR, order=_SAME),
     _a("reduce_scatter", "pairwise", direct.pairwise_reduce_scatter, "ring", "(n-1)a + (n-1)/n s (b + g)", _THAKUR, order=_RUN),
-    _a("reduce_scatter", "pat", bruck.pat_reduce_scatter, "tree", "ceil(lg n) a + (n-1)/n s (b + g)", _PAT, order=_RUN),
+    _a("reduce_scatter", "pat", bruck.pat_reduce_scatter, "tree",
+       "ceil(lg n) a + (n-1)/n s (b + g), less g unless n = 2^j - 2^k", _PAT, order=_RUN),
     _a("reduce_scatter", "bine", bine.reduce_scatter, "tree", "lg n a + (n-1)/n s (b + g), n = 2^k", _BINE, order=_RUN),
     _a("reduce_scatter", "direct", direct.reduce_scatter, "ring", "a + (n-1)/n s (b + g)", _PAIRS, order=_SAME),
     _a("reduce_scatter", "hierarchical", hierarchical.reduce_scatter, "ring",
        "(n-m)/n s b_box + (m-1)/n s b_net, m boxes; the larger with pieces", _HIER, "multiple of box", _BOXES, _RUN),
     _a("reduce_scatter", "torus", torus.reduce_scatter, "ring",
-       "sum(k-1) a + (n-1)/n s b/(2D), D dimensions of k", _BUCKET, topologies=_TORUS, order=_RUN),
+       "sum(k-1) a + (n-1)/n s b/d, equal dimensions of k, d links a rank", _BUCKET, topologies=_TORUS, order=_RUN),
     _a("reduce_scatter", "switch", switch.reduce_scatter, "ring", "a + s b", _SHARP, topologies=_SWITCH, order=_RANK),
     _a("reduce_scatter", "bfb", bfb.reduce_scatter, "tree",
-       "a diameter a + (n-1)/n s (b/d + g), d links a rank", _BFB, topologies=_DIRECT, order=_RUN),
+       "diameter * a + (n-1)/n s (b/d + g), d links a rank", _BFB, topologies=_DIRECT, order=_RUN),
     _a("reduce_scatter", "packed", packed.reduce_scatter, "tree",
        "the bound of the topology, many pieces", _FOREST, ranks="up to 64", order=_RUN),
     _a("broadcast", "tree", tree.broadcast, "tree", "ceil(lg n)(a + s b)", _THAKUR),
@@ -232,20 +237,30 @@ def default_algorithm(collective: Collective, params: Iterable[str] = ()) -> str
     """The algorithm taken when none is named.
 
     With ``box`` or ``pod`` among the parameters the hierarchical one, with ``dims`` the one for a torus, with ``topology`` the packed
-    one, where there is one. Else, by the
-    number of ranks: for powers of two the recursive one, which has both the fewest steps and the fewest bytes (all-to-all: the fewest
-    bytes); for other counts, one that is optimal in bytes where data goes to all, and a binomial tree where there is a root. Sizes are not
-    known here: ``simcoll perf`` compares all algorithms over sizes.
+    one, where there is one and it serves so many ranks. Else, by the number of ranks: for powers of two the recursive one, which has
+    both the fewest steps and the fewest bytes (all-to-all: the fewest bytes); for other counts, one that is optimal in bytes where data
+    goes to all, and a binomial tree where there is a root. Sizes are not known here: ``simcoll perf`` compares all algorithms over sizes.
 
     >>> default_algorithm(Collective("all_reduce", 8)), default_algorithm(Collective("all_reduce", 6), ["box"])
     ('rabenseifner', 'hierarchical')
     """
-    serving = {algorithm.name for algorithm in ALGORITHMS if algorithm.collective == collective.kind}
+    serving = {a.name for a in ALGORITHMS if a.collective == collective.kind and _unserved(a, collective, 1) is None}
     for param, name in (("box", "hierarchical"), ("pod", "hierarchical"), ("dims", "torus"), ("topology", "packed")):
         if param in params and name in serving:
             return name
     power, other = _DEFAULTS[collective.kind]
     return other if collective.nranks & (collective.nranks - 1) else power
+
+
+def _unserved(found: Algorithm, collective: Collective, box: int) -> str | None:
+    """Why an algorithm does not serve a number of ranks, and which does; None when it does, or says so itself."""
+    n, other = collective.nranks, _DEFAULTS[collective.kind][1]
+    if found.ranks == "multiple of box" and n % box:
+        return f"{found.name} needs a multiple of box={box} ranks, got {n}; {other} serves any number"
+    most = found.ranks.removeprefix("up to ")
+    if most != found.ranks and n > int(most):
+        return f"{found.name} serves {found.ranks} ranks, got {n}; {other} serves any number"
+    return None
 
 
 def _check_kind(collective: Any) -> None:
@@ -263,7 +278,8 @@ def find_algorithm(collective: str, name: str) -> Algorithm:
     """
     _check_kind(collective)
     serving = {algorithm.name: algorithm for algorithm in ALGORITHMS if algorithm.collective == collective}
-    if name not in serving:
+    given: Any = name  # whatever was given
+    if not isinstance(given, str) or given not in serving:
         others = sorted({algorithm.collective for algorithm in ALGORITHMS if algorithm.name == name})
         if others:
             raise ConfigError(
@@ -290,7 +306,7 @@ def schedule(
         Kind, such as ``"all_reduce"`` (then ``nranks`` or ``topology`` is needed), or a :class:`~simcoll.collective.Collective`.
     algorithm
         Name of an algorithm that serves it: ``simcoll list algorithms``. Without, :func:`default_algorithm` chooses; the
-        schedule's name says which.
+        schedule's name says which. Then ``topology`` is a hint, for algorithms that are made for one and can be made for that one.
     nranks, root, in_place
         Passed to :class:`~simcoll.collective.Collective`.
     **params
@@ -321,9 +337,34 @@ def schedule(
             f"{collective} says its ranks, root and place itself; nranks, root and in_place go with a kind only"
         )
     # What is None is left to its default.
-    given = {name: _checked_param(name, value) for name, value in params.items() if value is not None}
+    given = {name: value for name, value in params.items() if value is not None}
+    if algorithm is None and "topology" in given:
+        return _hinted(collective, given)
     found = find_algorithm(collective.kind, default_algorithm(collective, given) if algorithm is None else algorithm)
-    for name in given:
+    return found.build(collective, **_checked(found, collective, given))
+
+
+def _hinted(collective: Collective, given: dict[str, Any]) -> Schedule:
+    """The schedule of the algorithm that is taken for a topology; of the one taken without where that cannot be made."""
+    topology_of(collective, _checked_param("topology", given["topology"]), "schedule()")
+    found = find_algorithm(collective.kind, default_algorithm(collective, given))
+    plain = {name: value for name, value in given.items() if name != "topology"}
+    if "topology" in found.params:
+        checked = _checked(found, collective, given)
+        try:
+            return found.build(collective, **checked)
+        except ConfigError:  # it has no trees, say
+            found = find_algorithm(collective.kind, default_algorithm(collective, plain))
+    return found.build(collective, **_checked(found, collective, plain))
+
+
+def _checked(found: Algorithm, collective: Collective, given: dict[str, Any]) -> dict[str, Any]:
+    """The parameters of an algorithm, checked."""
+    for name, value in given.items():
+        if name == "pairs" and collective.kind == "send_recv":
+            raise ConfigError(
+                f'pairs go with the collective: schedule(Collective("send_recv", {collective.nranks}, pairs={value!r:.60}))'
+            )
         if name not in found.params:
             others = [
                 other.name for other in ALGORITHMS if other.collective == collective.kind and name in other.params
@@ -332,7 +373,11 @@ def schedule(
                 f"algorithm {found.name!r} of {collective.kind} has no parameter {name!r}; {nearest(name, found.params)}"
                 + (f"; {', '.join(others)} have it" if others else "")
             )
-    return found.build(collective, **given)
+    checked = {name: _checked_param(name, value) for name, value in given.items()}
+    unserved = _unserved(found, collective, checked.get("box", 1))
+    if unserved:
+        raise ConfigError(unserved)
+    return checked
 
 
 MAX_PARAM = 2**20

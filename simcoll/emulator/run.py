@@ -335,7 +335,9 @@ def _bound(plan: Plan, topology: Topology, played: Played, known: bool | Bottlen
     found = lower_bound(
         collective.kind,
         topology.with_ranks(plan.ranks),
-        int(total * min(plan.protocol.wire_factor, Fraction(1))),  # with less than a byte on the wire per byte, of what is there
+        int(
+            total * min(plan.protocol.wire_factor, Fraction(1))
+        ),  # with less than a byte on the wire per byte, of what is there
         root=collective.root or 0,
         latency_fs=latency_floor_fs(plan, topology),
         certificate=None if isinstance(known, bool) else known,

@@ -18,8 +18,10 @@ __all__ = ["dump_schedule", "load_schedule", "parse_schedule"]
 FORMAT, VERSION = "simcoll-schedule", 1
 MAX_BYTES = 2**28
 MAX_TRANSFERS = 2**31
+MAX_CHANNELS = 2**16
 Column = int | list[int]
 Names = str | list[str]
+Value = int | float | bool | str | None
 
 
 class _Collective(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -59,7 +61,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     scratch: list[Any] = []
     scratch_pieces: list[Any] | None = None
     divisible: bool = False
-    params: dict[str, int | str | list[int] | None] = {}
+    params: dict[str, Value | list[Value | list[Value]]] = {}
 
 
 def _column(values: np.ndarray) -> Any:
@@ -78,13 +80,27 @@ def _step_record(step: Step) -> _Step:
     )  # fmt: skip
 
 
+def _plain(value: Any) -> Any:
+    """A parameter in JSON's types: numpy's numbers and arrays as Python's, tuples as lists."""
+    if isinstance(value, (np.generic, np.ndarray)):
+        return value.tolist()
+    return [_plain(item) for item in value] if isinstance(value, (tuple, list)) else value
+
+
+def _tupled(value: Any) -> Any:
+    return tuple(_tupled(item) for item in value) if isinstance(value, list) else value
+
+
 def dump_schedule(schedule: Schedule, path: str | Path | None = None) -> bytes:
-    """The schedule as JSON; written to ``path`` if given.
+    """The schedule as JSON; written to ``path`` if given. What is written can be read back: it is, before it is returned.
 
     Raises
     ------
     ConfigError
-        When the file cannot be written.
+        When the file cannot be written, or the schedule has what no file holds: too large numbers, parameters that are neither
+        numbers, texts, None, nor lists of them.
+    ScheduleError
+        When a step names ranks, chunks or channels that do not exist.
     """
     collective, layout = schedule.collective, schedule.layout
     blocks = []
@@ -98,9 +114,10 @@ def dump_schedule(schedule: Schedule, path: str | Path | None = None) -> bytes:
         FORMAT, VERSION, schedule.name,
         _Collective(collective.kind, collective.nranks, collective.root, list(collective.pairs), collective.in_place),
         layout.chunks, blocks, schedule.nchannels, layout.scratch.tolist(),
-        None if layout.scratch_pieces is None else layout.scratch_pieces.tolist(), schedule.divisible, dict(schedule.params),
+        None if layout.scratch_pieces is None else layout.scratch_pieces.tolist(), schedule.divisible,
+        {key: _plain(value) for key, value in schedule.params},
     )  # fmt: skip
-    data = _lines(record)
+    data = _checked(record)
     if path is not None:
         try:
             Path(path).write_bytes(data)
@@ -119,6 +136,27 @@ def _lines(record: _File) -> bytes:
     blocks = b",\n  ".join(msgspec.json.encode(block) for block in fields.pop("blocks"))
     head = b",\n ".join(msgspec.json.encode(key) + b": " + msgspec.json.encode(value) for key, value in fields.items())
     return b"{\n " + head + b',\n "blocks": [\n  ' + blocks + b"\n ]\n}\n"
+
+
+def _checked(record: _File) -> bytes:
+    """The file, when it can be read back."""
+    try:
+        data = _lines(record)
+        again = decode_json(data, _File, None)
+        _schedule(again, None)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ConfigError(
+            f"a schedule file cannot hold {record.name!r:.60} with params {record.params}: {error}"
+        ) from None
+    except ConfigError as error:
+        raise ConfigError(f"a schedule file cannot hold {record.name!r:.60}: {error}") from None
+    if len(data) > MAX_BYTES:
+        raise ConfigError(f"the file of {record.name!r} is larger than {MAX_BYTES >> 20} MiB")
+    if again.params != record.params:
+        raise ConfigError(
+            f"a schedule file cannot hold {record.name!r} with params {record.params}: read back they are {again.params}"
+        )
+    return data
 
 
 def _step(record: _Step, file: str | None, place: str) -> Step:
@@ -157,7 +195,10 @@ def parse_schedule(data: bytes | str, file: str | None = None) -> Schedule:
     ScheduleError
         When a step names ranks, chunks or channels that do not exist.
     """
-    record = decode_json(data, _File, file)
+    return _schedule(decode_json(data, _File, file), file)
+
+
+def _schedule(record: _File, file: str | None) -> Schedule:
     if record.format != FORMAT:
         raise ConfigError(f"format is {record.format!r}, expected {FORMAT!r}", file=file, path="$.format")
     if record.version != VERSION:
@@ -172,18 +213,21 @@ def parse_schedule(data: bytes | str, file: str | None = None) -> Schedule:
         raise error if error.path else ConfigError(error.message, file=file, path="$.collective") from None
     if not record.name.isprintable() or len(record.name) > 200:
         raise ConfigError("expected up to 200 printable characters", file=file, path="$.name")
-    params = tuple((key, tuple(value) if isinstance(value, list) else value) for key, value in record.params.items())
-    if not 1 <= record.channels <= 2**16:
-        raise ConfigError(f"channels must lie in 1..65536, got {record.channels}", file=file, path="$.channels")
+    params = tuple((key, _tupled(value)) for key, value in record.params.items())
+    if not 1 <= record.channels <= MAX_CHANNELS:
+        raise ConfigError(
+            f"channels must lie in 1..{MAX_CHANNELS}, got {record.channels}", file=file, path="$.channels"
+        )
     if sum(block.repeat * sum(map(_length, block.steps)) for block in record.blocks) > MAX_TRANSFERS:
         raise ConfigError(f"its repeats stand for more than {MAX_TRANSFERS:,} transfers", file=file, path="$.blocks")
     items = [_block(block, file, f"$.blocks[{index}]") for index, block in enumerate(record.blocks)]
     schedule = Schedule(record.name, layout, lambda: iter(items), record.channels, params, record.divisible)
     number = 0
     for item in items:
-        for step in item.steps if isinstance(item, Repeat) else (item,):
-            schedule.check_step(number, step)
-            number += 1
+        steps, turns = (item.steps, item.count) if isinstance(item, Repeat) else ((item,), 1)
+        for place, step in enumerate(steps):
+            schedule.check_step(number + place, step)
+        number += turns * len(steps)
     return schedule
 
 
@@ -216,8 +260,8 @@ def _block(block: _Block, file: str | None, place: str) -> Step | Repeat:
     steps = tuple(_step(step, file, f"{place}.steps[{index}]") for index, step in enumerate(block.steps))
     if block.repeat == 1 and len(steps) == 1:
         return steps[0]
-    if not (1 <= block.repeat <= 2**24 and 1 <= block.modulus <= 2**40):
-        raise ConfigError("repeat must lie in 1..2**24 and modulus in 1..2**40", file=file, path=place)
+    if not (0 <= block.repeat <= 2**24 and 1 <= block.modulus <= 2**40):
+        raise ConfigError("repeat must lie in 0..2**24 and modulus in 1..2**40", file=file, path=place)
     if not (0 <= block.base <= 2**40 and abs(block.stride) <= 2**40):
         raise ConfigError("base must lie in 0..2**40 and stride within 2**40", file=file, path=place)
     return Repeat(steps, block.repeat, block.stride, block.base, block.modulus)

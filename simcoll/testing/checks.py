@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from simcoll.emulator import emulate
-from simcoll.errors import SimcollError
-from simcoll.topology import crossbar
+from simcoll.errors import ConfigError, SimcollError
+from simcoll.reduction import Reduction, parse_dtype
+from simcoll.schedule import SYNC, Schedule
+from simcoll.topology import Topology, crossbar
 from simcoll.verify import check_lowering
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from simcoll.emulator import Result
     from simcoll.plan import Plan
-    from simcoll.reduction import Reduction
-    from simcoll.schedule import Schedule
-    from simcoll.topology import Topology
 
-__all__ = ["assert_implements", "checked_run", "default_counts"]
+__all__ = ["assert_implements", "checked_run", "default_counts", "several"]
 
 
 def default_counts(schedule: Schedule) -> tuple[int, ...]:
@@ -30,7 +33,7 @@ def default_counts(schedule: Schedule) -> tuple[int, ...]:
 
 
 def checked_run(plan: Plan, topology: Topology | None, seed: int = 0) -> Result:
-    """Emulate a plan on exact data, and compare with the definition.
+    """Emulate a plan on exact data, and compare with the definition; without a topology on a crossbar that can play it.
 
     Raises
     ------
@@ -39,11 +42,18 @@ def checked_run(plan: Plan, topology: Topology | None, seed: int = 0) -> Result:
     InternalError
         When the run beats its lower bound.
     """
-    where = crossbar(int(plan.ranks.max()) + 1, "50 GB/s", "1 us") if topology is None else topology
+    where = _machine(plan) if topology is None else topology
     result = emulate(plan, where, seed=seed)
     if result.wrong:
         raise AssertionError(f"{plan} on {where.name}: {result.wrong} wrong output elements (seed={seed})")
     return result
+
+
+def _machine(plan: Plan) -> Topology:
+    """A crossbar; its switch multicasts and reduces if the plan needs that."""
+    machine = crossbar(int(plan.ranks.max()) + 1, "50 GB/s", "1 us")
+    switched = any((step.op > SYNC).any() for step in plan.steps())
+    return replace(machine, traits={"switch_reduce": "yes"}) if switched else machine
 
 
 def assert_implements(
@@ -64,16 +74,20 @@ def assert_implements(
     schedule
         Any schedule.
     counts
-        Elements per block, as for :meth:`~simcoll.schedule.Schedule.bind`; default some awkward ones.
-    dtypes, op
+        One or more, each elements per block, as for :meth:`~simcoll.schedule.Schedule.bind`; default some awkward ones.
+    dtypes
+        One or more, each as for ``bind``.
+    op
         As for ``bind``.
     topology
-        Where it is emulated; default a crossbar.
+        Where it is emulated; default a crossbar, whose switch reduces and multicasts where the schedule needs that.
 
     Raises
     ------
     AssertionError
         With the message of the verifier, and a line that repeats the failing check.
+    ConfigError
+        For a schedule, counts, dtypes or topology of the wrong kind.
 
     Examples
     --------
@@ -81,24 +95,77 @@ def assert_implements(
     >>> assert_implements(simcoll.schedule("all_gather", "ring", nranks=3), counts=[0, 5, [1, 0, 4]])
     """
     __tracebackhide__ = True
+    if not isinstance(schedule, Schedule):
+        raise ConfigError(
+            f"assert_implements needs a Schedule, such as simcoll.schedule(...) makes, got {schedule!r:.60}"
+        )
+    if topology is not None and not isinstance(topology, Topology):
+        raise ConfigError(
+            f"topology must be a Topology, such as simcoll.load_topology(name) gives, got {topology!r:.60}"
+        )
+    sizes = several("counts", default_counts(schedule) if counts is None else counts, "[0, 1, 7]")
+    kinds = several("dtypes", dtypes, "['float32', 'int32']")
     try:
         schedule.proof()
     except SimcollError as error:
         replay = "schedule.proof()"
         raise AssertionError(f"{error}\nreplay: {replay}  # schedule: {_named(schedule)}") from None
-    for count in default_counts(schedule) if counts is None else counts:
-        for dtype in dtypes:
-            bound = f"schedule.bind({count!r}, {dtype!r}, {op!r})"
-            replay = bound
+    for count in sizes:
+        for dtype in kinds:
+            replay = _bound(count, dtype, op)
             try:
                 plan = schedule.bind(count, dtype, op)
-                replay = f"simcoll.verify.check_lowering({bound})"
+                replay = f"from simcoll.verify import check_lowering; check_lowering({replay})"
                 check_lowering(plan)
-                where = "" if topology is None else f", topology={topology.name!r}"
-                replay = f"simcoll.testing.assert_implements(schedule, counts=[{count!r}], dtypes=[{dtype!r}], op={op!r}{where})"
+                replay = _repeated(count, dtype, op, topology)
                 checked_run(plan, topology)
             except (SimcollError, AssertionError) as error:
-                raise AssertionError(f"{error}\nreplay: {replay}  # schedule: {_named(schedule)}") from None
+                on = "" if topology is None else f"; topology: {topology.name!r}"
+                raise AssertionError(f"{error}\nreplay: {replay}  # schedule: {_named(schedule)}{on}") from None
+
+
+def several(name: str, given: Any, example: str) -> list[Any]:
+    """What was given to choose from, as a list, since it is gone through more than once."""
+    if not isinstance(given, Iterable) or isinstance(given, str):
+        raise ConfigError(f"{name} must be a list such as {example}, got {given!r:.60}; did you mean [{given!r:.60}]?")
+    found = list(given)
+    if not found:
+        raise ConfigError(f"{name} is empty, so nothing would be checked; expected some, such as {example}")
+    return found
+
+
+def _bound(count: Any, dtype: Any, op: str | Reduction) -> str:
+    """Python that binds ``schedule`` again."""
+    return f"schedule.bind({_plain(count)}, {_kind(dtype)}, {_operation(op)})"
+
+
+def _repeated(count: Any, dtype: Any, op: str | Reduction, topology: Topology | None) -> str:
+    """Python that asserts one case of ``schedule`` (on ``topology``) again."""
+    where = "" if topology is None else ", topology=topology"
+    return (
+        "from simcoll.testing import assert_implements; "
+        f"assert_implements(schedule, counts=[{_plain(count)}], dtypes=[{_kind(dtype)}], op={_operation(op)}{where})"
+    )
+
+
+def _plain(count: Any) -> str:
+    """A count without types of numpy."""
+    try:
+        return repr(np.asarray(count).tolist())
+    except ValueError:  # rows of different lengths
+        return repr(count)
+
+
+def _kind(dtype: Any) -> str:
+    """A dtype by its name, if it has one."""
+    try:
+        return repr(dtype if isinstance(dtype, str) else parse_dtype(dtype).name)
+    except ConfigError:
+        return repr(dtype)
+
+
+def _operation(op: Any) -> str:
+    return f"simcoll.{op!r}" if isinstance(op, Reduction) else repr(op)
 
 
 def _named(schedule: Schedule) -> str:

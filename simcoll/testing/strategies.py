@@ -5,19 +5,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
 
 import simcoll
 from simcoll.algorithms import ALGORITHMS
 from simcoll.collective import KINDS, Collective
-from simcoll.errors import ConfigError
+from simcoll.errors import ConfigError, nearest
 from simcoll.testing import rewrites
+from simcoll.testing.checks import several
 from simcoll.testing.examples import needed_params
 from simcoll.topology import boxes, crossbar, fat_tree, torus
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hypothesis.strategies import DrawFn, SearchStrategy
+    from hypothesis.strategies import DrawFn
 
     from simcoll.schedule import Schedule
     from simcoll.topology import Topology
@@ -27,13 +29,11 @@ __all__ = ["collectives", "groups", "schedules", "sizes", "topologies"]
 MOST_RANKS = 9
 
 
-@st.composite
 def collectives(
-    draw: DrawFn,
     kinds: Sequence[str] = tuple(KINDS),
     nranks: SearchStrategy[int] | None = None,
     in_place: SearchStrategy[bool] | None = None,
-) -> Collective:
+) -> SearchStrategy[Collective]:
     """Collectives of some kinds, with every root, any pairs, in place or not.
 
     Parameters
@@ -44,16 +44,41 @@ def collectives(
         World sizes; default 1 to 9.
     in_place
         Default both.
+
+    Raises
+    ------
+    ConfigError
+        For kinds that are no list or not known, and where a strategy is expected and something else given.
     """
-    kind = draw(st.sampled_from(list(kinds)))
-    n = draw(st.integers(1, MOST_RANKS) if nranks is None else nranks)
+    chosen = several("kinds", kinds, "['all_reduce', 'broadcast']")
+    for kind in chosen:
+        if not isinstance(kind, str) or kind not in KINDS:
+            raise ConfigError(f"unknown collective {kind!r:.60}; {nearest(str(kind), KINDS)}")
+    ranks = _strategy("nranks", nranks, st.integers(1, MOST_RANKS))
+    return _collectives(chosen, ranks, _strategy("in_place", in_place, st.booleans()))
+
+
+def _strategy(name: str, given: Any, default: SearchStrategy[Any]) -> SearchStrategy[Any]:
+    """A strategy that was given, or the default."""
+    if given is not None and not isinstance(given, SearchStrategy):
+        raise ConfigError(
+            f"{name} must be a strategy of Hypothesis, got {given!r:.60}; did you mean hypothesis.strategies.just({given!r:.60})?"
+        )
+    return default if given is None else given
+
+
+@st.composite
+def _collectives(
+    draw: DrawFn, kinds: list[str], nranks: SearchStrategy[int], in_place: SearchStrategy[bool]
+) -> Collective:
+    kind = draw(st.sampled_from(kinds))
+    n = draw(nranks)
     root = draw(st.integers(0, n - 1)) if KINDS[kind].rooted else None
     pairs: tuple[tuple[int, int], ...] = ()
     if kind == "send_recv":
         sources, targets = (draw(st.permutations(range(n))) for _ in range(2))
         pairs = tuple(zip(sources, targets, strict=True))[: draw(st.integers(0, n))]
-    placed = draw(st.booleans() if in_place is None else in_place)
-    return Collective(kind, n, root=root, pairs=pairs, in_place=placed)
+    return Collective(kind, n, root=root, pairs=pairs, in_place=draw(in_place))
 
 
 @st.composite
@@ -115,10 +140,9 @@ def topologies(draw: DrawFn, least: int = 1) -> Topology:
     return torus([outer, inner], bandwidth, latency)
 
 
-@st.composite
 def schedules(
-    draw: DrawFn, wanted: SearchStrategy[Collective] | None = None, rewritten: SearchStrategy[int] | None = None
-) -> Schedule:
+    wanted: SearchStrategy[Collective] | None = None, rewritten: SearchStrategy[int] | None = None
+) -> SearchStrategy[Schedule]:
     """Random schedules that are right: an algorithm or a random tree, rewritten in ways that keep its meaning.
 
     Parameters
@@ -127,10 +151,20 @@ def schedules(
         Collectives; default all.
     rewritten
         How many rewrites: ranks or channels renamed, steps split or merged, detours through scratch. Default 0 to 4.
+
+    Raises
+    ------
+    ConfigError
+        Where a strategy is expected and something else given.
     """
-    collective = draw(collectives() if wanted is None else wanted)
+    return _schedules(_strategy("wanted", wanted, collectives()), _strategy("rewritten", rewritten, st.integers(0, 4)))
+
+
+@st.composite
+def _schedules(draw: DrawFn, wanted: SearchStrategy[Collective], rewritten: SearchStrategy[int]) -> Schedule:
+    collective = draw(wanted)
     schedule = draw(_random_trees(collective) if _tree(collective) and draw(st.booleans()) else _shipped(collective))
-    for _ in range(draw(st.integers(0, 4) if rewritten is None else rewritten)):
+    for _ in range(draw(rewritten)):
         schedule = draw(_rewrites(schedule))
     return schedule
 

@@ -8,8 +8,6 @@ import numpy as np
 
 from simcoll.errors import ScheduleError
 from simcoll.plan import lowered
-from simcoll.schedule import SYNC
-from simcoll.verify.explain import wrong_op
 
 if TYPE_CHECKING:
     from simcoll.schedule import Schedule
@@ -35,9 +33,6 @@ def check_barrier(schedule: Schedule) -> tuple[int, int]:
     for number, step in lowered(schedule):
         schedule.check_step(number, step)
         count, steps = count + len(step), steps + 1
-        if (step.op != SYNC).any():
-            row = int(np.flatnonzero(step.op != SYNC)[0])
-            wrong_op(schedule, number, step, row, "a barrier has no data; its transfers are sync")
         told = heard[step.src_rank * channels + step.channel]
         np.bitwise_or.at(heard, step.dst_rank * channels + step.channel, told)
     heard = np.bitwise_or.reduce(heard.reshape(n, channels, -1), axis=1)

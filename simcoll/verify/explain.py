@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
@@ -96,16 +98,40 @@ def double_write(schedule: Schedule, number: int, step: Step, row: int, other: i
 
 
 def size_mismatch(schedule: Schedule, number: int, step: Step, row: int) -> NoReturn:
-    """A transfer between chunks whose sizes need not agree."""
+    """A transfer between chunks whose sizes need not agree: with what it brings, and what its destination must hold in the end."""
     layout, one = schedule.layout, slice(row, row + 1)
     cells = (step.src_rank[one], step.src_chunk[one]), (step.dst_rank[one], step.dst_chunk[one])
     ends = [f"piece {layout.piece(*cell)[0]} of block {layout.block(*cell)[0]}" for cell in cells]
-    _fail(
-        schedule, number, step, row,
+    reason = (
         f"joins chunks of different sizes: {ends[0]} and {ends[1]} "
-        "(blocks may have different sizes, pieces of a block differ by one element)",
-        at_source=False,
-    )  # fmt: skip
+        "(blocks may have different sizes, pieces of a block differ by one element)"
+    )
+    wanted, found = _wanted_of(schedule, *cells[1]), _held_before(schedule, number, step, row)
+    unpaired = schedule.collective.kind == "send_recv" and not schedule.collective.has_output(cells[1][0])[0]
+    if wanted or unpaired:
+        nothing = f"nothing, for rank {step.dst_rank[row]} is the destination of no pair"
+        reason += f"\n  expected: {_list(schedule, wanted) or nothing}"
+    if (wanted or unpaired) and found is not None:
+        reason += f"\n  found:    {_list(schedule, sorted(found)) or 'nothing'}"
+    _fail(schedule, number, step, row, reason, at_source=False)
+
+
+def _wanted_of(schedule: Schedule, rank: Ints, chunk: Ints) -> list[Cell]:
+    """What a stored chunk must hold in the end; nothing where it is no output."""
+    layout = schedule.layout
+    outputs = np.arange(layout.output_base, layout.scratch_base)
+    named = outputs[layout.canonical(np.broadcast_to(rank, outputs.shape), outputs) == chunk]
+    return (
+        _wanted(schedule, int(rank[0]), int(named[0])) if len(named) and schedule.collective.has_output(rank)[0] else []
+    )
+
+
+def _held_before(schedule: Schedule, number: int, step: Step, row: int) -> Counter[Cell] | None:
+    """What the source of a transfer holds before its step; None where it would take too long to say."""
+    rank, chunk = int(step.src_rank[row]), int(step.src_chunk[row])
+    if sum(int(before.count.sum()) for before in islice(schedule.steps(), number)) > MAX_EXPLAINED:
+        return None
+    return history(replace(schedule, source=lambda: islice(schedule.steps(), number)), rank, chunk)[1]
 
 
 def wrong_op(schedule: Schedule, number: int, step: Step, row: int, reason: str) -> NoReturn:
@@ -149,6 +175,8 @@ def wrong_outputs(schedule: Schedule, ranks: Ints, chunks: Ints) -> NoReturn:
     wanted = _wanted(schedule, rank, chunk)
     lines = [f"{schedule}: {name} is wrong at the end ({wrong})", f"  expected: {_list(schedule, wanted)}"]
     shows = f"  last written in step {writer}; the counter-example is steps 0..{writer} of 0..{steps - 1}"
+    if writer < steps - 1:
+        shows += ", for no later step writes it"
     if total > MAX_EXPLAINED:
         lines += [shows if writer >= 0 else "  never written", f"  (too large to explain: {total:,} transfers)"]
     else:

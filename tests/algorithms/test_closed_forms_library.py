@@ -49,6 +49,21 @@ def folded_reduce(n):
     return 2 * lg_up(members) + extra, 2 * share(members) + extra, share(members) + extra
 
 
+def pat_added(n):
+    """Blocks that a rank adds one after the other in PAT's reduce-scatter.
+
+    For distance d it is sent the sums for the multiples of 2 d from which d further is still a rank, and holds those in the order of
+    their digits read backwards (the far ones first). What lies side by side is one range; the ranges of a step share the port and are
+    added as they come, so that only the longest counts.
+    """
+    total, levels = 0, range(lg_up(n))
+    for level in levels:
+        held = sorted(range(0, n, 2 << level), key=lambda place: [place >> bit & 1 for bit in levels])
+        runs = "".join("x" if place + (1 << level) < n else " " for place in held).split()
+        total += max(map(len, runs))
+    return total
+
+
 # (collective, algorithm): (A, B, G) by rank count, and the rank counts.
 FORMS = {
     ("broadcast", "linear"): (lambda n: (n - 1, n - 1, 0), RANKS),
@@ -72,7 +87,7 @@ FORMS = {
     ("all_gather", "bidirectional_ring"): (lambda n: (n - 1, share(n), 0), RANKS),
     ("all_gather", "direct"): (lambda n: (1, share(n), 0), SHARED),
     ("reduce_scatter", "pairwise"): (lambda n: (n - 1, share(n), share(n)), RANKS),
-    ("reduce_scatter", "pat"): (lambda n: (lg_up(n), share(n), share(n)), POWERS),
+    ("reduce_scatter", "pat"): (lambda n: (lg_up(n), share(n), Fraction(pat_added(n), n)), RANKS),
     ("reduce_scatter", "bine"): (lambda n: (lg_up(n), share(n), share(n)), POWERS),
     ("reduce_scatter", "direct"): (lambda n: (1, share(n), share(n)), SHARED),
     ("all_reduce", "swing"): (lambda n: (2 * lg_up(n), 2 * share(n), share(n)), POWERS),
@@ -127,6 +142,19 @@ def test_pipelined_chain(n, pieces):
     assert time_fs("reduce", "chain", n, vector, pieces=pieces) == cost_fs((steps, part, part), vector)
 
 
+def test_pat_adds_less_than_the_form_unless_the_count_is_a_difference_of_powers_of_two():
+    differences = {(1 << j) - (1 << k) for j in range(8) for k in range(j)}
+    for n in range(2, 70):
+        assert (pat_added(n) == n - 1) == (n in differences)
+        assert pat_added(n) <= n - 1
+
+
+def test_a_message_takes_one_latency_and_its_bytes():
+    pairs = ((0, 1), (1, 2), (2, 0), (3, 3))
+    plan = simcoll.schedule(simcoll.Collective("send_recv", 4, pairs=pairs)).bind(3840, "uint8")
+    assert emulate(plan, crossbar(4, "1 TB/s", ALPHA_FS), bound=False).time_fs == cost_fs((1, 1, 0), 3840)
+
+
 def test_pat_reduce_scatter_needs_as_few_steps_and_bytes_for_any_number():
     # Not a power of two: the partial sums of a step may be waited for, so only latency and bandwidth are the form's.
     for n in RANKS:
@@ -162,7 +190,7 @@ def test_double_trees_use_the_full_bandwidth(collective, vectors):
         assert vectors < found / (vector * BETA_FS) < 1.15 * vectors
 
 
-@pytest.mark.parametrize("dims", [(8,), (4, 4), (3, 3), (3, 3, 3), (4, 4, 4), (2, 2, 2)])
+@pytest.mark.parametrize("dims", [(8,), (4, 4), (3, 3), (3, 3, 3), (4, 4, 4), (2,), (2, 2), (2, 2, 2)])
 @pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "reduce_scatter"])
 def test_torus_uses_all_links(collective, dims):
     # Jain, Sabharwal: sum(k - 1) steps, and every byte of the lower bound (n - 1) / n over the links of a rank.

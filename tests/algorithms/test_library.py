@@ -11,6 +11,7 @@ from simcoll.collective import KINDS, Collective
 from simcoll.emulator.run import emulate
 from simcoll.errors import ConfigError
 from simcoll.testing.examples import needed_params
+from simcoll.topology import load_topology
 from simcoll.topology.families import crossbar
 from simcoll.verify import LEVELS, verify
 
@@ -159,7 +160,13 @@ def test_a_number_of_ranks_that_is_not_served_names_another_algorithm(collective
     ("name", "params", "message"),
     [
         ("hierarchical", {}, "needs box="),
-        ("hierarchical", {"box": 5}, "multiple of box=5 ranks, got 12"),
+        ("hierarchical", {"box": 5}, "multiple of box=5 ranks, got 12; ring serves any number"),
+        (
+            "packed",
+            {},
+            r"give topology=, for example load_topology\('dgx-h100'\) \(command line: --topology dgx-h100\)",
+        ),
+        ("packed", {"nranks": 65}, "packed serves up to 64 ranks, got 65; ring serves any number"),
         ("hierarchical", {"box": 2, "pod": 3}, "pod=3 must be a multiple of box=2"),
         ("hierarchical", {"box": 2, "pod": 8}, "divide the 12 ranks"),
         ("hierarchical", {"box": (2, 3)}, "expected a whole number"),
@@ -184,6 +191,41 @@ def test_without_a_name_an_algorithm_is_chosen_and_named(kind):
         assert schedule.name == default_algorithm(Collective(kind, n))
         assert (kind, schedule.name) in CASES
         schedule.proof()
+
+
+def test_a_topology_is_a_hint():
+    boxes, many = load_topology("dgx-h100", nodes=2), load_topology("dgx-h100", nodes=16)
+    for kind in KINDS:  # those that have no algorithm for a topology are made without
+        made = simcoll.schedule(kind, topology=many)
+        assert str(made) == str(simcoll.schedule(kind, nranks=128))
+    assert simcoll.schedule("broadcast", topology=boxes, root=3).name == "scatter_doubling"
+    assert simcoll.schedule("all_gather", topology=crossbar(3, "1 GB/s")).name == "packed"
+    assert default_algorithm(Collective("all_reduce", 64), ["topology"]) == "packed"
+    assert default_algorithm(Collective("all_reduce", 65), ["topology"]) == "ring"
+    assert simcoll.schedule("all_reduce", topology=boxes, box=8).name == "hierarchical"
+
+
+def test_a_hint_does_not_hide_mistakes():
+    topology = crossbar(4, "1 GB/s")
+    for arguments, says in (
+        ({"pieces": 0}, "pieces=0: expected a whole number"),
+        ({"peices": 2}, "'packed' of all_reduce has no parameter 'peices'; did you mean 'pieces'"),
+        ({"nranks": 8}, "topology 'crossbar.*' has 4 ranks, all_reduce 8"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            simcoll.schedule("all_reduce", topology=topology, **arguments)
+    with pytest.raises(ConfigError, match="topology='dgx-h100': expected a Topology"):
+        simcoll.schedule("broadcast", nranks=8, topology="dgx-h100")
+
+
+def test_machines_without_trees_get_another_algorithm(monkeypatch):
+    def refuse(topology, **_):
+        raise ConfigError("no trees")
+
+    monkeypatch.setattr("simcoll.bounds.packing.pack_trees", refuse)
+    assert simcoll.schedule("all_gather", topology=crossbar(4, "1 GB/s")).name == "recursive_doubling"
+    with pytest.raises(ConfigError, match="no trees"):
+        simcoll.schedule("all_gather", "packed", topology=crossbar(4, "1 GB/s"))
 
 
 def test_parameters_take_part_in_the_choice():

@@ -247,7 +247,7 @@ def test_the_exact_dtypes_come_from_ml_dtypes():
         ("complex64", "max", "reduction 'max' is not defined on complex64: complex numbers have no order"),
         ("bool", "avg", "reduction 'avg' is not defined on bool"),
         ("int32", simcoll.premul_sum(0.5), "premul_sum(0.5) needs a whole factor on int32"),
-        ("float32", "premul_sum", "premul_sum needs its factor: pass simcoll.premul_sum(factor) as op"),
+        ("float32", "premul_sum", "premul_sum needs its factor: simcoll.premul_sum(0.5), or as text premul_sum:0.5"),
         ("float32", "mean", "unknown reduction 'mean'"),
         ("str", "sum", "dtype 'str' is not a number type"),
     ],

@@ -177,9 +177,20 @@ def _kernel(_inputs, _output, source, name, preamble=""):
         elif rest in (["bfloat16"], ["float32"]):
             assert "add.rn.f32" in preamble
             kind = ml_dtypes.bfloat16 if rest == ["bfloat16"] else np.float32
-            left, right = (np.asarray(a).view(kind) for a in (target, arguments[0]))
-            ufunc = np.divide if op == "divide" else REDUCTIONS[op]
-            target[...] = ufunc(left, right).view(target.dtype)
+            left, right = np.asarray(target).view(kind), np.asarray(arguments[0])
+            if op == "divide":
+                assert right.dtype == np.float32
+                target[...] = (left.astype(np.float32) / right).astype(kind).view(target.dtype)
+            else:
+                target[...] = REDUCTIONS[op](left, right.view(kind)).view(target.dtype)
+        elif rest == ["bytes"]:
+            assert source == "t = table[t];"
+            target[...] = arguments[0][target]
+        elif op == "divide" and rest[0] in {"float16", "complex64", "complex128"}:
+            assert preamble or rest == ["complex128"]
+            parts = (target.real, target.imag) if rest[0].startswith("complex") else (target,)
+            for part in parts:
+                part[...] = part.astype(arguments[0].dtype) / arguments[0]
         elif op == "divide":
             target[...] = 0 if source == "t = 0;" else _towards_zero(target, int(rest[0]))
         else:

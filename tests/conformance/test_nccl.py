@@ -133,7 +133,30 @@ def test_the_table_of_8_bit_floats(dtype):
     assert table.shape == (65536,)
 
 
-def binary32(kind):
+# 17 and 241 have more bits than these types keep; 512 is beyond the range of one; expected: the nearest value to the true quotient.
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"])
+@pytest.mark.parametrize("n", [2, 17, 241, 512])
+def test_the_table_of_averages(dtype, n):
+    kind = np.dtype(getattr(ml_dtypes, dtype))
+    values = np.arange(256, dtype=np.uint8).view(kind).astype(np.float64)
+    finite = values[np.isfinite(values)]
+    got = kernels.mean_table(kind, n).view(kind).astype(np.float64)[np.isfinite(values)]
+    for value, found in zip(finite, got, strict=True):
+        assert abs(found - value / n) == np.abs(finite - value / n).min()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float8_e4m3fn", "complex64", "complex128"])
+def test_averages_of_kernels_have_the_bits_of_the_host(dtype, fake):
+    kind = simcoll.reduction.parse_dtype(dtype)
+    for n in (3, 49, 257, 2049):
+        given = np.random.default_rng(n).standard_normal(64).astype(kind)
+        host, kept = given.copy(), given.copy()
+        simcoll.Reduction("avg").finish(host, n)
+        kernels.finisher(sys.modules["cupy"], kind, n)(kept.view(kernels.device_dtype(kind)))
+        assert kept.tobytes() == host.tobytes()
+
+
+def binary32(kind, right):
     """C for what the kernels use, on the host."""
     return f"""
 #include <math.h>
@@ -144,8 +167,8 @@ static float add_f32(float a, float b) {{ return a + b; }}
 static float mul_f32(float a, float b) {{ return a * b; }}
 static float div_f32(float a, float b) {{ return a / b; }}
 static int less_f32(float a, float b) {{ return a < b; }}
-void run({kind} *ts, const {kind} *rs, long n) {{
-  for (long i = 0; i < n; i++) {{ {kind} t = ts[i], r = rs[i];
+void run({kind} *ts, const {right} *rs, long n) {{
+  for (long i = 0; i < n; i++) {{ {kind} t = ts[i]; {right} r = rs[i];
 """
 
 
@@ -157,7 +180,8 @@ def test_the_kernels_of_ours_compiled_for_the_host_give_the_bits_of_numpy(name, 
         "bfloat16": (np.dtype(ml_dtypes.bfloat16), "unsigned short", bfloat16_source(op)),
         "float32": (np.dtype(np.float32), "float", float32_source(op)),
     }[name]
-    (tmp_path / "k.c").write_text(f"{binary32(letter)}{source} ts[i] = t; }} }}\n")
+    other = "float" if op == "divide" else letter  # the number of ranks is a float32
+    (tmp_path / "k.c").write_text(f"{binary32(letter, other)}{source} ts[i] = t; }} }}\n")
     subprocess.run(
         ["cc", "-O1", "-ffp-contract=off", "-shared", "-fPIC", "-o", "k.so", "k.c", "-lm"], cwd=tmp_path, check=True
     )
@@ -167,9 +191,13 @@ def test_the_kernels_of_ours_compiled_for_the_host_give_the_bits_of_numpy(name, 
     right = rng.integers(0, 2 ** (8 * kind.itemsize), left.size, dtype=bits)
     right[::7] = left[::7]
     right[::5] &= 2 ** (8 * kind.itemsize - 9) - 1  # too small for a full mantissa
+    right = right.view(kind)
+    if op == "divide" and name == "bfloat16":
+        right = rng.integers(0, 2**32, left.size, dtype=np.uint32).view(np.float32)
+        right[::3] = rng.integers(1, 2**20, right[::3].size)
     call = {"sum": np.add, "product": np.multiply, "min": np.minimum, "max": np.maximum, "divide": np.divide}[op]
     with np.errstate(all="ignore"):
-        want = call(left.view(kind), right.view(kind))
+        want = call(left.view(kind), right).astype(kind)
         nan = np.isnan(want)
     got = left.copy()
     library.run(got.ctypes.data_as(ctypes.c_void_p), right.ctypes.data_as(ctypes.c_void_p), ctypes.c_long(got.size))
@@ -183,8 +211,9 @@ def test_the_kernels_of_ours_compiled_for_the_host_give_the_bits_of_numpy(name, 
 def test_the_kernels_of_ours_compile_for_a_gpu_and_keep_small_numbers(name, op):
     nvrtc = pytest.importorskip("cupy", reason="needs CuPy: pip install '.[cuda12]'").cuda.nvrtc
     kind = "unsigned short" if name == "bfloat16" else "float"
+    other = "float" if op == "divide" else kind
     body = (bfloat16_source if name == "bfloat16" else float32_source)(op)
-    begin = f'extern "C" __global__ void k({kind} *ts, const {kind} *rs) {{ {kind} &t = ts[threadIdx.x], r = rs[threadIdx.x];'
+    begin = f'extern "C" __global__ void k({kind} *ts, const {other} *rs) {{ {kind} &t = ts[threadIdx.x]; {other} r = rs[threadIdx.x];'
     program = nvrtc.createProgram(f"{kernels.EXACT}{begin}{body} }}", "k.cu", (), ())
     nvrtc.compileProgram(program, ("-arch=compute_90", "-ftz=true"))  # as CuPy does
     instructions = set(re.findall(r"\b[a-z]+[a-z.]*\.f32", nvrtc.getPTX(program).decode()))

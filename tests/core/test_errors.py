@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 import simcoll
@@ -43,6 +44,10 @@ RING = {"collective": "all_reduce", "algorithm": "ring", "nranks": 4}
         ({"nranks": None}, "all_reduce needs nranks"),
         ({"nranks": 0}, "at least 1; got 0"),
         ({"nranks": 2.0}, "at least 1; got 2.0"),
+        (
+            {"collective": "send_recv", "algorithm": None, "pairs": [(0, 1)]},
+            'pairs go with the collective: schedule(Collective("send_recv", 4, pairs=[(0, 1)]))',
+        ),
         ({"root": 1}, "all_reduce has no root, but root=1 was given"),
         ({"box": 3}, "box=3 does not divide the 4 ranks"),
         ({"algorithm": "hierarchical"}, "hierarchical needs box="),
@@ -84,6 +89,12 @@ def test_plans_that_cannot_be_made(arguments, says):
     with pytest.raises(ConfigError) as error:
         simcoll.schedule("all_reduce", "ring", nranks=4).bind(arguments.pop("count"), **arguments)
     assert says in str(error.value)
+
+
+@pytest.mark.parametrize("most", [2**63, 2**63 - 1, 2**64 - 1, 2**62 + 1])
+def test_counts_that_no_signed_number_holds(most):
+    with pytest.raises(ConfigError, match=f"count {most} is too large"):
+        simcoll.schedule("all_gather", "ring", nranks=3).bind(np.array([1, 2, most], np.uint64))
 
 
 @pytest.mark.parametrize(("count", "shape"), [([1, 2], "(3,)"), ([[1] * 3] * 3, "(3,)"), ([1, 2, -1], "negative")])

@@ -336,7 +336,10 @@ def test_arguments_of_other_types():
         (lambda: schedule.bind(4, ranks=[0, 1, 2, 3.5]), "ranks must be whole"),
         (lambda: schedule.bind(4, ranks=[[0, 1], [2]]), "ranks must be whole"),
         (lambda: schedule.bind(4, ranks=[True, False, 2.0, 3.0]), "ranks must be whole"),
-        (lambda: schedule.bind(4, ranks=np.array([[0, 1, 2, 3]])), r"has 4 ranks; got an array of shape \(1, 4\), not a list"),
+        (
+            lambda: schedule.bind(4, ranks=np.array([[0, 1, 2, 3]])),
+            r"has 4 ranks; got an array of shape \(1, 4\), not a list",
+        ),
         (lambda: schedule.bind(4, ranks=5), r"got an array of shape \(\), not a list"),
         (lambda: simcoll.schedule("all_reduce", "ring", nranks=4, channels=10**9), "at most"),
         (lambda: simcoll.schedule("all_reduce", "ring", nranks=10**9), "at most"),

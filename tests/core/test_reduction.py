@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -102,6 +104,37 @@ def test_average_over_more_ranks_than_the_dtype_can_count(dtype, values, n, expe
     assert array.tolist() == expected
 
 
+SMALL_FLOATS = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
+
+
+# Most of these counts have more bits than the dtype keeps, and 512 and 2049 are beyond the range of some.
+@pytest.mark.parametrize("name", SMALL_FLOATS)
+@pytest.mark.parametrize("n", [3, 17, 241, 512, 2049])
+def test_average_is_the_nearest_value_to_the_true_quotient(name, n):
+    dtype = parse_dtype(name)
+    every = np.arange(2 ** (8 * dtype.itemsize)).astype(f"u{dtype.itemsize}").view(dtype)
+    with np.errstate(invalid="ignore"):
+        every = every[np.isfinite(every.astype(np.float64))]
+    known, true = np.unique(every.astype(np.float64)), every.astype(np.float64) / n
+    Reduction("avg").finish(every, n)
+    right = np.clip(np.searchsorted(known, true), 1, known.size - 1)
+    least = np.minimum(abs(true - known[right - 1]), abs(true - known[right]))
+    assert (abs(every.astype(np.float64) - true) <= least * (1 + 1e-9)).all()
+
+
+@pytest.mark.parametrize("name", ["float32", "float64", "complex64", "complex128"])
+@pytest.mark.parametrize("n", [3, 49, 98, 2**20 - 1])
+def test_average_is_rounded_once(name, n):
+    rng = np.random.default_rng(n)
+    split = name.startswith("complex")
+    values = (rng.standard_normal(200) * ((1 + 2j) if split else 1)).astype(name)
+    parts = [values.real, values.imag] if split else [values]
+    # Python divides fractions and rounds to the nearest float; rounding that to float32 does no harm to a quotient of two float32.
+    expected = [[parts[0].dtype.type(float(Fraction(float(x)) / n)) for x in part] for part in parts]
+    Reduction("avg").finish(values, n)
+    assert [part.tolist() for part in parts] == [[float(x) for x in part] for part in expected]
+
+
 def test_premultiplied_sum():
     half = premul_sum(0.5)
     assert half.pairwise == "sum"
@@ -112,16 +145,32 @@ def test_premultiplied_sum():
     half.finish(given, 7)
     assert given.tolist() == [1, 3]
     assert parse_reduction(premul_sum(2), np.dtype("int8")) == Reduction("premul_sum", 2.0)
+    assert parse_reduction("Premul_Sum:2", np.dtype("int8")) == Reduction("premul_sum", 2.0)
 
 
 @pytest.mark.parametrize(
     ("op", "dtype", "says"),
     [("avg", "bool", "not defined on bool"), (premul_sum(2), "bool", "not defined on bool"),
-    ("premul_sum", "float32", "needs its factor"),
+    ("premul_sum", "float32", "needs its factor"), ("premul_sum:x", "float32", "expected a number behind the colon"),
+     ("sum:2", "float32", "unknown reduction 'sum:2'"),
      (premul_sum(0.5), "int32", "needs a whole factor on int32"), ("average", "float32", "did you mean 'avg'?"),
-     ("nosuch", "int8", "valid: avg, band")],
+     ("nosuch", "int8", "valid: avg, band"), (Reduction("sum", 2.0), "float32", "'sum' takes no factor, got 2.0; only premul_sum"),
+     (Reduction("avg", 1), "float32", "'avg' takes no factor"),
+     (Reduction("premul_sum", "a"), "float32", "needs a finite number as its factor, got 'a'"),
+     (Reduction("premul_sum", float("inf")), "int32", "needs a finite number as its factor, got inf"),
+     (Reduction("premul_sum", True), "float32", "needs a finite number as its factor, got True")],
 )  # fmt: skip
 def test_reductions_that_are_refused(op, dtype, says):
     with pytest.raises(ConfigError) as error:
         parse_reduction(op, parse_dtype(dtype))
     assert says in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "factor",
+    [10**400, -(10**400), 10**5000, float("nan"), np.float64("inf"), True, "2", None, 1j],
+    ids=list("abcdefghi"),
+)
+def test_factors_that_are_no_finite_number(factor):
+    with pytest.raises(ConfigError, match="premul_sum needs a finite number as its factor, got "):
+        premul_sum(factor)

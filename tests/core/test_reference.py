@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from simcoll.collective import Collective
 from simcoll.errors import ConfigError
 from simcoll.plan import bind
-from simcoll.reduction import REDUCTIONS, combine, premul_sum
+from simcoll.reduction import REDUCTIONS, Reduction, combine, premul_sum
 from simcoll.reference import count_wrong, exact_inputs, expected_outputs
 from simcoll.schedule import Layout, Schedule
 
@@ -60,6 +61,64 @@ def test_average_and_scaling(dtype, n):
         wanted = expect(total) if dtype == "int32" or op != "avg" else total / n
         got = expected_outputs(plan, inputs)
         assert np.array_equal(np.concatenate(got), wanted.astype(plan.dtype))
+
+
+FACTORS = (0.3, -0.1, 0.5, 3, 7, -11, 448, 60000, 1e-30, 1e300, 1.7e308, 0)
+FLOATS = [name for name in DTYPES if name.startswith(("float", "bfloat", "complex"))]
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("factor", FACTORS)
+@pytest.mark.parametrize("n", [2, 7, 8, 21])
+def test_scaled_sums_are_exact_in_any_order(dtype, factor, n):
+    try:
+        plan = plan_of(Collective("all_reduce", n), 64, dtype, premul_sum(factor))
+    except ConfigError:
+        return
+    inputs = exact_inputs(plan, seed=3)
+    expected = expected_outputs(plan, inputs)[0]
+    kept = Fraction(complex(plan.dtype.type(factor)).real)
+    true = [sum(Fraction(complex(part[i]).real) for part in inputs) * kept for i in range(64)]
+    assert [Fraction(complex(value).real) for value in expected] == true
+    rng = random.Random(n)
+    for _ in range(4):
+        parts = [plan.reduction.prepared(part) for part in inputs]
+        while len(parts) > 1:
+            rng.shuffle(parts)
+            combine("sum", parts[0], parts.pop())
+        assert np.array_equal(parts[0], expected)
+    # The contribution of no rank may be left out unseen, unless the dtype makes the factor 0.
+    if kept:
+        assert all(not np.array_equal(expected, expected - plan.reduction.prepared(part)) for part in inputs)
+
+
+@pytest.mark.parametrize("n", [7, 14, 300])
+def test_every_rank_contributes_somewhere(n):
+    inputs = exact_inputs(plan_of(Collective("all_reduce", n), 4 * n, "float8_e4m3fn"))
+    assert all((part != 0).any() for part in inputs)
+
+
+# By hand: 16/17 = 0.941 is between 0.9375 and 1; 8/241 = 0.033195 between 2**-5 and 1.125 * 2**-5, below their middle 0.033203.
+@pytest.mark.parametrize(
+    ("dtype", "n", "ones", "expected"),
+    [("float8_e4m3fn", 17, 16, 0.9375), ("float8_e4m3fnuz", 241, 8, 2**-5), ("float8_e4m3fn", 512, 8, 2**-6),
+     ("bfloat16", 257, 256, 255 / 256), ("float16", 2049, 2048, 2047 / 2048)],
+)  # fmt: skip
+def test_averages_of_many_ranks(dtype, n, ones, expected):
+    plan = plan_of(Collective("all_reduce", n), 1, dtype, "avg")
+    inputs = [np.full(1, rank < ones, plan.dtype) for rank in range(n)]
+    total = np.full(1, ones, plan.dtype)
+    plan.reduction.finish(total, n)
+    assert expected_outputs(plan, inputs)[0].tolist() == total.tolist() == [expected]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e4m3fn", "int8", "uint64", "complex64"])
+def test_the_average_of_the_oracle_is_its_own(dtype, monkeypatch):
+    plan = plan_of(Collective("all_reduce", 5), 64, dtype, "avg")
+    inputs = exact_inputs(plan)
+    expected = expected_outputs(plan, inputs)[0]
+    monkeypatch.setattr(Reduction, "finish", lambda *_: None)
+    assert expected_outputs(plan, inputs)[0].tobytes() == expected.tobytes()
 
 
 def test_inputs_are_a_function_of_seed_rank_and_index():

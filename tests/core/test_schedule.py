@@ -224,8 +224,8 @@ def test_a_repeat_has_the_hash_of_its_unrolling():
         (transfers(0, 0, 1, 4), "destination chunks 4..4 on rank 1", {"rank": 0}),
         (transfers(0, 1, 1, 2, count=2), "source chunks 1..2 on rank 0 do not lie in one buffer", {"chunk": 1}),
         (transfers(0, 0, 1, 3, count=2), "destination chunks 3..4", {}),
-        (transfers(0, 0, 1, 2, count=0), "do not lie in one buffer", {}),
-        (transfers(0, 0, 1, 2, count=-1), "do not lie in one buffer", {}),
+        (transfers(0, 0, 1, 2, count=0), "count must be at least 1, got 0", {"chunk": 0}),
+        (transfers(0, 0, 1, 2, count=-1), "count must be at least 1, got -1", {"chunk": 0}),
         (transfers(0, 0, 1, 2, channel=1), "channel 1 does not exist; channels are 0..0", {"channel": 1}),
         (transfers(0, 0, 1, 2, channel=-1), "channel -1 does not exist", {"channel": -1}),
     ],
@@ -245,6 +245,13 @@ def test_sync_has_no_chunks_to_check():
         "mine", Layout(Collective("barrier", 2)), lambda: iter([transfers([0, 1], 99, [1, 0], 0, op=SYNC)])
     )
     assert schedule.proof().transfers == 2
+
+
+def test_a_barrier_moves_no_data():
+    for step in (transfers([0, 1], 0, [1, 0], 0), transfers([0, 1], 0, [1, 0], 0, op=[SYNC, COPY])):
+        schedule = Schedule("mine", Layout(Collective("barrier", 2)), lambda step=step: [step])
+        with pytest.raises(ScheduleError, match=r"step 0.*a barrier has no data; its transfers are sync"):
+            schedule.proof()
 
 
 def test_text_and_limits():

@@ -66,6 +66,30 @@ def test_every_family_of_topologies_is_made():
         assert reached(topologies(least=4), lambda t, name=name: t.name == name).nranks >= 4
 
 
+@pytest.mark.parametrize(
+    ("strategy", "says"),
+    [
+        (lambda: collectives("all_reduce"), "kinds must be a list such as ['all_reduce', 'broadcast'], got 'all_reduce'"),
+        (lambda: collectives(["allreduce"]), "unknown collective 'allreduce'; did you mean 'all_reduce'?"),
+        (lambda: collectives([7]), "unknown collective 7; valid: all_gather"),
+        (lambda: collectives([]), "kinds is empty"),
+        (lambda: collectives(nranks=5), "nranks must be a strategy of Hypothesis, got 5; did you mean hypothesis.strategies.just(5)?"),
+        (lambda: collectives(in_place=True), "in_place must be a strategy of Hypothesis, got True"),
+        (lambda: schedules(simcoll.Collective("barrier", 2)), "wanted must be a strategy of Hypothesis, got Collective(kind='barrier'"),
+        (lambda: schedules(rewritten=3), "rewritten must be a strategy of Hypothesis, got 3"),
+    ],
+)  # fmt: skip
+def test_arguments_of_the_wrong_kind(strategy, says):
+    with pytest.raises(ConfigError) as error:
+        strategy()
+    assert says in str(error.value)
+
+
+def test_schedules_of_switches_run():
+    reduced = schedules(collectives(["all_reduce"], nranks=st.just(3)))
+    assert_implements(reached(reduced, lambda found: found.name == "switch"), counts=[5])
+
+
 def test_a_group_that_does_not_fit():
     with pytest.raises(ConfigError, match="a group of 5 ranks does not fit in a world of 4"):
         find(groups(5, 4), lambda _: True)

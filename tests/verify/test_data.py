@@ -207,6 +207,40 @@ FAULTS = {
         ("joins chunks of different sizes: piece 0 of block 0 and piece 0 of block 1",),
         {"step": 0, "rank": 1, "chunk": 2},
     ),
+    "the wrong slot of a gather": (
+        made(Collective("gather", 3), [transfers([0, 1, 2], 0, 0, [1, 3, 2])]),
+        ("joins chunks of different sizes: piece 0 of block 1 and piece 0 of block 2 (blocks may have different sizes",
+            "expected: rank 2 input chunk 0\n", "found:    rank 1 input chunk 0\n"),
+        {"step": 0, "rank": 0, "chunk": 3},
+    ),
+    "the wrong slot of an all_to_all": (
+        made(Collective("all_to_all", 3), [transfers(0, 1, 1, 4)]),
+        ("expected: rank 1 input slot 1\n", "found:    rank 0 input slot 1\n"),
+        {"step": 0, "rank": 1, "chunk": 4},
+    ),
+    "the wrong slot after a detour": (
+        Schedule("mine", Layout(Collective("all_to_all", 2), 1, [2]),  # block 2: from rank 1 to rank 0
+            lambda: [transfers(1, 0, 0, 4), transfers(0, 4, 1, 4), transfers(1, 4, 1, 2)]),
+        ("step 2: joins", "expected: rank 0 input slot 1\n", "found:    rank 1 input slot 0\n"),
+        {"step": 2, "rank": 1, "chunk": 2},
+    ),
+    "the wrong slot in place": (
+        made(Collective("scatter", 3, in_place=True), [transfers(0, 1, 2, 3)]),
+        ("expected: rank 0 input slot 2\n", "found:    rank 0 input slot 1\n"), {"step": 0, "rank": 2},
+    ),
+    "the wrong destination of a send_recv": (
+        made(Collective("send_recv", 3, pairs=((0, 1),)), [transfers(0, 0, 2, 1)]),
+        ("expected: nothing, for rank 2 is the destination of no pair\n", "found:    rank 0 input chunk 0\n"),
+        {"step": 0, "rank": 2, "chunk": 1},
+    ),
+    "no data in a barrier": (
+        made(Collective("barrier", 2), [transfers([0, 1], 0, [1, 0], 0)]),
+        ("a barrier has no data; its transfers are sync",), {"step": 0, "rank": 0, "channel": 0},
+    ),
+    "some chunks to move": (
+        made(AR2, [LOAD, transfers(1, 0, 0, 1, count=0, op=REDUCE)]),
+        ("step 1, rank 1 -> 0, channel 0: count must be at least 1, got 0",), {"step": 1, "rank": 1},
+    ),
     "no sync but in a barrier": (made(AR2, [transfers(0, 0, 1, 0, op=SYNC)]),
     ("step 0: only a barrier has sync transfers",), {"step": 0}),
     "a barrier that a rank leaves early": (
