@@ -14,22 +14,25 @@ if TYPE_CHECKING:
 
     Function = TypeVar("Function", bound=Callable[..., Any])
 
-__all__ = ["COMPILED", "announced", "entry", "number", "part", "sources"]
+__all__ = ["COMPILED", "SOURCES", "announced", "entry", "number", "part"]
 
 COMPILED = find_spec("numba") is not None
 """Whether the loops are machine code."""
 
 
-def sources(*modules: str) -> int:
-    """A number for what stands in the folders of some modules, and here: the default of a last parameter of every entry.
+_HERE = Path(__file__).parent
+SOURCES = crc32(
+    b"".join(
+        path.read_bytes()
+        for path in (Path(__file__), _HERE / "verify" / "loops.py", *sorted((_HERE / "emulator" / "fast").glob("*.py")))
+    )
+)
+"""Default of a last parameter of every entry, made of all files with compiled code.
 
-    Numba drops a cached function when its own file changes, but not when that of a piece of it does, so that the cache has to see all of
-    them in the function's signature.
-    """
-    paths = [Path(__file__)]
-    for module in modules:
-        paths += sorted(Path(module).parent.glob("*.py"))
-    return crc32(b"".join(path.read_bytes() for path in paths))
+Numba drops a cached function when its own file changes, but not when that of a piece of it does, so that the cache has to see all of
+them in the function's signature. One value for all: of functions whose defaults differ, numba calls all but the first at a
+hundred times the cost.
+"""
 
 
 def _jit(function: Function, **options: Any) -> Function:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simcoll.compiled import entry, number, sources
+from simcoll.compiled import SOURCES, entry, number
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 __all__ = ["fill_tokens", "mixed", "play_turns"]
 
-SOURCES = sources(__file__)
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 SHIFTS = (np.uint64(30), np.uint64(27), np.uint64(31))
 FACTORS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
@@ -47,7 +46,7 @@ def fill_tokens(held: Words, sums: Words, first: int, per_rank: int, salt: int, 
 def play_turns(
     held: Words,
     tree: Words,
-    sources_: Ints,
+    origins: Ints,
     targets: Ints,
     column: int,
     size: int,
@@ -59,14 +58,14 @@ def play_turns(
 ) -> bool:
     """``count`` turns of a repeat on ``size`` columns: in every turn each comes from and goes to the rank at its place, and places shift.
 
-    ``at`` is the place of the first column in the first turn, ``sources_`` and ``targets`` have the ranks of all places. False when a
+    ``at`` is the place of the first column in the first turn, ``origins`` and ``targets`` have the ranks of all places. False when a
     turn reads what holds nothing.
     """
-    modulus = len(sources_)
+    modulus = len(origins)
     for _ in range(count):
         place = at
         for each in range(column, column + size):
-            src, dst = sources_[place], targets[place]
+            src, dst = origins[place], targets[place]
             place += 1
             if place == modulus:
                 place = 0

@@ -1,5 +1,6 @@
 """The fast engine: the same integers as the reference, its choice, its limits, its errors."""
 
+import inspect
 import subprocess
 import sys
 
@@ -7,13 +8,15 @@ import numpy as np
 import pytest
 
 import simcoll
-from simcoll.compiled import COMPILED, announced
+from simcoll.compiled import COMPILED, SOURCES, announced
 from simcoll.emulator import emulate
+from simcoll.emulator.fast import calendar, kernel
 from simcoll.emulator.fast.timed import summary, timed_steps
 from simcoll.emulator.model import jitter_fs
 from simcoll.errors import ConfigError
 from simcoll.protocol import IDEAL, Protocol
 from simcoll.topology import boxes, crossbar, from_networkx, torus
+from simcoll.verify import loops
 
 US = 10**9
 compiled = pytest.mark.skipif(not COMPILED, reason="needs numba")
@@ -246,3 +249,18 @@ except simcoll.ConfigError as error:
         "simpy | numba is not installed; pip install 'simcoll[fast]' makes this faster | simpy 207",
         "engine 'fast' needs numba: pip install 'simcoll[fast]'",
     ]
+
+
+@compiled
+def test_compiled_functions_share_one_default():
+    # Of functions whose defaults differ, numba calls all but the first at a hundred times the cost.
+    entries = (
+        kernel.run,
+        kernel.load,
+        kernel.index_lanes,
+        kernel.wait_for,
+        calendar.rehash,
+        loops.fill_tokens,
+        loops.play_turns,
+    )
+    assert {inspect.signature(entry.py_func).parameters["_sources"].default for entry in entries} == {SOURCES}

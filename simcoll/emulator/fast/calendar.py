@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from simcoll.compiled import entry, number, part, sources
+from simcoll.compiled import SOURCES, entry, number, part
 from simcoll.emulator.fast.natural import natural
 from simcoll.emulator.fast.state import (
     ARGUMENT,
@@ -22,7 +22,6 @@ from simcoll.emulator.fast.state import (
 
 if TYPE_CHECKING:
     from simcoll.emulator.fast.state import State
-SOURCES = sources(__file__)
 
 
 @number

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simcoll.compiled import entry, number, part, sources
+from simcoll.compiled import SOURCES, entry, number, part
 from simcoll.emulator.fast.calendar import at_time, next_time
 from simcoll.emulator.fast.natural import natural
 from simcoll.emulator.fast.rates import join, part_links, settle, timer
@@ -40,7 +40,6 @@ from simcoll.emulator.fast.state import (
     TIMER,
     WAITING,
 )
-from simcoll.verify import loops
 from simcoll.verify.loops import mixed
 
 if TYPE_CHECKING:
@@ -52,7 +51,6 @@ if TYPE_CHECKING:
 
 __all__ = ["index_lanes", "load", "run", "wait_for"]
 
-SOURCES = sources(__file__, loops.__file__)
 SEED_A, SEED_B = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD1B54A32D192ED03)
 
 

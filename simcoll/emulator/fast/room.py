@@ -51,8 +51,9 @@ def _laid_out(wanted: dict[str, tuple[int, type]]) -> dict[str, NDArray[Any]]:
     """
     sizes = [length * np.dtype(kind).itemsize for length, kind in wanted.values()]
     room = [-(-size // SETS) * SETS + STEP for size in sizes]
-    whole = np.zeros(sum(room) + PAGE, np.uint8)
-    starts = np.cumsum([-whole.ctypes.data % PAGE, *room])
+    edge = PAGE if sum(room) > 2 * PAGE else SETS  # a large page takes longer to clear than little work takes
+    whole = np.zeros(sum(room) + edge, np.uint8)
+    starts = np.cumsum([-whole.ctypes.data % edge, *room])
     return {
         name: whole[start : start + size].view(kind)
         for (name, (_, kind)), start, size in zip(wanted.items(), starts.tolist(), sizes, strict=False)
