@@ -257,7 +257,7 @@ def test_compiled_functions_share_one_default():
     entries = (
         kernel.run,
         kernel.load,
-        kernel.index_lanes,
+        kernel.index_block,
         kernel.wait_for,
         calendar.rehash,
         loops.fill_tokens,

@@ -48,8 +48,9 @@ if TYPE_CHECKING:
     from simcoll.emulator.fast.state import State
 
     Ints = NDArray[np.int64]
+    Shorts = NDArray[np.int32]
 
-__all__ = ["index_lanes", "load", "run", "wait_for"]
+__all__ = ["index_block", "load", "run", "wait_for"]
 
 SEED_A, SEED_B = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD1B54A32D192ED03)
 
@@ -148,8 +149,12 @@ def _retire(s: State, block: int) -> None:
     a, b = s.sums[0], s.sums[1]
     for row in range(rows):
         m = natural(base + row)
-        a += _row_hash(SEED_A, first + row, s.src[m], s.dst[m], s.size[m], s.start_fs[m], s.end_fs[m], s.done_fs[m])
-        b += _row_hash(SEED_B, first + row, s.src[m], s.dst[m], s.size[m], s.start_fs[m], s.end_fs[m], s.done_fs[m])
+        a += _row_hash(
+            SEED_A, first + s.row[m], s.src[m], s.dst[m], s.size[m], s.start_fs[m], s.end_fs[m], s.done_fs[m]
+        )
+        b += _row_hash(
+            SEED_B, first + s.row[m], s.src[m], s.dst[m], s.size[m], s.start_fs[m], s.end_fs[m], s.done_fs[m]
+        )
     s.sums[0], s.sums[1] = a, b
 
 
@@ -318,9 +323,21 @@ def load(s: State, blocks: Ints, _sources: int = SOURCES) -> None:
 
 
 @entry
-def index_lanes(s: State, block: int, count: NDArray[np.int32], _sources: int = SOURCES) -> None:
-    """List the messages of a block by lane. ``count`` has a zero for every lane, before and after."""
+def index_block(s: State, block: int, links: Shorts, weight: Shorts, count: Shorts, _sources: int = SOURCES) -> None:
+    """List the hops of a block by message, and its messages by lane. ``count`` has a zero for every lane, before and after."""
     base, rows = s.block_base[block], s.block_rows[block]
+    hop = s.block_hop[block]
+    for row in range(rows):
+        m = base + row
+        s.entry[m] = hop
+        for column in range(links.shape[1]):
+            if links[row, column] < 0:
+                break
+            s.link[hop] = links[row, column]
+            s.weight[hop] = weight[row, column]
+            s.owner[hop] = m
+            hop += 1
+        s.hops[m] = hop - s.entry[m]
     node = 2 * base
     for m in range(base, base + rows):
         for lane in (s.sender[m], s.receiver[m]):

@@ -7,8 +7,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simcoll.compiled import announced
-from simcoll.emulator.fast.kernel import index_lanes, load, run, wait_for
-from simcoll.emulator.fast.room import PER_BLOCK, larger_calendar, lengthened, more_edges, more_slots, new_state, wider
+from simcoll.emulator.fast.kernel import index_block, load, run, wait_for
+from simcoll.emulator.fast.room import (
+    PER_BLOCK,
+    larger_calendar,
+    lengthened,
+    more_edges,
+    more_hops,
+    more_slots,
+    new_state,
+)
 from simcoll.emulator.fast.state import (
     AGAIN,
     ARGUMENT,
@@ -28,7 +36,6 @@ from simcoll.emulator.fast.state import (
     NO_RATE,
     NOW,
     RETIRED,
-    SHIFT,
 )
 from simcoll.emulator.model import checked_time, flow_delay_fs
 from simcoll.errors import ConfigError, InternalError
@@ -90,6 +97,8 @@ class Machine:
         self.loaded_wire = 0
         self.contents: list[Timed | None] = []
         self.room: list[int] = []  # rows that a block can hold
+        self.hop_room: list[int] = []
+        self.hops_used = 0
         self.free: dict[int, dict[Timed, list[int]]] = {}
         self.slots_used = len(capacities_uBps)  # timers
         self.connections: dict[tuple[int, int], int] = {}
@@ -158,9 +167,9 @@ class Machine:
 
     def _refuse(self, stop: int, link_name: Callable[[int], str]) -> None:
         s, what = self.state, int(self.state.reg[ARGUMENT])
-        now, width = int(s.reg[NOW]), 1 << int(s.reg[SHIFT])
+        now = int(s.reg[NOW])
         if stop == NO_RATE:
-            links = [int(l) for l in s.link[what * width : (what + 1) * width] if l >= 0]
+            links = [int(l) for l in s.link[s.entry[what] : s.entry[what] + s.hops[what]]]
             link = min(links, key=lambda l: int(s.level[l]))
             raise ConfigError(
                 f"link {link_name(link)}: {s.flows[link]} flows share {s.capacity[link]} micro-bytes per second, which "
@@ -225,6 +234,7 @@ class Machine:
         block, base = len(self.contents), self.slots_used
         self.contents.append(None)
         self.room.append(size)
+        self.hop_room.append(0)
         self.slots_used += size
         if self.slots_used > len(self.state.phase):
             self.state = more_slots(self.state, 3 * self.slots_used // 2)
@@ -239,10 +249,8 @@ class Machine:
         before = self.contents[block]
         self.contents[block] = timed
         base, rows, shape = int(self.state.block_base[block]), len(timed), timed.shape
-        if shape.links.shape[1] > 1 << self.state.reg[SHIFT]:
-            self.state = wider(self.state, shape.links.shape[1])
-        s = self.state
-        here = slice(base, base + rows)
+        self._give_hops(block, shape.links.size)
+        s, here = self.state, slice(base, base + rows)
         s.block_rows[block], s.block_content[block] = rows, id(timed)
         s.pre_fs[here], s.wire[here], s.post_fs[here], s.size[here] = (
             timed.pre_fs,
@@ -253,14 +261,22 @@ class Machine:
         if before is not None and before.shape is shape:
             return
         s.sender[here], s.receiver[here], s.src[here], s.dst[here] = shape.sender, shape.receiver, shape.src, shape.dst
-        width, hops = 1 << int(s.reg[SHIFT]), shape.links.shape[1]
-        place = slice(base * width, (base + rows) * width)
-        s.link[place] = -1
-        s.link[place].reshape(rows, width)[:, :hops] = shape.links
-        s.weight[place].reshape(rows, width)[:, :hops] = shape.weight
-        index_lanes(s, block, np.zeros(len(s.lane_left), np.int32))
+        s.row[here] = shape.row
+        # As the compiled function has it: writable, row by row.
+        links, weight = np.require(shape.links, np.int32, "CW"), np.require(shape.weight, np.int32, "CW")
+        index_block(s, block, links, weight, np.zeros(len(s.lane_left), np.int32))
         if s.reg[DEPTH]:
             self._connect(here, shape.sender.tolist(), shape.receiver.tolist())
+
+    def _give_hops(self, block: int, wanted: int) -> None:
+        """Let a block have room for so many hops. If it had less, that is given up: no more in all than the room that it gets."""
+        if wanted <= self.hop_room[block]:
+            return
+        self.state.block_hop[block] = self.hops_used
+        self.hop_room[block] = max(wanted, 2 * self.hop_room[block])
+        self.hops_used += self.hop_room[block]
+        if self.hops_used > len(self.state.link):
+            self.state = more_hops(self.state, 3 * self.hops_used // 2)
 
     def _connect(self, here: slice, senders: list[int], receivers: list[int]) -> None:
         """Number the connections of a block."""

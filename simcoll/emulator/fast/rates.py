@@ -24,7 +24,6 @@ from simcoll.emulator.fast.state import (
     NOW,
     OVER,
     SETTLED,
-    SHIFT,
     STARTED,
     STOP,
 )
@@ -54,12 +53,9 @@ def join(s: State, m: int) -> None:
     s.cover[m] = -1
     s.started[r[STARTED]] = m
     r[STARTED] += 1
-    first_entry = natural(m << r[SHIFT])
-    for each in range(first_entry, first_entry + (1 << r[SHIFT])):
+    for each in range(s.entry[m], s.entry[m] + s.hops[m]):
         e = natural(each)
-        l = s.link[e]
-        if l < 0:
-            break
+        l = natural(s.link[e])
         first = s.head[l]
         s.next_flow[e] = first
         s.last_flow[e] = -1
@@ -78,12 +74,9 @@ def part_links(s: State, m: int) -> None:
     r = s.reg
     r[DELIVERED] += s.wire[m]
     rate = s.rate[m]
-    first_entry = natural(m << r[SHIFT])
-    for each in range(first_entry, first_entry + (1 << r[SHIFT])):
+    for each in range(s.entry[m], s.entry[m] + s.hops[m]):
         e = natural(each)
-        l = s.link[e]
-        if l < 0:
-            break
+        l = natural(s.link[e])
         following, previous = s.next_flow[e], s.last_flow[e]
         if previous >= 0:
             s.next_flow[previous] = following
@@ -108,13 +101,11 @@ def _alone(s: State, l: int) -> int:
 
 
 @part
-def _limit(s: State, first_entry: int, without: int) -> int:
+def _limit(s: State, m: int, without: int) -> int:
     """Lowest level on the way of a flow."""
     lowest = MAX
-    for each in range(first_entry, first_entry + (1 << s.reg[SHIFT])):
-        l = s.link[natural(each)]
-        if l < 0:
-            break
+    for each in range(s.entry[m], s.entry[m] + s.hops[m]):
+        l = natural(s.link[natural(each)])
         if l != without and s.level[l] < lowest:
             lowest = s.level[l]
     return lowest
@@ -126,12 +117,11 @@ def _water_level(s: State, l: int) -> int:
     e = s.head[l]
     if s.next_flow[natural(e)] < 0:
         return _alone(s, l)
-    shift = s.reg[SHIFT]
     n, left, count = s.flows[l], s.capacity[l], 0
     level: int = left // n
     lowest = MAX
     while e >= 0:
-        limit = _limit(s, e >> shift << shift, l)
+        limit = _limit(s, natural(s.owner[e]), l)
         s.limits[count] = limit
         s.weights[count] = s.weight[e]
         lowest = min(lowest, limit)
@@ -173,7 +163,6 @@ def _spread(s: State) -> int:
     """Bring levels to the fixpoint; returns how many links changed, or lost the flow that their timer was set to."""
     r = s.reg
     at, waiting, changed, links = 0, r[DIRTY], 0, len(s.level)
-    shift = r[SHIFT]
     while waiting > 0:
         l = natural(s.queue[at])
         waiting -= 1
@@ -193,11 +182,9 @@ def _spread(s: State) -> int:
         lower = min(old, new)
         e = s.head[l] if new != old else -1
         while e >= 0:
-            first_entry = e >> shift << shift
-            for other in range(first_entry, first_entry + (1 << shift)):
-                l2 = s.link[natural(other)]
-                if l2 < 0:
-                    break
+            m = natural(s.owner[e])
+            for other in range(s.entry[m], s.entry[m] + s.hops[m]):
+                l2 = natural(s.link[natural(other)])
                 if s.queued[l2] == 0 and l2 != l and _notices(s, l2, lower, new, old):
                     s.queued[l2] = 1
                     end = at + waiting
@@ -213,19 +200,16 @@ def _set_rate(s: State, m: int, cover: int, touched: int) -> int:
     """Bring the rate of a flow to the levels of its links; returns how many links are marked as touched."""
     r = s.reg
     s.rated[m] = r[SETTLED]
-    first_entry = natural(m << r[SHIFT])
-    rate, old = _limit(s, first_entry, -1), s.rate[m]
+    rate, old = _limit(s, m, -1), s.rate[m]
     if rate == old and rate > 0:
         return touched
     if rate <= 0:
         r[STOP], r[ARGUMENT] = NO_RATE, m
         return touched
     gain = rate - old
-    for each in range(first_entry, first_entry + (1 << r[SHIFT])):
+    for each in range(s.entry[m], s.entry[m] + s.hops[m]):
         e = natural(each)
-        l = s.link[e]
-        if l < 0:
-            break
+        l = natural(s.link[e])
         s.used[l] += gain * s.weight[e]
         if s.marked[l] == 0:
             s.marked[l] = 1
@@ -265,12 +249,11 @@ def _set_timer(s: State, m: int, time: int) -> None:
 def timer(s: State, l: int) -> None:
     """The flows that a link covers and that end now go on; settling sets its timer again."""
     r = s.reg
-    shift = r[SHIFT]
     e = s.head[l]
     if e >= 0:
         _put_in_queue(s, l)
     while e >= 0:
-        m = e >> shift
+        m = natural(s.owner[e])
         if s.cover[m] == l and s.finish_fs[m] <= r[NOW]:
             s.after[m] = r[CHAIN]
             r[CHAIN] = m
@@ -281,7 +264,6 @@ def timer(s: State, l: int) -> None:
 def settle(s: State) -> None:
     """Give every flow its rate, once everything else of the timestamp has happened."""
     r = s.reg
-    shift = r[SHIFT]
     changed = _spread(s)
     for i in range(changed):
         s.marked[natural(s.changed[i])] = 0
@@ -293,12 +275,12 @@ def settle(s: State) -> None:
             link, e = slot, s.head[slot]
         else:  # a flow, unless it has been on one of those
             slot = natural(s.started[i - changed])
-            link, e = -1, slot << shift
+            link, e = -1, s.entry[slot]
             if s.rated[slot] == r[SETTLED]:
                 continue
         earliest = MAX
         while e >= 0:
-            m = e >> shift
+            m = natural(s.owner[e])
             if s.rated[m] != r[SETTLED]:
                 touched = _set_rate(s, m, link, touched)
             if s.cover[m] == link:

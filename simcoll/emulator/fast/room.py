@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from simcoll.emulator.fast.calendar import rehash
-from simcoll.emulator.fast.state import CHAIN, EDGE, HEAP, LAST, MAX, NOW, REGISTERS, SHIFT, STACK, TIMER, State
+from simcoll.emulator.fast.state import CHAIN, EDGE, HEAP, LAST, MAX, NOW, REGISTERS, STACK, TIMER, State
 from simcoll.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -15,22 +15,32 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
 
-__all__ = ["PER_BLOCK", "larger_calendar", "lengthened", "more_edges", "more_slots", "new_state", "wider"]
+__all__ = ["PER_BLOCK", "larger_calendar", "lengthened", "more_edges", "more_hops", "more_slots", "new_state"]
 
 PER_SLOT = (
-    "sender", "receiver", "src", "dst", "pre_fs", "wire", "post_fs", "size", "block", "ring_place", "needs", "phase",
+    "sender", "receiver", "src", "dst", "row", "pre_fs", "wire", "post_fs", "size", "block", "entry", "hops",
+    "ring_place", "needs", "phase",
     "follower", "waiters", "start_fs", "end_fs", "done_fs", "left", "rate", "since_fs", "finish_fs", "cover", "rated",
     "key", "before", "after", "limits", "weights", "started", "moving",
 )  # fmt: skip
 PER_NODE = ("node_lane", "node_next", "node_first", "node_end", "entries")
-PER_BLOCK = ("block_base", "block_rows", "block_nodes", "block_left", "block_first_id", "block_content", "retired")
+PER_BLOCK = (
+    "block_base",
+    "block_rows",
+    "block_hop",
+    "block_nodes",
+    "block_left",
+    "block_first_id",
+    "block_content",
+    "retired",
+)
 PER_LANE = ("lane_left", "lane_pending", "lane_block", "lane_head", "lane_tail", "stack")
 PER_LINK = ("capacity", "level", "used", "flows", "head", "queued", "marked", "queue", "changed", "touched")
 MOST_ENTRIES = 2**31 - 1
 """Entries are numbered by int32."""
 SETS, STEP, PAGE = 4096, 27 * 64, 2**21
 """Bytes after which addresses share a set of the first cache, an odd number of its lines, and the bytes of a large page."""
-PER_HOP = ("link", "weight", "next_flow", "last_flow")
+PER_HOP = ("link", "owner", "weight", "next_flow", "last_flow")
 
 
 def _types() -> dict[str, type]:
@@ -64,7 +74,7 @@ def new_state(capacities_uBps: Ints, lane_steps: Ints, launch_fs: int) -> State:
     """The arrays of a run that is about to begin. The first slots are the timers of the links."""
     kinds = _types()
     links = len(capacities_uBps)
-    sizes = dict.fromkeys(PER_LANE, len(lane_steps)) | dict.fromkeys((*PER_LINK, *PER_SLOT, *PER_HOP), links)
+    sizes = dict.fromkeys(PER_LANE, len(lane_steps)) | dict.fromkeys((*PER_LINK, *PER_SLOT), links)
     sizes |= dict.fromkeys(PER_NODE, 2 * links)
     sizes |= {"reg": REGISTERS, "sums": 2, "heap": 64, "table_key": 128, "table_head": 128}
     s = State(**_laid_out({name: (sizes.get(name, 0), kinds[name]) for name in State._fields}))
@@ -93,18 +103,22 @@ def lengthened(state: State, names: tuple[str, ...], length: int) -> State:
 
 def more_slots(state: State, slots: int) -> State:
     """Room for so many slots."""
-    width = 1 << int(state.reg[SHIFT])
-    _check_room(slots, width)
+    _check_room(slots, 4, "messages")
     state = lengthened(state, PER_SLOT, slots)
-    state = lengthened(state, PER_NODE, 2 * slots)
-    return larger_calendar(lengthened(state, PER_HOP, slots * width))
+    return larger_calendar(lengthened(state, PER_NODE, 2 * slots))
 
 
-def _check_room(entries: int, width: int) -> None:
-    if entries * max(width, 4) > MOST_ENTRIES:
+def more_hops(state: State, hops: int) -> State:
+    """Room for so many hops."""
+    _check_room(hops, 1, "links of messages")
+    return lengthened(state, PER_HOP, hops)
+
+
+def _check_room(wanted: int, entries: int, what: str) -> None:
+    if wanted * entries > MOST_ENTRIES:
         raise ConfigError(
-            f"{entries} messages at once, over up to {width} links each, are too many for the fast engine; expected less than "
-            f"{MOST_ENTRIES // max(width, 4)}; engine='simpy' has no such limit"
+            f"{wanted} {what} at once are too many for the fast engine; expected no more than {MOST_ENTRIES // entries}; "
+            "engine='simpy' has no such limit"
         )
 
 
@@ -128,30 +142,9 @@ def more_edges(state: State, wanted: int) -> State:
         return state
     old = len(state.edge_next)
     new = 2 * old + wanted
-    _check_room(new, 1)
+    _check_room(new, 1, "waits")
     state = lengthened(state, ("edge_next", "edge_slot"), new)
     state.edge_next[old:new] = np.arange(old + 1, new + 1)
     state.edge_next[new - 1] = state.reg[EDGE]
     state.reg[EDGE] = old
     return state
-
-
-def wider(state: State, hops: int) -> State:
-    """Room for so many links per message; entries of links move."""
-    old, shift = int(state.reg[SHIFT]), (hops - 1).bit_length()
-    slots = len(state.phase)
-    _check_room(slots, 1 << shift)
-
-    def moved(entries: NDArray[np.int32]) -> NDArray[np.int32]:
-        hop = entries & ((1 << old) - 1)
-        return np.where(entries < 0, -1, (entries >> old << shift) + hop).astype(np.int32)
-
-    fresh: dict[str, Any] = {"head": moved(state.head)}
-    for name in PER_HOP:
-        narrow = getattr(state, name).reshape(slots, 1 << old)
-        array = np.zeros((slots, 1 << shift), narrow.dtype)
-        array[:, : 1 << old] = moved(narrow) if name.endswith("_flow") else narrow
-        fresh[name] = array.reshape(-1)
-    fresh["link"].reshape(slots, 1 << shift)[:, 1 << old :] = -1
-    state.reg[SHIFT] = shift
-    return state._replace(**fresh)

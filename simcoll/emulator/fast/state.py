@@ -1,7 +1,7 @@
 """The arrays that the loops of the fast engine work on.
 
-A message in flight is a *slot*; the slots of a step are a contiguous *block*. A flow is a slot with one entry per link,
-``slot * width + hop``, in that link's list; ``width`` is a power of two. The first slots are no messages but the timers of links:
+A message in flight is a *slot*; the slots of a step are a contiguous *block*. A flow is a slot whose
+*hops*, one per link on its way, are in the lists of their links; those of a block are contiguous, too. The first slots are no messages but the timers of links:
 slot l goes off when the first of the flows that link l *covers* ends, so that these need no place of their own in the calendar. A
 *node* is a lane's part in a step. Numbers that change one by one live in ``reg``.
 """
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 MAX = 2**63 - 1
 # Places of ``reg``.
 NOW, CHAIN, HEAP, STACK, DONE, LAST, RETIRED, STARTED, DIRTY, DELIVERED = range(10)
-DEPTH, SHIFT, STOP, ARGUMENT, HASHED, EDGE, MOVING, SETTLED, NEXT_ID = range(10, 19)
-AGAIN, CONTENT, REGISTERS = range(19, 22)
+DEPTH, STOP, ARGUMENT, HASHED, EDGE, MOVING, SETTLED, NEXT_ID = range(10, 18)
+AGAIN, CONTENT, REGISTERS = range(18, 21)
 # Why the loop stopped.
 IDLE, NEED_STEP, FULL, NO_RATE, CLOCK, OVER = range(6)
 # Phases of a slot.
@@ -38,11 +38,14 @@ class State(NamedTuple):
     receiver: Shorts
     src: Shorts
     dst: Shorts
+    row: Shorts  # its place in its step
     pre_fs: Ints  # -1: a transfer inside a rank
     wire: Ints
     post_fs: Ints
     size: Ints
     block: Shorts
+    entry: Shorts  # the first of its hops
+    hops: Shorts
     ring_place: Ints
     # per slot: changes
     needs: Shorts
@@ -65,8 +68,9 @@ class State(NamedTuple):
     weights: Ints
     started: Shorts
     moving: Shorts
-    # per slot and hop
+    # per hop
     link: Shorts
+    owner: Shorts  # slot
     weight: Shorts
     next_flow: Shorts
     last_flow: Shorts
@@ -79,6 +83,7 @@ class State(NamedTuple):
     # per block
     block_base: Shorts
     block_rows: Shorts
+    block_hop: Shorts  # the first of its hops
     block_nodes: Shorts
     block_left: Shorts
     block_first_id: Ints

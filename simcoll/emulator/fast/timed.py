@@ -40,7 +40,7 @@ class Shape:
     """Who sends to whom over which links.
 
     ``sender`` and ``receiver`` are lanes; ``links`` is ``[rows, hops]``, padded with -1, and ``weight`` of the same
-    shape: how many flows like this one are on one such link.
+    shape: how many flows like this one are on one such link; ``row`` is the place of each message in the step of the plan.
     """
 
     sender: Ints
@@ -49,6 +49,7 @@ class Shape:
     dst: Ints
     links: NDArray[np.int32]
     weight: Ints
+    row: Ints
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -229,7 +230,8 @@ class _Maker:
         for step in steps:
             here, first = slice(first, first + step.rows), first + step.rows
             once = np.broadcast_to(np.int64(1), links[here].shape)
-            shape = Shape(sender[here], receiver[here], step.src_rank, step.dst_rank, links[here], once)
+            row = np.arange(step.rows)
+            shape = Shape(sender[here], receiver[here], step.src_rank, step.dst_rank, links[here], once, row)
             yield Routes(routes.links[here], routes.latency_fs[here], routes.kind[here]), shape
 
 
