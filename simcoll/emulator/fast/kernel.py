@@ -9,7 +9,7 @@ import numpy as np
 from simcoll.compiled import SOURCES, entry, number, part
 from simcoll.emulator.fast.calendar import at_time, next_time
 from simcoll.emulator.fast.natural import natural
-from simcoll.emulator.fast.rates import join, part_links, settle, timer
+from simcoll.emulator.fast.rates import find_own, join, part_links, settle, timer
 from simcoll.emulator.fast.state import (
     AGAIN,
     ARGUMENT,
@@ -336,8 +336,10 @@ def index_block(s: State, block: int, links: Shorts, weight: Shorts, count: Shor
             s.link[hop] = links[row, column]
             s.weight[hop] = weight[row, column]
             s.owner[hop] = m
+            s.shared[hop] = 0
             hop += 1
         s.hops[m] = hop - s.entry[m]
+        find_own(s, m)
     node = 2 * base
     for m in range(base, base + rows):
         for lane in (s.sender[m], s.receiver[m]):

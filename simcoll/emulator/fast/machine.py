@@ -169,10 +169,11 @@ class Machine:
         s, what = self.state, int(self.state.reg[ARGUMENT])
         now = int(s.reg[NOW])
         if stop == NO_RATE:
-            links = [int(l) for l in s.link[s.entry[what] : s.entry[what] + s.hops[what]]]
-            link = min(links, key=lambda l: int(s.level[l]))
+            hops = range(s.entry[what], s.entry[what] + s.hops[what])
+            flows = {int(s.link[e]): int(s.flows[s.link[e]] if s.shared[e] else s.weight[e]) for e in hops}
+            link = min(flows, key=lambda l: int(s.capacity[l]) // flows[l])
             raise ConfigError(
-                f"link {link_name(link)}: {s.flows[link]} flows share {s.capacity[link]} micro-bytes per second, which "
+                f"link {link_name(link)}: {flows[link]} flows share {s.capacity[link]} micro-bytes per second, which "
                 "leaves nothing for each; expected a larger capacity"
             )
         if stop == CLOCK:

@@ -1,7 +1,7 @@
 """Max-min fair rates in the fast engine: links at one fixpoint, whatever the order of updates.
 
-A link with a single flow limits it to the link's capacity, whatever limits it elsewhere. So its level is that capacity, and does not
-wait for anybody's: where the model has no level, since the flow is limited elsewhere, this one is above the flow's rate.
+A link with a single flow limits it to the link's capacity, whatever limits it elsewhere. So such *private* hops of a flow are one number,
+``own``, and only links that are shared have levels, flows counted and rates added up. Most hops are private.
 """
 
 from __future__ import annotations
@@ -58,14 +58,44 @@ def join(s: State, m: int) -> None:
         l = natural(s.link[e])
         first = s.head[l]
         s.next_flow[e] = first
-        s.last_flow[e] = -1
         s.head[l] = e
-        s.flows[l] += s.weight[e]
         if first >= 0:
+            if s.shared[first] == 0:
+                s.level[l] = _alone(s, first)
+                s.flows[l] = s.weight[first]
+                s.used[l] = s.rate[natural(s.owner[first])] * s.weight[first]
+                _share(s, first)
+            s.flows[l] += s.weight[e]
+            _share(s, e)
             s.last_flow[first] = e
             _put_in_queue(s, l)
-        else:
-            s.level[l] = _alone(s, l)
+
+
+@part
+def _alone(s: State, e: int) -> int:
+    """What a flow gets at a hop if it is private."""
+    n = s.weight[e]
+    most: int = s.capacity[natural(s.link[e])]
+    return most if n == 1 else most // n
+
+
+@part
+def find_own(s: State, m: int) -> None:
+    """Find the least that a private hop gives to a flow."""
+    own = MAX
+    for each in range(s.entry[m], s.entry[m] + s.hops[m]):
+        e = natural(each)
+        if s.shared[e] == 0:
+            own = min(own, _alone(s, e))
+    s.own[m] = own
+
+
+@part
+def _share(s: State, e: int) -> None:
+    """A private hop is shared from now on."""
+    s.shared[e] = 1
+    s.last_flow[e] = -1
+    find_own(s, s.owner[e])
 
 
 @part
@@ -74,9 +104,15 @@ def part_links(s: State, m: int) -> None:
     r = s.reg
     r[DELIVERED] += s.wire[m]
     rate = s.rate[m]
+    private = True
     for each in range(s.entry[m], s.entry[m] + s.hops[m]):
         e = natural(each)
         l = natural(s.link[e])
+        if s.shared[e] == 0:
+            s.head[l] = -1
+            continue
+        s.shared[e] = 0
+        private = False
         following, previous = s.next_flow[e], s.last_flow[e]
         if previous >= 0:
             s.next_flow[previous] = following
@@ -86,28 +122,25 @@ def part_links(s: State, m: int) -> None:
             s.last_flow[following] = previous
         s.flows[l] -= s.weight[e]
         s.used[l] -= rate * s.weight[e]
-        if s.head[l] < 0:
-            s.level[l] = MAX
-        else:
-            _put_in_queue(s, l)
-
-
-@part
-def _alone(s: State, l: int) -> int:
-    """Level of a link with one entry."""
-    n = s.flows[l]
-    level: int = s.capacity[l]
-    return level if n == 1 else level // n
+        _put_in_queue(s, l)
+        last = natural(s.head[l])
+        if s.next_flow[last] < 0:
+            s.shared[last] = 0
+            find_own(s, s.owner[last])
+    if not private:
+        find_own(s, m)
 
 
 @part
 def _limit(s: State, m: int, without: int) -> int:
-    """Lowest level on the way of a flow."""
-    lowest = MAX
+    """What a flow gets on its way, but for one link."""
+    lowest: int = s.own[m]
     for each in range(s.entry[m], s.entry[m] + s.hops[m]):
-        l = natural(s.link[natural(each)])
-        if l != without and s.level[l] < lowest:
-            lowest = s.level[l]
+        e = natural(each)
+        if s.shared[e]:
+            l = natural(s.link[e])
+            if l != without:
+                lowest = min(lowest, s.level[l])
     return lowest
 
 
@@ -115,8 +148,8 @@ def _limit(s: State, m: int, without: int) -> int:
 def _water_level(s: State, l: int) -> int:
     """See :func:`simcoll.emulator.model.water_level`."""
     e = s.head[l]
-    if s.next_flow[natural(e)] < 0:
-        return _alone(s, l)
+    if s.shared[natural(e)] == 0:
+        return _alone(s, natural(e))
     n, left, count = s.flows[l], s.capacity[l], 0
     level: int = left // n
     lowest = MAX
@@ -149,13 +182,11 @@ def _water_level(s: State, l: int) -> int:
 
 @part
 def _notices(s: State, l: int, lower: int, new: int, old: int) -> bool:
-    """Whether a change of another link's level from ``old`` to ``new`` can change that of a link: not if it has a single flow; nor
-    if both are above its own; nor if it limits none of its flows, and they now want less.
+    """Whether a change of another link's level from ``old`` to ``new`` can change that of a shared link: not if both are above its own;
+    nor if it limits none of its flows, and they now want less.
     """
     level = s.level[l]
-    if lower >= level or (level == MAX and new < old):
-        return False
-    return bool(s.next_flow[natural(s.head[l])] >= 0)
+    return bool(lower < level and (level < MAX or new >= old))
 
 
 @part
@@ -184,6 +215,8 @@ def _spread(s: State) -> int:
         while e >= 0:
             m = natural(s.owner[e])
             for other in range(s.entry[m], s.entry[m] + s.hops[m]):
+                if s.shared[natural(other)] == 0:
+                    continue
                 l2 = natural(s.link[natural(other)])
                 if s.queued[l2] == 0 and l2 != l and _notices(s, l2, lower, new, old):
                     s.queued[l2] = 1
@@ -209,6 +242,8 @@ def _set_rate(s: State, m: int, cover: int, touched: int) -> int:
     gain = rate - old
     for each in range(s.entry[m], s.entry[m] + s.hops[m]):
         e = natural(each)
+        if s.shared[e] == 0:
+            continue
         l = natural(s.link[e])
         s.used[l] += gain * s.weight[e]
         if s.marked[l] == 0:
@@ -276,7 +311,7 @@ def settle(s: State) -> None:
         else:  # a flow, unless it has been on one of those
             slot = natural(s.started[i - changed])
             link, e = -1, s.entry[slot]
-            if s.rated[slot] == r[SETTLED]:
+            if s.rate[slot] > 0:
                 continue
         earliest = MAX
         while e >= 0:

@@ -67,7 +67,7 @@ def _inverse(order: Ints) -> Ints:
 
 def _renumbered(step: Timed, lane: Ints, link: NDArray[np.int32]) -> Timed:
     shape = step.shape
-    row = np.argsort(lane[shape.sender], kind="stable")
+    row = np.argsort(lane[shape.receiver], kind="stable")
     moved = replace(
         shape,
         sender=lane[shape.sender[row]],

@@ -20,7 +20,7 @@ __all__ = ["PER_BLOCK", "larger_calendar", "lengthened", "more_edges", "more_hop
 PER_SLOT = (
     "sender", "receiver", "src", "dst", "row", "pre_fs", "wire", "post_fs", "size", "block", "entry", "hops",
     "ring_place", "needs", "phase",
-    "follower", "waiters", "start_fs", "end_fs", "done_fs", "left", "rate", "since_fs", "finish_fs", "cover", "rated",
+    "follower", "waiters", "start_fs", "end_fs", "done_fs", "left", "rate", "own", "since_fs", "finish_fs", "cover", "rated",
     "key", "before", "after", "limits", "weights", "started", "moving",
 )  # fmt: skip
 PER_NODE = ("node_lane", "node_next", "node_first", "node_end", "entries")
@@ -40,16 +40,16 @@ MOST_ENTRIES = 2**31 - 1
 """Entries are numbered by int32."""
 SETS, STEP, PAGE = 4096, 27 * 64, 2**21
 """Bytes after which addresses share a set of the first cache, an odd number of its lines, and the bytes of a large page."""
-PER_HOP = ("link", "owner", "weight", "next_flow", "last_flow")
+PER_HOP = ("link", "owner", "weight", "shared", "next_flow", "last_flow")
 
 
 def _types() -> dict[str, type]:
     wide = {
-        "pre_fs", "wire", "post_fs", "size", "ring_place", "start_fs", "end_fs", "done_fs", "rate", "since_fs",
+        "pre_fs", "wire", "post_fs", "size", "ring_place", "start_fs", "end_fs", "done_fs", "rate", "own", "since_fs",
         "finish_fs", "rated", "key", "limits", "weights", "block_first_id", "block_content", "lane_left",
         "capacity", "level", "used", "flows", "heap", "table_key", "ring_count", "reg",
     }  # fmt: skip
-    special = {"left": np.float64, "sums": np.uint64}
+    special = {"left": np.float64, "sums": np.uint64} | dict.fromkeys(("shared", "queued", "marked"), np.int8)
     return {name: special.get(name, np.int64 if name in wide else np.int32) for name in State._fields}
 
 

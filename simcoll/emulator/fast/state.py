@@ -1,7 +1,7 @@
 """The arrays that the loops of the fast engine work on.
 
-A message in flight is a *slot*; the slots of a step are a contiguous *block*. A flow is a slot whose
-*hops*, one per link on its way, are in the lists of their links; those of a block are contiguous, too. The first slots are no messages but the timers of links:
+A message in flight is a *slot*; the slots of a step are a contiguous *block*. A flow is a slot whose *hops*, one per link on its way,
+are in the lists of their links; those of a block are contiguous, too. The first slots are no messages but the timers of links:
 slot l goes off when the first of the flows that link l *covers* ends, so that these need no place of their own in the calendar. A
 *node* is a lane's part in a step. Numbers that change one by one live in ``reg``.
 """
@@ -57,6 +57,7 @@ class State(NamedTuple):
     done_fs: Ints
     left: NDArray[np.float64]
     rate: Ints
+    own: Ints  # the least that a private hop gives it
     since_fs: Ints
     finish_fs: Ints
     cover: Shorts  # link whose timer stands for the slot; -1: its own place in the calendar
@@ -71,6 +72,7 @@ class State(NamedTuple):
     # per hop
     link: Shorts
     owner: Shorts  # slot
+    shared: NDArray[np.int8]  # whether other flows are on the link
     weight: Shorts
     next_flow: Shorts
     last_flow: Shorts
@@ -102,8 +104,8 @@ class State(NamedTuple):
     used: Ints
     flows: Ints
     head: Shorts
-    queued: Shorts
-    marked: Shorts
+    queued: NDArray[np.int8]
+    marked: NDArray[np.int8]
     queue: Shorts
     changed: Shorts
     touched: Shorts
