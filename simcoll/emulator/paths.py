@@ -113,7 +113,6 @@ def _links(plan: Plan, topology: Topology) -> tuple[Ints, int | None, Callable[[
 def play_fast(plan: Plan, topology: Topology, seen: Summary, why: str, *, keep: bool) -> Played:
     """Play every message with the compiled loops."""
     from simcoll.emulator.fast.machine import Machine  # brings in numba
-    from simcoll.emulator.fast.rehearsal import rehearsed
 
     capacity, cap_base, name = _links(plan, topology)
     done = np.full(seen.messages, -1, np.int64) if keep else None
@@ -122,21 +121,12 @@ def play_fast(plan: Plan, topology: Topology, seen: Summary, why: str, *, keep: 
         if done is not None:
             done[first : first + len(done_fs)] = done_fs
 
-    steps, lane_steps, depth = (
-        timed_steps(plan, topology, cap_base, seen.groups),
-        seen.lane_steps,
-        plan.protocol.fifo_depth,
-    )
-    if not (keep or plan.waits):
-        steps, order = rehearsed(steps, capacity, len(lane_steps), name, depth=depth)
-        if order is not None:
-            steps, lane_steps, capacity = order.steps(steps), lane_steps[order.lanes], capacity[order.links]
     machine = Machine(
         capacity,
-        lane_steps,
-        steps,
+        seen.lane_steps,
+        timed_steps(plan, topology, cap_base, seen.groups),
         launch_fs=plan.protocol.launch_fs,
-        depth=depth,
+        depth=plan.protocol.fifo_depth,
         waits=plan.waits,
         over=over if keep else None,
     )

@@ -164,6 +164,6 @@ def _image(step: Timed, names: Ints, partition: Partition, first: int, weights: 
         weight = np.where(links >= 0, counts[np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)], 1)
     lanes = partition.lanes
     sender, receiver = lanes[shape.sender[row]], lanes[shape.receiver[row]]
-    image = Shape(sender, receiver, sender, receiver, links.astype(np.int32), weight, np.arange(len(row)))
+    image = Shape(sender, receiver, sender, receiver, links.astype(np.int32), weight)
     nothing = tuple(0 for _ in step.bytes_by_op)
     return Timed(image, step.pre_fs[row], step.wire[row], step.post_fs[row], step.size[row], nothing)

@@ -149,12 +149,8 @@ def _retire(s: State, block: int) -> None:
     a, b = s.sums[0], s.sums[1]
     for row in range(rows):
         m = natural(base + row)
-        a += _row_hash(
-            SEED_A, first + s.row[m], s.src[m], s.dst[m], s.size[m], s.start_fs[m], s.end_fs[m], s.done_fs[m]
-        )
-        b += _row_hash(
-            SEED_B, first + s.row[m], s.src[m], s.dst[m], s.size[m], s.start_fs[m], s.end_fs[m], s.done_fs[m]
-        )
+        a += _row_hash(SEED_A, first + row, s.src[m], s.dst[m], s.size[m], s.start_fs[m], s.end_fs[m], s.done_fs[m])
+        b += _row_hash(SEED_B, first + row, s.src[m], s.dst[m], s.size[m], s.start_fs[m], s.end_fs[m], s.done_fs[m])
     s.sums[0], s.sums[1] = a, b
 
 

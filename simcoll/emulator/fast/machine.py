@@ -262,9 +262,8 @@ class Machine:
         if before is not None and before.shape is shape:
             return
         s.sender[here], s.receiver[here], s.src[here], s.dst[here] = shape.sender, shape.receiver, shape.src, shape.dst
-        s.row[here] = shape.row
         # As the compiled function has it: writable, row by row.
-        links, weight = np.require(shape.links, np.int32, "CW"), np.require(shape.weight, np.int32, "CW")
+        links, weight = (np.require(each, np.int32, ["C", "W"]) for each in (shape.links, shape.weight))
         index_block(s, block, links, weight, np.zeros(len(s.lane_left), np.int32))
         if s.reg[DEPTH]:
             self._connect(here, shape.sender.tolist(), shape.receiver.tolist())

@@ -18,10 +18,9 @@ if TYPE_CHECKING:
 __all__ = ["PER_BLOCK", "larger_calendar", "lengthened", "more_edges", "more_hops", "more_slots", "new_state"]
 
 PER_SLOT = (
-    "sender", "receiver", "src", "dst", "row", "pre_fs", "wire", "post_fs", "size", "block", "entry", "hops",
-    "ring_place", "needs", "phase",
-    "follower", "waiters", "start_fs", "end_fs", "done_fs", "left", "rate", "own", "since_fs", "finish_fs", "cover", "rated",
-    "key", "before", "after", "limits", "weights", "started", "moving",
+    "sender", "receiver", "src", "dst", "pre_fs", "wire", "post_fs", "size", "block", "entry", "hops", "ring_place", "needs",
+    "phase", "follower", "waiters", "start_fs", "end_fs", "done_fs", "left", "rate", "own", "since_fs", "finish_fs", "cover",
+    "rated", "key", "before", "after", "limits", "weights", "started", "moving",
 )  # fmt: skip
 PER_NODE = ("node_lane", "node_next", "node_first", "node_end", "entries")
 PER_BLOCK = (
@@ -49,7 +48,7 @@ def _types() -> dict[str, type]:
         "finish_fs", "rated", "key", "limits", "weights", "block_first_id", "block_content", "lane_left",
         "capacity", "level", "used", "flows", "heap", "table_key", "ring_count", "reg",
     }  # fmt: skip
-    special = {"left": np.float64, "sums": np.uint64} | dict.fromkeys(("shared", "queued", "marked"), np.int8)
+    special = {"left": np.float64, "sums": np.uint64} | dict.fromkeys(("phase", "shared", "queued", "marked"), np.int8)
     return {name: special.get(name, np.int64 if name in wide else np.int32) for name in State._fields}
 
 

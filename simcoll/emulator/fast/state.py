@@ -38,7 +38,6 @@ class State(NamedTuple):
     receiver: Shorts
     src: Shorts
     dst: Shorts
-    row: Shorts  # its place in its step
     pre_fs: Ints  # -1: a transfer inside a rank
     wire: Ints
     post_fs: Ints
@@ -49,7 +48,7 @@ class State(NamedTuple):
     ring_place: Ints
     # per slot: changes
     needs: Shorts
-    phase: Shorts
+    phase: NDArray[np.int8]
     follower: Shorts
     waiters: Shorts
     start_fs: Ints

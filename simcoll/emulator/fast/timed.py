@@ -40,7 +40,7 @@ class Shape:
     """Who sends to whom over which links.
 
     ``sender`` and ``receiver`` are lanes; ``links`` is ``[rows, hops]``, padded with -1, and ``weight`` of the same
-    shape: how many flows like this one are on one such link; ``row`` is the place of each message in the step of the plan.
+    shape: how many flows like this one are on one such link.
     """
 
     sender: Ints
@@ -49,7 +49,6 @@ class Shape:
     dst: Ints
     links: NDArray[np.int32]
     weight: Ints
-    row: Ints
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -230,8 +229,7 @@ class _Maker:
         for step in steps:
             here, first = slice(first, first + step.rows), first + step.rows
             once = np.broadcast_to(np.int64(1), links[here].shape)
-            row = np.arange(step.rows)
-            shape = Shape(sender[here], receiver[here], step.src_rank, step.dst_rank, links[here], once, row)
+            shape = Shape(sender[here], receiver[here], step.src_rank, step.dst_rank, links[here], once)
             yield Routes(routes.links[here], routes.latency_fs[here], routes.kind[here]), shape
 
 
