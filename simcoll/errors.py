@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["ConfigError", "InternalError", "ScheduleError", "SimcollError", "nearest"]
+__all__ = ["ConfigError", "InternalError", "ScheduleError", "SimcollError", "expect", "nearest"]
 
 
 class SimcollError(Exception):
@@ -66,6 +66,17 @@ class InternalError(SimcollError):
         super().__init__(
             f"{message}\nThis is a fault of simcoll, not of your input: please report it with the lines above."
         )
+
+
+def expect(given: object, kind: type, what: str) -> None:
+    """Refuse an argument of another type; ``what`` says what the function takes, and what makes it.
+
+    >>> expect("ring", int, "schedule takes a number of ranks")
+    Traceback (most recent call last):
+    simcoll.errors.ConfigError: schedule takes a number of ranks; got 'ring'
+    """
+    if not isinstance(given, kind):
+        raise ConfigError(f"{what}; got {given!r:.60}")
 
 
 def nearest(given: str, valid: Iterable[str]) -> str:

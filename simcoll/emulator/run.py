@@ -18,7 +18,7 @@ from simcoll.emulator.fabric import Calendar, Fabric
 from simcoll.emulator.floor import latency_floor_fs
 from simcoll.emulator.model import effective_capacities
 from simcoll.emulator.paths import Played, choose, play_fast, play_quotient
-from simcoll.errors import ConfigError, InternalError, nearest
+from simcoll.errors import ConfigError, InternalError, expect, nearest
 from simcoll.plan import Plan
 from simcoll.topology import Topology
 
@@ -194,10 +194,8 @@ def emulate(
     >>> result.time_us, result.wrong
     (131.82912, 0)
     """
-    if not isinstance(plan, Plan):
-        raise ConfigError(f"emulate takes a plan, made by schedule.bind(count); got {type(plan).__name__}")
-    if not isinstance(topology, Topology):
-        raise ConfigError(f"emulate takes a topology, made by load_topology(name); got {topology!r:.60}")
+    expect(plan, Plan, "emulate takes a plan, made by schedule.bind(count)")
+    expect(topology, Topology, "emulate takes a topology, made by load_topology(name)")
     inputs = _inputs(plan, data, seed)
     _check_placement(plan, topology)
     storage = None if inputs is None else Storage(plan, inputs)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from simcoll.emulator import emulate
-from simcoll.errors import ConfigError, SimcollError
+from simcoll.errors import ConfigError, SimcollError, expect
 from simcoll.reduction import Reduction, parse_dtype
 from simcoll.schedule import SYNC, Schedule
 from simcoll.topology import Topology, crossbar
@@ -95,14 +95,9 @@ def assert_implements(
     >>> assert_implements(simcoll.schedule("all_gather", "ring", nranks=3), counts=[0, 5, [1, 0, 4]])
     """
     __tracebackhide__ = True
-    if not isinstance(schedule, Schedule):
-        raise ConfigError(
-            f"assert_implements needs a Schedule, such as simcoll.schedule(...) makes, got {schedule!r:.60}"
-        )
-    if topology is not None and not isinstance(topology, Topology):
-        raise ConfigError(
-            f"topology must be a Topology, such as simcoll.load_topology(name) gives, got {topology!r:.60}"
-        )
+    expect(schedule, Schedule, "assert_implements takes a schedule, made by schedule(collective, algorithm)")
+    if topology is not None:
+        expect(topology, Topology, "assert_implements takes a topology, made by load_topology(name)")
     sizes = several("counts", default_counts(schedule) if counts is None else counts, "[0, 1, 7]")
     kinds = several("dtypes", dtypes, "['float32', 'int32']")
     try:

@@ -140,7 +140,9 @@ def torus(
     ['gpu0 -> gpu4', 'gpu4 -> gpu3']
     """
     sizes = lengths(dims, "dims")
-    wraps = (wrap,) * len(sizes) if isinstance(wrap, bool) else tuple(wrap)
+    wraps = (wrap,) * len(sizes) if isinstance(wrap, bool) else wrap
+    if not isinstance(wraps, (list, tuple)) or not all(isinstance(w, bool) for w in wraps):
+        raise ConfigError(f"wrap: expected true or false, or one of them for each dimension, got {wrap!r:.60}")
     if len(wraps) != len(sizes):
         raise ConfigError(f"wrap: expected one value, or one for each of {len(sizes)} dimensions, got {len(wraps)}")
     n = count(math.prod(sizes), "number of ranks", most=MAX_RANKS)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from simcoll.errors import ConfigError, nearest
+from simcoll.step import whole_numbers
 from simcoll.topology.detours import detour_router
 from simcoll.topology.routing import graph_router
 from simcoll.topology.values import checked_capacity, factor, whole
@@ -160,10 +161,7 @@ class Topology:
         ConfigError
             When the selection is empty, repeats a rank, or names one that does not exist.
         """
-        chosen = np.asarray(endpoints)
-        if chosen.size and chosen.dtype.kind not in "iu":
-            raise ConfigError(f"a placement is a list of whole numbers, got {chosen.tolist()[:8]}")
-        chosen = chosen.astype(np.int64)
+        chosen = whole_numbers("a placement", endpoints, "iu")
         if chosen.ndim != 1 or chosen.size == 0:
             raise ConfigError("a placement needs at least one rank")
         if chosen.min() < 0 or chosen.max() >= self.nranks:

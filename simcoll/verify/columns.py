@@ -44,7 +44,7 @@ def follow(schedule: Schedule, chunks: Ints, symmetry: Symmetry) -> str:
     Returns
     -------
     str
-        The level of the reduction order, one of :data:`simcoll.verify.data.LEVELS`; empty where nothing is reduced.
+        The level of the reduction order, one of :data:`simcoll.verify.proof.LEVELS`; empty where nothing is reduced.
 
     Raises
     ------

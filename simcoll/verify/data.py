@@ -16,63 +16,28 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simcoll.errors import ConfigError
+from simcoll.errors import ConfigError, expect
 from simcoll.plan import lowered
-from simcoll.schedule import REDUCE, SWITCH_REDUCE, SYNC, Step
+from simcoll.schedule import REDUCE, SWITCH_REDUCE, SYNC, Schedule, Step
 from simcoll.step import expanded, spread
 from simcoll.verify import explain
 from simcoll.verify.barrier import check_barrier
+from simcoll.verify.proof import LEVELS, Proof
 from simcoll.verify.tokens import mix, mix_in_place, token_at, tokens
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from simcoll.schedule import Layout, Schedule
+    from simcoll.schedule import Layout
 
     Ints = NDArray[np.int64]
     Words = NDArray[np.uint64]
 
-__all__ = ["LEVELS", "Proof", "verify"]
-
-LEVELS = ("any", "rank-consistent", "run-consistent", "position-independent")
-"""Reduction order, weakest first. ``rank-consistent``: the same bits on every rank. ``run-consistent``: and in every run.
-``position-independent``: and the same order for every chunk."""
+__all__ = ["verify"]
 
 EXACT_LIMIT = 50_000_000
 PART = 2**16
 """Chunks that are followed at a time, few enough for a processor's cache."""
-
-
-@dataclass(frozen=True, slots=True)
-class Proof:
-    """What was proved of a schedule, for every size, dtype and reduction.
-
-    Attributes
-    ----------
-    kind
-        ``full``: every chunk was followed. ``by symmetry``: some were, and the rest are images of them
-        (:mod:`simcoll.verify.symmetry`).
-    method
-        ``fingerprint`` (error 2**-64 per chunk) or ``exact``.
-    order
-        One of ``LEVELS``; empty where nothing is reduced.
-    steps, transfers
-        How much was followed.
-    shared_chunks
-        Two channels touch the same chunk, so that plans need explicit dependencies.
-    """
-
-    kind: str
-    method: str
-    order: str
-    steps: int
-    transfers: int
-    shared_chunks: bool
-
-    def __str__(self) -> str:
-        error = "exact" if self.method == "exact" else "error 2^-64"
-        order = f", reduction order {self.order}" if self.order else ""
-        return f"proved ({self.kind}, {error}): {self.transfers:,} transfers in {self.steps:,} steps{order}"
 
 
 @dataclass(slots=True)
@@ -86,7 +51,6 @@ class Memory:
     strides: tuple[int, int]
     held: NDArray[np.uint64]  # fingerprints [rows], or counts of contributions [rows, tokens] in exact mode
     tree: NDArray[np.uint64]  # hash of the expression tree; 0: holds nothing yet
-    writer: NDArray[np.int32]  # transfer of the step that writes a chunk
     lane: NDArray[np.int64]  # channel that touches a chunk address, on whatever rank; -1: none yet
     mixed: bool = False  # two channels touch one address
     beside: bool = False  # a step has two channels
@@ -115,7 +79,6 @@ def _start(schedule: Schedule, *, exact: bool) -> Memory:
         (layout.size, 1) if collective.nblocks == 1 else (1, n),
         np.zeros((rows, n * per_rank) if exact else rows, np.uint64),
         np.zeros(rows, np.uint64),
-        np.zeros(rows, np.int32),
         np.full(layout.size, -1, np.int64),
     )
     leaf = tokens(n, 2)
@@ -150,14 +113,14 @@ def _play(schedule: Schedule, memory: Memory, number: int, step: Step) -> None:
     parts = _parts(step)
     ranges = 4 * len(step) < int(step.count.sum())
     read = [_read(schedule, memory, number, part) for part in parts]
-    if not (_disjoint(schedule, step) if ranges else _each_once(memory, [dst for dst, _, _ in read])):
+    if not (_disjoint(schedule, step) if ranges else _each_once(memory.tree, [part[0] for part in read])):
         _check_written_once(schedule, memory, number, step)
     if schedule.nchannels > 1:
         memory.beside = memory.beside or bool((step.channel != step.channel[:1]).any())
     if schedule.nchannels > 1 and not memory.mixed:
         memory.mixed = not (_claimed(memory, step, step.src_chunk) and _claimed(memory, step, step.dst_chunk))
-    for part, (dst, held, tree) in zip(parts, read, strict=True):
-        _write(schedule, memory, number, part, dst, held, tree)
+    for part, columns in zip(parts, read, strict=True):
+        _write(schedule, memory, number, part, *columns)
 
 
 def _disjoint(schedule: Schedule, step: Step) -> bool:
@@ -167,13 +130,13 @@ def _disjoint(schedule: Schedule, step: Step) -> bool:
     return bool((start[order][1:] >= (start + step.count)[order][:-1]).all())
 
 
-def _each_once(memory: Memory, rows: list[Ints]) -> bool:
-    """Whether no row comes twice: each part notes its numbers, then looks whether they are still there."""
+def _each_once(words: Words, rows: list[Ints]) -> bool:
+    """Whether no row comes twice: each part notes its numbers there, then looks whether they are still there. The words are lost."""
     edges = np.cumsum([0, *map(len, rows)])
-    numbers = [np.arange(*ends, dtype=np.int32) for ends in pairwise(edges.tolist())]
+    numbers = [np.arange(*ends, dtype=np.uint64) for ends in pairwise(edges.tolist())]
     for row, number in zip(rows, numbers, strict=True):
-        memory.writer[row] = number
-    return all(np.array_equal(memory.writer.take(row), number) for row, number in zip(rows, numbers, strict=True))
+        words[row] = number
+    return all(np.array_equal(words.take(row), number) for row, number in zip(rows, numbers, strict=True))
 
 
 def _claimed(memory: Memory, step: Step, chunk: Ints) -> bool:
@@ -186,8 +149,8 @@ def _claimed(memory: Memory, step: Step, chunk: Ints) -> bool:
     return _noted(memory.lane, chunk, channel)
 
 
-def _read(schedule: Schedule, memory: Memory, number: int, step: Step) -> tuple[Ints, Words, Words]:
-    """Check transfers; the rows that they will write, and what they read."""
+def _read(schedule: Schedule, memory: Memory, number: int, step: Step) -> tuple[Ints, Words, Words, Words]:
+    """Check transfers; the rows that they will write, what they read, and the expression trees of what they add to, if any adds."""
     layout = schedule.layout
     src, dst = memory.of_step(step)
     held, tree = memory.held.take(src, axis=0), memory.tree.take(src)
@@ -204,27 +167,30 @@ def _read(schedule: Schedule, memory: Memory, number: int, step: Step) -> tuple[
         same = layout.same_size(one)
         if not same.all():
             explain.size_mismatch(schedule, number, one, int(np.flatnonzero(~same)[0]))
-    return dst, held, tree
+    return dst, held, tree, memory.tree.take(dst) if (step.op == REDUCE).any() else tree[:0]
 
 
-def _write(schedule: Schedule, memory: Memory, number: int, step: Step, dst: Ints, held: Words, tree: Words) -> None:
+def _write(
+    schedule: Schedule, memory: Memory, number: int, step: Step, dst: Ints, held: Words, tree: Words, target: Words
+) -> None:
     """Reduce and write what transfers have read."""
     op = expanded(step).op if (step.op != step.op[:1]).any() else step.op[:1]
     if (op == SWITCH_REDUCE).any():
         _switch_reduced(memory, np.broadcast_to(op, dst.shape), dst, held, tree)
     if (op == REDUCE).all():
-        _reduced(schedule, memory, number, step, dst, held, tree)
+        _reduced(schedule, memory, number, step, dst, held, tree, target)
     elif (op == REDUCE).any():
         rows = np.flatnonzero(op == REDUCE)
         part, made = held[rows], tree[rows]
-        _reduced(schedule, memory, number, step, dst[rows], part, made)
+        _reduced(schedule, memory, number, step, dst[rows], part, made, target[rows])
         held[rows], tree[rows] = part, made
     memory.held[dst], memory.tree[dst] = held, tree
 
 
-def _reduced(schedule: Schedule, memory: Memory, number: int, step: Step, dst: Ints, held: Words, tree: Words) -> None:
+def _reduced(
+    schedule: Schedule, memory: Memory, number: int, step: Step, dst: Ints, held: Words, tree: Words, target: Words
+) -> None:
     """Add what the destinations hold."""
-    target = memory.tree.take(dst)
     if not target.all():
         row = int(np.flatnonzero(target == 0)[0])
         one = expanded(step)
@@ -377,6 +343,7 @@ def verify(schedule: Schedule, *, exact: bool = False) -> Proof:
     >>> print(verify(simcoll.schedule("all_reduce", "ring", nranks=4)))
     proved (full, error 2^-64): 28 transfers in 7 steps, reduction order run-consistent
     """
+    expect(schedule, Schedule, "verify takes a schedule, made by schedule(collective, algorithm)")
     if schedule.collective.kind == "barrier":
         steps, count = check_barrier(schedule)
         return Proof("full", "exact", "", steps, count, shared_chunks=False)

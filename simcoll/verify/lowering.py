@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 from graphlib import TopologicalSorter
 from typing import TYPE_CHECKING
 
-from simcoll.plan import lowered
+from simcoll.errors import expect
+from simcoll.plan import Plan, lowered
 from simcoll.program import Instruction, Lane, Program, wire
 from simcoll.schedule import REDUCE, SWITCH_REDUCE, SYNC
 from simcoll.verify.program import check_ordered, verify_program
@@ -20,7 +21,7 @@ from simcoll.verify.program import check_ordered, verify_program
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from simcoll.plan import Plan, PlanStep
+    from simcoll.plan import PlanStep
     from simcoll.verify.program import ProgramProof
 
 __all__ = ["check_lowering", "lower"]
@@ -203,6 +204,7 @@ def lower(plan: Plan) -> Program:
     >>> [instruction.op for lane in program.lanes[0] for instruction in lane.instructions]
     ['copy', 'send', 'send', 'recv', 'recv']
     """
+    expect(plan, Plan, "lower takes a plan, made by schedule.bind(count)")
     writer, first = _Writer(plan), 0
     for step in plan.steps():
         writer.step(first, step)

@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
-from simcoll.errors import ConfigError, ScheduleError
-from simcoll.program import OPS, place, wire
+from simcoll.errors import ConfigError, ScheduleError, expect
+from simcoll.program import OPS, Program, place, wire
 from simcoll.schedule import Layout
-from simcoll.verify.data import LEVELS
 from simcoll.verify.deadlock import deadlock, depth_text, play
+from simcoll.verify.proof import LEVELS
 from simcoll.verify.races import check_races
 from simcoll.verify.tokens import mix, tokens
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from simcoll.program import Instruction, Program, Wiring
+    from simcoll.program import Instruction, Wiring
     from simcoll.verify.deadlock import Play
 
 __all__ = ["DEPTHS", "ProgramProof", "check_ordered", "verify_program"]
@@ -103,6 +103,7 @@ def verify_program(program: Program, *, depths: Sequence[int | None] = DEPTHS) -
     ConfigError
         For a FIFO depth that is no depth.
     """
+    expect(program, Program, "verify_program takes a program, made by load_msccl_xml(file) or lower(plan)")
     for depth in depths:
         if depth is not None and (type(depth) is not int or depth < 0):
             raise ConfigError(f"FIFO depth {depth!r}: expected a whole number from 0, or None for unbounded")

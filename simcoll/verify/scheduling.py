@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simcoll.errors import ConfigError, InternalError
-from simcoll.program import OPS, wire
+from simcoll.errors import ConfigError, InternalError, expect
+from simcoll.program import OPS, Program, wire
 from simcoll.schedule import COPY, REDUCE, Layout, Schedule, Step, transfers
 from simcoll.verify.deadlock import play
 from simcoll.verify.program import verify_program
@@ -24,7 +24,7 @@ from simcoll.verify.program import verify_program
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from simcoll.program import Program, Wiring
+    from simcoll.program import Wiring
     from simcoll.verify.deadlock import Play
 
 __all__ = ["program_schedule"]
@@ -295,6 +295,7 @@ def program_schedule(program: Program) -> Schedule:
     ConfigError
         When the program's collective is not known, or moves no data.
     """
+    expect(program, Program, "program_schedule takes a program, made by load_msccl_xml(file) or lower(plan)")
     if program.collective is None or program.collective.kind == "barrier":
         what = "no collective is known" if program.collective is None else "a barrier moves no data"
         raise ConfigError(f"{program}: {what}, so that it is no schedule")

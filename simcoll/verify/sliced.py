@@ -16,7 +16,7 @@ import numpy as np
 from simcoll.compiled import COMPILED
 from simcoll.errors import ScheduleError
 from simcoll.schedule import COPY, REDUCE, Repeat, Step
-from simcoll.verify.data import Proof
+from simcoll.verify.proof import Proof
 from simcoll.verify.symmetry import lanes_of
 from simcoll.verify.tokens import mix_in_place, token_at
 

@@ -17,18 +17,16 @@ import numpy as np
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from simcoll.errors import ScheduleError
-from simcoll.schedule import COPY, REDUCE, Repeat, Step, joined
+from simcoll.errors import ScheduleError, expect
+from simcoll.schedule import COPY, REDUCE, Repeat, Schedule, Step, joined
 from simcoll.step import expanded, spread
 from simcoll.verify.columns import follow
-from simcoll.verify.data import Proof
+from simcoll.verify.proof import Proof
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from numpy.typing import NDArray
-
-    from simcoll.schedule import Schedule
 
     Ints = NDArray[np.int64]
 
@@ -79,6 +77,7 @@ def verify_by_symmetry(schedule: Schedule) -> Proof:
     >>> print(verify_by_symmetry(simcoll.schedule("all_reduce", "ring", nranks=1000)))
     proved (by symmetry, error 2^-64): 1,999,000 transfers in 1,999 steps, reduction order run-consistent
     """
+    expect(schedule, Schedule, "verify_by_symmetry takes a schedule, made by schedule(collective, algorithm)")
     symmetry = find_symmetry(schedule)
     chunks = _representatives(schedule, symmetry)
     order = follow(schedule, chunks, symmetry)

@@ -17,7 +17,7 @@ from simcoll.algorithms.double_tree import binary_tree, tree_pair
 from simcoll.emulator.run import emulate
 from simcoll.protocol import ideal
 from simcoll.topology import load_topology
-from simcoll.topology.families import crossbar, torus
+from simcoll.topology.families import boxes, crossbar, torus
 
 RANKS = (*range(2, 18), 24, 31, 32, 33, 48, 64)
 POWERS = tuple(n for n in RANKS if n & (n - 1) == 0)
@@ -130,6 +130,49 @@ def test_the_root_does_not_matter(collective, algorithm):
     form, _ = FORMS[collective, algorithm]
     for n, root in ((8, 3), (16, 15), (32, 17)):
         assert time_fs(collective, algorithm, n, n * 3840, root=root) == cost_fs(form(n), n * 3840)
+
+
+BOX_FS, NET_FS = Fraction(2500), Fraction(20000)  # a byte at 400 GB/s in the box, at 50 GB/s between boxes
+BOXES = ((2, 4), (3, 4), (4, 8), (5, 2))
+HIERARCHICAL = {  # vectors that a GPU sends in its box, and between boxes; of m boxes of g
+    "all_reduce": lambda m, g: (2 * share(g), 2 * share(m) / g),
+    "all_gather": lambda m, g: (Fraction(m * g - m, m * g), Fraction(m - 1, m * g)),
+    "reduce_scatter": lambda m, g: (Fraction(m * g - m, m * g), Fraction(m - 1, m * g)),
+    "all_to_all": lambda m, g: (share(g), share(m)),
+    "broadcast": lambda m, g: (2 * share(g), Fraction(lg_up(m), g)),
+}
+
+
+def hierarchical_fs(collective, m, g, vector, pieces=1):
+    n = m * g
+    blocks = n if collective in ("all_gather", "reduce_scatter", "all_to_all") else 1
+    schedule = simcoll.schedule(collective, "hierarchical", nranks=n, box=g, pieces=pieces)
+    plan = schedule.bind(vector // blocks, "uint8", protocol=ideal())
+    rails = boxes(m, g, "400 GB/s", nics=g, nic_bandwidth="50 GB/s")
+    return emulate(plan, rails, data="none", bound=False).time_fs
+
+
+@pytest.mark.parametrize("collective", HIERARCHICAL)
+@pytest.mark.parametrize(("m", "g"), BOXES)
+def test_hierarchical_on_rails_takes_its_phases_one_after_the_other(collective, m, g):
+    vector, (inside, outside) = m * g * 3840, HIERARCHICAL[collective](m, g)
+    assert hierarchical_fs(collective, m, g, vector) == vector * (inside * BOX_FS + outside * NET_FS)
+
+
+@pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all"])
+@pytest.mark.parametrize(("m", "g"), BOXES)
+def test_hierarchical_in_many_pieces_takes_the_longer_of_its_phases(collective, m, g):
+    vector, (inside, outside) = m * g * 64 * 60, HIERARCHICAL[collective](m, g)
+    longer = vector * max(inside * BOX_FS, outside * NET_FS)
+    assert longer <= hierarchical_fs(collective, m, g, vector, pieces=64) < 1.1 * longer
+
+
+@pytest.mark.parametrize(("m", "g"), BOXES)
+def test_hierarchical_broadcast_in_many_pieces_goes_down_a_chain(m, g):
+    # Between boxes every GPU then sends once what it got, whatever the number of boxes.
+    vector, inside = m * g * 64 * 60, 2 * share(g)
+    longer = vector * max(inside * BOX_FS, NET_FS / g)
+    assert longer <= hierarchical_fs("broadcast", m, g, vector, pieces=64) < 1.1 * longer
 
 
 @pytest.mark.parametrize("n", [3, 4, 7, 16, 33])

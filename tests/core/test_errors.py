@@ -8,6 +8,9 @@ import pytest
 import simcoll
 from simcoll.collective import Collective
 from simcoll.errors import ConfigError, InternalError, ScheduleError, SimcollError, nearest
+from simcoll.testing import assert_implements
+from simcoll.verify import check_lowering, lower, program_schedule, verify, verify_program
+from simcoll.verify.symmetry import verify_by_symmetry
 
 
 def test_one_root_and_attributes():
@@ -135,3 +138,20 @@ def test_collectives_that_do_not_exist(arguments, says):
 def test_roots_and_pairs_that_are_no_ranks(arguments):
     with pytest.raises(ConfigError):
         Collective(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("function", "takes"),
+    [
+        (verify, "a schedule, made by schedule"),
+        (verify_by_symmetry, "a schedule, made by schedule"),
+        (assert_implements, "a schedule, made by schedule"),
+        (verify_program, "a program, made by load_msccl_xml"),
+        (program_schedule, "a program, made by load_msccl_xml"),
+        (lower, "a plan, made by schedule.bind"),
+        (check_lowering, "a plan, made by schedule.bind"),
+    ],
+)
+def test_what_is_of_another_kind(function, takes):
+    with pytest.raises(ConfigError, match=rf"takes {takes}.*; got 'ring'"):
+        function("ring")

@@ -208,6 +208,12 @@ def test_large_topologies_route_in_arrays():
         (lambda: crossbar(10**7, "50 GB/s"), "nranks: 10000000 is out of range"),
         (lambda: torus([], "50 GB/s"), "at least one dimension"),
         (lambda: torus([3, 3], "50 GB/s", wrap=[True]), "one for each of 2"),
+        (
+            lambda: torus([3, 3], "50 GB/s", wrap=3),
+            "wrap: expected true or false, or one of them for each dimension, got 3",
+        ),
+        (lambda: torus([3, 3], "50 GB/s", wrap=[[True], [True]]), "wrap: expected true or false"),
+        (lambda: torus([3, 3], "50 GB/s").with_ranks([[0, 1], [2]]), "a placement must be whole numbers"),
         (lambda: boxes(2, 8, "450 GB/s"), "no network cards"),
         (lambda: boxes(2, 8, "450 GB/s", nics=8), "nic_bandwidth"),
         (lambda: boxes(2, 8, "450 GB/s", nics=3, nic_bandwidth="50 GB/s"), "shared equally"),
