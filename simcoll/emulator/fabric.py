@@ -84,18 +84,10 @@ class _Settle(simpy.Event):
 class _Flow:
     """Bytes on their way."""
 
-    __slots__ = ("arrived", "counts", "finish_fs", "item", "left", "links", "rate", "since_fs", "size", "wake_fs")
+    __slots__ = ("arrived", "finish_fs", "item", "left", "links", "rate", "since_fs", "size", "wake_fs")
 
-    def __init__(
-        self,
-        links: tuple[int, ...],
-        counts: tuple[int, ...] | None,
-        size: int,
-        arrived: Callable[[Any], None],
-        item: Any,
-    ) -> None:
+    def __init__(self, links: tuple[int, ...], size: int, arrived: Callable[[Any], None], item: Any) -> None:
         self.links = links
-        self.counts = (1,) * len(links) if counts is None else counts
         self.size = size
         self.left = float(size)
         self.arrived = arrived
@@ -183,10 +175,13 @@ class Fabric:
         if not size_bytes or not links:
             self.calendar.at(self.calendar.now, arrived, item)
             return
-        flow = _Flow(links, counts, size_bytes, arrived, item)
-        for link, count in zip(links, flow.counts, strict=True):
-            self._flows[link][flow] = count
-        self._counted |= counts is not None
+        flow = _Flow(links, size_bytes, arrived, item)
+        for link in links:
+            self._flows[link][flow] = 1
+        if counts is not None:
+            self._counted = True
+            for link, count in zip(links, counts, strict=True):
+                self._flows[link][flow] = count
         self._started.append(flow)
         if not self._asked:
             self._ask()
@@ -260,8 +255,8 @@ class Fabric:
                 "per second, which leaves nothing for each; expected a larger capacity"
             )
         used, gain = self._used, rate - flow.rate
-        for link, count in zip(flow.links, flow.counts, strict=True):
-            used[link] += gain * count
+        for link in flow.links:
+            used[link] += gain * self._flows[link][flow] if self._counted else gain
         if flow.rate:
             flow.left = bytes_left(flow.left, flow.rate, now - flow.since_fs)
         flow.rate = rate
