@@ -177,7 +177,9 @@ class Host:
 
     def _end(self, name: str, table: _Table) -> None:
         missing = [member for member in table.members if member not in table.values]
-        for process in table.values:
+        # Our own process last: what it does next may hold the interpreter, and with it this thread, until the others have come. Starting
+        # MPI does.
+        for process in sorted(table.values, reverse=True):
             self._tell(process, ["meeting", name, table.values, missing, False, self._lost()])
         del self._tables[name]
 

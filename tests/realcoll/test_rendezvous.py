@@ -59,6 +59,20 @@ def test_everybody_gets_what_everybody_brought(seats):
     assert [set(meeting.values) for meeting in pair] == [{0, 2}] * 2
 
 
+def test_the_process_with_the_server_is_told_last(seats, monkeypatch):
+    """It may hold the interpreter from then on, as the start of MPI does, and the server could tell nobody else."""
+    host, told = seats[0]._host, []
+    tell = host._tell
+    monkeypatch.setattr(host, "_tell", lambda process, content: (told.append(process), tell(process, content)))
+
+    def after(pause_s, seat):
+        time.sleep(pause_s)
+        return seat.meet("start", b"", 10)
+
+    together(*(lambda i=i, seat=seat: after(0.05 * i, seat) for i, seat in enumerate(seats)))
+    assert told == [2, 1, 0]
+
+
 def test_who_does_not_come_is_missing_and_too_late_afterwards(seats):
     first = seats[0].meet("a", b"", 0.2)
     assert (first.missing, first.late) == ((1, 2), False)

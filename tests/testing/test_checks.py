@@ -150,12 +150,12 @@ def test_every_count_is_checked_with_every_dtype(monkeypatch):
 @pytest.mark.parametrize(
     ("schedule", "arguments", "says"),
     [
-        ("ring", {}, "assert_implements needs a Schedule, such as simcoll.schedule(...) makes, got 'ring'"),
+        ("ring", {}, "assert_implements takes a schedule, made by schedule(collective, algorithm); got 'ring'"),
         (None, {"counts": 5}, "counts must be a list such as [0, 1, 7], got 5; did you mean [5]?"),
         (None, {"counts": []}, "counts is empty, so nothing would be checked"),
         (None, {"dtypes": "float32"}, "dtypes must be a list such as ['float32', 'int32'], got 'float32'; did you mean ['float32']?"),
         (None, {"dtypes": np.dtype("int8")}, "dtypes must be a list such as"),
-        (None, {"topology": "crossbar"}, "topology must be a Topology, such as simcoll.load_topology(name) gives, got 'crossbar'"),
+        (None, {"topology": "crossbar"}, "assert_implements takes a topology, made by load_topology(name); got 'crossbar'"),
     ],
 )  # fmt: skip
 def test_arguments_of_the_wrong_kind(schedule, arguments, says):
