@@ -16,9 +16,9 @@ import simcoll
 from simcoll.algorithms import bfb, packed
 from simcoll.bounds import all_gather_cut
 from simcoll.bounds.packing import pack_trees
-from simcoll.collective import Collective
+from simcoll.core.collective import Collective
+from simcoll.proving.symmetry import verify_by_symmetry
 from simcoll.topology import hybrid_cube_mesh, load_topology, torus
-from simcoll.verify.symmetry import verify_by_symmetry
 
 
 def cpu_name() -> str:
@@ -48,7 +48,7 @@ def headroom(schedule: simcoll.Schedule, topology: simcoll.Topology) -> float:
     count = schedule.layout.chunks * max(2**30 // schedule.layout.chunks, 1)
     if schedule.collective.kind != "all_reduce":
         count = schedule.layout.chunks * max(2**30 // schedule.nranks // schedule.layout.chunks, 1)
-    return simcoll.emulate(schedule.bind(count), topology, data="none").headroom or 0.0
+    return simcoll.emulate(simcoll.bind(schedule, count), topology, data="none").headroom or 0.0
 
 
 def main() -> None:

@@ -39,7 +39,7 @@ def main() -> None:
     n = int(sys.argv[1]) if len(sys.argv) > 1 else 1024
     print(f"machine: {cpu_name()}, {os.cpu_count()} cores, Python {platform.python_version()}")
     schedule = simcoll.schedule("all_reduce", "ring", nranks=n, in_place=True)
-    plan = schedule.bind(count=1 << 20, unproved=True)
+    plan = simcoll.bind(schedule, count=1 << 20, unproved=True)
     topology = crossbar(n, "50 GB/s", "1 us")
     before, begin = peak_mb(), time.process_time()
     result = emulate(plan, topology, engine="simpy", quotient=False, data="none", bound=False)

@@ -46,7 +46,7 @@ def median_s(call, transport) -> float:
 
 def step_us(n: int = 8, runs: int = 300) -> float:
     """Microseconds of one process for one step of one rank."""
-    prepared = realcoll.prepare(simcoll.schedule("all_reduce", "ring", nranks=n, in_place=True).bind(n))
+    prepared = realcoll.prepare(simcoll.bind(simcoll.schedule("all_reduce", "ring", nranks=n, in_place=True), n))
     prepared.load([np.zeros(n, "float32")] * n)
     prepared.run()
     begin = time.perf_counter()
@@ -85,7 +85,7 @@ def main() -> None:
         return
     transport = realcoll.MpiTransport()
     me, n = transport.control.process, transport.control.size
-    tiny = realcoll.prepare(simcoll.schedule("all_reduce", "ring", nranks=n, in_place=True).bind(n), transport)
+    tiny = realcoll.prepare(simcoll.bind(simcoll.schedule("all_reduce", "ring", nranks=n, in_place=True), n), transport)
     tiny.load({me: np.zeros(n, "float32")})
     each = median_s(lambda: [tiny.run() for _ in range(100)], transport) / 100 / max(1, 2 * (n - 1))
     raw = median_s(messages(transport, size // n), transport)
@@ -93,13 +93,13 @@ def main() -> None:
         print(f"        {each * 1e6:8.2f} us of wall clock per step of a ring of {n} processes, 4 bytes a message")
         print(f"its messages alone, {size} bytes, {n} ranks: {size / raw / 1e9:6.2f} GB/s")
     for in_place in (False, True):
-        plan = simcoll.schedule("all_reduce", "ring", nranks=n, in_place=in_place).bind(size // 4)
+        plan = simcoll.bind(simcoll.schedule("all_reduce", "ring", nranks=n, in_place=in_place), size // 4)
         prepared = realcoll.prepare(plan, transport)
         prepared.load({me: np.ones(size // 4, np.float32)})
         ours = median_s(prepared.run, transport)
         source, target = np.ones(size // 4, np.float32), np.empty(size // 4, np.float32)
         own = transport.vendor(
-            simcoll.schedule("all_reduce", "ring", nranks=n).bind(size // 4), {me: source}, {me: target}
+            simcoll.bind(simcoll.schedule("all_reduce", "ring", nranks=n), size // 4), {me: source}, {me: target}
         )
         theirs = median_s(own, transport)
         if me == 0:

@@ -20,7 +20,7 @@ from simcoll.topology import boxes, crossbar, fat_tree, hybrid_cube_mesh, hyperc
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from simcoll.schedule import Schedule
+    from simcoll.core.schedule import Schedule
     from simcoll.topology import Topology
 
 KINDS = ("all_gather", "reduce_scatter", "all_reduce")
@@ -50,7 +50,7 @@ def over_bound(schedule: Schedule, topology: Topology, size_bytes: int) -> float
     """Time over bound at about a size."""
     slots = max(schedule.collective.input_slots, schedule.collective.output_slots)
     count = max(size_bytes // (4 * slots * schedule.layout.chunks), 1) * schedule.layout.chunks
-    found = simcoll.emulate(schedule.bind(count), topology, data="none").headroom
+    found = simcoll.emulate(simcoll.bind(schedule, count), topology, data="none").headroom
     return found or 1.0
 
 
@@ -61,7 +61,7 @@ def measured(name: str, algorithm: str, topology: Topology, **params: int) -> fl
         began = time.perf_counter()
         schedule = simcoll.schedule(kind, algorithm, topology=topology, **params)
         made = time.perf_counter()
-        schedule.proof()
+        simcoll.verify(schedule)
         proved = time.perf_counter()
         ratios = [over_bound(schedule, topology, size) for size in SIZES]
         ring = over_bound(simcoll.schedule(kind, "ring", nranks=topology.nranks), topology, SIZES[-1])

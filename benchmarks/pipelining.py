@@ -26,7 +26,7 @@ def time_us(collective: str, topology: Topology, pieces: int) -> float:
     n = topology.nranks
     schedule = simcoll.schedule(collective, "hierarchical", nranks=n, box=8, pieces=pieces)
     blocks = 1 if collective in {"all_reduce", "broadcast"} else n
-    return emulate(schedule.bind(SIZE // blocks, "uint8"), topology, data="none", bound=False).time_us
+    return emulate(simcoll.bind(schedule, SIZE // blocks, "uint8"), topology, data="none", bound=False).time_us
 
 
 def main(boxes: list[int]) -> None:

@@ -22,7 +22,7 @@ import numpy as np
 
 import simcoll
 from simcoll.algorithms import ALGORITHMS
-from simcoll.collective import KINDS, Collective
+from simcoll.core.collective import KINDS, Collective
 from simcoll.errors import ConfigError
 from simcoll.testing.examples import needed_params
 from simcoll.topology import torus

@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 
 import simcoll
+from simcoll.core.protocol import Protocol
 from simcoll.emulator import emulate
-from simcoll.protocol import Protocol
 from simcoll.topology import boxes, crossbar, fat_tree
 
 GIB = 1 << 28  # elements of float32
@@ -69,7 +69,7 @@ LONG = (
 def load_engine() -> None:
     """Compile the loops, or load them from the cache."""
     start = time.process_time()
-    plan = simcoll.schedule("all_reduce", "ring", nranks=4).bind(count=4)
+    plan = simcoll.bind(simcoll.schedule("all_reduce", "ring", nranks=4), count=4)
     emulate(plan, crossbar(4, "1 GB/s"), data="none", bound=False, engine="fast", quotient=False)
     print(f"the engine is ready after {time.process_time() - start:.2f} s CPU, {peak_mb():.0f} MB")
 
@@ -90,7 +90,7 @@ def main() -> None:
         for _ in range(1 if case in LONG else given.runs):
             cpu_start, wall_start = time.process_time(), time.perf_counter()
             schedule = simcoll.schedule(kind, algorithm, nranks=n)
-            plan = schedule.bind(count=count, protocol=Protocol("ideal", jitter_fs=jitter), unproved=True)
+            plan = simcoll.bind(schedule, count=count, protocol=Protocol("ideal", jitter_fs=jitter), unproved=True)
             result = emulate(
                 plan, topology, data="none", bound=False, engine="auto" if quotient else "fast", quotient=quotient
             )

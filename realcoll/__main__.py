@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import App, CycloptsError, Parameter
 
 from realcoll.errors import FaultError, MissingError
+from simcoll.binding import verify
 from simcoll.errors import ConfigError, InternalError, ScheduleError, nearest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from realcoll.perf import Line, Request
+    from realcoll.measure.perf import Line, Request
     from realcoll.transports.interface import Transport
     from simcoll.topology import Topology
 
@@ -33,7 +34,7 @@ TRANSPORTS = ("auto", "mpi", "nccl", "local")
 @contextmanager
 def _opened(transport: str, timeout_s: float) -> Iterator[Transport]:
     """The transport that was asked for. ``auto``: NCCL where there is a GPU, MPI under its launcher, else one process."""
-    from realcoll.environment import place_from
+    from realcoll.start.environment import place_from
     from realcoll.transports import LocalTransport, MpiTransport, NcclTransport, gpu_is_here
 
     if transport not in TRANSPORTS:
@@ -122,7 +123,7 @@ def perf(
     timeout
         Seconds that other ranks may take for their part.
     """
-    from realcoll.perf import Request, kinds_of_data
+    from realcoll.measure.perf import Request, kinds_of_data
     from simcoll.algorithms import ALGORITHMS
     from simcoll.algorithms.registry import find_algorithm
     from simcoll.planning.sweep import counts_for, parse_choice
@@ -155,15 +156,15 @@ def _measure_and_show(
     requests: Sequence[Request], transport: Transport, topology: Topology | None, json: Path | None
 ) -> None:
     """Run sweeps that differ in their data only; process 0 prints them and writes the file."""
-    from realcoll.perf import measure, schedules
-    from realcoll.report import footer, header, json_document, row, write_new
+    from realcoll.measure.perf import measure, schedules
+    from realcoll.measure.report import footer, header, json_document, row, write_new
 
     began, predicts, request = time.time(), topology is not None, requests[0]
     shown = transport.control.process == 0
     if shown:
         ranks = f"{request.nranks} ranks in {transport.control.size} processes"
         print(f"# realcoll: {request.collective} with {request.choice} on {transport.name}: {ranks}")
-        print(f"# {schedules(request)[0].proof()}")
+        print(f"# {verify(schedules(request)[0])}")
         print(f"# warmup iters: {request.warmup} iters: {request.iterations} validation: {int(request.check)}")
         if topology is not None:
             print(f"# predictions on topology {topology.name}: {topology.description}")
@@ -229,7 +230,7 @@ def calibrate(
     timeout
         Seconds that other ranks may take for their part.
     """
-    from realcoll.calibrate import fit, sizes_and_times, topology_toml
+    from realcoll.measure.calibrate import fit, sizes_and_times, topology_toml
     from simcoll.units import format_size
 
     sizes = _sizes(begin, end, factor, None)
@@ -261,7 +262,7 @@ def _launch(*script: str, processes: Annotated[int, Parameter(name=["--nproc", "
     processes
         How many.
     """
-    from realcoll.launch import launch
+    from realcoll.start.launch import launch
 
     return launch(processes, script)
 

@@ -1,7 +1,7 @@
 """Collectives among the GPUs of one process, as in ``torch.cuda.comm``, on real GPUs.
 
-The same functions as in :mod:`simcoll.comm`, on CuPy arrays; numpy arrays are tensors on the CPU. The same proved schedules move the data,
-by copies from device to device.
+The same functions as in :mod:`simcoll.cuda_comm`, on CuPy arrays; numpy arrays are tensors on the CPU. The same proved schedules
+move the data, by copies from device to device.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from realcoll.program import STAGING, program
 from realcoll.transports import kernels
 from realcoll.transports.nccl import load_cupy
-from simcoll import comm
-from simcoll.comm import DeviceArray
-from simcoll.comm.devices import device_number, device_of
-from simcoll.plan import INPUT, OUTPUT
+from realcoll.turns import STAGING, program
+from simcoll import cuda_comm as comm
+from simcoll.core.plan import INPUT, OUTPUT
+from simcoll.cuda_comm import DeviceArray
+from simcoll.cuda_comm.devices import device_number, device_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from realcoll.program import Span
-    from simcoll.plan import Plan
+    from realcoll.turns import Span
+    from simcoll.core.plan import Plan
 
 __all__ = ["broadcast", "broadcast_coalesced", "gather", "reduce_add", "reduce_add_coalesced", "scatter"]
 
@@ -98,7 +98,7 @@ def scatter(
     *,
     out: Sequence[Any] | None = None,
 ) -> tuple[Any, ...]:
-    """Cut a tensor along a dimension and put each chunk on a GPU: see :func:`simcoll.comm.scatter`."""
+    """Cut a tensor along a dimension and put each chunk on a GPU: see :func:`simcoll.cuda_comm.scatter`."""
     targets = None if out is None else [_placed(target) for target in out]
     source = _placed(tensor)
     with load_cupy()[0].cuda.Device(max(0, device_of(source))):  # what CuPy makes is made on the current device
@@ -108,7 +108,7 @@ def scatter(
 def broadcast(
     tensor: Any, devices: Iterable[Any] | None = None, *, out: Sequence[Any] | None = None
 ) -> tuple[Any, ...]:
-    """Copy a tensor to GPUs: see :func:`simcoll.comm.broadcast`."""
+    """Copy a tensor to GPUs: see :func:`simcoll.cuda_comm.broadcast`."""
     targets = None if out is None else [_placed(target) for target in out]
     return _bare(comm.broadcast(_placed(tensor), devices, out=targets, play=on_gpus))
 
@@ -116,26 +116,26 @@ def broadcast(
 def broadcast_coalesced(
     tensors: Sequence[Any], devices: Iterable[Any], buffer_size: int = 10485760
 ) -> tuple[tuple[Any, ...], ...]:
-    """Copy several tensors to GPUs: see :func:`simcoll.comm.broadcast_coalesced`."""
+    """Copy several tensors to GPUs: see :func:`simcoll.cuda_comm.broadcast_coalesced`."""
     found = comm.broadcast_coalesced([_placed(t) for t in tensors], devices, buffer_size, play=on_gpus)
     return tuple(_bare(row) for row in found)
 
 
 def reduce_add(inputs: Sequence[Any], destination: Any = None) -> Any:
-    """The sum of tensors on different GPUs: see :func:`simcoll.comm.reduce_add`."""
+    """The sum of tensors on different GPUs: see :func:`simcoll.cuda_comm.reduce_add`."""
     return comm.reduce_add([_placed(tensor) for tensor in inputs], destination, play=on_gpus).array
 
 
 def reduce_add_coalesced(
     inputs: Sequence[Sequence[Any]], destination: Any = None, buffer_size: int = 10485760
 ) -> tuple[Any, ...]:
-    """Sums of several tensors over GPUs: see :func:`simcoll.comm.reduce_add_coalesced`."""
+    """Sums of several tensors over GPUs: see :func:`simcoll.cuda_comm.reduce_add_coalesced`."""
     placed = [[_placed(tensor) for tensor in row] for row in inputs]
     return _bare(comm.reduce_add_coalesced(placed, destination, buffer_size, play=on_gpus))
 
 
 def gather(tensors: Sequence[Any], dim: int = 0, destination: Any = None, *, out: Any = None) -> Any:
-    """Concatenate tensors from GPUs: see :func:`simcoll.comm.gather`."""
+    """Concatenate tensors from GPUs: see :func:`simcoll.cuda_comm.gather`."""
     cupy, _ = load_cupy()
     placed, target = [_placed(tensor) for tensor in tensors], None if out is None else _placed(out)
     on_cpu = destination in (None, "cpu", -1)

@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from realcoll.control import checked_hosts, fingerprint
 from realcoll.errors import FaultError
-from realcoll.program import STAGING, Span, program
+from realcoll.meeting.control import checked_hosts, fingerprint
 from realcoll.transports.local import LocalTransport
+from realcoll.turns import STAGING, Span, program
+from simcoll.core.plan import INPUT, OUTPUT
 from simcoll.errors import ConfigError
-from simcoll.plan import INPUT, OUTPUT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import NDArray
 
-    from realcoll.program import Turn
     from realcoll.transports.interface import Memory, Transport, View, Wire
-    from simcoll.plan import Plan
+    from realcoll.turns import Turn
+    from simcoll.core.plan import Plan
 
     Array = NDArray[Any]
 
@@ -279,7 +279,7 @@ def execute(
     --------
     >>> import numpy as np
     >>> import simcoll, realcoll
-    >>> plan = simcoll.schedule("all_gather", "ring", nranks=2).bind(count=1, dtype="int32")
+    >>> plan = simcoll.bind(simcoll.schedule("all_gather", "ring", nranks=2), count=1, dtype="int32")
     >>> outputs = realcoll.execute(plan, [np.array([5], "int32"), np.array([7], "int32")])
     >>> outputs[0].tolist(), outputs[1].tolist()
     ([5, 7], [5, 7])

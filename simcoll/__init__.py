@@ -9,13 +9,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from simcoll.algorithms import schedule
-from simcoll.collective import Collective
+from simcoll.binding import bind, verify
+from simcoll.core.collective import Collective
+from simcoll.core.plan import Plan
+from simcoll.core.proof import Proof
+from simcoll.core.protocol import Protocol, protocol
+from simcoll.core.reduction import Reduction, premul_sum
+from simcoll.core.schedule import COPY, REDUCE, SYNC, Layout, Repeat, Schedule, Step, transfers
 from simcoll.errors import ConfigError, InternalError, ScheduleError, SimcollError
-from simcoll.plan import Plan, bind
-from simcoll.protocol import Protocol, protocol
-from simcoll.reduction import Reduction, premul_sum
-from simcoll.schedule import COPY, REDUCE, SYNC, Layout, Repeat, Schedule, Step, transfers
-from simcoll.verify import Proof, verify
 
 if TYPE_CHECKING:
     from simcoll.emulator import Result, emulate

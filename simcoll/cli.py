@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, CycloptsError, Parameter
 
+from simcoll.binding import verify as prove
 from simcoll.errors import ConfigError, InternalError, ScheduleError, nearest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from simcoll.core.schedule import Schedule
     from simcoll.planning.sweep import Row, Sweep
-    from simcoll.schedule import Schedule
     from simcoll.topology import Topology
 
 __all__ = ["app", "main"]
@@ -52,7 +53,7 @@ def _sweep(title: str, sweep: Sweep, schedules: Sequence[Schedule], topology: To
 
     print(f"# simcoll: {printable(title)}")
     print(printable(f"# topology {topology.name}: {topology.nranks} ranks. {topology.description}".rstrip()))
-    proofs = [f"{printable(schedule.title)}: {schedule.proof()}" for schedule in schedules]
+    proofs = [f"{printable(schedule.title)}: {prove(schedule)}" for schedule in schedules]
     for proof in proofs:
         print(f"# {proof}")
     with _progress() as progress:
@@ -150,7 +151,7 @@ def perf(
         Largest size for which real data moves and is compared with the definition.
     """
     from simcoll.algorithms import ALGORITHMS
-    from simcoll.collective import Collective
+    from simcoll.core.collective import Collective
     from simcoll.planning.sweep import Sweep, parse_choice, prepare, size_ladder
     from simcoll.topology import load_topology
     from simcoll.units import parse_size
@@ -222,12 +223,11 @@ def verify(file: Path, /, *, exact: bool = False) -> None:
     content = read_file(file, MAX_BYTES)
     if content.lstrip()[:1] == b"<":
         from simcoll.formats.msccl_xml import load_msccl_xml
-        from simcoll.verify import verify_program
+        from simcoll.proving import verify_program
 
         program = load_msccl_xml(file)
         print(f"{file}: {printable(str(program))}\n{verify_program(program)}")
         return
-    from simcoll.verify import verify as prove
 
     schedule = parse_schedule(content, str(file))
     print(f"{file}: {printable(str(schedule))}\n{prove(schedule, exact=exact)}")
@@ -275,7 +275,7 @@ def show(
     """
     from simcoll.algorithms import find_algorithm
     from simcoll.algorithms import schedule as make
-    from simcoll.collective import Collective
+    from simcoll.core.collective import Collective
     from simcoll.formats.schedule_json import dump_schedule, load_schedule
     from simcoll.planning.drawing import schedule_lines, schedule_svg
     from simcoll.planning.output import write_files
@@ -351,13 +351,13 @@ def _algorithms() -> list[tuple[str, ...]]:
 
 
 def _collectives() -> list[tuple[str, ...]]:
-    from simcoll.collective import KINDS
+    from simcoll.core.collective import KINDS
 
     return [(name, kind.summary) for name, kind in KINDS.items()]
 
 
 def _protocols() -> list[tuple[str, ...]]:
-    from simcoll.protocol import PROTOCOL_NAMES, protocol
+    from simcoll.core.protocol import PROTOCOL_NAMES, protocol
 
     return [(name, protocol(name).summary) for name in PROTOCOL_NAMES]
 

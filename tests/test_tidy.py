@@ -15,9 +15,8 @@ OURS = [path for path in MODULES if path.relative_to(ROOT).parts[0] == "simcoll"
 
 # A module may import, at its top level, only what stands before it here (or in its own layer).
 LAYERS = (
-    "errors", "units", "compiled", "collective", "protocol", "reduction", "memory", "step", "layout", "schedule", "plan", "reference",
-        "hazards", "program", "algorithms", "verify",
-    "topology", "bounds", "emulator", "comm", "distributed", "torch", "formats", "planning", "cli", "testing",
+    "errors", "units", "core", "topology", "bounds", "proving", "binding", "algorithms", "emulator", "cuda_comm", "distributed", "torch",
+    "formats", "planning", "cli", "testing",
 )  # fmt: skip
 # Faces of the package, which import from everywhere.
 FACES = {"__init__", "__main__"}

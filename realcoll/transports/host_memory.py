@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from simcoll.reduction import REDUCTIONS
+from simcoll.core.reduction import REDUCTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
-    from simcoll.plan import Plan
+    from simcoll.core.plan import Plan
 
     Array = NDArray[Any]
 

@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from realcoll.control import Control
-    from simcoll.plan import Plan
+    from realcoll.meeting.control import Control
+    from simcoll.core.plan import Plan
 
 __all__ = ["Memory", "Transport", "View", "Wire"]
 

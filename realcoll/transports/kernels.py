@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from simcoll.core.reduction import REDUCTIONS, Reduction
 from simcoll.errors import ConfigError
-from simcoll.reduction import REDUCTIONS, Reduction
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -159,7 +159,7 @@ def reducer(cupy: Any, op: str, dtype: np.dtype[Any]) -> Callable[[Any, Any], ob
 
 
 def finisher(cupy: Any, dtype: np.dtype[Any], nranks: int) -> Callable[[Any], object]:
-    """Divide by the number of ranks, as :meth:`~simcoll.reduction.Reduction.finish` does on the host."""
+    """Divide by the number of ranks, as :meth:`~simcoll.core.reduction.Reduction.finish` does on the host."""
     if dtype.name in _TINY:
         table = cupy.asarray(mean_table(dtype, nranks))
         lookup = cupy.ElementwiseKernel("raw uint8 table", "uint8 t", "t = table[t];", "simcoll_divide_bytes")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from realcoll.control import Control
+from realcoll.meeting.control import Control
 from realcoll.transports.host_memory import HostMemory
 from simcoll.errors import InternalError
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from simcoll.plan import Plan
+    from simcoll.core.plan import Plan
 
     Array = NDArray[Any]
 
@@ -28,7 +28,7 @@ class LocalTransport(HostMemory):
     --------
     >>> import numpy as np
     >>> import simcoll, realcoll
-    >>> plan = simcoll.schedule("all_reduce", "ring", nranks=3).bind(count=4)
+    >>> plan = simcoll.bind(simcoll.schedule("all_reduce", "ring", nranks=3), count=4)
     >>> realcoll.execute(plan, [np.full(4, rank, "float32") for rank in range(3)])[2].tolist()
     [3.0, 3.0, 3.0, 3.0]
     """

@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from realcoll.errors import FaultError
+from realcoll.measure.vendor import mpi_collective
+from realcoll.start.mpi_start import LAST_WORDS_S, joined
 from realcoll.transports.host_memory import HostMemory
-from realcoll.transports.mpi_start import LAST_WORDS_S, joined
-from realcoll.vendor import mpi_collective
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from numpy.typing import NDArray
 
-    from simcoll.plan import Plan
+    from simcoll.core.plan import Plan
 
     Array = NDArray[Any]
 

@@ -17,19 +17,19 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from realcoll.control import within
-from realcoll.environment import control_of, job_from
 from realcoll.errors import FaultError, MissingError
+from realcoll.measure.vendor import nccl_collective
+from realcoll.meeting.control import within
+from realcoll.start.environment import control_of, job_from
 from realcoll.transports import kernels
-from realcoll.vendor import nccl_collective
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from realcoll.control import Control
-    from simcoll.plan import Plan
+    from realcoll.meeting.control import Control
+    from simcoll.core.plan import Plan
 
 __all__ = ["NcclTransport", "gpu_is_here", "load_cupy"]
 

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simcoll.schedule import SYNC, Layout, Schedule, Step, transfers
+from simcoll.core.schedule import SYNC, Layout, Schedule, Step, transfers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from simcoll.collective import Collective
+    from simcoll.core.collective import Collective
 
 __all__ = ["dissemination", "linear", "tree"]
 

@@ -11,14 +11,14 @@ import numpy as np
 
 from simcoll.algorithms import butterfly
 from simcoll.algorithms.recursive import fold, rooted_fold
-from simcoll.schedule import REDUCE, Layout, Schedule, Step, transfers
+from simcoll.core.schedule import REDUCE, Layout, Schedule, Step, transfers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
-    from simcoll.collective import Collective
+    from simcoll.core.collective import Collective
 
     Ints = NDArray[np.int64]
 

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simcoll.algorithms.ring import ring_orders
-from simcoll.schedule import COPY, REDUCE, Layout, Schedule, Step, joined, transfers
+from simcoll.core.schedule import COPY, REDUCE, Layout, Schedule, Step, joined, transfers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from simcoll.collective import Collective
+    from simcoll.core.collective import Collective
 
 __all__ = ["broadcast", "reduce"]
 

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from simcoll.core.schedule import REDUCE, Layout, Schedule, Step, joined, transfers
 from simcoll.errors import ConfigError
-from simcoll.schedule import REDUCE, Layout, Schedule, Step, joined, transfers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from simcoll.collective import Collective
+    from simcoll.core.collective import Collective
 
 __all__ = [
     "all_gather",

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from simcoll.core.schedule import COPY, REDUCE, Layout, Schedule, Step, joined, transfers
 from simcoll.errors import ConfigError
-from simcoll.schedule import COPY, REDUCE, Layout, Schedule, Step, joined, transfers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
-    from simcoll.collective import Collective
+    from simcoll.core.collective import Collective
 
     Ints = NDArray[np.int64]
     Tree = tuple[list[int], list[int]]  # parent of every rank (-1: the root), colour of the edge to it

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from simcoll.core.schedule import COPY, REDUCE, Layout, Schedule, Step, joined, transfers
 from simcoll.errors import ConfigError
-from simcoll.schedule import COPY, REDUCE, Layout, Schedule, Step, joined, transfers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from simcoll.collective import Collective
+    from simcoll.core.collective import Collective
     from simcoll.topology import Topology
 
     Ints = NDArray[np.int64]

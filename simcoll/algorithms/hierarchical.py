@@ -16,15 +16,15 @@ import numpy as np
 
 from simcoll.algorithms.grid import PAIRWISE, Grid, all_gather_stage, reduce_scatter_stage, weights_of
 from simcoll.algorithms.tree import binomial_edges
+from simcoll.core.schedule import COPY, REDUCE, Layout, Schedule, Step, transfers
 from simcoll.errors import ConfigError
-from simcoll.schedule import COPY, REDUCE, Layout, Schedule, Step, transfers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
-    from simcoll.collective import Collective
+    from simcoll.core.collective import Collective
 
     Ints = NDArray[np.int64]
     # From the share of the vector and the channel of every copy, as columns, to the steps of the stage.

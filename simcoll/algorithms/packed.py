@@ -14,8 +14,8 @@ from simcoll.algorithms.forest import Forest, topology_of
 
 if TYPE_CHECKING:
     from simcoll.bounds.packing import Packing
-    from simcoll.collective import Collective
-    from simcoll.schedule import Schedule
+    from simcoll.core.collective import Collective
+    from simcoll.core.schedule import Schedule
     from simcoll.topology import Topology
 
 __all__ = ["all_gather", "all_reduce", "reduce_scatter"]

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simcoll.schedule import REDUCE, Layout, Schedule, Step, transfers
+from simcoll.core.schedule import REDUCE, Layout, Schedule, Step, transfers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
-    from simcoll.collective import Collective
+    from simcoll.core.collective import Collective
 
     Ints = NDArray[np.int64]
 

@@ -28,13 +28,13 @@ from simcoll.algorithms import (
     van_de_geijn,
 )
 from simcoll.algorithms.forest import topology_of
-from simcoll.collective import KINDS, Collective
+from simcoll.core.collective import KINDS, Collective
 from simcoll.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from simcoll.schedule import Schedule
+    from simcoll.core.schedule import Schedule
 
 __all__ = ["ALGORITHMS", "Algorithm", "default_algorithm", "find_algorithm", "schedule"]
 
@@ -63,7 +63,7 @@ class Algorithm:
         ``switch``: only where switches multicast and reduce (the trait ``switch_reduce`` of a topology). ``direct``: only where ranks
         have links to each other.
     order
-        The level of :data:`simcoll.verify.LEVELS` that its reductions have with any parameters; empty where nothing is reduced.
+        The level of :data:`simcoll.proving.LEVELS` that its reductions have with any parameters; empty where nothing is reduced.
     """
 
     name: str
@@ -304,12 +304,12 @@ def schedule(
     Parameters
     ----------
     collective
-        Kind, such as ``"all_reduce"`` (then ``nranks`` or ``topology`` is needed), or a :class:`~simcoll.collective.Collective`.
+        Kind, such as ``"all_reduce"`` (then ``nranks`` or ``topology`` is needed), or a :class:`~simcoll.core.collective.Collective`.
     algorithm
         Name of an algorithm that serves it: ``simcoll list algorithms``. Without, :func:`default_algorithm` chooses; the
         schedule's name says which. Then ``topology`` is a hint, for algorithms that are made for one and can be made for that one.
     nranks, root, in_place
-        Passed to :class:`~simcoll.collective.Collective`.
+        Passed to :class:`~simcoll.core.collective.Collective`.
     **params
         The algorithm's own: ``channels=``, ``pieces=``, ``box=``, ``pod=`` (whole numbers), ``dims=`` (several) or ``topology=``, a
         :class:`~simcoll.topology.Topology`, for algorithms that are made for one.

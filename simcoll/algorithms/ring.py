@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from simcoll.core.schedule import COPY, REDUCE, Layout, Repeat, Schedule, Step, transfers
 from simcoll.errors import ConfigError
-from simcoll.schedule import COPY, REDUCE, Layout, Repeat, Schedule, Step, transfers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
-    from simcoll.collective import Collective
+    from simcoll.core.collective import Collective
 
 __all__ = [
     "all_gather",

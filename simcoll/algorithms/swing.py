@@ -14,8 +14,8 @@ from simcoll.errors import ConfigError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from simcoll.collective import Collective
-    from simcoll.schedule import Schedule
+    from simcoll.core.collective import Collective
+    from simcoll.core.schedule import Schedule
 
 __all__ = ["all_reduce"]
 

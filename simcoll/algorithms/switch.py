@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simcoll.schedule import MULTICAST, SWITCH_REDUCE, Layout, Schedule, Step, joined, transfers
+from simcoll.core.schedule import MULTICAST, SWITCH_REDUCE, Layout, Schedule, Step, joined, transfers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from simcoll.collective import Collective
+    from simcoll.core.collective import Collective
 
 __all__ = ["all_gather", "all_reduce", "broadcast", "reduce_scatter"]
 

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simcoll.algorithms.grid import Grid, all_gather_stage, reduce_scatter_stage, weights_of
+from simcoll.core.schedule import COPY, REDUCE, Layout, Schedule, Step, joined, transfers
 from simcoll.errors import ConfigError
-from simcoll.schedule import COPY, REDUCE, Layout, Schedule, Step, joined, transfers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from simcoll.collective import Collective
+    from simcoll.core.collective import Collective
 
 __all__ = ["all_gather", "all_reduce", "reduce_scatter"]
 

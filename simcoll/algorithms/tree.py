@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simcoll.schedule import COPY, REDUCE, Layout, Schedule, Step, joined, transfers
+from simcoll.core.schedule import COPY, REDUCE, Layout, Schedule, Step, joined, transfers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
-    from simcoll.collective import Collective
+    from simcoll.core.collective import Collective
 
     Ints = NDArray[np.int64]
 

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simcoll.algorithms.tree import binomial_edges
+from simcoll.core.schedule import Layout, Schedule, Step, transfers
 from simcoll.errors import ConfigError
-from simcoll.schedule import Layout, Schedule, Step, transfers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
-    from simcoll.collective import Collective
+    from simcoll.core.collective import Collective
 
     # Rounds of an all-gather among n: peer, first segment and number of segments that each one sends.
     Rounds = Callable[[int], Iterator[tuple[NDArray[np.int64], NDArray[np.int64], int]]]

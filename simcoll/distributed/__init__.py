@@ -7,7 +7,7 @@ schedule, played by the emulator.
 from __future__ import annotations
 
 from simcoll.distributed import distributed_c10d
-from simcoll.distributed.backends import (
+from simcoll.distributed.api.backends import (
     Backend,
     get_default_backend_for_device,
     get_node_local_rank,
@@ -18,7 +18,7 @@ from simcoll.distributed.backends import (
     is_torchelastic_launched,
     is_xccl_available,
 )
-from simcoll.distributed.collectives import (
+from simcoll.distributed.api.collectives import (
     all_gather,
     all_gather_into_tensor,
     all_gather_single,
@@ -34,7 +34,7 @@ from simcoll.distributed.collectives import (
     reduce_scatter_tensor,
     scatter,
 )
-from simcoll.distributed.debug import (
+from simcoll.distributed.api.debug import (
     DebugLevel,
     breakpoint,  # noqa: A004  # torch's name
     get_debug_level,
@@ -42,8 +42,8 @@ from simcoll.distributed.debug import (
     set_debug_level,
     set_debug_level_from_env,
 )
-from simcoll.distributed.device_mesh import DeviceMesh, init_device_mesh
-from simcoll.distributed.groups import (
+from simcoll.distributed.api.device_mesh import DeviceMesh, init_device_mesh
+from simcoll.distributed.api.groups import (
     GroupMember,
     ProcessGroup,
     get_backend,
@@ -56,15 +56,14 @@ from simcoll.distributed.groups import (
     group,
     is_initialized,
 )
-from simcoll.distributed.initialization import init_process_group
-from simcoll.distributed.launched import run_rank
-from simcoll.distributed.making_groups import (
+from simcoll.distributed.api.initialization import init_process_group
+from simcoll.distributed.api.making_groups import (
     destroy_process_group,
     new_group,
     new_subgroups,
     new_subgroups_by_enumeration,
 )
-from simcoll.distributed.object_collectives import (
+from simcoll.distributed.api.object_collectives import (
     all_gather_object,
     broadcast_object_list,
     gather_object,
@@ -72,9 +71,11 @@ from simcoll.distributed.object_collectives import (
     scatter_object_list,
     send_object_list,
 )
-from simcoll.distributed.point_to_point import P2POp, batch_isend_irecv, irecv, isend, recv, send
-from simcoll.distributed.reductions import ReduceOp, deprecated_reduce_op, premul_sum
-from simcoll.distributed.spawning import Result, compute, emulated_time, flight_record, spawn
+from simcoll.distributed.api.point_to_point import P2POp, batch_isend_irecv, irecv, isend, recv, send
+from simcoll.distributed.api.reductions import ReduceOp, deprecated_reduce_op, premul_sum
+from simcoll.distributed.runtime.work import Future, Work
+from simcoll.distributed.start.launched import run_rank
+from simcoll.distributed.start.spawning import Result, compute, emulated_time, flight_record, spawn
 from simcoll.distributed.stores import (
     DistBackendError,
     DistError,
@@ -87,7 +88,6 @@ from simcoll.distributed.stores import (
     Store,
     TCPStore,
 )
-from simcoll.distributed.work import Future, Work
 
 __all__ = [
     "Backend",

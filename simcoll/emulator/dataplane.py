@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from simcoll.core.plan import INPUT, OUTPUT, switch_groups
+from simcoll.core.reduction import combine
+from simcoll.core.schedule import REDUCE, SWITCH_REDUCE, SYNC
 from simcoll.errors import ConfigError
-from simcoll.plan import INPUT, OUTPUT, switch_groups
-from simcoll.reduction import combine
-from simcoll.schedule import REDUCE, SWITCH_REDUCE, SYNC
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from simcoll.plan import Plan, PlanStep
+    from simcoll.core.plan import Plan, PlanStep
 
     Array = NDArray[Any]
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from simcoll.core.schedule import OP_NAMES
 from simcoll.emulator.digest import TraceHash
 from simcoll.emulator.messages import Lane, blocks, outline, parts
 from simcoll.emulator.score import cap_links
 from simcoll.errors import ConfigError, InternalError
-from simcoll.schedule import OP_NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     import simpy
     from numpy.typing import NDArray
 
+    from simcoll.core.plan import Plan
     from simcoll.emulator.dataplane import Storage
     from simcoll.emulator.fabric import Fabric
     from simcoll.emulator.messages import Block, Bundle, Message
     from simcoll.emulator.score import Score
-    from simcoll.plan import Plan
     from simcoll.topology import Topology
 
 __all__ = ["Observer", "Player"]

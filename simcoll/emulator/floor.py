@@ -11,7 +11,7 @@ from simcoll.emulator.model import hop_delay_fs
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from simcoll.plan import Plan
+    from simcoll.core.plan import Plan
     from simcoll.topology import Topology
 
     Ints = NDArray[np.int64]

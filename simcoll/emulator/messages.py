@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from simcoll.core.plan import switch_groups
+from simcoll.core.schedule import OP_NAMES
 from simcoll.emulator.model import Costs, message_costs
-from simcoll.plan import switch_groups
-from simcoll.schedule import OP_NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from numpy.typing import NDArray
 
+    from simcoll.core.plan import Plan, PlanStep
     from simcoll.emulator.dataplane import Storage
-    from simcoll.plan import Plan, PlanStep
     from simcoll.topology import Routes, Topology
 
     Ints = NDArray[np.int64]

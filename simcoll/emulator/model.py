@@ -44,17 +44,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from simcoll.core.hashing import mix
+from simcoll.core.schedule import REDUCE
 from simcoll.errors import ConfigError
-from simcoll.schedule import REDUCE
 from simcoll.units import MAX_TIME_FS
-from simcoll.verify.tokens import mix
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from simcoll.protocol import Protocol
+    from simcoll.core.protocol import Protocol
     from simcoll.topology import Routes, Topology
 
     Ints = NDArray[np.int64]

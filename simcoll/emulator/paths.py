@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import simpy
 
-from simcoll.compiled import COMPILED
+from simcoll.core.compiled import COMPILED
 from simcoll.emulator.digest import TraceHash
 from simcoll.emulator.fabric import Calendar, Fabric
 from simcoll.emulator.fast.timed import Summary, Timed, summary, timed_steps
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from simcoll.plan import Plan
+    from simcoll.core.plan import Plan
     from simcoll.topology import Topology
 
     Ints = NDArray[np.int64]

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simcoll.verify.tokens import mix
+from simcoll.core.hashing import mix
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import simpy
 
+from simcoll.core.plan import Plan
 from simcoll.emulator.dataplane import Storage
 from simcoll.emulator.engine import Player
 from simcoll.emulator.fabric import Calendar, Fabric
@@ -19,7 +20,6 @@ from simcoll.emulator.floor import latency_floor_fs
 from simcoll.emulator.model import effective_capacities
 from simcoll.emulator.paths import Played, choose, play_fast, play_quotient
 from simcoll.errors import ConfigError, InternalError, expect, nearest
-from simcoll.plan import Plan
 from simcoll.topology import Topology
 
 if TYPE_CHECKING:
@@ -189,12 +189,12 @@ def emulate(
     --------
     >>> import simcoll
     >>> from simcoll.topology import crossbar
-    >>> plan = simcoll.schedule("all_reduce", "ring", nranks=4).bind(count=1 << 20)
+    >>> plan = simcoll.bind(simcoll.schedule("all_reduce", "ring", nranks=4), count=1 << 20)
     >>> result = emulate(plan, crossbar(4, "50 GB/s", "1 us"))
     >>> result.time_us, result.wrong
     (131.82912, 0)
     """
-    expect(plan, Plan, "emulate takes a plan, made by schedule.bind(count)")
+    expect(plan, Plan, "emulate takes a plan, made by bind(schedule, count)")
     expect(topology, Topology, "emulate takes a topology, made by load_topology(name)")
     inputs = _inputs(plan, data, seed)
     _check_placement(plan, topology)
@@ -303,13 +303,13 @@ def _inputs(plan: Plan, data: str | Sequence[Array | None], seed: int) -> Sequen
         raise ConfigError(f"data {data!r} is not known; {nearest(data, ('exact', 'none'))}, or one array per rank")
     if data == "none":
         return None
-    from simcoll.reference import exact_inputs
+    from simcoll.core.reference import exact_inputs
 
     return exact_inputs(plan, seed)
 
 
 def _wrong(plan: Plan, inputs: Sequence[Array | None], outputs: Sequence[Array | None] | None) -> int:
-    from simcoll.reference import count_wrong, expected_outputs
+    from simcoll.core.reference import count_wrong, expected_outputs
 
     given = [np.zeros(0, plan.dtype) if array is None else array for array in inputs]
     return count_wrong(outputs or (), expected_outputs(plan, given))

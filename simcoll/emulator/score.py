@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from simcoll.emulator.messages import outline, parts
 
 if TYPE_CHECKING:
+    from simcoll.core.plan import Plan
     from simcoll.emulator.dataplane import Storage
     from simcoll.emulator.fabric import Fabric
     from simcoll.emulator.messages import Outline, Part
-    from simcoll.plan import Plan
     from simcoll.topology import Topology
 
 __all__ = ["Score", "cap_links"]

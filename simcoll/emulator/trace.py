@@ -8,12 +8,12 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from simcoll.core.schedule import OP_NAMES
 from simcoll.errors import ConfigError
-from simcoll.schedule import OP_NAMES
 
 if TYPE_CHECKING:
+    from simcoll.core.plan import Plan
     from simcoll.emulator.run import Result
-    from simcoll.plan import Plan
     from simcoll.topology import Topology
 
 __all__ = ["Trace"]

@@ -16,11 +16,11 @@ import numpy as np
 from defusedxml import DefusedXmlException
 from defusedxml.ElementTree import iterparse
 
-from simcoll.collective import Collective
+from simcoll.core.collective import Collective
+from simcoll.core.program import OPS, Instruction, Lane, Program
+from simcoll.core.schedule import Layout
 from simcoll.errors import ConfigError, ScheduleError, nearest
 from simcoll.formats.strict import read_file
-from simcoll.program import OPS, Instruction, Lane, Program
-from simcoll.schedule import Layout
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -165,7 +165,7 @@ def load_msccl_xml(source: str | Path | bytes, *, in_place: bool | None = None, 
     Returns
     -------
     Program
-        Not proved yet: see :func:`simcoll.verify.verify_program`.
+        Not proved yet: see :func:`simcoll.proving.verify_program`.
 
     Raises
     ------

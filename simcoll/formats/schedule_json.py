@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from simcoll.collective import Collective
+from simcoll.core.collective import Collective
+from simcoll.core.schedule import OP_NAMES, Layout, Repeat, Schedule, Step
 from simcoll.errors import ConfigError
 from simcoll.formats.strict import decode_json, read_file
-from simcoll.schedule import OP_NAMES, Layout, Repeat, Schedule, Step
 
 __all__ = ["dump_schedule", "load_schedule", "parse_schedule"]
 

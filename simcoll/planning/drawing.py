@@ -6,13 +6,13 @@ import textwrap
 from typing import TYPE_CHECKING
 from xml.sax.saxutils import escape
 
-from simcoll.schedule import COPY, MULTICAST, OP_NAMES, REDUCE, SWITCH_REDUCE, SYNC
+from simcoll.core.schedule import COPY, MULTICAST, OP_NAMES, REDUCE, SWITCH_REDUCE, SYNC
 from simcoll.units import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from simcoll.schedule import Schedule, Step
+    from simcoll.core.schedule import Schedule, Step
 
 __all__ = ["schedule_lines", "schedule_svg"]
 

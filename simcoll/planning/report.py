@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from simcoll.collective import KINDS
+from simcoll.core.collective import KINDS
 from simcoll.planning.sweep import best_rows, bound_rows
 
 if TYPE_CHECKING:

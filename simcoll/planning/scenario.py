@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from simcoll.binding import bind
 from simcoll.errors import ConfigError, nearest
 from simcoll.formats.strict import decode_toml, read_file
 from simcoll.planning.output import write_files
@@ -168,7 +169,7 @@ def write_results(
     near = parse_size(scenario.trace_size, what="trace_size")
     traced = min(best_rows(rows), key=lambda row: abs(row.size_bytes - near))
     schedule = build(sweep, parse_choice(traced.choice), topology)
-    trace = Trace(schedule.bind(traced.count, sweep.dtype, sweep.op, protocol=traced.protocol), topology)
+    trace = Trace(bind(schedule, traced.count, sweep.dtype, sweep.op, protocol=traced.protocol), topology)
     result = run_one(sweep, schedule, traced.protocol, traced.count, topology, observer=trace)
     files = {
         "results.json": results_json(scenario.title, sweep, topology, rows, proofs),

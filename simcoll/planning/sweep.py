@@ -9,19 +9,20 @@ import numpy as np
 
 from simcoll.algorithms import ALGORITHMS, find_algorithm
 from simcoll.algorithms import schedule as make_schedule
-from simcoll.collective import KINDS, Collective
+from simcoll.binding import bind
+from simcoll.core.collective import KINDS, Collective
+from simcoll.core.protocol import PROTOCOL_NAMES, nccl, protocol
+from simcoll.core.reduction import parse_dtype
 from simcoll.emulator import emulate
 from simcoll.errors import ConfigError, nearest
-from simcoll.protocol import PROTOCOL_NAMES, nccl, protocol
-from simcoll.reduction import parse_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from simcoll.core.protocol import Protocol
+    from simcoll.core.schedule import Schedule
     from simcoll.emulator import Result
     from simcoll.emulator.engine import Observer
-    from simcoll.protocol import Protocol
-    from simcoll.schedule import Schedule
     from simcoll.topology import Topology
 
 __all__ = [
@@ -41,7 +42,7 @@ __all__ = [
 ]
 
 GENERATIONS = ("volta", "ampere", "hopper", "blackwell")
-"""GPUs whose constants :func:`simcoll.protocol.nccl` knows."""
+"""GPUs whose constants :func:`simcoll.core.protocol.nccl` knows."""
 
 MAX_CHANNELS = 8
 """Channels that an algorithm gets on a machine with boxes when none are asked for: enough for every NIC of an eight-GPU
@@ -232,7 +233,7 @@ def prepare(sweep: Sweep, topology: Topology, built: Sequence[Schedule] | None =
             costs(sweep, schedule, name, topology)
     largest = counts_for(sweep.collective, sweep.sizes[-1:], topology.nranks, parse_dtype(sweep.dtype).itemsize)[0]
     for schedule in schedules:
-        schedule.bind(largest, sweep.dtype, sweep.op)
+        bind(schedule, largest, sweep.dtype, sweep.op)
     return schedules
 
 
@@ -261,7 +262,7 @@ def run_one(
     sweep: Sweep, schedule: Schedule, name: str, count: int, topology: Topology, observer: Observer | None = None
 ) -> Result:
     """Emulate one schedule at one size under one protocol."""
-    plan = schedule.bind(count, sweep.dtype, sweep.op, protocol=costs(sweep, schedule, name, topology))
+    plan = bind(schedule, count, sweep.dtype, sweep.op, protocol=costs(sweep, schedule, name, topology))
     data = "exact" if plan.total_bytes <= sweep.check_up_to else "none"
     return emulate(plan, topology, data=data, observer=observer)
 

@@ -8,18 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from simcoll.binding import bind, verify
+from simcoll.core.reduction import Reduction, parse_dtype
+from simcoll.core.schedule import SYNC, Schedule
 from simcoll.emulator import emulate
 from simcoll.errors import ConfigError, SimcollError, expect
-from simcoll.reduction import Reduction, parse_dtype
-from simcoll.schedule import SYNC, Schedule
+from simcoll.proving import check_lowering
 from simcoll.topology import Topology, crossbar
-from simcoll.verify import check_lowering
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from simcoll.core.plan import Plan
     from simcoll.emulator import Result
-    from simcoll.plan import Plan
 
 __all__ = ["assert_implements", "checked_run", "default_counts", "several"]
 
@@ -74,7 +75,7 @@ def assert_implements(
     schedule
         Any schedule.
     counts
-        One or more, each elements per block, as for :meth:`~simcoll.schedule.Schedule.bind`; default some awkward ones.
+        One or more, each elements per block, as for :meth:`~simcoll.core.schedule.Schedule.bind`; default some awkward ones.
     dtypes
         One or more, each as for ``bind``.
     op
@@ -101,16 +102,16 @@ def assert_implements(
     sizes = several("counts", default_counts(schedule) if counts is None else counts, "[0, 1, 7]")
     kinds = several("dtypes", dtypes, "['float32', 'int32']")
     try:
-        schedule.proof()
+        verify(schedule)
     except SimcollError as error:
-        replay = "schedule.proof()"
+        replay = "verify(schedule)"
         raise AssertionError(f"{error}\nreplay: {replay}  # schedule: {_named(schedule)}") from None
     for count in sizes:
         for dtype in kinds:
             replay = _bound(count, dtype, op)
             try:
-                plan = schedule.bind(count, dtype, op)
-                replay = f"from simcoll.verify import check_lowering; check_lowering({replay})"
+                plan = bind(schedule, count, dtype, op)
+                replay = f"from simcoll.proving import check_lowering; check_lowering({replay})"
                 check_lowering(plan)
                 replay = _repeated(count, dtype, op, topology)
                 checked_run(plan, topology)
@@ -131,7 +132,7 @@ def several(name: str, given: Any, example: str) -> list[Any]:
 
 def _bound(count: Any, dtype: Any, op: str | Reduction) -> str:
     """Python that binds ``schedule`` again."""
-    return f"schedule.bind({_plain(count)}, {_kind(dtype)}, {_operation(op)})"
+    return f"bind(schedule, {_plain(count)}, {_kind(dtype)}, {_operation(op)})"
 
 
 def _repeated(count: Any, dtype: Any, op: str | Reduction, topology: Topology | None) -> str:

@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
 
+from simcoll.binding import bind
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from simcoll.core.reduction import Reduction
+    from simcoll.core.schedule import Schedule
     from simcoll.emulator import Result
-    from simcoll.reduction import Reduction
-    from simcoll.schedule import Schedule
     from simcoll.topology import Topology
 
 __all__ = ["Emulator", "emulator"]
@@ -57,7 +59,7 @@ def emulator() -> Emulator:
         # Loaded here: every pytest run loads the plugin, few need the emulator.
         from simcoll.testing.checks import checked_run
 
-        plan = schedule.bind(count, dtype, op, ranks=ranks, protocol=protocol)
+        plan = bind(schedule, count, dtype, op, ranks=ranks, protocol=protocol)
         return checked_run(plan, topology, seed)
 
     return run

@@ -7,16 +7,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simcoll.plan import lowered
-from simcoll.schedule import COPY, REDUCE, SWITCH_REDUCE, SYNC, Layout, Schedule, Step, joined, transfers
-from simcoll.step import expanded
+from simcoll.core.schedule import COPY, REDUCE, SWITCH_REDUCE, SYNC, Layout, Schedule, Step, joined, lowered, transfers
+from simcoll.core.step import expanded
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from simcoll.collective import Collective
+    from simcoll.core.collective import Collective
 
     Ints = NDArray[np.int64]
 

@@ -9,7 +9,7 @@ from hypothesis.strategies import SearchStrategy
 
 import simcoll
 from simcoll.algorithms import ALGORITHMS
-from simcoll.collective import KINDS, Collective
+from simcoll.core.collective import KINDS, Collective
 from simcoll.errors import ConfigError, nearest
 from simcoll.testing import rewrites
 from simcoll.testing.checks import several
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from hypothesis.strategies import DrawFn
 
-    from simcoll.schedule import Schedule
+    from simcoll.core.schedule import Schedule
     from simcoll.topology import Topology
 
 __all__ = ["collectives", "groups", "schedules", "sizes", "topologies"]

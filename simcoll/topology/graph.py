@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from simcoll.core.numbers import whole_numbers
 from simcoll.errors import ConfigError, nearest
-from simcoll.step import whole_numbers
 from simcoll.topology.detours import detour_router
 from simcoll.topology.routing import graph_router
 from simcoll.topology.values import checked_capacity, factor, whole

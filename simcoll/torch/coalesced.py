@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from simcoll.distributed.operations import Call
-from simcoll.distributed.play import play
-from simcoll.distributed.reductions import ReduceOp, check_op
+from simcoll.distributed.api.reductions import ReduceOp, check_op
+from simcoll.distributed.runtime.operations import Call
+from simcoll.distributed.runtime.play import play
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from simcoll.distributed.groups import ProcessGroup
-    from simcoll.distributed.work import Work
+    from simcoll.distributed.api.groups import ProcessGroup
+    from simcoll.distributed.runtime.work import Work
 
     Array = NDArray[Any]
 

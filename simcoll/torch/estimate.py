@@ -6,18 +6,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simcoll.distributed.groups import ProcessGroup
-from simcoll.distributed.operations import Communicator
-from simcoll.distributed.world import World
+from simcoll.core.protocol import protocol
+from simcoll.distributed.api.groups import ProcessGroup
+from simcoll.distributed.runtime.operations import Communicator
+from simcoll.distributed.runtime.world import World
 from simcoll.emulator import emulate
-from simcoll.protocol import protocol
 
 if TYPE_CHECKING:
     from typing import Any
 
     from numpy.typing import NDArray
 
-    from simcoll.plan import Plan
+    from simcoll.core.plan import Plan
 
 __all__ = ["Estimator", "estimating"]
 

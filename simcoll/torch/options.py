@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from simcoll.distributed.plans import Choice
+    from simcoll.distributed.runtime.plans import Choice
 
 __all__ = ["Options"]
 

@@ -13,10 +13,10 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from simcoll import distributed as ours
-from simcoll.distributed.groups import ProcessGroup
-from simcoll.distributed.making_groups import shared_group
-from simcoll.distributed.work import timeout_fs
-from simcoll.distributed.world import current
+from simcoll.distributed.api.groups import ProcessGroup
+from simcoll.distributed.api.making_groups import shared_group
+from simcoll.distributed.runtime.work import timeout_fs
+from simcoll.distributed.runtime.world import current
 from simcoll.torch.coalesced import all_gather_coalesced, all_reduce_coalesced, by_rank, reduce_scatter_coalesced
 from simcoll.torch.estimate import estimating
 from simcoll.torch.options import Options
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from datetime import timedelta
 
-    from simcoll.distributed.plans import Choice
+    from simcoll.distributed.runtime.plans import Choice
 
     Tensors = Sequence[torch.Tensor]
 

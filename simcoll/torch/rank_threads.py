@@ -4,7 +4,7 @@ PyTorch keeps much per thread (whether gradients are recorded, the state of a ba
 back into Python from the middle of C++. So a rank cannot be a greenlet here: it is a thread. A baton goes between it and the
 rank's task under the simulated clock. The task hands it over and waits; the thread runs the program until that asks for something
 that is the clock's to do (a collective, a wait), hands the baton back, and gets it again with the answer. All else that takes turns
-(which rank is next, what time it is) stays with :mod:`simcoll.distributed.world`, so that a run depends on its program only.
+(which rank is next, what time it is) stays with :mod:`simcoll.distributed.runtime.world`, so that a run depends on its program only.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._C._distributed_c10d import _unregister_all_process_groups
 
-from simcoll.distributed.flight import Site, asked_from, calling_site
-from simcoll.distributed.world import Rank, Task, Waitable, current, wait_until
+from simcoll.distributed.runtime.flight import Site, asked_from, calling_site
+from simcoll.distributed.runtime.world import Rank, Task, Waitable, current, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -6,7 +6,7 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from simcoll import distributed as ours
-from simcoll.distributed.world import current
+from simcoll.distributed.runtime.world import current
 from simcoll.torch.rank_threads import current_thread
 from simcoll.torch.torch_state import prepared
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from simcoll.distributed.plans import Choice
-    from simcoll.distributed.spawning import Result
-    from simcoll.protocol import Protocol
+    from simcoll.core.protocol import Protocol
+    from simcoll.distributed.runtime.plans import Choice
+    from simcoll.distributed.start.spawning import Result
     from simcoll.topology import Topology
 
 __all__ = ["compute", "emulated_time", "spawn"]

@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import torch
 
-from simcoll.distributed.reductions import ReduceOp, premul_sum
+from simcoll.distributed.api.reductions import ReduceOp, premul_sum
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

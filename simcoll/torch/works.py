@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from simcoll.distributed.spawning import compute
+from simcoll.distributed.start.spawning import compute
 
 if TYPE_CHECKING:
     from datetime import timedelta
 
-    from simcoll.distributed.work import Work
+    from simcoll.distributed.runtime.work import Work
     from simcoll.torch.rank_threads import RankThread
 
 __all__ = ["RankWork"]

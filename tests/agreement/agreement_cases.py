@@ -7,13 +7,13 @@ import numpy as np
 
 import simcoll
 from simcoll.algorithms import ALGORITHMS
-from simcoll.collective import Collective
+from simcoll.binding import bind
+from simcoll.core.collective import Collective
+from simcoll.core.protocol import Protocol
+from simcoll.core.schedule import REDUCE, Layout, Repeat, Schedule, transfers
 from simcoll.emulator import emulate
 from simcoll.emulator.quotient import no_quotient
 from simcoll.errors import ConfigError
-from simcoll.plan import bind
-from simcoll.protocol import Protocol
-from simcoll.schedule import REDUCE, Layout, Repeat, Schedule, transfers
 from simcoll.testing.examples import needed_params
 from simcoll.topology import Topology, boxes, crossbar, fat_tree, torus
 
@@ -137,7 +137,7 @@ def dag_case(rng):
         if rng.random() < 0.6
         else int(rng.integers(1, 9999))
     )
-    return bind(schedule, sizes, "uint8", protocol=random_protocol(rng)), topology
+    return bind(schedule, sizes, "uint8", protocol=random_protocol(rng), unproved=True), topology
 
 
 def lift_case(rng):
@@ -145,7 +145,9 @@ def lift_case(rng):
     nranks, copies = int(rng.integers(2, 5)), int(rng.integers(2, 6))
     reach, topology = table_topology(rng, nranks, int(rng.integers(1, 7)), int(rng.integers(1, 4)), copies)
     schedule = _by_hand(rng, nranks, reach)
-    return bind(schedule, int(rng.integers(1, 99999)), "uint8", protocol=random_protocol(rng, jitter=False)), topology
+    return bind(
+        schedule, int(rng.integers(1, 99999)), "uint8", protocol=random_protocol(rng, jitter=False), unproved=True
+    ), topology
 
 
 def algorithm_case(rng):
@@ -169,7 +171,7 @@ def algorithm_case(rng):
     topology = machines[int(rng.integers(0, len(machines)))]
     topology = replace(topology, traits={**topology.traits, "switch_reduce": "yes"})
     count = int(rng.choice([0, 1, n - 1, n, 1000, 65536, 99991]))
-    return schedule.bind(count, "uint8", "max", protocol=random_protocol(rng), unproved=True), topology
+    return simcoll.bind(schedule, count, "uint8", "max", protocol=random_protocol(rng), unproved=True), topology
 
 
 def case(kind, seed):

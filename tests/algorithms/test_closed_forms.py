@@ -15,8 +15,8 @@ import pytest
 
 import simcoll
 from simcoll.algorithms import ALGORITHMS
+from simcoll.core.protocol import ideal
 from simcoll.emulator.run import emulate
-from simcoll.protocol import ideal
 from simcoll.topology.families import crossbar
 
 RANKS = (*range(2, 18), 24, 31, 32, 33, 48, 64)
@@ -98,7 +98,7 @@ def time_fs(collective, algorithm, n, vector_bytes, alpha_fs=ALPHA_FS, gamma_fs=
     """Emulated time for a vector of that many bytes: the whole, all blocks together, or what a rank sends to all."""
     schedule = simcoll.schedule(collective, algorithm, nranks=n)
     blocks = n if collective in ("all_gather", "reduce_scatter", "all_to_all") else 1
-    plan = schedule.bind(vector_bytes // blocks, "uint8", protocol=ideal(reduce_as_per_byte=gamma_fs * 1000))
+    plan = simcoll.bind(schedule, vector_bytes // blocks, "uint8", protocol=ideal(reduce_as_per_byte=gamma_fs * 1000))
     return emulate(plan, crossbar(n, "1 TB/s", alpha_fs), data="none", bound=False).time_fs
 
 
@@ -137,7 +137,7 @@ def test_hierarchical_on_a_crossbar_is_the_sum_of_its_phases(boxes, box):
     # Reduce-scatter and all-gather inside a box, a ring over the boxes on a 1/box of the vector.
     n, vector = boxes * box, 4096 * boxes * box
     schedule = simcoll.schedule("all_reduce", "hierarchical", nranks=n, box=box)
-    plan = schedule.bind(vector, "uint8", protocol=ideal(reduce_as_per_byte=GAMMA_FS * 1000))
+    plan = simcoll.bind(schedule, vector, "uint8", protocol=ideal(reduce_as_per_byte=GAMMA_FS * 1000))
     found = emulate(plan, crossbar(n, "1 TB/s", ALPHA_FS), data="none", bound=False).time_fs
     inside, between = Fraction(box - 1, box), Fraction(boxes - 1, boxes) / box
     expected = 2 * (box - 1 + boxes - 1) * ALPHA_FS + (inside + between) * vector * (2 * BETA_FS + GAMMA_FS)

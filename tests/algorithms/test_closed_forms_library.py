@@ -14,8 +14,8 @@ import pytest
 
 import simcoll
 from simcoll.algorithms.double_tree import binary_tree, tree_pair
+from simcoll.core.protocol import ideal
 from simcoll.emulator.run import emulate
-from simcoll.protocol import ideal
 from simcoll.topology import load_topology
 from simcoll.topology.families import boxes, crossbar, torus
 
@@ -105,7 +105,7 @@ def time_fs(collective, algorithm, n, vector_bytes, root=None, **params):
     """Emulated time for a vector of that many bytes: the whole, all blocks together, or what a rank sends to all."""
     schedule = simcoll.schedule(collective, algorithm, nranks=n, root=root, **params)
     blocks = n if collective in ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter") else 1
-    plan = schedule.bind(vector_bytes // blocks, "uint8", protocol=ideal(reduce_as_per_byte=GAMMA_FS * 1000))
+    plan = simcoll.bind(schedule, vector_bytes // blocks, "uint8", protocol=ideal(reduce_as_per_byte=GAMMA_FS * 1000))
     return emulate(plan, crossbar(n, "1 TB/s", ALPHA_FS), data="none", bound=False).time_fs
 
 
@@ -147,7 +147,7 @@ def hierarchical_fs(collective, m, g, vector, pieces=1):
     n = m * g
     blocks = n if collective in ("all_gather", "reduce_scatter", "all_to_all") else 1
     schedule = simcoll.schedule(collective, "hierarchical", nranks=n, box=g, pieces=pieces)
-    plan = schedule.bind(vector // blocks, "uint8", protocol=ideal())
+    plan = simcoll.bind(schedule, vector // blocks, "uint8", protocol=ideal())
     rails = boxes(m, g, "400 GB/s", nics=g, nic_bandwidth="50 GB/s")
     return emulate(plan, rails, data="none", bound=False).time_fs
 
@@ -194,7 +194,7 @@ def test_pat_adds_less_than_the_form_unless_the_count_is_a_difference_of_powers_
 
 def test_a_message_takes_one_latency_and_its_bytes():
     pairs = ((0, 1), (1, 2), (2, 0), (3, 3))
-    plan = simcoll.schedule(simcoll.Collective("send_recv", 4, pairs=pairs)).bind(3840, "uint8")
+    plan = simcoll.bind(simcoll.schedule(simcoll.Collective("send_recv", 4, pairs=pairs)), 3840, "uint8")
     assert emulate(plan, crossbar(4, "1 TB/s", ALPHA_FS), bound=False).time_fs == cost_fs((1, 1, 0), 3840)
 
 
@@ -202,7 +202,7 @@ def test_pat_reduce_scatter_needs_as_few_steps_and_bytes_for_any_number():
     # Not a power of two: the partial sums of a step may be waited for, so only latency and bandwidth are the form's.
     for n in RANKS:
         schedule = simcoll.schedule("reduce_scatter", "pat", nranks=n)
-        plan = schedule.bind(3840, "uint8")
+        plan = simcoll.bind(schedule, 3840, "uint8")
         found = emulate(plan, crossbar(n, "1 TB/s", ALPHA_FS), data="none", bound=False).time_fs
         assert found == lg_up(n) * ALPHA_FS + (n - 1) * 3840 * BETA_FS
 
@@ -228,7 +228,7 @@ def test_double_trees_use_the_full_bandwidth(collective, vectors):
     # Sanders, Speck, Träff: with many pieces the time tends to that of the vector (all-reduce: of two).
     vector = 1 << 24
     for n in (16, 17, 24, 33):
-        plan = simcoll.schedule(collective, "double_tree", nranks=n, pieces=64).bind(vector, "uint8")
+        plan = simcoll.bind(simcoll.schedule(collective, "double_tree", nranks=n, pieces=64), vector, "uint8")
         found = emulate(plan, crossbar(n, "1 TB/s"), data="none", bound=False).time_fs
         assert vectors < found / (vector * BETA_FS) < 1.15 * vectors
 
@@ -242,7 +242,7 @@ def test_torus_uses_all_links(collective, dims):
         n *= size
     block = 2 * len(dims) * 5 * 7 * 48
     schedule = simcoll.schedule(collective, "torus", nranks=n, dims=dims)
-    plan = schedule.bind(block * n if collective == "all_reduce" else block, "uint8")
+    plan = simcoll.bind(schedule, block * n if collective == "all_reduce" else block, "uint8")
     found = emulate(plan, torus(dims, "1 TB/s", ALPHA_FS), data="none", bound=False).time_fs
     steps = sum(size - 1 for size in dims)
     # A ring of two has one link where longer ones have two.
@@ -255,7 +255,7 @@ def test_bidirectional_ring_halves_the_bytes_of_a_ring():
     n, vector = 6, 6 * 2 * 3840
     times = []
     for name in ("ring", "bidirectional_ring"):
-        plan = simcoll.schedule("all_reduce", name, nranks=n).bind(vector, "uint8")
+        plan = simcoll.bind(simcoll.schedule("all_reduce", name, nranks=n), vector, "uint8")
         times.append(emulate(plan, torus((n,), "1 TB/s"), data="none", bound=False).time_fs)
     assert times[0] == 2 * times[1] == 2 * share(n) * vector * BETA_FS
 
@@ -266,7 +266,10 @@ def test_swing_on_a_torus_is_nearer_than_halving(dims):
     n, vector = 8 if dims == (8,) else 16, 1 << 20
     machine = torus(dims, "1 TB/s")
     times = [
-        emulate(simcoll.schedule("all_reduce", name, nranks=n, **kw).bind(vector, "uint8"), machine, data="none", bound=False).time_fs
+        emulate(
+            simcoll.bind(simcoll.schedule("all_reduce", name, nranks=n, **kw), vector, "uint8"),
+            machine, data="none", bound=False,
+        ).time_fs
         for name, kw in (("swing", {"dims": dims}), ("rabenseifner", {}))
     ]  # fmt: skip
     assert times[0] < 0.7 * times[1]
@@ -280,7 +283,7 @@ def test_pipelined_hierarchy_overlaps_boxes_and_rails():
 
     def run(pieces):
         schedule = simcoll.schedule("all_reduce", "hierarchical", nranks=32, box=box, pieces=pieces)
-        return emulate(schedule.bind(vector, "uint8"), machine, data="none", bound=False).time_fs
+        return emulate(simcoll.bind(schedule, vector, "uint8"), machine, data="none", bound=False).time_fs
 
     alone, overlapped = run(1), run(16)
     assert alone == pytest.approx(float(inside + between), rel=1e-12)
@@ -295,6 +298,6 @@ def test_pieces_help_every_hierarchical_collective(collective):
     def run(pieces):
         schedule = simcoll.schedule(collective, "hierarchical", nranks=16, box=8, pieces=pieces)
         count = vector if collective == "broadcast" else vector // 16
-        return emulate(schedule.bind(count, "uint8"), machine, data="none", bound=False).time_fs
+        return emulate(simcoll.bind(schedule, count, "uint8"), machine, data="none", bound=False).time_fs
 
     assert run(8) < run(1) * (0.9 if collective == "all_to_all" else 0.7)

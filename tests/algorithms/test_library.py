@@ -7,13 +7,13 @@ import pytest
 
 import simcoll
 from simcoll.algorithms import ALGORITHMS, default_algorithm, find_algorithm
-from simcoll.collective import KINDS, Collective
+from simcoll.core.collective import KINDS, Collective
 from simcoll.emulator.run import emulate
 from simcoll.errors import ConfigError
+from simcoll.proving import LEVELS, verify
 from simcoll.testing.examples import needed_params
 from simcoll.topology import load_topology
 from simcoll.topology.families import crossbar
-from simcoll.verify import LEVELS, verify
 
 RANKS = (*range(1, 18), 24, 32, 33)
 # Rank counts for which real data moves: a power of two, odd ones, and those of the smallest groups.
@@ -126,9 +126,9 @@ def test_data_equals_the_definition(collective, name):
                 for count in counts_of(collective, n):
                     if schedule.divisible and not isinstance(count, int):
                         with pytest.raises(ConfigError, match="equal blocks"):
-                            schedule.bind(count)
+                            simcoll.bind(schedule, count)
                         continue
-                    result = emulate(schedule.bind(count), topology, bound=False)
+                    result = emulate(simcoll.bind(schedule, count), topology, bound=False)
                     assert result.wrong == 0, (str(schedule), count)
 
 
@@ -141,7 +141,7 @@ def test_bits_are_the_same_on_all_ranks():
         if found.collective != "all_reduce" or found.topologies == "switch":
             continue
         schedule = simcoll.schedule("all_reduce", found.name, nranks=n, **params_of("all_reduce", found.name, n)[0])
-        outputs = emulate(schedule.bind(count), crossbar(n, "1 TB/s"), data=inputs, bound=False).outputs
+        outputs = emulate(simcoll.bind(schedule, count), crossbar(n, "1 TB/s"), data=inputs, bound=False).outputs
         assert len({output.tobytes() for output in outputs}) == 1, found.name
 
 
@@ -153,7 +153,7 @@ def test_a_number_of_ranks_that_is_not_served_names_another_algorithm(collective
             with pytest.raises(ConfigError, match=other) as caught:
                 simcoll.schedule(collective, name, nranks=n)
             assert str(n) in str(caught.value)
-            simcoll.schedule(collective, other, nranks=n).proof()
+            simcoll.verify(simcoll.schedule(collective, other, nranks=n))
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_without_a_name_an_algorithm_is_chosen_and_named(kind):
         schedule = simcoll.schedule(kind, nranks=n)
         assert schedule.name == default_algorithm(Collective(kind, n))
         assert (kind, schedule.name) in CASES
-        schedule.proof()
+        simcoll.verify(schedule)
 
 
 def test_a_topology_is_a_hint():

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 import simcoll
-from simcoll.collective import Collective
+from simcoll.core.collective import Collective
+from simcoll.core.protocol import Protocol
+from simcoll.core.schedule import Layout, Schedule, transfers
 from simcoll.emulator.run import emulate
-from simcoll.protocol import Protocol
-from simcoll.schedule import Layout, Schedule, transfers
 from simcoll.topology.families import crossbar, fat_tree
 
 SMPI = Protocol("smpi", header_bytes=16)
@@ -65,7 +65,9 @@ def exchanged_by_xor(n):
 
 def time_ns(collective, algorithm, n, size, topology):
     schedule = exchanged_by_xor(n) if algorithm == "xor" else simcoll.schedule(collective, algorithm, nranks=n)
-    plan = schedule.bind(size // (n if collective in ("all_gather", "all_to_all") else 1), "uint8", protocol=SMPI)
+    plan = simcoll.bind(
+        schedule, size // (n if collective in ("all_gather", "all_to_all") else 1), "uint8", protocol=SMPI
+    )
     return emulate(plan, topology, data="none", bound=False).time_fs / 1e6
 
 
@@ -172,7 +174,7 @@ def test_flat_broadcast(latency, expected):
     both = f"{2 * latency} us"
     tree = fat_tree(4, 4, "12.5 GB/s", both, oversubscription=2, spine_latency=both)
     for topology in (tree, crossbar(16, "12.5 GB/s", both)):
-        plans = [all_at_once(16).bind(size, "uint8", protocol=SMPI) for size in SIZES[1:]]
+        plans = [simcoll.bind(all_at_once(16), size, "uint8", protocol=SMPI) for size in SIZES[1:]]
         found = [emulate(plan, topology, data="none", bound=False).time_fs / 1e6 for plan in plans]
         assert found == pytest.approx(expected, rel=1e-9)
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 import simcoll
-from simcoll.collective import Collective
-from simcoll.protocol import Protocol
-from simcoll.schedule import MULTICAST, SWITCH_REDUCE, Layout, Schedule, transfers
+from simcoll.core.collective import Collective
+from simcoll.core.protocol import Protocol
+from simcoll.core.schedule import MULTICAST, SWITCH_REDUCE, Layout, Schedule, transfers
 from simcoll.topology import crossbar, load_topology
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
@@ -25,15 +25,15 @@ def test_right_for_every_size_order_and_depth(kind, in_place):
     for n in (1, 2, 3, 4, 5, 7, 8, 16):
         for root in (0, n - 1) if kind == "broadcast" else (None,):
             schedule = simcoll.schedule(kind, "switch", nranks=n, root=root, in_place=in_place)
-            assert schedule.proof().order in ("", "rank-consistent")
+            assert simcoll.verify(schedule).order in ("", "rank-consistent")
             for count in (0, 1, n - 1, n + 1, 100):
                 for depth in (0, 1, 2):
-                    plan = schedule.bind(count, "int32", protocol=Protocol("ideal", fifo_depth=depth))
+                    plan = simcoll.bind(schedule, count, "int32", protocol=Protocol("ideal", fifo_depth=depth))
                     assert simcoll.emulate(plan, reducing(n)).wrong == 0
 
 
 def times(kind, n, count, **params):
-    plan = simcoll.schedule(kind, "switch", nranks=n, **params).bind(count, "int8")
+    plan = simcoll.bind(simcoll.schedule(kind, "switch", nranks=n, **params), count, "int8")
     return simcoll.emulate(plan, reducing(n, "1 us"), data="none").time_us
 
 
@@ -53,9 +53,11 @@ def test_times_are_those_of_one_trip_up_and_one_down():
 def test_quicker_than_any_schedule_without_switches_and_never_below_its_own_bound():
     topology = load_topology("dgx-h100", nodes=1)
     count = 1 << 26
-    plain = simcoll.emulate(simcoll.schedule("all_reduce", "ring", nranks=8).bind(count), topology, data="none")
+    plain = simcoll.emulate(
+        simcoll.bind(simcoll.schedule("all_reduce", "ring", nranks=8), count), topology, data="none"
+    )
     switched = simcoll.emulate(
-        simcoll.schedule("all_reduce", "switch", nranks=8, pieces=16).bind(count), topology, data="none"
+        simcoll.bind(simcoll.schedule("all_reduce", "switch", nranks=8, pieces=16), count), topology, data="none"
     )
     assert switched.time_fs < plain.bound.time_fs
     assert switched.bound.time_fs < switched.time_fs
@@ -65,7 +67,7 @@ def test_needs_a_topology_whose_switches_do_it():
     with pytest.raises(
         simcoll.ConfigError, match="needs switches that reduce and multicast, which topology 'crossbar'"
     ):
-        simcoll.emulate(simcoll.schedule("all_reduce", "switch", nranks=4).bind(8), crossbar(4, "1 GB/s"))
+        simcoll.emulate(simcoll.bind(simcoll.schedule("all_reduce", "switch", nranks=4), 8), crossbar(4, "1 GB/s"))
 
 
 def schedule_of(nranks, *steps):

@@ -4,7 +4,7 @@ import pytest
 
 import simcoll
 from simcoll.algorithms import bfb, packed
-from simcoll.collective import Collective
+from simcoll.core.collective import Collective
 from simcoll.errors import ConfigError
 from simcoll.formats.schedule_json import dump_schedule, parse_schedule
 from simcoll.topology import crossbar, fat_tree, hybrid_cube_mesh, hypercube, load_topology, torus
@@ -36,7 +36,7 @@ def schedule(module, kind, topology, **params):
 
 def headroom(made, topology, elements=2**31):
     elements = made.nranks * made.layout.chunks * (elements // (made.nranks * made.layout.chunks))
-    return simcoll.emulate(made.bind(elements), topology, data="none").headroom
+    return simcoll.emulate(simcoll.bind(made, elements), topology, data="none").headroom
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -44,9 +44,9 @@ def headroom(made, topology, elements=2**31):
 def test_bfb_is_as_quick_as_the_bound_in_as_many_steps_as_the_diameter(name, kind):
     topology = DIRECT[name]()
     made = schedule(bfb, kind, topology)
-    assert made.proof().order == ("" if kind == "all_gather" else "run-consistent")
+    assert simcoll.verify(made).order == ("" if kind == "all_gather" else "run-consistent")
     assert 1 <= headroom(made, topology) < 1.01
-    result = simcoll.emulate(made.bind(23), topology)
+    result = simcoll.emulate(simcoll.bind(made, 23), topology)
     assert result.wrong == 0
 
 
@@ -65,8 +65,8 @@ def test_bfb_steps():
 def test_packed_is_right_on_any_topology(name, kind):
     topology = ANY[name]()
     made = schedule(packed, kind, topology, pieces=3)
-    made.proof()
-    assert simcoll.emulate(made.bind(made.layout.chunks + 5), topology).wrong == 0
+    simcoll.verify(made)
+    assert simcoll.emulate(simcoll.bind(made, made.layout.chunks + 5), topology).wrong == 0
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -113,15 +113,15 @@ def test_bfb_over_a_link_that_is_all_but_lost(kind):
     # One link has a millionth of a millionth of the others' capacity.
     topology = torus([5], "299 GB/s", "1 us").degrade(8, "1/1000000").degrade(8, "1/1000000")
     made = schedule(bfb, kind, topology)
-    made.proof()
-    assert simcoll.emulate(made.bind(23), topology).wrong == 0
+    simcoll.verify(made)
+    assert simcoll.emulate(simcoll.bind(made, 23), topology).wrong == 0
 
 
 @pytest.mark.parametrize("module", [bfb, packed])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_single_rank(module, kind):
     topology = crossbar(1, "50 GB/s")
-    assert simcoll.emulate(schedule(module, kind, topology).bind(5), topology).wrong == 0
+    assert simcoll.emulate(simcoll.bind(schedule(module, kind, topology), 5), topology).wrong == 0
 
 
 def test_what_they_need():

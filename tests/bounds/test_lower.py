@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from simcoll.binding import bind
 from simcoll.bounds import bottleneck, flows, lower_bound
 from simcoll.errors import ConfigError
 from simcoll.topology import crossbar, fat_tree, load_topology, torus
@@ -202,12 +203,12 @@ def test_a_certificate_without_switches_is_not_used_for_a_schedule_with_them():
 def test_the_emulator_takes_the_bound_that_fits_the_schedule():
     simcoll = pytest.importorskip("simcoll")
     from simcoll.algorithms import switch
-    from simcoll.collective import Collective
+    from simcoll.core.collective import Collective
 
     topology = load_topology("dgx-h100")
     schedule = switch.all_reduce(Collective("all_reduce", 8), pieces=64)
-    result = simcoll.emulate(schedule.bind(2**30), topology, data="none")
+    result = simcoll.emulate(bind(schedule, 2**30), topology, data="none")
     # Up to the switch go a vector of contributions and a share of the result: 9/8 of the bound.
     assert 9 / 8 <= result.headroom < 1.15
-    ring = simcoll.schedule("all_reduce", "ring", nranks=8).bind(2**30)
+    ring = bind(simcoll.schedule("all_reduce", "ring", nranks=8), 2**30)
     assert result.time_fs < simcoll.emulate(ring, topology, data="none").bound.time_fs

@@ -16,9 +16,9 @@ import pytest
 
 from simcoll.algorithms import ALGORITHMS
 from simcoll.cli import main
-from simcoll.collective import Collective
+from simcoll.core.collective import Collective
+from simcoll.core.schedule import Layout, Schedule, transfers
 from simcoll.planning.drawing import schedule_svg
-from simcoll.schedule import Layout, Schedule, transfers
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 import simcoll
-from simcoll.collective import KINDS, Collective
+from simcoll.core.collective import KINDS, Collective
+from simcoll.core.reduction import REDUCTIONS, parse_dtype
 from simcoll.errors import ConfigError, ScheduleError
-from simcoll.reduction import REDUCTIONS, parse_dtype
+from simcoll.proving import check_lowering
 from simcoll.topology import crossbar
-from simcoll.verify import check_lowering
 
 MOVING = [kind for kind in KINDS if kind != "barrier"]
 REDUCING = [kind for kind in KINDS if KINDS[kind].reduces]
@@ -116,7 +116,7 @@ def wanted(plan, op, inputs):
 
 def run(schedule, count, dtype="int32", op="sum", ranks=None):
     """Prove, lower, check, emulate; compare with the definition."""
-    plan = schedule.bind(count, dtype, op, ranks=ranks)
+    plan = simcoll.bind(schedule, count, dtype, op, ranks=ranks)
     check_lowering(plan)
     inputs = inputs_of(plan)
     before = [values.copy() for values in inputs]
@@ -152,7 +152,7 @@ def test_every_size_and_place(kind, in_place):
             group = list(np.roll(range(9), position)[:n]) if position % 2 else None
             if schedule.divisible and not isinstance(count, int):
                 with pytest.raises(ConfigError, match="needs equal blocks"):
-                    schedule.bind(count)
+                    simcoll.bind(schedule, count)
                 continue
             run(schedule, count, ranks=group)
 
@@ -184,7 +184,7 @@ def test_any_pairs(pairs):
 @pytest.mark.parametrize("name", ["dissemination", "tree", "linear"])
 def test_barriers_of_groups(name):
     for n in (1, 2, 5):
-        plan = simcoll.schedule("barrier", name, nranks=n).bind(0, ranks=list(range(8, 8 - n, -1)))
+        plan = simcoll.bind(simcoll.schedule("barrier", name, nranks=n), 0, ranks=list(range(8, 8 - n, -1)))
         check_lowering(plan)
         assert (simcoll.emulate(plan, WORLD).time_fs > 0) == (n > 1)
 
@@ -212,7 +212,7 @@ def test_every_reduction_on_every_dtype(dtype):
             with pytest.raises(
                 ConfigError, match=rf"reduction '{op if isinstance(op, str) else op.name}' .*{dtype}|defined on bool"
             ):
-                schedule.bind(5, dtype, op)
+                simcoll.bind(schedule, 5, dtype, op)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -254,7 +254,7 @@ def test_the_exact_dtypes_come_from_ml_dtypes():
 )
 def test_the_error_where_a_reduction_is_not_defined(dtype, op, words):
     with pytest.raises(ConfigError) as error:
-        simcoll.schedule("all_reduce", "ring", nranks=3).bind(4, dtype, op)
+        simcoll.bind(simcoll.schedule("all_reduce", "ring", nranks=3), 4, dtype, op)
     assert words in str(error.value)
 
 
@@ -271,7 +271,7 @@ def test_the_error_where_a_reduction_is_not_defined(dtype, op, words):
 )
 def test_the_error_where_sizes_do_not_fit(kind, count, words):
     with pytest.raises(ConfigError) as error:
-        simcoll.schedule(kind, NAMES[kind][0], nranks=3).bind(count)
+        simcoll.bind(simcoll.schedule(kind, NAMES[kind][0], nranks=3), count)
     assert words in str(error.value)
 
 
@@ -287,7 +287,7 @@ def test_a_schedule_with_a_hole_is_an_error_for_every_collective():
         steps[last] = simcoll.transfers(*columns, **rest)
         hole = simcoll.Schedule("hole", good.layout, lambda steps=steps: steps, good.nchannels)
         with pytest.raises(ScheduleError, match="hole"):
-            hole.bind(4)
+            simcoll.bind(hole, 4)
 
 
 def test_overwriting_an_input_out_of_place_is_an_error():
@@ -298,10 +298,10 @@ def test_overwriting_an_input_out_of_place_is_an_error():
         steps = [*good.steps(), back]
         spoiled = simcoll.Schedule("spoiled", good.layout, lambda steps=steps: steps, good.nchannels)
         with pytest.raises(ScheduleError, match="inputs are read-only") as error:
-            spoiled.bind(6)
+            simcoll.bind(spoiled, 6)
         assert (error.value.rank, error.value.chunk, error.value.step) == (1, 0, len(steps) - 1)
 
 
 def test_a_factor_scales_nothing_where_nothing_is_reduced():
-    plan = simcoll.schedule("all_gather", "ring", nranks=3).bind(4, "float32", simcoll.premul_sum(3))
+    plan = simcoll.bind(simcoll.schedule("all_gather", "ring", nranks=3), 4, "float32", simcoll.premul_sum(3))
     assert simcoll.emulate(plan, crossbar(3, "1 GB/s")).wrong == 0

@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from simcoll.comm import (
+from simcoll.cuda_comm import (
     DeviceArray,
     broadcast,
     broadcast_coalesced,

@@ -12,10 +12,10 @@ import numpy as np
 import realcoll
 import simcoll
 from simcoll.algorithms import ALGORITHMS
-from simcoll.collective import KINDS
+from simcoll.core.collective import KINDS
+from simcoll.core.reduction import parse_dtype, parse_reduction
+from simcoll.core.reference import exact_inputs, expected_outputs
 from simcoll.emulator import emulate
-from simcoll.reduction import parse_dtype, parse_reduction
-from simcoll.reference import exact_inputs, expected_outputs
 from simcoll.testing.examples import needed_params
 from simcoll.topology import crossbar
 
@@ -68,7 +68,7 @@ class Case:
         try:
             parse_reduction(op, parse_dtype(self.dtype))
             schedule = simcoll.schedule(kind, name, nranks=n, root=root, in_place=self.in_place, **params)
-            return schedule.bind(count, self.dtype, op, ranks=list(ranks[self.place]), unproved=True)
+            return simcoll.bind(schedule, count, self.dtype, op, ranks=list(ranks[self.place]), unproved=True)
         except simcoll.ConfigError:
             return None
 

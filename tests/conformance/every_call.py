@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 
 import simcoll.distributed as dist
-from simcoll.distributed.objects import encode
+from simcoll.distributed.runtime.objects import encode
 
 DTYPES = (np.float32, np.float64, np.float16, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, np.int32, np.uint8, np.int64)
 

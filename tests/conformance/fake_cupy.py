@@ -11,7 +11,7 @@ from collections import defaultdict, deque
 import ml_dtypes
 import numpy as np
 
-from simcoll.reduction import REDUCTIONS
+from simcoll.core.reduction import REDUCTIONS
 
 
 class Device:

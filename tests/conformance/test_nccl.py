@@ -51,7 +51,7 @@ def test_gpu_gives_the_results_of_the_emulator(options):
 
 
 def ring(n=2, **params):
-    return simcoll.schedule("all_reduce", "ring", nranks=n, in_place=True, **params).bind(n, "float32")
+    return simcoll.bind(simcoll.schedule("all_reduce", "ring", nranks=n, in_place=True, **params), n, "float32")
 
 
 def test_a_step_is_one_group_then_its_reductions(fake):
@@ -147,7 +147,7 @@ def test_the_table_of_averages(dtype, n):
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float8_e4m3fn", "complex64", "complex128"])
 def test_averages_of_kernels_have_the_bits_of_the_host(dtype, fake):
-    kind = simcoll.reduction.parse_dtype(dtype)
+    kind = simcoll.core.reduction.parse_dtype(dtype)
     for n in (3, 49, 257, 2049):
         given = np.random.default_rng(n).standard_normal(64).astype(kind)
         host, kept = given.copy(), given.copy()

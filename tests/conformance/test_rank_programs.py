@@ -13,7 +13,7 @@ from test_mpi import run_mpi
 from thread_link import on_threads
 
 import simcoll.distributed as dist
-from simcoll.distributed.objects import decode
+from simcoll.distributed.runtime.objects import decode
 
 HERE = Path(__file__).parent
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 import simcoll.distributed as dist
-from simcoll.distributed.objects import encode
+from simcoll.distributed.runtime.objects import encode
 
 SHORT = timedelta(milliseconds=400)
 LONG_S = 1.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from simcoll.collective import ALL, KINDS, Collective
+from simcoll.core.collective import ALL, KINDS, Collective
 
 SIZES = (1, 2, 3, 4, 5, 7, 8, 16)
 ROOTED = ("broadcast", "reduce", "gather", "scatter")

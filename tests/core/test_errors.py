@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 import simcoll
-from simcoll.collective import Collective
+from simcoll.core.collective import Collective
 from simcoll.errors import ConfigError, InternalError, ScheduleError, SimcollError, nearest
+from simcoll.proving import check_lowering, lower, program_schedule, verify, verify_program
+from simcoll.proving.symmetry import verify_by_symmetry
 from simcoll.testing import assert_implements
-from simcoll.verify import check_lowering, lower, program_schedule, verify, verify_program
-from simcoll.verify.symmetry import verify_by_symmetry
 
 
 def test_one_root_and_attributes():
@@ -90,20 +90,20 @@ def test_schedules_that_cannot_be_made(change, says):
 def test_plans_that_cannot_be_made(arguments, says):
     arguments = dict(arguments)
     with pytest.raises(ConfigError) as error:
-        simcoll.schedule("all_reduce", "ring", nranks=4).bind(arguments.pop("count"), **arguments)
+        simcoll.bind(simcoll.schedule("all_reduce", "ring", nranks=4), arguments.pop("count"), **arguments)
     assert says in str(error.value)
 
 
 @pytest.mark.parametrize("most", [2**63, 2**63 - 1, 2**64 - 1, 2**62 + 1])
 def test_counts_that_no_signed_number_holds(most):
     with pytest.raises(ConfigError, match=f"count {most} is too large"):
-        simcoll.schedule("all_gather", "ring", nranks=3).bind(np.array([1, 2, most], np.uint64))
+        simcoll.bind(simcoll.schedule("all_gather", "ring", nranks=3), np.array([1, 2, most], np.uint64))
 
 
 @pytest.mark.parametrize(("count", "shape"), [([1, 2], "(3,)"), ([[1] * 3] * 3, "(3,)"), ([1, 2, -1], "negative")])
 def test_counts_of_an_all_gather(count, shape):
     with pytest.raises(ConfigError) as error:
-        simcoll.schedule("all_gather", "ring", nranks=3).bind(count)
+        simcoll.bind(simcoll.schedule("all_gather", "ring", nranks=3), count)
     assert shape in str(error.value)
 
 
@@ -148,8 +148,8 @@ def test_roots_and_pairs_that_are_no_ranks(arguments):
         (assert_implements, "a schedule, made by schedule"),
         (verify_program, "a program, made by load_msccl_xml"),
         (program_schedule, "a program, made by load_msccl_xml"),
-        (lower, "a plan, made by schedule.bind"),
-        (check_lowering, "a plan, made by schedule.bind"),
+        (lower, "a plan, made by bind"),
+        (check_lowering, "a plan, made by bind"),
     ],
 )
 def test_what_is_of_another_kind(function, takes):

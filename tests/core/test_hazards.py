@@ -7,17 +7,21 @@ import random
 import pytest
 
 import simcoll
-from simcoll.collective import Collective
+from simcoll.binding import bind
+from simcoll.core.collective import Collective
+from simcoll.core.hazards import check_orderable, derive_waits
+from simcoll.core.protocol import Protocol
+from simcoll.core.schedule import COPY, REDUCE, SYNC, Layout, Schedule, transfers
 from simcoll.emulator.run import emulate
 from simcoll.errors import ScheduleError
-from simcoll.hazards import check_orderable, derive_waits
-from simcoll.plan import bind
-from simcoll.protocol import Protocol
-from simcoll.schedule import COPY, REDUCE, SYNC, Layout, Schedule, transfers
+from simcoll.proving import check_lowering
 from simcoll.topology.families import crossbar
-from simcoll.verify import check_lowering
 
 LAYOUT = Layout(Collective("all_reduce", 3), 2, [0])
+
+
+def waits_of(plan):
+    return derive_waits(plan.transfers, plan.nranks, plan.schedule.layout.size)
 
 
 def random_steps(rng, channels=3):
@@ -126,7 +130,7 @@ def test_waits_cover_every_hazard_and_nothing_else():
     seen = [0, 0]
     for seed in range(400):
         steps = random_steps(random.Random(seed))
-        waits = derive_waits(bind(schedule_of(steps), 7))
+        waits = waits_of(bind(schedule_of(steps), 7, unproved=True))
         needed = hazards(steps)
         assert {(i, j) for j, earlier in waits.items() for i in earlier} <= inherited(steps, needed), seed
         known, order = facts(steps), ordered(steps, waits)
@@ -139,13 +143,13 @@ def test_waits_cover_every_hazard_and_nothing_else():
 def test_numbers_skip_empty_transfers():
     # One element in two chunks: the first chunk is empty, so its transfer is not in the plan and has no number.
     steps = [[(0, 0, 0, 2, 1, COPY, 0), (0, 1, 0, 3, 1, COPY, 0)], [(0, 3, 1, 3, 1, COPY, 1)]]
-    assert derive_waits(bind(schedule_of(steps), 1)) == {1: (0,)}
-    assert derive_waits(bind(schedule_of(steps), 2)) == {2: (1,)}
+    assert waits_of(bind(schedule_of(steps), 1, unproved=True)) == {1: (0,)}
+    assert waits_of(bind(schedule_of(steps), 2, unproved=True)) == {2: (1,)}
 
 
 def test_one_channel_needs_no_waits():
     for seed in range(50):
-        assert derive_waits(bind(schedule_of(random_steps(random.Random(seed), channels=1), 1), 5)) == {}
+        assert waits_of(bind(schedule_of(random_steps(random.Random(seed), channels=1), 1), 5, unproved=True)) == {}
 
 
 def test_shipped_schedules_keep_their_channels_apart():
@@ -153,8 +157,8 @@ def test_shipped_schedules_keep_their_channels_apart():
     ("all_reduce", "rabenseifner", {}),
                               ("all_to_all", "direct", {}), ("all_reduce", "hierarchical", {"box": 2})):  # fmt: skip
         schedule = simcoll.schedule(kind, name, nranks=4, channels=3, **extra)
-        assert not schedule.proof().shared_chunks
-        assert derive_waits(schedule.bind(50)) == {}
+        assert not simcoll.verify(schedule).shared_chunks
+        assert waits_of(simcoll.bind(schedule, 50)) == {}
 
 
 def test_an_exchange_across_channels_in_one_step_is_refused():
@@ -184,8 +188,8 @@ def test_two_first_readers_on_two_channels_share_a_chunk():
         [(1, layout.scratch_at(1), 1, out, 1, REDUCE, 1)],
     ]
     schedule = schedule_of(steps, 2, layout)
-    assert schedule.proof().shared_chunks
-    plan = schedule.bind(4)
+    assert simcoll.verify(schedule).shared_chunks
+    plan = simcoll.bind(schedule, 4)
     assert plan.waits == {2: (0,)}
     check_lowering(plan)
 
@@ -203,7 +207,9 @@ def crossing(load_channel):
 def runs_right(schedule):
     slow_copies = Protocol("slow copies", copy_as_per_byte=10**9)
     return (
-        emulate(schedule.bind(100, "int64", protocol=slow_copies), crossbar(2, "1 GB/s", "1 us"), bound=False).wrong
+        emulate(
+            simcoll.bind(schedule, 100, "int64", protocol=slow_copies), crossbar(2, "1 GB/s", "1 us"), bound=False
+        ).wrong
         == 0
     )
 
@@ -215,7 +221,7 @@ def test_an_exchange_on_one_channel_runs_right():
 def test_an_exchange_of_what_another_channel_wrote_runs_right_or_is_refused():
     try:
         schedule = crossing(1)
-        schedule.proof()
+        simcoll.verify(schedule)
     except ScheduleError:
         return
     assert runs_right(schedule)

@@ -10,10 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import simcoll
-from simcoll.collective import KINDS, Collective
+from simcoll.binding import bind
+from simcoll.core.collective import KINDS, Collective
+from simcoll.core.hazards import overwritten
+from simcoll.core.plan import INPUT, OUTPUT, SCRATCH
+from simcoll.core.schedule import COPY, REDUCE, SYNC, Layout, Schedule, lowered, transfers
 from simcoll.errors import ConfigError
-from simcoll.plan import INPUT, OUTPUT, SCRATCH, bind, lowered, overwritten
-from simcoll.schedule import COPY, REDUCE, SYNC, Layout, Schedule, transfers
 
 COUNTS = (0, 1, 2, 3, 4, 5, 17, 1000)
 UNEVEN = ("all_gather", "reduce_scatter", "gather", "scatter", "send_recv", "all_to_all")
@@ -55,7 +57,7 @@ def test_chunks_tile_the_buffers_for_uneven_sizes(data):
         data.draw(st.lists(st.integers(0, 9), min_size=int(np.prod(shape)), max_size=int(np.prod(shape))))
     ).reshape(shape)
     layout = Layout(collective, k, np.arange(2) % collective.nblocks)
-    plan = bind(touching_everything(layout), given_sizes.tolist(), "int16")
+    plan = bind(touching_everything(layout), given_sizes.tolist(), "int16", unproved=True)
     held = plan.buffer_elements()
     steps = list(plan.steps())
     for rank in range(n):
@@ -87,7 +89,7 @@ def test_a_joined_transfer_covers_its_chunks(count, k):
     for first in range(k):
         for many in range(1, k - first + 1):
             step = transfers(0, first, 1, k + first, count=many)
-            plan = bind(Schedule("x", layout, lambda step=step: iter([step])), count)
+            plan = bind(Schedule("x", layout, lambda step=step: iter([step])), count, unproved=True)
             begin, end = first * count // k, (first + many) * count // k
             found = [(s.src_offset.tolist(), s.dst_offset.tolist(), s.elements.tolist()) for s in plan.steps()]
             assert found == ([([begin], [begin], [end - begin])] if end > begin else [])
@@ -100,7 +102,7 @@ def test_empty_transfers_go_and_messages_without_data_stay():
         transfers(0, 2, 1, 6),
         transfers(0, 1, 1, 5),
     ]
-    plan = bind(Schedule("x", layout, lambda: iter(steps)), 2)  # pieces [0,0) [0,1) [1,1) [1,2)
+    plan = bind(Schedule("x", layout, lambda: iter(steps)), 2, unproved=True)  # pieces [0,0) [0,1) [1,1) [1,2)
     assert [(s.step, s.op.tolist(), s.elements.tolist(), s.size_bytes.tolist()) for s in plan.steps()] == [
         (0, [COPY, SYNC], [1, 0], [4, 0]), (2, [COPY], [1], [4]),
     ]  # fmt: skip
@@ -115,12 +117,14 @@ def test_empty_transfers_go_and_messages_without_data_stay():
      ("all_to_all", 48), ("send_recv", 12), ("barrier", 0)],
 )  # fmt: skip
 def test_total_bytes(kind, size):
-    assert bind(touching_everything(Layout(Collective(kind, 4))), 3).total_bytes == size
+    assert bind(touching_everything(Layout(Collective(kind, 4))), 3, unproved=True).total_bytes == size
 
 
 def test_total_bytes_of_uneven_blocks():
     def total(kind, counts, **extra):
-        return bind(touching_everything(Layout(Collective(kind, 3, **extra))), counts, "int8").total_bytes
+        return bind(
+            touching_everything(Layout(Collective(kind, 3, **extra))), counts, "int8", unproved=True
+        ).total_bytes
 
     assert total("all_gather", [1, 2, 4]) == 7
     assert total("send_recv", [1, 2, 4], pairs=((0, 1),)) == 4
@@ -149,15 +153,17 @@ def test_staged_is_what_the_same_step_overwrites(data):
 
 def test_staged_reaches_the_plan():
     schedule = simcoll.schedule("all_reduce", "recursive_doubling", nranks=4)
-    assert [bool(s.staged.all()) for s in schedule.bind(5).steps() if len(s)] == [False, True, True]
-    assert not any(s.staged.any() for s in simcoll.schedule("all_reduce", "ring", nranks=4).bind(5).steps())
+    assert [bool(s.staged.all()) for s in simcoll.bind(schedule, 5).steps() if len(s)] == [False, True, True]
+    assert not any(s.staged.any() for s in simcoll.bind(simcoll.schedule("all_reduce", "ring", nranks=4), 5).steps())
 
 
 @pytest.mark.parametrize("kind", [k for k in KINDS if KINDS[k].alias])
 @pytest.mark.parametrize("n", [1, 2, 5])
 def test_in_place_storage(kind, n):
     # The rank's smaller buffer lies inside its larger one, where NCCL puts it; nothing else changes.
-    out, here = (bind(touching_everything(Layout(Collective(kind, n, in_place=p), 3)), 7) for p in (False, True))
+    out, here = (
+        bind(touching_everything(Layout(Collective(kind, n, in_place=p), 3)), 7, unproved=True) for p in (False, True)
+    )
     for rank in range(n):
         both = here.collective.has_input(rank) and here.collective.has_output(rank)
         views = [here.view(rank, which) for which in (INPUT, OUTPUT)]
@@ -179,7 +185,7 @@ def test_in_place_storage(kind, n):
 @pytest.mark.parametrize("kind", ["all_to_all", "send_recv"])
 def test_in_place_without_alias_keeps_both_buffers(kind):
     pairs = ((0, 1), (1, 2), (2, 0)) if kind == "send_recv" else ()
-    plan = bind(touching_everything(Layout(Collective(kind, 3, pairs=pairs, in_place=True))), 4)
+    plan = bind(touching_everything(Layout(Collective(kind, 3, pairs=pairs, in_place=True))), 4, unproved=True)
     for rank in range(3):
         for which in (INPUT, OUTPUT):
             buffer, offset, length = plan.view(rank, which)
@@ -208,36 +214,36 @@ def test_in_place_lowering_drops_what_moves_a_chunk_to_itself():
 
 def test_settings_reach_the_plan():
     schedule = simcoll.schedule("all_reduce", "ring", nranks=3, channels=2)
-    plan = schedule.bind(np.int64(10), "bfloat16", "max", ranks=[5, 0, 2], protocol="LL128")
+    plan = simcoll.bind(schedule, np.int64(10), "bfloat16", "max", ranks=[5, 0, 2], protocol="LL128")
     assert (plan.count, plan.sizes, plan.dtype.name, plan.op, str(plan.reduction), plan.ranks.tolist(),
     plan.protocol.name, plan.nranks, plan.nchannels) == (
         10, 10, "bfloat16", "max", "max", [5, 0, 2], "LL128", 3, 2,
     )  # fmt: skip
     assert "proved (full)" in str(plan)
-    assert "unproved" in str(schedule.bind(1, unproved=True))
+    assert "unproved" in str(simcoll.bind(schedule, 1, unproved=True))
     assert plan.waits == {}
 
 
 def test_divisible_schedules():
     schedule = Schedule("imported", Layout(Collective("all_gather", 3), 4), lambda: iter(()), divisible=True)
-    assert bind(schedule, 8).count == 8
+    assert bind(schedule, 8, unproved=True).count == 8
     with pytest.raises(ConfigError, match="cuts blocks into 4 equal chunks; count 6 is not a multiple"):
-        bind(schedule, 6)
+        bind(schedule, 6, unproved=True)
     with pytest.raises(ConfigError, match="needs equal blocks"):
-        bind(schedule, [4, 4, 4])
+        bind(schedule, [4, 4, 4], unproved=True)
 
 
 def test_empty_steps_are_left_out():
     schedule = simcoll.schedule("all_reduce", "recursive_doubling", nranks=4)
-    assert all(len(step) for step in schedule.bind(5).steps())
+    assert all(len(step) for step in simcoll.bind(schedule, 5).steps())
 
 
 def test_a_list_of_counts_for_one_rank():
-    assert simcoll.schedule("all_gather", "ring", nranks=1).bind([5]).total_bytes == 20
+    assert simcoll.bind(simcoll.schedule("all_gather", "ring", nranks=1), [5]).total_bytes == 20
 
 
 def test_offsets_of_large_buffers_do_not_wrap():
-    plan = simcoll.schedule("all_reduce", "ring", nranks=4).bind(2**40 + 3, "float64")
+    plan = simcoll.bind(simcoll.schedule("all_reduce", "ring", nranks=4), 2**40 + 3, "float64")
     ends = [int((s.src_offset + s.elements).max()) for s in plan.steps()]
     assert max(ends) == 2**40 + 3
     assert all(b >= 0 for b in ends)

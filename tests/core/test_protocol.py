@@ -6,8 +6,8 @@ from fractions import Fraction
 
 import pytest
 
+from simcoll.core.protocol import IDEAL, PROTOCOL_NAMES, Protocol, ideal, nccl, protocol
 from simcoll.errors import ConfigError
-from simcoll.protocol import IDEAL, PROTOCOL_NAMES, Protocol, ideal, nccl, protocol
 
 
 def test_ideal_costs_nothing():

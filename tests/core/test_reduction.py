@@ -8,8 +8,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from simcoll.core.reduction import REDUCTIONS, Reduction, combine, parse_dtype, parse_reduction, premul_sum
 from simcoll.errors import ConfigError
-from simcoll.reduction import REDUCTIONS, Reduction, combine, parse_dtype, parse_reduction, premul_sum
 
 DTYPES = (
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64",

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 import simcoll
-from simcoll.collective import Collective
+from simcoll.core.collective import Collective
+from simcoll.core.plan import SCRATCH
+from simcoll.core.schedule import Layout, Schedule, transfers
 from simcoll.errors import ConfigError, ScheduleError
 from simcoll.formats.schedule_json import dump_schedule, parse_schedule
-from simcoll.plan import SCRATCH
-from simcoll.schedule import Layout, Schedule, transfers
 from simcoll.testing import assert_implements
 from simcoll.testing.rewrites import detoured, relabelled
 
@@ -45,7 +45,7 @@ def test_only_chunks_of_one_size_are_joined():
 @pytest.mark.parametrize("sizes", [7, [7, 5]])
 def test_offsets(sizes):
     steps = [transfers(1, [2, 0], 0, [9, 10]), transfers(0, 1, 1, 9), transfers(1, 2, 1, 10)]
-    plan = Schedule("mine", LAYOUT, lambda: steps).bind(sizes, unproved=True)
+    plan = simcoll.bind(Schedule("mine", LAYOUT, lambda: steps), sizes, unproved=True)
     a, b = (sizes, sizes) if isinstance(sizes, int) else sizes
 
     def length(block, piece):
@@ -61,8 +61,8 @@ def test_offsets(sizes):
 
 def test_two_shot_keeps_one_vector():
     schedule = simcoll.schedule("all_reduce", "two_shot", nranks=5)
-    assert schedule.bind(23).buffer_elements().max(axis=0).tolist() == [23, 23, 25]
-    large = simcoll.schedule("all_reduce", "two_shot", nranks=1000).bind(10**6, unproved=True)
+    assert simcoll.bind(schedule, 23).buffer_elements().max(axis=0).tolist() == [23, 23, 25]
+    large = simcoll.bind(simcoll.schedule("all_reduce", "two_shot", nranks=1000), 10**6, unproved=True)
     assert large.buffer_elements()[7].tolist() == [10**6] * 3
 
 

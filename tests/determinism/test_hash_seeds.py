@@ -20,7 +20,7 @@ for kind, name, n, extra in (
     for topology in (fat_tree(2, 4, "12.5 GB/s", "2 us", oversubscription=4), crossbar(8, "7 GB/s", "1 us")):
         for protocol in ("ideal", "LL128"):
             schedule = simcoll.schedule(kind, name, nranks=n, **extra)
-            result = emulate(schedule.bind(1001 if kind != "barrier" else 0, "int32", protocol=protocol), topology)
+            result = emulate(simcoll.bind(schedule, 1001 if kind != "barrier" else 0, "int32", protocol=protocol), topology)
             print(schedule.content_hash(), result.trace_hash, result.time_fs, result.wrong)
 """
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import simcoll.distributed as dist
+from simcoll.core.reference import expected_outputs
 from simcoll.errors import ConfigError
-from simcoll.reference import expected_outputs
 
 
 def run(program, nprocs=2, **kw):

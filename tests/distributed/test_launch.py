@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 import simcoll
-from simcoll.distributed.launch import Job, launch, main, worker_environment
+from simcoll.distributed.start.launch import Job, launch, main, worker_environment
 from simcoll.errors import ConfigError
 
-LAUNCHER = [sys.executable, "-m", "simcoll.distributed.launch"]
+LAUNCHER = [sys.executable, "-m", "simcoll.distributed.start.launch"]
 REPORT = """
 import json, os, sys
 variables = {name: os.environ.get(name) for name in sys.argv[1].split(",")}
@@ -178,7 +178,7 @@ def test_wrong_command_lines(options, message, capsys):
 
 MEET = """
 import sys
-from simcoll.distributed.rendezvous import rendezvous
+from simcoll.distributed.start.rendezvous import rendezvous
 found = rendezvous("env://")
 found.store.add("sum", found.rank + 1)
 found.store.set(f"here {found.rank}", "")

@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simcoll.distributed.objects import ObjectDecodingError, ObjectEncodingError, decode, encode
+from simcoll.distributed.runtime.objects import ObjectDecodingError, ObjectEncodingError, decode, encode
 
 PLAIN = [
     ["foo", 12, {1: 2}],  # the example of torch's documentation
@@ -317,7 +317,7 @@ def test_any_plain_data(thing):
 
 def test_sets_have_the_same_bytes_in_every_process():
     script = (
-        "from simcoll.distributed.objects import encode\n"
+        "from simcoll.distributed.runtime.objects import encode\n"
         "print(encode([{'a', 'bc', 'def', ('x', 1)}, frozenset('hello world')]).hex())\n"
     )
     printed = {

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import simcoll.distributed as dist
-from simcoll.distributed.links import BACKEND_VARIABLE, place_of
-from simcoll.distributed.run import main
+from simcoll.distributed.linked.links import BACKEND_VARIABLE, place_of
+from simcoll.distributed.start.run import main
 from simcoll.errors import ConfigError
 
 PROGRAM = """
@@ -118,7 +118,17 @@ MPIEXEC = shutil.which("mpiexec", path=f"{Path(sys.executable).parent}{os.pathse
 def test_processes_give_the_same_digest(file, capsys):
     assert main(["-n", "2", file(PROGRAM), "word"]) == 0
     emulated = capsys.readouterr().out
-    command = [sys.executable, "-m", "simcoll.distributed.run", "--backend", "mpi", "-n", "2", file(PROGRAM), "word"]
+    command = [
+        sys.executable,
+        "-m",
+        "simcoll.distributed.start.run",
+        "--backend",
+        "mpi",
+        "-n",
+        "2",
+        file(PROGRAM),
+        "word",
+    ]
     env = os.environ | {"PYTHONPATH": str(Path(dist.__file__).parents[2])}
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=env, check=False)
     assert (done.returncode, done.stderr) == (0, "")

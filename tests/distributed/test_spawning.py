@@ -69,7 +69,7 @@ def test_time_is_that_of_the_emulator():
         dist.all_reduce(np.zeros(1 << 18, np.float32), algorithm="ring")
 
     topology = simcoll.load_topology("dgx-h100", nodes=2)
-    plan = simcoll.schedule("all_reduce", "ring", nranks=16, box=8).bind(1 << 18, "float32")
+    plan = simcoll.bind(simcoll.schedule("all_reduce", "ring", nranks=16, box=8), 1 << 18, "float32")
     expected = simcoll.emulate(plan, topology)
     result = dist.spawn(program, 16, topology=topology)
     assert result.time_fs == expected.time_fs

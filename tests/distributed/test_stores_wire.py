@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simcoll.distributed.stores import wire
-from simcoll.distributed.stores.parking import Parking, Stay
 from simcoll.distributed.stores.table import Operation, Request
+from simcoll.distributed.stores.tcp.parking import Parking, Stay
 
 INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
 MESSAGES = st.builds(

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import simcoll.distributed as dist
-from simcoll import comm
-from simcoll.distributed.arrays import as_array
-from simcoll.distributed.groups import group
+from simcoll import cuda_comm as comm
+from simcoll.distributed.api.arrays import as_array
+from simcoll.distributed.api.groups import group
 
 N = 3
 NAMES = (
@@ -24,7 +24,7 @@ def run(program):
 
 
 def test_torch_is_not_imported():
-    code = "import sys, simcoll, simcoll.distributed, simcoll.comm; assert 'torch' not in sys.modules"
+    code = "import sys, simcoll, simcoll.distributed, simcoll.cuda_comm; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": ":".join(sys.path)})
 
 

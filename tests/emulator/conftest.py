@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from simcoll.collective import Collective
-from simcoll.plan import bind
-from simcoll.protocol import Protocol
-from simcoll.schedule import COPY, Layout, Schedule, transfers
+from simcoll.binding import bind
+from simcoll.core.collective import Collective
+from simcoll.core.protocol import Protocol
+from simcoll.core.schedule import COPY, Layout, Schedule, transfers
 
 
 def _plan(nranks, steps, *, sizes=1000, nchannels=None, ranks=None, **protocol):
@@ -26,7 +26,7 @@ def _plan(nranks, steps, *, sizes=1000, nchannels=None, ranks=None, **protocol):
 
     channels = nchannels or 1 + max((row[3] for step in steps for row in step if len(row) > 3), default=0)
     schedule = Schedule("by_hand", layout, source, channels)
-    return bind(schedule, sizes, "uint8", ranks=ranks, protocol=Protocol("test", **protocol))
+    return bind(schedule, sizes, "uint8", ranks=ranks, protocol=Protocol("test", **protocol), unproved=True)
 
 
 @pytest.fixture(scope="session")

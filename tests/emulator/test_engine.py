@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import simcoll
+from simcoll.core.protocol import Protocol
+from simcoll.core.schedule import COPY, REDUCE, SYNC
 from simcoll.emulator import Calendar, Fabric, Player, emulate
 from simcoll.emulator.model import bytes_left, flow_delay_fs
 from simcoll.errors import ConfigError, InternalError
-from simcoll.protocol import Protocol
-from simcoll.schedule import COPY, REDUCE, SYNC
 from simcoll.topology import LINK_KINDS, crossbar, from_networkx
 
 GBps = 10**15
@@ -102,7 +102,7 @@ def test_messages_ahead_keep_the_bytes_they_left_with():
     topology = from_networkx(star([10, 10, 10, 1]))
     data = [np.full(1000, 10.0**rank, np.float32) for rank in range(4)]
     for depth in (0, 1):
-        plan = simcoll.bind(schedule, 1000, protocol=Protocol("f", fifo_depth=depth))
+        plan = simcoll.bind(schedule, 1000, protocol=Protocol("f", fifo_depth=depth), unproved=True)
         result = emulate(plan, topology, data=data, bound=False, keep=True)
         assert [out[0] for out in result.outputs] == [100.0, 1011.0, 100.0, 1000.0]
         assert (result.done_fs[2] < result.done_fs[1]) == bool(depth)
@@ -153,7 +153,7 @@ def test_channels_that_share_a_chunk_wait_for_each_other():
         yield simcoll.transfers([0], layout.input(), [1], layout.output())
         yield simcoll.transfers([1], layout.output(), [2], layout.output(), channel=1)
 
-    plan = simcoll.bind(simcoll.Schedule("chain", layout, steps, 2), 1000, "uint8")
+    plan = simcoll.bind(simcoll.Schedule("chain", layout, steps, 2), 1000, "uint8", unproved=True)
     assert dict(plan.waits) == {1: (0,)}
     assert done_us(plan) == [2, 4]
 
@@ -166,7 +166,7 @@ def test_an_exchange_of_one_buffer_reads_before_it_writes():
 
     for depth in (0, 1):
         plan = simcoll.bind(
-            simcoll.Schedule("swap", layout, steps), 5, "int32", protocol=Protocol("p", fifo_depth=depth)
+            simcoll.Schedule("swap", layout, steps), 5, "int32", protocol=Protocol("p", fifo_depth=depth), unproved=True
         )
         assert next(plan.steps()).staged.all()
         data = [np.arange(5, dtype=np.int32), np.arange(5, 10, dtype=np.int32)]

@@ -8,22 +8,22 @@ import numpy as np
 import pytest
 
 import simcoll
-from simcoll.compiled import COMPILED, SOURCES, announced
+from simcoll.core.compiled import COMPILED, SOURCES, announced
+from simcoll.core.protocol import IDEAL, Protocol
 from simcoll.emulator import emulate
 from simcoll.emulator.fast import calendar, kernel
 from simcoll.emulator.fast.timed import summary, timed_steps
 from simcoll.emulator.model import jitter_fs
 from simcoll.errors import ConfigError
-from simcoll.protocol import IDEAL, Protocol
+from simcoll.proving import loops
 from simcoll.topology import boxes, crossbar, from_networkx, torus
-from simcoll.verify import loops
 
 US = 10**9
 compiled = pytest.mark.skipif(not COMPILED, reason="needs numba")
 
 
 def ring(n, count=1 << 20, **bound_to):
-    return simcoll.schedule("all_reduce", "ring", nranks=n, in_place=True).bind(count=count, **bound_to)
+    return simcoll.bind(simcoll.schedule("all_reduce", "ring", nranks=n, in_place=True), count=count, **bound_to)
 
 
 def same(plan, topology, **how):
@@ -55,7 +55,7 @@ def test_ring_all_reduce_has_its_closed_form():
 @compiled
 @pytest.mark.parametrize("count", [1, 39, 40, 65537])
 def test_state_grows_with_wide_steps_and_long_routes(count):
-    plan = simcoll.schedule("all_to_all", "direct", nranks=40).bind(count=count, unproved=True)
+    plan = simcoll.bind(simcoll.schedule("all_to_all", "direct", nranks=40), count=count, unproved=True)
     same(plan, torus([5, 8], "20 GB/s", "1 us"), data="none")
 
 
@@ -75,7 +75,7 @@ def test_lanes_far_apart_in_the_schedule(jitter):
     same(ring(5, count=5 * 4, protocol=Protocol("j", jitter_fs=jitter)), slow, data="none")
     schedule = simcoll.schedule("all_reduce", "ring", nranks=5, pieces=200)
     same(
-        schedule.bind(count=5000, protocol=Protocol("j", jitter_fs=jitter, fifo_depth=3), unproved=True),
+        simcoll.bind(schedule, count=5000, protocol=Protocol("j", jitter_fs=jitter, fifo_depth=3), unproved=True),
         slow,
         data="none",
     )
@@ -86,7 +86,7 @@ def test_lanes_far_apart_in_the_schedule(jitter):
 def test_data_is_that_of_the_reference_bit_for_bit(algorithm):
     # float32 sums of thirds depend on the order of reduction.
     inputs = [np.full(37, rank + 1, np.float32) / 3 for rank in range(8)]
-    plan = simcoll.schedule("all_reduce", algorithm, nranks=8).bind(count=37)
+    plan = simcoll.bind(simcoll.schedule("all_reduce", algorithm, nranks=8), count=37)
     one, two = (emulate(plan, crossbar(8, "9 GB/s"), data=inputs, bound=False, engine=e) for e in ("simpy", "fast"))
     assert (one.engine, two.engine) == ("simpy", "fast")
     assert [array.tobytes() for array in one.outputs] == [array.tobytes() for array in two.outputs]
@@ -97,7 +97,7 @@ def test_more_than_the_arrays_can_number_is_refused_with_the_way_out(monkeypatch
     from simcoll.emulator.fast import room
 
     monkeypatch.setattr(room, "MOST_ENTRIES", 2000)
-    plan = simcoll.schedule("all_to_all", "direct", nranks=40).bind(count=40, unproved=True)
+    plan = simcoll.bind(simcoll.schedule("all_to_all", "direct", nranks=40), count=40, unproved=True)
     with pytest.raises(ConfigError, match=r"too many for the fast engine; .*engine='simpy' has no such limit"):
         emulate(plan, crossbar(40, "20 GB/s", "1 us"), data="none", bound=False, engine="fast", quotient=False)
 
@@ -126,7 +126,7 @@ def test_steps_that_come_back_have_their_routes(monkeypatch, rows):
 
     monkeypatch.setattr(timed, "REMEMBERED_ROWS", rows)
     monkeypatch.setattr(timed, "BATCH_ROWS", 1)
-    plan = simcoll.schedule("all_reduce", "rabenseifner", nranks=8).bind(count=8, unproved=True)
+    plan = simcoll.bind(simcoll.schedule("all_reduce", "rabenseifner", nranks=8), count=8, unproved=True)
     shapes = [step.shape for steps, _ in timed_steps(plan, crossbar(8, "1 GB/s"), None) for step in steps]
     assert len(shapes) == 7
     del shapes[0]  # copies inside the ranks
@@ -151,7 +151,7 @@ def test_numba_is_not_loaded_for_little_work():
     program = """
 import sys, simcoll
 from simcoll.topology import crossbar
-plan = simcoll.schedule("all_reduce", "ring", nranks=4).bind(count=4)
+plan = simcoll.bind(simcoll.schedule("all_reduce", "ring", nranks=4), count=4)
 simcoll.emulate(plan, crossbar(4, "1 GB/s"))
 print("numba" in sys.modules)
 """
@@ -232,7 +232,7 @@ sys.modules["numba"] = None
 import simcoll
 from simcoll.emulator import emulate
 from simcoll.topology import crossbar
-plan = simcoll.schedule("all_reduce", "ring", nranks=104).bind(count=104, unproved=True)
+plan = simcoll.bind(simcoll.schedule("all_reduce", "ring", nranks=104), count=104, unproved=True)
 full, folded = (
     emulate(plan, crossbar(104, "50 GB/s", "1 us"), data="none", bound=False, quotient=q, keep=True) for q in (False, True)
 )

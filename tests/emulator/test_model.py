@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from simcoll.core.protocol import Protocol, nccl
+from simcoll.core.schedule import COPY, REDUCE, SYNC
 from simcoll.emulator import model
 from simcoll.errors import ConfigError
-from simcoll.protocol import Protocol, nccl
-from simcoll.schedule import COPY, REDUCE, SYNC
 from simcoll.topology import boxes, crossbar
 
 GBps = 10**15

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 import simcoll
-from simcoll.compiled import COMPILED
+from simcoll.core.compiled import COMPILED
+from simcoll.core.protocol import Protocol
 from simcoll.emulator import emulate
 from simcoll.emulator.fast.timed import summary, timed_steps
 from simcoll.emulator.model import effective_capacities
 from simcoll.emulator.quotient import Quotient, fold, folded
 from simcoll.emulator.quotient_partition import Partition, certify, refine
-from simcoll.protocol import Protocol
 from simcoll.topology import boxes, crossbar, fat_tree
 
 RAILS = boxes(
@@ -21,7 +21,7 @@ RAILS = boxes(
 
 
 def ring(n=16, count=1 << 12, **bound_to):
-    return simcoll.schedule("all_reduce", "ring", nranks=n, in_place=True).bind(count=count, **bound_to)
+    return simcoll.bind(simcoll.schedule("all_reduce", "ring", nranks=n, in_place=True), count=count, **bound_to)
 
 
 def pieces(plan, topology):
@@ -48,7 +48,7 @@ def pieces(plan, topology):
 @pytest.mark.parametrize("engine", ["auto", "simpy"])
 def test_every_message_has_the_time_of_the_full_run(topology, kind, algorithm, engine):
     protocol = Protocol("costs", receive_overhead_fs=10**8, reduce_as_per_byte=667, channel_rate_uBps=30 * 10**15)
-    plan = simcoll.schedule(kind, algorithm, nranks=16).bind(count=4800, protocol=protocol)
+    plan = simcoll.bind(simcoll.schedule(kind, algorithm, nranks=16), count=4800, protocol=protocol)
     full = emulate(plan, topology, data="none", keep=True, engine="simpy")
     folded_run = emulate(plan, topology, data="none", keep=True, quotient=True, engine=engine)
     assert folded_run.engine == ("fast" if COMPILED and engine == "auto" else "simpy")

@@ -10,10 +10,10 @@ import pytest
 
 import simcoll
 from simcoll.algorithms import ALGORITHMS
+from simcoll.core.protocol import Protocol
 from simcoll.emulator import bus_factor, emulate
 from simcoll.emulator.floor import latency_floor_fs
 from simcoll.errors import ConfigError, InternalError
-from simcoll.protocol import Protocol
 from simcoll.testing.examples import needed_params
 from simcoll.topology import boxes, crossbar, fat_tree, from_networkx
 
@@ -21,7 +21,7 @@ US = 10**9
 
 
 def ring(n, count=1 << 20, *, in_place=True, **bound_to):
-    return simcoll.schedule("all_reduce", "ring", nranks=n, in_place=in_place).bind(count=count, **bound_to)
+    return simcoll.bind(simcoll.schedule("all_reduce", "ring", nranks=n, in_place=in_place), count=count, **bound_to)
 
 
 def test_ring_all_reduce_has_its_closed_form():
@@ -68,7 +68,7 @@ def test_every_algorithm_leaves_the_right_data_above_its_bound(algorithm, n):
         topology = replace(topology, traits={"switch_reduce": "yes"})
     for count in (0, 1, n + 1, 1000):
         for protocol in PROTOCOLS:
-            result = emulate(schedule.bind(count=count, protocol=protocol), topology, seed=count)
+            result = emulate(simcoll.bind(schedule, count=count, protocol=protocol), topology, seed=count)
             assert result.wrong == 0
             assert result.bound is not None  # checked inside
 
@@ -81,8 +81,8 @@ def test_dtypes(dtype):
 
 def test_in_place():
     schedule = simcoll.schedule("all_reduce", "recursive_doubling", nranks=4, in_place=True)
-    assert any(step.staged.any() for step in schedule.bind(count=8).steps())
-    assert emulate(schedule.bind(count=8), crossbar(4, "50 GB/s")).wrong == 0
+    assert any(step.staged.any() for step in simcoll.bind(schedule, count=8).steps())
+    assert emulate(simcoll.bind(schedule, count=8), crossbar(4, "50 GB/s")).wrong == 0
 
 
 def test_data_of_the_callers_own():
@@ -95,7 +95,7 @@ def test_data_of_the_callers_own():
 
 
 def test_outputs_only_where_the_collective_has_them():
-    plan = simcoll.schedule("reduce", "tree", nranks=3, root=1).bind(count=4)
+    plan = simcoll.bind(simcoll.schedule("reduce", "tree", nranks=3, root=1), count=4)
     outputs = emulate(plan, crossbar(3, "50 GB/s")).outputs
     assert [out is None for out in outputs] == [True, False, True]
 
@@ -106,7 +106,7 @@ def test_a_wrong_schedule_has_wrong_elements():
     def steps():
         yield simcoll.transfers([0, 0], layout.input(), [0, 1], layout.output())
 
-    plan = simcoll.bind(simcoll.Schedule("forgets_rank_2", layout, steps), 7)
+    plan = simcoll.bind(simcoll.Schedule("forgets_rank_2", layout, steps), 7, unproved=True)
     result = emulate(plan, crossbar(3, "50 GB/s"))
     assert (result.wrong, result.proof) == (7, "unproved")
 
@@ -118,7 +118,7 @@ def test_memory_that_nobody_wrote_is_not_zero():
         yield simcoll.transfers([0, 1], layout.output(), [1, 0], layout.output())
 
     for dtype in ("float32", "int32"):
-        plan = simcoll.bind(simcoll.Schedule("never_read_the_input", layout, steps), 7, dtype)
+        plan = simcoll.bind(simcoll.Schedule("never_read_the_input", layout, steps), 7, dtype, unproved=True)
         outputs = emulate(plan, crossbar(2, "50 GB/s"), bound=False).outputs
         assert all((out != 0).all() for out in outputs)
 
@@ -163,7 +163,7 @@ def test_a_proved_schedule_below_the_bound_is_our_fault(monkeypatch):
     monkeypatch.setattr(simcoll.bounds, "lower_bound", too_high)
     with pytest.raises(InternalError, match=r"its lower bound is .* \(the links of all 4 ranks\)"):
         emulate(ring(4), crossbar(4, "50 GB/s"))
-    unproved = simcoll.schedule("all_reduce", "ring", nranks=4).bind(count=1 << 20, unproved=True)
+    unproved = simcoll.bind(simcoll.schedule("all_reduce", "ring", nranks=4), count=1 << 20, unproved=True)
     assert emulate(unproved, crossbar(4, "50 GB/s")).headroom < 1
 
 
@@ -180,7 +180,7 @@ def test_rounding_is_not_mistaken_for_beating_the_bound():
 
 
 def test_uneven_blocks_have_a_bound():
-    plan = simcoll.schedule("all_gather", "ring", nranks=3).bind(count=[1000, 5, 300])
+    plan = simcoll.bind(simcoll.schedule("all_gather", "ring", nranks=3), count=[1000, 5, 300])
     result = emulate(plan, crossbar(3, "50 GB/s", "1 us"))
     assert result.wrong == 0
     assert 0 < result.bound.time_fs <= result.time_fs
@@ -203,16 +203,16 @@ def test_latency_floor_takes_the_way_over_a_relay():
         graph.add_edge(f"g{a}", f"g{b}", bandwidth="10 GB/s", latency="1 us")
     topology = from_networkx(graph)
     assert latency_floor_fs(ring(3, 3), topology) == 2 * US
-    tree = simcoll.schedule("broadcast", "tree", nranks=3, root=1).bind(count=3)
+    tree = simcoll.bind(simcoll.schedule("broadcast", "tree", nranks=3, root=1), count=3)
     assert latency_floor_fs(tree, topology) == US
-    chain = simcoll.schedule("reduce", "tree", nranks=3, root=0).bind(count=3)
+    chain = simcoll.bind(simcoll.schedule("reduce", "tree", nranks=3, root=0), count=3)
     assert latency_floor_fs(chain, topology) == 2 * US
 
 
 def test_no_floor_where_nothing_is_said():
     assert latency_floor_fs(ring(1), crossbar(1, "1 GB/s", "1 us")) == 0
     assert latency_floor_fs(ring(4, 0), crossbar(4, "1 GB/s", "1 us")) == 0
-    barrier = simcoll.schedule("barrier", "dissemination", nranks=4).bind(count=0)
+    barrier = simcoll.bind(simcoll.schedule("barrier", "dissemination", nranks=4), count=0)
     assert latency_floor_fs(barrier, crossbar(4, "1 GB/s", "1 us")) == US
 
 
@@ -228,7 +228,7 @@ from simcoll.emulator import emulate
 from simcoll.topology import boxes
 topology = boxes(2, 4, "450 GB/s", "1 us", nics=2, nic_bandwidth="50 GB/s", nic_latency="2 us")
 for kind, name in (("all_reduce", "ring"), ("all_to_all", "direct"), ("all_reduce", "rabenseifner")):
-    result = emulate(simcoll.schedule(kind, name, nranks=8).bind(count=1001, protocol="LL128"), topology)
+    result = emulate(simcoll.bind(simcoll.schedule(kind, name, nranks=8), count=1001, protocol="LL128"), topology)
     print(result.time_fs, result.trace_hash)
 """
 
@@ -317,7 +317,7 @@ FAT_TREE_US = {
 def test_a_fat_tree_under_contention_is_as_slow_as_simgrid_says(kind, name, latency):
     schedule = simcoll.schedule(kind, name, nranks=16, in_place=kind != "all_to_all")
     count = 2**20 if kind == "all_reduce" else 2**16
-    plan = schedule.bind(count=count, dtype="uint8", protocol=Protocol("smpi", header_bytes=16))
+    plan = simcoll.bind(schedule, count=count, dtype="uint8", protocol=Protocol("smpi", header_bytes=16))
     hop = ("0", "2 us")[latency]
     topology = fat_tree(4, 4, "12.5 GB/s", hop, oversubscription=2, spine_latency=hop)
     result = emulate(plan, topology, data="none")

@@ -13,7 +13,7 @@ from simcoll.topology import crossbar
 
 
 def traced(kind="all_reduce", name="ring", n=4, **trace):
-    plan = simcoll.schedule(kind, name, nranks=n, in_place=kind == "all_reduce").bind(count=1000)
+    plan = simcoll.bind(simcoll.schedule(kind, name, nranks=n, in_place=kind == "all_reduce"), count=1000)
     topology = crossbar(n, "50 GB/s", "1 us")
     trace = Trace(plan, topology, **trace)
     return trace, emulate(plan, topology, observer=trace)

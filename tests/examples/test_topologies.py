@@ -62,7 +62,7 @@ def test_a_small_all_reduce(name):
     topology = simcoll.load_topology(name)
     ranks = np.unique(np.linspace(0, topology.nranks - 1, 7).astype(np.int64))
     schedule = simcoll.schedule("all_reduce", "ring", nranks=len(ranks))
-    result = simcoll.emulate(schedule.bind(1001, "int32", ranks=ranks), topology)
+    result = simcoll.emulate(simcoll.bind(schedule, 1001, "int32", ranks=ranks), topology)
     assert result.wrong == 0
     assert result.headroom is not None
     assert result.headroom >= 1

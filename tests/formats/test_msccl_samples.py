@@ -12,8 +12,8 @@ import pytest
 import simcoll
 from simcoll.errors import ScheduleError
 from simcoll.formats import load_msccl_xml
+from simcoll.proving import program_schedule, verify_program
 from simcoll.topology import crossbar
-from simcoll.verify import program_schedule, verify_program
 
 SAMPLES = os.environ.get("SIMCOLL_SAMPLES")
 pytestmark = pytest.mark.skipif(not SAMPLES, reason="SIMCOLL_SAMPLES names no directory with MSCCL files")
@@ -44,7 +44,7 @@ def test_real_files_are_right(name, steps, consistent):
         assert proof.depth_used == 2
     schedule = program_schedule(program)
     assert simcoll.verify(schedule).order == proof.order
-    plan = schedule.bind(schedule.layout.chunks * 3, "float32")
+    plan = simcoll.bind(schedule, schedule.layout.chunks * 3, "float32")
     assert simcoll.emulate(plan, crossbar(program.nranks, "100 GB/s", "1 us")).wrong == 0
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from simcoll.errors import ConfigError, SimcollError
 from simcoll.formats import load_msccl_xml
-from simcoll.verify import verify_program
+from simcoll.proving import verify_program
 
 DATA = Path(__file__).parent / "data"
 RING = (DATA / "ring_all_reduce.xml").read_text()

@@ -13,7 +13,7 @@ import numpy as np
 
 import realcoll
 import simcoll
-from realcoll.transports import mpi_start
+from realcoll.start import mpi_start
 
 TIMEOUT_S = 2.0
 VICTIM = 2
@@ -58,7 +58,7 @@ def main():
         count = 1001
     if odd and case == "dtype":
         dtype = "float64"
-    plan = simcoll.schedule("all_reduce", "ring", nranks=n).bind(count, dtype)
+    plan = simcoll.bind(simcoll.schedule("all_reduce", "ring", nranks=n), count, dtype)
     try:
         if odd and case == "absent":
             time.sleep(600)

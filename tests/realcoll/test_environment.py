@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 import simcoll
-from realcoll.environment import control_of, job_from
 from realcoll.errors import FaultError
-from realcoll.launch import launch
-from realcoll.pmi import Board, job_name
-from realcoll.transports.mpi_start import job_of
+from realcoll.start.environment import control_of, job_from
+from realcoll.start.launch import launch
+from realcoll.start.mpi_start import job_of
+from realcoll.start.pmi import Board, job_name
 from simcoll.errors import ConfigError
 
 ENV = os.environ | {"PYTHONPATH": str(Path(simcoll.__file__).parents[1])}
@@ -68,7 +68,7 @@ def test_nonsense_is_refused(variables, said):
 
 MEET = """
     import os, sys
-    from realcoll.environment import control_of, job_from
+    from realcoll.start.environment import control_of, job_from
     job = job_from(os.environ)
     control = control_of(job, 20.0)
     found = control.gather("hello", bytes([job.process]))

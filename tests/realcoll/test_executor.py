@@ -5,11 +5,11 @@ import pytest
 
 import realcoll
 import simcoll
-from realcoll.control import Control
+from realcoll.meeting.control import Control
 
 
 def ring(n=3, count=4, dtype="float32", **options):
-    return simcoll.schedule("all_reduce", "ring", nranks=n, **options).bind(count, dtype)
+    return simcoll.bind(simcoll.schedule("all_reduce", "ring", nranks=n, **options), count, dtype)
 
 
 def test_a_prepared_plan_runs_again_on_its_own_memory():
@@ -36,9 +36,9 @@ def test_inputs_are_not_changed_and_may_come_by_rank():
 def test_premul_sum_scales_and_avg_divides():
     schedule = simcoll.schedule("all_reduce", "ring", nranks=2)
     arrays = [np.array([3, -5], "int32"), np.array([4, -4], "int32")]
-    scaled = realcoll.execute(schedule.bind(2, "int32", simcoll.premul_sum(3)), arrays)
+    scaled = realcoll.execute(simcoll.bind(schedule, 2, "int32", simcoll.premul_sum(3)), arrays)
     assert scaled[1].tolist() == [21, -27]
-    assert realcoll.execute(schedule.bind(2, "int32", "avg"), arrays)[0].tolist() == [3, -4]
+    assert realcoll.execute(simcoll.bind(schedule, 2, "int32", "avg"), arrays)[0].tolist() == [3, -4]
 
 
 @pytest.mark.parametrize(

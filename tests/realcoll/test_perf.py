@@ -7,9 +7,9 @@ import pytest
 
 import simcoll
 from realcoll.__main__ import main
-from realcoll.calibrate import fit, shift, topology_toml
-from realcoll.perf import Line, Measured
-from realcoll.report import row, write_new
+from realcoll.measure.calibrate import fit, shift, topology_toml
+from realcoll.measure.perf import Line, Measured
+from realcoll.measure.report import row, write_new
 from realcoll.transports import gpu_is_here
 from simcoll.errors import ConfigError
 from simcoll.topology import load_topology
@@ -164,7 +164,7 @@ def test_the_topology_file_predicts_what_was_measured(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text(topology_toml(found, "mine", 4, "test"))
     machine = load_topology(str(path))
-    plan = shift(4).bind(1 << 20, "uint8")
+    plan = simcoll.bind(shift(4), 1 << 20, "uint8")
     assert simcoll.emulate(plan, machine).time == pytest.approx(2e-6 + (1 << 20) / 10e9, rel=1e-5)
     assert "measured 1 MiB" in machine.traits
     assert "fitted to 2 sizes" in machine.sources["$.bandwidth"]

@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 
 import simcoll
-from realcoll.program import STAGING, program
-from simcoll.collective import Collective
-from simcoll.schedule import REDUCE, SWITCH_REDUCE, Layout, Schedule, transfers
+from realcoll.turns import STAGING, program
+from simcoll.core.collective import Collective
+from simcoll.core.schedule import REDUCE, SWITCH_REDUCE, Layout, Schedule, transfers
 
 
 def by_hand(kind, n, *steps, count=2, **options):
     layout = Layout(Collective(kind, n, **options))
-    return Schedule("by_hand", layout, lambda: iter(steps), 8).bind(count, "int16", unproved=True), layout
+    return simcoll.bind(Schedule("by_hand", layout, lambda: iter(steps), 8), count, "int16", unproved=True), layout
 
 
 def test_two_ranks_swap_through_memory_set_aside():
@@ -52,7 +52,7 @@ def test_staging_is_shared_by_turns_and_not_by_rows():
 
 
 def test_a_synchronisation_is_one_byte_each_way():
-    plan = simcoll.schedule("barrier", "dissemination", nranks=2).bind(0)
+    plan = simcoll.bind(simcoll.schedule("barrier", "dissemination", nranks=2), 0)
     for process in (0, 1):
         (turn,) = program(plan, [0, 1], process).turns
         ((landing, source),) = turn.recvs
@@ -65,7 +65,7 @@ def test_a_synchronisation_is_one_byte_each_way():
 
 @pytest.mark.parametrize("hosts", [[0, 0, 0, 0, 0], [0, 1, 2, 3, 4], [1, 1, 0, 2, 0]])
 def test_every_message_has_both_ends_in_one_order(hosts):
-    plan = simcoll.schedule("all_reduce", "ring", nranks=5, channels=2).bind(13)
+    plan = simcoll.bind(simcoll.schedule("all_reduce", "ring", nranks=5, channels=2), 13)
     programs = [program(plan, hosts, process) for process in range(max(hosts) + 1)]
     for here, mine in enumerate(programs):
         for there, other in enumerate(programs):
@@ -77,7 +77,7 @@ def test_every_message_has_both_ends_in_one_order(hosts):
 
 
 def test_channels_divide_the_program():
-    plan = simcoll.schedule("all_reduce", "ring", nranks=3, channels=2).bind(12)
+    plan = simcoll.bind(simcoll.schedule("all_reduce", "ring", nranks=3, channels=2), 12)
     whole = program(plan, [0, 0, 0], 0)
     parts = [program(plan, [0, 0, 0], 0, channel) for channel in (0, 1)]
     for position, turn in enumerate(whole.turns):

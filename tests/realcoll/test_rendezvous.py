@@ -8,10 +8,10 @@ import time
 import pytest
 
 import simcoll
-from realcoll.control import Control, fingerprint
 from realcoll.errors import FaultError
-from realcoll.host import Host
-from realcoll.rendezvous import join
+from realcoll.meeting.control import Control, fingerprint
+from realcoll.meeting.host import Host
+from realcoll.meeting.rendezvous import join
 from simcoll.errors import ConfigError
 
 TOKEN = "secret"
@@ -119,8 +119,8 @@ def test_a_difference_is_blamed_on_the_minority(seats):
     ],
 )
 def test_what_may_differ_is_in_the_offer(what, algorithm, dtype, op, ranks):
-    usual = fingerprint(simcoll.schedule("all_reduce", "ring", nranks=3).bind(8), (0, 1, 2))
-    plan = simcoll.schedule("all_reduce", algorithm, nranks=3).bind(8, dtype, op, ranks=ranks)
+    usual = fingerprint(simcoll.bind(simcoll.schedule("all_reduce", "ring", nranks=3), 8), (0, 1, 2))
+    plan = simcoll.bind(simcoll.schedule("all_reduce", algorithm, nranks=3), 8, dtype, op, ranks=ranks)
     other = fingerprint(plan, (0, 1, 2))
     assert next(key for key in usual if usual[key] != other[key]) == what
 

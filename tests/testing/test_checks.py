@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import simcoll
-from simcoll.schedule import REDUCE, Layout, Schedule, transfers
+from simcoll.core.schedule import REDUCE, Layout, Schedule, transfers
 from simcoll.testing import assert_implements, plugin
 from simcoll.testing.checks import checked_run, default_counts
 from simcoll.topology import torus
@@ -62,7 +62,7 @@ def test_what_is_wrong_fails_with_the_message_of_the_verifier():
         "broken all_reduce n=3: rank 1 output chunk 0 is wrong at the end (2 wrong output chunks in all)"
     )
     assert (
-        "replay: schedule.proof()  # schedule: broken for Collective(kind='all_reduce', nranks=3, root=None, pairs=(), "
+        "replay: simcoll.verify(schedule)  # schedule: broken for Collective(kind='all_reduce', nranks=3, root=None, pairs=(), "
         f"in_place=False), hash {broken(3).content_hash()[:16]}"
     ) in text
 
@@ -79,7 +79,7 @@ def test_scaled_sums_of_a_right_schedule_pass():
             simcoll.schedule("all_reduce", "ring", nranks=8), counts=[64], dtypes=[dtype], op=simcoll.premul_sum(factor)
         )
         with pytest.raises(AssertionError, match="wrong output elements"):
-            checked_run(broken(8).bind(64, dtype, simcoll.premul_sum(factor), unproved=True), None)
+            checked_run(simcoll.bind(broken(8), 64, dtype, simcoll.premul_sum(factor), unproved=True), None)
 
 
 @pytest.mark.parametrize(("dtype", "n"), [("float8_e4m3fn", 17), ("float8_e4m3fnuz", 241), ("float8_e4m3fn", 512)])
@@ -93,7 +93,7 @@ def test_a_wrong_average_fails(monkeypatch):
         simcoll.Reduction, "finish", lambda _, values, n: np.divide(values, values.dtype.type(n), out=values)
     )
     with pytest.raises(AssertionError, match="wrong output elements"):
-        checked_run(simcoll.schedule("all_reduce", "tree", nranks=17).bind(40, "float8_e4m3fn", "avg"), None)
+        checked_run(simcoll.bind(simcoll.schedule("all_reduce", "tree", nranks=17), 40, "float8_e4m3fn", "avg"), None)
 
 
 def test_schedules_of_switches_pass(emulator):
@@ -123,7 +123,7 @@ def test_replay_lines_replay(op, topology, monkeypatch):
     with pytest.raises(AssertionError) as error:
         assert_implements(schedule, **arguments)
     assert replayed(str(error.value), schedule=schedule, topology=topology).startswith("as before\nreplay: ")
-    for module in ("simcoll.testing.checks", "simcoll.verify"):  # simcoll.verify as an attribute is a function
+    for module in ("simcoll.testing.checks", "simcoll.proving"):  # simcoll.verify as an attribute is a function
         monkeypatch.setattr(sys.modules[module], "check_lowering", fails)
     with pytest.raises(AssertionError) as error:
         assert_implements(schedule, counts=[4], dtypes=[np.float32], op=op)
@@ -172,7 +172,7 @@ def test_a_count_that_does_not_fit_names_the_call():
 def test_wrong_data_fails_whatever_the_proof_says():
     # Bound without a proof, so that only the data can tell.
     with pytest.raises(AssertionError, match=r"18 wrong output elements \(seed=3\)"):
-        checked_run(broken(3).bind(9, "int32", unproved=True), None, seed=3)
+        checked_run(simcoll.bind(broken(3), 9, "int32", unproved=True), None, seed=3)
 
 
 def test_the_fixture_checks_and_measures(emulator):

@@ -7,10 +7,10 @@ from hypothesis import HealthCheck, find, given, settings
 from hypothesis import strategies as st
 
 import simcoll
-from simcoll.collective import KINDS
+from simcoll.core.collective import KINDS
 from simcoll.errors import ConfigError
+from simcoll.proving import verify
 from simcoll.testing import assert_implements, collectives, groups, rewrites, schedules, sizes, topologies
-from simcoll.verify import verify
 
 QUICK = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 
@@ -32,7 +32,7 @@ def test_every_schedule_made_runs(schedule, data):
 def test_groups_of_a_topology_run(data):
     topology = data.draw(topologies(least=3))
     ranks = data.draw(groups(3, topology))
-    plan = simcoll.schedule("all_gather", "ring", nranks=3).bind([2, 0, 5], ranks=ranks)
+    plan = simcoll.bind(simcoll.schedule("all_gather", "ring", nranks=3), [2, 0, 5], ranks=ranks)
     assert simcoll.emulate(plan, topology).wrong == 0
 
 

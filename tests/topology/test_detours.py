@@ -173,7 +173,7 @@ def test_a_clos_without_a_direct_way_takes_a_valley():
 def test_a_lost_uplink_costs_an_exchange_what_the_others_have_to_take():
     # One uplink of four is gone: pairs of leaf 0 share three, all others keep theirs, so less than twice the time.
     whole = clos(4, 4, 4, "50 GB/s", "1 us", ecmp="modulo")
-    plan = simcoll.schedule("all_to_all", "pairwise", nranks=16).bind(16 * 16 * 2**16)
+    plan = simcoll.bind(simcoll.schedule("all_to_all", "pairwise", nranks=16), 16 * 16 * 2**16)
     times = [simcoll.emulate(plan, each, data="none").time_fs for each in (whole, whole.degrade("leaf0 -> spine0", 0))]
     assert times[0] < times[1] < 1.5 * times[0]
 
@@ -217,5 +217,5 @@ def test_a_collective_over_lost_links_is_right():
         torus([3, 4], "25 GB/s", "1 us").degrade("gpu0 <-> gpu1", 0),
         clos(3, 4, 2, "50 GB/s", "1 us").degrade("leaf0 -> spine0", 0).degrade("spine1 -> leaf2", 0),
     ):
-        plan = simcoll.schedule("all_reduce", "ring", nranks=12).bind(12 * 100 + 5)
+        plan = simcoll.bind(simcoll.schedule("all_reduce", "ring", nranks=12), 12 * 100 + 5)
         assert simcoll.emulate(plan, topology).wrong == 0

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from simcoll.comm import DeviceArray, broadcast_coalesced, gather, scatter
-from simcoll.comm.buckets import buckets
+from simcoll.cuda_comm import DeviceArray, broadcast_coalesced, gather, scatter
+from simcoll.cuda_comm.buckets import buckets
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

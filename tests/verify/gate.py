@@ -10,10 +10,10 @@ from judge import right, weakly_caught
 from mutants import mutants
 
 from simcoll.errors import ScheduleError
-from simcoll.verify import verify
+from simcoll.proving import verify
 
 if TYPE_CHECKING:
-    from simcoll.schedule import Schedule
+    from simcoll.core.schedule import Schedule
 
 
 @dataclass(frozen=True, slots=True)

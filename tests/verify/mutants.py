@@ -10,9 +10,9 @@ import numpy as np
 
 import simcoll
 from simcoll.algorithms import ALGORITHMS
-from simcoll.collective import Collective
+from simcoll.core.collective import Collective
+from simcoll.core.schedule import COPY, REDUCE, SWITCH_REDUCE, SYNC, Layout, Schedule, transfers
 from simcoll.errors import ConfigError
-from simcoll.schedule import COPY, REDUCE, SWITCH_REDUCE, SYNC, Layout, Schedule, transfers
 from simcoll.testing.examples import needed_params
 
 if TYPE_CHECKING:

@@ -7,12 +7,12 @@ import pytest
 
 import simcoll
 from simcoll.algorithms import ALGORITHMS
-from simcoll.collective import KINDS, Collective
+from simcoll.core.collective import KINDS, Collective
+from simcoll.core.schedule import COPY, REDUCE, SYNC, Layout, Schedule, transfers
+from simcoll.core.step import expanded
 from simcoll.errors import ConfigError, ScheduleError
-from simcoll.schedule import COPY, REDUCE, SYNC, Layout, Schedule, transfers
-from simcoll.step import expanded
+from simcoll.proving import LEVELS, verify
 from simcoll.testing.examples import needed_params
-from simcoll.verify import LEVELS, verify
 
 RANKS = (*range(1, 18), 24, 32, 33)
 CASES = [(a.collective, a.name) for a in ALGORITHMS]
@@ -286,7 +286,7 @@ def test_shared_chunks_are_noted():
     steps = [transfers([0, 1], 0, [0, 1], 1, channel=0), transfers([0, 1], 0, [1, 0], 1, op=REDUCE, channel=1)]
     proof = verify(made(AR2, steps, channels=2))
     assert proof.shared_chunks
-    assert made(AR2, steps, channels=2).bind(4).waits == {2: (1,), 3: (0,)}
+    assert simcoll.bind(made(AR2, steps, channels=2), 4).waits == {2: (1,), 3: (0,)}
 
 
 def test_exact_mode_refuses_what_does_not_fit():

@@ -7,11 +7,11 @@ import pytest
 
 import simcoll
 from simcoll.algorithms import ALGORITHMS
+from simcoll.core.program import OPS
+from simcoll.core.schedule import Layout, Schedule, transfers
 from simcoll.errors import ConfigError, ScheduleError
-from simcoll.program import OPS
-from simcoll.schedule import Layout, Schedule, transfers
+from simcoll.proving import check_lowering, lower, verify_program
 from simcoll.testing.examples import needed_params
-from simcoll.verify import check_lowering, lower, verify_program
 
 
 def variants(algorithm, n):
@@ -36,10 +36,10 @@ def test_every_algorithm(algorithm):
     count = 0
     for n in range(1, 10):
         for schedule in variants(algorithm, n):
-            proof = check_lowering(schedule.bind(schedule.layout.chunks))
+            proof = check_lowering(simcoll.bind(schedule, schedule.layout.chunks))
             assert proof.data == (algorithm.collective != "barrier")
             assert proof.least_depth == 0
-            check_lowering(schedule.bind(1))
+            check_lowering(simcoll.bind(schedule, 1))
             count += 1
     assert count
 
@@ -69,7 +69,7 @@ def test_staging_is_needed():
         # Both outputs for the other rank lie at the same slot as what comes in: a swap.
         yield transfers(rank, layout.output(1 - rank), 1 - rank, layout.output(rank))
 
-    plan = Schedule("swap", layout, steps, divisible=True).bind(4)
+    plan = simcoll.bind(Schedule("swap", layout, steps, divisible=True), 4)
     program = lower(plan)
     assert verify_program(program).data
     size = plan.schedule.layout.size
@@ -97,7 +97,7 @@ def test_staging_is_needed():
     ("collective", "name"), [("all_reduce", "ring"), ("all_reduce", "tree"), ("all_gather", "ring")]
 )
 def test_without_waits_a_lowering_races(collective, name):
-    program = lower(simcoll.schedule(collective, name, nranks=4, in_place=True).bind(16))
+    program = lower(simcoll.bind(simcoll.schedule(collective, name, nranks=4, in_place=True), 16))
     waiting = [each for lanes in program.lanes for lane in lanes for each in lane.instructions if each.waits]
     assert waiting
     with pytest.raises(ScheduleError, match=r"race|holds nothing|wrong"):
@@ -113,7 +113,7 @@ def test_waits_between_channels_are_needed():
         yield transfers([0], layout.output(), [1], layout.output())
         yield transfers([1], layout.output(), [2], layout.output(), channel=1)
 
-    plan = Schedule("relay", layout, steps, 2).bind(8)
+    plan = simcoll.bind(Schedule("relay", layout, steps, 2), 8)
     assert plan.waits
     program = lower(plan)
     assert check_lowering(plan).data
@@ -127,7 +127,7 @@ def test_waits_between_channels_are_needed():
 
 def test_single_waits_are_redundant_or_found():
     """Dropping one wait is either found, or the program stays right in the order of its proof."""
-    program = lower(simcoll.schedule("all_reduce", "ring", nranks=3, in_place=True).bind(6))
+    program = lower(simcoll.bind(simcoll.schedule("all_reduce", "ring", nranks=3, in_place=True), 6))
     found = 0
     for rank, lanes in enumerate(program.lanes):
         for number, lane in enumerate(lanes):
@@ -147,11 +147,11 @@ def test_single_waits_are_redundant_or_found():
 
 
 def test_a_plan_with_empty_chunks_is_checked_without_its_data():
-    plan = simcoll.schedule("all_reduce", "ring", nranks=5).bind(3)
+    plan = simcoll.bind(simcoll.schedule("all_reduce", "ring", nranks=5), 3)
     assert not check_lowering(plan).data
 
 
 def test_lowered_operations_are_known():
-    program = lower(simcoll.schedule("all_reduce", "rabenseifner", nranks=6).bind(24))
+    program = lower(simcoll.bind(simcoll.schedule("all_reduce", "rabenseifner", nranks=6), 24))
     assert {each.op for lanes in program.lanes for lane in lanes for each in lane.instructions} <= set(OPS)
     assert program.fifo_depth is None

@@ -12,13 +12,12 @@ from mutants import mutants, originals
 
 import simcoll
 from simcoll.algorithms import ALGORITHMS
-from simcoll.collective import Collective
+from simcoll.core.collective import Collective
+from simcoll.core.hazards import check_orderable
+from simcoll.core.schedule import COPY, REDUCE, SWITCH_REDUCE, Layout, Schedule, lowered, transfers
 from simcoll.errors import ScheduleError
-from simcoll.hazards import check_orderable
-from simcoll.plan import lowered
-from simcoll.schedule import COPY, REDUCE, SWITCH_REDUCE, Layout, Schedule, transfers
-from simcoll.verify import verify
-from simcoll.verify.minimal import history, trail
+from simcoll.proving import verify
+from simcoll.proving.minimal import history, trail
 
 
 def made(collective, steps, chunks=1, scratch=0):
@@ -268,10 +267,10 @@ def test_large_schedules_are_explained_part_by_part(monkeypatch):
     steps[20] = steps[20].rows(np.arange(16) != 5)
     cut = replace(good, source=lambda: steps)
     whole = message(cut)
-    monkeypatch.setattr(import_module("simcoll.verify.minimal"), "HELD", 40)
+    monkeypatch.setattr(import_module("simcoll.proving.minimal"), "HELD", 40)
     assert message(cut) == whole
     # Too large for a story: still all that locates it.
-    monkeypatch.setattr(import_module("simcoll.verify.explain"), "MAX_EXPLAINED", 100)
+    monkeypatch.setattr(import_module("simcoll.proving.explain"), "MAX_EXPLAINED", 100)
     with pytest.raises(ScheduleError, match="too large to explain") as error:
         verify(cut)
     check_fields(cut, error.value)

@@ -13,10 +13,10 @@ from mutants import originals, rebuilt, rows_of
 
 import simcoll
 from simcoll.algorithms import ALGORITHMS
-from simcoll.collective import Collective
+from simcoll.core.collective import Collective
+from simcoll.core.schedule import REDUCE, SYNC, Layout, Schedule, transfers
 from simcoll.errors import ScheduleError
-from simcoll.schedule import REDUCE, SYNC, Layout, Schedule, transfers
-from simcoll.verify import verify
+from simcoll.proving import verify
 
 EVERY = 251
 KINDS = {

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 import simcoll
-from simcoll.collective import Collective
+from simcoll.core.collective import Collective
+from simcoll.core.program import Instruction, Lane, Program
 from simcoll.errors import ConfigError, ScheduleError
 from simcoll.formats import load_msccl_xml
-from simcoll.program import Instruction, Lane, Program
+from simcoll.proving import program_schedule, verify_program
 from simcoll.topology import crossbar
-from simcoll.verify import program_schedule, verify_program
 
 DATA = Path(__file__).parents[1] / "formats" / "data"
 GATHER = Collective("all_gather", 2)
@@ -309,11 +309,11 @@ def test_programs_as_schedules(name, kind):
     assert dict(schedule.params)["lanes"] == kind
     assert simcoll.verify(schedule, exact=True).order == verify_program(program).order
     for pieces in (1, 5):
-        plan = schedule.bind(schedule.layout.chunks * pieces, "float32")
+        plan = simcoll.bind(schedule, schedule.layout.chunks * pieces, "float32")
         result = simcoll.emulate(plan, crossbar(schedule.nranks, "10 GB/s", "1 us"))
         assert result.wrong == 0
     with pytest.raises(ConfigError, match="multiple"):
-        program_schedule(load_msccl_xml(DATA / "ring_all_reduce.xml")).bind(4)
+        simcoll.bind(program_schedule(load_msccl_xml(DATA / "ring_all_reduce.xml")), 4)
 
 
 def test_thread_blocks_keep_their_order():

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 import simcoll
-from simcoll.compiled import COMPILED
+from simcoll.core.compiled import COMPILED
+from simcoll.core.hashing import mix, mix_in_place
+from simcoll.core.schedule import Step
 from simcoll.errors import ScheduleError
-from simcoll.schedule import Step
-from simcoll.verify import loops, verify
-from simcoll.verify.sliced import verify_sliced
-from simcoll.verify.tokens import mix, mix_in_place
+from simcoll.proving import loops, verify
+from simcoll.proving.sliced import verify_sliced
 
 COLUMNS = ("src_rank", "src_chunk", "dst_rank", "dst_chunk", "count", "op", "channel")
 

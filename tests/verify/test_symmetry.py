@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import simcoll
+from simcoll.core.schedule import Repeat, Step
 from simcoll.errors import ScheduleError
-from simcoll.schedule import Repeat, Step
-from simcoll.verify import verify
-from simcoll.verify.symmetry import certify, find_symmetry, verify_by_symmetry
+from simcoll.proving import verify
+from simcoll.proving.symmetry import certify, find_symmetry, verify_by_symmetry
 
 COLUMNS = ("src_rank", "src_chunk", "dst_rank", "dst_chunk", "count", "op", "channel")
 SYMMETRIC = [

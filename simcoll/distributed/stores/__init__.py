@@ -16,10 +16,10 @@ from simcoll.distributed.stores.errors import (
 )
 from simcoll.distributed.stores.file_store import FileStore
 from simcoll.distributed.stores.hash_store import HashStore
-from simcoll.distributed.stores.limits import Limits
 from simcoll.distributed.stores.prefix_store import PrefixStore
 from simcoll.distributed.stores.store import Store
-from simcoll.distributed.stores.tcp_store import TCPStore
+from simcoll.distributed.stores.tcp.limits import Limits
+from simcoll.distributed.stores.tcp.store import TCPStore
 from simcoll.distributed.stores.waiting import PollingWaiter, ThreadWaiter, Waiter, use_waiter
 
 __all__ = [

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simcoll.compiled import SOURCES, entry, number, part
+from simcoll.core.compiled import SOURCES, entry, number, part
 from simcoll.emulator.fast.calendar import at_time, next_time
 from simcoll.emulator.fast.natural import natural
 from simcoll.emulator.fast.rates import find_own, join, part_links, settle, timer
@@ -40,7 +40,7 @@ from simcoll.emulator.fast.state import (
     TIMER,
     WAITING,
 )
-from simcoll.verify.loops import mixed
+from simcoll.proving.loops import mixed
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

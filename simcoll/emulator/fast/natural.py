@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from simcoll.compiled import COMPILED
+from simcoll.core.compiled import COMPILED
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from simcoll.core.schedule import MULTICAST, OP_NAMES, SWITCH_REDUCE, SYNC, Repeat
 from simcoll.emulator.model import message_costs
-from simcoll.schedule import MULTICAST, OP_NAMES, SWITCH_REDUCE, SYNC, Repeat
 from simcoll.topology import Routes
 
 if TYPE_CHECKING:
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from simcoll.plan import Plan
-    from simcoll.schedule import Step
+    from simcoll.core.plan import Plan
+    from simcoll.core.schedule import Step
     from simcoll.topology import Topology
 
     Ints = NDArray[np.int64]

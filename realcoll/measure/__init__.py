@@ -1,0 +1,1 @@
+"""Measure collectives and links, and report them."""

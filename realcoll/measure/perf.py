@@ -1,0 +1,240 @@
+"""Measures a collective over sizes, as nccl-tests does, beside the library's own collective and the emulator's prediction."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import simcoll
+from realcoll.executor import prepare
+from simcoll.binding import bind, verify
+from simcoll.core.collective import KINDS
+from simcoll.core.reduction import parse_dtype
+from simcoll.core.reference import count_wrong, exact_inputs, expected_outputs
+from simcoll.emulator.run import bus_factor
+from simcoll.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from realcoll.executor import Prepared
+    from realcoll.transports.interface import Transport
+    from simcoll.planning.sweep import Choice
+    from simcoll.topology import Topology
+
+__all__ = ["Line", "Measured", "Request", "kinds_of_data", "measure", "schedules", "timed"]
+
+DTYPE_NAMES = {
+    "half": "float16",
+    "float": "float32",
+    "double": "float64",
+    "fp8_e4m3": "float8_e4m3fn",
+    "fp8_e5m2": "float8_e5m2",
+}
+OP_NAMES = {"prod": "product", "mulsum": "premul_sum"}
+ALL_DTYPES = (
+    "int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64", "bfloat16", "float8_e4m3fn",
+    "float8_e5m2",
+)  # fmt: skip
+"""What nccl-tests measures with ``-d all``."""
+ALL_OPS = ("sum", "product", "max", "min", "avg", "premul_sum")
+"""What nccl-tests measures with ``-o all``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What to measure.
+
+    Attributes
+    ----------
+    collective, choice, dtype, op, root
+        As for ``simcoll perf``.
+    counts
+        Elements as passed to the collective.
+    nranks
+        Ranks in all.
+    iterations, warmup, check
+        As nccl-tests' -n, -w, -c.
+    baseline
+        Whether the library's own collective runs too.
+    """
+
+    collective: str
+    choice: Choice
+    dtype: str
+    op: str
+    root: int | None
+    counts: tuple[int, ...]
+    nranks: int
+    iterations: int = 20
+    warmup: int = 1
+    check: bool = True
+    baseline: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One way to run one size.
+
+    ``time_s`` is the mean over ranks and iterations, ``wrong`` counts elements (None: not checked).
+    """
+
+    time_s: float
+    wrong: int | None
+
+    def algbw(self, size_bytes: int) -> float:
+        """Bytes per second."""
+        return size_bytes / self.time_s if self.time_s else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One size: out of place, in place where that is defined, the library's own, and what the emulator says."""
+
+    size_bytes: int
+    count: int
+    nranks: int
+    kind: str
+    dtype: str
+    op: str
+    root: int
+    out_of_place: Measured
+    in_place: Measured | None
+    baseline: Measured | None
+    predicted_s: float | None
+
+    @property
+    def factor(self) -> float:
+        """Bus bandwidth over algorithm bandwidth."""
+        return bus_factor(self.kind, self.nranks)
+
+    @property
+    def ratio(self) -> float | None:
+        """Bandwidth over that of the library's own collective, both out of place."""
+        return self.baseline.time_s / self.out_of_place.time_s if self.baseline and self.out_of_place.time_s else None
+
+
+def kinds_of_data(collective: str, dtype: str, op: str) -> list[tuple[np.dtype[Any], str]]:
+    """Element types and reductions that nccl-tests' -d and -o mean: ``all`` stands for several.
+
+    Raises
+    ------
+    ConfigError
+        For names that are none.
+
+    Examples
+    --------
+    >>> [op for _, op in kinds_of_data("all_reduce", "int8", "all")]
+    ['sum', 'product', 'max', 'min', 'avg', 'premul_sum']
+    """
+    dtypes = [parse_dtype(name) for name in (ALL_DTYPES if dtype == "all" else [DTYPE_NAMES.get(dtype, dtype)])]
+    ops = ALL_OPS if op == "all" and KINDS[collective].reduces else ["sum" if op == "all" else OP_NAMES.get(op, op)]
+    return [(element, each) for element in dtypes for each in ops]
+
+
+def schedules(request: Request) -> tuple[simcoll.Schedule, simcoll.Schedule | None]:
+    """The proved schedules, out of place and in place.
+
+    Raises
+    ------
+    ConfigError
+        When the algorithm does not serve the collective, rank count or parameters.
+    """
+    params: dict[str, Any] = dict(request.choice.params)
+    made = simcoll.schedule(
+        request.collective, request.choice.algorithm, nranks=request.nranks, root=request.root, **params
+    )
+    verify(made)
+    if KINDS[request.collective].alias is None:
+        return made, None
+    inside = simcoll.schedule(
+        replace(made.collective, in_place=True), request.choice.algorithm, **params
+    )  # fmt: skip
+    verify(inside)
+    return made, inside
+
+
+def timed(call: Callable[[], object], transport: Transport, iterations: int, warmup: int) -> float:
+    """Mean seconds of a call, over iterations and processes."""
+    for _ in range(warmup):
+        call()
+    transport.synchronize()
+    transport.barrier()
+    begin = time.perf_counter()
+    for _ in range(iterations):
+        call()
+    transport.synchronize()
+    spent = (time.perf_counter() - begin) / iterations
+    told = transport.control.gather("time", json.dumps(spent).encode())
+    return float(sum(json.loads(value) for value in told.values()) / len(told))
+
+
+def _checked(prepared: Prepared) -> int:
+    """Wrong elements over all processes, on data whose result is exact."""
+    plan = prepared.plan
+    inputs = exact_inputs(plan)
+    prepared.load(inputs)
+    prepared.run()
+    with np.errstate(all="ignore"):
+        expected = expected_outputs(plan, inputs)
+    found = prepared.fetch()
+    wrong = count_wrong(list(found.values()), [expected[rank] for rank in found])
+    told = prepared.transport.control.gather("wrong", json.dumps(wrong).encode())
+    return int(sum(json.loads(value) for value in told.values()))
+
+
+def _measured(request: Request, prepared: Prepared) -> Measured:
+    wrong = _checked(prepared) if request.check else None
+    if not request.check:
+        prepared.load([np.zeros(prepared.plan.view(rank, 0)[2], prepared.plan.dtype) for rank in range(request.nranks)])
+    return Measured(timed(prepared.run, prepared.transport, request.iterations, request.warmup), wrong)
+
+
+def measure(
+    request: Request, transport: Transport, topology: Topology | None = None, each: Callable[[Line], None] | None = None
+) -> list[Line]:
+    """Run everything; every process of the transport calls this.
+
+    Parameters
+    ----------
+    request
+        What to measure.
+    transport
+        Where.
+    topology
+        For predictions; it needs an endpoint for every rank.
+    each
+        Told of every size when it is done.
+    """
+    outside, inside = schedules(request)
+    if topology is not None and topology.nranks < request.nranks:
+        raise ConfigError(f"topology {topology.name!r} has {topology.nranks} ranks; {request.nranks} are measured")
+    op: Any = simcoll.premul_sum(2) if request.op == "premul_sum" else request.op
+    lines = []
+    for count in request.counts:
+        plan = bind(outside, count, request.dtype, op)
+        prepared = prepare(plan, transport)
+        out = _measured(request, prepared)
+        own = transport.vendor(plan, prepared.inputs, prepared.outputs) if request.baseline else None
+        baseline = None
+        if own is not None:
+            baseline = Measured(timed(own, transport, request.iterations, request.warmup), None)
+        within = None
+        if inside is not None:
+            within = _measured(request, prepare(bind(inside, count, request.dtype, op), transport))
+        predicted = None
+        if topology is not None:
+            predicted = simcoll.emulate(plan, topology, data="none", bound=False).time
+        root = plan.collective.root if plan.collective.root is not None else -1
+        line = Line(
+            plan.total_bytes, plan.count, request.nranks, request.collective, plan.dtype.name,
+            request.op if plan.collective.spec.reduces else "none", root, out, within, baseline, predicted,
+        )  # fmt: skip
+        lines.append(line)
+        if each is not None:
+            each(line)
+    return lines

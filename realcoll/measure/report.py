@@ -1,0 +1,146 @@
+"""The table and the JSON file of nccl-tests, with what we know beyond it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from simcoll.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from realcoll.measure.perf import Line, Measured, Request
+
+__all__ = ["footer", "header", "json_document", "row", "write_new"]
+
+GB = 1e9
+JSON_VERSION = 3
+
+
+def header(*, predicts: bool) -> Iterator[str]:
+    """Title lines of the table."""
+    yield f"#{'':>60}{'out-of-place':^38}{'in-place':^38}{'library':>18}"
+    columns = ("size", "count", "type", "redop", "root")
+    units = ("(B)", "(elements)", "", "", "")
+    each, each_units = ("time", "algbw", "busbw", "#wrong"), ("(us)", "(GB/s)", "(GB/s)", "")
+    widths = (11, 13, 14, 11, 7)
+    more = ["time", "ratio", *(["predicted"] if predicts else [])]
+    more_units = ["(us)", "", *(["(us)"] if predicts else [])]
+    for left, one, right in ((columns, each, more), (units, each_units, more_units)):
+        text = "".join(f"{cell:>{width}}" for cell, width in zip(left, widths, strict=True))
+        both = "".join(f"{cell:>{width}}" for cell, width in zip(one * 2, (11, 9, 9, 8) * 2, strict=True))
+        yield f"#{text}{both}{''.join(f'{cell:>10}' for cell in right)}".rstrip()
+
+
+def _cells(line: Line, measured: Measured | None) -> str:
+    if measured is None:
+        return f"{'N/A':>11}{'N/A':>9}{'N/A':>9}{'N/A':>8}"
+    algbw = measured.algbw(line.size_bytes) / GB
+    wrong = "N/A" if measured.wrong is None else measured.wrong
+    return f"{_us(measured.time_s):>11}{algbw:>9.2f}{algbw * line.factor:>9.2f}{wrong:>8}"
+
+
+def _us(seconds: float) -> str:
+    return f"{seconds * 1e6:.2f}" if seconds < 1e-2 else f"{seconds * 1e6:.0f}"
+
+
+def row(line: Line, *, predicts: bool) -> str:
+    """One size. The first 13 columns are those of nccl-tests; then the library's own time, our bandwidth over its, our prediction."""
+    text = f" {line.size_bytes:>11}{line.count:>13}{line.dtype:>14}{line.op:>11}{line.root:>7}"
+    text += _cells(line, line.out_of_place) + _cells(line, line.in_place)
+    text += f"{_us(line.baseline.time_s) if line.baseline else '-':>10}{f'{line.ratio:.2f}' if line.ratio else '-':>10}"
+    if predicts:
+        text += f"{_us(line.predicted_s) if line.predicted_s is not None else '-':>10}"
+    return text
+
+
+def _totals(lines: Sequence[Line]) -> tuple[int, float]:
+    found = [(line, m) for line in lines for m in (line.out_of_place, line.in_place) if m is not None]
+    wrong = sum(m.wrong or 0 for _, m in found)
+    return wrong, sum(m.algbw(line.size_bytes) * line.factor for line, m in found) / max(1, len(found)) / GB
+
+
+def footer(lines: Sequence[Line]) -> Iterator[str]:
+    """The last lines, as nccl-tests has them."""
+    wrong, average = _totals(lines)
+    yield f"# Out of bounds values : {wrong} {'OK' if not wrong else 'FAILED'}"
+    yield f"# Avg bus bandwidth    : {average:g}"
+
+
+def _entry(line: Line, measured: Measured | None) -> dict[str, Any] | None:
+    if measured is None:
+        return None
+    algbw = measured.algbw(line.size_bytes) / GB
+    result: dict[str, Any] = {"time": measured.time_s * 1e6, "alg_bw": algbw, "bus_bw": algbw * line.factor}
+    if measured.wrong is not None:
+        result["nwrong"] = measured.wrong
+    return result
+
+
+def json_document(request: Request, lines: Sequence[Line], config: Mapping[str, Any], begun: float) -> bytes:
+    """The result file of nccl-tests (version 3: booleans and the root are text there), with ``baseline`` and ``predicted`` beside."""
+    wrong, average = _totals(lines)
+    results = []
+    for line in lines:
+        entry = {
+            "size": line.size_bytes, "count": line.count, "type": line.dtype, "redop": line.op, "root": str(line.root),
+            "out_of_place": _entry(line, line.out_of_place), "in_place": _entry(line, line.in_place),
+        }  # fmt: skip
+        if line.baseline is not None:
+            entry["baseline"] = {"time": line.baseline.time_s * 1e6, "ratio": line.ratio}
+        if line.predicted_s is not None:
+            entry["predicted"] = {"time": line.predicted_s * 1e6}
+        results.append(entry)
+    document = {
+        "version": JSON_VERSION,
+        "start_time": _stamp(begun),
+        "args": sys.argv,
+        "env": [
+            f"{key}={value}"
+            for key, value in sorted(os.environ.items())
+            if key.startswith(("NCCL_", "MPICH_", "CUDA_VISIBLE"))
+        ],
+        "config": {
+            "nranks": request.nranks,
+            "algorithm": str(request.choice),
+            "minimum_bytes": min((line.size_bytes for line in lines), default=0),
+            "maximum_bytes": max((line.size_bytes for line in lines), default=0),
+            "warmup_iters": request.warmup,
+            "iterations": request.iterations,
+            "validation": str(request.check).lower(),
+            "hostname": platform.node(),
+            **config,
+        },
+        "results": results,
+        "out_of_bounds": {"count": wrong, "okay": str(not wrong).lower()},
+        "average_bus_bandwidth": {"bandwidth": average, "okay": "true"},
+        "errors": [],
+        "end_time": _stamp(time.time()),
+    }
+    return msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n"
+
+
+def _stamp(seconds: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
+
+
+def write_new(path: Path, content: bytes) -> Path:
+    """Write a file that is not there yet; like nccl-tests, append .0, .1, ... until it is not."""
+    for attempt in range(1000):
+        target = path if not attempt else path.with_name(f"{path.name}.{attempt - 1}")
+        try:
+            with target.open("xb") as stream:
+                stream.write(content)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise ConfigError(f"cannot be written: {error.strerror or error}", file=str(target)) from None
+        return target
+    raise ConfigError("there are a thousand of these already", file=str(path))

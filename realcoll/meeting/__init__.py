@@ -1,0 +1,1 @@
+"""Where processes meet, agree on what they do, and find out who is to blame."""

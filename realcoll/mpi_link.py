@@ -1,0 +1,189 @@
+"""Programs of :mod:`simcoll.distributed` on MPI: one rank a process, letters and plans over one MPI job.
+
+``SIMCOLL_BACKEND=mpi`` or ``spawn(backend="mpi")`` brings it in; a program does not.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from realcoll.executor import prepare
+from realcoll.transports.local import LocalTransport
+from realcoll.transports.mpi import MpiTransport
+from simcoll.distributed.api.backends import Backend
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from realcoll.executor import Prepared
+    from simcoll.core.plan import Plan
+
+    Array = NDArray[Any]
+
+__all__ = ["MpiLink", "connect"]
+
+KEPT_BYTES = 1 << 26
+"""Memory of plans that is kept for the next time."""
+
+
+class _Lane(LocalTransport):
+    """A transport for one plan at a time: its messages carry a tag, and while it waits others go on."""
+
+    name = "mpi"
+
+    def __init__(self, whole: MpiTransport, comm: Any, mpi: Any) -> None:
+        super().__init__()
+        self.control = whole.control
+        self.size_bytes = 1024
+        self.tag = 0
+        self.pause: Callable[[], None] = _nothing
+        self._whole = whole
+        self._comm = comm
+        self._byte = mpi.BYTE
+        self._testall = mpi.Request.Testall
+        self._requests: list[Any] = []
+
+    def alloc(self, size_bytes: int) -> Array:
+        """New numpy bytes."""
+        self.size_bytes += size_bytes
+        return super().alloc(size_bytes)
+
+    def send(self, source: Array, process: int) -> None:
+        """Start a send."""
+        self._requests.append(self._comm.Isend([source, self._byte], process, self.tag))
+
+    def recv(self, target: Array, process: int) -> None:
+        """Start a receive."""
+        self._requests.append(self._comm.Irecv([target, self._byte], process, self.tag))
+
+    def group_end(self) -> None:
+        """Wait until all of the group is done, in turn with everything else."""
+        try:
+            while not self._testall(self._requests):
+                self.pause()
+        except BaseException:
+            self._whole.abort("a collective was given up half way")
+            raise
+        finally:
+            self._requests = []
+
+    def abort(self, reason: str) -> None:
+        """Give up."""
+        self._whole.abort(reason)
+
+
+def _nothing() -> None:
+    """Nothing is under way."""
+
+
+class _Shelf:
+    """Memory and compiled programs of plans that ran before. What is in use is not here."""
+
+    def __init__(self) -> None:
+        self._free: dict[int, list[tuple[Prepared, _Lane]]] = {}
+        self._bytes = 0
+
+    def take(self, plan: Plan) -> tuple[Prepared, _Lane] | None:
+        """One that was made for this very plan."""
+        waiting = self._free.get(id(plan))
+        if not waiting:
+            return None
+        found = waiting.pop()
+        self._bytes -= found[1].size_bytes
+        return found
+
+    def put(self, prepared: Prepared, lane: _Lane) -> None:
+        """Keep one for the next time; when that is too much, begin anew."""
+        if self._bytes + lane.size_bytes > KEPT_BYTES:
+            self._free.clear()
+            self._bytes = 0
+        self._bytes += lane.size_bytes
+        self._free.setdefault(id(prepared.plan), []).append((prepared, lane))
+
+
+class MpiLink:
+    """A process of an MPI job, as :class:`simcoll.distributed.linked.links.Link` wants it.
+
+    Parameters
+    ----------
+    timeout_s
+        How long processes may take to find each other.
+    """
+
+    name = "mpi"
+
+    def __init__(self, timeout_s: float = 60.0) -> None:
+        self._whole = MpiTransport(timeout_s=timeout_s)
+        self._mpi = importlib.import_module("mpi4py.MPI")
+        self.rank = self._whole.control.process
+        self.world_size = self._whole.control.size
+        self._data = self._whole.comm
+        self._post = self._whole.comm.Dup()
+        self._tags = int(self._data.Get_attr(self._mpi.TAG_UB) or 32767)
+        self._sending: deque[tuple[Any, bytes]] = deque()
+        self._shelf = _Shelf()
+
+    def post(self, rank: int, letter: bytes) -> None:
+        """Send a letter."""
+        while self._sending and self._sending[0][0].Test():
+            self._sending.popleft()
+        self._sending.append((self._post.Isend([letter, self._mpi.BYTE], rank), letter))
+
+    def letters(self) -> list[tuple[int, bytes]]:
+        """The letters that have come."""
+        found = []
+        status = self._mpi.Status()
+        while (message := self._post.Improbe(status=status)) is not None:
+            letter = bytearray(status.Get_count(self._mpi.BYTE))
+            message.Recv([letter, self._mpi.BYTE])
+            found.append((status.Get_source(), bytes(letter)))
+        return found
+
+    def lost(self) -> str:
+        """Which process has died."""
+        control = self._whole.control
+        return control.loss() if control.trouble() else ""
+
+    def execute(self, plan: Plan, rank: int, data: Array, stream: int, pause: Callable[[], None]) -> Array | None:
+        """Play one rank's part of a plan with the other processes."""
+        prepared, lane = self._shelf.take(plan) or self._made(plan)
+        lane.tag, lane.pause = stream % self._tags, pause
+        prepared.load({rank: data} if rank in prepared.inputs else {})
+        prepared.run()
+        found = prepared.fetch().get(rank)
+        result = None if found is None else np.array(found)
+        self._shelf.put(prepared, lane)
+        return result
+
+    def _made(self, plan: Plan) -> tuple[Prepared, _Lane]:
+        lane = _Lane(self._whole, self._data, self._mpi)
+        return prepare(plan, lane, check=False), lane
+
+    def give_up(self, reason: str) -> None:
+        """Let the job end when this process does."""
+        self._whole.abort(reason)
+
+
+def connect() -> MpiLink:
+    """Join the processes that ``mpiexec`` has started; ``mpi`` is a backend from then on.
+
+    Raises
+    ------
+    MissingError
+        When mpi4py or an MPI library is not installed.
+    FaultError
+        When the processes do not find each other.
+    """
+    link = MpiLink()
+    Backend.register_backend(link.name, _by_link, extended_api=True, devices="cpu")
+    return link
+
+
+def _by_link(_options: Any, _pg_options: Any) -> None:
+    """Groups between processes take the link itself; on the emulator the name stands for the emulator."""

@@ -1,0 +1,1 @@
+"""Start processes, and find out who this process is."""

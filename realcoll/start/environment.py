@@ -1,0 +1,155 @@
+"""Who this process is, as its launcher says: mpirun, srun, torchrun or ``realcoll launch``."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from realcoll.errors import FaultError
+from realcoll.meeting.control import Control
+from realcoll.meeting.host import Host
+from realcoll.meeting.rendezvous import join
+from simcoll.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["Job", "control_of", "job_from", "place_from"]
+
+PORT = 29533
+# (launcher, rank, world size, rank on this machine), most specific first.
+_LAUNCHERS = (
+    ("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK"),
+    ("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    ("MPICH", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
+    ("Slurm", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A process in a job.
+
+    Attributes
+    ----------
+    launcher
+        Whose variables were found; empty for a process alone.
+    process, size
+        Its number, and how many there are.
+    local
+        Its number on this machine: which GPU it takes.
+    address
+        Host and port where process 0 listens; or ``file://`` and a file in a folder that all share, through which it says so.
+    token
+        What processes of this job know and others do not.
+    """
+
+    launcher: str
+    process: int
+    size: int
+    local: int
+    address: tuple[str, int]
+    token: str = ""
+
+
+def place_from(environment: Mapping[str, str]) -> tuple[str, int, int, int]:
+    """Launcher, number of this process, number of processes, and its number on this machine.
+
+    Raises
+    ------
+    ConfigError
+        For values that are no numbers or do not fit.
+
+    Examples
+    --------
+    >>> place_from({"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1"})
+    ('MPICH', 3, 4, 1)
+    """
+    launcher, process, size, local = "", 0, 1, 0
+    for name, rank_key, size_key, local_key in _LAUNCHERS:
+        if rank_key in environment and size_key in environment:
+            launcher = name
+            process, size = _number(environment, rank_key), _number(environment, size_key)
+            local = _number(environment, local_key) if local_key in environment else process
+            break
+    if not 0 <= process < size:
+        raise ConfigError(f"{launcher} says that this is rank {process} of {size}; expected 0..{size - 1}")
+    return launcher, process, size, local
+
+
+def job_from(environment: Mapping[str, str]) -> Job:
+    """Read the variables of the launcher.
+
+    Raises
+    ------
+    ConfigError
+        For values that are no numbers or do not fit, or when several machines are used and ``MASTER_ADDR`` is not set.
+
+    Examples
+    --------
+    >>> job_from({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "node7"}).address
+    ('node7', 29533)
+    """
+    launcher, process, size, local = place_from(environment)
+    host = environment.get("MASTER_ADDR", "")
+    nodes = environment.get("SLURM_NNODES", "1")
+    if not host and size > 1 and launcher == "Slurm" and nodes != "1":
+        raise ConfigError(f"the job runs on {nodes} machines: set MASTER_ADDR to the name of the one with rank 0")
+    port = _number(environment, "MASTER_PORT") if "MASTER_PORT" in environment else PORT
+    if environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        port += 1  # the agent of torchrun listens on the port itself
+    token = environment.get("REALCOLL_TOKEN") or environment.get("TORCHELASTIC_RUN_ID", "") + environment.get(
+        "SLURM_JOB_ID", ""
+    )
+    return Job(launcher, process, size, local, (host or "127.0.0.1", port), token)
+
+
+def _number(environment: Mapping[str, str], key: str) -> int:
+    text = environment[key]
+    if not text.strip().isdecimal():
+        raise ConfigError(f"environment variable {key}={text!r}: expected a whole number")
+    return int(text)
+
+
+def control_of(job: Job, timeout_s: float) -> Control:
+    """Join the other processes of a job; process 0 hosts the rendezvous.
+
+    Raises
+    ------
+    FaultError
+        When process 0 does not answer.
+    ConfigError
+        When the port is taken.
+    """
+    if job.size == 1:
+        return Control(0, 1, None, timeout_s)
+    address, token, host = job.address, job.token, None
+    if address[0].startswith("file://"):
+        address, token, host = _through_file(address[0].removeprefix("file://"), job, timeout_s)
+    elif job.process == 0:
+        loopback = address[0] in ("127.0.0.1", "localhost")
+        host = Host(job.size, ("127.0.0.1" if loopback else "0.0.0.0", address[1]), token)  # noqa: S104
+    seat = join(address, job.process, job.size, token=token, timeout_s=timeout_s, host=host)
+    return Control(job.process, job.size, seat, timeout_s)
+
+
+def _through_file(path: str, job: Job, timeout_s: float) -> tuple[tuple[str, int], str, Host | None]:
+    """Address, token and, in process 0, the server: process 0 writes where it listens, the others read it, the last removes the file."""
+    from simcoll.distributed.stores.errors import DistStoreError
+    from simcoll.distributed.stores.file_store import FileStore
+
+    host = None
+    try:
+        store = FileStore(path, job.size)
+        store.set_timeout(timedelta(seconds=timeout_s))
+        if job.process == 0:
+            host = Host(job.size, ("0.0.0.0", 0), secrets.token_hex(16))  # noqa: S104
+            store.set("realcoll", f"{socket.gethostname()} {host.address[1]} {host.token}")
+        name, port, token = store.get("realcoll").decode().split()
+        store.close()
+    except DistStoreError as error:
+        raise FaultError(f"rank 0 has not said in {path} where it listens: {error}", (0,)) from None
+    return (name, int(port)), token, host

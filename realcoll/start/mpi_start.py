@@ -1,0 +1,193 @@
+"""How an MPI process starts: it meets the others, starts MPI when all are there, and leaves nothing behind that outlives it."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import importlib
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from realcoll.errors import FaultError, MissingError
+from realcoll.meeting.control import Control, within
+from realcoll.meeting.host import Host
+from realcoll.meeting.rendezvous import join
+from realcoll.start.environment import place_from
+from realcoll.start.pmi import job_name
+from simcoll.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+__all__ = ["LAST_WORDS_S", "job_of", "joined", "load_mpi"]
+
+LAST_WORDS_S = 3.0
+"""How long a process that has failed waits for the others to say what they saw, before it ends the job."""
+
+
+def load_mpi() -> Any:
+    """The module ``mpi4py.MPI``, which starts MPI.
+
+    Raises
+    ------
+    MissingError
+        Saying what to install.
+    """
+    try:
+        found = importlib.import_module("mpi4py.MPI")
+    except (ImportError, RuntimeError) as error:
+        raise MissingError(f"MPI needs mpi4py and an MPI library: pip install 'simcoll[mpi]' ({error})") from None
+    _forget_names()
+    return found
+
+
+def _forget_names() -> None:
+    """Take the name off the memory that the processes of a job share, as MPICH does when it ends in order.
+
+    MPICH 5 leaves that file behind when a process is killed or the job is aborted. When MPI has started all processes have it mapped, and
+    the name is of no more use.
+    """
+    with contextlib.suppress(OSError):  # not Linux
+        for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
+            path = Path(line[line.find("/") :])
+            if path.parent == Path("/dev/shm") and path.name.startswith("mpich_shm_"):  # noqa: S108 - its name, nothing is made
+                path.unlink(missing_ok=True)
+
+
+def joined(comm: Any, timeout_s: float, start_timeout_s: float) -> tuple[Any, Any, Control]:
+    """The module ``mpi4py.MPI``, a communicator of our own, and the way to agree with its processes.
+
+    Raises
+    ------
+    FaultError
+        Naming processes that do not come.
+    """
+    before = None
+    if comm is None and "mpi4py.MPI" not in sys.modules:
+        before = _met_before(os.environ, start_timeout_s)
+    first_here = os.environ.get("MPI_LOCALRANKID") == "0"  # of MPICH's
+    mpi = _swept(before.job, load_mpi) if before and first_here else load_mpi()
+    world = mpi.COMM_WORLD if comm is None else comm
+    launcher, _, size, _ = place_from(os.environ)
+    if comm is None and world.Get_size() == 1 < size:
+        library = mpi.get_vendor()[0]
+        raise ConfigError(
+            f"{size} processes were started ({launcher}), but {library} knows of this one only: start them with the mpiexec of {library} "
+            "(realcoll launch can start MPICH, and torchrun --transport nccl)"
+        )
+    _outlive_notices()
+
+    def own() -> tuple[Any, Control]:
+        copy = world.Dup()
+        return copy, before.control if before else _met(copy, start_timeout_s)
+
+    try:
+        found, control = within(start_timeout_s, own)
+    except TimeoutError:
+        atexit.register(world.Abort, 1)
+        reason = f"not all {world.Get_size()} processes made an MpiTransport within {start_timeout_s:g} s"
+        raise FaultError(reason) from None
+    control.timeout_s = timeout_s
+    return mpi, found, control
+
+
+@dataclass(frozen=True, slots=True)
+class _Before:
+    """What is known before MPI starts: the way to agree, and the launcher's name of the job."""
+
+    control: Control
+    job: str
+
+
+def _met_before(environment: Mapping[str, str], timeout_s: float) -> _Before | None:
+    """Meet before MPI starts, because it waits for those who never come, for ever; ``None`` where nothing says where to meet.
+
+    On one machine the launcher's name of the job is the place.
+    """
+    found = job_of(environment) if sys.platform == "linux" else None
+    if found is None:
+        return None
+    job, process, size = found
+    address = f"\0realcoll {job}"
+    host = Host(size, address) if process == 0 else None
+    control = Control(process, size, join(address, process, size, timeout_s=timeout_s, host=host), timeout_s)
+    try:
+        control.gather("start of MPI")
+    except FaultError as error:
+        control.fail(error.message)
+        atexit.register(_leave, control)
+        raise
+    return _Before(control, job)
+
+
+def job_of(environment: Mapping[str, str]) -> tuple[str, int, int] | None:
+    """The name that an MPI launcher gave to a job of several processes on one machine, the number of this process, and of all."""
+    for prefix, local in (("PMI", "MPI_LOCALNRANKS"), ("OMPI_COMM_WORLD", "OMPI_COMM_WORLD_LOCAL_SIZE")):
+        process, size = environment.get(f"{prefix}_RANK", ""), environment.get(f"{prefix}_SIZE", "")
+        if (
+            process.isdecimal()
+            and size.isdecimal()
+            and int(process) < int(size) != 1
+            and environment.get(local) == size
+        ):
+            with contextlib.suppress(KeyError, ValueError, OSError):
+                return _name(environment, prefix), int(process), int(size)
+    return None
+
+
+def _name(environment: Mapping[str, str], prefix: str) -> str:
+    if prefix != "PMI":
+        return environment["PMIX_NAMESPACE"]
+    with socket.socket(fileno=os.dup(int(environment["PMI_FD"]))) as launcher:
+        return job_name(launcher)
+
+
+def _swept(job: str, start: Callable[[], Any]) -> Any:
+    """Start MPI, with another process at hand that takes the name off the shared memory should this one be killed meanwhile.
+
+    MPICH makes the name from the job's: FNV-1a, in 32 bits.
+    """
+    number = 0x811C9DC5
+    for byte in job.encode():
+        number = (number ^ byte) * 0x01000193 & 0xFFFFFFFF
+    path = f"/dev/shm/mpich_shm_{number:x}_0"  # noqa: S108 - its name, nothing is made
+    command = ["/bin/sh", "-c", 'read -r line; exec rm -f "$0"', path]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True):  # noqa: S603
+        return start()
+
+
+def _leave(control: Control) -> None:
+    control.part(LAST_WORDS_S)
+    control.close()
+
+
+def _met(comm: Any, timeout_s: float) -> Control:
+    """Let process 0 host the rendezvous: on the loopback interface when all processes run on one machine."""
+    process, size = comm.Get_rank(), comm.Get_size()
+    if size == 1:
+        return Control(0, 1, None, timeout_s)
+    here = socket.gethostname()
+    one_machine = len(set(comm.allgather(here))) == 1
+    host, offer = None, None
+    if process == 0:
+        token = secrets.token_hex(16)
+        host = Host(size, ("127.0.0.1" if one_machine else "0.0.0.0", 0), token)  # noqa: S104
+        offer = ("127.0.0.1" if one_machine else here, host.address[1], token)
+    address, port, token = comm.bcast(offer)
+    found = join((address, port), process, size, token=token, timeout_s=timeout_s, host=host)
+    return Control(process, size, found, timeout_s)
+
+
+def _outlive_notices() -> None:
+    """MPICH's launcher sends SIGUSR1 to those who survive a failure, which would end them before they can say what happened."""
+    unused = signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL
+    if unused and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)

@@ -1,0 +1,157 @@
+"""Prove a schedule and bind it to sizes: the one way from a schedule to a plan."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from simcoll.core.numbers import whole_numbers
+from simcoll.core.plan import Plan
+from simcoll.core.protocol import Protocol
+from simcoll.core.protocol import protocol as find_protocol
+from simcoll.core.reduction import parse_dtype, parse_reduction
+from simcoll.core.schedule import Schedule
+from simcoll.errors import ConfigError, expect
+from simcoll.proving import verify as prove
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from simcoll.core.proof import Proof
+    from simcoll.core.reduction import Reduction
+
+    Ints = NDArray[np.int64]
+
+__all__ = ["bind", "verify"]
+
+MAX_BYTES = 2**62
+TOO_LARGE = "a rank would hold more than 2**62 bytes"
+
+
+def verify(schedule: Schedule, *, exact: bool = False) -> Proof:
+    """Prove that a schedule implements its collective; a schedule is proved once.
+
+    Parameters
+    ----------
+    schedule
+        The schedule to prove.
+    exact
+        Count every contribution instead of comparing 64-bit fingerprints; for small schedules.
+
+    Raises
+    ------
+    ScheduleError
+        With the counter-example, when it does not.
+
+    Examples
+    --------
+    >>> import simcoll
+    >>> print(simcoll.verify(simcoll.schedule("all_gather", "ring", nranks=3)))
+    proved (full, error 2^-64): 9 transfers in 3 steps
+    """
+    expect(schedule, Schedule, "verify takes a schedule, made by simcoll.schedule() or Schedule()")
+    if exact:
+        return prove(schedule, exact=True)
+    if schedule.known.proof is None:
+        schedule.known.proof = prove(schedule)
+        next(schedule.blocks(), None)  # refuses a source that cannot start anew
+    return schedule.known.proof
+
+
+def _block_sizes(schedule: Schedule, count: Any) -> tuple[Ints | int, int]:
+    """Sizes per block and the count shown in tables."""
+    collective = schedule.collective
+    if isinstance(count, (int, np.integer)) and not isinstance(count, bool):
+        if count < 0:
+            raise ConfigError(f"count {count} is negative")
+        return int(count), int(count)
+    try:
+        sizes = np.array(count)
+    except ValueError:
+        raise ConfigError("counts must be a whole number, a list, or a square matrix of whole numbers") from None
+    if sizes.dtype.kind not in "iu":
+        raise ConfigError(f"counts must be whole numbers, got {count!r:.80}")
+    expected = (collective.nranks,) * (2 if collective.kind == "all_to_all" else 1)
+    one_block = collective.spec.nblocks(2) <= 1
+    if one_block or sizes.shape != expected:
+        wanted = "one whole number" if one_block else f"one whole number or counts of shape {expected}"
+        raise ConfigError(
+            f"{collective.kind} of {collective.nranks} ranks takes {wanted}; got counts of shape {sizes.shape}"
+        )
+    if sizes.min() < 0:
+        raise ConfigError(f"count {sizes.min()} is negative")
+    largest = int(sizes.max())
+    if largest > MAX_BYTES:  # before it is an int64
+        raise ConfigError(f"count {largest} is too large: {TOO_LARGE}")
+    return np.ascontiguousarray(sizes.reshape(-1), np.int64), largest
+
+
+def bind(
+    schedule: Schedule,
+    count: int | Sequence[int] | Sequence[Sequence[int]],
+    dtype: Any = "float32",
+    op: str | Reduction = "sum",
+    *,
+    ranks: Sequence[int] | NDArray[np.int64] | None = None,
+    protocol: str | Protocol = "ideal",
+    unproved: bool = False,
+) -> Plan:
+    """Prove a schedule and bind it to sizes.
+
+    Parameters
+    ----------
+    schedule
+        The schedule to bind.
+    count
+        Elements per block: of the whole vector (broadcast, reduce, all_reduce), per rank (all_gather, reduce_scatter, gather,
+        scatter, send_recv), or per pair (all_to_all). A list gives every rank's own count, a matrix ``[source][destination]`` those of
+        an all_to_all.
+    dtype
+        A numpy dtype or its name; ``bfloat16`` and float8 included.
+    op
+        Reduction: sum, product, min, max, band, bor, bxor, avg, or ``premul_sum(factor)``.
+    ranks
+        Endpoint of the topology for each rank of the schedule; default ``0 .. n - 1``.
+    protocol
+        Cost parameters, or the name of a protocol.
+    unproved
+        Bind without a proof; every result then says so.
+
+    Raises
+    ------
+    ScheduleError
+        With the counter-example, when the schedule is wrong.
+    ConfigError
+        For counts, dtypes, reductions, ranks or protocols that do not fit.
+    """
+    expect(schedule, Schedule, "bind takes a schedule, made by simcoll.schedule() or Schedule()")
+    proof = None if unproved else verify(schedule)
+    element = parse_dtype(dtype)
+    reduction = parse_reduction(op, element)
+    sizes, shown = _block_sizes(schedule, count)
+    largest = sizes if isinstance(sizes, int) else int(sizes.max(initial=0))
+    slots = max(schedule.collective.input_slots, schedule.collective.output_slots, 1)
+    if largest * slots * max(element.itemsize, schedule.layout.chunks) > MAX_BYTES:
+        raise ConfigError(f"count {largest} is too large: {TOO_LARGE}")
+    if schedule.divisible:
+        if not isinstance(sizes, int):
+            raise ConfigError(f"{schedule.title} needs equal blocks")
+        if sizes % schedule.layout.chunks:
+            raise ConfigError(
+                f"{schedule.title} cuts blocks into {schedule.layout.chunks} equal chunks; count {sizes} is not a multiple"
+            )
+    endpoints = np.arange(schedule.nranks, dtype=np.int64) if ranks is None else whole_numbers("ranks", ranks, "iu")
+    if endpoints.shape != (schedule.nranks,):
+        got = (
+            f"{endpoints.size} endpoints" if endpoints.ndim == 1 else f"an array of shape {endpoints.shape}, not a list"
+        )
+        raise ConfigError(f"{schedule.title} has {schedule.nranks} ranks; got {got}")
+    if len(np.unique(endpoints)) != schedule.nranks or (endpoints < 0).any():
+        raise ConfigError("ranks must name different endpoints, 0 or more")
+    found = find_protocol(protocol) if isinstance(protocol, str) else protocol
+    if not isinstance(found, Protocol):
+        raise ConfigError(f"protocol must be a name or a Protocol, got {protocol!r:.60}")
+    return Plan(schedule, sizes, shown, element, reduction, endpoints, found, proof)

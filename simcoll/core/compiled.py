@@ -1,0 +1,88 @@
+"""Compile a function where numba is installed; run it as it stands where it is not."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+from zlib import crc32
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    Function = TypeVar("Function", bound=Callable[..., Any])
+
+__all__ = ["COMPILED", "SOURCES", "announced", "entry", "number", "part"]
+
+COMPILED = find_spec("numba") is not None
+"""Whether the loops are machine code."""
+
+
+_HERE = Path(__file__).parents[1]
+SOURCES = crc32(
+    b"".join(
+        path.read_bytes()
+        for path in (
+            Path(__file__),
+            _HERE / "proving" / "loops.py",
+            *sorted((_HERE / "emulator" / "fast").glob("*.py")),
+        )
+    )
+)
+"""Default of a last parameter of every entry, made of all files with compiled code.
+
+Numba drops a cached function when its own file changes, but not when that of a piece of it does, so that the cache has to see all of
+them in the function's signature. One value for all: of functions whose defaults differ, numba calls all but the first at a
+hundred times the cost.
+"""
+
+
+def _jit(function: Function, **options: Any) -> Function:
+    if not COMPILED:
+        return function
+    import numba
+
+    # Without reference counts (_nrt) a helper may take arrays at no cost; nothing compiled here allocates.
+    settings: Any = {"error_model": "numpy", "_nrt": False, **options}
+    ready: Function = numba.njit(**settings)(function)
+    return ready
+
+
+def part(function: Function) -> Function:
+    """A piece of a loop; becomes part of its caller, which is compiled whole."""
+    return _jit(function, inline="always")
+
+
+def number(function: Function) -> Function:
+    """A function of a few numbers; compiled once."""
+    return _jit(function)
+
+
+def entry(function: Function) -> Function:
+    """A loop that Python calls. Compiled code is kept on disk where numba finds a writable place for it: next to the
+    module, or in the user's cache.
+    """
+    try:
+        return _jit(function, cache=True)
+    except RuntimeError:  # numba: no place for the cache
+        return _jit(function)
+
+
+@contextmanager
+def announced(function: Callable[..., Any]) -> Iterator[None]:
+    """Say so on stderr when a function has to be compiled in here."""
+    if not COMPILED:
+        yield
+        return
+    from numba.core import event
+
+    def tell(_listener: Any, begun: Any) -> None:
+        if begun.data["dispatcher"] is function:
+            sys.stderr.write("simcoll: compiling the fast engine, which takes some 20 seconds the first time\n")
+            sys.stderr.flush()
+
+    listener = type("Announcement", (event.Listener,), {"on_start": tell, "on_end": lambda _listener, _done: None})
+    with event.install_listener("numba:compile", listener()):
+        yield

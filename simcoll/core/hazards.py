@@ -1,0 +1,204 @@
+"""Order between transfers of different channels that touch the same chunk.
+
+Within a channel the order of the steps covers every hazard. Where two channels meet in a chunk, the later transfer has to wait:
+a read for the last write (read after write), a write for the last write and for every read since (write after write, write after
+read). Inside a step all reads come first, so there a write waits for the reads of other channels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from simcoll.core.schedule import REDUCE, SYNC, lowered
+from simcoll.core.step import spread
+from simcoll.errors import ScheduleError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from numpy.typing import NDArray
+
+    from simcoll.core.layout import Layout
+    from simcoll.core.schedule import Schedule, Step
+
+    Ints = NDArray[np.int64]
+    Steps: TypeAlias = Callable[[], Iterable[tuple[int, Step]]]
+
+__all__ = ["check_orderable", "derive_waits", "overwritten"]
+
+MOST = 2**23
+"""Accesses that are sorted at a time."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Accesses:
+    """Reads and writes of single chunks in the order of the steps, in a step the reads first."""
+
+    cell: Ints
+    transfer: Ints
+    channel: Ints
+    step: Ints
+    writes: NDArray[np.bool_]
+
+
+def _accesses(steps: Steps, size: int, low: int, high: int) -> _Accesses:
+    """The accesses to the memory of ranks ``low .. high - 1``."""
+    first = 0
+    none = np.zeros(0, np.int64)
+    found: list[tuple[NDArray[Any], ...]] = [(none, none, none, none, np.zeros(0, np.bool_))]
+    for when, step in steps():
+        number = np.arange(first, first + len(step))
+        first += len(step)
+        for rank, chunk, done, write in (
+            (step.src_rank, step.src_chunk, step.op != SYNC, False),
+            (step.dst_rank, step.dst_chunk, step.op == REDUCE, False),
+            (step.dst_rank, step.dst_chunk, step.op != SYNC, True),
+        ):
+            here = np.flatnonzero(done & (rank >= low) & (rank < high))
+            which, offset = spread(step.count[here])
+            row = here[which]
+            cell = rank[row] * size + chunk[row] + offset
+            found.append((cell, number[row], step.channel[row], np.full_like(row, when), np.full(len(row), write)))
+    cell, *others = [np.concatenate(column) for column in zip(*found, strict=True)]
+    order = np.argsort(cell, kind="stable")
+    return _Accesses(cell[order], *(column[order] for column in others))
+
+
+def _hazards(of: _Accesses) -> tuple[Ints, Ints]:
+    """Pairs of accesses, later and earlier, that must stay in order: those to the last write, and of a write to the reads since."""
+    at = np.arange(len(of.cell))
+    begin = np.maximum.accumulate(np.where(np.diff(of.cell, prepend=-1) != 0, at, 0))
+    written = np.concatenate([[-1], np.maximum.accumulate(np.where(of.writes, at, -1))[:-1]])[: len(at)]
+    after = np.flatnonzero(written >= begin)
+    writes = np.flatnonzero(of.writes)
+    since = np.maximum(written + 1, begin)[writes]
+    row, offset = spread(writes - since)
+    return np.concatenate([after, writes[row]]), np.concatenate([written[after], since[row] + offset])
+
+
+def _rank_groups(steps: Steps, nranks: int) -> list[int]:
+    """Bounds of groups of consecutive ranks with at most so many accesses that they can be sorted together."""
+    total = np.zeros(nranks, np.int64)
+    for _, step in steps():
+        for rank in (step.src_rank, step.dst_rank, step.dst_rank):
+            total += np.bincount(rank, step.count, nranks).astype(np.int64)
+    group = np.cumsum(total) // MOST
+    return [0, *(np.flatnonzero(np.diff(group)) + 1).tolist(), nranks]
+
+
+def _distinct(parts: list[Ints]) -> Ints:
+    """Sorted, each once."""
+    values = np.sort(np.concatenate(parts))
+    distinct: Ints = values[np.diff(values, prepend=-1) != 0]
+    return distinct
+
+
+def _with_overwriters(waits: Ints, swaps: Ints, count: int) -> Ints:
+    """A transfer that overwrites what another of its step and channel reads also waits for whatever that one waits for.
+
+    The reader sets its source aside when its waits are over, so only then may the source change. A wait of transfer a for b is the
+    number ``a * count + b``, a swap of reader a and writer b likewise.
+    """
+    readers, writers = swaps // count, swaps % count
+    while True:
+        low, high = np.searchsorted(waits, readers * count), np.searchsorted(waits, (readers + 1) * count)
+        row, offset = spread(high - low)
+        writer, wait = writers[row], waits[low[row] + offset] % count
+        more = _distinct([waits, (writer * count + wait)[writer != wait]])
+        if len(more) == len(waits):
+            return waits
+        waits = more
+
+
+def derive_waits(steps: Steps, nranks: int, size: int) -> dict[int, tuple[int, ...]]:
+    """For each transfer the transfers of other channels that it must wait for.
+
+    Parameters
+    ----------
+    steps
+        Gives numbered steps anew at each call, in-place aliases resolved, such as ``plan.transfers``.
+    nranks, size
+        Ranks, and chunks of each (``layout.size``).
+
+    Returns
+    -------
+    dict
+        Running number over the transfers to running numbers; transfers without such waits are absent.
+    """
+    count = max(sum(len(step) for _, step in steps()), 1)
+    found, beside = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    for low, high in pairwise(_rank_groups(steps, nranks)):
+        of = _accesses(steps, size, low, high)
+        later, earlier = _hazards(of)
+        across = of.channel[later] != of.channel[earlier]
+        found.append(_distinct([of.transfer[later[across]] * count + of.transfer[earlier[across]]]))
+        inside = ~across & of.writes[later] & ~of.writes[earlier] & (of.step[later] == of.step[earlier])
+        reader, writer = of.transfer[earlier[inside]], of.transfer[later[inside]]
+        beside.append((reader * count + writer)[reader != writer])
+    waits = _with_overwriters(_distinct(found), _distinct(beside), count)
+    later, earlier = waits // count, (waits % count).tolist()
+    begin = np.flatnonzero(np.diff(later, prepend=-1))
+    edges = [*begin.tolist(), len(waits)]
+    return {a: tuple(earlier[b:c]) for a, (b, c) in zip(later[begin].tolist(), pairwise(edges), strict=True)}
+
+
+def overwritten(layout: Layout, step: Step) -> NDArray[np.bool_]:
+    """Which transfers read a chunk that a transfer of the same step writes."""
+    data = step.op != SYNC
+    start = step.dst_rank * layout.size + step.dst_chunk
+    order = np.argsort(start, kind="stable")
+    if not data.all():
+        order = order[data[order]]
+    first = start[order]
+    end = first + step.count[order]
+    read = step.src_rank * layout.size + step.src_chunk
+    # Writes of one step are disjoint, so the last one that starts before the end of a read is the only one that can reach into it.
+    place = np.searchsorted(first, read + step.count) - 1
+    if len(first) == 0:
+        return np.zeros(len(step), np.bool_)
+    reached: NDArray[np.bool_] = (place >= 0) & (end[place] > read) & data
+    return reached
+
+
+def check_orderable(schedule: Schedule) -> None:
+    """Refuse a schedule in which channels exchange chunks in a circle inside one step: no order in time does that.
+
+    Raises
+    ------
+    ScheduleError
+        Naming the step, and one of the transfers.
+    """
+    # Only a transfer that overwrites what another of its step reads waits inside the step; most schedules have none.
+    exchanging = (
+        (step.channel != step.channel[:1]).any() and overwritten(schedule.layout, step).any()
+        for _, step in lowered(schedule)
+    )
+    if not any(exchanging):
+        return
+    waits, first = derive_waits(lambda: lowered(schedule), schedule.nranks, schedule.layout.size), 0
+    for number, step in lowered(schedule):
+        inside = {n: [w for w in waits.get(n, ()) if w >= first] for n in range(first, first + len(step))}
+        try:
+            TopologicalSorter(inside).prepare()
+        except CycleError as error:
+            rows = sorted({transfer - first for transfer in error.args[1]})
+            name = schedule.layout.name
+            ends = ", ".join(
+                f"rank {step.src_rank[r]} {name(int(step.src_chunk[r]))} -> rank {step.dst_rank[r]} "
+                f"{name(int(step.dst_chunk[r]))} (channel {step.channel[r]})"
+                for r in rows[:4]
+            )
+            raise ScheduleError(
+                f"{schedule}: step {number}: transfers of different channels overwrite what each other read: {ends}. "
+                "Use one channel or two steps.",
+                step=number,
+                rank=int(step.src_rank[rows[0]]),
+                channel=int(step.channel[rows[0]]),
+                chunk=int(step.src_chunk[rows[0]]),
+            ) from None
+        first += len(step)

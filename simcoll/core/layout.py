@@ -1,0 +1,240 @@
+"""Chunk addresses: where a rank's input, output and scratch lie, and which of two names of one chunk is used in place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from simcoll.core.collective import Collective
+from simcoll.core.numbers import whole_numbers
+from simcoll.core.step import Step
+from simcoll.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    Ints = NDArray[np.int64]
+
+__all__ = ["Layout"]
+
+MAX_CHUNKS = 2**40
+MAX_ADDRESSES = 2**60
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Layout:
+    """The chunk addresses of a schedule.
+
+    Parameters
+    ----------
+    collective
+        What the schedule implements.
+    chunks
+        Chunks per block. A block of s elements is cut at ``p * s // chunks``; empty chunks are legal.
+    scratch
+        Block whose size each scratch slot has: one entry a slot (the same on all ranks), or an array ``[nranks, slots]``.
+    scratch_pieces
+        Where a scratch slot is not to hold a whole block but a single chunk: which piece of its block; an array like ``scratch``.
+
+    Attributes
+    ----------
+    scratch_slots, scratch_chunks
+        Scratch slots of every rank, and chunks of each.
+    output_base, scratch_base, size
+        First chunk of the output and of scratch (the input begins at 0), and chunks of a rank in all.
+
+    Raises
+    ------
+    ConfigError
+        For numbers that are not whole, blocks or pieces that do not exist, and more chunks than can be numbered.
+    """
+
+    collective: Collective
+    chunks: int = 1
+    scratch: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    scratch_pieces: Ints | None = None
+    # Asked for at every step: computed once.
+    scratch_slots: int = field(init=False, repr=False)
+    scratch_chunks: int = field(init=False, repr=False)
+    output_base: int = field(init=False, repr=False)
+    scratch_base: int = field(init=False, repr=False)
+    size: int = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        whose: Any = self.collective  # whatever was given
+        if not isinstance(whose, Collective):
+            raise ConfigError(f"a layout is that of a Collective, got {whose!r:.60}")
+        given: Any = self.chunks
+        if isinstance(given, bool) or not isinstance(given, (int, np.integer)):
+            raise ConfigError(f"a block must be cut into a whole number of chunks, got {self.chunks!r}")
+        if not 1 <= self.chunks <= MAX_CHUNKS:
+            raise ConfigError(
+                f"a block must be cut into at least 1 chunk, got {self.chunks} (at most {MAX_CHUNKS} are numbered)"
+            )
+        object.__setattr__(self, "chunks", int(self.chunks))
+        self._check_slots("scratch", max(self.collective.nblocks, 1), "blocks of the collective")
+        if self.scratch_pieces is not None:
+            self._check_slots("scratch_pieces", self.chunks, "pieces of a block")
+            if self.scratch_pieces.shape != self.scratch.shape:
+                raise ConfigError(
+                    f"scratch_pieces must have an entry for each of scratch, {self.scratch.shape}; got {self.scratch_pieces.shape}"
+                )
+        outputs = self.collective.input_slots * self.chunks
+        numbers = {
+            "scratch_slots": self.scratch.shape[-1],
+            "scratch_chunks": self.chunks if self.scratch_pieces is None else 1,
+        }
+        numbers |= {"output_base": outputs, "scratch_base": outputs + self.collective.output_slots * self.chunks}
+        numbers["size"] = numbers["scratch_base"] + numbers["scratch_slots"] * numbers["scratch_chunks"]
+        for name, number in numbers.items():
+            object.__setattr__(self, name, int(number))
+        if self.collective.nranks * self.size > MAX_ADDRESSES:
+            raise ConfigError(f"{self.collective}: {self.size} chunks on each rank are too many to number")
+
+    def _check_slots(self, name: str, limit: int, what: str) -> None:
+        """Make an entry for each scratch slot, or such a row for each rank, an array; refuse what does not exist."""
+        values, n = whole_numbers(name, getattr(self, name), "iu"), self.collective.nranks
+        object.__setattr__(self, name, values)
+        if values.ndim != 1 and (values.ndim != 2 or len(values) != n):
+            raise ConfigError(
+                f"{name} must be a list with an entry for each slot, or one such list for each of the {n} ranks; got shape {values.shape}"
+            )
+        if values.size and (values.min() < 0 or values.max() >= limit):
+            wrong = values[(values < 0) | (values >= limit)][0]
+            raise ConfigError(f"{name} must lie in 0..{limit - 1}, the {what}; got {wrong}")
+
+    def input(self, slot: Any = 0, piece: Any = 0) -> Any:
+        """Address of a piece of an input slot (scalars or arrays)."""
+        return slot * self.chunks + piece
+
+    def output(self, slot: Any = 0, piece: Any = 0) -> Any:
+        """Address of a piece of an output slot."""
+        return self.output_base + slot * self.chunks + piece
+
+    def scratch_at(self, slot: Any = 0, piece: Any = 0) -> Any:
+        """Address of a piece of a scratch slot."""
+        return self.scratch_base + slot * self.scratch_chunks + piece
+
+    def region(self, chunk: Ints) -> Ints:
+        """0, 1 or 2 for input, output, scratch."""
+        return (chunk >= self.output_base).astype(np.int64) + (chunk >= self.scratch_base)
+
+    def bases(self) -> Ints:
+        """First chunk of input, output, scratch, and the end."""
+        return np.array([0, self.output_base, self.scratch_base, self.size], np.int64)
+
+    def block(self, rank: Ints, chunk: Ints) -> Ints:
+        """Block whose piece each chunk holds: chunks may only be exchanged for chunks of the same block and piece."""
+        if self.collective.nblocks <= 1:
+            return np.zeros(chunk.shape, np.int64)
+        return self._by_region(rank, chunk, self._block_in)
+
+    def piece(self, rank: Ints, chunk: Ints) -> Ints:
+        """Which piece of its block each chunk is."""
+        if self.scratch_pieces is None:
+            return chunk % self.chunks
+        return self._by_region(rank, chunk, self._piece_in)
+
+    def _by_region(self, rank: Ints, chunk: Ints, function: Callable[[int, Ints, Ints], Ints]) -> Ints:
+        """What a function of (region, rank, place in the region) gives for each chunk."""
+        region, bases = self.region(chunk), self.bases()
+        first = int(region[0]) if len(region) else 0
+        if (region == first).all():  # as in most steps
+            return function(first, rank, chunk - bases[first])
+        result = np.zeros(chunk.shape, np.int64)
+        for which in range(3):
+            here = np.flatnonzero(region == which)
+            result[here] = function(which, rank[here], chunk[here] - bases[which])
+        return result
+
+    def _block_in(self, region: int, rank: Ints, place: Ints) -> Ints:
+        if region < 2:
+            function = self.collective.output_block if region else self.collective.input_block
+            return function(rank, place // self.chunks)
+        return self._of_scratch(self.scratch, rank, place)
+
+    def _piece_in(self, region: int, rank: Ints, place: Ints) -> Ints:
+        if region < 2 or self.scratch_pieces is None:
+            return place % self.chunks
+        return self._of_scratch(self.scratch_pieces, rank, place)
+
+    def _of_scratch(self, values: Ints, rank: Ints, place: Ints) -> Ints:
+        slot = place // self.scratch_chunks
+        found: Ints = values[slot] if values.ndim == 1 else values[rank, slot]
+        return found
+
+    def same_size(self, step: Step) -> NDArray[np.bool_]:
+        """Which transfers of single chunks join chunks that have one size, whatever the sizes of the blocks are."""
+        ends = (step.src_rank, step.src_chunk), (step.dst_rank, step.dst_chunk)
+        alike = self.collective.nblocks <= 1 or int(step.src_chunk.min(initial=self.size)) >= self.scratch_base
+        if alike and self.scratch.ndim == 1 and np.array_equal(step.src_chunk, step.dst_chunk):
+            return np.ones(len(step), np.bool_)  # addresses that are alike on all ranks
+        if self.scratch_pieces is None:
+            same: NDArray[np.bool_] = (step.src_chunk - step.dst_chunk) % self.chunks == 0
+        else:
+            same = self.piece(*ends[0]) == self.piece(*ends[1])
+        if self.collective.nblocks > 1:
+            same &= self.block(*ends[0]) == self.block(*ends[1])
+        return same
+
+    def _aliased(self, rank: Ints) -> NDArray[np.bool_]:
+        return self.collective.has_input(rank) & self.collective.has_output(rank)
+
+    def canonical(self, rank: Ints, chunk: Ints) -> Ints:
+        """The one address of each chunk when the collective is in place: of two names of the same memory, that in the larger buffer."""
+        alias = self.collective.spec.alias
+        if not self.collective.in_place or alias is None:
+            return chunk
+        inputs, outputs = self.collective.input_slots, self.collective.output_slots
+        slot, piece = chunk // self.chunks, chunk % self.chunks
+        if outputs >= inputs:
+            other = alias(rank, slot)[1] + inputs
+            here = slot < inputs
+        else:
+            other = alias(rank, slot - inputs)[0]
+            here = (slot >= inputs) & (slot < inputs + outputs)
+        return np.where(here & self._aliased(rank), other * self.chunks + piece, chunk)
+
+    def writable(self, rank: Ints, chunk: Ints) -> NDArray[np.bool_]:
+        """Whether a schedule may write to each (canonical) chunk: everything but inputs that are not also outputs."""
+        outside: NDArray[np.bool_] = chunk >= self.output_base
+        alias = self.collective.spec.alias
+        if (
+            self.collective.in_place
+            and alias is not None
+            and self.collective.output_slots < self.collective.input_slots
+        ):
+            own = chunk // self.chunks == alias(rank, np.zeros_like(chunk))[0]
+            outside |= own & self._aliased(rank)
+        return outside
+
+    def name(self, chunk: int) -> str:
+        """A chunk in a person's words.
+
+        >>> from simcoll.core.collective import Collective
+        >>> Layout(Collective("all_gather", 4), chunks=2).name(7)
+        'output slot 2 chunk 1'
+        """
+        region = int(self.region(np.array(chunk)))
+        each = self.scratch_chunks if region == 2 else self.chunks
+        slot, piece = divmod(chunk - int(self.bases()[region]), each)
+        slots = (self.collective.input_slots, self.collective.output_slots, self.scratch_slots)[region]
+        where = ("input", "output", "scratch")[region]
+        if slots > 1:
+            where += f" slot {slot}"
+        return f"{where} chunk {piece}" if each > 1 or slots == 1 else where
+
+    def one_address(self, step: Step) -> Step:
+        """A step with every chunk at its one address, and without what an in-place alias makes a transfer of a chunk to itself."""
+        if not self.collective.in_place:
+            return step
+        src, dst = self.canonical(step.src_rank, step.src_chunk), self.canonical(step.dst_rank, step.dst_chunk)
+        keep = (step.src_rank != step.dst_rank) | (src != dst) | (step.op != 0)
+        columns: tuple[Any, ...] = (step.src_rank, src, step.dst_rank, dst, step.count, step.op, step.channel)
+        if not keep.all():
+            columns = tuple(column[keep] for column in columns)
+        return Step(*columns)

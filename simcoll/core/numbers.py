@@ -1,0 +1,39 @@
+"""Numbers given by a caller, checked: whole, in range, and not text."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from simcoll.errors import ConfigError
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, NDArray
+
+    Ints = NDArray[np.int64]
+
+__all__ = ["LARGEST", "whole_number", "whole_numbers"]
+
+LARGEST = 2**40
+"""Largest number of chunks, channels or turns."""
+
+
+def whole_number(name: str, value: Any, least: int, most: int = LARGEST) -> int:
+    """A number as a Python int; refuses fractions, text and what lies outside a range."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not least <= value <= most:
+        raise ConfigError(f"{name} must be a whole number from {least} to {most}, got {value!r:.60}")
+    return int(value)
+
+
+def whole_numbers(name: str, values: ArrayLike, kinds: str = "iub") -> Ints:
+    """Numbers as int64; refuses fractions, text and what does not fit."""
+    try:
+        array = np.asarray(values)
+    except (ValueError, OverflowError):
+        array = np.asarray(None)
+    if array.size == 0:
+        return array.astype(np.int64)
+    if array.dtype.kind not in kinds or (array.dtype.kind == "u" and array.max() > np.iinfo(np.int64).max):
+        raise ConfigError(f"{name} must be whole numbers of 64 bits, got {values!r:.60}")
+    return array.astype(np.int64)

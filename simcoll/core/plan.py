@@ -1,0 +1,293 @@
+"""What runs: a schedule bound to sizes, dtype, reduction, ranks and protocol.
+
+The verifier, the emulator, every executor and every exporter consume a plan (or the proved schedule it came from) and nothing else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from simcoll.core.hazards import derive_waits, overwritten
+from simcoll.core.schedule import MULTICAST, SWITCH_REDUCE, SYNC, Step, lowered
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from numpy.typing import NDArray
+
+    from simcoll.core.collective import Collective
+    from simcoll.core.proof import Proof
+    from simcoll.core.protocol import Protocol
+    from simcoll.core.reduction import Reduction
+    from simcoll.core.schedule import Schedule
+
+    Ints = NDArray[np.int64]
+
+__all__ = ["INPUT", "OUTPUT", "SCRATCH", "Plan", "PlanStep", "switch_groups"]
+
+INPUT, OUTPUT, SCRATCH = 0, 1, 2
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlanStep:
+    """One step of a plan as parallel arrays; empty transfers and transfers of a chunk to itself are gone.
+
+    Attributes
+    ----------
+    step
+        Number of the step in the schedule.
+    src_rank, dst_rank
+        Ranks of the schedule; equal for a local copy or reduction.
+    src_buffer, dst_buffer
+        0 input, 1 output, 2 scratch: the storage after in-place aliases are resolved.
+    src_offset, dst_offset, elements
+        Range inside the buffer, in elements.
+    size_bytes
+        Payload.
+    src_chunk, dst_chunk, count
+        The same ranges in chunks of the schedule.
+    op
+        ``COPY``, ``REDUCE`` or ``SYNC``.
+    channel
+        Lane.
+    staged
+        Another transfer of this step overwrites what this one reads: its source must be read before the step writes.
+    """
+
+    step: int
+    src_rank: Ints
+    src_buffer: NDArray[np.int8]
+    src_offset: Ints
+    dst_rank: Ints
+    dst_buffer: NDArray[np.int8]
+    dst_offset: Ints
+    elements: Ints
+    size_bytes: Ints
+    src_chunk: Ints
+    dst_chunk: Ints
+    count: Ints
+    op: NDArray[np.int8]
+    channel: Ints
+    staged: NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.src_rank)
+
+
+def _starts(held: Ints) -> Ints:
+    """Offsets of the slots of a buffer, per rank, from their sizes: ``[nranks, slots + 1]``."""
+    result = np.zeros((held.shape[0], held.shape[1] + 1), np.int64)
+    np.cumsum(held, axis=1, out=result[:, 1:])
+    return result
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan:
+    """A schedule with sizes, made by :func:`simcoll.bind`.
+
+    Attributes
+    ----------
+    schedule
+        What was bound.
+    sizes
+        Elements of every block: one number, or one per block.
+    dtype, reduction
+        Element type, and how contributions are reduced.
+    ranks
+        Endpoint of the topology for every rank of the schedule.
+    protocol
+        Cost parameters.
+    proof
+        Proof of the schedule; ``None`` when bound with ``unproved=True``.
+    """
+
+    schedule: Schedule
+    sizes: Ints | int
+    count: int
+    dtype: np.dtype[Any]
+    reduction: Reduction
+    ranks: Ints
+    protocol: Protocol
+    proof: Proof | None
+    _known: dict[str, Any] = field(default_factory=dict, repr=False, init=False)
+
+    @property
+    def collective(self) -> Collective:
+        """What it implements."""
+        return self.schedule.collective
+
+    @property
+    def nranks(self) -> int:
+        """World size."""
+        return self.schedule.nranks
+
+    @property
+    def op(self) -> str:
+        """How two values combine on the way, for :func:`simcoll.core.reduction.combine`."""
+        return self.reduction.pairwise
+
+    @property
+    def nchannels(self) -> int:
+        """Channels are ``0 .. nchannels - 1``."""
+        return self.schedule.nchannels
+
+    def _slot_starts(self) -> list[Ints | int]:
+        """Slot offsets of input, output and scratch; or the one size of all slots."""
+        if "starts" not in self._known:
+            collective, layout, sizes = self.collective, self.schedule.layout, self.sizes
+            rank = np.arange(self.nranks, dtype=np.int64)[:, None]
+            scratch = np.broadcast_to(layout.scratch, (self.nranks, layout.scratch_slots))
+            blocks = (
+                collective.input_block(rank, np.arange(collective.input_slots)),
+                collective.output_block(rank, np.arange(collective.output_slots)),
+                scratch,
+            )
+            starts = [sizes if isinstance(sizes, int) else _starts(sizes[held]) for held in blocks]
+            if layout.scratch_pieces is not None:
+                piece = np.broadcast_to(layout.scratch_pieces, scratch.shape)
+                size = sizes if isinstance(sizes, int) else sizes[scratch]
+                starts[SCRATCH] = _starts((piece + 1) * size // layout.chunks - piece * size // layout.chunks)
+            self._known["starts"] = starts
+        found: list[Ints | int] = self._known["starts"]
+        return found
+
+    def _address(self, rank: Ints, chunk: Ints, region: Ints) -> Ints:
+        """Element offset of the start of each chunk; the end of a buffer is the chunk after its last."""
+        layout = self.schedule.layout
+        relative = chunk - layout.bases()[region]
+        pieces = layout.scratch_pieces is not None
+        each: Ints | int = np.where(region == SCRATCH, 1, layout.chunks) if pieces else layout.chunks
+        slot, piece = relative // each, relative % each
+        if isinstance(self.sizes, int) and not pieces:
+            return slot * self.sizes + piece * self.sizes // layout.chunks
+        result = np.zeros(chunk.shape, np.int64)
+        for which, starts in enumerate(self._slot_starts()):
+            here = np.flatnonzero(region == which)
+            if isinstance(starts, int):
+                result[here] = slot[here] * starts + piece[here] * starts // layout.chunks
+            elif len(here):
+                # Of a plan without a proof, transfers that leave their buffer end with it.
+                at, last = slot[here], starts.shape[1] - 1
+                begin = starts[rank[here], np.minimum(at, last)]
+                size = starts[rank[here], np.minimum(at + 1, last)] - begin
+                result[here] = begin + piece[here] * size // layout.chunks
+        return result
+
+    def steps(self) -> Iterator[PlanStep]:
+        """The steps with offsets and sizes, streamed; call again to start over. Empty steps are left out."""
+        layout, itemsize = self.schedule.layout, self.dtype.itemsize
+        for number, step in lowered(self.schedule):
+            src_region, dst_region = layout.region(step.src_chunk), layout.region(step.dst_chunk)
+            src_offset = self._address(step.src_rank, step.src_chunk, src_region)
+            elements = self._address(step.src_rank, step.src_chunk + step.count, src_region) - src_offset
+            sync = step.op == SYNC
+            if sync.any():
+                elements = np.where(sync, 0, elements)
+            keep = (elements > 0) | sync
+            staged = overwritten(layout, step)
+            columns: tuple[Any, ...] = (
+                step.src_rank, src_region.astype(np.int8), src_offset,
+                step.dst_rank, dst_region.astype(np.int8), self._address(step.dst_rank, step.dst_chunk, dst_region),
+                elements, elements * itemsize, step.src_chunk, step.dst_chunk, step.count, step.op, step.channel, staged,
+            )  # fmt: skip
+            if not keep.any():
+                continue
+            if not keep.all():
+                columns = tuple(column[keep] for column in columns)
+            yield PlanStep(number, *columns)
+
+    def transfers(self) -> Iterator[tuple[int, Step]]:
+        """The same steps, numbered, in chunks of the schedule."""
+        for step in self.steps():
+            yield (
+                step.step,
+                Step(step.src_rank, step.src_chunk, step.dst_rank, step.dst_chunk, step.count, step.op, step.channel),
+            )
+
+    @property
+    def waits(self) -> Mapping[int, tuple[int, ...]]:
+        """Transfers that must wait for earlier ones beyond the order of their channels.
+
+        Keys and values are running numbers over :meth:`steps`. Empty unless two channels touch the same chunk.
+        """
+        if "waits" not in self._known:
+            shared = self.proof is None or self.proof.shared_chunks
+            self._known["waits"] = (
+                derive_waits(self.transfers, self.nranks, self.schedule.layout.size)
+                if shared and self.nchannels > 1
+                else {}
+            )
+        waits: Mapping[int, tuple[int, ...]] = self._known["waits"]
+        return waits
+
+    def buffer_elements(self) -> Ints:
+        """Elements of the input, output and scratch storage of every rank: ``[nranks, 3]``.
+
+        An output that the caller does not see (at the leaves of a reduce, say) is workspace and counts. In place, a buffer that lies
+        inside the other has no storage of its own.
+        """
+        collective, layout = self.collective, self.schedule.layout
+        rank = np.arange(self.nranks, dtype=np.int64)
+        result = np.zeros((self.nranks, 3), np.int64)
+        for which, starts in enumerate(self._slot_starts()):
+            slots = (collective.input_slots, collective.output_slots, layout.scratch_slots)[which]
+            result[:, which] = slots * starts if isinstance(starts, int) else starts[:, -1]
+        result[~collective.has_input(rank), INPUT] = 0
+        if collective.kind == "send_recv":
+            result[~collective.has_output(rank), OUTPUT] = 0
+        if collective.in_place and collective.spec.alias is not None:
+            both = collective.has_input(rank) & collective.has_output(rank)
+            inner = INPUT if collective.output_slots >= collective.input_slots else OUTPUT
+            result[both, inner] = 0
+        return result
+
+    def view(self, rank: int, which: int) -> tuple[int, int, int]:
+        """Where the caller's input (0) or output (1) of a rank lies: ``(buffer, offset, elements)`` in storage."""
+        collective, layout = self.collective, self.schedule.layout
+        slots = (collective.input_slots, collective.output_slots)[which]
+        if slots == 0:
+            return which, 0, 0
+        at = np.array([rank], np.int64)
+        if not (collective.has_input(at) if which == INPUT else collective.has_output(at))[0]:
+            return which, 0, 0
+        first = np.array([layout.input() if which == INPUT else layout.output()], np.int64)
+        region = np.array([which], np.int64)
+        own = self._address(at, first, region)
+        elements = int((self._address(at, first + slots * layout.chunks, region) - own)[0])
+        place = layout.canonical(at, first)
+        stored = layout.region(place)
+        return int(stored[0]), int(self._address(at, place, stored)[0]), elements
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of the larger of a rank's input and output: the ``size`` of nccl-tests."""
+        collective = self.collective
+        slots = max(collective.input_slots, collective.output_slots)
+        if isinstance(self.sizes, int):
+            return slots * self.sizes * self.dtype.itemsize
+        if slots <= 1:
+            return int(self.sizes.max(initial=0)) * self.dtype.itemsize
+        if collective.kind == "all_to_all":
+            matrix = self.sizes.reshape(self.nranks, self.nranks)
+            return int(max(matrix.sum(0).max(), matrix.sum(1).max())) * self.dtype.itemsize
+        return int(self.sizes.sum()) * self.dtype.itemsize
+
+    def __str__(self) -> str:
+        shown = "unproved" if self.proof is None else f"proved ({self.proof.kind})"
+        return f"{self.schedule} count={self.count} {self.dtype.name} {self.protocol.name}, {shown}"
+
+
+def switch_groups(step: PlanStep) -> list[list[int]]:
+    """The transfers of a step that share one switch operation, as lists of rows.
+
+    A multicast has one source chunk, a switch reduction one destination chunk; both have one channel.
+    """
+    groups: dict[tuple[int, int, int, int], list[int]] = {}
+    for row in np.flatnonzero((step.op == MULTICAST) | (step.op == SWITCH_REDUCE)).tolist():
+        op, channel = int(step.op[row]), int(step.channel[row])
+        end = (step.src_rank, step.src_chunk) if op == MULTICAST else (step.dst_rank, step.dst_chunk)
+        groups.setdefault((op, channel, int(end[0][row]), int(end[1][row])), []).append(row)
+    return list(groups.values())

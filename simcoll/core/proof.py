@@ -1,0 +1,43 @@
+"""What a proof says of a schedule."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["LEVELS", "Proof"]
+
+LEVELS = ("any", "rank-consistent", "run-consistent", "position-independent")
+"""Reduction order, weakest first. ``rank-consistent``: the same bits on every rank. ``run-consistent``: and in every run.
+``position-independent``: and the same order for every chunk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What was proved of a schedule, for every size, dtype and reduction.
+
+    Attributes
+    ----------
+    kind
+        ``full``: every chunk was followed. ``by symmetry``: some were, and the rest are images of them
+        (:mod:`simcoll.proving.symmetry`).
+    method
+        ``fingerprint`` (error 2**-64 per chunk) or ``exact``.
+    order
+        One of ``LEVELS``; empty where nothing is reduced.
+    steps, transfers
+        How much was followed.
+    shared_chunks
+        Two channels touch the same chunk, so that plans need explicit dependencies.
+    """
+
+    kind: str
+    method: str
+    order: str
+    steps: int
+    transfers: int
+    shared_chunks: bool
+
+    def __str__(self) -> str:
+        error = "exact" if self.method == "exact" else "error 2^-64"
+        order = f", reduction order {self.order}" if self.order else ""
+        return f"proved ({self.kind}, {error}): {self.transfers:,} transfers in {self.steps:,} steps{order}"

@@ -1,0 +1,163 @@
+"""The definition of every collective on real arrays: the oracle for whatever runs a plan.
+
+Written from the table of collectives alone; knows no schedule.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from simcoll.core.plan import INPUT
+from simcoll.core.reduction import combine
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from simcoll.core.plan import Plan
+
+    Array = NDArray[Any]
+
+__all__ = ["count_wrong", "exact_inputs", "expected_outputs"]
+
+# Whole numbers up to this are exact in the dtype: 2**(bits of the significand).
+_EXACT_TO = {
+    "float64": 2**53,
+    "float32": 2**24,
+    "float16": 2**11,
+    "bfloat16": 2**8,
+    "float8_e4m3fn": 2**4,
+    "float8_e4m3fnuz": 2**4,
+}
+
+
+def _hashed(seed: int, rank: int, count: int) -> NDArray[np.uint64]:
+    """64 pseudo-random bits as a function of (seed, rank, index)."""
+    with np.errstate(over="ignore"):
+        z = np.arange(count, dtype=np.uint64) + np.uint64((seed * 0x1000193 + rank + 1) % 2**32) * np.uint64(
+            0x9E3779B97F4A7C15
+        )
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+def _values(plan: Plan, seed: int, rank: int, count: int) -> Array:
+    dtype, n = plan.dtype, plan.nranks
+    bits = _hashed(seed, rank, count)
+    if dtype.kind == "b":
+        return (bits & np.uint64(1)).astype(dtype)
+    if dtype.kind in "iu":
+        return bits.astype(dtype)
+    limit = _EXACT_TO.get(dtype.name, 2**24 if dtype.kind == "c" else 2**3)
+    if plan.op == "product":
+        return np.where(bits & np.uint64(1), -1, 1).astype(dtype)
+    factor = plan.reduction.factor
+    scaled = 1.0 if factor is None else _real(dtype, factor)
+    # Of n ranks at most reach / 4 contribute to an element, between -2 and 2: every partial sum is exact in any order.
+    reach = limit // _odd_part(scaled)
+    most, contributing = 2, reach // 4
+    if reach < 8:  # of any number the double is exact: two contribute, between -1 and 1
+        most, contributing = 1, 2
+    contributing = min(n, contributing)
+    turn = (np.arange(count, dtype=np.int64) * (7 if n % 7 else 1) + rank) % n
+    whole = (bits % np.uint64(2 * most + 1)).astype(np.int64) - most
+    return np.where(turn < contributing, whole * _fitting(dtype, scaled, most * contributing), 0).astype(dtype)
+
+
+def _real(dtype: np.dtype[Any], value: float) -> float:
+    """A real number as the dtype keeps it; infinity or NaN where it is too large."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return complex(dtype.type(value)).real
+
+
+def _odd_part(value: float) -> int:
+    """The whole number that is left of a binary fraction without its powers of two: 3 of 0.75; at least 1."""
+    whole = abs(value.as_integer_ratio()[0])
+    return max(1, whole // max(1, whole & -whole))
+
+
+def _fitting(dtype: np.dtype[Any], factor: float, most: int) -> float:
+    """The largest power of two, at most 1, whose product with a factor and a whole number is in the range of the dtype."""
+    power = 1.0
+    while not math.isfinite(_real(dtype, factor * power * most)):
+        power /= 2
+    return power
+
+
+def exact_inputs(plan: Plan, seed: int = 0) -> list[Array]:
+    """Inputs of every rank whose collective is exact in any order of reduction: a function of (seed, rank, index).
+
+    The factor of a premul_sum counts too: the more digits it has, the fewer ranks contribute to an element. A rank without input gets
+    an empty array.
+    """
+    return [_values(plan, seed, rank, plan.view(rank, INPUT)[2]) for rank in range(plan.nranks)]
+
+
+def _slots(plan: Plan, rank: int, which: int) -> NDArray[np.int64]:
+    """Element offsets of a rank's input or output slots, with the end."""
+    collective = plan.collective
+    count = (collective.input_slots, collective.output_slots)[which]
+    if isinstance(plan.sizes, int):
+        return np.arange(count + 1, dtype=np.int64) * plan.sizes
+    slot = np.arange(count, dtype=np.int64)
+    block = (collective.input_block, collective.output_block)[which](np.full(count, rank, np.int64), slot)
+    return np.concatenate([[0], np.cumsum(plan.sizes[block])])
+
+
+def expected_outputs(plan: Plan, inputs: Sequence[Array]) -> list[Array | None]:
+    """What every rank must hold afterwards; ``None`` where the collective gives a rank no output.
+
+    Reductions are done in rank order, in the dtype of the plan. An average is the quotient in the dtype, of 8 and 16 bits in float32
+    and then rounded, of whole numbers cut off towards zero.
+    """
+    collective, n = plan.collective, plan.nranks
+    starts = [_slots(plan, rank, INPUT) for rank in range(n)]
+    total: Array | None = None
+    if collective.spec.reduces:
+        total = np.array(plan.reduction.prepared(inputs[0]), plan.dtype)
+        for other in inputs[1:]:
+            combine(plan.op, total, plan.reduction.prepared(other))
+        if plan.reduction.name == "avg":
+            total = _averaged(total, n)
+    outputs: list[Array | None] = []
+    for rank, visible in enumerate(collective.has_output(np.arange(n)).tolist()):
+        if not visible:
+            outputs.append(None)
+            continue
+        parts = []
+        for slot in range(collective.output_slots):
+            source, source_slot = (int(a[0]) for a in collective.source(np.array([rank]), np.array([slot])))
+            held, at = (total, starts[0]) if source < 0 else (inputs[source], starts[source])
+            if held is not None:
+                parts.append(held[at[source_slot] : at[source_slot + 1]])
+        outputs.append(np.concatenate(parts) if parts else np.zeros(0, plan.dtype))
+    return outputs
+
+
+def _averaged(total: Array, n: int) -> Array:
+    """A sum divided by the number of ranks, on other ways than :meth:`~simcoll.core.reduction.Reduction.finish`."""
+    dtype = total.dtype
+    if dtype.kind == "c":
+        result = np.empty_like(total)
+        result.real, result.imag = _averaged(total.real, n), _averaged(total.imag, n)
+        return result
+    if dtype.kind in "iu":
+        whole = total.astype(np.int64 if dtype.kind == "i" else np.uint64)
+        count = whole.dtype.type(n)
+        return ((whole - np.fmod(whole, count)) // count).astype(dtype)
+    quotient = total / np.float64(n)
+    return (quotient.astype(np.float32) if dtype.itemsize < 4 else quotient).astype(dtype)
+
+
+def count_wrong(outputs: Sequence[Array | None], expected: Sequence[Array | None]) -> int:
+    """Elements that differ from the expected ones, over all ranks."""
+    wrong = 0
+    for got, want in zip(outputs, expected, strict=True):
+        if want is not None:
+            wrong += want.size if got is None or got.shape != want.shape else int((got != want).sum())
+    return wrong

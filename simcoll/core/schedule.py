@@ -1,0 +1,272 @@
+"""How a collective is done: steps of transfers between chunks, free of sizes.
+
+Every rank addresses its memory by *chunk*: first the chunks of the input slots, then those of the output slots, then scratch. A
+transfer names both of its ends, so that no send can lack its receive. Steps happen in order; inside a step all reads see the memory
+before the step. What may overlap in time is derived from that, never written down.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from simcoll.core.layout import Layout
+from simcoll.core.numbers import whole_number
+from simcoll.core.step import (
+    COPY,
+    MULTICAST,
+    OP_NAMES,
+    REDUCE,
+    SWITCH_REDUCE,
+    SYNC,
+    Repeat,
+    Step,
+    digest,
+    joined,
+    transfers,
+)
+from simcoll.errors import ConfigError, ScheduleError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from numpy.typing import NDArray
+
+    from simcoll.core.collective import Collective
+    from simcoll.core.proof import Proof
+
+    Ints = NDArray[np.int64]
+
+__all__ = [
+    "COPY",
+    "MULTICAST",
+    "OP_NAMES",
+    "REDUCE",
+    "SWITCH_REDUCE",
+    "SYNC",
+    "Layout",
+    "Repeat",
+    "Schedule",
+    "Step",
+    "joined",
+    "lowered",
+    "transfers",
+]
+
+
+@dataclass(slots=True, eq=False)
+class _Seen:
+    """Digests of what a source has yielded so far, and whether that was all."""
+
+    digests: list[int] = field(default_factory=list)
+    complete: bool = False
+
+    def like_before(self, number: int, value: int) -> bool:
+        """Whether block ``number`` is as it was, or comes for the first time."""
+        if number == len(self.digests) and not self.complete:
+            self.digests.append(value)
+        return number < len(self.digests) and self.digests[number] == value
+
+
+@dataclass(slots=True, eq=False)
+class Known:
+    """What has been found out about a schedule: each is computed once."""
+
+    seen: _Seen = field(default_factory=_Seen)
+    content_hash: str = ""
+    proof: Proof | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Schedule:
+    """A collective algorithm for one number of ranks: a stream of steps over a layout.
+
+    Attributes
+    ----------
+    name
+        The algorithm, such as ``ring``.
+    layout
+        Chunk addresses, with the collective.
+    source
+        A function that yields the steps (and repeats) anew each time it is called; nothing is held in memory.
+    nchannels
+        Channels are ``0 .. nchannels - 1``.
+    params
+        The algorithm's parameters, for display.
+    divisible
+        All chunks have one size, so that a block's size must be a multiple of ``layout.chunks`` (imported formats).
+    """
+
+    name: str
+    layout: Layout
+    source: Callable[[], Iterable[Step | Repeat]]
+    nchannels: int = 1
+    params: tuple[tuple[str, Any], ...] = ()
+    divisible: bool = False
+    # Not passed on by dataclasses.replace: what is known of a schedule does not hold for a changed one.
+    known: Known = field(default_factory=Known, repr=False, init=False)
+
+    def __post_init__(self) -> None:
+        layout: Any = self.layout  # whatever was given
+        if not isinstance(layout, Layout):
+            raise ConfigError(f"{self.name}: expected a Layout, got {layout!r:.60}")
+        object.__setattr__(self, "nchannels", whole_number(f"{self.name}: nchannels", self.nchannels, 1))
+        if not callable(self.source):
+            raise ConfigError(f"{self.name}: source must be a function that yields the steps, got {self.source!r:.60}")
+
+    @property
+    def collective(self) -> Collective:
+        """What it implements."""
+        return self.layout.collective
+
+    @property
+    def nranks(self) -> int:
+        """World size."""
+        return self.collective.nranks
+
+    @property
+    def title(self) -> str:
+        """Name and parameters, such as ``ring(channels=2)``."""
+        shown = ", ".join(f"{key}={value}" for key, value in self.params if value is not None)
+        return f"{self.name}({shown})" if shown else self.name
+
+    def blocks(self) -> Iterator[Step | Repeat]:
+        """Steps and repeats as the source yields them.
+
+        Raises
+        ------
+        ConfigError
+            When the source yields anything else.
+        ScheduleError
+            When it yields something else than the first time: what is proved would not be what runs.
+        """
+        blocks = self.source()
+        if not isinstance(blocks, Iterable):
+            raise ConfigError(f"{self.title}: its source returns {blocks!r:.60}; expected steps, yielded one by one")
+        seen = self.known.seen
+        number = 0
+        for number, block in enumerate(blocks, 1):
+            if not isinstance(block, (Step, Repeat)):
+                raise ConfigError(f"{self.title}: its source yields {block!r:.60}; expected steps, made by transfers()")
+            if not seen.like_before(number - 1, digest(block)):
+                raise self._changed(number - 1)
+            yield block
+        if number < len(seen.digests):
+            raise self._changed(number)
+        seen.complete = True
+
+    def _changed(self, block: int) -> ScheduleError:
+        return ScheduleError(
+            f"{self}: asked again, its source yields other steps than the first time, from step or repeat number {block} on; "
+            "it must be a function that starts anew and always yields the same"
+        )
+
+    def steps(self) -> Iterator[Step]:
+        """Every step in order, repeats unrolled."""
+        for block in self.blocks():
+            if isinstance(block, Repeat):
+                yield from block.unrolled()
+            else:
+                yield block
+
+    def content_hash(self) -> str:
+        """SHA-256 (hex) of meaning: collective, layout and unrolled transfers. Equal schedules have equal hashes everywhere.
+
+        >>> import simcoll
+        >>> a, b = (simcoll.schedule("all_reduce", "ring", nranks=3) for _ in range(2))
+        >>> a.content_hash() == b.content_hash()
+        True
+        """
+        if not self.known.content_hash:
+            digest = hashlib.sha256(b"simcoll-schedule-1")
+            head = [
+                repr(self.collective),
+                self.layout.chunks,
+                self.layout.scratch.tolist(),
+                self.nchannels,
+                self.divisible,
+            ]
+            if self.layout.scratch_pieces is not None:
+                head.append(self.layout.scratch_pieces.tolist())
+            digest.update(json.dumps(head).encode())
+            for step in self.steps():
+                digest.update(len(step).to_bytes(8, "little"))
+                for column in (
+                    step.src_rank,
+                    step.src_chunk,
+                    step.dst_rank,
+                    step.dst_chunk,
+                    step.count,
+                    step.op,
+                    step.channel,
+                ):
+                    digest.update(column.astype("<i8").tobytes())
+            self.known.content_hash = digest.hexdigest()
+        return self.known.content_hash
+
+    def check_step(self, number: int, step: Step) -> None:
+        """Refuse ranks, chunks or channels that do not exist, transfers that leave their buffer, and a barrier's of data.
+
+        Raises
+        ------
+        ScheduleError
+            Naming the step, rank and channel.
+        """
+        n, names = self.nranks, ", ".join(OP_NAMES).upper()
+        for column, limit, wrong in (
+            (step.op, len(OP_NAMES), f"operation {{}} is unknown; use {names}"),
+            (step.src_rank, n, f"source rank {{}} does not exist; ranks are 0..{n - 1}"),
+            (step.dst_rank, n, f"destination rank {{}} does not exist; ranks are 0..{n - 1}"),
+            (step.channel, self.nchannels, f"channel {{}} does not exist; channels are 0..{self.nchannels - 1}"),
+        ):
+            if len(column) and (column.min() < 0 or column.max() >= limit):
+                row = int(np.flatnonzero((column < 0) | (column >= limit))[0])
+                self._refuse(number, step, row, wrong.format(column[row]))
+        if self.collective.kind == "barrier" and (step.op != SYNC).any():
+            row = int(np.flatnonzero(step.op != SYNC)[0])
+            self._refuse(number, step, row, "a barrier has no data; its transfers are sync (op=SYNC)")
+        self._check_chunks(number, step, step.src_rank, step.src_chunk, "source")
+        self._check_chunks(number, step, step.dst_rank, step.dst_chunk, "destination")
+
+    def _check_chunks(self, number: int, step: Step, rank: Ints, chunk: Ints, end: str) -> None:
+        size, bases = self.layout.size, self.layout.bases()
+        data = step.op != SYNC
+        if not data.any():
+            return
+        if (step.count == 1).all() and chunk.min() >= 0 and chunk.max() < size:  # as in most steps
+            return
+        if (data & (step.count < 1)).any():
+            row = int(np.flatnonzero(data & (step.count < 1))[0])
+            self._refuse(number, step, row, f"count must be at least 1, got {step.count[row]}")
+        # Compared so that no sum can overflow.
+        bad = data & ((chunk < 0) | (chunk >= size) | (step.count > size))
+        if not bad.any():
+            bad = data & (chunk + step.count > bases[self.layout.region(chunk) + 1])
+        if bad.any():
+            row = int(np.flatnonzero(bad)[0])
+            wanted = f"chunks {chunk[row]}..{int(chunk[row]) + int(step.count[row]) - 1} on rank {rank[row]}"
+            buffers = f"buffers start at {bases[:-1].tolist()}, end {size}"
+            self._refuse(number, step, row, f"{end} {wanted} do not lie in one buffer ({buffers})")
+
+    def _refuse(self, number: int, step: Step, row: int, reason: str) -> None:
+        raise ScheduleError(
+            f"{self.title}: step {number}, rank {step.src_rank[row]} -> {step.dst_rank[row]}, channel {step.channel[row]}: {reason}",
+            step=number,
+            rank=int(step.src_rank[row]),
+            channel=int(step.channel[row]),
+            chunk=int(step.src_chunk[row]),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.title} {self.collective}"
+
+
+def lowered(schedule: Schedule) -> Iterator[tuple[int, Step]]:
+    """Steps with in-place aliases resolved to one canonical address per chunk; transfers that become self-copies are dropped."""
+    for number, step in enumerate(schedule.steps()):
+        yield number, schedule.layout.one_address(step)

@@ -1,0 +1,224 @@
+"""Steps: transfers that all read the memory before the step, held as parallel arrays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING, Any
+from zlib import crc32
+
+import numpy as np
+
+from simcoll.core.numbers import LARGEST, whole_number, whole_numbers
+from simcoll.errors import ConfigError, nearest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import ArrayLike, NDArray
+
+    Ints = NDArray[np.int64]
+
+__all__ = [
+    "COPY",
+    "MULTICAST",
+    "OP_NAMES",
+    "REDUCE",
+    "SWITCH_REDUCE",
+    "SYNC",
+    "Repeat",
+    "Step",
+    "digest",
+    "joined",
+    "transfers",
+]
+
+COPY, REDUCE, SYNC, MULTICAST, SWITCH_REDUCE = range(5)
+OP_NAMES = ("copy", "reduce", "sync", "multicast", "switch_reduce")
+"""``copy``: dst = src. ``reduce``: dst = dst (op) src. ``sync``: a message without data.
+
+The others are done by a switch, for all transfers of a step together that have one channel and one source chunk (``multicast``: the source
+sends once, every dst = src) or one destination chunk (``switch_reduce``: the destination receives once, dst = the reduction of
+all sources in an order that nobody knows; what was at dst does not count).
+"""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Step:
+    """Transfers that all read the memory before the step, as parallel arrays of one length.
+
+    ``count`` consecutive chunks from ``src_chunk`` on ``src_rank`` go to ``dst_chunk`` on ``dst_rank``, on an independent lane
+    ``channel``. Equal ranks make it a local copy or reduction.
+    """
+
+    src_rank: Ints
+    src_chunk: Ints
+    dst_rank: Ints
+    dst_chunk: Ints
+    count: Ints
+    op: NDArray[np.int8]
+    channel: Ints
+
+    def __post_init__(self) -> None:
+        columns = (self.src_rank, self.src_chunk, self.dst_rank, self.dst_chunk, self.count, self.op, self.channel)
+        try:
+            for column in columns:
+                column.setflags(write=False)
+        except AttributeError:
+            raise ConfigError(
+                f"the columns of a Step are numpy arrays, got {column!r:.60}; transfers() makes a step of numbers and lists"
+            ) from None
+
+    def __len__(self) -> int:
+        return len(self.src_rank)
+
+    def rows(self, which: slice | NDArray[Any]) -> Step:
+        """Some of the transfers."""
+        return Step(
+            self.src_rank[which], self.src_chunk[which], self.dst_rank[which], self.dst_chunk[which],
+            self.count[which], self.op[which], self.channel[which],
+        )  # fmt: skip
+
+
+def transfers(
+    src_rank: ArrayLike,
+    src_chunk: ArrayLike,
+    dst_rank: ArrayLike,
+    dst_chunk: ArrayLike,
+    *,
+    count: ArrayLike = 1,
+    op: ArrayLike = COPY,
+    channel: ArrayLike = 0,
+) -> Step:
+    """A step from arrays of any shapes that broadcast together.
+
+    >>> ring = np.arange(4)
+    >>> step = transfers(ring, ring, (ring + 1) % 4, ring)
+    >>> len(step), step.dst_rank.tolist()
+    (4, [1, 2, 3, 0])
+
+    Raises
+    ------
+    ConfigError
+        For columns that are not whole numbers or do not broadcast, and for unknown operations.
+    """
+    given = {
+        "src_rank": src_rank, "src_chunk": src_chunk, "dst_rank": dst_rank, "dst_chunk": dst_chunk,
+        "count": count, "channel": channel, "op": op,
+    }  # fmt: skip
+    if isinstance(op, str):
+        if op.lower() not in OP_NAMES:
+            raise ConfigError(f"unknown op {op!r}; {nearest(op.lower(), OP_NAMES)}")
+        given["op"] = OP_NAMES.index(op.lower())
+    arrays = [whole_numbers(name, values) for name, values in given.items()]
+    ops = arrays[-1]
+    if ops.size and not (ops.min() >= 0 and ops.max() < len(OP_NAMES)):
+        raise ConfigError(
+            f"op {ops[(ops < 0) | (ops >= len(OP_NAMES))][0]} is unknown; use {', '.join(OP_NAMES).upper()}"
+        )
+    arrays[-1] = ops.astype(np.int8)
+    try:
+        shape = np.broadcast_shapes(*(array.shape for array in arrays))
+    except ValueError:
+        shapes = ", ".join(f"{name} {array.shape}" for name, array in zip(given, arrays, strict=True) if array.ndim)
+        raise ConfigError(f"the columns of a step must broadcast together; got shapes {shapes}") from None
+    src, src_c, dst, dst_c, cnt, ch, op_codes = (_flat(array, shape) for array in arrays)
+    return Step(src, src_c, dst, dst_c, cnt, op_codes, ch)
+
+
+def _flat(array: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    """A column of a broadcast shape in one dimension."""
+    size = prod(shape)
+    if array.size == size:
+        return array.reshape(-1)
+    return np.full(size, array.item(), array.dtype) if array.size == 1 else np.broadcast_to(array, shape).reshape(-1)
+
+
+def joined(steps: Sequence[Step]) -> Step:
+    """One step with the transfers of several."""
+    if len(steps) == 1:
+        return steps[0]
+    columns = ("src_rank", "src_chunk", "dst_rank", "dst_chunk", "count", "op", "channel")
+    return Step(*(np.concatenate([getattr(step, column) for step in steps]) for column in columns))
+
+
+def spread(count: Ints) -> tuple[Ints, Ints]:
+    """Row and offset of every chunk of transfers of ``count`` chunks each.
+
+    >>> [column.tolist() for column in spread(np.array([2, 1]))]
+    [[0, 0, 1], [0, 1, 0]]
+    """
+    row = np.repeat(np.arange(len(count)), count)
+    return row, np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
+
+
+def expanded(step: Step) -> Step:
+    """The step with one row per chunk."""
+    if (step.count == 1).all():
+        return step
+    row, offset = spread(np.maximum(step.count, 1))
+    return Step(
+        step.src_rank[row], step.src_chunk[row] + offset, step.dst_rank[row], step.dst_chunk[row] + offset,
+        np.ones(len(row), np.int64), step.op[row], step.channel[row],
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Repeat:
+    """A block of steps done ``count`` times, each time with its chunks shifted by ``stride``.
+
+    The chunks lie in windows of ``modulus`` chunks that start at ``base``; a shift goes round inside its window. It means exactly the
+    unrolled steps.
+    """
+
+    steps: tuple[Step, ...]
+    count: int
+    stride: int
+    base: int
+    modulus: int
+
+    def __post_init__(self) -> None:
+        steps: Any = self.steps  # whatever was given
+        if not isinstance(steps, (tuple, list)) or not all(isinstance(step, Step) for step in steps):
+            raise ConfigError(f"the steps of a Repeat are a tuple of steps, made by transfers(); got {steps!r:.60}")
+        object.__setattr__(self, "steps", tuple(steps))
+        for name, least in (("count", 0), ("stride", -LARGEST), ("base", -LARGEST), ("modulus", 1)):
+            number = whole_number(f"{name} of a Repeat", getattr(self, name), least)
+            object.__setattr__(self, name, number)
+
+    def unrolled(self) -> Iterator[Step]:
+        """The steps that it stands for, one by one."""
+        for turn in range(self.count):
+            shift = turn * self.stride % self.modulus
+            for step in self.steps:
+                yield Step(
+                    step.src_rank,
+                    self._shifted(step.src_chunk, shift),
+                    step.dst_rank,
+                    self._shifted(step.dst_chunk, shift),
+                    step.count,
+                    step.op,
+                    step.channel,
+                )
+
+    def _shifted(self, chunk: Ints, shift: int) -> Ints:
+        if shift == 0:
+            return chunk
+        place = (chunk - self.base) % self.modulus
+        return chunk - place + (place + shift) % self.modulus
+
+
+def digest(block: Step | Repeat) -> int:
+    """A checksum of a step or repeat, the same for equal ones in this process.
+
+    >>> digest(transfers(0, 1, 2, 3)) == digest(transfers(0, 1, 2, 4))
+    False
+    """
+    if isinstance(block, Repeat):
+        return hash((block.count, block.stride, block.base, block.modulus, *map(digest, block.steps)))
+    value = len(block)
+    for column in (
+        block.src_rank, block.src_chunk, block.dst_rank, block.dst_chunk, block.count, block.op, block.channel,
+    ):  # fmt: skip
+        value = crc32(np.ascontiguousarray(column).data, value)
+    return value

@@ -1,0 +1,196 @@
+"""Tensors of many devices to one: reduce_add and gather."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from simcoll.algorithms import schedule
+from simcoll.binding import bind
+from simcoll.cuda_comm.buckets import BUFFER_BYTES, buckets, cut
+from simcoll.cuda_comm.devices import (
+    CPU,
+    DeviceArray,
+    axis_of,
+    content_of,
+    device_number,
+    device_of,
+    emulated,
+    received,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from simcoll.cuda_comm.devices import Play, Tensor
+
+__all__ = ["gather", "reduce_add", "reduce_add_coalesced"]
+
+
+def reduce_add(inputs: Sequence[DeviceArray], destination: Any = None, *, play: Play = emulated) -> DeviceArray:
+    """The sum of tensors of one shape on different devices.
+
+    Parameters
+    ----------
+    inputs
+        The tensors; one of them on the destination.
+    destination
+        Device of the result; default 0.
+
+    Raises
+    ------
+    AssertionError, ValueError, RuntimeError
+        For tensors on the CPU, of different shapes, and a destination without a tensor, as PyTorch does.
+
+    Examples
+    --------
+    >>> reduce_add([DeviceArray(np.array([1.0, 2.0]), device) for device in range(3)]).array.tolist()
+    [3.0, 6.0]
+    """
+    if not inputs:
+        raise RuntimeError("reduce_add expects at least one tensor")
+    place = 0 if destination is None else device_number(destination)
+    root = None
+    for index, tensor in enumerate(inputs):
+        if not isinstance(tensor, DeviceArray):
+            raise AssertionError(  # noqa: TRY004 - as PyTorch
+                f"reduce_add expects all inputs to be on GPUs, but input {index} is on CPU"
+            )
+        if tensor.device == place:
+            root = index
+        shape, expected = tensor.array.shape, inputs[0].array.shape
+        if shape != expected:
+            got, wanted = ("x".join(map(str, sizes)) for sizes in (shape, expected))
+            raise ValueError(f"input {index} has invalid size: got {got}, but expected {wanted}")
+        if tensor.array.dtype != inputs[0].array.dtype:
+            raise ValueError(f"input {index} is of {tensor.array.dtype}, but input 0 is of {inputs[0].array.dtype}")
+    if root is None:
+        raise RuntimeError("reduce_add expects destination to be on the same GPU with one of the tensors")
+    if len(inputs) == 1:
+        return inputs[0]
+    first = inputs[0].array
+    plan = bind(schedule("reduce", "tree", nranks=len(inputs), root=root), first.size, first.dtype)
+    flat = [tensor.array.reshape(-1) for tensor in inputs]
+    outputs = play(plan, flat, [tensor.device for tensor in inputs])
+    return DeviceArray(received(outputs[root]).reshape(first.shape), place)
+
+
+def reduce_add_coalesced(
+    inputs: Sequence[Sequence[DeviceArray]],
+    destination: Any = None,
+    buffer_size: int = BUFFER_BYTES,
+    *,
+    play: Play = emulated,
+) -> tuple[DeviceArray, ...]:
+    """Sums of several tensors over devices, small ones together in buffers.
+
+    Parameters
+    ----------
+    inputs
+        For every device its tensors, alike in number and shapes.
+    destination
+        Device of the results; default 0.
+    buffer_size
+        Bytes of a buffer.
+    """
+    if not inputs or any(len(row) != len(inputs[0]) for row in inputs):
+        raise ValueError("reduce_add_coalesced expects as many tensors from every device, at least one")
+    place = 0 if destination is None else device_number(destination)
+    contents = [[content_of(tensor) for tensor in row] for row in inputs]
+    for row, other in zip(contents, inputs, strict=True):
+        for index, (part, expected) in enumerate(zip(row, contents[0], strict=True)):
+            if (
+                part.shape != expected.shape
+                or part.dtype != expected.dtype
+                or device_of(other[index]) != device_of(other[0])
+            ):
+                raise ValueError(f"tensor {index} differs in shape, dtype or device from the others")
+    found: list[Any] = [None] * len(contents[0])
+    for bucket in buckets(contents[0], buffer_size):
+        flat = [
+            DeviceArray(np.concatenate([row[index].reshape(-1) for index in bucket]), device_of(given[0]))
+            for row, given in zip(contents, inputs, strict=True)
+        ]
+        total = reduce_add(flat, place, play=play)
+        for index, piece in zip(bucket, cut(total.array, [contents[0][index] for index in bucket]), strict=True):
+            found[index] = DeviceArray(piece, place)
+    return tuple(found)
+
+
+def gather(
+    tensors: Sequence[DeviceArray],
+    dim: int = 0,
+    destination: Any = None,
+    *,
+    out: Tensor | None = None,
+    play: Play = emulated,
+) -> Tensor:
+    """Concatenate tensors from devices along a dimension.
+
+    Parameters
+    ----------
+    tensors
+        Alike in shape except along ``dim``.
+    dim
+        Along which they are joined.
+    destination
+        Device of the result, or ``"cpu"`` (-1, with a warning, is the CPU too); default 0. Not with ``out``.
+    out
+        Tensor to fill, on a device or on the CPU.
+
+    Raises
+    ------
+    RuntimeError, IndexError
+        For tensors on the CPU, shapes that do not fit, or both ``destination`` and ``out``.
+    """
+    if out is not None and destination is not None:
+        raise RuntimeError(
+            f"'destination' must not be specified when 'out' is specified, but got destination={destination}"
+        )
+    if not tensors:
+        raise RuntimeError("Expected at least one tensor to gather from")
+    for index, tensor in enumerate(tensors):
+        if not isinstance(tensor, DeviceArray):
+            raise RuntimeError(  # noqa: TRY004 - as PyTorch
+                f"Expected all input tensors to be CUDA tensors, but tensor at index {index} has device 'cpu'"
+            )
+    parts = [tensor.array for tensor in tensors]
+    axis = axis_of(dim, parts[0].ndim)
+    for index, part in enumerate(parts):
+        same = part.ndim == parts[0].ndim and part.dtype == parts[0].dtype
+        if not same or any(
+            a != b for d, (a, b) in enumerate(zip(part.shape, parts[0].shape, strict=True)) if d != axis
+        ):
+            raise RuntimeError(
+                f"Input tensor at index {index} has invalid shape {list(part.shape)}, but expected "
+                f"{[*parts[0].shape[:axis], '*', *parts[0].shape[axis + 1 :]]} of {parts[0].dtype}"
+            )
+    place = _place(destination) if out is None else device_of(out)
+    sizes = [0, *(part.size for part in parts)]
+    plan = bind(schedule("gather", "linear", nranks=len(sizes)), sizes, parts[0].dtype)
+    flat = [np.zeros(0, parts[0].dtype), *(part.reshape(-1) for part in parts)]
+    whole = received(play(plan, flat, [place, *(tensor.device for tensor in tensors)])[0])
+    joined = np.concatenate(cut(whole, parts), axis)
+    if out is None:
+        return joined if place == CPU else DeviceArray(joined, place)
+    target = content_of(out)
+    if target.shape != joined.shape:
+        raise RuntimeError(f"Expected out tensor to have shape {list(joined.shape)}, but got {list(target.shape)}")
+    target[...] = joined
+    return out
+
+
+def _place(destination: Any) -> int:
+    """Device of the result of a gather."""
+    if destination is None:
+        return 0
+    if isinstance(destination, int) and destination == CPU:
+        warnings.warn(
+            'Using -1 to represent CPU tensor is deprecated. Please use a device object or string instead, e.g., "cpu".',
+            FutureWarning,
+            stacklevel=3,
+        )
+        return CPU
+    return CPU if destination == "cpu" else device_number(destination)

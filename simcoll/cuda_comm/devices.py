@@ -1,0 +1,125 @@
+"""Tensors on devices, and what executes a plan among devices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from simcoll.core.memory import array_on, is_tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    from simcoll.core.plan import Plan
+
+    Array = NDArray[Any]
+    Play = Callable[[Plan, Sequence[Array], Sequence[int]], Sequence[Array | None]]
+
+__all__ = [
+    "CPU",
+    "DeviceArray",
+    "Tensor",
+    "axis_of",
+    "check_on_devices",
+    "content_of",
+    "device_number",
+    "device_of",
+    "emulated",
+    "received",
+]
+
+CPU = -1
+"""In place of a device."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeviceArray:
+    """An array in the memory of a device.
+
+    Attributes
+    ----------
+    array
+        The data; of a torch CPU tensor, an array on its memory.
+    device
+        Number of the device.
+    """
+
+    array: Array
+    device: int
+
+    def __post_init__(self) -> None:
+        """Take a tensor's memory."""
+        if is_tensor(self.array):
+            object.__setattr__(self, "array", array_on(self.array))
+
+
+Tensor: TypeAlias = "Array | DeviceArray"
+
+
+def emulated(plan: Plan, inputs: Sequence[Array], devices: Sequence[int]) -> Sequence[Array | None]:  # noqa: ARG001
+    """Execute a plan on an emulated crossbar, and return the outputs by rank."""
+    from simcoll.emulator import emulate
+    from simcoll.topology import crossbar
+
+    machine = crossbar(plan.nranks, "50 GB/s", "1 us")
+    return emulate(plan, machine, data=list(inputs), bound=False).outputs or ()
+
+
+def content_of(tensor: Tensor) -> Array:
+    """The data of a tensor."""
+    if isinstance(tensor, DeviceArray):
+        return tensor.array
+    found = array_on(tensor)
+    return np.asarray(tensor) if found is None else found
+
+
+def device_of(tensor: Tensor) -> int:
+    """Where a tensor is; ``CPU`` for a numpy array."""
+    return tensor.device if isinstance(tensor, DeviceArray) else CPU
+
+
+def device_number(given: Any) -> int:
+    """Number of a device given as a number or as ``"cuda:1"``."""
+    if isinstance(given, str):
+        kind, colon, number = given.partition(":")
+        if kind == "cpu":
+            raise ValueError(f"Expected a non cpu device, but got: {given}")
+        if kind != "cuda" or not colon or not number.isdecimal():
+            raise ValueError(f"Expected a cuda device with a specified index such as 'cuda:0', but got: {given}")
+        return int(number)
+    if isinstance(given, bool) or not isinstance(given, (int, np.integer)):
+        raise ValueError(f"Expected a device number or a text such as 'cuda:0', but got: {given!r}")  # noqa: TRY004 - as PyTorch
+    if given < 0:
+        raise RuntimeError(f"Expected non-negative device index, but got {given}")
+    return int(given)
+
+
+def axis_of(dim: int, dims: int) -> int:
+    """The dimension that is meant, counted from the front."""
+    if not dims:
+        raise IndexError(f"Dimension specified as {dim} but tensor has no dimensions")
+    if not -dims <= dim < dims:
+        raise IndexError(f"Dimension out of range (expected to be in range of [{-dims}, {dims - 1}], but got {dim})")
+    return dim % dims
+
+
+def check_on_devices(out: Sequence[Tensor]) -> None:
+    """Refuse targets on the CPU."""
+    for index, target in enumerate(out):
+        if not isinstance(target, DeviceArray):
+            raise RuntimeError(  # noqa: TRY004 - as PyTorch
+                f"Expected all output tensors to be CUDA tensors, but output tensor at index {index} has device 'cpu'"
+            )
+
+
+def received(output: Array | None) -> Array:
+    """The output of a rank that has one."""
+    if output is None:
+        from simcoll.errors import InternalError
+
+        raise InternalError("a schedule gave no output where its collective has one")
+    return output

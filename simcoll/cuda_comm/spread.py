@@ -1,0 +1,257 @@
+"""One tensor to many devices: scatter and broadcast."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from simcoll.algorithms import schedule
+from simcoll.binding import bind
+from simcoll.cuda_comm.buckets import BUFFER_BYTES, buckets, cut
+from simcoll.cuda_comm.devices import (
+    DeviceArray,
+    axis_of,
+    check_on_devices,
+    content_of,
+    device_number,
+    device_of,
+    emulated,
+    received,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from simcoll.cuda_comm.devices import Array, Play, Tensor
+
+__all__ = ["broadcast", "broadcast_coalesced", "scatter"]
+
+
+def scatter(
+    tensor: Tensor,
+    devices: Iterable[Any] | None = None,
+    chunk_sizes: Iterable[int] | None = None,
+    dim: int = 0,
+    streams: Iterable[Any] | None = None,
+    *,
+    out: Sequence[DeviceArray] | None = None,
+    play: Play = emulated,
+) -> tuple[DeviceArray, ...]:
+    """Cut a tensor along a dimension and put each chunk on a device.
+
+    Parameters
+    ----------
+    tensor
+        On the CPU or on a device.
+    devices
+        Where the chunks go; exactly one of ``devices`` and ``out`` is needed.
+    chunk_sizes
+        Sizes along ``dim``, one for each device; default equal chunks. Not with ``out``.
+    dim
+        Along which to cut.
+    streams
+        A stream for each device, or None; the device of one that has any must match.
+    out
+        Tensors to fill; their sizes along ``dim`` are those of the chunks.
+    play
+        What executes the schedule.
+
+    Returns
+    -------
+    tuple
+        The chunks, one on its device each; or what was given as ``out``. Equal chunks can be fewer than devices, and a chunk that stays on
+        the tensor's device is a view of it.
+
+    Raises
+    ------
+    RuntimeError, ValueError, IndexError, TypeError
+        As PyTorch does.
+
+    Examples
+    --------
+    >>> [chunk.array.tolist() for chunk in scatter(np.arange(5), [0, 1, 2, 3])]
+    [[0, 1], [2, 3], [4]]
+    """
+    content = content_of(tensor)
+    if out is None:
+        if devices is None:
+            raise TypeError("scatter needs 'devices' or 'out'; got neither")
+        where = [device_number(device) for device in devices]
+        chunks = _chunks(content, where, None if chunk_sizes is None else list(chunk_sizes), dim)
+        where = where[: len(chunks)]
+        _check_streams(streams, where)
+    else:
+        if devices is not None:
+            raise RuntimeError(f"'devices' must not be specified when 'out' is specified, but got devices={devices}")
+        if chunk_sizes is not None:
+            raise RuntimeError(
+                f"'chunk_sizes' must not be specified when 'out' is specified, but got chunk_sizes={chunk_sizes}"
+            )
+        chunks = _chunks_for(content, out, axis_of(dim, content.ndim))
+        where = [target.device for target in out]
+        _check_streams(streams, where)
+    moved = _scattered(chunks, where, device_of(tensor), play)
+    if out is None:
+        return tuple(DeviceArray(chunk, device) for chunk, device in zip(moved, where, strict=True))
+    for target, chunk in zip(out, moved, strict=True):
+        target.array[...] = chunk
+    return tuple(out)
+
+
+def _chunks(content: Array, devices: Sequence[int], sizes: Sequence[int] | None, dim: int) -> list[Array]:
+    if not devices:
+        raise RuntimeError("Expected at least one device to scatter to")
+    if not content.ndim:
+        raise RuntimeError(f"{'chunk' if sizes is None else 'split'} expects at least a 1-dimensional tensor")
+    axis = axis_of(dim, content.ndim)
+    length = content.shape[axis]
+    if sizes is None:
+        each = max(1, -(-length // len(devices)))
+        sizes = [min(each, length - first) for first in range(0, length, each)] or [0] * len(devices)
+    elif len(sizes) != len(devices):
+        raise RuntimeError(
+            "Expected devices and chunk_sizes to be of same length, but got "
+            f"len(devices) = {len(devices)} and len(chunk_sizes) = {len(sizes)}"
+        )
+    if sum(sizes) != length or min(sizes) < 0:
+        raise RuntimeError(
+            f"split_with_sizes expects split_sizes to sum exactly to {length} (input tensor's size at dimension {axis}) "
+            f"with non-negative entries, but got split_sizes={list(sizes)}"
+        )
+    return np.split(content, np.cumsum(sizes)[:-1], axis)
+
+
+def _chunks_for(content: Array, out: Sequence[DeviceArray], axis: int) -> list[Array]:
+    """The chunks that fit the given targets."""
+    if not out:
+        raise RuntimeError("Expected at least one output tensor to scatter to")
+    check_on_devices(out)
+    for index, target in enumerate(out):
+        shape, expected = list(target.array.shape), list(content.shape)
+        if len(shape) != len(expected) or any(
+            a != b for d, (a, b) in enumerate(zip(shape, expected, strict=True)) if d != axis
+        ):
+            raise RuntimeError(
+                f"Output tensor at index {index} has incorrect shape: {shape}. Expected same shape except for scatter dim {axis} "
+                f"as the source tensor: {expected}"
+            )
+    sizes = [target.array.shape[axis] for target in out]
+    if sum(sizes) != content.shape[axis]:
+        raise RuntimeError(
+            f"Total size for output tensors along scatter dim {axis} does not match the source tensor size at dim {axis}. "
+            f"Expected {content.shape[axis]}, but got total size {sum(sizes)}"
+        )
+    return np.split(content, np.cumsum(sizes)[:-1], axis)
+
+
+def _check_streams(streams: Iterable[Any] | None, devices: Sequence[int]) -> None:
+    for index, (stream, device) in enumerate(zip(streams or (), devices, strict=False)):
+        own = getattr(stream, "device", None)
+        if own is not None and device_number(own) != device:
+            raise RuntimeError(
+                f"Expected the device associated with the stream at index {index} (was {own}) to match the device supplied "
+                f"at that index (expected {device})"
+            )
+
+
+def _scattered(chunks: Sequence[Array], devices: Sequence[int], home: int, play: Play) -> list[Array]:
+    """Chunks at their devices: those for other devices go through a scatter of which the source is rank 0."""
+    away = [index for index, device in enumerate(devices) if device != home]
+    if not away:
+        return list(chunks)
+    sizes = [0, *(chunks[index].size for index in away)]
+    plan = bind(schedule("scatter", "linear", nranks=len(sizes)), sizes, chunks[0].dtype)
+    source = np.concatenate([chunks[index].reshape(-1) for index in away])
+    nothing = np.zeros(0, source.dtype)
+    outputs = play(plan, [source, *(nothing for _ in away)], [home, *(devices[index] for index in away)])
+    result = list(chunks)
+    for rank, index in enumerate(away, 1):
+        result[index] = received(outputs[rank]).reshape(chunks[index].shape)
+    return result
+
+
+def broadcast(
+    tensor: Tensor,
+    devices: Iterable[Any] | None = None,
+    *,
+    out: Sequence[DeviceArray] | None = None,
+    play: Play = emulated,
+) -> tuple[DeviceArray, ...]:
+    """Copy a tensor to devices, or to the tensors ``out``; on its own device it is the result itself.
+
+    Raises
+    ------
+    RuntimeError, ValueError
+        Unless exactly one of ``devices`` and ``out`` is given; for targets on the CPU or of another shape.
+
+    Examples
+    --------
+    >>> [copy.device for copy in broadcast(np.arange(3), ["cuda:1", "cuda:0"])]
+    [1, 0]
+    """
+    if (devices is None) == (out is None):
+        raise RuntimeError(
+            f"Exactly one of 'devices' and 'out' must be specified, but got devices={devices} and out={out}"
+        )
+    content, home = content_of(tensor), device_of(tensor)
+    if out is None:
+        where = [device_number(device) for device in devices or ()]
+    else:
+        check_on_devices(out)
+        for index, target in enumerate(out):
+            if target.array.shape != content.shape:
+                raise RuntimeError(
+                    "Expected all output tensors to have same shape as the source tensor "
+                    f"{list(content.shape)}, but output tensor at index {index} has shape {list(target.array.shape)}"
+                )
+        where = [target.device for target in out]
+    away = [device for device in where if device != home]
+    copies: Iterator[Array] = iter(())
+    if away:
+        plan = bind(schedule("broadcast", "tree", nranks=len(away) + 1), content.size, content.dtype)
+        nothing = np.zeros(0, content.dtype)
+        outputs = play(plan, [content.reshape(-1), *(nothing for _ in away)], [home, *away])
+        copies = iter([received(output).reshape(content.shape) for output in outputs[1:]])
+    found = [content if device == home else next(copies) for device in where]
+    if out is None:
+        return tuple(DeviceArray(copy, device) for copy, device in zip(found, where, strict=True))
+    for target, copy in zip(out, found, strict=True):
+        target.array[...] = copy
+    return tuple(out)
+
+
+def broadcast_coalesced(
+    tensors: Sequence[DeviceArray], devices: Iterable[Any], buffer_size: int = BUFFER_BYTES, *, play: Play = emulated
+) -> tuple[tuple[DeviceArray, ...], ...]:
+    """Copy several tensors to devices, small ones together in buffers.
+
+    Parameters
+    ----------
+    tensors
+        All on ``devices[0]``.
+    devices
+        Where they go.
+    buffer_size
+        Bytes of a buffer.
+
+    Returns
+    -------
+    tuple
+        For every device the tensors on it.
+    """
+    where = [device_number(device) for device in devices]
+    if not where:
+        raise RuntimeError("Expected at least one device to broadcast to")
+    if any(device_of(tensor) != where[0] for tensor in tensors):
+        raise RuntimeError(f"All tensors must be on devices[0]: {where[0]}")
+    contents = [content_of(tensor) for tensor in tensors]
+    found: list[list[Any]] = [list(tensors) if device == where[0] else [None] * len(contents) for device in where]
+    for bucket in buckets(contents, buffer_size):
+        parts = [contents[index] for index in bucket]
+        flat = DeviceArray(np.concatenate([part.reshape(-1) for part in parts]), where[0])
+        for position, copy in enumerate(broadcast(flat, where, play=play)):
+            if copy.device != where[0]:
+                for index, piece in zip(bucket, cut(copy.array, parts), strict=True):
+                    found[position][index] = DeviceArray(piece, copy.device)
+    return tuple(tuple(row) for row in found)

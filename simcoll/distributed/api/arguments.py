@@ -1,0 +1,149 @@
+"""What the arguments of collectives must be, and what is told about those that are not."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from simcoll.distributed.api.arrays import as_arrays
+from simcoll.distributed.api.groups import ProcessGroup, rank_in_group
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Array = NDArray[Any]
+
+__all__ = [
+    "check_alike",
+    "check_length",
+    "check_list_of_root",
+    "check_whole",
+    "one_dtype",
+    "one_per_rank",
+    "root_of",
+    "shapes_of",
+    "sizes_of",
+    "split_sizes",
+]  # fmt: skip
+
+
+def root_of(found: ProcessGroup, global_rank: int | None, group_rank: int | None, default: int | None = None) -> int:
+    """The group rank of a root or peer given by its global rank or its group rank.
+
+    Raises
+    ------
+    ValueError
+        For both, for neither without a default, and for a rank that is not in the group.
+    RuntimeError
+        For a group rank that does not exist.
+    """
+    if global_rank is not None and group_rank is not None:
+        raise ValueError("Can't specify both group_rank and global_rank")
+    if group_rank is not None:
+        if not 0 <= group_rank < found.size():
+            raise RuntimeError(f"invalid root rank: {group_rank}; {found!r} has group ranks 0..{found.size() - 1}")
+        return group_rank
+    if global_rank is None:
+        if default is None:
+            raise ValueError("Must specify global_rank or group_rank")
+        global_rank = default
+    return rank_in_group(found, global_rank)
+
+
+def shapes_of(arrays: Sequence[Array]) -> str:
+    """Shapes for people."""
+    shown = ", ".join(str(list(array.shape)) for array in arrays[:4])
+    return f"{shown}, ... ({len(arrays)} tensors)" if len(arrays) > 4 else shown
+
+
+def one_dtype(arrays: Sequence[Array], function: str) -> np.dtype[Any]:
+    """The dtype of all of them.
+
+    Raises
+    ------
+    ValueError
+        When they differ.
+    """
+    dtype = arrays[0].dtype
+    other = next((array for array in arrays if array.dtype != dtype), None)
+    if other is not None:
+        raise ValueError(
+            f"Invalid usage of tensors with different dtypes in {function}: {dtype.name} and {other.dtype.name}"
+        )
+    return dtype
+
+
+def one_per_rank(tensors: Any, parameter: str, found: ProcessGroup) -> list[Array]:
+    """A list with a tensor for every rank."""
+    arrays = as_arrays(tensors, parameter)
+    if len(arrays) != found.size():
+        raise RuntimeError(
+            f"{parameter}: tensor list size {len(arrays)} does not match world size {found.size()}; expected one tensor per rank"
+        )
+    return arrays
+
+
+def sizes_of(arrays: Sequence[Array]) -> int | tuple[int, ...]:
+    """Elements of each; one number when they are equal."""
+    sizes = tuple(array.size for array in arrays)
+    return sizes[0] if len(set(sizes)) == 1 else sizes
+
+
+def check_list_of_root(given: Any, parameter: str, side: str, *, mine: bool) -> bool:
+    """Whether this rank gives the list that only one rank, the ``side``, gives.
+
+    Raises
+    ------
+    ValueError
+        When that rank gives none, or another one does.
+    """
+    if mine and not given:
+        raise ValueError(f"Argument ``{parameter}`` must be specified on {side} rank.")
+    if given and not mine:
+        raise ValueError(f"Argument ``{parameter}`` must NOT be specified on non-{side} ranks.")
+    return mine
+
+
+def check_alike(arrays: Sequence[Array], like: Array, parameter: str, function: str) -> None:
+    """Refuse tensors of a list that differ from another in size or dtype."""
+    one_dtype([like, *arrays], function)
+    for index, array in enumerate(arrays):
+        if array.size != like.size:
+            raise RuntimeError(
+                f"invalid tensor size at index {index} of {parameter} (expected {like.shape}, got {array.shape}): all tensors "
+                "must have the same size"
+            )
+
+
+def check_whole(whole: Array, part: Array, n: int, whole_name: str, part_name: str) -> None:
+    """Refuse a tensor for all ranks that is not as large as theirs together."""
+    if whole.size != n * part.size:
+        raise RuntimeError(
+            f"{whole_name} tensor size must be equal to world_size times {part_name} tensor size: {whole.size} elements "
+            f"{list(whole.shape)} is not {n} x {part.size} {list(part.shape)}"
+        )
+
+
+def split_sizes(array: Array, splits: Sequence[int] | None, n: int) -> tuple[int, ...]:
+    """Elements for every rank, from numbers of rows."""
+    rows = array.shape[0] if array.ndim else array.size
+    if not splits:
+        if rows % n:
+            raise RuntimeError(f"Tensor's dim 0 does not divide equally across group size: {rows} rows, {n} ranks")
+        splits = [rows // n] * n
+    if len(splits) != n:
+        raise RuntimeError(f"Number of tensor splits not equal to group size: {len(splits)} splits, {n} ranks")
+    if sum(splits) != rows or min(splits) < 0:
+        raise RuntimeError(f"Split sizes doesn't match total dim 0 size: {list(splits)} and {rows} rows")
+    each = array.size // rows if rows else 0
+    return tuple(int(split) * each for split in splits)
+
+
+def check_length(inputs: Sequence[Any], found: ProcessGroup) -> None:
+    """Refuse a list of a source that has not one entry per rank."""
+    if len(inputs) != found.size():
+        raise RuntimeError(
+            f"Incorrect input list size {len(inputs)}. Input list size should be {found.size()}, same as size of the process group."
+        )

@@ -1,0 +1,318 @@
+"""The collectives, in torch's names, argument order and defaults. Each call becomes a schedule that the ranks play.
+
+All take ``group`` (None: the default group), ``async_op`` (return a Work instead of waiting) and ``algorithm`` (what to
+run: a name or a schedule; None leaves it to the group and the world). Tensors are whatever
+:func:`simcoll.distributed.api.arrays.as_array` takes. A rank outside of the group gets a warning and None.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from simcoll.distributed.api.arguments import (
+    check_alike,
+    check_length,
+    check_list_of_root,
+    check_whole,
+    one_dtype,
+    one_per_rank,
+    root_of,
+    shapes_of,
+    sizes_of,
+    split_sizes,
+)
+from simcoll.distributed.api.arrays import as_array, as_arrays
+from simcoll.distributed.api.groups import member_of
+from simcoll.distributed.api.reductions import ReduceOp, check_op
+from simcoll.distributed.runtime.operations import Call
+from simcoll.distributed.runtime.play import play
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from simcoll.distributed.runtime.plans import Choice
+    from simcoll.distributed.runtime.work import Work
+
+    Array = NDArray[Any]
+
+__all__ = [
+    "all_gather", "all_gather_into_tensor", "all_gather_single", "all_reduce", "all_to_all", "all_to_all_single", "barrier", "broadcast",
+    "gather", "reduce", "reduce_scatter", "reduce_scatter_single", "reduce_scatter_tensor", "scatter",
+]  # fmt: skip
+
+
+def broadcast(
+    tensor: Any,
+    src: int | None = None,
+    group: Any = None,
+    async_op: bool = False,
+    group_src: int | None = None,
+    *,
+    algorithm: Choice = None,
+) -> Work | None:
+    """Copy the tensor of one rank (``src`` global, or ``group_src`` in the group) into that of every other."""
+    array = as_array(tensor)
+    found = member_of(group, "broadcast")
+    if found is None:
+        return None
+    root = root_of(found, src, group_src)
+    call = Call("broadcast", "broadcast", array.size, array.dtype, shapes_of([array]), root=root, algorithm=algorithm)
+    sources = [array] if found.rank() == root else []
+    targets = [] if found.rank() == root else [array]
+    return play(found, call, sources, targets, [tensor], async_op=async_op)
+
+
+def all_reduce(
+    tensor: Any, op: Any = ReduceOp.SUM, group: Any = None, async_op: bool = False, *, algorithm: Choice = None
+) -> Work | None:
+    """Reduce the tensors of all ranks into every one of them, with the same bits."""
+    array = as_array(tensor)
+    reduce_op = check_op(op, array.dtype, "all_reduce")
+    found = member_of(group, "all_reduce")
+    if found is None:
+        return None
+    call = Call("all_reduce", "all_reduce", array.size, array.dtype, shapes_of([array]), reduce_op, algorithm=algorithm)
+    return play(found, call, [array], [array], [tensor], async_op=async_op)
+
+
+def reduce(
+    tensor: Any,
+    dst: int | None = None,
+    op: Any = ReduceOp.SUM,
+    group: Any = None,
+    async_op: bool = False,
+    group_dst: int | None = None,
+    *,
+    algorithm: Choice = None,
+) -> Work | None:
+    """Reduce the tensors of all ranks into that of one rank; the others keep theirs."""
+    array = as_array(tensor)
+    reduce_op = check_op(op, array.dtype, "reduce")
+    found = member_of(group, "reduce")
+    if found is None:
+        return None
+    root = root_of(found, dst, group_dst)
+    call = Call("reduce", "reduce", array.size, array.dtype, shapes_of([array]), reduce_op, root, algorithm=algorithm)
+    return play(found, call, [array], [array] if found.rank() == root else [], [tensor], async_op=async_op)
+
+
+def all_gather(
+    tensor_list: Any, tensor: Any, group: Any = None, async_op: bool = False, *, algorithm: Choice = None
+) -> Work | None:
+    """Collect the tensors of all ranks, in group order, in the list of every rank. Sizes may differ between ranks."""
+    outputs, array = as_arrays(tensor_list, "tensor_list"), as_array(tensor)
+    found = member_of(group, "all_gather")
+    if found is None:
+        return None
+    outputs = one_per_rank(tensor_list, "tensor_list", found)
+    dtype = one_dtype([array, *outputs], "all_gather")
+    own = outputs[found.rank()]
+    if own.size != array.size:
+        raise RuntimeError(
+            f"invalid tensor size at index {found.rank()} (expected {array.shape}, got {own.shape}): rank {found.rank()} puts "
+            "its own tensor there"
+        )
+    call = Call("all_gather", "all_gather", sizes_of(outputs), dtype, shapes_of(outputs), algorithm=algorithm)
+    return play(found, call, [array], outputs, tensor_list, async_op=async_op)
+
+
+def all_gather_into_tensor(
+    output_tensor: Any, input_tensor: Any, group: Any = None, async_op: bool = False, *, algorithm: Choice = None
+) -> Work | None:
+    """Collect the tensors of all ranks in one: concatenated along dimension 0, or stacked along a new one."""
+    output, array = as_array(output_tensor, "output_tensor"), as_array(input_tensor, "input_tensor")
+    found = member_of(group, "all_gather_into_tensor")
+    if found is None:
+        return None
+    if output.dtype != array.dtype:
+        raise RuntimeError(
+            f"output tensor must have the same type as input tensor: {output.dtype.name}, {array.dtype.name}"
+        )
+    check_whole(output, array, found.size(), "output", "input")
+    call = Call(
+        "all_gather_into_tensor", "all_gather", array.size, array.dtype, shapes_of([array]), algorithm=algorithm
+    )
+    return play(found, call, [array], [output], [output_tensor], async_op=async_op)
+
+
+def gather(
+    tensor: Any,
+    gather_list: Any = None,
+    dst: int | None = None,
+    group: Any = None,
+    async_op: bool = False,
+    group_dst: int | None = None,
+    *,
+    algorithm: Choice = None,
+) -> Work | None:
+    """Collect the tensors of all ranks, in group order, in the list of one rank (default: global rank 0)."""
+    array = as_array(tensor)
+    found = member_of(group, "gather")
+    if found is None:
+        return None
+    root = root_of(found, dst, group_dst, default=0)
+    outputs: list[Array] = []
+    if check_list_of_root(gather_list, "gather_list", "destination", mine=found.rank() == root):
+        outputs = one_per_rank(gather_list, "gather_list", found)
+        check_alike(outputs, array, "gather_list", "gather")
+    call = Call("gather", "gather", array.size, array.dtype, shapes_of([array]), root=root, algorithm=algorithm)
+    return play(found, call, [array], outputs, list(gather_list or []), async_op=async_op)
+
+
+def scatter(
+    tensor: Any,
+    scatter_list: Any = None,
+    src: int | None = None,
+    group: Any = None,
+    async_op: bool = False,
+    group_src: int | None = None,
+    *,
+    algorithm: Choice = None,
+) -> Work | None:
+    """Give every rank its tensor of the list of one rank (default: global rank 0)."""
+    array = as_array(tensor)
+    found = member_of(group, "scatter")
+    if found is None:
+        return None
+    root = root_of(found, src, group_src, default=0)
+    inputs: list[Array] = []
+    if check_list_of_root(scatter_list, "scatter_list", "source", mine=found.rank() == root):
+        inputs = as_arrays(scatter_list, "scatter_list")
+        check_length(inputs, found)
+        check_alike(inputs, array, "scatter_list", "scatter")
+    call = Call("scatter", "scatter", array.size, array.dtype, shapes_of([array]), root=root, algorithm=algorithm)
+    return play(found, call, inputs, [array], [tensor], async_op=async_op)
+
+
+def reduce_scatter(
+    output: Any,
+    input_list: Any,
+    op: Any = ReduceOp.SUM,
+    group: Any = None,
+    async_op: bool = False,
+    *,
+    algorithm: Choice = None,
+) -> Work | None:
+    """Rank i gets the reduction of entry i of the lists of all ranks. Entries may differ in size."""
+    array, inputs = as_array(output, "output"), as_arrays(input_list, "input_list")
+    reduce_op = check_op(op, array.dtype, "reduce_scatter")
+    found = member_of(group, "reduce_scatter")
+    if found is None:
+        return None
+    if len(inputs) != found.size():
+        raise RuntimeError(
+            f"invalid input tensor list size, must be world size: got {len(inputs)}, world size {found.size()}"
+        )
+    dtype = one_dtype([array, *inputs], "reduce_scatter")
+    own = inputs[found.rank()]
+    if own.size != array.size:
+        raise RuntimeError(
+            f"output tensor has {list(array.shape)}, but entry {found.rank()} of the input list has {list(own.shape)}"
+        )
+    call = Call(
+        "reduce_scatter", "reduce_scatter", sizes_of(inputs), dtype, shapes_of(inputs), reduce_op, algorithm=algorithm
+    )
+    return play(found, call, inputs, [array], [output], async_op=async_op)
+
+
+def reduce_scatter_tensor(
+    output: Any,
+    input: Any,  # noqa: A002  # torch's name
+    op: Any = ReduceOp.SUM,
+    group: Any = None,
+    async_op: bool = False,
+    *,
+    algorithm: Choice = None,
+) -> Work | None:
+    """Rank i gets part i (along dimension 0, concatenated or stacked) of the reduction of the inputs of all ranks."""
+    array, whole = as_array(output, "output"), as_array(input, "input")
+    reduce_op = check_op(op, array.dtype, "reduce_scatter_tensor")
+    found = member_of(group, "reduce_scatter_tensor")
+    if found is None:
+        return None
+    if array.dtype != whole.dtype:
+        raise RuntimeError(
+            f"input tensor must be the same type as the output tensor: {whole.dtype.name}, {array.dtype.name}"
+        )
+    check_whole(whole, array, found.size(), "input", "output")
+    call = Call(
+        "reduce_scatter_tensor",
+        "reduce_scatter",
+        array.size,
+        array.dtype,
+        shapes_of([whole]),
+        reduce_op,
+        algorithm=algorithm,
+    )
+    return play(found, call, [whole], [array], [output], async_op=async_op)
+
+
+all_gather_single = all_gather_into_tensor
+reduce_scatter_single = reduce_scatter_tensor
+
+
+def all_to_all_single(
+    output: Any,
+    input: Any,  # noqa: A002  # torch's name
+    output_split_sizes: Sequence[int] | None = None,
+    input_split_sizes: Sequence[int] | None = None,
+    group: Any = None,
+    async_op: bool = False,
+    *,
+    algorithm: Choice = None,
+) -> Work | None:
+    """Cut the input along dimension 0, send part i to rank i, and join what comes from all ranks."""
+    target, source = as_array(output, "output"), as_array(input, "input")
+    found = member_of(group, "all_to_all_single")
+    if found is None:
+        return None
+    dtype = one_dtype([target, source], "all_to_all_single")
+    if not (target.flags.c_contiguous and source.flags.c_contiguous):
+        raise ValueError("Tensors must be contiguous")
+    n = found.size()
+    splits = (split_sizes(source, input_split_sizes, n), split_sizes(target, output_split_sizes, n))
+    shown = f"{shapes_of([source])} -> {shapes_of([target])}"
+    call = Call("all_to_all_single", "all_to_all", (), dtype, shown, splits=splits, algorithm=algorithm)
+    return play(found, call, [source], [target], [output], async_op=async_op)
+
+
+def all_to_all(
+    output_tensor_list: Any,
+    input_tensor_list: Any,
+    group: Any = None,
+    async_op: bool = False,
+    *,
+    algorithm: Choice = None,
+) -> Work | None:
+    """Send entry i of the input list to rank i; entry i of the output list comes from rank i."""
+    as_arrays(output_tensor_list, "output_tensor_list")
+    as_arrays(input_tensor_list, "input_tensor_list")
+    found = member_of(group, "all_to_all")
+    if found is None:
+        return None
+    outputs = one_per_rank(output_tensor_list, "output_tensor_list", found)
+    inputs = one_per_rank(input_tensor_list, "input_tensor_list", found)
+    dtype = one_dtype([*outputs, *inputs], "all_to_all")
+    splits = (tuple(array.size for array in inputs), tuple(array.size for array in outputs))
+    call = Call("all_to_all", "all_to_all", (), dtype, shapes_of(inputs), splits=splits, algorithm=algorithm)
+    return play(found, call, inputs, outputs, output_tensor_list, async_op=async_op)
+
+
+def barrier(
+    group: Any = None,
+    async_op: bool = False,
+    device_ids: Any = None,  # noqa: ARG001  # torch's signature
+    timeout: Any = None,
+    *,
+    algorithm: Choice = None,
+) -> Work | None:
+    """Go on only when every rank of the group has called. ``device_ids`` has no meaning here."""
+    found = member_of(group, "barrier")
+    if found is None:
+        return None
+    call = Call("barrier", "barrier", 0, np.dtype(np.uint8), algorithm=algorithm)
+    return play(found, call, [], [], [], async_op=async_op, timeout=timeout)

@@ -1,0 +1,283 @@
+"""Grids of ranks: one group per line of every dimension."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from simcoll.distributed.api.groups import (
+    ProcessGroup,
+    get_process_group_ranks,
+    get_rank,
+    get_world_size,
+    group,
+    is_initialized,
+)
+from simcoll.distributed.api.initialization import init_process_group
+from simcoll.distributed.api.making_groups import meet, new_group
+from simcoll.distributed.runtime.world import current, wait_until
+from simcoll.errors import nearest
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import ArrayLike, NDArray
+
+    Ints = NDArray[np.int64]
+
+__all__ = ["DeviceMesh", "init_device_mesh"]
+
+
+def _check_names(names: Sequence[str] | None, ndim: int) -> tuple[str, ...] | None:
+    if names is None:
+        return None
+    if len(names) != ndim:
+        raise RuntimeError(
+            "mesh_shape and mesh_dim_names should have same length! "
+            f"Found len(mesh_dim_names): {len(names)} and len(mesh_shape):{ndim}."
+        )
+    if len(set(names)) != len(names):
+        raise RuntimeError(
+            f"Each mesh_dim_name must be unique. Found repeated mesh_dim_name in mesh_dim_names {tuple(names)}"
+        )
+    return tuple(names)
+
+
+def _check_device(device_type: str) -> str:
+    if ":" in device_type:
+        raise RuntimeError(
+            f"Device type with index is not supported but got {device_type}. If you maintained a `torch.device` object, it's "
+            "recommended to pass in `device.type`."
+        )
+    return device_type
+
+
+class DeviceMesh:
+    """A grid of ranks, with a group for each line of each dimension. All ranks of the default group make it together.
+
+    Parameters
+    ----------
+    device_type
+        ``"cpu"`` or ``"cuda"``; has no effect.
+    mesh
+        Global ranks.
+    mesh_dim_names
+        One name per dimension.
+
+    Raises
+    ------
+    RuntimeError
+        For a mesh larger than the world, names that do not fit, or ranks that do not ask for the same mesh.
+    ValueError
+        For ranks that are repeated or do not exist.
+    """
+
+    def __init__(
+        self,
+        device_type: str,
+        mesh: ArrayLike,
+        *,
+        mesh_dim_names: Sequence[str] | None = None,
+        _init_backend: bool = True,
+        _groups: Sequence[ProcessGroup | None] | None = None,
+    ) -> None:
+        self.device_type = _check_device(device_type)
+        self.mesh: Ints = np.array(mesh, np.int64)
+        self.mesh_dim_names = _check_names(mesh_dim_names, self.mesh.ndim)
+        if not is_initialized():
+            init_process_group()
+        self._rank = get_rank()
+        self._groups: list[ProcessGroup | None] = []
+        if _groups is not None:
+            self._groups = list(_groups)
+        elif _init_backend:
+            self._agree()
+            self._groups = self._make_groups()
+
+    def _agree(self) -> None:
+        """A different mesh on another rank would hang later: compare now."""
+        size = get_world_size()
+        if self.mesh.size > size:
+            raise RuntimeError(
+                f"Mesh should not be bigger than default world size {size}, but found {self.mesh.size} ranks!"
+            )
+        me = current().rank
+        me.created["mesh"] = me.created.get("mesh", 0) + 1
+        key = ("mesh", me.local.get("generation", 0), me.created["mesh"])
+        wait_until(meet(me, key, f"DeviceMesh (number {key[2]})", (), str(self.mesh.tolist())))
+
+    def _make_groups(self) -> list[ProcessGroup | None]:
+        world = group.WORLD
+        if self.mesh.ndim == 1 and world is not None and self.mesh.tolist() == list(range(world.size())):
+            return [world]
+        found: list[ProcessGroup | None] = []
+        for dim in range(self.mesh.ndim):
+            lines = np.moveaxis(self.mesh, dim, -1).reshape(-1, self.mesh.shape[dim])
+            name = self.mesh_dim_names[dim] if self.mesh_dim_names else str(dim)
+            made = [new_group(line.tolist(), group_desc=f"mesh_{name}") for line in lines]
+            found.append(next((each for each in made if isinstance(each, ProcessGroup)), None))
+        return found
+
+    @staticmethod
+    def from_group(
+        group: ProcessGroup | Sequence[ProcessGroup],
+        device_type: str,
+        mesh: ArrayLike | None = None,
+        *,
+        mesh_dim_names: Sequence[str] | None = None,
+    ) -> DeviceMesh:
+        """A mesh on groups that exist: one group, or one per dimension.
+
+        Raises
+        ------
+        ValueError
+            For no groups, or a mesh that does not fit them.
+        """
+        if isinstance(group, ProcessGroup):
+            ranks = get_process_group_ranks(group)
+            if mesh is not None and np.array(mesh).tolist() != ranks:
+                raise ValueError(f"Invalid mesh {np.array(mesh).tolist()} for ProcessGroup with ranks {ranks}")
+            return DeviceMesh(device_type, ranks, mesh_dim_names=mesh_dim_names, _groups=[group])
+        groups = list(group)
+        if not groups:
+            raise ValueError("Expects at least one ProcessGroup to be passed")
+        if mesh is None:
+            raise ValueError("Must pass mesh if passing multiple ProcessGroups")
+        if mesh_dim_names is None:
+            raise ValueError("Must pass mesh_dim_names if passing multiple ProcessGroups")
+        grid = np.array(mesh, np.int64)
+        if grid.ndim != len(groups):
+            raise ValueError(
+                f"Expects mesh with ndim equal to number of ProcessGroups but got mesh {grid.tolist()} and {len(groups)} ProcessGroups"
+            )
+        return DeviceMesh(device_type, grid, mesh_dim_names=mesh_dim_names, _groups=groups)
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
+        return self.mesh.ndim
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Ranks along each dimension."""
+        return self.mesh.shape
+
+    def size(self, mesh_dim: int | None = None) -> int:
+        """Ranks in all, or along one dimension."""
+        return self.mesh.size if mesh_dim is None else self.mesh.shape[mesh_dim]
+
+    def _dim(self, mesh_dim: int | str | None) -> int:
+        if mesh_dim is None:
+            if self.mesh.ndim > 1:
+                raise RuntimeError(
+                    f"Found the DeviceMesh have {self.mesh.ndim} dimensions. Optional kwarg `mesh_dim` needs to be specified when "
+                    "device_mesh.ndim > 1."
+                )
+            return 0
+        if isinstance(mesh_dim, str):
+            names = self.mesh_dim_names or ()
+            if mesh_dim not in names:
+                raise KeyError(f"Mesh dimension '{mesh_dim}' does not exist; {nearest(mesh_dim, names)}")
+            return names.index(mesh_dim)
+        if not -self.mesh.ndim <= mesh_dim < self.mesh.ndim:
+            raise IndexError(f"mesh dimension {mesh_dim} is out of range; the mesh has {self.mesh.ndim}")
+        return mesh_dim % self.mesh.ndim
+
+    def get_group(self, mesh_dim: int | str | None = None) -> ProcessGroup:
+        """The rank's own group along a dimension, which may be left out when there is one.
+
+        Raises
+        ------
+        RuntimeError
+            Without a dimension on a grid, or on a rank that is not in the mesh.
+        """
+        dim = self._dim(mesh_dim)
+        found = self._groups[dim] if self._groups else None
+        if found is None:
+            raise RuntimeError(
+                f"rank {self._rank} is not in the mesh {self.mesh.tolist()}, or the mesh was made without groups"
+            )
+        return found
+
+    def get_all_groups(self) -> list[ProcessGroup]:
+        """The rank's own groups, one per dimension."""
+        return [self.get_group(dim) for dim in range(self.mesh.ndim)]
+
+    def get_coordinate(self) -> tuple[int, ...] | None:
+        """The rank's own index in every dimension; None outside of the mesh."""
+        where = np.argwhere(self.mesh == self._rank)
+        return tuple(int(index) for index in where[0]) if len(where) else None
+
+    def get_local_rank(self, mesh_dim: int | str | None = None) -> int:
+        """The rank's own index along a dimension.
+
+        Raises
+        ------
+        RuntimeError
+            Without a dimension on a grid, or on a rank that is not in the mesh.
+        """
+        dim = self._dim(mesh_dim)
+        coordinate = self.get_coordinate()
+        if coordinate is None:
+            raise RuntimeError(f"rank {self._rank} is not in the mesh {self.mesh.tolist()}")
+        return coordinate[dim]
+
+    def get_rank(self) -> int:
+        """Global rank."""
+        return self._rank
+
+    def __getitem__(self, names: str | tuple[str, ...]) -> DeviceMesh:
+        """The part of the mesh along some dimensions that this rank is in.
+
+        Raises
+        ------
+        KeyError
+            For names that do not exist, or stand in another order.
+        RuntimeError
+            For a mesh without names, or a rank outside.
+        """
+        if self.mesh_dim_names is None:
+            raise RuntimeError("Cannot slice a DeviceMesh without mesh_dim_names!")
+        chosen = (names,) if isinstance(names, str) else tuple(names)
+        dims = [self._dim(name) for name in chosen]
+        if dims != sorted(set(dims)):
+            raise KeyError(
+                f"Mesh dim names {chosen} should be in ascending order. Valid mesh_dim_names are {self.mesh_dim_names}."
+            )
+        coordinate = self.get_coordinate()
+        if coordinate is None:
+            raise RuntimeError(f"rank {self._rank} is not in the mesh {self.mesh.tolist()}")
+        index = tuple(slice(None) if dim in dims else coordinate[dim] for dim in range(self.mesh.ndim))
+        groups = [self._groups[dim] for dim in dims] if self._groups else []
+        return DeviceMesh(self.device_type, self.mesh[index], mesh_dim_names=chosen, _groups=groups)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, DeviceMesh) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def _key(self) -> tuple[object, ...]:
+        return self.device_type, self.mesh.shape, tuple(self.mesh.ravel().tolist()), self.mesh_dim_names
+
+    def __repr__(self) -> str:
+        named = f", mesh_dim_names={self.mesh_dim_names}" if self.mesh_dim_names else ""
+        return f"DeviceMesh({self.device_type!r}, {self.mesh.tolist()}{named})"
+
+
+def init_device_mesh(
+    device_type: str, mesh_shape: Sequence[int], *, mesh_dim_names: Sequence[str] | None = None
+) -> DeviceMesh:
+    """A mesh of the first ranks, in order, of the given shape.
+
+    Raises
+    ------
+    RuntimeError
+        As :class:`DeviceMesh`.
+    """
+    _check_device(device_type)
+    _check_names(mesh_dim_names, len(mesh_shape))
+    mesh = np.arange(math.prod(mesh_shape), dtype=np.int64).reshape(tuple(mesh_shape))
+    return DeviceMesh(device_type, mesh, mesh_dim_names=mesh_dim_names)

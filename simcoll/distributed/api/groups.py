@@ -1,0 +1,250 @@
+"""Process groups: the default group, groups of some ranks, and the ranks' numbers in them."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from simcoll.distributed.api.backends import Backend
+from simcoll.distributed.runtime.world import NOT_INITIALIZED, current, current_or_none
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+    from simcoll.distributed.runtime.operations import Communicator
+
+__all__ = [
+    "GroupMember", "ProcessGroup", "default_group", "get_backend", "get_backend_config", "get_global_rank", "get_group_rank",
+    "get_process_group_ranks", "get_rank", "get_world_size", "group", "is_initialized", "member_of", "rank_in_group",
+]  # fmt: skip
+
+
+class ProcessGroup:
+    """One rank's handle of a group."""
+
+    __slots__ = ("communicator", "executor", "global_rank", "timeout")
+
+    def __init__(self, communicator: Communicator, global_rank: int, timeout: timedelta, executor: Any = None) -> None:
+        self.communicator = communicator
+        self.global_rank = global_rank
+        self.timeout = timeout
+        self.executor = executor
+
+    def rank(self) -> int:
+        """The rank's own number in the group."""
+        return self.communicator.group_rank[self.global_rank]
+
+    def size(self) -> int:
+        """Number of ranks."""
+        return len(self.communicator.members)
+
+    def name(self) -> str:
+        """Name of the backend."""
+        return self.communicator.backend
+
+    @property
+    def group_name(self) -> str:
+        """Unique name."""
+        return self.communicator.name
+
+    @property
+    def group_desc(self) -> str:
+        """What it is for."""
+        return self.communicator.desc
+
+    def __repr__(self) -> str:
+        return f"<ProcessGroup {self.group_name} ({self.group_desc}): rank {self.rank()} of {self.size()}>"
+
+
+class _Outside:
+    """What new_group returns to ranks that are not in the group."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "NON_GROUP_MEMBER"
+
+    def __reduce__(self) -> str:
+        return "_OUTSIDE"
+
+
+_OUTSIDE = _Outside()
+
+
+class _CurrentWorld(type):
+    @property
+    def WORLD(cls) -> ProcessGroup | None:  # noqa: N802  # torch's name
+        """The default group of the rank that asks; None where there is none."""
+        task = current_or_none()
+        return None if task is None else task.rank.default
+
+
+class GroupMember(metaclass=_CurrentWorld):
+    """``GroupMember.WORLD``: the default group. ``GroupMember.NON_GROUP_MEMBER``: what a rank gets for a group without it."""
+
+    NON_GROUP_MEMBER = _OUTSIDE
+
+
+class group(metaclass=_CurrentWorld):  # noqa: N801  # torch's name
+    """``group.WORLD``: the default group."""
+
+
+def default_group() -> ProcessGroup:
+    """The default group of this rank.
+
+    Raises
+    ------
+    ValueError
+        Before init_process_group.
+    """
+    found: ProcessGroup | None = current().rank.default
+    if found is None:
+        raise ValueError(NOT_INITIALIZED)
+    return found
+
+
+def member_of(given: Any, operation: str) -> ProcessGroup | None:
+    """The group that a call names: the default one for None; None, after a warning, for a rank that is not in it.
+
+    Raises
+    ------
+    ValueError
+        For what is no group of this rank, or destroyed.
+    """
+    default = default_group()
+    if given is None:
+        return default
+    if given is GroupMember.NON_GROUP_MEMBER:
+        warnings.warn(
+            f"Running {operation} on global rank {default.global_rank} which does not belong to the given group.",
+            UserWarning,
+            stacklevel=3,
+        )
+        return None
+    return _own(given, default)
+
+
+def _own(given: Any, default: ProcessGroup) -> ProcessGroup:
+    if not isinstance(given, ProcessGroup):
+        raise ValueError(f"Invalid process group specified: {given!r}; expected what new_group returned")  # noqa: TRY004  # as torch
+    if given.global_rank != default.global_rank:
+        raise ValueError(
+            f"Invalid process group specified: {given!r} is the handle of rank {given.global_rank}, used on rank {default.global_rank}"
+        )
+    if default.global_rank in given.communicator.destroyed:
+        raise ValueError(f"Group {given!r} is not registered: it was destroyed on this rank")
+    return given
+
+
+def _resolved(given: Any) -> ProcessGroup | None:
+    """As :func:`member_of`, without a warning."""
+    default = default_group()
+    if given is GroupMember.NON_GROUP_MEMBER:
+        return None
+    return default if given is None else _own(given, default)
+
+
+def is_initialized() -> bool:
+    """Whether this rank has a default group."""
+    task = current_or_none()
+    return task is not None and task.rank.default is not None
+
+
+def get_rank(group: Any = None) -> int:
+    """The rank's own number in a group, -1 outside of it."""
+    found = _resolved(group)
+    return -1 if found is None else found.rank()
+
+
+def get_world_size(group: Any = None) -> int:
+    """Ranks in a group, -1 outside of it."""
+    found = _resolved(group)
+    return -1 if found is None else found.size()
+
+
+def get_backend(group: Any = None) -> str:
+    """Name of a group's backend.
+
+    Raises
+    ------
+    ValueError
+        Outside of the group.
+    """
+    found = _resolved(group)
+    if found is None:
+        raise ValueError("Invalid process group specified")
+    return found.communicator.backend
+
+
+def get_backend_config(group: Any = None) -> str:
+    """The backend for each kind of device, such as ``"cpu:emulator,cuda:emulator"``."""
+    name = get_backend(group)
+    if ":" in name:
+        return name
+    chosen = Backend.EMULATOR if name == Backend.UNDEFINED else name
+    return f"cpu:{chosen},cuda:{chosen}"
+
+
+def _numbered(given: Any) -> ProcessGroup | None:
+    """A group with numbers of its own; None for the default group, whose numbers are the global ones and are not checked."""
+    if not isinstance(given, ProcessGroup):
+        text = f"Group {given!r} is not registered, please create group with torch.distributed.new_group API"
+        raise ValueError(text)  # noqa: TRY004  # as torch
+    found = _own(given, default_group())
+    return None if found.communicator.name == "0" else found
+
+
+def get_group_rank(group: Any, global_rank: int) -> int:
+    """Number in the group of a rank given by its global number. The default group is not checked: there they are equal.
+
+    Raises
+    ------
+    ValueError
+        When it is not in the group.
+    """
+    found = _numbered(group)
+    return global_rank if found is None else rank_in_group(found, global_rank)
+
+
+def rank_in_group(found: ProcessGroup, global_rank: int) -> int:
+    """Number in the group of a global rank.
+
+    Raises
+    ------
+    ValueError
+        When it is not in the group.
+    """
+    if global_rank not in found.communicator.group_rank:
+        members = list(found.communicator.members)
+        raise ValueError(f"Global rank {global_rank} is not part of group {found.group_name} with ranks {members}")
+    return found.communicator.group_rank[global_rank]
+
+
+def get_global_rank(group: Any, group_rank: int) -> int:
+    """Global number of a rank given by its number in the group.
+
+    Raises
+    ------
+    ValueError
+        When the group has no such rank.
+    """
+    found = _numbered(group)
+    if found is None:
+        return group_rank
+    if not 0 <= group_rank < found.size():
+        raise ValueError(f"Group rank {group_rank} is not part of group {found.group_name} with {found.size()} ranks")
+    return found.communicator.members[group_rank]
+
+
+def get_process_group_ranks(group: Any) -> list[int]:
+    """Global ranks in the order of the group.
+
+    Raises
+    ------
+    ValueError
+        Outside of the group.
+    """
+    found = _resolved(group)
+    if found is None:
+        raise ValueError("Invalid process group specified: this rank is not a member")
+    return list(found.communicator.members)

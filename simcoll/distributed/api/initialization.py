@@ -1,0 +1,135 @@
+"""Make and leave the default group."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from simcoll.distributed.api.backends import Backend
+from simcoll.distributed.api.groups import ProcessGroup
+from simcoll.distributed.api.making_groups import DEFAULT_TIMEOUT, executor_of, leave_groups, meet
+from simcoll.distributed.runtime.operations import Communicator
+from simcoll.distributed.runtime.own_store import take_store
+from simcoll.distributed.runtime.plans import check_choice
+from simcoll.distributed.runtime.work import timeout_fs
+from simcoll.distributed.runtime.world import Rank, current, wait_until
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+    from simcoll.distributed.runtime.plans import Choice
+
+__all__ = ["init_process_group", "set_default_group"]
+
+
+def set_default_group(
+    rank: Rank,
+    backend: str,
+    *,
+    implicit: bool = False,
+    timeout: timedelta | None = None,
+    pg_options: Any = None,
+    algorithm: Choice = None,
+    stream: int = 0,
+) -> ProcessGroup:
+    """Give a rank its handle of the group of all ranks."""
+    world = rank.world
+    name = Backend(backend)
+    generation = rank.local.get("generation", 0)
+    groups: dict[Any, Communicator] = world.shared.setdefault("groups", {})
+    communicator = groups.get((generation, "0"))
+    span = DEFAULT_TIMEOUT if timeout is None else timeout
+    if communicator is None:
+        members = tuple(range(len(world.ranks)))
+        limit = (timeout_fs(span), timeout is not None)
+        communicator = Communicator(world, "0", "default_pg", members, limit, name, algorithm)
+        communicator.key = f"{generation}/0"
+        groups[generation, "0"] = communicator
+    rank.default = ProcessGroup(communicator, rank.number, span)
+    rank.default.executor = executor_of(name, communicator, rank, span, pg_options, stream)
+    rank.local["implicit"] = implicit
+    made: ProcessGroup = rank.default
+    return made
+
+
+def init_process_group(
+    backend: str | None = None,
+    init_method: str | None = None,
+    timeout: timedelta | None = None,
+    world_size: int = -1,
+    rank: int = -1,
+    store: Any = None,
+    group_name: str = "",  # noqa: ARG001  # torch's signature, ignored there too
+    pg_options: Any = None,
+    device_id: Any = None,
+    *,
+    algorithm: Choice = None,
+) -> None:
+    """Make the default group; waits until all ranks have called.
+
+    The ranks are known, so that arguments are only checked as torch does, and no method is needed. The store of a method is
+    made: a TCPStore and its server, or a FileStore; of ``env://`` where ``MASTER_ADDR`` and ``MASTER_PORT`` are set.
+    Emulated ranks share one. It is closed when all have destroyed the group.
+
+    Raises
+    ------
+    ValueError
+        When there is a default group already, for an unknown backend, or a rendezvous that lacks something.
+    AssertionError
+        For arguments that exclude each other, as torch.
+    TypeError
+        For a timeout that is no timedelta.
+    DistNetworkError, DistStoreError
+        When the store of the method cannot be made, or not all ranks come to it.
+    """
+    me = current().rank
+    if me.default is not None and not me.local.get("implicit"):
+        raise ValueError("trying to initialize the default process group twice!")
+    if timeout is not None:
+        timeout_fs(timeout)
+    name = Backend(backend) if backend is not None else Backend.UNDEFINED
+    if me.world.linked is None or name != me.world.linked.post.link.name:
+        Backend.maker(name)
+    check_choice(algorithm)
+    _check_device(device_id)
+    _check_meeting_place(me, init_method, world_size, rank, store)
+    if me.default is not None:
+        leave_groups(me)
+    me.local["generation"] = me.local.get("generation", 0) + 1
+    me.created.clear()
+    place = (init_method or "").split("?")[0]
+    everyone = tuple(range(len(me.world.ranks)))
+    key = ("init", me.local["generation"])
+    meeting = meet(me, key, "init_process_group", everyone, f"{name} {place}".strip())
+    wait_until(meeting, timeout_fs(DEFAULT_TIMEOUT if timeout is None else timeout), explicit=timeout is not None)
+    if store is not None:
+        me.local["store"] = store
+    elif place:
+        take_store(me, place, timeout)
+    set_default_group(me, name, timeout=timeout, pg_options=pg_options, algorithm=algorithm, stream=meeting.stream)
+
+
+def _check_device(device_id: Any) -> None:
+    if device_id is None:
+        return
+    text = str(device_id)
+    if isinstance(device_id, int) or text.startswith("cpu") or ":" not in text:
+        raise ValueError("init_process_group device_id parameter must be an accelerator with an index")
+
+
+def _check_meeting_place(me: Rank, init_method: str | None, world_size: int, rank: int, store: Any) -> None:
+    """What torch checks of rendezvous arguments, and that they say what spawn said."""
+    if init_method is not None and store is not None:
+        raise AssertionError("Cannot specify both init_method and store.")
+    size = len(me.world.ranks)
+    if store is not None:
+        if world_size <= 0:
+            raise AssertionError("world_size must be positive if using store")
+        if rank < 0:
+            raise AssertionError("rank must be non-negative if using store")
+    elif init_method is not None and not init_method.startswith("env://"):
+        from simcoll.distributed.start.rendezvous import parse_init_method
+
+        rank, world_size = parse_init_method(init_method, rank, world_size)
+    for what, given, expected in (("rank", rank, me.number), ("world_size", world_size, size)):
+        if given not in (-1, expected):
+            raise ValueError(f"init_process_group: {what}={given}, but this program was spawned with {what}={expected}")

@@ -1,0 +1,303 @@
+"""Make groups and destroy them; ranks that must agree meet here."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from simcoll.distributed.api.backends import Backend
+from simcoll.distributed.api.groups import GroupMember, ProcessGroup, default_group, get_process_group_ranks
+from simcoll.distributed.runtime.operations import Communicator
+from simcoll.distributed.runtime.own_store import close_store
+from simcoll.distributed.runtime.plans import check_choice
+from simcoll.distributed.runtime.work import timeout_fs
+from simcoll.distributed.runtime.world import Rank, Waitable, current, current_or_none, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from simcoll.distributed.linked.linked import Gathering
+    from simcoll.distributed.runtime.plans import Choice
+
+__all__ = [
+    "DEFAULT_TIMEOUT", "Meeting", "destroy_process_group", "executor_of", "leave_groups", "meet", "new_group", "new_subgroups",
+    "new_subgroups_by_enumeration", "shared_group",
+]  # fmt: skip
+
+DEFAULT_TIMEOUT = timedelta(minutes=30)
+
+
+class Meeting(Waitable):
+    """Ranks that must all come before any goes on; it takes no time, as nothing is sent over the network."""
+
+    __slots__ = ("arrived", "expected", "subject", "what")
+    stream = 0
+
+    def __init__(self, what: str, expected: tuple[int, ...], subject: Any) -> None:
+        super().__init__()
+        self.what = what
+        self.expected = expected
+        self.subject = subject
+        self.arrived: dict[int, None] = {}
+
+    def arrive(self, rank: int) -> None:
+        """A rank is here."""
+        self.arrived[rank] = None
+        if all(other in self.arrived for other in self.expected):
+            self.finish()
+
+    def waits_for(self) -> str:
+        """Who is missing."""
+        missing = [rank for rank in self.expected if rank not in self.arrived]
+        return f"{self.what} waits for rank {', '.join(map(str, missing[:16]))}"
+
+
+def meet(rank: Rank, key: Any, what: str, expected: tuple[int, ...], subject: Any = None) -> Meeting | Gathering:
+    """Arrive at a meeting; the first to come opens it. Between processes it tells everybody, and none expected means all.
+
+    Raises
+    ------
+    RuntimeError
+        When the ranks do not come for the same thing; those who wait get it too.
+    """
+    linked = rank.world.linked
+    if linked is not None:
+        return linked.meet(key, what, expected, subject)
+    meetings: dict[Any, Meeting] = rank.world.shared.setdefault("meetings", {})
+    meeting = meetings.get(key)
+    if meeting is None:
+        meeting = meetings[key] = Meeting(what, expected, subject)
+    if meeting.subject != subject:
+        first = next(iter(meeting.arrived))
+        text = (
+            f"{what} differs between ranks: rank {first} asked for {meeting.subject}, rank {rank.number} for {subject}"
+        )
+        meeting.finish(text)
+        raise RuntimeError(text)
+    if rank.world.shared.get("alone"):
+        meeting.finish()  # the other ranks are in other processes
+    meeting.arrive(rank.number)
+    return meeting
+
+
+def _count(rank: Rank, what: Any) -> int:
+    rank.created[what] = rank.created.get(what, 0) + 1
+    return rank.created[what]
+
+
+def _checked_ranks(ranks: Sequence[int] | None, world_size: int, *, sort_ranks: bool) -> tuple[int, ...]:
+    if ranks is None:
+        return tuple(range(world_size))
+    chosen = [int(rank) for rank in ranks]
+    if not chosen:
+        raise ValueError("new_group: ranks is empty; expected at least one rank, or None for all")
+    if len(set(chosen)) != len(chosen):
+        raise ValueError(f"ranks list must not contain duplicate entries, got {chosen}")
+    if len(chosen) > world_size:
+        raise ValueError(
+            "the new group's world size should be less or equal to the world size set by init_process_group"
+        )
+    for rank in chosen:
+        if not 0 <= rank < world_size:
+            raise ValueError(
+                f"Rank {rank} is out of range. Valid ranks are 0 to {world_size - 1} (world_size={world_size})"
+            )
+    return tuple(sorted(chosen) if sort_ranks else chosen)
+
+
+def new_group(
+    ranks: Sequence[int] | None = None,
+    timeout: timedelta | None = None,
+    backend: str | None = None,
+    pg_options: Any = None,
+    use_local_synchronization: bool = False,
+    group_desc: str | None = None,
+    device_id: Any = None,  # noqa: ARG001  # torch's signature
+    *,
+    sort_ranks: bool = True,
+    algorithm: Choice = None,
+) -> Any:
+    """Make a group of some ranks. All ranks of the default group call, in the same order.
+
+    Parameters
+    ----------
+    ranks
+        Global ranks; None for all.
+    timeout
+        Of operations on the group.
+    use_local_synchronization
+        Only the members call.
+    sort_ranks
+        Number the ranks in rising order, whatever the order given.
+    algorithm
+        What its collectives run: see :func:`simcoll.distributed.spawn`.
+
+    Returns
+    -------
+    ProcessGroup
+        Or ``GroupMember.NON_GROUP_MEMBER`` (None with ``use_local_synchronization``) on ranks that are not in it.
+
+    Raises
+    ------
+    ValueError
+        For ranks that are repeated or do not exist.
+    RuntimeError
+        When the ranks do not ask for the same group.
+    """
+    default = default_group()
+    size = default.size()
+    chosen = _checked_ranks(ranks, size, sort_ranks=sort_ranks)
+    span = default.timeout if timeout is None else timeout
+    explicit = default.communicator.explicit if timeout is None else True
+    limit = (timeout_fs(span), explicit)
+    check_choice(algorithm)
+    name = default.communicator.backend if backend is None else Backend(backend)
+    me = current().rank
+    if use_local_synchronization:
+        if name == Backend.MPI and me.world.linked is None:
+            raise ValueError("MPI backend doesn't support use_local_synchronization=True")
+        if me.number not in chosen:
+            return None
+        label = f"{'-'.join(map(str, chosen))}:{_count(me, chosen)}"
+    else:
+        label = str(_count(me, "group"))
+    generation = me.local.get("generation", 0)
+    meeting = meet(me, ("new_group", generation, label), f"new_group (number {label})", chosen, chosen)
+    if me.number in chosen:
+        wait_until(meeting, limit[0], explicit=explicit)
+    if me.number not in chosen:
+        return GroupMember.NON_GROUP_MEMBER
+    communicator = shared_group(me, label, chosen, limit, name, algorithm, desc=group_desc or "undefined")
+    executor = executor_of(name, communicator, me, span, pg_options, meeting.stream)
+    made = ProcessGroup(communicator, me.number, span, executor)
+    me.local.setdefault("groups", []).append(made)
+    return made
+
+
+def shared_group(
+    me: Rank,
+    name: str,
+    members: tuple[int, ...],
+    limit: tuple[int, bool],
+    backend: str,
+    algorithm: Choice,
+    *,
+    desc: str = "undefined",
+) -> Communicator:
+    """What the ranks of a group share, by the group's name; the first to ask makes it.
+
+    Raises
+    ------
+    RuntimeError
+        When another rank has made a group of other ranks under this name.
+    """
+    groups: dict[Any, Communicator] = me.world.shared.setdefault("groups", {})
+    key = (me.local.get("generation", 0), name)
+    found = groups.get(key)
+    if found is None:
+        inherited = me.default.communicator.algorithm if algorithm is None else algorithm
+        found = groups[key] = Communicator(me.world, name, desc, members, limit, backend, inherited)
+        found.key = "/".join(map(str, key))
+    if found.members != members:
+        raise RuntimeError(
+            f"new_group differs between ranks: rank {me.number} makes group {name} of {list(members)}, which another rank made of "
+            f"{list(found.members)}; all ranks have to make the same groups in the same order"
+        )
+    return found
+
+
+def executor_of(
+    name: str, communicator: Communicator, me: Rank, timeout: timedelta, pg_options: Any, stream: int = 0
+) -> Any:
+    """What plays plans for one rank: None for the emulator, the processes' own backend, or a registered one.
+
+    Between processes the names that the emulator answers for stand for the backend that started them.
+    """
+    linked = me.world.linked
+    maker = None if linked is not None and name == linked.post.link.name else Backend.maker(name)
+    if maker is None:
+        return None if linked is None else linked.part(stream)
+    func, extended = maker
+    rank, size = communicator.group_rank[me.number], len(communicator.members)
+    store = me.local.get("store")
+    if not extended:
+        return func(store, rank, size, timeout)
+    options = {
+        "store": store, "group_rank": rank, "group_size": size, "timeout": timeout, "group_id": communicator.name,
+        "global_ranks_in_group": list(communicator.members),
+    }  # fmt: skip
+    return func(options, pg_options)
+
+
+def new_subgroups(
+    group_size: int | None = None, group: Any = None, timeout: timedelta | None = None, backend: str | None = None
+) -> tuple[Any, list[Any]]:
+    """Cut all ranks into groups of ``group_size`` neighbours; returns this rank's group, and all.
+
+    Raises
+    ------
+    ValueError
+        When the number of ranks is not a multiple.
+    """
+    members = get_process_group_ranks(group)
+    size = len(members) if group_size is None else group_size
+    if not 0 < size <= len(members):
+        raise ValueError(
+            f"The arg 'group_size' ({size}) must be at least 1 and not exceed the world size ({len(members)})"
+        )
+    if len(members) % size:
+        raise ValueError(f"The world size ({len(members)}) must be divisible by 'group_size={size}'")
+    return new_subgroups_by_enumeration([members[i : i + size] for i in range(0, len(members), size)], timeout, backend)
+
+
+def new_subgroups_by_enumeration(
+    ranks_per_subgroup_list: Sequence[Sequence[int]], timeout: timedelta | None = None, backend: str | None = None
+) -> tuple[Any, list[Any]]:
+    """Make one group per list of ranks; returns this rank's group (None in none), and all.
+
+    Raises
+    ------
+    ValueError
+        When a rank is in two lists.
+    """
+    seen: dict[int, int] = {}
+    for number, ranks in enumerate(ranks_per_subgroup_list):
+        for rank in ranks:
+            if rank in seen:
+                raise ValueError(f"Rank {rank} has appeared in both subgroup {seen[rank]} and {number}")
+            seen[rank] = number
+    made = [new_group(list(ranks), timeout, backend) for ranks in ranks_per_subgroup_list]
+    mine = next((each for each in made if isinstance(each, ProcessGroup)), None)
+    return mine, made
+
+
+def leave_groups(me: Rank) -> None:
+    """Leave the default group and all others."""
+    for each in (me.default, *me.local.pop("groups", [])):
+        each.communicator.destroyed[me.number] = None
+    me.default = None
+    close_store(me)
+
+
+def destroy_process_group(group: Any = None) -> None:
+    """Destroy a group on this rank; the default one: all groups. Other members may still finish what is in flight.
+
+    Raises
+    ------
+    ValueError
+        When it is destroyed already.
+    AssertionError
+        Without a default group, as torch does.
+    """
+    if group is GroupMember.NON_GROUP_MEMBER:
+        return
+    task = current_or_none()
+    default = None if task is None else task.rank.default
+    if task is None or default is None:
+        raise AssertionError("Process group cannot be None: there is no default group to destroy")
+    if group is None or group is default:
+        leave_groups(task.rank)
+        return
+    if not isinstance(group, ProcessGroup) or default.global_rank in group.communicator.destroyed:
+        raise ValueError("Invalid process group specified")
+    group.communicator.destroyed[default.global_rank] = None

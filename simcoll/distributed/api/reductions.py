@@ -1,0 +1,110 @@
+"""Reduction operators under torch's names."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from simcoll.core.reduction import Reduction
+from simcoll.errors import nearest
+
+if TYPE_CHECKING:
+    import numpy as np
+
+__all__ = ["ReduceOp", "check_op", "deprecated_reduce_op", "premul_sum"]
+
+_NAMES = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class ReduceOp:
+    """How values combine: ``SUM``, ``AVG``, ``PRODUCT``, ``MIN``, ``MAX``, ``BAND``, ``BOR``, ``BXOR`` or ``PREMUL_SUM``.
+
+    ``AVG`` divides the sum by the number of ranks. For ``PREMUL_SUM`` take :func:`premul_sum`.
+
+    >>> ReduceOp(ReduceOp.SUM) == ReduceOp.SUM, isinstance(ReduceOp.SUM, ReduceOp)
+    (True, True)
+    """
+
+    name: str
+    factor: float | None
+
+    SUM: ClassVar[ReduceOp]
+    AVG: ClassVar[ReduceOp]
+    PRODUCT: ClassVar[ReduceOp]
+    MIN: ClassVar[ReduceOp]
+    MAX: ClassVar[ReduceOp]
+    BAND: ClassVar[ReduceOp]
+    BOR: ClassVar[ReduceOp]
+    BXOR: ClassVar[ReduceOp]
+    PREMUL_SUM: ClassVar[ReduceOp]
+
+    def __init__(self, op: ReduceOp | str, factor: float | None = None) -> None:
+        name, factor = (op.name, op.factor) if isinstance(op, ReduceOp) else (op, factor)
+        if name not in _NAMES:
+            raise ValueError(f"unknown ReduceOp {name!r}; {nearest(str(name), _NAMES)}")
+        object.__setattr__(self, "name", name)
+        object.__setattr__(self, "factor", factor)
+
+    def __reduce__(self) -> tuple[type[ReduceOp], tuple[str, float | None]]:
+        return ReduceOp, (self.name, self.factor)
+
+    def __str__(self) -> str:
+        return self.name if self.factor is None else f"{self.name}({self.factor:g})"
+
+    @property
+    def reduction(self) -> Reduction:
+        """The reduction of a plan."""
+        return Reduction(self.name.lower(), self.factor)
+
+
+for _name in _NAMES:
+    setattr(ReduceOp, _name, ReduceOp(_name))
+
+
+def premul_sum(factor: Any) -> ReduceOp:
+    """The sum of all inputs, each multiplied by a factor where it comes from (NCCL's PreMulSum).
+
+    >>> str(premul_sum(0.5))
+    'PREMUL_SUM(0.5)'
+    """
+    return ReduceOp("PREMUL_SUM", float(factor.item() if hasattr(factor, "item") else factor))
+
+
+def check_op(op: Any, dtype: np.dtype[Any], function: str) -> ReduceOp:
+    """The operator, if the dtype has it.
+
+    Raises
+    ------
+    TypeError
+        When it is no ReduceOp, or a bare PREMUL_SUM.
+    ValueError
+        For an order or product of complex numbers in all_reduce; RuntimeError in other collectives, as in torch.
+    RuntimeError
+        For bits of a dtype that has none.
+    """
+    if not isinstance(op, ReduceOp):
+        raise TypeError(f"{function}(): op must be a ReduceOp such as ReduceOp.SUM, got {op!r} ({type(op).__name__})")
+    if op.name == "PREMUL_SUM" and op.factor is None:
+        raise TypeError(f"{function}(): ReduceOp.PREMUL_SUM needs its factor: pass premul_sum(factor)")
+    if dtype.kind == "c" and op.name not in ("SUM", "AVG", "PREMUL_SUM"):
+        kind = ValueError if function == "all_reduce" else RuntimeError
+        raise kind(f"{function} does not support RedOpType.{op.name} on complex tensors; use SUM, AVG or PREMUL_SUM")
+    if op.name in ("BAND", "BOR", "BXOR") and dtype.kind not in "biu":
+        raise RuntimeError(f"Cannot use ReduceOp.{op.name} with non-integral dtype {dtype.name}")
+    if op.name in ("AVG", "PREMUL_SUM") and dtype.kind == "b":
+        raise RuntimeError(f"Cannot use ReduceOp.{op.name} with dtype bool")
+    if op.factor is not None and dtype.kind in "iu" and op.factor != int(op.factor):
+        raise RuntimeError(f"ReduceOp.{op} needs a whole factor for dtype {dtype.name}")
+    return op
+
+
+def deprecated_reduce_op() -> type[ReduceOp]:
+    """What ``reduce_op`` stands for, with a warning."""
+    warnings.warn(
+        "`torch.distributed.reduce_op` is deprecated, please use `torch.distributed.ReduceOp` instead",
+        FutureWarning,
+        stacklevel=3,
+    )
+    return ReduceOp

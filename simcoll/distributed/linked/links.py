@@ -1,0 +1,148 @@
+"""Ranks in processes of their own: what a real backend offers, and the letters that the processes write each other.
+
+A backend moves two things: small letters, by which ranks find out what the others do, and the data of plans. What the letters
+mean is decided in :mod:`simcoll.distributed.linked.linked` and is the same for every backend.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+
+from simcoll.errors import ConfigError, nearest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from numpy.typing import NDArray
+
+    from simcoll.core.plan import Plan
+
+    Array = NDArray[Any]
+
+__all__ = ["BACKEND_VARIABLE", "EMULATOR", "HOMES", "Link", "Post", "connected", "place_of", "world_size_of"]
+
+EMULATOR = "emulator"
+BACKEND_VARIABLE = "SIMCOLL_BACKEND"
+HOMES = {"mpi": "realcoll.mpi_link"}
+"""Where the backends of real processes live; imported when a run asks for one by name. Each has a function ``connect``."""
+
+
+class Link(Protocol):
+    """A process's way to the other processes of its job. Rank r is process r."""
+
+    name: str
+    rank: int
+    world_size: int
+
+    def post(self, rank: int, letter: bytes) -> None:
+        """Send a letter to another rank without waiting for it to come. Letters from one rank to another keep their order."""
+        ...
+
+    def letters(self) -> Iterable[tuple[int, bytes]]:
+        """The letters that have come since the last call, each with its sender."""
+        ...
+
+    def lost(self) -> str:
+        """Which process has died, in words; empty if none."""
+        ...
+
+    def execute(self, plan: Plan, rank: int, data: Array, stream: int, pause: Callable[[], None]) -> Array | None:
+        """Play one rank's part of a plan, from its input to its output.
+
+        Parameters
+        ----------
+        plan
+            The same on all its ranks; ``plan.ranks`` are processes.
+        rank
+            Number of this process in the plan.
+        data
+            Its input.
+        stream
+            Equal for all ranks of the plan, and different from that of every plan that runs at the same time.
+        pause
+            To be called again and again while there is something to wait for: other operations go on meanwhile. It raises
+            when there is no use in waiting any more.
+        """
+        ...
+
+    def give_up(self, reason: str) -> None:
+        """Let the others know that this process cannot go on, and let the job end when this process does."""
+        ...
+
+
+class Post:
+    """The letters of a process, run by run: a process may start one run after the other, and ranks are not equally fast."""
+
+    def __init__(self, link: Link) -> None:
+        self.link = link
+        self._run = 0
+        self._early: list[tuple[int, list[Any]]] = []
+
+    def open(self) -> None:
+        """Begin the next run."""
+        self._run += 1
+
+    def send(self, ranks: Iterable[int], *content: Any) -> None:
+        """Write to some ranks."""
+        letter = msgspec.msgpack.encode([self._run, *content])
+        for rank in ranks:
+            self.link.post(rank, letter)
+
+    def receive(self) -> list[tuple[int, list[Any]]]:
+        """What has come for this run."""
+        arrived = self._early
+        arrived += ((sender, msgspec.msgpack.decode(letter)) for sender, letter in self.link.letters())
+        self._early = [(sender, content) for sender, content in arrived if content[0] > self._run]
+        return [(sender, content[1:]) for sender, content in arrived if content[0] == self._run]
+
+
+@functools.cache
+def _connection(name: str) -> Post:
+    link: Link = importlib.import_module(HOMES[name]).connect()
+    return Post(link)
+
+
+def connected(name: str, world_size: int) -> Post:
+    """The connection of this process by a backend, made once.
+
+    Raises
+    ------
+    ConfigError
+        For a backend that does not exist, or another number of processes.
+    SimcollError
+        When what it needs is not installed; the message says what to install.
+    """
+    if name not in HOMES:
+        raise ConfigError(f"no backend {name!r} runs ranks in processes; {nearest(name, [EMULATOR, *HOMES])}")
+    post = _connection(name)
+    size = post.link.world_size
+    if size != world_size:
+        raise ConfigError(
+            f"{world_size} ranks were asked for, but backend {name!r} has {size} process{'es' if size > 1 else ''}; "
+            f"start {world_size}, for example: mpiexec -n {world_size} python program.py"
+        )
+    return post
+
+
+def world_size_of(name: str) -> int:
+    """How many processes a backend has here."""
+    return _connection(name).link.world_size
+
+
+def place_of(backend: str | None) -> str:
+    """Where ranks run: on the emulator, or by a real backend that the call or ``SIMCOLL_BACKEND`` names.
+
+    >>> place_of("mpi"), place_of("nccl")
+    ('mpi', 'emulator')
+    """
+    if backend in HOMES or backend == EMULATOR:
+        return str(backend)
+    chosen = os.environ.get(BACKEND_VARIABLE, EMULATOR)
+    if chosen not in (EMULATOR, *HOMES):
+        raise ConfigError(f"{BACKEND_VARIABLE}={chosen!r}; {nearest(chosen, [EMULATOR, *HOMES])}")
+    return chosen

@@ -1,0 +1,106 @@
+"""What a rank asked a group to do, and what is said when the ranks do not ask for the same."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import numpy as np
+
+    from simcoll.distributed.api.reductions import ReduceOp
+    from simcoll.distributed.runtime.plans import Choice
+
+    Splits = tuple[tuple[int, ...], tuple[int, ...]]
+
+__all__ = ["ASPECTS", "Call", "mismatch", "wrong_split"]
+
+ASPECTS = ("function", "number of elements", "dtype", "op", "root", "algorithm")
+SHOWN_RANKS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What one rank asked a group to do.
+
+    Attributes
+    ----------
+    name
+        Function that was called.
+    kind
+        Collective that does it.
+    sizes
+        Elements per block, as :func:`simcoll.core.plan.bind` takes them; for an all_to_all with splits ``()``.
+    shape
+        Shapes, for people.
+    splits
+        Elements sent to and received from every rank, for an all_to_all with splits.
+    """
+
+    name: str
+    kind: str
+    sizes: int | tuple[int, ...]
+    dtype: np.dtype[Any]
+    shape: str = ""
+    op: ReduceOp | None = None
+    root: int | None = None
+    splits: Splits | None = None
+    algorithm: Choice = None
+
+    def aspects(self) -> tuple[Any, ...]:
+        """What must be equal on all ranks, in the order of ``ASPECTS``."""
+        algorithm = self.algorithm if isinstance(self.algorithm, str) else None
+        return self.name, self.sizes, self.dtype, self.op, self.root, algorithm
+
+    def differences(self, other: Call) -> list[str]:
+        """Aspects in which two calls cannot be one operation."""
+        pairs = zip(ASPECTS, self.aspects(), other.aspects(), strict=True)
+        return [aspect for aspect, mine, theirs in pairs if mine != theirs]
+
+    def __str__(self) -> str:
+        parts = [self.name, self.shape, "" if self.kind == "barrier" else self.dtype.name]
+        if self.op is not None:
+            parts.append(str(self.op))
+        if self.root is not None:
+            parts.append(f"root={self.root} (group rank)")
+        if self.splits is not None:
+            parts.append(f"sends {list(self.splits[0])} receives {list(self.splits[1])} elements")
+        if isinstance(self.algorithm, str):
+            parts.append(f"algorithm={self.algorithm}")
+        return " ".join(part for part in parts if part)
+
+
+def wrong_split(splits: Sequence[Splits]) -> str | None:
+    """The first pair of ranks of an all_to_all that do not agree on what one sends to the other, in words."""
+    ranks = range(len(splits))
+    for a in ranks:
+        for b in ranks:
+            sent, expected = splits[a][0][b], splits[b][1][a]
+            if sent != expected:
+                return f"rank {a} sends {sent} elements to rank {b}, which expects {expected}"
+    return None
+
+
+def mismatch(where: str, members: Sequence[int], said: Mapping[int, tuple[str, Any]], reason: str) -> str:
+    """The table of what every rank called.
+
+    Parameters
+    ----------
+    where
+        Which call on which group.
+    members
+        Global ranks by group rank.
+    said
+        By group rank the call and the line that made it.
+    reason
+        In what they differ.
+    """
+    lines = [f"Detected mismatch between collectives on ranks: {where}: {reason}"]
+    for rank, member in enumerate(members[:SHOWN_RANKS]):
+        call, site = said.get(rank, ("has not called", None))
+        lines.append(f"  rank {member}: {call}" + (f"    at {site}" if site is not None else ""))
+    if len(members) > SHOWN_RANKS:
+        lines.append(f"  ... and {len(members) - SHOWN_RANKS} more")
+    return "\n".join(lines)

@@ -1,0 +1,270 @@
+"""Objects as bytes, for the object collectives and stores: plain data, or pickle for those who ask for it.
+
+Plain data is None, bool, int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset, range, numpy arrays and
+scalars (and those of ml_dtypes), nested in any way; it comes back with the same types. The encoding is MessagePack with
+extension types for what MessagePack lacks. Decoding it runs no code of the sender's. Pickle does, and so both sides have to
+say that they trust each other.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import os
+import pickle
+import re
+import struct
+from typing import Any, cast
+
+import msgspec
+import numpy as np
+
+from simcoll.errors import SimcollError
+
+__all__ = ["TRUSTED_VARIABLE", "ObjectDecodingError", "ObjectEncodingError", "decode", "encode"]
+
+TRUSTED_VARIABLE = "SIMCOLL_TRUSTED_PICKLE"
+MAX_DEPTH = 64
+_ATOMS = frozenset({type(None), bool, float, str, bytes})
+_PLAIN, _PICKLE = b"\x00", b"\x01"
+_OPT_IN = (
+    f"pass trusted=True, or set {TRUSTED_VARIABLE}=1, on all ranks to use pickle (which runs code of the sender's)"
+)
+
+
+class ObjectEncodingError(SimcollError, TypeError):
+    """An object that is no plain data, or nested too deeply."""
+
+
+class ObjectDecodingError(SimcollError, ValueError):
+    """Bytes that are no encoded object, or a pickle where none is trusted."""
+
+
+class _Kind(enum.IntEnum):
+    """The extension types; their data is itself encoded unless said otherwise."""
+
+    TUPLE = 1
+    SET = 2
+    FROZENSET = 3
+    COMPLEX = 4  # two float64
+    INTEGER = 5  # outside 64 bits: two's complement
+    BYTEARRAY = 6  # raw
+    ARRAY = 7  # [dtype, shape, elements in C order]
+    SCALAR = 8  # an ARRAY without dimensions
+    RANGE = 9  # [start, stop, step]
+    DICT = 10  # [keys, values], where a key is an extension type
+
+
+def encode(thing: object, *, trusted: bool | None = None) -> bytes:
+    """The object as bytes.
+
+    Parameters
+    ----------
+    thing
+        Plain data; anything that can be pickled where ``trusted``.
+    trusted
+        Use pickle. By default, whether the environment variable SIMCOLL_TRUSTED_PICKLE is 1.
+
+    Raises
+    ------
+    ObjectEncodingError
+        The object, or something in it, is no plain data; the text says where, and how to opt in to pickle.
+    pickle.PicklingError, AttributeError, TypeError
+        ``trusted``, and the object cannot be pickled.
+
+    Examples
+    --------
+    >>> decode(encode(["foo", 12, {1: 2}, (3, 4.5)]))
+    ['foo', 12, {1: 2}, (3, 4.5)]
+    >>> encode({"f": print})
+    Traceback (most recent call last):
+    simcoll.distributed.runtime.objects.ObjectEncodingError: $['f'] is a builtin_function_or_method, which is no plain data; ...
+    """
+    if _is_trusted(trusted):
+        return _PICKLE + pickle.dumps(thing, protocol=pickle.HIGHEST_PROTOCOL)
+    try:
+        return _PLAIN + _packed(thing)
+    except UnicodeEncodeError as error:
+        raise ObjectEncodingError(f"the str {error.object[:40]!r} has no UTF-8 form; {_OPT_IN}") from error
+
+
+def decode(data: bytes | bytearray | memoryview, *, trusted: bool | None = None) -> Any:
+    """The object that `encode` made these bytes of; arrays are copies of their own and writable.
+
+    Raises
+    ------
+    ObjectDecodingError
+        They are none, or they are a pickle and ``trusted`` is not given.
+    """
+    data = bytes(data)
+    how, body = data[:1], data[1:]
+    if how == _PICKLE:
+        if not _is_trusted(trusted):
+            raise ObjectDecodingError(f"the sender used pickle, which this rank does not trust; {_OPT_IN}")
+        return pickle.loads(body)  # noqa: S301  the caller has opted in
+    if how != _PLAIN:
+        raise ObjectDecodingError(f"these {len(data)} bytes are no encoded object: they begin with {data[:8]!r}")
+    try:
+        return _unpacked(body)
+    except RecursionError as error:
+        raise ObjectDecodingError("the encoded object is nested too deeply") from error
+    except (ValueError, TypeError, struct.error, OverflowError, MemoryError) as error:
+        raise ObjectDecodingError(f"these {len(data)} bytes are no encoded object: {error}") from error
+
+
+def _is_trusted(trusted: bool | None) -> bool:
+    return os.environ.get(TRUSTED_VARIABLE) == "1" if trusted is None else trusted
+
+
+# Encoding
+
+
+# The way to an object from the outermost one: the way to what holds it, and how it is found there. Made into text only
+# for an error.
+_Way = tuple["_Way", str, object] | None
+
+
+def _text(way: _Way) -> str:
+    steps = []
+    while way is not None:
+        way, form, found = way
+        steps.append(form.format(found))
+    return "$" + "".join(reversed(steps))
+
+
+def _refused(way: _Way, why: str) -> ObjectEncodingError:
+    place = _text(way)
+    return ObjectEncodingError(f"{place[:200]}{'...' if len(place) > 200 else ''} {why}; {_OPT_IN}")
+
+
+def _packed(thing: object, way: _Way = None, depth: int = 0) -> bytes:
+    return msgspec.msgpack.encode(_plain(thing, way, depth))
+
+
+def _plain(thing: object, way: _Way, depth: int) -> object:
+    """The object in terms of what MessagePack has. Exact types only: a subclass would come back as something else."""
+    kind = type(thing)
+    if kind in _ATOMS:
+        return thing
+    if kind is int:
+        return _integer(cast("int", thing))
+    if depth > MAX_DEPTH:
+        raise _refused(way, f"is nested more than {MAX_DEPTH} deep, or contains itself")
+    if isinstance(thing, (np.ndarray, np.generic)):
+        return _array(thing, way)
+    match thing:
+        case list() if kind is list:
+            return [_plain(item, (way, "[{}]", i), depth + 1) for i, item in enumerate(thing)]
+        case tuple() if kind is tuple:
+            return _ext(_Kind.TUPLE, _packed(list(thing), way, depth))
+        case dict() if kind is dict:
+            keys = [_plain(key, (way, " key {!r}", key), depth + 1) for key in thing]
+            values = [_plain(value, (way, "[{!r}]", key), depth + 1) for key, value in thing.items()]
+            if any(isinstance(key, msgspec.msgpack.Ext) for key in keys):  # which no map of MessagePack's takes
+                return _ext(_Kind.DICT, msgspec.msgpack.encode([keys, values]))
+            return dict(zip(keys, values, strict=True))
+        case set() | frozenset() if kind in {set, frozenset}:
+            # Sorted by their bytes: the same set gives the same bytes in every process.
+            items = sorted(_packed(item, (way, " element {!r}", item), depth + 1) for item in thing)
+            return _ext(_Kind.SET if kind is set else _Kind.FROZENSET, msgspec.msgpack.encode(items))
+        case complex() if kind is complex:
+            return _ext(_Kind.COMPLEX, struct.pack(">dd", thing.real, thing.imag))
+        case bytearray() if kind is bytearray:
+            return _ext(_Kind.BYTEARRAY, bytes(thing))
+        case range():
+            return _ext(_Kind.RANGE, _packed([thing.start, thing.stop, thing.step], way, depth))
+    raise _refused(way, f"is a {kind.__qualname__}, which is no plain data")
+
+
+def _ext(kind: _Kind, data: bytes) -> msgspec.msgpack.Ext:
+    return msgspec.msgpack.Ext(int(kind), data)
+
+
+def _integer(number: int) -> int | msgspec.msgpack.Ext:
+    if -(1 << 63) <= number < 1 << 64:
+        return number
+    return _ext(_Kind.INTEGER, number.to_bytes(number.bit_length() // 8 + 1, "big", signed=True))
+
+
+def _array(array: np.ndarray[Any, Any] | np.generic, way: _Way) -> msgspec.msgpack.Ext:
+    if isinstance(array, np.ndarray) and type(array) is not np.ndarray:
+        raise _refused(way, f"is a {type(array).__qualname__}, which is no plain array")
+    name = _dtype_name(array.dtype)
+    if name is None:
+        raise _refused(way, f"is an array of {array.dtype}, which is no plain data")
+    body = msgspec.msgpack.encode([name, list(array.shape), array.tobytes()])
+    return _ext(_Kind.ARRAY if isinstance(array, np.ndarray) else _Kind.SCALAR, body)
+
+
+_NUMPY_DTYPE = re.compile(r"[<>|=][biufcSUmM]\d{1,6}(\[\d*[A-Za-zμ]{1,7}\])?")
+
+
+def _dtype_name(dtype: np.dtype[Any]) -> str | None:
+    # Types registered by others have a code of numpy's form that numpy cannot read back, such as "<f1".
+    if dtype.isbuiltin != 2 and _NUMPY_DTYPE.fullmatch(dtype.str):
+        return dtype.str
+    return dtype.name if dtype.name in _extra_dtypes() else None
+
+
+def _extra_dtypes() -> dict[str, np.dtype[Any]]:
+    """The types of ml_dtypes by name, such as bfloat16."""
+    import ml_dtypes
+
+    classes = (thing for name, thing in sorted(vars(ml_dtypes).items()) if isinstance(thing, type))
+    return {name.__name__: np.dtype(name) for name in classes if issubclass(name, np.generic)}
+
+
+# Decoding
+
+
+def _unpacked(data: bytes) -> Any:
+    return msgspec.msgpack.decode(data, ext_hook=_extension)
+
+
+def _extension(code: int, data: memoryview) -> object:
+    match code:
+        case _Kind.TUPLE:
+            return tuple(_items(data))
+        case _Kind.SET | _Kind.FROZENSET:
+            items = [_unpacked(item) for item in _items(data)]
+            return set(items) if code == _Kind.SET else frozenset(items)
+        case _Kind.COMPLEX:
+            return complex(*struct.unpack(">dd", data))
+        case _Kind.INTEGER:
+            return int.from_bytes(data, "big", signed=True)
+        case _Kind.BYTEARRAY:
+            return bytearray(data)
+        case _Kind.RANGE:
+            return range(*_items(data))
+        case _Kind.DICT:
+            keys, values = _items(data)
+            return dict(zip(keys, values, strict=True))
+        case _Kind.ARRAY:
+            return _array_of(data)
+        case _Kind.SCALAR:
+            return _array_of(data)[()]
+    raise ValueError(f"unknown extension type {code}")
+
+
+def _items(data: memoryview) -> list[Any]:
+    items = _unpacked(bytes(data))
+    if not isinstance(items, list):
+        raise ValueError(f"expected a list inside, got {type(items).__name__}")  # noqa: TRY004  bad data, not a bad call
+    return items
+
+
+def _array_of(data: memoryview) -> np.ndarray[Any, Any]:
+    name, shape, elements = _array_fields(data)
+    dtype = np.dtype(name) if _NUMPY_DTYPE.fullmatch(name) else _extra_dtypes().get(name)
+    if dtype is None:
+        raise ValueError(f"unknown dtype {name!r}")
+    if any(side < 0 for side in shape) or math.prod(shape) * dtype.itemsize != len(elements):
+        raise ValueError(f"{len(elements)} bytes are no array of {dtype} with shape {tuple(shape)}")
+    array = np.empty(tuple(shape), dtype)
+    if elements:
+        array.reshape(-1).view(np.uint8)[:] = np.frombuffer(elements, np.uint8)
+    return array
+
+
+def _array_fields(data: memoryview) -> tuple[str, list[int], bytes]:
+    return msgspec.msgpack.decode(data, type=tuple[str, list[int], bytes])

@@ -1,0 +1,52 @@
+"""How a store waits inside a rank program: the rank is parked, the others run on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from simcoll.distributed.runtime.world import Waitable, current_or_none, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["RankWaiter"]
+
+
+class _StoreWait(Waitable):
+    __slots__ = ()
+
+    def waits_for(self) -> str:
+        return "a key of a store that no rank has set"
+
+
+class RankWaiter:
+    """The :class:`simcoll.distributed.stores.Waiter` of a world; timeouts count on the emulated clock."""
+
+    __slots__ = ("_waiting",)
+
+    def __init__(self) -> None:
+        self._waiting: list[_StoreWait] = []
+
+    def wait(self, ready: Callable[[], bool], timeout_s: float) -> bool:
+        """Try again whenever a store has changed; False after the timeout."""
+        task = current_or_none()
+        if task is None:
+            return ready()
+        begin_fs, limit_fs = task.rank.world.now, round(timeout_s * 1e15)
+        while not ready():
+            left = limit_fs - (task.rank.world.now - begin_fs)
+            if left <= 0:
+                return False
+            change = _StoreWait()
+            self._waiting.append(change)
+            try:
+                wait_until(change, left, explicit=True)
+            except RuntimeError:
+                return ready()
+        return True
+
+    def notify(self) -> None:
+        """A store has changed."""
+        waiting, self._waiting = self._waiting, []
+        for each in waiting:
+            each.finish()

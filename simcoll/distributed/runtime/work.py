@@ -1,0 +1,279 @@
+"""Handles of operations in flight, and futures of their results."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from simcoll.distributed.api.arrays import checksum, poison
+from simcoll.distributed.runtime.world import Rank, Task, Waitable, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from simcoll.distributed.runtime.flight import Entry
+
+    Array = NDArray[Any]
+
+__all__ = ["Future", "Work", "timeout_fs"]
+
+
+def timeout_fs(timeout: Any) -> int:
+    """A timedelta in femtoseconds.
+
+    Raises
+    ------
+    TypeError
+        For anything else.
+    """
+    if not isinstance(timeout, timedelta):
+        raise TypeError(
+            f"Expected timeout argument to be of type datetime.timedelta, got {timeout!r} ({type(timeout).__name__})"
+        )
+    return (timeout // timedelta(microseconds=1)) * 10**9
+
+
+class Future:
+    """The results of an operation, or of a callback.
+
+    ``value()`` is the list of result tensors; ``then`` runs a function of the future on the rank that asked.
+    """
+
+    def __init__(self, rank: Rank) -> None:
+        self._rank = rank
+        self._over = Waitable()
+        self._value: Any = None
+        self._failure: BaseException | None = None
+
+    def done(self) -> bool:
+        """Whether the value is there."""
+        return self._over.done
+
+    def value(self) -> Any:
+        """The value.
+
+        Raises
+        ------
+        RuntimeError
+            Before it is done; or the failure itself.
+        """
+        if not self._over.done:
+            raise RuntimeError("value() of a future that is not done; wait() for it")
+        if self._failure is not None:
+            raise self._failure
+        return self._value
+
+    def wait(self) -> Any:
+        """The value, once it is there."""
+        wait_until(self._over)
+        return self.value()
+
+    def then(self, callback: Callable[[Future], Any]) -> Future:
+        """A future of what ``callback(self)`` returns; it runs when this one is done."""
+        result = Future(self._rank)
+
+        def over(task: Task) -> None:
+            result.settle(task.value, task.failure)
+
+        def launch() -> None:
+            self._rank.world.launch(self._rank, lambda: callback(self), over)
+
+        if self._over.done:
+            launch()
+        else:
+            self._over.watchers.append(launch)
+        return result
+
+    def add_done_callback(self, callback: Callable[[Future], Any]) -> None:
+        """As :meth:`then`, without a result."""
+        self.then(callback)
+
+    def settle(self, value: Any, failure: BaseException | None = None) -> None:
+        """Give it its value."""
+        self._value, self._failure = value, failure
+        self._over.finish()
+
+
+class Work(Waitable):
+    """An operation of one rank. Returned by calls with ``async_op=True``, ``isend`` and ``irecv``."""
+
+    __slots__ = (
+        "_checks", "_future", "_watched", "deadline_fs", "entry", "explicit", "name", "rank", "reason", "results",
+        "sender", "sources", "targets", "waited",
+    )  # fmt: skip
+
+    def __init__(self, rank: Rank, name: str, sources: list[Array], targets: list[Array], entry: Entry) -> None:
+        super().__init__()
+        self.rank = rank
+        self.name = name
+        self.sources = sources
+        self.targets = targets
+        self.results: list[Any] = list(targets)
+        self.entry = entry
+        self.sender: int | None = None
+        self.waited = False
+        self.explicit = False
+        self.deadline_fs = -1
+        self.reason: Callable[[], str] = lambda: name
+        self._future: Future | None = None
+        self._checks: tuple[int, int] | None = None
+        self._watched: list[Array] = []
+
+    def guard(self) -> None:
+        """Watch the buffers until the work is over.
+
+        Inputs are summed. Outputs are filled with a pattern, so that whoever reads them too early sees it; inputs that
+        share their memory are copied before.
+        """
+        shared = [any(np.may_share_memory(source, target) for target in self.targets) for source in self.sources]
+        self._watched = [source for source, both in zip(self.sources, shared, strict=True) if not both]
+        self.sources = [source.copy() if both else source for source, both in zip(self.sources, shared, strict=True)]
+        poison(self.targets)
+        self._checks = (checksum(self._watched), checksum(self.targets))
+
+    def guarded(self) -> str | None:
+        """What happened to the buffers in flight, if anything."""
+        if self._checks is None:
+            return None
+        before, self._checks = self._checks, None
+        for which, arrays, expected in (("input", self._watched, before[0]), ("output", self.targets, before[1])):
+            if checksum(arrays) != expected:
+                return (
+                    f"the {which} buffer of {self.name} (issued at {self.entry.site}) was changed while the operation was in"
+                    " flight; call wait() before touching it"
+                )
+        return None
+
+    def over(self, error: str | None = None) -> None:
+        """The work is done, or failed."""
+        if self.done:
+            return
+        entry = self.entry
+        if error is None:
+            entry.completed_fs = self.rank.world.now
+        else:
+            entry.error = error
+        self.sources = self._watched = []
+        self.finish(error)
+
+    def waits_for(self) -> str:
+        """What it is, and whom it waits for."""
+        return self.reason()
+
+    def expired(self, waited_fs: int) -> str:
+        """Torch's words for a timeout, and whom it waited for."""
+        milliseconds = waited_fs // 10**12
+        if self.entry.p2p:
+            return f"Timed out waiting {milliseconds}ms for {self.name} operation to complete: {self.reason()}"
+        return f"Operation timed out! Timed out waiting {milliseconds}ms for {self.name} operation to complete: {self.reason()}"
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Block until the operation is over.
+
+        Parameters
+        ----------
+        timeout
+            Give up after this time; none or 0: after the timeout of the group.
+
+        Raises
+        ------
+        RuntimeError
+            When it failed, or takes too long.
+        """
+        self.waited = True
+        self.rank.open_works.pop(self, None)
+        if self.done:
+            if self.error is not None:
+                raise RuntimeError(self.error)
+            return True
+        if timeout is not None and timeout_fs(timeout) > 0:
+            wait_until(self, timeout_fs(timeout), explicit=True)
+        else:
+            left = max(0, self.deadline_fs - self.rank.world.now) if self.deadline_fs >= 0 else None
+            wait_until(self, left, explicit=self.explicit)
+        return True
+
+    def is_completed(self) -> bool:
+        """Whether it is over."""
+        if not self.done:
+            self.rank.world.glance()
+        return self.done
+
+    def is_success(self) -> bool:
+        """Whether it is over and did not fail."""
+        return self.done and self.error is None
+
+    def exception(self) -> BaseException | None:
+        """Why it failed."""
+        return RuntimeError(self.error) if self.error is not None else None
+
+    def result(self) -> list[Any]:
+        """The result tensors.
+
+        Raises
+        ------
+        RuntimeError
+            For point-to-point operations, which have none.
+        """
+        if self.entry.p2p:
+            raise RuntimeError("result() not implemented.")
+        return list(self.results)
+
+    def synchronize(self) -> None:
+        """Wait, if it is not over."""
+        if not self.done:
+            self.wait()
+
+    def source_rank(self) -> int:
+        """Group rank of the sender of a receive.
+
+        Raises
+        ------
+        RuntimeError
+            For anything but a receive that is over.
+        """
+        if self.sender is None:
+            raise RuntimeError(
+                "sourceRank() may only be called on work objects that correspond to a recv or recv-from-any call."
+            )
+        return self.sender
+
+    def get_future(self) -> Future:
+        """A future of the list of result tensors.
+
+        Raises
+        ------
+        RuntimeError
+            For point-to-point operations.
+        """
+        if self.entry.p2p:
+            raise RuntimeError("Work::getFuture not implemented.")
+        if self._future is None:
+            future = self._future = Future(self.rank)
+            self.rank.open_works.pop(self, None)  # whoever takes the future waits for that
+
+            def settle() -> None:
+                future.settle(list(self.results), self.exception())
+
+            if self.done:
+                settle()
+            else:
+                self.watchers.append(settle)
+        return self._future
+
+    def get_future_result(self) -> Future:
+        """Not available, as on every backend but NCCL."""
+        raise RuntimeError("Work::getFutureResult not implemented.")
+
+    def boxed(self) -> Work:
+        """The handle as other languages would see it: itself."""
+        return self
+
+    @staticmethod
+    def unbox(work: Work) -> Work:
+        """The inverse of :meth:`boxed`."""
+        return work

@@ -1,0 +1,1 @@
+"""Start rank programs: in this process, or as several processes."""

@@ -1,0 +1,206 @@
+"""How ranks find each other: an address, a file, the environment or a store becomes (store, rank, world size)."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, NoReturn
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+
+from simcoll.distributed.stores import DistNetworkError, FileStore, Store, TCPStore
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["Rendezvous", "parse_init_method", "rendezvous"]
+
+DEFAULT_TIMEOUT = timedelta(minutes=30)
+
+
+@dataclass(frozen=True, slots=True)
+class Rendezvous:
+    """Where this process meets the others, and which of them it is."""
+
+    store: Store
+    rank: int
+    world_size: int
+
+
+def rendezvous(
+    init_method: str | None = None,
+    *,
+    rank: int = -1,
+    world_size: int = -1,
+    store: Store | None = None,
+    timeout: timedelta | None = None,
+) -> Rendezvous:
+    """Make or take the store, and find out the rank and world size.
+
+    Parameters
+    ----------
+    init_method
+        ``env://`` (when neither this nor a store is given), ``tcp://host:port`` or ``file:///path``. The rank and world size
+        may stand in it: ``?rank=0&world_size=2``.
+    rank, world_size
+        Which process this is, of how many; -1 leaves it to the URL or the environment.
+    store
+        A store to use instead of an ``init_method``; rank and world size are required then.
+    timeout
+        For the store; None is 30 minutes.
+
+    Returns
+    -------
+    The store, the rank and the world size. Nothing has been waited for but, with ``tcp://`` and ``env://``, the server and
+    on rank 0 all the others.
+
+    Raises
+    ------
+    ValueError
+        Something is missing, or is no number.
+    RuntimeError
+        Nobody handles the URL's scheme.
+    AssertionError
+        Both a store and an ``init_method``; a store without rank or world size; a rank both in the URL and as argument.
+        (The types are torch's.)
+    TypeError
+        ``timeout`` is no timedelta.
+    DistNetworkError, DistStoreError
+        The store could not be made.
+
+    Examples
+    --------
+    >>> from simcoll.distributed.stores import HashStore
+    >>> rendezvous(store=HashStore(), rank=1, world_size=4).rank
+    1
+    """
+    if timeout is not None and not isinstance(timeout, timedelta):
+        raise TypeError(f"Expected timeout argument to be of type datetime.timedelta, got {timeout!r}")
+    patience = DEFAULT_TIMEOUT if timeout is None else timeout
+    if store is not None:
+        return _given(store, init_method, rank, world_size)
+    place = _parsed("env://" if init_method is None else init_method, rank, world_size)
+    if place.path:
+        files = FileStore(place.path, place.world_size)
+        files.set_timeout(patience)
+        return Rendezvous(files, place.rank, place.world_size)
+    server = TCPStore(place.host, place.port, place.world_size, place.rank == 0, timeout=patience, multi_tenant=True)
+    return Rendezvous(server, place.rank, place.world_size)
+
+
+def parse_init_method(init_method: str, rank: int = -1, world_size: int = -1) -> tuple[int, int]:
+    """The rank and world size that `rendezvous` would find, without meeting anybody; the same errors.
+
+    >>> parse_init_method("tcp://127.0.0.1:29500", rank=1, world_size=4)
+    (1, 4)
+    """
+    place = _parsed(init_method, rank, world_size)
+    return place.rank, place.world_size
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a URL says to meet: a file if it has a path, else a server."""
+
+    rank: int
+    world_size: int
+    path: str = ""
+    host: str = ""
+    port: int = 0
+
+
+def _parsed(url: object, rank: int, world_size: int) -> _Place:
+    if not isinstance(url, str):
+        raise TypeError(f"init_method must be a str such as 'tcp://127.0.0.1:29500', got {url!r}")
+    parts = urlsplit(url)
+    handlers = {"env": _env, "tcp": _tcp, "file": _file}
+    if parts.scheme not in handlers:
+        raise RuntimeError(f"No rendezvous handler for {parts.scheme}:// (there are {', '.join(sorted(handlers))})")
+    return handlers[parts.scheme](parts, _in_url(url, parts, rank, world_size))
+
+
+def _given(store: Store, init_method: str | None, rank: int, world_size: int) -> Rendezvous:
+    if init_method is not None:
+        raise AssertionError("Cannot specify both init_method and store.")
+    if not isinstance(store, Store):
+        raise TypeError(f"store must be a Store, got {store!r} of type {type(store).__name__}")
+    if world_size <= 0:
+        raise AssertionError(f"world_size must be positive if using store, got {world_size}")
+    if rank < 0:
+        raise AssertionError(f"rank must be non-negative if using store, got {rank}")
+    if rank >= world_size:
+        raise AssertionError(f"rank must be 0 to {world_size - 1} (world size {world_size}), got {rank}")
+    return Rendezvous(store, rank, world_size)
+
+
+def _in_url(url: str, parts: SplitResult, rank: int, world_size: int) -> Mapping[str, str]:
+    """The query of the URL, with the rank and world size that were given as arguments."""
+    query = dict(parse_qsl(parts.query, keep_blank_values=True))
+    if rank != -1 or world_size != -1:
+        if "rank" in query or "world_size" in query:
+            raise AssertionError(f"The url: {url} has node-specific arguments(rank, world_size) already.")
+        given = {"rank": rank, "world_size": world_size}
+        query |= {name: str(value) for name, value in given.items() if value != -1}
+    return query
+
+
+def _wrong(scheme: str, why: str) -> NoReturn:
+    raise ValueError(f"Error initializing simcoll.distributed using {scheme}:// rendezvous: {why}")
+
+
+def _number(scheme: str, name: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        _wrong(scheme, f"{name} must be a number, got {text!r}")
+
+
+def _both(scheme: str, query: Mapping[str, str]) -> tuple[int, int]:
+    for name, title in (("rank", "rank"), ("world_size", "world size")):
+        if name not in query:
+            _wrong(scheme, f"{title} parameter missing")
+    rank = _number(scheme, "rank", query["rank"])
+    world_size = _number(scheme, "world_size", query["world_size"])
+    if not 0 <= rank < world_size:
+        _wrong(scheme, f"the rank must be 0 to {world_size - 1} (world size {world_size}), got {rank}")
+    return rank, world_size
+
+
+def _tcp(parts: SplitResult, query: Mapping[str, str]) -> _Place:
+    try:
+        port = parts.port
+    except ValueError as error:
+        _wrong("tcp", str(error))
+    if not port:
+        _wrong("tcp", "port number missing")
+    if not parts.hostname:
+        _wrong("tcp", "host name missing")
+    return _Place(*_both("tcp", query), host=parts.hostname, port=port)
+
+
+def _file(parts: SplitResult, query: Mapping[str, str]) -> _Place:
+    # Two slashes and a relative path put its first folder where a host would stand.
+    path = unquote(parts.netloc + parts.path)
+    if not path:
+        _wrong("file", "path missing")
+    return _Place(*_both("file", query), path=path)
+
+
+def _env(parts: SplitResult, query: Mapping[str, str]) -> _Place:
+    del parts
+
+    def setting(variable: str) -> str:
+        text = os.environ.get(variable)
+        if text is None:
+            _wrong("env", f"environment variable {variable} expected, but not set")
+        return text
+
+    rank = query["rank"] if "rank" in query else setting("RANK")
+    world_size = query["world_size"] if "world_size" in query else setting("WORLD_SIZE")
+    host, port = setting("MASTER_ADDR"), _number("env", "MASTER_PORT", setting("MASTER_PORT"))
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        raise DistNetworkError(
+            f"torchrun keeps a store of its own at {host}:{port}, which is not of our kind; start it with "
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, or use python -m simcoll.distributed.start.launch"
+        )
+    return _Place(*_both("env", {"rank": rank, "world_size": world_size}), host=host, port=port)

@@ -1,0 +1,166 @@
+"""What a run of rank programs tells."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import warnings
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from simcoll.distributed.runtime.flight import Flight, document
+from simcoll.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from simcoll.distributed.runtime.operations import Record
+    from simcoll.distributed.runtime.world import Rank, World
+
+    Groups = list[tuple[str, str, tuple[int, ...]]]
+
+__all__ = ["Result", "collect", "collected", "emulated_result", "flight_of", "leftovers", "warn"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Result:
+    """What a run of rank programs showed.
+
+    Where ranks are processes, times are of each process's clock since all started together, operations and records are this
+    rank's own, and there is no trace to hash and no count of messages.
+
+    Attributes
+    ----------
+    time_fs
+        When the last program or transfer ended.
+    finish_fs
+        When each rank's program ended.
+    returns
+        What each program returned.
+    trace_hash
+        Hash of every operation with its transfers and times, and of the finish times.
+    operations, messages
+        How many collectives and messages were played.
+    records
+        The operations in the order in which they ended (the first 100,000).
+    findings
+        What was not wrong enough for an error: a Work never waited for, a return value that could not be sent.
+    """
+
+    time_fs: int
+    finish_fs: tuple[int, ...]
+    returns: tuple[Any, ...]
+    trace_hash: str
+    operations: int
+    messages: int
+    records: tuple[Record, ...]
+    findings: tuple[str, ...]
+    topology: str
+    _flights: Mapping[int, tuple[Flight, Groups]] = field(repr=False)
+
+    @property
+    def time(self) -> float:
+        """Seconds."""
+        return self.time_fs / 1e15
+
+    @property
+    def own_ranks(self) -> tuple[int, ...]:
+        """The ranks that ran in this process."""
+        return tuple(self._flights)
+
+    def flight_record(self, rank: int) -> dict[str, Any]:
+        """The last operations of a rank, in the fields of PyTorch's Flight Recorder.
+
+        Raises
+        ------
+        ConfigError
+            For a rank that ran in another process, or does not exist.
+        """
+        if rank not in self._flights:
+            listed = ", ".join(map(str, [*self._flights][:4])) + (", ..." if len(self._flights) > 4 else "")
+            raise ConfigError(f"flight record of rank {rank!r}: this process has those of rank {listed}")
+        return document(*self._flights[rank])
+
+    def write_flight_record(self, rank: int, path: Path) -> None:
+        """Write the flight record of a rank as JSON."""
+        path.write_text(json.dumps(self.flight_record(rank), indent=1) + "\n", encoding="utf-8")
+
+
+# Each thread has a context, so this is no state that others could see.
+_COLLECTED: ContextVar[list[Result] | None] = ContextVar("simcoll_results", default=None)
+
+
+@contextlib.contextmanager
+def collected() -> Iterator[list[Result]]:
+    """The results of all runs inside of the block, in order."""
+    found: list[Result] = []
+    token = _COLLECTED.set(found)
+    try:
+        yield found
+    finally:
+        _COLLECTED.reset(token)
+
+
+def collect(result: Result) -> Result:
+    """Let whoever collects results have this one."""
+    found = _COLLECTED.get()
+    if found is not None:
+        found.append(result)
+    return result
+
+
+def leftovers(world: World) -> None:
+    """Works that nobody waited for: an error if they failed, else a finding."""
+    for rank in world.ranks:
+        for work in rank.open_works:
+            if work.error is not None and rank.failure is None:
+                rank.failure = RuntimeError(work.error)
+                rank.failure.add_note(f"[rank{rank.number}]: of a Work that was never waited for")
+                world.shared["failed"].append(rank.failure)
+            state = "" if work.done else ", and it never ended"
+            world.shared["findings"].append(
+                f"rank {rank.number}: the Work of {work.name} issued at {work.entry.site} was never waited for{state}"
+            )
+
+
+def warn(findings: list[str]) -> None:
+    """Warn of what was found, where spawn was called."""
+    for finding in findings[:8]:
+        warnings.warn(finding, UserWarning, stacklevel=4)
+
+
+def emulated_result(world: World) -> Result:
+    """The result of a run on the emulator; the first failure of a program, if there is one."""
+    leftovers(world)
+    shared = world.shared
+    if shared["failed"]:  # the first is the cause; others may only have waited for it
+        raise shared["failed"][0]
+    warn(shared["findings"])
+    finish = tuple(rank.finish_fs for rank in world.ranks)
+    digest = hashlib.sha256(f"{shared.get('hash', 0):032x} {finish}".encode()).hexdigest()[:32]
+    return Result(
+        time_fs=max(world.now if math.isfinite(world.now) else 0, *finish, 0),
+        finish_fs=finish,
+        returns=tuple(rank.value for rank in world.ranks),
+        trace_hash=digest,
+        operations=shared.get("operations", 0),
+        messages=shared.get("messages", 0),
+        records=tuple(shared["records"]),
+        findings=tuple(shared["findings"]),
+        topology=world.topology.name,
+        _flights={rank.number: flight_of(rank) for rank in world.ranks},
+    )
+
+
+def flight_of(rank: Rank) -> tuple[Flight, Groups]:
+    """What the flight record of a rank is made of."""
+    groups: Groups = [("0", "default_pg", tuple(range(len(rank.world.ranks))))]
+    groups += [
+        (made.communicator.name, made.communicator.desc, made.communicator.members)
+        for made in rank.local.get("groups", [])
+    ]
+    return rank.flight, groups

@@ -1,0 +1,277 @@
+"""TCPStore: a store behind a socket, for processes on any machines; one of them, the master, holds the server."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+import threading
+import weakref
+from typing import TYPE_CHECKING, Self, cast
+
+from simcoll.distributed.stores import wire
+from simcoll.distributed.stores.errors import DistNetworkError, DistStoreError
+from simcoll.distributed.stores.store import DEFAULT_TIMEOUT, Store, call_and_wait, timed_out
+from simcoll.distributed.stores.table import NOT_READY, Operation, Request, Result, changes
+from simcoll.distributed.stores.tcp.limits import Limits
+from simcoll.distributed.stores.tcp.link import Link, connect
+from simcoll.distributed.stores.tcp.replies import result_of
+from simcoll.distributed.stores.tcp.server import StoreServer, running_server
+from simcoll.distributed.stores.waiting import PollingWaiter
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+__all__ = ["TCPStore"]
+
+SECRET_VARIABLE = "SIMCOLL_STORE_SECRET"  # noqa: S105  a name, no secret
+BIND_VARIABLE = "SIMCOLL_STORE_BIND"
+# How much longer than the server a client waits before it believes that the server is gone.
+_GRACE_S = 10.0
+_BACKLOG = 1024
+
+
+class TCPStore(Store):
+    """A store for processes that can reach one address.
+
+    Parameters
+    ----------
+    host_name, port
+        Where the master's server listens. The server binds to exactly the address this name has, so "localhost" is seen by
+        this machine only. Port 0 lets the master choose a free one; see `port`.
+    world_size
+        How many stores, the master's included, belong together; None when that is not fixed.
+    is_master
+        Whether this object holds the server.
+    timeout
+        How long to wait for keys, for a server to appear and for workers to join.
+    wait_for_workers
+        With a world size, the master's constructor returns when that many have joined.
+    multi_tenant
+        Masters of the same address in this process share one server.
+    master_listen_fd
+        A bound socket's descriptor for the server to use; the server closes it.
+    use_libuv
+        Accepted and told back by `libuvBackend`; there is one kind of server.
+    secret
+        What all who may use the store know; by default the environment variable SIMCOLL_STORE_SECRET. Each side shows the
+        other that it knows it, without sending it. Keys and values are not encrypted.
+    bind
+        The address the server binds to where that is not ``host_name``'s; "0.0.0.0" or "::" for all. By default the
+        environment variable SIMCOLL_STORE_BIND.
+    limits
+        What the server lets clients do.
+
+    Raises
+    ------
+    DistNetworkError
+        The address is in use or not of this machine; no server answered in time, or not one of this kind.
+    DistStoreError
+        Not all workers came in time.
+
+    Examples
+    --------
+    >>> with TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) as store:
+    ...     store.set("first_key", "first_value")
+    ...     store.get("first_key")
+    b'first_value'
+    """
+
+    def __init__(
+        self,
+        host_name: str,
+        port: int,
+        world_size: int | None = None,
+        is_master: bool = False,
+        timeout: timedelta = DEFAULT_TIMEOUT,
+        wait_for_workers: bool = True,
+        multi_tenant: bool = False,
+        master_listen_fd: int | None = None,
+        use_libuv: bool = True,
+        *,
+        secret: str | bytes | None = None,
+        bind: str | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        super().__init__()
+        self._host = _host(host_name)
+        self._use_libuv = use_libuv
+        self._secret = _secret(secret)
+        self.set_timeout(timeout)
+        server = None
+        _check_port(port, is_master)
+        if is_master:
+            if master_listen_fd is None:
+                address = bind or os.environ.get(BIND_VARIABLE) or self._host
+                server = _server(address, port, limits or Limits(), self._secret, multi_tenant)
+            else:
+                server = _started(_adopted(master_listen_fd), limits or Limits(), self._secret, multi_tenant)
+            port = server.address[1]
+            self._tell()
+        self._port = port
+        try:
+            self._reached = self._host if server is None else _near(server)
+            self._link = connect(self._reached, port, self._patience_s(), self._secret, self.waiter)
+        except BaseException:
+            if server is not None:
+                server.release()
+            raise
+        self._released = weakref.finalize(self, _release, self._link, server)
+        if world_size is not None and world_size > 0 and wait_for_workers:
+            try:
+                self._join(world_size, is_master)
+            except BaseException:
+                self.close()
+                raise
+
+    @property
+    def host(self) -> str:
+        """The host name as given."""
+        return self._host
+
+    @property
+    def port(self) -> int:
+        """The port the server listens on."""
+        return self._port
+
+    @property
+    def libuvBackend(self) -> bool:  # noqa: N802  torch's name
+        """What ``use_libuv`` was."""
+        return self._use_libuv
+
+    def has_extended_api(self) -> bool:
+        """True."""
+        return True
+
+    def call(self, request: Request, timeout_s: float | None = None) -> Result:
+        """Ask the server; it does the waiting, unless the store was given a `waiter`."""
+        if timeout_s is not None and self.waiter is not None:
+            return call_and_wait(self, self.waiter, request, timeout_s)
+        wait_ms = 0 if timeout_s is None else round(min(timeout_s, threading.TIMEOUT_MAX / 2) * 1000)
+        message = wire.Message(request.operation, request.amount, wait_ms, request.keys, request.values)
+        patience_s = (self._patience_s() if timeout_s is None else timeout_s) + _GRACE_S
+        result = result_of(request.operation, self._link.ask(message, patience_s))
+        if result is NOT_READY and timeout_s is not None:
+            raise timed_out(request.keys, timeout_s)
+        if changes(request):
+            self._tell()
+        return result
+
+    def clone(self) -> Self:
+        """Another connection to the same server (which stays with the master's object)."""
+        other = type(self)(
+            self._reached,
+            self._port,
+            timeout=self.timeout,
+            wait_for_workers=False,
+            secret=self._secret,
+            use_libuv=self._use_libuv,
+        )
+        other._host = self._host  # noqa: SLF001  the same class
+        other.waiter = self._waiter
+        return other
+
+    def close(self) -> None:
+        """Close the connection, and the server if this is the master's (last) object."""
+        self._released()
+
+    def _join(self, world_size: int, is_master: bool) -> None:
+        def joined(amount: int) -> int:
+            return cast("int", self.call(Request(Operation.COUNT, ("members",), amount=amount)))
+
+        here = joined(1)
+
+        def complete() -> bool:
+            nonlocal here
+            here = joined(0)
+            return here >= world_size
+
+        if is_master and not (self.waiter or PollingWaiter()).wait(complete, self._patience_s()):
+            waited = f"{self._patience_s():g} seconds"
+            raise DistStoreError(f"Timed out after {waited} waiting for clients. {here}/{world_size} clients joined.")
+
+
+def _release(link: Link, server: StoreServer | None) -> None:
+    # Closing under a lock that a waiting thread holds would wait for it; closing the socket ends its wait.
+    if link.pid == os.getpid():
+        with contextlib.suppress(OSError):
+            link.sock.shutdown(socket.SHUT_RDWR)
+    link.sock.close()
+    if server is not None:
+        server.release()
+
+
+def _host(host_name: object) -> str:
+    if not isinstance(host_name, str) or not host_name:
+        raise TypeError(f"TCPStore's host_name must be a name or address, got {host_name!r}")
+    return host_name
+
+
+def _check_port(port: object, is_master: bool) -> None:
+    if isinstance(port, bool) or not isinstance(port, int):
+        raise TypeError(f"TCPStore's port must be an int, got {port!r} of type {type(port).__name__}")
+    if not (0 if is_master else 1) <= port <= 65_535:
+        raise ValueError(f"TCPStore's port must be 1 to 65535 (or 0 on the master, for any free one), got {port}")
+
+
+def _secret(secret: str | bytes | None) -> bytes:
+    if secret is None:
+        secret = os.environ.get(SECRET_VARIABLE, "")
+    return secret.encode() if isinstance(secret, str) else secret
+
+
+def _resolved(host: str, port: int) -> tuple[int, tuple[str, int]]:
+    """The family and address of a host; IPv4 first, as clients of older stores expect of "localhost"."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise DistNetworkError(f"the host {host!r} of a TCPStore has no address: {error}") from error
+    family, _, _, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
+    return family, (str(address[0]), int(address[1]))
+
+
+def _server(host: str, port: int, limits: Limits, secret: bytes, multi_tenant: bool) -> StoreServer:
+    family, address = _resolved(host, port)
+    shared = running_server(address) if multi_tenant else None
+    if shared is not None:
+        return shared
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        # A port whose last connections are still being buried is free.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(_BACKLOG)
+        return _started(listener, limits, secret, multi_tenant)
+    except OSError as error:
+        listener.close()
+        shared = running_server(address) if multi_tenant else None
+        if shared is not None:  # another thread was faster
+            return shared
+        name = errno.errorcode.get(error.errno or 0, "error")
+        advice = (
+            f"; {host!r} is not an address of this machine: pass bind=" if error.errno == errno.EADDRNOTAVAIL else ""
+        )
+        raise DistNetworkError(
+            f"The server socket has failed to listen on {address[0]}. port: {port}, {name}: {error.strerror}{advice}"
+        ) from error
+
+
+def _adopted(descriptor: int) -> socket.socket:
+    try:
+        listener = socket.socket(fileno=descriptor)
+        listener.listen(_BACKLOG)
+    except (OSError, TypeError, ValueError) as error:
+        raise DistNetworkError(f"master_listen_fd {descriptor!r} is not a bound socket: {error}") from error
+    return listener
+
+
+def _started(listener: socket.socket, limits: Limits, secret: bytes, multi_tenant: bool) -> StoreServer:
+    server = StoreServer(listener, limits, secret, multi_tenant)
+    server.start()
+    return server
+
+
+def _near(server: StoreServer) -> str:
+    """Where the master itself finds its server: an address for all is reached at loopback."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(server.address[0], server.address[0])  # noqa: S104

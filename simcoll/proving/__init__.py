@@ -1,0 +1,12 @@
+"""Proofs and counter-examples: what a schedule leaves in every chunk, races, deadlock, order of reductions.
+
+Reads schedules, plans and per-rank programs; knows nothing of time.
+"""
+
+from simcoll.core.proof import LEVELS, Proof
+from simcoll.proving.data import verify
+from simcoll.proving.lowering import check_lowering, lower
+from simcoll.proving.program import ProgramProof, verify_program
+from simcoll.proving.scheduling import program_schedule
+
+__all__ = ["LEVELS", "ProgramProof", "Proof", "check_lowering", "lower", "program_schedule", "verify", "verify_program"]

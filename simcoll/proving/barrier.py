@@ -1,0 +1,81 @@
+"""Proof that nobody leaves a barrier before all have entered."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NoReturn
+
+import numpy as np
+
+from simcoll.core.schedule import lowered
+from simcoll.errors import ScheduleError
+
+if TYPE_CHECKING:
+    from simcoll.core.schedule import Schedule
+
+__all__ = ["check_barrier"]
+
+
+def check_barrier(schedule: Schedule) -> tuple[int, int]:
+    """Check that every rank hears, directly or not, of every rank's entry. Numbers of steps and of messages.
+
+    Channels are independent, so what a rank hears on one it cannot pass on on another: knowledge is that of a lane.
+
+    Raises
+    ------
+    ScheduleError
+        Naming a rank that may leave early, the last message to it, and how far the news of one that it does not hear of get.
+    """
+    n, channels = schedule.nranks, schedule.nchannels
+    heard = np.zeros((n * channels, -(-n // 8)), np.uint8)
+    lane = np.arange(n * channels)
+    heard[lane, lane // channels // 8] = 1 << (lane // channels % 8)
+    count = steps = 0
+    for number, step in lowered(schedule):
+        schedule.check_step(number, step)
+        count, steps = count + len(step), steps + 1
+        told = heard[step.src_rank * channels + step.channel]
+        np.bitwise_or.at(heard, step.dst_rank * channels + step.channel, told)
+    heard = np.bitwise_or.reduce(heard.reshape(n, channels, -1), axis=1)
+    complete = np.bitwise_or.reduce(heard, axis=0)
+    missing = np.flatnonzero((heard != complete).any(axis=1))
+    if len(missing):
+        rank = int(missing[0])
+        absent = np.flatnonzero(~np.unpackbits(heard[rank], bitorder="little")[:n].astype(bool)).tolist()
+        _leaves_early(schedule, rank, absent)
+    return steps, count
+
+
+def _leaves_early(schedule: Schedule, rank: int, absent: list[int]) -> NoReturn:
+    """A barrier that some rank leaves without having heard of all."""
+    shown = ", ".join(map(str, absent[:8])) + (" ..." if len(absent) > 8 else "")
+    lines = [
+        f"{schedule}: rank {rank} may leave before rank {shown} has entered: no chain of messages leads here from there"
+    ]
+    heard = _last_message(schedule, rank, told=False)
+    lines.append(f"  rank {rank} hears last {_sent(heard)}" if heard else f"  rank {rank} hears nothing")
+    told = _last_message(schedule, absent[0], told=True)
+    lines.append(
+        f"  news of rank {absent[0]} are told last {_sent(told)}" if told else f"  rank {absent[0]} tells nobody"
+    )
+    step, _, _, channel = heard or told or (None, None, None, 0 if schedule.nchannels == 1 else None)
+    raise ScheduleError("\n".join(lines), step=step, rank=rank, channel=channel)
+
+
+def _sent(message: tuple[int, int, int, int]) -> str:
+    step, src, dst, channel = message
+    return f"in step {step}, by rank {src} to rank {dst} (channel {channel})"
+
+
+def _last_message(schedule: Schedule, rank: int, *, told: bool) -> tuple[int, int, int, int] | None:
+    """Step, source, destination and channel of the last message to a rank, or (``told``) with news of it to one that had none."""
+    channels, last = schedule.nchannels, None
+    knows = np.zeros(schedule.nranks * channels, np.bool_)
+    knows[rank * channels : (rank + 1) * channels] = True
+    for number, step in lowered(schedule):
+        src, dst = step.src_rank * channels + step.channel, step.dst_rank * channels + step.channel
+        new = knows[src] & ~knows[dst] if told else (step.dst_rank == rank) & (step.src_rank != rank)
+        if new.any():
+            row = int(np.flatnonzero(new)[-1])
+            last = number, int(step.src_rank[row]), int(step.dst_rank[row]), int(step.channel[row])
+        knows[dst[new]] = True
+    return last

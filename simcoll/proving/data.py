@@ -1,0 +1,374 @@
+"""Proof that a schedule leaves the right contributions in every output chunk.
+
+Every input chunk gets a token; a copy copies, a reduction adds. With random 64-bit tokens, added modulo 2**64, two different
+multisets of contributions have the same sum with a chance of 2**-64; in exact mode a chunk holds the count of every token. A set of
+contributors would not do: it cannot see a contribution that was added twice.
+
+The order of every reduction is followed beside it by a hash of its expression tree that is commutative, because a + b and b + a have
+the same bits, but not associative.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from simcoll.core.hashing import mix, mix_in_place, token_at, tokens
+from simcoll.core.hazards import check_orderable
+from simcoll.core.proof import LEVELS, Proof
+from simcoll.core.schedule import REDUCE, SWITCH_REDUCE, SYNC, Schedule, Step, lowered
+from simcoll.core.step import expanded, spread
+from simcoll.errors import ConfigError, expect
+from simcoll.proving import explain
+from simcoll.proving.barrier import check_barrier
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from simcoll.core.schedule import Layout
+
+    Ints = NDArray[np.int64]
+    Words = NDArray[np.uint64]
+
+__all__ = ["verify"]
+
+EXACT_LIMIT = 50_000_000
+PART = 2**16
+"""Chunks that are followed at a time, few enough for a processor's cache."""
+
+
+@dataclass(slots=True)
+class Memory:
+    """Every chunk of every rank during a proof, flat: chunk ``c`` of rank ``r`` is row ``r * strides[0] + c * strides[1]``.
+
+    Of a vector that is cut, ranges of chunks move together and lie together; else the same chunk of all ranks.
+    """
+
+    layout: Layout
+    strides: tuple[int, int]
+    held: NDArray[np.uint64]  # fingerprints [rows], or counts of contributions [rows, tokens] in exact mode
+    tree: NDArray[np.uint64]  # hash of the expression tree; 0: holds nothing yet
+    lane: NDArray[np.int64]  # channel that touches a chunk address, on whatever rank; -1: none yet
+    mixed: bool = False  # two channels touch one address
+    beside: bool = False  # a step has two channels
+    switched: bool = False  # a switch reduced something, in an order that nobody knows
+
+    def rows(self, rank: Ints, chunk: Ints) -> Ints:
+        """Row of each chunk."""
+        return rank * self.strides[0] + chunk * self.strides[1]
+
+    def of_step(self, step: Step) -> tuple[Ints, Ints]:
+        """Rows of every chunk that a step reads and writes, in the order of :func:`simcoll.core.step.expanded`."""
+        src, dst = self.rows(step.src_rank, step.src_chunk), self.rows(step.dst_rank, step.dst_chunk)
+        if (step.count == 1).all():
+            return src, dst
+        count = np.maximum(step.count, 1)
+        before = (np.cumsum(count) - count) * self.strides[1]
+        offset = np.arange(int(count.sum())) * self.strides[1]
+        return np.repeat(src - before, count) + offset, np.repeat(dst - before, count) + offset
+
+
+def _start(schedule: Schedule, *, exact: bool) -> Memory:
+    layout, collective, n = schedule.layout, schedule.collective, schedule.nranks
+    rows, per_rank = n * layout.size, layout.output_base
+    memory = Memory(
+        layout,
+        (layout.size, 1) if collective.nblocks == 1 else (1, n),
+        np.zeros((rows, n * per_rank) if exact else rows, np.uint64),
+        np.zeros(rows, np.uint64),
+        np.full(layout.size, -1, np.int64),
+    )
+    leaf = tokens(n, 2)
+    for ranks in _groups(np.flatnonzero(collective.has_input(np.arange(n))), per_rank):
+        rank, chunk = np.tile(ranks, per_rank), np.repeat(np.arange(per_rank), len(ranks))
+        at, token = memory.rows(rank, layout.canonical(rank, chunk)), rank * per_rank + chunk
+        if exact:
+            memory.held[at, token] = 1
+        else:
+            memory.held[at] = token_at(token, 1)
+        memory.tree[at] = leaf[rank]
+    return memory
+
+
+def _groups(ranks: Ints, each: int) -> list[Ints]:
+    """Some ranks at a time, with few chunks when a rank has ``each``."""
+    return np.array_split(ranks, max(1, min(len(ranks), len(ranks) * each // PART)))
+
+
+def _parts(step: Step) -> list[Step]:
+    """The transfers in a few runs. What a switch does stays whole."""
+    size = int(step.count.sum())
+    if size <= PART or (step.op == SWITCH_REDUCE).any():
+        return [step]
+    cuts = np.searchsorted(np.cumsum(step.count), np.arange(PART, size, PART)).tolist()
+    edges = dict.fromkeys([0, *cuts, len(step)])
+    return [step.rows(slice(*ends)) for ends in pairwise(edges)]
+
+
+def _play(schedule: Schedule, memory: Memory, number: int, step: Step) -> None:
+    """Do one step: all reads, then all writes."""
+    parts = _parts(step)
+    ranges = 4 * len(step) < int(step.count.sum())
+    read = [_read(schedule, memory, number, part) for part in parts]
+    if not (_disjoint(schedule, step) if ranges else _each_once(memory.tree, [part[0] for part in read])):
+        _check_written_once(schedule, memory, number, step)
+    if schedule.nchannels > 1:
+        memory.beside = memory.beside or bool((step.channel != step.channel[:1]).any())
+    if schedule.nchannels > 1 and not memory.mixed:
+        memory.mixed = not (_claimed(memory, step, step.src_chunk) and _claimed(memory, step, step.dst_chunk))
+    for part, columns in zip(parts, read, strict=True):
+        _write(schedule, memory, number, part, *columns)
+
+
+def _disjoint(schedule: Schedule, step: Step) -> bool:
+    """Whether the ranges that a step writes have no chunk in common."""
+    start = step.dst_rank * schedule.layout.size + step.dst_chunk
+    order = np.argsort(start)
+    return bool((start[order][1:] >= (start + step.count)[order][:-1]).all())
+
+
+def _each_once(words: Words, rows: list[Ints]) -> bool:
+    """Whether no row comes twice: each part notes its numbers there, then looks whether they are still there. The words are lost."""
+    edges = np.cumsum([0, *map(len, rows)])
+    numbers = [np.arange(*ends, dtype=np.uint64) for ends in pairwise(edges.tolist())]
+    for row, number in zip(rows, numbers, strict=True):
+        words[row] = number
+    return all(np.array_equal(words.take(row), number) for row, number in zip(rows, numbers, strict=True))
+
+
+def _claimed(memory: Memory, step: Step, chunk: Ints) -> bool:
+    """Note the channel of each chunk address that a step touches; False when one has two."""
+    channel = step.channel
+    if (step.count != 1).any():
+        chunk, count, channel = np.unique(np.stack([chunk, step.count, channel]), axis=1)
+        row, offset = spread(count)
+        chunk, channel = chunk[row] + offset, channel[row]
+    return _noted(memory.lane, chunk, channel)
+
+
+def _read(schedule: Schedule, memory: Memory, number: int, step: Step) -> tuple[Ints, Words, Words, Words]:
+    """Check transfers; the rows that they will write, what they read, and the expression trees of what they add to, if any adds."""
+    layout = schedule.layout
+    src, dst = memory.of_step(step)
+    held, tree = memory.held.take(src, axis=0), memory.tree.take(src)
+    if not tree.all():
+        explain.undefined_read(schedule, number, expanded(step), int(np.flatnonzero(tree == 0)[0]))
+    if int(step.dst_chunk.min(initial=layout.size)) < layout.output_base:
+        one = expanded(step)
+        writable = layout.writable(one.dst_rank, one.dst_chunk)
+        if not writable.all():
+            explain.input_write(schedule, number, one, int(np.flatnonzero(~writable)[0]))
+    if not schedule.divisible:
+        # Ranges of pieces of one block are alike when their starts are.
+        one = step if layout.collective.nblocks <= 1 and layout.scratch_pieces is None else expanded(step)
+        same = layout.same_size(one)
+        if not same.all():
+            explain.size_mismatch(schedule, number, one, int(np.flatnonzero(~same)[0]))
+    return dst, held, tree, memory.tree.take(dst) if (step.op == REDUCE).any() else tree[:0]
+
+
+def _write(
+    schedule: Schedule, memory: Memory, number: int, step: Step, dst: Ints, held: Words, tree: Words, target: Words
+) -> None:
+    """Reduce and write what transfers have read."""
+    op = expanded(step).op if (step.op != step.op[:1]).any() else step.op[:1]
+    if (op == SWITCH_REDUCE).any():
+        _switch_reduced(memory, np.broadcast_to(op, dst.shape), dst, held, tree)
+    if (op == REDUCE).all():
+        _reduced(schedule, memory, number, step, dst, held, tree, target)
+    elif (op == REDUCE).any():
+        rows = np.flatnonzero(op == REDUCE)
+        part, made = held[rows], tree[rows]
+        _reduced(schedule, memory, number, step, dst[rows], part, made, target[rows])
+        held[rows], tree[rows] = part, made
+    memory.held[dst], memory.tree[dst] = held, tree
+
+
+def _reduced(
+    schedule: Schedule, memory: Memory, number: int, step: Step, dst: Ints, held: Words, tree: Words, target: Words
+) -> None:
+    """Add what the destinations hold."""
+    if not target.all():
+        row = int(np.flatnonzero(target == 0)[0])
+        one = expanded(step)
+        explain.undefined_target(schedule, number, one, int(np.flatnonzero(one.op == REDUCE)[row]))
+    held += memory.held.take(dst, axis=0)
+    tree += target
+    mix_in_place(tree, target)
+
+
+UNORDERED = np.uint64(0xD6E8FEB86659FD93)
+"""Marks the expression tree of a reduction by a switch: it is no chain of reductions of two operands."""
+
+
+def _switch_reduced(memory: Memory, op: NDArray[np.int8], dst: Ints, held: Words, tree: Words) -> None:
+    """Give every transfer of a switch reduction the reduction of all of its operands: each then writes the same to the one destination."""
+    memory.switched = True
+    switched = np.flatnonzero(op == SWITCH_REDUCE)
+    target, group = np.unique(dst[switched], return_inverse=True)
+    total = np.zeros((len(target), *held.shape[1:]), np.uint64)
+    np.add.at(total, group, held[switched])
+    leaves = np.zeros(len(target), np.uint64)
+    np.add.at(leaves, group, tree[switched])
+    held[switched], tree[switched] = total[group], mix(leaves + UNORDERED)[group]
+
+
+def _check_written_once(schedule: Schedule, memory: Memory, number: int, step: Step) -> None:
+    """No chunk may be written twice in a step, but by one switch reduction."""
+    one = expanded(step)
+    dst = memory.rows(one.dst_rank, one.dst_chunk)
+    last, which = np.unique(dst[::-1], return_index=True)
+    winner = (len(dst) - 1 - which)[np.searchsorted(last, dst)]
+    switched = (one.op == SWITCH_REDUCE) & (one.op[winner] == SWITCH_REDUCE) & (one.channel == one.channel[winner])
+    clash = np.flatnonzero((winner != np.arange(len(dst))) & ~switched)
+    if len(clash):
+        explain.double_write(schedule, number, one, int(clash[0]), int(winner[clash[0]]))
+
+
+def _noted(lane: Ints, at: Ints, channel: Ints) -> bool:
+    """Note the channel of each place; False when a place has two."""
+    seen = lane.take(at)
+    if np.array_equal(seen, channel):
+        return True
+    lane[at] = channel
+    # The second comparison finds two channels in one step.
+    return not ((seen >= 0) & (seen != channel)).any() and np.array_equal(lane.take(at), channel)
+
+
+def _shares_chunks(schedule: Schedule) -> bool:
+    """Whether two channels touch the same chunk of a rank."""
+    n = schedule.nranks
+    lane = np.full(n * schedule.layout.size, -1, np.int64)
+    for _, step in lowered(schedule):
+        one = expanded(step)
+        if not all(
+            _noted(lane, chunk * n + rank, one.channel)
+            for rank, chunk in ((one.src_rank, one.src_chunk), (one.dst_rank, one.dst_chunk))
+        ):
+            return True
+    return False
+
+
+def _outputs(schedule: Schedule, ranks: Ints) -> tuple[Ints, Ints, Ints, Ints]:
+    """Rank and chunk of every output on some ranks, with the source rank (or ALL) and input chunk it must hold."""
+    layout, collective = schedule.layout, schedule.collective
+    slots = np.repeat(np.arange(collective.output_slots, dtype=np.int64), layout.chunks)
+    pieces = np.tile(np.arange(layout.chunks, dtype=np.int64), collective.output_slots)
+    rank = np.tile(ranks, len(slots))
+    slot, piece = np.repeat(slots, len(ranks)), np.repeat(pieces, len(ranks))
+    source, source_slot = collective.source(rank, slot)
+    return rank, layout.output(slot, piece), source, layout.input(source_slot, piece)
+
+
+def _sums(schedule: Schedule) -> Words:
+    """For each input chunk the sum of its tokens of all ranks."""
+    per_rank = schedule.layout.output_base
+    total, chunk = np.zeros(per_rank, np.uint64), np.arange(per_rank)
+    for ranks in _groups(np.arange(schedule.nranks), per_rank):
+        total += token_at(ranks[:, None] * per_rank + chunk, 1).sum(axis=0, dtype=np.uint64)
+    return total
+
+
+def _counted(schedule: Schedule, source: Ints, chunk: Ints) -> Words:
+    """The counts of contributions that outputs must hold."""
+    per_rank, n = schedule.layout.output_base, schedule.nranks
+    wanted = np.zeros((len(source), n * per_rank), np.uint64)
+    for row, (rank, piece) in enumerate(zip(source.tolist(), chunk.tolist(), strict=True)):
+        wanted[row, [r * per_rank + piece for r in (range(n) if rank < 0 else [rank])]] = 1
+    return wanted
+
+
+def _check_outputs(schedule: Schedule, memory: Memory, *, exact: bool) -> str:
+    """Compare what every output holds with what it must. The level of the order of reductions."""
+    collective, per_rank = schedule.collective, schedule.layout.output_base
+    sums = None if exact else _sums(schedule)
+    wrong = [np.zeros((2, 0), np.int64)]
+    first = np.zeros(per_rank, np.uint64)  # expression tree of the first reduction found of each input chunk
+    alike = True
+    ranks = np.flatnonzero(collective.has_output(np.arange(schedule.nranks))).astype(np.int64)
+    for few in _groups(ranks, collective.output_slots * schedule.layout.chunks):
+        rank, chunk, source, held = _outputs(schedule, few)
+        at = memory.rows(rank, schedule.layout.canonical(rank, chunk))
+        tree = memory.tree.take(at)
+        if sums is None:
+            right = (memory.held[at] == _counted(schedule, source, held)).all(axis=1)
+        else:
+            one = token_at(np.maximum(source, 0) * per_rank + held, 1) if (source >= 0).any() else np.uint64(0)
+            right = memory.held.take(at) == np.where(source < 0, sums.take(held), one)
+        right &= tree != 0
+        wrong.append(np.stack([rank, chunk])[:, ~right])
+        reduced = source < 0
+        held, tree = held[reduced], tree[reduced]
+        new = first[held] == 0
+        first[held[new][::-1]] = tree[new][::-1]
+        alike = alike and np.array_equal(first[held], tree)
+    faults = np.concatenate(wrong, axis=1)
+    if faults.size:
+        explain.wrong_outputs(schedule, *faults)
+    made = first[first != 0]
+    if not len(made):
+        return ""
+    if not alike or memory.switched:
+        return LEVELS[1] if alike else LEVELS[0]
+    return LEVELS[3] if (made == made[0]).all() else LEVELS[2]
+
+
+def verify(schedule: Schedule, *, exact: bool = False) -> Proof:
+    """Prove that a schedule implements its collective, for all sizes, dtypes and reductions.
+
+    Parameters
+    ----------
+    schedule
+        Any schedule.
+    exact
+        Follow exact counts of contributions instead of 64-bit fingerprints; for small numbers of ranks.
+
+    Returns
+    -------
+    Proof
+
+    Raises
+    ------
+    ScheduleError
+        With the step, ranks, channel and chunk at fault, what was found and what was expected.
+    ConfigError
+        When ``exact`` would need too much memory.
+
+    Examples
+    --------
+    >>> import simcoll
+    >>> print(verify(simcoll.schedule("all_reduce", "ring", nranks=4)))
+    proved (full, error 2^-64): 28 transfers in 7 steps, reduction order run-consistent
+    """
+    expect(schedule, Schedule, "verify takes a schedule, made by schedule(collective, algorithm)")
+    if schedule.collective.kind == "barrier":
+        steps, count = check_barrier(schedule)
+        return Proof("full", "exact", "", steps, count, shared_chunks=False)
+    layout, n = schedule.layout, schedule.nranks
+    if exact and n * layout.size * n * layout.output_base > EXACT_LIMIT:
+        raise ConfigError(
+            f"exact proof of {schedule} would count {n * layout.output_base} contributions in {n * layout.size} chunks; use fingerprints"
+        )
+    if not exact:
+        from simcoll.proving.sliced import verify_sliced
+
+        proof = verify_sliced(schedule)
+        if proof is not None:
+            return proof
+    memory = _start(schedule, exact=exact)
+    count = steps = 0
+    for number, step in lowered(schedule):
+        schedule.check_step(number, step)
+        if (step.op == SYNC).any():
+            row = int(np.flatnonzero(step.op == SYNC)[0])
+            explain.wrong_op(schedule, number, step, row, "only a barrier has sync transfers")
+        _play(schedule, memory, number, step)
+        count, steps = count + len(step), number + 1
+    order = _check_outputs(schedule, memory, exact=exact)
+    shared = memory.mixed and _shares_chunks(schedule)
+    if shared and memory.beside:
+        check_orderable(schedule)
+    return Proof("full", "exact" if exact else "fingerprint", order, steps, count, shared)

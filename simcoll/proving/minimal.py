@@ -1,0 +1,157 @@
+"""The minimal counter-example: of all transfers of a schedule, those that a wrong chunk depends on, and where it goes wrong."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from simcoll.core.schedule import REDUCE, SWITCH_REDUCE, SYNC, lowered
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from simcoll.core.schedule import Schedule, Step
+
+__all__ = ["Move", "Trail", "history", "original_inputs", "trail"]
+
+Cell = tuple[int, int]  # (rank, chunk)
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One chunk of a transfer, with the contributions that its destination holds after it.
+
+    ``held`` counts ``(rank, input chunk)``; ``operands`` is the largest count of each in what went in.
+    """
+
+    step: int
+    src: Cell
+    dst: Cell
+    op: int
+    channel: int
+    held: Counter[Cell]
+    operands: Counter[Cell]
+
+    @property
+    def doubled(self) -> list[Cell]:
+        """Contributions that this transfer counts once more than any of its operands."""
+        return sorted(item for item, times in self.held.items() if times > max(1, self.operands[item]))
+
+
+@dataclass(frozen=True, slots=True)
+class Trail:
+    """How far a contribution gets: the last transfer that brings it to a chunk, and the step that overwrites it there."""
+
+    last: Move | None
+    overwritten: int | None
+
+
+def _moves(schedule: Schedule, number: int, step: Step, cells: set[Cell], *, reads: bool) -> list[Move]:
+    """Chunks of a step that are written to (or read from) some cells."""
+    size = schedule.layout.size
+    first = (step.src_rank if reads else step.dst_rank) * size + (step.src_chunk if reads else step.dst_chunk)
+    wanted = np.array(sorted(rank * size + chunk for rank, chunk in cells), np.int64)
+    # A row matters when some wanted cell lies in first .. first + count - 1.
+    hits = np.searchsorted(wanted, first) < np.searchsorted(wanted, first + step.count)
+    found = []
+    for row in np.flatnonzero(hits & (step.op != SYNC)).tolist():
+        src, src_chunk, dst, dst_chunk, count, op, channel = (
+            int(column[row])
+            for column in (
+                step.src_rank, step.src_chunk, step.dst_rank, step.dst_chunk, step.count, step.op, step.channel,
+            )
+        )  # fmt: skip
+        for offset in range(count):
+            ends = (src, src_chunk + offset), (dst, dst_chunk + offset)
+            if ends[0 if reads else 1] in cells:
+                found.append(Move(number, *ends, op, channel, Counter(), Counter()))
+    return found
+
+
+def original_inputs(schedule: Schedule) -> dict[Cell, Cell]:
+    """``(rank, stored chunk) -> (rank, input chunk)`` of every input chunk."""
+    layout, collective = schedule.layout, schedule.collective
+    names = {}
+    for rank in np.flatnonzero(collective.has_input(np.arange(schedule.nranks))).tolist():
+        chunks = np.arange(layout.output_base)
+        stored = layout.canonical(np.full(len(chunks), rank), chunks)
+        names.update({(rank, place): (rank, chunk) for chunk, place in enumerate(stored.tolist())})
+    return names
+
+
+def _stored(schedule: Schedule, rank: int, chunk: int) -> Cell:
+    return rank, int(schedule.layout.canonical(np.array([rank]), np.array([chunk]))[0])
+
+
+HELD = 2**22
+"""Transfers that are held at a time on the way back."""
+
+
+def _backwards(schedule: Schedule) -> Iterator[tuple[int, Step]]:
+    """The steps from the last to the first; a large schedule is asked anew for each part of it."""
+    sizes = [len(step) for _, step in lowered(schedule)]
+    end = len(sizes)
+    while end:
+        begin, held = end - 1, sizes[end - 1]
+        while begin and held + sizes[begin - 1] <= HELD:
+            begin -= 1
+            held += sizes[begin]
+        yield from reversed(list(islice(lowered(schedule), begin, end)))
+        end = begin
+
+
+def history(schedule: Schedule, rank: int, chunk: int) -> tuple[list[Move], Counter[Cell]]:
+    """What one chunk holds at the end, and all transfers that it depends on, in order.
+
+    Walks back from the chunk to collect the transfers (a backward slice: Weiser, ICSE 1981), then plays only these.
+    """
+    target = _stored(schedule, rank, chunk)
+    needed, slices = {target}, []
+    for number, step in _backwards(schedule):
+        moves = _moves(schedule, number, step, needed, reads=False)
+        if moves:
+            needed -= {move.dst for move in moves if move.op != REDUCE}
+            needed |= {move.src for move in moves}
+            slices.append(moves)
+    originals = original_inputs(schedule)
+    held = {cell: Counter([originals[cell]]) for cell in sorted(needed) if cell in originals}
+    played: list[Move] = []
+    for moves in reversed(slices):
+        played.extend(_played(moves, held))
+    return played, held.get(target, Counter())
+
+
+def _played(moves: list[Move], held: dict[Cell, Counter[Cell]]) -> Iterator[Move]:
+    """Do the transfers of one step, and say what each leaves."""
+    before = {cell: held.get(cell, Counter()) for move in moves for cell in (move.src, move.dst)}
+    written: dict[Cell, Counter[Cell]] = {}
+    for move in moves:
+        base = before[move.dst] if move.op == REDUCE else Counter()
+        if move.op == SWITCH_REDUCE and move.dst in written:
+            base = written[move.dst]
+        value = written[move.dst] = base + before[move.src]
+        yield Move(move.step, move.src, move.dst, move.op, move.channel, value, base | before[move.src])
+    held.update(written)
+
+
+def trail(schedule: Schedule, contribution: Cell) -> Trail:
+    """Follow a contribution forward from its input chunk to the last chunk that it gets to."""
+    holders = {_stored(schedule, *contribution)}
+    last: Move | None = None
+    overwritten: int | None = None
+    for number, step in lowered(schedule):
+        carried = _moves(schedule, number, step, holders, reads=True)
+        spoiled = {
+            move.dst for move in _moves(schedule, number, step, holders, reads=False) if move.op != REDUCE
+        } - {move.dst for move in carried}  # fmt: skip
+        holders = (holders - spoiled) | {move.dst for move in carried}
+        fresh = [move for move in carried if move.src != move.dst]
+        if fresh:
+            last, overwritten = fresh[-1], None
+        if last is not None and last.dst in spoiled:
+            overwritten = number
+    return Trail(last, overwritten)
