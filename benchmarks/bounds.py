@@ -43,7 +43,7 @@ def timed(what: str, target: float | None, work: Callable[[], object]) -> None:
     print(f"{what:62} {best:8.3f} s {goal}")
 
 
-def headroom(schedule: simcoll.Schedule, topology: simcoll.Topology) -> float:
+def headroom(schedule: simcoll.Schedule, topology: simcoll.types.Topology) -> float:
     """Time over bound for about 4 GiB."""
     count = schedule.layout.chunks * max(2**30 // schedule.layout.chunks, 1)
     if schedule.collective.kind != "all_reduce":

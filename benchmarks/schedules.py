@@ -56,7 +56,7 @@ def build() -> int:
     return sum(len(step) for step in steps) - NRANKS  # without the local copies
 
 
-def verify() -> simcoll.Proof:
+def verify() -> simcoll.types.Proof:
     """Prove it."""
     return simcoll.verify(simcoll.schedule("all_reduce", "ring", nranks=NRANKS))
 

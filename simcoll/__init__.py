@@ -1,6 +1,7 @@
 """Specify a collective once, prove it, see how fast it will be on any cluster, run it unchanged on GPUs.
 
-The emulator, topologies and file formats are loaded when they are first used, so that the command line starts quickly.
+What most programs need is here; types and rarer names are in :mod:`simcoll.types`. The emulator, topologies and file formats are
+loaded when they are first used, so that the command line starts quickly.
 """
 
 from __future__ import annotations
@@ -11,44 +12,28 @@ from typing import TYPE_CHECKING, Any
 from simcoll.algorithms import schedule
 from simcoll.binding import bind, verify
 from simcoll.core.collective import Collective
-from simcoll.core.plan import Plan
-from simcoll.core.proof import Proof
-from simcoll.core.protocol import Protocol, protocol
-from simcoll.core.reduction import Reduction, premul_sum
-from simcoll.core.schedule import COPY, REDUCE, SYNC, Layout, Repeat, Schedule, Step, transfers
-from simcoll.errors import ConfigError, InternalError, ScheduleError, SimcollError
+from simcoll.core.reduction import premul_sum
+from simcoll.core.schedule import COPY, REDUCE, Layout, Schedule, transfers
+from simcoll.errors import ConfigError, ScheduleError
 
 if TYPE_CHECKING:
-    from simcoll.emulator import Result, emulate
-    from simcoll.formats.schedule_json import dump_schedule, load_schedule
-    from simcoll.topology import Topology, load_topology
+    from simcoll.emulator import emulate
+    from simcoll.formats.schedule_json import load_schedule
+    from simcoll.topology import load_topology
 
 __all__ = [
     "COPY",
     "REDUCE",
-    "SYNC",
     "Collective",
     "ConfigError",
-    "InternalError",
     "Layout",
-    "Plan",
-    "Proof",
-    "Protocol",
-    "Reduction",
-    "Repeat",
-    "Result",
     "Schedule",
     "ScheduleError",
-    "SimcollError",
-    "Step",
-    "Topology",
     "bind",
-    "dump_schedule",
     "emulate",
     "load_schedule",
     "load_topology",
     "premul_sum",
-    "protocol",
     "schedule",
     "transfers",
     "verify",
@@ -56,16 +41,19 @@ __all__ = [
 __version__ = "0.1.0"
 
 _LATER = {
-    "Result": "simcoll.emulator",
     "emulate": "simcoll.emulator",
-    "dump_schedule": "simcoll.formats.schedule_json",
     "load_schedule": "simcoll.formats.schedule_json",
-    "Topology": "simcoll.topology",
     "load_topology": "simcoll.topology",
 }
 
 
 def __getattr__(name: str) -> Any:
+    if name == "types":
+        return importlib.import_module("simcoll.types")
     if name in _LATER:
         return getattr(importlib.import_module(_LATER[name]), name)
     raise AttributeError(f"module 'simcoll' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, *(name for name in globals() if name.startswith("__"))])

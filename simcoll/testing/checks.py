@@ -161,7 +161,7 @@ def _kind(dtype: Any) -> str:
 
 
 def _operation(op: Any) -> str:
-    return f"simcoll.{op!r}" if isinstance(op, Reduction) else repr(op)
+    return f"simcoll.types.{op!r}" if isinstance(op, Reduction) else repr(op)
 
 
 def _named(schedule: Schedule) -> str:

@@ -48,7 +48,7 @@ class Case:
         parts = (*self.algorithm, self.nranks, self.count, self.dtype, self.op, self.root, self.in_place, self.place)
         return "-".join(map(str, parts))
 
-    def plan(self) -> simcoll.Plan | None:
+    def plan(self) -> simcoll.types.Plan | None:
         """The plan; None where the algorithm does not serve it or the reduction is not defined."""
         kind, name = self.algorithm
         found = next(found for found in ALGORITHMS if (found.collective, found.name) == self.algorithm)
@@ -102,12 +102,12 @@ def select(seed: int = 0) -> list[Case]:
     return cases
 
 
-def machine() -> simcoll.Topology:
+def machine() -> simcoll.types.Topology:
     """Any topology will do, if its switch can reduce."""
     return replace(crossbar(MOST, "50 GB/s", "1 us"), traits={"switch_reduce": "yes"})
 
 
-def ordered_inputs(plan: simcoll.Plan) -> list[np.ndarray]:
+def ordered_inputs(plan: simcoll.types.Plan) -> list[np.ndarray]:
     """Data whose sum depends on the order; whole bytes of it for types without fractions."""
     result = []
     for rank in range(plan.nranks):

@@ -151,7 +151,7 @@ def test_averages_of_kernels_have_the_bits_of_the_host(dtype, fake):
     for n in (3, 49, 257, 2049):
         given = np.random.default_rng(n).standard_normal(64).astype(kind)
         host, kept = given.copy(), given.copy()
-        simcoll.Reduction("avg").finish(host, n)
+        simcoll.types.Reduction("avg").finish(host, n)
         kernels.finisher(sys.modules["cupy"], kind, n)(kept.view(kernels.device_dtype(kind)))
         assert kept.tobytes() == host.tobytes()
 

@@ -90,7 +90,7 @@ def test_averages_of_many_ranks_pass(dtype, n):
 def test_a_wrong_average_fails(monkeypatch):
     # The count itself in the dtype of the data: 17 becomes 16.
     monkeypatch.setattr(
-        simcoll.Reduction, "finish", lambda _, values, n: np.divide(values, values.dtype.type(n), out=values)
+        simcoll.types.Reduction, "finish", lambda _, values, n: np.divide(values, values.dtype.type(n), out=values)
     )
     with pytest.raises(AssertionError, match="wrong output elements"):
         checked_run(simcoll.bind(simcoll.schedule("all_reduce", "tree", nranks=17), 40, "float8_e4m3fn", "avg"), None)
@@ -111,7 +111,7 @@ def replayed(text, **names):
     return str(error.value)
 
 
-@pytest.mark.parametrize("op", ["sum", "avg", simcoll.premul_sum(0.25), simcoll.Reduction("max")], ids=str)
+@pytest.mark.parametrize("op", ["sum", "avg", simcoll.premul_sum(0.25), simcoll.types.Reduction("max")], ids=str)
 @pytest.mark.parametrize("topology", [None, torus([3], "10 GB/s", "1 us")], ids=["crossbar", "torus"])
 def test_replay_lines_replay(op, topology, monkeypatch):
     def fails(*_, **__):

@@ -61,7 +61,7 @@ def spawn(
         Name, file or Topology with at least ``nprocs`` ranks; boxes are added as needed. None: a crossbar with 50 GB/s per
         rank and 1 us. With a real backend only the algorithms look at it.
     protocol
-        Costs of a message: ``ideal``, ``LL``, ``LL128``, ``Simple``, or a :class:`simcoll.Protocol`.
+        Costs of a message: ``ideal``, ``LL``, ``LL128``, ``Simple``, or a :class:`simcoll.types.Protocol`.
     algorithm
         What collectives run: an algorithm's name (where it serves), a schedule, a mapping from collective to one of these, or
         a function of (collective, ranks, bytes). None: few steps for small sizes, few bytes for large ones.

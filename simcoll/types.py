@@ -1,0 +1,33 @@
+"""The types behind the functions of :mod:`simcoll`, and the operations and errors that few programs name."""
+
+from __future__ import annotations
+
+from simcoll.bounds import Bound
+from simcoll.core.plan import Plan
+from simcoll.core.proof import Proof
+from simcoll.core.protocol import Protocol
+from simcoll.core.reduction import Reduction
+from simcoll.core.step import COPY, MULTICAST, REDUCE, SWITCH_REDUCE, SYNC, Repeat, Step
+from simcoll.emulator import Observer, Result
+from simcoll.errors import InternalError, SimcollError
+from simcoll.topology import Topology
+
+__all__ = [
+    "COPY",
+    "MULTICAST",
+    "REDUCE",
+    "SWITCH_REDUCE",
+    "SYNC",
+    "Bound",
+    "InternalError",
+    "Observer",
+    "Plan",
+    "Proof",
+    "Protocol",
+    "Reduction",
+    "Repeat",
+    "Result",
+    "SimcollError",
+    "Step",
+    "Topology",
+]
