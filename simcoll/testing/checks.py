@@ -104,7 +104,7 @@ def assert_implements(
     try:
         verify(schedule)
     except SimcollError as error:
-        replay = "verify(schedule)"
+        replay = "simcoll.verify(schedule)"
         raise AssertionError(f"{error}\nreplay: {replay}  # schedule: {_named(schedule)}") from None
     for count in sizes:
         for dtype in kinds:
