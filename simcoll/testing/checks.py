@@ -75,7 +75,7 @@ def assert_implements(
     schedule
         Any schedule.
     counts
-        One or more, each elements per block, as for :meth:`~simcoll.core.schedule.Schedule.bind`; default some awkward ones.
+        One or more, each elements per block, as for :func:`simcoll.bind`; default some awkward ones.
     dtypes
         One or more, each as for ``bind``.
     op
@@ -132,7 +132,7 @@ def several(name: str, given: Any, example: str) -> list[Any]:
 
 def _bound(count: Any, dtype: Any, op: str | Reduction) -> str:
     """Python that binds ``schedule`` again."""
-    return f"bind(schedule, {_plain(count)}, {_kind(dtype)}, {_operation(op)})"
+    return f"simcoll.bind(schedule, {_plain(count)}, {_kind(dtype)}, {_operation(op)})"
 
 
 def _repeated(count: Any, dtype: Any, op: str | Reduction, topology: Topology | None) -> str:

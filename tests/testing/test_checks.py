@@ -123,7 +123,7 @@ def test_replay_lines_replay(op, topology, monkeypatch):
     with pytest.raises(AssertionError) as error:
         assert_implements(schedule, **arguments)
     assert replayed(str(error.value), schedule=schedule, topology=topology).startswith("as before\nreplay: ")
-    for module in ("simcoll.testing.checks", "simcoll.proving"):  # simcoll.verify as an attribute is a function
+    for module in ("simcoll.testing.checks", "simcoll.proving"):
         monkeypatch.setattr(sys.modules[module], "check_lowering", fails)
     with pytest.raises(AssertionError) as error:
         assert_implements(schedule, counts=[4], dtypes=[np.float32], op=op)
