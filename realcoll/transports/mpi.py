@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from realcoll.errors import FaultError
-from realcoll.measure.vendor import mpi_collective
 from realcoll.start.mpi_start import LAST_WORDS_S, joined
 from realcoll.transports.host_memory import HostMemory
+from realcoll.transports.vendor import mpi_collective
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -18,10 +18,10 @@ import msgspec
 import numpy as np
 
 from realcoll.errors import FaultError, MissingError
-from realcoll.measure.vendor import nccl_collective
 from realcoll.meeting.control import within
 from realcoll.start.environment import control_of, job_from
 from realcoll.transports import kernels
+from realcoll.transports.vendor import nccl_collective
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -10,8 +10,8 @@ import numpy as np
 from conformance_cases import RANKS, check, exact_inputs, expected_outputs, select
 
 import realcoll
-from realcoll.measure.vendor import mpi_collective
 from realcoll.start.mpi_start import load_mpi
+from realcoll.transports.vendor import mpi_collective
 
 
 def vendor_faults(cases, transport):

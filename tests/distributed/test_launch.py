@@ -16,7 +16,7 @@ import simcoll
 from simcoll.distributed.start.launch import Job, launch, main, worker_environment
 from simcoll.errors import ConfigError
 
-LAUNCHER = [sys.executable, "-m", "simcoll.distributed.start.launch"]
+LAUNCHER = [sys.executable, "-m", "simcoll.distributed.launch"]
 REPORT = """
 import json, os, sys
 variables = {name: os.environ.get(name) for name in sys.argv[1].split(",")}

@@ -121,7 +121,7 @@ def test_processes_give_the_same_digest(file, capsys):
     command = [
         sys.executable,
         "-m",
-        "simcoll.distributed.start.run",
+        "simcoll.distributed.run",
         "--backend",
         "mpi",
         "-n",

@@ -110,7 +110,7 @@ def run(line):
     words = shlex.split(line, comments=True)
     if words[:1] == ["simcoll"]:
         from simcoll.cli import main
-    elif words[:3] == ["python", "-m", "simcoll.distributed.start.run"] and "mpi" not in words:
+    elif words[:3] == ["python", "-m", "simcoll.distributed.run"] and "mpi" not in words:
         from simcoll.distributed.start.run import main
 
         words = words[2:]

@@ -1,6 +1,6 @@
 """Start a program as several processes on this machine, with the environment torchrun gives.
 
-``python -m simcoll.distributed.start.launch --nproc-per-node 4 program.py --its arguments`` starts ``program.py`` four times.
+``python -m simcoll.distributed.launch --nproc-per-node 4 program.py --its arguments`` starts ``program.py`` four times.
 Several machines need the same call on each, with ``--nnodes``, ``--node-rank``, ``--master-addr`` and ``--master-port``.
 """
 
@@ -222,7 +222,7 @@ def _free_port() -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m simcoll.distributed.start.launch",
+        prog="python -m simcoll.distributed.launch",
         description="Start a program as several processes, with the environment torchrun gives.",
         allow_abbrev=False,
     )

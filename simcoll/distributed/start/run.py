@@ -1,8 +1,8 @@
 """Run a file of rank programs on the emulator, or for real.
 
-``python -m simcoll.distributed.start.run --nproc 8 --topology dgx-h100 program.py --its arguments`` emulates it;
-``python -m simcoll.distributed.start.run --backend mpi --nproc 8 program.py --its arguments`` starts the same file on eight
-processes, and ``mpiexec -n 8 python -m simcoll.distributed.start.run --backend mpi program.py`` takes those that mpiexec starts.
+``python -m simcoll.distributed.run --nproc 8 --topology dgx-h100 program.py --its arguments`` emulates it;
+``python -m simcoll.distributed.run --backend mpi --nproc 8 program.py --its arguments`` starts the same file on eight
+processes, and ``mpiexec -n 8 python -m simcoll.distributed.run --backend mpi program.py`` takes those that mpiexec starts.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m simcoll.distributed.start.run",
+        prog="python -m simcoll.distributed.run",
         description="Run a file of rank programs on the emulator, or for real.",
         allow_abbrev=False,
     )
@@ -62,7 +62,7 @@ def _start_processes(count: int, words: Sequence[str]) -> None:
     if found is None:
         raise ConfigError("there is no mpiexec: pip install 'simcoll[mpi]', or install an MPI library")
     sys.stdout.flush()
-    command = [found, "-n", str(count), sys.executable, "-m", "simcoll.distributed.start.run", *words]
+    command = [found, "-n", str(count), sys.executable, "-m", "simcoll.distributed.run", *words]
     os.execv(found, command)  # noqa: S606  # no shell
 
 
