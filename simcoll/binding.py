@@ -118,7 +118,7 @@ def bind(
     protocol
         Cost parameters, or the name of a protocol.
     unproved
-        Bind without a proof; every result then says so.
+        Bind without a proof; every result then says so. Steps that cannot be addressed are refused all the same.
 
     Raises
     ------
@@ -128,7 +128,11 @@ def bind(
         For counts, dtypes, reductions, ranks or protocols that do not fit.
     """
     expect(schedule, Schedule, "bind takes a schedule, made by simcoll.schedule() or Schedule()")
-    proof = None if unproved else verify(schedule)
+    proof = None
+    if unproved:
+        schedule.check()
+    else:
+        proof = verify(schedule)
     element = parse_dtype(dtype)
     reduction = parse_reduction(op, element)
     sizes, shown = _block_sizes(schedule, count)

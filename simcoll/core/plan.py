@@ -169,7 +169,7 @@ class Plan:
             if isinstance(starts, int):
                 result[here] = slot[here] * starts + piece[here] * starts // layout.chunks
             elif len(here):
-                # Of a plan without a proof, transfers that leave their buffer end with it.
+                # The chunk after the last of a buffer, where ranges end, is in no slot.
                 at, last = slot[here], starts.shape[1] - 1
                 begin = starts[rank[here], np.minimum(at, last)]
                 size = starts[rank[here], np.minimum(at + 1, last)] - begin

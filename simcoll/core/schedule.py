@@ -78,6 +78,7 @@ class Known:
     """What has been found out about a schedule: each is computed once."""
 
     seen: _Seen = field(default_factory=_Seen)
+    checked: bool = False
     content_hash: str = ""
     proof: Proof | None = None
 
@@ -209,14 +210,55 @@ class Schedule:
             self.known.content_hash = digest.hexdigest()
         return self.known.content_hash
 
+    def check(self) -> None:
+        """Refuse steps that cannot be addressed; each schedule is checked once.
+
+        Raises
+        ------
+        ScheduleError
+            As :meth:`check_step`.
+        """
+        number = 0
+        for block in () if self.known.checked else self.blocks():
+            steps = block.steps if isinstance(block, Repeat) else (block,)
+            for step in steps:
+                self.check_step(number, step)
+                number += 1
+            if isinstance(block, Repeat) and not self._stays_inside(block):
+                for place, step in enumerate(block.unrolled()):
+                    self.check_step(number - len(steps) + place, step)
+            if isinstance(block, Repeat):
+                number += (block.count - 1) * len(steps)
+        self.known.checked = True
+
+    def _stays_inside(self, block: Repeat) -> bool:
+        """Whether no turn of a repeat can leave a buffer: single chunks, in windows that all ranks have."""
+        for step in block.steps:
+            for chunk in (step.src_chunk, step.dst_chunk):
+                start = chunk - (chunk - block.base) % block.modulus
+                outside = (start < 0) | (start + block.modulus > self.layout.size) | (step.count != 1)
+                if (outside & (step.op != SYNC)).any():
+                    return False
+        return True
+
     def check_step(self, number: int, step: Step) -> None:
         """Refuse ranks, chunks or channels that do not exist, transfers that leave their buffer, and a barrier's of data.
+
+        A step is checked as it was given: afterwards, where an in-place alias gives a chunk its other name, a range that
+        left its buffer would lie in the larger one.
 
         Raises
         ------
         ScheduleError
             Naming the step, rank and channel.
         """
+        columns = (step.src_rank, step.src_chunk, step.dst_rank, step.dst_chunk, step.count, step.op, step.channel)
+        if any(column.shape != (len(step),) or column.dtype.kind not in "iu" for column in columns):
+            shapes = ", ".join(f"{column.dtype}{list(column.shape)}" for column in columns)
+            raise ScheduleError(
+                f"{self.title}: step {number}: the columns of a step are whole numbers, one for each transfer; got {shapes}",
+                step=number,
+            )
         n, names = self.nranks, ", ".join(OP_NAMES).upper()
         for column, limit, wrong in (
             (step.op, len(OP_NAMES), f"operation {{}} is unknown; use {names}"),
@@ -267,6 +309,10 @@ class Schedule:
 
 
 def lowered(schedule: Schedule) -> Iterator[tuple[int, Step]]:
-    """Steps with in-place aliases resolved to one canonical address per chunk; transfers that become self-copies are dropped."""
+    """Checked steps with in-place aliases resolved to one canonical address per chunk; what becomes a self-copy is dropped."""
+    known = schedule.known
     for number, step in enumerate(schedule.steps()):
+        if not known.checked:
+            schedule.check_step(number, step)
         yield number, schedule.layout.one_address(step)
+    known.checked = True

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import simpy
 
-from simcoll.core.compiled import COMPILED
 from simcoll.emulator.digest import TraceHash
 from simcoll.emulator.fabric import Calendar, Fabric
+from simcoll.emulator.fast.compiled import COMPILED
 from simcoll.emulator.fast.timed import Summary, Timed, summary, timed_steps
 from simcoll.emulator.folded import FoldedPlayer
 from simcoll.emulator.model import effective_capacities

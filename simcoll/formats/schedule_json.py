@@ -107,7 +107,9 @@ def dump_schedule(schedule: Schedule, path: str | Path | None = None) -> bytes:
     for item in schedule.blocks():
         if isinstance(item, Repeat):
             steps = [_step_record(step) for step in item.steps]
-            blocks.append(_Block(steps, item.count, item.stride, item.base, item.modulus))
+            # Shifts go round, so windows may as well begin at the first chunk that is no less than 0.
+            base = item.base % item.modulus if item.base < 0 else item.base
+            blocks.append(_Block(steps, item.count, item.stride, base, item.modulus))
         else:
             blocks.append(_Block([_step_record(item)]))
     record = _File(

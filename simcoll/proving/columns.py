@@ -13,12 +13,11 @@ from simcoll.core.step import spread
 from simcoll.errors import ScheduleError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
     from simcoll.core.schedule import Schedule
-    from simcoll.proving.symmetry import Symmetry
 
     Ints = NDArray[np.int64]
     Moves = tuple[list[int], list[int], list[bool]]
@@ -29,17 +28,17 @@ MASK = 2**64 - 1
 
 
 def _mix(z: int) -> int:
-    """:func:`simcoll.proving.data.mix` of one word."""
+    """:func:`simcoll.core.hashing.mix` of one word."""
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK
     return z ^ (z >> 31)
 
 
-def follow(schedule: Schedule, chunks: Ints, symmetry: Symmetry) -> str:
+def follow(schedule: Schedule, chunks: Ints, image_ranks: Callable[[Ints, Ints], Ints]) -> str:
     """Follow some chunks, which no transfer connects to others, on every rank.
 
-    Beside the contributions and the expression tree of every chunk, the tree of its image under the symmetry is followed, which
-    shows whether all chunks have the same one.
+    Beside the contributions and the expression tree of every chunk, the tree of its image under a symmetry is followed, which
+    shows whether all chunks have the same one; ``image_ranks(rank, chunk)`` gives the ranks of the images.
 
     Returns
     -------
@@ -59,7 +58,7 @@ def follow(schedule: Schedule, chunks: Ints, symmetry: Symmetry) -> str:
     home = rank * width + place[layout.canonical(rank, chunk)]
     memory = np.zeros((3, n * width), np.uint64)
     memory[:, home] = (
-        token_at(rank * layout.output_base + chunk, 1), token_at(rank, 2), token_at(symmetry.ranks(rank, chunk), 2),
+        token_at(rank * layout.output_base + chunk, 1), token_at(rank, 2), token_at(image_ranks(rank, chunk), 2),
     )  # fmt: skip
     held, tree, image = (row.tolist() for row in memory)
 

@@ -74,7 +74,8 @@ def undefined_target(schedule: Schedule, number: int, step: Step, row: int) -> N
 
 def _first_write(schedule: Schedule, rank: int, chunk: int) -> str:
     """When a chunk that is read too early gets a value, if ever."""
-    for number, step in lowered(schedule):
+    for number, given in enumerate(schedule.steps()):
+        step = schedule.layout.one_address(given)
         data = (step.op != REDUCE) & (step.op != SYNC)
         hit = data & (step.dst_rank == rank) & (step.dst_chunk <= chunk) & (chunk < step.dst_chunk + step.count)
         if hit.any():

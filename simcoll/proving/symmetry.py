@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
 
-__all__ = ["Symmetry", "certify", "find_symmetry", "lanes_of", "verify_by_symmetry"]
+__all__ = ["Symmetry", "certify", "find_symmetry", "verify_by_symmetry"]
 
 UNITS = 2**24
 """A step is not expanded to more transfers of single chunks than this."""
@@ -78,9 +78,10 @@ def verify_by_symmetry(schedule: Schedule) -> Proof:
     proved (by symmetry, error 2^-64): 1,999,000 transfers in 1,999 steps, reduction order run-consistent
     """
     expect(schedule, Schedule, "verify_by_symmetry takes a schedule, made by schedule(collective, algorithm)")
+    schedule.check()
     symmetry = find_symmetry(schedule)
     chunks = _representatives(schedule, symmetry)
-    order = follow(schedule, chunks, symmetry)
+    order = follow(schedule, chunks, symmetry.ranks)
     steps = transfers = 0
     for _, block in _blocks(schedule):
         turns, inner = (block.count, block.steps) if isinstance(block, Repeat) else (1, (block,))
@@ -100,7 +101,7 @@ def find_symmetry(schedule: Schedule) -> Symmetry:
     collective = schedule.collective
     if collective.root is not None or collective.kind in ("barrier", "send_recv"):
         raise _refuse(schedule, f"the ranks of {collective.kind} are not alike")
-    lane = lanes_of(schedule)
+    lane = _lanes(schedule)
     plain = np.tile((np.arange(schedule.nranks) + 1) % schedule.nranks, (schedule.nchannels, 1))
     first = _first_neighbours(schedule)
     refusal = None
@@ -139,7 +140,7 @@ def _windows(block: Repeat, step: Step) -> Ints:
     return result
 
 
-def lanes_of(schedule: Schedule) -> Ints:
+def _lanes(schedule: Schedule) -> Ints:
     """Channel that touches each chunk address, on whatever rank; 0 for one that none touches."""
     layout = schedule.layout
     lane = np.full(layout.size, -1, np.int64)
@@ -152,7 +153,6 @@ def lanes_of(schedule: Schedule) -> Ints:
 
     for number, block in _blocks(schedule):
         for step in block.steps if isinstance(block, Repeat) else (block,):
-            schedule.check_step(number, step)
             if isinstance(block, Repeat):
                 for channel in np.unique(step.channel).tolist():
                     on = step.channel == channel

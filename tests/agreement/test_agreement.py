@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 from agreement_cases import case, compare
 
-from simcoll.core.compiled import COMPILED
+from simcoll.emulator.fast.compiled import COMPILED
 
 pytestmark = pytest.mark.skipif(not COMPILED, reason="needs numba")
 

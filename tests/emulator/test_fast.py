@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 
 import simcoll
-from simcoll.core.compiled import COMPILED, SOURCES, announced
 from simcoll.core.protocol import IDEAL, Protocol
 from simcoll.emulator import emulate
 from simcoll.emulator.fast import calendar, kernel
+from simcoll.emulator.fast.compiled import COMPILED, SOURCES, announced
 from simcoll.emulator.fast.timed import summary, timed_steps
 from simcoll.emulator.model import jitter_fs
 from simcoll.errors import ConfigError
-from simcoll.proving import loops
 from simcoll.topology import boxes, crossbar, from_networkx, torus
 
 US = 10**9
@@ -260,7 +259,5 @@ def test_compiled_functions_share_one_default():
         kernel.index_block,
         kernel.wait_for,
         calendar.rehash,
-        loops.fill_tokens,
-        loops.play_turns,
     )
     assert {inspect.signature(entry.py_func).parameters["_sources"].default for entry in entries} == {SOURCES}

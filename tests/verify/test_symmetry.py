@@ -44,6 +44,23 @@ def test_far_fewer_chunks_than_a_full_proof_could_follow():
     assert str(proof).startswith("proved (by symmetry")
 
 
+@pytest.mark.parametrize("in_place", [False, True])
+def test_large_rings_are_proved_by_symmetry(in_place):
+    assert verify(simcoll.schedule("all_reduce", "ring", nranks=63, in_place=in_place)).kind == "full"
+    large = simcoll.schedule("all_reduce", "ring", nranks=64, channels=2, in_place=in_place)
+    told = verify(with_steps(large, unrolled(large)))  # without its repeats
+    assert told.kind == "full"
+    assert verify(large) == replace(told, kind="by symmetry")
+
+
+def test_a_large_ring_that_is_wrong_gets_the_counter_example_of_the_full_proof():
+    schedule = simcoll.schedule("all_reduce", "ring", nranks=64)
+    first, reduce, copy = schedule.source()
+    short = with_steps(schedule, [first, replace(reduce, count=reduce.count - 1), copy])
+    with pytest.raises(ScheduleError, match="is wrong at the end"):
+        verify(short)
+
+
 def unrolled(schedule):
     return list(schedule.steps())
 

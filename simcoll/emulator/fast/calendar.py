@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from simcoll.core.compiled import SOURCES, entry, number, part
+from simcoll.emulator.fast.compiled import SOURCES, entry, number, part
 from simcoll.emulator.fast.natural import natural
 from simcoll.emulator.fast.state import (
     ARGUMENT,

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simcoll.core.compiled import SOURCES, entry, number, part
 from simcoll.emulator.fast.calendar import at_time, next_time
+from simcoll.emulator.fast.compiled import SOURCES, entry, number, part
 from simcoll.emulator.fast.natural import natural
 from simcoll.emulator.fast.rates import find_own, join, part_links, settle, timer
 from simcoll.emulator.fast.state import (
@@ -40,7 +40,6 @@ from simcoll.emulator.fast.state import (
     TIMER,
     WAITING,
 )
-from simcoll.proving.loops import mixed
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -53,6 +52,16 @@ if TYPE_CHECKING:
 __all__ = ["index_block", "load", "run", "wait_for"]
 
 SEED_A, SEED_B = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD1B54A32D192ED03)
+SHIFTS = (np.uint64(30), np.uint64(27), np.uint64(31))
+FACTORS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
+
+
+@number
+def mixed(value: np.uint64) -> np.uint64:
+    """:func:`simcoll.core.hashing.mix` of one word."""
+    value = (value ^ (value >> SHIFTS[0])) * FACTORS[0]
+    value = (value ^ (value >> SHIFTS[1])) * FACTORS[1]
+    return value ^ (value >> SHIFTS[2])
 
 
 @part

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simcoll.core.compiled import announced
+from simcoll.emulator.fast.compiled import announced
 from simcoll.emulator.fast.kernel import index_block, load, run, wait_for
 from simcoll.emulator.fast.room import (
     PER_BLOCK,

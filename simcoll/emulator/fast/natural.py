@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from simcoll.core.compiled import COMPILED
+from simcoll.emulator.fast.compiled import COMPILED
 
 if TYPE_CHECKING:
     from collections.abc import Callable

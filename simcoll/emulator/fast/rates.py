@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simcoll.core.compiled import part
 from simcoll.emulator.fast.calendar import at_time, unlink
+from simcoll.emulator.fast.compiled import part
 from simcoll.emulator.fast.natural import natural
 from simcoll.emulator.fast.state import (
     ARGUMENT,

@@ -20,18 +20,8 @@ COMPILED = find_spec("numba") is not None
 """Whether the loops are machine code."""
 
 
-_HERE = Path(__file__).parents[1]
-SOURCES = crc32(
-    b"".join(
-        path.read_bytes()
-        for path in (
-            Path(__file__),
-            _HERE / "proving" / "loops.py",
-            *sorted((_HERE / "emulator" / "fast").glob("*.py")),
-        )
-    )
-)
-"""Default of a last parameter of every entry, made of all files with compiled code.
+SOURCES = crc32(b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))))
+"""Default of a last parameter of every entry, made of all files of this room, which holds all compiled code.
 
 Numba drops a cached function when its own file changes, but not when that of a piece of it does, so that the cache has to see all of
 them in the function's signature. One value for all: of functions whose defaults differ, numba calls all but the first at a
