@@ -165,7 +165,7 @@ def test_arguments_of_the_wrong_kind(schedule, arguments, says):
 
 
 def test_a_count_that_does_not_fit_names_the_call():
-    with pytest.raises(AssertionError, match=r"replay: schedule.bind\(\[1, 2\], 'int32', 'sum'\)"):
+    with pytest.raises(AssertionError, match=r"replay: simcoll.bind\(schedule, \[1, 2\], 'int32', 'sum'\)"):
         assert_implements(my_all_reduce(3), counts=[[1, 2]], dtypes=["int32"])
 
 
