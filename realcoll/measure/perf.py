@@ -15,7 +15,7 @@ from simcoll.binding import bind, verify
 from simcoll.core.collective import KINDS
 from simcoll.core.reduction import parse_dtype
 from simcoll.core.reference import count_wrong, exact_inputs, expected_outputs
-from simcoll.emulator.run import bus_factor
+from simcoll.emulator import bus_factor
 from simcoll.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -229,12 +229,9 @@ class Plan:
         An output that the caller does not see (at the leaves of a reduce, say) is workspace and counts. In place, a buffer that lies
         inside the other has no storage of its own.
         """
-        collective, layout = self.collective, self.schedule.layout
+        collective = self.collective
         rank = np.arange(self.nranks, dtype=np.int64)
-        result = np.zeros((self.nranks, 3), np.int64)
-        for which, starts in enumerate(self._slot_starts()):
-            slots = (collective.input_slots, collective.output_slots, layout.scratch_slots)[which]
-            result[:, which] = slots * starts if isinstance(starts, int) else starts[:, -1]
+        result = self._slot_elements()
         result[~collective.has_input(rank), INPUT] = 0
         if collective.kind == "send_recv":
             result[~collective.has_output(rank), OUTPUT] = 0
@@ -242,6 +239,21 @@ class Plan:
             both = collective.has_input(rank) & collective.has_output(rank)
             inner = INPUT if collective.output_slots >= collective.input_slots else OUTPUT
             result[both, inner] = 0
+        return result
+
+    def visible_elements(self) -> Ints:
+        """Elements of the input that a rank is given and of the output that it sees: ``[nranks, 2]``."""
+        rank = np.arange(self.nranks, dtype=np.int64)
+        seen = np.stack([self.collective.has_input(rank), self.collective.has_output(rank)], axis=1)
+        return np.where(seen, self._slot_elements()[:, :2], 0)
+
+    def _slot_elements(self) -> Ints:
+        """Elements of all slots of input, output and scratch: ``[nranks, 3]``."""
+        collective, layout = self.collective, self.schedule.layout
+        result = np.zeros((self.nranks, 3), np.int64)
+        for which, starts in enumerate(self._slot_starts()):
+            slots = (collective.input_slots, collective.output_slots, layout.scratch_slots)[which]
+            result[:, which] = slots * starts if isinstance(starts, int) else starts[:, -1]
         return result
 
     def view(self, rank: int, which: int) -> tuple[int, int, int]:

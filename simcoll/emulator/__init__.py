@@ -8,7 +8,8 @@ name, of algorithms, or of files of topologies.
 
 from simcoll.emulator.engine import Observer, Player
 from simcoll.emulator.fabric import Calendar, Fabric
-from simcoll.emulator.run import Result, bus_factor, emulate
+from simcoll.emulator.result import Result, bus_factor
+from simcoll.emulator.run import emulate
 from simcoll.emulator.trace import Trace
 
 __all__ = ["Calendar", "Fabric", "Observer", "Player", "Result", "Trace", "bus_factor", "emulate"]

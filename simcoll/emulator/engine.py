@@ -283,6 +283,7 @@ class Player:
         place = message.place
         if place is not None:
             place.write(place.source if message.payload is None else message.payload)
+            message.payload = None
         if message.id in self._awaited:
             self._over.add(message.id)
             for waiter in self._waiters.pop(message.id, ()):

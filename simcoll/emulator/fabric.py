@@ -118,7 +118,6 @@ class Fabric:
     __slots__ = (
         "_asked",
         "_capacity",
-        "_counted",
         "_dirty",
         "_flows",
         "_level",
@@ -135,9 +134,8 @@ class Fabric:
         self.env = calendar.env
         self.delivered_bytes = 0
         self._asked = False
-        self._counted = False
         self._capacity: list[int] = []
-        self._flows: list[dict[_Flow, int]] = []  # how many flows each stands for there
+        self._flows: list[dict[_Flow, None]] = []  # sets with an order
         self._level: list[int] = []
         self._used: list[int] = []
         self._names: list[tuple[int, Callable[[int], str]]] = []
@@ -160,28 +158,14 @@ class Fabric:
         first, name = next(entry for entry in reversed(self._names) if entry[0] <= link)
         return name(link - first)
 
-    def transfer(
-        self,
-        links: tuple[int, ...],
-        size_bytes: int,
-        arrived: Callable[[Any], None],
-        item: Any,
-        counts: tuple[int, ...] | None = None,
-    ) -> None:
-        """Start a flow now; ``arrived(item)`` is called when its last byte has left: at once without bytes or links.
-
-        ``counts``: on each link so many flows that are alike go along with this one, itself included.
-        """
+    def transfer(self, links: tuple[int, ...], size_bytes: int, arrived: Callable[[Any], None], item: Any) -> None:
+        """Start a flow now; ``arrived(item)`` is called when its last byte has left: at once without bytes or links."""
         if not size_bytes or not links:
             self.calendar.at(self.calendar.now, arrived, item)
             return
         flow = _Flow(links, size_bytes, arrived, item)
         for link in links:
-            self._flows[link][flow] = 1
-        if counts is not None:
-            self._counted = True
-            for link, count in zip(links, counts, strict=True):
-                self._flows[link][flow] = count
+            self._flows[link][flow] = None
         self._started.append(flow)
         if not self._asked:
             self._ask()
@@ -197,7 +181,7 @@ class Fabric:
         started, self._started = self._started, []
         shared: dict[_Flow, None] = {}
         for flow in started:
-            if self._counted or max([len(flows[link]) for link in flow.links]) > 1:
+            if max([len(flows[link]) for link in flow.links]) > 1:
                 shared[flow] = None
                 dirty.update(dict.fromkeys(flow.links))
                 continue
@@ -233,8 +217,7 @@ class Fabric:
             here = flows[link]
             limits = [min([level[other] for other in flow.links if other != link], default=UNLIMITED) for flow in here]
             old = level[link]
-            counts = list(here.values()) if self._counted else None
-            new = level[link] = water_level(capacity[link], limits, counts)
+            new = level[link] = water_level(capacity[link], limits)
             if new == old:
                 continue
             changed[link] = None
@@ -251,12 +234,12 @@ class Fabric:
         if rate <= 0:
             link = min(flow.links, key=self._level.__getitem__)
             raise ConfigError(
-                f"link {self.link_name(link)}: {sum(self._flows[link].values())} flows share {self._capacity[link]} micro-bytes "
+                f"link {self.link_name(link)}: {len(self._flows[link])} flows share {self._capacity[link]} micro-bytes "
                 "per second, which leaves nothing for each; expected a larger capacity"
             )
         used, gain = self._used, rate - flow.rate
         for link in flow.links:
-            used[link] += gain * self._flows[link][flow] if self._counted else gain
+            used[link] += gain
         if flow.rate:
             flow.left = bytes_left(flow.left, flow.rate, now - flow.since_fs)
         flow.rate = rate
@@ -278,7 +261,8 @@ class Fabric:
         self.delivered_bytes += flow.size
         for link in flow.links:
             here = self._flows[link]
-            self._used[link] -= flow.rate * here.pop(flow)
+            del here[flow]
+            self._used[link] -= flow.rate
             if here:
                 self._dirty[link] = None
             else:

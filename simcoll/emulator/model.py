@@ -97,15 +97,13 @@ class Costs:
     post_fs: Ints
 
 
-def water_level(capacity_uBps: int, limits_uBps: Sequence[int], counts: Sequence[int] | None = None) -> int:
+def water_level(capacity_uBps: int, limits_uBps: Sequence[int]) -> int:
     """Highest rate that a link leaves to flows which are limited elsewhere to ``limits_uBps``; ``UNLIMITED`` if it
-    limits none. ``counts``: how many flows like each there are, by default one.
+    limits none.
 
-    >>> water_level(90, [UNLIMITED, UNLIMITED, 10]), water_level(90, [10, 20]), water_level(90, [UNLIMITED, 10], [2, 1])
-    (40, 9223372036854775807, 40)
+    >>> water_level(90, [UNLIMITED, UNLIMITED, 10]), water_level(90, [10, 20])
+    (40, 9223372036854775807)
     """
-    if counts is not None:
-        return _counted_level(capacity_uBps, list(zip(limits_uBps, counts, strict=True)))
     limits = list(limits_uBps)
     left = capacity_uBps
     while limits:
@@ -115,17 +113,6 @@ def water_level(capacity_uBps: int, limits_uBps: Sequence[int], counts: Sequence
             return level
         left -= sum(limits) - sum(kept)
         limits = kept
-    return UNLIMITED
-
-
-def _counted_level(left: int, flows: list[tuple[int, int]]) -> int:
-    while flows:
-        level = left // sum(count for _, count in flows)
-        kept = [(limit, count) for limit, count in flows if limit >= level]
-        if len(kept) == len(flows):
-            return level
-        left -= sum(limit * count for limit, count in flows if limit < level)
-        flows = kept
     return UNLIMITED
 
 

@@ -1,33 +1,37 @@
-"""Which way a run is played, and why: the SimPy engine, the fast engine, or the quotient."""
+"""Which way a run is played, and why: the SimPy engine, the fast engine, or the quotient; and each of them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import gc
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
 import simpy
 
 from simcoll.emulator.digest import TraceHash
+from simcoll.emulator.engine import Player
 from simcoll.emulator.fabric import Calendar, Fabric
 from simcoll.emulator.fast.compiled import COMPILED
 from simcoll.emulator.fast.timed import Summary, Timed, summary, timed_steps
-from simcoll.emulator.folded import FoldedPlayer
 from simcoll.emulator.model import effective_capacities
 from simcoll.emulator.quotient import Quotient, fold, no_quotient
+from simcoll.emulator.result import Result
 from simcoll.errors import ConfigError, InternalError, nearest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
     from simcoll.core.plan import Plan
+    from simcoll.emulator.dataplane import Storage
+    from simcoll.emulator.engine import Observer
     from simcoll.topology import Topology
 
     Ints = NDArray[np.int64]
 
-__all__ = ["ENGINES", "Played", "choose", "play_fast", "play_quotient"]
+__all__ = ["ENGINES", "choose", "play_fast", "play_quotient", "play_simpy"]
 
 ENGINES = ("auto", "simpy", "fast")
 FEW_MESSAGES = 20_000
@@ -38,22 +42,6 @@ DEEPEST_FIFO = 64
 INSTALL = "pip install 'simcoll[fast]'"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Played:
-    """A run that is over. ``classes``: how many messages were played for all; ``trace_hash`` may be empty for a quotient."""
-
-    engine: str
-    path: str
-    time_fs: int
-    steps: int
-    messages: int
-    bytes_moved: int
-    switched: bool
-    trace_hash: str
-    done_fs: Ints | None
-    classes: int | None = None
-
-
 def choose(
     plan: Plan, engine: str, quotient: bool | None, *, watched: bool, timing_only: bool
 ) -> tuple[str, str, Summary | None]:
@@ -62,13 +50,15 @@ def choose(
     Raises
     ------
     ConfigError
-        For an engine that does not exist or is not installed.
+        For an engine that does not exist, is not installed, or cannot play a quotient that is asked for.
     """
     if engine not in ENGINES:
         raise ConfigError(f"engine {engine!r} is not known; {nearest(str(engine), ENGINES)}")
     if engine == "fast" and not COMPILED:
         raise ConfigError(f"engine 'fast' needs numba: {INSTALL}")
-    if engine == "simpy" and not quotient:
+    if engine == "simpy" and quotient:
+        raise ConfigError("engine 'simpy' plays every message; expected engine='auto' with quotient=True")
+    if engine == "simpy":
         return "simpy", "asked for", None
     if watched:
         return "simpy", "an observer is told of every transfer", None
@@ -83,7 +73,7 @@ def choose(
         if not reason and pays:
             return "quotient", "", seen
         if quotient:
-            return ("simpy" if engine == "simpy" or not COMPILED else "fast"), f"no quotient: {reason}", seen
+            return ("fast" if COMPILED else "simpy"), f"no quotient: {reason}", seen
     if engine == "fast":
         return "fast", "asked for", seen
     if seen.messages <= FEW_MESSAGES:
@@ -110,7 +100,45 @@ def _links(plan: Plan, topology: Topology) -> tuple[Ints, int | None, Callable[[
     return np.concatenate([capacity, caps]), links, name
 
 
-def play_fast(plan: Plan, topology: Topology, seen: Summary, why: str, *, keep: bool) -> Played:
+def play_simpy(
+    plan: Plan, topology: Topology, why: str, storage: Storage | None, observer: Observer | None, *, keep: bool
+) -> Result:
+    """Play every message under the SimPy clock."""
+    fabric = Fabric(Calendar(simpy.Environment()), effective_capacities(topology, plan.protocol), topology.link_name)
+    player = Player(plan, topology, fabric, storage, observer, keep=keep)
+    player.start()
+    with _collector_paused():
+        fabric.env.run()
+    player.check()
+    player.check_fabric()
+    return Result(
+        plan,
+        topology.name,
+        "simpy",
+        why,
+        player.time_fs,
+        player.steps,
+        player.messages,
+        sum(player.bytes_by_op),
+        player.switched,
+        player.hash.hexdigest(),
+        player.done_fs,
+    )
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Keep Python's cycle collector out of a run: it looks at every message in flight again and again and finds nothing."""
+    running = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if running:
+            gc.enable()
+
+
+def play_fast(plan: Plan, topology: Topology, seen: Summary, why: str, *, keep: bool) -> Result:
     """Play every message with the compiled loops."""
     from simcoll.emulator.fast.machine import Machine  # brings in numba
 
@@ -135,61 +163,65 @@ def play_fast(plan: Plan, topology: Topology, seen: Summary, why: str, *, keep: 
         raise InternalError(
             f"{machine.messages} messages moved {machine.bytes_by_op} bytes; the plan has {seen.messages} and {seen.bytes_by_op}"
         )
-    return _played("fast", why, seen, machine.time_fs, machine.hexdigest(), done)
+    return _result(plan, topology, why, seen, machine.time_fs, machine.hexdigest(), done)
 
 
-def _played(
-    engine: str, why: str, seen: Summary, time_fs: int, trace_hash: str, done: Ints | None, classes: int | None = None
-) -> Played:
-    return Played(
-        engine, why, time_fs, seen.steps, seen.messages, sum(seen.bytes_by_op), seen.switched, trace_hash, done, classes
+def _result(
+    plan: Plan,
+    topology: Topology,
+    why: str,
+    seen: Summary,
+    time_fs: int,
+    trace_hash: str,
+    done: Ints | None,
+    classes: int | None = None,
+) -> Result:
+    moved = sum(seen.bytes_by_op)
+    return Result(
+        plan,
+        topology.name,
+        "fast",
+        why,
+        time_fs,
+        seen.steps,
+        seen.messages,
+        moved,
+        seen.switched,
+        trace_hash,
+        done,
+        classes,
     )
 
 
-def play_quotient(
-    plan: Plan, topology: Topology, seen: Summary, engine: str, *, keep: bool, worth_it: bool
-) -> Played | str:
+def play_quotient(plan: Plan, topology: Topology, seen: Summary, *, keep: bool, worth_it: bool) -> Result | str:
     """Play one message of every class, or say why not.
 
-    With ``keep``, and for up to a million messages, the times of all messages are expanded.
+    With ``keep``, and for up to a million messages, the times of all messages are expanded. Without numba the same loops run as Python.
     """
+    from simcoll.emulator.fast.machine import Machine  # brings in numba
+
     capacity, cap_base, name = _links(plan, topology)
     found = fold(timed_steps(plan, topology, cap_base, seen.groups), capacity, seen.lane_steps, worth_it=worth_it)
     if isinstance(found, str):
         return found
-    engine = "fast" if COMPILED and engine != "simpy" else "simpy"
     expansion = _Expansion(found, seen.messages, keep=keep) if keep or seen.messages <= MOST_HASHED else None
-    time_fs, messages = _played_classes(
-        found,
-        engine,
-        plan.protocol.launch_fs,
-        expansion,
-        lambda link: f"class {link}, for example {name(int(found.links[link]))}",
+    machine = Machine(
+        found.capacity,
+        found.lane_steps,
+        found.stream(),
+        launch_fs=plan.protocol.launch_fs,
+        hashed=False,
+        over=expansion,
     )
-    if messages != found.messages:
-        raise InternalError(f"{messages} of {found.messages} messages of the quotient are done")
+    machine.play(lambda link: f"class {link}, for example {name(int(found.links[link]))}")
+    if machine.messages != found.messages:
+        raise InternalError(f"{machine.messages} of {found.messages} messages of the quotient are done")
     why = f"quotient: {found.messages} classes stand for {seen.messages} messages"
     if expansion is None:
-        return _played(engine, f"{why}; too many for a trace hash", seen, time_fs, "", None, messages)
-    return _played(engine, why, seen, time_fs, expansion.hexdigest(), expansion.done_fs, messages)
-
-
-def _played_classes(
-    quotient: Quotient, engine: str, launch_fs: int, over: _Expansion | None, link_name: Callable[[int], str]
-) -> tuple[int, int]:
-    """When the last class was done, and how many were."""
-    if engine == "fast":
-        from simcoll.emulator.fast.machine import Machine  # brings in numba
-
-        machine = Machine(
-            quotient.capacity, quotient.lane_steps, quotient.stream(), launch_fs=launch_fs, hashed=False, over=over
-        )
-        machine.play(link_name)
-        return machine.time_fs, machine.messages
-    fabric = Fabric(Calendar(simpy.Environment()), quotient.capacity.tolist(), link_name)
-    player = FoldedPlayer(fabric, quotient.lane_steps, quotient.stream(), launch_fs=launch_fs, over=over)
-    player.play()
-    return player.time_fs, player.messages
+        why = f"{why}; too many for a trace hash"
+        return _result(plan, topology, why, seen, machine.time_fs, "", None, machine.messages)
+    trace_hash = expansion.hash.hexdigest()
+    return _result(plan, topology, why, seen, machine.time_fs, trace_hash, expansion.done_fs, machine.messages)
 
 
 class _Expansion:
@@ -210,6 +242,3 @@ class _Expansion:
         shape = step.shape
         number = np.arange(begin, begin + len(step))
         self.hash.add([number, shape.src, shape.dst, step.size, start[names], end[names], done[names]])
-
-    def hexdigest(self) -> str:
-        return self.hash.hexdigest()

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import gc
-from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from fractions import Fraction
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import simpy
 
 from simcoll.core.plan import Plan
+from simcoll.emulator.budget import VARIABLE, check_room, exact_bytes, in_words, largest_automatic
 from simcoll.emulator.dataplane import Storage
-from simcoll.emulator.engine import Player
-from simcoll.emulator.fabric import Calendar, Fabric
 from simcoll.emulator.floor import latency_floor_fs
-from simcoll.emulator.model import effective_capacities
-from simcoll.emulator.paths import Played, choose, play_fast, play_quotient
+from simcoll.emulator.paths import choose, play_fast, play_quotient, play_simpy
+from simcoll.emulator.result import Result
 from simcoll.errors import ConfigError, InternalError, expect, nearest
 from simcoll.topology import Topology
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
@@ -32,116 +28,16 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-__all__ = ["Result", "bus_factor", "emulate"]
+__all__ = ["emulate"]
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Result:
-    """What a run showed.
-
-    Attributes
-    ----------
-    time_fs
-        When the last transfer was done; every rank starts at 0.
-    total_bytes
-        Size of the collective as nccl-tests counts it: the larger of a rank's input and output.
-    messages, bytes_moved
-        Transfers of the plan (those inside a rank too) and their payload.
-    trace_hash
-        Hash of everything that happened (:mod:`simcoll.emulator.digest`). Empty for a quotient of more than a million messages
-        whose times were not asked for.
-    engine
-        Which engine ran: ``simpy`` or ``fast``.
-    path
-        Why it did, or what stood in for all messages.
-    classes
-        Messages of the quotient that were played; ``None`` when all were.
-    wall_s
-        Seconds that the run took on this machine; in no hash.
-    wrong
-        Output elements that differ from the definition of the collective; ``None`` when that was not checked.
-    outputs
-        Output of every rank (``None`` where the collective gives nothing), when data was moved.
-    bound
-        Lower bound of the time for any schedule on this topology; ``None`` when not asked for.
-    done_fs
-        When each transfer was done, in schedule order, when asked for.
-    proof
-        Kind of the schedule's proof, or ``"unproved"``.
-    """
-
-    kind: str
-    nranks: int
-    schedule: str
-    protocol: str
-    topology: str
-    proof: str
-    engine: str
-    time_fs: int
-    total_bytes: int
-    messages: int
-    bytes_moved: int
-    trace_hash: str
-    wrong: int | None = None
-    outputs: tuple[Array | None, ...] | None = None
-    bound: Bound | None = None
-    done_fs: NDArray[np.int64] | None = None
-    path: str = ""
-    classes: int | None = None
-    wall_s: float = 0.0
-
-    @property
-    def time(self) -> float:
-        """Seconds."""
-        return self.time_fs / 1e15
-
-    @property
-    def time_us(self) -> float:
-        """Microseconds."""
-        return self.time_fs / 1e9
-
-    @property
-    def algbw(self) -> float:
-        """Algorithm bandwidth: size over time, in bytes per second; 0 for no bytes, infinite for bytes in no time."""
-        if not self.total_bytes:
-            return 0.0
-        return self.total_bytes * 1e15 / self.time_fs if self.time_fs else float("inf")
-
-    @property
-    def busbw(self) -> float:
-        """Bus bandwidth, in bytes per second: algbw times :func:`bus_factor`."""
-        factor = bus_factor(self.kind, self.nranks)
-        return self.algbw * factor if factor else 0.0
-
-    @property
-    def headroom(self) -> float | None:
-        """Time over lower bound: 1 is optimal. ``None`` without a bound above 0."""
-        return self.time_fs / self.bound.time_fs if self.bound is not None and self.bound.time_fs else None
-
-    @property
-    def bottleneck(self) -> str:
-        """What the lower bound is made of; empty without a bound."""
-        return self.bound.bottleneck if self.bound is not None else ""
-
-
-def bus_factor(kind: str, nranks: int) -> float:
-    """Bus bandwidth over algorithm bandwidth, as nccl-tests defines it (``doc/PERFORMANCE.md`` there).
-
-    >>> bus_factor("all_reduce", 4), bus_factor("all_gather", 4), bus_factor("broadcast", 4)
-    (1.5, 0.75, 1.0)
-    """
-    if kind == "all_reduce":
-        return 2 * (nranks - 1) / nranks
-    if kind in ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"):
-        return (nranks - 1) / nranks
-    return 1.0
+WAYS = ("auto", "exact", "none")
 
 
 def emulate(
     plan: Plan,
     topology: Topology,
     *,
-    data: str | Sequence[Array | None] = "exact",
+    data: str | Sequence[Array | None] = "auto",
     seed: int = 0,
     observer: Observer | None = None,
     bound: bool | Bottleneck = True,
@@ -159,7 +55,8 @@ def emulate(
         The cluster; it must have every endpoint in ``plan.ranks``.
     data
         ``"exact"``: move generated data whose result does not depend on the order of reduction, and compare it with
-        the definition of the collective. ``"none"``: timing only. Or one input array per rank.
+        the definition of the collective. ``"none"``: timing only. ``"auto"``: exact if that takes at most 2 GiB (or what the
+        environment variable ``SIMCOLL_MAX_BYTES`` says), else timing only. Or one input array per rank.
     seed
         Of the generated data.
     observer
@@ -180,8 +77,8 @@ def emulate(
     Raises
     ------
     ConfigError
-        When the topology has too few ranks, a link has nothing to give, data does not fit, or time runs beyond the
-        clock.
+        When the topology has too few ranks, a link has nothing to give, data does not fit the plan or the machine, or time
+        runs beyond the clock.
     InternalError
         When a check of the run fails.
 
@@ -196,35 +93,20 @@ def emulate(
     """
     expect(plan, Plan, "emulate takes a plan, made by bind(schedule, count)")
     expect(topology, Topology, "emulate takes a topology, made by load_topology(name)")
-    inputs = _inputs(plan, data, seed)
     _check_placement(plan, topology)
+    inputs, no_data = _inputs(plan, data, seed)
     storage = None if inputs is None else Storage(plan, inputs)
     began = perf_counter()
     played = _run(plan, topology, storage, observer, keep=keep, engine=engine, quotient=quotient)
     wall = perf_counter() - began
-    outputs = None if storage is None else storage.outputs()
-    wrong = _wrong(plan, inputs, outputs) if isinstance(data, str) and inputs is not None else None
-    return Result(
-        kind=plan.collective.kind,
-        nranks=plan.nranks,
-        schedule=plan.schedule.title,
-        protocol=plan.protocol.name,
-        topology=topology.name,
-        proof="unproved" if plan.proof is None else plan.proof.kind,
-        engine=played.engine,
-        time_fs=played.time_fs,
-        total_bytes=plan.total_bytes,
-        messages=played.messages,
-        bytes_moved=played.bytes_moved,
-        trace_hash=played.trace_hash,
-        wrong=wrong,
-        outputs=outputs,
-        bound=_bound(plan, topology, played, bound) if bound else None,
-        done_fs=played.done_fs,
-        path=played.path,
-        classes=played.classes,
-        wall_s=wall,
-    )
+    found = _bound(plan, topology, played, bound) if bound else None
+    if inputs is None or storage is None:
+        return replace(played, no_data=no_data, bound=found, wall_s=wall)
+    outputs = storage.outputs()
+    if not isinstance(data, str):
+        return replace(played, data="given", outputs=outputs, bound=found, wall_s=wall)
+    wrong = _wrong(plan, inputs, outputs)
+    return replace(played, data="exact", wrong=wrong, outputs=outputs, bound=found, wall_s=wall)
 
 
 def _check_placement(plan: Plan, topology: Topology) -> None:
@@ -244,11 +126,11 @@ def _run(
     keep: bool,
     engine: str,
     quotient: bool | None,
-) -> Played:
+) -> Result:
     way, why, seen = choose(plan, engine, quotient, watched=observer is not None, timing_only=storage is None)
     if way == "quotient" and seen is not None:
-        played = play_quotient(plan, topology, seen, engine, keep=keep, worth_it=quotient is None)
-        if isinstance(played, Played):
+        played = play_quotient(plan, topology, seen, keep=keep, worth_it=quotient is None)
+        if isinstance(played, Result):
             return played
         way, _, seen = choose(plan, engine, False, watched=False, timing_only=True)
         why = f"no quotient: {played}"
@@ -257,65 +139,35 @@ def _run(
         if storage is not None:
             storage.play()
         return fast
-    player = _by_simpy(plan, topology, storage, observer, keep=keep)
-    return Played(
-        "simpy",
-        why,
-        player.time_fs,
-        player.steps,
-        player.messages,
-        sum(player.bytes_by_op),
-        player.switched,
-        player.hash.hexdigest(),
-        player.done_fs,
-    )
+    return play_simpy(plan, topology, why, storage, observer, keep=keep)
 
 
-def _by_simpy(
-    plan: Plan, topology: Topology, storage: Storage | None, observer: Observer | None, *, keep: bool
-) -> Player:
-    fabric = Fabric(Calendar(simpy.Environment()), effective_capacities(topology, plan.protocol), topology.link_name)
-    player = Player(plan, topology, fabric, storage, observer, keep=keep)
-    player.start()
-    with _collector_paused():
-        fabric.env.run()
-    player.check()
-    player.check_fabric()
-    return player
-
-
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """Keep Python's cycle collector out of a run: it looks at every message in flight again and again and finds nothing."""
-    running = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if running:
-            gc.enable()
-
-
-def _inputs(plan: Plan, data: str | Sequence[Array | None], seed: int) -> Sequence[Array | None] | None:
+def _inputs(plan: Plan, data: str | Sequence[Array | None], seed: int) -> tuple[Sequence[Array | None] | None, str]:
+    """The data to move, if any, and why there is none; nothing is allocated before there is room for all."""
     if not isinstance(data, str):
-        return data
-    if data not in ("exact", "none"):
-        raise ConfigError(f"data {data!r} is not known; {nearest(data, ('exact', 'none'))}, or one array per rank")
+        check_room(exact_bytes(plan, given=True))
+        return data, ""
+    if data not in WAYS:
+        raise ConfigError(f"data {data!r} is not known; {nearest(data, WAYS)}, or one array per rank")
     if data == "none":
-        return None
+        return None, ""
+    wanted = exact_bytes(plan)
+    if data == "auto" and wanted > (most := largest_automatic()):
+        return None, f"exact data takes {in_words(wanted)}, more than the {in_words(most)} of {VARIABLE}"
+    check_room(wanted)
     from simcoll.core.reference import exact_inputs
 
-    return exact_inputs(plan, seed)
+    return exact_inputs(plan, seed), ""
 
 
-def _wrong(plan: Plan, inputs: Sequence[Array | None], outputs: Sequence[Array | None] | None) -> int:
+def _wrong(plan: Plan, inputs: Sequence[Array | None], outputs: Sequence[Array | None]) -> int:
     from simcoll.core.reference import count_wrong, expected_outputs
 
     given = [np.zeros(0, plan.dtype) if array is None else array for array in inputs]
-    return count_wrong(outputs or (), expected_outputs(plan, given))
+    return count_wrong(outputs, expected_outputs(plan, given))
 
 
-def _bound(plan: Plan, topology: Topology, played: Played, known: bool | Bottleneck) -> Bound:
+def _bound(plan: Plan, topology: Topology, played: Result, known: bool | Bottleneck) -> Bound:
     """The lower bound.
 
     When blocks differ it is that of equal blocks of the smallest size, since more bytes never take less time.

@@ -13,7 +13,7 @@ from simcoll.errors import ConfigError
 
 if TYPE_CHECKING:
     from simcoll.core.plan import Plan
-    from simcoll.emulator.run import Result
+    from simcoll.emulator.result import Result
     from simcoll.topology import Topology
 
 __all__ = ["Trace"]

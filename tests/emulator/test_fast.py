@@ -245,7 +245,7 @@ except simcoll.ConfigError as error:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.stderr == ""
     assert done.stdout.splitlines() == [
-        "simpy | numba is not installed; pip install 'simcoll[fast]' makes this faster | simpy 207",
+        "simpy | numba is not installed; pip install 'simcoll[fast]' makes this faster | fast 207",
         "engine 'fast' needs numba: pip install 'simcoll[fast]'",
     ]
 

@@ -13,6 +13,7 @@ from simcoll.emulator.fast.timed import summary, timed_steps
 from simcoll.emulator.model import effective_capacities
 from simcoll.emulator.quotient import Quotient, fold, folded
 from simcoll.emulator.quotient_partition import Partition, certify, refine
+from simcoll.errors import ConfigError
 from simcoll.topology import boxes, crossbar, fat_tree
 
 RAILS = boxes(
@@ -45,13 +46,12 @@ def pieces(plan, topology):
         ("all_reduce", "rabenseifner"),
     ],
 )
-@pytest.mark.parametrize("engine", ["auto", "simpy"])
-def test_every_message_has_the_time_of_the_full_run(topology, kind, algorithm, engine):
+def test_every_message_has_the_time_of_the_full_run(topology, kind, algorithm):
     protocol = Protocol("costs", receive_overhead_fs=10**8, reduce_as_per_byte=667, channel_rate_uBps=30 * 10**15)
     plan = simcoll.bind(simcoll.schedule(kind, algorithm, nranks=16), count=4800, protocol=protocol)
     full = emulate(plan, topology, data="none", keep=True, engine="simpy")
-    folded_run = emulate(plan, topology, data="none", keep=True, quotient=True, engine=engine)
-    assert folded_run.engine == ("fast" if COMPILED and engine == "auto" else "simpy")
+    folded_run = emulate(plan, topology, data="none", keep=True, quotient=True)
+    assert folded_run.engine == "fast"
     assert folded_run.classes < folded_run.messages == full.messages
     assert folded_run.path == f"quotient: {folded_run.classes} classes stand for {full.messages} messages"
     assert np.array_equal(full.done_fs, folded_run.done_fs)
@@ -148,6 +148,13 @@ def test_a_degraded_machine_is_run_in_full_with_the_reason():
 def test_what_has_no_quotient_says_why(protocol, data, reason):
     result = emulate(ring(protocol=Protocol("p", **protocol)), RAILS, data=data, quotient=True)
     assert (result.classes, result.path) == (None, f"no quotient: {reason}")
+
+
+def test_the_reference_engine_refuses_a_quotient():
+    with pytest.raises(
+        ConfigError, match=r"engine 'simpy' plays every message; expected engine='auto' with quotient=True"
+    ):
+        emulate(ring(), RAILS, data="none", engine="simpy", quotient=True)
 
 
 def test_many_equal_steps_are_folded_without_being_asked():

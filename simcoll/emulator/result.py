@@ -1,0 +1,191 @@
+"""What a run showed: one record, filled by whichever engine played it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from simcoll.units import format_rate, format_size, format_time, printable
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from simcoll.bounds import Bound
+    from simcoll.core.plan import Plan
+
+    Array = NDArray[Any]
+
+__all__ = ["Result", "bus_factor"]
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Result:
+    """What a run showed.
+
+    Attributes
+    ----------
+    plan
+        What ran.
+    topology
+        Name of the topology.
+    engine
+        Which engine ran: ``simpy`` or ``fast``.
+    path
+        Why it did, or what stood in for all messages.
+    time_fs
+        When the last transfer was done; every rank starts at 0.
+    steps, messages, bytes_moved
+        Steps and transfers of the plan that move anything (those inside a rank too) and their payload.
+    switched
+        Whether switches multicast or reduce in it.
+    trace_hash
+        Hash of everything that happened (:mod:`simcoll.emulator.digest`). Empty for a quotient of more than a million messages
+        whose times were not asked for.
+    done_fs
+        When each transfer was done, in schedule order, when asked for.
+    classes
+        Messages of the quotient that were played; ``None`` when all were.
+    wall_s
+        Seconds that the run took on this machine; in no hash.
+    data
+        ``"exact"`` (generated and checked), ``"given"`` (the caller's own), or ``"none"``: timing only.
+    no_data
+        Why ``data="auto"`` moved none; empty otherwise.
+    wrong
+        Output elements that differ from the definition of the collective; ``None`` when that was not checked.
+    outputs
+        Output of every rank (``None`` where the collective gives nothing), when data was moved.
+    bound
+        Lower bound of the time for any schedule on this topology; ``None`` when not asked for.
+    """
+
+    plan: Plan
+    topology: str
+    engine: str
+    path: str
+    time_fs: int
+    steps: int
+    messages: int
+    bytes_moved: int
+    switched: bool
+    trace_hash: str
+    done_fs: NDArray[np.int64] | None = None
+    classes: int | None = None
+    wall_s: float = 0.0
+    data: str = "none"
+    no_data: str = ""
+    wrong: int | None = None
+    outputs: tuple[Array | None, ...] | None = None
+    bound: Bound | None = None
+
+    @property
+    def kind(self) -> str:
+        """Kind of the collective."""
+        return self.plan.collective.kind
+
+    @property
+    def nranks(self) -> int:
+        """World size."""
+        return self.plan.nranks
+
+    @property
+    def schedule(self) -> str:
+        """Title of the schedule: its name and parameters."""
+        return self.plan.schedule.title
+
+    @property
+    def protocol(self) -> str:
+        """Name of the protocol."""
+        return self.plan.protocol.name
+
+    @property
+    def proof(self) -> str:
+        """Kind of the schedule's proof, or ``"unproved"``."""
+        return "unproved" if self.plan.proof is None else self.plan.proof.kind
+
+    @property
+    def total_bytes(self) -> int:
+        """Size of the collective as nccl-tests counts it: the larger of a rank's input and output."""
+        return self.plan.total_bytes
+
+    @property
+    def time(self) -> float:
+        """Seconds."""
+        return self.time_fs / 1e15
+
+    @property
+    def time_us(self) -> float:
+        """Microseconds."""
+        return self.time_fs / 1e9
+
+    @property
+    def algbw(self) -> float:
+        """Algorithm bandwidth: size over time, in bytes per second; 0 for no bytes, infinite for bytes in no time."""
+        if not self.total_bytes:
+            return 0.0
+        return self.total_bytes * 1e15 / self.time_fs if self.time_fs else float("inf")
+
+    @property
+    def busbw(self) -> float:
+        """Bus bandwidth, in bytes per second: algbw times :func:`bus_factor`."""
+        factor = bus_factor(self.kind, self.nranks)
+        return self.algbw * factor if factor else 0.0
+
+    @property
+    def headroom(self) -> float | None:
+        """Time over lower bound: 1 is optimal. ``None`` without a bound above 0."""
+        return self.time_fs / self.bound.time_fs if self.bound is not None and self.bound.time_fs else None
+
+    @property
+    def bottleneck(self) -> str:
+        """What the lower bound is made of; empty without a bound."""
+        return self.bound.bottleneck if self.bound is not None else ""
+
+    def __repr__(self) -> str:
+        return printable(f"<Result: {self.plan}, {format_time(self.time_fs)} on {self.topology}>")
+
+    def __str__(self) -> str:
+        return "\n".join(f"{name:<10} {value}" for name, value in self._lines())
+
+    def _repr_html_(self) -> str:
+        rows = "".join(f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>" for name, value in self._lines())
+        return f"<table>{rows}</table>"
+
+    def _lines(self) -> list[tuple[str, str]]:
+        """What a reader wants to see first, by name."""
+        near = "" if self.headroom is None else f", {self.headroom:.2f} x the lower bound ({self.bottleneck})"
+        fold = "" if self.classes is None else f", {self.classes} of them played for all"
+        lines = [
+            ("run", f"{self.plan} on {self.topology}"),
+            ("time", format_time(self.time_fs) + near),
+            ("bandwidth", f"{format_size(self.total_bytes)}: algbw {_rate(self.algbw)}, busbw {_rate(self.busbw)}"),
+            ("data", self._data()),
+            ("messages", f"{self.messages} by engine {self.engine}{fold}; trace {self.trace_hash[:16] or 'not kept'}"),
+        ]
+        return [(name, printable(value)) for name, value in lines]
+
+    def _data(self) -> str:
+        if self.wrong is None:
+            return {"given": "the caller's own"}.get(
+                self.data, f"none, timing only{self.no_data and ': '}{self.no_data}"
+            )
+        return f"exact, {self.wrong} wrong elements"
+
+
+def _rate(rate: float) -> str:
+    return "unlimited" if rate == float("inf") else format_rate(round(rate * 1e6))
+
+
+def bus_factor(kind: str, nranks: int) -> float:
+    """Bus bandwidth over algorithm bandwidth, as nccl-tests defines it (``doc/PERFORMANCE.md`` there).
+
+    >>> bus_factor("all_reduce", 4), bus_factor("all_gather", 4), bus_factor("broadcast", 4)
+    (1.5, 0.75, 1.0)
+    """
+    if kind == "all_reduce":
+        return 2 * (nranks - 1) / nranks
+    if kind in ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"):
+        return (nranks - 1) / nranks
+    return 1.0
