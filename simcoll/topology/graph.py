@@ -4,6 +4,7 @@ them.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
@@ -15,9 +16,10 @@ from simcoll.errors import ConfigError, nearest
 from simcoll.topology.detours import detour_router
 from simcoll.topology.routing import graph_router
 from simcoll.topology.values import checked_capacity, factor, whole
+from simcoll.units import format_rate, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from fractions import Fraction
 
     import networkx as nx
@@ -27,9 +29,10 @@ if TYPE_CHECKING:
 
 __all__ = ["LINK_KINDS", "NODE_KINDS", "Routes", "Topology"]
 
+MAX_WIDTH = 120
 NODE_KINDS = ("gpu", "nic", "switch", "cpu", "pcie")
 LINK_KINDS = ("nvlink", "link", "pcie", "cpu", "net")
-"""Classes of links from the quickest to the slowest; arrays hold the index. ``nvlink`` is any scale-up link (NVLink,
+"""Classes of links from the fastest to the slowest; arrays hold the index. ``nvlink`` is any scale-up link (NVLink,
 xGMI), ``cpu`` a link between sockets, ``link`` one of no special class."""
 
 
@@ -57,7 +60,7 @@ class Routes:
         return LINK_KINDS
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Topology:
     """A frozen cluster. All arrays are read-only; mappings are not to be changed either.
 
@@ -119,6 +122,30 @@ class Topology:
     def nlinks(self) -> int:
         """Number of directed links."""
         return len(self.link_src)
+
+    def __repr__(self) -> str:
+        return printable(f"<Topology {self.name!r}: {self.nranks} ranks, {self.nlinks} links>")
+
+    def __str__(self) -> str:
+        groups = "".join(f", {len(np.unique(ids))} {level}" for level, ids in self.groups.items())
+        kinds = Counter(self.node_kinds)
+        return "\n".join(
+            printable(line)
+            for line in (
+                f"{self.name}{self.description and ': '}{self.description}"[:MAX_WIDTH],
+                f"ranks     {self.nranks}{groups and ' in groups: '}{groups[2:]}",
+                f"vertices  {', '.join(f'{kinds[kind]} {kind}' for kind in NODE_KINDS if kinds[kind])}",
+                f"links     {', '.join(self._links_in_words())}",
+            )
+        )
+
+    def _links_in_words(self) -> Iterator[str]:
+        """How many links of each kind there are, and their rates."""
+        for number, kind in enumerate(LINK_KINDS):
+            rates = self.link_capacity_uBps[self.link_kind == number]
+            if rates.size:
+                least, most = format_rate(int(rates.min())), format_rate(int(rates.max()))
+                yield f"{rates.size} {kind} at {least}{'' if least == most else f' to {most}'}"
 
     def link_name(self, link: int) -> str:
         """``"box0.gpu3 -> box0.nvswitch"``."""
