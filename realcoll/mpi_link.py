@@ -1,4 +1,4 @@
-"""Programs of :mod:`simcoll.distributed` on MPI: one rank a process, letters and plans over one MPI job.
+"""Programs of :mod:`simcoll.distributed` on MPI: one rank a process, control messages and plans over one MPI job.
 
 ``SIMCOLL_BACKEND=mpi`` or ``spawn(backend="mpi")`` brings it in; a program does not.
 """
@@ -42,7 +42,7 @@ class _Lane(LocalTransport):
         self.control = whole.control
         self.size_bytes = 1024
         self.tag = 0
-        self.pause: Callable[[], None] = _nothing
+        self.poll: Callable[[], None] = _nothing
         self._whole = whole
         self._comm = comm
         self._byte = mpi.BYTE
@@ -66,7 +66,7 @@ class _Lane(LocalTransport):
         """Wait until all of the group is done, in turn with everything else."""
         try:
             while not self._testall(self._requests):
-                self.pause()
+                self.poll()
         except BaseException:
             self._whole.abort("a collective was given up half way")
             raise
@@ -124,25 +124,25 @@ class MpiLink:
         self.rank = self._whole.control.process
         self.world_size = self._whole.control.size
         self._data = self._whole.comm
-        self._post = self._whole.comm.Dup()
+        self._control = self._whole.comm.Dup()
         self._tags = int(self._data.Get_attr(self._mpi.TAG_UB) or 32767)
         self._sending: deque[tuple[Any, bytes]] = deque()
         self._shelf = _Shelf()
 
-    def post(self, rank: int, letter: bytes) -> None:
-        """Send a letter."""
+    def send_control(self, rank: int, message: bytes) -> None:
+        """Start to send a control message."""
         while self._sending and self._sending[0][0].Test():
             self._sending.popleft()
-        self._sending.append((self._post.Isend([letter, self._mpi.BYTE], rank), letter))
+        self._sending.append((self._control.Isend([message, self._mpi.BYTE], rank), message))
 
-    def letters(self) -> list[tuple[int, bytes]]:
-        """The letters that have come."""
+    def receive_control(self) -> list[tuple[int, bytes]]:
+        """The control messages that have arrived."""
         found = []
         status = self._mpi.Status()
-        while (message := self._post.Improbe(status=status)) is not None:
-            letter = bytearray(status.Get_count(self._mpi.BYTE))
-            message.Recv([letter, self._mpi.BYTE])
-            found.append((status.Get_source(), bytes(letter)))
+        while (arrived := self._control.Improbe(status=status)) is not None:
+            message = bytearray(status.Get_count(self._mpi.BYTE))
+            arrived.Recv([message, self._mpi.BYTE])
+            found.append((status.Get_source(), bytes(message)))
         return found
 
     def lost(self) -> str:
@@ -150,10 +150,10 @@ class MpiLink:
         control = self._whole.control
         return control.loss() if control.trouble() else ""
 
-    def execute(self, plan: Plan, rank: int, data: Array, stream: int, pause: Callable[[], None]) -> Array | None:
+    def execute(self, plan: Plan, rank: int, data: Array, stream: int, poll: Callable[[], None]) -> Array | None:
         """Play one rank's part of a plan with the other processes."""
         prepared, lane = self._shelf.take(plan) or self._made(plan)
-        lane.tag, lane.pause = stream % self._tags, pause
+        lane.tag, lane.poll = stream % self._tags, poll
         prepared.load({rank: data} if rank in prepared.inputs else {})
         prepared.run()
         found = prepared.fetch().get(rank)

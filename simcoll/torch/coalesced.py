@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from simcoll.distributed.api.reductions import ReduceOp, check_op
-from simcoll.distributed.runtime.operations import Call
-from simcoll.distributed.runtime.play import play
+from simcoll.distributed.runtime.calls import Call
+from simcoll.distributed.runtime.issuing import play
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from simcoll.distributed.api.groups import ProcessGroup
     from simcoll.distributed.runtime.work import Work
+    from simcoll.distributed.runtime.world import ProcessGroup
 
     Array = NDArray[Any]
 
@@ -42,9 +42,9 @@ def by_rank(array: Array, size: int) -> list[Array]:
 
 def all_reduce_coalesced(arrays: list[Array], op: ReduceOp, group: ProcessGroup, *, async_op: bool) -> Work | None:
     """Reduce tensors of one dtype in place, as one."""
-    check_op(op, arrays[0].dtype, "all_reduce")
+    reduction = check_op(op, arrays[0].dtype, "all_reduce")
     size = sum(array.size for array in arrays)
-    call = Call("all_reduce_coalesced", "all_reduce", size, arrays[0].dtype, _shapes(arrays), op)
+    call = Call("all_reduce_coalesced", "all_reduce", size, arrays[0].dtype, _shapes(arrays), reduction)
     return play(group, call, arrays, arrays, arrays, async_op=async_op)
 
 
@@ -67,7 +67,7 @@ def reduce_scatter_coalesced(
     outputs: list[Array], inputs: list[list[Array]], op: ReduceOp, group: ProcessGroup, *, async_op: bool
 ) -> Work | None:
     """Reduce tensors of one dtype; rank r gets the reduction of ``inputs[r]`` of all ranks."""
-    check_op(op, outputs[0].dtype, "reduce_scatter")
+    reduction = check_op(op, outputs[0].dtype, "reduce_scatter")
     size = sum(array.size for array in outputs)
     if any(sum(array.size for array in each) != size for each in inputs):
         raise RuntimeError(
@@ -75,5 +75,5 @@ def reduce_scatter_coalesced(
             f"{[sum(array.size for array in each) for each in inputs]}"
         )
     sources = [array for each in inputs for array in each]
-    call = Call("reduce_scatter_coalesced", "reduce_scatter", size, outputs[0].dtype, _shapes(sources), op)
+    call = Call("reduce_scatter_coalesced", "reduce_scatter", size, outputs[0].dtype, _shapes(sources), reduction)
     return play(group, call, sources, outputs, outputs, async_op=async_op)

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simcoll.core.protocol import protocol
-from simcoll.distributed.api.groups import ProcessGroup
-from simcoll.distributed.runtime.operations import Communicator
-from simcoll.distributed.runtime.world import World
+from simcoll.distributed.runtime.emulated import EmulatedWorld
+from simcoll.distributed.runtime.plans import Plans
+from simcoll.distributed.runtime.records import Trace
+from simcoll.distributed.runtime.world import Communicator, ProcessGroup
 from simcoll.emulator import emulate
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from simcoll.core.plan import Plan
+    from simcoll.distributed.runtime.world import World
 
 __all__ = ["Estimator", "estimating"]
 
@@ -48,12 +49,15 @@ class Estimator:
         return None
 
 
-def estimating(handle: ProcessGroup) -> ProcessGroup:
+def estimating(handle: ProcessGroup) -> tuple[ProcessGroup, Estimator]:
     """A handle of the same ranks in a world of its own, on which calls leave no trace in the run."""
     group = handle.communicator
     run = group.world
-    world = World(len(run.ranks), run.topology, run.protocol, protocol("ideal"), debug=False)
-    world.shared |= {"records": [], "max_records": 0, "algorithm": run.shared["algorithm"]}
-    limit = (group.timeout_fs, group.explicit)
-    apart = Communicator(world, group.name, group.desc, group.members, limit, group.backend, group.algorithm)
-    return ProcessGroup(apart, handle.global_rank, handle.timeout, Estimator(world))
+    plans = Plans(run.topology, run.plans.protocol, run.plans.algorithm)
+    world = EmulatedWorld(len(run.ranks), plans, debug=False, trace=Trace(0))
+    apart = Communicator(
+        world, group.name, group.key, group.desc, group.members, group.timeout_fs, group.explicit, group.backend,
+        group.algorithm,
+    )  # fmt: skip
+    estimator = Estimator(world)
+    return ProcessGroup(apart, handle.global_rank, handle.timeout, estimator), estimator

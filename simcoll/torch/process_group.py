@@ -13,12 +13,12 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from simcoll import distributed as ours
-from simcoll.distributed.api.groups import ProcessGroup
+from simcoll.distributed.api.groups import default_group
 from simcoll.distributed.api.making_groups import shared_group
 from simcoll.distributed.runtime.work import timeout_fs
-from simcoll.distributed.runtime.world import current
+from simcoll.distributed.runtime.world import ProcessGroup, current_rank
 from simcoll.torch.coalesced import all_gather_coalesced, all_reduce_coalesced, by_rank, reduce_scatter_coalesced
-from simcoll.torch.estimate import estimating
+from simcoll.torch.estimate import Estimator, estimating
 from simcoll.torch.options import Options
 from simcoll.torch.rank_threads import current_thread
 from simcoll.torch.tensors import array_of, arrays_of, reduce_op_of
@@ -46,18 +46,17 @@ def create(options: Any, given: Any) -> SimcollGroup:
 def _joined(options: Any, algorithm: Choice) -> ProcessGroup:
     """Our handle of the group that PyTorch makes; runs in the rank's task."""
     timeout = None if options.timeout in _STANDARD_TIMEOUTS else options.timeout
-    me = current().rank
+    me = current_rank()
     members = tuple(options.global_ranks_in_group)
     if not members:
         ours.init_process_group(
             "emulator", rank=options.group_rank, world_size=options.group_size, timeout=timeout, algorithm=algorithm
         )
-        made: ProcessGroup = me.default
-        return made
+        return default_group()
     limit = (timeout_fs(options.timeout), timeout is not None)
     communicator = shared_group(me, options.group_id, members, limit, "emulator", algorithm)
     made = ProcessGroup(communicator, me.number, options.timeout)
-    me.local.setdefault("groups", []).append(made)
+    me.groups.append(made)
     return made
 
 
@@ -86,6 +85,7 @@ class SimcollGroup(dist.ProcessGroup):
         self._name: str = options.group_id
         self._coalescing: list[RankWork] | None = None
         self._own = self._handle  # while times are estimated, calls go to another
+        self._estimator: Estimator | None = None
 
     def _run(
         self, function: Callable[..., Any], *args: Any, opts: Any, results: list[torch.Tensor], **kwargs: Any
@@ -236,7 +236,7 @@ class SimcollGroup(dist.ProcessGroup):
         return self._message(ours.irecv, _single(tensors, "recv"), tag)
 
     def _message(self, function: Callable[..., Any], tensor: torch.Tensor, tag: int, **peer: int) -> RankWork:
-        if self._handle is not self._own:
+        if self._estimator is not None:
             raise RuntimeError("the time estimator knows collectives only, no send and recv")
         part = self._thread.call(function, array_of(tensor), group=self._handle, tag=tag, **peer)
         return self._noted(RankWork(self._thread, (part,), [tensor]))
@@ -278,7 +278,7 @@ class SimcollGroup(dist.ProcessGroup):
         return self
 
     def _get_sequence_number_for_group(self) -> int:
-        return self._handle.communicator.sequence(self._handle.rank())
+        return self._handle.communicator.calls[self._handle.rank()]
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """A barrier that says who did not come: see :func:`simcoll.distributed.monitored_barrier`."""
@@ -299,18 +299,17 @@ class SimcollGroup(dist.ProcessGroup):
     supports_time_estimate = True
 
     def _start_time_estimate(self) -> None:
-        if self._handle is not self._own:
+        if self._estimator is not None:
             raise RuntimeError("the time estimator is on already for this group")
-        self._handle = self._thread.call(estimating, self._own)
+        self._handle, self._estimator = self._thread.call(estimating, self._own)
 
     def _end_time_estimate(self) -> float:
-        estimator = self._handle.executor
-        self._handle = self._own
-        return float(estimator.time_fs / 1e9)  # microseconds, as NCCL's
+        estimator, self._estimator, self._handle = self._estimator, None, self._own
+        return 0.0 if estimator is None else estimator.time_fs / 1e9  # microseconds, as NCCL's
 
     def _equal_splits(self) -> None:
-        if self._handle is not self._own:
-            self._handle.executor.equal_splits = True
+        if self._estimator is not None:
+            self._estimator.equal_splits = True
 
 
 def _of_one_dtype(things: Sequence[Any], tensor_of: Callable[[Any], torch.Tensor]) -> list[list[Any]]:

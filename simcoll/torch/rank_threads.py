@@ -4,7 +4,7 @@ PyTorch keeps much per thread (whether gradients are recorded, the state of a ba
 back into Python from the middle of C++. So a rank cannot be a greenlet here: it is a thread. A baton goes between it and the
 rank's task under the simulated clock. The task hands it over and waits; the thread runs the program until that asks for something
 that is the clock's to do (a collective, a wait), hands the baton back, and gets it again with the answer. All else that takes turns
-(which rank is next, what time it is) stays with :mod:`simcoll.distributed.runtime.world`, so that a run depends on its program only.
+(which rank is next, what time it is) stays with :mod:`simcoll.distributed.runtime.emulated`, so that a run depends on its program only.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ import torch
 from torch._C._distributed_c10d import _unregister_all_process_groups
 
 from simcoll.distributed.runtime.flight import Site, asked_from, calling_site
-from simcoll.distributed.runtime.world import Rank, Task, Waitable, current, wait_until
+from simcoll.distributed.runtime.tasks import Task, Waitable, wait_until
+from simcoll.distributed.runtime.world import Rank, current_rank
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -178,7 +179,7 @@ class RankThread(threading.Thread):
 
         Several tasks of the rank may do so: the thread runs the last first, and the others go on when that is over.
         """
-        self._rank = current().rank
+        self._rank = current_rank()
         job = Job(function)
         self._jobs.append(job)
         message = self._hand_over(job)
@@ -204,7 +205,7 @@ class RankThread(threading.Thread):
 
         def over(task: Task) -> None:
             if task.failure is not None:
-                rank.world.shared["failed"].append(task.failure)
+                rank.world.trace.failures.append(task.failure)
 
         rank.world.launch(rank, functools.partial(self.serve, function), over)
 

@@ -6,7 +6,7 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from simcoll import distributed as ours
-from simcoll.distributed.runtime.world import current
+from simcoll.distributed.runtime.world import current_rank
 from simcoll.torch.rank_threads import current_thread
 from simcoll.torch.torch_state import prepared
 
@@ -88,7 +88,7 @@ def spawn(
 
 def _environment(rank: int, world_size: int) -> dict[str, str]:
     """The variables that torchrun would give a rank: a box of the topology is a machine."""
-    box = current().rank.world.topology.groups.get("box")
+    box = current_rank().world.topology.groups.get("box")
     mates = [other for other in range(world_size) if box is None or box[other] == box[rank]]
     variables = {
         "RANK": rank,

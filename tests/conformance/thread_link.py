@@ -1,4 +1,4 @@
-"""Ranks in threads that write each other letters, for tests without MPI. Data is moved by the emulator's own data plane."""
+"""Ranks in threads that exchange control messages, for tests without MPI. Data is moved by the emulator's own data plane."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +14,7 @@ class Office:
     def __init__(self, size):
         self.size = size
         self.lock = threading.Lock()
-        self.letters = [[] for _ in range(size)]
+        self.control = [[] for _ in range(size)]
         self.inputs = {}
         self.outputs = {}
         self.given_up = ""
@@ -27,19 +27,19 @@ class ThreadLink:
         self.office, self.rank, self.world_size = office, rank, office.size
         self.turns = {}
 
-    def post(self, rank, letter):
+    def send_control(self, rank, message):
         with self.office.lock:
-            self.office.letters[rank].append((self.rank, letter))
+            self.office.control[rank].append((self.rank, message))
 
-    def letters(self):
+    def receive_control(self):
         with self.office.lock:
-            mine, self.office.letters[self.rank] = self.office.letters[self.rank], []
+            mine, self.office.control[self.rank] = self.office.control[self.rank], []
         return mine
 
     def lost(self):
         return self.office.given_up
 
-    def execute(self, plan, rank, data, stream, pause):
+    def execute(self, plan, rank, data, stream, poll):
         assert plan.ranks[rank] == self.rank
         ends = (stream, tuple(plan.ranks.tolist()))
         turn = self.turns[ends] = self.turns.get(ends, 0) + 1
@@ -48,7 +48,7 @@ class ThreadLink:
             arrived = self.office.inputs.setdefault(key, {})
             arrived[rank] = data.copy()
         while len(arrived) < plan.nranks:
-            pause()
+            poll()
         with self.office.lock:
             if key not in self.office.outputs:
                 inputs = [arrived[other] for other in range(plan.nranks)]

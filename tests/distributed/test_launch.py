@@ -178,7 +178,7 @@ def test_wrong_command_lines(options, message, capsys):
 
 MEET = """
 import sys
-from simcoll.distributed.start.rendezvous import rendezvous
+from simcoll.distributed.stores.rendezvous import rendezvous
 found = rendezvous("env://")
 found.store.add("sum", found.rank + 1)
 found.store.set(f"here {found.rank}", "")

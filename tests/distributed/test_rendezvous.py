@@ -8,7 +8,7 @@ from datetime import timedelta
 
 import pytest
 
-from simcoll.distributed.start.rendezvous import parse_init_method, rendezvous
+from simcoll.distributed.stores.rendezvous import parse_init_method, rendezvous
 from simcoll.distributed.stores import DistNetworkError, DistStoreError, FileStore, HashStore, TCPStore
 
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,13 +9,11 @@ import numpy as np
 from simcoll.core.memory import array_on
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from numpy.typing import NDArray
 
     Array = NDArray[Any]
 
-__all__ = ["as_array", "as_arrays", "checksum", "poison", "scatter_into"]
+__all__ = ["as_array", "as_arrays"]
 
 
 def as_array(value: Any, parameter: str = "tensor") -> Array:
@@ -54,37 +51,3 @@ def as_arrays(values: Any, parameter: str) -> list[Array]:
             "instead."
         )
     return [as_array(value, parameter) for value in values]
-
-
-def scatter_into(targets: Sequence[Array], values: Array) -> None:
-    """Fill the targets, one after the other, from a flat array."""
-    begin = 0
-    for target in targets:
-        end = begin + target.size
-        target[...] = values[begin:end].reshape(target.shape)
-        begin = end
-
-
-def checksum(arrays: Sequence[Array]) -> int:
-    """CRC-32 of the contents."""
-    value = 0
-    for piece in _bytes(arrays):
-        value = zlib.crc32(piece, value)
-    return value
-
-
-def _bytes(arrays: Sequence[Array]) -> Iterator[Any]:
-    for array in arrays:
-        whole = array if array.flags.c_contiguous else np.ascontiguousarray(array)
-        yield whole.reshape(-1).view(np.uint8)
-
-
-def poison(arrays: Sequence[Array]) -> None:
-    """Make results that are read too early show: NaN, or bytes A5; bool becomes True."""
-    for array in arrays:
-        if array.dtype.kind in "iu":
-            array[...] = np.frombuffer(b"\xa5" * array.dtype.itemsize, array.dtype)[0]
-        elif array.dtype.kind == "b":
-            array[...] = True
-        else:
-            array[...] = float("nan")

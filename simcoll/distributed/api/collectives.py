@@ -26,8 +26,8 @@ from simcoll.distributed.api.arguments import (
 from simcoll.distributed.api.arrays import as_array, as_arrays
 from simcoll.distributed.api.groups import member_of
 from simcoll.distributed.api.reductions import ReduceOp, check_op
-from simcoll.distributed.runtime.operations import Call
-from simcoll.distributed.runtime.play import play
+from simcoll.distributed.runtime.calls import Call
+from simcoll.distributed.runtime.issuing import play
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -71,11 +71,11 @@ def all_reduce(
 ) -> Work | None:
     """Reduce the tensors of all ranks into every one of them, with the same bits."""
     array = as_array(tensor)
-    reduce_op = check_op(op, array.dtype, "all_reduce")
+    reduction = check_op(op, array.dtype, "all_reduce")
     found = member_of(group, "all_reduce")
     if found is None:
         return None
-    call = Call("all_reduce", "all_reduce", array.size, array.dtype, shapes_of([array]), reduce_op, algorithm=algorithm)
+    call = Call("all_reduce", "all_reduce", array.size, array.dtype, shapes_of([array]), reduction, algorithm=algorithm)
     return play(found, call, [array], [array], [tensor], async_op=async_op)
 
 
@@ -91,12 +91,12 @@ def reduce(
 ) -> Work | None:
     """Reduce the tensors of all ranks into that of one rank; the others keep theirs."""
     array = as_array(tensor)
-    reduce_op = check_op(op, array.dtype, "reduce")
+    reduction = check_op(op, array.dtype, "reduce")
     found = member_of(group, "reduce")
     if found is None:
         return None
     root = root_of(found, dst, group_dst)
-    call = Call("reduce", "reduce", array.size, array.dtype, shapes_of([array]), reduce_op, root, algorithm=algorithm)
+    call = Call("reduce", "reduce", array.size, array.dtype, shapes_of([array]), reduction, root, algorithm=algorithm)
     return play(found, call, [array], [array] if found.rank() == root else [], [tensor], async_op=async_op)
 
 
@@ -199,7 +199,7 @@ def reduce_scatter(
 ) -> Work | None:
     """Rank i gets the reduction of entry i of the lists of all ranks. Entries may differ in size."""
     array, inputs = as_array(output, "output"), as_arrays(input_list, "input_list")
-    reduce_op = check_op(op, array.dtype, "reduce_scatter")
+    reduction = check_op(op, array.dtype, "reduce_scatter")
     found = member_of(group, "reduce_scatter")
     if found is None:
         return None
@@ -214,7 +214,7 @@ def reduce_scatter(
             f"output tensor has {list(array.shape)}, but entry {found.rank()} of the input list has {list(own.shape)}"
         )
     call = Call(
-        "reduce_scatter", "reduce_scatter", sizes_of(inputs), dtype, shapes_of(inputs), reduce_op, algorithm=algorithm
+        "reduce_scatter", "reduce_scatter", sizes_of(inputs), dtype, shapes_of(inputs), reduction, algorithm=algorithm
     )
     return play(found, call, inputs, [array], [output], async_op=async_op)
 
@@ -230,7 +230,7 @@ def reduce_scatter_tensor(
 ) -> Work | None:
     """Rank i gets part i (along dimension 0, concatenated or stacked) of the reduction of the inputs of all ranks."""
     array, whole = as_array(output, "output"), as_array(input, "input")
-    reduce_op = check_op(op, array.dtype, "reduce_scatter_tensor")
+    reduction = check_op(op, array.dtype, "reduce_scatter_tensor")
     found = member_of(group, "reduce_scatter_tensor")
     if found is None:
         return None
@@ -245,7 +245,7 @@ def reduce_scatter_tensor(
         array.size,
         array.dtype,
         shapes_of([whole]),
-        reduce_op,
+        reduction,
         algorithm=algorithm,
     )
     return play(found, call, [whole], [array], [output], async_op=async_op)

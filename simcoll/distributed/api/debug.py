@@ -8,19 +8,15 @@ import pdb  # noqa: T100  # breakpoint() is a debugger
 import sys
 import warnings
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from simcoll.distributed.api.collectives import barrier
 from simcoll.distributed.api.groups import get_rank, member_of
 from simcoll.distributed.api.making_groups import DEFAULT_TIMEOUT
+from simcoll.distributed.runtime.tasks import wait_until
 from simcoll.distributed.runtime.work import timeout_fs
-from simcoll.distributed.runtime.world import Waitable, current, current_or_none, wait_until
+from simcoll.distributed.runtime.world import current_rank, current_rank_or_none
 from simcoll.errors import nearest
-
-if TYPE_CHECKING:
-    from simcoll.distributed.api.groups import ProcessGroup
-    from simcoll.distributed.linked.linked import LinkedWorld
-    from simcoll.distributed.runtime.operations import Communicator
 
 __all__ = [
     "DebugLevel",
@@ -32,35 +28,8 @@ __all__ = [
 ]
 
 
-class _Roll(Waitable):
-    """Who has come to a monitored barrier. Numbers in its messages are group ranks, as in torch."""
-
-    def __init__(self, group: Communicator) -> None:
-        super().__init__()
-        self.group = group
-        self.arrived: dict[int, bool] = {}
-        self.milliseconds = 0
-
-    def missing(self) -> list[int]:
-        """Group ranks that have not come."""
-        return [rank for rank in range(len(self.group.members)) if rank not in self.arrived]
-
-    def waits_for(self) -> str:
-        """Who is missing."""
-        members = self.group.members
-        return f"monitored_barrier on {self.group} waits for rank {', '.join(str(members[rank]) for rank in self.missing()[:16])}"
-
-    def verdict(self, rank: int) -> str:
-        """What a rank is told after the timeout."""
-        return _verdict(rank, self.missing(), self.milliseconds, self.waits_for(), names_all=self.arrived[rank])
-
-    def expired(self, waited_fs: int) -> str:
-        """Rank 0 tells the others; they are told apart by the caller."""
-        return f"monitoredBarrier timed out after {waited_fs // 10**12} ms"
-
-
 def _verdict(rank: int, missing: list[int], milliseconds: int, waits_for: str, *, names_all: bool) -> str:
-    """What a group rank is told of a monitored barrier to which not all came."""
+    """What a group rank is told of a monitored barrier to which not all came. Numbers are group ranks, as in torch."""
     if rank != 0 or not missing:
         return (
             f"Rank {rank} successfully reached monitoredBarrier, but received errors while waiting for send/recv from rank 0."
@@ -68,19 +37,6 @@ def _verdict(rank: int, missing: list[int], milliseconds: int, waits_for: str, *
         )
     listed = f"Ranks {', '.join(map(str, missing))}" if names_all else f"Rank {missing[0]}"
     return f"[Rank 0]: {listed} failed to pass monitoredBarrier in {milliseconds} ms\n Original exception: {waits_for}"
-
-
-def _call_the_roll(linked: LinkedWorld, found: ProcessGroup, number: int, limit_fs: int, *, names_all: bool) -> None:
-    """The barrier between processes: every rank gives up by its own clock."""
-    group = found.communicator
-    what = f"monitored_barrier on {group}"
-    roll = linked.gather(f"roll {group.key} {number}", what, [""], group.members)
-    try:
-        wait_until(roll, limit_fs, explicit=True)
-    except RuntimeError:
-        missing = [group.group_rank[member] for member in roll.missing()]
-        text = _verdict(found.rank(), missing, limit_fs // 10**12, roll.waits_for(), names_all=names_all)
-        raise RuntimeError(text) from None
 
 
 def monitored_barrier(
@@ -111,30 +67,18 @@ def monitored_barrier(
         )
         timeout = timedelta(seconds=timeout)
     limit = timeout_fs(DEFAULT_TIMEOUT if timeout is None else timeout)
-    communicator, rank = found.communicator, found.rank()
-    number = communicator.barrier_calls[rank]
-    communicator.barrier_calls[rank] += 1
-    linked = communicator.world.linked
-    if linked is not None:
-        _call_the_roll(linked, found, number, limit, names_all=wait_all_ranks)
-        return
-    roll = communicator.barriers.setdefault(number, _Roll(communicator))
-    roll.arrived[rank] = wait_all_ranks
-    if not roll.missing():
-        communicator.barriers.pop(number)
-        roll.finish()
-    elif not roll.done:
-        try:
-            wait_until(roll, limit, explicit=True)
-        except RuntimeError:
-            if rank == 0:
-                roll.milliseconds = limit // 10**12
-                message = roll.verdict(0)
-                roll.finish("rank 0 gave up")
-                raise RuntimeError(message) from None
-            raise RuntimeError(roll.verdict(rank)) from None
-    if roll.error is not None:
-        raise RuntimeError(roll.verdict(rank))
+    group, here, me = found.communicator, found.rank(), current_rank()
+    key = f"monitored_barrier {group.key} {group.barriers[here]}"
+    group.barriers[here] += 1
+    roll = group.world.meet(me, key, f"monitored_barrier on {group}", group.members)
+    try:
+        wait_until(roll, limit, explicit=True)
+    except RuntimeError:
+        missing = [group.group_rank[member] for member in roll.missing()]
+        text = _verdict(here, missing, limit // 10**12, roll.waits_for(), names_all=wait_all_ranks)
+        if here == 0:
+            roll.finish("rank 0 gave up")
+        raise RuntimeError(text) from None
     barrier(found)
 
 
@@ -163,14 +107,13 @@ def get_debug_level() -> DebugLevel:
     ValueError
         When the variable has another value.
     """
-    task = current_or_none()
-    found = None if task is None else task.rank.local.get("debug_level")
-    return found if isinstance(found, DebugLevel) else _from_environment()
+    me = current_rank_or_none()
+    return _from_environment() if me is None or me.debug_level is None else DebugLevel(me.debug_level)
 
 
 def set_debug_level(level: DebugLevel) -> None:
     """Set the level of this rank."""
-    current().rank.local["debug_level"] = DebugLevel(level)
+    current_rank().debug_level = DebugLevel(level).value
 
 
 def set_debug_level_from_env() -> None:
@@ -194,9 +137,9 @@ def breakpoint(rank: int = 0, skip: int = 0, timeout_s: int = 3600) -> None:  # 
     skip
         Do nothing the first ``skip`` times.
     """
-    local = current().rank.local
-    local["breakpoints"] = local.get("breakpoints", 0) + 1
-    if local["breakpoints"] <= skip:
+    me = current_rank()
+    me.breakpoints += 1
+    if me.breakpoints <= skip:
         return
     if get_rank() == rank:
         sys.stderr.write(f"\n!!! breakpoint on rank {rank}: type 'up' for the frame that called !!!\n\n")

@@ -16,8 +16,9 @@ from simcoll.distributed.api.groups import (
     is_initialized,
 )
 from simcoll.distributed.api.initialization import init_process_group
-from simcoll.distributed.api.making_groups import meet, new_group
-from simcoll.distributed.runtime.world import current, wait_until
+from simcoll.distributed.api.making_groups import count, new_group
+from simcoll.distributed.runtime.tasks import wait_until
+from simcoll.distributed.runtime.world import current_rank
 from simcoll.errors import nearest
 
 if TYPE_CHECKING:
@@ -103,10 +104,10 @@ class DeviceMesh:
             raise RuntimeError(
                 f"Mesh should not be bigger than default world size {size}, but found {self.mesh.size} ranks!"
             )
-        me = current().rank
-        me.created["mesh"] = me.created.get("mesh", 0) + 1
-        key = ("mesh", me.local.get("generation", 0), me.created["mesh"])
-        wait_until(meet(me, key, f"DeviceMesh (number {key[2]})", (), str(self.mesh.tolist())))
+        me = current_rank()
+        number, grid = count(me, "mesh"), str(self.mesh.tolist())
+        key, what = f"mesh {me.generation} {number}", f"DeviceMesh (number {number})"
+        wait_until(me.world.meet(me, key, what, None, grid, tell=me.world.everyone))
 
     def _make_groups(self) -> list[ProcessGroup | None]:
         world = group.WORLD

@@ -3,57 +3,15 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from simcoll.distributed.api.backends import Backend
-from simcoll.distributed.runtime.world import NOT_INITIALIZED, current, current_or_none
-
-if TYPE_CHECKING:
-    from datetime import timedelta
-
-    from simcoll.distributed.runtime.operations import Communicator
+from simcoll.distributed.runtime.world import NOT_INITIALIZED, ProcessGroup, current_rank, current_rank_or_none
 
 __all__ = [
     "GroupMember", "ProcessGroup", "default_group", "get_backend", "get_backend_config", "get_global_rank", "get_group_rank",
     "get_process_group_ranks", "get_rank", "get_world_size", "group", "is_initialized", "member_of", "rank_in_group",
 ]  # fmt: skip
-
-
-class ProcessGroup:
-    """One rank's handle of a group."""
-
-    __slots__ = ("communicator", "executor", "global_rank", "timeout")
-
-    def __init__(self, communicator: Communicator, global_rank: int, timeout: timedelta, executor: Any = None) -> None:
-        self.communicator = communicator
-        self.global_rank = global_rank
-        self.timeout = timeout
-        self.executor = executor
-
-    def rank(self) -> int:
-        """The rank's own number in the group."""
-        return self.communicator.group_rank[self.global_rank]
-
-    def size(self) -> int:
-        """Number of ranks."""
-        return len(self.communicator.members)
-
-    def name(self) -> str:
-        """Name of the backend."""
-        return self.communicator.backend
-
-    @property
-    def group_name(self) -> str:
-        """Unique name."""
-        return self.communicator.name
-
-    @property
-    def group_desc(self) -> str:
-        """What it is for."""
-        return self.communicator.desc
-
-    def __repr__(self) -> str:
-        return f"<ProcessGroup {self.group_name} ({self.group_desc}): rank {self.rank()} of {self.size()}>"
 
 
 class _Outside:
@@ -75,8 +33,8 @@ class _CurrentWorld(type):
     @property
     def WORLD(cls) -> ProcessGroup | None:  # noqa: N802  # torch's name
         """The default group of the rank that asks; None where there is none."""
-        task = current_or_none()
-        return None if task is None else task.rank.default
+        me = current_rank_or_none()
+        return None if me is None else me.default
 
 
 class GroupMember(metaclass=_CurrentWorld):
@@ -97,7 +55,7 @@ def default_group() -> ProcessGroup:
     ValueError
         Before init_process_group.
     """
-    found: ProcessGroup | None = current().rank.default
+    found = current_rank().default
     if found is None:
         raise ValueError(NOT_INITIALIZED)
     return found
@@ -146,8 +104,8 @@ def _resolved(given: Any) -> ProcessGroup | None:
 
 def is_initialized() -> bool:
     """Whether this rank has a default group."""
-    task = current_or_none()
-    return task is not None and task.rank.default is not None
+    me = current_rank_or_none()
+    return me is not None and me.default is not None
 
 
 def get_rank(group: Any = None) -> int:

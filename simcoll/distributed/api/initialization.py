@@ -5,17 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from simcoll.distributed.api.backends import Backend
+from simcoll.distributed.api.default_store import open_store
 from simcoll.distributed.api.groups import ProcessGroup
-from simcoll.distributed.api.making_groups import DEFAULT_TIMEOUT, executor_of, leave_groups, meet
-from simcoll.distributed.runtime.operations import Communicator
-from simcoll.distributed.runtime.own_store import take_store
+from simcoll.distributed.api.making_groups import DEFAULT_TIMEOUT, executor_of, leave_groups, shared_group
 from simcoll.distributed.runtime.plans import check_choice
+from simcoll.distributed.runtime.tasks import wait_until
 from simcoll.distributed.runtime.work import timeout_fs
-from simcoll.distributed.runtime.world import Rank, current, wait_until
+from simcoll.distributed.runtime.world import Rank, current_rank
+from simcoll.distributed.stores.rendezvous import parse_init_method
 
 if TYPE_CHECKING:
     from datetime import timedelta
 
+    from simcoll.distributed.runtime.meeting import Meeting
     from simcoll.distributed.runtime.plans import Choice
 
 __all__ = ["init_process_group", "set_default_group"]
@@ -29,26 +31,16 @@ def set_default_group(
     timeout: timedelta | None = None,
     pg_options: Any = None,
     algorithm: Choice = None,
-    stream: int = 0,
-) -> ProcessGroup:
-    """Give a rank its handle of the group of all ranks."""
-    world = rank.world
+    meeting: Meeting | None = None,
+) -> None:
+    """Give a rank its handle of the group of all ranks, which they made at a meeting."""
     name = Backend(backend)
-    generation = rank.local.get("generation", 0)
-    groups: dict[Any, Communicator] = world.shared.setdefault("groups", {})
-    communicator = groups.get((generation, "0"))
     span = DEFAULT_TIMEOUT if timeout is None else timeout
-    if communicator is None:
-        members = tuple(range(len(world.ranks)))
-        limit = (timeout_fs(span), timeout is not None)
-        communicator = Communicator(world, "0", "default_pg", members, limit, name, algorithm)
-        communicator.key = f"{generation}/0"
-        groups[generation, "0"] = communicator
-    rank.default = ProcessGroup(communicator, rank.number, span)
-    rank.default.executor = executor_of(name, communicator, rank, span, pg_options, stream)
-    rank.local["implicit"] = implicit
-    made: ProcessGroup = rank.default
-    return made
+    limit = (timeout_fs(span), timeout is not None)
+    communicator = shared_group(rank, "0", rank.world.everyone, limit, name, algorithm, desc="default_pg")
+    executor = executor_of(name, communicator, rank, span, pg_options, meeting)
+    rank.default = ProcessGroup(communicator, rank.number, span, executor)
+    rank.implicit = implicit
 
 
 def init_process_group(
@@ -81,31 +73,30 @@ def init_process_group(
     DistNetworkError, DistStoreError
         When the store of the method cannot be made, or not all ranks come to it.
     """
-    me = current().rank
-    if me.default is not None and not me.local.get("implicit"):
+    me = current_rank()
+    if me.default is not None and not me.implicit:
         raise ValueError("trying to initialize the default process group twice!")
     if timeout is not None:
         timeout_fs(timeout)
     name = Backend(backend) if backend is not None else Backend.UNDEFINED
-    if me.world.linked is None or name != me.world.linked.post.link.name:
+    if name != me.world.home:
         Backend.maker(name)
     check_choice(algorithm)
     _check_device(device_id)
     _check_meeting_place(me, init_method, world_size, rank, store)
     if me.default is not None:
         leave_groups(me)
-    me.local["generation"] = me.local.get("generation", 0) + 1
+    me.generation += 1
     me.created.clear()
-    place = (init_method or "").split("?")[0]
-    everyone = tuple(range(len(me.world.ranks)))
-    key = ("init", me.local["generation"])
-    meeting = meet(me, key, "init_process_group", everyone, f"{name} {place}".strip())
+    url = (init_method or "").split("?")[0]
+    key, subject = f"init_process_group {me.generation}", f"{name} {url}".strip()
+    meeting = me.world.meet(me, key, "init_process_group", me.world.everyone, subject)
     wait_until(meeting, timeout_fs(DEFAULT_TIMEOUT if timeout is None else timeout), explicit=timeout is not None)
     if store is not None:
-        me.local["store"] = store
-    elif place:
-        take_store(me, place, timeout)
-    set_default_group(me, name, timeout=timeout, pg_options=pg_options, algorithm=algorithm, stream=meeting.stream)
+        me.store = store
+    elif url:
+        open_store(me, url, timeout)
+    set_default_group(me, name, timeout=timeout, pg_options=pg_options, algorithm=algorithm, meeting=meeting)
 
 
 def _check_device(device_id: Any) -> None:
@@ -127,8 +118,6 @@ def _check_meeting_place(me: Rank, init_method: str | None, world_size: int, ran
         if rank < 0:
             raise AssertionError("rank must be non-negative if using store")
     elif init_method is not None and not init_method.startswith("env://"):
-        from simcoll.distributed.start.rendezvous import parse_init_method
-
         rank, world_size = parse_init_method(init_method, rank, world_size)
     for what, given, expected in (("rank", rank, me.number), ("world_size", world_size, size)):
         if given not in (-1, expected):

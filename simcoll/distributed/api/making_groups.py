@@ -6,83 +6,31 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from simcoll.distributed.api.backends import Backend
+from simcoll.distributed.api.default_store import close_store
 from simcoll.distributed.api.groups import GroupMember, ProcessGroup, default_group, get_process_group_ranks
-from simcoll.distributed.runtime.operations import Communicator
-from simcoll.distributed.runtime.own_store import close_store
 from simcoll.distributed.runtime.plans import check_choice
+from simcoll.distributed.runtime.tasks import wait_until
 from simcoll.distributed.runtime.work import timeout_fs
-from simcoll.distributed.runtime.world import Rank, Waitable, current, current_or_none, wait_until
+from simcoll.distributed.runtime.world import Communicator, Rank, current_rank, current_rank_or_none
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from simcoll.distributed.linked.linked import Gathering
+    from simcoll.distributed.runtime.meeting import Meeting
     from simcoll.distributed.runtime.plans import Choice
 
 __all__ = [
-    "DEFAULT_TIMEOUT", "Meeting", "destroy_process_group", "executor_of", "leave_groups", "meet", "new_group", "new_subgroups",
+    "DEFAULT_TIMEOUT", "count", "destroy_process_group", "executor_of", "leave_groups", "new_group", "new_subgroups",
     "new_subgroups_by_enumeration", "shared_group",
 ]  # fmt: skip
 
 DEFAULT_TIMEOUT = timedelta(minutes=30)
 
 
-class Meeting(Waitable):
-    """Ranks that must all come before any goes on; it takes no time, as nothing is sent over the network."""
-
-    __slots__ = ("arrived", "expected", "subject", "what")
-    stream = 0
-
-    def __init__(self, what: str, expected: tuple[int, ...], subject: Any) -> None:
-        super().__init__()
-        self.what = what
-        self.expected = expected
-        self.subject = subject
-        self.arrived: dict[int, None] = {}
-
-    def arrive(self, rank: int) -> None:
-        """A rank is here."""
-        self.arrived[rank] = None
-        if all(other in self.arrived for other in self.expected):
-            self.finish()
-
-    def waits_for(self) -> str:
-        """Who is missing."""
-        missing = [rank for rank in self.expected if rank not in self.arrived]
-        return f"{self.what} waits for rank {', '.join(map(str, missing[:16]))}"
-
-
-def meet(rank: Rank, key: Any, what: str, expected: tuple[int, ...], subject: Any = None) -> Meeting | Gathering:
-    """Arrive at a meeting; the first to come opens it. Between processes it tells everybody, and none expected means all.
-
-    Raises
-    ------
-    RuntimeError
-        When the ranks do not come for the same thing; those who wait get it too.
-    """
-    linked = rank.world.linked
-    if linked is not None:
-        return linked.meet(key, what, expected, subject)
-    meetings: dict[Any, Meeting] = rank.world.shared.setdefault("meetings", {})
-    meeting = meetings.get(key)
-    if meeting is None:
-        meeting = meetings[key] = Meeting(what, expected, subject)
-    if meeting.subject != subject:
-        first = next(iter(meeting.arrived))
-        text = (
-            f"{what} differs between ranks: rank {first} asked for {meeting.subject}, rank {rank.number} for {subject}"
-        )
-        meeting.finish(text)
-        raise RuntimeError(text)
-    if rank.world.shared.get("alone"):
-        meeting.finish()  # the other ranks are in other processes
-    meeting.arrive(rank.number)
-    return meeting
-
-
-def _count(rank: Rank, what: Any) -> int:
-    rank.created[what] = rank.created.get(what, 0) + 1
-    return rank.created[what]
+def count(me: Rank, what: str) -> int:
+    """How many groups or meshes of a kind a rank has made, with the one that it makes now."""
+    me.created[what] = me.created.get(what, 0) + 1
+    return me.created[what]
 
 
 def _checked_ranks(ranks: Sequence[int] | None, world_size: int, *, sort_ranks: bool) -> tuple[int, ...]:
@@ -152,25 +100,27 @@ def new_group(
     limit = (timeout_fs(span), explicit)
     check_choice(algorithm)
     name = default.communicator.backend if backend is None else Backend(backend)
-    me = current().rank
+    me = current_rank()
     if use_local_synchronization:
-        if name == Backend.MPI and me.world.linked is None:
+        if name == Backend.MPI and me.world.home is None:
             raise ValueError("MPI backend doesn't support use_local_synchronization=True")
         if me.number not in chosen:
             return None
-        label = f"{'-'.join(map(str, chosen))}:{_count(me, chosen)}"
+        members = "-".join(map(str, chosen))
+        label, tell = f"{members}:{count(me, members)}", chosen
     else:
-        label = str(_count(me, "group"))
-    generation = me.local.get("generation", 0)
-    meeting = meet(me, ("new_group", generation, label), f"new_group (number {label})", chosen, chosen)
+        label, tell = str(count(me, "group")), me.world.everyone
+    key, what = f"new_group {me.generation} {label}", f"new_group (number {label})"
+    meeting = me.world.meet(me, key, what, chosen, chosen, tell=tell)
     if me.number in chosen:
         wait_until(meeting, limit[0], explicit=explicit)
-    if me.number not in chosen:
+    else:
+        meeting.check()
         return GroupMember.NON_GROUP_MEMBER
     communicator = shared_group(me, label, chosen, limit, name, algorithm, desc=group_desc or "undefined")
-    executor = executor_of(name, communicator, me, span, pg_options, meeting.stream)
+    executor = executor_of(name, communicator, me, span, pg_options, meeting)
     made = ProcessGroup(communicator, me.number, span, executor)
-    me.local.setdefault("groups", []).append(made)
+    me.groups.append(made)
     return made
 
 
@@ -191,14 +141,13 @@ def shared_group(
     RuntimeError
         When another rank has made a group of other ranks under this name.
     """
-    groups: dict[Any, Communicator] = me.world.shared.setdefault("groups", {})
-    key = (me.local.get("generation", 0), name)
+    groups, key = me.world.groups, f"{me.generation}/{name}"
     found = groups.get(key)
     if found is None:
-        inherited = me.default.communicator.algorithm if algorithm is None else algorithm
-        found = groups[key] = Communicator(me.world, name, desc, members, limit, backend, inherited)
-        found.key = "/".join(map(str, key))
-    if found.members != members:
+        if algorithm is None and me.default is not None:
+            algorithm = me.default.communicator.algorithm
+        found = groups[key] = Communicator(me.world, name, key, desc, members, *limit, backend, algorithm)
+    if found.members is not members and found.members != members:
         raise RuntimeError(
             f"new_group differs between ranks: rank {me.number} makes group {name} of {list(members)}, which another rank made of "
             f"{list(found.members)}; all ranks have to make the same groups in the same order"
@@ -207,23 +156,26 @@ def shared_group(
 
 
 def executor_of(
-    name: str, communicator: Communicator, me: Rank, timeout: timedelta, pg_options: Any, stream: int = 0
+    name: str,
+    communicator: Communicator,
+    me: Rank,
+    timeout: timedelta,
+    pg_options: Any,
+    meeting: Meeting | None,
 ) -> Any:
     """What plays plans for one rank: None for the emulator, the processes' own backend, or a registered one.
 
     Between processes the names that the emulator answers for stand for the backend that started them.
     """
-    linked = me.world.linked
-    maker = None if linked is not None and name == linked.post.link.name else Backend.maker(name)
+    maker = None if name == me.world.home else Backend.maker(name)
     if maker is None:
-        return None if linked is None else linked.part(stream)
+        return me.world.executor(meeting)
     func, extended = maker
     rank, size = communicator.group_rank[me.number], len(communicator.members)
-    store = me.local.get("store")
     if not extended:
-        return func(store, rank, size, timeout)
+        return func(me.store, rank, size, timeout)
     options = {
-        "store": store, "group_rank": rank, "group_size": size, "timeout": timeout, "group_id": communicator.name,
+        "store": me.store, "group_rank": rank, "group_size": size, "timeout": timeout, "group_id": communicator.name,
         "global_ranks_in_group": list(communicator.members),
     }  # fmt: skip
     return func(options, pg_options)
@@ -273,9 +225,11 @@ def new_subgroups_by_enumeration(
 
 def leave_groups(me: Rank) -> None:
     """Leave the default group and all others."""
-    for each in (me.default, *me.local.pop("groups", [])):
-        each.communicator.destroyed[me.number] = None
+    for each in (me.default, *me.groups):
+        if each is not None:
+            each.communicator.destroyed[me.number] = None
     me.default = None
+    me.groups.clear()
     close_store(me)
 
 
@@ -291,12 +245,12 @@ def destroy_process_group(group: Any = None) -> None:
     """
     if group is GroupMember.NON_GROUP_MEMBER:
         return
-    task = current_or_none()
-    default = None if task is None else task.rank.default
-    if task is None or default is None:
+    me = current_rank_or_none()
+    default = None if me is None else me.default
+    if me is None or default is None:
         raise AssertionError("Process group cannot be None: there is no default group to destroy")
     if group is None or group is default:
-        leave_groups(task.rank)
+        leave_groups(me)
         return
     if not isinstance(group, ProcessGroup) or default.global_rank in group.communicator.destroyed:
         raise ValueError("Invalid process group specified")

@@ -72,8 +72,8 @@ def premul_sum(factor: Any) -> ReduceOp:
     return ReduceOp("PREMUL_SUM", float(factor.item() if hasattr(factor, "item") else factor))
 
 
-def check_op(op: Any, dtype: np.dtype[Any], function: str) -> ReduceOp:
-    """The operator, if the dtype has it.
+def check_op(op: Any, dtype: np.dtype[Any], function: str) -> Reduction:
+    """The reduction of an operator, if the dtype has it.
 
     Raises
     ------
@@ -97,7 +97,7 @@ def check_op(op: Any, dtype: np.dtype[Any], function: str) -> ReduceOp:
         raise RuntimeError(f"Cannot use ReduceOp.{op.name} with dtype bool")
     if op.factor is not None and dtype.kind in "iu" and op.factor != int(op.factor):
         raise RuntimeError(f"ReduceOp.{op} needs a whole factor for dtype {dtype.name}")
-    return op
+    return op.reduction
 
 
 def deprecated_reduce_op() -> type[ReduceOp]:

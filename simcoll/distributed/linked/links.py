@@ -1,7 +1,7 @@
-"""Ranks in processes of their own: what a real backend offers, and the letters that the processes write each other.
+"""Ranks in processes of their own: what a real backend offers, and the control messages between the processes.
 
-A backend moves two things: small letters, by which ranks find out what the others do, and the data of plans. What the letters
-mean is decided in :mod:`simcoll.distributed.linked.linked` and is the same for every backend.
+A backend moves two things: small control messages, by which ranks learn what the others do, and the data of plans. What the
+control messages mean is decided in :mod:`simcoll.distributed.linked.world` and is the same for every backend.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-__all__ = ["BACKEND_VARIABLE", "EMULATOR", "HOMES", "Link", "Post", "connected", "place_of", "world_size_of"]
+__all__ = ["BACKEND_VARIABLE", "EMULATOR", "HOMES", "ControlMessages", "Link", "connected", "place_of", "world_size_of"]
 
 EMULATOR = "emulator"
 BACKEND_VARIABLE = "SIMCOLL_BACKEND"
 HOMES = {"mpi": "realcoll.mpi_link"}
-"""Where the backends of real processes live; imported when a run asks for one by name. Each has a function ``connect``."""
+"""The modules of backends for real processes, imported when a run asks for one by name. Each has a function ``connect``."""
 
 
 class Link(Protocol):
@@ -39,19 +39,19 @@ class Link(Protocol):
     rank: int
     world_size: int
 
-    def post(self, rank: int, letter: bytes) -> None:
-        """Send a letter to another rank without waiting for it to come. Letters from one rank to another keep their order."""
+    def send_control(self, rank: int, message: bytes) -> None:
+        """Start to send a control message. Those from one rank to another arrive in order."""
         ...
 
-    def letters(self) -> Iterable[tuple[int, bytes]]:
-        """The letters that have come since the last call, each with its sender."""
+    def receive_control(self) -> Iterable[tuple[int, bytes]]:
+        """The control messages that have arrived since the last call, each with its sender."""
         ...
 
     def lost(self) -> str:
-        """Which process has died, in words; empty if none."""
+        """Which process has died, as a sentence; empty if none has."""
         ...
 
-    def execute(self, plan: Plan, rank: int, data: Array, stream: int, pause: Callable[[], None]) -> Array | None:
+    def execute(self, plan: Plan, rank: int, data: Array, stream: int, poll: Callable[[], None]) -> Array | None:
         """Play one rank's part of a plan, from its input to its output.
 
         Parameters
@@ -64,19 +64,19 @@ class Link(Protocol):
             Its input.
         stream
             Equal for all ranks of the plan, and different from that of every plan that runs at the same time.
-        pause
-            To be called again and again while there is something to wait for: other operations go on meanwhile. It raises
-            when there is no use in waiting any more.
+        poll
+            To be called again and again while something is waited for: other operations proceed meanwhile. It raises
+            when waiting has become useless.
         """
         ...
 
     def give_up(self, reason: str) -> None:
-        """Let the others know that this process cannot go on, and let the job end when this process does."""
+        """Tell the others that this process cannot continue; the job ends when this process does."""
         ...
 
 
-class Post:
-    """The letters of a process, run by run: a process may start one run after the other, and ranks are not equally fast."""
+class ControlMessages:
+    """The control messages of a process, run by run: a process may start several runs, and some ranks are ahead of others."""
 
     def __init__(self, link: Link) -> None:
         self.link = link
@@ -88,26 +88,26 @@ class Post:
         self._run += 1
 
     def send(self, ranks: Iterable[int], *content: Any) -> None:
-        """Write to some ranks."""
-        letter = msgspec.msgpack.encode([self._run, *content])
+        """Send a control message to some ranks."""
+        message = msgspec.msgpack.encode([self._run, *content])
         for rank in ranks:
-            self.link.post(rank, letter)
+            self.link.send_control(rank, message)
 
     def receive(self) -> list[tuple[int, list[Any]]]:
-        """What has come for this run."""
+        """The control messages that have arrived for this run."""
         arrived = self._early
-        arrived += ((sender, msgspec.msgpack.decode(letter)) for sender, letter in self.link.letters())
+        arrived += ((sender, msgspec.msgpack.decode(message)) for sender, message in self.link.receive_control())
         self._early = [(sender, content) for sender, content in arrived if content[0] > self._run]
         return [(sender, content[1:]) for sender, content in arrived if content[0] == self._run]
 
 
 @functools.cache
-def _connection(name: str) -> Post:
+def _connection(name: str) -> ControlMessages:
     link: Link = importlib.import_module(HOMES[name]).connect()
-    return Post(link)
+    return ControlMessages(link)
 
 
-def connected(name: str, world_size: int) -> Post:
+def connected(name: str, world_size: int) -> ControlMessages:
     """The connection of this process by a backend, made once.
 
     Raises
@@ -119,14 +119,14 @@ def connected(name: str, world_size: int) -> Post:
     """
     if name not in HOMES:
         raise ConfigError(f"no backend {name!r} runs ranks in processes; {nearest(name, [EMULATOR, *HOMES])}")
-    post = _connection(name)
-    size = post.link.world_size
+    connection = _connection(name)
+    size = connection.link.world_size
     if size != world_size:
         raise ConfigError(
             f"{world_size} ranks were asked for, but backend {name!r} has {size} process{'es' if size > 1 else ''}; "
             f"start {world_size}, for example: mpiexec -n {world_size} python program.py"
         )
-    return post
+    return connection
 
 
 def world_size_of(name: str) -> int:

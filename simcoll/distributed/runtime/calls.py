@@ -10,12 +10,12 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from simcoll.distributed.api.reductions import ReduceOp
+    from simcoll.core.reduction import Reduction
     from simcoll.distributed.runtime.plans import Choice
 
     Splits = tuple[tuple[int, ...], tuple[int, ...]]
 
-__all__ = ["ASPECTS", "Call", "mismatch", "wrong_split"]
+__all__ = ["ASPECTS", "Call", "matrix", "mismatch", "wrong_split"]
 
 ASPECTS = ("function", "number of elements", "dtype", "op", "root", "algorithm")
 SHOWN_RANKS = 64
@@ -44,7 +44,7 @@ class Call:
     sizes: int | tuple[int, ...]
     dtype: np.dtype[Any]
     shape: str = ""
-    op: ReduceOp | None = None
+    op: Reduction | None = None
     root: int | None = None
     splits: Splits | None = None
     algorithm: Choice = None
@@ -62,7 +62,7 @@ class Call:
     def __str__(self) -> str:
         parts = [self.name, self.shape, "" if self.kind == "barrier" else self.dtype.name]
         if self.op is not None:
-            parts.append(str(self.op))
+            parts.append(str(self.op).upper())
         if self.root is not None:
             parts.append(f"root={self.root} (group rank)")
         if self.splits is not None:
@@ -70,6 +70,11 @@ class Call:
         if isinstance(self.algorithm, str):
             parts.append(f"algorithm={self.algorithm}")
         return " ".join(part for part in parts if part)
+
+
+def matrix(rows: Sequence[tuple[int, ...]]) -> Any:
+    """The sizes of an all_to_all, by sender and receiver; one number when they are equal."""
+    return rows[0][0] if len({size for row in rows for size in row}) == 1 else tuple(rows)
 
 
 def wrong_split(splits: Sequence[Splits]) -> str | None:

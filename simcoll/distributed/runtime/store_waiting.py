@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from simcoll.distributed.runtime.world import Waitable, current_or_none, wait_until
+from simcoll.distributed.runtime.tasks import Waitable, current_task, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,12 +29,12 @@ class RankWaiter:
 
     def wait(self, ready: Callable[[], bool], timeout_s: float) -> bool:
         """Try again whenever a store has changed; False after the timeout."""
-        task = current_or_none()
+        task = current_task()
         if task is None:
             return ready()
-        begin_fs, limit_fs = task.rank.world.now, round(timeout_s * 1e15)
+        begin_fs, limit_fs = task.owner.world.now, round(timeout_s * 1e15)
         while not ready():
-            left = limit_fs - (task.rank.world.now - begin_fs)
+            left = limit_fs - (task.owner.world.now - begin_fs)
             if left <= 0:
                 return False
             change = _StoreWait()

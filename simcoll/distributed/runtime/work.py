@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from simcoll.distributed.api.arrays import checksum, poison
-from simcoll.distributed.runtime.world import Rank, Task, Waitable, wait_until
+from simcoll.distributed.runtime.buffers import checksum, poison
+from simcoll.distributed.runtime.tasks import Owner, Task, Waitable, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,13 +37,22 @@ def timeout_fs(timeout: Any) -> int:
     return (timeout // timedelta(microseconds=1)) * 10**9
 
 
+class _Rank(Owner, Protocol):
+    """The rank that an operation belongs to."""
+
+    @property
+    def open_works(self) -> dict[Work, None]:
+        """Asynchronous operations that it has not waited for."""
+        ...
+
+
 class Future:
     """The results of an operation, or of a callback.
 
     ``value()`` is the list of result tensors; ``then`` runs a function of the future on the rank that asked.
     """
 
-    def __init__(self, rank: Rank) -> None:
+    def __init__(self, rank: _Rank) -> None:
         self._rank = rank
         self._over = Waitable()
         self._value: Any = None
@@ -106,7 +115,7 @@ class Work(Waitable):
         "sender", "sources", "targets", "waited",
     )  # fmt: skip
 
-    def __init__(self, rank: Rank, name: str, sources: list[Array], targets: list[Array], entry: Entry) -> None:
+    def __init__(self, rank: _Rank, name: str, sources: list[Array], targets: list[Array], entry: Entry) -> None:
         super().__init__()
         self.rank = rank
         self.name = name
@@ -200,7 +209,7 @@ class Work(Waitable):
     def is_completed(self) -> bool:
         """Whether it is over."""
         if not self.done:
-            self.rank.world.glance()
+            self.rank.world.poll()
         return self.done
 
     def is_success(self) -> bool:

@@ -1,352 +1,301 @@
-"""Ranks as greenlets under one clock: who runs, who waits for what, timeouts, and what happens when nobody can go on.
+"""A world: the ranks of a run, their groups, and what the rank programs ask of it.
 
-Rank programs run one at a time. At one timestamp the fabric's events come first, then the ranks that they woke, lowest
-rank first, until none is left; then the fabric settles its rates. So a run depends on nothing but its program.
+:class:`World` has two implementations: :class:`simcoll.distributed.runtime.emulated.EmulatedWorld`, where all ranks share this
+process and a simulated clock, and :class:`simcoll.distributed.linked.world.LinkedWorld`, where each has a process of its own.
 """
 
 from __future__ import annotations
 
-import math
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
-import greenlet  # type: ignore[import-untyped]
-import numpy as np
-import simpy
-from simpy.events import EventPriority
-
-from simcoll.emulator.fabric import Calendar, Fabric
-from simcoll.emulator.model import effective_capacities
-from simcoll.units import MAX_TIME_FS
+from simcoll.distributed.runtime.flight import Flight
+from simcoll.distributed.runtime.tasks import Clock, current_task
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Sequence
+    from datetime import timedelta
 
-    from simcoll.core.protocol import Protocol as Costs
-    from simcoll.distributed.linked.linked import LinkedWorld
+    from numpy.typing import NDArray
+
+    from simcoll.core.plan import Plan
+    from simcoll.distributed.runtime.calls import Call
+    from simcoll.distributed.runtime.meeting import Meeting
+    from simcoll.distributed.runtime.plans import Choice, Plans
+    from simcoll.distributed.runtime.records import Trace
+    from simcoll.distributed.runtime.tasks import Waitable
+    from simcoll.distributed.runtime.work import Work
+    from simcoll.distributed.stores import Store
     from simcoll.topology import Topology
 
-__all__ = ["NOT_INITIALIZED", "Rank", "Task", "Waitable", "World", "current", "current_or_none", "wait_until"]
+    Array = NDArray[Any]
+
+__all__ = [
+    "NOT_INITIALIZED", "Communicator", "Executor", "Mailbox", "OwnStore", "ProcessGroup", "Rank", "World", "current_rank",
+    "current_rank_or_none",
+]  # fmt: skip
 
 NOT_INITIALIZED = "Default process group has not been initialized, please make sure to call init_process_group."
-PROGRAMS = EventPriority(5)
-"""After the events of a timestamp, before the fabric settles its rates (priority 10)."""
-
-REPEATED_HANGS = 100
-"""A program that catches this many reports of the same hang is stopped."""
 
 
-class Waitable:
-    """Something that will be over: a Work, a future, a rendezvous of ranks."""
+class Executor(Protocol):
+    """Plays plans with the other ranks of a group, from one rank's input to its output."""
 
-    __slots__ = ("done", "error", "watchers")
-
-    def __init__(self) -> None:
-        self.done = False
-        self.error: str | None = None
-        self.watchers: list[Callable[[], None]] = []
-
-    def finish(self, error: str | None = None) -> None:
-        """It is over; all who wait go on."""
-        if self.done:
-            return
-        self.done = True
-        self.error = error
-        watchers, self.watchers = self.watchers, []
-        for watcher in watchers:
-            watcher()
-
-    def waits_for(self) -> str:
-        """What it is, and which ranks keep it from being over."""
-        return "an event"
-
-    def give_up(self, reason: str) -> None:
-        """The ranks that it needs cannot come any more."""
-        self.finish(reason)
-
-    def expired(self, waited_fs: int) -> str:
-        """What to tell who waited for too long."""
-        return f"Timed out waiting {waited_fs // 10**12}ms for {self.waits_for()}"
+    def execute(self, plan: Plan, rank: int, data: Array) -> Array | None:
+        """Play one rank's part of a plan."""
+        ...
 
 
-class Rank:
-    """What a world knows of one rank: a number and what belongs to it alone."""
+class Mailbox(Protocol):
+    """The sends and receives of a group."""
 
-    __slots__ = (
-        "created",
-        "default",
-        "failure",
-        "finish_fs",
-        "flight",
-        "local",
-        "number",
-        "open_works",
-        "value",
-        "world",
-    )
+    def post_send(self, rank: int, dst: int, tag: int, array: Array, work: Work) -> None:
+        """Post a send of a group rank."""
+        ...
 
-    def __init__(self, number: int, world: World) -> None:
-        self.number = number
-        self.world = world
-        self.default: Any = None
-        self.created: dict[Any, int] = {}
-        self.flight: Any = None
-        self.open_works: dict[Any, None] = {}
-        self.local: dict[str, Any] = {}
-        self.value: Any = None
-        self.failure: BaseException | None = None
-        self.finish_fs = -1
+    def post_receive(self, rank: int, src: int | None, tag: int, array: Array, work: Work) -> None:
+        """Post a receive of a group rank; ``src`` is None for a receive from any."""
+        ...
 
 
-class Task(greenlet.greenlet):  # type: ignore[misc]
-    """The program of a rank, or a callback of it, that runs until it waits."""
+@dataclass(slots=True, eq=False)
+class OwnStore:
+    """A store that init_process_group made. The last rank that leaves closes it."""
 
-    def __init__(self, rank: Rank, number: int, body: Callable[[], Any], over: Callable[[Task], None]) -> None:
-        super().__init__(parent=rank.world.hub)
-        self.rank = rank
-        self.order = (rank.number, number)
-        self.waiting: Waitable | None = None
-        self.deadline_fs = -1
-        self.explicit = False
-        self.waited_from_fs = 0
-        self.interrupt: str | None = None
-        self.hangs = 0
-        self.value: Any = None
-        self.failure: BaseException | None = None
-        self._body = body
-        self._over = over
-
-    def run(self) -> None:
-        """Run the program; what it raises is kept."""
-        try:
-            self.value = self._body()
-        except Exception as error:  # noqa: BLE001  # the program's own; the world reports it
-            self.failure = error
-        self._over(self)
-
-    def close(self) -> None:
-        """Account for a task that was stopped from outside."""
-        self._over(self)
+    store: Store
+    users: dict[int, None] = field(default_factory=dict)
 
 
-class World:
-    """The ranks of one run, their clock and the links that they share."""
+class World(Clock, Protocol):
+    """What the ranks of a run share."""
 
-    horizon_fs: float = MAX_TIME_FS
-    """No wait ends later than this by itself."""
+    topology: Topology
+    debug: bool
+    ranks: list[Rank]
+    everyone: tuple[int, ...]
+    plans: Plans
+    trace: Trace
+    groups: dict[str, Communicator]
+    home: str | None
+    """The backend that connects the ranks' processes; None on the emulator."""
 
-    def __init__(self, nranks: int, topology: Topology, protocol: str | Costs, costs: Costs, *, debug: bool) -> None:
-        self.hub = greenlet.getcurrent()
-        self.topology = topology
-        self.protocol = protocol
-        self.debug = debug
-        self.env = simpy.Environment()
-        self.calendar = Calendar(self.env)
-        self.fabric = Fabric(self.calendar, effective_capacities(topology, costs), topology.link_name)
-        self.ranks = [Rank(number, self) for number in range(nranks)]
-        self.shared: dict[Any, Any] = {}
-        self.unsettled: dict[Any, None] = {}  # operations that will fail as soon as no more calls can come
-        self._tasks: dict[Task, None] = {}
-        self._ready: list[Task] = []
-        self._asked = False
-        self._number = 0
-        self._deadline: float = math.inf
+    def meet(
+        self,
+        me: Rank,
+        key: str,
+        what: str,
+        expected: Sequence[int] | None,
+        subject: Any = "",
+        value: Any = None,
+        *,
+        tell: Sequence[int] | None = None,
+    ) -> Meeting:
+        """Arrive at a meeting.
 
-    @property
-    def now(self) -> int:
-        """Femtoseconds."""
-        return self.calendar.now
+        Parameters
+        ----------
+        key
+            The same on all ranks, and used once.
+        what
+            What the ranks do together, for messages.
+        expected
+            The ranks to wait for; None for as many as it takes to compare the subjects.
+        subject
+            What this rank came for: must be equal on all ranks.
+        value
+            What else it says, as plain data.
+        tell
+            The ranks that may arrive; default: those that are waited for.
+        """
+        ...
 
-    @property
-    def linked(self) -> LinkedWorld | None:
-        """The world itself when its ranks are in processes of their own; None on the emulator."""
-        return None
+    def issue(self, group: ProcessGroup, me: Rank, call: Call, buffers: Buffers, *, guard: bool) -> Work:
+        """Match a call with those of the other ranks, and start it. ``guard``: watch the buffers, in debug mode.
 
-    def launch(self, rank: Rank, body: Callable[[], Any], over: Callable[[Task], None]) -> Task:
-        """Let a program start now."""
-        self._number += 1
+        Raises
+        ------
+        RuntimeError
+            When the group has failed before, or an output is read-only.
+        """
+        ...
 
-        def finished(task: Task) -> None:
-            del self._tasks[task]
-            over(task)
+    def mailbox(self, group: ProcessGroup) -> Mailbox:
+        """Where the group's sends and receives go.
 
-        task = Task(rank, self._number, body, finished)
-        self._tasks[task] = None
-        self.wake(task)
-        return task
+        Raises
+        ------
+        RuntimeError
+            When its backend has none.
+        """
+        ...
 
-    def wake(self, task: Task) -> None:
-        """Let a task go on at this timestamp."""
-        self._ready.append(task)
-        if not self._asked:
-            self._asked = True
-            event = simpy.Event(self.env)
-            event.callbacks.append(self._run_ready)
-            event._ok = True  # noqa: SLF001  # as SimPy's own events that are triggered when they are made
-            event._value = None  # noqa: SLF001
-            self.env.schedule(event, priority=PROGRAMS)
+    def executor(self, meeting: Meeting | None) -> Executor | None:
+        """What plays the plans of a group that was made at a meeting; None for the emulator."""
+        ...
 
-    def _run_ready(self, _event: simpy.Event | None = None) -> None:
-        self._asked = False
-        ready, self._ready = self._ready, []
-        for task in sorted(ready, key=lambda task: task.order):
-            if not task.dead:
-                task.waiting = None
-                task.switch()
+    def default_store(self) -> Store:
+        """The store of ranks that were given none.
 
-    def after(self, delay_fs: int, action: Callable[[], None]) -> None:
-        """Do something when a time has passed."""
-        self.calendar.at(self.now + delay_fs, lambda _: action(), None)
+        Raises
+        ------
+        RuntimeError
+            Where ranks are processes and init_process_group was not told where to meet.
+        """
+        ...
 
-    def glance(self) -> None:
-        """Somebody looks whether something is over. Here nothing happens between two looks."""
-
-    def watch_deadline(self, deadline_fs: int) -> None:
-        """Somebody will have waited for too long at this time."""
-        self._deadline = min(self._deadline, deadline_fs)
-
-    def run(self) -> None:
-        """Run all tasks to their ends."""
-        try:
-            with np.errstate(all="ignore"):  # arithmetic of reductions is IEEE's and wraps, as on a GPU
-                while True:
-                    upcoming = self.env.peek()
-                    if upcoming == math.inf and self.unsettled:
-                        self._settle()
-                    elif upcoming == math.inf and not self._tasks:
-                        return
-                    elif upcoming >= self._deadline < math.inf:
-                        self._plan_expiry(upcoming)
-                    elif upcoming < math.inf:
-                        self.env.step()
-                    else:
-                        self._unstick()
-        finally:
-            for task in list(self._tasks):
-                task.throw()
-
-    def _plan_expiry(self, upcoming: float) -> None:
-        """The next deadline comes before the next event, unless who waited is gone: then look again."""
-        times = [task.deadline_fs for task in self._tasks if task.waiting is not None and task.deadline_fs >= 0]
-        first = min(times, default=math.inf)
-        self._deadline = first
-        if first > upcoming or first == math.inf:
-            return
-        if upcoming == math.inf and not any(task.explicit for task in self._tasks if task.waiting is not None):
-            self._deadline = math.inf
-            return
-        later = [time for time in times if time > first]
-        self._deadline = min(later, default=math.inf)
-        self.calendar.at(int(first), self._expire, None)
-
-    def _expire(self, _nothing: None) -> None:
-        for task in list(self._tasks):
-            waiting = task.waiting
-            if waiting is not None and 0 <= task.deadline_fs <= self.now:
-                task.interrupt = waiting.expired(self.now - task.waited_from_fs)
-                self.wake(task)
-
-    def _settle(self) -> None:
-        operations, self.unsettled = list(self.unsettled), {}
-        for operation in operations:
-            operation.settle()
-
-    def _unstick(self) -> None:
-        """No event is left, but tasks wait: let the next timeout come, or report the hang."""
-        waiting = [task for task in sorted(self._tasks, key=lambda task: task.order) if task.waiting is not None]
-        if any(task.explicit for task in waiting):
-            self._deadline = min(task.deadline_fs for task in waiting if task.explicit)
-            return
-        report = self._hang_report(waiting)
-        for task in waiting:
-            task.hangs += 1
-            if task.hangs > REPEATED_HANGS:
-                task.throw()
-                task.failure = RuntimeError(f"stopped after it caught this {REPEATED_HANGS} times: {report}")
-                task.close()
-                continue
-            task.interrupt = report
-            self.wake(task)
-
-    def _hang_report(self, waiting: list[Task]) -> str:
-        gone = [rank for rank in self.ranks if rank.failure is not None]
-        ended = [str(rank.number) for rank in self.ranks if rank.finish_fs >= 0 and rank.failure is None]
-        lines = []
-        if gone:
-            first = gone[0]
-            lines.append(
-                f"Connection closed by peer: rank {first.number} ended with {type(first.failure).__name__}: {first.failure}"
-            )
-        else:
-            lines.append(f"Hang at {self.now} fs: no event is left, and {len(waiting)} ranks wait.")
-        shown = [f"  rank {task.rank.number}: {task.waiting.waits_for()}" for task in waiting[:64] if task.waiting]
-        lines += shown
-        if len(waiting) > len(shown):
-            lines.append(f"  ... and {len(waiting) - len(shown)} more")
-        if ended:
-            lines.append(f"  ended: rank {', '.join(ended[:64])}")
-        return "\n".join(lines)
+    def open_store(self, me: Rank, url: str, timeout: timedelta | None) -> OwnStore:
+        """The store of a URL; emulated ranks share that of the first, as they share its process."""
+        ...
 
 
-def current_or_none() -> Task | None:
-    """The task that runs, if this code runs in one.
+Buffers = tuple["list[Array]", "list[Array]"]
+"""Inputs and outputs of a call."""
 
-    The greenlet itself carries its rank: there is no global table of ranks, so that worlds can be nested and run in
-    several threads.
+
+@dataclass(slots=True, eq=False)
+class Communicator:
+    """What the ranks of a group share.
+
+    Attributes
+    ----------
+    key
+        Unique among all groups of a run, also among default groups that were made one after the other.
+    members
+        Global ranks by group rank.
+    explicit
+        Whether the program gave the timeout.
+    destroyed
+        Global ranks that have left.
+    failure
+        Why nothing works on it any more.
+    turn
+        The last call of this process on a registered backend.
+    calls, messages, barriers
+        By group rank, how many it has made.
     """
-    here: greenlet.greenlet | None = greenlet.getcurrent()
-    while here is not None:
-        if isinstance(here, Task):
-            return here
-        here = here.parent
-    return None
+
+    world: World
+    name: str
+    key: str
+    desc: str
+    members: tuple[int, ...]
+    timeout_fs: int
+    explicit: bool
+    backend: str
+    algorithm: Choice = None
+    group_rank: dict[int, int] = field(init=False)
+    destroyed: dict[int, None] = field(default_factory=dict)
+    failure: str | None = None
+    turn: Waitable | None = None
+    calls: list[int] = field(init=False)
+    messages: list[int] = field(init=False)
+    barriers: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Number the members."""
+        self.group_rank = {member: rank for rank, member in enumerate(self.members)}
+        self.calls, self.messages, self.barriers = ([0] * len(self.members) for _ in range(3))
+
+    def __str__(self) -> str:
+        return f"group {self.name} ({self.desc})"
 
 
-def current() -> Task:
-    """The task that runs.
+class ProcessGroup:
+    """One rank's handle of a group."""
+
+    __slots__ = ("communicator", "executor", "global_rank", "timeout")
+
+    def __init__(
+        self, communicator: Communicator, global_rank: int, timeout: timedelta, executor: Executor | None = None
+    ) -> None:
+        self.communicator = communicator
+        self.global_rank = global_rank
+        self.timeout = timeout
+        self.executor = executor
+
+    def rank(self) -> int:
+        """The rank's own number in the group."""
+        return self.communicator.group_rank[self.global_rank]
+
+    def size(self) -> int:
+        """Number of ranks."""
+        return len(self.communicator.members)
+
+    def name(self) -> str:
+        """Name of the backend."""
+        return self.communicator.backend
+
+    @property
+    def group_name(self) -> str:
+        """Unique name."""
+        return self.communicator.name
+
+    @property
+    def group_desc(self) -> str:
+        """What it is for."""
+        return self.communicator.desc
+
+    def __repr__(self) -> str:
+        return f"<ProcessGroup {self.group_name} ({self.group_desc}): rank {self.rank()} of {self.size()}>"
+
+
+@dataclass(slots=True, eq=False)
+class Rank:
+    """A rank of a world.
+
+    Attributes
+    ----------
+    default
+        Its default group; ``implicit`` when spawn made it.
+    groups
+        Its other groups.
+    generation
+        How often it has called init_process_group.
+    created
+        How many groups and meshes it has made, by kind.
+    store, own_store
+        Its default store, and the one that init_process_group made for it.
+    open_works
+        Asynchronous operations that it has not waited for.
+    debug_level, breakpoints
+        What it set, and how many breakpoints it has passed.
+    value, failure, finish_fs
+        What its program returned or raised, and when; -1 while it runs.
+    """
+
+    number: int
+    world: World
+    flight: Flight = field(default_factory=Flight)
+    default: ProcessGroup | None = None
+    implicit: bool = False
+    groups: list[ProcessGroup] = field(default_factory=list)
+    generation: int = 0
+    created: dict[str, int] = field(default_factory=dict)
+    store: Any = None
+    own_store: OwnStore | None = None
+    open_works: dict[Work, None] = field(default_factory=dict)
+    debug_level: int | None = None
+    breakpoints: int = 0
+    value: Any = None
+    failure: BaseException | None = None
+    finish_fs: int = -1
+
+
+def current_rank_or_none() -> Rank | None:
+    """The rank whose program runs this code, if one does."""
+    task = current_task()
+    return None if task is None else cast("Rank", task.owner)
+
+
+def current_rank() -> Rank:
+    """The rank whose program runs this code.
 
     Raises
     ------
     ValueError
         Outside of rank programs.
     """
-    task = current_or_none()
-    if task is None:
+    rank = current_rank_or_none()
+    if rank is None:
         raise ValueError(f"{NOT_INITIALIZED} (This code is not in a rank program: start those with spawn.)")
-    return task
-
-
-def wait_until(waitable: Waitable, timeout_fs: int | None = None, *, explicit: bool = False) -> None:
-    """Let the running task wait until something is over.
-
-    Raises
-    ------
-    RuntimeError
-        When it failed, when it takes longer than the timeout, or when it can never be.
-    """
-    if not waitable.done:
-        task = current()
-        _block(task, waitable, timeout_fs, explicit=explicit)
-    if waitable.error is not None:
-        raise RuntimeError(waitable.error)
-
-
-def _block(task: Task, waitable: Waitable, timeout_fs: int | None, *, explicit: bool) -> None:
-    world = task.rank.world
-    task.waited_from_fs = world.now
-    deadline = -1 if timeout_fs is None else world.now + timeout_fs
-    task.deadline_fs = deadline if deadline <= world.horizon_fs else -1
-    task.explicit = explicit and task.deadline_fs >= 0
-    if task.deadline_fs >= 0:
-        world.watch_deadline(task.deadline_fs)
-
-    def wake() -> None:
-        world.wake(task)
-
-    waitable.watchers.append(wake)
-    while not waitable.done:
-        task.waiting = waitable
-        world.hub.switch()
-        message, task.interrupt = task.interrupt, None
-        if message is not None and not waitable.done:
-            waitable.watchers.remove(wake)
-            raise RuntimeError(message)
+    return rank

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from simcoll.distributed.runtime.operations import Record
+    from simcoll.distributed.runtime.emulated import EmulatedWorld
+    from simcoll.distributed.runtime.records import Record
     from simcoll.distributed.runtime.world import Rank, World
 
     Groups = list[tuple[str, str, tuple[int, ...]]]
@@ -120,9 +121,9 @@ def leftovers(world: World) -> None:
             if work.error is not None and rank.failure is None:
                 rank.failure = RuntimeError(work.error)
                 rank.failure.add_note(f"[rank{rank.number}]: of a Work that was never waited for")
-                world.shared["failed"].append(rank.failure)
+                world.trace.failures.append(rank.failure)
             state = "" if work.done else ", and it never ended"
-            world.shared["findings"].append(
+            world.trace.findings.append(
                 f"rank {rank.number}: the Work of {work.name} issued at {work.entry.site} was never waited for{state}"
             )
 
@@ -133,24 +134,24 @@ def warn(findings: list[str]) -> None:
         warnings.warn(finding, UserWarning, stacklevel=4)
 
 
-def emulated_result(world: World) -> Result:
+def emulated_result(world: EmulatedWorld) -> Result:
     """The result of a run on the emulator; the first failure of a program, if there is one."""
     leftovers(world)
-    shared = world.shared
-    if shared["failed"]:  # the first is the cause; others may only have waited for it
-        raise shared["failed"][0]
-    warn(shared["findings"])
+    trace = world.trace
+    if trace.failures:
+        raise trace.failures[0]
+    warn(trace.findings)
     finish = tuple(rank.finish_fs for rank in world.ranks)
-    digest = hashlib.sha256(f"{shared.get('hash', 0):032x} {finish}".encode()).hexdigest()[:32]
+    digest = hashlib.sha256(f"{trace.digest:032x} {finish}".encode()).hexdigest()[:32]
     return Result(
         time_fs=max(world.now if math.isfinite(world.now) else 0, *finish, 0),
         finish_fs=finish,
         returns=tuple(rank.value for rank in world.ranks),
         trace_hash=digest,
-        operations=shared.get("operations", 0),
-        messages=shared.get("messages", 0),
-        records=tuple(shared["records"]),
-        findings=tuple(shared["findings"]),
+        operations=trace.operations,
+        messages=trace.messages,
+        records=tuple(trace.records),
+        findings=tuple(trace.findings),
         topology=world.topology.name,
         _flights={rank.number: flight_of(rank) for rank in world.ranks},
     )
@@ -159,8 +160,5 @@ def emulated_result(world: World) -> Result:
 def flight_of(rank: Rank) -> tuple[Flight, Groups]:
     """What the flight record of a rank is made of."""
     groups: Groups = [("0", "default_pg", tuple(range(len(rank.world.ranks))))]
-    groups += [
-        (made.communicator.name, made.communicator.desc, made.communicator.members)
-        for made in rank.local.get("groups", [])
-    ]
+    groups += [(made.communicator.name, made.communicator.desc, made.communicator.members) for made in rank.groups]
     return rank.flight, groups

@@ -6,15 +6,15 @@ import functools
 import math
 from typing import TYPE_CHECKING, Any
 
-from simcoll.core.protocol import Protocol
-from simcoll.core.protocol import protocol as find_protocol
+from simcoll.distributed.api.default_store import close_store
 from simcoll.distributed.api.initialization import set_default_group
 from simcoll.distributed.linked.links import EMULATOR, connected, place_of
-from simcoll.distributed.runtime.flight import Flight, document
-from simcoll.distributed.runtime.own_store import close_store
-from simcoll.distributed.runtime.plans import check_choice
+from simcoll.distributed.runtime.emulated import EmulatedWorld
+from simcoll.distributed.runtime.flight import document
+from simcoll.distributed.runtime.plans import Plans, check_choice
 from simcoll.distributed.runtime.store_waiting import RankWaiter
-from simcoll.distributed.runtime.world import Rank, Task, Waitable, World, current, current_or_none, wait_until
+from simcoll.distributed.runtime.tasks import Task, Waitable, current_task, wait_until
+from simcoll.distributed.runtime.world import current_rank
 from simcoll.distributed.start.results import Result, collect, emulated_result, flight_of
 from simcoll.distributed.stores import use_waiter
 from simcoll.errors import ConfigError
@@ -24,13 +24,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
+    from simcoll.core.protocol import Protocol
     from simcoll.distributed.runtime.plans import Choice
+    from simcoll.distributed.runtime.world import Rank
     from simcoll.topology import Topology
 
 __all__ = ["Result", "compute", "emulated_time", "flight_record", "spawn"]
 
 MAX_RANKS = 1 << 16
-KEPT_RECORDS = 100_000
 
 
 def spawn(
@@ -96,29 +97,15 @@ def spawn(
     if type(nprocs) is not int or not 1 <= nprocs <= MAX_RANKS:
         raise ConfigError(f"nprocs {nprocs!r}: expected a whole number of ranks, 1 to {MAX_RANKS}")
     check_choice(algorithm)
-    place = _topology(topology, nprocs)
+    plans = Plans(_topology(topology, nprocs), protocol, algorithm)
     where = place_of(backend)
-    if where != EMULATOR and current_or_none() is None:
+    if where != EMULATOR and current_task() is None:
         from simcoll.distributed.start.launched import run_linked
 
-        return collect(
-            run_linked(
-                connected(where, nprocs), program, args, kwargs or {}, topology=place, protocol=protocol,
-                algorithm=algorithm, backend=backend, init=init, debug=debug,
-            )
-        )  # fmt: skip
+        control, named = connected(where, nprocs), kwargs or {}
+        return collect(run_linked(control, program, args, named, plans=plans, backend=backend, init=init, debug=debug))
     name = EMULATOR if backend is None else backend
-    generation = place.traits.get("generation", "hopper")
-    costs = protocol if isinstance(protocol, Protocol) else find_protocol(protocol, generation=generation)
-    world = World(nprocs, place, protocol, costs, debug=debug)
-    world.shared |= {
-        "records": [],
-        "max_records": KEPT_RECORDS,
-        "algorithm": algorithm,
-        "backend": name,
-        "findings": [],
-        "failed": [],
-    }
+    world = EmulatedWorld(nprocs, plans, debug=debug)
     named = dict(kwargs or {})
     waiter = RankWaiter()
 
@@ -127,10 +114,9 @@ def spawn(
         return program(rank.number, nprocs, *args, **named)
 
     for rank in world.ranks:
-        rank.flight = Flight()
         if init:
             set_default_group(rank, name, implicit=True)
-        world.launch(rank, functools.partial(body, rank), _ended)
+        world.launch(rank, functools.partial(body, rank), functools.partial(_ended, rank))
     try:
         world.run()
     finally:
@@ -169,12 +155,11 @@ def _grown(name: str | Path, place: Topology, nprocs: int) -> Topology:
         ) from None
 
 
-def _ended(task: Task) -> None:
-    """A program is over: note when, what it returned, and what it left behind."""
-    rank = task.rank
+def _ended(rank: Rank, task: Task) -> None:
+    """Note when a program ended, and what it returned or raised."""
     rank.finish_fs, rank.value, rank.failure = rank.world.now, task.value, task.failure
     if rank.failure is not None:
-        rank.world.shared["failed"].append(rank.failure)
+        rank.world.trace.failures.append(rank.failure)
         rank.failure.add_note(
             f"[rank{rank.number}]: raised by the program of rank {rank.number} at {rank.world.now} fs"
         )
@@ -182,12 +167,12 @@ def _ended(task: Task) -> None:
 
 def flight_record() -> dict[str, Any]:
     """The last operations of the rank that asks, in the fields of PyTorch's Flight Recorder."""
-    return document(*flight_of(current().rank))
+    return document(*flight_of(current_rank()))
 
 
 def emulated_time() -> float:
     """Seconds on the clock of the run; where ranks are processes, on this process's clock since all started together."""
-    return current().rank.world.now / 1e15
+    return current_rank().world.now / 1e15
 
 
 class _Pause(Waitable):
@@ -217,5 +202,5 @@ def compute(seconds: float | str) -> None:
             raise ConfigError(f"compute: seconds={seconds!r}; expected 0 or more")
         duration = round(seconds * 1e15)
     pause = _Pause()
-    current().rank.world.after(duration, pause.finish)
+    current_rank().world.after(duration, pause.finish)
     wait_until(pause)

@@ -1,34 +1,52 @@
-"""Send and receive between processes: a letter announces a send, the receiver matches it and answers, then the data goes.
+"""Messages between processes: a control message announces a send, the receiver matches it and answers, then the data goes.
 
-So a send waits for its receive, and both ends hear of what does not fit, as on the emulator. The data is a plan of two ranks.
+So a send waits for its receive, and both ends learn of what does not fit, as on the emulator. The data is a plan of two ranks.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from simcoll.distributed.api.point_to_point import End, Mailbox, deliver, plan_of_message
-from simcoll.distributed.runtime.operations import Record, record_run
+from simcoll.distributed.runtime.mailbox import (
+    End,
+    MatchingMailbox,
+    deliver_message,
+    message_name,
+    plan_of_message,
+)
+from simcoll.distributed.runtime.world import World
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from simcoll.distributed.linked.linked import LinkedWorld
-    from simcoll.distributed.runtime.operations import Communicator
+    from simcoll.distributed.linked.links import ControlMessages
+    from simcoll.distributed.runtime.tasks import Task
     from simcoll.distributed.runtime.work import Work
-    from simcoll.distributed.runtime.world import Task
+    from simcoll.distributed.runtime.world import Communicator, Rank
 
     Array = NDArray[Any]
 
 __all__ = ["RemoteMailbox"]
 
 
-class RemoteMailbox(Mailbox):
+class _Process(World, Protocol):
+    """What a mailbox needs of the world of its process."""
+
+    me: Rank
+    control: ControlMessages
+    ended: dict[int, str]
+
+    def new_stream(self) -> int:
+        """A number that no rank of the run uses twice, nor two ranks."""
+        ...
+
+
+class RemoteMailbox(MatchingMailbox):
     """What one rank has posted on a group, and what others have announced to it."""
 
-    def __init__(self, group: Communicator, world: LinkedWorld) -> None:
+    def __init__(self, group: Communicator, world: _Process) -> None:
         super().__init__(group)
         self._world = world
         self._announced: dict[int, End] = {}
@@ -41,20 +59,20 @@ class RemoteMailbox(Mailbox):
         stream = self._world.new_stream()
         end = self._announced[stream] = End(rank, dst, tag, array.size, array.dtype.name, stream, work)
         to = self.group.members[dst]
-        self._world.post.send([to], "send", self.group.key, rank, tag, end.size, end.dtype, stream)
+        self._world.control.send([to], "send", self.group.key, rank, tag, end.size, end.dtype, stream)
 
     def post_receive(self, rank: int, src: int | None, tag: int, array: Array, work: Work) -> None:
-        """A receive; it takes the first send that fits, and fails at once when there can be none any more."""
+        """Post a receive; it takes the first send that fits, and fails at once when none can come any more."""
         super().post_receive(rank, src, tag, array, work)
-        self.look()
+        self.settle()
 
     def read(self, sender: int, kind: str, content: list[Any]) -> None:
-        """A letter: another rank sends something, or what this rank announced is expected (or cannot be)."""
+        """Read a control message: a send of another rank, or the answer to a send of this one."""
         here = self.group.group_rank[self._world.me.number]
         if kind == "send":
             rank, tag, size, dtype, stream = content
             self._offer(End(rank, here, tag, size, dtype, stream, None), here)
-            self.look()
+            self.settle()
             return
         stream, error = content
         end = self._announced.pop(stream)
@@ -65,53 +83,44 @@ class RemoteMailbox(Mailbox):
             self._start(end, receive)
 
     def _match(self, send: End, receive: End) -> None:
-        error = self.misfit(send, receive)
         if send.work is None:
-            to = self.group.members[send.rank]
-            self._world.post.send([to], "clear", self.group.key, send.number, error or "")
-        if error is None:
-            self._start(send, receive)
-            return
-        for work in (send.work, receive.work):
-            if work is not None:
-                work.over(error)
+            self._answer(send, self._misfit(send, receive) or "")
+        super()._match(send, receive)
+
+    def _answer(self, send: End, error: str) -> None:
+        """Tell a sender that its data is expected, or why it is not."""
+        to = self.group.members[send.rank]
+        self._world.control.send([to], "clear", self.group.key, send.number, error)
 
     def _start(self, send: End, receive: End) -> None:
         """Play this rank's part of a message."""
         world, group = self._world, self.group
         plan = plan_of_message(group, send, receive)
-        works = [end.work for end in (send, receive) if end.work is not None]
-        for work in works:
-            work.entry.started_fs = world.now
+        begin_fs = world.now
+        for end in (send, receive):
+            if end.work is not None:
+                end.work.entry.started_fs = begin_fs
 
         def body() -> Array | None:
-            empty = np.zeros(0, plan.dtype)
-            data = empty if send.work is None else send.work.sources[0].reshape(-1)
+            data = np.zeros(0, plan.dtype) if send.work is None else send.work.sources[0].reshape(-1)
             part = 0 if send.work is not None else 1
-            return world.post.link.execute(plan, part, data, send.number, world.pause)
-
-        begin_fs = world.now
+            return world.control.link.execute(plan, part, data, send.number, world.poll)
 
         def over(task: Task) -> None:
             error = None if task.failure is None else str(task.failure)
             if send.work is not None:
                 send.work.over(error or send.work.guarded())
-                members = group.members
-                name = f"send {members[send.rank]} -> {members[receive.rank]} tag {send.tag}"
-                sequence, title, size = send.work.entry.sequence, plan.schedule.title, plan.total_bytes
-                record_run(
-                    world,
-                    Record(group.name, sequence, name, title, plan.protocol.name, size, 0, begin_fs, world.now, ""),
-                )
+                name, sequence = message_name(group, send, receive), send.work.entry.sequence
+                world.trace.add(group.name, sequence, name, plan, (begin_fs, world.now))
             if receive.work is not None and error is not None:
                 receive.work.over(error)
             elif receive.work is not None:
-                deliver(receive, send.rank, task.value)
+                deliver_message(receive, send.rank, task.value)
 
         world.launch(world.me, body, over)
 
-    def look(self) -> None:
-        """Give up the receives from ranks that have ended, and turn away what comes after this rank's own end."""
+    def settle(self) -> None:
+        """Fail the receives from ranks that have ended, and refuse what arrives after this rank's own end."""
         world, members = self._world, self.group.members
         here = world.me.number
         for waiting in self._receives.values():
@@ -129,6 +138,6 @@ class RemoteMailbox(Mailbox):
                 while waiting:
                     end = waiting.popleft()
                     if end.work is None:
-                        world.post.send([members[end.rank]], "clear", self.group.key, end.number, world.ended[here])
+                        self._answer(end, world.ended[here])
                     else:
                         end.work.over(world.ended[here])

@@ -1,0 +1,367 @@
+"""The world of a rank in a process of its own: control messages, a real clock, and who is waited for.
+
+Everything that ranks must come to together (a collective, a new group, a barrier, the end) is a :class:`Meeting`: each rank that
+arrives tells the others, and continues when it has heard from all. So every process itself knows which ranks are missing, have
+called something else or have ended, and none needs to ask.
+
+One thread does everything. While a program waits, the world reads control messages and lets the operations in flight proceed in
+turn; while it computes, nothing happens.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import os
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from simcoll.distributed.linked.mailbox import RemoteMailbox
+from simcoll.distributed.runtime.execute import execute
+from simcoll.distributed.runtime.meeting import Meeting
+from simcoll.distributed.runtime.objects import encode
+from simcoll.distributed.runtime.records import Trace
+from simcoll.distributed.runtime.tasks import Tasks, current_task
+from simcoll.distributed.runtime.world import OwnStore, Rank
+from simcoll.distributed.stores.rendezvous import rendezvous
+from simcoll.errors import InternalError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from datetime import timedelta
+
+    from numpy.typing import NDArray
+
+    from simcoll.core.plan import Plan
+    from simcoll.distributed.linked.links import ControlMessages
+    from simcoll.distributed.runtime.calls import Call
+    from simcoll.distributed.runtime.plans import Plans
+    from simcoll.distributed.runtime.tasks import Owner, Task
+    from simcoll.distributed.runtime.work import Work
+    from simcoll.distributed.runtime.world import Buffers, Communicator, ProcessGroup
+    from simcoll.distributed.stores import Store
+
+    Array = NDArray[Any]
+
+__all__ = ["Ending", "LinkedWaiter", "LinkedWorld"]
+
+_END = "end"
+EAGER_ROUNDS = 200
+"""Rounds without news before the processor is left to others for longer."""
+REST_S = 5e-5
+LONG_REST_S = 1e-3
+PATIENCE_FS = 5 * 10**15
+"""After a failure: how long what is in flight may take to end."""
+
+
+class Ending(msgspec.Struct, frozen=True, array_like=True):
+    """What a rank tells the others when its program ends.
+
+    Attributes
+    ----------
+    text
+        For operations that wait for it.
+    error_type, said
+        Name and text of the error; without one, ``said`` is the type of a return value that cannot be sent.
+    value
+        The return value, encoded.
+    after_failure
+        Whether another rank had failed before.
+    """
+
+    text: str
+    error_type: str
+    said: str
+    finish_fs: int
+    value: bytes | None
+    after_failure: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _LinkExecutor:
+    """Plays the plans of one group over the link of this process.
+
+    ``stream`` is equal on all ranks of the group, and different for every group.
+    """
+
+    world: LinkedWorld
+    stream: int
+
+    def execute(self, plan: Plan, rank: int, data: Array) -> Array | None:
+        """Play one rank's part of a plan."""
+        return self.world.control.link.execute(plan, rank, data, self.stream, self.world.poll)
+
+
+class LinkedWorld:
+    """One rank here, the others in other processes. Time is that of this process's clock since the ranks started together.
+
+    The topology is for algorithms that depend on it; nothing is emulated.
+    """
+
+    horizon_fs = math.inf
+
+    def __init__(self, control: ControlMessages, plans: Plans, *, debug: bool, trace: Trace | None = None) -> None:
+        control.open()
+        self.control = control
+        self.topology = plans.topology
+        self.debug = debug
+        self.plans = plans
+        self.trace = Trace() if trace is None else trace
+        self.groups: dict[str, Communicator] = {}
+        self.everyone = tuple(range(control.link.world_size))
+        self.ranks = [Rank(number, self) for number in self.everyone]
+        self.home: str | None = control.link.name
+        self.me = self.ranks[control.link.rank]
+        self.ended: dict[int, str] = {}
+        self.endings: dict[int, Ending] = {}
+        self._meetings: dict[str, Meeting] = {}
+        self._mailboxes: dict[str, RemoteMailbox] = {}
+        self._early: dict[str, list[tuple[int, list[Any]]]] = {}  # sends to mailboxes that are not made yet
+        self._tasks = Tasks()
+        self._polling: list[Task] = []
+        self._timers: list[tuple[int, int, Callable[[], None]]] = []
+        self._numbers = 0
+        self._quiet = 0
+        self._begin_ns = time.monotonic_ns()
+
+    # What rank programs ask
+
+    def meet(
+        self,
+        me: Rank,
+        key: str,
+        what: str,
+        expected: Sequence[int] | None,
+        subject: Any = "",
+        value: Any = None,
+        *,
+        tell: Sequence[int] | None = None,
+    ) -> Meeting:
+        """Arrive at a meeting, and tell the other ranks; a rank that says nothing else proposes a stream."""
+        meeting = self._meetings.setdefault(key, Meeting())
+        meeting.what, meeting.expected = what, self.everyone if expected is None else tuple(expected)
+        said = msgspec.msgpack.encode(
+            [subject if isinstance(subject, list) else str(subject), self.new_stream() if value is None else value]
+        )
+        others = meeting.expected if tell is None else tell
+        self.control.send((rank for rank in others if rank != me.number), "meet", key, said)
+        self._arrive(key, me.number, said)
+        return meeting
+
+    def _arrive(self, key: str, rank: int, said: bytes) -> None:
+        meeting = self._meetings.setdefault(key, Meeting())
+        meeting.arrive(rank, *msgspec.msgpack.decode(said))
+        if key == _END:
+            ending = self.endings[rank] = msgspec.convert(meeting.values[rank], Ending)
+            self.ended[rank] = ending.text
+            for each in list(self._meetings.values()):
+                each.settle(self.ended)
+            for mailbox in self._mailboxes.values():
+                mailbox.settle()
+            self._refuse_early()
+        meeting.settle(self.ended)
+        if meeting.done and not meeting.missing():
+            self._meetings.pop(key, None)
+
+    @property
+    def failed(self) -> bool:
+        """Whether the program of some rank has failed."""
+        return any(ending.error_type for ending in self.endings.values())
+
+    def issue(self, group: ProcessGroup, me: Rank, call: Call, buffers: Buffers, *, guard: bool) -> Work:
+        """Play a call over the group's executor; the ranks compare calls in debug mode, and where sizes may differ."""
+        if group.executor is None:
+            raise InternalError(f"{group!r} has no executor between processes")
+        announce = self.debug or call.splits is not None
+        return execute(group, group.executor, me, call, buffers, guard=guard and self.debug, announce=announce)
+
+    def mailbox(self, group: ProcessGroup) -> RemoteMailbox:
+        """The mailbox of a group, with the control messages that came before it was made."""
+        communicator = group.communicator
+        found = self._mailboxes.get(communicator.key)
+        if found is None:
+            found = self._mailboxes[communicator.key] = RemoteMailbox(communicator, self)
+            for sender, (kind, *rest) in self._early.pop(communicator.key, []):
+                found.read(sender, kind, rest)
+        return found
+
+    def executor(self, meeting: Meeting | None) -> _LinkExecutor:
+        """Plays over the link; the stream is the number that the lowest rank of the meeting proposed."""
+        return _LinkExecutor(self, 0 if meeting is None else meeting.values[min(meeting.expected)])
+
+    def default_store(self) -> Store:
+        """Refuse: processes have no store in common."""
+        raise RuntimeError(
+            "there is no default store: call init_process_group with a store, or init_method='tcp://...' or 'file://...'"
+        )
+
+    def open_store(self, me: Rank, url: str, timeout: timedelta | None) -> OwnStore:
+        """The store of a URL, made for this rank alone."""
+        store = rendezvous(url, rank=me.number, world_size=len(self.everyone), timeout=timeout).store
+        return OwnStore(store, {me.number: None})
+
+    def new_stream(self) -> int:
+        """A number that no rank of the run uses twice, nor two ranks."""
+        self._numbers += 1
+        return self._numbers * len(self.ranks) + self.me.number
+
+    def end(self) -> Meeting:
+        """Tell all ranks that this rank's program has ended, and how."""
+        me, error_type, said = self.me, "", ""
+        value: bytes | None = None
+        text = f"rank {me.number} has ended its program"
+        if me.failure is not None:
+            error_type, said = type(me.failure).__name__, str(me.failure)
+            text = f"Connection closed by peer: rank {me.number} ended with {error_type}: {said}"
+        else:
+            try:
+                value = encode(me.value)
+            except Exception:  # noqa: BLE001  # pickle may raise anything; the others are told that it could not be sent
+                said = type(me.value).__name__
+        ending = Ending(text, error_type, said, max(0, me.finish_fs), value, self.failed)
+        return self.meet(me, _END, "the end of the programs", None, value=ending)
+
+    def _read(self, sender: int, kind: str, key: str, rest: list[Any]) -> None:
+        """Read a control message."""
+        if kind == "meet":
+            self._arrive(key, sender, rest[0])
+        elif key in self._mailboxes:
+            self._mailboxes[key].read(sender, kind, rest)
+        else:
+            self._early.setdefault(key, []).append((sender, [kind, *rest]))
+            self._refuse_early()
+
+    def _refuse_early(self) -> None:
+        """Refuse sends to groups on which this rank has never received, once its program has ended."""
+        if self.me.number in self.ended:
+            for key, messages in self._early.items():
+                for sender, (_, *rest) in messages:
+                    self.control.send([sender], "clear", key, rest[-1], self.ended[self.me.number])
+            self._early.clear()
+
+    # The clock
+
+    @property
+    def now(self) -> int:
+        """Femtoseconds since the start of the programs."""
+        return (time.monotonic_ns() - self._begin_ns) * 10**6
+
+    def start_clock(self) -> None:
+        """Count time from now: the programs start."""
+        self._begin_ns = time.monotonic_ns()
+
+    def launch(self, rank: Owner, body: Callable[[], Any], over: Callable[[Task], None]) -> Task:
+        """Start a program in this round."""
+        task = self._tasks.launch(rank, body, over)
+        self.wake(task)
+        return task
+
+    def wake(self, task: Task) -> None:
+        """Let a task continue in this round."""
+        self._tasks.ready.append(task)
+
+    def after(self, delay_fs: int, action: Callable[[], None]) -> None:
+        """Run an action after a delay."""
+        self._numbers += 1
+        heapq.heappush(self._timers, (self.now + delay_fs, self._numbers, action))
+
+    def watch_deadline(self, deadline_fs: int) -> None:
+        """Expire waits at this time, unless they have finished."""
+        self._tasks.deadline_fs = min(self._tasks.deadline_fs, deadline_fs)
+
+    def poll(self) -> None:
+        """Let the other tasks proceed for a round.
+
+        Raises
+        ------
+        RuntimeError
+            When a process has died, so that what is waited for may never come.
+        """
+        task = current_task()
+        if task is None:
+            raise InternalError("poll outside of a rank program")
+        self._polling.append(task)
+        self._tasks.hub.switch()
+        lost = self.control.link.lost()
+        if lost:
+            raise RuntimeError(lost)
+
+    def run(self) -> None:
+        """Run rounds until all tasks have ended; after a failure, what is in flight gets a few seconds."""
+        limit: float = math.inf
+        try:
+            with np.errstate(all="ignore"):
+                while self._tasks.live and self.now < limit:
+                    self._round()
+                    if self.failed and limit == math.inf and self.me.finish_fs >= 0:
+                        limit = self.now + PATIENCE_FS
+        finally:
+            if self._tasks.live:
+                self.control.link.give_up("its program stopped while operations were in flight")
+            self._tasks.stop()
+
+    def _round(self) -> None:
+        """Read control messages, run due timers, and let every task proceed that can."""
+        news = self.control.receive()
+        for sender, (kind, key, *rest) in news:
+            self._read(sender, kind, key, rest)
+        while self._timers and self._timers[0][0] <= self.now:
+            heapq.heappop(self._timers)[2]()
+        lost = self.control.link.lost()
+        if lost or self.now >= self._tasks.deadline_fs:
+            self._interrupt(lost)
+        busy = bool(news or self._tasks.ready)
+        self._tasks.run_ready()
+        polling, self._polling = self._polling, []
+        for task in polling:
+            if not task.dead:
+                task.switch()
+        self._rest(busy=busy or bool(self._tasks.ready))
+
+    def _interrupt(self, lost: str) -> None:
+        """End the waits that have lasted too long; all of them, when a process has died."""
+        for task in list(self._tasks.live):
+            waiting = task.waiting
+            if waiting is None or waiting.done:
+                continue
+            if lost:
+                task.interrupt = lost
+            elif not self._tasks.expire(task, self.now):
+                continue
+            self.wake(task)
+        woken = dict.fromkeys(self._tasks.ready)
+        waits = [task for task in self._tasks.live if task.waiting is not None and task not in woken]
+        self._tasks.deadline_fs = min((task.deadline_fs for task in waits if task.deadline_fs >= 0), default=math.inf)
+
+    def _rest(self, *, busy: bool) -> None:
+        """Leave the processor to others, for longer when nothing has happened for long."""
+        self._quiet = 0 if busy else self._quiet + 1
+        if self._quiet > EAGER_ROUNDS:
+            time.sleep(LONG_REST_S if self._quiet > 20 * EAGER_ROUNDS else REST_S)
+        elif self._quiet:
+            os.sched_yield()
+
+
+class LinkedWaiter:
+    """How stores wait in the program of a linked rank: what is in flight proceeds meanwhile."""
+
+    __slots__ = ("_world",)
+
+    def __init__(self, world: LinkedWorld) -> None:
+        self._world = world
+
+    def wait(self, ready: Callable[[], bool], timeout_s: float) -> bool:
+        """Try again after every round; False after the timeout."""
+        limit = time.monotonic() + timeout_s
+        while not ready():
+            if time.monotonic() >= limit:
+                return False
+            self._world.poll()
+        return True
+
+    def notify(self) -> None:
+        """Do nothing: waits try again after every round anyway."""

@@ -1,0 +1,272 @@
+"""The world of emulated ranks: greenlets under one simulated clock.
+
+Rank programs run one at a time. At one timestamp the fabric's events come first, then the ranks that they woke, lowest
+rank first, until none is left; then the fabric settles its rates. So a run depends on nothing but its program.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import simpy
+from simpy.events import EventPriority
+
+from simcoll.core.protocol import Protocol as Costs
+from simcoll.core.protocol import protocol as find_protocol
+from simcoll.distributed.runtime.execute import execute
+from simcoll.distributed.runtime.mailbox import EmulatedMailbox
+from simcoll.distributed.runtime.meeting import Meeting
+from simcoll.distributed.runtime.operations import Streams
+from simcoll.distributed.runtime.playing import Machine
+from simcoll.distributed.runtime.records import Trace
+from simcoll.distributed.runtime.tasks import Tasks
+from simcoll.distributed.runtime.world import OwnStore, Rank
+from simcoll.distributed.stores import HashStore
+from simcoll.distributed.stores.rendezvous import rendezvous
+from simcoll.emulator.fabric import Calendar, Fabric
+from simcoll.emulator.model import effective_capacities
+from simcoll.units import MAX_TIME_FS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from datetime import timedelta
+
+    from simcoll.distributed.runtime.calls import Call
+    from simcoll.distributed.runtime.plans import Plans
+    from simcoll.distributed.runtime.tasks import Owner, Task
+    from simcoll.distributed.runtime.work import Work
+    from simcoll.distributed.runtime.world import Buffers, Communicator, ProcessGroup
+    from simcoll.distributed.stores import Store
+
+__all__ = ["EmulatedWorld"]
+
+PROGRAMS = EventPriority(5)
+"""After the events of a timestamp, before the fabric settles its rates (priority 10)."""
+
+REPEATED_HANGS = 100
+"""A program that catches this many reports of the same hang is stopped."""
+
+SHOWN_RANKS = 64
+
+
+class EmulatedWorld:
+    """The ranks of one run, their clock and the links that they share.
+
+    Parameters
+    ----------
+    plans
+        With the topology and protocol of the run; a protocol's name is that of the pattern of each schedule.
+    alone
+        Whether only one rank runs here, and nothing is known of the others but what its backend plays.
+    """
+
+    horizon_fs: float = MAX_TIME_FS
+    home: str | None = None
+
+    def __init__(
+        self, nranks: int, plans: Plans, *, debug: bool, trace: Trace | None = None, alone: bool = False
+    ) -> None:
+        self.topology = topology = plans.topology
+        self.debug = debug
+        self.plans = plans
+        self.trace = Trace() if trace is None else trace
+        self.groups: dict[str, Communicator] = {}
+        self.env = simpy.Environment()
+        self.calendar = Calendar(self.env)
+        generation = topology.traits.get("generation", "hopper")
+        given = plans.protocol
+        costs = given if isinstance(given, Costs) else find_protocol(given, generation=generation)
+        fabric = Fabric(self.calendar, effective_capacities(topology, costs), topology.link_name)
+        self.everyone = tuple(range(nranks))
+        self.ranks = [Rank(number, self) for number in self.everyone]
+        self._machine = Machine(topology, self.calendar, fabric, self.trace)
+        self._alone = alone
+        self._streams: dict[Communicator, Streams] = {}
+        self._mailboxes: dict[Communicator, EmulatedMailbox] = {}
+        self._meetings: dict[str, Meeting] = {}
+        self._store: HashStore | None = None
+        self._own_stores: dict[int, OwnStore] = {}
+        self._tasks = Tasks()
+        self._asked = False
+
+    # What rank programs ask
+
+    def meet(
+        self,
+        me: Rank,
+        key: str,
+        what: str,
+        expected: Sequence[int] | None,
+        subject: Any = "",
+        value: Any = None,
+        *,
+        tell: Sequence[int] | None = None,
+    ) -> Meeting:
+        """Arrive at a meeting; the first rank opens it, the last one closes it."""
+        meeting = self._meetings.get(key)
+        if meeting is None:
+            meeting = self._meetings[key] = Meeting()
+            meeting.what, meeting.expected = what, () if expected is None or self._alone else tuple(expected)
+        meeting.arrive(me.number, subject, value)
+        meeting.settle({})
+        if len(meeting.subjects) == len(meeting.expected if tell is None else tell):
+            del self._meetings[key]
+        return meeting
+
+    def issue(self, group: ProcessGroup, me: Rank, call: Call, buffers: Buffers, *, guard: bool) -> Work:
+        """Play a call here, or on the backend that its group was made with."""
+        guard = guard and self.debug
+        if group.executor is not None:
+            return execute(group, group.executor, me, call, buffers, guard=guard, announce=False)
+        streams = self._streams.get(group.communicator)
+        if streams is None:
+            streams = self._streams[group.communicator] = Streams(group.communicator, self._machine)
+        return streams.issue(me, call, buffers, guard=guard)
+
+    def mailbox(self, group: ProcessGroup) -> EmulatedMailbox:
+        """Where the group's sends and receives find each other; registered backends have none."""
+        communicator = group.communicator
+        if group.executor is not None:
+            raise RuntimeError(f"backend {communicator.backend!r} has no point-to-point operations here")
+        if communicator not in self._mailboxes:
+            self._mailboxes[communicator] = EmulatedMailbox(communicator, self._machine)
+        return self._mailboxes[communicator]
+
+    def executor(self, meeting: Meeting | None) -> None:
+        """None: the emulator plays."""
+
+    def default_store(self) -> Store:
+        """A store that all ranks share."""
+        if self._store is None:
+            self._store = HashStore()
+        return self._store
+
+    def open_store(self, me: Rank, url: str, timeout: timedelta | None) -> OwnStore:
+        """The store of a URL, which the first rank makes."""
+        own = self._own_stores.get(me.generation)
+        if own is None:
+            store = rendezvous(url, rank=0, world_size=1, timeout=timeout).store
+            own = self._own_stores[me.generation] = OwnStore(store)
+        own.users[me.number] = None
+        return own
+
+    # The clock
+
+    @property
+    def now(self) -> int:
+        """Femtoseconds."""
+        return self.calendar.now
+
+    def launch(self, rank: Owner, body: Callable[[], Any], over: Callable[[Task], None]) -> Task:
+        """Start a program now."""
+        task = self._tasks.launch(rank, body, over)
+        self.wake(task)
+        return task
+
+    def wake(self, task: Task) -> None:
+        """Let a task continue at this timestamp."""
+        self._tasks.ready.append(task)
+        if not self._asked:
+            self._asked = True
+            event = simpy.Event(self.env)
+            event.callbacks.append(self._run_ready)
+            event._ok = True  # noqa: SLF001  # as SimPy's own events that are triggered when they are made
+            event._value = None  # noqa: SLF001
+            self.env.schedule(event, priority=PROGRAMS)
+
+    def _run_ready(self, _event: simpy.Event) -> None:
+        self._asked = False
+        self._tasks.run_ready()
+
+    def after(self, delay_fs: int, action: Callable[[], None]) -> None:
+        """Run an action after a delay."""
+        self.calendar.at(self.now + delay_fs, lambda _: action(), None)
+
+    def poll(self) -> None:
+        """Do nothing: no simulated time passes between two polls."""
+
+    def watch_deadline(self, deadline_fs: int) -> None:
+        """Expire waits at this time, unless they have finished."""
+        self._tasks.deadline_fs = min(self._tasks.deadline_fs, deadline_fs)
+
+    def run(self) -> None:
+        """Run all tasks to their ends."""
+        tasks, unsettled = self._tasks, self._machine.unsettled
+        try:
+            with np.errstate(all="ignore"):  # arithmetic of reductions is IEEE's and wraps, as on a GPU
+                while True:
+                    upcoming = self.env.peek()
+                    if upcoming == math.inf and unsettled:
+                        self._settle()
+                    elif upcoming == math.inf and not tasks.live:
+                        return
+                    elif upcoming >= tasks.deadline_fs < math.inf:
+                        self._plan_expiry(upcoming)
+                    elif upcoming < math.inf:
+                        self.env.step()
+                    else:
+                        self._unstick()
+        finally:
+            tasks.stop()
+
+    def _plan_expiry(self, upcoming: float) -> None:
+        """Schedule the next deadline if it comes before the next event and a task still waits for it."""
+        tasks = self._tasks
+        waiting = [task for task in tasks.live if task.waiting is not None]
+        times = [task.deadline_fs for task in waiting if task.deadline_fs >= 0]
+        first = min(times, default=math.inf)
+        tasks.deadline_fs = first
+        if first > upcoming or first == math.inf:
+            return
+        if upcoming == math.inf and not any(task.explicit for task in waiting):
+            tasks.deadline_fs = math.inf
+            return
+        tasks.deadline_fs = min((time for time in times if time > first), default=math.inf)
+        self.calendar.at(int(first), self._expire, None)
+
+    def _expire(self, _nothing: None) -> None:
+        for task in list(self._tasks.live):
+            if self._tasks.expire(task, self.now):
+                self.wake(task)
+
+    def _settle(self) -> None:
+        unsettled = list(self._machine.unsettled)
+        self._machine.unsettled.clear()
+        for settle in unsettled:
+            settle()
+
+    def _unstick(self) -> None:
+        """Let the next explicit timeout come, or report the hang: no event is left, but tasks wait."""
+        live = sorted(self._tasks.live, key=lambda task: task.order)
+        waiting = [task for task in live if task.waiting is not None]
+        if any(task.explicit for task in waiting):
+            self._tasks.deadline_fs = min(task.deadline_fs for task in waiting if task.explicit)
+            return
+        report = self._hang_report(waiting)
+        for task in waiting:
+            task.hangs += 1
+            if task.hangs > REPEATED_HANGS:
+                task.throw()
+                task.failure = RuntimeError(f"stopped after it caught this {REPEATED_HANGS} times: {report}")
+                task.close()
+                continue
+            task.interrupt = report
+            self.wake(task)
+
+    def _hang_report(self, waiting: list[Task]) -> str:
+        gone = next((rank for rank in self.ranks if rank.failure is not None), None)
+        ended = [str(rank.number) for rank in self.ranks if rank.finish_fs >= 0 and rank.failure is None]
+        if gone is None:
+            lines = [f"Hang at {self.now} fs: no event is left, and {len(waiting)} ranks wait."]
+        else:
+            name = type(gone.failure).__name__
+            lines = [f"Connection closed by peer: rank {gone.number} ended with {name}: {gone.failure}"]
+        shown = waiting[:SHOWN_RANKS]
+        lines += [f"  rank {task.owner.number}: {task.waiting.waits_for()}" for task in shown if task.waiting]
+        if len(waiting) > len(shown):
+            lines.append(f"  ... and {len(waiting) - len(shown)} more")
+        if ended:
+            lines.append(f"  ended: rank {', '.join(ended[:SHOWN_RANKS])}")
+        return "\n".join(lines)

@@ -1,0 +1,164 @@
+"""Messages between two ranks: sends and receives find each other, and the data goes when both are there."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from simcoll.core.collective import Collective
+from simcoll.core.reduction import parse_dtype
+from simcoll.distributed.runtime.plans import plan_for
+from simcoll.distributed.runtime.playing import Playing
+from simcoll.errors import InternalError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from simcoll.core.plan import Plan
+    from simcoll.distributed.runtime.playing import Machine
+    from simcoll.distributed.runtime.work import Work
+    from simcoll.distributed.runtime.world import Communicator
+
+    Array = NDArray[Any]
+
+__all__ = ["EmulatedMailbox", "End", "MatchingMailbox", "deliver_message", "message_name", "plan_of_message"]
+
+
+@dataclass(slots=True, eq=False)
+class End:
+    """One end of a message: ``rank`` posted it; ``peer`` is None for a receive from any.
+
+    ``number`` tells apart what this rank posted; ``work`` is None when the rank is in another process.
+    """
+
+    rank: int
+    peer: int | None
+    tag: int
+    size: int
+    dtype: str
+    number: int
+    work: Work | None
+
+    @property
+    def posted(self) -> Work:
+        """The Work of an end that was posted here."""
+        if self.work is None:
+            raise InternalError(f"the end of a message at rank {self.rank} is in another process")
+        return self.work
+
+
+class MatchingMailbox:
+    """The sends and receives of a group that have no partner yet, in the order in which they were posted."""
+
+    def __init__(self, group: Communicator) -> None:
+        self.group = group
+        self._sends: dict[tuple[int, int], deque[End]] = {}  # by destination and tag
+        self._receives: dict[tuple[int, int], deque[End]] = {}
+        self._posted = 0
+
+    def post_send(self, rank: int, dst: int, tag: int, array: Array, work: Work) -> None:
+        """Post a send of a rank of this process."""
+        self._offer(self._end(rank, dst, tag, array, work), dst)
+
+    def _offer(self, end: End, dst: int) -> None:
+        """Let a send take the first receive that fits."""
+        waiting = self._receives.get((dst, end.tag), ())
+        found = next((other for other in waiting if other.peer is None or other.peer == end.rank), None)
+        if found is None:
+            self._sends.setdefault((dst, end.tag), deque()).append(end)
+        else:
+            self._receives[dst, end.tag].remove(found)
+            self._match(end, found)
+
+    def post_receive(self, rank: int, src: int | None, tag: int, array: Array, work: Work) -> None:
+        """Post a receive; it takes the first send that fits."""
+        end = self._end(rank, src, tag, array, work)
+        waiting = self._sends.get((rank, tag), ())
+        found = next((other for other in waiting if src is None or other.rank == src), None)
+        if found is None:
+            self._receives.setdefault((rank, tag), deque()).append(end)
+        else:
+            self._sends[rank, tag].remove(found)
+            self._match(found, end)
+
+    def _end(self, rank: int, peer: int | None, tag: int, array: Array, work: Work) -> End:
+        self._posted += 1
+        return End(rank, peer, tag, array.size, array.dtype.name, self._posted, work)
+
+    def _match(self, send: End, receive: End) -> None:
+        """Start the message if both ends fit, or fail them."""
+        error = self._misfit(send, receive)
+        if error is None:
+            self._start(send, receive)
+            return
+        for work in (send.work, receive.work):
+            if work is not None:
+                work.over(error)
+
+    def _misfit(self, send: End, receive: End) -> str | None:
+        """Why two ends cannot be one message, if so. Receives that are too long are refused in debug mode only."""
+        shorter = send.size < receive.size and not self.group.world.debug
+        if send.dtype == receive.dtype and (send.size == receive.size or shorter):
+            return None
+        members = self.group.members
+        return (
+            f"rank {members[send.rank]} sends {send.size} elements of {send.dtype} with tag {send.tag}; "
+            f"rank {members[receive.rank]} receives {receive.size} of {receive.dtype}"
+        )
+
+    def _start(self, send: End, receive: End) -> None:
+        """Move the data of a message whose ends fit."""
+        raise NotImplementedError
+
+
+class EmulatedMailbox(MatchingMailbox):
+    """The mailbox of a group on the emulator, where both ends of every message are in this process."""
+
+    def __init__(self, group: Communicator, machine: Machine) -> None:
+        super().__init__(group)
+        self._machine = machine
+
+    def _start(self, send: End, receive: End) -> None:
+        plan = plan_of_message(self.group, send, receive)
+        last = plan.nranks - 1
+        work = send.posted
+        work.entry.started_fs = receive.posted.entry.started_fs = self._machine.calendar.now
+
+        def leave(rank: int, values: Array | None) -> None:
+            if rank == 0:
+                work.over(work.guarded())
+            if rank == last:
+                deliver_message(receive, send.rank, values)
+
+        label = (self.group.name, work.entry.sequence, message_name(self.group, send, receive))
+        playing = Playing(self._machine, plan, label, leave)
+        for rank in range(plan.nranks):
+            playing.enter(rank, work.sources)
+
+
+def message_name(group: Communicator, send: End, receive: End) -> str:
+    """A message, for the trace."""
+    return f"send {group.members[send.rank]} -> {group.members[receive.rank]} tag {send.tag}"
+
+
+def deliver_message(receive: End, sender: int, values: Array | None) -> None:
+    """Finish a receive with what came; a message may be shorter than the tensor."""
+    work = receive.posted
+    error = work.guarded()
+    if values is not None and error is None:
+        target = work.targets[0]
+        if values.size == target.size:
+            target[...] = values.reshape(target.shape)
+        else:
+            target.reshape(-1)[: values.size] = values
+    work.sender = sender
+    work.over(error)
+
+
+def plan_of_message(group: Communicator, send: End, receive: End) -> Plan:
+    """The plan of a message between two ranks, or of one to the rank itself."""
+    same = send.rank == receive.rank
+    endpoints = (group.members[send.rank],) if same else (group.members[send.rank], group.members[receive.rank])
+    collective = Collective("send_recv", len(endpoints), pairs=((0, 0),) if same else ((0, 1),))
+    return plan_for(group.world.plans, collective, send.size, parse_dtype(send.dtype), "sum", endpoints, (None,))

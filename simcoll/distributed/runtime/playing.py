@@ -1,0 +1,160 @@
+"""Plans in flight on the emulator: buffers to play them on, and ranks that enter and leave one by one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from simcoll.core.plan import INPUT
+from simcoll.emulator.dataplane import Storage
+from simcoll.emulator.engine import Player
+from simcoll.emulator.score import Score
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from numpy.typing import NDArray
+
+    from simcoll.core.plan import Plan
+    from simcoll.core.reduction import Reduction
+    from simcoll.distributed.runtime.records import Trace
+    from simcoll.emulator.fabric import Calendar, Fabric
+    from simcoll.topology import Topology
+
+    Array = NDArray[Any]
+
+__all__ = ["Machine", "Playing"]
+
+KEPT_TRANSFERS = 1 << 16
+KEPT_BYTES = 1 << 24
+
+
+@dataclass(slots=True, eq=False)
+class Machine:
+    """The emulated machine of a run.
+
+    Attributes
+    ----------
+    stages
+        Buffers that are not in use, by the identity of their plan.
+    kept_bytes
+        What they hold together.
+    unsettled
+        What to do as soon as no more calls can come: operations that will fail then.
+    """
+
+    topology: Topology
+    calendar: Calendar
+    fabric: Fabric
+    trace: Trace
+    stages: dict[int, list[Stage]] = field(default_factory=dict)
+    kept_bytes: int = 0
+    unsettled: dict[Callable[[], None], None] = field(default_factory=dict)
+
+    def stage(self, plan: Plan) -> Stage:
+        """Buffers for a plan: those of an earlier run of it, or new ones."""
+        waiting = self.stages.get(id(plan))
+        if not waiting:
+            return Stage(self, plan)
+        stage = waiting.pop()
+        self.kept_bytes -= stage.size_bytes
+        return stage
+
+    def give_back(self, stage: Stage) -> None:
+        """Keep buffers for the next run of their plan, unless they are large."""
+        held = self.kept_bytes + stage.size_bytes
+        if stage.score is not None and stage.size_bytes <= KEPT_BYTES and held <= 16 * KEPT_BYTES:
+            self.kept_bytes = held
+            self.stages.setdefault(id(stage.plan), []).append(stage)
+
+
+class Stage:
+    """Buffers to play a plan on, apart from the caller's: a rank's input is filled in when the rank arrives.
+
+    Attributes
+    ----------
+    inputs, outputs
+        Per rank a flat array; ``None`` where there is none.
+    """
+
+    __slots__ = ("inputs", "outputs", "plan", "score", "size_bytes", "storage")
+
+    def __init__(self, machine: Machine, plan: Plan) -> None:
+        self.plan = plan
+        self.inputs: list[Array | None] = []
+        for rank in range(plan.nranks):
+            elements = plan.view(rank, INPUT)[2]
+            self.inputs.append(np.zeros(elements, plan.dtype) if elements else None)
+        self.storage = Storage(plan, self.inputs)
+        self.outputs = self.storage.outputs()
+        self.size_bytes = int(plan.buffer_elements().sum()) * plan.dtype.itemsize
+        few = plan.proof is not None and plan.proof.transfers <= KEPT_TRANSFERS
+        self.score = Score(plan, machine.topology, machine.fabric, self.storage) if few else None
+
+
+class Playing:
+    """A plan in flight: ranks enter with their inputs, and leave with their outputs.
+
+    Parameters
+    ----------
+    label
+        Group, sequence number and name of the operation, for the trace.
+    leave
+        Called with every rank whose last transfer is done, and its output.
+    over
+        Called when the last rank has left.
+    """
+
+    __slots__ = ("_begin_fs", "_label", "_leave", "_left", "_machine", "_over", "_player", "_stage", "stopped")
+
+    def __init__(
+        self,
+        machine: Machine,
+        plan: Plan,
+        label: tuple[str, int, str],
+        leave: Callable[[int, Array | None], None],
+        over: Callable[[], None] | None = None,
+    ) -> None:
+        self.stopped = False
+        self._machine = machine
+        self._label = label
+        self._leave = leave
+        self._over = over
+        self._left = 0
+        self._begin_fs = machine.calendar.now
+        self._stage = stage = machine.stage(plan)
+        self._player = Player(
+            plan, machine.topology, machine.fabric, stage.storage, score=stage.score, left=self._rank_left
+        )
+
+    def enter(self, rank: int, sources: Iterable[Array], op: Reduction | None = None) -> None:
+        """Let a rank begin its part, with a copy of its input."""
+        staged = self._stage.inputs[rank]
+        if staged is not None:
+            begin = 0
+            for source in sources:
+                staged[begin : begin + source.size] = source.reshape(-1)
+                begin += source.size
+            if op is not None and op.factor is not None:
+                staged[...] = op.prepared(staged)
+        self._player.enter(rank)
+
+    def _rank_left(self, rank: int) -> None:
+        if self.stopped:
+            return
+        self._left += 1
+        if self._left == self._player.plan.nranks:
+            # The player accounts for its last step after this.
+            self._machine.calendar.at(self._machine.calendar.now, self._close, None)
+        self._leave(rank, self._stage.outputs[rank])
+
+    def _close(self, _nothing: None) -> None:
+        player, machine = self._player, self._machine
+        player.check()
+        times_fs = (self._begin_fs, max(player.time_fs, self._begin_fs))
+        machine.trace.add(*self._label, player.plan, times_fs, player.messages, player.hash.hexdigest())
+        machine.give_back(self._stage)
+        if self._over is not None:
+            self._over()

@@ -1,0 +1,223 @@
+"""Rank programs as greenlets: tasks that run until they wait, what they wait for, and until when."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Protocol
+
+import greenlet  # type: ignore[import-untyped]
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["Clock", "Owner", "Task", "Tasks", "Waitable", "current_task", "wait_until"]
+
+
+class Waitable:
+    """Something that will finish: a Work, a future, a meeting of ranks."""
+
+    __slots__ = ("done", "error", "watchers")
+
+    def __init__(self) -> None:
+        self.done = False
+        self.error: str | None = None
+        self.watchers: list[Callable[[], None]] = []
+
+    def finish(self, error: str | None = None) -> None:
+        """Mark it finished, and wake all tasks that wait for it."""
+        if self.done:
+            return
+        self.done = True
+        self.error = error
+        watchers, self.watchers = self.watchers, []
+        for watcher in watchers:
+            watcher()
+
+    def waits_for(self) -> str:
+        """What it is, and which ranks it still needs."""
+        return "an event"
+
+    def expired(self, waited_fs: int) -> str:
+        """The message for a task that has waited too long."""
+        return f"Timed out waiting {waited_fs // 10**12}ms for {self.waits_for()}"
+
+
+class Clock(Protocol):
+    """The time that tasks wait in, and the scheduler that runs them."""
+
+    @property
+    def horizon_fs(self) -> float:
+        """The latest time at which a wait can expire by itself."""
+        ...
+
+    @property
+    def now(self) -> int:
+        """Femtoseconds since the start of the run."""
+        ...
+
+    def launch(self, rank: Any, body: Callable[[], Any], over: Callable[[Task], None]) -> Task:
+        """Start a program of a rank now; ``over`` is called when it has ended."""
+        ...
+
+    def wake(self, task: Task) -> None:
+        """Let a task continue at this time."""
+        ...
+
+    def watch_deadline(self, deadline_fs: int) -> None:
+        """Expire waits at this time."""
+        ...
+
+    def after(self, delay_fs: int, action: Callable[[], None]) -> None:
+        """Run an action after a delay."""
+        ...
+
+    def poll(self) -> None:
+        """Called on each completion poll; a no-op on the emulator."""
+        ...
+
+
+class Owner(Protocol):
+    """The rank whose program a task runs."""
+
+    @property
+    def number(self) -> int:
+        """Global rank."""
+        ...
+
+    @property
+    def world(self) -> Clock:
+        """Where the rank runs."""
+        ...
+
+
+class Task(greenlet.greenlet):  # type: ignore[misc]
+    """A rank's program, or one of its callbacks, that runs until it waits."""
+
+    def __init__(
+        self, hub: greenlet.greenlet, owner: Owner, number: int, body: Callable[[], Any], over: Callable[[Task], None]
+    ) -> None:
+        super().__init__(parent=hub)
+        self.owner = owner
+        self.order = (owner.number, number)
+        self.waiting: Waitable | None = None
+        self.deadline_fs = -1
+        self.explicit = False
+        self.waited_from_fs = 0
+        self.interrupt: str | None = None
+        self.hangs = 0
+        self.value: Any = None
+        self.failure: BaseException | None = None
+        self._body = body
+        self._over = over
+
+    def run(self) -> None:
+        """Run the program and keep what it raises."""
+        try:
+            self.value = self._body()
+        except Exception as error:  # noqa: BLE001  # the program's own; the world reports it
+            self.failure = error
+        self._over(self)
+
+    def close(self) -> None:
+        """Report the end of a task that was stopped from outside."""
+        self._over(self)
+
+
+class Tasks:
+    """The tasks of a world: all that have not ended, those that can continue, and the next deadline."""
+
+    __slots__ = ("_number", "deadline_fs", "hub", "live", "ready")
+
+    def __init__(self) -> None:
+        self.hub = greenlet.getcurrent()
+        self.live: dict[Task, None] = {}
+        self.ready: list[Task] = []
+        self.deadline_fs: float = math.inf
+        self._number = 0
+
+    def launch(self, owner: Owner, body: Callable[[], Any], over: Callable[[Task], None]) -> Task:
+        """Make a task, which has not started."""
+        self._number += 1
+
+        def ended(task: Task) -> None:
+            del self.live[task]
+            over(task)
+
+        task = Task(self.hub, owner, self._number, body, ended)
+        self.live[task] = None
+        return task
+
+    def run_ready(self) -> None:
+        """Let every task continue that can, lowest rank first."""
+        ready, self.ready = self.ready, []
+        for task in sorted(ready, key=lambda task: task.order):
+            if not task.dead:
+                task.waiting = None
+                task.switch()
+
+    def expire(self, task: Task, now: int) -> bool:
+        """Whether a waiting task has reached its deadline; its wait will raise."""
+        if task.waiting is None or not 0 <= task.deadline_fs <= now:
+            return False
+        task.interrupt = task.waiting.expired(now - task.waited_from_fs)
+        return True
+
+    def stop(self) -> None:
+        """Unwind all tasks."""
+        for task in list(self.live):
+            task.throw()
+
+
+def current_task() -> Task | None:
+    """The task that runs, if this code runs in one.
+
+    The greenlet itself carries its rank. Without a global table of ranks, worlds can be nested and run in several
+    threads.
+    """
+    here: greenlet.greenlet | None = greenlet.getcurrent()
+    while here is not None:
+        if isinstance(here, Task):
+            return here
+        here = here.parent
+    return None
+
+
+def wait_until(waitable: Waitable, timeout_fs: int | None = None, *, explicit: bool = False) -> None:
+    """Block the running task until something has finished.
+
+    Raises
+    ------
+    RuntimeError
+        When it failed, exceeds the timeout, or can never finish.
+    ValueError
+        When no rank program runs here.
+    """
+    if not waitable.done:
+        task = current_task()
+        if task is None:
+            raise ValueError("only a rank program can wait: start one with spawn")
+        _block(task, waitable, timeout_fs, explicit=explicit)
+    if waitable.error is not None:
+        raise RuntimeError(waitable.error)
+
+
+def _block(task: Task, waitable: Waitable, timeout_fs: int | None, *, explicit: bool) -> None:
+    clock = task.owner.world
+    task.waited_from_fs = clock.now
+    deadline = -1 if timeout_fs is None else clock.now + timeout_fs
+    task.deadline_fs = deadline if deadline <= clock.horizon_fs else -1
+    task.explicit = explicit and task.deadline_fs >= 0
+    if task.deadline_fs >= 0:
+        clock.watch_deadline(task.deadline_fs)
+
+    def wake() -> None:
+        clock.wake(task)
+
+    waitable.watchers.append(wake)
+    while not waitable.done:
+        task.waiting = waitable
+        task.parent.switch()
+        message, task.interrupt = task.interrupt, None
+        if message is not None and not waitable.done:
+            waitable.watchers.remove(wake)
+            raise RuntimeError(message)
