@@ -8,8 +8,8 @@ from datetime import timedelta
 
 import pytest
 
-from simcoll.distributed.stores.rendezvous import parse_init_method, rendezvous
 from simcoll.distributed.stores import DistNetworkError, DistStoreError, FileStore, HashStore, TCPStore
+from simcoll.distributed.stores.rendezvous import parse_init_method, rendezvous
 
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
