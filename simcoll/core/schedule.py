@@ -28,6 +28,7 @@ from simcoll.core.step import (
     Step,
     digest,
     joined,
+    moving_part,
     transfers,
 )
 from simcoll.errors import ConfigError, ScheduleError
@@ -137,7 +138,9 @@ class Schedule:
         return f"{self.name}({shown})" if shown else self.name
 
     def blocks(self) -> Iterator[Step | Repeat]:
-        """Steps and repeats as the source yields them.
+        """Steps and repeats as the source yields them, without steps that have no transfers.
+
+        Step numbers, step counts and the content hash are therefore those of steps in which something moves.
 
         Raises
         ------
@@ -156,7 +159,9 @@ class Schedule:
                 raise ConfigError(f"{self.title}: its source yields {block!r:.60}; expected steps, made by transfers()")
             if not seen.like_before(number - 1, digest(block)):
                 raise self._changed(number - 1)
-            yield block
+            moving = moving_part(block)
+            if moving is not None:
+                yield moving
         if number < len(seen.digests):
             raise self._changed(number)
         seen.complete = True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
@@ -30,6 +30,7 @@ __all__ = [
     "Step",
     "digest",
     "joined",
+    "moving_part",
     "transfers",
 ]
 
@@ -206,6 +207,22 @@ class Repeat:
             return chunk
         place = (chunk - self.base) % self.modulus
         return chunk - place + (place + shift) % self.modulus
+
+
+def _moves(step: Step) -> bool:
+    """Whether a step has transfers, or columns that contradict each other, which a check must see."""
+    columns = (step.src_rank, step.src_chunk, step.dst_rank, step.dst_chunk, step.count, step.op, step.channel)
+    return any(column.size for column in columns)
+
+
+def moving_part(block: Step | Repeat) -> Step | Repeat | None:
+    """A step or repeat without steps that have no transfers; None where nothing is left."""
+    if isinstance(block, Step):
+        return block if _moves(block) else None
+    kept = tuple(step for step in block.steps if _moves(step))
+    if not kept or not block.count:
+        return None
+    return block if len(kept) == len(block.steps) else replace(block, steps=kept)
 
 
 def digest(block: Step | Repeat) -> int:

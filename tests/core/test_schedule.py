@@ -268,3 +268,18 @@ def test_the_proof_is_made_once():
     assert simcoll.verify(schedule) is simcoll.verify(schedule)
     assert simcoll.bind(schedule, 8).proof is simcoll.verify(schedule)
     assert simcoll.bind(schedule, 8, unproved=True).proof is None
+
+
+def test_steps_without_transfers_do_not_count():
+    none = np.zeros(0, np.int64)
+    layout = Layout(Collective("all_gather", 2))
+    load = transfers([0, 1], layout.input(), [0, 1], layout.output(np.arange(2)))
+    swap = transfers([0, 1], layout.output(np.arange(2)), [1, 0], layout.output(np.arange(2)))
+    empty = transfers(none, none, none, none)
+    plain = Schedule("s", layout, lambda: iter([load, swap]))
+    padded = Schedule(
+        "s", layout, lambda: iter([empty, load, Repeat((empty, swap), 1, 0, 0, 1), Repeat((swap,), 0, 0, 0, 1), empty])
+    )
+    assert len(list(padded.steps())) == 2
+    assert padded.content_hash() == plain.content_hash()
+    assert simcoll.verify(padded).steps == 2
