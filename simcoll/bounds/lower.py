@@ -14,7 +14,14 @@ import numpy as np
 
 from simcoll.bounds.cuts import all_gather_cut, candidate_groups, cut_name, scatter_cut
 from simcoll.bounds.flows import FLOW_LIMIT, FlowGraph, alike_both_ways, egress, flow_graph, min_cut
-from simcoll.bounds.programs import VARIABLE_LIMIT, all_to_all_bound, all_to_all_by_routes, routed_bound
+from simcoll.bounds.programs import (
+    VARIABLE_LIMIT,
+    all_to_all_bound,
+    all_to_all_by_routes,
+    rooted_bound,
+    rooted_by_routes,
+    routed_bound,
+)
 from simcoll.errors import ConfigError, nearest
 from simcoll.topology.orbits import rank_orbits
 from simcoll.units import FS_PER_SECOND, UBPS_PER_BPS
@@ -34,6 +41,9 @@ ROUTE_LIMIT = 256
 PAIRS_LIMIT = 64
 """Up to this many ranks it is looked at what the routes of all pairs can carry at once."""
 _ROUTED = ("all_gather", "reduce_scatter", "all_reduce")
+_ROOTED = ("broadcast", "reduce", "scatter", "gather")
+_BY_ROUTES = "the routes between ranks"
+_BY_PRICES = "what crosses between ranks, for prices of the links that a linear program found"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +62,8 @@ class Bottleneck:
     ranks
         The ranks whose links are meant: the sending side of the cut; all of them for a sum over a partition.
     exact
-        Whether this is the best bound of its kind; otherwise it is true but perhaps not the best.
+        Whether no better bound exists: for a collective with a root or an all_to_all, a schedule can take this time; for an
+        all_gather or a reduce_scatter, no other cut is worse. Otherwise the bound is true but perhaps not the best.
     in_network
         Whether it also holds where switches multicast and reduce.
     """
@@ -145,6 +156,8 @@ def bottleneck(kind: str, topology: Topology, *, root: int | None = None, in_net
     if topology.nranks == 1:
         return Bottleneck(Fraction(0), "a single rank", "nothing to send")
     found = _all_reduce(topology, in_network=in_network) if kind == "all_reduce" else _KINDS[kind](topology, start)
+    if kind in _ROOTED:
+        return _rooted(kind, topology, start, found, in_network=in_network)
     return found if in_network or kind not in _ROUTED else _routed(kind, topology, found)
 
 
@@ -155,9 +168,27 @@ def _routed(kind: str, topology: Topology, known: Bottleneck) -> Bottleneck:
     per_byte = routed_bound(kind, topology, known.seconds_per_byte)
     if per_byte <= known.seconds_per_byte:
         return known
-    argument = "what crosses between ranks, for prices of the links that a linear program found"
+    return _by_prices(topology, per_byte, exact=False)
+
+
+def _by_prices(topology: Topology, per_byte: Fraction, *, exact: bool) -> Bottleneck:
     ranks = tuple(range(topology.nranks))
-    return Bottleneck(per_byte, "the routes between ranks", argument, ranks, exact=False, in_network=False)
+    return Bottleneck(per_byte, _BY_ROUTES, _BY_PRICES, ranks, exact=exact, in_network=False)
+
+
+def _rooted(kind: str, topology: Topology, root: int, known: Bottleneck, *, in_network: bool) -> Bottleneck:
+    """The larger of a cut and what the routes of messages can carry; exact where these are known to carry that much.
+
+    The smallest cut counts links that no route takes, so it alone does not say that it can be reached.
+    """
+    if rooted_by_routes(kind, topology, root) <= known.seconds_per_byte:
+        return replace(known, exact=True)
+    if topology.nranks > PAIRS_LIMIT:
+        return replace(known, exact=False)
+    per_byte, reached = rooted_bound(kind, topology, root, known.seconds_per_byte)
+    if in_network or per_byte <= known.seconds_per_byte:
+        return replace(known, exact=reached and per_byte <= known.seconds_per_byte)
+    return _by_prices(topology, per_byte, exact=reached)
 
 
 def _all_gather(topology: Topology, _: int) -> Bottleneck:
@@ -189,7 +220,7 @@ def _gather(topology: Topology, root: int) -> Bottleneck:
 def _scattered(topology: Topology, root: int, *, backwards: bool) -> Bottleneck:
     cut = scatter_cut(topology, root, backwards=backwards)
     argument = "all shares of the ranks on the other side must cross"
-    return Bottleneck(cut.ratio / topology.nranks, cut.name, argument, cut.ranks_inside, cut.exact)
+    return Bottleneck(cut.ratio / topology.nranks, cut.name, argument, cut.ranks_inside, exact=False)
 
 
 def _broadcast(topology: Topology, root: int) -> Bottleneck:
@@ -204,8 +235,7 @@ def _from_root(topology: Topology, root: int, *, backwards: bool) -> Bottleneck:
     """Edmonds: no rank gets the root's data faster than the smallest cut between them."""
     graph, reverse = flow_graph(topology, backwards=backwards), flow_graph(topology, backwards=not backwards)
     sides = [egress(graph, np.array([root]))[1]]
-    exact = topology.nranks <= FLOW_LIMIT
-    if exact:
+    if topology.nranks <= FLOW_LIMIT:
         for sink in np.delete(graph.ranks, root).tolist():
             ends = (int(graph.ranks[root]), sink)
             sides.append(min_cut(graph.nvertices, graph.tail, graph.head, graph.capacity, *ends)[1])
@@ -218,7 +248,7 @@ def _from_root(topology: Topology, root: int, *, backwards: bool) -> Bottleneck:
     rate = best[0] * graph.unit_uBps
     name = cut_name(topology, graph, best[1], backwards=backwards)
     inside = tuple(np.flatnonzero(best[1][graph.ranks]).tolist())
-    return Bottleneck(Fraction(UBPS_PER_BPS, rate), name, "all data must cross the cut", inside, exact)
+    return Bottleneck(Fraction(UBPS_PER_BPS, rate), name, "all data must cross the cut", inside, exact=False)
 
 
 def _all_reduce(topology: Topology, *, in_network: bool) -> Bottleneck:

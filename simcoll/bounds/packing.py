@@ -184,7 +184,7 @@ def _equal(topology: Topology, pairs: Pairs, *, backwards: bool) -> tuple[Floats
     time = slowest(n, ends, shares, weights)
     best = float(all_gather_cut(topology, backwards=backwards).ratio) / n * pairs.unit_uBps / UBPS_PER_BPS
     if time > best * NEAR[0] and ends.shape[1] <= LINKS_LIMIT:
-        chosen = best_links(pairs, ends)
+        chosen = best_links(pairs, ends, weights, range(n))
         if chosen.time < time / NEAR[0]:
             return chosen.capacity, chosen.time
     return shares, time

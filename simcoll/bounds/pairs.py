@@ -20,7 +20,7 @@ from simcoll.bounds.flows import min_cut
 from simcoll.errors import ConfigError, InternalError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -72,7 +72,7 @@ class Pairs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BestLinks:
-    """The least time of an all-gather of one byte, and the capacities of the pairs that allow it.
+    """The least time to send a byte in all, and the capacities of the pairs that allow it.
 
     The dual solution: ``prices`` of the links, and cuts (``sides[cut, rank]``, those that send) with their ``worths``.
     """
@@ -137,13 +137,16 @@ def fair(pairs: Pairs) -> Floats:
     return share
 
 
-def slowest(n: int, ends: Ints, capacity: Floats, weights: Floats) -> float:
-    """Time in which rank u sends ``weights[u]`` to all others, for all ranks at once: the largest weight over capacity of all cuts."""
+def slowest(n: int, ends: Ints, capacity: Floats, weights: Floats, sinks: Sequence[int] | None = None) -> float:
+    """Time in which rank u sends ``weights[u]`` to all ``sinks`` (by default all ranks), for all u at once: the largest weight over
+    capacity of all cuts.
+    """
+    wanted = list(range(n) if sinks is None else sinks)
     entering = np.bincount(ends[1], weights=capacity, minlength=n)
     with np.errstate(divide="ignore", invalid="ignore"):
-        worst = float(np.nanmax((weights.sum() - weights) / entering))
+        worst = float(np.nanmax(((weights.sum() - weights) / entering)[wanted]))
     while np.isfinite(worst):
-        cuts = (_cut(n, ends, capacity * worst, weights, sink) for sink in range(n))
+        cuts = (_cut(n, ends, capacity * worst, weights, sink) for sink in wanted)
         sides = [side for flow, side in cuts if flow < 1 - TOLERANCE]
         if not sides:
             break
@@ -184,12 +187,15 @@ def best_weights(pairs: Pairs, outward: Floats, inward: Floats) -> tuple[float, 
         return [(ends, capacity * solution[n + way]) for way, (ends, capacity) in enumerate(given)]
 
     cost = np.concatenate([np.zeros(n), np.ones(2)])
-    found, _ = _solved(n, cost, csr_array((0, n + 2)), row, capacities, None)
+    found, _ = _solved(n, cost, csr_array((0, n + 2)), row, capacities, None, range(n))
     return float(found.fun) / scale, found.x[:n]
 
 
-def best_links(pairs: Pairs, ends: Ints) -> BestLinks:
-    """The best capacities of the pairs for an all-gather. ``ends`` are those of the pairs, or turned round for a reduce-scatter."""
+def best_links(pairs: Pairs, ends: Ints, weights: Floats, sinks: Sequence[int]) -> BestLinks:
+    """The best capacities of the pairs when rank u sends ``weights[u]`` to all ``sinks``.
+
+    ``ends`` are those of the pairs, or turned round.
+    """
     n, m, links = pairs.nranks, pairs.ends.shape[1], len(pairs.capacity)
 
     def row(_: int, side: NDArray[np.bool_]) -> Floats:
@@ -202,7 +208,7 @@ def best_links(pairs: Pairs, ends: Ints) -> BestLinks:
     rows = csr_array(hstack([csr_array((links, n)), csr_array(-pairs.capacity[:, None] / scale), pairs.load]))
     cost = np.zeros(n + 1 + m)
     cost[n] = 1
-    found, cuts = _solved(n, cost, rows, row, lambda found: [(ends, found[n + 1 :])], 1 / n)
+    found, cuts = _solved(n, cost, rows, row, lambda found: [(ends, found[n + 1 :])], weights, sinks)
     duals = np.maximum(-found.ineqlin.marginals, 0)
     return BestLinks(
         time=found.fun / scale,
@@ -229,7 +235,8 @@ def _solved(
     rows: csr_array,
     row: Callable[[int, NDArray[np.bool_]], Floats],
     capacities: Callable[[Floats], list[tuple[Ints, Floats]]],
-    fixed: float | None,
+    fixed: Floats | None,
+    sinks: Sequence[int],
 ) -> tuple[Any, list[tuple[int, NDArray[np.bool_]]]]:
     """Solve a program whose first variables are the weights of the roots (``fixed``, or free), adding the cuts that its solution violates.
 
@@ -237,8 +244,9 @@ def _solved(
     the order of their rows.
     """
     equal = csr_array((np.ones(n), (np.zeros(n, int), np.arange(n))), shape=(1, len(cost)))
-    bounds = [(fixed or 0, fixed)] * n + [(0, None)] * (len(cost) - n)
-    cuts = [(way, side) for way in range(len(capacities(cost))) for side in ~np.eye(n, dtype=bool)]
+    weights = [(0, None)] * n if fixed is None else [(weight, weight) for weight in fixed.tolist()]
+    bounds = weights + [(0, None)] * (len(cost) - n)
+    cuts = [(way, side) for way in range(len(capacities(cost))) for side in ~np.eye(n, dtype=bool)[sinks]]
     while True:
         known = {(way, side.tobytes()) for way, side in cuts}
         table = vstack([rows, csr_array(np.array([row(*cut) for cut in cuts]))]).tocsr()
@@ -246,7 +254,7 @@ def _solved(
         if not found.success:
             raise InternalError(f"the program of the best trees has no solution: {found.message}")
         for way, (ends, capacity) in enumerate(capacities(found.x)):
-            for sink in range(n):
+            for sink in sinks:
                 flow, side = _cut(n, ends, capacity, found.x[:n], sink)
                 if flow < 1 - 10 * TOLERANCE and (way, side.tobytes()) not in known:
                     known.add((way, side.tobytes()))

@@ -19,7 +19,7 @@ from scipy.optimize import linprog
 from scipy.sparse import csr_array, identity, kron
 from scipy.sparse.csgraph import dijkstra
 
-from simcoll.bounds.pairs import LINKS_LIMIT, TOLERANCE, best_links, fair, pair_prices, pairs_of
+from simcoll.bounds.pairs import LINKS_LIMIT, TOLERANCE, best_links, fair, pair_prices, pairs_of, slowest
 from simcoll.errors import ConfigError
 from simcoll.units import UBPS_PER_BPS
 
@@ -27,10 +27,18 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from simcoll.bounds.flows import FlowGraph
-    from simcoll.bounds.pairs import Floats, Pairs
+    from simcoll.bounds.pairs import BestLinks, Floats, Pairs
     from simcoll.topology import Topology
 
-__all__ = ["VARIABLE_LIMIT", "all_to_all_bound", "all_to_all_by_routes", "distance_bound", "routed_bound"]
+__all__ = [
+    "VARIABLE_LIMIT",
+    "all_to_all_bound",
+    "all_to_all_by_routes",
+    "distance_bound",
+    "rooted_bound",
+    "rooted_by_routes",
+    "routed_bound",
+]
 
 VARIABLE_LIMIT = 8192
 """Sources times links up to which the linear program is solved."""
@@ -107,7 +115,25 @@ def _lengths(graph: FlowGraph) -> NDArray[np.float64]:
 
 def all_to_all_by_routes(topology: Topology) -> Fraction:
     """Seconds per byte that every pair sends at once over the routes of messages: what a schedule can do."""
-    src, dst = np.nonzero(~np.eye(topology.nranks, dtype=bool))
+    return _sent_at_once(topology, *np.nonzero(~np.eye(topology.nranks, dtype=bool)))
+
+
+def rooted_by_routes(kind: str, topology: Topology, root: int) -> Fraction:
+    """Seconds per byte that a simple schedule takes: shares sent directly, or everything along a chain of ranks in pieces."""
+    n = topology.nranks
+    if kind in ("scatter", "gather"):
+        others = np.delete(np.arange(n), root)
+        src, dst, per_message = np.full(n - 1, root), others, Fraction(1, n)
+    else:
+        chain = (root + np.arange(n)) % n
+        src, dst, per_message = chain[:-1], chain[1:], Fraction(1)
+    if kind in ("reduce", "gather"):
+        src, dst = dst, src
+    return _sent_at_once(topology, src, dst) * per_message
+
+
+def _sent_at_once(topology: Topology, src: NDArray[np.int64], dst: NDArray[np.int64]) -> Fraction:
+    """Seconds per byte when every source sends to its destination at once: those of the slowest link."""
     links = topology.route(src, dst).links
     load = np.bincount(links[links >= 0], minlength=topology.nlinks)
     used = np.flatnonzero(load)
@@ -134,16 +160,50 @@ def routed_bound(kind: str, topology: Topology, worth: Fraction) -> Fraction:
         if 2 * (n - 1) <= known * capacity.sum():
             return Fraction(0)
         return 2 * (n - 1) * seconds * _priced(topology, pairs, pair_prices(pairs), np.ones((1, n, n)), np.ones(1))
-    ends = pairs.ends[::-1] if kind == "reduce_scatter" else pairs.ends
+    backwards = kind == "reduce_scatter"
+    ends = pairs.ends[::-1] if backwards else pairs.ends
     # Where fair shares bring every rank its data in time there is rarely more to prove, and a program costs much.
     entering = np.bincount(ends[1], weights=capacity, minlength=n).min()
     if (n - 1) / n <= known * entering or ends.shape[1] > LINKS_LIMIT:
         return Fraction(0)
-    found = best_links(pairs, ends)
+    found = best_links(pairs, ends, np.full(n, 1 / n), range(n))
+    return seconds * _by_cuts(topology, pairs, found, found.sides.sum(axis=1), backwards=backwards) / n
+
+
+def rooted_bound(kind: str, topology: Topology, root: int, worth: Fraction) -> tuple[Fraction, bool]:
+    """What the routes of messages prove for a collective with a root, as :func:`routed_bound`; and whether a schedule takes no longer than
+    that, or than ``worth``.
+    """
+    try:
+        pairs = pairs_of(topology)
+    except ConfigError:
+        return Fraction(0), False
+    n = topology.nranks
+    # A scatter is a gather backwards, a reduce a broadcast: data from the root to all, or from all to the root.
+    backwards, gathers = kind in ("reduce", "scatter"), kind in ("gather", "scatter")
+    ends = pairs.ends[::-1] if backwards else pairs.ends
+    weights = np.full(n, 1 / n) if gathers else np.eye(n)[root]
+    sinks = [root] if gathers else np.delete(np.arange(n), root).tolist()
+    seconds = Fraction(UBPS_PER_BPS, pairs.unit_uBps)
+    near = float(worth / seconds) * (1 + TOLERANCE)
+    if slowest(n, ends, fair(pairs), weights, sinks) <= near:
+        return Fraction(0), True
+    if ends.shape[1] > LINKS_LIMIT:
+        return Fraction(0), False
+    found = best_links(pairs, ends, weights, sinks)
+    if found.time <= near:
+        return Fraction(0), True
+    gain = found.sides.sum(axis=1) if gathers else found.sides[:, root]
+    proved = _by_cuts(topology, pairs, found, gain, backwards=backwards) / (n if gathers else 1)
+    return seconds * proved, found.time <= max(float(proved) * (1 + TOLERANCE), near)
+
+
+def _by_cuts(topology: Topology, pairs: Pairs, found: BestLinks, gain: NDArray[Any], *, backwards: bool) -> Fraction:
+    """What the prices of links and the worths of cuts prove, in units of the pairs; ``gain``: how much each cut wants to cross it."""
     crossed = found.sides[:, :, None] & ~found.sides[:, None, :]
-    if kind == "reduce_scatter":
+    if backwards:
         crossed = crossed.swapaxes(1, 2)
-    return seconds * _priced(topology, pairs, found.prices, crossed, found.worths, found.sides.sum(axis=1)) / n
+    return _priced(topology, pairs, found.prices, crossed, found.worths, gain)
 
 
 def _priced(
