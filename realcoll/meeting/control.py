@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from realcoll.errors import FaultError
-from realcoll.meeting.rendezvous import DIED
+from realcoll.meeting.messages import DIED
 from simcoll.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -1,23 +1,38 @@
-"""The server where processes meet: see :mod:`realcoll.meeting.rendezvous`."""
+"""The server where processes meet: a service of :mod:`simcoll.distributed.server`."""
 
 from __future__ import annotations
 
-import contextlib
-import hmac
-import selectors
+import math
 import socket
-import threading
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import msgspec
-
-from realcoll.meeting.rendezvous import DIED, REPLY_GRACE_S, frame, frames, shown, welcome
+from realcoll.meeting.messages import (
+    DIED,
+    LIMITS,
+    SAID,
+    SERVICE,
+    Address,
+    Alarm,
+    Fail,
+    Gone,
+    Join,
+    Left,
+    Meet,
+    Met,
+    shown,
+)
+from simcoll.distributed.server.frames import MalformedError
+from simcoll.distributed.server.limits import BACKLOG, Limits
+from simcoll.distributed.server.server import Server
 from simcoll.errors import ConfigError
 
 if TYPE_CHECKING:
-    from realcoll.meeting.rendezvous import Address
+    import msgspec
+
+    from realcoll.meeting.messages import Bye
+    from simcoll.distributed.server.server import Peer
 
 __all__ = ["Host"]
 
@@ -26,162 +41,97 @@ CLOSE_S = 5.0
 
 @dataclass(slots=True)
 class _Table:
-    """A meeting that is not over: who is expected, what was brought, when each who came gives up."""
+    """A meeting under way: who is expected, what each brought, and when each gives up."""
 
     members: tuple[int, ...]
     values: dict[int, bytes] = field(default_factory=dict)
     deadlines: dict[int, float] = field(default_factory=dict)
 
 
-@dataclass(slots=True)
-class _Peer:
-    """A connection, as the server sees it."""
+class _Meetings:
+    """The service: processes take their seats, meet, and are told who is gone."""
 
-    socket: socket.socket
-    process: int = -1
-    arrived: bytearray = field(default_factory=bytearray)
+    name = SERVICE
+    decoder = SAID
 
-
-def _listening(address: Address, backlog: int) -> socket.socket:
-    if isinstance(address, tuple):
-        return socket.create_server(address, backlog=backlog)
-    listener = socket.socket(socket.AF_UNIX)
-    try:
-        listener.bind(address)
-        listener.listen(backlog)
-    except OSError:
-        listener.close()
-        raise
-    return listener
-
-
-class Host:
-    """The server: a thread of process 0.
-
-    Parameters
-    ----------
-    size
-        Number of processes.
-    address
-        Where to listen: host and port (0 picks a free one; loopback by default), or the name of a local socket.
-    token
-        What clients must know.
-    """
-
-    def __init__(self, size: int, address: Address = ("127.0.0.1", 0), token: str = "") -> None:
+    def __init__(self, size: int) -> None:
         self._size = size
-        self.token = token
         self._tables: dict[str, _Table] = {}
         self._given_up: dict[str, tuple[int, ...]] = {}
-        self._peers: dict[int, _Peer] = {}
+        self._seats: dict[int, Peer] = {}
+        self._processes: dict[Peer, int] = {}
         self._gone: dict[int, str] = {}
-        self._open = 0
-        try:
-            self._listener = _listening(address, min(size + 8, 4096))
-        except OSError as error:
-            raise ConfigError(f"cannot listen on {shown(address)}: {error.strerror or error}") from None
-        self.address: Address = self._listener.getsockname() if isinstance(address, tuple) else address
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._listener, selectors.EVENT_READ)
-        self._wake_out, self._wake_in = socket.socketpair()
-        self._selector.register(self._wake_out, selectors.EVENT_READ)
-        self._thread = threading.Thread(target=self._serve, name="rendezvous", daemon=True)
-        self._thread.start()
 
-    def close(self) -> None:
-        """Stop once all have left, or after a few seconds."""
-        limit = time.monotonic() + CLOSE_S
-        while self._peers and time.monotonic() < limit:
-            time.sleep(0.01)
-        self._wake_in.close()
-        self._thread.join(CLOSE_S)
+    def is_used(self) -> bool:
+        """Whether processes are connected."""
+        return bool(self._seats)
 
-    def _serve(self) -> None:
-        running = True
-        while running:
-            for key, _ in self._selector.select(self._patience()):
-                if key.fileobj is self._wake_out:
-                    running = False
-                elif key.fileobj is self._listener:
-                    self._accept()
-                else:
-                    self._read(key.data)
-            self._expire()
-        for key in list(self._selector.get_map().values()):
-            key.fileobj.close()  # type: ignore[union-attr]
-        self._selector.close()
-
-    def _patience(self) -> float | None:
-        ends = [end for table in self._tables.values() for end in table.deadlines.values()]
-        return max(0.0, min(ends) - time.monotonic()) if ends else None
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            connection, _ = self._listener.accept()
-            if self._open >= self._size + 64 or not welcome(connection):
-                connection.close()
-                return
-            if connection.family != socket.AF_UNIX:
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connection.settimeout(REPLY_GRACE_S)
-            self._open += 1
-            self._selector.register(connection, selectors.EVENT_READ, _Peer(connection))
-
-    def _read(self, peer: _Peer) -> None:
-        try:
-            data = peer.socket.recv(2**16)
-            peer.arrived += data
-            for message in frames(peer.arrived) if data else ():
-                self._handle(peer, message)
-            if not data:
-                self._drop(peer, DIED)
-        except (OSError, ValueError, TypeError, msgspec.DecodeError):  # not one of ours, or broken
-            self._drop(peer, DIED)
-
-    def _handle(self, peer: _Peer, message: list[Any]) -> None:
-        kind, *rest = message
-        if peer.process < 0:
-            token, process = rest
-            good = kind == "hello" and hmac.compare_digest(str(token), self.token)
-            if not good or not 0 <= int(process) < self._size or process in self._peers:
-                raise ValueError("not welcome")
-            peer.process = process
-            self._peers[process] = peer
-            for other, reason in self._gone.items():
-                self._tell(process, ["gone", other, reason])
-        elif kind == "meet":
-            self._meet(peer.process, *rest)
-        elif kind == "fail":
-            self._lose(peer.process, str(rest[0]))
-        elif kind == "bye":
-            self._leave(peer.process, "")
+    def received(self, peer: Peer, message: Join | Meet | Fail | Bye) -> None:
+        """Do what a process says."""
+        process = self._processes.get(peer)
+        if isinstance(message, Join):
+            self._join(peer, process, message.process)
+        elif process is None:
+            raise MalformedError("a process must take its seat first")
+        elif isinstance(message, Meet):
+            self._meet(process, message)
+        elif isinstance(message, Fail):
+            self._lose(process, message.reason)
         else:
-            raise ValueError(kind)
+            self._leave(process, "")
 
-    def _meet(self, process: int, name: str, members: list[int], value: bytes, timeout_s: float) -> None:
-        if name in self._given_up:
-            self._tell(process, ["meeting", name, {}, self._given_up[name], True, self._lost()])
+    def lost(self, peer: Peer) -> None:
+        """Tell the others: a process that ends in order says so before."""
+        process = self._processes.pop(peer, None)
+        if process is not None:
+            del self._seats[process]
+            self._leave(process, DIED)
+
+    def due_s(self) -> float:
+        """When the first member of a meeting gives up."""
+        return min((end for table in self._tables.values() for end in table.deadlines.values()), default=math.inf)
+
+    def expire(self, now_s: float) -> None:
+        """End the meetings that members have waited for too long."""
+        for name, table in list(self._tables.items()):
+            if any(end <= now_s for end in table.deadlines.values()):
+                self._give_up(name, table)
+
+    def _join(self, peer: Peer, seat: int | None, process: int) -> None:
+        if seat is not None or process >= self._size or process in self._seats:
+            raise MalformedError(f"the seat of process {process} of {self._size} is not free")
+        self._seats[process], self._processes[peer] = peer, process
+        for other, reason in self._gone.items():
+            self._tell(process, Gone(other, reason))
+
+    def _meet(self, process: int, said: Meet) -> None:
+        if said.name in self._given_up:
+            self._tell(process, Met(said.name, {}, self._given_up[said.name], True, self._lost()))
             return
-        table = self._tables.get(name)
+        table = self._tables.get(said.name)
         if table is None:
-            table = self._tables[name] = _Table(tuple(members))
-            if name.startswith("stuck"):
-                for member in members:
-                    self._tell(member, ["alarm", name])
-        table.values[process] = value
-        table.deadlines[process] = time.monotonic() + timeout_s
+            table = _Table(said.members)
+        if process not in said.members or said.members != table.members or max(said.members) >= self._size:
+            raise MalformedError(f"process {process} comes to {said.name!r} of {list(table.members)}")
+        if said.name not in self._tables:
+            self._tables[said.name] = table
+            if said.name.startswith("stuck"):
+                for member in said.members:
+                    self._tell(member, Alarm(said.name))
+        table.values[process] = said.value
+        table.deadlines[process] = time.monotonic() + said.timeout_s
         if len(table.values) == len(table.members):
-            self._end(name, table)
+            self._end(said.name, table)
         elif any(member in self._gone for member in table.members):
-            self._give_up(name, table)
+            self._give_up(said.name, table)
 
     def _end(self, name: str, table: _Table) -> None:
-        missing = [member for member in table.members if member not in table.values]
-        # Our own process last: what it does next may hold the interpreter, and with it this thread, until the others have come. Starting
-        # MPI does.
+        missing = tuple(member for member in table.members if member not in table.values)
+        self._tables.pop(name, None)
+        # Our own process last: what it does next may hold the interpreter, and with it this thread, until the others have come.
+        # Starting MPI does.
         for process in sorted(table.values, reverse=True):
-            self._tell(process, ["meeting", name, table.values, missing, False, self._lost()])
-        del self._tables[name]
+            self._tell(process, Met(name, table.values, missing, False, self._lost()))
 
     def _give_up(self, name: str, table: _Table) -> None:
         self._given_up[name] = tuple(member for member in table.members if member not in table.values)
@@ -190,39 +140,81 @@ class Host:
     def _lost(self) -> dict[int, str]:
         return {process: reason for process, reason in self._gone.items() if reason}
 
-    def _expire(self) -> None:
-        now = time.monotonic()
-        for name, table in list(self._tables.items()):
-            if any(end <= now for end in table.deadlines.values()):
-                self._give_up(name, table)
-
-    def _drop(self, peer: _Peer, reason: str) -> None:
-        with contextlib.suppress(KeyError, ValueError):
-            self._selector.unregister(peer.socket)
-            self._open -= 1
-        peer.socket.close()
-        if self._peers.pop(peer.process, None) is None:
-            return
-        self._leave(peer.process, reason)
-
     def _leave(self, process: int, reason: str) -> None:
         self._lose(process, reason)
-        for other in list(self._peers):
-            self._tell(other, ["left", process])
+        for other in list(self._seats):
+            self._tell(other, Left(process))
 
     def _lose(self, process: int, reason: str) -> None:
         """Tell everybody that a process is not to be counted on any more; the first reason stays."""
         if process in self._gone:
             return
         self._gone[process] = reason
-        for other in list(self._peers):
-            self._tell(other, ["gone", process, reason])
+        for other in list(self._seats):
+            self._tell(other, Gone(process, reason))
         for name, table in list(self._tables.items()):
-            if process in table.members:
+            if process in table.members and name in self._tables:
                 self._give_up(name, table)
 
-    def _tell(self, process: int, content: list[Any]) -> None:
-        peer = self._peers.get(process)
+    def _tell(self, process: int, message: msgspec.Struct) -> None:
+        peer = self._seats.get(process)
         if peer is not None:
-            with contextlib.suppress(OSError):  # it is dying: its end of the connection will say so
-                peer.socket.sendall(frame(content))
+            peer.send(message)
+
+
+def _listening(address: Address) -> socket.socket:
+    if isinstance(address, tuple):
+        return socket.create_server(address, backlog=BACKLOG)
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+class Host:
+    """The server of a job: a thread of process 0.
+
+    Parameters
+    ----------
+    size
+        Number of processes.
+    address
+        Where to listen: host and port (0 picks a free one; loopback by default), or the name of a local socket.
+    token
+        What clients must know. It is never sent.
+    limits
+        What clients may do.
+
+    Raises
+    ------
+    ConfigError
+        The address is taken, or not one of this machine.
+    """
+
+    def __init__(
+        self, size: int, address: Address = ("127.0.0.1", 0), token: str = "", limits: Limits = LIMITS
+    ) -> None:
+        self.token = token
+        try:
+            listener = _listening(address)
+        except OSError as error:
+            raise ConfigError(f"cannot listen on {shown(address)}: {error.strerror or error}") from None
+        self.address: Address = listener.getsockname() if isinstance(address, tuple) else address
+        self._meetings = _Meetings(size)
+        self._server = Server(listener, self._meetings, limits, token.encode())
+        self._server.start()
+
+    def close(self) -> None:
+        """Stop once all processes have left, or after a few seconds."""
+        limit_s = time.monotonic() + CLOSE_S
+        while self._meetings.is_used() and time.monotonic() < limit_s:
+            time.sleep(0.01)
+        self.stop()
+
+    def stop(self) -> None:
+        """Stop at once."""
+        self._server.release()

@@ -1,89 +1,58 @@
-"""Where processes meet, beside the fabric that carries data: one small server (:mod:`realcoll.meeting.host`), one client in every process.
+"""Where processes meet, beside the fabric that carries data: a client in every process of the server in :mod:`realcoll.meeting.host`.
 
 There is one operation: every member of a meeting brings a value and gets everybody's. A process whose connection breaks has died, and
-all others are told at once. Nothing is ever unpickled; frames, names and numbers of connections are limited.
+all others are told at once.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
-import struct
 import threading
 import time
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
-
-import msgspec
+from typing import TYPE_CHECKING
 
 from realcoll.errors import FaultError
+from realcoll.meeting.messages import (
+    DIED,
+    LIMITS,
+    MAX_WAIT_S,
+    SERVICE,
+    TOLD,
+    Address,
+    Alarm,
+    Bye,
+    Fail,
+    Gone,
+    Join,
+    Left,
+    Meet,
+    Meeting,
+    Met,
+    shown,
+)
+from simcoll.distributed.server.frames import HEAD_BYTES, Channel, MalformedError, decode, encode
+from simcoll.distributed.server.greeting import Refusal, RefusedError, introduce, is_ours
 from simcoll.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
+
+    import msgspec
 
     from realcoll.meeting.host import Host
 
-__all__ = ["DIED", "REPLY_GRACE_S", "Address", "Meeting", "Rendezvous", "frame", "frames", "join", "shown", "welcome"]
+__all__ = ["REPLY_GRACE_S", "Rendezvous", "join"]
 
-MAX_FRAME = 2**20
 CONNECT_PAUSE_S = 0.05
 REPLY_GRACE_S = 5.0
-DIED = "died"
-
-Address: TypeAlias = tuple[str, int] | str
-"""Host and port, or the name of a socket of this machine (Linux's abstract names, which leave no file)."""
-
-_LENGTH = struct.Struct(">I")
-
-
-@dataclass(frozen=True, slots=True)
-class Meeting:
-    """What came of a meeting.
-
-    Attributes
-    ----------
-    values
-        What each member brought, by process; incomplete when ``missing`` is not empty.
-    missing
-        Members that did not come in time.
-    late
-        The others had given up when this process came.
-    gone
-        Why processes had died or given up by then.
-    """
-
-    values: dict[int, bytes]
-    missing: tuple[int, ...] = ()
-    late: bool = False
-    gone: Mapping[int, str] = field(default_factory=dict)
-
-
-def frame(content: list[Any]) -> bytes:
-    """A message as it is sent."""
-    payload = msgspec.msgpack.encode(content)
-    if len(payload) > MAX_FRAME:
-        raise ConfigError(f"a message of {len(payload)} bytes is too long for the rendezvous (limit {MAX_FRAME})")
-    return _LENGTH.pack(len(payload)) + payload
-
-
-def frames(buffer: bytearray) -> list[list[Any]]:
-    """Take the whole frames off the front of what has arrived."""
-    found = []
-    while len(buffer) >= _LENGTH.size:
-        (length,) = _LENGTH.unpack_from(buffer)
-        if length > MAX_FRAME:
-            raise ValueError("frame too long")
-        if len(buffer) < _LENGTH.size + length:
-            break
-        found.append(msgspec.msgpack.decode(bytes(buffer[_LENGTH.size : _LENGTH.size + length]), type=list))
-        del buffer[: _LENGTH.size + length]
-    return found
+MAX_REASON = 2000
+# Everybody's values come in one message.
+MAX_TOLD_BYTES = 1 << 30
 
 
 class Rendezvous:
-    """One process's seat at the server. Made by :func:`join`.
+    """A process's seat at the server. Made by :func:`join`.
 
     Attributes
     ----------
@@ -97,13 +66,13 @@ class Rendezvous:
         Name of a meeting of processes that are stuck and want to know who is not, or empty.
     """
 
-    def __init__(self, connection: socket.socket, process: int, size: int, host: Host | None) -> None:
+    def __init__(self, channel: Channel, process: int, size: int, host: Host | None) -> None:
         self.process = process
         self.size = size
         self.gone: dict[int, str] = {}
         self.left: set[int] = set()
         self.alarm = ""
-        self._socket = connection
+        self._channel = channel
         self._host = host
         self._meetings: dict[str, Meeting] = {}
         self._news = threading.Condition()
@@ -121,7 +90,7 @@ class Rendezvous:
         if everybody == (self.process,):
             return Meeting({self.process: value})
         try:
-            self._socket.sendall(frame(["meet", name, list(everybody), value, timeout_s]))
+            self._tell(Meet(name, everybody, value, min(timeout_s, MAX_WAIT_S)))
         except OSError:
             return Meeting({self.process: value}, (0,), gone={0: DIED})
         limit = time.monotonic() + timeout_s + REPLY_GRACE_S
@@ -146,34 +115,39 @@ class Rendezvous:
 
     def fail(self, reason: str) -> None:
         """Tell the others that this process gives up, and why; it stays connected."""
-        self._say(["fail", reason[:2000]])
+        self._say(Fail(reason[:MAX_REASON].encode(errors="replace").decode() or "no reason"))
 
     def leave(self) -> None:
         """Say goodbye; what the others say still arrives."""
-        self._say(["bye"])
+        self._say(Bye())
 
-    def _say(self, last: list[Any]) -> None:
+    def _say(self, last: msgspec.Struct) -> None:
         self._over = True
         with contextlib.suppress(OSError):
-            self._socket.sendall(frame(last))
+            self._tell(last)
+
+    def _tell(self, message: msgspec.Struct) -> None:
+        frame = encode(message)
+        if len(frame) - HEAD_BYTES > LIMITS.max_message_bytes:
+            raise ConfigError(
+                f"a message of {len(frame)} bytes is too long for the rendezvous (limit {LIMITS.max_message_bytes})"
+            )
+        self._channel.sock.sendall(frame)
 
     def close(self) -> None:
         """Leave and give everything back; the host stays until all have left, a few seconds at most."""
         self.leave()
         with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_WR)
+            self._channel.sock.shutdown(socket.SHUT_WR)
         self._thread.join(REPLY_GRACE_S)
-        self._socket.close()
+        self._channel.sock.close()
         if self._host is not None:
             self._host.close()
 
     def _listen(self) -> None:
-        arrived = bytearray()
-        with contextlib.suppress(OSError, ValueError):
-            while data := self._socket.recv(2**16):
-                arrived += data
-                for frame in frames(arrived):
-                    self._notice(frame)
+        with contextlib.suppress(OSError, MalformedError):
+            while True:
+                self._notice(decode(self._channel.receive(MAX_TOLD_BYTES), TOLD))
         with self._news:
             if not self._over:
                 self.gone.setdefault(0, DIED)
@@ -181,20 +155,20 @@ class Rendezvous:
         if self.gone.get(0):
             self._lost()
 
-    def _notice(self, frame: list[Any]) -> None:
+    def _notice(self, told: Gone | Left | Alarm | Met | Refusal) -> None:
         with self._news:
-            kind, *rest = frame
-            if kind == "gone":
-                self.gone[rest[0]] = rest[1]
-            elif kind == "left":
-                self.left.add(rest[0])
-            elif kind == "alarm":
-                self.alarm = rest[0]
-            elif kind == "meeting":
-                name, values, missing, late, gone = rest
-                self._meetings[name] = Meeting(values, tuple(missing), late, gone)
+            if isinstance(told, Gone):
+                self.gone[told.process] = told.reason
+            elif isinstance(told, Left):
+                self.left.add(told.process)
+            elif isinstance(told, Alarm):
+                self.alarm = told.name
+            elif isinstance(told, Met):
+                self._meetings[told.name] = Meeting(told.values, told.missing, told.late, told.gone)
+            else:
+                self.gone.setdefault(0, f"refused: {told.why}")
             self._news.notify_all()
-        if kind == "gone" and rest[1]:
+        if isinstance(told, Gone) and told.reason:
             self._lost()
 
 
@@ -212,49 +186,42 @@ def join(
     Raises
     ------
     FaultError
-        When there is none within the timeout.
+        There is none within the timeout, or it refuses.
     """
-    limit = time.monotonic() + timeout_s
+    until_s = time.monotonic() + timeout_s
     while True:
         try:
-            connection = _connected(address, max(0.1, limit - time.monotonic()))
+            sock = _connected(address, max(0.1, until_s - time.monotonic()))
             break
         except OSError as error:
-            if time.monotonic() >= limit:
+            if time.monotonic() >= until_s:
                 why = f"rank 0 does not answer at {shown(address)} within {timeout_s:g} s: {error.strerror or error}"
                 raise FaultError(why, (0,)) from None
             time.sleep(CONNECT_PAUSE_S)
-    connection.settimeout(None)
-    connection.sendall(frame(["hello", token, process]))
-    return Rendezvous(connection, process, size, host)
+    channel = Channel(sock)
+    try:
+        introduce(channel, SERVICE, token.encode(), max(0.1, until_s - time.monotonic()))
+        sock.settimeout(None)
+        sock.sendall(encode(Join(process)))
+    except OSError as error:
+        sock.close()
+        what = "" if isinstance(error, RefusedError) else "the connection broke: "
+        raise FaultError(f"rank 0 at {shown(address)}: {what}{error}", (0,)) from None
+    return Rendezvous(channel, process, size, host)
 
 
 def _connected(address: Address, timeout_s: float) -> socket.socket:
     if isinstance(address, tuple):
-        connection = socket.create_connection(address, timeout=timeout_s)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return connection
-    connection = socket.socket(socket.AF_UNIX)
+        sock = socket.create_connection(address, timeout=timeout_s)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return sock
+    sock = socket.socket(socket.AF_UNIX)
     try:
-        connection.settimeout(timeout_s)
-        connection.connect(address)
-        if not welcome(connection):
+        sock.settimeout(timeout_s)
+        sock.connect(address)
+        if not is_ours(sock):
             raise ConnectionRefusedError("it belongs to another user")
     except OSError:
-        connection.close()
+        sock.close()
         raise
-    return connection
-
-
-def welcome(connection: socket.socket) -> bool:
-    """Whether the other end may be one of us: one on this machine tells its user, others show the token."""
-    if connection.family != socket.AF_UNIX:
-        return True
-    fields = struct.Struct("3i")  # process, user, group
-    _, user, _ = fields.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, fields.size))
-    return bool(user == os.getuid())
-
-
-def shown(address: Address) -> str:
-    """An address as a person reads it."""
-    return f"{address[0]}:{address[1]}" if isinstance(address, tuple) else repr(address.replace("\0", "@"))
+    return sock

@@ -12,6 +12,7 @@ import time
 import zlib
 from datetime import timedelta
 
+import msgspec
 import pytest
 
 from simcoll.distributed.stores import DistStoreError, FileStore, wire
@@ -158,7 +159,7 @@ def test_an_empty_file_is_a_new_store(tmp_path):
     store.close()
 
 
-@pytest.mark.parametrize("content", [b"x", b"hello world\n", b"\x00" * 100, b"simcoll-file-store 2\n"])
+@pytest.mark.parametrize("content", [b"x", b"hello world\n", b"\x00" * 100, b"simcoll-file-store 1\n"])
 def test_a_file_of_something_else_is_left_alone(tmp_path, content):
     (tmp_path / "f").write_bytes(content)
     with pytest.raises(DistStoreError, match="not the file of a FileStore"):
@@ -179,9 +180,9 @@ def test_a_damaged_record_is_found(tmp_path):
 
 def test_a_record_that_makes_no_sense_is_found(tmp_path):
     FileStore(tmp_path / "f").close()
-    frame = wire.encode(wire.Message(Operation.COUNT, number=1, keys=("of its own",)))
+    body = msgspec.msgpack.encode(wire.Message(Operation.COUNT, number=1, keys=("of its own",)))
     with (tmp_path / "f").open("ab") as file:
-        file.write(struct.pack(">II", len(frame), zlib.crc32(frame)) + frame)
+        file.write(struct.pack(">II", len(body), zlib.crc32(body)) + body)
     with pytest.raises(DistStoreError, match=r"record at byte \d+ makes no sense"):
         FileStore(tmp_path / "f")
 

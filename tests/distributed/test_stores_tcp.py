@@ -17,8 +17,11 @@ from datetime import timedelta
 
 import pytest
 
+from simcoll.distributed.server.frames import decode, encode
+from simcoll.distributed.server.greeting import HELLOS, Greeting, Hello, Welcome
 from simcoll.distributed.stores import DistNetworkError, DistStoreError, Limits, PrefixStore, TCPStore, wire
 from simcoll.distributed.stores.table import Operation
+from tests.support.hostile_doors import StoreDoor, next_body
 
 SECOND = timedelta(seconds=1)
 MIB = 1 << 20
@@ -214,7 +217,7 @@ def test_something_else_answers():
 
         thread = threading.Thread(target=web_server)
         thread.start()
-        with pytest.raises(DistNetworkError, match="not the server of a TCPStore"):
+        with pytest.raises(DistNetworkError, match=f"no server of {wire.SERVICE} answers"):
             client(listener.getsockname()[1], timeout=SECOND)
         thread.join()
 
@@ -447,10 +450,10 @@ def test_an_impostor_cannot_show_that_it_knows_the_secret():
         def impostor():
             sock, _ = listener.accept()
             with sock:
-                sock.sendall(wire.encode(wire.Message(wire.GREETING, values=(wire.MAGIC, b"n" * 32))))
-                hello = wire.decode(sock.recv(4096)[4:])
+                sock.sendall(encode(Greeting(wire.SERVICE, b"n" * 32)))
+                hello = decode(sock.recv(4096)[4:], HELLOS)
                 # The best it can do is to send the client's own proof back.
-                sock.sendall(wire.encode(wire.Message(wire.Status.OK, number=1000, values=(hello.values[2],))))
+                sock.sendall(encode(Welcome(1000, hello.proof)))
 
         thread = threading.Thread(target=impostor)
         thread.start()
@@ -464,26 +467,12 @@ def test_an_impostor_cannot_show_that_it_knows_the_secret():
 
 def introduced(port):
     """A bare socket that has said a correct hello."""
-    sock = socket.create_connection(("127.0.0.1", port))
-    greeting = receive(sock)
-    nonce = b"c" * 32
-    proof = wire.proof(b"", b"client", greeting.values[1], nonce)
-    sock.sendall(wire.encode(wire.Message(wire.HELLO, values=(wire.MAGIC, nonce, proof))))
-    assert receive(sock).code == wire.Status.OK
-    return sock
+    return StoreDoor.introduced_at(("127.0.0.1", port))
 
 
 def receive(sock):
-    def exactly(count):
-        data = b""
-        while len(data) < count:
-            part = sock.recv(count - len(data))
-            assert part
-            data += part
-        return data
-
-    (length,) = struct.unpack(">I", exactly(4))
-    return wire.decode(exactly(length))
+    """The next message."""
+    return decode(next_body(sock), wire.REQUESTS)
 
 
 def until_closed(sock, limit_s=5.0):
@@ -496,24 +485,32 @@ def until_closed(sock, limit_s=5.0):
     return data
 
 
+LONG = encode(wire.Message(Operation.SET, keys=("k",), values=(b"long" * 20,)))
+
+
 def frame(body):
     return struct.pack(">I", len(body)) + body
 
 
-GOOD = wire.encode(wire.Message(Operation.SET, keys=("k",), values=(b"v",)))
+GOOD = encode(wire.Message(Operation.SET, keys=("k",), values=(b"v",)))
 NONSENSE = {
-    "an operation that is none": wire.encode(wire.Message(77, keys=("k",))),
-    "a hello again": wire.encode(wire.Message(wire.HELLO, values=(wire.MAGIC, b"", b""))),
-    "too few keys": wire.encode(wire.Message(Operation.SET, values=(b"v",))),
-    "too many values": wire.encode(wire.Message(Operation.GET, keys=("k",), values=(b"v",))),
+    "an operation that is none": encode(wire.Message(77, keys=("k",))),
+    "a hello again": encode(Hello(wire.SERVICE, b"", b"")),
+    "too few keys": encode(wire.Message(Operation.SET, values=(b"v",))),
+    "too many values": encode(wire.Message(Operation.GET, keys=("k",), values=(b"v",))),
     "a length over the limit": struct.pack(">I", 0xFFFFFFFF),
     "an empty body": frame(b""),
     "a body cut short": frame(GOOD[4:-1]),
     "bytes left over": frame(GOOD[4:] + b"\x00"),
-    "an item longer than the message": frame(GOOD[4:25] + b"\xff\xff\xff\xff"),
-    "more keys than items": frame(GOOD[4:21] + b"\xff\xff\xff\xff" + GOOD[25:]),
+    "an item longer than the message": frame(GOOD[4:-3] + b"\xc6\xff\xff\xff\xff"),
+    "more keys than items": frame(GOOD[4:].replace(b"\x91\xa1k", b"\xdd\xff\xff\xff\xff\xa1k")),
     "a key that is no text": frame(GOOD[4:].replace(b"k", b"\xff")),
-    "too many items": frame(GOOD[4:25] + b"\x00\x00\x00\x00" * 65_537),
+    "a key that is bytes": frame(GOOD[4:].replace(b"\xa1k", b"\xc4\x01k")),
+    "a number of more than 64 bits": frame(
+        GOOD[4:].replace(b"\x01\x01\x00\x00", b"\x01\x01\xcf" + b"\xff" * 8 + b"\x00")
+    ),
+    "too many items": encode(wire.Message(Operation.MULTI_SET, values=(b"",) * 65_537)),
+    "a list in place of a number": frame(b"\x96\x01" + b"\x91" * 5000),
 }
 
 
@@ -528,7 +525,7 @@ def test_nonsense_costs_the_connection_and_nothing_else(store, what):
 
 def test_a_counter_of_its_own_is_refused(store):
     with introduced(store.port) as sock:
-        sock.sendall(wire.encode(wire.Message(Operation.COUNT, number=1, keys=("mine",))))
+        sock.sendall(encode(wire.Message(Operation.COUNT, number=1, keys=("mine",))))
         assert receive(sock).code == wire.Status.VALUE_ERROR
 
 
@@ -566,7 +563,7 @@ def test_random_bytes(store):
 
 def test_a_client_that_never_introduces_itself():
     with master(limits=Limits(handshake_s=0.1)) as store, socket.create_connection(("127.0.0.1", store.port)) as sock:
-        assert wire.MAGIC in until_closed(sock)
+        assert wire.SERVICE.encode() in until_closed(sock)
         assert store.num_keys() == 0
 
 
@@ -580,8 +577,8 @@ def test_a_request_that_is_never_finished():
     with master(limits=Limits(request_s=0.2)) as store:
         with introduced(store.port) as slow, introduced(store.port) as quiet:
             began = time.monotonic()
-            slow.sendall(GOOD[:10])
-            for byte in GOOD[10:20]:
+            slow.sendall(LONG[:10])
+            for byte in LONG[10:20]:
                 # Dripping does not help: the request as a whole has its time.
                 with contextlib.suppress(ConnectionError):
                     slow.sendall(bytes([byte]))
@@ -602,7 +599,7 @@ def test_a_client_that_does_not_take_its_answer():
     with master(limits=Limits(request_s=0.3)) as store:
         store.set("big", b"x" * (30 * MIB))
         with introduced(store.port) as sock:
-            sock.sendall(wire.encode(wire.Message(Operation.GET, keys=("big",))))
+            sock.sendall(encode(wire.Message(Operation.GET, keys=("big",))))
             time.sleep(0.05)
             with store.clone() as other:  # others are served meanwhile
                 other.set("k", "v")
@@ -642,7 +639,7 @@ def test_what_has_arrived_is_bounded():
 def test_waiting_requests_are_bounded():
     with master(limits=Limits(max_buffered_bytes=MIB)) as store, introduced(store.port) as sock:
         keys = tuple(f"key {i}" for i in range(20_000))
-        sock.sendall(wire.encode(wire.Message(Operation.WAIT, wait_ms=60_000, keys=keys)))
+        sock.sendall(encode(wire.Message(Operation.WAIT, wait_ms=60_000, keys=keys)))
         assert until_closed(sock) == b""
         store.set("k", "v")
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
+import resource
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from simcoll.distributed.server.frames import MalformedError, body_length, decode, encode
+from simcoll.distributed.server.greeting import proof
 from simcoll.distributed.stores import wire
 from simcoll.distributed.stores.table import Operation, Request
 from simcoll.distributed.stores.tcp.parking import Parking, Stay
@@ -25,48 +28,63 @@ MESSAGES = st.builds(
 
 @given(MESSAGES)
 def test_a_message_comes_back(message):
-    frame = wire.encode(message)
-    assert wire.frame_length(frame) == len(frame) - 4 == message.size_bytes
-    assert wire.decode(frame[4:]) == message
+    frame = encode(message)
+    assert body_length(frame) == len(frame) - 4 <= message.most_bytes
+    assert decode(bytes(frame[4:]), wire.REQUESTS) == message
 
 
 @given(MESSAGES, st.data())
 def test_a_message_cut_short_is_malformed(message, data):
-    body = wire.encode(message)[4:]
-    cut = data.draw(st.integers(0, len(body) - 1))
-    # Cut between two items it is a shorter message; else it must be found out.
-    ends = {21}
-    for item in (*(key.encode() for key in message.keys), *message.values):
-        ends.add(max(ends) + 4 + len(item))
-    if cut in ends and len([end for end in ends if end <= cut]) - 1 >= len(message.keys):
-        assert wire.decode(body[:cut]).code == message.code
-    else:
-        with pytest.raises(wire.MalformedError):
-            wire.decode(body[:cut])
+    body = bytes(encode(message)[4:])
+    with pytest.raises(MalformedError):
+        decode(body[: data.draw(st.integers(0, len(body) - 1))], wire.REQUESTS)
+    with pytest.raises(MalformedError):
+        decode(body + b"\0", wire.REQUESTS)
 
 
 def test_random_bytes_are_malformed_or_a_message():
     chance = random.Random(7)
-    for _ in range(20_000):
-        body = chance.randbytes(chance.randrange(17, 40))
+    good = bytes(encode(wire.Message(1, 2, 3, ("k", "l"), (b"v",)))[4:])
+    found = 0
+    for i in range(20_000):
+        body = bytearray(good if i % 2 else chance.randbytes(chance.randrange(1, 40)))
+        body[chance.randrange(len(body))] = chance.randrange(256)
         try:
-            message = wire.decode(body)
-        except wire.MalformedError:
+            message = decode(bytes(body), wire.REQUESTS)
+        except MalformedError:
             continue
-        assert wire.encode(message)[4:] == body
+        found += 1
+        assert decode(bytes(encode(message)[4:]), wire.REQUESTS) == message
+    assert found > 100
+
+
+def test_announced_gigabytes_take_no_memory():
+    # Arrays, maps, strings and binaries of 2^32 - 1, where each field could begin.
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    head = bytes(encode(wire.Message(1, 2, 3))[4:])
+    for at in range(len(head)):
+        for announced in (b"\xdd", b"\xdf", b"\xdb", b"\xc6"):
+            with pytest.raises(MalformedError):
+                decode(head[:at] + announced + b"\xff\xff\xff\xff", wire.REQUESTS)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10  # KiB
 
 
 def test_the_proof_depends_on_everything():
-    # HMAC-SHA256 of "simcoll-store/1|client|s|c" with key "k", by openssl dgst -sha256 -hmac k.
-    assert wire.proof(b"k", b"client", b"s", b"c").hex() == PROOF
+    # HMAC-SHA256 of "simcoll-store/2|client|s|c" with key "k", by openssl dgst -sha256 -hmac k.
+    assert proof(b"k", wire.SERVICE, b"client", b"s", b"c").hex() == PROOF
     others = [
-        wire.proof(*x)
-        for x in ((b"l", b"client", b"s", b"c"), (b"k", b"server", b"s", b"c"), (b"k", b"client", b"s", b"d"))
+        proof(*x)
+        for x in (
+            (b"l", wire.SERVICE, b"client", b"s", b"c"),
+            (b"k", wire.SERVICE, b"server", b"s", b"c"),
+            (b"k", wire.SERVICE, b"client", b"s", b"d"),
+            (b"k", "another", b"client", b"s", b"c"),
+        )
     ]
-    assert len({PROOF, *(other.hex() for other in others)}) == 4
+    assert len({PROOF, *(other.hex() for other in others)}) == 5
 
 
-PROOF = "a239901401cc915057a4d9cdec01489e597c319a70cb8ea97e0206eb4cf25827"
+PROOF = "93b178b3160901a367cbbb8bede2b145c163e7a10eb8decaab1831003074517c"
 
 
 def stay(keys, at=0, until_s=1.0):

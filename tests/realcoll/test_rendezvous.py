@@ -1,5 +1,6 @@
 """Processes that meet: in one process here, each with its own connection."""
 
+import contextlib
 import json
 import socket
 import threading
@@ -48,7 +49,7 @@ def together(*calls):
 def die(seat):
     """Break the connection as the end of a process does."""
     seat._over = True  # nobody is there to notice
-    seat._socket.shutdown(socket.SHUT_RDWR)
+    seat._channel.sock.shutdown(socket.SHUT_RDWR)
 
 
 def test_everybody_gets_what_everybody_brought(seats):
@@ -61,9 +62,9 @@ def test_everybody_gets_what_everybody_brought(seats):
 
 def test_the_process_with_the_server_is_told_last(seats, monkeypatch):
     """It may hold the interpreter from then on, as the start of MPI does, and the server could tell nobody else."""
-    host, told = seats[0]._host, []
-    tell = host._tell
-    monkeypatch.setattr(host, "_tell", lambda process, content: (told.append(process), tell(process, content)))
+    meetings, told = seats[0]._host._meetings, []
+    tell = meetings._tell
+    monkeypatch.setattr(meetings, "_tell", lambda process, content: (told.append(process), tell(process, content)))
 
     def after(pause_s, seat):
         time.sleep(pause_s)
@@ -87,7 +88,7 @@ def test_a_death_ends_a_meeting_at_once_and_is_named(seats, victim):
     killer = threading.Timer(0.2, die, (seats[victim],))
     if victim == 0:  # the server dies with it: all connections break, and it tells nobody anything
         host, seats[0]._host, seats[0]._over = seats[0]._host, None, True
-        killer = threading.Timer(0.2, host._wake_in.close)
+        killer = threading.Timer(0.2, host.stop)
     killer.start()
     errors = together(*(lambda control=control: control.gather("start") for control in rest))
     assert [error.ranks for error in errors] == [(victim,)] * 2
@@ -157,11 +158,16 @@ def test_strangers_and_rubbish_are_sent_away(seats):
     for rubbish in (b"GET / HTTP/1.0\r\n\r\n", b"\xff" * 100, b"\0\0\0\1\xc1", b"\0\0\0\2\x91\x01"):
         with socket.create_connection(("127.0.0.1", port), timeout=10) as stranger:
             stranger.sendall(rubbish)
-            stranger.shutdown(socket.SHUT_WR)
-            assert stranger.recv(10) == b""
-    wrong = join(("127.0.0.1", port), 1, 3, token="guess")
-    assert wrong.meet("x", b"", 5).missing
-    wrong.close()
+            with contextlib.suppress(ConnectionError):
+                while stranger.recv(1000):
+                    pass
+    with pytest.raises(FaultError, match="the shared secret is missing or wrong"):
+        join(("127.0.0.1", port), 1, 3, token="guess")
+    # The seat of a process that sits there cannot be taken, even by one that knows the token.
+    second = join(("127.0.0.1", port), 1, 3, token=TOKEN)
+    assert second.meet("x", b"", 5).missing
+    assert "seat of process 1 of 3 is not free" in second.gone[0]
+    second.close()
     assert {meeting.missing for meeting in together(*(lambda s=s: s.meet("y", b"", 10) for s in seats))} == {()}
 
 

@@ -1,7 +1,7 @@
 """The file of a FileStore: the operations that changed the store, one after the other.
 
-After a first line that says what the file is, each record is the length and CRC-32 of a frame (`wire`) and the frame, whose
-code is the operation. Whoever opens the file plays the records. Writers append under an exclusive lock of the file, which
+After a first line that says what the file is, each record is the length and CRC-32 of a message (`wire`) and the message,
+whose code is the operation. Whoever opens the file plays the records. Writers append under an exclusive lock of the file, which
 the kernel releases when a process dies; what a process that died in the middle of writing has left is cut off by the next
 writer.
 """
@@ -18,6 +18,9 @@ import zlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
+import msgspec
+
+from simcoll.distributed.server.frames import decode
 from simcoll.distributed.stores import wire
 from simcoll.distributed.stores.errors import DistStoreError
 from simcoll.distributed.stores.table import Operation, Request, Result, Table, apply, changes, check_counts
@@ -27,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Log"]
 
-FIRST_LINE = b"simcoll-file-store 1\n"
+FIRST_LINE = b"simcoll-file-store 2\n"
 _RECORD = struct.Struct(">II")
 
 
@@ -115,9 +118,9 @@ class Log:
             raise DistStoreError(f"{self.path}: the record at byte {self.position} is damaged")
         return end
 
-    def _play(self, frame: bytes) -> None:
+    def _play(self, body: bytes) -> None:
         try:
-            message = wire.decode(frame[4:])
+            message = decode(body, wire.REQUESTS)
             request = Request(Operation(message.code), message.keys, message.values, message.number)
             check_counts(request)
             apply(self.table, request)
@@ -125,8 +128,9 @@ class Log:
             raise DistStoreError(f"{self.path}: the record at byte {self.position} makes no sense: {error}") from error
 
     def _append(self, file: int, request: Request) -> None:
-        frame = wire.encode(wire.Message(request.operation, request.amount, 0, request.keys, request.values))
-        record = (FIRST_LINE if self.position == 0 else b"") + _RECORD.pack(len(frame), zlib.crc32(frame)) + frame
+        message = wire.Message(request.operation, request.amount, 0, request.keys, request.values)
+        body = msgspec.msgpack.encode(message)
+        record = (FIRST_LINE if self.position == 0 else b"") + _RECORD.pack(len(body), zlib.crc32(body)) + body
         try:
             _write(file, self.position, record)
         except OSError as error:

@@ -24,7 +24,7 @@ def reply_of(result: Result) -> wire.Message:
     if isinstance(result, list):
         keys = tuple(item for item in result if isinstance(item, str))
         return wire.Message(wire.Status.OK, keys=keys, values=tuple(item for item in result if isinstance(item, bytes)))
-    return wire.Message(wire.Status.OK, number=result or 0)
+    return wire.Message(wire.Status.OK, number=int(result or 0))
 
 
 def result_of(operation: Operation, reply: wire.Message) -> Result:
@@ -35,7 +35,7 @@ def result_of(operation: Operation, reply: wire.Message) -> Result:
     ValueError, DistStoreError
         The operation could not be done.
     DistNetworkError
-        The server refused the connection, or its answer makes no sense.
+        The answer makes no sense.
     """
     if reply.code == wire.Status.NOT_READY:
         return NOT_READY
@@ -60,4 +60,4 @@ def _raise(reply: wire.Message) -> NoReturn:
         raise ValueError(why)
     if reply.code == wire.Status.STORE_ERROR:
         raise DistStoreError(why)
-    raise DistNetworkError(f"the store's server refused: {why or f'status {reply.code}'}")
+    raise DistNetworkError(f"the store's server answered with the unknown status {reply.code}")

@@ -10,18 +10,19 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Self, cast
 
+from simcoll.distributed.server.limits import BACKLOG, Limits
 from simcoll.distributed.stores import wire
 from simcoll.distributed.stores.errors import DistNetworkError, DistStoreError
 from simcoll.distributed.stores.store import DEFAULT_TIMEOUT, Store, call_and_wait, timed_out
 from simcoll.distributed.stores.table import NOT_READY, Operation, Request, Result, changes
-from simcoll.distributed.stores.tcp.limits import Limits
 from simcoll.distributed.stores.tcp.link import Link, connect
 from simcoll.distributed.stores.tcp.replies import result_of
-from simcoll.distributed.stores.tcp.server import StoreServer, running_server
 from simcoll.distributed.stores.waiting import PollingWaiter
 
 if TYPE_CHECKING:
     from datetime import timedelta
+
+    from simcoll.distributed.server.server import Server
 
 __all__ = ["TCPStore"]
 
@@ -29,7 +30,6 @@ SECRET_VARIABLE = "SIMCOLL_STORE_SECRET"  # noqa: S105  a name, no secret
 BIND_VARIABLE = "SIMCOLL_STORE_BIND"
 # How much longer than the server a client waits before it believes that the server is gone.
 _GRACE_S = 10.0
-_BACKLOG = 1024
 
 
 class TCPStore(Store):
@@ -192,12 +192,12 @@ class TCPStore(Store):
             raise DistStoreError(f"Timed out after {waited} waiting for clients. {here}/{world_size} clients joined.")
 
 
-def _release(link: Link, server: StoreServer | None) -> None:
+def _release(link: Link, server: Server | None) -> None:
     # Closing under a lock that a waiting thread holds would wait for it; closing the socket ends its wait.
     if link.pid == os.getpid():
         with contextlib.suppress(OSError):
-            link.sock.shutdown(socket.SHUT_RDWR)
-    link.sock.close()
+            link.channel.sock.shutdown(socket.SHUT_RDWR)
+    link.channel.sock.close()
     if server is not None:
         server.release()
 
@@ -231,9 +231,9 @@ def _resolved(host: str, port: int) -> tuple[int, tuple[str, int]]:
     return family, (str(address[0]), int(address[1]))
 
 
-def _server(host: str, port: int, limits: Limits, secret: bytes, multi_tenant: bool) -> StoreServer:
+def _server(host: str, port: int, limits: Limits, secret: bytes, multi_tenant: bool) -> Server:
     family, address = _resolved(host, port)
-    shared = running_server(address) if multi_tenant else None
+    shared = _running_server(address) if multi_tenant else None
     if shared is not None:
         return shared
     listener = socket.socket(family, socket.SOCK_STREAM)
@@ -241,11 +241,11 @@ def _server(host: str, port: int, limits: Limits, secret: bytes, multi_tenant: b
         # A port whose last connections are still being buried is free.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-        listener.listen(_BACKLOG)
+        listener.listen(BACKLOG)
         return _started(listener, limits, secret, multi_tenant)
     except OSError as error:
         listener.close()
-        shared = running_server(address) if multi_tenant else None
+        shared = _running_server(address) if multi_tenant else None
         if shared is not None:  # another thread was faster
             return shared
         name = errno.errorcode.get(error.errno or 0, "error")
@@ -260,18 +260,39 @@ def _server(host: str, port: int, limits: Limits, secret: bytes, multi_tenant: b
 def _adopted(descriptor: int) -> socket.socket:
     try:
         listener = socket.socket(fileno=descriptor)
-        listener.listen(_BACKLOG)
+        listener.listen(BACKLOG)
     except (OSError, TypeError, ValueError) as error:
         raise DistNetworkError(f"master_listen_fd {descriptor!r} is not a bound socket: {error}") from error
     return listener
 
 
-def _started(listener: socket.socket, limits: Limits, secret: bytes, multi_tenant: bool) -> StoreServer:
-    server = StoreServer(listener, limits, secret, multi_tenant)
+def _started(listener: socket.socket, limits: Limits, secret: bytes, multi_tenant: bool) -> Server:
+    # Only the process that holds the store needs the event loop.
+    from simcoll.distributed.server.server import Server
+    from simcoll.distributed.stores.tcp.service import StoreService
+
+    server = Server(listener, StoreService(limits, multi_tenant), limits, secret)
     server.start()
     return server
 
 
-def _near(server: StoreServer) -> str:
+def _running_server(address: tuple[str, int]) -> Server | None:
+    """The server of this process that shares this address, held once more; None when there is none.
+
+    The interpreter's list of threads is the only registry: nothing to keep in step, nothing global of ours.
+    """
+    from simcoll.distributed.server.server import Server
+    from simcoll.distributed.stores.tcp.service import StoreService
+
+    for thread in threading.enumerate():
+        if isinstance(thread, Server) and thread.address[:2] == address:
+            service = thread.service
+            if isinstance(service, StoreService) and service.multi_tenant and thread.retain():
+                return thread
+    return None
+
+
+def _near(server: Server) -> str:
     """Where the master itself finds its server: an address for all is reached at loopback."""
-    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(server.address[0], server.address[0])  # noqa: S104
+    host: str = server.address[0]
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104

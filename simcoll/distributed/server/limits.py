@@ -1,20 +1,23 @@
-"""What a TCPStore's server lets its clients do."""
+"""What a server allows its clients."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Limits"]
+__all__ = ["BACKLOG", "Limits"]
+
+BACKLOG = 1024
+"""Connections that may wait to be accepted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a server lets its clients do; times in seconds.
+    """Bounds on what clients can make a server hold; times in seconds.
 
-    ``max_message_bytes`` bounds one request or reply, ``max_bytes`` and ``max_keys`` what is stored,
-    ``max_buffered_bytes`` what has arrived or is to be sent and not finished, over all connections.
+    ``max_message_bytes`` bounds one request or reply, ``max_bytes`` and ``max_keys`` what a store keeps,
+    ``max_buffered_bytes`` everything that has arrived or waits to be sent, over all connections.
     A connection has ``handshake_s`` to introduce itself and ``request_s`` to finish a request it has begun or to take its
-    reply; ``idle_s`` (None: for ever) is how long it may say nothing while nothing is owed to it.
+    reply; ``idle_s`` (None: no limit) is how long it may stay silent while nothing is owed to it.
     """
 
     max_connections: int = 16_384

@@ -1,0 +1,131 @@
+"""What processes that meet say to their server, and what it tells them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, TypeAlias
+
+import msgspec
+
+from simcoll.distributed.server.greeting import Refusal
+from simcoll.distributed.server.limits import Limits
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = [
+    "DIED",
+    "LIMITS",
+    "MAX_WAIT_S",
+    "SAID",
+    "SERVICE",
+    "TOLD",
+    "Address",
+    "Alarm",
+    "Bye",
+    "Fail",
+    "Gone",
+    "Join",
+    "Left",
+    "Meet",
+    "Meeting",
+    "Met",
+    "shown",
+]
+
+SERVICE = "realcoll-meeting/1"
+LIMITS = Limits(max_message_bytes=1 << 20)
+MAX_WAIT_S = 1e8
+DIED = "died"
+
+Address: TypeAlias = tuple[str, int] | str
+"""Host and port, or the name of a socket of this machine (Linux's abstract names, which leave no file)."""
+
+_Process = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+
+
+class Join(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=1):
+    """Take the seat of a process."""
+
+    process: _Process
+
+
+class Meet(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=2):
+    """Bring a value to a meeting, and wait that long for the other members."""
+
+    name: Annotated[str, msgspec.Meta(max_length=1 << 20)]
+    members: tuple[_Process, ...]
+    value: bytes
+    timeout_s: Annotated[float, msgspec.Meta(ge=0, le=MAX_WAIT_S)]
+
+
+class Fail(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=3):
+    """Give up, and say why."""
+
+    reason: Annotated[str, msgspec.Meta(min_length=1, max_length=4000)]
+
+
+class Bye(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=4):
+    """Say goodbye."""
+
+
+class Gone(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=5):
+    """A process is not to be counted on any more; the reason is empty after a normal end."""
+
+    process: int
+    reason: str
+
+
+class Left(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=6):
+    """A process has nothing more to say."""
+
+    process: int
+
+
+class Alarm(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=7):
+    """Processes that are stuck have called this meeting to find out who is not."""
+
+    name: str
+
+
+class Met(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=8):
+    """The result of a meeting."""
+
+    name: str
+    values: dict[int, bytes]
+    missing: tuple[int, ...]
+    late: bool
+    gone: dict[int, str]
+
+
+SAID: msgspec.msgpack.Decoder[Join | Meet | Fail | Bye] = msgspec.msgpack.Decoder(Join | Meet | Fail | Bye)
+TOLD: msgspec.msgpack.Decoder[Gone | Left | Alarm | Met | Refusal] = msgspec.msgpack.Decoder(
+    Gone | Left | Alarm | Met | Refusal
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """The result of a meeting, as a process sees it.
+
+    Attributes
+    ----------
+    values
+        Each member's value, by process; incomplete when ``missing`` is not empty.
+    missing
+        Members that did not come in time.
+    late
+        The others had given up when this process came.
+    gone
+        Why processes had died or given up by then.
+    """
+
+    values: dict[int, bytes]
+    missing: tuple[int, ...] = ()
+    late: bool = False
+    gone: Mapping[int, str] = field(default_factory=dict)
+
+
+def shown(address: Address) -> str:
+    """An address as a person reads it."""
+    return f"{address[0]}:{address[1]}" if isinstance(address, tuple) else repr(address.replace("\0", "@"))
