@@ -15,7 +15,7 @@ from simcoll.algorithms import bfb, packed
 from simcoll.bounds import all_gather_cut
 from simcoll.bounds.packing import pack_trees
 from simcoll.core.collective import Collective
-from simcoll.proving import verify
+from simcoll.proving import check_lowering, verify
 from simcoll.topology import hybrid_cube_mesh, load_topology, torus
 
 
@@ -59,6 +59,9 @@ def main() -> None:
     timed("proof of the 1,024-rank ring all_reduce, by symmetry", None, lambda: verify(middle))
     told = replace(middle, source=middle.steps)
     timed("proof of the 1,024-rank ring all_reduce, full", None, lambda: verify(told))
+    for ranks, target in ((128, 1.0), (512, 10.0)):
+        plan = simcoll.bind(simcoll.schedule("all_reduce", "ring", nranks=ranks), ranks)
+        timed(f"check of what each rank does in a {ranks}-rank ring", target, lambda plan=plan: check_lowering(plan))
     timed("cut bound, 1,024 GPUs, all sinks", 0.5, lambda: all_gather_cut(pod, by_orbit=False))
     timed("cut bound, 1,024 GPUs, by orbit", 0.02, lambda: all_gather_cut(pod))
     grid = torus([4, 4, 4], "25 GB/s", "1 us")

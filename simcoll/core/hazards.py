@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from simcoll.core.schedule import REDUCE, SYNC, lowered
-from simcoll.core.step import spread
+from simcoll.core.step import distinct, spread
 from simcoll.errors import ScheduleError
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
     Steps: TypeAlias = Callable[[], Iterable[tuple[int, Step]]]
 
-__all__ = ["check_orderable", "derive_waits", "overwritten"]
+__all__ = ["check_orderable", "derive_waits", "hazards", "overwritten"]
 
 MOST = 2**23
 """Accesses that are sorted at a time."""
@@ -69,13 +69,16 @@ def _accesses(steps: Steps, size: int, low: int, high: int) -> _Accesses:
     return _Accesses(cell[order], *(column[order] for column in others))
 
 
-def _hazards(of: _Accesses) -> tuple[Ints, Ints]:
-    """Pairs of accesses, later and earlier, that must stay in order: those to the last write, and of a write to the reads since."""
-    at = np.arange(len(of.cell))
-    begin = np.maximum.accumulate(np.where(np.diff(of.cell, prepend=-1) != 0, at, 0))
-    written = np.concatenate([[-1], np.maximum.accumulate(np.where(of.writes, at, -1))[:-1]])[: len(at)]
+def hazards(cell: Ints, write: NDArray[np.bool_]) -> tuple[Ints, Ints]:
+    """Pairs of accesses, later and earlier, that must stay in order: those to the last write, and of a write to the reads since.
+
+    Accesses come by cell, and for each cell in the order in which they happen.
+    """
+    at = np.arange(len(cell))
+    begin = np.maximum.accumulate(np.where(np.diff(cell, prepend=-1) != 0, at, 0))
+    written = np.concatenate([[-1], np.maximum.accumulate(np.where(write, at, -1))[:-1]])[: len(at)]
     after = np.flatnonzero(written >= begin)
-    writes = np.flatnonzero(of.writes)
+    writes = np.flatnonzero(write)
     since = np.maximum(written + 1, begin)[writes]
     row, offset = spread(writes - since)
     return np.concatenate([after, writes[row]]), np.concatenate([written[after], since[row] + offset])
@@ -91,13 +94,6 @@ def _rank_groups(steps: Steps, nranks: int) -> list[int]:
     return [0, *(np.flatnonzero(np.diff(group)) + 1).tolist(), nranks]
 
 
-def _distinct(parts: list[Ints]) -> Ints:
-    """Sorted, each once."""
-    values = np.sort(np.concatenate(parts))
-    distinct: Ints = values[np.diff(values, prepend=-1) != 0]
-    return distinct
-
-
 def _with_overwriters(waits: Ints, swaps: Ints, count: int) -> Ints:
     """A transfer that overwrites what another of its step and channel reads also waits for whatever that one waits for.
 
@@ -109,7 +105,7 @@ def _with_overwriters(waits: Ints, swaps: Ints, count: int) -> Ints:
         low, high = np.searchsorted(waits, readers * count), np.searchsorted(waits, (readers + 1) * count)
         row, offset = spread(high - low)
         writer, wait = writers[row], waits[low[row] + offset] % count
-        more = _distinct([waits, (writer * count + wait)[writer != wait]])
+        more = distinct(waits, (writer * count + wait)[writer != wait])
         if len(more) == len(waits):
             return waits
         waits = more
@@ -134,13 +130,13 @@ def derive_waits(steps: Steps, nranks: int, size: int) -> dict[int, tuple[int, .
     found, beside = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     for low, high in pairwise(_rank_groups(steps, nranks)):
         of = _accesses(steps, size, low, high)
-        later, earlier = _hazards(of)
+        later, earlier = hazards(of.cell, of.writes)
         across = of.channel[later] != of.channel[earlier]
-        found.append(_distinct([of.transfer[later[across]] * count + of.transfer[earlier[across]]]))
+        found.append(distinct(of.transfer[later[across]] * count + of.transfer[earlier[across]]))
         inside = ~across & of.writes[later] & ~of.writes[earlier] & (of.step[later] == of.step[earlier])
         reader, writer = of.transfer[earlier[inside]], of.transfer[later[inside]]
         beside.append((reader * count + writer)[reader != writer])
-    waits = _with_overwriters(_distinct(found), _distinct(beside), count)
+    waits = _with_overwriters(distinct(*found), distinct(*beside), count)
     later, earlier = waits // count, (waits % count).tolist()
     begin = np.flatnonzero(np.diff(later, prepend=-1))
     edges = [*begin.tolist(), len(waits)]

@@ -7,8 +7,10 @@ destination, channel).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
@@ -16,9 +18,15 @@ from simcoll.core.schedule import Layout
 from simcoll.errors import ScheduleError, nearest
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from simcoll.core.collective import Collective
 
-__all__ = ["OPS", "Connection", "Instruction", "Lane", "Op", "Program", "Wiring", "place", "wire"]
+    Ints = NDArray[np.int64]
+
+__all__ = [
+    "NAMES", "OPS", "Code", "Instruction", "Lane", "Lanes", "Op", "Program", "place",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +56,9 @@ OPS: dict[str, Op] = {
 }
 """The value of a ``recv_reduce_*`` is what arrived (op) ``src``; it is sent on, written to ``dst``, or both.
 ``reduce``: dst = dst (op) src."""
+
+NAMES = tuple(OPS)
+"""Operations by the number that they have in :class:`Code`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +96,107 @@ class Lane:
     instructions: tuple[Instruction, ...]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Code:
+    """All instructions of a program as parallel arrays, lane after lane and rank after rank.
+
+    Attributes
+    ----------
+    rank, channel
+        Of every lane; ranks ascend.
+    start
+        First instruction of every lane, and the end.
+    op
+        Number of each operation in ``OPS``.
+    src, dst, count, recv_from, send_to
+        As in :class:`Instruction`.
+    waiter, awaited
+        Instructions that wait, in ascending order, and what each waits for.
+    """
+
+    rank: Ints
+    channel: Ints
+    start: Ints
+    op: Ints
+    src: Ints
+    dst: Ints
+    count: Ints
+    recv_from: Ints
+    send_to: Ints
+    waiter: Ints
+    awaited: Ints
+
+    def lanes_of(self, rank: int) -> tuple[int, int]:
+        """First and last but one lane of a rank."""
+        low, high = np.searchsorted(self.rank, [rank, rank + 1]).tolist()
+        return low, high
+
+    def instruction(self, number: int) -> Instruction:
+        """One instruction as a record."""
+        lane = int(np.searchsorted(self.start, number, "right")) - 1
+        first = self.lanes_of(int(self.rank[lane]))[0]
+        low, high = np.searchsorted(self.waiter, [number, number + 1])
+        awaited = self.awaited[low:high]
+        lanes = np.searchsorted(self.start, awaited, "right") - 1
+        spots = zip((lanes - first).tolist(), (awaited - self.start[lanes]).tolist(), strict=True)
+        return Instruction(
+            NAMES[self.op[number]],
+            int(self.src[number]),
+            int(self.dst[number]),
+            int(self.count[number]),
+            int(self.recv_from[number]),
+            int(self.send_to[number]),
+            tuple(sorted(spots)),
+        )
+
+
+class Lanes(Sequence[tuple[Lane, ...]]):
+    """The lanes of every rank, as records that are made when they are asked for."""
+
+    __slots__ = ("code", "nranks")
+
+    def __init__(self, code: Code, nranks: int) -> None:
+        self.code = code
+        self.nranks = nranks
+
+    def __len__(self) -> int:
+        return self.nranks
+
+    @overload
+    def __getitem__(self, rank: int) -> tuple[Lane, ...]: ...
+    @overload
+    def __getitem__(self, rank: slice) -> tuple[tuple[Lane, ...], ...]: ...
+    def __getitem__(self, rank: int | slice) -> tuple[Any, ...]:
+        """The lanes of a rank, or of some."""
+        if isinstance(rank, slice):
+            return tuple(self[each] for each in range(*rank.indices(self.nranks)))
+        code, edges = self.code, range(self.nranks)[rank]
+        return tuple(
+            Lane(int(code.channel[lane]), tuple(map(code.instruction, range(*code.start[lane : lane + 2].tolist()))))
+            for lane in range(*code.lanes_of(edges))
+        )
+
+
+def _code(lanes: Sequence[Sequence[Lane]]) -> Code:
+    """Records as arrays."""
+    flat = [lane for own in lanes for lane in own]
+    rank = np.repeat(np.arange(len(lanes)), [len(own) for own in lanes])
+    start = np.concatenate([[0], np.cumsum([len(lane.instructions) for lane in flat], dtype=np.int64)])
+    each = [instruction for lane in flat for instruction in lane.instructions]
+    number = {name: index for index, name in enumerate(NAMES)}
+    rows = [(number[i.op], i.src, i.dst, i.count, i.recv_from, i.send_to) for i in each]
+    first = np.searchsorted(rank, rank)
+    waits = [
+        (position, start[base + other] + at)
+        for base, (begin, end) in zip(first.tolist(), pairwise(start.tolist()), strict=True)
+        for position in range(begin, end)
+        for other, at in each[position].waits
+    ]
+    channel = np.array([lane.channel for lane in flat], np.int64)
+    columns, pairs = np.array(rows, np.int64).reshape(-1, 6).T, np.array(waits, np.int64).reshape(-1, 2).T
+    return Code(rank, channel, start, *columns, *pairs)
+
+
 @dataclass(frozen=True, slots=True)
 class Program:
     """What every rank does.
@@ -96,7 +208,7 @@ class Program:
     nranks
         World size.
     lanes
-        For each rank its lanes.
+        For each rank its lanes; of a lowering, :class:`Lanes`.
     buffers
         Chunks of input, output and scratch of every rank. A rank's memory is addressed by chunk: first the input,
         then the output, then scratch.
@@ -121,7 +233,7 @@ class Program:
 
     name: str
     nranks: int
-    lanes: tuple[tuple[Lane, ...], ...]
+    lanes: Sequence[Sequence[Lane]]
     buffers: tuple[int, int, int]
     collective: Collective | None = None
     chunks: int = 1
@@ -134,7 +246,7 @@ class Program:
     def __post_init__(self) -> None:
         if len(self.lanes) != self.nranks:
             raise ScheduleError(f"{self.name}: {self.nranks} ranks, but lanes for {len(self.lanes)}")
-        for rank, lanes in enumerate(self.lanes):
+        for rank, lanes in () if isinstance(self.lanes, Lanes) else enumerate(self.lanes):
             for number, lane in enumerate(lanes):
                 for position, instruction in enumerate(lane.instructions):
                     fault = self._fault(rank, number, position, instruction)
@@ -177,7 +289,12 @@ class Program:
     @property
     def steps(self) -> int:
         """Instructions of all ranks."""
-        return sum(len(lane.instructions) for lanes in self.lanes for lane in lanes)
+        return len(self.code.op)
+
+    @property
+    def code(self) -> Code:
+        """Its instructions as arrays."""
+        return self.lanes.code if isinstance(self.lanes, Lanes) else _code(self.lanes)
 
     def __str__(self) -> str:
         what = f"{self.collective}" if self.collective else f"custom n={self.nranks}"
@@ -194,158 +311,3 @@ def place(program: Program, chunk: int) -> str:
     if chunk < inputs:
         return f"input[{chunk}]"
     return f"output[{chunk - inputs}]" if chunk < inputs + outputs else f"scratch[{chunk - inputs - outputs}]"
-
-
-@dataclass(frozen=True, slots=True)
-class Connection:
-    """All messages from one rank to another on one channel: the n-th send goes to the n-th receive.
-
-    ``sender`` and ``receiver`` are lanes of the wiring, ``sends`` and ``recvs`` the positions in them.
-    """
-
-    src: int
-    dst: int
-    channel: int
-    sender: int
-    receiver: int
-    sends: tuple[int, ...]
-    recvs: tuple[int, ...]
-
-    def __str__(self) -> str:
-        return f"rank {self.src} -> {self.dst} channel {self.channel}"
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Wiring:
-    """A program with its lanes numbered over all ranks and its messages joined.
-
-    Attributes
-    ----------
-    program
-        What was wired.
-    ranks
-        Rank of every lane.
-    first
-        Number of the first lane of every rank.
-    code
-        Instructions of every lane.
-    connections
-        All connections.
-    incoming, outgoing
-        For every lane and position the connection it receives from and sends to, -1 for none.
-    """
-
-    program: Program
-    ranks: tuple[int, ...]
-    first: tuple[int, ...]
-    code: tuple[tuple[Instruction, ...], ...]
-    connections: tuple[Connection, ...]
-    incoming: tuple[tuple[int, ...], ...]
-    outgoing: tuple[tuple[int, ...], ...]
-
-    def where(self, lane: int, position: int) -> str:
-        """An instruction in words: ``rank 0 lane 2 step 5 (recv output[3] from rank 1)``."""
-        rank = self.ranks[lane]
-        instruction = self.code[lane][position]
-        op, parts = OPS[instruction.op], [instruction.op]
-        if op.reads:
-            parts.append(place(self.program, instruction.src))
-        if op.writes and not (op.reads and instruction.src == instruction.dst):
-            parts.append(f"{'to ' if op.reads else ''}{place(self.program, instruction.dst)}")
-        if op.receives:
-            parts.append(f"from rank {instruction.recv_from}")
-        if op.sends:
-            parts.append(f"to rank {instruction.send_to}")
-        return f"rank {rank} lane {lane - self.first[rank]} step {position} ({' '.join(parts)})"
-
-
-@dataclass(slots=True)
-class _Ends:
-    """A connection while its messages are collected."""
-
-    sender: int = -1
-    receiver: int = -1
-    sends: list[int] = field(default_factory=list)
-    recvs: list[int] = field(default_factory=list)
-
-
-def wire(program: Program) -> Wiring:
-    """Number the lanes and join sends with receives.
-
-    Raises
-    ------
-    ScheduleError
-        When two lanes share an end of a connection (their order would be undefined), when a message has no other end,
-        or when its ends differ in size.
-    """
-    ranks = tuple(rank for rank, lanes in enumerate(program.lanes) for _ in lanes)
-    first = tuple(sum(len(lanes) for lanes in program.lanes[:rank]) for rank in range(program.nranks))
-    flat = [lane for lanes in program.lanes for lane in lanes]
-    ends: dict[tuple[int, int, int], _Ends] = {}
-    for number, (rank, lane) in enumerate(zip(ranks, flat, strict=True)):
-        for position, instruction in enumerate(lane.instructions):
-            op = OPS[instruction.op]
-            if op.receives:
-                end = ends.setdefault((instruction.recv_from, rank, lane.channel), _Ends())
-                _join(program, first[rank], end.receiver, number, (rank, lane.channel, "from", instruction.recv_from))
-                end.receiver = number
-                end.recvs.append(position)
-            if op.sends:
-                end = ends.setdefault((rank, instruction.send_to, lane.channel), _Ends())
-                _join(program, first[rank], end.sender, number, (rank, lane.channel, "to", instruction.send_to))
-                end.sender = number
-                end.sends.append(position)
-    code = tuple(lane.instructions for lane in flat)
-    incoming = [[-1] * len(instructions) for instructions in code]
-    outgoing = [[-1] * len(instructions) for instructions in code]
-    connections = []
-    for number, (key, end) in enumerate(sorted(ends.items())):
-        connection = Connection(*key, end.sender, end.receiver, tuple(end.sends), tuple(end.recvs))
-        connections.append(connection)
-        for position in connection.sends:
-            outgoing[end.sender][position] = number
-        for position in connection.recvs:
-            incoming[end.receiver][position] = number
-    wiring = Wiring(
-        program, ranks, first, code, tuple(connections), tuple(map(tuple, incoming)), tuple(map(tuple, outgoing))
-    )  # fmt: skip
-    for connection in connections:
-        _check_matched(wiring, connection)
-    return wiring
-
-
-def _join(program: Program, first: int, known: int, lane: int, end: tuple[int, int, str, int]) -> None:
-    if known not in (-1, lane):
-        rank, channel, direction, peer = end
-        raise ScheduleError(
-            f"{program}: lanes {known - first} and {lane - first} of rank {rank} share the connection {direction} rank "
-            f"{peer} on channel {channel}: the order of their messages is undefined",
-            rank=rank,
-            channel=channel,
-        )
-
-
-def _check_matched(wiring: Wiring, connection: Connection) -> None:
-    sends, recvs = len(connection.sends), len(connection.recvs)
-    if sends != recvs:
-        send_is_left = sends > recvs
-        lane = connection.sender if send_is_left else connection.receiver
-        position = connection.sends[recvs] if send_is_left else connection.recvs[sends]
-        left = "this message is never received" if send_is_left else "this message is never sent"
-        raise ScheduleError(
-            f"{wiring.program}: unmatched message, {connection}: {sends} sends but {recvs} receives\n"
-            f"  {left}: {wiring.where(lane, position)}",
-            step=position,
-            rank=wiring.ranks[lane],
-            channel=connection.channel,
-        )
-    for send, recv in zip(connection.sends, connection.recvs, strict=True):
-        given, taken = wiring.code[connection.sender][send], wiring.code[connection.receiver][recv]
-        if given.count != taken.count:
-            raise ScheduleError(
-                f"{wiring.program}: {connection}: a message of {given.count} chunks meets a receive of {taken.count}\n"
-                f"  {wiring.where(connection.sender, send)}\n  {wiring.where(connection.receiver, recv)}",
-                step=recv,
-                rank=connection.dst,
-                channel=connection.channel,
-            )

@@ -153,6 +153,17 @@ def spread(count: Ints) -> tuple[Ints, Ints]:
     return row, np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
 
 
+def distinct(*parts: Ints) -> Ints:
+    """Numbers from 0 on, sorted, each once.
+
+    >>> distinct(np.array([3, 1]), np.array([1])).tolist()
+    [1, 3]
+    """
+    values = np.sort(np.concatenate(parts))
+    found: Ints = values[np.diff(values, prepend=-1) != 0]
+    return found
+
+
 def expanded(step: Step) -> Step:
     """The step with one row per chunk."""
     if (step.count == 1).all():

@@ -1,21 +1,29 @@
 """Deadlock of per-rank programs: whether all lanes end with FIFOs of a given depth, and who blocks whom if not.
 
 A program is a network of sequential processes that choose nothing: an instruction that can run stays able to run
-until it does. So one order decides for all orders: if one gets stuck, all do, in the same place.
+until it does. So one order decides for all orders: if one gets stuck, all do, in the same place. And what must come
+before an instruction is known in advance (the one before it in its lane, what it waits for, the send of its message, the
+receive that makes room in the FIFO), so that a play is a walk through a graph, level by level.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
+import numpy as np
+
+from simcoll.core.step import distinct, spread
 from simcoll.errors import ScheduleError
 
 if TYPE_CHECKING:
-    from simcoll.core.program import Wiring
+    from numpy.typing import NDArray
 
-__all__ = ["Play", "deadlock", "depth_text", "play"]
+    from simcoll.core.wiring import Wiring
+
+    Ints = NDArray[np.int64]
+
+__all__ = ["Play", "deadlock", "depth_text", "local_order", "play"]
 
 SHOWN = 64
 
@@ -29,8 +37,9 @@ class Play:
     depth
         FIFO depth: 0 rendezvous, None unbounded.
     order
-        ``(lane, position)`` of every instruction that could run. At depth 0 the instructions that a message joins
-        follow each other.
+        Every instruction that could run. At depth 0 the instructions that a message joins follow each other.
+    level
+        For each of these how many must run one after the other before it; ascending.
     reached
         Position at which every lane stopped.
     complete
@@ -38,8 +47,9 @@ class Play:
     """
 
     depth: int | None
-    order: list[tuple[int, int]]
-    reached: list[int]
+    order: Ints
+    level: Ints
+    reached: Ints
     complete: bool
 
 
@@ -48,136 +58,121 @@ def depth_text(depth: int | None) -> str:
     return "unbounded FIFOs" if depth is None else f"FIFO depth {depth}" + (" (rendezvous)" if depth == 0 else "")
 
 
-class _Machine:
-    """State of a play."""
-
-    def __init__(self, wiring: Wiring, depth: int | None) -> None:
-        self.wiring = wiring
-        self.depth = depth
-        self.at = [0] * len(wiring.code)
-        self.sent = [0] * len(wiring.connections)
-        self.taken = [0] * len(wiring.connections)
-        self.watchers: list[list[int]] = [[] for _ in wiring.code]
-
-    def missing(self, lane: int) -> tuple[int, int] | None:
-        """The first ``(lane, position)`` that the lane's next instruction still waits for."""
-        first = self.wiring.first[self.wiring.ranks[lane]]
-        for other, position in self.wiring.code[lane][self.at[lane]].waits:
-            if self.at[first + other] <= position:
-                return first + other, position
-        return None
-
-    def free(self, lane: int) -> bool:
-        """Whether the lane's next instruction waits for nothing but messages; if not, it is woken when that is done."""
-        if self.at[lane] >= len(self.wiring.code[lane]):
-            return False
-        missing = self.missing(lane)
-        if missing is not None:
-            self.watchers[missing[0]].append(lane)
-        return missing is None
-
-    def ends(self, lane: int) -> tuple[int, int]:
-        """Connections that the next instruction receives from and sends to; -1 for none."""
-        position = self.at[lane]
-        if position >= len(self.wiring.code[lane]):
-            return -1, -1
-        return self.wiring.incoming[lane][position], self.wiring.outgoing[lane][position]
-
-    def full(self, connection: int) -> bool:
-        """Whether a bounded FIFO takes no more messages."""
-        return self.depth is not None and self.sent[connection] - self.taken[connection] >= self.depth
-
-    def ready(self, lane: int) -> list[int]:
-        """Lanes whose next instructions can run now, together: the lane, or at depth 0 the chain of its messages."""
-        if self.depth == 0:
-            return self.chain(lane)
-        if not self.free(lane):
-            return []
-        incoming, outgoing = self.ends(lane)
-        if incoming >= 0 and self.sent[incoming] == self.taken[incoming]:
-            return []
-        return [] if outgoing >= 0 and self.full(outgoing) else [lane]
-
-    def chain(self, lane: int) -> list[int]:
-        """From the plain send at its start to the plain receive at its end; empty unless all of it is ready."""
-        connections, visited = self.wiring.connections, 0
-        while (incoming := self.ends(lane)[0]) >= 0:
-            lane = connections[incoming].sender
-            visited += 1
-            if self.ends(lane)[1] != incoming or visited > len(self.at):
-                return []
-        result = [lane]
-        while (outgoing := self.ends(lane)[1]) >= 0:
-            lane = connections[outgoing].receiver
-            if self.ends(lane)[0] != outgoing:
-                return []
-            result.append(lane)
-        # Every lane is asked, so that each that waits is woken.
-        waiting = [member for member in result if not self.free(member)]
-        return [] if waiting else result
-
-    def advance(self, lane: int) -> list[int]:
-        """Run the next instruction; whom that may let go on."""
-        incoming, outgoing = self.ends(lane)
-        self.at[lane] += 1
-        woken, self.watchers[lane] = self.watchers[lane], []
-        if incoming >= 0:
-            self.taken[incoming] += 1
-            woken.append(self.wiring.connections[incoming].sender)
-        if outgoing >= 0:
-            self.sent[outgoing] += 1
-            woken.append(self.wiring.connections[outgoing].receiver)
-        return woken
+def local_order(wiring: Wiring) -> tuple[Ints, Ints]:
+    """Pairs of instructions of one rank that run one after the other: neighbours in a lane, and explicit waits."""
+    later = np.flatnonzero(wiring.position > 0)
+    return np.concatenate([later - 1, wiring.code.awaited]), np.concatenate([later, wiring.code.waiter])
 
 
-def _machine_at_end(wiring: Wiring, depth: int | None) -> tuple[_Machine, list[tuple[int, int]]]:
-    machine = _Machine(wiring, depth)
-    order: list[tuple[int, int]] = []
-    todo = deque(range(len(wiring.code)))
-    while todo:
-        lane = todo.popleft()
-        while chain := machine.ready(lane):
-            for member in chain:
-                order.append((member, machine.at[member]))
-                todo.extend(machine.advance(member))
-            todo.extend(member for member in chain if member != lane)
-    return machine, order
+def _chains(wiring: Wiring) -> tuple[Ints, Ints, Ints]:
+    """At depth 0 messages join instructions to chains: the first of each one's chain, its place, and those in a circle."""
+    everyone = np.arange(len(wiring.lane))
+    before = np.where(wiring.incoming >= 0, wiring.sends[wiring.incoming] if len(wiring.sends) else -1, everyone)
+    place = (before != everyone).astype(np.int64)
+    for _ in range(len(everyone).bit_length()):  # each turn doubles how far back one looks
+        if np.array_equal(before[before], before):
+            break
+        place, before = place + place[before], before[before]
+    return before, place, np.flatnonzero(wiring.incoming[before] >= 0)
+
+
+def _levels(count: int, before: Ints, after: Ints) -> tuple[Ints, Ints]:
+    """Numbers below ``count`` in levels, each after all that must come before it; those on or behind circles are left out."""
+    left = np.bincount(after, minlength=count)
+    after = after[np.argsort(before, kind="stable")]
+    end = np.cumsum(np.bincount(before, minlength=count))
+    start = np.concatenate([[0], end[:-1]])
+    ready, levels = np.flatnonzero(left == 0), []
+    while len(ready):
+        levels.append(ready)
+        row, offset = spread(end[ready] - start[ready])
+        following = after[start[ready][row] + offset]
+        np.subtract.at(left, following, 1)
+        ready = distinct(following[left[following] == 0])
+    sizes = [len(level) for level in levels]
+    return np.concatenate([np.zeros(0, np.int64), *levels]), np.repeat(np.arange(len(levels)), sizes)
 
 
 def play(wiring: Wiring, depth: int | None) -> Play:
     """Run a program as far as it goes."""
-    machine, order = _machine_at_end(wiring, depth)
-    complete = all(at == len(code) for at, code in zip(machine.at, wiring.code, strict=True))
-    return Play(depth, order, machine.at, complete)
+    count = len(wiring.lane)
+    before, after = local_order(wiring)
+    if depth == 0:
+        chain, place, circle = _chains(wiring)
+        order, level = _levels(count, np.concatenate([chain[before], circle]), np.concatenate([chain[after], circle]))
+        when = np.full(count, -1)
+        when[order] = np.arange(len(order))
+        order = np.lexsort((place, when[chain]))[np.count_nonzero(when[chain] < 0) :]
+        level = level[when[chain[order]]]
+    else:
+        more = [(wiring.sends, wiring.recvs)]
+        if depth is not None:
+            late = np.flatnonzero(wiring.ordinal >= depth)
+            more.append((wiring.recvs[late - depth], wiring.sends[late]))
+        order, level = _levels(
+            count, *(np.concatenate(columns) for columns in zip((before, after), *more, strict=True))
+        )
+    reached = np.bincount(wiring.lane[order], minlength=len(wiring.code.rank))
+    return Play(depth, order, level, reached, len(order) == count)
 
 
-def _blocked_on(machine: _Machine, lane: int) -> tuple[int, str]:
-    """Which lane a stuck lane waits for, and for what, in words."""
-    wiring = machine.wiring
+class _Stuck:
+    """The end of a play that did not end."""
 
-    def of(other: int) -> str:
-        end = machine.at[other] >= len(wiring.code[other])
-        rank = wiring.ranks[other]
-        state = "has ended" if end else f"is at step {machine.at[other]}"
-        return f"rank {rank} lane {other - wiring.first[rank]}, which {state}"
+    def __init__(self, wiring: Wiring, run: Play) -> None:
+        self.wiring = wiring
+        self.depth = run.depth
+        self.at = run.reached
+        ran = np.zeros(len(wiring.lane), np.bool_)
+        ran[run.order] = True
+        self.ran = ran
 
-    missing = machine.missing(lane)
-    if missing is not None:
-        return missing[0], f"waits for step {missing[1]} of {of(missing[0])}"
-    incoming, outgoing = machine.ends(lane)
-    if incoming >= 0:
-        sender = wiring.connections[incoming].sender
-        arrived = machine.sent[incoming] > machine.taken[incoming]
-        if not arrived and (machine.depth or machine.ends(sender)[1] != incoming):
-            return sender, f"waits for a message from {of(sender)}"
-        if machine.depth == 0 and outgoing < 0:
-            return sender, f"waits for a message from {of(sender)} and cannot go on"
-    if outgoing >= 0:
-        receiver = wiring.connections[outgoing].receiver
-        ahead = machine.sent[outgoing] - machine.taken[outgoing]
-        full = f"the FIFO is full with {ahead} messages, " if machine.depth else ""
-        return receiver, f"{full}waits for {of(receiver)}, to receive"
-    return lane, "cannot run"
+    def ended(self, lane: int) -> bool:
+        """Whether a lane came to its end."""
+        start = self.wiring.code.start
+        return bool(start[lane] + self.at[lane] >= start[lane + 1])
+
+    def following(self, lane: int) -> int:
+        """The next instruction of a lane; -1 at its end."""
+        return -1 if self.ended(lane) else int(self.wiring.code.start[lane] + self.at[lane])
+
+    def missing(self, number: int) -> int:
+        """The first instruction that one waits for explicitly; -1 for none."""
+        code = self.wiring.code
+        low, high = np.searchsorted(code.waiter, [number, number + 1])
+        open_ = sorted(each for each in code.awaited[low:high].tolist() if not self.ran[each])
+        return open_[0] if open_ else -1
+
+    def blocked_on(self, lane: int) -> tuple[int, str]:
+        """Which lane a stuck lane waits for, and for what, in words."""
+        wiring, number = self.wiring, self.following(lane)
+
+        def of(other: int) -> str:
+            rank = int(wiring.code.rank[other])
+            state = "has ended" if self.ended(other) else f"is at step {self.at[other]}"
+            return f"rank {rank} lane {other - wiring.first[rank]}, which {state}"
+
+        if number < 0:
+            return lane, "cannot run"
+        missing = self.missing(number)
+        if missing >= 0:
+            other = int(wiring.lane[missing])
+            return other, f"waits for step {wiring.position[missing]} of {of(other)}"
+        incoming, outgoing = int(wiring.incoming[number]), int(wiring.outgoing[number])
+        if incoming >= 0:
+            send = int(wiring.sends[incoming])
+            sender = int(wiring.lane[send])
+            if not self.ran[send] and (self.depth or self.following(sender) != send):
+                return sender, f"waits for a message from {of(sender)}"
+            if self.depth == 0 and outgoing < 0:
+                return sender, f"waits for a message from {of(sender)} and cannot go on"
+        if outgoing >= 0:
+            recv = int(wiring.recvs[outgoing])
+            receiver, same = int(wiring.lane[recv]), wiring.connection == wiring.connection[outgoing]
+            ahead = np.count_nonzero(self.ran[wiring.sends[same]]) - np.count_nonzero(self.ran[wiring.recvs[same]])
+            full = f"the FIFO is full with {ahead} messages, " if self.depth else ""
+            return receiver, f"{full}waits for {of(receiver)}, to receive"
+        return lane, "cannot run"
 
 
 def deadlock(wiring: Wiring, depth: int | None, *, because: str = "") -> NoReturn:
@@ -188,10 +183,10 @@ def deadlock(wiring: Wiring, depth: int | None, *, because: str = "") -> NoRetur
     ScheduleError
         Always.
     """
-    machine, _ = _machine_at_end(wiring, depth)
-    stuck = [lane for lane, at in enumerate(machine.at) if at < len(wiring.code[lane])]
+    stuck_at = _Stuck(wiring, play(wiring, depth))
+    stuck = [lane for lane in range(len(wiring.code.rank)) if not stuck_at.ended(lane)]
     trail: list[int] = [stuck[0]]
-    while (following := _blocked_on(machine, trail[-1])[0]) not in trail:
+    while (following := stuck_at.blocked_on(trail[-1])[0]) not in trail:
         trail.append(following)
     circle = trail[trail.index(following) :]
     lines = [
@@ -202,11 +197,13 @@ def deadlock(wiring: Wiring, depth: int | None, *, because: str = "") -> NoRetur
     for number, lane in enumerate(shown[:SHOWN]):
         if number == len(circle):
             lines.append("  and behind it:")
-        at = machine.at[lane]
-        what = wiring.where(lane, at) if at < len(wiring.code[lane]) else "a lane that has ended"
-        lines.append(f"  {what} {_blocked_on(machine, lane)[1]}")
+        at = stuck_at.following(lane)
+        what = wiring.where(at) if at >= 0 else "a lane that has ended"
+        lines.append(f"  {what} {stuck_at.blocked_on(lane)[1]}")
     if len(shown) > SHOWN:
         lines.append(f"  and {len(shown) - SHOWN} more")
     lane = circle[0]
     channel = next((c.channel for c in wiring.connections if lane in (c.sender, c.receiver)), None)
-    raise ScheduleError("\n".join(lines), step=machine.at[lane], rank=wiring.ranks[lane], channel=channel)
+    raise ScheduleError(
+        "\n".join(lines), step=int(stuck_at.at[lane]), rank=int(wiring.code.rank[lane]), channel=channel
+    )

@@ -1,194 +1,307 @@
-"""What a plan is when every rank does its own part: a per-rank program, checked for races like any other.
+"""What ranks do for a plan: instructions in lanes, which are checked, executed and exported.
 
 A step of a plan on a channel of a rank is a group: its messages and local operations run at the same time, and the
 next step starts when all are done. So each end of a connection gets a lane, each local operation of a step too, and
 the first instruction of a lane in a step waits for all lanes of that channel in the step before. Nothing else orders
 them, as nothing else does where plans run.
+
+Sources that their own step overwrites are copied aside first, to scratch after that of the schedule. Several reductions into
+one chunk in one step follow each other in ascending rank of their sources; operands of a switch, which reduces in an order of its
+own, in the order of the plan, the first of them as a copy.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from graphlib import TopologicalSorter
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from simcoll.core.plan import Plan
-from simcoll.core.program import Instruction, Lane, Program, wire
+from simcoll.core.program import NAMES, Code, Lanes, Program
 from simcoll.core.schedule import REDUCE, SWITCH_REDUCE, SYNC, lowered
+from simcoll.core.step import distinct, spread
+from simcoll.core.wiring import wire
 from simcoll.errors import expect
-from simcoll.proving.program import check_ordered, verify_program
+from simcoll.proving.program import check_data, check_ordered
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Sequence
 
-    from simcoll.core.plan import PlanStep
+    from numpy.typing import NDArray
+
     from simcoll.proving.program import ProgramProof
 
-__all__ = ["check_lowering", "lower"]
+    Ints = NDArray[np.int64]
 
-Spot = tuple[int, int]  # (lane of a rank, position)
+__all__ = ["Lowering", "check_lowering", "lower", "lowering"]
 
-
-@dataclass(slots=True)
-class _Group:
-    """A channel of a rank: the last instructions of its last step, and those of the step that is being written."""
-
-    before: tuple[Spot, ...] = ()
-    now: dict[int, int] = field(default_factory=dict)
-    staged: list[Spot] = field(default_factory=list)
-    locals: int = 0
-
-    def next_step(self) -> None:
-        """The step is written."""
-        if self.now:
-            self.before = tuple(self.now.items())
-        self.now, self.staged, self.locals = {}, [], 0
+NOP, SEND, RECV, RECV_REDUCE, COPY_HERE, REDUCE_HERE = (
+    NAMES.index(name) for name in ("nop", "send", "recv", "recv_reduce_copy", "copy", "reduce")
+)
+STAGE_ROLE, SEND_ROLE, RECV_ROLE, LOCAL_ROLE = range(4)
+COLUMNS = ("src_rank", "src_chunk", "dst_rank", "dst_chunk", "count", "op", "channel", "staged")
 
 
-class _Rank:
-    """The lanes of one rank while they are written."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Lowering:
+    """What some ranks do for a plan.
 
-    def __init__(self, channels: int) -> None:
-        self.lanes: dict[tuple[int, str, int], int] = {}
-        self.code: list[list[Instruction]] = []
-        self.groups = [_Group() for _ in range(channels)]
-        self.stages = 0
+    Attributes
+    ----------
+    code
+        The instructions.
+    transfer, step
+        Of every instruction: the transfer of the plan that it is a part of, counted over all steps, and its step.
+    staging
+        Chunks after those of the schedule that copies set aside need.
+    """
 
-    def add(self, channel: int, role: str, peer: int, instruction: Instruction, waits: list[Spot]) -> Spot:
-        """Append to the lane of (channel, role, peer)."""
-        lane = self.lanes.setdefault((channel, role, peer), len(self.code))
-        if lane == len(self.code):
-            self.code.append([])
-        group, position = self.groups[channel], len(self.code[lane])
-        needed = [*(group.before if lane not in group.now else ()), *waits]
-        # What comes earlier in its own lane is done anyway.
-        spots = tuple(sorted({spot for spot in needed if spot[0] != lane}))
-        self.code[lane].append(replace(instruction, waits=spots))
-        group.now[lane] = position
-        return lane, position
+    code: Code
+    transfer: Ints
+    step: Ints
+    staging: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """A transfer of a step."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _Rows:
+    """Transfers of all steps that some ranks take part in, and their number in the plan."""
 
-    number: int
-    src: int
-    src_chunk: int
-    dst: int
-    dst_chunk: int
-    count: int
-    op: int
-    channel: int
-    staged: bool
+    number: Ints
+    step: Ints
+    src_rank: Ints
+    src_chunk: Ints
+    dst_rank: Ints
+    dst_chunk: Ints
+    count: Ints
+    op: Ints
+    channel: Ints
+    staged: Ints
 
 
-def _rows(first: int, step: PlanStep) -> list[_Row]:
-    columns = (
-        step.src_rank,
-        step.src_chunk,
-        step.dst_rank,
-        step.dst_chunk,
-        step.count,
-        step.op,
-        step.channel,
-        step.staged,
+def _rows(plan: Plan, mine: NDArray[np.bool_]) -> _Rows:
+    found, first = [np.zeros((2 + len(COLUMNS), 0), np.int64)], 0
+    for step in plan.steps():
+        here = np.flatnonzero(mine[step.src_rank] | mine[step.dst_rank])
+        columns = [getattr(step, name)[here] for name in COLUMNS]
+        found.append(np.stack([first + here, np.full(len(here), step.step), *columns]))
+        first += len(step)
+    return _Rows(*np.concatenate(found, axis=1))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Parts:
+    """Instructions of one role, a row each: ``row`` is the transfer that it is a part of."""
+
+    row: Ints
+    rank: Ints
+    role: Ints
+    peer: Ints
+    phase: Ints
+    op: Ints
+    src: Ints
+    dst: Ints
+    recv_from: Ints
+    send_to: Ints
+
+
+def _parts(row: Ints, rank: Ints, *, role: Ints | int, peer: Ints, op: Ints | int, phase: int = 1,
+           src: Ints | int = -1, dst: Ints | int = -1, recv_from: Ints | int = -1, send_to: Ints | int = -1) -> _Parts:  # fmt: skip
+    columns = (role, peer, phase, op, src, dst, recv_from, send_to)
+    return _Parts(row, rank, *(np.broadcast_to(np.asarray(column, np.int64), row.shape) for column in columns))
+
+
+def _ranked(key: Ints) -> Ints:
+    """How many rows with the same key come before each."""
+    order = np.argsort(key, kind="stable")
+    begin = np.maximum.accumulate(np.where(np.diff(key[order], prepend=-1) != 0, np.arange(len(key)), 0))
+    result = np.empty(len(key), np.int64)
+    result[order] = np.arange(len(key)) - begin
+    return result
+
+
+def _operands(rows: _Rows) -> tuple[Ints, Ints, Ints]:
+    """Reductions into chunks that another one of their step reduces into: pairs, earlier and later, and the first of each switch's.
+
+    Ranges that overlap follow each other: of reductions the lower source rank first, of a switch as in the plan.
+    """
+    reducing = np.flatnonzero((rows.op == REDUCE) | (rows.op == SWITCH_REDUCE))
+    start, end = rows.dst_chunk[reducing], (rows.dst_chunk + rows.count)[reducing]
+    place = rows.step[reducing] * (int(rows.dst_rank.max(initial=0)) + 1) + rows.dst_rank[reducing]
+    order = np.lexsort((start, place))
+    width = int(end.max(initial=0)) + 1
+    reach = np.maximum.accumulate((place * width + end)[order])
+    new = np.ones(len(order), np.bool_)
+    new[1:] = (place * width + start)[order][1:] >= reach[:-1]
+    cluster = np.empty(len(order), np.int64)
+    cluster[order] = np.cumsum(new)
+    switch = rows.op[reducing] == SWITCH_REDUCE
+    order = np.lexsort((reducing, np.where(switch, 0, rows.src_rank[reducing]), cluster))
+    follows = np.diff(cluster[order], prepend=-1) == 0
+    chained = reducing[order]
+    return chained[:-1][follows[1:]], chained[1:][follows[1:]], chained[~follows & switch[order]]
+
+
+def _made(rows: _Rows, mine: NDArray[np.bool_], size: int, nchannels: int) -> tuple[_Parts, int]:
+    """The instructions of some ranks, in the order of the rows, and how much is set aside."""
+    row, away = np.arange(len(rows.number)), rows.src_rank != rows.dst_rank
+    here, there = mine[rows.src_rank], mine[rows.dst_rank]
+    group = (rows.src_rank * nchannels + rows.channel) * (int(rows.step.max(initial=0)) + 1) + rows.step
+    staged = np.flatnonzero((rows.staged == 1) & here)
+    count, aside = rows.count[staged], rows.src_chunk.copy()
+    by_rank = staged[np.argsort(rows.src_rank[staged], kind="stable")]
+    held = np.cumsum(rows.count[by_rank]) - rows.count[by_rank]
+    base = np.maximum.accumulate(np.where(np.diff(rows.src_rank[by_rank], prepend=-1) != 0, held, 0))
+    aside[by_rank] = size + held - base
+    staging = int((aside[staged] + count - size).max(initial=0))
+    sync, reduces = rows.op == SYNC, (rows.op == REDUCE) | (rows.op == SWITCH_REDUCE)
+    reduces[_operands(rows)[2]] = False
+    number = np.zeros(len(row), np.int64)
+    number[staged] = _ranked(group[staged])
+    local = np.flatnonzero(~away & here)
+    copies = _parts(
+        staged, rows.src_rank[staged], role=np.where(away[staged], SEND_ROLE, STAGE_ROLE), phase=0,
+        peer=np.where(away[staged], rows.dst_rank[staged], number[staged]), op=COPY_HERE,
+        src=rows.src_chunk[staged], dst=aside[staged],
+    )  # fmt: skip
+    out = row[away & here]
+    sends = _parts(
+        out,
+        rows.src_rank[out],
+        role=SEND_ROLE,
+        peer=rows.dst_rank[out],
+        op=SEND,
+        src=aside[out],
+        send_to=rows.dst_rank[out],
     )
-    return [_Row(number, *row) for number, row in enumerate(zip(*(c.tolist() for c in columns), strict=True), first)]
+    into = row[away & there]
+    recvs = _parts(
+        into, rows.dst_rank[into], role=RECV_ROLE, peer=rows.src_rank[into], recv_from=rows.src_rank[into],
+        op=np.where(reduces[into], RECV_REDUCE, RECV), dst=rows.dst_chunk[into],
+        src=np.where(reduces[into], rows.dst_chunk[into], -1),
+    )  # fmt: skip
+    inside = _parts(
+        local, rows.src_rank[local], role=LOCAL_ROLE, peer=_ranked(group[local]), src=aside[local], dst=rows.dst_chunk[local],
+        op=np.where(sync[local], NOP, np.where(reduces[local], REDUCE_HERE, COPY_HERE)),
+    )  # fmt: skip
+    return _Parts(
+        *(np.concatenate(c) for c in zip(*map(_columns, (copies, sends, recvs, inside)), strict=True))
+    ), staging
 
 
-class _Writer:
-    """Writes the program of a plan, step by step."""
-
-    def __init__(self, plan: Plan) -> None:
-        self.size = plan.schedule.layout.size
-        self.waits = plan.waits
-        self.awaited = frozenset(earlier for each in plan.waits.values() for earlier in each)
-        self.ranks = [_Rank(plan.nchannels) for _ in range(plan.nranks)]
-        self.switched: dict[
-            tuple[int, int], Spot
-        ] = {}  # (rank, chunk) -> the last operand of a switch reduction that was added there
-        self.spots: dict[tuple[int, int], list[Spot]] = {}  # (transfer, rank) -> its instructions there
-
-    def step(self, first: int, step: PlanStep) -> None:
-        """Add one step: first the copies of what it overwrites, then everything at once."""
-        self.switched.clear()
-        rows = _rows(first, step)
-        # Inside a step a transfer may wait for one with a higher number (a write for the reads of another channel).
-        rows = _by_waits(rows, self.waits)
-        source = {row.number: self._stage(row) if row.staged else row.src_chunk for row in rows}
-        for row in rows:
-            self._transfer(row, source[row.number])
-        for rank in self.ranks:
-            for group in rank.groups:
-                group.next_step()
-
-    def _stage(self, row: _Row) -> int:
-        """Copy the source aside, in the lane that will read it; the first chunk of the copy."""
-        rank = self.ranks[row.src]
-        group, at = rank.groups[row.channel], self.size + rank.stages
-        rank.stages += row.count
-        role, peer = ("stage", len(group.staged)) if row.src == row.dst else ("send", row.dst)
-        spot = rank.add(
-            row.channel, role, peer, Instruction("copy", row.src_chunk, at, row.count), self._earlier(row, row.src)
-        )
-        group.staged.append(spot)
-        return at
-
-    def _earlier(self, row: _Row, at: int) -> list[Spot]:
-        """Instructions of a rank that a transfer must wait for."""
-        return [spot for earlier in self.waits.get(row.number, ()) for spot in self.spots.get((earlier, at), ())]
-
-    def _transfer(self, row: _Row, source: int) -> None:
-        src, dst = self.ranks[row.src], self.ranks[row.dst]
-        count = 0 if row.op == SYNC else row.count
-        writer = [*self._earlier(row, row.dst), *dst.groups[row.channel].staged]
-        reduces = row.op == REDUCE
-        if row.op == SWITCH_REDUCE:
-            # The switch writes once; here its operands come one after the other, the first as a copy.
-            before = self.switched.get((row.dst, row.dst_chunk))
-            reduces, writer = before is not None, [*writer, *([before] if before else [])]
-        if row.src == row.dst:
-            group = dst.groups[row.channel]
-            group.locals += 1
-            op = "nop" if row.op == SYNC else "reduce" if reduces else "copy"
-            spot = dst.add(row.channel, "local", group.locals, Instruction(op, source, row.dst_chunk, count), writer)
-            self._note(row, row.dst, spot)
-            return
-        sent = Instruction("send", source, -1, count, send_to=row.dst)
-        self._note(row, row.src, src.add(row.channel, "send", row.dst, sent, self._earlier(row, row.src)))
-        taken = Instruction(
-            "recv_reduce_copy" if reduces else "recv",
-            row.dst_chunk if reduces else -1,
-            row.dst_chunk,
-            count,
-            recv_from=row.src,
-        )
-        self._note(row, row.dst, dst.add(row.channel, "recv", row.src, taken, writer))
-
-    def _note(self, row: _Row, rank: int, spot: Spot) -> None:
-        if row.op == SWITCH_REDUCE and rank == row.dst:
-            self.switched[row.dst, row.dst_chunk] = spot
-        if row.number in self.awaited:
-            self.spots.setdefault((row.number, rank), []).append(spot)
+def _columns(parts: _Parts) -> tuple[Ints, ...]:
+    return tuple(getattr(parts, name) for name in _Parts.__slots__)
 
 
-def _by_waits(rows: list[_Row], waits: Mapping[int, tuple[int, ...]]) -> list[_Row]:
-    """The transfers of a step, those that others of it wait for first."""
-    inside = {row.number: row for row in rows}
-    needed = {number: [earlier for earlier in waits.get(number, ()) if earlier in inside] for number in inside}
-    if not any(needed.values()):
-        return rows
-    return [inside[number] for number in TopologicalSorter(needed).static_order()]
+def _pairs(left: Ints, right: Ints) -> tuple[Ints, Ints]:
+    """Positions of every two equal keys, one of each; both sorted."""
+    low, high = np.searchsorted(right, left), np.searchsorted(right, left, "right")
+    row, offset = spread(high - low)
+    return row, low[row] + offset
 
 
-def lower(plan: Plan) -> Program:
+class _Waits:
+    """Pairs of instructions, later and earlier, while they are collected."""
+
+    def __init__(self) -> None:
+        self.found: list[tuple[Ints, Ints]] = [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
+
+    def add(self, later: Ints, earlier: Ints) -> None:
+        """Some more pairs."""
+        self.found.append((later, earlier))
+
+    def joined(self, lane: Ints) -> tuple[Ints, Ints]:
+        """Each pair once, by waiter, without those that the order of a lane has anyway."""
+        later, earlier = (np.concatenate(column) for column in zip(*self.found, strict=True))
+        apart = lane[later] != lane[earlier]
+        count = len(lane) + 1
+        both = distinct(later[apart] * count + earlier[apart])
+        return both // count, both % count
+
+
+def _group_waits(waits: _Waits, lane: Ints, group: Ints, step: Ints) -> None:
+    """The first instruction of a lane in a step waits for all lanes of its group in the step before."""
+    number = np.arange(len(lane))
+    new = (np.diff(lane, prepend=-1) != 0) | (np.diff(step, prepend=-1) != 0)
+    first = number[new]
+    last = np.concatenate([first[1:], [len(lane)]])[: len(first)] - 1
+    steps = int(step.max(initial=0)) + 1
+    turn = group[first] * steps + step[first]
+    turns = distinct(turn)
+    before = np.full(len(turns) + 1, -1)  # the turn before each
+    before[1:-1] = np.where(turns[1:] // steps == turns[:-1] // steps, turns[:-1], -1)
+    order = np.argsort(turn, kind="stable")
+    later, earlier = _pairs(before[np.searchsorted(turns, turn)], turn[order])
+    waits.add(first[later], last[order][earlier])
+
+
+def lowering(plan: Plan, ranks: Sequence[int] | None = None) -> Lowering:
+    """The instructions of a plan, or of some of its ranks."""
+    mine = np.ones(plan.nranks, np.bool_) if ranks is None else np.isin(np.arange(plan.nranks), ranks)
+    rows = _rows(plan, mine)
+    parts, staging = _made(rows, mine, plan.schedule.layout.size, plan.nchannels)
+    channel, most = rows.channel[parts.row], int(parts.peer.max(initial=0)) + 1
+    key = ((parts.rank * plan.nchannels + channel) * 4 + parts.role) * most + parts.peer
+    order = np.lexsort((parts.row, parts.phase, rows.step[parts.row], key))
+    parts = _Parts(*(column[order] for column in _columns(parts)))
+    begin = np.flatnonzero(np.diff(key[order], prepend=-1))
+    lane = np.repeat(np.arange(len(begin)), np.diff([*begin.tolist(), len(order)]))
+    step, channel = rows.step[parts.row], rows.channel[parts.row]
+    waits = _Waits()
+    _group_waits(waits, lane, parts.rank * plan.nchannels + channel, step)
+    _row_waits(waits, plan, rows, parts)
+    code = Code(
+        parts.rank[begin], channel[begin], np.concatenate([begin, [len(order)]]), parts.op, parts.src, parts.dst,
+        np.where(rows.op[parts.row] == SYNC, 0, rows.count[parts.row]), parts.recv_from, parts.send_to, *waits.joined(lane),
+    )  # fmt: skip
+    return Lowering(code, rows.number[parts.row], step, staging)
+
+
+def _row_waits(waits: _Waits, plan: Plan, rows: _Rows, parts: _Parts) -> None:
+    """Writes wait for what their step sets aside, operands for those before, and transfers for those that the plan says."""
+    total = len(rows.number)
+    done = [np.full(total, -1) for _ in range(3)]  # what copies aside, what sends (or works locally), what receives
+    local = parts.role == LOCAL_ROLE
+    for kind, which in enumerate(
+        (parts.phase == 0, (parts.role == SEND_ROLE) & (parts.phase == 1) | local, (parts.role == RECV_ROLE) | local)
+    ):
+        done[kind][parts.row[which]] = np.flatnonzero(which)
+    aside, sent, written = done
+
+    def wait(later: Ints, earlier: Ints) -> None:
+        real = (later >= 0) & (earlier >= 0)
+        waits.add(later[real], earlier[real])
+
+    steps = int(rows.step.max(initial=0)) + 1
+    staged = np.flatnonzero(aside >= 0)
+    place = (rows.src_rank * plan.nchannels + rows.channel) * steps + rows.step
+    target = (rows.dst_rank * plan.nchannels + rows.channel) * steps + rows.step
+    order = staged[np.argsort(place[staged], kind="stable")]
+    later, earlier = _pairs(target, place[order])
+    wait(written[later], aside[order][earlier])
+    before, after, _ = _operands(rows)
+    wait(written[after], written[before])
+    pairs = [(later, earlier) for later, each in plan.waits.items() for earlier in each]
+    both = np.array(pairs, np.int64).reshape(-1, 2).T
+    both = both[:, np.isin(both[0], rows.number) & np.isin(both[1], rows.number)]
+    a, b = np.searchsorted(rows.number, both)
+    ends = ((rows.src_rank, (aside, sent)), (rows.dst_rank, (written,)))
+    for late_rank, late in ends:
+        for early_rank, early in ends:
+            same = np.flatnonzero(late_rank[a] == early_rank[b])
+            for one in late:
+                wait(one[a[same]], early[-1][b[same]])
+
+
+def lower(plan: Plan, *, ranks: Sequence[int] | None = None) -> Program:
     """The per-rank program of a plan.
 
     Parameters
     ----------
     plan
         Any plan.
+    ranks
+        The ranks whose part is wanted, such as those of one process; default all.
 
     Returns
     -------
@@ -202,24 +315,15 @@ def lower(plan: Plan) -> Program:
     >>> import simcoll
     >>> program = lower(simcoll.bind(simcoll.schedule("all_gather", "ring", nranks=3), 6))
     >>> [instruction.op for lane in program.lanes[0] for instruction in lane.instructions]
-    ['copy', 'send', 'send', 'recv', 'recv']
+    ['send', 'send', 'recv', 'recv', 'copy']
     """
     expect(plan, Plan, "lower takes a plan, made by bind(schedule, count)")
-    writer, first = _Writer(plan), 0
-    for step in plan.steps():
-        writer.step(first, step)
-        first += len(step)
-    layout = plan.schedule.layout
+    found, layout = lowering(plan, ranks), plan.schedule.layout
     inputs, outputs = layout.output_base, layout.scratch_base - layout.output_base
-    staging = max(rank.stages for rank in writer.ranks)
-    lanes = tuple(
-        tuple(Lane(channel, tuple(rank.code[number])) for (channel, _, _), number in rank.lanes.items())
-        for rank in writer.ranks
-    )
-    scratch = layout.size - layout.scratch_base + staging
+    buffers = inputs, outputs, layout.size - layout.scratch_base + found.staging
     return Program(
-        plan.schedule.title, plan.nranks, lanes, (inputs, outputs, scratch),
-        plan.collective, layout.chunks, plan.collective.in_place,
+        plan.schedule.title, plan.nranks, Lanes(found.code, plan.nranks), buffers, plan.collective, layout.chunks,
+        plan.collective.in_place,
     )  # fmt: skip
 
 
@@ -233,10 +337,11 @@ def check_lowering(plan: Plan) -> ProgramProof:
     ScheduleError
         With both accesses of a race, or as :func:`~simcoll.proving.verify_program`.
     """
-    program = lower(plan)
+    wiring = wire(lower(plan))
+    proof, run = check_ordered(wiring)
     planned = sum(len(step) for step in plan.steps())
-    if planned == sum(len(step) for _, step in lowered(plan.schedule)):
-        proof = verify_program(program)
-        # A switch reduces in an order of its own, which only the proof of the schedule knows.
-        return proof if plan.proof is None else replace(proof, order=plan.proof.order)
-    return check_ordered(wire(program))[0]
+    if planned != sum(len(step) for _, step in lowered(plan.schedule)):
+        return proof
+    proof = check_data(wiring, run, proof)
+    # A switch reduces in an order of its own, which only the proof of the schedule knows.
+    return proof if plan.proof is None else replace(proof, order=plan.proof.order)

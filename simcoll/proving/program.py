@@ -1,33 +1,40 @@
 """Proof of per-rank programs: matched messages, no deadlock, no race, the right contributions in every output chunk.
 
-A program without races gives the same data in every legal order, so one order is played. Every value is a node of an
-expression graph (an input, or the reduction of two nodes), from which the exact multiset of contributions and the
-order of each reduction are read.
+A program without races gives the same data in every legal order, so one order is played: level by level, since
+instructions of one level touch nothing in common. Every value is a node of an expression graph (an input, or the
+reduction of two nodes), from which the exact multiset of contributions and the order of each reduction are read.
 """
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
 from simcoll.core.hashing import mix, tokens
-from simcoll.core.program import OPS, Program, place, wire
+from simcoll.core.program import Program, place
 from simcoll.core.proof import LEVELS
 from simcoll.core.schedule import Layout
+from simcoll.core.step import distinct, spread
+from simcoll.core.wiring import op_where, wire
 from simcoll.errors import ConfigError, ScheduleError, expect
 from simcoll.proving.deadlock import deadlock, depth_text, play
-from simcoll.proving.races import check_races
+from simcoll.proving.races import check_races, most_in_flight
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from simcoll.core.program import Instruction, Wiring
+    from numpy.typing import NDArray
+
+    from simcoll.core.wiring import Wiring
     from simcoll.proving.deadlock import Play
 
-__all__ = ["DEPTHS", "ProgramProof", "check_ordered", "verify_program"]
+    Ints = NDArray[np.int64]
+    Words = NDArray[np.uint64]
+
+__all__ = ["DEPTHS", "ProgramProof", "check_data", "check_ordered", "verify_program"]
 
 DEPTHS: tuple[int | None, ...] = (0, 1, 2, 8, None)
 
@@ -50,7 +57,7 @@ class ProgramProof:
     depth
         FIFO depth of the program's protocol; None: unbounded.
     depth_used
-        Most messages that can be in flight on a connection, with this FIFO depth.
+        Most messages that can be in flight on a connection, with this FIFO depth; None where it was not counted.
     protocol
         Name of the protocol.
     """
@@ -62,7 +69,7 @@ class ProgramProof:
     lanes: int
     least_depth: int | None
     depth: int | None
-    depth_used: int
+    depth_used: int | None
     protocol: str
 
     def __str__(self) -> str:
@@ -74,9 +81,10 @@ class ProgramProof:
         order = f", reduction order {self.order}" if self.order else ""
         needed = depth_text(self.least_depth)
         offered = f"{self.protocol or 'its protocol'} has {'no limit' if self.depth is None else self.depth}"
+        used = "" if self.depth_used is None else f"uses at most {self.depth_used}, "
         return (
             f"{what}: {self.messages:,} messages in {self.steps:,} steps of {self.lanes:,} lanes{order}; "
-            f"needs {needed}, uses at most {self.depth_used}, {offered}"
+            f"needs {needed}, {used}{offered}"
         )
 
 
@@ -109,41 +117,38 @@ def verify_program(program: Program, *, depths: Sequence[int | None] = DEPTHS) -
             raise ConfigError(f"FIFO depth {depth!r}: expected a whole number from 0, or None for unbounded")
     wiring = wire(program)
     proof, run = check_ordered(wiring, depths)
-    memory = _play_data(wiring, run)
-    if program.collective is None or program.collective.kind == "barrier":
-        return proof
-    return replace(proof, data=True, order=_check_outputs(memory, Layout(program.collective, program.chunks)))
+    used = most_in_flight(wiring, run)
+    if program.fifo_depth is not None:
+        used = min(used, max(program.fifo_depth, 1))
+    return check_data(wiring, run, replace(proof, depth_used=used))
 
 
 def check_ordered(wiring: Wiring, depths: Sequence[int | None] = DEPTHS) -> tuple[ProgramProof, Play]:
-    """Deadlock and races of a program; the proof of that, and a complete play.
+    """Deadlock and races of a program; the proof of that, and a complete play with unbounded FIFOs.
 
     Raises
     ------
     ScheduleError
         As :func:`verify_program`.
     """
-    program = wiring.program
-    own = play(wiring, program.fifo_depth)
-    if not own.complete:
-        protocol = f" ({program.protocol})" if program.protocol else ""
-        deadlock(wiring, program.fifo_depth, because=f"{protocol}; {_enough(wiring)}")
-    tried = sorted(depth for depth in {*depths, program.fifo_depth} if depth is not None)
+    program, own = wiring.program, wiring.program.fifo_depth
+    # What runs with some depth runs with every greater one, so that the least decides.
+    tried = sorted(depth for depth in {*depths, own} if depth is not None)
     least = next((depth for depth in tried if play(wiring, depth).complete), None)
-    used = check_races(wiring, own.order)
-    if program.fifo_depth is not None:
-        used = min(used, max(program.fifo_depth, 1))
-    messages = sum(len(connection.sends) for connection in wiring.connections)
-    return ProgramProof(
-        False, "", program.steps, messages, len(wiring.code), least, program.fifo_depth, used, program.protocol
-    ), own
+    run = play(wiring, None)
+    if not (run.complete if own is None else least is not None and least <= own):
+        protocol = f" ({program.protocol})" if program.protocol else ""
+        deadlock(wiring, own, because=f"{protocol}; {_enough(wiring)}")
+    check_races(wiring, run)
+    messages, lanes = len(wiring.sends), len(wiring.code.rank)
+    return ProgramProof(False, "", program.steps, messages, lanes, least, own, None, program.protocol), run
 
 
 def _enough(wiring: Wiring) -> str:
     """The least FIFO depth that a program runs with, in words."""
     if not play(wiring, None).complete:
         return "no FIFO is deep enough"
-    low, high = 0, max([len(connection.sends) for connection in wiring.connections], default=0)
+    low, high = 0, int(wiring.ordinal.max(initial=-1)) + 1
     while low < high:
         middle = (low + high) // 2
         if play(wiring, middle).complete:
@@ -156,141 +161,147 @@ def _enough(wiring: Wiring) -> str:
 class _Values:
     """Expression graph: leaves are input chunks, every other node is the reduction of two."""
 
-    def __init__(self, tree: list[int]) -> None:
-        self.leaves = len(tree)
-        self.tree = tree
-        self.operands: list[tuple[int, int]] = []
-        self._sums: dict[int, Counter[int]] = {}
+    def __init__(self, leaves: Words, nodes: int) -> None:
+        self.leaves = self.count = len(leaves)
+        self.tree = np.concatenate([leaves, np.zeros(nodes, np.uint64)])
+        self.operands = np.zeros((2, nodes), np.int64)
+        self.size = np.ones(len(self.tree))  # leaves below each node
 
-    def reduced(self, left: list[int], right: list[int]) -> list[int]:
+    def reduced(self, left: Ints, right: Ints) -> Ints:
         """The nodes of left (op) right, one by one."""
-        both = np.array([[self.tree[node] for node in nodes] for nodes in (left, right)], np.uint64)
-        first = len(self.tree)
-        self.tree.extend(mix(both[0] + both[1]).tolist())
-        self.operands.extend(zip(left, right, strict=True))
-        return list(range(first, len(self.tree)))
+        made = np.arange(self.count, self.count + len(left))
+        self.count += len(left)
+        self.operands[:, made - self.leaves] = left, right
+        self.tree[made] = mix(self.tree[left] + self.tree[right])
+        self.size[made] = self.size[left] + self.size[right]
+        return made
+
+    def expanded(self, nodes: Ints) -> tuple[Ints, Ints]:
+        """Every leaf of some nodes, as often as it is in each: which node, and the leaf."""
+        found, which = [(np.zeros(0, np.int64), np.zeros(0, np.int64))], np.arange(len(nodes))
+        while len(nodes):
+            leaf = nodes < self.leaves
+            found.append((which[leaf], nodes[leaf]))
+            which, inner = np.tile(which[~leaf], 2), nodes[~leaf] - self.leaves
+            nodes = self.operands[:, inner].reshape(-1)
+        whose, leaves = (np.concatenate(column) for column in zip(*found, strict=True))
+        return whose, leaves
 
     def contributions(self, node: int) -> Counter[int]:
-        """How often every leaf is in a node."""
-        todo = [node]
-        while todo:
-            at = todo[-1]
-            if at in self._sums:
-                todo.pop()
-            elif at < self.leaves:
-                self._sums[at] = Counter({at: 1})
+        """How often every leaf is in a node; nodes come after their operands."""
+        times: Counter[int] = Counter({node: 1})
+        found: Counter[int] = Counter()
+        while times:
+            at = max(times)
+            often = times.pop(at)
+            if at < self.leaves:
+                found[at] = often
             else:
-                left, right = self.operands[at - self.leaves]
-                open_ = [operand for operand in (left, right) if operand not in self._sums]
-                if open_:
-                    todo.extend(open_)
-                else:
-                    self._sums[at] = Counter(self._sums[left])
-                    self._sums[at].update(self._sums[right])
-        return self._sums[node]
-
-
-def _inputs(program: Program, rank: int) -> tuple[list[int], list[bool], bool]:
-    """Where a rank's input chunks lie, whether they may be written, and whether the rank has an input at all."""
-    count = program.buffers[0]
-    chunks = np.arange(count, dtype=np.int64)
-    layout = program.layout
-    if layout is None:
-        base = count if program.in_place else 0
-        return list(range(base, base + count)), [program.in_place] * count, True
-    at = np.full(count, rank, np.int64)
-    stored = layout.canonical(at, chunks)
-    return stored.tolist(), layout.writable(at, stored).tolist(), bool(layout.collective.has_input(at[:1]).all())
+                for operand in self.operands[:, at - self.leaves].tolist():
+                    times[operand] += often
+        return found
 
 
 class _Memory:
-    """Every rank's chunks during a play: the node that each holds, and who wrote it."""
+    """Every rank's chunks during a play: the node that each holds (-1: none), and the instruction that wrote it."""
 
     def __init__(self, wiring: Wiring) -> None:
-        program = wiring.program
-        n, inputs = program.nranks, program.buffers[0]
+        program, code = wiring.program, wiring.code
+        n, inputs, self.chunks = program.nranks, program.buffers[0], sum(program.buffers)
         self.wiring = wiring
-        self.held: dict[tuple[int, int], int] = {}
-        self.writer: dict[tuple[int, int], tuple[int, int]] = {}
-        self.values = _Values(np.repeat(tokens(n, 2), inputs).tolist())
-        self.read_only: set[tuple[int, int]] = set()
-        for rank in range(n):
-            stored, writable, given = _inputs(program, rank)
-            self.read_only.update((rank, chunk) for chunk, free in zip(stored, writable, strict=True) if not free)
-            if given:
-                self.held.update(((rank, chunk), rank * inputs + leaf) for leaf, chunk in enumerate(stored))
+        self.held = np.full(n * self.chunks, -1)
+        self.writer = np.full(n * self.chunks, -1)
+        self.read_only = np.zeros(n * self.chunks, np.bool_)
+        reduces = op_where(code, "reads") & (op_where(code, "receives") | op_where(code, "updates"))
+        self.values = _Values(np.repeat(tokens(n, 2), inputs), int(code.count[reduces].sum()))
+        layout = program.layout
+        rank, chunk = (cells.reshape(-1) for cells in np.meshgrid(np.arange(n), np.arange(inputs), indexing="ij"))
+        if layout is None:
+            stored, given = chunk + inputs * program.in_place, np.ones(len(chunk), np.bool_)
+            writable = np.full(len(chunk), program.in_place)
+        else:
+            stored, given = layout.canonical(rank, chunk), layout.collective.has_input(rank)
+            writable = layout.writable(rank, stored)
+        at = rank * self.chunks + stored
+        self.read_only[at[~writable]] = True
+        self.held[at[given]] = np.flatnonzero(given)
 
-    def read(self, lane: int, position: int, first: int, count: int) -> list[int]:
+    def fail(self, number: int, cell: int, reason: str) -> NoReturn:
+        """Refuse an access of an instruction."""
+        rank, chunk = divmod(cell, self.chunks)
+        name = f"{place(self.wiring.program, chunk)} of rank {rank}"
+        raise ScheduleError(
+            f"{self.wiring.program}: {reason.format(name)}\n  in {self.wiring.where(number)}",
+            step=int(self.wiring.position[number]),
+            rank=rank,
+            chunk=chunk,
+        )
+
+    def read(self, number: Ints, cell: Ints) -> Ints:
         """Nodes of some chunks; refuses those that hold nothing."""
-        rank = self.wiring.ranks[lane]
-        nodes = [self.held.get((rank, chunk), -1) for chunk in range(first, first + count)]
-        if -1 in nodes:
-            chunk = first + nodes.index(-1)
-            _fail(
-                self.wiring,
-                lane,
-                position,
-                chunk,
-                f"reads {place(self.wiring.program, chunk)} of rank {rank}, which holds nothing yet",
-            )
+        nodes = self.held[cell]
+        empty = np.flatnonzero(nodes < 0)
+        if len(empty):
+            self.fail(int(number[empty[0]]), int(cell[empty[0]]), "reads {}, which holds nothing yet")
         return nodes
 
-    def write(self, lane: int, position: int, first: int, nodes: list[int]) -> None:
+    def write(self, number: Ints, cell: Ints, nodes: Ints) -> None:
         """Put nodes into chunks; refuses inputs that are not also outputs."""
-        rank = self.wiring.ranks[lane]
-        for chunk, node in enumerate(nodes, first):
-            cell = (rank, chunk)
-            if cell in self.read_only:
-                _fail(
-                    self.wiring,
-                    lane,
-                    position,
-                    chunk,
-                    f"overwrites {place(self.wiring.program, chunk)} of rank {rank}: inputs are read-only",
-                )
-            self.held[cell] = node
-            self.writer[cell] = (lane, position)
-
-
-def _fail(wiring: Wiring, lane: int, position: int, chunk: int, reason: str) -> NoReturn:
-    raise ScheduleError(
-        f"{wiring.program}: {reason}\n  in {wiring.where(lane, position)}",
-        step=position,
-        rank=wiring.ranks[lane],
-        chunk=chunk,
-    )
+        locked = np.flatnonzero(self.read_only[cell])
+        if len(locked):
+            self.fail(int(number[locked[0]]), int(cell[locked[0]]), "overwrites {}: inputs are read-only")
+        self.held[cell], self.writer[cell] = nodes, number
 
 
 def _play_data(wiring: Wiring, run: Play) -> _Memory:
-    """Play the data of a program."""
-    memory = _Memory(wiring)
-    flying: list[deque[list[int]]] = [deque() for _ in wiring.connections]
-    for lane, position in run.order:
-        instruction = wiring.code[lane][position]
-        incoming, outgoing = wiring.incoming[lane][position], wiring.outgoing[lane][position]
-        arrived = flying[incoming].popleft() if incoming >= 0 else []
-        value = _execute(memory, lane, position, instruction, arrived)
-        if outgoing >= 0:
-            flying[outgoing].append(value)
+    """Play the data of a program, a level at a time."""
+    memory, code = _Memory(wiring), wiring.code
+    receives, sends, reads, writes, updates = (
+        op_where(code, trait) for trait in ("receives", "sends", "reads", "writes", "updates")
+    )
+    payload = np.full(int(code.count[sends].sum()), -1)
+    begin = np.zeros(len(code.op), np.int64)  # where what an instruction sends lies
+    begin[sends] = np.cumsum(code.count[sends]) - code.count[sends]
+    for numbers in np.split(run.order, np.flatnonzero(np.diff(run.level)) + 1):
+        row, offset = spread(code.count[numbers])
+        number = numbers[row]
+        base = code.rank[wiring.lane[number]] * memory.chunks + offset
+        value = np.full(len(number), -1)
+        here = np.flatnonzero(receives[number])
+        sender = wiring.sends[wiring.incoming[number[here]]]
+        value[here] = payload[begin[sender] + offset[here]]
+        own = np.flatnonzero(reads[number])
+        node = memory.read(number[own], (base + code.src[number])[own])
+        more = np.flatnonzero(updates[number])
+        value[more] = memory.read(number[more], (base + code.dst[number])[more])
+        both = value[own] >= 0
+        value[own[~both]] = node[~both]
+        value[own[both]] = memory.values.reduced(node[both], value[own[both]])
+        done = np.flatnonzero(writes[number])
+        memory.write(number[done], (base + code.dst[number])[done], value[done])
+        gone = np.flatnonzero(sends[number])
+        payload[begin[number[gone]] + offset[gone]] = value[gone]
     return memory
 
 
-def _execute(memory: _Memory, lane: int, position: int, instruction: Instruction, arrived: list[int]) -> list[int]:
-    """Do one instruction; the value that it sends or writes."""
-    op, count = OPS[instruction.op], instruction.count
-    value = arrived
-    if op.reads:
-        own = memory.read(lane, position, instruction.src, count)
-        other = memory.read(lane, position, instruction.dst, count) if op.updates else arrived
-        value = memory.values.reduced(own, other) if op.receives or op.updates else own
-    if op.writes:
-        memory.write(lane, position, instruction.dst, value)
-    return value
+def check_data(wiring: Wiring, run: Play, proof: ProgramProof) -> ProgramProof:
+    """Follow what a program without races leaves in memory; the proof with what that shows.
+
+    Raises
+    ------
+    ScheduleError
+        For a read of what holds nothing, a write to a read-only input, or a wrong output.
+    """
+    program = wiring.program
+    memory = _play_data(wiring, run)
+    if program.collective is None or program.collective.kind == "barrier":
+        return proof
+    return replace(proof, data=True, order=_check_outputs(memory, Layout(program.collective, program.chunks)))
 
 
 def _check_outputs(memory: _Memory, layout: Layout) -> str:
     """Compare every output that the caller sees. Returns the order of reductions."""
-    collective = layout.collective
+    collective, values = layout.collective, memory.values
     n, inputs = collective.nranks, memory.wiring.program.buffers[0]
     ranks = np.flatnonzero(collective.has_output(np.arange(n))).astype(np.int64)
     slots = np.repeat(np.arange(collective.output_slots, dtype=np.int64), layout.chunks)
@@ -298,35 +309,39 @@ def _check_outputs(memory: _Memory, layout: Layout) -> str:
     rank, slot = np.repeat(ranks, len(slots)), np.tile(slots, len(ranks))
     source, source_slot = collective.source(rank, slot)
     leaf, output = layout.input(source_slot, piece), layout.output(slot, piece)
-    stored = layout.canonical(rank, output)
-    trees: dict[int, list[int]] = {}
-    columns = zip(rank.tolist(), stored.tolist(), source.tolist(), leaf.tolist(), strict=True)
-    faults = []
-    for at, chunk, origin, wanted in columns:
-        node = memory.held.get((at, chunk), -1)
-        expected = Counter(r * inputs + wanted for r in (range(n) if origin < 0 else (origin,)))
-        if node < 0 or memory.values.contributions(node) != expected:
-            faults.append((at, chunk, expected))
-        elif origin < 0:
-            trees.setdefault(wanted, []).append(memory.values.tree[node])
-    if faults:
-        _wrong_output(memory, *faults[0], len(faults))
-    return _level(trees)
+    cell = rank * memory.chunks + layout.canonical(rank, output)
+    node, reduced = memory.held[cell], source < 0
+    right = node == np.where(reduced, -2, source * inputs + leaf)
+    # Of a reduction every leaf is the same chunk of another rank. Many ranks hold the same node, which is looked at once.
+    likely = np.flatnonzero(reduced & (node >= 0) & (values.size[node] == n))
+    made, which = np.unique(node[likely] * inputs + leaf[likely], return_inverse=True)
+    whose, leaves = values.expanded(made // max(inputs, 1))
+    fitting = leaves % max(inputs, 1) == (made % max(inputs, 1))[whose]
+    found = distinct(whose[fitting] * n * inputs + leaves[fitting]) // max(n * inputs, 1)
+    right[likely] = (np.bincount(found, minlength=len(made)) == n)[which]
+    wrong = np.flatnonzero(~right)
+    if len(wrong):
+        first = int(wrong[0])
+        origins = range(n) if reduced[first] else (int(source[first]),)
+        _wrong_output(memory, int(cell[first]), Counter(r * inputs + int(leaf[first]) for r in origins), len(wrong))
+    return _level(leaf[reduced], values.tree[node[reduced]])
 
 
-def _level(trees: dict[int, list[int]]) -> str:
-    """Level of the reduction order, from the expression trees of each chunk on all ranks; none is unordered."""
-    if not trees:
+def _level(chunk: Ints, tree: Words) -> str:
+    """Level of the reduction order, from the expression tree of each chunk on all ranks; none is unordered."""
+    if not len(chunk):
         return ""
-    if any(tree != ranks[0] for ranks in trees.values() for tree in ranks):
+    _, first, which = np.unique(chunk, return_index=True, return_inverse=True)
+    if (tree != tree[first][which]).any():
         return LEVELS[0]
-    return LEVELS[2] if len({ranks[0] for ranks in trees.values()}) > 1 else LEVELS[3]
+    return LEVELS[3] if (tree == tree[0]).all() else LEVELS[2]
 
 
-def _wrong_output(memory: _Memory, rank: int, chunk: int, expected: Counter[int], faults: int) -> NoReturn:
+def _wrong_output(memory: _Memory, cell: int, expected: Counter[int], faults: int) -> NoReturn:
     wiring = memory.wiring
+    rank, chunk = divmod(cell, memory.chunks)
     inputs = wiring.program.buffers[0]
-    node = memory.held.get((rank, chunk), -1)
+    node, writer = int(memory.held[cell]), int(memory.writer[cell])
     found = memory.values.contributions(node) if node >= 0 else Counter[int]()
 
     def names(leaves: list[int]) -> str:
@@ -344,6 +359,6 @@ def _wrong_output(memory: _Memory, rank: int, chunk: int, expected: Counter[int]
     for label, leaves in (("missing", missing), ("not wanted", extra), ("counted more than once", twice)):
         if leaves:
             lines.append(f"  {label}: {names(leaves)}")
-    writer = memory.writer.get((rank, chunk))
-    lines.append(f"  last written by {wiring.where(*writer)}" if writer else "  never written")
-    raise ScheduleError("\n".join(lines), step=writer[1] if writer else None, rank=rank, chunk=chunk)
+    lines.append(f"  last written by {wiring.where(writer)}" if writer >= 0 else "  never written")
+    step = int(wiring.position[writer]) if writer >= 0 else None
+    raise ScheduleError("\n".join(lines), step=step, rank=rank, chunk=chunk)

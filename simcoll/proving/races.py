@@ -4,157 +4,208 @@ What orders instructions is the order of their lane, their explicit waits, and m
 receive. That a full FIFO holds a sender back orders nothing here: how much fits in a FIFO is a matter of sizes and
 protocol.
 
-Vector clocks (Lamport 1978; Mattern 1989): for every instruction and lane, how far that lane must have come before.
 In a play of the program each access is compared with the last write and the reads since (as FastTrack does: Flanagan
-and Freund, PLDI 2009); ordered with these, it is ordered with all.
+and Freund, PLDI 2009); ordered with these, it is ordered with all. Vector clocks (Lamport 1978; Mattern 1989) say what is
+ordered: for every instruction and lane, how far that lane must have come before. Most accesses are ordered inside their rank, whose
+clocks need its own lanes only; just what is left is looked up in clocks of the whole program.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections import Counter, deque
 from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
-from simcoll.core.program import OPS, place
-from simcoll.errors import ConfigError, ScheduleError
+from simcoll.core.hazards import hazards
+from simcoll.core.program import place
+from simcoll.core.step import spread
+from simcoll.core.wiring import op_where
+from simcoll.errors import ScheduleError
+from simcoll.proving.deadlock import local_order
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
-    from simcoll.core.program import Instruction, Wiring
+    from simcoll.core.wiring import Wiring
+    from simcoll.proving.deadlock import Play
 
-    Clock = NDArray[np.int32]
+    Clocks = NDArray[np.int32]
+    Ints = NDArray[np.int64]
 
-__all__ = ["check_races"]
+__all__ = ["check_races", "most_in_flight"]
 
-MAX_LANES = 16_384
-
-
-class _Clocks:
-    """How far every lane has come before each instruction, kept only as long as somebody may ask."""
-
-    def __init__(self, wiring: Wiring) -> None:
-        lanes = len(wiring.code)
-        self.wiring = wiring
-        self.now = np.zeros((lanes, lanes), np.int32)
-        self.flying: list[deque[Clock]] = [deque() for _ in wiring.connections]
-        self.asked = Counter(
-            (wiring.first[wiring.ranks[lane]] + other, position)
-            for lane, code in enumerate(wiring.code)
-            for instruction in code
-            for other, position in instruction.waits
-        )
-        self.kept: dict[tuple[int, int], Clock] = {}
-
-    def run(self, lane: int, position: int) -> Clock:
-        """The clock of the next instruction of a lane."""
-        wiring = self.wiring
-        clock: Clock = self.now[lane]
-        base = wiring.first[wiring.ranks[lane]]
-        for other, awaited in wiring.code[lane][position].waits:
-            key = (base + other, awaited)
-            np.maximum(clock, self.kept[key], out=clock)
-            self.asked[key] -= 1
-            if not self.asked[key]:
-                del self.kept[key]
-        incoming, outgoing = wiring.incoming[lane][position], wiring.outgoing[lane][position]
-        if incoming >= 0:
-            np.maximum(clock, self.flying[incoming].popleft(), out=clock)
-        clock[lane] = position + 1
-        if outgoing >= 0:
-            self.flying[outgoing].append(clock.copy())
-        if (lane, position) in self.asked:
-            self.kept[lane, position] = clock.copy()
-        return clock
+CELLS = 2**24
+"""Entries of clocks that are held at a time."""
 
 
-def check_races(wiring: Wiring, order: list[tuple[int, int]]) -> int:
-    """Follow a complete play and refuse accesses that nothing orders.
+def _clocks(
+    wiring: Wiring, run: Play, edges: tuple[Ints, Ints], rows: Ints, column: Ints, width: int
+) -> tuple[Clocks, Ints]:
+    """How far some lanes have come when each of some instructions is done, and the row of each instruction.
+
+    Parameters
+    ----------
+    edges
+        Pairs of instructions, earlier and later; both among the rows.
+    rows
+        Places in the play of the instructions to follow.
+    column
+        Column of each lane, -1 for one that nobody asks for.
+    width
+        Number of columns.
+    """
+    number, level = run.order[rows], run.level[rows]
+    row = np.full(len(wiring.lane), -1)
+    row[number] = np.arange(len(number))
+    before, after = row[edges[0]], row[edges[1]]
+    kept = np.flatnonzero((before >= 0) & (after >= 0))
+    kept = kept[np.argsort(after[kept], kind="stable")]
+    before, after = before[kept], after[kept]
+    clock = np.zeros((len(number), width), np.int32)
+    own, reached = column[wiring.lane[number]], wiring.position[number] + 1
+    starts = np.flatnonzero(np.diff(level, prepend=-1)).tolist()
+    cuts = np.searchsorted(after, [*starts, len(number)]).tolist()
+    first = np.flatnonzero(np.diff(after, prepend=-1))  # first edge of each row that has one
+    firsts = np.searchsorted(first, cuts).tolist()
+    for low, high, low_edge, high_edge, a, b in zip(
+        starts, [*starts[1:], len(number)], cuts[:-1], cuts[1:], firsts[:-1], firsts[1:], strict=True
+    ):
+        if a < b:
+            clock[after[first[a:b]]] = np.maximum.reduceat(clock[before[low_edge:high_edge]], first[a:b] - low_edge)
+        asked = low + np.flatnonzero(own[low:high] >= 0)
+        clock[asked, own[asked]] = reached[asked]
+    return clock, row
+
+
+def _accesses(wiring: Wiring, run: Play) -> tuple[Ints, Ints, NDArray[np.bool_]]:
+    """Cell and instruction of every access, and whether it writes; by cell, and in the order of the play."""
+    code, size = wiring.code, sum(wiring.program.buffers)
+    reads, writes, updates = (op_where(code, trait) for trait in ("reads", "writes", "updates"))
+    both = np.flatnonzero(reads & writes & (code.src != code.dst) & (np.abs(code.src - code.dst) < code.count))
+    if len(both):
+        _overlap(wiring, int(both[0]))
+    when = np.empty(len(run.order), np.int64)
+    when[run.order] = np.arange(len(run.order))
+    rank = code.rank[wiring.lane]
+    found = []
+    for which, start, changes in ((reads, code.src, False), (updates, code.dst, False), (writes, code.dst, True)):
+        number = np.flatnonzero(which)
+        row, offset = spread(code.count[number])
+        number = number[row]
+        found.append((rank[number] * size + start[number] + offset, number, np.full(len(number), changes)))
+    cell, number, write = (np.concatenate(column) for column in zip(*found, strict=True))
+    order = np.lexsort((write, when[number], cell))
+    return cell[order], number[order], write[order]
+
+
+def check_races(wiring: Wiring, run: Play) -> None:
+    """Refuse accesses that nothing orders.
 
     Parameters
     ----------
     wiring
         The program.
-    order
-        A complete play at any FIFO depth.
-
-    Returns
-    -------
-    int
-        The most messages that can be in flight on a connection when receivers are slow: sends that happen before, or
-        beside, the receive of an earlier message.
+    run
+        A complete play at any FIFO depth but 0, where instructions that messages join share a level.
 
     Raises
     ------
     ScheduleError
         Naming both accesses.
-    ConfigError
-        For more lanes than can be followed.
     """
-    if len(wiring.code) > MAX_LANES:
-        raise ConfigError(
-            f"{wiring.program} has {len(wiring.code)} lanes; at most {MAX_LANES} can be checked for races"
-        )
-    clocks = _Clocks(wiring)
-    written: dict[tuple[int, int], tuple[int, int]] = {}
-    read: dict[tuple[int, int], dict[int, int]] = {}
-    sent = [0] * len(wiring.connections)
-    most = 0
-    for lane, position in order:
-        instruction = wiring.code[lane][position]
-        clock, rank = clocks.run(lane, position), wiring.ranks[lane]
-        outgoing = wiring.outgoing[lane][position]
-        if outgoing >= 0:
-            connection = wiring.connections[outgoing]
-            received = bisect_left(connection.recvs, int(clock[connection.receiver]))
-            most, sent[outgoing] = max(most, sent[outgoing] + 1 - received), sent[outgoing] + 1
-        reads, writes = _accesses(wiring, lane, position, instruction)
-        for chunk in reads:
-            cell = (rank, chunk)
-            last = written.get(cell)
-            if last is not None and clock[last[0]] <= last[1]:
-                _race(wiring, cell, (*last, "writes"), (lane, position, "reads"))
-            read.setdefault(cell, {})[lane] = position
-        for chunk in writes:
-            cell = (rank, chunk)
-            last = written.get(cell)
-            if last is not None and clock[last[0]] <= last[1]:
-                _race(wiring, cell, (*last, "writes"), (lane, position, "writes"))
-            for other, when in read.pop(cell, {}).items():
-                if clock[other] <= when:
-                    _race(wiring, cell, (other, when, "reads"), (lane, position, "writes"))
-            written[cell] = (lane, position)
+    cell, number, write = _accesses(wiring, run)
+    later, earlier = hazards(cell, write)
+    apart = wiring.lane[number[later]] != wiring.lane[number[earlier]]
+    later, earlier = later[apart], earlier[apart]
+    a, b = number[earlier], number[later]
+    open_ = ~_ordered_inside(wiring, run, a, b)
+    if open_.any():
+        open_[open_] = ~_ordered(wiring, run, a[open_], b[open_])
+    if open_.any():
+        when = np.empty(len(run.order), np.int64)
+        when[run.order] = np.arange(len(run.order))
+        left = np.flatnonzero(open_)
+        worst = left[np.lexsort((when[a[left]], when[b[left]]))[0]]
+        ends = ((int(a[worst]), bool(write[earlier[worst]])), (int(b[worst]), bool(write[later[worst]])))
+        _race(wiring, int(cell[later[worst]]), *ends)
+
+
+def _ordered_inside(wiring: Wiring, run: Play, earlier: Ints, later: Ints) -> NDArray[np.bool_]:
+    """Which pairs of instructions of one rank are ordered by what happens inside that rank."""
+    code, edges = wiring.code, local_order(wiring)
+    column = np.arange(len(code.rank)) - wiring.first[code.rank]
+    lanes = np.bincount(code.rank, minlength=wiring.program.nranks)
+    rank = code.rank[wiring.lane]
+    cells = np.bincount(rank, minlength=len(lanes)) * lanes.max(initial=1)
+    group = np.cumsum(cells) // CELLS  # ranks that are followed together
+    result, wanted = np.zeros(len(later), np.bool_), group[rank[later]]
+    for each in np.unique(wanted).tolist():
+        rows = np.flatnonzero(group[rank[run.order]] == each)
+        clock, row = _clocks(wiring, run, edges, rows, column, int(lanes.max()))
+        here = np.flatnonzero(wanted == each)
+        known = clock[row[later[here]], column[wiring.lane[earlier[here]]]]
+        result[here] = known > wiring.position[earlier[here]]
+    return result
+
+
+def _everywhere(wiring: Wiring, run: Play, lanes: Ints) -> Iterator[tuple[Ints, Clocks, Ints]]:
+    """Clocks of some lanes in the whole program, a few at a time: column of each lane, the clocks, row of each instruction."""
+    inside = local_order(wiring)
+    edges = np.concatenate([inside[0], wiring.sends]), np.concatenate([inside[1], wiring.recvs])
+    each = max(1, CELLS // max(1, len(wiring.lane)))
+    for begin in range(0, len(lanes), each):
+        some = lanes[begin : begin + each]
+        column = np.full(len(wiring.code.rank), -1)
+        column[some] = np.arange(len(some))
+        yield column, *_clocks(wiring, run, edges, np.arange(len(run.order)), column, len(some))
+
+
+def _ordered(wiring: Wiring, run: Play, earlier: Ints, later: Ints) -> NDArray[np.bool_]:
+    """Which pairs of instructions are ordered, by messages between ranks too."""
+    result, lane = np.zeros(len(later), np.bool_), wiring.lane[earlier]
+    for column, clock, row in _everywhere(wiring, run, np.unique(lane)):
+        here = np.flatnonzero(column[lane] >= 0)
+        known = clock[row[later[here]], column[lane[here]]]
+        result[here] = known > wiring.position[earlier[here]]
+    return result
+
+
+def most_in_flight(wiring: Wiring, run: Play) -> int:
+    """The most messages on a connection when receivers are slow: sends that happen before, or beside, the receive of an earlier one."""
+    most, lane = 0, wiring.lane[wiring.recvs]
+    longest = int(wiring.position.max(initial=0)) + 2
+    taken = wiring.connection * longest + wiring.position[wiring.recvs]
+    first = np.arange(len(taken)) - wiring.ordinal
+    for column, clock, row in _everywhere(wiring, run, np.unique(lane)):
+        here = np.flatnonzero(column[lane] >= 0)
+        known = clock[row[wiring.sends[here]], column[lane[here]]]
+        received = np.searchsorted(taken, wiring.connection[here] * longest + known) - first[here]
+        most = max(most, int((wiring.ordinal[here] + 1 - received).max(initial=0)))
     return most
 
 
-def _accesses(wiring: Wiring, lane: int, position: int, instruction: Instruction) -> tuple[list[int], range]:
-    """Chunks that an instruction reads and writes. Both at once must be the same or apart."""
-    op, src, dst, count = OPS[instruction.op], instruction.src, instruction.dst, instruction.count
-    if op.reads and op.writes and src != dst and abs(src - dst) < count:
-        chunk = max(src, dst)
-        raise ScheduleError(
-            f"{wiring.program}: {wiring.where(lane, position)} races with itself: reads and writes {count} chunks that "
-            "overlap, in any order",
-            step=position,
-            rank=wiring.ranks[lane],
-            chunk=chunk,
-        )
-    reads = list(range(src, src + count)) if op.reads else []
-    if op.updates:
-        reads.extend(range(dst, dst + count))
-    return reads, range(dst, dst + count) if op.writes else range(0)
+def _overlap(wiring: Wiring, number: int) -> NoReturn:
+    """An instruction whose source and destination overlap, but are not the same."""
+    code = wiring.code
+    raise ScheduleError(
+        f"{wiring.program}: {wiring.where(number)} races with itself: reads and writes {code.count[number]} chunks that "
+        "overlap, in any order",
+        step=int(wiring.position[number]),
+        rank=wiring.rank_of(number),
+        chunk=int(max(code.src[number], code.dst[number])),
+    )
 
 
-def _race(wiring: Wiring, cell: tuple[int, int], first: tuple[int, int, str], second: tuple[int, int, str]) -> NoReturn:
-    rank, chunk = cell
-    lines = [f"  {wiring.where(lane, position)} {verb} it" for lane, position, verb in (first, second)]
+def _race(wiring: Wiring, cell: int, first: tuple[int, bool], second: tuple[int, bool]) -> NoReturn:
+    rank, chunk = divmod(cell, sum(wiring.program.buffers))
+    lines = [f"  {wiring.where(number)} {'writes' if write else 'reads'} it" for number, write in (first, second)]
     raise ScheduleError(
         f"{wiring.program}: race on rank {rank} {place(wiring.program, chunk)}: nothing orders these two\n"
         + "\n".join(lines),
-        step=second[1],
+        step=int(wiring.position[second[0]]),
         rank=rank,
-        channel=wiring.program.lanes[rank][second[0] - wiring.first[rank]].channel,
+        channel=int(wiring.code.channel[wiring.lane[second[0]]]),
         chunk=chunk,
     )

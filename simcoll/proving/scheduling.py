@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simcoll.core.program import OPS, Program, wire
+from simcoll.core.program import NAMES, OPS, Program
 from simcoll.core.schedule import COPY, REDUCE, Layout, Schedule, Step, transfers
+from simcoll.core.wiring import wire
 from simcoll.errors import ConfigError, InternalError, expect
 from simcoll.proving.deadlock import play
 from simcoll.proving.program import verify_program
@@ -24,7 +25,7 @@ from simcoll.proving.program import verify_program
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from simcoll.core.program import Wiring
+    from simcoll.core.wiring import Wiring
     from simcoll.proving.deadlock import Play
 
 __all__ = ["program_schedule"]
@@ -71,7 +72,8 @@ def _coloured(units: list[frozenset[int]]) -> list[int]:
 
 def _by_blocks(wiring: Wiring) -> _Channels | None:
     """A channel for each set of lanes that connections join; None when such a set has two lanes of one rank."""
-    parent = list(range(len(wiring.code)))
+    ranks = wiring.code.rank.tolist()
+    parent = list(range(len(ranks)))
 
     def root(lane: int) -> int:
         while parent[lane] != lane:
@@ -82,13 +84,13 @@ def _by_blocks(wiring: Wiring) -> _Channels | None:
     for connection in wiring.connections:
         parent[root(connection.receiver)] = root(connection.sender)
     members: dict[int, list[int]] = {}
-    for lane in range(len(wiring.code)):
-        members.setdefault(root(lane), []).append(wiring.ranks[lane])
-    units = [frozenset(ranks) for ranks in members.values()]
-    if any(len(unit) != len(ranks) for unit, ranks in zip(units, members.values(), strict=True)):
+    for lane, rank in enumerate(ranks):
+        members.setdefault(root(lane), []).append(rank)
+    units = [frozenset(unit) for unit in members.values()]
+    if any(len(unit) != len(given) for unit, given in zip(units, members.values(), strict=True)):
         return None
     channel = dict(zip(members, _coloured(units), strict=True))
-    lanes = [channel[root(lane)] for lane in range(len(wiring.code))]
+    lanes = [channel[root(lane)] for lane in range(len(ranks))]
     return _Channels(
         "blocks", [lanes[connection.sender] for connection in wiring.connections], lanes, max(lanes, default=0) + 1
     )
@@ -97,7 +99,7 @@ def _by_blocks(wiring: Wiring) -> _Channels | None:
 def _by_connections(wiring: Wiring, kind: str) -> _Channels:
     """A channel for each connection, and one for the local operations of each lane."""
     units = [frozenset((connection.src, connection.dst)) for connection in wiring.connections]
-    lanes = [frozenset((rank,)) for rank in wiring.ranks]
+    lanes = [frozenset((rank,)) for rank in wiring.code.rank.tolist()]
     colours = _coloured(units + lanes)
     split = len(units)
     return _Channels(kind, colours[:split], colours[split:], max(colours, default=0) + 1)
@@ -171,7 +173,7 @@ class _Builder:
     def local(self, lane: int, op: int, src: int, dst: int, count: int, channel: int | None = None) -> None:
         """A copy or reduction inside a rank."""
         if count and (op == REDUCE or src != dst):
-            rank = self.wiring.ranks[lane]
+            rank = int(self.wiring.code.rank[lane])
             number = self._open(op, rank, src, count, self.channels.locals[lane] if channel is None else channel)
             self._close(number, op, rank, dst)
 
@@ -182,7 +184,7 @@ class _Builder:
         ends = self.wiring.connections[connection]
         number = self._open(COPY, ends.src, src, count, self.channels.messages[connection])
         if self.buffered:
-            most = max(self.wiring.code[ends.sender][position].count for position in ends.sends)
+            most = int(self.wiring.code.count[ends.sends].max())
             self._close(number, COPY, ends.dst, self.temporary(("fifo", connection), ends.dst, most))
         self.flying[connection].append(number)
 
@@ -196,19 +198,22 @@ class _Builder:
             self.local(lane, op, held, dst, count, self.channels.messages[connection])
             self.slots["fifo", connection].append(held)
         else:
-            self._close(number, op, self.wiring.ranks[lane], dst)
+            self._close(number, op, int(self.wiring.code.rank[lane]), dst)
 
-    def instruction(self, lane: int, position: int) -> None:
+    def instruction(self, number: int) -> None:
         """All events of one instruction."""
-        wiring = self.wiring
-        instruction = wiring.code[lane][position]
-        op, src, dst, count = OPS[instruction.op], instruction.src, instruction.dst, instruction.count
-        incoming, outgoing = wiring.incoming[lane][position], wiring.outgoing[lane][position]
+        wiring, code = self.wiring, self.wiring.code
+        lane, rank = int(wiring.lane[number]), wiring.rank_of(number)
+        op, src, dst, count = OPS[NAMES[code.op[number]]], *(int(c[number]) for c in (code.src, code.dst, code.count))
+        incoming, outgoing = (
+            int(wiring.connection[message]) if (message := ends[number]) >= 0 else -1
+            for ends in (wiring.incoming, wiring.outgoing)
+        )
         value, partial = (dst if op.writes else src), None
         if op.receives:
             if op.reads and not op.writes and count:
-                most = max(each.count for each in wiring.code[lane])
-                value = partial = self.temporary(("partial", lane), wiring.ranks[lane], most)
+                most = int(code.count[wiring.lane == lane].max())
+                value = partial = self.temporary(("partial", lane), rank, most)
             if op.reads:
                 self.local(lane, COPY, src, value, count, self.channels.messages[incoming])
             self.receive(incoming, lane, REDUCE if op.reads else COPY, value, count)
@@ -264,8 +269,8 @@ def _ways(wiring: Wiring) -> Iterator[_Channels]:
 def _scheduled(wiring: Wiring, run: Play, ways: Iterable[_Channels]) -> tuple[_Channels, list[_Event], int]:
     for channels in ways:
         builder = _Builder(wiring, channels)
-        for lane, position in run.order:
-            builder.instruction(lane, position)
+        for number in run.order.tolist():
+            builder.instruction(number)
         if _levelled(builder.events):
             return channels, builder.events, max(builder.free)
     raise InternalError(f"{wiring.program}: its play cannot be put in order")

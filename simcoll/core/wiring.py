@@ -1,0 +1,189 @@
+"""A program with its messages joined: the n-th send of a connection meets the n-th receive."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NoReturn
+
+import numpy as np
+
+from simcoll.core.program import OPS, place
+from simcoll.errors import ScheduleError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from simcoll.core.program import Code, Program
+
+    Ints = NDArray[np.int64]
+
+__all__ = ["Connection", "Wiring", "op_where", "wire"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Connection:
+    """All messages from one rank to another on one channel: the n-th send goes to the n-th receive.
+
+    ``sender`` and ``receiver`` are lanes of the wiring, ``sends`` and ``recvs`` instructions.
+    """
+
+    src: int
+    dst: int
+    channel: int
+    sender: int
+    receiver: int
+    sends: Ints
+    recvs: Ints
+
+    def __str__(self) -> str:
+        return f"rank {self.src} -> {self.dst} channel {self.channel}"
+
+
+def op_where(code: Code, trait: str) -> NDArray[np.bool_]:
+    """Which instructions have an operation that receives, sends, reads, writes or updates."""
+    found: NDArray[np.bool_] = np.array([getattr(op, trait) for op in OPS.values()])[code.op]
+    return found
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Wiring:
+    """A program with its lanes and instructions numbered over all ranks, and its messages joined.
+
+    Attributes
+    ----------
+    program, code
+        What was wired.
+    lane, position
+        Of every instruction.
+    first
+        Number of the first lane of every rank.
+    connections
+        All connections.
+    sends, recvs, connection, ordinal
+        Both ends of every message, its connection, and how many messages of that come before.
+    incoming, outgoing
+        For every instruction the message that it receives and the one that it sends, -1 for none.
+    """
+
+    program: Program
+    code: Code
+    lane: Ints
+    position: Ints
+    first: Ints
+    connections: tuple[Connection, ...]
+    sends: Ints
+    recvs: Ints
+    connection: Ints
+    ordinal: Ints
+    incoming: Ints
+    outgoing: Ints
+
+    def rank_of(self, number: int) -> int:
+        """Rank of an instruction."""
+        return int(self.code.rank[self.lane[number]])
+
+    def where(self, number: int) -> str:
+        """An instruction in words: ``rank 0 lane 2 step 5 (recv output[3] from rank 1)``."""
+        lane, rank = int(self.lane[number]), self.rank_of(number)
+        instruction = self.code.instruction(number)
+        op, parts = OPS[instruction.op], [instruction.op]
+        if op.reads:
+            parts.append(place(self.program, instruction.src))
+        if op.writes and not (op.reads and instruction.src == instruction.dst):
+            parts.append(f"{'to ' if op.reads else ''}{place(self.program, instruction.dst)}")
+        if op.receives:
+            parts.append(f"from rank {instruction.recv_from}")
+        if op.sends:
+            parts.append(f"to rank {instruction.send_to}")
+        return f"rank {rank} lane {lane - self.first[rank]} step {self.position[number]} ({' '.join(parts)})"
+
+
+def wire(program: Program) -> Wiring:
+    """Number the lanes and join sends with receives.
+
+    Raises
+    ------
+    ScheduleError
+        When two lanes share an end of a connection (their order would be undefined), when a message has no other end,
+        or when its ends differ in size.
+    """
+    code = program.code
+    total, lane = len(code.op), np.repeat(np.arange(len(code.rank)), np.diff(code.start))
+    position, first = np.arange(total) - code.start[lane], np.searchsorted(code.rank, np.arange(program.nranks))
+    rank, channel = code.rank[lane], code.channel[lane]
+    least = int(channel.min(initial=0))
+    channels = int(channel.max(initial=0)) + 1 - least
+    sends, recvs = (np.flatnonzero(op_where(code, trait)) for trait in ("sends", "receives"))
+    keys = [
+        (src * program.nranks + dst) * channels + channel[ends] - least
+        for ends, src, dst in ((sends, rank[sends], code.send_to[sends]), (recvs, code.recv_from[recvs], rank[recvs]))
+    ]
+    ends = []
+    for numbers, key in zip((sends, recvs), keys, strict=True):
+        order = np.argsort(key, kind="stable")
+        ends.append((numbers[order], key[order]))
+    for (numbers, key), direction, peers in zip(ends, ("to", "from"), (code.send_to, code.recv_from), strict=True):
+        split = np.flatnonzero((key[1:] == key[:-1]) & (lane[numbers[1:]] != lane[numbers[:-1]]))
+        if len(split):
+            one, other = numbers[split[0]], numbers[split[0] + 1]
+            at = int(rank[one])
+            raise ScheduleError(
+                f"{program}: lanes {lane[one] - first[at]} and {lane[other] - first[at]} of rank {at} share the connection "
+                f"{direction} rank {peers[one]} on channel {channel[one]}: the order of their messages is undefined",
+                rank=at,
+                channel=int(channel[one]),
+            )
+    (sends, sent), (recvs, taken) = ends
+    every = np.union1d(sent, taken)
+    edges = [np.searchsorted(key, [every, every + 1]) for key in (sent, taken)]
+    connections = []
+    for key, s, e, r, t in zip(every.tolist(), *edges[0].tolist(), *edges[1].tolist(), strict=True):
+        (src, dst), offset = divmod(key // channels, program.nranks), key % channels
+        outs, ins = sends[s:e], recvs[r:t]
+        sender, receiver = (int(lane[numbers[0]]) if len(numbers) else -1 for numbers in (outs, ins))
+        connections.append(Connection(src, dst, offset + least, sender, receiver, outs, ins))
+    unmatched = [c for c in connections if len(c.sends) != len(c.recvs)]
+    incoming, outgoing = np.full(total, -1), np.full(total, -1)
+    connection = np.searchsorted(every, sent)
+    ordinal = np.arange(len(sends)) - edges[0][0][connection]
+    if not unmatched:
+        outgoing[sends] = incoming[recvs] = np.arange(len(sends))
+    wiring = Wiring(
+        program, code, lane, position, first, tuple(connections), sends, recvs, connection, ordinal, incoming, outgoing
+    )
+    if unmatched:
+        _unmatched(wiring, unmatched[0])
+    differ = np.flatnonzero(code.count[sends] != code.count[recvs])
+    if len(differ):
+        _unequal(wiring, int(differ[0]))
+    return wiring
+
+
+def _unmatched(wiring: Wiring, connection: Connection) -> NoReturn:
+    """A message without its other end."""
+    sends, recvs = len(connection.sends), len(connection.recvs)
+    send_is_left = sends > recvs
+    number = int(connection.sends[recvs] if send_is_left else connection.recvs[sends])
+    left = "this message is never received" if send_is_left else "this message is never sent"
+    raise ScheduleError(
+        f"{wiring.program}: unmatched message, {connection}: {sends} sends but {recvs} receives\n"
+        f"  {left}: {wiring.where(number)}",
+        step=int(wiring.position[number]),
+        rank=wiring.rank_of(number),
+        channel=connection.channel,
+    )
+
+
+def _unequal(wiring: Wiring, message: int) -> NoReturn:
+    """A message whose ends differ in size."""
+    send, recv, connection = (
+        int(wiring.sends[message]), int(wiring.recvs[message]), wiring.connections[wiring.connection[message]],
+    )  # fmt: skip
+    given, taken = wiring.code.count[[send, recv]]
+    raise ScheduleError(
+        f"{wiring.program}: {connection}: a message of {given} chunks meets a receive of {taken}\n"
+        f"  {wiring.where(send)}\n  {wiring.where(recv)}",
+        step=int(wiring.position[recv]),
+        rank=connection.dst,
+        channel=connection.channel,
+    )
