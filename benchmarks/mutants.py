@@ -14,13 +14,12 @@ from multiprocessing import Pool
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "verify")]
-
-from gate import Tally, judged  # noqa: E402
-from judge import ORACLES  # noqa: E402
-from mutants import SIZES, originals  # noqa: E402
+sys.path[:0] = [str(ROOT)]
 
 from simcoll.algorithms import ALGORITHMS  # noqa: E402
+from tests.support.gate import Tally, judged  # noqa: E402
+from tests.support.judge import ORACLES  # noqa: E402
+from tests.support.mutants import SIZES, originals  # noqa: E402
 
 
 def _one(task: tuple[int, int, int]) -> tuple[int, Tally]:

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from fake_cupy import Device, install
 
 from realcoll import comm
+from tests.support.fake_cupy import Device, install
 
 
 @pytest.fixture(autouse=True)

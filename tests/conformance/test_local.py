@@ -3,9 +3,9 @@
 import itertools
 
 import pytest
-from conformance_cases import COUNTS, DTYPES, OPS, RANKS, check, select
 
 import realcoll
+from tests.support.conformance_cases import COUNTS, DTYPES, OPS, RANKS, check, select
 
 CASES = select()
 

@@ -1,35 +1,20 @@
 """The suite on real MPI processes; skipped where mpi4py or an MPI library is missing."""
 
 import json
-import os
 import re
-import shutil
 import subprocess
 import sys
-from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 
-import simcoll
+from tests.support.mpi import PROGRAMS, environment, needs_mpi, run_mpi
 
-HERE = Path(__file__).parent
-MPIEXEC = shutil.which("mpiexec", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
-
-pytestmark = pytest.mark.skipif(
-    MPIEXEC is None or find_spec("mpi4py") is None, reason="needs mpi4py and an MPI library: pip install '.[mpi]'"
-)
-
-
-def run_mpi(processes, *arguments):
-    env = os.environ | {"PYTHONPATH": str(Path(simcoll.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
-    command = [MPIEXEC, "-n", str(processes), sys.executable, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, env=env, check=False)
+pytestmark = needs_mpi
 
 
 @pytest.mark.parametrize(("processes", "split"), [(8, "own"), (3, "shared"), (1, "shared")])
 def test_results_are_those_of_the_definition_the_emulator_and_mpi(processes, split):
-    done = run_mpi(processes, HERE / "mpi_program.py", split, 200)
+    done = run_mpi(processes, PROGRAMS / "mpi_program.py", split, 200)
     assert done.returncode == 0, done.stderr
     *faults, summary = done.stdout.strip().splitlines()
     assert "".join(faults) == ""
@@ -57,7 +42,7 @@ def test_bad_input_is_said_once():
 
 
 def test_mpi_that_was_started_by_something_else_says_so():
-    env = os.environ | {"PYTHONPATH": str(Path(simcoll.__file__).parents[1]), "RANK": "0", "WORLD_SIZE": "2"}
+    env = environment() | {"RANK": "0", "WORLD_SIZE": "2"}
     command = [sys.executable, "-m", "realcoll", "perf", "all_reduce", "-t", "mpi"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=env, check=False)
     assert done.returncode == 2

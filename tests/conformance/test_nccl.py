@@ -10,13 +10,13 @@ import sys
 import ml_dtypes
 import numpy as np
 import pytest
-from conformance_cases import check, select
-from fake_cupy import install
 
 import realcoll
 import simcoll
 from realcoll.transports import gpu_is_here, kernels
 from realcoll.transports.kernels import bfloat16_source, float32_source, pair_table
+from tests.support.conformance_cases import check, select
+from tests.support.fake_cupy import install
 
 CASES = select()
 needs_gpu = pytest.mark.skipif(not gpu_is_here(), reason="needs a GPU, CuPy and libnccl: pip install '.[cuda12]'")

@@ -4,18 +4,14 @@ import re
 import socket
 from pathlib import Path
 
-import every_call
 import numpy as np
 import pytest
-import wrong_calls
-from test_mpi import pytestmark as needs_mpi
-from test_mpi import run_mpi
-from thread_link import on_threads
 
 import simcoll.distributed as dist
 from simcoll.distributed.runtime.objects import decode
-
-HERE = Path(__file__).parent
+from tests.support import every_call, wrong_calls
+from tests.support.mpi import PROGRAMS, needs_mpi, run_mpi
+from tests.support.thread_link import on_threads
 
 
 def emulated(n):
@@ -56,7 +52,7 @@ def test_arrays_are_equal_on_threads(n):
 @pytest.mark.parametrize("n", [2, 4, 8])
 def test_arrays_are_equal_on_processes(n, tmp_path, monkeypatch):
     monkeypatch.setenv("SIMCOLL_BACKEND", "mpi")
-    done = run_mpi(n, "-W", "error", HERE / "every_call.py", n, tmp_path / "returns")
+    done = run_mpi(n, "-W", "error", PROGRAMS / "every_call.py", n, tmp_path / "returns")
     assert (done.returncode, done.stderr) == (0, "")
     monkeypatch.delenv("SIMCOLL_BACKEND")
     assert differences(decode((tmp_path / "returns").read_bytes()), emulated(n)) == []
@@ -122,7 +118,7 @@ def test_faults_are_named_on_threads():
 @needs_mpi
 def test_faults_are_named_on_processes(tmp_path, monkeypatch):
     monkeypatch.setenv("SIMCOLL_BACKEND", "mpi")
-    done = run_mpi(3, "-W", "error", HERE / "wrong_calls.py", 3, tmp_path)
+    done = run_mpi(3, "-W", "error", PROGRAMS / "wrong_calls.py", 3, tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert wrongly_told([decode((tmp_path / str(rank)).read_bytes()) for rank in range(3)]) == []
 

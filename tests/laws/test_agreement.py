@@ -1,0 +1,37 @@
+"""A sample of the random runs; ``python tests/support/run_agreement.py`` takes thousands."""
+
+from collections import Counter
+
+import pytest
+
+from simcoll.emulator.fast.compiled import COMPILED
+from tests.support.agreement_cases import case, compare
+
+pytestmark = pytest.mark.skipif(not COMPILED, reason="needs numba")
+
+
+@pytest.mark.parametrize("kind", ["dag", "algorithm", "lift"])
+def test_engines_agree_on_every_message(kind):
+    took_part = Counter()
+    for seed in range(60):
+        took_part.update(compare(kind, seed))
+    # The sample must hold what it is about, not only cases that one engine refuses.
+    assert took_part["fast"] >= 40
+    if kind != "dag":
+        assert took_part["quotient"] >= 5
+
+
+def test_the_sample_has_every_cost_and_coincidence():
+    seen = Counter()
+    for seed in range(60):
+        plan, _ = case("dag", seed)
+        protocol = plan.protocol
+        steps = list(plan.steps())
+        seen["jitter"] += bool(protocol.jitter_fs)
+        seen["fifo"] += bool(protocol.fifo_depth)
+        seen["capped"] += bool(protocol.channel_rate_uBps)
+        seen["channels"] += plan.nchannels > 1
+        seen["waits"] += bool(plan.waits)
+        seen["inside a rank"] += any((step.src_rank == step.dst_rank).any() for step in steps)
+        seen["nothing to do"] += not steps
+    assert [name for name, times in seen.items() if not times and name != "nothing to do"] == []

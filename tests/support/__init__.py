@@ -1,0 +1,1 @@
+"""What tests share: judges, cases, stand-ins, and the programs that tests start in processes of their own."""

@@ -1,0 +1,211 @@
+"""Random runs on which all engines must agree, each made from one number."""
+
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+import numpy as np
+
+import simcoll
+from simcoll.algorithms import ALGORITHMS
+from simcoll.binding import bind
+from simcoll.core.collective import Collective
+from simcoll.core.protocol import Protocol
+from simcoll.core.schedule import REDUCE, Layout, Repeat, Schedule, transfers
+from simcoll.emulator import emulate
+from simcoll.emulator.quotient import no_quotient
+from simcoll.errors import ConfigError
+from simcoll.testing.examples import needed_params
+from simcoll.topology import Topology, boxes, crossbar, fat_tree, torus
+
+KINDS = ("dag", "algorithm", "lift")
+
+
+@dataclass(frozen=True)
+class TableRouter:
+    """Routes from a table of pairs."""
+
+    table: np.ndarray
+
+    def links(self, src, dst):
+        return self.table[src, dst]
+
+
+def table_topology(rng, nranks, nlinks, width, copies=1):
+    """Random links, random routes (no link twice), ``copies`` of both, twisted: a cover of the topology of one copy.
+
+    Rank r of copy i is number ``r + i * nranks``, links likewise. A route of copy i starts there and goes to the copy
+    that a random permutation says, over copies of its links that random permutations say.
+    """
+    table = np.full((nranks * copies, nranks * copies, width), -1, np.int32)
+    capacity = rng.integers(1, 40, nlinks) * rng.choice([10**12, 10**15, 3 * 10**14 + 7], nlinks)
+    latency = rng.choice([0, 1, 10**6, 10**9, 1_234_567], nlinks)
+    reach = np.zeros((copies, nranks, nranks), np.int64)  # copy of the receiver, by copy of the sender
+    for src in range(nranks):
+        for dst in range(nranks):
+            if src == dst:
+                reach[:, src, dst] = np.arange(copies)
+                continue
+            hops = int(rng.integers(0, min(width, nlinks) + 1))
+            route = rng.choice(nlinks, hops, replace=False)
+            reach[:, src, dst] = rng.permutation(copies)
+            for hop, link in enumerate(route):
+                twist = rng.permutation(copies)
+                for copy in range(copies):
+                    table[src + copy * nranks, dst + reach[copy, src, dst] * nranks, hop] = link + twist[copy] * nlinks
+    total, links = nranks * copies, nlinks * copies
+    return reach, Topology(
+        name="table",
+        node_names=tuple(f"r{rank}" for rank in range(total)),
+        node_kinds=("gpu",) * total,
+        rank_nodes=np.arange(total),
+        link_src=np.arange(links) % total,
+        link_dst=(np.arange(links) + 1) % total,
+        link_capacity_uBps=np.tile(capacity, copies).astype(np.int64),
+        link_latency_fs=np.tile(latency, copies).astype(np.int64),
+        link_kind=np.tile(rng.integers(0, 5, nlinks), copies).astype(np.int8),
+        router=TableRouter(table),
+        rank_endpoints=np.arange(total),
+    )
+
+
+def random_protocol(rng, jitter=True):
+    """A protocol with some of all costs."""
+
+    def maybe(*values):
+        return int(rng.choice([0, *values]))
+
+    return Protocol(
+        "random",
+        header_bytes=maybe(1, 48),
+        wire_factor=Fraction(int(rng.integers(15, 31)), 15) if rng.random() < 0.3 else Fraction(1),
+        launch_fs=maybe(5, 10**9),
+        send_overhead_fs=maybe(3, 10**8),
+        receive_overhead_fs=maybe(7, 10**8),
+        hop_latency_fs=(("net", 5 * 10**8), ("nvlink", 0)) if rng.random() < 0.2 else (),
+        reduce_as_per_byte=maybe(667),
+        copy_as_per_byte=maybe(300),
+        fifo_depth=maybe(1, 2, 3) if jitter else 0,
+        channel_rate_uBps=maybe(7 * 10**15, 10**13),
+        jitter_fs=maybe(10, 10**9) if jitter and rng.random() < 0.5 else 0,
+        seed=int(rng.integers(0, 2**40)),
+    )
+
+
+def random_rows(rng, nranks, channels):
+    """Transfers of one step: each (destination, slot) once."""
+    count = int(rng.integers(1, 2 * nranks + 1))
+    cell = rng.choice(nranks * nranks, min(count, nranks * nranks), replace=False)
+    src, slot = rng.integers(0, nranks, len(cell)), rng.integers(0, nranks, len(cell))
+    return (
+        src,
+        slot,
+        cell // nranks,
+        cell % nranks,
+        rng.integers(0, 2, len(cell)) * REDUCE,
+        rng.integers(0, channels, len(cell)),
+    )
+
+
+def _by_hand(rng, nranks, reach):
+    """A schedule of random steps, lifted to the copies that ``reach`` tells of, with some of them repeated."""
+    copies, channels = len(reach), int(rng.integers(1, 4))
+    total = nranks * copies
+    layout = Layout(Collective("all_to_all", total))
+    blocks = []
+    for _ in range(int(rng.integers(1, 9))):
+        src, slot, dst, place, op, channel = random_rows(rng, nranks, channels)
+        copy = np.arange(copies)[:, None]
+        step = transfers(
+            src + copy * nranks,
+            layout.input(slot),
+            dst + reach[copy, src, dst] * nranks,
+            layout.output(place),
+            op=op,
+            channel=channel,
+        )
+        blocks.append(Repeat((step,), int(rng.integers(1, 6)), 0, 0, layout.size) if rng.random() < 0.4 else step)
+    return Schedule("random", layout, lambda: blocks, channels)
+
+
+def dag_case(rng):
+    """Random steps on random links, each block of its own size, or all of one."""
+    nranks = int(rng.integers(2, 8))
+    reach, topology = table_topology(rng, nranks, int(rng.integers(1, 9)), int(rng.integers(1, 5)))
+    schedule = _by_hand(rng, nranks, reach)
+    sizes = (
+        rng.choice([0, 1, 1000, 65536, 99991], (nranks, nranks)).tolist()
+        if rng.random() < 0.6
+        else int(rng.integers(1, 9999))
+    )
+    return bind(schedule, sizes, "uint8", protocol=random_protocol(rng), unproved=True), topology
+
+
+def lift_case(rng):
+    """A cover: copies of random steps on copies of random links."""
+    nranks, copies = int(rng.integers(2, 5)), int(rng.integers(2, 6))
+    reach, topology = table_topology(rng, nranks, int(rng.integers(1, 7)), int(rng.integers(1, 4)), copies)
+    schedule = _by_hand(rng, nranks, reach)
+    return bind(
+        schedule, int(rng.integers(1, 99999)), "uint8", protocol=random_protocol(rng, jitter=False), unproved=True
+    ), topology
+
+
+def algorithm_case(rng):
+    """A registered algorithm on a small machine."""
+    while True:
+        algorithm = ALGORITHMS[int(rng.integers(0, len(ALGORITHMS)))]
+        n = int(rng.integers(1, 17))
+        try:
+            extra = needed_params(algorithm.collective, algorithm.name, n)
+            schedule = simcoll.schedule(algorithm.collective, algorithm.name, nranks=n, **extra)
+        except ConfigError:
+            continue
+        break
+    gbps = f"{int(rng.integers(1, 400))} GB/s"
+    machines = (
+        crossbar(n, gbps, "1 us"),
+        boxes(-(-n // 4), 4, "400 GB/s", "1 us", nics=4, nic_bandwidth=gbps, nic_latency="3 us"),
+        fat_tree(-(-n // 3), 3, gbps, "2 us", oversubscription=2),
+        torus([2, -(-n // 2)], gbps, "500 ns"),
+    )
+    topology = machines[int(rng.integers(0, len(machines)))]
+    topology = replace(topology, traits={**topology.traits, "switch_reduce": "yes"})
+    count = int(rng.choice([0, 1, n - 1, n, 1000, 65536, 99991]))
+    return simcoll.bind(schedule, count, "uint8", "max", protocol=random_protocol(rng), unproved=True), topology
+
+
+def case(kind, seed):
+    """Plan and topology of a case."""
+    rng = np.random.default_rng([seed, KINDS.index(kind)])
+    return {"dag": dag_case, "lift": lift_case, "algorithm": algorithm_case}[kind](rng)
+
+
+def outcome(plan, topology, **how):
+    """Times of everything, or the error."""
+    try:
+        result = emulate(plan, topology, data="none", bound=False, keep=True, **how)
+    except ConfigError as error:
+        return str(error), None
+    return (result.time_fs, result.messages, result.bytes_moved, result.trace_hash, result.done_fs.tolist()), result
+
+
+def compare(kind, seed):
+    """Run a case on every engine; returns what took part, or raises AssertionError with a line that repeats it."""
+    plan, topology = case(kind, seed)
+    replay = f"replay: python tests/support/run_agreement.py --kind {kind} --first {seed} --cases 1"
+    expected, _ = outcome(plan, topology, engine="simpy", quotient=False)
+    ways = ["simpy"]
+    got, result = outcome(plan, topology, engine="fast", quotient=False)
+    assert got == expected, f"fast differs from simpy\n{replay}"
+    if result is not None and result.engine == "fast":
+        ways.append("fast")
+        unseen = emulate(plan, topology, data="none", bound=False, engine="fast", quotient=False)
+        told = (unseen.time_fs, unseen.messages, unseen.bytes_moved, unseen.trace_hash)
+        assert told == expected[:4], f"fast differs when nobody asks for single times\n{replay}"
+    if not no_quotient(plan):
+        got, result = outcome(plan, topology, quotient=True)
+        folds = result is not None and result.classes is not None
+        assert isinstance(expected, str) or got == expected, f"the quotient differs from simpy\n{replay}"
+        if folds:
+            ways.append("quotient" if result.classes < result.messages else "quotient without gain")
+    return ways

@@ -1,0 +1,294 @@
+"""Bad input: one clear message on stderr, exit status 1 or 2, no traceback, nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from simcoll.cli import main
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+ROOT = Path(__file__).parents[3]
+
+SCENARIO = """
+title = "small"
+algorithms = ["ring"]
+[topology]
+name = "crossbar"
+[collective]
+kind = "all_reduce"
+[sizes]
+begin = "8"
+end = "64"
+"""
+
+TOPOLOGY = """
+name = "two"
+family = "crossbar"
+nranks = 2
+bandwidth = "10 GB/s"
+latency = "1 us"
+"""
+
+MSCCL = """<algo name="swap" proto="Simple" nchannels="1" nchunksperloop="2" ngpus="2" coll="allgather" inplace="0">
+ <gpu id="0" i_chunks="1" o_chunks="2" s_chunks="0">
+  <tb id="0" send="1" recv="1" chan="0">
+   <step s="0" type="{first}" srcbuf="i" srcoff="0" dstbuf="o" dstoff="{at0}" cnt="1" depid="-1" deps="-1" hasdep="0"/>
+   {second}
+   <step s="2" type="cpy" srcbuf="i" srcoff="0" dstbuf="o" dstoff="0" cnt="1" depid="-1" deps="-1" hasdep="0"/>
+  </tb>
+ </gpu>
+ <gpu id="1" i_chunks="1" o_chunks="2" s_chunks="0">
+  <tb id="0" send="0" recv="0" chan="0">
+   <step s="0" type="r" srcbuf="i" srcoff="0" dstbuf="o" dstoff="0" cnt="1" depid="-1" deps="-1" hasdep="0"/>
+   <step s="1" type="s" srcbuf="i" srcoff="0" dstbuf="o" dstoff="1" cnt="1" depid="-1" deps="-1" hasdep="0"/>
+   <step s="2" type="cpy" srcbuf="i" srcoff="0" dstbuf="o" dstoff="1" cnt="1" depid="-1" deps="-1" hasdep="0"/>
+  </tb>
+ </gpu>
+</algo>
+"""
+_RECEIVE = '<step s="1" type="r" srcbuf="i" srcoff="0" dstbuf="o" dstoff="1" cnt="1" depid="-1" deps="-1" hasdep="0"/>'
+_SEND = '<step s="1" type="s" srcbuf="i" srcoff="0" dstbuf="o" dstoff="0" cnt="1" depid="-1" deps="-1" hasdep="0"/>'
+_COPY = '<step s="1" type="cpy" srcbuf="i" srcoff="0" dstbuf="o" dstoff="1" cnt="1" depid="-1" deps="-1" hasdep="0"/>'
+
+GOOD_XML = MSCCL.format(first="s", at0=0, second=_RECEIVE)
+CYCLE_XML = MSCCL.format(first="r", at0=1, second=_SEND)  # both ranks receive before they send
+UNMATCHED_XML = MSCCL.format(first="s", at0=0, second=_COPY)  # rank 1's send is never received
+BOMB_XML = """<?xml version="1.0"?>
+<!DOCTYPE bomb [<!ENTITY a "aaaaaaaaaa">
+<!ENTITY b "&a;&a;&a;&a;&a;&a;&a;&a;&a;&a;"><!ENTITY c "&b;&b;&b;&b;&b;&b;&b;&b;&b;&b;">]>
+<algo name="&c;"/>
+"""
+
+SCHEDULE = """{"format": "simcoll-schedule", "version": 1, "name": "pass",
+ "collective": {"kind": "broadcast", "nranks": 3}, "chunks": 1, "blocks": [
+  {"steps": [{"src_rank": [0], "src_chunk": 0, "dst_rank": [0], "dst_chunk": 1}]},
+  {"steps": [{"src_rank": [0], "src_chunk": 1, "dst_rank": [1], "dst_chunk": 1}]},
+  {"steps": [{"src_rank": [%s], "src_chunk": 1, "dst_rank": [2], "dst_chunk": 1}]}]}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working directory with the input files of the cases below."""
+    files = {
+        "scenario.toml": SCENARIO,
+        "key.toml": SCENARIO.replace("algorithms", "algoritms"),
+        "tablekey.toml": SCENARIO.replace("[topology]", "[topology]\nnode = 2"),
+        "otherkey.toml": SCENARIO.replace("[topology]", "[topology]\nbegin = 2"),
+        "share.toml": SCENARIO.replace("[topology]", '[topology]\ndegraded = { "gpu0 -> switch" = 2 }'),
+        "nolink.toml": SCENARIO.replace("[topology]", '[topology]\ndegraded = { "gpu9 <-> switch" = 0.5 }'),
+        "algorithm.toml": SCENARIO.replace('"ring"', '"rnig"'),
+        "machine.toml": SCENARIO.replace('"crossbar"', '"crosbar"'),
+        "size.toml": SCENARIO.replace('"64"', '"64Q"'),
+        "negative.toml": SCENARIO.replace('"8"', "-8"),
+        "nothing.toml": SCENARIO.replace('["ring"]', "[]"),
+        "kind.toml": SCENARIO.replace("all_reduce", "all_redcue"),
+        "broken.toml": SCENARIO + "[[[",
+        "unit.toml": TOPOLOGY.replace("10 GB/s", "10"),
+        "wrongunit.toml": TOPOLOGY.replace("1 us", "1 uss"),
+        "topokey.toml": TOPOLOGY.replace("latency", "latencie"),
+        "fast.toml": TOPOLOGY.replace("10 GB/s", "10000 GB/s"),
+        "good.xml": GOOD_XML,
+        "cycle.xml": CYCLE_XML,
+        "unmatched.xml": UNMATCHED_XML,
+        "truncated.xml": GOOD_XML[: len(GOOD_XML) // 2],
+        "bomb.xml": BOMB_XML,
+        "hello.xml": "<hello/>",
+        "good.json": SCHEDULE % 1,
+        "wrong.json": (SCHEDULE % 1).replace('"src_chunk": 1, "dst_rank": [2]', '"src_chunk": 0, "dst_rank": [2]'),
+        "rank.json": SCHEDULE % 7,
+        "cut.json": (SCHEDULE % 1)[:90],
+        "jsonkey.json": (SCHEDULE % 1).replace('"chunks"', '"chunkz"'),
+        "afile": "in the way",
+        "pieces.toml": TOPOLOGY.replace('"crossbar"', '"boxes"')
+        .replace("nranks = 2", "nodes = 2")
+        .replace(
+            'bandwidth = "10 GB/s"\nlatency = "1 us"', '[gpu]\ncount = 2\nbandwidth = "10 GB/s"\nlatency = "1 us"'
+        ),
+    }
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+SMALL = ("-b", "8", "-e", "16")
+# (arguments, exit status, what the message must say)
+CASES: list[tuple[Sequence[str], int, Sequence[str]]] = [
+    # unknown names, with the nearest valid one
+    (("perf", "all_reduce", "-t", "dgx-h10"), 2, ("unknown topology 'dgx-h10'", "did you mean 'dgx-h100'?")),
+    (("perf", "all_redcue"), 2, ("unknown collective 'all_redcue'", "'all_reduce'")),
+    (("perf", "all_reduce", "-a", "rnig"), 2, ("unknown algorithm 'rnig' for all_reduce", "did you mean 'ring'?")),
+    (("perf", "all_reduce", "-a", "bruck"), 2, ("'bruck' serves", "all_to_all", "not all_reduce")),
+    (("perf", "all_reduce", "-a", "ring:chanels=2"), 2, ("no parameter 'chanels'", "did you mean 'channels'?")),
+    (("perf", "all_reduce", "-a", "ring:channels=two"), 2, ("cannot read 'channels=two'", "ring:channels=4")),
+    (("perf", "all_reduce", "-a", "ring:channels=0"), 2, ("channels=0", "at least 1")),
+    (("perf", "all_reduce", "-p", "LL12"), 2, ("unknown protocol 'LL12'", "did you mean 'LL128'?")),
+    (("perf", "all_reduce", "-p", "LL", "-t", "mi300x"), 2, ("'LL' is NCCL's", "cdna3", "'ideal'")),
+    (("perf", "all_reduce", "-d", "float31"), 2, ("unknown dtype 'float31'", "'float32'")),
+    (("perf", "all_reduce", "-o", "summ"), 2, ("unknown reduction 'summ'", "'sum'")),
+    (("perf", "all_reduce", "-o", "band"), 2, ("'band' needs an integer", "float32")),
+    (("run", "nothing.toml"), 2, ("nothing.toml: no algorithm to run all_reduce with",)),
+    (("perf", "broadcast", "-r", "8", "-t", "crossbar"), 2, ("root 8 of broadcast", "0..7")),
+    (("perf", "all_reduce", "-r", "0"), 2, ("all_reduce has no root",)),
+    (("perf", "all_reduce", "--nodez", "2"), 2, ("--nodez", "--nodes")),
+    (("perf", "all_reduce", "--nodes", "0"), 2, ("nodes", "0 is out of range")),
+    (("perf", "all_reduce", "-t", "crossbar", "--nodes", "2"), 2, ("no 'nodes'",)),
+    (("list", "topologis"), 2, ("'topologis'", "did you mean 'topologies'?")),
+    (("rnu",), 2, ("rnu", "run")),
+    (("perf",), 2, ("COLLECTIVE",)),
+    (("run", "frist-look"), 2, ("no scenario 'frist-look'", "did you mean 'first-look'?")),
+    (("run", "key.toml"), 2, ("key.toml: $.algoritms: unknown key", "did you mean 'algorithms'?")),
+    (("run", "algorithm.toml"), 2, ("algorithm.toml", "unknown algorithm 'rnig'", "'ring'")),
+    (("run", "machine.toml"), 2, ("machine.toml", "unknown topology 'crosbar'", "'crossbar'")),
+    (("run", "kind.toml"), 2, ("kind.toml", "unknown collective 'all_redcue'", "'all_reduce'")),
+    (("run", "broken.toml"), 2, ("broken.toml: not a TOML file", "line")),
+    (("run", "nosuch.toml"), 2, ("no scenario 'nosuch.toml'",)),
+    (("run", "."), 2, ("Is a directory",)),
+    # units that are missing or wrong
+    (("perf", "all_reduce", "-b", "8X"), 2, ("-b: unknown unit 'X'", "MiB")),
+    (("perf", "all_reduce", "-e", "many"), 2, ("-e", "'many'")),
+    (("run", "tablekey.toml"), 2, ("tablekey.toml: $.topology.node: unknown key", "did you mean 'nodes'?")),
+    (("run", "otherkey.toml"), 2, ("otherkey.toml: $.topology.begin: unknown key; valid: degraded, name, nodes",)),
+    (("run", "share.toml"), 2, ("share.toml", "0 to 1")),
+    (("run", "nolink.toml"), 2, ("nolink.toml", "gpu9")),
+    (("perf", "all_reduce", "--degrade", "gpu0"), 2, ("--degrade 'gpu0'", "gpu0 <-> gpu4=1/2")),
+    (("show", "packed", "-n", "4"), 2, ("packed is made for one topology",)),
+    (("show", "packed", "-n", "4", "-t", "crossbar"), 2, ("has 8 ranks, all_reduce 4",)),
+    (("run", "size.toml"), 2, ("size.toml: $.sizes.end", "unknown unit 'Q'")),
+    (("perf", "all_reduce", "-t", "unit.toml"), 2, ("unit.toml: $.bandwidth", "'10' has no unit", "10 GB/s")),
+    (("perf", "all_reduce", "-t", "wrongunit.toml"), 2, ("wrongunit.toml: $.latency", "uss", "'us'")),
+    (("perf", "all_reduce", "-t", "topokey.toml"), 2, ("topokey.toml: $.latencie", "did you mean 'latency'?")),
+    # sizes that are negative or overflow
+    (("perf", "all_reduce", "-b", "-8"), 2, ("-b: '-8' is negative",)),
+    (("perf", "all_reduce", "-b", "0"), 2, ("must start at 1 byte or more, got 0", "0")),
+    (("perf", "all_reduce", "-b", "64", "-e", "8"), 2, ("8 bytes, is below the smallest, 64",)),
+    (("perf", "all_reduce", "-f", "1"), 2, ("factor", "at least 2")),
+    (("run", "negative.toml"), 2, ("negative.toml: $.sizes.begin", "negative")),
+    (("perf", "all_reduce", "-e", "99999999999G"), 2, ("-e", "too large")),
+    (("perf", "all_reduce", "-b", "4194304T", "-e", "8388607T", "-p", "ideal"), 2, ("too large",)),
+    (("perf", "all_reduce", "-t", "fast.toml"), 2, ("fast.toml", "too large")),
+    # an algorithm that does not serve this n
+    (("perf", "all_reduce", "-a", "hierarchical:box=5"), 2, ("multiple of box=5", "8")),
+    (("show", "hierarchical:box=4", "-n", "6"), 2, ("multiple of box=4", "6")),
+    (("show", "neighbor_exchange", "-c", "all_gather", "-n", "5"), 2, ("even", "5")),
+    (("show", "ring", "-n", "0"), 2, ("at least 1", "0")),
+    (("show", "rnig"), 2, ("unknown algorithm 'rnig'", "'ring'")),
+    # imported schedules
+    (("verify", "cycle.xml"), 1, ("deadlock",)),
+    (("verify", "unmatched.xml"), 1, ("rank 1",)),
+    (("verify", "truncated.xml"), 2, ("truncated.xml",)),
+    (("verify", "bomb.xml"), 2, ("bomb.xml",)),
+    (("verify", "hello.xml"), 2, ("hello.xml", "hello")),
+    (("verify", "wrong.json"), 1, ("step 2", "rank 1 input", "holds nothing yet")),
+    (("verify", "rank.json"), 1, ("source rank 7 does not exist", "0..2")),
+    (("verify", "cut.json"), 2, ("cut.json: not a JSON file",)),
+    (("verify", "jsonkey.json"), 2, ("jsonkey.json", "$.chunkz: unknown key", "'chunks'")),
+    (("verify", "nosuch.json"), 2, ("nosuch.json", "No such file")),
+    (("perf", "all_gather", "-t", "truncated.xml"), 2, ("truncated.xml",)),
+    (("perf", "all_gather", "-t", "bomb.xml"), 2, ("bomb.xml",)),
+    (("perf", "all_gather", "-t", "hello.xml"), 2, ("hello.xml",)),
+    # a disconnected topology
+    (("perf", "all_gather", "-t", "pieces.toml"), 2, ("pieces.toml", "no network cards")),
+    # a place that cannot be written; a file in the way stops root too
+    (("run", "scenario.toml", "-o", "afile"), 2, ("afile: cannot write to the output folder",)),
+    (("run", "scenario.toml", "-o", "afile/deeper"), 2, ("afile/deeper: cannot write", "Not a directory")),
+    (("show", "ring", "--svg", "afile/ring.svg"), 2, ("afile/ring.svg: cannot be written",)),
+    (("show", "ring", "--json", "nosuch/ring.json"), 2, ("nosuch/ring.json: cannot be written",)),
+]
+
+
+@pytest.mark.parametrize(("argv", "status", "said"), CASES, ids=[" ".join(case[0]) for case in CASES])
+def test_one_clear_message(folder, capsys, argv, status, said):
+    before = sorted(path.name for path in folder.iterdir())
+    assert main(argv) == status
+    message = capsys.readouterr().err
+    for part in said:
+        assert part in message
+    assert message.startswith("simcoll: ")
+    assert "Traceback" not in message
+    assert sorted(path.name for path in folder.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("argv", "status"),
+    [
+        (("perf", "all_reduce", "-t", "dgx-h10"), 2),
+        (("run", "key.toml"), 2),
+        (("verify", "wrong.json"), 1),
+        (("verify", "cycle.xml"), 1),
+        (("verify", "bomb.xml"), 2),
+        (("run", "scenario.toml", "-o", "afile"), 2),
+    ],
+)
+def test_as_a_process(folder, argv, status):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-m", "simcoll", *argv], capture_output=True, text=True, check=False, env=environment
+    )
+    assert done.returncode == status
+    assert done.stderr.startswith("simcoll: ")
+    assert "Traceback" not in done.stderr
+
+
+def test_what_is_right_is_accepted(folder, capsys):
+    """The good ones beside the bad files, so that the cases above fail for the reason they name."""
+    assert main(["verify", "good.xml"]) == 0
+    assert main(["verify", "good.json"]) == 0
+    assert main(["run", "scenario.toml", "-o", "out/deep"]) == 0
+    assert "0 wrong" in capsys.readouterr().out
+
+
+def test_results_are_replaced_whole(folder, monkeypatch):
+    """When the disk fails in the middle, the old results stay as they were and no part is left."""
+    assert main(["run", "scenario.toml", "-o", "out"]) == 0
+    before = {path.name: path.read_bytes() for path in Path("out").iterdir()}
+    write = Path.write_bytes
+
+    def full(path, content):
+        if path.name == ".results.csv.part":
+            write(path, content[:10])
+            raise OSError(28, "No space left on device")
+        return write(path, content)
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    assert main(["run", "scenario.toml", "-o", "out"]) == 2
+    assert {path.name: path.read_bytes() for path in Path("out").iterdir()} == before
+
+
+def test_a_refused_rename_says_which_results_are_new(folder, monkeypatch, capsys):
+    rename = Path.replace
+
+    def stuck(path, target):
+        if path.name == ".busbw.svg.part":
+            raise OSError(1, "Operation not permitted")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "replace", stuck)
+    assert main(["run", "scenario.toml", "-o", "out"]) == 2
+    assert "Operation not permitted; new already: results.json, results.csv" in capsys.readouterr().err
+    assert sorted(path.name for path in Path("out").iterdir()) == ["results.csv", "results.json"]
+
+
+@pytest.mark.parametrize(("line", "place"), [("protocols = []", "protocols"), ('trace_size = "huge"', "trace_size")])
+def test_scenario_is_refused_before_it_runs(folder, capsys, line, place):
+    file = Path("scenario.toml")
+    file.write_text(line + "\n" + file.read_text())
+    assert main(["run", "scenario.toml", "-o", "out"]) == 2
+    assert place in capsys.readouterr().err
+    assert not Path("out").exists()
+
+
+def test_a_folder_in_place_of_a_result_is_refused(folder, capsys):
+    Path("out/trace.json.gz").mkdir(parents=True)
+    assert main(["run", "scenario.toml", "-o", "out"]) == 2
+    assert "trace.json.gz" in capsys.readouterr().err
+    assert [path.name for path in Path("out").iterdir()] == ["trace.json.gz"]

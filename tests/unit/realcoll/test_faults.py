@@ -1,0 +1,128 @@
+"""A rank that dies, does not come, stalls, or brings something else: every other rank names it, and nothing is left."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.mpi import MPIEXEC, PROGRAMS, environment, needs_mpi
+
+N, VICTIM = 4, 2
+MEMORY = Path("/dev/shm")
+
+pytestmark = needs_mpi
+
+
+def alive(pid):
+    """Whether a process runs; one that has ended and is not yet collected does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def mapped():
+    """Files in shared memory that some process uses: those of other tests may come and go."""
+    found = set()
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        try:
+            found |= {line.split()[-1] for line in maps.read_text().splitlines() if str(MEMORY) in line}
+        except OSError:
+            continue
+    return found
+
+
+def stale():
+    """Shared memory with a name that nobody uses any more."""
+    names = {str(path) for path in MEMORY.glob("mpich_*")}
+    return names - mapped()
+
+
+def doors():
+    """Numbers of the sockets of this machine that listen: over TCP, or under a name of ours."""
+    tcp, local = (Path(f"/proc/net/{kind}").read_text().splitlines()[1:] for kind in ("tcp", "unix"))
+    return {line.split()[9] for line in tcp if line.split()[3] == "0A"} | {
+        line.split()[6] for line in local if "realcoll" in line
+    }
+
+
+def begin(launcher, script, *arguments):
+    """Start a job; returns it and what was lying around before."""
+    starts = {"mpiexec": [MPIEXEC, "-n", str(N), sys.executable]}
+    command = starts.get(launcher) or [sys.executable, "-m", "realcoll", "launch", "-n", str(N)]
+    before = stale()
+    pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    return subprocess.Popen([*command, *script, *map(str, arguments)], env=environment(), **pipes), before
+
+
+def nothing_is_left(folder, before):
+    limit = time.monotonic() + 30
+    pids = [int(path.stem) for path in folder.glob("*.pid")]
+    assert pids
+    own = {name for path in folder.glob("*.sockets") for name in path.read_text().split()}
+    while time.monotonic() < limit:
+        left = ([pid for pid in pids if alive(pid)], stale() - before, doors() & own)
+        if not any(left):
+            return
+        time.sleep(0.1)
+    assert left == ([], set(), set())
+
+
+def play(case, folder, launcher):
+    job, before = begin(launcher, [str(PROGRAMS / "fault_program.py")], case, folder)
+    status = job.wait(timeout=60)
+    nothing_is_left(folder, before)
+    assert (status == 0) == (case == "none")
+    return {int(path.name): path.read_text() for path in folder.iterdir() if not path.suffix}
+
+
+def test_without_a_fault_there_is_no_error(tmp_path):
+    assert play("none", tmp_path, "realcoll") == dict.fromkeys(range(N), "[] no error")
+
+
+@pytest.mark.parametrize(
+    ("case", "said"),
+    [
+        ("dtype", "ranks disagree on the dtype: ranks 0, 1, 3: float32; rank 2: float64"),
+        ("absent from the start", "start of MPI: rank 2 did not come within 4 s"),
+        ("sleeps", "rank 2 did not take part within 2 s"),
+        ("raises", "rank 2"),
+        ("killed before", "rank 2 died"),
+        ("killed", "rank 2 died"),
+    ],
+)
+def test_every_other_rank_names_the_one_at_fault(case, said, tmp_path):
+    told = play(case, tmp_path, "realcoll")
+    assert {0, 1, 3} <= set(told)
+    for rank in (0, 1, 3):
+        assert told[rank].startswith("[2] ")
+        assert said in told[rank]
+
+
+@pytest.mark.parametrize("case", ["size", "absent", "killed", "killed while MPI starts"])
+def test_under_mpiexec_nothing_is_left_and_whoever_may_speak_names_the_rank(case, tmp_path):
+    # MPICH's launcher kills every process as soon as one is killed; errors come in time.
+    told = play(case, tmp_path, "mpiexec")
+    assert all(said.startswith("[2] ") for said in told.values())
+    if case in ("size", "absent"):
+        assert {0, 1, 3} <= set(told)
+        said = {"size": "the count: ranks 0, 1, 3: 1000; rank 2: 1001", "absent": "rank 2 did not come within 2 s"}[
+            case
+        ]
+        assert all(said in told[rank] for rank in (0, 1, 3))
+
+
+@pytest.mark.parametrize(
+    ("launcher", "number"), [("mpiexec", signal.SIGKILL), ("realcoll", signal.SIGINT), ("realcoll", signal.SIGKILL)]
+)
+def test_a_launcher_that_is_stopped_or_killed_leaves_nothing(launcher, number, tmp_path):
+    job, before = begin(launcher, [str(PROGRAMS / "fault_program.py")], "busy", tmp_path)
+    limit = time.monotonic() + 60
+    while len(list(tmp_path.glob("*.sockets"))) < N and time.monotonic() < limit:
+        time.sleep(0.05)
+    job.send_signal(number)
+    assert job.wait(timeout=60) != 0
+    nothing_is_left(tmp_path, before)

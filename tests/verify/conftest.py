@@ -1,6 +1,0 @@
-"""Makes the judge and the mutants of this folder importable for its tests."""
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))
