@@ -2,9 +2,9 @@
 
 Names, arguments, defaults, return values and errors follow the documentation of PyTorch 2.8. A tensor on a device is a
 :class:`DeviceArray`, a numpy array is a tensor on the CPU. The data is moved by this package's own proved schedules;
-``play`` chooses who executes them (the emulator by default).
+``play`` executes them (default: the emulator).
 
-One accident of PyTorch is not repeated: its scatter turns complex tensors into real ones with one more dimension.
+One defect of PyTorch is not reproduced: its scatter turns complex tensors into real ones with one more dimension.
 """
 
 from simcoll.cuda_comm.collect import gather, reduce_add, reduce_add_coalesced

@@ -1,4 +1,4 @@
-"""Small tensors that travel together."""
+"""Buckets: small tensors that are sent together."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BUFFER_BYTES = 10485760
 
 
 def buckets(tensors: Sequence[Array], buffer_size: int) -> list[list[int]]:
-    """Positions of neighbouring tensors of one dtype that together fit a buffer, in the order of the first of each."""
+    """Positions of consecutive tensors of one dtype that fit a buffer together, in order of each bucket's first tensor."""
     if buffer_size <= 0:
         raise ValueError(f"buffer_size must be above 0, but got {buffer_size}")
     result: list[list[int]] = []
@@ -34,6 +34,6 @@ def buckets(tensors: Sequence[Array], buffer_size: int) -> list[list[int]]:
 
 
 def cut(flat: Array, like: Sequence[Array]) -> list[Array]:
-    """Take a buffer apart again."""
+    """Split a buffer into tensors shaped like others."""
     ends = np.cumsum([part.size for part in like])[:-1]
     return [piece.reshape(part.shape) for piece, part in zip(np.split(flat, ends), like, strict=True)]

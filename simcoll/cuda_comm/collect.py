@@ -1,4 +1,4 @@
-"""Tensors of many devices to one: reduce_add and gather."""
+"""From many devices to one: reduce_add and gather."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def reduce_add(inputs: Sequence[DeviceArray], destination: Any = None, *, play: 
     Raises
     ------
     AssertionError, ValueError, RuntimeError
-        For tensors on the CPU, of different shapes, and a destination without a tensor, as PyTorch does.
+        For tensors on the CPU or of different shapes, and for a destination without a tensor, as in PyTorch.
 
     Examples
     --------
@@ -84,16 +84,16 @@ def reduce_add_coalesced(
     *,
     play: Play = emulated,
 ) -> tuple[DeviceArray, ...]:
-    """Sums of several tensors over devices, small ones together in buffers.
+    """Sum several tensors over devices, small ones together in buffers.
 
     Parameters
     ----------
     inputs
-        For every device its tensors, alike in number and shapes.
+        The tensors of every device, equal in number and shapes.
     destination
         Device of the results; default 0.
     buffer_size
-        Bytes of a buffer.
+        Size of a buffer in bytes.
     """
     if not inputs or any(len(row) != len(inputs[0]) for row in inputs):
         raise ValueError("reduce_add_coalesced expects as many tensors from every device, at least one")
@@ -132,11 +132,11 @@ def gather(
     Parameters
     ----------
     tensors
-        Alike in shape except along ``dim``.
+        Equal in shape except along ``dim``.
     dim
-        Along which they are joined.
+        The dimension along which they are concatenated.
     destination
-        Device of the result, or ``"cpu"`` (-1, with a warning, is the CPU too); default 0. Not with ``out``.
+        Device of the result, or ``"cpu"`` (also -1, with a warning); default 0. Not together with ``out``.
     out
         Tensor to fill, on a device or on the CPU.
 

@@ -1,4 +1,4 @@
-"""Tensors on devices, and what executes a plan among devices."""
+"""Tensors on devices, and the execution of plans among devices."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 CPU = -1
-"""In place of a device."""
+"""The CPU, in place of a device number."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,7 +43,7 @@ class DeviceArray:
     Attributes
     ----------
     array
-        The data; of a torch CPU tensor, an array on its memory.
+        The data; for a torch CPU tensor, an array on its memory.
     device
         Number of the device.
     """
@@ -52,7 +52,7 @@ class DeviceArray:
     device: int
 
     def __post_init__(self) -> None:
-        """Take a tensor's memory."""
+        """Replace a torch tensor by an array on its memory."""
         if is_tensor(self.array):
             object.__setattr__(self, "array", array_on(self.array))
 
@@ -78,12 +78,12 @@ def content_of(tensor: Tensor) -> Array:
 
 
 def device_of(tensor: Tensor) -> int:
-    """Where a tensor is; ``CPU`` for a numpy array."""
+    """The device of a tensor; ``CPU`` for a numpy array."""
     return tensor.device if isinstance(tensor, DeviceArray) else CPU
 
 
 def device_number(given: Any) -> int:
-    """Number of a device given as a number or as ``"cuda:1"``."""
+    """The number of a device given as a number or as ``"cuda:1"``."""
     if isinstance(given, str):
         kind, colon, number = given.partition(":")
         if kind == "cpu":
@@ -99,7 +99,7 @@ def device_number(given: Any) -> int:
 
 
 def axis_of(dim: int, dims: int) -> int:
-    """The dimension that is meant, counted from the front."""
+    """A dimension, counted from the front."""
     if not dims:
         raise IndexError(f"Dimension specified as {dim} but tensor has no dimensions")
     if not -dims <= dim < dims:
@@ -108,7 +108,7 @@ def axis_of(dim: int, dims: int) -> int:
 
 
 def check_on_devices(out: Sequence[Tensor]) -> None:
-    """Refuse targets on the CPU."""
+    """Refuse output tensors on the CPU."""
     for index, target in enumerate(out):
         if not isinstance(target, DeviceArray):
             raise RuntimeError(  # noqa: TRY004 - as PyTorch
@@ -117,7 +117,7 @@ def check_on_devices(out: Sequence[Tensor]) -> None:
 
 
 def received(output: Array | None) -> Array:
-    """The output of a rank that has one."""
+    """The output of a rank, which must have one."""
     if output is None:
         from simcoll.errors import InternalError
 

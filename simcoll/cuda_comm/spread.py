@@ -1,4 +1,4 @@
-"""One tensor to many devices: scatter and broadcast."""
+"""From one tensor to many devices: scatter and broadcast."""
 
 from __future__ import annotations
 
@@ -38,35 +38,35 @@ def scatter(
     out: Sequence[DeviceArray] | None = None,
     play: Play = emulated,
 ) -> tuple[DeviceArray, ...]:
-    """Cut a tensor along a dimension and put each chunk on a device.
+    """Split a tensor along a dimension, and put each chunk on a device.
 
     Parameters
     ----------
     tensor
         On the CPU or on a device.
     devices
-        Where the chunks go; exactly one of ``devices`` and ``out`` is needed.
+        Destinations of the chunks; exactly one of ``devices`` and ``out`` is needed.
     chunk_sizes
-        Sizes along ``dim``, one for each device; default equal chunks. Not with ``out``.
+        Sizes along ``dim``, one for each device; default: equal chunks. Not together with ``out``.
     dim
-        Along which to cut.
+        The dimension to split.
     streams
-        A stream for each device, or None; the device of one that has any must match.
+        A stream for each device, or None; the device of a stream must match.
     out
         Tensors to fill; their sizes along ``dim`` are those of the chunks.
     play
-        What executes the schedule.
+        Executes the schedule.
 
     Returns
     -------
     tuple
-        The chunks, one on its device each; or what was given as ``out``. Equal chunks can be fewer than devices, and a chunk that stays on
-        the tensor's device is a view of it.
+        The chunks, each on its device, or ``out``. Equal chunks can be fewer than devices, and a chunk that stays on the
+        tensor's device is a view of it.
 
     Raises
     ------
     RuntimeError, ValueError, IndexError, TypeError
-        As PyTorch does.
+        As in PyTorch.
 
     Examples
     --------
@@ -123,7 +123,7 @@ def _chunks(content: Array, devices: Sequence[int], sizes: Sequence[int] | None,
 
 
 def _chunks_for(content: Array, out: Sequence[DeviceArray], axis: int) -> list[Array]:
-    """The chunks that fit the given targets."""
+    """The chunks that fit the output tensors."""
     if not out:
         raise RuntimeError("Expected at least one output tensor to scatter to")
     check_on_devices(out)
@@ -156,7 +156,7 @@ def _check_streams(streams: Iterable[Any] | None, devices: Sequence[int]) -> Non
 
 
 def _scattered(chunks: Sequence[Array], devices: Sequence[int], home: int, play: Play) -> list[Array]:
-    """Chunks at their devices: those for other devices go through a scatter of which the source is rank 0."""
+    """The chunks on their devices; those for other devices go through a scatter whose source is rank 0."""
     away = [index for index, device in enumerate(devices) if device != home]
     if not away:
         return list(chunks)
@@ -178,12 +178,12 @@ def broadcast(
     out: Sequence[DeviceArray] | None = None,
     play: Play = emulated,
 ) -> tuple[DeviceArray, ...]:
-    """Copy a tensor to devices, or to the tensors ``out``; on its own device it is the result itself.
+    """Copy a tensor to devices, or to the tensors ``out``; on its own device it is not copied.
 
     Raises
     ------
     RuntimeError, ValueError
-        Unless exactly one of ``devices`` and ``out`` is given; for targets on the CPU or of another shape.
+        Unless exactly one of ``devices`` and ``out`` is given; for outputs on the CPU or of another shape.
 
     Examples
     --------
@@ -229,16 +229,16 @@ def broadcast_coalesced(
     Parameters
     ----------
     tensors
-        All on ``devices[0]``.
+        The tensors, all on ``devices[0]``.
     devices
-        Where they go.
+        Destinations.
     buffer_size
-        Bytes of a buffer.
+        Size of a buffer in bytes.
 
     Returns
     -------
     tuple
-        For every device the tensors on it.
+        For every device, the tensors on it.
     """
     where = [device_number(device) for device in devices]
     if not where:

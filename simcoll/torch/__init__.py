@@ -1,9 +1,9 @@
 """A backend for PyTorch: ``torch.distributed`` programs, unchanged, on the emulator.
 
-``import simcoll.torch`` makes ``torch.distributed.init_process_group("simcoll")`` known, and :func:`spawn` starts a program on N
-ranks in this process. Tensors become arrays on the same memory, and every collective a call of :mod:`simcoll.distributed`: what it
-does is a proved schedule, played by the emulator. Nothing here computes a collective's result or time. This is the only part of
-simcoll that imports PyTorch.
+``import simcoll.torch`` registers the backend ``"simcoll"`` of ``torch.distributed.init_process_group``, and :func:`spawn` starts a
+program on N ranks in this process. Tensors become arrays on the same memory, and every collective a call of
+:mod:`simcoll.distributed`: a proved schedule, played by the emulator. Nothing here computes a collective's result or time. No other
+part of simcoll imports PyTorch.
 """
 
 from __future__ import annotations

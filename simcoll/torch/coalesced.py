@@ -1,8 +1,8 @@
-"""Several tensors as one operation: their elements one after the other. Same checks and errors as the collectives."""
+"""Several tensors as one operation on their concatenated elements, with the checks and errors of the collectives."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from simcoll.distributed.api.reductions import ReduceOp, check_op
 from simcoll.distributed.runtime.calls import Call
@@ -11,12 +11,10 @@ from simcoll.distributed.runtime.issuing import play
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
+    from simcoll.core.memory import Array
     from simcoll.distributed.runtime.work import Work
     from simcoll.distributed.runtime.world import ProcessGroup
 
-    Array = NDArray[Any]
 
 __all__ = ["all_gather_coalesced", "all_reduce_coalesced", "by_rank", "reduce_scatter_coalesced"]
 
@@ -26,12 +24,12 @@ def _shapes(arrays: Sequence[Array]) -> str:
 
 
 def by_rank(array: Array, size: int) -> list[Array]:
-    """The parts of a tensor that belong to the ranks of a group.
+    """The equal parts of a tensor, one for each rank of a group.
 
     Raises
     ------
     RuntimeError
-        When it has no equal parts, or is not contiguous.
+        When it cannot be divided equally, or is not contiguous.
     """
     if not array.flags.c_contiguous or array.size % size:
         raise RuntimeError(
@@ -41,7 +39,7 @@ def by_rank(array: Array, size: int) -> list[Array]:
 
 
 def all_reduce_coalesced(arrays: list[Array], op: ReduceOp, group: ProcessGroup, *, async_op: bool) -> Work | None:
-    """Reduce tensors of one dtype in place, as one."""
+    """Reduce tensors of one dtype in place, as one tensor."""
     reduction = check_op(op, arrays[0].dtype, "all_reduce")
     size = sum(array.size for array in arrays)
     call = Call("all_reduce_coalesced", "all_reduce", size, arrays[0].dtype, _shapes(arrays), reduction)
@@ -51,7 +49,7 @@ def all_reduce_coalesced(arrays: list[Array], op: ReduceOp, group: ProcessGroup,
 def all_gather_coalesced(
     outputs: list[list[Array]], inputs: list[Array], group: ProcessGroup, *, async_op: bool
 ) -> Work | None:
-    """Collect tensors of one dtype; ``outputs[r]`` are for those of rank r."""
+    """Collect tensors of one dtype; ``outputs[r]`` receive those of rank r."""
     size = sum(array.size for array in inputs)
     if len(outputs) != group.size() or any(sum(array.size for array in each) != size for each in outputs):
         raise RuntimeError(
@@ -66,7 +64,7 @@ def all_gather_coalesced(
 def reduce_scatter_coalesced(
     outputs: list[Array], inputs: list[list[Array]], op: ReduceOp, group: ProcessGroup, *, async_op: bool
 ) -> Work | None:
-    """Reduce tensors of one dtype; rank r gets the reduction of ``inputs[r]`` of all ranks."""
+    """Reduce tensors of one dtype; rank r gets the reduction of all ranks' ``inputs[r]``."""
     reduction = check_op(op, outputs[0].dtype, "reduce_scatter")
     size = sum(array.size for array in outputs)
     if any(sum(array.size for array in each) != size for each in inputs):

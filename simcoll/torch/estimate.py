@@ -1,4 +1,4 @@
-"""How long collectives would take alone, without running them: for PyTorch's time estimator."""
+"""PyTorch's time estimator: how long collectives would take, without running them."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ __all__ = ["Estimator", "estimating"]
 
 
 class Estimator:
-    """An executor that plays each plan alone on the run's topology, one after the other, and moves no tensor.
+    """An executor that times each plan alone on the run's topology, one after the other, and moves no data.
 
     Attributes
     ----------
     time_fs
-        Of the plans so far.
+        The time of all plans so far.
     equal_splits
-        The next plan is how the ranks of an all_to_all tell each other what they will send: assume that all send alike.
+        Whether the next plan is the exchange of the splits of an all_to_all: assume that all ranks send alike.
     """
 
     def __init__(self, world: World) -> None:
@@ -45,15 +45,15 @@ class Estimator:
         if self.equal_splits:
             self.equal_splits = False
             return np.tile(data, plan.nranks)
-        self.time_fs += emulate(plan, self._world.topology, data="none", bound=False).time_fs
+        self.time_fs += emulate(plan, self._world.plans.topology, data="none", bound=False).time_fs
         return None
 
 
 def estimating(handle: ProcessGroup) -> tuple[ProcessGroup, Estimator]:
-    """A handle of the same ranks in a world of its own, on which calls leave no trace in the run."""
+    """A handle of the same group in a world of its own, and its estimator; calls on it leave no trace in the run."""
     group = handle.communicator
     run = group.world
-    plans = Plans(run.topology, run.plans.protocol, run.plans.algorithm)
+    plans = Plans(run.plans.topology, run.plans.protocol, run.plans.algorithm)
     world = EmulatedWorld(len(run.ranks), plans, debug=False, trace=Trace(0))
     apart = Communicator(
         world, group.name, group.key, group.desc, group.members, group.timeout_fs, group.explicit, group.backend,

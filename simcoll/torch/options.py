@@ -1,4 +1,4 @@
-"""What a program can say about a group when it makes it."""
+"""Options of a group."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Options:
     Attributes
     ----------
     algorithm
-        What the group's collectives run, as for :func:`simcoll.distributed.spawn`. None: what the spawn was given.
+        What the group's collectives run, as for :func:`simcoll.distributed.spawn`. None: as passed to spawn.
     """
 
     algorithm: Choice = None

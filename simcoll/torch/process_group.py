@@ -1,7 +1,7 @@
-"""The process group that PyTorch calls: each call becomes one of simcoll.distributed on arrays of the tensors' memory.
+"""The process group that PyTorch calls: each call becomes one of simcoll.distributed, on arrays of the tensors' memory.
 
-PyTorch's own functions have checked most arguments before, turned complex tensors into pairs of real ones where they do that, and
-wait for what this returns unless the program asked for a Work.
+PyTorch's own functions have checked most arguments, converted complex tensors to pairs of real ones where they do so, and wait for
+the Work that is returned unless the program asked for it.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ if TYPE_CHECKING:
 __all__ = ["SimcollGroup", "create"]
 
 _STANDARD_TIMEOUTS = (distributed_c10d.default_pg_timeout, distributed_c10d.default_pg_nccl_timeout)
-"""What PyTorch gives a group when the program says nothing."""
+"""PyTorch's timeouts for groups whose program sets none."""
 
 
 def create(options: Any, given: Any) -> SimcollGroup:
-    """Make a rank's handle of a group, as ``torch.distributed.Backend.register_backend(extended_api=True)`` wants it."""
+    """Create a rank's handle of a group, for ``torch.distributed.Backend.register_backend(extended_api=True)``."""
     return SimcollGroup(options, given)
 
 
 def _joined(options: Any, algorithm: Choice) -> ProcessGroup:
-    """Our handle of the group that PyTorch makes; runs in the rank's task."""
+    """Join the group that PyTorch creates; runs in the rank's task."""
     timeout = None if options.timeout in _STANDARD_TIMEOUTS else options.timeout
     me = current_rank()
     members = tuple(options.global_ranks_in_group)
@@ -80,7 +80,9 @@ class SimcollGroup(dist.ProcessGroup):
         super().__init__(options.group_rank, options.group_size)
         self._thread = current_thread()
         self._store = options.store
-        algorithm = given.algorithm if isinstance(given, Options) else None  # those of other backends say nothing here
+        algorithm = (
+            given.algorithm if isinstance(given, Options) else None
+        )  # options of other backends mean nothing here
         self._handle: ProcessGroup = self._thread.call(_joined, options, algorithm)
         self._name: str = options.group_id
         self._coalescing: list[RankWork] | None = None
@@ -90,7 +92,7 @@ class SimcollGroup(dist.ProcessGroup):
     def _run(
         self, function: Callable[..., Any], *args: Any, opts: Any, results: list[torch.Tensor], **kwargs: Any
     ) -> RankWork:
-        """Call one of our collectives; a caller that will not have the Work waits here."""
+        """Call a collective, and wait here if the caller does not want the Work."""
         waits = opts is not None and not opts.asyncOp and self._coalescing is None
         part = self._thread.call(function, *args, group=self._handle, async_op=not waits, **kwargs)
         return self._noted(RankWork(self._thread, () if part is None else (part,), results))
@@ -103,13 +105,13 @@ class SimcollGroup(dist.ProcessGroup):
     # Collectives
 
     def allreduce(self, tensors: Tensors, opts: Any = None) -> RankWork:
-        """Reduce into every rank's tensor."""
+        """Reduce the tensors of all ranks; every rank gets the result."""
         tensor = _single(tensors, "allreduce")
         op = reduce_op_of(opts.reduceOp if opts is not None else dist.ReduceOp.SUM)
         return self._run(ours.all_reduce, array_of(tensor), op, opts=opts, results=[tensor])
 
     def broadcast(self, tensors: Tensors, opts: Any) -> RankWork:
-        """Copy the root's tensor into those of the others."""
+        """Copy the root's tensor to the others."""
         tensor = _single(tensors, "broadcast")
         return self._run(ours.broadcast, array_of(tensor), opts=opts, results=[tensor], group_src=opts.rootRank)
 
@@ -126,7 +128,7 @@ class SimcollGroup(dist.ProcessGroup):
         return self._run(ours.all_gather, arrays_of(listed), source, opts=opts, results=listed)
 
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> RankWork:  # noqa: A002
-        """Collect every rank's tensor in one."""
+        """Collect every rank's tensor in one tensor."""
         return self._run(ours.all_gather_into_tensor, array_of(output), array_of(input), opts=opts, results=[output])
 
     def gather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> RankWork:
@@ -136,19 +138,19 @@ class SimcollGroup(dist.ProcessGroup):
         return self._run(ours.gather, source, arrays_of(listed), opts=opts, results=listed, group_dst=opts.rootRank)
 
     def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> RankWork:
-        """Give every rank its tensor of the root's list."""
+        """Give every rank one tensor of the root's list."""
         output = _single(outputs, "scatter")
         listed = arrays_of(inputs[0]) if inputs else []
         return self._run(ours.scatter, array_of(output), listed, opts=opts, results=[output], group_src=opts.rootRank)
 
     def reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> RankWork:
-        """Reduce lists, and give every rank its entry."""
+        """Reduce lists entry by entry, and give every rank one entry."""
         output = _single(outputs, "reduce_scatter")
         op, listed = reduce_op_of(opts.reduceOp), arrays_of(inputs[0])
         return self._run(ours.reduce_scatter, array_of(output), listed, op, opts=opts, results=[output])
 
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> RankWork:  # noqa: A002
-        """Reduce tensors, and give every rank its part."""
+        """Reduce tensors, and give every rank one part."""
         op = reduce_op_of(opts.reduceOp)
         return self._run(ours.reduce_scatter_tensor, array_of(output), array_of(input), op, opts=opts, results=[output])
 
@@ -167,18 +169,18 @@ class SimcollGroup(dist.ProcessGroup):
         return self._run(ours.all_to_all_single, *arrays, *splits, opts=opts, results=[output])
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> RankWork:
-        """Send every rank an entry of a list, and list what comes."""
+        """Send every rank one entry of a list, and receive one from each."""
         self._equal_splits()
         return self._run(ours.all_to_all, arrays_of(outputs), arrays_of(inputs), opts=opts, results=list(outputs))
 
     def barrier(self, opts: Any = None) -> RankWork:
-        """Wait until all have called."""
+        """Wait until all ranks have called."""
         return self._run(ours.barrier, opts=opts, results=[])
 
     # Several tensors at once
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any) -> RankWork:
-        """As allreduce of each."""
+        """All-reduce several tensors."""
         op = reduce_op_of(opts.reduceOp)
         works = [
             self._run(all_reduce_coalesced, arrays_of(same), op, opts=opts, results=same)
@@ -187,7 +189,7 @@ class SimcollGroup(dist.ProcessGroup):
         return self._together(works, list(tensors))
 
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> RankWork:
-        """As all_gather_single of each pair."""
+        """All-gather several pairs of tensors."""
         works = []
         for pairs in _of_one_dtype(list(zip(outputs, inputs, strict=True)), lambda pair: pair[1]):
             rows = zip(*(by_rank(array_of(output), self.size()) for output, _ in pairs), strict=True)
@@ -202,7 +204,7 @@ class SimcollGroup(dist.ProcessGroup):
         return self._run(all_gather_coalesced, targets, arrays_of(inputs), opts=opts, results=flat)
 
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any) -> RankWork:
-        """As reduce_scatter_single of each pair."""
+        """Reduce-scatter several pairs of tensors."""
         works, op = [], reduce_op_of(opts.reduceOp)
         for pairs in _of_one_dtype(list(zip(outputs, inputs, strict=True)), lambda pair: pair[0]):
             rows = zip(*(by_rank(array_of(source), self.size()) for _, source in pairs), strict=True)
@@ -237,11 +239,11 @@ class SimcollGroup(dist.ProcessGroup):
 
     def _message(self, function: Callable[..., Any], tensor: torch.Tensor, tag: int, **peer: int) -> RankWork:
         if self._estimator is not None:
-            raise RuntimeError("the time estimator knows collectives only, no send and recv")
+            raise RuntimeError("the time estimator supports collectives only, not send and recv")
         part = self._thread.call(function, array_of(tensor), group=self._handle, tag=tag, **peer)
         return self._noted(RankWork(self._thread, (part,), [tensor]))
 
-    # What torch calls these before and after 2.13
+    # Names of these before and after torch 2.13
 
     _allgather_base = all_gather_single
     _reduce_scatter_base = reduce_scatter_single
@@ -260,18 +262,18 @@ class SimcollGroup(dist.ProcessGroup):
         return self._name
 
     def setGroupName(self, name: str) -> None:  # noqa: N802
-        """Torch gives the group the name that it was made with."""
+        """Do nothing: torch repeats the name from the group's creation."""
 
     def getGroupDesc(self) -> str:  # noqa: N802
-        """What it is for."""
+        """The description."""
         return self._handle.communicator.desc
 
     def setGroupDesc(self, desc: str) -> None:  # noqa: N802
-        """Say what it is for."""
+        """Set the description."""
         self._handle.communicator.desc = desc
 
     def get_group_store(self) -> dist.Store:
-        """The store that it was made with."""
+        """The store from the group's creation."""
         return self._store
 
     def _get_backend(self, device: torch.device) -> SimcollGroup:  # noqa: ARG002  # torch's signature
@@ -281,7 +283,7 @@ class SimcollGroup(dist.ProcessGroup):
         return self._handle.communicator.calls[self._handle.rank()]
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        """A barrier that says who did not come: see :func:`simcoll.distributed.monitored_barrier`."""
+        """A barrier that names the missing ranks: see :func:`simcoll.distributed.monitored_barrier`."""
         self._thread.call(ours.monitored_barrier, self._handle, timeout or None, wait_all_ranks)
 
     def shutdown(self) -> None:
@@ -300,7 +302,7 @@ class SimcollGroup(dist.ProcessGroup):
 
     def _start_time_estimate(self) -> None:
         if self._estimator is not None:
-            raise RuntimeError("the time estimator is on already for this group")
+            raise RuntimeError("the time estimator is already active for this group")
         self._handle, self._estimator = self._thread.call(estimating, self._own)
 
     def _end_time_estimate(self) -> float:
@@ -313,7 +315,7 @@ class SimcollGroup(dist.ProcessGroup):
 
 
 def _of_one_dtype(things: Sequence[Any], tensor_of: Callable[[Any], torch.Tensor]) -> list[list[Any]]:
-    """Split into lists of equal dtype, in order of their first."""
+    """Split into lists of equal dtype, in order of first appearance."""
     found: dict[torch.dtype, list[Any]] = {}
     for thing in things:
         found.setdefault(tensor_of(thing).dtype, []).append(thing)

@@ -1,4 +1,4 @@
-"""A torch Store on one of ours: a rank that waits for a key lets the others run."""
+"""A torch Store on a simcoll store: while a rank waits for a key, the others run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["RankStore"]
 
 
 class RankStore(dist.Store):
-    """One rank's handle of the store of a run. Methods and their meaning are torch's."""
+    """One rank's handle of the store of a run, with torch's methods."""
 
     def __init__(self, thread: RankThread, shared: HashStore) -> None:
         super().__init__()
@@ -24,25 +24,25 @@ class RankStore(dist.Store):
         self._shared = shared
 
     def set(self, key: str, value: str | bytes) -> None:
-        """Give a key a value."""
+        """Set the value of a key."""
         self._thread.call(self._shared.set, key, value)
 
     def get(self, key: str) -> bytes:
-        """The value of a key, once it has one."""
+        """The value of a key; waits until it has one."""
         found: bytes = self._thread.call(self._shared.get, key)
         return found
 
     def add(self, key: str, amount: int) -> int:
-        """Add to a counter; returns its new value."""
+        """Add to a counter, and return its new value."""
         total: int = self._thread.call(self._shared.add, key, amount)
         return total
 
     def append(self, key: str, value: str | bytes) -> None:
-        """Add to the end of a value."""
+        """Append to a value."""
         self._thread.call(self._shared.append, key, value)
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        """Change a value if it is the expected one; returns what it is now."""
+        """Change a value if it is the expected one, and return the current one."""
         found: bytes = self._thread.call(self._shared.compare_set, key, expected, desired)
         return found
 
@@ -56,12 +56,12 @@ class RankStore(dist.Store):
         self._thread.call(self._shared.wait, keys, timeout)
 
     def delete_key(self, key: str) -> bool:
-        """Forget a key; whether there was one."""
+        """Delete a key; whether it existed."""
         found: bool = self._thread.call(self._shared.delete_key, key)
         return found
 
     def num_keys(self) -> int:
-        """Number of keys."""
+        """The number of keys."""
         found: int = self._thread.call(self._shared.num_keys)
         return found
 
@@ -71,9 +71,9 @@ class RankStore(dist.Store):
         return found
 
     def multi_set(self, keys: list[str], values: list[Any]) -> None:
-        """Give several keys values."""
+        """Set the values of several keys."""
         self._thread.call(self._shared.multi_set, keys, values)
 
     def has_extended_api(self) -> bool:
-        """Whether there are append, multi_get and multi_set: True."""
+        """Whether append, multi_get and multi_set are supported: True."""
         return True

@@ -1,10 +1,10 @@
-"""Rank programs in threads of their own, of which one runs at a time.
+"""Rank programs in threads, of which one runs at a time.
 
-PyTorch keeps much per thread (whether gradients are recorded, the state of a backward pass, its C++ registry of groups), and calls
-back into Python from the middle of C++. So a rank cannot be a greenlet here: it is a thread. A baton goes between it and the
-rank's task under the simulated clock. The task hands it over and waits; the thread runs the program until that asks for something
-that is the clock's to do (a collective, a wait), hands the baton back, and gets it again with the answer. All else that takes turns
-(which rank is next, what time it is) stays with :mod:`simcoll.distributed.runtime.emulated`, so that a run depends on its program only.
+PyTorch keeps much state per thread (whether gradients are recorded, the state of a backward pass, its C++ registry of groups), and
+calls back into Python from the middle of C++. So a rank cannot be a greenlet here; it is a thread. The thread and the rank's task
+under the simulated clock pass a baton. The task hands it over and waits; the thread runs the program until that needs the clock (a
+collective, a wait), hands the baton back, and receives it again with the answer. Scheduling (which rank is next, what time it is)
+stays with :mod:`simcoll.distributed.runtime.emulated`, so that a run depends on its program only.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _NOT_THE_PROGRAM = (str(Path(__file__).parents[1]), str(Path(torch.__file__).par
 
 
 class _StoppedError(BaseException):
-    """Unwinds a program whose run is over."""
+    """Unwinds a program whose run has ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """What a rank asks the clock's thread to do, and the line that asks."""
+    """A call that a rank asks the clock's thread to make, and the line that asks."""
 
     function: Callable[[], Any]
     site: Site
@@ -67,14 +67,14 @@ class Job(Waitable):
         self.failure: BaseException | None = None
 
     def run(self) -> None:
-        """Run it; what it raises is kept."""
+        """Run it, and keep what it raises."""
         try:
             self.value = self.function()
         except BaseException as error:  # noqa: BLE001  # raised again by the task
             self.failure = error
 
     def waits_for(self) -> str:
-        """What it is."""
+        """What it is, for messages."""
         return "a callback of a future of the same rank"
 
 
@@ -86,11 +86,11 @@ class RankThread(threading.Thread):
     number
         The rank.
     environment
-        Variables that the rank finds in ``os.environ``.
+        Variables of the rank in ``os.environ``.
     rng_state
-        Of the default random generator, when it is not the rank's turn.
+        State of the default random generator while it is not the rank's turn.
     take_turn
-        Called whenever a rank gets the baton, by the thread that gives it.
+        Called by the clock's thread before it hands a rank the baton.
     """
 
     def __init__(
@@ -118,18 +118,18 @@ class RankThread(threading.Thread):
     # In the rank's thread
 
     def run(self) -> None:
-        """Run jobs until the run is over."""
+        """Run jobs until the run ends."""
         with torch.autograd.set_multithreading_enabled(False):  # backward passes call us in this thread
             self._receive()
         _unregister_all_process_groups()  # the next thread with this thread's number would find them
 
     def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Let the clock's thread call a function, in the rank's task; returns what it returns.
+        """Let the clock's thread call a function in the rank's task, and return its result.
 
         Raises
         ------
         RuntimeError
-            In another thread than this.
+            In another thread.
         Exception
             What the function raised.
         """
@@ -160,7 +160,7 @@ class RankThread(threading.Thread):
         self._clock_turn.release()
 
     def _receive(self) -> _Answer:
-        """Wait for an answer, and run the jobs that come before it."""
+        """Wait for an answer; run the jobs that arrive before it."""
         while not self._stopping.is_set():
             self._rank_turn.acquire()
             message, self._message = self._message, None
@@ -175,9 +175,9 @@ class RankThread(threading.Thread):
     # In the clock's thread
 
     def serve(self, function: Callable[[], Any]) -> Any:
-        """Run a function in the thread; the task that calls does what it asks for.
+        """Run a function in the thread; the calling task makes the calls that it asks for.
 
-        Several tasks of the rank may do so: the thread runs the last first, and the others go on when that is over.
+        Several tasks of the rank may do so: the thread runs the latest first, and the others continue when it has ended.
         """
         self._rank = current_rank()
         job = Job(function)
@@ -188,7 +188,7 @@ class RankThread(threading.Thread):
             while self._jobs[-1] is not job:
                 try:
                     wait_until(self._jobs[-1])
-                except RuntimeError as error:  # a hang: those who wait are told
+                except RuntimeError as error:  # a hang: reported to every task that waits
                     answer = _Answer(failure=error)
             message = self._hand_over(answer)
         self._jobs.pop()
@@ -198,7 +198,7 @@ class RankThread(threading.Thread):
         return job.value
 
     def launch(self, function: Callable[[], Any]) -> None:
-        """Run a function in the thread as soon as that waits; called at the time when it is to run."""
+        """Run a function in the thread, at the present time, as soon as the thread waits."""
         rank = self._rank
         if rank is None:
             return
@@ -207,7 +207,7 @@ class RankThread(threading.Thread):
             if task.failure is not None:
                 rank.world.trace.failures.append(task.failure)
 
-        rank.world.launch(rank, functools.partial(self.serve, function), over)
+        rank.world.tasks.launch(rank, functools.partial(self.serve, function), over)
 
     def _hand_over(self, message: Any) -> Any:
         self._take_turn(self)
@@ -217,7 +217,7 @@ class RankThread(threading.Thread):
         return self._message
 
     def stop(self) -> None:
-        """Unwind what still runs, and end the thread."""
+        """Unwind the program if it still runs, and end the thread."""
         self._stopping.set()
         self._rank_turn.release()
         self.join()
@@ -227,22 +227,22 @@ class _FutureOver(Waitable):
     __slots__ = ()
 
     def waits_for(self) -> str:
-        return "a torch.futures.Future that nobody has given its value"
+        return "a torch.futures.Future whose value no rank has set"
 
 
 def current_thread_or_none() -> RankThread | None:
-    """The rank's thread that runs this, if it is one."""
+    """The current thread, if it is that of a rank."""
     thread = threading.current_thread()
     return thread if isinstance(thread, RankThread) else None
 
 
 def current_thread() -> RankThread:
-    """The rank's thread that runs this.
+    """The current thread, which is that of a rank.
 
     Raises
     ------
     RuntimeError
-        Outside of rank programs.
+        Outside rank programs.
     """
     thread = current_thread_or_none()
     if thread is None:

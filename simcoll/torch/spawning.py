@@ -35,15 +35,15 @@ def spawn(
 ) -> Result:
     """Run ``program(rank, world_size, *args)``, a PyTorch program, on every rank, under one simulated clock.
 
-    All ranks run in this process, each in a thread of its own, one at a time, in an order that depends on nothing but the program.
-    Each has its own random numbers (from the generator's state at the call), ``RANK`` and ``LOCAL_RANK``. It calls
-    ``torch.distributed.init_process_group("simcoll")`` and goes on as on any cluster. Computing takes no simulated time, but in
-    :func:`compute`.
+    All ranks run in this process, each in a thread of its own, one at a time, in an order that depends only on the program.
+    Each has its own random numbers (from the generator's state at the call), ``RANK`` and ``LOCAL_RANK``. The program calls
+    ``torch.distributed.init_process_group("simcoll")`` and continues as on any cluster. Only :func:`compute` and communication
+    take simulated time.
 
     Parameters
     ----------
     program
-        A function. What it uses from outside, such as a model, is the same object on all ranks.
+        A function. Objects that it uses from outside, such as a model, are shared by all ranks.
     nprocs, args, kwargs, topology, protocol, algorithm, debug
         As for :func:`simcoll.distributed.spawn`.
 
@@ -55,11 +55,11 @@ def spawn(
     Raises
     ------
     RuntimeError
-        While another run is on in this process.
+        While another run is active in this process.
     ConfigError
         For a topology, protocol or algorithm that does not exist or is too small.
     Exception
-        What a program raised, from the rank that failed first; a note says which.
+        The error of the first rank that failed; a note says which.
 
     Examples
     --------
@@ -87,8 +87,8 @@ def spawn(
 
 
 def _environment(rank: int, world_size: int) -> dict[str, str]:
-    """The variables that torchrun would give a rank: a box of the topology is a machine."""
-    box = current_rank().world.topology.groups.get("box")
+    """The variables that torchrun would set for a rank, with every node of the topology as a machine."""
+    box = current_rank().world.plans.topology.groups.get("box")
     mates = [other for other in range(world_size) if box is None or box[other] == box[rank]]
     variables = {
         "RANK": rank,
@@ -102,19 +102,19 @@ def _environment(rank: int, world_size: int) -> dict[str, str]:
 
 
 def compute(seconds: float | str) -> None:
-    """Let this rank work for a time: a number of seconds, or text such as ``"20 us"``.
+    """Model computation on this rank: a number of seconds, or text such as ``"20 us"``.
 
     Raises
     ------
     ConfigError
         For a time that is negative or not finite.
     RuntimeError
-        Outside of rank programs.
+        Outside rank programs.
     """
     current_thread().call(ours.compute, seconds)
 
 
 def emulated_time() -> float:
-    """Seconds on the clock of the run."""
+    """Seconds on the simulated clock."""
     time: float = current_thread().call(ours.emulated_time)
     return time

@@ -1,4 +1,4 @@
-"""Tensors as arrays on the same memory, and torch's reduction operators as ours."""
+"""Tensors as arrays on the same memory, and torch's reduction operators as simcoll's."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _DTYPES: dict[torch.dtype, np.dtype[Any]] = {getattr(torch, name): np.dtype(name
 
 
 class _Memory:
-    """The memory of a tensor, for numpy. ``Tensor.numpy()`` would forbid to resize it ever after, which FSDP does."""
+    """The memory of a tensor, for numpy. ``Tensor.numpy()`` would make it impossible to resize, as FSDP does."""
 
     def __init__(self, tensor: torch.Tensor, dtype: np.dtype[Any]) -> None:
         self.tensor = tensor
@@ -42,12 +42,12 @@ class _Memory:
 
 
 def array_of(tensor: torch.Tensor) -> NDArray[Any]:
-    """An array on the memory of a tensor. Gradients are not recorded through it.
+    """An array on the memory of a tensor; autograd does not see it.
 
     Raises
     ------
     RuntimeError
-        For a tensor that is not dense, not on the CPU, without memory, or of a dtype that numpy and ml_dtypes lack.
+        For a tensor that is not dense, not on the CPU, has no memory, or has a dtype that numpy and ml_dtypes lack.
     """
     if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
         raise RuntimeError(
@@ -72,7 +72,7 @@ def arrays_of(tensors: Sequence[torch.Tensor]) -> list[NDArray[Any]]:
 
 
 def reduce_op_of(op: Any) -> ReduceOp:
-    """Our operator of the same name and factor."""
+    """The simcoll operator with the same name and factor."""
     kind = getattr(op, "op", op)
     if kind.name == "PREMUL_SUM":
         return premul_sum(op.__getstate__()[1])

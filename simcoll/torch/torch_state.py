@@ -1,13 +1,13 @@
-"""What a run changes in PyTorch, and puts back: PyTorch expects one rank per process.
+"""What a run changes in PyTorch and restores: PyTorch expects one rank per process.
 
-* ``distributed_c10d._world``, the groups that a process knows: one per thread;
+* ``distributed_c10d._world``, the groups of a process: one per thread;
 * the C++ registry of groups: one per thread (PyTorch has a mode for it);
 * ``rendezvous``: the ranks meet in memory;
-* ``BackendConfig``: whatever name a program gives its backend, it gets this one;
-* ``Future.wait``: in a rank's thread it waits in simulated time;
-* two operators of C++ that PyTorch cannot route to a group written in Python;
-* the default random generator and the variables of torchrun: those of the rank that runs;
-* one thread for computing, as torchrun sets it.
+* ``BackendConfig``: every backend name stands for this backend;
+* ``Future.wait``: waits in simulated time in a rank's thread;
+* two C++ operators that PyTorch cannot dispatch to a group written in Python;
+* the default random generator and torchrun's variables: those of the running rank;
+* one compute thread, as torchrun sets it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _ONE_RUN = threading.Lock()
 
 
 class _WorldOfThread(threading.local):
-    """As ``distributed_c10d._World``, but each thread has its own."""
+    """A ``distributed_c10d._World`` per thread."""
 
     def __init__(self) -> None:
         self.default_pg: Any = None
@@ -56,7 +56,7 @@ class _WorldOfThread(threading.local):
 
 
 class _BackendConfig(distributed_c10d.BackendConfig):
-    """Which backend serves a device: in a rank's thread ours, under whatever name. Gloo would wait for other processes."""
+    """The backend of each device: simcoll's in a rank's thread. Gloo would wait for other processes."""
 
     def get_device_backend_map(self) -> dict[str, str]:
         if current_thread_or_none() is not None:
@@ -66,7 +66,7 @@ class _BackendConfig(distributed_c10d.BackendConfig):
 
 
 class Ranks:
-    """The threads of a run, and what belongs to a rank but is kept once per process: exchanged when another rank takes its turn."""
+    """The threads of a run, and the process state that is swapped when another rank takes its turn."""
 
     def __init__(self, undo: contextlib.ExitStack) -> None:
         self._undo = undo
@@ -74,7 +74,7 @@ class Ranks:
         self._last: RankThread | None = None
 
     def start(self, number: int, environment: dict[str, str]) -> RankThread:
-        """Start the thread of a rank, which ends with the run."""
+        """Start the thread of a rank; it ends with the run."""
         thread = RankThread(number, environment, self._at_start, self._take_turn)
         thread.start()
         self._undo.callback(thread.stop)
@@ -92,15 +92,15 @@ class Ranks:
 
 @contextlib.contextmanager
 def prepared() -> Iterator[Ranks]:
-    """A PyTorch that is ready for ranks in threads; afterwards it is as before.
+    """Prepare PyTorch for ranks in threads, and restore it at the end.
 
     Raises
     ------
     RuntimeError
-        While another run is on.
+        While another run is active.
     """
     if not _ONE_RUN.acquire(blocking=False):
-        raise RuntimeError("simcoll.torch.spawn: another run is on in this process; PyTorch has room for one at a time")
+        raise RuntimeError("simcoll.torch.spawn: another run is on in this process; PyTorch allows one at a time")
     with contextlib.ExitStack() as undo:
         undo.callback(_ONE_RUN.release)
         undo.callback(_put_back_environment, dict(os.environ))
@@ -110,7 +110,7 @@ def prepared() -> Iterator[Ranks]:
 
 
 def _change_torch(undo: contextlib.ExitStack) -> None:
-    """Put the changes in place."""
+    """Make the changes."""
     store, standard_rendezvous, standard_wait = HashStore(), distributed_c10d.rendezvous, torch._C.Future.wait
 
     def rendezvous(url: str, rank: int = -1, world_size: int = -1, **kwargs: Any) -> Iterator[tuple[Any, int, int]]:
@@ -119,7 +119,7 @@ def _change_torch(undo: contextlib.ExitStack) -> None:
             yield from standard_rendezvous(url, rank, world_size, **kwargs)
             return
         size = int(thread.environment["WORLD_SIZE"])
-        thread.store = RankStore(thread, store)  # PyTorch keeps the half that is C++
+        thread.store = RankStore(thread, store)  # PyTorch keeps only the C++ half alive
         yield thread.store, thread.number if rank < 0 else rank, size if world_size < 0 else world_size
 
     def wait(future: torch.futures.Future[Any]) -> Any:
@@ -140,7 +140,7 @@ def _change_torch(undo: contextlib.ExitStack) -> None:
     operators = torch.library.Library("c10d", "IMPL")
     undo.callback(operators._destroy)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that they were there before
+        warnings.simplefilter("ignore")  # that the operators existed before
         operators.impl("_allgather_base_", _all_gather_single, "CPU", allow_override=True)
         operators.impl("_reduce_scatter_base_", _reduce_scatter_single, "CPU", allow_override=True)
 
@@ -157,7 +157,7 @@ def _put_back_environment(before: dict[str, str]) -> None:
 
 
 def _boxed(work: Any) -> Any:
-    """A Work that C++ may hold for as long as it likes; the Python half of one of ours would be lost."""
+    """A Work that C++ can own; the Python half of a RankWork would be lost."""
     return c10d.PythonCallbackWork(work.wait).boxed()
 
 

@@ -1,4 +1,4 @@
-"""Handles of operations in flight, as torch.distributed knows them; what waits, waits in simulated time."""
+"""Handles of operations in flight for torch.distributed, which wait in simulated time."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 __all__ = ["RankWork"]
 
 POLL = "1 us"
-"""What a look at an operation that is not over takes: a program that looks until it is over would else look for ever."""
+"""Simulated cost of an ``is_completed()`` poll that returns False; without it a polling loop would never advance the clock."""
 
 
 class RankWork(dist.Work):
-    """An operation of one rank, or several that were put together.
+    """An operation of one rank, or several coalesced ones.
 
     Parameters
     ----------
     thread
-        Of the rank.
+        The rank's thread.
     parts
-        The operations; none: it was over when the call returned.
+        The operations; none if the call itself has waited.
     results
         The output tensors.
     """
@@ -42,7 +42,7 @@ class RankWork(dist.Work):
         self._future: torch.futures.Future[list[torch.Tensor]] | None = None
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Block until it is over.
+        """Block until it has finished.
 
         Raises
         ------
@@ -54,25 +54,25 @@ class RankWork(dist.Work):
         return True
 
     def synchronize(self) -> None:
-        """Block until it is over."""
+        """Block until it has finished."""
         self.wait()
 
     def is_completed(self) -> bool:
-        """Whether it is over. If not, the look takes a microsecond of simulated time."""
-        if self._is_over():
+        """Whether it has finished. If not, the poll takes a microsecond of simulated time."""
+        if self._is_finished():
             return True
         self.thread.call(compute, POLL)
-        return self._is_over()
+        return self._is_finished()
 
-    def _is_over(self) -> bool:
+    def _is_finished(self) -> bool:
         return all(part.done for part in self.parts)
 
     def is_success(self) -> bool:
-        """Whether it is over and did not fail."""
+        """Whether it has finished without an error."""
         return all(part.is_success() for part in self.parts)
 
     def exception(self) -> BaseException | None:
-        """Why it failed."""
+        """The error, if it failed."""
         return next((part.exception() for part in self.parts if part.error is not None), None)
 
     def result(self) -> list[torch.Tensor]:
@@ -85,32 +85,32 @@ class RankWork(dist.Work):
         Raises
         ------
         RuntimeError
-            For anything but a receive that is over.
+            For anything but a finished receive.
         """
         return self.parts[0].source_rank()
 
     _source_rank = source_rank
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        """A future of the list of output tensors. Its callbacks run in the rank's thread, at the time when it is over."""
+        """A future of the list of output tensors. Its callbacks run in the rank's thread, at the time of completion."""
         if self._future is None:
             future = self._future = torch.futures.Future()
-            future.work = self  # who waits for it, waits for this first: a hang then says for whom
+            future.work = self  # waiting for the future first waits for this, so that a hang names the missing ranks
             for part in self.parts:
-                part.rank.open_works.pop(part, None)  # whoever takes the future waits for that
-            if self._is_over():
+                part.rank.open_works.pop(part, None)  # the program waits for the future instead
+            if self._is_finished():
                 self._settle(future)
             else:
                 self._watch(future)
             if torch._C._current_graph_task_id() != -1:  # there is no public name
-                # The C++ of DistributedDataParallel waits at the end of the backward pass, where nobody could take over the
-                # baton. So the pass waits before, in a callback that comes before that of DistributedDataParallel.
+                # DistributedDataParallel waits in C++ at the end of the backward pass, where no other thread could take the
+                # baton. So the pass waits earlier, in a callback that runs before that of DistributedDataParallel.
                 torch.autograd.Variable._execution_engine.queue_callback(future.wait)
         return self._future
 
     def _watch(self, future: torch.futures.Future[list[torch.Tensor]]) -> None:
         def over() -> None:
-            if self._is_over():
+            if self._is_finished():
                 self.thread.launch(lambda: self._settle(future))
 
         for part in self.parts:

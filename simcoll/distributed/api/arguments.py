@@ -1,4 +1,4 @@
-"""What the arguments of collectives must be, and what is told about those that are not."""
+"""Checks of the arguments of collectives, with torch's errors."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import numpy as np
-    from numpy.typing import NDArray
 
-    Array = NDArray[Any]
+    from simcoll.core.memory import Array
+
 
 __all__ = [
     "check_alike",
@@ -35,7 +35,7 @@ def root_of(found: ProcessGroup, global_rank: int | None, group_rank: int | None
     Raises
     ------
     ValueError
-        For both, for neither without a default, and for a rank that is not in the group.
+        For both; for neither without a default; for a rank outside the group.
     RuntimeError
         For a group rank that does not exist.
     """
@@ -53,13 +53,13 @@ def root_of(found: ProcessGroup, global_rank: int | None, group_rank: int | None
 
 
 def shapes_of(arrays: Sequence[Array]) -> str:
-    """Shapes for people."""
+    """Shapes, as messages show them."""
     shown = ", ".join(str(list(array.shape)) for array in arrays[:4])
     return f"{shown}, ... ({len(arrays)} tensors)" if len(arrays) > 4 else shown
 
 
 def one_dtype(arrays: Sequence[Array], function: str) -> np.dtype[Any]:
-    """The dtype of all of them.
+    """The common dtype of some arrays.
 
     Raises
     ------
@@ -76,7 +76,7 @@ def one_dtype(arrays: Sequence[Array], function: str) -> np.dtype[Any]:
 
 
 def one_per_rank(tensors: Any, parameter: str, found: ProcessGroup) -> list[Array]:
-    """A list with a tensor for every rank."""
+    """A list with one tensor for every rank."""
     arrays = as_arrays(tensors, parameter)
     if len(arrays) != found.size():
         raise RuntimeError(
@@ -86,18 +86,18 @@ def one_per_rank(tensors: Any, parameter: str, found: ProcessGroup) -> list[Arra
 
 
 def sizes_of(arrays: Sequence[Array]) -> int | tuple[int, ...]:
-    """Elements of each; one number when they are equal."""
+    """The number of elements of each array; one number when all are equal."""
     sizes = tuple(array.size for array in arrays)
     return sizes[0] if len(set(sizes)) == 1 else sizes
 
 
 def check_list_of_root(given: Any, parameter: str, side: str, *, mine: bool) -> bool:
-    """Whether this rank gives the list that only one rank, the ``side``, gives.
+    """Whether this rank passes the list that only one rank, the ``side``, passes.
 
     Raises
     ------
     ValueError
-        When that rank gives none, or another one does.
+        When that rank passes none, or another rank does.
     """
     if mine and not given:
         raise ValueError(f"Argument ``{parameter}`` must be specified on {side} rank.")
@@ -107,7 +107,7 @@ def check_list_of_root(given: Any, parameter: str, side: str, *, mine: bool) -> 
 
 
 def check_alike(arrays: Sequence[Array], like: Array, parameter: str, function: str) -> None:
-    """Refuse tensors of a list that differ from another in size or dtype."""
+    """Refuse a list whose tensors differ from another tensor in size or dtype."""
     one_dtype([like, *arrays], function)
     for index, array in enumerate(arrays):
         if array.size != like.size:
@@ -118,7 +118,7 @@ def check_alike(arrays: Sequence[Array], like: Array, parameter: str, function: 
 
 
 def check_whole(whole: Array, part: Array, n: int, whole_name: str, part_name: str) -> None:
-    """Refuse a tensor for all ranks that is not as large as theirs together."""
+    """Refuse a tensor for all ranks whose size is not the sum of theirs."""
     if whole.size != n * part.size:
         raise RuntimeError(
             f"{whole_name} tensor size must be equal to world_size times {part_name} tensor size: {whole.size} elements "
@@ -127,7 +127,7 @@ def check_whole(whole: Array, part: Array, n: int, whole_name: str, part_name: s
 
 
 def split_sizes(array: Array, splits: Sequence[int] | None, n: int) -> tuple[int, ...]:
-    """Elements for every rank, from numbers of rows."""
+    """The number of elements for every rank, from numbers of rows."""
     rows = array.shape[0] if array.ndim else array.size
     if not splits:
         if rows % n:
@@ -142,7 +142,7 @@ def split_sizes(array: Array, splits: Sequence[int] | None, n: int) -> tuple[int
 
 
 def check_length(inputs: Sequence[Any], found: ProcessGroup) -> None:
-    """Refuse a list of a source that has not one entry per rank."""
+    """Refuse a source's list that does not have one entry per rank."""
     if len(inputs) != found.size():
         raise RuntimeError(
             f"Incorrect input list size {len(inputs)}. Input list size should be {found.size()}, same as size of the process group."

@@ -1,4 +1,4 @@
-"""What may be passed as a tensor: numpy arrays, and whatever shares its memory with one."""
+"""Tensors as numpy arrays on the same memory."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ import numpy as np
 from simcoll.core.memory import array_on
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from simcoll.core.memory import Array
 
-    Array = NDArray[Any]
 
 __all__ = ["as_array", "as_arrays"]
 
 
 def as_array(value: Any, parameter: str = "tensor") -> Array:
-    """An array on the memory of ``value``: an ndarray, a buffer (``bytearray``, ``array.array``), or an object with
-    ``__array__`` or DLPack that shares memory, such as a torch CPU tensor.
+    """An array on the memory of a tensor.
+
+    Accepted are an ndarray, a buffer (``bytearray``, ``array.array``), and an object with ``__array__`` or DLPack that
+    shares its memory, such as a torch CPU tensor.
 
     Raises
     ------
@@ -38,12 +39,12 @@ def as_array(value: Any, parameter: str = "tensor") -> Array:
 
 
 def as_arrays(values: Any, parameter: str) -> list[Array]:
-    """A list of arrays.
+    """Arrays on the memory of a list of tensors.
 
     Raises
     ------
     TypeError
-        When it is no list, or has something else in it.
+        For anything but a list of tensors.
     """
     if not isinstance(values, list):
         raise TypeError(

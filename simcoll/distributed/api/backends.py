@@ -1,4 +1,4 @@
-"""Names of backends, what is there, and a place for those of others."""
+"""Backends: their names, which are available, and how others are registered."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _DEVICES = {"cpu": "emulator", "cuda": "emulator"}
 
 
 class Backend(str):
-    """The name of a backend, in lower case. ``emulator`` is the one that is always there.
+    """The name of a backend, in lower case. ``emulator`` is always available.
 
     >>> Backend("EMULATOR") == Backend.EMULATOR, Backend("Foo")
     (True, 'foo')
@@ -36,16 +36,16 @@ class Backend(str):
     XCCL = "xccl"
     UNDEFINED = "undefined"
 
-    # Backends of others register when they are imported, before there is any world: this table belongs to the process.
+    # Other packages register their backends on import, before any world exists: this table belongs to the process.
     _makers: ClassVar[dict[str, tuple[Callable[..., Any], bool]]] = {}
 
     def __new__(cls, name: str) -> Any:
-        """The name in lower case; whether it exists shows when a group is made.
+        """The name in lower case; that it exists is checked when a group is made.
 
         Raises
         ------
         ValueError
-            When it is no string.
+            For anything but a string.
         """
         if not isinstance(name, str):
             raise ValueError(f"Backend constructor parameter must be string-ish, got {name!r}")  # noqa: TRY004  # as torch
@@ -57,20 +57,20 @@ class Backend(str):
     ) -> None:
         """Make ``init_process_group(name)`` call ``func(store, rank, world_size, timeout)``.
 
-        What it returns has a method ``execute(plan, rank, data)``, which plays a plan with the other ranks of the group,
-        from one rank's input to its output; or it is None, and the emulator plays.
+        It returns an object with a method ``execute(plan, rank, data)``, which plays a plan with the other ranks of the
+        group, from one rank's input to its output; or None, and the emulator plays.
 
         Parameters
         ----------
         name
-            Of the backend; also becomes an attribute in upper case.
+            Name of the backend; in upper case it becomes an attribute of this class.
         func
             Makes the backend of one rank.
         extended_api
-            ``func`` takes ``(options, pg_options)``, a mapping with store, group_rank, group_size, timeout, group_id and
-            global_ranks_in_group.
+            ``func`` takes ``(options, pg_options)``; ``options`` is a mapping with store, group_rank, group_size, timeout,
+            group_id and global_ranks_in_group.
         devices
-            For which kinds of devices; cpu and cuda when not given, with a warning.
+            Kinds of devices; cpu and cuda if not given, with a warning.
         """
         if devices is None:
             warnings.warn(
@@ -83,14 +83,14 @@ class Backend(str):
 
     @classmethod
     def maker(cls, name: str) -> tuple[Callable[..., Any], bool] | None:
-        """What makes a backend; None for the emulator, which also answers for the names of real ones.
+        """The function that makes a backend; None for the emulator, which also serves gloo and nccl.
 
         Raises
         ------
         ValueError
             For a name that is not registered.
         RuntimeError
-            For mpi, which is not built in.
+            For mpi, ucc and xccl, which are not built in.
         """
         if name in cls._makers:
             return cls._makers[name]
@@ -106,7 +106,7 @@ class Backend(str):
 
 
 def is_available() -> bool:
-    """Whether the package works here: always."""
+    """Whether the package works here: always True."""
     return True
 
 
@@ -136,7 +136,7 @@ def is_torchelastic_launched() -> bool:
 
 
 def get_default_backend_for_device(device: Any) -> str:
-    """The backend for ``"cpu"`` or ``"cuda"`` (with or without an index).
+    """The default backend for ``"cpu"`` or ``"cuda"``, with or without an index.
 
     Raises
     ------
@@ -150,12 +150,12 @@ def get_default_backend_for_device(device: Any) -> str:
 
 
 def get_node_local_rank(fallback_rank: int | None = None) -> int:
-    """Rank among those of this machine, from the launcher's ``LOCAL_RANK``.
+    """Rank of this process on its machine, from the launcher's ``LOCAL_RANK``.
 
     Raises
     ------
     RuntimeError
-        When that is not set and there is no fallback.
+        When it is not set and no fallback is given.
     """
     if "LOCAL_RANK" in os.environ:
         return int(os.environ["LOCAL_RANK"])

@@ -1,8 +1,8 @@
-"""The collectives, in torch's names, argument order and defaults. Each call becomes a schedule that the ranks play.
+"""The collectives, with torch's names, argument order and defaults. Each call plays a proved schedule.
 
-All take ``group`` (None: the default group), ``async_op`` (return a Work instead of waiting) and ``algorithm`` (what to
-run: a name or a schedule; None leaves it to the group and the world). Tensors are whatever
-:func:`simcoll.distributed.api.arrays.as_array` takes. A rank outside of the group gets a warning and None.
+All take ``group`` (None: the default group), ``async_op`` (return a Work instead of waiting) and ``algorithm`` (a name or a
+schedule; None: the group's, else the run's). :func:`simcoll.distributed.api.arrays.as_array` says what may be passed as a
+tensor. A rank outside the group gets a warning and None.
 """
 
 from __future__ import annotations
@@ -32,12 +32,10 @@ from simcoll.distributed.runtime.issuing import play
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
+    from simcoll.core.memory import Array
     from simcoll.distributed.runtime.plans import Choice
     from simcoll.distributed.runtime.work import Work
 
-    Array = NDArray[Any]
 
 __all__ = [
     "all_gather", "all_gather_into_tensor", "all_gather_single", "all_reduce", "all_to_all", "all_to_all_single", "barrier", "broadcast",
@@ -54,7 +52,7 @@ def broadcast(
     *,
     algorithm: Choice = None,
 ) -> Work | None:
-    """Copy the tensor of one rank (``src`` global, or ``group_src`` in the group) into that of every other."""
+    """Copy the tensor of one rank (global rank ``src``, or group rank ``group_src``) to all others."""
     array = as_array(tensor)
     found = member_of(group, "broadcast")
     if found is None:
@@ -69,7 +67,7 @@ def broadcast(
 def all_reduce(
     tensor: Any, op: Any = ReduceOp.SUM, group: Any = None, async_op: bool = False, *, algorithm: Choice = None
 ) -> Work | None:
-    """Reduce the tensors of all ranks into every one of them, with the same bits."""
+    """Reduce the tensors of all ranks; every rank gets the same bits."""
     array = as_array(tensor)
     reduction = check_op(op, array.dtype, "all_reduce")
     found = member_of(group, "all_reduce")
@@ -89,7 +87,7 @@ def reduce(
     *,
     algorithm: Choice = None,
 ) -> Work | None:
-    """Reduce the tensors of all ranks into that of one rank; the others keep theirs."""
+    """Reduce the tensors of all ranks on one rank; the others keep theirs."""
     array = as_array(tensor)
     reduction = check_op(op, array.dtype, "reduce")
     found = member_of(group, "reduce")
@@ -103,7 +101,7 @@ def reduce(
 def all_gather(
     tensor_list: Any, tensor: Any, group: Any = None, async_op: bool = False, *, algorithm: Choice = None
 ) -> Work | None:
-    """Collect the tensors of all ranks, in group order, in the list of every rank. Sizes may differ between ranks."""
+    """Collect the tensors of all ranks, in group order, in a list on every rank. Sizes may differ between ranks."""
     outputs, array = as_arrays(tensor_list, "tensor_list"), as_array(tensor)
     found = member_of(group, "all_gather")
     if found is None:
@@ -123,7 +121,7 @@ def all_gather(
 def all_gather_into_tensor(
     output_tensor: Any, input_tensor: Any, group: Any = None, async_op: bool = False, *, algorithm: Choice = None
 ) -> Work | None:
-    """Collect the tensors of all ranks in one: concatenated along dimension 0, or stacked along a new one."""
+    """Collect the tensors of all ranks in one, concatenated along dimension 0 or stacked along a new dimension."""
     output, array = as_array(output_tensor, "output_tensor"), as_array(input_tensor, "input_tensor")
     found = member_of(group, "all_gather_into_tensor")
     if found is None:
@@ -149,7 +147,7 @@ def gather(
     *,
     algorithm: Choice = None,
 ) -> Work | None:
-    """Collect the tensors of all ranks, in group order, in the list of one rank (default: global rank 0)."""
+    """Collect the tensors of all ranks, in group order, in a list on one rank (default: global rank 0)."""
     array = as_array(tensor)
     found = member_of(group, "gather")
     if found is None:
@@ -173,7 +171,7 @@ def scatter(
     *,
     algorithm: Choice = None,
 ) -> Work | None:
-    """Give every rank its tensor of the list of one rank (default: global rank 0)."""
+    """Give every rank one tensor of the list of one rank (default: global rank 0)."""
     array = as_array(tensor)
     found = member_of(group, "scatter")
     if found is None:
@@ -197,7 +195,7 @@ def reduce_scatter(
     *,
     algorithm: Choice = None,
 ) -> Work | None:
-    """Rank i gets the reduction of entry i of the lists of all ranks. Entries may differ in size."""
+    """Reduce entry i of the lists of all ranks on rank i. Entries may differ in size."""
     array, inputs = as_array(output, "output"), as_arrays(input_list, "input_list")
     reduction = check_op(op, array.dtype, "reduce_scatter")
     found = member_of(group, "reduce_scatter")
@@ -228,7 +226,7 @@ def reduce_scatter_tensor(
     *,
     algorithm: Choice = None,
 ) -> Work | None:
-    """Rank i gets part i (along dimension 0, concatenated or stacked) of the reduction of the inputs of all ranks."""
+    """Reduce part i of the inputs of all ranks on rank i; parts are concatenated or stacked along dimension 0."""
     array, whole = as_array(output, "output"), as_array(input, "input")
     reduction = check_op(op, array.dtype, "reduce_scatter_tensor")
     found = member_of(group, "reduce_scatter_tensor")
@@ -265,7 +263,7 @@ def all_to_all_single(
     *,
     algorithm: Choice = None,
 ) -> Work | None:
-    """Cut the input along dimension 0, send part i to rank i, and join what comes from all ranks."""
+    """Split the input along dimension 0, send part i to rank i, and concatenate the parts received."""
     target, source = as_array(output, "output"), as_array(input, "input")
     found = member_of(group, "all_to_all_single")
     if found is None:
@@ -310,7 +308,7 @@ def barrier(
     *,
     algorithm: Choice = None,
 ) -> Work | None:
-    """Go on only when every rank of the group has called. ``device_ids`` has no meaning here."""
+    """Wait until every rank of the group has called. ``device_ids`` is ignored."""
     found = member_of(group, "barrier")
     if found is None:
         return None

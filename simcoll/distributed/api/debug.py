@@ -1,4 +1,4 @@
-"""Barriers that name who is missing, debug levels, and a debugger on one rank."""
+"""Barriers that name the missing ranks, debug levels, and a debugger on one rank."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = [
 
 
 def _verdict(rank: int, missing: list[int], milliseconds: int, waits_for: str, *, names_all: bool) -> str:
-    """What a group rank is told of a monitored barrier to which not all came. Numbers are group ranks, as in torch."""
+    """The error of a monitored barrier that not all ranks reached. Numbers are group ranks, as in torch."""
     if rank != 0 or not missing:
         return (
             f"Rank {rank} successfully reached monitoredBarrier, but received errors while waiting for send/recv from rank 0."
@@ -42,7 +42,7 @@ def _verdict(rank: int, missing: list[int], milliseconds: int, waits_for: str, *
 def monitored_barrier(
     group: Any = None, timeout: timedelta | float | None = None, wait_all_ranks: bool = False
 ) -> None:
-    """A barrier that says who did not come.
+    """A barrier that names the ranks which did not reach it.
 
     Parameters
     ----------
@@ -54,9 +54,9 @@ def monitored_barrier(
     Raises
     ------
     RuntimeError
-        After the timeout: on group rank 0 with the missing ranks, on the others a pointer to rank 0.
+        After the timeout: on group rank 0 with the missing ranks, on the others with a pointer to rank 0.
     TypeError
-        For a timeout that is no timedelta; a float is taken as seconds, with a warning.
+        For a timeout that is not a timedelta; a float counts as seconds, with a warning.
     """
     found = member_of(group, "monitored_barrier")
     if found is None:
@@ -83,7 +83,7 @@ def monitored_barrier(
 
 
 class DebugLevel(enum.Enum):
-    """Torch's levels. The checks of simcoll are on at every level; ``spawn(debug=False)`` turns the costly ones off."""
+    """Torch's levels. They do not change what simcoll checks; ``spawn(debug=False)`` turns the costly checks off."""
 
     OFF = 0
     INFO = 1
@@ -100,7 +100,7 @@ def _from_environment() -> DebugLevel:
 
 
 def get_debug_level() -> DebugLevel:
-    """The level that this rank set, or that of ``TORCH_DISTRIBUTED_DEBUG``.
+    """The level that this rank has set, else that of ``TORCH_DISTRIBUTED_DEBUG``.
 
     Raises
     ------
@@ -117,7 +117,7 @@ def set_debug_level(level: DebugLevel) -> None:
 
 
 def set_debug_level_from_env() -> None:
-    """Take the level of ``TORCH_DISTRIBUTED_DEBUG`` again.
+    """Set the level of this rank to that of ``TORCH_DISTRIBUTED_DEBUG``.
 
     Raises
     ------
@@ -128,7 +128,7 @@ def set_debug_level_from_env() -> None:
 
 
 def breakpoint(rank: int = 0, skip: int = 0, timeout_s: int = 3600) -> None:  # noqa: A001, ARG001  # torch's name and signature
-    """Start the debugger on one rank, while all others wait in a barrier.
+    """Start the debugger on one rank, while the others wait in a barrier.
 
     Parameters
     ----------

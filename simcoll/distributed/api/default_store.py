@@ -1,4 +1,4 @@
-"""The default store of a rank: given to init_process_group, or made by it and closed with the group."""
+"""The default store of a rank: passed to init_process_group, or made by it and closed with the group."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Grids of ranks: one group per line of every dimension."""
+"""Device meshes: grids of ranks with a group for every row of every dimension."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _check_device(device_type: str) -> str:
 
 
 class DeviceMesh:
-    """A grid of ranks, with a group for each line of each dimension. All ranks of the default group make it together.
+    """A grid of ranks, with a group for each row of each dimension. All ranks of the default group create it together.
 
     Parameters
     ----------
@@ -70,9 +70,9 @@ class DeviceMesh:
     Raises
     ------
     RuntimeError
-        For a mesh larger than the world, names that do not fit, or ranks that do not ask for the same mesh.
+        For a mesh larger than the world, names that do not fit, or different meshes on different ranks.
     ValueError
-        For ranks that are repeated or do not exist.
+        For repeated or nonexistent ranks.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class DeviceMesh:
             self._groups = self._make_groups()
 
     def _agree(self) -> None:
-        """A different mesh on another rank would hang later: compare now."""
+        """Compare the meshes of the ranks now; a difference would make a later call hang."""
         size = get_world_size()
         if self.mesh.size > size:
             raise RuntimeError(
@@ -115,9 +115,9 @@ class DeviceMesh:
             return [world]
         found: list[ProcessGroup | None] = []
         for dim in range(self.mesh.ndim):
-            lines = np.moveaxis(self.mesh, dim, -1).reshape(-1, self.mesh.shape[dim])
+            rows = np.moveaxis(self.mesh, dim, -1).reshape(-1, self.mesh.shape[dim])
             name = self.mesh_dim_names[dim] if self.mesh_dim_names else str(dim)
-            made = [new_group(line.tolist(), group_desc=f"mesh_{name}") for line in lines]
+            made = [new_group(row.tolist(), group_desc=f"mesh_{name}") for row in rows]
             found.append(next((each for each in made if isinstance(each, ProcessGroup)), None))
         return found
 
@@ -129,7 +129,7 @@ class DeviceMesh:
         *,
         mesh_dim_names: Sequence[str] | None = None,
     ) -> DeviceMesh:
-        """A mesh on groups that exist: one group, or one per dimension.
+        """A mesh of existing groups: one group, or one per dimension.
 
         Raises
         ------
@@ -166,7 +166,7 @@ class DeviceMesh:
         return self.mesh.shape
 
     def size(self, mesh_dim: int | None = None) -> int:
-        """Ranks in all, or along one dimension."""
+        """The number of ranks, in all or along one dimension."""
         return self.mesh.size if mesh_dim is None else self.mesh.shape[mesh_dim]
 
     def _dim(self, mesh_dim: int | str | None) -> int:
@@ -187,12 +187,12 @@ class DeviceMesh:
         return mesh_dim % self.mesh.ndim
 
     def get_group(self, mesh_dim: int | str | None = None) -> ProcessGroup:
-        """The rank's own group along a dimension, which may be left out when there is one.
+        """Own group along a dimension, which may be omitted if there is only one.
 
         Raises
         ------
         RuntimeError
-            Without a dimension on a grid, or on a rank that is not in the mesh.
+            When the dimension of a grid is omitted, or the rank is not in the mesh.
         """
         dim = self._dim(mesh_dim)
         found = self._groups[dim] if self._groups else None
@@ -203,21 +203,21 @@ class DeviceMesh:
         return found
 
     def get_all_groups(self) -> list[ProcessGroup]:
-        """The rank's own groups, one per dimension."""
+        """Own groups, one per dimension."""
         return [self.get_group(dim) for dim in range(self.mesh.ndim)]
 
     def get_coordinate(self) -> tuple[int, ...] | None:
-        """The rank's own index in every dimension; None outside of the mesh."""
+        """Own index in every dimension; None outside the mesh."""
         where = np.argwhere(self.mesh == self._rank)
         return tuple(int(index) for index in where[0]) if len(where) else None
 
     def get_local_rank(self, mesh_dim: int | str | None = None) -> int:
-        """The rank's own index along a dimension.
+        """Own index along a dimension.
 
         Raises
         ------
         RuntimeError
-            Without a dimension on a grid, or on a rank that is not in the mesh.
+            When the dimension of a grid is omitted, or the rank is not in the mesh.
         """
         dim = self._dim(mesh_dim)
         coordinate = self.get_coordinate()
@@ -226,18 +226,18 @@ class DeviceMesh:
         return coordinate[dim]
 
     def get_rank(self) -> int:
-        """Global rank."""
+        """Own global rank."""
         return self._rank
 
     def __getitem__(self, names: str | tuple[str, ...]) -> DeviceMesh:
-        """The part of the mesh along some dimensions that this rank is in.
+        """The slice of the mesh along some dimensions that contains this rank.
 
         Raises
         ------
         KeyError
-            For names that do not exist, or stand in another order.
+            For names that do not exist, or are not in the mesh's order.
         RuntimeError
-            For a mesh without names, or a rank outside.
+            For a mesh without names, or a rank outside the mesh.
         """
         if self.mesh_dim_names is None:
             raise RuntimeError("Cannot slice a DeviceMesh without mesh_dim_names!")
@@ -271,7 +271,7 @@ class DeviceMesh:
 def init_device_mesh(
     device_type: str, mesh_shape: Sequence[int], *, mesh_dim_names: Sequence[str] | None = None
 ) -> DeviceMesh:
-    """A mesh of the first ranks, in order, of the given shape.
+    """A mesh of the given shape, filled with the first ranks in order.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Process groups: the default group, groups of some ranks, and the ranks' numbers in them."""
+"""Process groups: which group a call names, and the ranks in it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = [
 
 
 class _Outside:
-    """What new_group returns to ranks that are not in the group."""
+    """The result of new_group on ranks that are not in the group."""
 
     __slots__ = ()
 
@@ -32,13 +32,13 @@ _OUTSIDE = _Outside()
 class _CurrentWorld(type):
     @property
     def WORLD(cls) -> ProcessGroup | None:  # noqa: N802  # torch's name
-        """The default group of the rank that asks; None where there is none."""
+        """The default group of this rank; None if there is none."""
         me = current_rank_or_none()
         return None if me is None else me.default
 
 
 class GroupMember(metaclass=_CurrentWorld):
-    """``GroupMember.WORLD``: the default group. ``GroupMember.NON_GROUP_MEMBER``: what a rank gets for a group without it."""
+    """``GroupMember.WORLD``: the default group. ``GroupMember.NON_GROUP_MEMBER``: the result of new_group on other ranks."""
 
     NON_GROUP_MEMBER = _OUTSIDE
 
@@ -62,12 +62,12 @@ def default_group() -> ProcessGroup:
 
 
 def member_of(given: Any, operation: str) -> ProcessGroup | None:
-    """The group that a call names: the default one for None; None, after a warning, for a rank that is not in it.
+    """The group that a call names (None: the default group); None, with a warning, for a rank outside it.
 
     Raises
     ------
     ValueError
-        For what is no group of this rank, or destroyed.
+        For anything but a group of this rank that exists.
     """
     default = default_group()
     if given is None:
@@ -95,7 +95,7 @@ def _own(given: Any, default: ProcessGroup) -> ProcessGroup:
 
 
 def _resolved(given: Any) -> ProcessGroup | None:
-    """As :func:`member_of`, without a warning."""
+    """The group that a call names, as :func:`member_of`, without a warning."""
     default = default_group()
     if given is GroupMember.NON_GROUP_MEMBER:
         return None
@@ -109,24 +109,24 @@ def is_initialized() -> bool:
 
 
 def get_rank(group: Any = None) -> int:
-    """The rank's own number in a group, -1 outside of it."""
+    """Own group rank; -1 outside the group."""
     found = _resolved(group)
     return -1 if found is None else found.rank()
 
 
 def get_world_size(group: Any = None) -> int:
-    """Ranks in a group, -1 outside of it."""
+    """The number of ranks in a group; -1 outside the group."""
     found = _resolved(group)
     return -1 if found is None else found.size()
 
 
 def get_backend(group: Any = None) -> str:
-    """Name of a group's backend.
+    """The name of a group's backend.
 
     Raises
     ------
     ValueError
-        Outside of the group.
+        Outside the group.
     """
     found = _resolved(group)
     if found is None:
@@ -135,7 +135,7 @@ def get_backend(group: Any = None) -> str:
 
 
 def get_backend_config(group: Any = None) -> str:
-    """The backend for each kind of device, such as ``"cpu:emulator,cuda:emulator"``."""
+    """The backend of each kind of device, such as ``"cpu:emulator,cuda:emulator"``."""
     name = get_backend(group)
     if ":" in name:
         return name
@@ -144,7 +144,7 @@ def get_backend_config(group: Any = None) -> str:
 
 
 def _numbered(given: Any) -> ProcessGroup | None:
-    """A group with numbers of its own; None for the default group, whose numbers are the global ones and are not checked."""
+    """A group whose group ranks differ from global ranks; None for the default group, where torch checks nothing."""
     if not isinstance(given, ProcessGroup):
         text = f"Group {given!r} is not registered, please create group with torch.distributed.new_group API"
         raise ValueError(text)  # noqa: TRY004  # as torch
@@ -153,24 +153,24 @@ def _numbered(given: Any) -> ProcessGroup | None:
 
 
 def get_group_rank(group: Any, global_rank: int) -> int:
-    """Number in the group of a rank given by its global number. The default group is not checked: there they are equal.
+    """The group rank of a global rank. In the default group they are equal, and nothing is checked.
 
     Raises
     ------
     ValueError
-        When it is not in the group.
+        For a rank outside the group.
     """
     found = _numbered(group)
     return global_rank if found is None else rank_in_group(found, global_rank)
 
 
 def rank_in_group(found: ProcessGroup, global_rank: int) -> int:
-    """Number in the group of a global rank.
+    """The group rank of a global rank.
 
     Raises
     ------
     ValueError
-        When it is not in the group.
+        For a rank outside the group.
     """
     if global_rank not in found.communicator.group_rank:
         members = list(found.communicator.members)
@@ -179,12 +179,12 @@ def rank_in_group(found: ProcessGroup, global_rank: int) -> int:
 
 
 def get_global_rank(group: Any, group_rank: int) -> int:
-    """Global number of a rank given by its number in the group.
+    """The global rank of a group rank.
 
     Raises
     ------
     ValueError
-        When the group has no such rank.
+        For a rank outside the group.
     """
     found = _numbered(group)
     if found is None:
@@ -195,12 +195,12 @@ def get_global_rank(group: Any, group_rank: int) -> int:
 
 
 def get_process_group_ranks(group: Any) -> list[int]:
-    """Global ranks in the order of the group.
+    """The global ranks of a group, in its order.
 
     Raises
     ------
     ValueError
-        Outside of the group.
+        Outside the group.
     """
     found = _resolved(group)
     if found is None:

@@ -1,4 +1,4 @@
-"""Make and leave the default group."""
+"""Create the default group."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def set_default_group(
     algorithm: Choice = None,
     meeting: Meeting | None = None,
 ) -> None:
-    """Give a rank its handle of the group of all ranks, which they made at a meeting."""
+    """Give a rank its handle of the group of all ranks, made at a meeting."""
     name = Backend(backend)
     span = DEFAULT_TIMEOUT if timeout is None else timeout
     limit = (timeout_fs(span), timeout is not None)
@@ -56,22 +56,22 @@ def init_process_group(
     *,
     algorithm: Choice = None,
 ) -> None:
-    """Make the default group; waits until all ranks have called.
+    """Create the default group, and wait until all ranks have called.
 
-    The ranks are known, so that arguments are only checked as torch does, and no method is needed. The store of a method is
-    made: a TCPStore and its server, or a FileStore; of ``env://`` where ``MASTER_ADDR`` and ``MASTER_PORT`` are set.
-    Emulated ranks share one. It is closed when all have destroyed the group.
+    The ranks are known already: no method is needed, and arguments are only checked, as torch checks them. A method's store is
+    made nevertheless: a TCPStore and its server, or a FileStore; for ``env://`` if ``MASTER_ADDR`` and ``MASTER_PORT`` are
+    set. Emulated ranks share one. It is closed when all have destroyed the group.
 
     Raises
     ------
     ValueError
-        When there is a default group already, for an unknown backend, or a rendezvous that lacks something.
+        When there is a default group already, for an unknown backend, or an incomplete rendezvous.
     AssertionError
-        For arguments that exclude each other, as torch.
+        For arguments that exclude each other, as in torch.
     TypeError
-        For a timeout that is no timedelta.
+        For a timeout that is not a timedelta.
     DistNetworkError, DistStoreError
-        When the store of the method cannot be made, or not all ranks come to it.
+        When the method's store cannot be made, or not all ranks reach it.
     """
     me = current_rank()
     if me.default is not None and not me.implicit:
@@ -108,7 +108,7 @@ def _check_device(device_id: Any) -> None:
 
 
 def _check_meeting_place(me: Rank, init_method: str | None, world_size: int, rank: int, store: Any) -> None:
-    """What torch checks of rendezvous arguments, and that they say what spawn said."""
+    """Check rendezvous arguments as torch does, and that they agree with spawn's."""
     if init_method is not None and store is not None:
         raise AssertionError("Cannot specify both init_method and store.")
     size = len(me.world.ranks)

@@ -1,4 +1,4 @@
-"""Make groups and destroy them; ranks that must agree meet here."""
+"""Create and destroy groups."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DEFAULT_TIMEOUT = timedelta(minutes=30)
 
 
 def count(me: Rank, what: str) -> int:
-    """How many groups or meshes of a kind a rank has made, with the one that it makes now."""
+    """Number a group or mesh that a rank makes, among those of its kind."""
     me.created[what] = me.created.get(what, 0) + 1
     return me.created[what]
 
@@ -65,32 +65,32 @@ def new_group(
     sort_ranks: bool = True,
     algorithm: Choice = None,
 ) -> Any:
-    """Make a group of some ranks. All ranks of the default group call, in the same order.
+    """Create a group. All ranks of the default group call, in the same order.
 
     Parameters
     ----------
     ranks
         Global ranks; None for all.
     timeout
-        Of operations on the group.
+        How long operations on the group may take.
     use_local_synchronization
         Only the members call.
     sort_ranks
-        Number the ranks in rising order, whatever the order given.
+        Number the ranks in ascending order, whatever the given order.
     algorithm
-        What its collectives run: see :func:`simcoll.distributed.spawn`.
+        What its collectives run, as for :func:`simcoll.distributed.spawn`.
 
     Returns
     -------
     ProcessGroup
-        Or ``GroupMember.NON_GROUP_MEMBER`` (None with ``use_local_synchronization``) on ranks that are not in it.
+        On other ranks ``GroupMember.NON_GROUP_MEMBER``, or None with ``use_local_synchronization``.
 
     Raises
     ------
     ValueError
-        For ranks that are repeated or do not exist.
+        For repeated or nonexistent ranks.
     RuntimeError
-        When the ranks do not ask for the same group.
+        When the ranks ask for different groups.
     """
     default = default_group()
     size = default.size()
@@ -134,12 +134,12 @@ def shared_group(
     *,
     desc: str = "undefined",
 ) -> Communicator:
-    """What the ranks of a group share, by the group's name; the first to ask makes it.
+    """What the ranks of a group share, found by its name; the first rank makes it.
 
     Raises
     ------
     RuntimeError
-        When another rank has made a group of other ranks under this name.
+        When another rank has made a group of different ranks under this name.
     """
     groups, key = me.world.groups, f"{me.generation}/{name}"
     found = groups.get(key)
@@ -163,9 +163,9 @@ def executor_of(
     pg_options: Any,
     meeting: Meeting | None,
 ) -> Any:
-    """What plays plans for one rank: None for the emulator, the processes' own backend, or a registered one.
+    """What plays plans for one rank: a registered backend, that of the processes, or None for the emulator.
 
-    Between processes the names that the emulator answers for stand for the backend that started them.
+    Between processes, the names that the emulator serves stand for the backend that connects them.
     """
     maker = None if name == me.world.home else Backend.maker(name)
     if maker is None:
@@ -184,12 +184,12 @@ def executor_of(
 def new_subgroups(
     group_size: int | None = None, group: Any = None, timeout: timedelta | None = None, backend: str | None = None
 ) -> tuple[Any, list[Any]]:
-    """Cut all ranks into groups of ``group_size`` neighbours; returns this rank's group, and all.
+    """Divide all ranks into groups of ``group_size`` neighbours; returns this rank's group, and all.
 
     Raises
     ------
     ValueError
-        When the number of ranks is not a multiple.
+        When the number of ranks is not a multiple of it.
     """
     members = get_process_group_ranks(group)
     size = len(members) if group_size is None else group_size
@@ -205,7 +205,7 @@ def new_subgroups(
 def new_subgroups_by_enumeration(
     ranks_per_subgroup_list: Sequence[Sequence[int]], timeout: timedelta | None = None, backend: str | None = None
 ) -> tuple[Any, list[Any]]:
-    """Make one group per list of ranks; returns this rank's group (None in none), and all.
+    """Create one group per list of ranks; returns this rank's group (None if in none), and all.
 
     Raises
     ------
@@ -224,7 +224,7 @@ def new_subgroups_by_enumeration(
 
 
 def leave_groups(me: Rank) -> None:
-    """Leave the default group and all others."""
+    """Leave all groups."""
     for each in (me.default, *me.groups):
         if each is not None:
             each.communicator.destroyed[me.number] = None
@@ -234,12 +234,12 @@ def leave_groups(me: Rank) -> None:
 
 
 def destroy_process_group(group: Any = None) -> None:
-    """Destroy a group on this rank; the default one: all groups. Other members may still finish what is in flight.
+    """Destroy a group on this rank; the default group stands for all. Operations of other members may still finish.
 
     Raises
     ------
     ValueError
-        When it is destroyed already.
+        For a group that is destroyed already.
     AssertionError
         Without a default group, as torch does.
     """

@@ -1,7 +1,7 @@
-"""Collectives of Python objects: encoded, sent as bytes after their sizes, decoded.
+"""Collectives of Python objects: the sizes of their encoded form, then the bytes.
 
-Plain data (numbers, text, bytes, lists, dicts, numpy arrays ...) goes as it is. Anything else needs pickle, which runs code
-of whoever sent it: only with ``trusted=True``, or ``SIMCOLL_TRUSTED_PICKLE=1`` in the environment.
+Plain data (numbers, text, bytes, lists, dicts, numpy arrays ...) needs no pickle. Anything else does, and unpickling runs code
+of the sender's choice: only with ``trusted=True``, or ``SIMCOLL_TRUSTED_PICKLE=1`` in the environment.
 """
 
 from __future__ import annotations
@@ -44,13 +44,20 @@ def _padded(data: Bytes, size: int) -> Bytes:
 
 
 def _all_sizes(size: int, found: ProcessGroup) -> list[int]:
+    """How many bytes each rank has."""
     sizes = [np.zeros(1, np.int64) for _ in range(found.size())]
     all_gather(sizes, np.array([size], np.int64), found)
     return [int(each[0]) for each in sizes]
 
 
+def _unpad(object_list: list[Any], parts: list[Bytes], sizes: list[int], trusted: bool | None) -> None:
+    """Decode one padded object per rank."""
+    for index, (part, size) in enumerate(zip(parts, sizes, strict=True)):
+        object_list[index] = _decoded(part, size, trusted)
+
+
 def all_gather_object(object_list: list[Any], obj: Any, group: Any = None, *, trusted: bool | None = None) -> None:
-    """Collect one object per rank, in group order, in every rank's list; entries beyond stay.
+    """Collect one object per rank, in group order, in every rank's list; further entries stay.
 
     Raises
     ------
@@ -65,8 +72,7 @@ def all_gather_object(object_list: list[Any], obj: Any, group: Any = None, *, tr
     largest = max(sizes)
     parts = [np.zeros(largest, np.uint8) for _ in sizes]
     all_gather(parts, _padded(data, largest), found)
-    for index, (part, size) in enumerate(zip(parts, sizes, strict=True)):
-        object_list[index] = _decoded(part, size, trusted)
+    _unpad(object_list, parts, sizes, trusted)
 
 
 def gather_object(
@@ -83,7 +89,7 @@ def gather_object(
     Raises
     ------
     ValueError
-        When that rank gives no list, or another one does.
+        When the destination passes no list, or another rank does.
     """
     found = member_of(group, "gather_object")
     if found is None:
@@ -96,8 +102,7 @@ def gather_object(
     parts = [np.zeros(largest, np.uint8) for _ in sizes] if mine else None
     gather(_padded(data, largest), parts, group=found, group_dst=root)
     if parts is not None and object_gather_list is not None:
-        for index, (part, size) in enumerate(zip(parts, sizes, strict=True)):
-            object_gather_list[index] = _decoded(part, size, trusted)
+        _unpad(object_gather_list, parts, sizes, trusted)
 
 
 def broadcast_object_list(
@@ -109,7 +114,9 @@ def broadcast_object_list(
     *,
     trusted: bool | None = None,
 ) -> None:
-    """Copy the objects of one rank (default: global rank 0) into the lists of all others, which have the same length.
+    """Copy the objects of one rank (default: global rank 0) into the lists of all others.
+
+    All lists have the same length.
 
     Raises
     ------
@@ -146,12 +153,12 @@ def scatter_object_list(
     *,
     trusted: bool | None = None,
 ) -> None:
-    """Give every rank its object of the list of one rank (default: global rank 0), as first entry of its own list.
+    """Give every rank one object of the list of one rank (default: global rank 0), as the first entry of its own list.
 
     Raises
     ------
     ValueError
-        For an output that is no list with an entry, or a source without input.
+        For an output that is not a list with at least one entry, or a source without input.
     """
     found = member_of(group, "scatter_object_list")
     if found is None:
@@ -185,7 +192,7 @@ def send_object_list(
     *,
     trusted: bool | None = None,
 ) -> None:
-    """Send objects to a rank, which gives a list of the same length."""
+    """Send objects to a rank, which passes a list of the same length."""
     found = member_of(group, "send_object_list")
     if found is None:
         return
@@ -205,7 +212,7 @@ def recv_object_list(
     *,
     trusted: bool | None = None,
 ) -> int:
-    """Receive objects, from any rank when none is named; returns the global rank of the sender, -1 outside of the group."""
+    """Receive objects, from any rank if none is named, and return the sender's global rank; -1 outside the group."""
     found = member_of(group, "recv_object_list")
     if found is None:
         return -1

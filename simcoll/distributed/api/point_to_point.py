@@ -1,4 +1,4 @@
-"""Send and receive. A message goes when both ends are there: a send waits for its receive."""
+"""Send and receive. Data moves when both ends are posted: a send waits for its receive."""
 
 from __future__ import annotations
 
@@ -13,11 +13,9 @@ from simcoll.distributed.runtime.world import current_rank
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from numpy.typing import NDArray
-
+    from simcoll.core.memory import Array
     from simcoll.distributed.runtime.work import Work
 
-    Array = NDArray[Any]
 
 __all__ = ["P2POp", "batch_isend_irecv", "irecv", "isend", "recv", "send"]
 
@@ -25,7 +23,7 @@ __all__ = ["P2POp", "batch_isend_irecv", "irecv", "isend", "recv", "send"]
 def _post(
     found: ProcessGroup, name: str, array: Array, peer: int | None, tag: int, tensor: Any, *, guard: bool
 ) -> Work:
-    """Post one end; ``name`` is send or recv."""
+    """Post one end of a message; ``name`` is send or recv."""
     group = found.communicator
     mailbox = group.world.mailbox(found)
     work = begin(group, current_rank(), name, ([array], []) if name == "send" else ([], [array]), p2p=True)
@@ -44,25 +42,26 @@ def _post(
     return work
 
 
-def _sendable(tensor: Any) -> Array:
+def _buffer(tensor: Any, *, receives: bool = False) -> Array:
+    """The memory of a tensor to send or to receive into."""
     array = as_array(tensor)
     if not array.flags.c_contiguous:
         raise RuntimeError("input tensor has to be contiguous")
-    return array
-
-
-def _receivable(tensor: Any) -> Array:
-    array = _sendable(tensor)
-    if not array.flags.writeable:
+    if receives and not array.flags.writeable:
         raise RuntimeError("the tensor of a receive is read-only")
     return array
+
+
+def _source(found: ProcessGroup, src: int | None, group_src: int | None) -> int | None:
+    """The group rank that a receive names; None for any."""
+    return None if src is None and group_src is None else root_of(found, src, group_src)
 
 
 def isend(
     tensor: Any, dst: int | None = None, group: Any = None, tag: int = 0, group_dst: int | None = None
 ) -> Work | None:
-    """Start to send; to itself is allowed."""
-    array = _sendable(tensor)
+    """Start to send. A rank may send to itself."""
+    array = _buffer(tensor)
     found = member_of(group, "isend")
     if found is None:
         return None
@@ -74,26 +73,25 @@ def isend(
 def irecv(
     tensor: Any, src: int | None = None, group: Any = None, tag: int = 0, group_src: int | None = None
 ) -> Work | None:
-    """Start to receive; from any rank when neither ``src`` nor ``group_src`` is given."""
-    array = _receivable(tensor)
+    """Start to receive, from any rank when neither ``src`` nor ``group_src`` is given."""
+    array = _buffer(tensor, receives=True)
     found = member_of(group, "irecv")
     if found is None:
         return None
-    peer = None if src is None and group_src is None else root_of(found, src, group_src)
-    work = _post(found, "recv", array, peer, tag, tensor, guard=True)
+    work = _post(found, "recv", array, _source(found, src, group_src), tag, tensor, guard=True)
     work.rank.open_works[work] = None
     return work
 
 
 def send(tensor: Any, dst: int | None = None, group: Any = None, tag: int = 0, group_dst: int | None = None) -> None:
-    """Send, and wait until the receiver has it.
+    """Send, and wait until the receiver has the data.
 
     Raises
     ------
     ValueError
-        To itself, or to a rank that is not in the group.
+        When a rank sends to itself, or to a rank outside the group.
     """
-    array = _sendable(tensor)
+    array = _buffer(tensor)
     found = member_of(group, "send")
     if found is None:
         raise ValueError("Invalid process group specified: this rank is not in the group that it sends on")
@@ -106,18 +104,18 @@ def send(tensor: Any, dst: int | None = None, group: Any = None, tag: int = 0, g
 
 
 def recv(tensor: Any, src: int | None = None, group: Any = None, tag: int = 0, group_src: int | None = None) -> int:
-    """Receive into the tensor; returns the global rank of the sender, -1 outside of the group.
+    """Receive into the tensor, and return the global rank of the sender; -1 outside the group.
 
     Raises
     ------
     ValueError
-        From itself, or from a rank that is not in the group.
+        When a rank receives from itself, or from a rank outside the group.
     """
-    array = _receivable(tensor)
+    array = _buffer(tensor, receives=True)
     found = member_of(group, "recv")
     if found is None:
         return -1
-    peer = None if src is None and group_src is None else root_of(found, src, group_src)
+    peer = _source(found, src, group_src)
     if peer == found.rank():
         raise ValueError("Invalid source rank: source rank should not be the same as the rank of the current process.")
     work = _post(found, "recv", array, peer, tag, tensor, guard=False)
@@ -133,7 +131,7 @@ class P2POp:
     op
         ``isend`` or ``irecv``.
     peer, group_peer
-        The other rank: its global number, and that in the group.
+        The other rank, by its global rank and its group rank.
     """
 
     __slots__ = ("group", "group_peer", "op", "peer", "tag", "tensor")
@@ -164,12 +162,12 @@ class P2POp:
 
 
 def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
-    """Start many operations at once; returns one Work for each, in order.
+    """Start several operations, and return one Work for each, in order.
 
     Raises
     ------
     ValueError
-        When it is not a list of P2POp of one group, or empty.
+        For anything but a non-empty list of P2POp of one group.
     """
     if not isinstance(p2p_op_list, list) or not p2p_op_list or not all(isinstance(op, P2POp) for op in p2p_op_list):
         raise ValueError(
@@ -179,9 +177,7 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
     if any(op.group is not p2p_op_list[0].group for op in p2p_op_list):
         raise ValueError("All ops need to use the same group.")
     get_rank(p2p_op_list[0].group)
-    works = []
-    for op in p2p_op_list:
-        ends = {"group_dst": op.group_peer} if op.op is isend else {"group_src": op.group_peer}
-        work = op.op(op.tensor, group=op.group, tag=op.tag, **ends)
-        works.append(work)
-    return works
+    return [
+        op.op(op.tensor, group=op.group, tag=op.tag, **{"group_dst" if op.op is isend else "group_src": op.group_peer})
+        for op in p2p_op_list
+    ]

@@ -1,4 +1,4 @@
-"""Reduction operators under torch's names."""
+"""Reduction operators, with torch's names."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NAMES = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_
 class ReduceOp:
     """How values combine: ``SUM``, ``AVG``, ``PRODUCT``, ``MIN``, ``MAX``, ``BAND``, ``BOR``, ``BXOR`` or ``PREMUL_SUM``.
 
-    ``AVG`` divides the sum by the number of ranks. For ``PREMUL_SUM`` take :func:`premul_sum`.
+    ``AVG`` divides the sum by the number of ranks. :func:`premul_sum` makes a ``PREMUL_SUM``.
 
     >>> ReduceOp(ReduceOp.SUM) == ReduceOp.SUM, isinstance(ReduceOp.SUM, ReduceOp)
     (True, True)
@@ -55,7 +55,7 @@ class ReduceOp:
 
     @property
     def reduction(self) -> Reduction:
-        """The reduction of a plan."""
+        """The plan's name for it."""
         return Reduction(self.name.lower(), self.factor)
 
 
@@ -64,7 +64,7 @@ for _name in _NAMES:
 
 
 def premul_sum(factor: Any) -> ReduceOp:
-    """The sum of all inputs, each multiplied by a factor where it comes from (NCCL's PreMulSum).
+    """The sum of all inputs, each multiplied by a factor on its own rank (NCCL's PreMulSum).
 
     >>> str(premul_sum(0.5))
     'PREMUL_SUM(0.5)'
@@ -73,16 +73,16 @@ def premul_sum(factor: Any) -> ReduceOp:
 
 
 def check_op(op: Any, dtype: np.dtype[Any], function: str) -> Reduction:
-    """The reduction of an operator, if the dtype has it.
+    """The reduction of an operator that the dtype supports.
 
     Raises
     ------
     TypeError
-        When it is no ReduceOp, or a bare PREMUL_SUM.
+        For anything but a ReduceOp, and for a bare PREMUL_SUM.
     ValueError
-        For an order or product of complex numbers in all_reduce; RuntimeError in other collectives, as in torch.
+        For MIN, MAX or PRODUCT of complex numbers in all_reduce; RuntimeError in other collectives, as in torch.
     RuntimeError
-        For bits of a dtype that has none.
+        For bitwise operators on a dtype that is not integral.
     """
     if not isinstance(op, ReduceOp):
         raise TypeError(f"{function}(): op must be a ReduceOp such as ReduceOp.SUM, got {op!r} ({type(op).__name__})")
@@ -101,7 +101,7 @@ def check_op(op: Any, dtype: np.dtype[Any], function: str) -> Reduction:
 
 
 def deprecated_reduce_op() -> type[ReduceOp]:
-    """What ``reduce_op`` stands for, with a warning."""
+    """The class that ``reduce_op`` is an alias of, with a warning."""
     warnings.warn(
         "`torch.distributed.reduce_op` is deprecated, please use `torch.distributed.ReduceOp` instead",
         FutureWarning,

@@ -18,11 +18,9 @@ from simcoll.errors import ConfigError, nearest
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from numpy.typing import NDArray
-
+    from simcoll.core.memory import Array
     from simcoll.core.plan import Plan
 
-    Array = NDArray[Any]
 
 __all__ = ["BACKEND_VARIABLE", "EMULATOR", "HOMES", "ControlMessages", "Link", "connected", "place_of", "world_size_of"]
 

@@ -19,14 +19,12 @@ from simcoll.distributed.runtime.mailbox import (
 from simcoll.distributed.runtime.world import World
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
+    from simcoll.core.memory import Array
     from simcoll.distributed.linked.links import ControlMessages
     from simcoll.distributed.runtime.tasks import Task
     from simcoll.distributed.runtime.work import Work
     from simcoll.distributed.runtime.world import Communicator, Rank
 
-    Array = NDArray[Any]
 
 __all__ = ["RemoteMailbox"]
 
@@ -117,7 +115,7 @@ class RemoteMailbox(MatchingMailbox):
             elif receive.work is not None:
                 deliver_message(receive, send.rank, task.value)
 
-        world.launch(world.me, body, over)
+        world.tasks.launch(world.me, body, over)
 
     def settle(self) -> None:
         """Fail the receives from ranks that have ended, and refuse what arrives after this rank's own end."""

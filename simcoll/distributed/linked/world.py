@@ -34,18 +34,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from datetime import timedelta
 
-    from numpy.typing import NDArray
-
+    from simcoll.core.memory import Array
     from simcoll.core.plan import Plan
     from simcoll.distributed.linked.links import ControlMessages
     from simcoll.distributed.runtime.calls import Call
     from simcoll.distributed.runtime.plans import Plans
-    from simcoll.distributed.runtime.tasks import Owner, Task
+    from simcoll.distributed.runtime.tasks import Task
     from simcoll.distributed.runtime.work import Work
     from simcoll.distributed.runtime.world import Buffers, Communicator, ProcessGroup
     from simcoll.distributed.stores import Store
 
-    Array = NDArray[Any]
 
 __all__ = ["Ending", "LinkedWaiter", "LinkedWorld"]
 
@@ -102,12 +100,9 @@ class LinkedWorld:
     The topology is for algorithms that depend on it; nothing is emulated.
     """
 
-    horizon_fs = math.inf
-
     def __init__(self, control: ControlMessages, plans: Plans, *, debug: bool, trace: Trace | None = None) -> None:
         control.open()
         self.control = control
-        self.topology = plans.topology
         self.debug = debug
         self.plans = plans
         self.trace = Trace() if trace is None else trace
@@ -121,7 +116,7 @@ class LinkedWorld:
         self._meetings: dict[str, Meeting] = {}
         self._mailboxes: dict[str, RemoteMailbox] = {}
         self._early: dict[str, list[tuple[int, list[Any]]]] = {}  # sends to mailboxes that are not made yet
-        self._tasks = Tasks()
+        self.tasks = Tasks()
         self._polling: list[Task] = []
         self._timers: list[tuple[int, int, Callable[[], None]]] = []
         self._numbers = 0
@@ -254,24 +249,10 @@ class LinkedWorld:
         """Count time from now: the programs start."""
         self._begin_ns = time.monotonic_ns()
 
-    def launch(self, rank: Owner, body: Callable[[], Any], over: Callable[[Task], None]) -> Task:
-        """Start a program in this round."""
-        task = self._tasks.launch(rank, body, over)
-        self.wake(task)
-        return task
-
-    def wake(self, task: Task) -> None:
-        """Let a task continue in this round."""
-        self._tasks.ready.append(task)
-
     def after(self, delay_fs: int, action: Callable[[], None]) -> None:
         """Run an action after a delay."""
         self._numbers += 1
         heapq.heappush(self._timers, (self.now + delay_fs, self._numbers, action))
-
-    def watch_deadline(self, deadline_fs: int) -> None:
-        """Expire waits at this time, unless they have finished."""
-        self._tasks.deadline_fs = min(self._tasks.deadline_fs, deadline_fs)
 
     def poll(self) -> None:
         """Let the other tasks proceed for a round.
@@ -285,7 +266,7 @@ class LinkedWorld:
         if task is None:
             raise InternalError("poll outside of a rank program")
         self._polling.append(task)
-        self._tasks.hub.switch()
+        self.tasks.hub.switch()
         lost = self.control.link.lost()
         if lost:
             raise RuntimeError(lost)
@@ -295,14 +276,14 @@ class LinkedWorld:
         limit: float = math.inf
         try:
             with np.errstate(all="ignore"):
-                while self._tasks.live and self.now < limit:
+                while self.tasks.live and self.now < limit:
                     self._round()
                     if self.failed and limit == math.inf and self.me.finish_fs >= 0:
                         limit = self.now + PATIENCE_FS
         finally:
-            if self._tasks.live:
+            if self.tasks.live:
                 self.control.link.give_up("its program stopped while operations were in flight")
-            self._tasks.stop()
+            self.tasks.stop()
 
     def _round(self) -> None:
         """Read control messages, run due timers, and let every task proceed that can."""
@@ -312,30 +293,30 @@ class LinkedWorld:
         while self._timers and self._timers[0][0] <= self.now:
             heapq.heappop(self._timers)[2]()
         lost = self.control.link.lost()
-        if lost or self.now >= self._tasks.deadline_fs:
+        if lost or self.now >= self.tasks.deadline_fs:
             self._interrupt(lost)
-        busy = bool(news or self._tasks.ready)
-        self._tasks.run_ready()
+        busy = bool(news or self.tasks.ready)
+        self.tasks.run_ready()
         polling, self._polling = self._polling, []
         for task in polling:
             if not task.dead:
                 task.switch()
-        self._rest(busy=busy or bool(self._tasks.ready))
+        self._rest(busy=busy or bool(self.tasks.ready))
 
     def _interrupt(self, lost: str) -> None:
         """End the waits that have lasted too long; all of them, when a process has died."""
-        for task in list(self._tasks.live):
+        for task in list(self.tasks.live):
             waiting = task.waiting
             if waiting is None or waiting.done:
                 continue
             if lost:
                 task.interrupt = lost
-            elif not self._tasks.expire(task, self.now):
+            elif not self.tasks.expire(task, self.now):
                 continue
-            self.wake(task)
-        woken = dict.fromkeys(self._tasks.ready)
-        waits = [task for task in self._tasks.live if task.waiting is not None and task not in woken]
-        self._tasks.deadline_fs = min((task.deadline_fs for task in waits if task.deadline_fs >= 0), default=math.inf)
+            self.tasks.wake(task)
+        woken = dict.fromkeys(self.tasks.ready)
+        waits = [task for task in self.tasks.live if task.waiting is not None and task not in woken]
+        self.tasks.deadline_fs = min((task.deadline_fs for task in waits if task.deadline_fs >= 0), default=math.inf)
 
     def _rest(self, *, busy: bool) -> None:
         """Leave the processor to others, for longer when nothing has happened for long."""

@@ -1,4 +1,4 @@
-"""What carries the calls of rank programs: the world, its clock, operations in flight, records.
+"""The runtime of rank programs: the world, its clock, operations in flight, records.
 
-Knows nothing of torch's argument rules; these are in ``api``.
+It knows nothing of torch's argument rules; these are in ``api``.
 """

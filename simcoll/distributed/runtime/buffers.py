@@ -1,4 +1,4 @@
-"""The caller's buffers of a call: filling them, and noticing that they are touched too early."""
+"""The caller's buffers: filling them, and detecting access while an operation is in flight."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from numpy.typing import NDArray
+    from simcoll.core.memory import Array
 
-    Array = NDArray[Any]
 
 __all__ = ["checksum", "poison", "scatter_into"]
 
 
 def scatter_into(targets: Sequence[Array], values: Array) -> None:
-    """Fill the targets, one after the other, from a flat array."""
+    """Fill the targets in order from a flat array."""
     begin = 0
     for target in targets:
         end = begin + target.size
@@ -41,7 +40,7 @@ def _bytes(arrays: Sequence[Array]) -> Iterator[Any]:
 
 
 def poison(arrays: Sequence[Array]) -> None:
-    """Make results that are read too early show: NaN, or bytes A5; bool becomes True."""
+    """Fill buffers with a pattern that shows when results are read too early: NaN, bytes A5, or True."""
     for array in arrays:
         if array.dtype.kind in "iu":
             array[...] = np.frombuffer(b"\xa5" * array.dtype.itemsize, array.dtype)[0]

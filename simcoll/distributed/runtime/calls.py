@@ -1,4 +1,4 @@
-"""What a rank asked a group to do, and what is said when the ranks do not ask for the same."""
+"""The calls of ranks, and the error when they do not match."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ SHOWN_RANKS = 64
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What one rank asked a group to do.
+    """One rank's call of a collective.
 
     Attributes
     ----------
     name
-        Function that was called.
+        The function that was called.
     kind
-        Collective that does it.
+        The collective that implements it.
     sizes
         Elements per block, as :func:`simcoll.core.plan.bind` takes them; for an all_to_all with splits ``()``.
     shape
-        Shapes, for people.
+        Shapes, as messages show them.
     splits
         Elements sent to and received from every rank, for an all_to_all with splits.
     """
@@ -50,12 +50,12 @@ class Call:
     algorithm: Choice = None
 
     def aspects(self) -> tuple[Any, ...]:
-        """What must be equal on all ranks, in the order of ``ASPECTS``."""
+        """The properties that must be equal on all ranks, in the order of ``ASPECTS``."""
         algorithm = self.algorithm if isinstance(self.algorithm, str) else None
         return self.name, self.sizes, self.dtype, self.op, self.root, algorithm
 
     def differences(self, other: Call) -> list[str]:
-        """Aspects in which two calls cannot be one operation."""
+        """The aspects in which two calls differ."""
         pairs = zip(ASPECTS, self.aspects(), other.aspects(), strict=True)
         return [aspect for aspect, mine, theirs in pairs if mine != theirs]
 
@@ -78,7 +78,7 @@ def matrix(rows: Sequence[tuple[int, ...]]) -> Any:
 
 
 def wrong_split(splits: Sequence[Splits]) -> str | None:
-    """The first pair of ranks of an all_to_all that do not agree on what one sends to the other, in words."""
+    """The first disagreement of two ranks on what one sends the other in an all_to_all, as a sentence."""
     ranks = range(len(splits))
     for a in ranks:
         for b in ranks:
@@ -89,7 +89,7 @@ def wrong_split(splits: Sequence[Splits]) -> str | None:
 
 
 def mismatch(where: str, members: Sequence[int], said: Mapping[int, tuple[str, Any]], reason: str) -> str:
-    """The table of what every rank called.
+    """The error that lists the call of every rank.
 
     Parameters
     ----------
@@ -98,9 +98,9 @@ def mismatch(where: str, members: Sequence[int], said: Mapping[int, tuple[str, A
     members
         Global ranks by group rank.
     said
-        By group rank the call and the line that made it.
+        By group rank, the call and the line that made it.
     reason
-        In what they differ.
+        How they differ.
     """
     lines = [f"Detected mismatch between collectives on ranks: {where}: {reason}"]
     for rank, member in enumerate(members[:SHOWN_RANKS]):

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from simcoll.distributed.runtime.calls import Call
     from simcoll.distributed.runtime.plans import Plans
-    from simcoll.distributed.runtime.tasks import Owner, Task
+    from simcoll.distributed.runtime.tasks import Task
     from simcoll.distributed.runtime.work import Work
     from simcoll.distributed.runtime.world import Buffers, Communicator, ProcessGroup
     from simcoll.distributed.stores import Store
@@ -62,13 +62,12 @@ class EmulatedWorld:
         Whether only one rank runs here, and nothing is known of the others but what its backend plays.
     """
 
-    horizon_fs: float = MAX_TIME_FS
     home: str | None = None
 
     def __init__(
         self, nranks: int, plans: Plans, *, debug: bool, trace: Trace | None = None, alone: bool = False
     ) -> None:
-        self.topology = topology = plans.topology
+        topology = plans.topology
         self.debug = debug
         self.plans = plans
         self.trace = Trace() if trace is None else trace
@@ -88,7 +87,7 @@ class EmulatedWorld:
         self._meetings: dict[str, Meeting] = {}
         self._store: HashStore | None = None
         self._own_stores: dict[int, OwnStore] = {}
-        self._tasks = Tasks()
+        self.tasks = Tasks(MAX_TIME_FS, self._schedule_tasks)
         self._asked = False
 
     # What rank programs ask
@@ -159,15 +158,7 @@ class EmulatedWorld:
         """Femtoseconds."""
         return self.calendar.now
 
-    def launch(self, rank: Owner, body: Callable[[], Any], over: Callable[[Task], None]) -> Task:
-        """Start a program now."""
-        task = self._tasks.launch(rank, body, over)
-        self.wake(task)
-        return task
-
-    def wake(self, task: Task) -> None:
-        """Let a task continue at this timestamp."""
-        self._tasks.ready.append(task)
+    def _schedule_tasks(self) -> None:
         if not self._asked:
             self._asked = True
             event = simpy.Event(self.env)
@@ -178,7 +169,7 @@ class EmulatedWorld:
 
     def _run_ready(self, _event: simpy.Event) -> None:
         self._asked = False
-        self._tasks.run_ready()
+        self.tasks.run_ready()
 
     def after(self, delay_fs: int, action: Callable[[], None]) -> None:
         """Run an action after a delay."""
@@ -187,13 +178,9 @@ class EmulatedWorld:
     def poll(self) -> None:
         """Do nothing: no simulated time passes between two polls."""
 
-    def watch_deadline(self, deadline_fs: int) -> None:
-        """Expire waits at this time, unless they have finished."""
-        self._tasks.deadline_fs = min(self._tasks.deadline_fs, deadline_fs)
-
     def run(self) -> None:
         """Run all tasks to their ends."""
-        tasks, unsettled = self._tasks, self._machine.unsettled
+        tasks, unsettled = self.tasks, self._machine.unsettled
         try:
             with np.errstate(all="ignore"):  # arithmetic of reductions is IEEE's and wraps, as on a GPU
                 while True:
@@ -213,7 +200,7 @@ class EmulatedWorld:
 
     def _plan_expiry(self, upcoming: float) -> None:
         """Schedule the next deadline if it comes before the next event and a task still waits for it."""
-        tasks = self._tasks
+        tasks = self.tasks
         waiting = [task for task in tasks.live if task.waiting is not None]
         times = [task.deadline_fs for task in waiting if task.deadline_fs >= 0]
         first = min(times, default=math.inf)
@@ -227,9 +214,9 @@ class EmulatedWorld:
         self.calendar.at(int(first), self._expire, None)
 
     def _expire(self, _nothing: None) -> None:
-        for task in list(self._tasks.live):
-            if self._tasks.expire(task, self.now):
-                self.wake(task)
+        for task in list(self.tasks.live):
+            if self.tasks.expire(task, self.now):
+                self.tasks.wake(task)
 
     def _settle(self) -> None:
         unsettled = list(self._machine.unsettled)
@@ -239,10 +226,10 @@ class EmulatedWorld:
 
     def _unstick(self) -> None:
         """Let the next explicit timeout come, or report the hang: no event is left, but tasks wait."""
-        live = sorted(self._tasks.live, key=lambda task: task.order)
+        live = sorted(self.tasks.live, key=lambda task: task.order)
         waiting = [task for task in live if task.waiting is not None]
         if any(task.explicit for task in waiting):
-            self._tasks.deadline_fs = min(task.deadline_fs for task in waiting if task.explicit)
+            self.tasks.deadline_fs = min(task.deadline_fs for task in waiting if task.explicit)
             return
         report = self._hang_report(waiting)
         for task in waiting:
@@ -253,7 +240,7 @@ class EmulatedWorld:
                 task.close()
                 continue
             task.interrupt = report
-            self.wake(task)
+            self.tasks.wake(task)
 
     def _hang_report(self, waiting: list[Task]) -> str:
         gone = next((rank for rank in self.ranks if rank.failure is not None), None)

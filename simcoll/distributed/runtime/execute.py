@@ -16,14 +16,11 @@ from simcoll.distributed.runtime.issuing import begin, deliver, plan_of
 from simcoll.distributed.runtime.tasks import Waitable, wait_until
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from simcoll.distributed.runtime.meeting import Meeting
     from simcoll.distributed.runtime.tasks import Task
     from simcoll.distributed.runtime.work import Work
     from simcoll.distributed.runtime.world import Buffers, Executor, ProcessGroup, Rank
 
-    Array = NDArray[Any]
 
 __all__ = ["execute"]
 
@@ -160,5 +157,5 @@ def execute(
         execution.turn.finish()
         work.over(None if task.failure is None else str(task.failure))
 
-    me.world.launch(me, execution.run, over)
+    me.world.tasks.launch(me, execution.run, over)
     return work

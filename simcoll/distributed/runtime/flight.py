@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from types import FrameType
 
-    from numpy.typing import NDArray
+    from simcoll.core.memory import Array
 
-    Array = NDArray[Any]
 
 __all__ = ["Entry", "Flight", "Site", "asked_from", "calling_site", "document"]
 
@@ -29,7 +28,7 @@ _TORCH_TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A line of the caller's program."""
+    """A line of a program."""
 
     function: str
     file: str
@@ -39,13 +38,13 @@ class Site:
         return f"{self.file}:{self.line}"
 
 
-# Each greenlet has a context, so this is no state that others could see.
+# Each greenlet has its own context: no other rank sees this.
 asked_from: ContextVar[Site | None] = ContextVar("simcoll_asked_from", default=None)
-"""The line that a call counts for when another thread makes it; None: find it."""
+"""The line to report for a call that another thread makes; None: the caller's own."""
 
 
 def calling_site(*folders: str) -> Site:
-    """The innermost line outside of these folders; of this package, by default."""
+    """The innermost line outside these folders; by default, outside this package."""
     known = asked_from.get()
     if known is not None:
         return known
@@ -136,13 +135,13 @@ class Flight:
         self._total = 0
 
     def add(self, entry: Entry) -> None:
-        """Remember an operation; beyond ``KEPT`` the oldest is forgotten."""
+        """Add an operation; beyond ``KEPT``, the oldest is dropped."""
         entry.number = self._total
         self._total += 1
         self._entries.append(entry)
 
     def entries(self) -> list[Entry]:
-        """From the oldest to the newest."""
+        """The operations kept, oldest first."""
         return list(self._entries)
 
 

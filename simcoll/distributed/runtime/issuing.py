@@ -12,13 +12,11 @@ from simcoll.distributed.runtime.work import Work, timeout_fs
 from simcoll.distributed.runtime.world import current_rank
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
+    from simcoll.core.memory import Array
     from simcoll.core.plan import Plan
     from simcoll.distributed.runtime.calls import Call
     from simcoll.distributed.runtime.world import Buffers, Communicator, ProcessGroup, Rank
 
-    Array = NDArray[Any]
 
 __all__ = ["begin", "deliver", "plan_of", "play"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from simcoll.core.collective import Collective
 from simcoll.core.reduction import parse_dtype
@@ -13,14 +13,12 @@ from simcoll.distributed.runtime.playing import Playing
 from simcoll.errors import InternalError
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
+    from simcoll.core.memory import Array
     from simcoll.core.plan import Plan
     from simcoll.distributed.runtime.playing import Machine
     from simcoll.distributed.runtime.work import Work
     from simcoll.distributed.runtime.world import Communicator
 
-    Array = NDArray[Any]
 
 __all__ = ["EmulatedMailbox", "End", "MatchingMailbox", "deliver_message", "message_name", "plan_of_message"]
 

@@ -1,9 +1,9 @@
-"""Objects as bytes, for the object collectives and stores: plain data, or pickle for those who ask for it.
+"""Objects as bytes, for object collectives and stores: plain data, or pickle on request.
 
 Plain data is None, bool, int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset, range, numpy arrays and
 scalars (and those of ml_dtypes), nested in any way; it comes back with the same types. The encoding is MessagePack with
-extension types for what MessagePack lacks. Decoding it runs no code of the sender's. Pickle does, and so both sides have to
-say that they trust each other.
+extension types for what MessagePack lacks. Decoding it runs no code from the sender. Unpickling does, so both sides have to
+declare that they trust each other.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _OPT_IN = (
 
 
 class ObjectEncodingError(SimcollError, TypeError):
-    """An object that is no plain data, or nested too deeply."""
+    """An object that is not plain data, or is nested too deeply."""
 
 
 class ObjectDecodingError(SimcollError, ValueError):
-    """Bytes that are no encoded object, or a pickle where none is trusted."""
+    """Bytes that are not an encoded object, or a pickle that is not trusted."""
 
 
 class _Kind(enum.IntEnum):
@@ -56,19 +56,19 @@ class _Kind(enum.IntEnum):
 
 
 def encode(thing: object, *, trusted: bool | None = None) -> bytes:
-    """The object as bytes.
+    """Encode an object as bytes.
 
     Parameters
     ----------
     thing
         Plain data; anything that can be pickled where ``trusted``.
     trusted
-        Use pickle. By default, whether the environment variable SIMCOLL_TRUSTED_PICKLE is 1.
+        Whether to use pickle; default: if the environment variable SIMCOLL_TRUSTED_PICKLE is 1.
 
     Raises
     ------
     ObjectEncodingError
-        The object, or something in it, is no plain data; the text says where, and how to opt in to pickle.
+        The object contains something other than plain data; the text says where, and how to opt in to pickle.
     pickle.PicklingError, AttributeError, TypeError
         ``trusted``, and the object cannot be pickled.
 
@@ -89,12 +89,12 @@ def encode(thing: object, *, trusted: bool | None = None) -> bytes:
 
 
 def decode(data: bytes | bytearray | memoryview, *, trusted: bool | None = None) -> Any:
-    """The object that `encode` made these bytes of; arrays are copies of their own and writable.
+    """Decode what `encode` made; arrays are writable copies.
 
     Raises
     ------
     ObjectDecodingError
-        They are none, or they are a pickle and ``trusted`` is not given.
+        The bytes are not an encoded object, or a pickle that is not ``trusted``.
     """
     data = bytes(data)
     how, body = data[:1], data[1:]
@@ -119,8 +119,8 @@ def _is_trusted(trusted: bool | None) -> bool:
 # Encoding
 
 
-# The way to an object from the outermost one: the way to what holds it, and how it is found there. Made into text only
-# for an error.
+# The path to an object from the outermost one: the path to its container, and its place there. Made into text only for
+# an error.
 _Way = tuple["_Way", str, object] | None
 
 
@@ -160,7 +160,7 @@ def _plain(thing: object, way: _Way, depth: int) -> object:
         case dict() if kind is dict:
             keys = [_plain(key, (way, " key {!r}", key), depth + 1) for key in thing]
             values = [_plain(value, (way, "[{!r}]", key), depth + 1) for key, value in thing.items()]
-            if any(isinstance(key, msgspec.msgpack.Ext) for key in keys):  # which no map of MessagePack's takes
+            if any(isinstance(key, msgspec.msgpack.Ext) for key in keys):  # not a key that a MessagePack map can have
                 return _ext(_Kind.DICT, msgspec.msgpack.encode([keys, values]))
             return dict(zip(keys, values, strict=True))
         case set() | frozenset() if kind in {set, frozenset}:
@@ -200,7 +200,7 @@ _NUMPY_DTYPE = re.compile(r"[<>|=][biufcSUmM]\d{1,6}(\[\d*[A-Za-zμ]{1,7}\])?")
 
 
 def _dtype_name(dtype: np.dtype[Any]) -> str | None:
-    # Types registered by others have a code of numpy's form that numpy cannot read back, such as "<f1".
+    # Types registered by other packages have codes that numpy cannot read back, such as "<f1".
     if dtype.isbuiltin != 2 and _NUMPY_DTYPE.fullmatch(dtype.str):
         return dtype.str
     return dtype.name if dtype.name in _extra_dtypes() else None

@@ -8,7 +8,7 @@ overlap, and share the links.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from simcoll.distributed.runtime.calls import Call, matrix, mismatch, wrong_split
 from simcoll.distributed.runtime.issuing import begin, deliver, plan_of
@@ -16,14 +16,12 @@ from simcoll.distributed.runtime.meeting import listed
 from simcoll.distributed.runtime.playing import Playing
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
+    from simcoll.core.memory import Array
     from simcoll.core.plan import Plan
     from simcoll.distributed.runtime.playing import Machine
     from simcoll.distributed.runtime.work import Work
     from simcoll.distributed.runtime.world import Buffers, Communicator, Rank
 
-    Array = NDArray[Any]
 
 __all__ = ["Streams"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,15 +15,13 @@ from simcoll.emulator.score import Score
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from numpy.typing import NDArray
-
+    from simcoll.core.memory import Array
     from simcoll.core.plan import Plan
     from simcoll.core.reduction import Reduction
     from simcoll.distributed.runtime.records import Trace
     from simcoll.emulator.fabric import Calendar, Fabric
     from simcoll.topology import Topology
 
-    Array = NDArray[Any]
 
 __all__ = ["Machine", "Playing"]
 

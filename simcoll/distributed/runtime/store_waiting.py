@@ -1,4 +1,4 @@
-"""How a store waits inside a rank program: the rank is parked, the others run on."""
+"""How a store waits inside a rank program: the rank is suspended, the others run on."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class _StoreWait(Waitable):
 
 
 class RankWaiter:
-    """The :class:`simcoll.distributed.stores.Waiter` of a world; timeouts count on the emulated clock."""
+    """The :class:`simcoll.distributed.stores.Waiter` of emulated ranks; timeouts count on the emulated clock."""
 
     __slots__ = ("_waiting",)
 
@@ -28,7 +28,7 @@ class RankWaiter:
         self._waiting: list[_StoreWait] = []
 
     def wait(self, ready: Callable[[], bool], timeout_s: float) -> bool:
-        """Try again whenever a store has changed; False after the timeout."""
+        """Try again after every change of a store; False after the timeout."""
         task = current_task()
         if task is None:
             return ready()
@@ -46,7 +46,7 @@ class RankWaiter:
         return True
 
     def notify(self) -> None:
-        """A store has changed."""
+        """Wake the ranks that wait: a store has changed."""
         waiting, self._waiting = self._waiting, []
         for each in waiting:
             each.finish()

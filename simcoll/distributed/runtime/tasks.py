@@ -43,28 +43,13 @@ class Waitable:
 
 
 class Clock(Protocol):
-    """The time that tasks wait in, and the scheduler that runs them."""
+    """The time that tasks wait in."""
 
-    @property
-    def horizon_fs(self) -> float:
-        """The latest time at which a wait can expire by itself."""
-        ...
+    tasks: Tasks
 
     @property
     def now(self) -> int:
         """Femtoseconds since the start of the run."""
-        ...
-
-    def launch(self, rank: Any, body: Callable[[], Any], over: Callable[[Task], None]) -> Task:
-        """Start a program of a rank now; ``over`` is called when it has ended."""
-        ...
-
-    def wake(self, task: Task) -> None:
-        """Let a task continue at this time."""
-        ...
-
-    def watch_deadline(self, deadline_fs: int) -> None:
-        """Expire waits at this time."""
         ...
 
     def after(self, delay_fs: int, action: Callable[[], None]) -> None:
@@ -124,19 +109,29 @@ class Task(greenlet.greenlet):  # type: ignore[misc]
 
 
 class Tasks:
-    """The tasks of a world: all that have not ended, those that can continue, and the next deadline."""
+    """The tasks of a world: all that have not ended, those that can continue, and the next deadline.
 
-    __slots__ = ("_number", "deadline_fs", "hub", "live", "ready")
+    Parameters
+    ----------
+    horizon_fs
+        No wait expires later than this.
+    on_ready
+        Called whenever a task can continue.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_horizon_fs", "_number", "_on_ready", "deadline_fs", "hub", "live", "ready")
+
+    def __init__(self, horizon_fs: float = math.inf, on_ready: Callable[[], None] | None = None) -> None:
         self.hub = greenlet.getcurrent()
         self.live: dict[Task, None] = {}
         self.ready: list[Task] = []
         self.deadline_fs: float = math.inf
+        self._horizon_fs = horizon_fs
+        self._on_ready = on_ready
         self._number = 0
 
-    def launch(self, owner: Owner, body: Callable[[], Any], over: Callable[[Task], None]) -> Task:
-        """Make a task, which has not started."""
+    def launch(self, owner: Owner, body: Callable[[], Any], over: Callable[[Task], None]) -> None:
+        """Start a program now; ``over`` is called when it has ended."""
         self._number += 1
 
         def ended(task: Task) -> None:
@@ -145,7 +140,22 @@ class Tasks:
 
         task = Task(self.hub, owner, self._number, body, ended)
         self.live[task] = None
-        return task
+        self.wake(task)
+
+    def wake(self, task: Task) -> None:
+        """Let a task continue at this time."""
+        self.ready.append(task)
+        if self._on_ready is not None:
+            self._on_ready()
+
+    def block(self, task: Task, timeout_fs: int | None, now: int, *, explicit: bool) -> None:
+        """Note until when a task waits."""
+        deadline_fs = -1 if timeout_fs is None else now + timeout_fs
+        task.waited_from_fs = now
+        task.deadline_fs = deadline_fs if deadline_fs <= self._horizon_fs else -1
+        task.explicit = explicit and task.deadline_fs >= 0
+        if task.deadline_fs >= 0:
+            self.deadline_fs = min(self.deadline_fs, task.deadline_fs)
 
     def run_ready(self) -> None:
         """Let every task continue that can, lowest rank first."""
@@ -203,20 +213,16 @@ def wait_until(waitable: Waitable, timeout_fs: int | None = None, *, explicit: b
 
 def _block(task: Task, waitable: Waitable, timeout_fs: int | None, *, explicit: bool) -> None:
     clock = task.owner.world
-    task.waited_from_fs = clock.now
-    deadline = -1 if timeout_fs is None else clock.now + timeout_fs
-    task.deadline_fs = deadline if deadline <= clock.horizon_fs else -1
-    task.explicit = explicit and task.deadline_fs >= 0
-    if task.deadline_fs >= 0:
-        clock.watch_deadline(task.deadline_fs)
+    tasks = clock.tasks
+    tasks.block(task, timeout_fs, clock.now, explicit=explicit)
 
     def wake() -> None:
-        clock.wake(task)
+        tasks.wake(task)
 
     waitable.watchers.append(wake)
     while not waitable.done:
         task.waiting = waitable
-        task.parent.switch()
+        tasks.hub.switch()
         message, task.interrupt = task.interrupt, None
         if message is not None and not waitable.done:
             waitable.watchers.remove(wake)

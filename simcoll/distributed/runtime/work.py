@@ -13,11 +13,9 @@ from simcoll.distributed.runtime.tasks import Owner, Task, Waitable, wait_until
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from numpy.typing import NDArray
-
+    from simcoll.core.memory import Array
     from simcoll.distributed.runtime.flight import Entry
 
-    Array = NDArray[Any]
 
 __all__ = ["Future", "Work", "timeout_fs"]
 
@@ -47,9 +45,9 @@ class _Rank(Owner, Protocol):
 
 
 class Future:
-    """The results of an operation, or of a callback.
+    """The results of an operation or a callback.
 
-    ``value()`` is the list of result tensors; ``then`` runs a function of the future on the rank that asked.
+    ``value()`` is the list of result tensors; ``then`` runs a callback on the same rank.
     """
 
     def __init__(self, rank: _Rank) -> None:
@@ -59,7 +57,7 @@ class Future:
         self._failure: BaseException | None = None
 
     def done(self) -> bool:
-        """Whether the value is there."""
+        """Whether the future has its value."""
         return self._over.done
 
     def value(self) -> Any:
@@ -68,7 +66,7 @@ class Future:
         Raises
         ------
         RuntimeError
-            Before it is done; or the failure itself.
+            Before it is done. If it failed, the failure itself is raised.
         """
         if not self._over.done:
             raise RuntimeError("value() of a future that is not done; wait() for it")
@@ -77,19 +75,19 @@ class Future:
         return self._value
 
     def wait(self) -> Any:
-        """The value, once it is there."""
+        """Wait for the value."""
         wait_until(self._over)
         return self.value()
 
     def then(self, callback: Callable[[Future], Any]) -> Future:
-        """A future of what ``callback(self)`` returns; it runs when this one is done."""
+        """A future of the result of ``callback(self)``, which runs when this one is done."""
         result = Future(self._rank)
 
         def over(task: Task) -> None:
             result.settle(task.value, task.failure)
 
         def launch() -> None:
-            self._rank.world.launch(self._rank, lambda: callback(self), over)
+            self._rank.world.tasks.launch(self._rank, lambda: callback(self), over)
 
         if self._over.done:
             launch()
@@ -98,17 +96,17 @@ class Future:
         return result
 
     def add_done_callback(self, callback: Callable[[Future], Any]) -> None:
-        """As :meth:`then`, without a result."""
+        """Run a callback when this one is done."""
         self.then(callback)
 
     def settle(self, value: Any, failure: BaseException | None = None) -> None:
-        """Give it its value."""
+        """Set the value or the failure."""
         self._value, self._failure = value, failure
         self._over.finish()
 
 
 class Work(Waitable):
-    """An operation of one rank. Returned by calls with ``async_op=True``, ``isend`` and ``irecv``."""
+    """One rank's handle of an operation, as ``async_op=True``, ``isend`` and ``irecv`` return it."""
 
     __slots__ = (
         "_checks", "_future", "_watched", "deadline_fs", "entry", "explicit", "name", "rank", "reason", "results",
@@ -133,10 +131,10 @@ class Work(Waitable):
         self._watched: list[Array] = []
 
     def guard(self) -> None:
-        """Watch the buffers until the work is over.
+        """Watch the buffers while the operation is in flight.
 
-        Inputs are summed. Outputs are filled with a pattern, so that whoever reads them too early sees it; inputs that
-        share their memory are copied before.
+        Inputs get a checksum. Outputs are filled with a pattern that shows when they are read too early; inputs that
+        share memory with them are copied first.
         """
         shared = [any(np.may_share_memory(source, target) for target in self.targets) for source in self.sources]
         self._watched = [source for source, both in zip(self.sources, shared, strict=True) if not both]
@@ -145,7 +143,7 @@ class Work(Waitable):
         self._checks = (checksum(self._watched), checksum(self.targets))
 
     def guarded(self) -> str | None:
-        """What happened to the buffers in flight, if anything."""
+        """What is wrong with the watched buffers, if anything."""
         if self._checks is None:
             return None
         before, self._checks = self._checks, None
@@ -158,7 +156,7 @@ class Work(Waitable):
         return None
 
     def over(self, error: str | None = None) -> None:
-        """The work is done, or failed."""
+        """Finish the work, successfully or with an error."""
         if self.done:
             return
         entry = self.entry
@@ -170,23 +168,23 @@ class Work(Waitable):
         self.finish(error)
 
     def waits_for(self) -> str:
-        """What it is, and whom it waits for."""
+        """The operation, and the ranks it waits for."""
         return self.reason()
 
     def expired(self, waited_fs: int) -> str:
-        """Torch's words for a timeout, and whom it waited for."""
+        """Torch's message for a timeout, and the ranks it waited for."""
         milliseconds = waited_fs // 10**12
         if self.entry.p2p:
             return f"Timed out waiting {milliseconds}ms for {self.name} operation to complete: {self.reason()}"
         return f"Operation timed out! Timed out waiting {milliseconds}ms for {self.name} operation to complete: {self.reason()}"
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Block until the operation is over.
+        """Block until the operation has finished.
 
         Parameters
         ----------
         timeout
-            Give up after this time; none or 0: after the timeout of the group.
+            How long to wait; None or 0: as long as the group allows.
 
         Raises
         ------
@@ -207,17 +205,17 @@ class Work(Waitable):
         return True
 
     def is_completed(self) -> bool:
-        """Whether it is over."""
+        """Whether it has finished."""
         if not self.done:
             self.rank.world.poll()
         return self.done
 
     def is_success(self) -> bool:
-        """Whether it is over and did not fail."""
+        """Whether it has finished without an error."""
         return self.done and self.error is None
 
     def exception(self) -> BaseException | None:
-        """Why it failed."""
+        """The error, if it failed."""
         return RuntimeError(self.error) if self.error is not None else None
 
     def result(self) -> list[Any]:
@@ -226,14 +224,14 @@ class Work(Waitable):
         Raises
         ------
         RuntimeError
-            For point-to-point operations, which have none.
+            For point-to-point operations, as in torch.
         """
         if self.entry.p2p:
             raise RuntimeError("result() not implemented.")
         return list(self.results)
 
     def synchronize(self) -> None:
-        """Wait, if it is not over."""
+        """Wait until it has finished."""
         if not self.done:
             self.wait()
 
@@ -243,7 +241,7 @@ class Work(Waitable):
         Raises
         ------
         RuntimeError
-            For anything but a receive that is over.
+            For anything but a finished receive.
         """
         if self.sender is None:
             raise RuntimeError(
@@ -263,7 +261,7 @@ class Work(Waitable):
             raise RuntimeError("Work::getFuture not implemented.")
         if self._future is None:
             future = self._future = Future(self.rank)
-            self.rank.open_works.pop(self, None)  # whoever takes the future waits for that
+            self.rank.open_works.pop(self, None)  # the program waits for the future instead
 
             def settle() -> None:
                 future.settle(list(self.results), self.exception())
@@ -275,14 +273,14 @@ class Work(Waitable):
         return self._future
 
     def get_future_result(self) -> Future:
-        """Not available, as on every backend but NCCL."""
+        """Refuse: only NCCL has it."""
         raise RuntimeError("Work::getFutureResult not implemented.")
 
     def boxed(self) -> Work:
-        """The handle as other languages would see it: itself."""
+        """Return itself: torch passes handles between languages."""
         return self
 
     @staticmethod
     def unbox(work: Work) -> Work:
-        """The inverse of :meth:`boxed`."""
+        """Return the handle that :meth:`boxed` returned."""
         return work

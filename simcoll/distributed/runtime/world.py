@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import timedelta
 
-    from numpy.typing import NDArray
-
+    from simcoll.core.memory import Array
     from simcoll.core.plan import Plan
     from simcoll.distributed.runtime.calls import Call
     from simcoll.distributed.runtime.meeting import Meeting
@@ -26,9 +25,7 @@ if TYPE_CHECKING:
     from simcoll.distributed.runtime.tasks import Waitable
     from simcoll.distributed.runtime.work import Work
     from simcoll.distributed.stores import Store
-    from simcoll.topology import Topology
 
-    Array = NDArray[Any]
 
 __all__ = [
     "NOT_INITIALIZED", "Communicator", "Executor", "Mailbox", "OwnStore", "ProcessGroup", "Rank", "World", "current_rank",
@@ -69,7 +66,6 @@ class OwnStore:
 class World(Clock, Protocol):
     """What the ranks of a run share."""
 
-    topology: Topology
     debug: bool
     ranks: list[Rank]
     everyone: tuple[int, ...]

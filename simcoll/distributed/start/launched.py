@@ -69,7 +69,7 @@ def _run(world: LinkedWorld, program: Callable[[], Any], backend: str, *, init: 
     def closed(task: Task) -> None:
         me.failure = me.failure or task.failure
 
-    world.launch(me, body, closed)
+    world.tasks.launch(me, body, closed)
     try:
         world.run()
     finally:
@@ -139,7 +139,7 @@ def run_linked(
         messages=0,
         records=tuple(trace.records),
         findings=tuple(trace.findings),
-        topology=world.topology.name,
+        topology=world.plans.topology.name,
         _flights={me.number: flight_of(me)},
     )
 
@@ -208,7 +208,7 @@ def run_rank(
     def over(task: Task) -> None:
         me.value, me.failure = task.value, task.failure
 
-    alone.launch(me, lambda: program(rank, world_size, *args), over)
+    alone.tasks.launch(me, lambda: program(rank, world_size, *args), over)
     alone.run()
     if me.failure is not None:
         raise me.failure

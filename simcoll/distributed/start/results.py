@@ -152,7 +152,7 @@ def emulated_result(world: EmulatedWorld) -> Result:
         messages=trace.messages,
         records=tuple(trace.records),
         findings=tuple(trace.findings),
-        topology=world.topology.name,
+        topology=world.plans.topology.name,
         _flights={rank.number: flight_of(rank) for rank in world.ranks},
     )
 

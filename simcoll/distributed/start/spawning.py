@@ -116,7 +116,7 @@ def spawn(
     for rank in world.ranks:
         if init:
             set_default_group(rank, name, implicit=True)
-        world.launch(rank, functools.partial(body, rank), functools.partial(_ended, rank))
+        world.tasks.launch(rank, functools.partial(body, rank), functools.partial(_ended, rank))
     try:
         world.run()
     finally:
