@@ -1,5 +1,6 @@
 """Statements of PyTorch's documentation of torch.cuda.comm (2.8), and the messages of torch/csrc/cuda/comm.cpp."""
 
+import inspect
 from types import SimpleNamespace
 
 import ml_dtypes
@@ -29,6 +30,7 @@ def lists(tensors):
     ("length", "devices", "sizes"), [(7, 3, [3, 3, 1]), (5, 4, [2, 2, 1]), (8, 2, [4, 4]), (1, 3, [1])]
 )
 def test_scatter_cuts_equal_chunks_and_may_use_fewer_devices(length, devices, sizes):
+    """CS-04 CS-05 CS-10 CS-21: chunks are those of torch.chunk, one a device in order; together they are the tensor."""
     chunks = scatter(np.arange(length), range(devices))
     assert [len(chunk.array) for chunk in chunks] == sizes
     assert [chunk.device for chunk in chunks] == list(range(len(sizes)))
@@ -38,6 +40,7 @@ def test_scatter_cuts_equal_chunks_and_may_use_fewer_devices(length, devices, si
 @pytest.mark.parametrize("dim", [0, 1, 2, -1, -3])
 @pytest.mark.parametrize("sizes", [None, [1, 4, 1], [0, 6, 0]])
 def test_scatter_and_gather_undo_each_other_along_any_dimension(dim, sizes):
+    """CS-07 CS-09 CS-11 CS-12 CS-21: any dimension, sizes of zero, names of devices, a device twice."""
     tensor = np.arange(6 * 6 * 6).reshape(6, 6, 6)
     chunks = scatter(tensor, ["cuda:2", "cuda:0", "cuda:2"], sizes, dim)
     assert [chunk.device for chunk in chunks] == [2, 0, 2]
@@ -49,12 +52,14 @@ def test_scatter_and_gather_undo_each_other_along_any_dimension(dim, sizes):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "complex64", "bool", "int8"])
 def test_scatter_keeps_the_dtype(dtype):
+    """CS-20: complex numbers stay complex."""
     kind = getattr(ml_dtypes, dtype, dtype)
     chunks = scatter(np.ones(3, kind), [0, 1])
     assert [chunk.array.dtype for chunk in chunks] == [np.dtype(kind)] * 2
 
 
 def test_scatter_leaves_a_view_on_the_own_device():
+    """CS-10 CS-13: no copy where the tensor already is."""
     tensor = on(1, [1, 2, 3, 4])
     first, second = scatter(tensor, [0, 1])
     assert np.shares_memory(second.array, tensor.array)
@@ -62,6 +67,7 @@ def test_scatter_leaves_a_view_on_the_own_device():
 
 
 def test_scatter_fills_out_and_returns_it():
+    """CS-15: the tensors of out are filled by their sizes and returned."""
     out = [on(0, [0, 0, 0]), on(3, [0])]
     result = scatter(np.arange(4, dtype="float32"), out=out)
     assert result[0] is out[0]
@@ -111,6 +117,7 @@ FOUR = np.zeros(4, "float32")
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_refused_as_pytorch_does(call, error, said):
+    """CS-01 CS-02 CS-03 CS-06 CS-07 CS-08 CS-09 CS-11 CS-14 CS-16 CS-17 CS-18 CS-19: each with its message."""
     with pytest.raises(error, match=said):
         call()
 
@@ -125,6 +132,7 @@ def test_gather_may_go_to_the_cpu():
 
 
 def test_streams_may_be_fewer_and_none():
+    """CS-14: None, and no stream at all, mean the default one."""
     assert len(scatter(FOUR, [0, 1], streams=[None])) == 2
 
 
@@ -156,3 +164,12 @@ def test_reduce_add_leaves_its_inputs_alone():
     assert (total.device, total.array.tolist()) == (1, [4, 3])
     assert lists(inputs) == [[3, 1], [0, 1], [1, 1]]
     assert reduce_add(inputs[1:2]) is inputs[1]
+
+
+def test_signature_of_scatter():
+    """SIG-29: parameters, their order and defaults; play, which says who executes, comes after them."""
+    parameters = inspect.signature(scatter).parameters
+    defaults = {"devices": None, "chunk_sizes": None, "dim": 0, "streams": None, "out": None}
+    assert list(parameters) == ["tensor", *defaults, "play"]
+    assert {name: parameters[name].default for name in defaults} == defaults
+    assert [name for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY] == ["out", "play"]

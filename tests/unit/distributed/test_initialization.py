@@ -1,4 +1,4 @@
-"""Start and end of the default group, backends, the environment of launchers. Names such as IN-01 are rows of docs/semantics.md."""
+"""Start and end of the default group, backends, the environment of launchers. IN-01 and the like are rows of semantics.md."""
 
 from __future__ import annotations
 

@@ -148,6 +148,20 @@ def test_ddp_sends_parameters_and_buffers_of_rank_0():
     assert all(mean.abs().max() < 0.5 for mean in values)
 
 
+def test_ddp_logs_how_it_was_made():
+    """DB-08: the log of a model has its name, the backend, the ranks and the buckets."""
+
+    def body(rank, world_size):
+        logged = DistributedDataParallel(network())._get_ddp_logging_data()
+        keys = ("module_name", "backend_name", "rank", "world_size", "bucket_cap_bytes", "broadcast_buffers")
+        return [logged[key] for key in keys]
+
+    returns = on_ranks(body).returns
+    assert list(returns) == [
+        ["Sequential", "simcoll", rank, len(returns), 25 * 2**20, 1] for rank in range(len(returns))
+    ]
+
+
 @pytest.mark.parametrize("hook", ["fp16", "powersgd"])
 def test_ddp_communication_hooks(hook):
     # The gradients of all ranks are equal, whatever the hook loses; fp16 loses little.
