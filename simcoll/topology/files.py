@@ -5,8 +5,9 @@ The decoder is strict: an unknown key, a wrong type, a missing unit is an error 
 
 from __future__ import annotations
 
+import inspect
 import tomllib
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,100 +26,7 @@ __all__ = ["load_topology", "shipped_topologies"]
 MAX_FILE_BYTES = 2**20
 MAX_DUMP_BYTES = 2**24
 
-# Place in the file -> (argument of the family's function, type of the value).
 _COMMON = {"name": "text", "description": "text", "family": "text"}
-_KEYS: dict[str, dict[str, tuple[str, str]]] = {
-    "crossbar": {
-        "nranks": ("nranks", "count"),
-        "bandwidth": ("bandwidth", "rate"),
-        "latency": ("latency", "time"),
-        "link_kind": ("link_kind", "text"),
-    },
-    "fat_tree": {
-        "leaves": ("leaves", "count"),
-        "hosts_per_leaf": ("hosts_per_leaf", "count"),
-        "bandwidth": ("bandwidth", "rate"),
-        "latency": ("latency", "time"),
-        "oversubscription": ("oversubscription", "ratio"),
-        "spine_latency": ("spine_latency", "time"),
-        "link_kind": ("link_kind", "text"),
-    },
-    "torus": {
-        "dims": ("dims", "counts"),
-        "bandwidth": ("bandwidth", "rate"),
-        "latency": ("latency", "time"),
-        "wrap": ("wrap", "flags"),
-        "link_kind": ("link_kind", "text"),
-    },
-    "hypercube": {
-        "dimensions": ("dimensions", "count"),
-        "bandwidth": ("bandwidth", "rate"),
-        "latency": ("latency", "time"),
-        "link_kind": ("link_kind", "text"),
-    },
-    "hybrid_cube_mesh": {
-        "quads": ("quads", "count"),
-        "bandwidth": ("bandwidth", "rate"),
-        "latency": ("latency", "time"),
-        "link_kind": ("link_kind", "text"),
-    },
-    "hyperx": {
-        "dims": ("dims", "counts"),
-        "hosts_per_switch": ("hosts_per_switch", "count"),
-        "bandwidth": ("bandwidth", "rate"),
-        "latency": ("latency", "time"),
-        "switch_bandwidth": ("switch_bandwidth", "rate"),
-        "switch_latency": ("switch_latency", "time"),
-        "link_kind": ("link_kind", "text"),
-    },
-    "dragonfly": {
-        "hosts_per_switch": ("hosts_per_switch", "count"),
-        "switches_per_group": ("switches_per_group", "count"),
-        "global_links": ("global_links", "count"),
-        "groups": ("groups", "count"),
-        "bandwidth": ("bandwidth", "rate"),
-        "latency": ("latency", "time"),
-        "local_bandwidth": ("local_bandwidth", "rate"),
-        "local_latency": ("local_latency", "time"),
-        "global_bandwidth": ("global_bandwidth", "rate"),
-        "global_latency": ("global_latency", "time"),
-        "link_kind": ("link_kind", "text"),
-    },
-    "clos": {
-        "leaves": ("leaves", "count"),
-        "hosts_per_leaf": ("hosts_per_leaf", "count"),
-        "spines": ("spines", "count"),
-        "planes": ("planes", "count"),
-        "bandwidth": ("bandwidth", "rate"),
-        "latency": ("latency", "time"),
-        "uplink_bandwidth": ("uplink_bandwidth", "rate"),
-        "spine_latency": ("spine_latency", "time"),
-        "ecmp": ("ecmp", "text"),
-        "seed": ("seed", "seed"),
-        "link_kind": ("link_kind", "text"),
-    },
-    "boxes": {
-        "nodes": ("nodes", "count"),
-        "gpu.count": ("gpus_per_node", "count"),
-        "gpu.bandwidth": ("gpu_bandwidth", "rate"),
-        "gpu.latency": ("gpu_latency", "time"),
-        "gpu.interconnect": ("interconnect", "text"),
-        "gpu.links": ("links", "links"),
-        "nic.count": ("nics", "count"),
-        "nic.bandwidth": ("nic_bandwidth", "rate"),
-        "nic.latency": ("nic_latency", "time"),
-        "pcie.bandwidth": ("pcie_bandwidth", "rate"),
-        "pcie.latency": ("pcie_latency", "time"),
-        "pcie.gpus_per_switch": ("gpus_per_pcie_switch", "count"),
-        "cpu.count": ("cpus", "count"),
-        "cpu.bandwidth": ("cpu_bandwidth", "rate"),
-        "cpu.latency": ("cpu_latency", "time"),
-        "network.boxes_per_leaf": ("boxes_per_leaf", "count"),
-        "network.oversubscription": ("oversubscription", "ratio"),
-        "network.spine_latency": ("spine_latency", "time"),
-        "network.tiers": ("tiers", "tiers"),
-    },
-}
 _FAMILIES: dict[str, Callable[..., Topology]] = {
     "crossbar": families.crossbar,
     "fat_tree": families.fat_tree,
@@ -130,27 +38,58 @@ _FAMILIES: dict[str, Callable[..., Topology]] = {
     "dragonfly": direct.dragonfly,
     "clos": ecmp.clos,
 }
+# A key is the parameter of the family's function, except for these of boxes, which stand in tables.
+_TABLES = {
+    "gpus_per_node": "gpu.count",
+    "interconnect": "gpu.interconnect",
+    "links": "gpu.links",
+    "nics": "nic.count",
+    "gpus_per_pcie_switch": "pcie.gpus_per_switch",
+    "cpus": "cpu.count",
+    "boxes_per_leaf": "network.boxes_per_leaf",
+    "oversubscription": "network.oversubscription",
+    "spine_latency": "network.spine_latency",
+    "tiers": "network.tiers",
+    **{
+        f"{part}_{what}": f"{part}.{what}"
+        for part in ("gpu", "nic", "pcie", "cpu")
+        for what in ("bandwidth", "latency")
+    },
+}
+_TYPES = {
+    "dims": "counts", "wrap": "flags", "seed": "seed", "oversubscription": "ratio", "links": "links", "tiers": "tiers",
+    **dict.fromkeys(("link_kind", "interconnect", "ecmp"), "text"),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Key:
+    """A key of a family: the parameter that it sets, the type of its value, and whether it must be there."""
+
+    parameter: str
+    type: str
+    required: bool
+
+
+def _keys(family: str) -> dict[str, _Key]:
+    """The keys of a family by their places in the file, from the parameters of its function."""
+    found = {}
+    for name, parameter in inspect.signature(_FAMILIES[family]).parameters.items():
+        ending = {"bandwidth": "rate", "latency": "time"}.get(name.rpartition("_")[2], "count")
+        place = _TABLES.get(name, name) if family == "boxes" else name
+        found[place] = _Key(name, _TYPES.get(name, ending), parameter.default is parameter.empty)
+    del found["name"]
+    return found
+
+
 _PLACEMENT = {
-    "placement.order": ("order", "text"),
-    "placement.ranks": ("nranks", "count"),
-    "placement.level": ("level", "text"),
-    "placement.seed": ("seed", "seed"),
-    "placement.gpus": ("gpus", "numbers"),
+    "placement.order": _Key("order", "text", required=False),
+    "placement.ranks": _Key("nranks", "count", required=False),
+    "placement.level": _Key("level", "text", required=False),
+    "placement.seed": _Key("seed", "seed", required=False),
+    "placement.gpus": _Key("gpus", "numbers", required=False),
 }
 _TIER_KEYS = {"name": "text", "boxes": "count", "rail_only": "flags", "latency": "time", "oversubscription": "ratio"}
-
-
-_REQUIRED = {
-    "crossbar": ("nranks", "bandwidth"),
-    "fat_tree": ("leaves", "hosts_per_leaf", "bandwidth"),
-    "torus": ("dims", "bandwidth"),
-    "boxes": ("nodes", "gpu.count", "gpu.bandwidth"),
-    "hypercube": ("dimensions", "bandwidth"),
-    "hybrid_cube_mesh": ("quads", "bandwidth"),
-    "hyperx": ("dims", "hosts_per_switch", "bandwidth"),
-    "dragonfly": ("hosts_per_switch", "switches_per_group", "global_links", "bandwidth"),
-    "clos": ("leaves", "hosts_per_leaf", "spines", "bandwidth"),
-}
 
 
 def load_topology(name: str | Path, *, nodes: int | None = None, **overrides: object) -> Topology:
@@ -234,10 +173,11 @@ def _decode(content: bytes, file: str, changes: Mapping[str, object]) -> Topolog
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"not a TOML file: {error}", file=file) from None
     family = document.get("family")
-    if not isinstance(family, str) or family not in _KEYS:
-        raise ConfigError(f"unknown family {family!r}; {nearest(str(family), _KEYS)}", file=file, path="$.family")
-    valid = _KEYS[family] | _PLACEMENT
-    keys = {path: kind for path, (_, kind) in valid.items()}
+    if not isinstance(family, str) or family not in _FAMILIES:
+        raise ConfigError(f"unknown family {family!r}; {nearest(str(family), _FAMILIES)}", file=file, path="$.family")
+    own = _keys(family)
+    valid = own | _PLACEMENT
+    keys = {path: key.type for path, key in valid.items()}
     keys |= _COMMON | {f"efficiency.{kind}": "share" for kind in LINK_KINDS}
     sources: dict[str, str] = {}
     values = _walk(document, keys, sources, file)
@@ -247,14 +187,14 @@ def _decode(content: bytes, file: str, changes: Mapping[str, object]) -> Topolog
             raise ConfigError(f"{where}; {nearest(path, valid)}")
         values[path] = _value(value, keys[path], path, None, sources)
         sources[f"$.{path}"] = "argument"
-    arguments = {_KEYS[family][path][0]: value for path, value in values.items() if path in _KEYS[family]}
-    for path in _KEYS[family]:
-        if path in _REQUIRED[family] and path not in values:
+    arguments = {own[path].parameter: value for path, value in values.items() if path in own}
+    for path, key in own.items():
+        if key.required and path not in values:
             raise ConfigError(f"missing; family {family!r} needs it", file=file, path=f"$.{path}")
     title = str(values.get("name", Path(file).stem))
     try:
         topology = _FAMILIES[family](name=title, **arguments)
-        placement = {_PLACEMENT[path][0]: value for path, value in values.items() if path in _PLACEMENT}
+        placement = {_PLACEMENT[path].parameter: value for path, value in values.items() if path in _PLACEMENT}
         if placement:
             topology = place(topology, **placement)
     except ConfigError as error:
