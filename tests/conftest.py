@@ -1,12 +1,22 @@
-"""Options of the whole suite."""
+"""Options and marks of the whole suite."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import pytest
+from hypothesis import HealthCheck, settings
 
-if TYPE_CHECKING:
-    import pytest
+# A loaded machine is slow, not wrong.
+settings.register_profile("simcoll", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+settings.load_profile("simcoll")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--bless", action="store_true", help="rewrite the golden times of the scenarios; review the diff")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what is not slow as quick: ``pytest -m quick`` takes less than a minute."""
+    for item in items:
+        if item.get_closest_marker("slow") is None:
+            item.add_marker("quick")

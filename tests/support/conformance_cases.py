@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -82,7 +83,8 @@ def _pairs(case: Case) -> set[tuple[str, Any, str, Any]]:
     return {(a, getattr(case, a), b, getattr(case, b)) for a, b in itertools.combinations(FACTORS, 2)}
 
 
-def select(seed: int = 0) -> list[Case]:
+@cache
+def select(seed: int = 0) -> tuple[Case, ...]:
     """Cases such that every legal pair of choices occurs: each still missing pair gets a case, with the rest at random."""
     choices, rng, cases = _choices(), random.Random(seed), []
     covered: set[tuple[str, Any, str, Any]] = set()
@@ -99,7 +101,7 @@ def select(seed: int = 0) -> list[Case]:
                     cases.append(case)
                     covered |= _pairs(case)
                     break
-    return cases
+    return tuple(cases)
 
 
 def machine() -> simcoll.types.Topology:
