@@ -13,6 +13,7 @@ from cyclopts import App, CycloptsError, Parameter
 
 from realcoll.errors import FaultError, MissingError
 from simcoll.binding import verify
+from simcoll.distributed.start.command_line import separated
 from simcoll.errors import ConfigError, InternalError, ScheduleError, nearest
 
 if TYPE_CHECKING:
@@ -268,15 +269,11 @@ def _launch(*script: str, processes: Annotated[int, Parameter(name=["--nproc", "
 
 
 def _split(arguments: list[str]) -> list[str]:
-    """Keep what belongs to the launched script out of our own options."""
+    """Keep the options of a launched script apart from our own."""
     if arguments[:1] != ["launch"]:
         return arguments
-    place = 1
-    while place < len(arguments) and arguments[place] != "-m" and arguments[place].startswith("-"):
-        if arguments[place] in ("--", "-h", "--help"):
-            return arguments
-        place += 2 if arguments[place] in ("-n", "--nproc") else 1
-    return [*arguments[:place], "--", *arguments[place:]]
+    at = arguments.index("-m") if "-m" in arguments else len(arguments)  # a module is part of the script
+    return ["launch", *separated(arguments[1:at], ("-n", "--nproc")), *arguments[at:]]
 
 
 def _say(message: str) -> None:

@@ -7,7 +7,6 @@ processes, and ``mpiexec -n 8 python -m simcoll.distributed.run --backend mpi pr
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import hashlib
 import os
@@ -15,14 +14,18 @@ import runpy
 import shutil
 import sys
 import traceback
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
 
 from simcoll.distributed.linked.links import BACKEND_VARIABLE, EMULATOR, HOMES, world_size_of
 from simcoll.distributed.runtime.objects import ObjectEncodingError, encode
+from simcoll.distributed.start.command_line import complain, own_app, separated, status_of
 from simcoll.distributed.start.results import collected
 from simcoll.distributed.start.spawning import spawn
-from simcoll.errors import ConfigError, SimcollError, nearest
+from simcoll.errors import ConfigError, nearest
 from simcoll.units import format_time
 
 if TYPE_CHECKING:
@@ -36,33 +39,33 @@ RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID
 """Set by whoever has started this process as one of several."""
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m simcoll.distributed.run",
-        description="Run a file of rank programs on the emulator, or for real.",
-        allow_abbrev=False,
-    )
-    backend = os.environ.get(BACKEND_VARIABLE, EMULATOR)
-    parser.add_argument("--backend", default=backend, help=f"{EMULATOR} or {', '.join(HOMES)}; default: {backend}")
-    parser.add_argument("-n", "--nproc", type=int, help="ranks; by default those of the topology, or of mpiexec")
-    parser.add_argument("-t", "--topology", help="a shipped topology or a topology file")
-    parser.add_argument("-p", "--protocol", default="ideal", help="ideal (default), LL, LL128 or Simple")
-    parser.add_argument("-a", "--algorithm", help="what collectives run, where it serves")
-    parser.add_argument("--script", action="store_true", help="every rank runs the whole file, as under torchrun")
-    parser.add_argument(
-        "program", help="a Python file with a function program(rank, world_size), or one that calls spawn"
-    )
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
-    return parser
+app = own_app("python -m simcoll.distributed.run", "Run a file of rank programs on the emulator, or for real.")
 
 
-def _start_processes(count: int, words: Sequence[str]) -> None:
-    """Become mpiexec, which starts this command again as many times."""
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """What the command line says."""
+
+    program: str
+    arguments: tuple[str, ...]
+    backend: str
+    nproc: int | None
+    topology: str | None
+    protocol: str
+    algorithm: str | None
+    script: bool
+
+
+def _start_processes(given: _Given) -> None:
+    """Become mpiexec, which starts this command again in every process."""
     found = shutil.which("mpiexec", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
     if found is None:
         raise ConfigError("there is no mpiexec: pip install 'simcoll[mpi]', or install an MPI library")
     sys.stdout.flush()
-    command = [found, "-n", str(count), sys.executable, "-m", "simcoll.distributed.run", *words]
+    options = {"topology": given.topology, "protocol": given.protocol, "algorithm": given.algorithm}
+    words = [f"--{name}={value}" for name, value in options.items() if value is not None]
+    words += [f"--backend={given.backend}", *(["--script"] if given.script else []), given.program, *given.arguments]
+    command = [found, "-n", str(given.nproc), sys.executable, "-m", "simcoll.distributed.run", *words]
     os.execv(found, command)  # noqa: S606  # no shell
 
 
@@ -81,10 +84,10 @@ def _every_rank(path: str) -> Callable[[int, int], None]:
     return program
 
 
-def _ranks(given: argparse.Namespace) -> int:
+def _ranks(given: _Given) -> int:
     """How many ranks were asked for, or are there."""
     if given.nproc is not None:
-        return int(given.nproc)
+        return given.nproc
     if given.backend != EMULATOR:
         return world_size_of(given.backend)
     if given.topology is None:
@@ -95,7 +98,7 @@ def _ranks(given: argparse.Namespace) -> int:
 
 
 @contextlib.contextmanager
-def _as_script(given: argparse.Namespace) -> Iterator[None]:
+def _as_script(given: _Given) -> Iterator[None]:
     """What the file finds: its arguments, the modules beside it, and where ranks run."""
     arguments, path, backend = sys.argv, sys.path, os.environ.get(BACKEND_VARIABLE)
     sys.argv = [given.program, *given.arguments]
@@ -111,7 +114,7 @@ def _as_script(given: argparse.Namespace) -> Iterator[None]:
             os.environ[BACKEND_VARIABLE] = backend
 
 
-def _run(given: argparse.Namespace) -> None:
+def _run(given: _Given) -> None:
     """Run the file; if it has not called spawn itself, spawn its function ``program``."""
     path = given.program
     with _as_script(given), collected() as results:
@@ -147,32 +150,60 @@ def _tell(result: Result, backend: str) -> None:
 def _say(message: str) -> None:
     """Say what all processes find wrong alike on the first of them."""
     if next((os.environ[key] for key in RANK_VARIABLES if key in os.environ), "0") == "0":
-        sys.stderr.write(f"simcoll: {message}\n")
+        complain(message)
+
+
+@app.default
+def _command(
+    program: str,
+    /,
+    *arguments: Annotated[str, Parameter(allow_leading_hyphen=True)],
+    backend: str | None = None,
+    nproc: Annotated[int | None, Parameter(name=["--nproc", "-n"])] = None,
+    topology: Annotated[str | None, Parameter(name=["--topology", "-t"])] = None,
+    protocol: Annotated[str, Parameter(name=["--protocol", "-p"])] = "ideal",
+    algorithm: Annotated[str | None, Parameter(name=["--algorithm", "-a"])] = None,
+    script: Annotated[bool, Parameter(negative=())] = False,
+) -> None:
+    """Run a file of rank programs on the emulator, or for real.
+
+    Parameters
+    ----------
+    program
+        A Python file with a function program(rank, world_size), or one that calls spawn.
+    arguments
+        Its arguments.
+    backend
+        emulator or mpi; default: the environment variable SIMCOLL_BACKEND, else emulator.
+    nproc
+        Ranks; by default those of the topology, or of mpiexec.
+    topology
+        A shipped topology or a topology file.
+    protocol
+        ideal, LL, LL128 or Simple.
+    algorithm
+        The algorithm of collectives, where it serves.
+    script
+        Every rank runs the whole file, as under torchrun.
+    """
+    where = backend or os.environ.get(BACKEND_VARIABLE, EMULATOR)
+    given = _Given(program, arguments, where, nproc, topology, protocol, algorithm, script)
+    if where not in (EMULATOR, *HOMES):
+        raise ConfigError(f"unknown backend {where!r}; {nearest(where, [EMULATOR, *HOMES])}")
+    if not Path(program).is_file():
+        raise ConfigError("there is no such file", file=program)
+    started = any(key in os.environ for key in RANK_VARIABLES)
+    if where != EMULATOR and not started and (nproc or 1) > 1:
+        _start_processes(given)
+    try:
+        _run(given)
+    except SyntaxError as error:
+        if error.filename != program:  # of another file: the import that led there matters
+            raise
+        raise ConfigError("".join(traceback.format_exception_only(error)).rstrip()) from error
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """The command line; exit status 0, or 2 for what cannot be. What a program raises is raised."""
-    given_words = list(sys.argv[1:] if words is None else words)
-    given = _parser().parse_args(given_words)
-    try:
-        if given.backend not in (EMULATOR, *HOMES):
-            raise ConfigError(f"unknown backend {given.backend!r}; {nearest(given.backend, [EMULATOR, *HOMES])}")
-        if not Path(given.program).is_file():
-            raise ConfigError("there is no such file", file=given.program)
-        started = any(key in os.environ for key in RANK_VARIABLES)
-        if given.backend != EMULATOR and not started and (given.nproc or 1) > 1:
-            _start_processes(given.nproc, given_words)
-        _run(given)
-    except SimcollError as error:
-        _say(str(error))
-        return 2
-    except SyntaxError as error:
-        if error.filename != given.program:  # of another file: who imports it is of interest
-            raise
-        _say("".join(traceback.format_exception_only(error)).rstrip())
-        return 2
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    valued = ("--backend", "--nproc", "-n", "--topology", "-t", "--protocol", "-p", "--algorithm", "-a")
+    return status_of(app, separated(sys.argv[1:] if words is None else words, valued), _say)

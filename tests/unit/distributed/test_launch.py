@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 import simcoll
-from simcoll.distributed.start.launch import Job, launch, main, worker_environment
+from simcoll.distributed.launch import Job, launch, main
+from simcoll.distributed.start.processes import Worker, run_workers, worker_environment
 from simcoll.errors import ConfigError
 
 LAUNCHER = [sys.executable, "-m", "simcoll.distributed.launch"]
@@ -161,19 +162,20 @@ def test_modules_and_other_programs(tmp_path, capfd):
     ("options", "message"),
     [
         (["--nproc-per-node", "0", "x.py"], "nproc_per_node must be 1 or more"),
-        (["--nproc-per-node", "two", "x.py"], "invalid int value"),
+        (["--nproc-per-node", "two", "x.py"], 'unable to convert "two" into int'),
         (["--nnodes", "2", "--standalone", "x.py"], "for one machine"),
         (["--nnodes", "2", "--master-port", "0", "x.py"], "could not know the port"),
         (["-m", "--no-python", "x"], "exclude each other"),
         (["--no-python", "/no/such/program"], "cannot start '/no/such/program': No such file"),
-        ([], "required: program"),
+        (["--nproc-per-nod", "2", "x.py"], "--nproc-per-nod"),
+        ([], "PROGRAM requires an argument"),
     ],
 )
 def test_wrong_command_lines(options, message, capsys):
-    with pytest.raises(SystemExit) as caught:
-        main(options)
-    assert caught.value.code == 2
-    assert message in capsys.readouterr().err
+    assert main(options) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1
 
 
 MEET = """
@@ -237,6 +239,60 @@ def test_a_signal_to_the_launcher_ends_the_workers(program, tmp_path):
             assert not running(int(pid))
 
 
+def interrupted_at(moment_s, poll_s):
+    """The status and messages of a launcher of sleeping workers that gets SIGINT at some moment of its waiting."""
+    script = (
+        "import signal, sys, time\n"
+        "from simcoll.distributed.start import processes\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        f"processes._POLL_S = {poll_s}\n"
+        "signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))\n"
+        "def workers():\n"
+        f"    signal.setitimer(signal.ITIMER_REAL, {moment_s})\n"
+        "    for _ in range(8):\n"
+        "        yield processes.Worker(['sleep', '600'], {'RANK': '0', 'LOCAL_RANK': '0', 'PATH': '/bin:/usr/bin'})\n"
+        "sys.exit(processes.run_workers(workers()))\n"
+    )
+    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.mark.parametrize("moment_s", [0.001, 0.05, 0.1, 0.2, 0.3, 0.4])
+def test_an_interrupt_at_any_moment_ends_the_launcher(moment_s):
+    """Also in the middle of asking how its workers are, which is all this one does."""
+    done = interrupted_at(moment_s, poll_s=0)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_a_second_signal_kills_workers_that_will_not_end(tmp_path):
+    script = "trap '' TERM; echo > $0/$RANK; while :; do sleep 1; done"
+    signals = []
+
+    def attend(seconds):
+        time.sleep(seconds)
+        if all((tmp_path / str(rank)).exists() for rank in range(2)) and len(signals) < 2:
+            signals.append(time.monotonic())
+            os.kill(os.getpid(), signal.SIGINT)
+
+    workers = [
+        Worker(["sh", "-c", script, str(tmp_path)], os.environ | {"RANK": str(rank), "LOCAL_RANK": "0"})
+        for rank in range(2)
+    ]
+    assert run_workers(workers, terminate_s=600, attend=attend) == 130
+    assert len(signals) == 2
+
+
+def test_a_killed_launcher_leaves_no_worker(program, tmp_path):
+    script = program("import os, sys, time\nopen(f'{sys.argv[-1]}/{os.getpid()}.pid', 'w').close()\ntime.sleep(600)\n")
+    launcher = subprocess.Popen([*LAUNCHER, "--nproc-per-node", "2", script, str(tmp_path)])
+    while len(list(tmp_path.glob("*.pid"))) < 2:
+        assert launcher.poll() is None
+        time.sleep(0.01)
+    launcher.kill()
+    launcher.wait()
+    for path in tmp_path.glob("*.pid"):
+        assert not running(int(path.stem))
+
+
 def test_a_failure_ends_what_its_rank_has_started(program, tmp_path):
     script = program(
         "import subprocess, sys\n"
@@ -249,7 +305,8 @@ def test_a_failure_ends_what_its_rank_has_started(program, tmp_path):
 
 
 def running(pid):
-    for _ in range(200):
+    """Whether a process still runs, after the time that a busy machine may need to end it."""
+    for _ in range(2000):
         try:
             with open(f"/proc/{pid}/stat") as file:  # noqa: PTH123
                 if file.read().rsplit(")", 1)[1].split()[0] == "Z":

@@ -143,7 +143,8 @@ def test_when_one_fails_the_others_are_ended(tmp_path):
         str(tmp_path),
     )
     assert done.returncode == 7
-    assert "rank 1 ended with status 7" in done.stderr
+    assert "rank 1 (local rank 1, process" in done.stderr
+    assert "exited with status 7" in done.stderr
     limit = time.monotonic() + 10
     left = [path.stem for path in tmp_path.glob("*.pid")]
     while any(Path(f"/proc/{pid}").exists() for pid in left) and time.monotonic() < limit:

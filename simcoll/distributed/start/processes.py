@@ -1,0 +1,273 @@
+"""The one process starter: workers with torchrun's environment, which end together.
+
+A worker has a session of its own, so that everything it starts can be ended with it, and does not outlive a launcher that is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from simcoll.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from types import FrameType
+
+__all__ = ["Job", "Worker", "free_port", "run_workers", "worker_environment"]
+
+_POLL_S = 0.02
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """The processes to start, on all machines together.
+
+    ``nproc_per_node`` on each of ``nnodes`` machines, of which this is number ``node_rank``. Ranks meet at ``master_addr``
+    and ``master_port``, where rank 0 will listen.
+    """
+
+    nproc_per_node: int = 1
+    nnodes: int = 1
+    node_rank: int = 0
+    master_addr: str = "127.0.0.1"
+    master_port: int = 29_500
+    run_id: str = "none"
+
+    def __post_init__(self) -> None:
+        """Check the numbers."""
+        for name in ("nproc_per_node", "nnodes"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be 1 or more, got {getattr(self, name)}")
+        if not 0 <= self.node_rank < self.nnodes:
+            raise ConfigError(
+                f"node_rank must be 0 to {self.nnodes - 1} (nnodes is {self.nnodes}), got {self.node_rank}"
+            )
+        if not 0 < self.master_port < 65_536:
+            raise ConfigError(f"master_port must be 1 to 65535, got {self.master_port}")
+
+
+def worker_environment(job: Job, local_rank: int) -> dict[str, str]:
+    """The variables of one worker.
+
+    >>> variables = worker_environment(Job(nproc_per_node=4, nnodes=2, node_rank=1), local_rank=3)
+    >>> variables["RANK"], variables["LOCAL_RANK"], variables["WORLD_SIZE"]
+    ('7', '3', '8')
+    """
+    world_size = job.nproc_per_node * job.nnodes
+    rank = job.node_rank * job.nproc_per_node + local_rank
+    variables = {
+        "RANK": rank,
+        "LOCAL_RANK": local_rank,
+        "WORLD_SIZE": world_size,
+        "LOCAL_WORLD_SIZE": job.nproc_per_node,
+        "GROUP_RANK": job.node_rank,
+        "GROUP_WORLD_SIZE": job.nnodes,
+        "ROLE_NAME": "default",
+        "ROLE_RANK": rank,
+        "ROLE_WORLD_SIZE": world_size,
+        "MASTER_ADDR": job.master_addr,
+        "MASTER_PORT": job.master_port,
+        "TORCHELASTIC_RESTART_COUNT": 0,
+        "TORCHELASTIC_MAX_RESTARTS": 0,
+        "TORCHELASTIC_RUN_ID": job.run_id,
+        # Rank 0 holds the store, not this launcher.
+        "TORCHELASTIC_USE_AGENT_STORE": False,
+    }
+    return {name: str(value) for name, value in variables.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """A process to start: its command, its whole environment, and the descriptors it inherits."""
+
+    words: Sequence[str]
+    environment: Mapping[str, str]
+    inherits: tuple[int, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """The worker as messages name it."""
+        return f"rank {self.environment['RANK']} (local rank {self.environment['LOCAL_RANK']}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    worker: Worker
+    process: subprocess.Popen[bytes]
+
+
+def run_workers(
+    workers: Iterable[Worker],
+    *,
+    last_words_s: float = 0.0,
+    terminate_s: float = 10.0,
+    attend: Callable[[float], object] = time.sleep,
+) -> int:
+    """Start workers and wait for them; the first failure, or a signal to this process, ends all.
+
+    Parameters
+    ----------
+    workers
+        Each is started before the next is asked for.
+    last_words_s
+        After a failure, how long the other workers may go on, to say what they saw, before they get SIGTERM.
+    terminate_s
+        How long they may take to end after that, before they get SIGKILL. A second signal to this process cuts it short.
+    attend
+        Called over and over with a number of seconds to pass.
+
+    Returns
+    -------
+    0 when all ended well; else the exit status of the first that did not (128 + the signal for one that was killed), or
+    128 + the signal that this process got.
+
+    Raises
+    ------
+    ConfigError
+        A program cannot be started.
+    """
+    started: list[_Running] = []
+    with _noting_signals() as signals:
+        try:
+            for worker in workers:
+                started.append(_Running(worker, _start(worker)))
+                if signals:
+                    break
+            status = _first_failure(started, signals, attend)
+            _end(started, signals, 0.0 if signals else last_words_s, terminate_s, attend)
+        except BaseException:
+            _end(started, signals, 0.0, terminate_s, attend)
+            raise
+    return status
+
+
+def _start(worker: Worker) -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(  # noqa: S603  the user's own program
+            list(worker.words),
+            env=dict(worker.environment),
+            pass_fds=worker.inherits,
+            start_new_session=True,
+            preexec_fn=_end_with(os.getpid()),  # noqa: PLW1509  one call of the kernel's
+        )
+    except OSError as error:
+        raise ConfigError(f"cannot start {worker.words[0]!r}: {error.strerror}") from error
+
+
+def _end_with(launcher: int) -> Callable[[], None] | None:
+    """What a new process does first, so that it does not outlive a launcher that is killed."""
+    if sys.platform != "linux":
+        return None
+    prctl = ctypes.CDLL(None).prctl
+
+    def ask() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != launcher:  # it was killed before
+            os._exit(1)
+
+    return ask
+
+
+def _first_failure(started: Sequence[_Running], signals: Sequence[int], attend: Callable[[float], object]) -> int:
+    running = list(started)
+    while running:
+        if signals:
+            return 128 + signals[0]
+        for each in list(running):
+            status = _status(each.process)
+            if status is None:
+                continue
+            if status != 0:
+                how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"exited with status {status}"
+                sys.stderr.write(f"{each.worker.title}, process {each.process.pid}) {how}; ending the others\n")
+                return 128 - status if status < 0 else status
+            each.process.wait()
+            running.remove(each)
+        attend(_POLL_S)
+    return 0
+
+
+def _status(process: subprocess.Popen[bytes]) -> int | None:
+    """How a worker ended, if it did, as Popen says it. Does not collect it: until then nothing else can get its number."""
+    if process.returncode is not None:
+        return process.returncode
+    found = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    if found is None:
+        return None
+    return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+
+
+def _end(
+    started: Sequence[_Running],
+    signals: Sequence[int],
+    last_words_s: float,
+    terminate_s: float,
+    attend: Callable[[float], object],
+) -> None:
+    """End the workers that have not ended well, and everything they started."""
+    left = [each.process for each in started if each.process.returncode is None]
+    noted = len(signals)
+
+    def pause(seconds: float) -> None:
+        until_s = time.monotonic() + seconds
+        while (
+            time.monotonic() < until_s and len(signals) == noted and any(_status(process) is None for process in left)
+        ):
+            attend(_POLL_S)
+
+    pause(last_words_s)
+    _signal_all(left, signal.SIGTERM)
+    pause(terminate_s)
+    _signal_all(left, signal.SIGKILL)
+    for process in left:
+        process.wait()
+
+
+def _signal_all(processes: Iterable[subprocess.Popen[bytes]], how: signal.Signals) -> None:
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, how)
+
+
+@contextlib.contextmanager
+def _noting_signals() -> Iterator[list[int]]:
+    """Note signals that would end this process: its workers must end first.
+
+    An exception out of a signal handler will not do, KeyboardInterrupt included: raised inside of Popen it leaves a lock held,
+    and the next wait never returns.
+    """
+    noted: list[int] = []
+
+    def note(number: int, _: FrameType | None) -> None:
+        noted.append(number)
+
+    before = []
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
+            continue  # nohup
+        # Only the main thread may; elsewhere the program around us decides.
+        with contextlib.suppress(ValueError):
+            before.append((number, signal.signal(number, note)))
+    try:
+        yield noted
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)
+
+
+def free_port() -> int:
+    """A port of this machine that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
