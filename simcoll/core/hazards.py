@@ -69,19 +69,26 @@ def _accesses(steps: Steps, size: int, low: int, high: int) -> _Accesses:
     return _Accesses(cell[order], *(column[order] for column in others))
 
 
-def hazards(cell: Ints, write: NDArray[np.bool_]) -> tuple[Ints, Ints]:
+def hazards(cell: Ints, write: NDArray[np.bool_], step: Ints | None = None) -> tuple[Ints, Ints]:
     """Pairs of accesses, later and earlier, that must stay in order: those to the last write, and of a write to the reads since.
 
-    Accesses come by cell, and for each cell in the order in which they happen.
+    Accesses come by cell, and for each cell in the order in which they happen. Writes of one ``step``, those of a fold, count as one.
     """
     at = np.arange(len(cell))
-    begin = np.maximum.accumulate(np.where(np.diff(cell, prepend=-1) != 0, at, 0))
-    written = np.concatenate([[-1], np.maximum.accumulate(np.where(write, at, -1))[:-1]])[: len(at)]
+    new = np.diff(cell, prepend=-1) != 0
+    begin = np.maximum.accumulate(np.where(new, at, 0))
+    first = at
+    if step is not None:
+        new |= (np.diff(step, prepend=-1) != 0) | ~write | np.concatenate([[True], ~write])[: len(at)]
+        first = np.maximum.accumulate(np.where(new, at, 0))
+    written = np.concatenate([[-1], np.maximum.accumulate(np.where(write, at, -1))])[first]
     after = np.flatnonzero(written >= begin)
+    last = written[after]
+    each, back = spread(last - first[last] + 1)
     writes = np.flatnonzero(write)
     since = np.maximum(written + 1, begin)[writes]
-    row, offset = spread(writes - since)
-    return np.concatenate([after, writes[row]]), np.concatenate([written[after], since[row] + offset])
+    row, offset = spread(first[writes] - since)
+    return np.concatenate([after[each], writes[row]]), np.concatenate([last[each] - back, since[row] + offset])
 
 
 def _rank_groups(steps: Steps, nranks: int) -> list[int]:
@@ -130,7 +137,7 @@ def derive_waits(steps: Steps, nranks: int, size: int) -> dict[int, tuple[int, .
     found, beside = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     for low, high in pairwise(_rank_groups(steps, nranks)):
         of = _accesses(steps, size, low, high)
-        later, earlier = hazards(of.cell, of.writes)
+        later, earlier = hazards(of.cell, of.writes, of.step)
         across = of.channel[later] != of.channel[earlier]
         found.append(distinct(of.transfer[later[across]] * count + of.transfer[earlier[across]]))
         inside = ~across & of.writes[later] & ~of.writes[earlier] & (of.step[later] == of.step[earlier])
@@ -151,9 +158,9 @@ def overwritten(layout: Layout, step: Step) -> NDArray[np.bool_]:
     if not data.all():
         order = order[data[order]]
     first = start[order]
-    end = first + step.count[order]
+    end = np.maximum.accumulate(first + step.count[order])
     read = step.src_rank * layout.size + step.src_chunk
-    # Writes of one step are disjoint, so the last one that starts before the end of a read is the only one that can reach into it.
+    # Of the writes that start before the end of a read, the one that ends last reaches into it if any does.
     place = np.searchsorted(first, read + step.count) - 1
     if len(first) == 0:
         return np.zeros(len(step), np.bool_)

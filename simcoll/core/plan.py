@@ -12,6 +12,7 @@ import numpy as np
 
 from simcoll.core.hazards import derive_waits, overwritten
 from simcoll.core.schedule import MULTICAST, SWITCH_REDUCE, SYNC, Step, lowered
+from simcoll.core.step import operands
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -198,6 +199,10 @@ class Plan:
             if not keep.all():
                 columns = tuple(column[keep] for column in columns)
             yield PlanStep(number, *columns)
+
+    def operands(self, step: Step | PlanStep) -> Ints | int:
+        """How many reductions each transfer of a step is one of: those of its fold, which are done one after the other."""
+        return 1 if self.schedule.known.folds is False else operands(step, self.schedule.layout.size)
 
     def transfers(self) -> Iterator[tuple[int, Step]]:
         """The same steps, numbered, in chunks of the schedule."""

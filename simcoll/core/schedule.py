@@ -27,6 +27,7 @@ from simcoll.core.step import (
     Repeat,
     Step,
     digest,
+    in_fold_order,
     joined,
     moving_part,
     transfers,
@@ -81,6 +82,7 @@ class Known:
     seen: _Seen = field(default_factory=_Seen)
     checked: bool = False
     content_hash: str = ""
+    folds: bool | None = None
     proof: Proof | None = None
 
 
@@ -313,11 +315,15 @@ class Schedule:
         return f"{self.title} {self.collective}"
 
 
-def lowered(schedule: Schedule) -> Iterator[tuple[int, Step]]:
-    """Checked steps with in-place aliases resolved to one canonical address per chunk; what becomes a self-copy is dropped."""
+def lowered(schedule: Schedule, *, as_given: bool = False) -> Iterator[tuple[int, Step]]:
+    """Checked steps with in-place aliases resolved to one canonical address per chunk; what becomes a self-copy is dropped.
+
+    The transfers of a fold come in the order in which they are applied, unless they are wanted ``as_given``.
+    """
     known = schedule.known
     for number, step in enumerate(schedule.steps()):
         if not known.checked:
             schedule.check_step(number, step)
-        yield number, schedule.layout.one_address(step)
+        one = schedule.layout.one_address(step)
+        yield number, one if as_given or known.folds is False else in_fold_order(one, schedule.layout.size)
     known.checked = True

@@ -29,14 +29,21 @@ __all__ = [
     "Repeat",
     "Step",
     "digest",
+    "in_fold_order",
     "joined",
     "moving_part",
+    "operands",
+    "overlaps",
     "transfers",
 ]
 
 COPY, REDUCE, SYNC, MULTICAST, SWITCH_REDUCE = range(5)
 OP_NAMES = ("copy", "reduce", "sync", "multicast", "switch_reduce")
 """``copy``: dst = src. ``reduce``: dst = dst (op) src. ``sync``: a message without data.
+
+Several reductions into one chunk in one step are a *fold*: their sources are added one after the other, in ascending order of their
+ranks, to what was at dst, or to what a copy of the same step puts in its place. All have one channel, and
+no two reductions one source rank.
 
 The others are done by a switch, for all transfers of a step together that have one channel and one source chunk (``multicast``: the source
 sends once, every dst = src) or one destination chunk (``switch_reduce``: the destination receives once, dst = the reduction of
@@ -234,6 +241,35 @@ def moving_part(block: Step | Repeat) -> Step | Repeat | None:
     if not kept or not block.count:
         return None
     return block if len(kept) == len(block.steps) else replace(block, steps=kept)
+
+
+def overlaps(start: Ints, end: Ints) -> bool:
+    """Whether any two of the ranges have a chunk in common."""
+    order = np.argsort(start)
+    return bool((start[order][1:] < end[order][:-1]).any())
+
+
+def in_fold_order(step: Step, size: int) -> Step:
+    """The step, with rows in the order in which they are applied where it folds; ``size`` is the chunks of a rank."""
+    if not (step.op == REDUCE).any():
+        return step
+    rows = np.flatnonzero((step.op == REDUCE) | (step.op == COPY))
+    start = (step.dst_rank * size + step.dst_chunk)[rows]
+    if not overlaps(start, start + step.count[rows]):
+        return step
+    return step.rows(np.lexsort((step.src_rank, step.op == REDUCE)))
+
+
+def operands(step: Step, size: int) -> Ints:
+    """Reductions that are done one after the other where each transfer reduces: the operands of its fold; ``size`` as above."""
+    result = np.ones(len(step), np.int64)
+    rows = np.flatnonzero(step.op == REDUCE)
+    start = (step.dst_rank * size + step.dst_chunk)[rows]
+    if overlaps(start, start + step.count[rows]):
+        row, offset = spread(step.count[rows])
+        _, which, count = np.unique(start[row] + offset, return_inverse=True, return_counts=True)
+        np.maximum.at(result, rows[row], count[which])
+    return result
 
 
 def digest(block: Step | Repeat) -> int:

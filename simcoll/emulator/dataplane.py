@@ -8,7 +8,7 @@ import numpy as np
 
 from simcoll.core.plan import INPUT, OUTPUT, switch_groups
 from simcoll.core.reduction import combine
-from simcoll.core.schedule import REDUCE, SWITCH_REDUCE, SYNC
+from simcoll.core.schedule import COPY, REDUCE, SWITCH_REDUCE, SYNC
 from simcoll.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -41,6 +41,36 @@ class Place:
             combine(self.op, self.target, value)
         else:
             self.target[...] = value
+
+
+class FoldedPlace(Place):
+    """A place whose chunk others of its step write, too: it waits for those before it in the fold, whenever its data arrives."""
+
+    __slots__ = ("before", "behind", "early", "value")
+
+    def __init__(self, source: Array, target: Array, staged: bool, op: str, reduce: bool) -> None:
+        super().__init__(source, target, staged, op, reduce)
+        self.before = self.early = 0
+        self.behind: list[FoldedPlace] = []
+        self.value: Array | None = None
+
+    def follow(self, other: FoldedPlace) -> None:
+        """Come after another."""
+        self.before = self.early = self.before + 1
+        other.behind.append(self)
+
+    def write(self, value: Array) -> None:
+        """Copy or combine a value into the destination as soon as those before have."""
+        if self.early:
+            self.value = value.copy()
+            return
+        super().write(value)
+        self.early = self.before  # a step can be played again
+        for place in self.behind:
+            place.early -= 1
+            if not place.early and place.value is not None:
+                held, place.value = place.value, None
+                place.write(held)
 
 
 class Storage:
@@ -99,12 +129,34 @@ class Storage:
             step.elements, step.op, step.staged, combines,
         )  # fmt: skip
         rows = zip(*(column.tolist() for column in columns), strict=True)
-        return [
+        followed = self._followed(step)
+        kind = FoldedPlace if followed else Place
+        places = [
             None
             if code == SYNC
-            else Place(buffers[src][sb][so : so + n], buffers[dst][db][do : do + n], staged, op, combining)
+            else kind(buffers[src][sb][so : so + n], buffers[dst][db][do : do + n], staged, op, combining)
             for src, sb, so, dst, db, do, n, code, staged, combining in rows
         ]
+        for later, earlier in followed:
+            after, before = places[later], places[earlier]
+            if isinstance(after, FoldedPlace) and isinstance(before, FoldedPlace):
+                after.follow(before)
+        return places
+
+    def _followed(self, step: PlanStep) -> list[tuple[int, int]]:
+        """Rows of a step, later and earlier in their fold, that write the same elements."""
+        if self._plan.schedule.known.folds is False:
+            return []
+        rows = np.flatnonzero((step.op == REDUCE) | (step.op == COPY))
+        start = step.dst_rank * self._plan.schedule.layout.size + step.dst_chunk
+        order = rows[np.lexsort((rows, start[rows]))].tolist()
+        begin, end = start.tolist(), (start + step.count).tolist()
+        found, reaching = [], []
+        for row in order:
+            reaching = [other for other in reaching if end[other] > begin[row]]
+            found += [(max(row, other), min(row, other)) for other in reaching]
+            reaching.append(row)
+        return sorted(found)
 
     def play(self) -> None:
         """Move all data in step order, without a clock.

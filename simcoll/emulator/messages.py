@@ -168,7 +168,9 @@ class _Routed:
             paths = [tuple(row) if full else tuple(l for l in row if l >= 0) for row in routes.links.tolist()]
             self._last = (src, dst, routes, paths)
         _, _, routes, paths = self._last
-        costs = message_costs(step.size_bytes, step.op, src == dst, routes, self.plan.protocol, first_message)
+        costs = message_costs(
+            step.size_bytes, step.op, src == dst, routes, self.plan.protocol, first_message, self.plan.operands(step)
+        )
         return costs, paths
 
 

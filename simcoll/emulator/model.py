@@ -194,9 +194,11 @@ def message_costs(
     routes: Routes,
     protocol: Protocol,
     first_message: int = 0,
+    operands: Ints | int = 1,
 ) -> Costs:
     """Delays and wire bytes of transfers; those inside a rank (``local``) have no ``pre``, and without links there are
-    no bytes on a wire. ``first_message`` is the number of the first; only jitter looks at it.
+    no bytes on a wire. ``first_message`` is the number of the first; only jitter looks at it. The ``operands`` of a fold are
+    added when all are there: each takes as long as all of these reductions.
 
     Raises
     ------
@@ -204,10 +206,10 @@ def message_costs(
         When a size or time does not fit in 63 bits.
     """
     slowest_as = protocol.reduce_as_per_byte + protocol.copy_as_per_byte
-    checked_time(int(size_bytes.max(initial=0)) * slowest_as)
+    checked_time(int(size_bytes.max(initial=0)) * slowest_as * int(np.max(operands, initial=1)))
     post = np.where(local, size_bytes * protocol.copy_as_per_byte // 1000, protocol.receive_overhead_fs)
     if protocol.reduce_as_per_byte:
-        post = post + np.where(op == REDUCE, size_bytes * protocol.reduce_as_per_byte // 1000, 0)
+        post = post + np.where(op == REDUCE, size_bytes * protocol.reduce_as_per_byte // 1000 * operands, 0)
     delay = hop_delay_fs(routes, protocol)
     if protocol.jitter_fs:
         delay = delay + jitter_fs(first_message, len(size_bytes), protocol)

@@ -71,7 +71,9 @@ def follow(schedule: Schedule, chunks: Ints, image_ranks: Callable[[Ints, Ints],
     number = 0
     for number, (sources, targets, reduces) in _moves(schedule, place, width):
         if len(set(targets)) != len(targets):
-            raise fail(number, max(targets, key=targets.count), "is written twice")
+            raise fail(
+                number, max(targets, key=targets.count), "is written by several transfers, which the full proof follows"
+            )
         values = [(held[row], tree[row], image[row]) for row in sources]
         for source, target, reduce, (value, made, other) in zip(sources, targets, reduces, values, strict=True):
             if not made:

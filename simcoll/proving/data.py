@@ -19,8 +19,8 @@ import numpy as np
 from simcoll.core.hashing import mix, mix_in_place, token_at, tokens
 from simcoll.core.hazards import check_orderable
 from simcoll.core.proof import LEVELS, Proof
-from simcoll.core.schedule import REDUCE, SWITCH_REDUCE, SYNC, Repeat, Schedule, Step, lowered
-from simcoll.core.step import expanded, spread
+from simcoll.core.schedule import COPY, REDUCE, SWITCH_REDUCE, SYNC, Repeat, Schedule, Step, lowered
+from simcoll.core.step import expanded, overlaps, spread
 from simcoll.errors import ConfigError, ScheduleError, expect
 from simcoll.proving import explain
 from simcoll.proving.barrier import check_barrier
@@ -54,6 +54,7 @@ class Memory:
     lane: NDArray[np.int64]  # channel that touches a chunk address, on whatever rank; -1: none yet
     mixed: bool = False  # two channels touch one address
     beside: bool = False  # a step has two channels
+    folds: bool = False  # a step has several reductions into one chunk
     switched: bool = False  # a switch reduced something, in an order that nobody knows
 
     def rows(self, rank: Ints, chunk: Ints) -> Ints:
@@ -113,21 +114,44 @@ def _play(schedule: Schedule, memory: Memory, number: int, step: Step) -> None:
     parts = _parts(step)
     ranges = 4 * len(step) < int(step.count.sum())
     read = [_read(schedule, memory, number, part) for part in parts]
+    folds = False
     if not (_disjoint(schedule, step) if ranges else _each_once(memory.tree, [part[0] for part in read])):
-        _check_written_once(schedule, memory, number, step)
+        folds = _check_folds(schedule, memory, number, step)
     if schedule.nchannels > 1:
         memory.beside = memory.beside or bool((step.channel != step.channel[:1]).any())
     if schedule.nchannels > 1 and not memory.mixed:
         memory.mixed = not (_claimed(memory, step, step.src_chunk) and _claimed(memory, step, step.dst_chunk))
+    if folds:
+        _write_folds(schedule, memory, number, step, read)
+        return
     for part, columns in zip(parts, read, strict=True):
         _write(schedule, memory, number, part, *columns)
+
+
+def _write_folds(
+    schedule: Schedule, memory: Memory, number: int, step: Step, read: list[tuple[Ints, Words, Words, Words]]
+) -> None:
+    """Write what was read in turns: in each turn a chunk gets at most one operand, in the order of the fold."""
+    memory.folds = True
+    for before, _, _, target in read:  # the comparison of destinations has left its numbers there
+        if len(target):
+            memory.tree[before] = target
+    dst, held, tree = (np.concatenate(column) for column in list(zip(*read, strict=True))[:3])
+    one = expanded(step)
+    order = np.lexsort((one.src_rank, one.op == REDUCE, dst))
+    begin = np.maximum.accumulate(np.where(np.diff(dst[order], prepend=-1) != 0, np.arange(len(order)), 0))
+    # What a switch does is done at once.
+    turn = np.where(one.op[order] == SWITCH_REDUCE, 0, np.arange(len(order)) - begin)
+    for now in range(int(turn.max()) + 1):
+        rows = order[turn == now]
+        target = memory.tree.take(dst[rows])
+        _write(schedule, memory, number, one.rows(rows), dst[rows], held[rows], tree[rows], target)
 
 
 def _disjoint(schedule: Schedule, step: Step) -> bool:
     """Whether the ranges that a step writes have no chunk in common."""
     start = step.dst_rank * schedule.layout.size + step.dst_chunk
-    order = np.argsort(start)
-    return bool((start[order][1:] >= (start + step.count)[order][:-1]).all())
+    return not overlaps(start, start + step.count)
 
 
 def _each_once(words: Words, rows: list[Ints]) -> bool:
@@ -216,16 +240,27 @@ def _switch_reduced(memory: Memory, op: NDArray[np.int8], dst: Ints, held: Words
     held[switched], tree[switched] = total[group], mix(leaves + UNORDERED)[group]
 
 
-def _check_written_once(schedule: Schedule, memory: Memory, number: int, step: Step) -> None:
-    """No chunk may be written twice in a step, but by one switch reduction."""
+def _check_folds(schedule: Schedule, memory: Memory, number: int, step: Step) -> bool:
+    """Refuse a chunk that is written twice in a step, except by one switch reduction or by a fold; whether there is a fold."""
     one = expanded(step)
     dst = memory.rows(one.dst_rank, one.dst_chunk)
-    last, which = np.unique(dst[::-1], return_index=True)
-    winner = (len(dst) - 1 - which)[np.searchsorted(last, dst)]
-    switched = (one.op == SWITCH_REDUCE) & (one.op[winner] == SWITCH_REDUCE) & (one.channel == one.channel[winner])
-    clash = np.flatnonzero((winner != np.arange(len(dst))) & ~switched)
-    if len(clash):
-        explain.double_write(schedule, number, one, int(clash[0]), int(winner[clash[0]]))
+    order = np.lexsort((one.src_rank, one.op, dst))
+    same = np.flatnonzero(np.diff(dst[order]) == 0)
+    row, before = order[same + 1], order[same]
+    switched = (one.op[row] == SWITCH_REDUCE) & (one.op[before] == SWITCH_REDUCE)
+    added = (one.op[row] == REDUCE) & np.isin(one.op[before], (COPY, REDUCE))
+    for wrong, reason in (
+        (~switched & ~added, ""),
+        (one.channel[row] != one.channel[before], ", on two channels"),
+        (
+            added & (one.op[before] == REDUCE) & (one.src_rank[row] == one.src_rank[before]),
+            ", and from one rank: a fold takes one operand of each",
+        ),
+    ):
+        if wrong.any():
+            at = int(np.flatnonzero(wrong)[0])
+            explain.double_write(schedule, number, one, int(row[at]), int(before[at]), reason)
+    return bool(added.any())
 
 
 def _noted(lane: Ints, at: Ints, channel: Ints) -> bool:
@@ -332,9 +367,11 @@ def _by_symmetry(schedule: Schedule) -> Proof | None:
     from simcoll.proving.symmetry import verify_by_symmetry
 
     try:
-        return verify_by_symmetry(schedule)
+        proof = verify_by_symmetry(schedule)
     except ScheduleError:
         return None
+    schedule.known.folds = False  # which it refuses
+    return proof
 
 
 def verify(schedule: Schedule, *, exact: bool = False) -> Proof:
@@ -379,13 +416,14 @@ def verify(schedule: Schedule, *, exact: bool = False) -> Proof:
             return proof
     memory = _start(schedule, exact=exact)
     count = steps = 0
-    for number, step in lowered(schedule):
+    for number, step in lowered(schedule, as_given=True):
         if (step.op == SYNC).any():
             row = int(np.flatnonzero(step.op == SYNC)[0])
             explain.wrong_op(schedule, number, step, row, "only a barrier has sync transfers")
         _play(schedule, memory, number, step)
         count, steps = count + len(step), number + 1
     order = _check_outputs(schedule, memory, exact=exact)
+    schedule.known.folds = memory.folds
     shared = memory.mixed and _shares_chunks(schedule)
     if shared and memory.beside:
         check_orderable(schedule)

@@ -90,11 +90,11 @@ def input_write(schedule: Schedule, number: int, step: Step, row: int) -> NoRetu
     _fail(schedule, number, step, row, f"overwrites {where}: inputs are read-only", at_source=False)
 
 
-def double_write(schedule: Schedule, number: int, step: Step, row: int, other: int) -> NoReturn:
-    """Two writes of one chunk in one step."""
+def double_write(schedule: Schedule, number: int, step: Step, row: int, other: int, reason: str) -> NoReturn:
+    """Two writes of one chunk in one step that are no fold."""
     where = f"rank {step.dst_rank[row]} {schedule.layout.name(int(step.dst_chunk[row]))}"
     also = transfer_text(schedule, step, other)
-    _fail(schedule, number, step, row, f"writes {where} twice in one step\n  in {also}", at_source=False)
+    _fail(schedule, number, step, row, f"writes {where} twice in one step{reason}\n  in {also}", at_source=False)
 
 
 def size_mismatch(schedule: Schedule, number: int, step: Step, row: int) -> NoReturn:

@@ -19,7 +19,7 @@ import numpy as np
 
 from simcoll.core.plan import Plan
 from simcoll.core.program import NAMES, Code, Lanes, Program
-from simcoll.core.schedule import REDUCE, SWITCH_REDUCE, SYNC, lowered
+from simcoll.core.schedule import COPY, REDUCE, SWITCH_REDUCE, SYNC, lowered
 from simcoll.core.step import distinct, spread
 from simcoll.core.wiring import wire
 from simcoll.errors import expect
@@ -120,12 +120,14 @@ def _ranked(key: Ints) -> Ints:
     return result
 
 
-def _operands(rows: _Rows) -> tuple[Ints, Ints, Ints]:
+def _operands(rows: _Rows, *, folds: bool) -> tuple[Ints, Ints, Ints]:
     """Reductions into chunks that another one of their step reduces into: pairs, earlier and later, and the first of each switch's.
 
-    Ranges that overlap follow each other: of reductions the lower source rank first, of a switch as in the plan.
+    Ranges that overlap follow each other: of a switch as in the plan; of reductions, if the plan ``folds``, the lower source rank
+    first, after the copy that they add to.
     """
-    reducing = np.flatnonzero((rows.op == REDUCE) | (rows.op == SWITCH_REDUCE))
+    operand = (rows.op == REDUCE) | (rows.op == SWITCH_REDUCE)
+    reducing = np.flatnonzero(operand | (rows.op == COPY) if folds else operand)
     start, end = rows.dst_chunk[reducing], (rows.dst_chunk + rows.count)[reducing]
     place = rows.step[reducing] * (int(rows.dst_rank.max(initial=0)) + 1) + rows.dst_rank[reducing]
     order = np.lexsort((start, place))
@@ -136,7 +138,7 @@ def _operands(rows: _Rows) -> tuple[Ints, Ints, Ints]:
     cluster = np.empty(len(order), np.int64)
     cluster[order] = np.cumsum(new)
     switch = rows.op[reducing] == SWITCH_REDUCE
-    order = np.lexsort((reducing, np.where(switch, 0, rows.src_rank[reducing]), cluster))
+    order = np.lexsort((reducing, np.where(switch, 0, rows.src_rank[reducing]), rows.op[reducing] == REDUCE, cluster))
     follows = np.diff(cluster[order], prepend=-1) == 0
     chained = reducing[order]
     return chained[:-1][follows[1:]], chained[1:][follows[1:]], chained[~follows & switch[order]]
@@ -155,7 +157,7 @@ def _made(rows: _Rows, mine: NDArray[np.bool_], size: int, nchannels: int) -> tu
     aside[by_rank] = size + held - base
     staging = int((aside[staged] + count - size).max(initial=0))
     sync, reduces = rows.op == SYNC, (rows.op == REDUCE) | (rows.op == SWITCH_REDUCE)
-    reduces[_operands(rows)[2]] = False
+    reduces[_operands(rows, folds=False)[2]] = False
     number = np.zeros(len(row), np.int64)
     number[staged] = _ranked(group[staged])
     local = np.flatnonzero(~away & here)
@@ -279,7 +281,7 @@ def _row_waits(waits: _Waits, plan: Plan, rows: _Rows, parts: _Parts) -> None:
     order = staged[np.argsort(place[staged], kind="stable")]
     later, earlier = _pairs(target, place[order])
     wait(written[later], aside[order][earlier])
-    before, after, _ = _operands(rows)
+    before, after, _ = _operands(rows, folds=plan.schedule.known.folds is not False)
     wait(written[after], written[before])
     pairs = [(later, earlier) for later, each in plan.waits.items() for earlier in each]
     both = np.array(pairs, np.int64).reshape(-1, 2).T

@@ -131,7 +131,7 @@ def _played(moves: list[Move], held: dict[Cell, Counter[Cell]]) -> Iterator[Move
     written: dict[Cell, Counter[Cell]] = {}
     for move in moves:
         base = before[move.dst] if move.op == REDUCE else Counter()
-        if move.op == SWITCH_REDUCE and move.dst in written:
+        if move.op in (REDUCE, SWITCH_REDUCE) and move.dst in written:
             base = written[move.dst]
         value = written[move.dst] = base + before[move.src]
         yield Move(move.step, move.src, move.dst, move.op, move.channel, value, base | before[move.src])

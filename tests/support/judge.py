@@ -14,7 +14,7 @@ import numpy as np
 
 from simcoll.binding import bind
 from simcoll.core.plan import INPUT, OUTPUT
-from simcoll.core.schedule import REDUCE, SWITCH_REDUCE, SYNC
+from simcoll.core.schedule import COPY, REDUCE, SWITCH_REDUCE, SYNC
 
 if TYPE_CHECKING:
     from simcoll.core.collective import Collective
@@ -101,6 +101,19 @@ class Game:
             self.beside.append([other for other in turn if self.moves[other][0] == receiver and self.moves[other][6]])
             for other in self.beside[-1]:
                 self.blocks[other].append(number)
+        # added: reductions into what a copy of their step writes come after it.
+        self.added, self.copied = [[] for _ in self.moves], [0] * len(self.moves)
+        copies = {}
+        for number, (_, _, _, target, length, op, _) in enumerate(self.moves):
+            if op == COPY:
+                copies |= {(self.step_of[number], cell): number for cell in range(target, target + length)}
+        for number, (_, _, _, target, length, op, _) in enumerate(self.moves):
+            if op == REDUCE:
+                cells = range(target, target + length)
+                found = {copies[self.step_of[number], cell] for cell in cells if (self.step_of[number], cell) in copies}
+                self.copied[number] = len(found)
+                for copy in found:
+                    self.added[copy].append(number)
 
     def play(self, memory: list[int], rng: random.Random, *, eager: bool) -> bool:
         """Do all transfers in a random legal order; False for a deadlock.
@@ -114,7 +127,7 @@ class Game:
         for number, (sender, receiver, *_, staged) in enumerate(moves):
             earlier = self.plan.waits.get(number, ())
             to_read[number] += len(earlier)
-            to_write[leader[number]] += 1 + len(self.beside[number])
+            to_write[leader[number]] += 1 + len(self.beside[number]) + self.copied[number]
             if sender != receiver and eager:
                 to_write[leader[number]] += 1
             elif sender != receiver:
@@ -171,6 +184,8 @@ class Game:
                     leave(sender)
                 continue
             self._write(memory, held, number)
+            for other in self.added[number]:
+                need(WRITE, leader[other])
             for member in self.members[number]:
                 sender, receiver = moves[member][:2]
                 done += 1
@@ -294,11 +309,11 @@ def weakly_caught(schedule: Schedule) -> dict[str, bool]:
 
 def _one_order(memory: list, place: list, step) -> None:
     columns = (step.src_rank, step.src_chunk, step.dst_rank, step.dst_chunk, step.count, step.op)
-    news = []
+    news = []  # copies come first
     for src, src_chunk, dst, dst_chunk, count, op in zip(*(c.tolist() for c in columns), strict=True):
         news += [(dst, place[dst][dst_chunk + k], memory[src][place[src][src_chunk + k]], op) for k in range(count)]
     switched = set()
-    for rank, chunk, value, op in news:
+    for rank, chunk, value, op in sorted(news, key=lambda item: item[3] == REDUCE):
         added = op == REDUCE or (rank, chunk) in switched
         if op == SWITCH_REDUCE:
             switched.add((rank, chunk))

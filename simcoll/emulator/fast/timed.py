@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from simcoll.core.schedule import MULTICAST, OP_NAMES, SWITCH_REDUCE, SYNC, Repeat
+from simcoll.core.step import in_fold_order
 from simcoll.emulator.model import message_costs
 from simcoll.topology import Routes
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from simcoll.core.plan import Plan
+    from simcoll.core.plan import Plan, PlanStep
     from simcoll.core.schedule import Step
     from simcoll.topology import Topology
 
@@ -74,6 +75,7 @@ class Moves(NamedTuple):
     channel: Ints
     size_bytes: Ints
     op: NDArray[np.int8]
+    operands: Ints
 
     @property
     def rows(self) -> int:
@@ -115,7 +117,9 @@ def _moves(plan: Plan, blocks: Iterable[Step | Repeat]) -> Iterator[Moves]:
     """The steps of some blocks as the plan has them: empty transfers are left out, and so are empty steps."""
     if not _even(plan):
         for bound in replace(plan, schedule=replace(plan.schedule, source=lambda: blocks)).steps():
-            yield Moves(bound.src_rank, bound.dst_rank, bound.channel, bound.size_bytes, bound.op)
+            yield Moves(
+                bound.src_rank, bound.dst_rank, bound.channel, bound.size_bytes, bound.op, _operands(plan, bound)
+            )
         return
     # Sizes without addresses: a third of the time.
     layout = plan.schedule.layout
@@ -124,9 +128,18 @@ def _moves(plan: Plan, blocks: Iterable[Step | Repeat]) -> Iterator[Moves]:
         step = layout.one_address(given)
         sync = step.op == SYNC
         keep = sync if each == 0 else np.ones(len(step), np.bool_)
-        moves = Moves(step.src_rank, step.dst_rank, step.channel, np.where(sync, 0, step.count * each), step.op)
+        if plan.schedule.known.folds is not False:
+            step = in_fold_order(step, layout.size)
+            sync = step.op == SYNC
+        size_bytes = np.where(sync, 0, step.count * each)
+        moves = Moves(step.src_rank, step.dst_rank, step.channel, size_bytes, step.op, _operands(plan, step))
         if keep.any():
             yield moves if keep.all() else Moves(*(column[keep] for column in moves))
+
+
+def _operands(plan: Plan, step: Step | PlanStep) -> Ints:
+    """:meth:`Plan.operands` as a column, which takes no memory where nothing folds."""
+    return np.broadcast_to(np.asarray(plan.operands(step), np.int64), (len(step),))
 
 
 def turns(plan: Plan) -> Iterator[Group]:
@@ -190,16 +203,17 @@ class _Maker:
     def __call__(self, steps: list[Moves], first_message: int) -> list[Timed]:
         """Some steps that follow each other; ``first_message`` is the number of their first."""
         ways = self._remembered(steps)
-        size, op = (np.concatenate(columns) for columns in zip(*((s.size_bytes, s.op) for s in steps), strict=True))
+        columns = zip(*((step.size_bytes, step.op, step.operands) for step in steps), strict=True)
+        size, op, operands = (np.concatenate(column) for column in columns)
         local = np.concatenate([step.src_rank == step.dst_rank for step in steps])
         routes = _joined([routes for routes, _ in ways])
-        costs = message_costs(size, op, local, routes, self.plan.protocol, first_message)
+        costs = message_costs(size, op, local, routes, self.plan.protocol, first_message, operands)
         pre, first, made = np.where(local, -1, costs.pre_fs), 0, []
         for step, (_, shape) in zip(steps, ways, strict=True):
             here, first = slice(first, first + step.rows), first + step.rows
             if self.last is None or self.plan.protocol.jitter_fs or not _same(step, self.last[0]):
-                columns = (pre[here], costs.wire_bytes[here], costs.post_fs[here], step.size_bytes)
-                self.last = step, Timed(shape, *columns, _bytes_by_op(step))
+                timing = (pre[here], costs.wire_bytes[here], costs.post_fs[here], step.size_bytes)
+                self.last = step, Timed(shape, *timing, _bytes_by_op(step))
             made.append(self.last[1])
         return made
 
