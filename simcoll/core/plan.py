@@ -202,7 +202,9 @@ class Plan:
 
     def operands(self, step: Step | PlanStep) -> Ints | int:
         """How many reductions each transfer of a step is one of: those of its fold, which are done one after the other."""
-        return 1 if self.schedule.known.folds is False else operands(step, self.schedule.layout.size)
+        if self.schedule.known.folds is False:
+            return 1
+        return operands(step.dst_rank, step.dst_chunk, step.count, step.op, self.schedule.layout.size)
 
     def transfers(self) -> Iterator[tuple[int, Step]]:
         """The same steps, numbered, in chunks of the schedule."""

@@ -260,15 +260,15 @@ def in_fold_order(step: Step, size: int) -> Step:
     return step.rows(np.lexsort((step.src_rank, step.op == REDUCE)))
 
 
-def operands(step: Step, size: int) -> Ints:
-    """Reductions that are done one after the other where each transfer reduces: the operands of its fold; ``size`` as above."""
-    result = np.ones(len(step), np.int64)
-    rows = np.flatnonzero(step.op == REDUCE)
-    start = (step.dst_rank * size + step.dst_chunk)[rows]
-    if overlaps(start, start + step.count[rows]):
-        row, offset = spread(step.count[rows])
-        _, which, count = np.unique(start[row] + offset, return_inverse=True, return_counts=True)
-        np.maximum.at(result, rows[row], count[which])
+def operands(dst_rank: Ints, dst_chunk: Ints, count: Ints, op: NDArray[np.int8], size: int) -> Ints:
+    """For each transfer of a step, how many reductions its fold has; ``size`` is the chunks of a rank."""
+    result = np.ones(len(op), np.int64)
+    rows = np.flatnonzero(op == REDUCE)
+    start = (dst_rank * size + dst_chunk)[rows]
+    if overlaps(start, start + count[rows]):
+        row, offset = spread(count[rows])
+        _, which, each = np.unique(start[row] + offset, return_inverse=True, return_counts=True)
+        np.maximum.at(result, rows[row], each[which])
     return result
 
 

@@ -151,7 +151,8 @@ class Storage:
         start = step.dst_rank * self._plan.schedule.layout.size + step.dst_chunk
         order = rows[np.lexsort((rows, start[rows]))].tolist()
         begin, end = start.tolist(), (start + step.count).tolist()
-        found, reaching = [], []
+        found: list[tuple[int, int]] = []
+        reaching: list[int] = []
         for row in order:
             reaching = [other for other in reaching if end[other] > begin[row]]
             found += [(max(row, other), min(row, other)) for other in reaching]
