@@ -13,6 +13,7 @@ from typing import Any
 from simcoll.distributed.api.collectives import barrier
 from simcoll.distributed.api.groups import get_rank, member_of
 from simcoll.distributed.api.making_groups import DEFAULT_TIMEOUT
+from simcoll.distributed.runtime.meeting import Arrival
 from simcoll.distributed.runtime.tasks import wait_until
 from simcoll.distributed.runtime.work import timeout_fs
 from simcoll.distributed.runtime.world import current_rank, current_rank_or_none
@@ -70,7 +71,7 @@ def monitored_barrier(
     group, here, me = found.communicator, found.rank(), current_rank()
     key = f"monitored_barrier {group.key} {group.barriers[here]}"
     group.barriers[here] += 1
-    roll = group.world.meet(me, key, f"monitored_barrier on {group}", group.members)
+    roll = group.world.meet(me, Arrival(key, f"monitored_barrier on {group}", group.members))
     try:
         wait_until(roll, limit, explicit=True)
     except RuntimeError:

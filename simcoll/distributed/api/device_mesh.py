@@ -17,6 +17,7 @@ from simcoll.distributed.api.groups import (
 )
 from simcoll.distributed.api.initialization import init_process_group
 from simcoll.distributed.api.making_groups import count, new_group
+from simcoll.distributed.runtime.meeting import Arrival
 from simcoll.distributed.runtime.tasks import wait_until
 from simcoll.distributed.runtime.world import current_rank
 from simcoll.errors import nearest
@@ -107,7 +108,7 @@ class DeviceMesh:
         me = current_rank()
         number, grid = count(me, "mesh"), str(self.mesh.tolist())
         key, what = f"mesh {me.generation} {number}", f"DeviceMesh (number {number})"
-        wait_until(me.world.meet(me, key, what, None, grid, tell=me.world.everyone))
+        wait_until(me.world.meet(me, Arrival(key, what, None, grid, tell=me.world.everyone)))
 
     def _make_groups(self) -> list[ProcessGroup | None]:
         world = group.WORLD
@@ -220,10 +221,13 @@ class DeviceMesh:
             When the dimension of a grid is omitted, or the rank is not in the mesh.
         """
         dim = self._dim(mesh_dim)
+        return self._coordinate()[dim]
+
+    def _coordinate(self) -> tuple[int, ...]:
         coordinate = self.get_coordinate()
         if coordinate is None:
             raise RuntimeError(f"rank {self._rank} is not in the mesh {self.mesh.tolist()}")
-        return coordinate[dim]
+        return coordinate
 
     def get_rank(self) -> int:
         """Own global rank."""
@@ -247,9 +251,7 @@ class DeviceMesh:
             raise KeyError(
                 f"Mesh dim names {chosen} should be in ascending order. Valid mesh_dim_names are {self.mesh_dim_names}."
             )
-        coordinate = self.get_coordinate()
-        if coordinate is None:
-            raise RuntimeError(f"rank {self._rank} is not in the mesh {self.mesh.tolist()}")
+        coordinate = self._coordinate()
         index = tuple(slice(None) if dim in dims else coordinate[dim] for dim in range(self.mesh.ndim))
         groups = [self._groups[dim] for dim in dims] if self._groups else []
         return DeviceMesh(self.device_type, self.mesh[index], mesh_dim_names=chosen, _groups=groups)

@@ -8,6 +8,7 @@ from simcoll.distributed.api.backends import Backend
 from simcoll.distributed.api.default_store import open_store
 from simcoll.distributed.api.groups import ProcessGroup
 from simcoll.distributed.api.making_groups import DEFAULT_TIMEOUT, executor_of, leave_groups, shared_group
+from simcoll.distributed.runtime.meeting import Arrival
 from simcoll.distributed.runtime.plans import check_choice
 from simcoll.distributed.runtime.tasks import wait_until
 from simcoll.distributed.runtime.work import timeout_fs
@@ -90,7 +91,7 @@ def init_process_group(
     me.created.clear()
     url = (init_method or "").split("?")[0]
     key, subject = f"init_process_group {me.generation}", f"{name} {url}".strip()
-    meeting = me.world.meet(me, key, "init_process_group", me.world.everyone, subject)
+    meeting = me.world.meet(me, Arrival(key, "init_process_group", me.world.everyone, subject))
     wait_until(meeting, timeout_fs(DEFAULT_TIMEOUT if timeout is None else timeout), explicit=timeout is not None)
     if store is not None:
         me.store = store

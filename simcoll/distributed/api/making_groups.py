@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from simcoll.distributed.api.backends import Backend
 from simcoll.distributed.api.default_store import close_store
 from simcoll.distributed.api.groups import GroupMember, ProcessGroup, default_group, get_process_group_ranks
+from simcoll.distributed.runtime.meeting import Arrival
 from simcoll.distributed.runtime.plans import check_choice
 from simcoll.distributed.runtime.tasks import wait_until
 from simcoll.distributed.runtime.work import timeout_fs
@@ -111,7 +112,7 @@ def new_group(
     else:
         label, tell = str(count(me, "group")), me.world.everyone
     key, what = f"new_group {me.generation} {label}", f"new_group (number {label})"
-    meeting = me.world.meet(me, key, what, chosen, chosen, tell=tell)
+    meeting = me.world.meet(me, Arrival(key, what, chosen, chosen, tell=tell))
     if me.number in chosen:
         wait_until(meeting, limit[0], explicit=explicit)
     else:

@@ -39,15 +39,12 @@ class Link(Protocol):
 
     def send_control(self, rank: int, message: bytes) -> None:
         """Start to send a control message. Those from one rank to another arrive in order."""
-        ...
 
     def receive_control(self) -> Iterable[tuple[int, bytes]]:
         """The control messages that have arrived since the last call, each with its sender."""
-        ...
 
     def lost(self) -> str:
         """Which process has died, as a sentence; empty if none has."""
-        ...
 
     def execute(self, plan: Plan, rank: int, data: Array, stream: int, poll: Callable[[], None]) -> Array | None:
         """Play one rank's part of a plan, from its input to its output.
@@ -66,11 +63,9 @@ class Link(Protocol):
             To be called again and again while something is waited for: other operations proceed meanwhile. It raises
             when waiting has become useless.
         """
-        ...
 
     def give_up(self, reason: str) -> None:
         """Tell the others that this process cannot continue; the job ends when this process does."""
-        ...
 
 
 class ControlMessages:

@@ -38,7 +38,6 @@ class _Process(World, Protocol):
 
     def new_stream(self) -> int:
         """A number that no rank of the run uses twice, nor two ranks."""
-        ...
 
 
 class RemoteMailbox(MatchingMailbox):

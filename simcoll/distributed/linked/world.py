@@ -22,7 +22,7 @@ import numpy as np
 
 from simcoll.distributed.linked.mailbox import RemoteMailbox
 from simcoll.distributed.runtime.execute import execute
-from simcoll.distributed.runtime.meeting import Meeting
+from simcoll.distributed.runtime.meeting import Arrival, Meeting
 from simcoll.distributed.runtime.objects import encode
 from simcoll.distributed.runtime.records import Trace
 from simcoll.distributed.runtime.tasks import Tasks, current_task
@@ -31,7 +31,7 @@ from simcoll.distributed.stores.rendezvous import rendezvous
 from simcoll.errors import InternalError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from datetime import timedelta
 
     from simcoll.core.memory import Array
@@ -125,26 +125,16 @@ class LinkedWorld:
 
     # What rank programs ask
 
-    def meet(
-        self,
-        me: Rank,
-        key: str,
-        what: str,
-        expected: Sequence[int] | None,
-        subject: Any = "",
-        value: Any = None,
-        *,
-        tell: Sequence[int] | None = None,
-    ) -> Meeting:
+    def meet(self, me: Rank, arrival: Arrival) -> Meeting:
         """Arrive at a meeting, and tell the other ranks; a rank that says nothing else proposes a stream."""
-        meeting = self._meetings.setdefault(key, Meeting())
-        meeting.what, meeting.expected = what, self.everyone if expected is None else tuple(expected)
-        said = msgspec.msgpack.encode(
-            [subject if isinstance(subject, list) else str(subject), self.new_stream() if value is None else value]
-        )
-        others = meeting.expected if tell is None else tell
-        self.control.send((rank for rank in others if rank != me.number), "meet", key, said)
-        self._arrive(key, me.number, said)
+        meeting = self._meetings.setdefault(arrival.key, Meeting())
+        meeting.what = arrival.what
+        meeting.expected = self.everyone if arrival.expected is None else tuple(arrival.expected)
+        subject = arrival.subject if isinstance(arrival.subject, list) else str(arrival.subject)
+        said = msgspec.msgpack.encode([subject, self.new_stream() if arrival.value is None else arrival.value])
+        others = meeting.expected if arrival.tell is None else arrival.tell
+        self.control.send((rank for rank in others if rank != me.number), "meet", arrival.key, said)
+        self._arrive(arrival.key, me.number, said)
         return meeting
 
     def _arrive(self, key: str, rank: int, said: bytes) -> None:
@@ -218,7 +208,7 @@ class LinkedWorld:
             except Exception:  # noqa: BLE001  # pickle may raise anything; the others are told that it could not be sent
                 said = type(me.value).__name__
         ending = Ending(text, error_type, said, max(0, me.finish_fs), value, self.failed)
-        return self.meet(me, _END, "the end of the programs", None, value=ending)
+        return self.meet(me, Arrival(_END, "the end of the programs", None, value=ending))
 
     def _read(self, sender: int, kind: str, key: str, rest: list[Any]) -> None:
         """Read a control message."""

@@ -7,7 +7,7 @@ rank first, until none is left; then the fabric settles its rates. So a run depe
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import simpy
@@ -30,10 +30,11 @@ from simcoll.emulator.model import effective_capacities
 from simcoll.units import MAX_TIME_FS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from datetime import timedelta
 
     from simcoll.distributed.runtime.calls import Call
+    from simcoll.distributed.runtime.meeting import Arrival
     from simcoll.distributed.runtime.plans import Plans
     from simcoll.distributed.runtime.tasks import Task
     from simcoll.distributed.runtime.work import Work
@@ -92,25 +93,16 @@ class EmulatedWorld:
 
     # What rank programs ask
 
-    def meet(
-        self,
-        me: Rank,
-        key: str,
-        what: str,
-        expected: Sequence[int] | None,
-        subject: Any = "",
-        value: Any = None,
-        *,
-        tell: Sequence[int] | None = None,
-    ) -> Meeting:
+    def meet(self, me: Rank, arrival: Arrival) -> Meeting:
         """Arrive at a meeting; the first rank opens it, the last one closes it."""
+        key, expected = arrival.key, arrival.expected
         meeting = self._meetings.get(key)
         if meeting is None:
             meeting = self._meetings[key] = Meeting()
-            meeting.what, meeting.expected = what, () if expected is None or self._alone else tuple(expected)
-        meeting.arrive(me.number, subject, value)
+            meeting.what, meeting.expected = arrival.what, () if expected is None or self._alone else tuple(expected)
+        meeting.arrive(me.number, arrival.subject, arrival.value)
         meeting.settle({})
-        if len(meeting.subjects) == len(meeting.expected if tell is None else tell):
+        if len(meeting.subjects) == len(meeting.expected if arrival.tell is None else arrival.tell):
             del self._meetings[key]
         return meeting
 

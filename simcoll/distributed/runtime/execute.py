@@ -13,6 +13,7 @@ import numpy as np
 
 from simcoll.distributed.runtime.calls import ASPECTS, Call, matrix, mismatch, wrong_split
 from simcoll.distributed.runtime.issuing import begin, deliver, plan_of
+from simcoll.distributed.runtime.meeting import Arrival
 from simcoll.distributed.runtime.tasks import Waitable, wait_until
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class _Execution:
         said = _Announced(str(call), str(work.entry.site), *(call.splits or ((), ())))
         key = f"call {self.group.key} {work.entry.sequence}"
         subject = [*map(repr, call.aspects()), schedule]
-        return self.group.world.meet(self.me, key, self.what, self.group.members, subject, said)
+        return self.group.world.meet(self.me, Arrival(key, self.what, self.group.members, subject, said))
 
     def _said(self, rank: int, agreement: Meeting) -> _Announced:
         return msgspec.convert(agreement.values[rank], _Announced)

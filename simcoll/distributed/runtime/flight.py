@@ -12,9 +12,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from types import FrameType
 
-    from simcoll.core.memory import Array
-
-
 __all__ = ["Entry", "Flight", "Site", "asked_from", "calling_site", "document"]
 
 KEPT = 2000
@@ -57,38 +54,23 @@ def calling_site(*folders: str) -> Site:
     return Site(frame.f_code.co_name, frame.f_code.co_filename, frame.f_lineno)
 
 
+@dataclass(slots=True, eq=False)
 class Entry:
-    """One operation of one rank."""
+    """One operation of one rank; inputs and outputs by shape and dtype, times -1 until they are known."""
 
-    __slots__ = (
-        "completed_fs", "created_fs", "error", "group", "inputs", "name", "number", "outputs", "p2p", "sequence", "site",
-        "started_fs", "timeout_fs",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        group: tuple[str, str],
-        name: str,
-        sequence: int,
-        inputs: list[Array],
-        outputs: list[Array],
-        timeout_fs: int,
-        created_fs: int,
-        *,
-        p2p: bool,
-    ) -> None:
-        self.group = group
-        self.name = name
-        self.sequence = sequence
-        self.p2p = p2p
-        self.inputs = tuple((array.shape, array.dtype.name) for array in inputs)
-        self.outputs = tuple((array.shape, array.dtype.name) for array in outputs)
-        self.timeout_fs = timeout_fs
-        self.created_fs = created_fs
-        self.started_fs = self.completed_fs = -1
-        self.error: str | None = None
-        self.number = -1
-        self.site = calling_site()
+    group: tuple[str, str]
+    name: str
+    sequence: int
+    p2p: bool
+    inputs: list[tuple[tuple[int, ...], str]]
+    outputs: list[tuple[tuple[int, ...], str]]
+    timeout_fs: int
+    created_fs: int
+    site: Site
+    started_fs: int = -1
+    completed_fs: int = -1
+    error: str | None = None
+    number: int = -1
 
     def fields(self) -> dict[str, Any]:
         """The entry in PyTorch's field names; times in nanoseconds of the emulated clock."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from simcoll.core.collective import Collective
 from simcoll.distributed.runtime.buffers import scatter_into
-from simcoll.distributed.runtime.flight import Entry
+from simcoll.distributed.runtime.flight import Entry, calling_site
 from simcoll.distributed.runtime.plans import plan_for
 from simcoll.distributed.runtime.work import Work, timeout_fs
 from simcoll.distributed.runtime.world import current_rank
@@ -35,7 +35,9 @@ def begin(group: Communicator, me: Rank, name: str, buffers: Buffers, *, p2p: bo
         raise RuntimeError(f"{name}: an output tensor is read-only")
     made = group.messages if p2p else group.calls
     here, now = group.group_rank[me.number], group.world.now
-    entry = Entry((group.name, group.desc), name, made[here], *buffers, group.timeout_fs, now, p2p=p2p)
+    inputs, outputs = ([(array.shape, array.dtype.name) for array in arrays] for arrays in buffers)
+    label, site = (group.name, group.desc), calling_site()
+    entry = Entry(label, name, made[here], p2p, inputs, outputs, group.timeout_fs, now, site)
     made[here] += 1
     me.flight.add(entry)
     work = Work(me, name, *buffers, entry)

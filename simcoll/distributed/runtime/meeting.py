@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from simcoll.distributed.runtime.tasks import Waitable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = ["Meeting", "listed"]
+__all__ = ["Arrival", "Meeting", "listed"]
 
 SHOWN_RANKS = 16
 
@@ -20,19 +21,43 @@ def listed(ranks: Iterable[int]) -> str:
     return ", ".join(map(str, every[:SHOWN_RANKS])) + (", ..." if len(every) > SHOWN_RANKS else "")
 
 
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A rank's arrival at a meeting.
+
+    Attributes
+    ----------
+    key
+        Names the meeting: the same on all ranks, and used once.
+    what
+        What the ranks do together, for messages.
+    expected
+        The ranks to wait for; None for as many as it takes to compare the subjects.
+    subject
+        What this rank came for: must be equal on all ranks.
+    value
+        What else it says, as plain data.
+    tell
+        The ranks that may arrive; None: those that are waited for.
+    """
+
+    key: str
+    what: str
+    expected: Sequence[int] | None
+    subject: Any = ""
+    value: Any = None
+    tell: Sequence[int] | None = None
+
+
 class Meeting(Waitable):
     """Ranks that all must arrive. It takes no simulated time, as nothing is sent over the network.
 
     Attributes
     ----------
-    what
-        What the ranks do together, for messages; empty until a rank of this process has arrived.
-    expected
-        The ranks that are waited for.
-    subjects
-        By rank, in order of arrival, what it came for: must be equal on all ranks.
-    values
-        By rank, what else it says.
+    what, expected
+        As of the first arrival in this process; empty before.
+    subjects, values
+        By rank, in order of arrival.
     clash
         The first two ranks that came for different things.
     """

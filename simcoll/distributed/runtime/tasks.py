@@ -50,15 +50,12 @@ class Clock(Protocol):
     @property
     def now(self) -> int:
         """Femtoseconds since the start of the run."""
-        ...
 
     def after(self, delay_fs: int, action: Callable[[], None]) -> None:
         """Run an action after a delay."""
-        ...
 
     def poll(self) -> None:
         """Called on each completion poll; a no-op on the emulator."""
-        ...
 
 
 class Owner(Protocol):
@@ -67,12 +64,10 @@ class Owner(Protocol):
     @property
     def number(self) -> int:
         """Global rank."""
-        ...
 
     @property
     def world(self) -> Clock:
         """Where the rank runs."""
-        ...
 
 
 class Task(greenlet.greenlet):  # type: ignore[misc]

@@ -41,7 +41,6 @@ class _Rank(Owner, Protocol):
     @property
     def open_works(self) -> dict[Work, None]:
         """Asynchronous operations that it has not waited for."""
-        ...
 
 
 class Future:

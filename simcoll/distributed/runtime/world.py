@@ -13,13 +13,12 @@ from simcoll.distributed.runtime.flight import Flight
 from simcoll.distributed.runtime.tasks import Clock, current_task
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from datetime import timedelta
 
     from simcoll.core.memory import Array
     from simcoll.core.plan import Plan
     from simcoll.distributed.runtime.calls import Call
-    from simcoll.distributed.runtime.meeting import Meeting
+    from simcoll.distributed.runtime.meeting import Arrival, Meeting
     from simcoll.distributed.runtime.plans import Choice, Plans
     from simcoll.distributed.runtime.records import Trace
     from simcoll.distributed.runtime.tasks import Waitable
@@ -40,7 +39,6 @@ class Executor(Protocol):
 
     def execute(self, plan: Plan, rank: int, data: Array) -> Array | None:
         """Play one rank's part of a plan."""
-        ...
 
 
 class Mailbox(Protocol):
@@ -48,11 +46,9 @@ class Mailbox(Protocol):
 
     def post_send(self, rank: int, dst: int, tag: int, array: Array, work: Work) -> None:
         """Post a send of a group rank."""
-        ...
 
     def post_receive(self, rank: int, src: int | None, tag: int, array: Array, work: Work) -> None:
         """Post a receive of a group rank; ``src`` is None for a receive from any."""
-        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -75,35 +71,8 @@ class World(Clock, Protocol):
     home: str | None
     """The backend that connects the ranks' processes; None on the emulator."""
 
-    def meet(
-        self,
-        me: Rank,
-        key: str,
-        what: str,
-        expected: Sequence[int] | None,
-        subject: Any = "",
-        value: Any = None,
-        *,
-        tell: Sequence[int] | None = None,
-    ) -> Meeting:
-        """Arrive at a meeting.
-
-        Parameters
-        ----------
-        key
-            The same on all ranks, and used once.
-        what
-            What the ranks do together, for messages.
-        expected
-            The ranks to wait for; None for as many as it takes to compare the subjects.
-        subject
-            What this rank came for: must be equal on all ranks.
-        value
-            What else it says, as plain data.
-        tell
-            The ranks that may arrive; default: those that are waited for.
-        """
-        ...
+    def meet(self, me: Rank, arrival: Arrival) -> Meeting:
+        """Arrive at a meeting."""
 
     def issue(self, group: ProcessGroup, me: Rank, call: Call, buffers: Buffers, *, guard: bool) -> Work:
         """Match a call with those of the other ranks, and start it. ``guard``: watch the buffers, in debug mode.
@@ -113,7 +82,6 @@ class World(Clock, Protocol):
         RuntimeError
             When the group has failed before, or an output is read-only.
         """
-        ...
 
     def mailbox(self, group: ProcessGroup) -> Mailbox:
         """Where the group's sends and receives go.
@@ -123,11 +91,9 @@ class World(Clock, Protocol):
         RuntimeError
             When its backend has none.
         """
-        ...
 
     def executor(self, meeting: Meeting | None) -> Executor | None:
         """What plays the plans of a group that was made at a meeting; None for the emulator."""
-        ...
 
     def default_store(self) -> Store:
         """The store of ranks that were given none.
@@ -137,11 +103,9 @@ class World(Clock, Protocol):
         RuntimeError
             Where ranks are processes and init_process_group was not told where to meet.
         """
-        ...
 
     def open_store(self, me: Rank, url: str, timeout: timedelta | None) -> OwnStore:
         """The store of a URL; emulated ranks share that of the first, as they share its process."""
-        ...
 
 
 Buffers = tuple["list[Array]", "list[Array]"]

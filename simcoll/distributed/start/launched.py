@@ -13,6 +13,7 @@ from simcoll.distributed.api.initialization import set_default_group
 from simcoll.distributed.linked.links import ControlMessages
 from simcoll.distributed.linked.world import LinkedWaiter, LinkedWorld
 from simcoll.distributed.runtime.emulated import EmulatedWorld
+from simcoll.distributed.runtime.meeting import Arrival
 from simcoll.distributed.runtime.objects import decode
 from simcoll.distributed.runtime.plans import Plans, check_choice
 from simcoll.distributed.runtime.records import Trace
@@ -50,7 +51,7 @@ def _run(world: LinkedWorld, program: Callable[[], Any], backend: str, *, init: 
 
     def body() -> None:
         use_waiter(LinkedWaiter(world))
-        wait_until(world.meet(me, "start", "the start of the programs", None), START_FS, explicit=True)
+        wait_until(world.meet(me, Arrival("start", "the start of the programs", None)), START_FS, explicit=True)
         world.start_clock()
         try:
             me.value = program()

@@ -135,6 +135,20 @@ def test_groups_made_in_different_order():
         run(program)
 
 
+def test_a_late_rank_that_asks_for_another_group_is_told():
+    """Ranks that are not in a group do not wait for it, but still learn that they asked for another one."""
+
+    def program(rank, world_size):
+        if rank < 2:
+            return dist.new_group([0, 1]).size()
+        dist.compute("1 ms")
+        with pytest.raises(RuntimeError, match=r"rank 0 asked for \(0, 1\), rank 2 for \(0, 3\)"):
+            dist.new_group([0, 3])
+        return 0
+
+    assert run(program) == (2, 2, 0, 0)
+
+
 def test_collectives_on_two_groups_in_any_order():
     """GR-24: asynchronous operations of two groups may be issued in different orders."""
 

@@ -12,6 +12,8 @@ import pytest
 
 import simcoll
 import simcoll.distributed as dist
+from simcoll.distributed.runtime import playing
+from simcoll.distributed.runtime.world import current_rank
 from simcoll.errors import ConfigError
 
 
@@ -215,3 +217,16 @@ def test_signatures(name):
     wanted = SIGNATURES[name].split(", ")
     assert shown[: len(wanted)] == wanted
     assert all("=" in extra for extra in shown[len(wanted) :])
+
+
+def test_buffers_kept_between_calls_are_bounded(monkeypatch):
+    """Buffers are kept for the next call of the same plan, but those of many plans do not add up."""
+    monkeypatch.setattr(playing, "KEPT_BYTES", 1024)
+
+    def program(rank, world_size):
+        for count in range(1, 100):
+            dist.all_reduce(np.ones(count, np.float32))
+        stages = current_rank().world._machine.stages.values()
+        return sum(stage.size_bytes for kept in stages for stage in kept)
+
+    assert 8 * 1024 < dist.spawn(program, 2).returns[0] <= 16 * 1024
