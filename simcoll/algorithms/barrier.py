@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from simcoll.algorithms.registered import algorithm
 from simcoll.core.schedule import SYNC, Layout, Schedule, Step, transfers
 
 if TYPE_CHECKING:
@@ -15,7 +16,17 @@ if TYPE_CHECKING:
 
 __all__ = ["dissemination", "linear", "tree"]
 
+BARRIER = "Hensgen, Finkel, Manber: Two algorithms for barrier synchronization, IJPP 17 (1988)"
+LINE = "one rank after the other"
 
+
+@algorithm(
+    "barrier",
+    "dissemination",
+    cost="ceil(lg n) a",
+    source=BARRIER,
+    pattern="tree",
+)
 def dissemination(collective: Collective) -> Schedule:
     """Dissemination barrier: in step k rank r tells rank r + 2^k what it knows."""
     n = collective.nranks
@@ -28,6 +39,13 @@ def dissemination(collective: Collective) -> Schedule:
     return Schedule("dissemination", Layout(collective), steps)
 
 
+@algorithm(
+    "barrier",
+    "tree",
+    cost="2 ceil(lg n) a",
+    source=BARRIER,
+    pattern="tree",
+)
 def tree(collective: Collective) -> Schedule:
     """Tree barrier: news of arrival go up a binomial tree to rank 0, leave to go comes down."""
     n = collective.nranks
@@ -45,6 +63,12 @@ def tree(collective: Collective) -> Schedule:
     return Schedule("tree", Layout(collective), steps)
 
 
+@algorithm(
+    "barrier",
+    "linear",
+    cost="2(n-1)a",
+    source=LINE,
+)
 def linear(collective: Collective) -> Schedule:
     """Linear barrier: rank 0 hears from every other rank in turn, then tells every one in turn."""
     n = collective.nranks

@@ -17,6 +17,7 @@ import numpy as np
 
 from simcoll.algorithms import forest
 from simcoll.algorithms.forest import Forest, topology_of
+from simcoll.algorithms.registered import algorithm
 from simcoll.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
 
 __all__ = ["all_gather", "all_reduce", "reduce_scatter"]
+
+BFB = "Zhao et al.: Efficient direct-connect topologies for collective communications, arXiv 2202.03356"
 
 
 def _neighbours(topology: Topology, *, backwards: bool) -> tuple[list[dict[int, int]], Ints]:
@@ -139,6 +142,14 @@ def _rows(into: list[dict[int, int]], distance: Ints, parts: int) -> NDArray[np.
     return np.concatenate(found)
 
 
+@algorithm(
+    "all_gather",
+    "bfb",
+    cost="diameter * a + (n-1)/n s b/d, d links a rank",
+    source=BFB,
+    pattern="tree",
+    topologies="direct",
+)
 def all_gather(collective: Collective, *, topology: Topology | None = None, pieces: int = 1) -> Schedule:
     """In step t every rank gets the blocks of the ranks at distance t, in equal shares over its links."""
     machine = topology_of(collective, topology, "bfb")
@@ -146,6 +157,15 @@ def all_gather(collective: Collective, *, topology: Topology | None = None, piec
     return forest.all_gather(collective, "bfb", machine, trees, pieces)
 
 
+@algorithm(
+    "reduce_scatter",
+    "bfb",
+    cost="diameter * a + (n-1)/n s (b/d + g), d links a rank",
+    source=BFB,
+    pattern="tree",
+    topologies="direct",
+    order="run-consistent",
+)
 def reduce_scatter(collective: Collective, *, topology: Topology | None = None, pieces: int = 1) -> Schedule:
     """The all-gather backwards: sums come nearer by one link in every step."""
     machine = topology_of(collective, topology, "bfb")
@@ -153,6 +173,15 @@ def reduce_scatter(collective: Collective, *, topology: Topology | None = None, 
     return forest.reduce_scatter(collective, "bfb", machine, trees.turned(), pieces)
 
 
+@algorithm(
+    "all_reduce",
+    "bfb",
+    cost="2 diameter * a + 2(n-1)/n s b/d, d links a rank",
+    source=BFB,
+    pattern="tree",
+    topologies="direct",
+    order="run-consistent",
+)
 def all_reduce(collective: Collective, *, topology: Topology | None = None, pieces: int = 1) -> Schedule:
     """Reduce-scatter, then all-gather."""
     machine = topology_of(collective, topology, "bfb")

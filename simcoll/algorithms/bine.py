@@ -11,6 +11,7 @@ import numpy as np
 
 from simcoll.algorithms import butterfly
 from simcoll.algorithms.recursive import fold, rooted_fold
+from simcoll.algorithms.registered import algorithm
 from simcoll.core.schedule import REDUCE, Layout, Schedule, Step, transfers
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["all_gather", "all_reduce", "broadcast", "gather", "reduce", "reduce_scatter", "scatter"]
 
+BINE = "De Sensi et al.: Bine trees, enhancing collective operations by optimizing communication locality, SC 2025, arXiv 2508.17311"
+
 
 def _tree(peers: Ints) -> Iterator[tuple[Ints, Ints]]:
     """Parents and children, step by step, when everyone who has the data passes it to its partner; member 0 starts."""
@@ -33,6 +36,13 @@ def _tree(peers: Ints) -> Iterator[tuple[Ints, Ints]]:
         have = np.concatenate([have, peer[have]])
 
 
+@algorithm(
+    "broadcast",
+    "bine",
+    cost="lg n (a + s b), n = 2^k",
+    source=BINE,
+    pattern="tree",
+)
 def broadcast(collective: Collective, *, channels: int = 1) -> Schedule:
     """Whole vectors down the tree, the largest distance first."""
     root = collective.root or 0
@@ -49,6 +59,14 @@ def broadcast(collective: Collective, *, channels: int = 1) -> Schedule:
     return Schedule("bine", layout, steps, channels, (("channels", channels),))
 
 
+@algorithm(
+    "reduce",
+    "bine",
+    cost="lg n (a + s b + s g), n = 2^k",
+    source=BINE,
+    pattern="tree",
+    order="position-independent",
+)
 def reduce(collective: Collective, *, channels: int = 1) -> Schedule:
     """The broadcast backwards: the smallest distance first."""
     members, rank_of, even, odd = rooted_fold(collective.nranks, collective.root or 0)
@@ -88,6 +106,13 @@ class _Blocks:
         return result
 
 
+@algorithm(
+    "gather",
+    "bine",
+    cost="lg n a + (n-1)/n s b, n = 2^k",
+    source=BINE,
+    pattern="tree",
+)
 def gather(collective: Collective) -> Schedule:
     """Every child sends the blocks of its subtree, the largest distance and least data first."""
     n, root = collective.nranks, collective.root or 0
@@ -105,6 +130,13 @@ def gather(collective: Collective) -> Schedule:
     return Schedule("bine", layout, steps)
 
 
+@algorithm(
+    "scatter",
+    "bine",
+    cost="lg n a + (n-1)/n s b, n = 2^k",
+    source=BINE,
+    pattern="tree",
+)
 def scatter(collective: Collective) -> Schedule:
     """The gather backwards: most data and the smallest distance first."""
     n, root = collective.nranks, collective.root or 0
@@ -121,16 +153,39 @@ def scatter(collective: Collective) -> Schedule:
     return Schedule("bine", layout, steps)
 
 
+@algorithm(
+    "all_gather",
+    "bine",
+    cost="lg n a + (n-1)/n s b, n = 2^k",
+    source=BINE,
+    pattern="tree",
+)
 def all_gather(collective: Collective) -> Schedule:
     """Doubling along the trees' partners, the largest distance and least data first."""
     return butterfly.all_gather("bine", collective, butterfly.swing_peers(fold(collective.nranks)[0]))
 
 
+@algorithm(
+    "reduce_scatter",
+    "bine",
+    cost="lg n a + (n-1)/n s (b + g), n = 2^k",
+    source=BINE,
+    pattern="tree",
+    order="run-consistent",
+)
 def reduce_scatter(collective: Collective) -> Schedule:
     """Halving along the trees' partners, most data and the smallest distance first."""
     return butterfly.reduce_scatter("bine", collective, butterfly.swing_peers(fold(collective.nranks)[0]))
 
 
+@algorithm(
+    "all_reduce",
+    "bine",
+    cost="2 lg n a + 2(n-1)/n s b + (n-1)/n s g, n = 2^k",
+    source=BINE,
+    pattern="tree",
+    order="run-consistent",
+)
 def all_reduce(collective: Collective, *, channels: int = 1) -> Schedule:
     """Reduce-scatter, then all-gather: in one dimension these are the partners of swing."""
     lanes = [butterfly.swing_peers(fold(collective.nranks)[0])] * channels

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from simcoll.algorithms.registered import algorithm
 from simcoll.core.schedule import REDUCE, Layout, Schedule, Step, joined, transfers
 
 if TYPE_CHECKING:
@@ -19,11 +20,21 @@ if TYPE_CHECKING:
 
 __all__ = ["all_gather", "all_to_all", "pat_all_gather", "pat_reduce_scatter"]
 
+BRUCK = "Bruck et al.: Efficient algorithms for all-to-all communications in multiport message-passing systems, TPDS 8 (1997)"
+PAT = "Jeaugey: PAT, a new algorithm for all-gather and reduce-scatter operations at scale, arXiv 2506.20252"
+
 
 def _distances(nranks: int) -> list[int]:
     return [1 << level for level in range((nranks - 1).bit_length())]
 
 
+@algorithm(
+    "all_gather",
+    "bruck",
+    cost="ceil(lg n) a + (n-1)/n s b",
+    source=BRUCK,
+    pattern="tree",
+)
 def all_gather(collective: Collective) -> Schedule:
     """Rank r gets from rank r + 2^k all blocks that that one has: its own and the following ones, up to 2^k.
 
@@ -47,6 +58,13 @@ def all_gather(collective: Collective) -> Schedule:
     return Schedule("bruck", layout, steps)
 
 
+@algorithm(
+    "all_to_all",
+    "bruck",
+    cost="lg n (a + s/2 b), n = 2^k; equal blocks",
+    source=BRUCK,
+    pattern="tree",
+)
 def all_to_all(collective: Collective) -> Schedule:
     """Blocks that have to go i places travel along the ones in the binary digits of i; equal blocks only.
 
@@ -88,6 +106,13 @@ def _pat_rounds(nranks: int) -> tuple[Ints, list[tuple[int, list[tuple[int, int,
     return offsets, rounds
 
 
+@algorithm(
+    "all_gather",
+    "pat",
+    cost="ceil(lg n) a + (n-1)/n s b",
+    source=PAT,
+    pattern="tree",
+)
 def pat_all_gather(collective: Collective) -> Schedule:
     """Parallel aggregated trees: Bruck's distances far first, so that the long ways carry the least data. Full aggregation."""
     n = collective.nranks
@@ -108,6 +133,14 @@ def pat_all_gather(collective: Collective) -> Schedule:
     return Schedule("pat", layout, steps)
 
 
+@algorithm(
+    "reduce_scatter",
+    "pat",
+    cost="ceil(lg n) a + (n-1)/n s (b + g), less g unless n = 2^j - 2^k",
+    source=PAT,
+    pattern="tree",
+    order="run-consistent",
+)
 def pat_reduce_scatter(collective: Collective) -> Schedule:
     """The all-gather's trees backwards, near first: partial sums of all blocks that a peer's subtrees lead to."""
     n = collective.nranks

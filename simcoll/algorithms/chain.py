@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from simcoll.algorithms.registered import algorithm
 from simcoll.algorithms.ring import ring_orders
 from simcoll.core.schedule import COPY, REDUCE, Layout, Schedule, Step, joined, transfers
 
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from simcoll.core.collective import Collective
 
 __all__ = ["broadcast", "reduce"]
+
+CHAN = "Chan, Heimlich, Purkayastha, van de Geijn: Collective communication, CCPE 19 (2007)"
 
 
 def _chain(collective: Collective, channels: int, pieces: int, box: int | None, *, up: bool) -> Schedule:
@@ -43,11 +46,24 @@ def _chain(collective: Collective, channels: int, pieces: int, box: int | None, 
     return Schedule("chain", layout, steps, channels, (("channels", channels), ("pieces", pieces), ("box", box)))
 
 
+@algorithm(
+    "broadcast",
+    "chain",
+    cost="(n-2+k)(a + s/k b), k pieces",
+    source=CHAN,
+)
 def broadcast(collective: Collective, *, channels: int = 1, pieces: int = 1, box: int | None = None) -> Schedule:
     """Every rank passes each piece to the next one as soon as it has it. ``box`` orders the ranks as in a ring."""
     return _chain(collective, channels, pieces, box, up=False)
 
 
+@algorithm(
+    "reduce",
+    "chain",
+    cost="(n-2+k)(a + s/k (b + g)), k pieces",
+    source=CHAN,
+    order="run-consistent",
+)
 def reduce(collective: Collective, *, channels: int = 1, pieces: int = 1, box: int | None = None) -> Schedule:
     """The broadcast backwards: every rank adds its own to what comes and passes it on, the root last."""
     return _chain(collective, channels, pieces, box, up=True)

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simcoll.core.schedule import REDUCE, Layout, Schedule, Step, joined, transfers
-from simcoll.errors import ConfigError
+from simcoll.algorithms.registered import algorithm
+from simcoll.core.schedule import REDUCE, Layout, Schedule, Step, transfers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -16,65 +16,25 @@ if TYPE_CHECKING:
 
 __all__ = [
     "all_gather",
-    "all_to_all",
     "linear_broadcast",
     "linear_gather",
     "linear_reduce",
     "linear_scatter",
     "one_shot_all_reduce",
-    "pairwise_all_to_all",
-    "pairwise_reduce_scatter",
     "reduce_scatter",
-    "send_recv",
     "two_shot_all_reduce",
-    "xor_all_to_all",
 ]
 
-
-def _to_peer(layout: Layout, peer: np.ndarray, channels: int) -> Step:
-    """Rank r sends its block for ``peer[r]``."""
-    rank, channel = np.arange(len(peer), dtype=np.int64), np.arange(channels, dtype=np.int64)[:, None]
-    return transfers(rank, layout.input(peer, channel), peer, layout.output(rank, channel), channel=channel)
+PAIRS = "all pairs at once; the messages of a rank share its port"
+LINE = "one rank after the other"
 
 
-def _peers(nranks: int, shift: int) -> np.ndarray:
-    return (np.arange(nranks, dtype=np.int64) + shift) % nranks
-
-
-def all_to_all(collective: Collective, *, channels: int = 1) -> Schedule:
-    """All blocks at once: one step, in which the messages of a rank share its port."""
-    n, layout = collective.nranks, Layout(collective, channels)
-
-    def steps() -> Iterator[Step]:
-        yield joined([_to_peer(layout, _peers(n, shift), channels) for shift in range(n)])
-
-    return Schedule("direct", layout, steps, channels, (("channels", channels),))
-
-
-def pairwise_all_to_all(collective: Collective, *, channels: int = 1) -> Schedule:
-    """One peer at a time: in step k rank r sends to rank r + k."""
-    n, layout = collective.nranks, Layout(collective, channels)
-
-    def steps() -> Iterator[Step]:
-        for shift in range(n):
-            yield _to_peer(layout, _peers(n, shift), channels)
-
-    return Schedule("pairwise", layout, steps, channels, (("channels", channels),))
-
-
-def xor_all_to_all(collective: Collective, *, channels: int = 1) -> Schedule:
-    """One partner at a time: in step k ranks r and r XOR k exchange; powers of two only."""
-    n, layout = collective.nranks, Layout(collective, channels)
-    if n & (n - 1):
-        raise ConfigError(f"xor all_to_all needs a power of two ranks, got {n}; pairwise serves any number")
-
-    def steps() -> Iterator[Step]:
-        for mask in range(n):
-            yield _to_peer(layout, np.arange(n, dtype=np.int64) ^ mask, channels)
-
-    return Schedule("xor", layout, steps, channels, (("channels", channels),))
-
-
+@algorithm(
+    "all_gather",
+    "direct",
+    cost="a + (n-1)/n s b",
+    source=PAIRS,
+)
 def all_gather(collective: Collective, *, channels: int = 1) -> Schedule:
     """Every rank sends its block to all others at once."""
     n, layout = collective.nranks, Layout(collective, channels)
@@ -87,6 +47,13 @@ def all_gather(collective: Collective, *, channels: int = 1) -> Schedule:
     return Schedule("direct", layout, steps, channels, (("channels", channels),))
 
 
+@algorithm(
+    "reduce_scatter",
+    "direct",
+    cost="a + (n-1)/n s (b + g)",
+    source=PAIRS,
+    order="position-independent",
+)
 def reduce_scatter(collective: Collective) -> Schedule:
     """Every rank sends each block to its owner at once; the owner adds them in the order of the ranks, whoever it is."""
     n = collective.nranks
@@ -103,20 +70,13 @@ def reduce_scatter(collective: Collective) -> Schedule:
     return Schedule("direct", layout, steps)
 
 
-def pairwise_reduce_scatter(collective: Collective) -> Schedule:
-    """One peer at a time: in step k rank r sends its part of block r + k to that rank, which adds it."""
-    n, layout = collective.nranks, Layout(collective)
-    rank = np.arange(n, dtype=np.int64)
-
-    def steps() -> Iterator[Step]:
-        yield transfers(rank, layout.input(rank), rank, layout.output())
-        for shift in range(1, n):
-            peer = _peers(n, shift)
-            yield transfers(rank, layout.input(peer), peer, layout.output(), op=REDUCE)
-
-    return Schedule("pairwise", layout, steps)
-
-
+@algorithm(
+    "all_reduce",
+    "one_shot",
+    cost="a + (n-1) s (b + g)",
+    source=PAIRS,
+    order="position-independent",
+)
 def one_shot_all_reduce(collective: Collective) -> Schedule:
     """Every rank sends its whole vector to all others; each adds them in the order of the ranks."""
     n = collective.nranks
@@ -132,6 +92,13 @@ def one_shot_all_reduce(collective: Collective) -> Schedule:
     return Schedule("one_shot", layout, steps)
 
 
+@algorithm(
+    "all_reduce",
+    "two_shot",
+    cost="2a + 2(n-1)/n s b + (n-1)/n s g",
+    source=PAIRS,
+    order="position-independent",
+)
 def two_shot_all_reduce(collective: Collective) -> Schedule:
     """Every rank adds one segment of all vectors, in the order of the ranks, and sends the result to all others."""
     n = collective.nranks
@@ -153,6 +120,12 @@ def two_shot_all_reduce(collective: Collective) -> Schedule:
     return Schedule("two_shot", layout, steps)
 
 
+@algorithm(
+    "broadcast",
+    "linear",
+    cost="(n-1)(a + s b)",
+    source=LINE,
+)
 def linear_broadcast(collective: Collective, *, channels: int = 1) -> Schedule:
     """The root sends to one rank after the other."""
     n, root = collective.nranks, collective.root or 0
@@ -167,6 +140,13 @@ def linear_broadcast(collective: Collective, *, channels: int = 1) -> Schedule:
     return Schedule("linear", layout, steps, channels, (("channels", channels),))
 
 
+@algorithm(
+    "reduce",
+    "linear",
+    cost="(n-1)(a + s b + s g)",
+    source=LINE,
+    order="position-independent",
+)
 def linear_reduce(collective: Collective, *, channels: int = 1) -> Schedule:
     """The root adds what one rank after the other sends."""
     n, root = collective.nranks, collective.root or 0
@@ -182,6 +162,12 @@ def linear_reduce(collective: Collective, *, channels: int = 1) -> Schedule:
     return Schedule("linear", layout, steps, channels, (("channels", channels),))
 
 
+@algorithm(
+    "gather",
+    "linear",
+    cost="(n-1)a + (n-1)/n s b",
+    source=LINE,
+)
 def linear_gather(collective: Collective) -> Schedule:
     """The root gets the block of one rank after the other."""
     n, root, layout = collective.nranks, collective.root or 0, Layout(collective)
@@ -194,6 +180,12 @@ def linear_gather(collective: Collective) -> Schedule:
     return Schedule("linear", layout, steps)
 
 
+@algorithm(
+    "scatter",
+    "linear",
+    cost="(n-1)a + (n-1)/n s b",
+    source=LINE,
+)
 def linear_scatter(collective: Collective) -> Schedule:
     """The root sends one rank after the other its block."""
     n, root, layout = collective.nranks, collective.root or 0, Layout(collective)
@@ -205,14 +197,3 @@ def linear_scatter(collective: Collective) -> Schedule:
             yield transfers(root, layout.input(rank), rank, layout.output())
 
     return Schedule("linear", layout, steps)
-
-
-def send_recv(collective: Collective, *, channels: int = 1) -> Schedule:
-    """All pairs at once: shifts, permutations, exchanges between neighbours, or any other."""
-    layout, channel = Layout(collective, channels), np.arange(channels)
-    pairs = np.array(collective.pairs, np.int64).reshape(-1, 2, 1)
-
-    def steps() -> Iterator[Step]:
-        yield transfers(pairs[:, 0], layout.input(0, channel), pairs[:, 1], layout.output(0, channel), channel=channel)
-
-    return Schedule("direct", layout, steps, channels, (("channels", channels),))

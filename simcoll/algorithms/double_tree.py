@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from simcoll.algorithms.registered import algorithm
 from simcoll.core.schedule import COPY, REDUCE, Layout, Schedule, Step, joined, transfers
 from simcoll.errors import ConfigError
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     Tree = tuple[list[int], list[int]]  # parent of every rank (-1: the root), colour of the edge to it
 
 __all__ = ["all_reduce", "binary_tree", "broadcast", "reduce", "tree_pair"]
+
+SANDERS = "Sanders, Speck, Träff: Two-tree algorithms for full bandwidth broadcast, reduction and scan, ParCo 35 (2009)"
 
 
 def binary_tree(nranks: int) -> list[int]:
@@ -177,6 +180,14 @@ def _schedule(
     return Schedule("double_tree", layout, steps, len(trees) // 2, tuple(params.items()))
 
 
+@algorithm(
+    "all_reduce",
+    "double_tree",
+    cost="about 4 ceil(lg n) a + 2 s b, many pieces",
+    source=SANDERS,
+    pattern="tree",
+    order="run-consistent",
+)
 def all_reduce(collective: Collective, *, channels: int = 1, pieces: int = 4, box: int | None = None) -> Schedule:
     """Reduce up and broadcast down two binary trees at once, each with half of the vector, cut into ``pieces``.
 
@@ -202,11 +213,26 @@ def _rooted(collective: Collective, channels: int, pieces: int, *, up: bool) -> 
     return _schedule(collective, trees, pieces, {"channels": channels, "pieces": pieces}, up=up, down=not up)
 
 
+@algorithm(
+    "broadcast",
+    "double_tree",
+    cost="about 2 ceil(lg n) a + s b, many pieces",
+    source=SANDERS,
+    pattern="tree",
+)
 def broadcast(collective: Collective, *, channels: int = 1, pieces: int = 4) -> Schedule:
     """Two binary trees of all ranks but the root, which sends half of the vector to each, in ``pieces``."""
     return _rooted(collective, channels, pieces, up=False)
 
 
+@algorithm(
+    "reduce",
+    "double_tree",
+    cost="about 2 ceil(lg n) a + s b, many pieces",
+    source=SANDERS,
+    pattern="tree",
+    order="run-consistent",
+)
 def reduce(collective: Collective, *, channels: int = 1, pieces: int = 4) -> Schedule:
     """The broadcast backwards: every rank adds what its children send and passes it up."""
     return _rooted(collective, channels, pieces, up=True)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simcoll.algorithms.grid import PAIRWISE, Grid, all_gather_stage, reduce_scatter_stage, weights_of
+from simcoll.algorithms.registered import algorithm
 from simcoll.algorithms.tree import binomial_edges
 from simcoll.core.schedule import COPY, REDUCE, Layout, Schedule, Step, transfers
 from simcoll.errors import ConfigError
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     Stage = Callable[[Ints, Ints], Iterator[Step]]
 
 __all__ = ["all_gather", "all_reduce", "all_to_all", "broadcast", "reduce_scatter"]
+
+HIER = "Cho et al.: BlueConnect, MLSys 2019"
 
 
 def _grid(collective: Collective, box: int | None, pod: int | None) -> Grid:
@@ -70,6 +73,15 @@ def _schedule(
     return Schedule("hierarchical", layout, steps, channels * width, tuple(params.items()))
 
 
+@algorithm(
+    "all_reduce",
+    "hierarchical",
+    cost="2(g-1)/g s b_box + 2(m-1)/m s/g b_net, m boxes of g; the larger with pieces",
+    source=HIER,
+    ranks="multiple of box",
+    topologies="boxes",
+    order="run-consistent",
+)
 def all_reduce(
     collective: Collective, *, box: int | None = None, pod: int | None = None, channels: int = 1, pieces: int = 1
 ) -> Schedule:
@@ -103,6 +115,14 @@ def all_reduce(
     return _schedule(layout, stages, {"box": box, "pod": pod, "channels": channels, "pieces": pieces})
 
 
+@algorithm(
+    "all_gather",
+    "hierarchical",
+    cost="(n-m)/n s b_box + (m-1)/n s b_net, m boxes; the larger with pieces",
+    source=HIER,
+    ranks="multiple of box",
+    topologies="boxes",
+)
 def all_gather(
     collective: Collective, *, box: int | None = None, pod: int | None = None, channels: int = 1, pieces: int = 1
 ) -> Schedule:
@@ -128,6 +148,15 @@ def all_gather(
     )
 
 
+@algorithm(
+    "reduce_scatter",
+    "hierarchical",
+    cost="(n-m)/n s b_box + (m-1)/n s b_net, m boxes; the larger with pieces",
+    source=HIER,
+    ranks="multiple of box",
+    topologies="boxes",
+    order="run-consistent",
+)
 def reduce_scatter(
     collective: Collective, *, box: int | None = None, pod: int | None = None, channels: int = 1, pieces: int = 1
 ) -> Schedule:
@@ -154,6 +183,14 @@ def reduce_scatter(
     return _schedule(layout, stages, {"box": box, "pod": pod, "channels": channels, "pieces": pieces})
 
 
+@algorithm(
+    "broadcast",
+    "hierarchical",
+    cost="2(g-1)/g s b_box + ceil(lg m) s/g b_net, m boxes of g; max(2(g-1)/g s b_box, s/g b_net) with many pieces",
+    source=HIER,
+    ranks="multiple of box",
+    topologies="boxes",
+)
 def broadcast(
     collective: Collective, *, box: int | None = None, pod: int | None = None, channels: int = 1, pieces: int = 1
 ) -> Schedule:
@@ -220,6 +257,14 @@ def broadcast(
     return _schedule(layout, stages, params, lanes)
 
 
+@algorithm(
+    "all_to_all",
+    "hierarchical",
+    cost="(g-1)/g s b_box + (m-1)/m s b_net, m boxes of g; the larger with pieces",
+    source=HIER,
+    ranks="multiple of box",
+    topologies="boxes",
+)
 def all_to_all(
     collective: Collective, *, box: int | None = None, pod: int | None = None, channels: int = 1, pieces: int = 1
 ) -> Schedule:

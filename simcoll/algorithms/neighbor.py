@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from simcoll.algorithms.registered import algorithm
 from simcoll.core.schedule import Layout, Schedule, Step, transfers
 from simcoll.errors import ConfigError
 
@@ -16,7 +17,16 @@ if TYPE_CHECKING:
 
 __all__ = ["all_gather"]
 
+NEIGHBOR = "Chen et al.: Performance evaluation of allgather algorithms on terascale Linux cluster, HPC Asia 2005"
 
+
+@algorithm(
+    "all_gather",
+    "neighbor_exchange",
+    cost="n/2 a + (n-1)/n s b",
+    source=NEIGHBOR,
+    ranks="even",
+)
 def all_gather(collective: Collective) -> Schedule:
     """Neighbours exchange their own blocks, then, with one neighbour and the other by turns, the two blocks they got last; even n only."""
     n = collective.nranks

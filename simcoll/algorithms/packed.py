@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from simcoll.algorithms import forest
 from simcoll.algorithms.forest import Forest, topology_of
+from simcoll.algorithms.registered import algorithm
 
 if TYPE_CHECKING:
     from simcoll.bounds.packing import Packing
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
     from simcoll.topology import Topology
 
 __all__ = ["all_gather", "all_reduce", "reduce_scatter"]
+
+FOREST = (
+    "Zhao et al.: ForestColl, efficient collective communications on heterogeneous network fabrics, arXiv 2402.06787"
+)
 
 
 def _forest(packing: Packing) -> Forest:
@@ -34,6 +39,14 @@ def _forest(packing: Packing) -> Forest:
     return Forest.of(rows, packing.shares)
 
 
+@algorithm(
+    "all_gather",
+    "packed",
+    cost="the bound of the topology, many pieces",
+    source=FOREST,
+    pattern="tree",
+    ranks="up to 64",
+)
 def all_gather(collective: Collective, *, topology: Topology | None = None, pieces: int = 16) -> Schedule:
     """Every rank's block goes down trees that fill the links of the topology."""
     from simcoll.bounds.packing import pack_trees
@@ -42,6 +55,15 @@ def all_gather(collective: Collective, *, topology: Topology | None = None, piec
     return forest.all_gather(collective, "packed", machine, _forest(pack_trees(machine)), pieces)
 
 
+@algorithm(
+    "reduce_scatter",
+    "packed",
+    cost="the bound of the topology, many pieces",
+    source=FOREST,
+    pattern="tree",
+    ranks="up to 64",
+    order="run-consistent",
+)
 def reduce_scatter(collective: Collective, *, topology: Topology | None = None, pieces: int = 16) -> Schedule:
     """Every rank's block is summed up along trees that fill the links of the topology."""
     from simcoll.bounds.packing import pack_trees
@@ -51,6 +73,15 @@ def reduce_scatter(collective: Collective, *, topology: Topology | None = None, 
     return forest.reduce_scatter(collective, "packed", machine, trees, pieces)
 
 
+@algorithm(
+    "all_reduce",
+    "packed",
+    cost="the bound of the topology, many pieces",
+    source=FOREST,
+    pattern="tree",
+    ranks="up to 64",
+    order="run-consistent",
+)
 def all_reduce(collective: Collective, *, topology: Topology | None = None, pieces: int = 16) -> Schedule:
     """Summed up and sent back along trees that fill the links of the topology; ranks with few links are the roots of more of it."""
     from simcoll.bounds.packing import pack_all_reduce

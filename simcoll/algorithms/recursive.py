@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from simcoll.algorithms.registered import algorithm
 from simcoll.core.schedule import REDUCE, Layout, Schedule, Step, transfers
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ __all__ = [
     "rabenseifner_reduce",
     "rooted_fold",
 ]
+
+THAKUR = "Thakur, Rabenseifner, Gropp: Optimization of collective communication operations in MPICH, IJHPCA 19 (2005)"
 
 
 def fold(nranks: int) -> tuple[int, Ints, Ints, Ints]:
@@ -63,6 +66,14 @@ def _masks(members: int) -> list[int]:
     return [1 << level for level in range(members.bit_length() - 1)]
 
 
+@algorithm(
+    "all_reduce",
+    "recursive_doubling",
+    cost="lg n (a + s b + s g), n = 2^k",
+    source=THAKUR,
+    pattern="tree",
+    order="position-independent",
+)
 def doubling_all_reduce(collective: Collective, *, channels: int = 1) -> Schedule:
     """Partners exchange and reduce whole vectors, at distances 1, 2, 4, ..."""
     layout = Layout(collective, channels)
@@ -81,6 +92,13 @@ def doubling_all_reduce(collective: Collective, *, channels: int = 1) -> Schedul
     return Schedule("recursive_doubling", layout, steps, channels, (("channels", channels),))
 
 
+@algorithm(
+    "all_gather",
+    "recursive_doubling",
+    cost="lg n a + (n-1)/n s b, n = 2^k",
+    source=THAKUR,
+    pattern="tree",
+)
 def doubling_all_gather(collective: Collective) -> Schedule:
     """Partners exchange all blocks that they have, at distances 1, 2, 4, ...; of a pair that folds one sends, and gets all at the end."""
     n = collective.nranks
@@ -101,6 +119,14 @@ def doubling_all_gather(collective: Collective) -> Schedule:
     return Schedule("recursive_doubling", layout, steps)
 
 
+@algorithm(
+    "all_reduce",
+    "rabenseifner",
+    cost="2 lg n a + 2(n-1)/n s b + (n-1)/n s g, n = 2^k",
+    source=THAKUR,
+    pattern="tree",
+    order="position-independent",
+)
 def rabenseifner_all_reduce(collective: Collective, *, channels: int = 1) -> Schedule:
     """Recursive halving reduce-scatter, then recursive doubling all-gather: every byte goes as often as in a ring, in 2 lg n steps."""
     members, rank_of, even, odd = fold(collective.nranks)
@@ -129,6 +155,14 @@ def rabenseifner_all_reduce(collective: Collective, *, channels: int = 1) -> Sch
     return Schedule("rabenseifner", layout, steps, channels, (("channels", channels),))
 
 
+@algorithm(
+    "reduce",
+    "rabenseifner",
+    cost="2 lg n a + 2(n-1)/n s b + (n-1)/n s g, n = 2^k",
+    source=THAKUR,
+    pattern="tree",
+    order="position-independent",
+)
 def rabenseifner_reduce(collective: Collective, *, channels: int = 1) -> Schedule:
     """Recursive halving reduce-scatter, then binomial gather to the root of the segments."""
     n = collective.nranks
@@ -152,6 +186,14 @@ def rabenseifner_reduce(collective: Collective, *, channels: int = 1) -> Schedul
     return Schedule("rabenseifner", layout, steps, channels, (("channels", channels),))
 
 
+@algorithm(
+    "reduce_scatter",
+    "recursive_halving",
+    cost="lg n a + (n-1)/n s (b + g), n = 2^k",
+    source=THAKUR,
+    pattern="tree",
+    order="position-independent",
+)
 def halving_reduce_scatter(collective: Collective) -> Schedule:
     """Partners at distances n/2, ..., 2, 1 reduce the half of the blocks that lies on the other's side."""
     n = collective.nranks

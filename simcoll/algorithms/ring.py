@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from simcoll.algorithms.registered import algorithm
 from simcoll.core.schedule import COPY, REDUCE, Layout, Repeat, Schedule, Step, transfers
 from simcoll.errors import ConfigError
 
@@ -30,6 +31,8 @@ __all__ = [
     "reduce_scatter",
     "ring_orders",
 ]
+
+PATARASUK = "Patarasuk, Yuan: Bandwidth optimal all-reduce algorithms, JPDC 69 (2009)"
 
 
 def ring_orders(nranks: int, channels: int, box: int | None) -> NDArray[np.int64]:
@@ -125,6 +128,13 @@ def _reduce_scatter(collective: Collective, ring: _Ring) -> Schedule:
     return Schedule(ring.name, layout, steps, ring.lanes, ring.params)
 
 
+@algorithm(
+    "all_reduce",
+    "ring",
+    cost="2(n-1)a + 2(n-1)/n s b + (n-1)/n s g",
+    source=PATARASUK,
+    order="run-consistent",
+)
 def all_reduce(collective: Collective, *, channels: int = 1, pieces: int = 1, box: int | None = None) -> Schedule:
     """Ring all-reduce: n-1 steps reduce a segment round the ring, n-1 steps pass the results on.
 
@@ -133,16 +143,37 @@ def all_reduce(collective: Collective, *, channels: int = 1, pieces: int = 1, bo
     return _all_reduce(collective, _Ring(collective.nranks, channels, pieces, box, both=False))
 
 
+@algorithm(
+    "all_gather",
+    "ring",
+    cost="(n-1)a + (n-1)/n s b",
+    source=PATARASUK,
+)
 def all_gather(collective: Collective, *, channels: int = 1, pieces: int = 1, box: int | None = None) -> Schedule:
     """Ring all-gather: in each of n-1 steps a rank passes on the block that it got in the step before."""
     return _all_gather(collective, _Ring(collective.nranks, channels, pieces, box, both=False))
 
 
+@algorithm(
+    "reduce_scatter",
+    "ring",
+    cost="(n-1)a + (n-1)/n s b + (n-1)/n s g",
+    source=PATARASUK,
+    order="run-consistent",
+)
 def reduce_scatter(collective: Collective, *, channels: int = 1, pieces: int = 1, box: int | None = None) -> Schedule:
     """Ring reduce-scatter: the block of a rank starts at its successor and gathers contributions all the way round."""
     return _reduce_scatter(collective, _Ring(collective.nranks, channels, pieces, box, both=False))
 
 
+@algorithm(
+    "all_reduce",
+    "bidirectional_ring",
+    cost="as ring, half of the bytes each way round",
+    source=PATARASUK,
+    topologies="torus",
+    order="run-consistent",
+)
 def bidirectional_all_reduce(
     collective: Collective, *, channels: int = 1, pieces: int = 1, box: int | None = None
 ) -> Schedule:
@@ -150,6 +181,13 @@ def bidirectional_all_reduce(
     return _all_reduce(collective, _Ring(collective.nranks, channels, pieces, box, both=True))
 
 
+@algorithm(
+    "all_gather",
+    "bidirectional_ring",
+    cost="as ring, half of the bytes each way round",
+    source=PATARASUK,
+    topologies="torus",
+)
 def bidirectional_all_gather(
     collective: Collective, *, channels: int = 1, pieces: int = 1, box: int | None = None
 ) -> Schedule:
@@ -157,6 +195,14 @@ def bidirectional_all_gather(
     return _all_gather(collective, _Ring(collective.nranks, channels, pieces, box, both=True))
 
 
+@algorithm(
+    "reduce_scatter",
+    "bidirectional_ring",
+    cost="as ring, half of the bytes each way round",
+    source=PATARASUK,
+    topologies="torus",
+    order="run-consistent",
+)
 def bidirectional_reduce_scatter(
     collective: Collective, *, channels: int = 1, pieces: int = 1, box: int | None = None
 ) -> Schedule:

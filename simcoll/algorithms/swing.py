@@ -9,6 +9,7 @@ import numpy as np
 
 from simcoll.algorithms import butterfly
 from simcoll.algorithms.recursive import fold
+from simcoll.algorithms.registered import algorithm
 from simcoll.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from simcoll.core.schedule import Schedule
 
 __all__ = ["all_reduce"]
+
+SWING = "De Sensi et al.: Swing, short-cutting rings for higher bandwidth allreduce, NSDI 2024, arXiv 2401.09356"
 
 
 def _torus_peers(dims: tuple[int, ...], start: int, *, mirrored: bool) -> NDArray[np.int64]:
@@ -37,6 +40,15 @@ def _torus_peers(dims: tuple[int, ...], start: int, *, mirrored: bool) -> NDArra
     return np.array(peers, np.int64).reshape(-1, n)
 
 
+@algorithm(
+    "all_reduce",
+    "swing",
+    cost="2 lg n a + 2(n-1)/n s b + (n-1)/n s g, n = 2^k",
+    source=SWING,
+    pattern="tree",
+    topologies="torus",
+    order="run-consistent",
+)
 def all_reduce(collective: Collective, *, dims: tuple[int, ...] | None = None, channels: int = 1) -> Schedule:
     """Reduce-scatter and all-gather with swinging partners.
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from simcoll.algorithms.registered import algorithm
 from simcoll.core.schedule import MULTICAST, SWITCH_REDUCE, Layout, Schedule, Step, joined, transfers
 
 if TYPE_CHECKING:
@@ -18,7 +19,17 @@ if TYPE_CHECKING:
 
 __all__ = ["all_gather", "all_reduce", "broadcast", "reduce_scatter"]
 
+SHARP = "Graham et al.: Scalable hierarchical aggregation protocol (SHArP), COMHPC 2016; NVLS in NCCL since 2.17"
 
+
+@algorithm(
+    "all_reduce",
+    "switch",
+    cost="2a + (1 + 1/n) s b, many pieces",
+    source=SHARP,
+    topologies="switch",
+    order="rank-consistent",
+)
 def all_reduce(collective: Collective, *, pieces: int = 1) -> Schedule:
     """Rank r fetches the reduction of its share from the switch, then has the switch send it to all.
 
@@ -44,6 +55,14 @@ def all_reduce(collective: Collective, *, pieces: int = 1) -> Schedule:
     return Schedule("switch", layout, steps, 1, (("pieces", pieces),))
 
 
+@algorithm(
+    "reduce_scatter",
+    "switch",
+    cost="a + s b",
+    source=SHARP,
+    topologies="switch",
+    order="rank-consistent",
+)
 def reduce_scatter(collective: Collective) -> Schedule:
     """Every rank fetches the reduction of its block from the switch."""
     n = collective.nranks
@@ -56,6 +75,13 @@ def reduce_scatter(collective: Collective) -> Schedule:
     return Schedule("switch", layout, steps)
 
 
+@algorithm(
+    "all_gather",
+    "switch",
+    cost="a + (n-1)/n s b",
+    source=SHARP,
+    topologies="switch",
+)
 def all_gather(collective: Collective) -> Schedule:
     """Every rank has the switch send its block to all others."""
     n = collective.nranks
@@ -70,6 +96,13 @@ def all_gather(collective: Collective) -> Schedule:
     return Schedule("switch", layout, steps)
 
 
+@algorithm(
+    "broadcast",
+    "switch",
+    cost="a + s b",
+    source=SHARP,
+    topologies="switch",
+)
 def broadcast(collective: Collective) -> Schedule:
     """The root has the switch send its vector to all others."""
     n, root = collective.nranks, collective.root or 0

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simcoll.algorithms.grid import Grid, all_gather_stage, reduce_scatter_stage, weights_of
+from simcoll.algorithms.registered import algorithm
 from simcoll.core.schedule import COPY, REDUCE, Layout, Schedule, Step, joined, transfers
 from simcoll.errors import ConfigError
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from simcoll.core.collective import Collective
 
 __all__ = ["all_gather", "all_reduce", "reduce_scatter"]
+
+BUCKET = "Jain, Sabharwal: Optimal bucket algorithms for large MPI collectives on torus interconnects, ICS 2010"
 
 
 def _grid(collective: Collective, dims: tuple[int, ...] | None) -> Grid:
@@ -42,6 +45,14 @@ def _together(copies: list[Iterator[Step]]) -> Iterator[Step]:
         yield joined(steps)
 
 
+@algorithm(
+    "all_reduce",
+    "torus",
+    cost="2 sum(k-1) a + 2(n-1)/n s b/d, equal dimensions of k, d links a rank",
+    source=BUCKET,
+    topologies="torus",
+    order="run-consistent",
+)
 def all_reduce(collective: Collective, *, dims: tuple[int, ...] | None = None) -> Schedule:
     """Ring reduce-scatter in every dimension, then ring all-gathers backwards; one copy per dimension and direction."""
     grid = _grid(collective, dims)
@@ -65,6 +76,13 @@ def all_reduce(collective: Collective, *, dims: tuple[int, ...] | None = None) -
     return Schedule("torus", layout, steps, len(copies), (("dims", grid.sizes),))
 
 
+@algorithm(
+    "all_gather",
+    "torus",
+    cost="sum(k-1) a + (n-1)/n s b/d, equal dimensions of k, d links a rank",
+    source=BUCKET,
+    topologies="torus",
+)
 def all_gather(collective: Collective, *, dims: tuple[int, ...] | None = None) -> Schedule:
     """Ring all-gather in every dimension; one copy per dimension and direction, each with its share of every block."""
     grid = _grid(collective, dims)
@@ -84,6 +102,14 @@ def all_gather(collective: Collective, *, dims: tuple[int, ...] | None = None) -
     return Schedule("torus", layout, steps, len(copies), (("dims", grid.sizes),))
 
 
+@algorithm(
+    "reduce_scatter",
+    "torus",
+    cost="sum(k-1) a + (n-1)/n s b/d, equal dimensions of k, d links a rank",
+    source=BUCKET,
+    topologies="torus",
+    order="run-consistent",
+)
 def reduce_scatter(collective: Collective, *, dims: tuple[int, ...] | None = None) -> Schedule:
     """Ring reduce-scatter in every dimension; one copy per dimension and direction, each with its share of every block."""
     grid = _grid(collective, dims)

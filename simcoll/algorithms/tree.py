@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from simcoll.algorithms.registered import algorithm
 from simcoll.core.schedule import COPY, REDUCE, Layout, Schedule, Step, joined, transfers
 
 if TYPE_CHECKING:
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
 
 __all__ = ["all_reduce", "binomial_edges", "broadcast", "gather", "reduce", "scatter"]
+
+THAKUR = "Thakur, Rabenseifner, Gropp: Optimization of collective communication operations in MPICH, IJHPCA 19 (2005)"
 
 
 def binomial_edges(nranks: int, level: int) -> tuple[Ints, Ints, Ints]:
@@ -80,16 +83,39 @@ def _schedule(collective: Collective, channels: int, pieces: int, *, up: bool, d
     return Schedule("tree", layout, steps, channels, (("channels", channels), ("pieces", pieces)))
 
 
+@algorithm(
+    "broadcast",
+    "tree",
+    cost="ceil(lg n)(a + s b)",
+    source=THAKUR,
+    pattern="tree",
+)
 def broadcast(collective: Collective, *, channels: int = 1, pieces: int = 1) -> Schedule:
     """Binomial broadcast: the farthest child first. ``pieces`` pipelines the vector through the tree."""
     return _schedule(collective, channels, pieces, up=False, down=True)
 
 
+@algorithm(
+    "reduce",
+    "tree",
+    cost="ceil(lg n)(a + s b + s g)",
+    source=THAKUR,
+    pattern="tree",
+    order="position-independent",
+)
 def reduce(collective: Collective, *, channels: int = 1, pieces: int = 1) -> Schedule:
     """Binomial reduce: the broadcast backwards, the nearest child first."""
     return _schedule(collective, channels, pieces, up=True, down=False)
 
 
+@algorithm(
+    "all_reduce",
+    "tree",
+    cost="2 ceil(lg n)(a + s b) + ceil(lg n) s g",
+    source=THAKUR,
+    pattern="tree",
+    order="position-independent",
+)
 def all_reduce(collective: Collective, *, channels: int = 1, pieces: int = 1) -> Schedule:
     """Binomial reduce to rank 0, then binomial broadcast."""
     return _schedule(collective, channels, pieces, up=True, down=True)
@@ -108,6 +134,13 @@ def _subtrees(collective: Collective, level: int) -> tuple[Ints, Ints, Ints, Int
     return (parent[both] + root) % n, (child[both] + root) % n, block, count
 
 
+@algorithm(
+    "gather",
+    "tree",
+    cost="ceil(lg n) a + (n-1)/n s b",
+    source=THAKUR,
+    pattern="tree",
+)
 def gather(collective: Collective) -> Schedule:
     """Binomial gather: the nearest child first, every child sends the blocks of its whole subtree."""
     n = collective.nranks
@@ -122,6 +155,13 @@ def gather(collective: Collective) -> Schedule:
     return Schedule("tree", layout, steps)
 
 
+@algorithm(
+    "scatter",
+    "tree",
+    cost="ceil(lg n) a + (n-1)/n s b",
+    source=THAKUR,
+    pattern="tree",
+)
 def scatter(collective: Collective) -> Schedule:
     """Binomial scatter: the farthest child first, every child gets the blocks of its whole subtree."""
     n, root = collective.nranks, collective.root or 0

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from simcoll.algorithms.registered import algorithm
 from simcoll.algorithms.tree import binomial_edges
 from simcoll.core.schedule import Layout, Schedule, Step, transfers
 from simcoll.errors import ConfigError
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     Rounds = Callable[[int], Iterator[tuple[NDArray[np.int64], NDArray[np.int64], int]]]
 
 __all__ = ["doubling_broadcast", "ring_broadcast"]
+
+GEIJN = "Barnett et al.: Interprocessor collective communication library, SHPCC 1994"
 
 
 def _ring(nranks: int) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64], int]]:
@@ -54,11 +57,25 @@ def _broadcast(name: str, collective: Collective, rounds: Rounds, channels: int)
     return Schedule(name, layout, steps, channels, (("channels", channels),))
 
 
+@algorithm(
+    "broadcast",
+    "scatter_ring",
+    cost="(ceil(lg n) + n-1)a + 2(n-1)/n s b",
+    source=GEIJN,
+)
 def ring_broadcast(collective: Collective, *, channels: int = 1) -> Schedule:
     """Binomial scatter, then a ring all-gather."""
     return _broadcast("scatter_ring", collective, _ring, channels)
 
 
+@algorithm(
+    "broadcast",
+    "scatter_doubling",
+    cost="2 lg n a + 2(n-1)/n s b",
+    source=GEIJN,
+    pattern="tree",
+    ranks="power of 2",
+)
 def doubling_broadcast(collective: Collective, *, channels: int = 1) -> Schedule:
     """Binomial scatter, then a recursive doubling all-gather; powers of two only."""
     n = collective.nranks

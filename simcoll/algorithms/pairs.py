@@ -1,0 +1,122 @@
+"""Pairs: every block goes straight from its source to its destination, to all peers at once or to one after the other."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from simcoll.algorithms.registered import algorithm
+from simcoll.core.schedule import REDUCE, Layout, Schedule, Step, joined, transfers
+from simcoll.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from simcoll.core.collective import Collective
+
+__all__ = ["all_to_all", "pairwise_all_to_all", "pairwise_reduce_scatter", "send_recv", "xor_all_to_all"]
+
+THAKUR = "Thakur, Rabenseifner, Gropp: Optimization of collective communication operations in MPICH, IJHPCA 19 (2005)"
+PAIRS = "all pairs at once; the messages of a rank share its port"
+
+
+def _to_peer(layout: Layout, peer: np.ndarray, channels: int) -> Step:
+    """Rank r sends its block for ``peer[r]``."""
+    rank, channel = np.arange(len(peer), dtype=np.int64), np.arange(channels, dtype=np.int64)[:, None]
+    return transfers(rank, layout.input(peer, channel), peer, layout.output(rank, channel), channel=channel)
+
+
+def _peers(nranks: int, shift: int) -> np.ndarray:
+    return (np.arange(nranks, dtype=np.int64) + shift) % nranks
+
+
+@algorithm(
+    "all_to_all",
+    "direct",
+    cost="a + (n-1)/n s b",
+    source=PAIRS,
+)
+def all_to_all(collective: Collective, *, channels: int = 1) -> Schedule:
+    """All blocks at once: one step, in which the messages of a rank share its port."""
+    n, layout = collective.nranks, Layout(collective, channels)
+
+    def steps() -> Iterator[Step]:
+        yield joined([_to_peer(layout, _peers(n, shift), channels) for shift in range(n)])
+
+    return Schedule("direct", layout, steps, channels, (("channels", channels),))
+
+
+@algorithm(
+    "all_to_all",
+    "pairwise",
+    cost="(n-1)a + (n-1)/n s b",
+    source=THAKUR,
+)
+def pairwise_all_to_all(collective: Collective, *, channels: int = 1) -> Schedule:
+    """One peer at a time: in step k rank r sends to rank r + k."""
+    n, layout = collective.nranks, Layout(collective, channels)
+
+    def steps() -> Iterator[Step]:
+        for shift in range(n):
+            yield _to_peer(layout, _peers(n, shift), channels)
+
+    return Schedule("pairwise", layout, steps, channels, (("channels", channels),))
+
+
+@algorithm(
+    "all_to_all",
+    "xor",
+    cost="(n-1)a + (n-1)/n s b",
+    source=THAKUR,
+    ranks="power of 2",
+)
+def xor_all_to_all(collective: Collective, *, channels: int = 1) -> Schedule:
+    """One partner at a time: in step k ranks r and r XOR k exchange; powers of two only."""
+    n, layout = collective.nranks, Layout(collective, channels)
+    if n & (n - 1):
+        raise ConfigError(f"xor all_to_all needs a power of two ranks, got {n}; pairwise serves any number")
+
+    def steps() -> Iterator[Step]:
+        for mask in range(n):
+            yield _to_peer(layout, np.arange(n, dtype=np.int64) ^ mask, channels)
+
+    return Schedule("xor", layout, steps, channels, (("channels", channels),))
+
+
+@algorithm(
+    "send_recv",
+    "direct",
+    cost="a + s b",
+    source="any pairs at once",
+)
+def send_recv(collective: Collective, *, channels: int = 1) -> Schedule:
+    """All pairs at once: shifts, permutations, exchanges between neighbours, or any other."""
+    layout, channel = Layout(collective, channels), np.arange(channels)
+    pairs = np.array(collective.pairs, np.int64).reshape(-1, 2, 1)
+
+    def steps() -> Iterator[Step]:
+        yield transfers(pairs[:, 0], layout.input(0, channel), pairs[:, 1], layout.output(0, channel), channel=channel)
+
+    return Schedule("direct", layout, steps, channels, (("channels", channels),))
+
+
+@algorithm(
+    "reduce_scatter",
+    "pairwise",
+    cost="(n-1)a + (n-1)/n s (b + g)",
+    source=THAKUR,
+    order="run-consistent",
+)
+def pairwise_reduce_scatter(collective: Collective) -> Schedule:
+    """One peer at a time: in step k rank r sends its part of block r + k to that rank, which adds it."""
+    n, layout = collective.nranks, Layout(collective)
+    rank = np.arange(n, dtype=np.int64)
+
+    def steps() -> Iterator[Step]:
+        yield transfers(rank, layout.input(rank), rank, layout.output())
+        for shift in range(1, n):
+            peer = _peers(n, shift)
+            yield transfers(rank, layout.input(peer), peer, layout.output(), op=REDUCE)
+
+    return Schedule("pairwise", layout, steps)
