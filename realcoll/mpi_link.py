@@ -1,6 +1,6 @@
-"""Programs of :mod:`simcoll.distributed` on MPI: one rank a process, control messages and plans over one MPI job.
+"""Programs of :mod:`simcoll.distributed` on MPI: one rank per process, control messages and plans over one MPI job.
 
-``SIMCOLL_BACKEND=mpi`` or ``spawn(backend="mpi")`` brings it in; a program does not.
+``SIMCOLL_BACKEND=mpi`` or ``spawn(backend="mpi")`` imports it; programs do not.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 __all__ = ["MpiLink", "connect"]
 
 KEPT_BYTES = 1 << 26
-"""Memory of plans that is kept for the next time."""
+"""How much memory of earlier plans is kept for their next run."""
 
 
-class _Lane(LocalTransport):
-    """A transport for one plan at a time: its messages carry a tag, and while it waits others go on."""
+class _TaggedTransport(LocalTransport):
+    """A transport for one plan at a time: its messages carry a tag, and while it waits, other operations proceed."""
 
     name = "mpi"
 
@@ -63,34 +63,34 @@ class _Lane(LocalTransport):
         self._requests.append(self._comm.Irecv([target, self._byte], process, self.tag))
 
     def group_end(self) -> None:
-        """Wait until all of the group is done, in turn with everything else."""
+        """Wait until all transfers of the group are done; other operations proceed meanwhile."""
         try:
             while not self._testall(self._requests):
                 self.poll()
         except BaseException:
-            self._whole.abort("a collective was given up half way")
+            self._whole.abort("a collective was abandoned half way")
             raise
         finally:
             self._requests = []
 
     def abort(self, reason: str) -> None:
-        """Give up."""
+        """End the job."""
         self._whole.abort(reason)
 
 
 def _nothing() -> None:
-    """Nothing is under way."""
+    """Do nothing: no other operation is in flight."""
 
 
 class _Shelf:
-    """Memory and compiled programs of plans that ran before. What is in use is not here."""
+    """Memory and compiled programs of earlier plans, while they are not in use."""
 
     def __init__(self) -> None:
-        self._free: dict[int, list[tuple[Prepared, _Lane]]] = {}
+        self._free: dict[int, list[tuple[Prepared, _TaggedTransport]]] = {}
         self._bytes = 0
 
-    def take(self, plan: Plan) -> tuple[Prepared, _Lane] | None:
-        """One that was made for this very plan."""
+    def take(self, plan: Plan) -> tuple[Prepared, _TaggedTransport] | None:
+        """Those of this very plan, if there are any."""
         waiting = self._free.get(id(plan))
         if not waiting:
             return None
@@ -98,17 +98,17 @@ class _Shelf:
         self._bytes -= found[1].size_bytes
         return found
 
-    def put(self, prepared: Prepared, lane: _Lane) -> None:
-        """Keep one for the next time; when that is too much, begin anew."""
-        if self._bytes + lane.size_bytes > KEPT_BYTES:
+    def put(self, prepared: Prepared, transport: _TaggedTransport) -> None:
+        """Keep them for the next run; when that is too much memory, drop all others first."""
+        if self._bytes + transport.size_bytes > KEPT_BYTES:
             self._free.clear()
             self._bytes = 0
-        self._bytes += lane.size_bytes
-        self._free.setdefault(id(prepared.plan), []).append((prepared, lane))
+        self._bytes += transport.size_bytes
+        self._free.setdefault(id(prepared.plan), []).append((prepared, transport))
 
 
 class MpiLink:
-    """A process of an MPI job, as :class:`simcoll.distributed.linked.links.Link` wants it.
+    """A process of an MPI job, as a :class:`simcoll.distributed.linked.links.Link`.
 
     Parameters
     ----------
@@ -146,32 +146,32 @@ class MpiLink:
         return found
 
     def lost(self) -> str:
-        """Which process has died."""
+        """Which process has died, as a sentence; empty if none has."""
         control = self._whole.control
         return control.loss() if control.trouble() else ""
 
     def execute(self, plan: Plan, rank: int, data: Array, stream: int, poll: Callable[[], None]) -> Array | None:
         """Play one rank's part of a plan with the other processes."""
-        prepared, lane = self._shelf.take(plan) or self._made(plan)
-        lane.tag, lane.poll = stream % self._tags, poll
+        prepared, transport = self._shelf.take(plan) or self._made(plan)
+        transport.tag, transport.poll = stream % self._tags, poll
         prepared.load({rank: data} if rank in prepared.inputs else {})
         prepared.run()
         found = prepared.fetch().get(rank)
         result = None if found is None else np.array(found)
-        self._shelf.put(prepared, lane)
+        self._shelf.put(prepared, transport)
         return result
 
-    def _made(self, plan: Plan) -> tuple[Prepared, _Lane]:
-        lane = _Lane(self._whole, self._data, self._mpi)
-        return prepare(plan, lane, check=False), lane
+    def _made(self, plan: Plan) -> tuple[Prepared, _TaggedTransport]:
+        transport = _TaggedTransport(self._whole, self._data, self._mpi)
+        return prepare(plan, transport, check=False), transport
 
     def give_up(self, reason: str) -> None:
-        """Let the job end when this process does."""
+        """End the job when this process ends."""
         self._whole.abort(reason)
 
 
 def connect() -> MpiLink:
-    """Join the processes that ``mpiexec`` has started; ``mpi`` is a backend from then on.
+    """Join the processes that ``mpiexec`` has started, and register the backend ``mpi``.
 
     Raises
     ------
@@ -186,4 +186,4 @@ def connect() -> MpiLink:
 
 
 def _by_link(_options: Any, _pg_options: Any) -> None:
-    """Groups between processes take the link itself; on the emulator the name stands for the emulator."""
+    """Nothing to make: between processes groups use the link; on the emulator the name stands for the emulator."""

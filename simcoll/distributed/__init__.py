@@ -75,7 +75,7 @@ from simcoll.distributed.api.point_to_point import P2POp, batch_isend_irecv, ire
 from simcoll.distributed.api.reductions import ReduceOp, deprecated_reduce_op, premul_sum
 from simcoll.distributed.runtime.work import Future, Work
 from simcoll.distributed.start.launched import run_rank
-from simcoll.distributed.start.spawning import Result, compute, emulated_time, flight_record, spawn
+from simcoll.distributed.start.spawning import RunResult, compute, emulated_time, flight_record, spawn
 from simcoll.distributed.stores import (
     DistBackendError,
     DistError,
@@ -106,7 +106,7 @@ __all__ = [
     "ProcessGroup",
     "QueueEmptyError",
     "ReduceOp",
-    "Result",
+    "RunResult",
     "Store",
     "TCPStore",
     "Work",

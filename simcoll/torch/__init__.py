@@ -13,12 +13,12 @@ try:
 except ImportError as _error:
     raise ImportError("simcoll.torch needs PyTorch 2.13: pip install 'simcoll[torch]'") from _error
 
-from simcoll.distributed.start.spawning import Result
+from simcoll.distributed.start.spawning import RunResult
 from simcoll.torch.options import Options
 from simcoll.torch.process_group import create as _create
 from simcoll.torch.spawning import compute, emulated_time, spawn
 
-__all__ = ["Options", "Result", "compute", "emulated_time", "spawn"]
+__all__ = ["Options", "RunResult", "compute", "emulated_time", "spawn"]
 
 if "SIMCOLL" not in _dist.Backend._plugins:  # a module that is loaded again
     _dist.Backend.register_backend("simcoll", _create, extended_api=True, devices=["cpu"])

@@ -8,7 +8,7 @@ import numpy as np
 
 from simcoll.distributed.runtime.emulated import EmulatedWorld
 from simcoll.distributed.runtime.plans import Plans
-from simcoll.distributed.runtime.records import Trace
+from simcoll.distributed.runtime.records import History
 from simcoll.distributed.runtime.world import Communicator, ProcessGroup
 from simcoll.emulator import emulate
 
@@ -54,7 +54,7 @@ def estimating(handle: ProcessGroup) -> tuple[ProcessGroup, Estimator]:
     group = handle.communicator
     run = group.world
     plans = Plans(run.plans.topology, run.plans.protocol, run.plans.algorithm)
-    world = EmulatedWorld(len(run.ranks), plans, debug=False, trace=Trace(0))
+    world = EmulatedWorld(len(run.ranks), plans, debug=False, history=History(0))
     apart = Communicator(
         world, group.name, group.key, group.desc, group.members, group.timeout_fs, group.explicit, group.backend,
         group.algorithm,

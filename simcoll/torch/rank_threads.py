@@ -205,7 +205,7 @@ class RankThread(threading.Thread):
 
         def over(task: Task) -> None:
             if task.failure is not None:
-                rank.world.trace.failures.append(task.failure)
+                rank.world.history.failures.append(task.failure)
 
         rank.world.tasks.launch(rank, functools.partial(self.serve, function), over)
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from simcoll.core.protocol import Protocol
     from simcoll.distributed.runtime.plans import Choice
-    from simcoll.distributed.start.spawning import Result
+    from simcoll.distributed.start.spawning import RunResult
     from simcoll.topology import Topology
 
 __all__ = ["compute", "emulated_time", "spawn"]
@@ -32,7 +32,7 @@ def spawn(
     algorithm: Choice = None,
     debug: bool = True,
     kwargs: Mapping[str, Any] | None = None,
-) -> Result:
+) -> RunResult:
     """Run ``program(rank, world_size, *args)``, a PyTorch program, on every rank, under one simulated clock.
 
     All ranks run in this process, each in a thread of its own, one at a time, in an order that depends only on the program.
@@ -49,7 +49,7 @@ def spawn(
 
     Returns
     -------
-    Result
+    RunResult
         With ``time``, ``returns``, ``records`` and ``trace_hash``.
 
     Raises

@@ -108,7 +108,7 @@ class RemoteMailbox(MatchingMailbox):
             if send.work is not None:
                 send.work.over(error or send.work.guarded())
                 name, sequence = message_name(group, send, receive), send.work.entry.sequence
-                world.trace.add(group.name, sequence, name, plan, (begin_fs, world.now))
+                world.history.add(group.name, sequence, name, plan, (begin_fs, world.now))
             if receive.work is not None and error is not None:
                 receive.work.over(error)
             elif receive.work is not None:

@@ -24,7 +24,7 @@ from simcoll.distributed.linked.mailbox import RemoteMailbox
 from simcoll.distributed.runtime.execute import execute
 from simcoll.distributed.runtime.meeting import Arrival, Meeting
 from simcoll.distributed.runtime.objects import encode
-from simcoll.distributed.runtime.records import Trace
+from simcoll.distributed.runtime.records import History
 from simcoll.distributed.runtime.tasks import Tasks, current_task
 from simcoll.distributed.runtime.world import OwnStore, Rank
 from simcoll.distributed.stores.rendezvous import rendezvous
@@ -100,12 +100,12 @@ class LinkedWorld:
     The topology is for algorithms that depend on it; nothing is emulated.
     """
 
-    def __init__(self, control: ControlMessages, plans: Plans, *, debug: bool, trace: Trace | None = None) -> None:
+    def __init__(self, control: ControlMessages, plans: Plans, *, debug: bool, history: History | None = None) -> None:
         control.open()
         self.control = control
         self.debug = debug
         self.plans = plans
-        self.trace = Trace() if trace is None else trace
+        self.history = History() if history is None else history
         self.groups: dict[str, Communicator] = {}
         self.everyone = tuple(range(control.link.world_size))
         self.ranks = [Rank(number, self) for number in self.everyone]

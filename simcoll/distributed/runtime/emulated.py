@@ -19,8 +19,8 @@ from simcoll.distributed.runtime.execute import execute
 from simcoll.distributed.runtime.mailbox import EmulatedMailbox
 from simcoll.distributed.runtime.meeting import Meeting
 from simcoll.distributed.runtime.operations import Streams
-from simcoll.distributed.runtime.playing import Machine
-from simcoll.distributed.runtime.records import Trace
+from simcoll.distributed.runtime.playing import Emulator
+from simcoll.distributed.runtime.records import History
 from simcoll.distributed.runtime.tasks import Tasks
 from simcoll.distributed.runtime.world import OwnStore, Rank
 from simcoll.distributed.stores import HashStore
@@ -66,12 +66,12 @@ class EmulatedWorld:
     home: str | None = None
 
     def __init__(
-        self, nranks: int, plans: Plans, *, debug: bool, trace: Trace | None = None, alone: bool = False
+        self, nranks: int, plans: Plans, *, debug: bool, history: History | None = None, alone: bool = False
     ) -> None:
         topology = plans.topology
         self.debug = debug
         self.plans = plans
-        self.trace = Trace() if trace is None else trace
+        self.history = History() if history is None else history
         self.groups: dict[str, Communicator] = {}
         self.env = simpy.Environment()
         self.calendar = Calendar(self.env)
@@ -81,7 +81,7 @@ class EmulatedWorld:
         fabric = Fabric(self.calendar, effective_capacities(topology, costs), topology.link_name)
         self.everyone = tuple(range(nranks))
         self.ranks = [Rank(number, self) for number in self.everyone]
-        self._machine = Machine(topology, self.calendar, fabric, self.trace)
+        self._emulator = Emulator(topology, self.calendar, fabric, self.history)
         self._alone = alone
         self._streams: dict[Communicator, Streams] = {}
         self._mailboxes: dict[Communicator, EmulatedMailbox] = {}
@@ -113,7 +113,7 @@ class EmulatedWorld:
             return execute(group, group.executor, me, call, buffers, guard=guard, announce=False)
         streams = self._streams.get(group.communicator)
         if streams is None:
-            streams = self._streams[group.communicator] = Streams(group.communicator, self._machine)
+            streams = self._streams[group.communicator] = Streams(group.communicator, self._emulator)
         return streams.issue(me, call, buffers, guard=guard)
 
     def mailbox(self, group: ProcessGroup) -> EmulatedMailbox:
@@ -122,7 +122,7 @@ class EmulatedWorld:
         if group.executor is not None:
             raise RuntimeError(f"backend {communicator.backend!r} has no point-to-point operations here")
         if communicator not in self._mailboxes:
-            self._mailboxes[communicator] = EmulatedMailbox(communicator, self._machine)
+            self._mailboxes[communicator] = EmulatedMailbox(communicator, self._emulator)
         return self._mailboxes[communicator]
 
     def executor(self, meeting: Meeting | None) -> None:
@@ -172,7 +172,7 @@ class EmulatedWorld:
 
     def run(self) -> None:
         """Run all tasks to their ends."""
-        tasks, unsettled = self.tasks, self._machine.unsettled
+        tasks, unsettled = self.tasks, self._emulator.unsettled
         try:
             with np.errstate(all="ignore"):  # arithmetic of reductions is IEEE's and wraps, as on a GPU
                 while True:
@@ -211,8 +211,8 @@ class EmulatedWorld:
                 self.tasks.wake(task)
 
     def _settle(self) -> None:
-        unsettled = list(self._machine.unsettled)
-        self._machine.unsettled.clear()
+        unsettled = list(self._emulator.unsettled)
+        self._emulator.unsettled.clear()
         for settle in unsettled:
             settle()
 

@@ -101,7 +101,7 @@ class _Execution:
         error = deliver(work, call, values, len(group.members))
         if error is not None:
             raise RuntimeError(error)
-        group.world.trace.add(group.name, work.entry.sequence, call.name, plan, (begin_fs, group.world.now))
+        group.world.history.add(group.name, work.entry.sequence, call.name, plan, (begin_fs, group.world.now))
 
     @property
     def _here(self) -> int:

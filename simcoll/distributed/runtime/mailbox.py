@@ -15,7 +15,7 @@ from simcoll.errors import InternalError
 if TYPE_CHECKING:
     from simcoll.core.memory import Array
     from simcoll.core.plan import Plan
-    from simcoll.distributed.runtime.playing import Machine
+    from simcoll.distributed.runtime.playing import Emulator
     from simcoll.distributed.runtime.work import Work
     from simcoll.distributed.runtime.world import Communicator
 
@@ -113,15 +113,15 @@ class MatchingMailbox:
 class EmulatedMailbox(MatchingMailbox):
     """The mailbox of a group on the emulator, where both ends of every message are in this process."""
 
-    def __init__(self, group: Communicator, machine: Machine) -> None:
+    def __init__(self, group: Communicator, emulator: Emulator) -> None:
         super().__init__(group)
-        self._machine = machine
+        self._emulator = emulator
 
     def _start(self, send: End, receive: End) -> None:
         plan = plan_of_message(self.group, send, receive)
         last = plan.nranks - 1
         work = send.posted
-        work.entry.started_fs = receive.posted.entry.started_fs = self._machine.calendar.now
+        work.entry.started_fs = receive.posted.entry.started_fs = self._emulator.calendar.now
 
         def leave(rank: int, values: Array | None) -> None:
             if rank == 0:
@@ -130,7 +130,7 @@ class EmulatedMailbox(MatchingMailbox):
                 deliver_message(receive, send.rank, values)
 
         label = (self.group.name, work.entry.sequence, message_name(self.group, send, receive))
-        playing = Playing(self._machine, plan, label, leave)
+        playing = Playing(self._emulator, plan, label, leave)
         for rank in range(plan.nranks):
             playing.enter(rank, work.sources)
 

@@ -18,7 +18,7 @@ from simcoll.distributed.runtime.playing import Playing
 if TYPE_CHECKING:
     from simcoll.core.memory import Array
     from simcoll.core.plan import Plan
-    from simcoll.distributed.runtime.playing import Machine
+    from simcoll.distributed.runtime.playing import Emulator
     from simcoll.distributed.runtime.work import Work
     from simcoll.distributed.runtime.world import Buffers, Communicator, Rank
 
@@ -29,11 +29,11 @@ __all__ = ["Streams"]
 class Streams:
     """The operations of a group: each rank's stream, and the operations that some rank has not called yet."""
 
-    __slots__ = ("group", "machine", "open", "streams")
+    __slots__ = ("emulator", "group", "open", "streams")
 
-    def __init__(self, group: Communicator, machine: Machine) -> None:
+    def __init__(self, group: Communicator, emulator: Emulator) -> None:
         self.group = group
-        self.machine = machine
+        self.emulator = emulator
         self.streams: list[list[Operation]] = [[] for _ in group.members]
         self.open: dict[int, Operation] = {}
 
@@ -100,7 +100,7 @@ class Operation:
         self.works[rank] = work
         if first is not None and call.differences(first):
             self.mismatch = True
-            self.streams.machine.unsettled[self.settle] = None
+            self.streams.emulator.unsettled[self.settle] = None
         complete = len(self.calls) == len(self.streams.group.members)
         if complete and self.mismatch:
             self.settle()
@@ -136,7 +136,7 @@ class Operation:
         self.failed = True
         if self._playing is not None:
             self._playing.stopped = True
-        self.streams.machine.unsettled.pop(self.settle, None)
+        self.streams.emulator.unsettled.pop(self.settle, None)
         for work in self.works.values():
             work.over(error)
 
@@ -149,7 +149,7 @@ class Operation:
 
     def enter(self, rank: int) -> None:
         """Let a rank begin, whose stream has reached the operation."""
-        self.works[rank].entry.started_fs = self.streams.machine.calendar.now
+        self.works[rank].entry.started_fs = self.streams.emulator.calendar.now
         if self.mismatch:
             return
         if self.plan is None:
@@ -160,7 +160,7 @@ class Operation:
     def _enter(self, rank: int, plan: Plan) -> None:
         if self._playing is None:
             label = (self.streams.group.name, self.sequence, self.calls[rank].name)
-            self._playing = Playing(self.streams.machine, plan, label, self._leave, self._close)
+            self._playing = Playing(self.streams.emulator, plan, label, self._leave, self._close)
         self._playing.enter(rank, self.works[rank].sources, self.calls[rank].op)
 
     def _leave(self, rank: int, values: Array | None) -> None:

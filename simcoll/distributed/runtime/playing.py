@@ -18,20 +18,20 @@ if TYPE_CHECKING:
     from simcoll.core.memory import Array
     from simcoll.core.plan import Plan
     from simcoll.core.reduction import Reduction
-    from simcoll.distributed.runtime.records import Trace
+    from simcoll.distributed.runtime.records import History
     from simcoll.emulator.fabric import Calendar, Fabric
     from simcoll.topology import Topology
 
 
-__all__ = ["Machine", "Playing"]
+__all__ = ["Emulator", "Playing"]
 
 KEPT_TRANSFERS = 1 << 16
 KEPT_BYTES = 1 << 24
 
 
 @dataclass(slots=True, eq=False)
-class Machine:
-    """The emulated machine of a run.
+class Emulator:
+    """The emulator of a run: its links, and buffers to play plans on.
 
     Attributes
     ----------
@@ -46,7 +46,7 @@ class Machine:
     topology: Topology
     calendar: Calendar
     fabric: Fabric
-    trace: Trace
+    history: History
     stages: dict[int, list[Stage]] = field(default_factory=dict)
     kept_bytes: int = 0
     unsettled: dict[Callable[[], None], None] = field(default_factory=dict)
@@ -79,7 +79,7 @@ class Stage:
 
     __slots__ = ("inputs", "outputs", "plan", "score", "size_bytes", "storage")
 
-    def __init__(self, machine: Machine, plan: Plan) -> None:
+    def __init__(self, emulator: Emulator, plan: Plan) -> None:
         self.plan = plan
         self.inputs: list[Array | None] = []
         for rank in range(plan.nranks):
@@ -89,7 +89,7 @@ class Stage:
         self.outputs = self.storage.outputs()
         self.size_bytes = int(plan.buffer_elements().sum()) * plan.dtype.itemsize
         few = plan.proof is not None and plan.proof.transfers <= KEPT_TRANSFERS
-        self.score = Score(plan, machine.topology, machine.fabric, self.storage) if few else None
+        self.score = Score(plan, emulator.topology, emulator.fabric, self.storage) if few else None
 
 
 class Playing:
@@ -98,33 +98,33 @@ class Playing:
     Parameters
     ----------
     label
-        Group, sequence number and name of the operation, for the trace.
+        Group, sequence number and name of the operation, for the history.
     leave
         Called with every rank whose last transfer is done, and its output.
     over
         Called when the last rank has left.
     """
 
-    __slots__ = ("_begin_fs", "_label", "_leave", "_left", "_machine", "_over", "_player", "_stage", "stopped")
+    __slots__ = ("_begin_fs", "_emulator", "_label", "_leave", "_left", "_over", "_player", "_stage", "stopped")
 
     def __init__(
         self,
-        machine: Machine,
+        emulator: Emulator,
         plan: Plan,
         label: tuple[str, int, str],
         leave: Callable[[int, Array | None], None],
         over: Callable[[], None] | None = None,
     ) -> None:
         self.stopped = False
-        self._machine = machine
+        self._emulator = emulator
         self._label = label
         self._leave = leave
         self._over = over
         self._left = 0
-        self._begin_fs = machine.calendar.now
-        self._stage = stage = machine.stage(plan)
+        self._begin_fs = emulator.calendar.now
+        self._stage = stage = emulator.stage(plan)
         self._player = Player(
-            plan, machine.topology, machine.fabric, stage.storage, score=stage.score, left=self._rank_left
+            plan, emulator.topology, emulator.fabric, stage.storage, score=stage.score, left=self._rank_left
         )
 
     def enter(self, rank: int, sources: Iterable[Array], op: Reduction | None = None) -> None:
@@ -145,14 +145,14 @@ class Playing:
         self._left += 1
         if self._left == self._player.plan.nranks:
             # The player accounts for its last step after this.
-            self._machine.calendar.at(self._machine.calendar.now, self._close, None)
+            self._emulator.calendar.at(self._emulator.calendar.now, self._close, None)
         self._leave(rank, self._stage.outputs[rank])
 
     def _close(self, _nothing: None) -> None:
-        player, machine = self._player, self._machine
+        player, emulator = self._player, self._emulator
         player.check()
         times_fs = (self._begin_fs, max(player.time_fs, self._begin_fs))
-        machine.trace.add(*self._label, player.plan, times_fs, player.messages, player.hash.hexdigest())
-        machine.give_back(self._stage)
+        emulator.history.add(*self._label, player.plan, times_fs, player.messages, player.hash.hexdigest())
+        emulator.give_back(self._stage)
         if self._over is not None:
             self._over()

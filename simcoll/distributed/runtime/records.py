@@ -1,4 +1,4 @@
-"""The trace of a run: its finished operations, their hash, and what went wrong."""
+"""The history of a run: its finished operations, their hash, and what went wrong."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from simcoll.units import format_size
 if TYPE_CHECKING:
     from simcoll.core.plan import Plan
 
-__all__ = ["Record", "Trace"]
+__all__ = ["History", "Record"]
 
 KEPT_RECORDS = 100_000
 
@@ -40,7 +40,7 @@ class Record:
 
 
 @dataclass(slots=True)
-class Trace:
+class History:
     """What a run has shown so far.
 
     Attributes

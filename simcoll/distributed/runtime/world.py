@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from simcoll.distributed.runtime.calls import Call
     from simcoll.distributed.runtime.meeting import Arrival, Meeting
     from simcoll.distributed.runtime.plans import Choice, Plans
-    from simcoll.distributed.runtime.records import Trace
+    from simcoll.distributed.runtime.records import History
     from simcoll.distributed.runtime.tasks import Waitable
     from simcoll.distributed.runtime.work import Work
     from simcoll.distributed.stores import Store
@@ -66,7 +66,7 @@ class World(Clock, Protocol):
     ranks: list[Rank]
     everyone: tuple[int, ...]
     plans: Plans
-    trace: Trace
+    history: History
     groups: dict[str, Communicator]
     home: str | None
     """The backend that connects the ranks' processes; None on the emulator."""

@@ -16,9 +16,9 @@ from simcoll.distributed.runtime.emulated import EmulatedWorld
 from simcoll.distributed.runtime.meeting import Arrival
 from simcoll.distributed.runtime.objects import decode
 from simcoll.distributed.runtime.plans import Plans, check_choice
-from simcoll.distributed.runtime.records import Trace
+from simcoll.distributed.runtime.records import History
 from simcoll.distributed.runtime.tasks import wait_until
-from simcoll.distributed.start.results import Result, flight_of, leftovers, warn
+from simcoll.distributed.start.results import RunResult, flight_of, leftovers, warn
 from simcoll.distributed.stores import use_waiter
 from simcoll.errors import ConfigError
 
@@ -108,7 +108,7 @@ def run_linked(
     backend: str | None,
     init: bool,
     debug: bool,
-) -> Result:
+) -> RunResult:
     """Run the part of spawn where this process is one of the ranks.
 
     Raises
@@ -117,7 +117,7 @@ def run_linked(
         What a program raised, from the rank that failed first.
     """
     world = LinkedWorld(control, plans, debug=debug)
-    me, trace = world.me, world.trace
+    me, history = world.me, world.history
 
     def body() -> Any:
         return program(me.number, len(world.everyone), *args, **kwargs)
@@ -128,18 +128,20 @@ def run_linked(
         end = world.endings[rank]
         returns.append(me.value if rank == me.number else None if end.value is None else decode(end.value))
         if end.value is None:
-            trace.findings.append(f"rank {rank} returned a {end.said}, which cannot be sent: the other ranks see None")
-    warn(trace.findings)
+            history.findings.append(
+                f"rank {rank} returned a {end.said}, which cannot be sent: the other ranks see None"
+            )
+    warn(history.findings)
     finish = tuple(world.endings[rank].finish_fs for rank in world.everyone)
-    return Result(
+    return RunResult(
         time_fs=max(finish),
         finish_fs=finish,
         returns=tuple(returns),
         trace_hash="",
-        operations=trace.operations,
+        operations=history.operations,
         messages=0,
-        records=tuple(trace.records),
-        findings=tuple(trace.findings),
+        records=tuple(history.records),
+        findings=tuple(history.findings),
         topology=world.plans.topology.name,
         _flights={me.number: flight_of(me)},
     )
@@ -193,7 +195,7 @@ def run_rank(
     if link is not None:
         if (link.rank, link.world_size) != (rank, world_size):
             raise ConfigError(f"rank {rank} of {world_size}: the link is that of rank {link.rank} of {link.world_size}")
-        world = LinkedWorld(ControlMessages(link), plans, debug=True, trace=Trace(0))
+        world = LinkedWorld(ControlMessages(link), plans, debug=True, history=History(0))
         world.me.store = store
         _run(world, lambda: program(rank, world_size, *args), backend, init=True)
         return world.me.value
@@ -201,7 +203,7 @@ def run_rank(
         raise ValueError(
             f"backend {backend!r} is emulated: use spawn; run_rank takes what register_backend has made known"
         )
-    alone = EmulatedWorld(world_size, plans, debug=False, trace=Trace(0), alone=True)
+    alone = EmulatedWorld(world_size, plans, debug=False, history=History(0), alone=True)
     me = alone.ranks[rank]
     me.store = store
     set_default_group(me, backend, implicit=True)

@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
     Groups = list[tuple[str, str, tuple[int, ...]]]
 
-__all__ = ["Result", "collect", "collected", "emulated_result", "flight_of", "leftovers", "warn"]
+__all__ = ["RunResult", "collect", "collected", "emulated_result", "flight_of", "leftovers", "warn"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Result:
+class RunResult:
     """What a run of rank programs showed.
 
     Where ranks are processes, times are of each process's clock since all started together, operations and records are this
@@ -92,13 +92,13 @@ class Result:
 
 
 # Each thread has a context, so this is no state that others could see.
-_COLLECTED: ContextVar[list[Result] | None] = ContextVar("simcoll_results", default=None)
+_COLLECTED: ContextVar[list[RunResult] | None] = ContextVar("simcoll_results", default=None)
 
 
 @contextlib.contextmanager
-def collected() -> Iterator[list[Result]]:
+def collected() -> Iterator[list[RunResult]]:
     """The results of all runs inside of the block, in order."""
-    found: list[Result] = []
+    found: list[RunResult] = []
     token = _COLLECTED.set(found)
     try:
         yield found
@@ -106,7 +106,7 @@ def collected() -> Iterator[list[Result]]:
         _COLLECTED.reset(token)
 
 
-def collect(result: Result) -> Result:
+def collect(result: RunResult) -> RunResult:
     """Let whoever collects results have this one."""
     found = _COLLECTED.get()
     if found is not None:
@@ -121,9 +121,9 @@ def leftovers(world: World) -> None:
             if work.error is not None and rank.failure is None:
                 rank.failure = RuntimeError(work.error)
                 rank.failure.add_note(f"[rank{rank.number}]: of a Work that was never waited for")
-                world.trace.failures.append(rank.failure)
+                world.history.failures.append(rank.failure)
             state = "" if work.done else ", and it never ended"
-            world.trace.findings.append(
+            world.history.findings.append(
                 f"rank {rank.number}: the Work of {work.name} issued at {work.entry.site} was never waited for{state}"
             )
 
@@ -134,24 +134,24 @@ def warn(findings: list[str]) -> None:
         warnings.warn(finding, UserWarning, stacklevel=4)
 
 
-def emulated_result(world: EmulatedWorld) -> Result:
+def emulated_result(world: EmulatedWorld) -> RunResult:
     """The result of a run on the emulator; the first failure of a program, if there is one."""
     leftovers(world)
-    trace = world.trace
-    if trace.failures:
-        raise trace.failures[0]
-    warn(trace.findings)
+    history = world.history
+    if history.failures:
+        raise history.failures[0]
+    warn(history.findings)
     finish = tuple(rank.finish_fs for rank in world.ranks)
-    digest = hashlib.sha256(f"{trace.digest:032x} {finish}".encode()).hexdigest()[:32]
-    return Result(
+    digest = hashlib.sha256(f"{history.digest:032x} {finish}".encode()).hexdigest()[:32]
+    return RunResult(
         time_fs=max(world.now if math.isfinite(world.now) else 0, *finish, 0),
         finish_fs=finish,
         returns=tuple(rank.value for rank in world.ranks),
         trace_hash=digest,
-        operations=trace.operations,
-        messages=trace.messages,
-        records=tuple(trace.records),
-        findings=tuple(trace.findings),
+        operations=history.operations,
+        messages=history.messages,
+        records=tuple(history.records),
+        findings=tuple(history.findings),
         topology=world.plans.topology.name,
         _flights={rank.number: flight_of(rank) for rank in world.ranks},
     )

@@ -31,7 +31,7 @@ from simcoll.units import format_time
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from simcoll.distributed.start.results import Result
+    from simcoll.distributed.start.results import RunResult
 
 __all__ = ["main"]
 
@@ -132,7 +132,7 @@ def _run(given: _Given) -> None:
             _tell(result, given.backend)
 
 
-def _tell(result: Result, backend: str) -> None:
+def _tell(result: RunResult, backend: str) -> None:
     """One line about a run, on one rank. The digest is equal where the returned arrays are."""
     if backend != EMULATOR and 0 not in result.own_ranks:
         return

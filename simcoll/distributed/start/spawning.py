@@ -15,7 +15,7 @@ from simcoll.distributed.runtime.plans import Plans, check_choice
 from simcoll.distributed.runtime.store_waiting import RankWaiter
 from simcoll.distributed.runtime.tasks import Task, Waitable, current_task, wait_until
 from simcoll.distributed.runtime.world import current_rank
-from simcoll.distributed.start.results import Result, collect, emulated_result, flight_of
+from simcoll.distributed.start.results import RunResult, collect, emulated_result, flight_of
 from simcoll.distributed.stores import use_waiter
 from simcoll.errors import ConfigError
 from simcoll.units import parse_time
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from simcoll.distributed.runtime.world import Rank
     from simcoll.topology import Topology
 
-__all__ = ["Result", "compute", "emulated_time", "flight_record", "spawn"]
+__all__ = ["RunResult", "compute", "emulated_time", "flight_record", "spawn"]
 
 MAX_RANKS = 1 << 16
 
@@ -46,7 +46,7 @@ def spawn(
     init: bool = True,
     debug: bool = True,
     kwargs: Mapping[str, Any] | None = None,
-) -> Result:
+) -> RunResult:
     """Run ``program(rank, world_size, *args)`` on every rank, under one simulated clock, or for real.
 
     Parameters
@@ -159,7 +159,7 @@ def _ended(rank: Rank, task: Task) -> None:
     """Note when a program ended, and what it returned or raised."""
     rank.finish_fs, rank.value, rank.failure = rank.world.now, task.value, task.failure
     if rank.failure is not None:
-        rank.world.trace.failures.append(rank.failure)
+        rank.world.history.failures.append(rank.failure)
         rank.failure.add_note(
             f"[rank{rank.number}]: raised by the program of rank {rank.number} at {rank.world.now} fs"
         )
