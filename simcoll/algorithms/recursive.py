@@ -35,9 +35,12 @@ __all__ = [
 THAKUR = "Thakur, Rabenseifner, Gropp: Optimization of collective communication operations in MPICH, IJHPCA 19 (2005)"
 
 
-def fold(nranks: int) -> tuple[int, Ints, Ints, Ints]:
-    """Number of members (a power of two), the rank of each member, and the ranks that fold: the even ones and their odd partners."""
-    members = 1 << (nranks.bit_length() - 1)
+def fold(nranks: int, members: int | None = None) -> tuple[int, Ints, Ints, Ints]:
+    """Number of members, the rank of each member, and the ranks that fold: the even ones and their odd partners.
+
+    The members are half of the ranks or more; by default as many as the largest power of two.
+    """
+    members = 1 << (nranks.bit_length() - 1) if members is None else members
     extra = nranks - members
     member = np.arange(members, dtype=np.int64)
     even = np.arange(0, 2 * extra, 2, dtype=np.int64)

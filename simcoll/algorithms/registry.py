@@ -15,6 +15,7 @@ from simcoll.algorithms import (
     direct,
     double_tree,
     hierarchical,
+    multiplying,
     neighbor,
     packed,
     pairs,
@@ -40,8 +41,8 @@ __all__ = ["ALGORITHMS", "Algorithm", "default_algorithm", "find_algorithm", "sc
 
 
 _FAMILIES = (
-    ring, tree, chain, double_tree, recursive, pairs, bruck, neighbor, swing, bine, direct, van_de_geijn, hierarchical, torus, switch, bfb,
-    packed, barrier,
+    ring, tree, chain, double_tree, recursive, multiplying, pairs, bruck, neighbor, swing, bine, direct, van_de_geijn, hierarchical, torus,
+    switch, bfb, packed, barrier,
 )  # fmt: skip
 _KINDS = (
     "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "gather", "scatter", "all_to_all", "send_recv", "barrier",

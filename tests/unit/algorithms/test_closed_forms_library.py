@@ -16,6 +16,7 @@ import simcoll
 from simcoll.algorithms.double_tree import binary_tree, tree_pair
 from simcoll.core.protocol import ideal
 from simcoll.emulator.run import emulate
+from simcoll.errors import ConfigError
 from simcoll.topology import load_topology
 from simcoll.topology.families import boxes, crossbar, torus
 
@@ -301,3 +302,51 @@ def test_pieces_help_every_hierarchical_collective(collective):
         return emulate(simcoll.bind(schedule, count, "uint8"), machine, data="none", bound=False).time_fs
 
     assert run(8) < run(1) * (0.9 if collective == "all_to_all" else 0.7)
+
+
+def multiplying_fs(n, radix, size, beta_fs, gamma_fs):
+    """Rounds of groups whose messages share a port and are then added one after the other; one more pair of messages for spare ranks."""
+    members = groups = 1
+    total = 0
+    while groups:
+        groups = next((k for k in range(radix, 1, -1) if members * k <= n), 0)
+        if groups:
+            members *= groups
+            total += ALPHA_FS + (groups - 1) * size * (beta_fs + gamma_fs)
+    return total if members == n else total + 2 * (ALPHA_FS + size * beta_fs) + size * gamma_fs
+
+
+@pytest.mark.parametrize("radix", range(2, 9))
+def test_recursive_multiplying_takes_its_closed_form(radix):
+    # 420 GB/s can be shared by up to seven messages without a remainder.
+    size, bandwidth = 21 * 4000, 420 * 10**9
+    for n in (*range(1, 34), 49, 64, 81):
+        plan = simcoll.bind(
+            simcoll.schedule("all_reduce", "recursive_multiplying", nranks=n, radix=radix), size, "uint8",
+            protocol=ideal(reduce_as_per_byte=GAMMA_FS * 1000),
+        )  # fmt: skip
+        found = emulate(plan, crossbar(n, "420 GB/s", ALPHA_FS), data="none", bound=False).time_fs
+        assert found == multiplying_fs(n, radix, size, Fraction(10**15, bandwidth), GAMMA_FS), n
+
+
+def test_recursive_multiplying_of_two_takes_as_long_as_recursive_doubling():
+    for n in (2, 3, 8, 13, 32):
+        times = {
+            time_fs("all_reduce", "recursive_doubling", n, 6400),
+            time_fs("all_reduce", "recursive_multiplying", n, 6400, radix=2),
+        }
+        assert len(times) == 1
+
+
+@pytest.mark.parametrize("radix", range(2, 9))
+def test_recursive_multiplying_adds_in_one_order_on_all_ranks(radix):
+    for n in range(1, 34):
+        for in_place in (False, True):
+            schedule = simcoll.schedule("all_reduce", "recursive_multiplying", nranks=n, radix=radix, in_place=in_place)
+            assert simcoll.verify(schedule).order == "position-independent"
+
+
+@pytest.mark.parametrize("radix", [1, 9])
+def test_recursive_multiplying_refuses_other_groups(radix):
+    with pytest.raises(ConfigError, match="groups of 2 to 8"):
+        simcoll.schedule("all_reduce", "recursive_multiplying", nranks=8, radix=radix)

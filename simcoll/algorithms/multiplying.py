@@ -1,0 +1,70 @@
+"""Recursive multiplying: recursive doubling with groups of ``radix`` ranks instead of pairs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from simcoll.algorithms.recursive import fold
+from simcoll.algorithms.registered import algorithm
+from simcoll.core.schedule import COPY, REDUCE, Layout, Schedule, Step, transfers
+from simcoll.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from simcoll.core.collective import Collective
+
+__all__ = ["all_reduce", "factors_of"]
+
+MOST = 8
+
+
+def factors_of(nranks: int, radix: int) -> list[int]:
+    """Group sizes of the rounds: as many times ``radix`` as fit into a number of ranks, then what fits once more.
+
+    >>> factors_of(16, 4), factors_of(27, 4), factors_of(3, 4)
+    ([4, 4], [4, 4], [3])
+    """
+    factors = []
+    while nranks >= radix:
+        factors.append(radix)
+        nranks //= radix
+    return [*factors, nranks] if nranks > 1 else factors
+
+
+@algorithm(
+    "all_reduce",
+    "recursive_multiplying",
+    cost="log_r(n) (a + (r-1) s (b + g)), n = r^k, groups of r = radix",
+    source="Ruefenacht, Bull, Booth: Generalisation of recursive doubling for AllReduce, ParCo 69 (2017)",
+    pattern="tree",
+    order="position-independent",
+)
+def all_reduce(collective: Collective, *, radix: int = 4) -> Schedule:
+    """In every round groups of ``radix`` ranks exchange whole vectors, and each adds all of its group in rank order.
+
+    Two members are in one group of a round when their numbers, written with base ``radix``, differ in the digit of the round only. The
+    last round may have smaller groups; ranks that are still too many fold into a partner first, as in recursive doubling.
+    """
+    if not 2 <= radix <= MOST:
+        raise ConfigError(f"radix={radix}: recursive_multiplying has groups of 2 to {MOST} ranks")
+    n, factors = collective.nranks, factors_of(collective.nranks, radix)
+    members, rank_of, even, odd = fold(n, int(np.prod(factors, dtype=np.int64)))
+    layout, member = Layout(collective, 1, np.zeros(1, np.int64)), np.arange(members)
+    buffers = (layout.output(), layout.scratch_at())
+
+    def steps() -> Iterator[Step]:
+        held, weight = buffers[len(factors) % 2], 1
+        yield transfers(np.arange(n), layout.input(), np.arange(n), held)
+        yield transfers(even, held, odd, held, op=REDUCE)
+        for size in factors:
+            total = buffers[held == buffers[0]]
+            digit = np.arange(size)[:, None]
+            peer = member + (digit - member // weight % size) * weight
+            yield transfers(rank_of[peer], held, rank_of, total, op=np.where(digit, REDUCE, COPY))
+            held, weight = total, weight * size
+        yield transfers(odd, held, even, held)
+
+    return Schedule("recursive_multiplying", layout, steps, 1, (("radix", radix),))
