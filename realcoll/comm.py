@@ -13,7 +13,7 @@ import numpy as np
 
 from realcoll.transports import kernels
 from realcoll.transports.nccl import load_cupy
-from realcoll.turns import STAGING, program
+from realcoll.turns import STAGING, part
 from simcoll import cuda_comm as comm
 from simcoll.core.plan import INPUT, OUTPUT
 from simcoll.cuda_comm import DeviceArray
@@ -48,14 +48,14 @@ def on_gpus(plan: Plan, inputs: Sequence[Any], devices: Sequence[int]) -> list[A
     cupy, _ = load_cupy()
     gpu = [max(0, device) for device in devices]
     item, dtype = plan.dtype.itemsize, kernels.device_dtype(plan.dtype)
-    found = program(plan, [0] * plan.nranks, 0)
+    found = part(plan, [0] * plan.nranks, 0)
     memory: dict[int, list[Any]] = {}
     for rank, sizes in enumerate(plan.buffer_elements().tolist()):
         with cupy.cuda.Device(gpu[rank]):
             memory[rank] = [cupy.empty(max(1, size * item), cupy.uint8) for size in sizes]
     root = plan.collective.root or 0  # where operands meet
     with cupy.cuda.Device(gpu[root]):
-        memory[STAGING] = [cupy.empty(max(1, found.staging_bytes), cupy.uint8)]
+        memory[STAGING] = [cupy.empty(max(1, found.staging_bytes[0]), cupy.uint8)]
 
     def view(span: Span) -> Any:
         return memory[span[0]][span[1]][span[2] : span[2] + span[3]].view(dtype)
@@ -73,11 +73,11 @@ def on_gpus(plan: Plan, inputs: Sequence[Any], devices: Sequence[int]) -> list[A
                 cupy.cuda.runtime.memcpy(begin, flat.data.ptr, length * item, ANY_TO_ANY)
     with cupy.cuda.Device(gpu[root]):
         reduce = kernels.reducer(cupy, plan.op, plan.dtype) if plan.collective.spec.reduces else None
-        for turn in found.turns:
+        for turn in found.lanes[0]:
             for target, source in turn.aside:
                 move(target, source)
-            sent = deque(span for span, _ in turn.sends)
-            for target, _ in turn.recvs:
+            sent = deque(span for span, _, _ in turn.sends)
+            for target, _, _ in turn.recvs:
                 move(target, sent.popleft())
             for combines, target, source in turn.after:
                 if combines and reduce is not None:

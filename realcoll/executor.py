@@ -11,7 +11,7 @@ import numpy as np
 from realcoll.errors import FaultError
 from realcoll.meeting.control import checked_hosts, fingerprint
 from realcoll.transports.local import LocalTransport
-from realcoll.turns import STAGING, Span, program
+from realcoll.turns import STAGING, Span, part
 from simcoll.core.plan import INPUT, OUTPUT
 from simcoll.errors import ConfigError
 
@@ -34,14 +34,15 @@ class _Move:
     """A turn with its spans looked up."""
 
     step: int
+    waits: tuple[tuple[int, int], ...]
     aside: tuple[tuple[View, View], ...]
-    recvs: tuple[tuple[Wire, int], ...]
-    sends: tuple[tuple[Wire, int], ...]
+    recvs: tuple[tuple[Wire, int, int], ...]
+    sends: tuple[tuple[Wire, int, int], ...]
     after: tuple[tuple[Callable[[View, View], object], View, View], ...]
 
 
 def _play(moves: Sequence[_Move], transport: Transport) -> None:
-    """All turns of a process, in order."""
+    """All turns of a lane, one after the other."""
     step = -1
     start, end, send, recv, copy = (
         transport.group_start, transport.group_end, transport.send, transport.recv, transport.copy,
@@ -53,14 +54,72 @@ def _play(moves: Sequence[_Move], transport: Transport) -> None:
                 copy(target, source)
             if move.recvs or move.sends:
                 start()
-                for wire, process in move.recvs:
-                    recv(wire, process)
-                for wire, process in move.sends:
-                    send(wire, process)
+                for wire, process, channel in move.recvs:
+                    recv(wire, process, channel)
+                for wire, process, channel in move.sends:
+                    send(wire, process, channel)
                 end()
             for do, target, source in move.after:
                 do(target, source)
     except FaultError as error:
+        raise FaultError(f"step {step}: {error.message}", error.ranks) from None
+
+
+class _Lane:
+    """A lane while it is played beside others."""
+
+    __slots__ = ("done", "moves", "transport", "under_way")
+
+    def __init__(self, moves: Sequence[_Move], transport: Transport) -> None:
+        self.moves = moves
+        self.transport = transport
+        self.done = 0
+        self.under_way: Any = None
+
+    def start(self, move: _Move) -> None:
+        """Begin a turn: what it sets aside, and its group."""
+        transport = self.transport
+        for target, source in move.aside:
+            transport.copy(target, source)
+        if move.recvs or move.sends:
+            transport.group_start()
+            for wire, process, channel in move.recvs:
+                transport.recv(wire, process, channel)
+            for wire, process, channel in move.sends:
+                transport.send(wire, process, channel)
+            self.under_way = transport.group_post()
+
+    def advance(self, lanes: Sequence[_Lane]) -> bool:
+        """Do turns until one has to wait for messages or for another lane; whether any was done or begun."""
+        moved = False
+        while self.done < len(self.moves):
+            move = self.moves[self.done]
+            if self.under_way is None:
+                if any(lanes[lane].done <= turn for lane, turn in move.waits):
+                    return moved
+                self.start(move)
+                moved = True
+            if self.under_way is not None:
+                if not self.transport.finished(self.under_way):
+                    return moved
+                self.under_way = None
+            for do, target, source in move.after:
+                do(target, source)
+            self.done += 1
+            moved = True
+        return moved
+
+
+def _play_lanes(plays: Sequence[tuple[Sequence[_Move], Transport]]) -> None:
+    """All turns of several lanes, none of which waits for another unless a turn says so."""
+    lanes = [_Lane(moves, transport) for moves, transport in plays]
+    try:
+        while any(lane.done < len(lane.moves) for lane in lanes):
+            moved = [lane.advance(lanes) for lane in lanes]  # each has its turn
+            if not any(moved):
+                lanes[0].transport.wait([lane.under_way for lane in lanes if lane.under_way is not None])
+    except FaultError as error:
+        step = min(lane.moves[lane.done].step for lane in lanes if lane.done < len(lane.moves))
         raise FaultError(f"step {step}: {error.message}", error.ranks) from None
 
 
@@ -174,11 +233,12 @@ def _prepared(plan: Plan, transport: Transport, hosts: Sequence[int], here: Sequ
     item, sizes = plan.dtype.itemsize, plan.buffer_elements()
     memory = {rank: [transport.alloc(int(count) * item) for count in sizes[rank]] for rank in here}
     lanes = transport.lanes(plan, len(set(hosts)))
-    plays = []
-    for channel, lane in enumerate(lanes):
-        found = program(plan, hosts, transport.control.process, channel if len(lanes) > 1 else None)
-        memory_of = _lookup(memory, lane.alloc(found.staging_bytes))
-        plays.append(([_bound(turn, memory_of, lane, plan) for turn in found.turns], lane))
+    found = part(plan, hosts, transport.control.process, apart=len(lanes) > 1)
+    memory[STAGING] = [lane.alloc(size) for lane, size in zip(lanes, found.staging_bytes, strict=True)]
+    plays = [
+        ([_bound(turn, memory, lane, plan) for turn in turns], lane)
+        for lane, turns in zip(lanes, found.lanes, strict=True)
+    ]
     views = [
         {rank: _whole(plan, transport, memory, rank, which) for rank in here if _has(plan, rank, which)}
         for which in (INPUT, OUTPUT)
@@ -186,8 +246,10 @@ def _prepared(plan: Plan, transport: Transport, hosts: Sequence[int], here: Sequ
     finish = transport.finisher(plan) if plan.collective.spec.reduces else None
 
     def play() -> None:
-        for moves, lane in plays:
-            _play(moves, lane)
+        if len(plays) == 1:
+            _play(*plays[0])
+        else:
+            _play_lanes(plays)
         if finish is not None:
             for view in views[OUTPUT].values():
                 finish(view)
@@ -201,31 +263,28 @@ def _has(plan: Plan, rank: int, which: int) -> bool:
     return bool((plan.collective.has_input(at) if which == INPUT else plan.collective.has_output(at))[0])
 
 
-def _lookup(memory: Mapping[int, Sequence[Memory]], staging: Memory) -> Callable[[Span], Memory]:
-    return lambda span: staging if span[0] == STAGING else memory[span[0]][span[1]]
-
-
 def _whole(plan: Plan, transport: Transport, memory: Mapping[int, Sequence[Memory]], rank: int, which: int) -> View:
     buffer, offset, elements = plan.view(rank, which)
     return transport.view(memory[rank][buffer], offset * plan.dtype.itemsize, elements, plan.dtype)
 
 
-def _bound(turn: Turn, memory_of: Callable[[Span], Memory], transport: Transport, plan: Plan) -> _Move:
+def _bound(turn: Turn, memory: Mapping[int, Sequence[Memory]], transport: Transport, plan: Plan) -> _Move:
     """A turn on real memory."""
     dtype = plan.dtype
     reduce = transport.reducer(plan.op, dtype) if any(combines for combines, _, _ in turn.after) else transport.copy
 
     def view(span: Span) -> View:
-        return transport.view(memory_of(span), span[2], span[3] // dtype.itemsize, dtype)
+        return transport.view(memory[span[0]][span[1]], span[2], span[3] // dtype.itemsize, dtype)
 
     def wire(span: Span) -> Wire:
-        return transport.wire(memory_of(span), span[2], span[3])
+        return transport.wire(memory[span[0]][span[1]], span[2], span[3])
 
     return _Move(
         turn.step,
+        turn.waits,
         tuple((view(target), view(source)) for target, source in turn.aside),
-        tuple((wire(span), process) for span, process in turn.recvs),
-        tuple((wire(span), process) for span, process in turn.sends),
+        tuple((wire(span), process, channel) for span, process, channel in turn.recvs),
+        tuple((wire(span), process, channel) for span, process, channel in turn.sends),
         tuple(
             (reduce if combines else transport.copy, view(target), view(source))
             for combines, target, source in turn.after

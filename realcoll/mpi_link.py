@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from realcoll.transports.mpi import MpiTransport
 from simcoll.distributed.api.backends import Backend
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -54,11 +54,15 @@ class _TaggedTransport(LocalTransport):
         self.size_bytes += size_bytes
         return super().alloc(size_bytes)
 
-    def send(self, source: Array, process: int) -> None:
+    def lanes(self, plan: Plan, processes: int) -> Sequence[Self]:  # noqa: ARG002
+        """Itself for all channels together, since the tag says which plan a message belongs to."""
+        return (self,)
+
+    def send(self, source: Array, process: int, channel: int = 0) -> None:  # noqa: ARG002
         """Start a send."""
         self._requests.append(self._comm.Isend([source, self._byte], process, self.tag))
 
-    def recv(self, target: Array, process: int) -> None:
+    def recv(self, target: Array, process: int, channel: int = 0) -> None:  # noqa: ARG002
         """Start a receive."""
         self._requests.append(self._comm.Irecv([target, self._byte], process, self.tag))
 

@@ -1,78 +1,119 @@
-"""What one process does for a plan: its part of every step, as spans of bytes. Knows no transport.
+"""What one process does for a plan: its part of the lowering, as spans of bytes, batched to turns. Knows no transport.
 
-Inside a step all reads see the memory before it. So, in this order: sources that the step overwrites are set aside; one group of sends
-and receives moves the bytes (a copy lands in its place, an operand of a reduction in staging memory); then copies inside a rank and
-reductions follow in the order of the plan's rows, which fixes every result to the bit.
+The instructions are those of :func:`simcoll.proving.lowering.lowering`. What the ranks of a process do in a step on a channel is one
+turn: first the copies of what the step overwrites, then one group of sends and receives (a copy lands in its place, an operand of a
+reduction in staging memory), then copies inside a rank and reductions. Each channel has a lane of turns, and turns of other lanes
+are waited for only where an instruction says so. That batching only adds waits, which :func:`program_of` shows by reading turns back.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from simcoll.core.schedule import REDUCE, SWITCH_REDUCE, SYNC
+from simcoll.core.program import NAMES, OPS, Instruction, Lane, Op, Program
+from simcoll.proving.lowering import lowering
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
-    from simcoll.core.plan import Plan, PlanStep
+    from numpy.typing import NDArray
 
-__all__ = ["STAGING", "Program", "Span", "Turn", "program"]
+    from simcoll.core.plan import Plan
+    from simcoll.proving.lowering import Lowering
+
+    Ints = NDArray[np.int64]
+
+__all__ = ["STAGING", "Part", "Span", "Turn", "part", "program_of"]
 
 STAGING = -1
-"""In place of a rank: memory of the process for what is on its way."""
+"""In place of a rank: memory of the process for what is on its way; the buffer is the number of the lane."""
 ALIGN = 64
 
 Span: TypeAlias = tuple[int, int, int, int]
 """Rank (or ``STAGING``), buffer, first byte, bytes."""
+Message: TypeAlias = tuple[Span, int, int]
+"""Where it lies, the process at its other end, and its channel."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One step as one process does it.
+    """A step of a channel, or of all channels, as one process does it.
 
     Attributes
     ----------
     step
         Number of the step in the schedule.
+    waits
+        ``(lane, turn)`` of turns in other lanes that must be done first.
     aside
         ``(target, source)``: copies before anything moves.
     recvs, sends
-        ``(span, process)``: the group.
+        The group.
     after
         ``(reduce, target, source)``: what is combined or copied when the group is done, in this order.
     """
 
     step: int
+    waits: tuple[tuple[int, int], ...]
     aside: tuple[tuple[Span, Span], ...]
-    recvs: tuple[tuple[Span, int], ...]
-    sends: tuple[tuple[Span, int], ...]
+    recvs: tuple[Message, ...]
+    sends: tuple[Message, ...]
     after: tuple[tuple[bool, Span, Span], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
-    """The turns of a process, and how much staging memory they need. Turns take turns in using it."""
+class Part:
+    """The turns of a process by lane, and how much staging memory each lane needs. Turns of a lane share it."""
 
-    turns: tuple[Turn, ...]
-    staging_bytes: int
+    lanes: tuple[tuple[Turn, ...], ...]
+    staging_bytes: tuple[int, ...]
 
 
-class _Staging:
-    """Hands out staging memory for one turn."""
+@dataclass(slots=True)
+class _Writer:
+    """A turn while it is written."""
 
-    def __init__(self) -> None:
-        self.used = 0
+    lane: int
+    used: int = 0
+    aside: list[tuple[Span, Span]] = field(default_factory=list)
+    recvs: list[Message] = field(default_factory=list)
+    sends: list[Message] = field(default_factory=list)
+    after: list[tuple[int, bool, Span, Span]] = field(default_factory=list)  # with how many must come before
+    held: dict[int, Span] = field(default_factory=dict)  # what a transfer has set aside
 
-    def __call__(self, size_bytes: int) -> Span:
+    def staging(self, size_bytes: int) -> Span:
+        """Some staging memory for this turn."""
         first = self.used
         self.used += -(-max(size_bytes, 1) // ALIGN) * ALIGN
-        return STAGING, 0, first, size_bytes
+        return STAGING, self.lane, first, size_bytes
+
+    def write(self, op: Op, transfer: int, source: Span, target: Span, peer: tuple[int, int], depth: int) -> None:
+        """Add an instruction. Messages stay in the order of transfers, which both ends know."""
+        sync = source[3] == 0
+        if sync:
+            source, target = self.staging(1), self.staging(1)
+        source = self.held.get(transfer, source)
+        if op.sends:
+            self.sends.append((source, *peer))
+        elif op.receives:
+            landing = self.staging(target[3]) if op.reads else target
+            self.recvs.append((landing, *peer))
+            if op.reads:
+                self.after.append((depth, True, target, landing))
+        elif not sync:
+            self.after.append((depth, op.updates, target, source))
+
+    def set_aside(self, transfer: int, source: Span) -> None:
+        """Copy a source before the group."""
+        self.held[transfer] = self.staging(source[3])
+        self.aside.append((self.held[transfer], source))
 
 
-def program(plan: Plan, hosts: Sequence[int], process: int, channel: int | None = None) -> Program:
+def part(plan: Plan, hosts: Sequence[int], process: int, *, apart: bool = False) -> Part:
     """The part of one process in a plan.
 
     Parameters
@@ -83,58 +124,173 @@ def program(plan: Plan, hosts: Sequence[int], process: int, channel: int | None 
         Process that hosts each rank of the plan.
     process
         Whose part.
-    channel
-        Only this channel; default all.
+    apart
+        Whether each channel has a lane of its own; else a turn is a step of all channels.
     """
-    host = np.asarray(hosts, np.int64)
-    turns, most = [], 0
+    found = lowering(plan, np.flatnonzero(np.asarray(hosts) == process).tolist())
+    code, lanes = found.code, plan.nchannels if apart else 1
+    channel = np.repeat(code.channel, np.diff(code.start))
+    lane = np.where(_joint(plan, found), 0, channel) if apart else np.zeros_like(channel)
+    keys, turn = np.unique(found.step * lanes + lane, return_inverse=True)
+    aside = (code.op == NAMES.index("copy")) & (code.dst >= plan.schedule.layout.size)
+    order = np.lexsort((~aside, found.transfer, turn))
+    waits = _waits(found, turn, keys % lanes, channel, lanes)
+    spans = _spans(plan, hosts, process)
+    writers = [_Writer(each) for each in (keys % lanes).tolist()]
+    columns = (turn, code.op, aside, found.transfer, code.recv_from, code.send_to, channel, _depth(found, turn))
+    for at, op, first, transfer, source, target, on, depth in zip(*(c[order].tolist() for c in columns), strict=True):
+        if first:
+            writers[at].set_aside(transfer, spans[transfer][0])
+        else:
+            peer = hosts[max(source, target)] if source >= 0 or target >= 0 else process
+            writers[at].write(OPS[NAMES[op]], transfer, *spans[transfer], (peer, on if apart else 0), depth)
+    result: list[list[Turn]] = [[] for _ in range(lanes)]
+    staging = [0] * lanes
+    for step, writer, needed in zip((keys // lanes).tolist(), writers, waits, strict=True):
+        after = tuple(each[1:] for each in sorted(writer.after, key=itemgetter(0)))
+        turn_of = Turn(step, needed, tuple(writer.aside), tuple(writer.recvs), tuple(writer.sends), after)
+        result[writer.lane].append(turn_of)
+        staging[writer.lane] = max(staging[writer.lane], writer.used)
+    return Part(tuple(map(tuple, result)), tuple(staging))
+
+
+def _joint(plan: Plan, found: Lowering) -> NDArray[np.bool_]:
+    """Instructions of steps in which channels wait for each other: there all processes take all channels as one turn.
+
+    Turns that wait for turns of their own step might do so in a circle, through other processes, where single instructions do not.
+    """
+    if not plan.waits:
+        return np.zeros(len(found.step), np.bool_)
+    begin = np.cumsum([0, *(len(step) for step in plan.steps())])
+    numbers = np.array([step.step for step in plan.steps()])
+    pairs = np.array([(later, earlier) for later, each in plan.waits.items() for earlier in each]).T
+    later, earlier = np.searchsorted(begin, pairs, "right") - 1
+    return np.isin(found.step, numbers[later[later == earlier]])
+
+
+def _depth(found: Lowering, turn: Ints) -> Ints:
+    """How many instructions of its turn must come before each, one after the other: operands of one chunk have an order."""
+    code, depth = found.code, np.zeros(len(turn), np.int64)
+    inside = turn[code.waiter] == turn[code.awaited]
+    waiter, awaited = code.waiter[inside], code.awaited[inside]
+    while (depth[waiter] <= depth[awaited]).any():
+        np.maximum.at(depth, waiter, depth[awaited] + 1)
+    return depth
+
+
+def _waits(found: Lowering, turn: Ints, lane: Ints, channel: Ints, lanes: int) -> list[tuple[tuple[int, int], ...]]:
+    """For every turn those of other lanes before it: what its instructions wait for, and the last turn of each of its channels."""
+    count = len(lane)
+    if lanes == 1 or not count:
+        return [()] * count
+    index = np.zeros(count, np.int64)
+    for each in range(lanes):
+        index[lane == each] = np.arange(np.count_nonzero(lane == each))
+    pairs = np.unique(np.stack([turn[found.code.waiter], turn[found.code.awaited]]), axis=1)
+    needed: list[set[int]] = [set() for _ in range(count)]
+    for later, earlier in pairs.T.tolist():
+        needed[later].add(earlier)
+    last: dict[int, int] = {}
+    for at, on in np.unique(np.stack([turn, channel]), axis=1).T.tolist():
+        needed[at].add(last.get(on, at))
+        last[on] = at
+    return [
+        tuple((int(lane[each]), int(index[each])) for each in sorted(earlier) if lane[each] != lane[at])
+        for at, earlier in enumerate(needed)
+    ]
+
+
+def _spans(plan: Plan, hosts: Sequence[int], process: int) -> dict[int, tuple[Span, Span]]:
+    """Source and target of every transfer that the ranks of a process take part in."""
+    host, item, first = np.asarray(hosts), plan.dtype.itemsize, 0
+    found: dict[int, tuple[Span, Span]] = {}
     for step in plan.steps():
-        mine = (host[step.src_rank] == process) | (host[step.dst_rank] == process)
-        if channel is not None:
-            mine &= step.channel == channel
-        if mine.any():
-            staging = _Staging()
-            turn = _turn(step, np.flatnonzero(mine), hosts, process, plan.dtype.itemsize, staging)
-            turns.append(turn)
-            most = max(most, staging.used)
-    return Program(tuple(turns), most)
+        here = np.flatnonzero((host[step.src_rank] == process) | (host[step.dst_rank] == process))
+        columns = (
+            first + here, step.src_rank[here], step.src_buffer[here], step.src_offset[here] * item,
+            step.dst_rank[here], step.dst_buffer[here], step.dst_offset[here] * item, step.size_bytes[here],
+        )  # fmt: skip
+        for number, src, src_buffer, src_at, dst, dst_buffer, dst_at, size in zip(
+            *(column.tolist() for column in columns), strict=True
+        ):
+            found[number] = (src, src_buffer, src_at, size), (dst, dst_buffer, dst_at, size)
+        first += len(step)
+    return found
 
 
-def _rows(step: PlanStep, rows: np.ndarray) -> Iterator[tuple[int, ...]]:
-    columns = (
-        step.src_rank, step.src_buffer, step.src_offset, step.dst_rank, step.dst_buffer, step.dst_offset,
-        step.size_bytes, step.op, step.staged, step.dst_chunk, step.channel,
-    )  # fmt: skip
-    return zip(*(column[rows].tolist() for column in columns), strict=True)
+class _Reader:
+    """The program of a process, made of its turns: its memory is that of its ranks, and then staging memory, in elements."""
+
+    def __init__(self, plan: Plan, made: Part) -> None:
+        self.item = plan.dtype.itemsize
+        self.code: list[list[Instruction]] = []
+        self.lanes: dict[tuple[str, int, int], int] = {}
+        self.channels: list[int] = []
+        self.starts: dict[tuple[int, int], int] = {}
+        self.size = 0
+        sizes = {(rank, buffer): int(count) for (rank, buffer), count in np.ndenumerate(plan.buffer_elements())}
+        sizes |= {(STAGING, lane): -(-size // self.item) for lane, size in enumerate(made.staging_bytes)}
+        for place, size in sizes.items():
+            self.starts[place] = self.size
+            self.size += size
+
+    def at(self, span: Span) -> int:
+        """First element of a span."""
+        return self.starts[span[0], span[1]] + span[2] // self.item
+
+    def add(
+        self, lane: tuple[str, int, int], waits: Sequence[tuple[int, int]], instruction: Instruction
+    ) -> tuple[int, int]:
+        """Append to a lane; where."""
+        number = self.lanes.setdefault(lane, len(self.code))
+        if number == len(self.code):
+            self.code.append([])
+            self.channels.append(lane[2])
+        waits = tuple(sorted({spot for spot in waits if spot[0] != number}))
+        self.code[number].append(replace(instruction, waits=waits))
+        return number, len(self.code[number]) - 1
+
+    def turn(self, lane: int, turn: Turn, process: int, waits: Sequence[tuple[int, int]]) -> tuple[int, int]:
+        """All that a turn does; its last instruction."""
+        own, item = ("turn", -1, lane), self.item
+        spot = self.add(own, waits, Instruction("nop", count=0))
+        for target, source in turn.aside:
+            spot = self.add(own, (), Instruction("copy", self.at(source), self.at(target), source[3] // item))
+        under_way = []
+        local = [source for source, peer, _ in turn.sends if peer == process]
+        for number, (target, peer, channel) in enumerate(turn.recvs):
+            count, to = target[3] // item, self.at(target)
+            if peer == process:
+                copy = Instruction("copy", self.at(local.pop(0)), to, count)
+                under_way.append(self.add((f"self {number}", lane, channel), [spot], copy))
+            else:
+                recv = Instruction("recv", dst=to, count=count, recv_from=peer)
+                under_way.append(self.add(("recv", peer, channel), [spot], recv))
+        for source, peer, channel in turn.sends:
+            if peer != process:
+                send = Instruction("send", self.at(source), count=source[3] // item, send_to=peer)
+                under_way.append(self.add(("send", peer, channel), [spot], send))
+        spot = self.add(own, under_way, Instruction("nop", count=0))
+        for reduces, target, source in turn.after:
+            name = "reduce" if reduces else "copy"
+            spot = self.add(own, (), Instruction(name, self.at(source), self.at(target), source[3] // item))
+        return spot
 
 
-def _turn(step: PlanStep, rows: np.ndarray, hosts: Sequence[int], process: int, item: int, staging: _Staging) -> Turn:
-    aside: list[tuple[Span, Span]] = []
-    recvs: list[tuple[Span, int]] = []
-    sends: list[tuple[Span, int]] = []
-    after: list[tuple[bool, Span, Span]] = []
-    begun: set[tuple[int, int, int]] = set()  # destinations of switch reductions that hold their first operand
-    for src, src_buffer, src_at, dst, dst_buffer, dst_at, size, op, staged, chunk, channel in _rows(step, rows):
-        source: Span = (src, src_buffer, src_at * item, size)
-        target: Span = (dst, dst_buffer, dst_at * item, size)
-        reduces = op == REDUCE  # a multicast is a copy to each destination
-        if op == SWITCH_REDUCE:
-            reduces = (channel, dst, chunk) in begun
-            begun.add((channel, dst, chunk))
-        if op == SYNC:
-            source, target = staging(1), staging(1)
-        elif staged and hosts[src] == process:
-            aside.append((staging(size), source))
-            source = aside[-1][0]
-        if src == dst:
-            if op != SYNC:
-                after.append((reduces, target, source))
-            continue
-        if hosts[src] == process:
-            sends.append((source, hosts[dst]))
-        if hosts[dst] == process:
-            landing = staging(size) if reduces else target
-            recvs.append((landing, hosts[src]))
-            if reduces:
-                after.append((True, target, landing))
-    return Turn(step.step, tuple(aside), tuple(recvs), tuple(sends), tuple(after))
+def program_of(plan: Plan, parts: Sequence[Part]) -> Program:
+    """The parts of all processes read back as a program, in which a process is a rank and an element a chunk."""
+    readers = [_Reader(plan, made) for made in parts]
+    for process, (reader, made) in enumerate(zip(readers, parts, strict=True)):
+        done: dict[tuple[int, int], tuple[int, int]] = {}
+        turns = [(turn.step, lane, index) for lane, own in enumerate(made.lanes) for index, turn in enumerate(own)]
+        for _, lane, index in sorted(turns):
+            turn = made.lanes[lane][index]
+            before = [done[each] for each in turn.waits] + ([done[lane, index - 1]] if index else [])
+            done[lane, index] = reader.turn(lane, turn, process, before)
+    lanes = tuple(
+        tuple(Lane(channel, tuple(code)) for channel, code in zip(reader.channels, reader.code, strict=True))
+        for reader in readers
+    )
+    return Program(
+        f"{plan.schedule} in {len(parts)} processes", len(parts), lanes, (max(r.size for r in readers), 0, 0)
+    )

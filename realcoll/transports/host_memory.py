@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 __all__ = ["HostMemory"]
 
 ALIGN = 64
+MOST_CHANNELS = 2**15
+"""As many tags as every MPI library has; the channels of a plan with more share a lane."""
 
 
 class HostMemory:
@@ -63,8 +65,8 @@ class HostMemory:
         return source
 
     def lanes(self, plan: Plan, processes: int) -> Sequence[Self]:  # noqa: ARG002
-        """Itself for all channels."""
-        return (self,)
+        """Itself for each channel."""
+        return (self,) * (plan.nchannels if plan.nchannels <= MOST_CHANNELS else 1)
 
     def recorded(self, play: Callable[[], None]) -> Callable[[], None]:
         """The calls as they are."""

@@ -27,7 +27,7 @@ class Transport(Protocol):
     """Moves bytes between processes and combines them where they are.
 
     A process may host several ranks; what they exchange it sends to itself, inside a group, like everything else. Messages between
-    two processes arrive in the order in which they were sent.
+    two processes on one channel arrive in the order in which they were sent; those of different channels need not.
     """
 
     @property
@@ -50,10 +50,10 @@ class Transport(Protocol):
     def group_start(self) -> None:
         """Begin a group of sends and receives that progress together."""
 
-    def send(self, source: Wire, process: int) -> None:
+    def send(self, source: Wire, process: int, channel: int = 0) -> None:
         """Send inside a group."""
 
-    def recv(self, target: Wire, process: int) -> None:
+    def recv(self, target: Wire, process: int, channel: int = 0) -> None:
         """Receive inside a group."""
 
     def group_end(self) -> None:
@@ -63,6 +63,21 @@ class Transport(Protocol):
         ------
         FaultError
             When another process fails, or does not do its part within the timeout.
+        """
+
+    def group_post(self) -> Any:
+        """End a group without waiting: what :meth:`finished` and :meth:`wait` take; None when what follows may be asked for at once."""
+
+    def finished(self, group: Any) -> bool:
+        """Whether a posted group is done."""
+
+    def wait(self, groups: Sequence[Any]) -> None:
+        """Return when one of some posted groups is done.
+
+        Raises
+        ------
+        FaultError
+            As :meth:`group_end`.
         """
 
     def copy(self, target: View, source: View) -> None:
@@ -87,7 +102,7 @@ class Transport(Protocol):
         """The content of a view as a numpy array; it may share memory."""
 
     def lanes(self, plan: Plan, processes: int) -> Sequence[Transport]:
-        """Transports for the channels of a plan that takes that many processes, or the one for all of them."""
+        """A transport for each channel of a plan that takes that many processes, or one for all channels together."""
 
     def recorded(self, play: Callable[[], None]) -> Callable[[], None]:
         """Make a sequence of calls cheap to repeat, where the transport can."""

@@ -10,7 +10,7 @@ from realcoll.transports.host_memory import HostMemory
 from simcoll.errors import InternalError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -47,11 +47,11 @@ class LocalTransport(HostMemory):
     def group_start(self) -> None:
         """Nothing to do: the group is what was sent since the last one."""
 
-    def send(self, source: Array, process: int) -> None:  # noqa: ARG002
+    def send(self, source: Array, process: int, channel: int = 0) -> None:  # noqa: ARG002
         """Offer bytes to the next receive."""
         self._sent.append(source)
 
-    def recv(self, target: Array, process: int) -> None:  # noqa: ARG002
+    def recv(self, target: Array, process: int, channel: int = 0) -> None:  # noqa: ARG002
         """Take the bytes of the next send."""
         self._wanted.append(target)
 
@@ -65,6 +65,17 @@ class LocalTransport(HostMemory):
             if source.size != target.size:
                 raise InternalError(f"a message of {source.size} bytes meets a receive of {target.size}")
             target[...] = source
+
+    def group_post(self) -> None:
+        """Do the group: nothing is ever under way."""
+        self.group_end()
+
+    def finished(self, group: None) -> bool:  # noqa: ARG002
+        """Every group is."""
+        return True
+
+    def wait(self, groups: Sequence[None]) -> None:
+        """Nothing to wait for."""
 
     def vendor(self, plan: Plan, inputs: Mapping[int, Array], outputs: Mapping[int, Array]) -> None:
         """There is no library below."""

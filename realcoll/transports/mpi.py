@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -19,13 +19,14 @@ from realcoll.transports.host_memory import HostMemory
 from realcoll.transports.vendor import mpi_collective
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from simcoll.core.plan import Plan
 
     Array = NDArray[Any]
+    _Group: TypeAlias = tuple[list[Any], list[int]]  # requests, and the process at the other end of each
 
 __all__ = ["MpiTransport"]
 
@@ -84,21 +85,21 @@ class MpiTransport(HostMemory):
         if self.control.broken:
             self.control.check_usable()
 
-    def send(self, source: list[Any], process: int) -> None:
-        """Start a send."""
+    def send(self, source: list[Any], process: int, channel: int = 0) -> None:
+        """Start a send; the channel is its tag."""
         self._peers.append(process)
         try:
-            self._requests.append(self.comm.Isend(source, process))
+            self._requests.append(self.comm.Isend(source, process, channel))
         except self._mpi.Exception as error:
-            raise self._failed(error) from None
+            raise self._failed(error, self._peers) from None
 
-    def recv(self, target: list[Any], process: int) -> None:
+    def recv(self, target: list[Any], process: int, channel: int = 0) -> None:
         """Start a receive."""
         self._peers.append(process)
         try:
-            self._requests.append(self.comm.Irecv(target, process))
+            self._requests.append(self.comm.Irecv(target, process, channel))
         except self._mpi.Exception as error:
-            raise self._failed(error) from None
+            raise self._failed(error, self._peers) from None
 
     def group_end(self) -> None:
         """Wait until all of the group is done."""
@@ -109,24 +110,48 @@ class MpiTransport(HostMemory):
                 if testall(requests):
                     break
             else:
-                self._wait()
+                self._wait([(requests, self._peers)])
         except self._mpi.Exception as error:
-            raise self._failed(error) from None
+            raise self._failed(error, self._peers) from None
         requests.clear()
         self._peers.clear()
 
-    def _failed(self, error: Exception) -> FaultError:
+    def group_post(self) -> _Group:
+        """Let the group go on by itself."""
+        group = self._requests, self._peers
+        self._requests, self._peers = [], []
+        return group
+
+    def finished(self, group: _Group) -> bool:
+        """Whether all of a group is done."""
+        try:
+            return bool(self._testall(group[0]))
+        except self._mpi.Exception as error:
+            raise self._failed(error, group[1]) from None
+
+    def wait(self, groups: Sequence[_Group]) -> None:
+        """Wait until all of one group is done."""
+        try:
+            for _ in range(1 if self._crowded else EAGER_TESTS):
+                if any(self._testall(requests) for requests, _ in groups):
+                    return
+            self._wait(groups)
+        except self._mpi.Exception as error:
+            raise self._failed(error, [peer for _, peers in groups for peer in peers]) from None
+
+    def _failed(self, error: Exception, peers: Sequence[int]) -> FaultError:
         """MPI itself has noticed that something is wrong. If that is the end of a process, the rendezvous is about to say which."""
         limit = time.monotonic() + NEWS_S
         while not self.control.loss() and time.monotonic() < limit:
             time.sleep(REST_S)
-        return self.control.stuck(self._peers) if self.control.loss() else FaultError(f"MPI: {error}")
+        return self.control.stuck(peers) if self.control.loss() else FaultError(f"MPI: {error}")
 
-    def _wait(self) -> None:
+    def _wait(self, groups: Sequence[_Group]) -> None:
         """Test on, giving way to other processes; look from time to time whether it still makes sense."""
         begin = time.monotonic()
         look = begin + LOOK_ROUND_S
-        while not self._testall(self._requests):
+        peers = [peer for _, members in groups for peer in members]
+        while not any(self._testall(requests) for requests, _ in groups):
             if self._crowded:
                 time.sleep(CROWDED_REST_S)
             else:
@@ -135,19 +160,22 @@ class MpiTransport(HostMemory):
             if now >= look:
                 look = now + LOOK_ROUND_S
                 late = now - begin > self.control.timeout_s
-                if late or (self.control.loss() if self._peers == [-1] else self.control.trouble()):
-                    self._blame()
+                if late or (self.control.loss() if peers == [-1] else self.control.trouble()):
+                    self._blame(groups)
                 if now - begin > REST_AFTER_S:
                     time.sleep(REST_S)
 
-    def _blame(self) -> None:
-        """Give up on the group, unless it gets done while the others are asked."""
-        waiting = [peer for peer, request in zip(self._peers, self._requests, strict=True) if not request.Test()]
-        if waiting == [-1]:  # a barrier: who is not there is in somebody's way, or will be
+    def _blame(self, groups: Sequence[_Group]) -> None:
+        """Give up on groups, unless one gets done while the others are asked."""
+        left = [
+            [peer for peer, request in zip(peers, requests, strict=True) if not request.Test()]
+            for requests, peers in groups
+        ]
+        if left == [[-1]]:  # a barrier: who is not there is in somebody's way, or will be
             who = self.control.loss() or f"not all ranks came to the barrier within {self.control.timeout_s:g} s"
             raise FaultError(who)
-        if waiting:
-            raise self.control.stuck(waiting)
+        if all(left):
+            raise self.control.stuck(peer for waiting in left for peer in waiting)
 
     def vendor(
         self, plan: Plan, inputs: Mapping[int, Array], outputs: Mapping[int, Array]
@@ -165,7 +193,7 @@ class MpiTransport(HostMemory):
             try:
                 call()
             except self._mpi.Exception as error:
-                raise self._failed(error) from None
+                raise self._failed(error, self._peers) from None
 
         return run
 

@@ -170,11 +170,11 @@ class NcclTransport:
         """Open a group of NCCL."""
         self._nccl.groupStart()
 
-    def send(self, source: tuple[int, int], process: int) -> None:
+    def send(self, source: tuple[int, int], process: int, channel: int = 0) -> None:  # noqa: ARG002
         """Send inside the group."""
         self.comm.send(*source, self._nccl.NCCL_UINT8, process, self.stream.ptr)
 
-    def recv(self, target: tuple[int, int], process: int) -> None:
+    def recv(self, target: tuple[int, int], process: int, channel: int = 0) -> None:  # noqa: ARG002
         """Receive inside the group."""
         self.comm.recv(*target, self._nccl.NCCL_UINT8, process, self.stream.ptr)
 
@@ -184,6 +184,17 @@ class NcclTransport:
             self._nccl.groupEnd()
         except self._nccl.NcclError as error:
             raise FaultError(f"NCCL: {error}") from None
+
+    def group_post(self) -> None:
+        """Launch the group: the stream keeps what follows behind it."""
+        self.group_end()
+
+    def finished(self, group: None) -> bool:  # noqa: ARG002
+        """Every group is, as far as the host has to know."""
+        return True
+
+    def wait(self, groups: Sequence[None]) -> None:
+        """Nothing to wait for before :meth:`synchronize`."""
 
     def copy(self, target: Any, source: Any) -> None:
         """Copy on the stream."""

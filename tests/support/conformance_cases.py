@@ -12,11 +12,16 @@ import numpy as np
 
 import realcoll
 import simcoll
+from realcoll.meeting.control import checked_hosts
+from realcoll.turns import part, program_of
 from simcoll.algorithms import ALGORITHMS
 from simcoll.core.collective import KINDS
 from simcoll.core.reduction import parse_dtype, parse_reduction
 from simcoll.core.reference import exact_inputs, expected_outputs
+from simcoll.core.wiring import wire
 from simcoll.emulator import emulate
+from simcoll.proving import check_lowering
+from simcoll.proving.program import check_ordered
 from simcoll.testing.examples import needed_params
 from simcoll.topology import crossbar
 
@@ -128,11 +133,26 @@ def same_bits(got: np.ndarray, want: np.ndarray) -> bool:
     return got.dtype == want.dtype and got.shape == want.shape and got.tobytes() == want.tobytes()
 
 
+def order_faults(plan: simcoll.Plan, hosts: list[int], *, apart: bool) -> list[str]:
+    """What is wrong with the lowering of a plan, and with the turns of all processes read back."""
+    try:
+        check_lowering(plan)
+        proof, _ = check_ordered(
+            wire(program_of(plan, [part(plan, hosts, p, apart=apart) for p in range(max(hosts) + 1)]))
+        )
+    except simcoll.ScheduleError as error:
+        return [str(error)]
+    return [] if proof.least_depth == 0 else [f"{plan}: turns need {proof.least_depth} messages in flight"]
+
+
 def check(case: Case, transport: Any, **options: Any) -> list[str]:
     """What is wrong with a case on a transport, as seen by this process; nothing is done where it hosts no rank."""
-    plan = case.plan()
+    plan, control = case.plan(), transport.control
     prepared = realcoll.prepare(plan, transport, **options)
     faults = []
+    if control.process == 0:
+        hosts = list(checked_hosts(plan, options.get("placement"), control.size))
+        faults += order_faults(plan, hosts, apart=len(transport.lanes(plan, len(set(hosts)))) > 1)
     inputs = exact_inputs(plan)
     with np.errstate(all="ignore"):
         expected = expected_outputs(plan, inputs)
