@@ -1,9 +1,9 @@
 """Predicted against published times of nccl-tests.
 
 ``python benchmarks/accuracy.py`` predicts every row of ``data/published_nccl_tests.csv`` (out of place, float32) with
-the topologies and protocols as shipped and the algorithms that NCCL has, takes the quickest choice of each size, and
-prints per table the geometric mean of predicted over measured time in three classes of sizes, with the extremes. 1 is
-exact, below 1 is too quick. Nothing is fitted to these tables. ``--details`` prints every row.
+the topologies and protocols as shipped and the algorithms that NCCL has, takes the fastest choice for each size, and
+prints for each table the geometric mean of predicted over measured time in three classes of sizes, with the extremes. 1 is
+exact, below 1 is too fast. Nothing is fitted to these tables. ``--details`` prints every row.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from simcoll.planning.sweep import Row, Sweep, best_rows, parse_choice, prepare,
 from simcoll.topology import Topology, load_topology
 
 DATA = Path(__file__).parent / "data"
-# What NCCL runs without reduction in switches. Its trees and chains are pipelined in slices; two numbers of pieces stand for
-# a slice size that NCCL adapts.
+# NCCL's algorithms without reduction in switches. NCCL pipelines trees and chains in slices of adaptive size; two numbers of
+# pieces stand for that.
 NCCL = {
     "all_reduce": ("ring", "double_tree:pieces=2", "double_tree:pieces=16"),
     "all_gather": ("ring",),
@@ -32,7 +32,7 @@ CLASSES = (("<= 64 KiB", 0, 2**16), ("64 KiB - 64 MiB", 2**16 + 1, 2**26 - 1), (
 
 
 def predicted(about: dict[str, str], sizes: list[int]) -> list[Row]:
-    """The quickest run of every size on the machine of a table."""
+    """The fastest run of every size on the machine of a table."""
     topology: Topology = load_topology(about["topology"], nodes=int(about["nodes"]))
     topology = topology.with_ranks(np.arange(int(about["ranks"])))
     collective = about["collective"]
@@ -51,7 +51,7 @@ def main() -> None:
     everything: dict[str, list[float]] = {name: [] for name, *_ in CLASSES}
     for about in tables:
         measured = {int(row["size_bytes"]): float(row["time_us"]) for row in rows if row["table"] == about["table"]}
-        # Two published sizes may round to the same count; the smaller is the honest one to compare with.
+        # Two published sizes may round to the same count; the time of the smaller one is the fair comparison.
         ratios: dict[str, list[float]] = {name: [] for name, *_ in CLASSES}
         for run in predicted(about, sorted(measured)):
             if run.size_bytes not in measured:
@@ -73,7 +73,7 @@ def main() -> None:
 
 
 def summary(ratios: list[float]) -> str:
-    """Geometric mean, least and greatest of the ratios."""
+    """Geometric mean, least and greatest ratio."""
     return f"{geometric_mean(ratios):.2f} ({min(ratios):.2f}..{max(ratios):.2f})" if ratios else "-"
 
 

@@ -20,7 +20,7 @@ from simcoll.topology import hybrid_cube_mesh, load_topology, torus
 
 
 def cpu_name() -> str:
-    """Model of the processor, where the system says."""
+    """Model of the processor, if the system tells."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

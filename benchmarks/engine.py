@@ -20,7 +20,7 @@ TARGET_MB = 500.0
 
 
 def cpu_name() -> str:
-    """Model of the processor, where the system says."""
+    """Model of the processor, if the system tells."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -29,7 +29,7 @@ def cpu_name() -> str:
 
 
 def peak_mb() -> float:
-    """Most memory that this process has held (Linux counts in KiB, macOS in bytes)."""
+    """Peak memory of this process (Linux counts in KiB, macOS in bytes)."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / (2**20 if sys.platform == "darwin" else 2**10)
 

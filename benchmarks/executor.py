@@ -1,9 +1,9 @@
-"""What the executor costs: ring all_reduce over MPI against MPI_Allreduce, and Python's share of a step.
+"""Cost of the executor: ring all_reduce over MPI against MPI_Allreduce, and Python's share of a step.
 
 ``mpiexec -n 2 python benchmarks/executor.py [size]`` (64M by default) prints the machine, the bandwidths of both, their
-ratio to the target of 0.8, and what the same messages take without any reduction (on a busy machine that varies too).
-``python benchmarks/executor.py`` without a launcher prints only the cost of a step, which a ring of 8 ranks in one
-process with one element a message shows, and its ratio to the target of 50 us.
+ratio to the target of 0.8, and the time of the same messages without any reduction (which also varies on a busy machine).
+``python benchmarks/executor.py`` without a launcher prints only the cost of a step, measured on a ring of 8
+ranks in one process with one element a message, and its ratio to the target of 50 us.
 """
 
 import os
@@ -34,7 +34,7 @@ def cpu_name() -> str:
 
 
 def median_s(call, transport) -> float:
-    """Median over rounds of the time from a barrier until this rank is done, after two rounds that do not count."""
+    """Median over rounds of the time from a barrier until this rank is done, after two rounds of warm-up."""
     found = []
     for _ in range(ROUNDS + 2):
         transport.barrier()

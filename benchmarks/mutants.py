@@ -1,7 +1,9 @@
-"""The mutation gate, whole: every mutant of every shipped schedule, n = 2..8, proved and judged. Prints the table; fails if one slips by.
+"""The whole mutation gate: every mutant of every shipped schedule, n = 2..8, proved and judged.
 
-Run from the repository root: ``python benchmarks/mutants.py [every] [workers] [most]``, to take one mutant in ``every``, and rank counts
-up to ``most`` only.
+Prints the table, and fails if the proof accepts a mutant that the judge calls wrong.
+
+Run from the repository root: ``python benchmarks/mutants.py [every] [workers] [most]``, to take one mutant in ``every``, and only
+rank counts up to ``most``.
 """
 
 from __future__ import annotations
@@ -60,7 +62,7 @@ def main() -> int:
     workers = int(sys.argv[2]) if len(sys.argv) > 2 else min(2, os.cpu_count() or 1)
     sizes = range(SIZES[0], 1 + (int(sys.argv[3]) if len(sys.argv) > 3 else SIZES[-1]))
     begin, schedules, total = time.perf_counter(), 0, Tally()
-    # The largest first, so that no worker is left with one at the end.
+    # The largest first, so that no worker starts one at the end.
     tasks = [(algorithm, n, every) for n in reversed(sizes) for algorithm in range(len(ALGORITHMS))]
     with Pool(workers) as pool:
         for made, tally in pool.imap_unordered(_one, tasks):

@@ -3,7 +3,7 @@
     python benchmarks/optimal.py [name ...]
 
 Prints, for each machine and collective: seconds to make the schedule and to prove it, copies of trees, and time over bound at 64 GiB
-and 1 TiB, beside that of a ring. The last line is the worst of all machines.
+and 1 TiB, next to that of a ring. The last line is the worst of all machines.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ ANY: dict[str, Callable[[], Topology]] = {
 
 
 def over_bound(schedule: Schedule, topology: Topology, size_bytes: int) -> float:
-    """Time over bound at about a size."""
+    """Time over bound near a size."""
     slots = max(schedule.collective.input_slots, schedule.collective.output_slots)
     count = max(size_bytes // (4 * slots * schedule.layout.chunks), 1) * schedule.layout.chunks
     found = simcoll.emulate(simcoll.bind(schedule, count), topology, data="none").headroom
@@ -72,7 +72,7 @@ def measured(name: str, algorithm: str, topology: Topology, **params: int) -> fl
 
 
 def main(wanted: list[str]) -> None:
-    """Measure all machines, or those whose names have one of the words."""
+    """Measure all machines, or those whose names contain one of the words."""
     print(f"machine: {platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, {PIECES} pieces")
     print(f"{'':<61}{'make s':>6}{'prove':>7}{'64 GiB':>8}{'1 TiB':>8}{'ring':>8}")
     worst = []

@@ -1,9 +1,9 @@
-"""What pipelining is worth to hierarchical algorithms on boxes with rails: stages inside boxes and between them at once.
+"""Gain of pipelining for hierarchical algorithms on nodes with rails, whose stages then overlap.
 
     python benchmarks/pipelining.py [boxes ...]
 
-Prints, for DGX H100 boxes, protocol ``ideal`` and 8 GiB, the time of every hierarchical algorithm in one piece, and how
-many times less it takes in more. For an all-reduce on many boxes the limit is the sum of both stages over the longer:
+Prints, for DGX H100 nodes, protocol ``ideal`` and 8 GiB, the time of every hierarchical algorithm in one piece, and that time
+over the time in several pieces. For an all-reduce on many nodes the limit is the sum of both stages over the longer:
 (2 7/8 / 450 GB/s + 2/8 / 50 GB/s) / (2/8 / 50 GB/s) = 1.78.
 """
 

@@ -3,8 +3,8 @@
     python benchmarks/proofs.py [collective ...]
 
 Each proof runs in a process of its own, with the steps of its schedule: every algorithm out of place and in place, and with
-the parameters that make the most of it. Prints the machine, and for each processor time and highest memory with their ratios
-to the targets of 2 s and 1 GiB (below 1: met). Best of two. What ``bfb`` and ``packed`` find out of their topology before is
+the parameters that need the most work. Prints the machine, and for each proof CPU time and peak memory with their ratios
+to the targets of 2 s and 1 GiB (below 1: met). Best of two. The preparation of ``bfb`` and ``packed`` for their topology is
 not counted.
 """
 
@@ -29,9 +29,9 @@ from simcoll.topology import torus
 
 NRANKS = 1024
 TARGET_S, TARGET_MIB = 2.0, 1024.0
-# What an algorithm cannot do without; boxes of 8 as in most machines.
+# Parameters that an algorithm cannot do without; nodes of 8 as in most machines.
 NEEDED = {"hierarchical": {"box": 8}}
-# More work than with the defaults: three dimensions have six copies of a torus algorithm, pieces share chunks between channels.
+# More work than with the defaults: in three dimensions a torus algorithm has six copies; pieces share chunks between channels.
 MORE = {"hierarchical": {"pieces": 4}, "torus": {"dims": [8, 8, 16]}, "swing": {"dims": [8, 8, 16]}}
 
 
@@ -50,7 +50,7 @@ def cases(wanted: list[str]) -> list[tuple[str, str, dict[str, object], bool]]:
 
 
 def largest(kind: str, name: str, more: dict[str, object], *, in_place: bool) -> simcoll.Schedule:
-    """The schedule for 1,024 ranks, or for as many as the algorithm serves."""
+    """The schedule for 1,024 ranks, or for the most that the algorithm serves."""
     for n in (NRANKS, NRANKS // 2, NRANKS // 4, 64):
         pairs = tuple((rank, (rank + 1) % n) for rank in range(n)) if kind == "send_recv" else ()
         try:
@@ -63,7 +63,7 @@ def largest(kind: str, name: str, more: dict[str, object], *, in_place: bool) ->
 
 
 def one(kind: str, name: str, more: dict[str, object], *, in_place: bool) -> None:
-    """Prove one algorithm and print what it took, for the parent process."""
+    """Prove one algorithm and print its cost for the parent process."""
     schedule = largest(kind, name, more, in_place=in_place)
     begin = time.process_time()
     proof = simcoll.verify(schedule)

@@ -1,6 +1,6 @@
 """Time of large runs: full by the fast engine, and by the quotient, timing only.
 
-``python benchmarks/scale.py [--all] [--runs N]`` prints the machine, how long the engine takes to compile or load, the CPU and wall time
+``python benchmarks/scale.py [--all] [--runs N]`` prints the machine, the time to compile or load the engine, the CPU and wall time
 of the whole call from schedule to result (the best of N, each by itself), and the ratio of the CPU time to the target. ``--all`` adds
 the full runs of 537 million messages, once each.
 """
@@ -22,7 +22,7 @@ GIB = 1 << 28  # elements of float32
 
 
 def cpu_name() -> str:
-    """Model of the processor, where the system says."""
+    """Model of the processor, if the system tells."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -31,13 +31,13 @@ def cpu_name() -> str:
 
 
 def peak_mb() -> float:
-    """Most memory that this process has held (Linux counts in KiB, macOS in bytes)."""
+    """Peak memory of this process (Linux counts in KiB, macOS in bytes)."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / (2**20 if sys.platform == "darwin" else 2**10)
 
 
 def rails(n: int):
-    """Boxes of 8 on 50 GB/s rails, a leaf per 32 boxes and rail, 2:1 above."""
+    """Nodes of 8 on 50 GB/s rails, a leaf for each rail and 32 nodes, 2:1 above."""
     network = {"nics": 8, "nic_bandwidth": "50 GB/s", "nic_latency": "3 us", "boxes_per_leaf": 32}
     return boxes(n // 8, 8, "450 GB/s", "1 us", oversubscription=2, spine_latency="1 us", **network)
 

@@ -1,4 +1,4 @@
-"""PyTorch on the emulator: a training step with DistributedDataParallel, and what a call costs beside simcoll.distributed.
+"""PyTorch on the emulator: a training step with DistributedDataParallel, and the cost of a call against simcoll.distributed.
 
 Run: ``python benchmarks/torch_backend.py [ranks ...]``.
 """

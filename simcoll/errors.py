@@ -37,9 +37,9 @@ class ConfigError(SimcollError):
 
 
 class ScheduleError(SimcollError):
-    """A schedule or per-rank program that does not do what its collective says.
+    """A schedule or per-rank program that does not implement its collective.
 
-    ``step``, ``rank``, ``channel`` and ``chunk`` locate the fault where that is known.
+    ``step``, ``rank``, ``channel`` and ``chunk`` locate the fault where they are known.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class InternalError(SimcollError):
 
 
 def expect(given: object, kind: type, what: str) -> None:
-    """Refuse an argument of another type; ``what`` says what the function takes, and what makes it.
+    """Refuse an argument of the wrong type; ``what`` names the type that the function takes.
 
     >>> expect("ring", int, "schedule takes a number of ranks")
     Traceback (most recent call last):
@@ -80,7 +80,7 @@ def expect(given: object, kind: type, what: str) -> None:
 
 
 def nearest(given: str, valid: Iterable[str]) -> str:
-    """Say which valid choices there are, the nearest first; to be appended to an error message.
+    """List the valid choices for an error message, the nearest first.
 
     >>> nearest("rnig", ["tree", "ring"])
     "did you mean 'ring'? (valid: ring, tree)"

@@ -1,7 +1,7 @@
 """Reader of MSCCL XML: the per-rank programs of microsoft/msccl, the Azure executor and RCCL.
 
-What counts is what their interpreter does, not what the language that wrote a file meant: a ``rrc`` adds the *local*
-source. Rules and limits are those of microsoft/msccl ``src/graph/topo.cc``, ``src/include/msccl.h`` and
+The reader follows the interpreter of these runtimes, not the language that wrote a file: ``rrc`` adds the *local* source.
+Rules and limits are those of microsoft/msccl ``src/graph/topo.cc``, ``src/include/msccl.h`` and
 ``src/collectives/device/msccl_interpreter.h``.
 """
 
@@ -61,7 +61,7 @@ _BUFFERS = ("i", "o", "s")
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where in the file something stands."""
+    """A place in the file, for messages."""
 
     file: str | None
     path: str = "algo"
@@ -101,7 +101,7 @@ class _Place:
 
 @dataclass(frozen=True, slots=True)
 class _Head:
-    """What the ``algo`` element says."""
+    """Attributes of the ``algo`` element."""
 
     name: str
     nranks: int
@@ -127,7 +127,7 @@ class _Memory:
     rank: int
 
     def address(self, place: _Place, buffer: int, offset: int, count: int) -> int:
-        """The one address of a chunk."""
+        """The canonical address of a chunk."""
         size = self.sizes[buffer]
         if not 0 <= offset <= size - max(count, 1):
             name = _BUFFERS[buffer]
@@ -157,10 +157,9 @@ def load_msccl_xml(source: str | Path | bytes, *, in_place: bool | None = None, 
     source
         A path, or the content of a file.
     in_place
-        Which of the two to read it as, where the file allows both (``inplace="1" outofplace="1"``); default: out of
-        place.
+        How to read a file that allows both (``inplace="1" outofplace="1"``); default: out of place.
     root
-        Root of a broadcast, reduce, gather or scatter: the format does not say it. Default 0.
+        Root of a broadcast, reduce, gather or scatter, which the format does not name; default 0.
 
     Returns
     -------
@@ -170,7 +169,7 @@ def load_msccl_xml(source: str | Path | bytes, *, in_place: bool | None = None, 
     Raises
     ------
     ConfigError
-        For what is no such file, or breaks a rule or limit of the runtimes; names GPU, thread block and step.
+        When the file is not MSCCL XML or breaks a rule or limit of the runtimes; the message names GPU, thread block and step.
     """
     if isinstance(source, bytes):
         place, data = _Place(None), source
@@ -211,7 +210,7 @@ def load_msccl_xml(source: str | Path | bytes, *, in_place: bool | None = None, 
 
 
 def _parse(place: _Place, data: bytes) -> Element:
-    """The element tree; refuses what is no XML or too deep, too large, or with a DTD."""
+    """The element tree; malformed XML, a DTD, and too many levels or elements are refused."""
     stack: list[str] = []
     count = 0
     top: Element | None = None
@@ -251,7 +250,7 @@ def _head(place: _Place, algo: Element, in_place: bool | None, root: int | None)
     inside = place.integer(algo, "inplace", 0, 1) == 1
     outside = place.integer(algo, "outofplace", 0, 1, default=int(not inside)) == 1
     if not inside and not outside:
-        place.refuse("inplace and outofplace are both 0: it may never run")
+        place.refuse("inplace and outofplace are both 0, so the file could never run")
     if in_place is not None and not (inside if in_place else outside):
         place.refuse(f"this file is for {'out of' if in_place else 'in'} place only")
     placed = in_place if in_place is not None else not outside
@@ -357,7 +356,7 @@ def _step(
     op, count = OPS[name], place.integer(step, "cnt", 0, MAX_COUNT)
     where = []
     for end, used in (("src", op.reads), ("dst", op.writes)):
-        # What the operation does not use locally is the peer's address, for readers only.
+        # An end that the operation does not use locally is the peer's address, given for readers only.
         buffer = _BUFFERS.index(place.choice(step, f"{end}buf", _BUFFERS))
         offset = place.integer(step, f"{end}off", -1, INT_LIMIT)
         where.append(memory.address(place, buffer, offset, count) if used else -1)
@@ -372,7 +371,7 @@ def _step(
             place.refuse(f"depends on tb {block} step {awaited}, which does not exist")
         if not published[block][awaited]:
             place.refuse(
-                f'depends on tb {block} step {awaited}, which lacks hasdep="1" and never tells that it is done'
+                f'depends on tb {block} step {awaited}, which lacks hasdep="1" and never reports that it is done'
             )
         waits = ((block, awaited),)
     elif awaited >= 0:
@@ -396,5 +395,5 @@ def _check_nops(place: _Place, instructions: list[Instruction]) -> None:
         carried = nop
     if carried:
         place.at(f"{place.path} step {len(instructions) - 1}").refuse(
-            "the last step is a nop: its dependency belongs to no step"
+            "the last step is a nop, whose dependency belongs to no step"
         )

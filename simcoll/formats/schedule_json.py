@@ -92,13 +92,15 @@ def _tupled(value: Any) -> Any:
 
 
 def dump_schedule(schedule: Schedule, path: str | Path | None = None) -> bytes:
-    """The schedule as JSON; written to ``path`` if given. What is written can be read back: it is, before it is returned.
+    """Write a schedule as JSON, to ``path`` if given.
+
+    The text is read back before it is returned, so every file that is written can be read.
 
     Raises
     ------
     ConfigError
-        When the file cannot be written, or the schedule has what no file holds: too large numbers, parameters that are neither
-        numbers, texts, None, nor lists of them.
+        When the file cannot be written, or the schedule does not fit into one: numbers that are too large, parameters other than
+        numbers, texts, None and lists of these.
     ScheduleError
         When a step names ranks, chunks or channels that do not exist.
     """
@@ -107,7 +109,7 @@ def dump_schedule(schedule: Schedule, path: str | Path | None = None) -> bytes:
     for item in schedule.blocks():
         if isinstance(item, Repeat):
             steps = [_step_record(step) for step in item.steps]
-            # Shifts go round, so windows may as well begin at the first chunk that is no less than 0.
+            # Shifts wrap around, so a window may begin at its first chunk that is not negative.
             base = item.base % item.modulus if item.base < 0 else item.base
             blocks.append(_Block(steps, item.count, item.stride, base, item.modulus))
         else:
@@ -133,7 +135,7 @@ def _length(step: _Step) -> int:
 
 
 def _lines(record: _File) -> bytes:
-    """The file with one key, or one block of steps, a line."""
+    """The file, with each key and each block of steps on a line of its own."""
     fields = msgspec.to_builtins(record)
     blocks = b",\n  ".join(msgspec.json.encode(block) for block in fields.pop("blocks"))
     head = b",\n ".join(msgspec.json.encode(key) + b": " + msgspec.json.encode(value) for key, value in fields.items())
@@ -141,7 +143,7 @@ def _lines(record: _File) -> bytes:
 
 
 def _checked(record: _File) -> bytes:
-    """The file, when it can be read back."""
+    """The file, checked by reading it back."""
     try:
         data = _lines(record)
         again = decode_json(data, _File, None)
@@ -188,12 +190,12 @@ def _step(record: _Step, file: str | None, place: str) -> Step:
 
 
 def parse_schedule(data: bytes | str, file: str | None = None) -> Schedule:
-    """The schedule in a JSON text.
+    """Read a schedule from JSON text.
 
     Raises
     ------
     ConfigError
-        When the text is not such a file, naming the place.
+        When the text is not a schedule file; the message names the place.
     ScheduleError
         When a step names ranks, chunks or channels that do not exist.
     """

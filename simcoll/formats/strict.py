@@ -35,7 +35,7 @@ def read_file(path: str | Path, max_bytes: int) -> bytes:
 
 
 def _field_names(record: Any, seen: dict[Any, None]) -> dict[str, None]:
-    """Names of all fields of a record and of the records in it."""
+    """Names of all fields of a record and of its nested records."""
     names: dict[str, None] = {}
     if isinstance(record, type) and issubclass(record, msgspec.Struct) and record not in seen:
         seen[record] = None
@@ -48,7 +48,7 @@ def _field_names(record: Any, seen: dict[Any, None]) -> dict[str, None]:
 
 
 def _inside(record: Any, place: str) -> list[Any]:
-    """The types that may be at a place such as ``$.links[0]``."""
+    """The types possible at a place such as ``$.links[0]``."""
     found = [record]
     for step in re.findall(r"\.(\w+)|\[[^\]]*\]", place):
         found = [inner for each in found for inner in (each, *get_args(each))]

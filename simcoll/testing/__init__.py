@@ -1,6 +1,6 @@
-"""For the tests of your own algorithms: Hypothesis strategies, :func:`assert_implements`, and a pytest fixture ``emulator``.
+"""Tools to test your own algorithms: Hypothesis strategies, :func:`assert_implements`, and a pytest fixture ``emulator``.
 
-Needs the extra ``test`` (``pip install simcoll[test]``); nothing of it is loaded before it is used.
+Needs the extra ``test`` (``pip install simcoll[test]``); loaded when first used.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["assert_implements", "collectives", "groups", "schedules", "sizes", "
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'simcoll.testing' has no attribute {name!r}")
-    # pytest loads this package in every run, for its plugin: what it needs comes later.
+    # pytest loads this package in every run, for its plugin, so Hypothesis must wait.
     home = "checks" if name == "assert_implements" else "strategies"
     try:
         module = importlib.import_module(f"simcoll.testing.{home}")

@@ -1,4 +1,4 @@
-"""What a schedule must do, checked in every way that there is."""
+"""Check a schedule in every way there is: proof, lowering, and runs on exact data."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ def default_counts(schedule: Schedule) -> tuple[int, ...]:
 
 
 def checked_run(plan: Plan, topology: Topology | None, seed: int = 0) -> Result:
-    """Emulate a plan on exact data, and compare with the definition; without a topology on a crossbar that can play it.
+    """Emulate a plan on exact data and compare with the definition.
+
+    Without a topology it runs on a crossbar that can play it.
 
     Raises
     ------
@@ -51,7 +53,7 @@ def checked_run(plan: Plan, topology: Topology | None, seed: int = 0) -> Result:
 
 
 def _machine(plan: Plan) -> Topology:
-    """A crossbar; its switch multicasts and reduces if the plan needs that."""
+    """A crossbar, whose switch multicasts and reduces if the plan needs it."""
     machine = crossbar(int(plan.ranks.max()) + 1, "50 GB/s", "1 us")
     switched = any((step.op > SYNC).any() for step in plan.steps())
     return replace(machine, traits={"switch_reduce": "yes"}) if switched else machine
@@ -65,28 +67,28 @@ def assert_implements(
     op: str | Reduction = "sum",
     topology: Topology | None = None,
 ) -> None:
-    """Assert that a schedule does what its collective says.
+    """Assert that a schedule implements its collective.
 
-    It is proved; for each count and dtype it is bound, its per-rank programs are checked for races and deadlock, and it is emulated on
-    data whose result is exact in any order of reduction.
+    It is proved. For each count and dtype it is bound, its lowering is checked for races and deadlock, and it is emulated on data
+    whose result is exact in any order of reduction.
 
     Parameters
     ----------
     schedule
         Any schedule.
     counts
-        One or more, each elements per block, as for :func:`simcoll.bind`; default some awkward ones.
+        Elements per block, as for :func:`simcoll.bind`, one or more; default some awkward counts.
     dtypes
-        One or more, each as for ``bind``.
+        As for ``bind``, one or more.
     op
         As for ``bind``.
     topology
-        Where it is emulated; default a crossbar, whose switch reduces and multicasts where the schedule needs that.
+        The machine to emulate; default a crossbar, whose switch reduces and multicasts if the schedule needs it.
 
     Raises
     ------
     AssertionError
-        With the message of the verifier, and a line that repeats the failing check.
+        With the message of the verifier, and a line that replays the failing check.
     ConfigError
         For a schedule, counts, dtypes or topology of the wrong kind.
 
@@ -121,22 +123,22 @@ def assert_implements(
 
 
 def several(name: str, given: Any, example: str) -> list[Any]:
-    """What was given to choose from, as a list, since it is gone through more than once."""
+    """The choices given, as a list, because they are iterated more than once."""
     if not isinstance(given, Iterable) or isinstance(given, str):
         raise ConfigError(f"{name} must be a list such as {example}, got {given!r:.60}; did you mean [{given!r:.60}]?")
     found = list(given)
     if not found:
-        raise ConfigError(f"{name} is empty, so nothing would be checked; expected some, such as {example}")
+        raise ConfigError(f"{name} is empty, so nothing would be checked; expected one or more, such as {example}")
     return found
 
 
 def _bound(count: Any, dtype: Any, op: str | Reduction) -> str:
-    """Python that binds ``schedule`` again."""
+    """Python source that binds ``schedule`` again."""
     return f"simcoll.bind(schedule, {_plain(count)}, {_kind(dtype)}, {_operation(op)})"
 
 
 def _repeated(count: Any, dtype: Any, op: str | Reduction, topology: Topology | None) -> str:
-    """Python that asserts one case of ``schedule`` (on ``topology``) again."""
+    """Python source that checks one case of ``schedule`` (on ``topology``) again."""
     where = "" if topology is None else ", topology=topology"
     return (
         "from simcoll.testing import assert_implements; "
@@ -145,7 +147,7 @@ def _repeated(count: Any, dtype: Any, op: str | Reduction, topology: Topology | 
 
 
 def _plain(count: Any) -> str:
-    """A count without types of numpy."""
+    """A count without numpy types."""
     try:
         return repr(np.asarray(count).tolist())
     except ValueError:  # rows of different lengths
@@ -153,7 +155,7 @@ def _plain(count: Any) -> str:
 
 
 def _kind(dtype: Any) -> str:
-    """A dtype by its name, if it has one."""
+    """The name of a dtype, if it has one."""
     try:
         return repr(dtype if isinstance(dtype, str) else parse_dtype(dtype).name)
     except ConfigError:

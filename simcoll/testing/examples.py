@@ -1,4 +1,4 @@
-"""Small machines for the algorithms that are made for one, so that tests can go over all algorithms."""
+"""Small machines for algorithms that are made for a topology, so that tests can cover all algorithms."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["needed_params"]
 
 
 def needed_params(collective: str, algorithm: str, nranks: int) -> dict[str, Any]:
-    """A ``topology`` (and few ``pieces``) for an algorithm that needs one, else nothing: a path of ranks, or a torus for ``bfb``.
+    """Parameters that an algorithm cannot do without: a path of ranks, or a torus for ``bfb``.
 
     >>> needed_params("all_gather", "ring", 6), needed_params("all_gather", "bfb", 6)["topology"].name
     ({}, 'torus')
@@ -21,7 +21,7 @@ def needed_params(collective: str, algorithm: str, nranks: int) -> dict[str, Any
     if nranks == 1:
         return {"topology": crossbar(1, "25 GB/s", "1 us")}
     if algorithm == "packed":
-        # Its ends own half of an all-reduce each, the others nothing.
+        # On a path each end is the root of half an all-reduce, and the ranks between are roots of nothing.
         return {"topology": torus([nranks], "25 GB/s", "1 us", wrap=False), "pieces": 2}
     rows = next((rows for rows in (2, 3) if nranks % rows == 0 and nranks > 2 * rows), 1)
     return {"topology": torus([rows, nranks // rows] if rows > 1 else [nranks], "25 GB/s", "1 us")}

@@ -20,7 +20,7 @@ __all__ = ["Emulator", "emulator"]
 
 
 class Emulator(Protocol):
-    """What the fixture gives: call it with a schedule and a count."""
+    """The type of the fixture: call it with a schedule and a count."""
 
     def __call__(
         self,
@@ -42,7 +42,7 @@ class Emulator(Protocol):
 def emulator() -> Emulator:
     """A function that proves a schedule, emulates it on exact data, and returns the checked result.
 
-    ``emulator(schedule, count, dtype=, op=, topology=, ranks=, protocol=, seed=)``; without a topology on a crossbar.
+    ``emulator(schedule, count, dtype=, op=, topology=, ranks=, protocol=, seed=)``; the default topology is a crossbar.
     """
 
     def run(
@@ -56,7 +56,7 @@ def emulator() -> Emulator:
         protocol: Any = "ideal",
         seed: int = 0,
     ) -> Result:
-        # Loaded here: every pytest run loads the plugin, few need the emulator.
+        # Every pytest run loads the plugin, and few need the emulator.
         from simcoll.testing.checks import checked_run
 
         plan = bind(schedule, count, dtype, op, ranks=ranks, protocol=protocol)

@@ -1,4 +1,4 @@
-"""Rewrites that keep the meaning of a schedule: from one that is right they make others that are right, and look different."""
+"""Rewrites that keep the meaning of a schedule and change its form."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["detoured", "merged", "rechannelled", "relabelled", "split", "tree_sc
 
 
 def _steps(schedule: Schedule) -> list[Step]:
-    """All steps, one row per chunk, every chunk at its one address."""
+    """All steps, with one row for each chunk, at canonical addresses."""
     return [expanded(step) for _, step in lowered(schedule)]
 
 
@@ -35,7 +35,7 @@ def _like(schedule: Schedule, steps: list[Step], layout: Layout | None = None) -
 
 
 def _reads(layout: Layout, step: Step) -> Ints:
-    """Chunks that a step reads, flat over the ranks; the targets of its reductions too."""
+    """Chunks that a step reads, flat over the ranks, including the targets of its reductions."""
     target = step.dst_rank * layout.size + step.dst_chunk
     data = step.op != SYNC
     reads: Ints = np.concatenate([(step.src_rank * layout.size + step.src_chunk)[data], target[step.op == REDUCE]])
@@ -48,7 +48,7 @@ def _writes(layout: Layout, step: Step) -> Ints:
 
 
 def relabelled(schedule: Schedule, permutation: Sequence[int]) -> Schedule:
-    """Rank r becomes rank ``permutation[r]``, in the collective (its root, its blocks, its pairs) too."""
+    """Rename rank r to ``permutation[r]``, also in the collective (root, blocks, pairs)."""
     old, new = schedule.collective, np.asarray(permutation, np.int64)
     n, chunks = old.nranks, schedule.layout.chunks
     collective = replace(
@@ -92,15 +92,16 @@ def _relabelled_blocks(collective: Collective, blocks: Ints, new: Ints) -> Ints:
 
 
 def rechannelled(schedule: Schedule, permutation: Sequence[int]) -> Schedule:
-    """Channel c becomes channel ``permutation[c]``."""
+    """Rename channel c to ``permutation[c]``."""
     new = np.asarray(permutation, np.int64)
     return _like(schedule, [replace(step, channel=new[step.channel]) for step in _steps(schedule)])
 
 
 def split(schedule: Schedule, at: int, first: Sequence[bool]) -> Schedule:
-    """Step ``at`` in two: the transfers marked in ``first`` (taken again from its start when it is too short), then the others.
+    """Split step ``at`` in two: the transfers marked in ``first``, then the others.
 
-    Steps with operations of a switch stay whole, and so do those in which the later ones read what the first ones write.
+    ``first`` repeats if it is too short. A step stays whole if it has switch operations, or if its later part would read a chunk that the
+    first part writes.
     """
     steps = _steps(schedule)
     which = np.resize(np.asarray(first, np.bool_), len(steps[at]))
@@ -112,23 +113,23 @@ def split(schedule: Schedule, at: int, first: Sequence[bool]) -> Schedule:
 
 
 def merged(schedule: Schedule, at: int) -> Schedule:
-    """Steps ``at`` and ``at + 1`` as one, unless the second needs the first."""
+    """Merge steps ``at`` and ``at + 1``, unless the second depends on the first."""
     steps, layout = _steps(schedule), schedule.layout
     if at + 1 >= len(steps):
         return _like(schedule, steps)
     now, later = steps[at], steps[at + 1]
     needed = np.concatenate([_reads(layout, later), _writes(layout, later)])
     dependent = np.isin(_writes(layout, now), needed).any()
-    # The order of messages without data is all that a barrier has; switches join what shares a step.
+    # A barrier consists of the order of its messages; a switch joins operations that share a step.
     if dependent or (now.op >= SYNC).any() or (later.op >= SYNC).any():
         return _like(schedule, steps)
     return _like(schedule, [*steps[:at], joined([now, later]), *steps[at + 2 :]])
 
 
 def detoured(schedule: Schedule, at: int, row: int) -> Schedule:
-    """A transfer of step ``at`` by way of a new scratch slot at its destination, one step before.
+    """Send a transfer of step ``at`` through a new scratch slot at its destination, one step earlier.
 
-    ``row`` counts its chunks, round and round: in place some of the step's transfers may be gone.
+    ``row`` selects the transfer, modulo their number: in place, some transfers of the step may have been dropped.
     """
     steps, old = _steps(schedule), schedule.layout
     step = steps[at]
@@ -160,12 +161,12 @@ def detoured(schedule: Schedule, at: int, row: int) -> Schedule:
 
 
 def tree_schedule(collective: Collective, parents: Sequence[int], order: Sequence[int]) -> Schedule:
-    """A broadcast, reduce or all_reduce over any tree, one message a step.
+    """Broadcast, reduce or all_reduce over any tree, with one message in each step.
 
     Parameters
     ----------
     parents
-        For each position of ``order`` but the first the position of its parent, an earlier one.
+        For each position of ``order`` except the first, the earlier position of its parent.
     order
         The ranks, the root first.
     """

@@ -1,4 +1,4 @@
-"""Hypothesis strategies. What they make shrinks towards few ranks, small counts and plain schedules."""
+"""Hypothesis strategies, which shrink towards few ranks, small counts and plain schedules."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def collectives(
     nranks: SearchStrategy[int] | None = None,
     in_place: SearchStrategy[bool] | None = None,
 ) -> SearchStrategy[Collective]:
-    """Collectives of some kinds, with every root, any pairs, in place or not.
+    """Collectives of the given kinds, with every root, any pairs, in place or not.
 
     Parameters
     ----------
@@ -48,7 +48,7 @@ def collectives(
     Raises
     ------
     ConfigError
-        For kinds that are no list or not known, and where a strategy is expected and something else given.
+        For kinds that are not a list or unknown, and for arguments that should be strategies and are not.
     """
     chosen = several("kinds", kinds, "['all_reduce', 'broadcast']")
     for kind in chosen:
@@ -59,7 +59,7 @@ def collectives(
 
 
 def _strategy(name: str, given: Any, default: SearchStrategy[Any]) -> SearchStrategy[Any]:
-    """A strategy that was given, or the default."""
+    """The given strategy, or the default."""
     if given is not None and not isinstance(given, SearchStrategy):
         raise ConfigError(
             f"{name} must be a strategy of Hypothesis, got {given!r:.60}; did you mean hypothesis.strategies.just({given!r:.60})?"
@@ -83,12 +83,12 @@ def _collectives(
 
 @st.composite
 def sizes(draw: DrawFn, collective: Collective, most: int = 40) -> int | list[int] | list[list[int]]:
-    """Counts to bind a collective with: awkward numbers around its world size, uneven lists, split matrices with zero rows.
+    """Counts for bind: awkward numbers around the world size, uneven lists, split matrices with zero rows.
 
     Parameters
     ----------
     collective
-        Whose count it is to be.
+        The collective to bind.
     most
         The largest count of a block.
     """
@@ -109,7 +109,7 @@ def sizes(draw: DrawFn, collective: Collective, most: int = 40) -> int | list[in
 
 @st.composite
 def groups(draw: DrawFn, nranks: int, world: int | Topology) -> list[int]:
-    """Subgroups of a larger world: the endpoints of ``nranks`` ranks, in any order, for ``ranks=`` of bind.
+    """Subgroups of a larger world, as endpoints for ``ranks=`` of bind, in any order.
 
     Raises
     ------
@@ -125,7 +125,7 @@ def groups(draw: DrawFn, nranks: int, world: int | Topology) -> list[int]:
 
 @st.composite
 def topologies(draw: DrawFn, least: int = 1) -> Topology:
-    """Small crossbars, boxes with rails, fat trees and tori with at least ``least`` ranks."""
+    """Small crossbars, nodes with rails, fat trees and tori with at least ``least`` ranks."""
     gbps, micros = draw(st.integers(1, 400)), draw(st.integers(0, 20))
     bandwidth, latency = f"{gbps} GB/s", f"{micros} us"
     family = draw(st.sampled_from(["crossbar", "boxes", "fat_tree", "torus"]))
@@ -143,7 +143,7 @@ def topologies(draw: DrawFn, least: int = 1) -> Topology:
 def schedules(
     wanted: SearchStrategy[Collective] | None = None, rewritten: SearchStrategy[int] | None = None
 ) -> SearchStrategy[Schedule]:
-    """Random schedules that are right: an algorithm or a random tree, rewritten in ways that keep its meaning.
+    """Random correct schedules: an algorithm or a random tree, rewritten without changing its meaning.
 
     Parameters
     ----------
@@ -155,7 +155,7 @@ def schedules(
     Raises
     ------
     ConfigError
-        Where a strategy is expected and something else given.
+        For arguments that should be strategies and are not.
     """
     return _schedules(_strategy("wanted", wanted, collectives()), _strategy("rewritten", rewritten, st.integers(0, 4)))
 
@@ -193,7 +193,7 @@ def _shipped(draw: DrawFn, collective: Collective) -> Schedule:
     try:
         return simcoll.schedule(collective, name, **(needed_params(collective.kind, name, collective.nranks) | chosen))
     except ConfigError:
-        # It does not serve this rank count; the first in the table serves any.
+        # The algorithm does not serve this rank count; the first one in the table serves all counts.
         return simcoll.schedule(collective, served[0][0])
 
 
