@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from simcoll.core.collective import Collective
     from simcoll.core.schedule import Schedule
 
-    Written = Callable[..., Schedule]
+    Written = Callable[..., Any]
 
 __all__ = ["Algorithm", "algorithm"]
 
@@ -24,8 +25,8 @@ class Algorithm:
     ----------
     collective, name
         What ``schedule(collective, name, ...)`` looks up.
-    build
-        Makes the schedule from a collective and keyword parameters.
+    written
+        Makes the schedule from a collective and the algorithm's own parameters.
     cost
         Time: ``a`` latency, ``b`` seconds per byte, ``g`` seconds per byte reduced, ``s`` total bytes, ``n`` ranks. On an ideal crossbar,
         except for torus, bidirectional_ring, hierarchical, switch, bfb and packed: theirs is that on the machine they are made for.
@@ -41,27 +42,45 @@ class Algorithm:
         have links to each other.
     order
         The level of :data:`simcoll.proving.LEVELS` that its reductions have with any parameters; empty where nothing is reduced.
+    shared
+        Gives the schedule parameters that many algorithms have, such as ``channels``; ``None`` where there are none.
     """
 
     collective: str
     name: str
-    build: Callable[..., Schedule]
+    written: Callable[..., Any]
     cost: str
     pattern: str
     ranks: str
     source: str
     topologies: str = "any"
     order: str = ""
+    shared: Callable[..., Schedule] | None = None
 
     @property
     def params(self) -> dict[str, Any]:
-        """Parameters with their defaults."""
-        signature = inspect.signature(self.build)
-        return {name: p.default for name, p in signature.parameters.items() if p.kind is inspect.Parameter.KEYWORD_ONLY}
+        """Parameters with their defaults: its own, then the shared ones."""
+        return _keywords(self.written) | ({} if self.shared is None else _keywords(self.shared))
 
-    def __call__(self, *args: Any, **params: Any) -> Schedule:
-        """Make the schedule, as ``build`` does."""
-        return self.build(*args, **params)
+    def build(self, collective: Collective, **params: Any) -> Schedule:
+        """Make the schedule for a collective."""
+        own = _keywords(self.written)
+        made: Any = self.written(collective, **{name: value for name, value in params.items() if name in own})
+        if self.shared is not None:
+            made = self.shared(made, **{name: value for name, value in params.items() if name not in own})
+        shown = ((name, getattr(value, "name", value)) for name, value in (self.params | params).items())
+        named: Schedule = replace(made, name=self.name, params=tuple(shown))
+        return named
+
+    def __call__(self, collective: Collective, **params: Any) -> Schedule:
+        """Make the schedule, as :meth:`build` does."""
+        return self.build(collective, **params)
+
+
+def _keywords(function: Callable[..., Any]) -> dict[str, Any]:
+    """Keyword parameters of a function, with their defaults."""
+    parameters = inspect.signature(function).parameters.items()
+    return {name: p.default for name, p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
 
 
 def algorithm(
@@ -74,10 +93,15 @@ def algorithm(
     ranks: str = "any",
     topologies: str = "any",
     order: str = "",
+    shared: Callable[..., Schedule] | None = None,
 ) -> Callable[[Written], Algorithm]:
-    """Register the function below, which makes a schedule, as an algorithm; see :class:`Algorithm`."""
+    """Register the function below as an algorithm; see :class:`Algorithm`.
 
-    def register(build: Written) -> Algorithm:
-        return Algorithm(collective, name, build, cost, pattern, ranks, source, topologies, order)
+    The function takes a collective and the algorithm's own keyword parameters, and returns a schedule, or whatever ``shared`` makes one
+    of.
+    """
+
+    def register(written: Written) -> Algorithm:
+        return Algorithm(collective, name, written, cost, pattern, ranks, source, topologies, order, shared)
 
     return register

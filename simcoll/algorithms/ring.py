@@ -1,18 +1,19 @@
 """Ring algorithms: every rank passes segments to its neighbour, so that each link carries every byte once.
 
-With ``box`` the rings of different channels leave each box of that many consecutive ranks through different members, and every other box is
-walked backwards, so that a message between boxes stays on its rail. The bidirectional forms run half of the data the other way round, for
+With ``box``, the ranks of a node, the rings of different channels leave each node through different members, and every other node is
+walked backwards, so that a message between nodes stays on its rail. The bidirectional forms run half of the data the other way round, for
 machines whose links are full duplex rings.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from simcoll.algorithms import compose
 from simcoll.algorithms.registered import algorithm
-from simcoll.core.schedule import COPY, REDUCE, Layout, Repeat, Schedule, Step, transfers
+from simcoll.core.schedule import REDUCE, Layout, Repeat, Schedule, Step, transfers
 from simcoll.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -51,81 +52,15 @@ def ring_orders(nranks: int, channels: int, box: int | None) -> NDArray[np.int64
     return rank - local + (walk + np.arange(channels)[:, None]) % box
 
 
-class _Ring:
-    """Ranks, neighbours, positions and lanes of parallel rings, as arrays ``[lanes, nranks]``."""
-
-    def __init__(self, nranks: int, channels: int, pieces: int, box: int | None, *, both: bool) -> None:
-        orders = ring_orders(nranks, channels, box)
-        self.rank = np.concatenate([orders, orders[:, ::-1]]) if both else orders
-        self.next = np.roll(self.rank, -1, axis=1)
-        self.position = np.tile(np.arange(nranks, dtype=np.int64), (len(self.rank), 1))
-        self.lanes = len(self.rank)
-        self.lane = np.arange(self.lanes, dtype=np.int64)[:, None]
-        self.pieces = pieces
-        self.name = "bidirectional_ring" if both else "ring"
-        self.params = (("channels", channels), ("pieces", pieces), ("box", box))
-
-    def share(self, piece: int) -> NDArray[np.int64]:
-        """Chunk, inside a block of ``lanes * pieces``, of each lane's piece."""
-        return self.lane * self.pieces + piece
+def rings(schedule: Schedule, *, channels: int = 1, pieces: int = 1, box: int | None = None) -> Schedule:
+    """Parallel rings, whose segments are cut into pieces that follow each other."""
+    return compose.channels(compose.pieces(schedule, pieces), ring_orders(schedule.nranks, channels, box))
 
 
-def _all_reduce(collective: Collective, ring: _Ring) -> Schedule:
-    n, pieces = collective.nranks, ring.pieces
-    window = n * pieces
-    layout = Layout(collective, ring.lanes * window)
-
-    def turn(lead: int, op: int) -> tuple[Step, ...]:
-        segment = layout.output(0, ring.lane * window + (ring.position + lead) % n * pieces)
-        held = [segment + piece for piece in range(pieces)]
-        return tuple(transfers(ring.rank, chunk, ring.next, chunk, op=op, channel=ring.lane) for chunk in held)
-
-    def steps() -> Iterator[Step | Repeat]:
-        whole = ring.lane * window
-        yield transfers(
-            ring.rank, layout.input(0, whole), ring.rank, layout.output(0, whole), count=window, channel=ring.lane
-        )
-        if n > 1:
-            yield Repeat(turn(0, REDUCE), n - 1, -pieces, layout.output_base, window)
-            yield Repeat(turn(1, COPY), n - 1, -pieces, layout.output_base, window)
-
-    return Schedule(ring.name, layout, steps, ring.lanes, ring.params)
-
-
-def _all_gather(collective: Collective, ring: _Ring) -> Schedule:
-    layout = Layout(collective, ring.lanes * ring.pieces)
-
-    def steps() -> Iterator[Step]:
-        own = ring.share(0)
-        target = layout.output(ring.rank, own)
-        yield transfers(ring.rank, layout.input(0, own), ring.rank, target, count=ring.pieces, channel=ring.lane)
-        for step in range(collective.nranks - 1):
-            origin = np.roll(ring.rank, step, axis=1)
-            for piece in range(ring.pieces):
-                chunk = layout.output(origin, ring.share(piece))
-                yield transfers(ring.rank, chunk, ring.next, chunk, channel=ring.lane)
-
-    return Schedule(ring.name, layout, steps, ring.lanes, ring.params)
-
-
-def _reduce_scatter(collective: Collective, ring: _Ring) -> Schedule:
-    n = collective.nranks
-    layout = Layout(collective, ring.lanes * ring.pieces, np.arange(n))
-
-    def steps() -> Iterator[Step]:
-        slot = np.arange(n)[:, None, None]
-        own = ring.share(0)
-        home = np.where(slot == ring.rank, layout.output(0, own), layout.scratch_at(slot, own))
-        yield transfers(ring.rank, layout.input(slot, own), ring.rank, home, count=ring.pieces, channel=ring.lane)
-        for step in range(n - 1):
-            block = np.roll(ring.rank, 1 + step, axis=1)
-            for piece in range(ring.pieces):
-                share = ring.share(piece)
-                chunk = layout.scratch_at(block, share)
-                target = layout.output(0, share) if step == n - 2 else chunk
-                yield transfers(ring.rank, chunk, ring.next, target, op=REDUCE, channel=ring.lane)
-
-    return Schedule(ring.name, layout, steps, ring.lanes, ring.params)
+def both_ways(schedule: Schedule, *, channels: int = 1, pieces: int = 1, box: int | None = None) -> Schedule:
+    """Parallel pairs of rings in opposite directions."""
+    orders = ring_orders(schedule.nranks, channels, box)
+    return compose.channels(compose.pieces(schedule, pieces), np.concatenate([orders, orders[:, ::-1]]))
 
 
 @algorithm(
@@ -134,24 +69,37 @@ def _reduce_scatter(collective: Collective, ring: _Ring) -> Schedule:
     cost="2(n-1)a + 2(n-1)/n s b + (n-1)/n s g",
     source=PATARASUK,
     order="run-consistent",
+    shared=rings,
 )
-def all_reduce(collective: Collective, *, channels: int = 1, pieces: int = 1, box: int | None = None) -> Schedule:
-    """Ring all-reduce: n-1 steps reduce a segment round the ring, n-1 steps pass the results on.
+def all_reduce(collective: Collective) -> Schedule:
+    """Reduce every segment once around the ring, then pass the results on: n-1 steps each."""
+    n = collective.nranks
+    layout, rank = Layout(collective, chunks=n), np.arange(n)
 
-    ``pieces`` cuts every segment further; its pieces follow each other.
-    """
-    return _all_reduce(collective, _Ring(collective.nranks, channels, pieces, box, both=False))
+    def turn(lead: int, **op: Any) -> tuple[Step]:
+        segment = layout.output(0, (rank + lead) % n)
+        return (transfers(rank, segment, (rank + 1) % n, segment, **op),)
+
+    def steps() -> Iterator[Step | Repeat]:
+        yield transfers(rank, layout.input(), rank, layout.output(), count=n)
+        yield Repeat(turn(0, op=REDUCE), n - 1, -1, layout.output_base, n)
+        yield Repeat(turn(1), n - 1, -1, layout.output_base, n)
+
+    return Schedule("ring", layout, steps)
 
 
-@algorithm(
-    "all_gather",
-    "ring",
-    cost="(n-1)a + (n-1)/n s b",
-    source=PATARASUK,
-)
-def all_gather(collective: Collective, *, channels: int = 1, pieces: int = 1, box: int | None = None) -> Schedule:
-    """Ring all-gather: in each of n-1 steps a rank passes on the block that it got in the step before."""
-    return _all_gather(collective, _Ring(collective.nranks, channels, pieces, box, both=False))
+@algorithm("all_gather", "ring", cost="(n-1)a + (n-1)/n s b", source=PATARASUK, shared=rings)
+def all_gather(collective: Collective) -> Schedule:
+    """In each of n-1 steps, every rank passes on the block it received in the step before."""
+    layout, rank = Layout(collective), np.arange(collective.nranks)
+
+    def steps() -> Iterator[Step]:
+        yield transfers(rank, layout.input(), rank, layout.output(rank))
+        for step in range(len(rank) - 1):
+            block = layout.output(np.roll(rank, step))
+            yield transfers(rank, block, np.roll(rank, -1), block)
+
+    return Schedule("ring", layout, steps)
 
 
 @algorithm(
@@ -160,10 +108,22 @@ def all_gather(collective: Collective, *, channels: int = 1, pieces: int = 1, bo
     cost="(n-1)a + (n-1)/n s b + (n-1)/n s g",
     source=PATARASUK,
     order="run-consistent",
+    shared=rings,
 )
-def reduce_scatter(collective: Collective, *, channels: int = 1, pieces: int = 1, box: int | None = None) -> Schedule:
-    """Ring reduce-scatter: the block of a rank starts at its successor and gathers contributions all the way round."""
-    return _reduce_scatter(collective, _Ring(collective.nranks, channels, pieces, box, both=False))
+def reduce_scatter(collective: Collective) -> Schedule:
+    """The block of a rank starts at its successor and gathers contributions all the way around."""
+    n = collective.nranks
+    layout, rank, slot = Layout(collective, 1, np.arange(n)), np.arange(n), np.arange(n)[:, None]
+
+    def steps() -> Iterator[Step]:
+        home = np.where(slot == rank, layout.output(), layout.scratch_at(slot))
+        yield transfers(rank, layout.input(slot), rank, home)
+        for step in range(n - 1):
+            held = layout.scratch_at(np.roll(rank, 1 + step))
+            target = layout.output() if step == n - 2 else held
+            yield transfers(rank, held, np.roll(rank, -1), target, op=REDUCE)
+
+    return Schedule("ring", layout, steps)
 
 
 @algorithm(
@@ -173,12 +133,11 @@ def reduce_scatter(collective: Collective, *, channels: int = 1, pieces: int = 1
     source=PATARASUK,
     topologies="torus",
     order="run-consistent",
+    shared=both_ways,
 )
-def bidirectional_all_reduce(
-    collective: Collective, *, channels: int = 1, pieces: int = 1, box: int | None = None
-) -> Schedule:
+def bidirectional_all_reduce(collective: Collective) -> Schedule:
     """Two ring all-reduces in opposite directions, each with half of the vector; ``channels`` counts such pairs."""
-    return _all_reduce(collective, _Ring(collective.nranks, channels, pieces, box, both=True))
+    return all_reduce(collective)
 
 
 @algorithm(
@@ -187,12 +146,11 @@ def bidirectional_all_reduce(
     cost="as ring, half of the bytes each way round",
     source=PATARASUK,
     topologies="torus",
+    shared=both_ways,
 )
-def bidirectional_all_gather(
-    collective: Collective, *, channels: int = 1, pieces: int = 1, box: int | None = None
-) -> Schedule:
+def bidirectional_all_gather(collective: Collective) -> Schedule:
     """Two ring all-gathers in opposite directions, each with half of every block."""
-    return _all_gather(collective, _Ring(collective.nranks, channels, pieces, box, both=True))
+    return all_gather(collective)
 
 
 @algorithm(
@@ -202,9 +160,8 @@ def bidirectional_all_gather(
     source=PATARASUK,
     topologies="torus",
     order="run-consistent",
+    shared=both_ways,
 )
-def bidirectional_reduce_scatter(
-    collective: Collective, *, channels: int = 1, pieces: int = 1, box: int | None = None
-) -> Schedule:
+def bidirectional_reduce_scatter(collective: Collective) -> Schedule:
     """Two ring reduce-scatters in opposite directions, each with half of every block."""
-    return _reduce_scatter(collective, _Ring(collective.nranks, channels, pieces, box, both=True))
+    return reduce_scatter(collective)
