@@ -3,6 +3,6 @@
 An algorithm knows its collective and rank count, never sizes or protocols; few are made for one topology, which they are given.
 """
 
-from simcoll.algorithms.registry import ALGORITHMS, Algorithm, default_algorithm, find_algorithm, schedule
+from simcoll.algorithms.registry import ALGORITHMS, Algorithm, find_algorithm, schedule
 
-__all__ = ["ALGORITHMS", "Algorithm", "default_algorithm", "find_algorithm", "schedule"]
+__all__ = ["ALGORITHMS", "Algorithm", "find_algorithm", "schedule"]

@@ -1,4 +1,4 @@
-"""The table of algorithms, and :func:`schedule`, which makes one."""
+"""The table of algorithms, and :func:`schedule`, which builds one by name."""
 
 from __future__ import annotations
 
@@ -27,17 +27,16 @@ from simcoll.algorithms import (
     tree,
     van_de_geijn,
 )
-from simcoll.algorithms.forest import topology_of
 from simcoll.algorithms.registered import Algorithm
 from simcoll.core.collective import KINDS, Collective
 from simcoll.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Mapping
 
     from simcoll.core.schedule import Schedule
 
-__all__ = ["ALGORITHMS", "Algorithm", "default_algorithm", "find_algorithm", "schedule"]
+__all__ = ["ALGORITHMS", "Algorithm", "checked_params", "find_algorithm", "meant_by", "schedule", "unserved"]
 
 
 _FAMILIES = (
@@ -56,43 +55,11 @@ ALGORITHMS: tuple[Algorithm, ...] = tuple(
     if isinstance(found, Algorithm) and found.collective == kind
 )
 
-# What schedule() takes when no algorithm is named: for a power of two ranks, and for other counts.
-_DEFAULTS: dict[str, tuple[str, str]] = {
-    "all_reduce": ("rabenseifner", "ring"),
-    "all_gather": ("recursive_doubling", "bruck"),
-    "reduce_scatter": ("recursive_halving", "pairwise"),
-    "broadcast": ("scatter_doubling", "tree"),
-    "reduce": ("rabenseifner", "tree"),
-    "gather": ("tree", "tree"),
-    "scatter": ("tree", "tree"),
-    "all_to_all": ("pairwise", "pairwise"),
-    "send_recv": ("direct", "direct"),
-    "barrier": ("dissemination", "dissemination"),
-}
 
-
-def default_algorithm(collective: Collective, params: Iterable[str] = ()) -> str:
-    """The algorithm taken when none is named.
-
-    With ``box`` or ``pod`` among the parameters the hierarchical one, with ``dims`` the one for a torus, with ``topology`` the packed
-    one, where there is one and it serves so many ranks. Else, by the number of ranks: for powers of two the recursive one, which has
-    both the fewest steps and the fewest bytes (all-to-all: the fewest bytes); for other counts, one that is optimal in bytes where data
-    goes to all, and a binomial tree where there is a root. Sizes are not known here: ``simcoll perf`` compares all algorithms over sizes.
-
-    >>> default_algorithm(Collective("all_reduce", 8)), default_algorithm(Collective("all_reduce", 6), ["box"])
-    ('rabenseifner', 'hierarchical')
-    """
-    serving = {a.name for a in ALGORITHMS if a.collective == collective.kind and _unserved(a, collective, 1) is None}
-    for param, name in (("box", "hierarchical"), ("pod", "hierarchical"), ("dims", "torus"), ("topology", "packed")):
-        if param in params and name in serving:
-            return name
-    power, other = _DEFAULTS[collective.kind]
-    return other if collective.nranks & (collective.nranks - 1) else power
-
-
-def _unserved(found: Algorithm, collective: Collective, box: int) -> str | None:
+def unserved(found: Algorithm, collective: Collective, box: int) -> str | None:
     """Why an algorithm does not serve a number of ranks, and which does; None when it does, or says so itself."""
-    n, other = collective.nranks, _DEFAULTS[collective.kind][1]
+    n = collective.nranks
+    other = next(a.name for a in ALGORITHMS if (a.collective, a.ranks, a.topologies) == (collective.kind, "any", "any"))
     if found.ranks == "multiple of box" and n % box:
         return f"{found.name} needs a multiple of box={box} ranks, got {n}; {other} serves any number"
     most = found.ranks.removeprefix("up to ")
@@ -127,77 +94,59 @@ def find_algorithm(collective: str, name: str) -> Algorithm:
     return serving[name]
 
 
+def meant_by(
+    collective: str | Collective, nranks: int | None = None, root: int | None = None, *, in_place: bool = False
+) -> Collective:
+    """The collective that :func:`schedule` was asked for.
+
+    Raises
+    ------
+    ConfigError
+        For an unknown kind, one without a number of ranks, or a collective that repeats what it says itself.
+    """
+    if isinstance(collective, Collective):
+        if nranks is not None or root is not None or in_place:
+            raise ConfigError(
+                f"nranks, root and in_place cannot be given together with a Collective ({collective}); set them on the Collective"
+            )
+        return collective
+    _check_kind(collective)
+    if nranks is None:
+        raise ConfigError(f"{collective} needs nranks, the number of ranks")
+    return Collective(collective, nranks, root=root, in_place=in_place)
+
+
 def schedule(
     collective: str | Collective,
-    algorithm: str | None = None,
+    algorithm: str,
     *,
     nranks: int | None = None,
     root: int | None = None,
     in_place: bool = False,
     **params: Any,
 ) -> Schedule:
-    """The schedule of an algorithm for a collective.
+    """The schedule of a named algorithm; :func:`simcoll.schedule` also chooses one.
 
-    Parameters
-    ----------
-    collective
-        Kind, such as ``"all_reduce"`` (then ``nranks`` or ``topology`` is needed), or a :class:`~simcoll.core.collective.Collective`.
-    algorithm
-        Name of an algorithm that serves it: ``simcoll list algorithms``. Without, :func:`default_algorithm` chooses; the
-        schedule's name says which. Then ``topology`` is a hint, for algorithms that are made for one and can be made for that one.
-    nranks, root, in_place
-        Passed to :class:`~simcoll.core.collective.Collective`.
-    **params
-        The algorithm's own: ``channels=``, ``pieces=``, ``box=``, ``pod=`` (whole numbers), ``dims=`` (several) or ``topology=``, a
-        :class:`~simcoll.topology.Topology`, for algorithms that are made for one.
+    >>> print(schedule("all_reduce", "ring", nranks=8, channels=2))
+    ring(channels=2, pieces=1) all_reduce n=8
+    """
+    if isinstance(collective, str):
+        find_algorithm(collective, algorithm)
+        nranks = getattr(params.get("topology"), "nranks", None) if nranks is None else nranks
+    wanted = meant_by(collective, nranks, root, in_place=in_place)
+    found = find_algorithm(wanted.kind, algorithm)
+    return found.build(wanted, **checked_params(found, wanted, params))
+
+
+def checked_params(found: Algorithm, collective: Collective, params: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters of an algorithm, checked; what is None is left to its default.
 
     Raises
     ------
     ConfigError
-        For an unknown collective, algorithm or parameter, or an algorithm that does not serve this rank count.
-
-    Examples
-    --------
-    >>> print(schedule("all_reduce", "ring", nranks=8, channels=2))
-    ring(channels=2, pieces=1) all_reduce n=8
+        For a parameter that the algorithm does not have, a value out of range, or a rank count that it does not serve.
     """
-    if not isinstance(collective, Collective):
-        _check_kind(collective)
-        if algorithm is not None:
-            find_algorithm(collective, algorithm)
-        if nranks is None:
-            nranks = getattr(params.get("topology"), "nranks", None)
-        if nranks is None:
-            raise ConfigError(f"{collective} needs nranks, the number of ranks")
-        collective = Collective(collective, nranks, root=root, in_place=in_place)
-    elif nranks is not None or root is not None or in_place:
-        raise ConfigError(
-            f"{collective} says its ranks, root and place itself; nranks, root and in_place go with a kind only"
-        )
-    # What is None is left to its default.
     given = {name: value for name, value in params.items() if value is not None}
-    if algorithm is None and "topology" in given:
-        return _hinted(collective, given)
-    found = find_algorithm(collective.kind, default_algorithm(collective, given) if algorithm is None else algorithm)
-    return found.build(collective, **_checked(found, collective, given))
-
-
-def _hinted(collective: Collective, given: dict[str, Any]) -> Schedule:
-    """The schedule of the algorithm that is taken for a topology; of the one taken without where that cannot be made."""
-    topology_of(collective, _checked_param("topology", given["topology"]), "schedule()")
-    found = find_algorithm(collective.kind, default_algorithm(collective, given))
-    plain = {name: value for name, value in given.items() if name != "topology"}
-    if "topology" in found.params:
-        checked = _checked(found, collective, given)
-        try:
-            return found.build(collective, **checked)
-        except ConfigError:  # it has no trees, say
-            found = find_algorithm(collective.kind, default_algorithm(collective, plain))
-    return found.build(collective, **_checked(found, collective, plain))
-
-
-def _checked(found: Algorithm, collective: Collective, given: dict[str, Any]) -> dict[str, Any]:
-    """The parameters of an algorithm, checked."""
     for name, value in given.items():
         if name == "pairs" and collective.kind == "send_recv":
             raise ConfigError(
@@ -212,9 +161,9 @@ def _checked(found: Algorithm, collective: Collective, given: dict[str, Any]) ->
                 + (f"; {', '.join(others)} have it" if others else "")
             )
     checked = {name: _checked_param(name, value) for name, value in given.items()}
-    unserved = _unserved(found, collective, checked.get("box", 1))
-    if unserved:
-        raise ConfigError(unserved)
+    why = unserved(found, collective, checked.get("box", 1))
+    if why:
+        raise ConfigError(why)
     return checked
 
 
