@@ -15,8 +15,9 @@ from statistics import geometric_mean
 
 import numpy as np
 
-from simcoll.planning.sweep import Row, Sweep, best_rows, parse_choice, prepare, run_sweep
+from simcoll.planning.sweep import Row, Sweep, best_rows, prepare, run_sweep
 from simcoll.topology import Topology, load_topology
+from simcoll.tuning import parse_choice
 
 DATA = Path(__file__).parent / "data"
 # NCCL's algorithms without reduction in switches. NCCL pipelines trees and chains in slices of adaptive size; two numbers of

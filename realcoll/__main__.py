@@ -9,10 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path  # noqa: TC003 - cyclopts reads the annotations
 from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, Parameter
 
 from realcoll.errors import FaultError, MissingError
 from simcoll.binding import verify
+from simcoll.command_line import WHOLE, run_app
 from simcoll.distributed.start.command_line import separated
 from simcoll.errors import ConfigError, InternalError, ScheduleError, nearest
 
@@ -70,15 +71,15 @@ def perf(
     *,
     begin: Annotated[str, Parameter(name=["--minbytes", "-b"])] = "32M",
     end: Annotated[str, Parameter(name=["--maxbytes", "-e"])] = "32M",
-    factor: Annotated[int, Parameter(name=["--stepfactor", "-f"])] = 2,
+    factor: Annotated[int, Parameter(name=["--stepfactor", "-f"]), WHOLE] = 2,
     step: Annotated[str | None, Parameter(name=["--stepbytes", "-i"])] = None,
-    ngpus: Annotated[int | None, Parameter(name=["--ngpus", "-g"])] = None,
-    iters: Annotated[int, Parameter(name=["--iters", "-n"])] = 20,
-    warmup: Annotated[int, Parameter(name=["--warmup_iters", "-w"])] = 1,
-    check: Annotated[int, Parameter(name=["--check", "-c"])] = 1,
+    ngpus: Annotated[int | None, Parameter(name=["--ngpus", "-g"]), WHOLE] = None,
+    iters: Annotated[int, Parameter(name=["--iters", "-n"]), WHOLE] = 20,
+    warmup: Annotated[int, Parameter(name=["--warmup_iters", "-w"]), WHOLE] = 1,
+    check: Annotated[int, Parameter(name=["--check", "-c"]), WHOLE] = 1,
     op: Annotated[str, Parameter(name=["--op", "-o"])] = "sum",
     dtype: Annotated[str, Parameter(name=["--datatype", "-d"])] = "float",
-    root: Annotated[int | None, Parameter(name=["--root", "-r"])] = None,
+    root: Annotated[int | None, Parameter(name=["--root", "-r"]), WHOLE] = None,
     json: Annotated[Path | None, Parameter(name=["--output_file", "-J"])] = None,
     algorithm: Annotated[str | None, Parameter(name=["--algorithm", "-a"])] = None,
     transport: Annotated[str, Parameter(name=["--transport", "-t"])] = "auto",
@@ -125,18 +126,16 @@ def perf(
         Seconds that other ranks may take for their part.
     """
     from realcoll.measure.perf import Request, kinds_of_data
-    from simcoll.algorithms import ALGORITHMS
-    from simcoll.algorithms.registry import find_algorithm
-    from simcoll.planning.sweep import counts_for, parse_choice
+    from simcoll.algorithms import find_algorithm
+    from simcoll.planning.sweep import counts_for
     from simcoll.topology import load_topology
+    from simcoll.tuning import first_algorithm, parse_choice
 
     if iters < 1 or warmup < 0 or (ngpus is not None and ngpus < 1):
         raise ConfigError(
             f"expected -n and -g of at least 1 and -w of at least 0; got -n {iters} -g {ngpus} -w {warmup}"
         )
-    if algorithm is None:
-        algorithm = next((found.name for found in ALGORITHMS if found.collective == collective), "ring")
-    choice = parse_choice(algorithm)
+    choice = parse_choice(algorithm or first_algorithm(collective))
     find_algorithm(collective, choice.algorithm)
     sizes = _sizes(begin, end, factor, step)
     data = kinds_of_data(collective, dtype, op)
@@ -168,7 +167,7 @@ def _measure_and_show(
         print(f"# {verify(schedules(request)[0])}")
         print(f"# warmup iters: {request.warmup} iters: {request.iterations} validation: {int(request.check)}")
         if topology is not None:
-            print(f"# predictions on topology {topology.name}: {topology.description}")
+            print(f"# predictions on topology {topology.name}, protocol ideal: {topology.description}")
         print("\n".join(header(predicts=predicts)), flush=True)
 
     def each(line: Line) -> None:
@@ -207,8 +206,8 @@ def calibrate(
     *,
     begin: Annotated[str, Parameter(name=["--minbytes", "-b"])] = "64",
     end: Annotated[str, Parameter(name=["--maxbytes", "-e"])] = "16M",
-    factor: Annotated[int, Parameter(name=["--stepfactor", "-f"])] = 4,
-    iters: Annotated[int, Parameter(name=["--iters", "-n"])] = 20,
+    factor: Annotated[int, Parameter(name=["--stepfactor", "-f"]), WHOLE] = 4,
+    iters: Annotated[int, Parameter(name=["--iters", "-n"]), WHOLE] = 20,
     transport: Annotated[str, Parameter(name=["--transport", "-t"])] = "auto",
     timeout: float = 60.0,
 ) -> None:
@@ -253,7 +252,7 @@ def calibrate(
 
 
 @app.command(name="launch")
-def _launch(*script: str, processes: Annotated[int, Parameter(name=["--nproc", "-n"])] = 1) -> int:
+def _launch(*script: str, processes: Annotated[int, Parameter(name=["--nproc", "-n"]), WHOLE] = 1) -> int:
     """Start a Python script several times on this machine, as torchrun does.
 
     Parameters
@@ -276,47 +275,15 @@ def _split(arguments: list[str]) -> list[str]:
     return ["launch", *separated(arguments[1:at], ("-n", "--nproc")), *arguments[at:]]
 
 
-def _say(message: str) -> None:
-    """Print what every process of a job finds wrong alike, once."""
-    keys = ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
-    if next((os.environ[key] for key in keys if key in os.environ), "0") == "0":
-        print(message, file=sys.stderr)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line.
 
-    Returns the exit status: 0 done, 1 another rank failed, 2 bad input or something is not installed, 3 a fault of ours.
+    Returns the exit status: 0 done, 1 another rank failed, 2 bad input or something is not installed, 3 a fault of ours, 130 stopped.
     """
-    given = _split(list(sys.argv[1:] if argv is None else argv))
-    try:
-        status = app(given, exit_on_error=False, print_error=False, result_action="return_value")
-        sys.stdout.flush()
-    except CycloptsError as error:
-        _say(f"realcoll: {error}\nrealcoll: try --help")
-        return 2
-    except FaultError as error:
-        print(f"realcoll: {error}", file=sys.stderr)
-        return 1
-    except (ConfigError, ScheduleError) as error:
-        _say(f"realcoll: {error}")
-        return 2
-    except MissingError as error:
-        print(f"realcoll: {error}", file=sys.stderr)
-        return 2
-    except InternalError as error:
-        print(f"realcoll: {error}", file=sys.stderr)
-        return 3
-    except MemoryError:
-        print("realcoll: not enough memory for this many ranks or bytes", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("realcoll: stopped", file=sys.stderr)
-        return 130
-    except BrokenPipeError:  # whoever read our output has enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    return status if isinstance(status, int) else 0
+    keys = ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
+    first = next((os.environ[key] for key in keys if key in os.environ), "0") == "0"
+    arguments = _split(list(sys.argv[1:] if argv is None else argv))
+    return run_app(app, arguments, statuses={FaultError: 1, MissingError: 2, ScheduleError: 2}, speaks=first)
 
 
 if __name__ == "__main__":

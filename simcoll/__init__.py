@@ -9,12 +9,12 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from simcoll.algorithms import schedule
 from simcoll.binding import bind, verify
 from simcoll.core.collective import Collective
 from simcoll.core.reduction import premul_sum
 from simcoll.core.schedule import COPY, REDUCE, Layout, Schedule, transfers
 from simcoll.errors import ConfigError, ScheduleError
+from simcoll.tuning import schedule
 
 if TYPE_CHECKING:
     from simcoll.emulator import emulate

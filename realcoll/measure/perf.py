@@ -17,14 +17,15 @@ from simcoll.core.reduction import parse_dtype
 from simcoll.core.reference import count_wrong, exact_inputs, expected_outputs
 from simcoll.emulator import bus_factor
 from simcoll.errors import ConfigError
+from simcoll.tuning import collective_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from realcoll.executor import Prepared
     from realcoll.transports.interface import Transport
-    from simcoll.planning.sweep import Choice
     from simcoll.topology import Topology
+    from simcoll.tuning import Choice
 
 __all__ = ["Line", "Measured", "Request", "kinds_of_data", "measure", "schedules", "timed"]
 
@@ -145,15 +146,12 @@ def schedules(request: Request) -> tuple[simcoll.Schedule, simcoll.Schedule | No
         When the algorithm does not serve the collective, rank count or parameters.
     """
     params: dict[str, Any] = dict(request.choice.params)
-    made = simcoll.schedule(
-        request.collective, request.choice.algorithm, nranks=request.nranks, root=request.root, **params
-    )
+    outside = collective_on(request.collective, request.nranks, request.root)
+    made = simcoll.schedule(outside, request.choice.algorithm, **params)
     verify(made)
     if KINDS[request.collective].alias is None:
         return made, None
-    inside = simcoll.schedule(
-        replace(made.collective, in_place=True), request.choice.algorithm, **params
-    )  # fmt: skip
+    inside = simcoll.schedule(replace(outside, in_place=True), request.choice.algorithm, **params)
     verify(inside)
     return made, inside
 

@@ -1,4 +1,4 @@
-"""The table and the JSON file of nccl-tests, with what we know beyond it."""
+"""The table and the JSON file of nccl-tests, with the library's own time and the prediction beside them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from simcoll.errors import ConfigError
+from simcoll.planning.table import DATA, TIMES, gigabytes, microseconds, table_line, titles
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from realcoll.measure.perf import Line, Measured, Request
+    from simcoll.planning.table import Column
 
 __all__ = ["footer", "header", "json_document", "row", "write_new"]
 
@@ -24,41 +26,36 @@ GB = 1e9
 JSON_VERSION = 3
 
 
+def _columns(*, predicts: bool) -> tuple[Column, ...]:
+    """The first 13 columns are those of nccl-tests; then the library's own time, our bandwidth over its, our prediction."""
+    prediction = (("predicted", "(us)", 10),) if predicts else ()
+    return (*DATA, *TIMES, *TIMES, ("time", "(us)", 10), ("ratio", "", 8), *prediction)
+
+
 def header(*, predicts: bool) -> Iterator[str]:
     """Title lines of the table."""
-    yield f"#{'':>60}{'out-of-place':^38}{'in-place':^38}{'library':>18}"
-    columns = ("size", "count", "type", "redop", "root")
-    units = ("(B)", "(elements)", "", "", "")
-    each, each_units = ("time", "algbw", "busbw", "#wrong"), ("(us)", "(GB/s)", "(GB/s)", "")
-    widths = (11, 13, 14, 11, 7)
-    more = ["time", "ratio", *(["predicted"] if predicts else [])]
-    more_units = ["(us)", "", *(["(us)"] if predicts else [])]
-    for left, one, right in ((columns, each, more), (units, each_units, more_units)):
-        text = "".join(f"{cell:>{width}}" for cell, width in zip(left, widths, strict=True))
-        both = "".join(f"{cell:>{width}}" for cell, width in zip(one * 2, (11, 9, 9, 8) * 2, strict=True))
-        yield f"#{text}{both}{''.join(f'{cell:>10}' for cell in right)}".rstrip()
+    left, each = (sum(width for _, _, width in columns) for columns in (DATA, TIMES))
+    yield f"#{'':>{left - 1}}{'out-of-place':^{each}}{'in-place':^{each}}{'library':>18}"
+    yield from titles(_columns(predicts=predicts))
 
 
-def _cells(line: Line, measured: Measured | None) -> str:
+def _cells(shown: Line, measured: Measured | None) -> tuple[object, ...]:
     if measured is None:
-        return f"{'N/A':>11}{'N/A':>9}{'N/A':>9}{'N/A':>8}"
-    algbw = measured.algbw(line.size_bytes) / GB
+        return ("N/A",) * len(TIMES)
+    algbw = measured.algbw(shown.size_bytes)
     wrong = "N/A" if measured.wrong is None else measured.wrong
-    return f"{_us(measured.time_s):>11}{algbw:>9.2f}{algbw * line.factor:>9.2f}{wrong:>8}"
+    return (microseconds(measured.time_s * 1e6), gigabytes(algbw), gigabytes(algbw * shown.factor), wrong)
 
 
-def _us(seconds: float) -> str:
-    return f"{seconds * 1e6:.2f}" if seconds < 1e-2 else f"{seconds * 1e6:.0f}"
-
-
-def row(line: Line, *, predicts: bool) -> str:
-    """One size. The first 13 columns are those of nccl-tests; then the library's own time, our bandwidth over its, our prediction."""
-    text = f" {line.size_bytes:>11}{line.count:>13}{line.dtype:>14}{line.op:>11}{line.root:>7}"
-    text += _cells(line, line.out_of_place) + _cells(line, line.in_place)
-    text += f"{_us(line.baseline.time_s) if line.baseline else '-':>10}{f'{line.ratio:.2f}' if line.ratio else '-':>10}"
+def row(shown: Line, *, predicts: bool) -> str:
+    """One size."""
+    own = microseconds(shown.baseline.time_s * 1e6) if shown.baseline else "-"
+    cells = [shown.size_bytes, shown.count, shown.dtype, shown.op, shown.root]
+    cells += [*_cells(shown, shown.out_of_place), *_cells(shown, shown.in_place)]
+    cells += [own, f"{shown.ratio:.2f}" if shown.ratio else "-"]
     if predicts:
-        text += f"{_us(line.predicted_s) if line.predicted_s is not None else '-':>10}"
-    return text
+        cells.append(microseconds(shown.predicted_s * 1e6) if shown.predicted_s is not None else "-")
+    return table_line(_columns(predicts=predicts), cells)
 
 
 def _totals(lines: Sequence[Line]) -> tuple[int, float]:

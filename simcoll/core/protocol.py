@@ -13,7 +13,7 @@ from typing import Any
 from simcoll.errors import ConfigError, nearest
 from simcoll.units import format_rate, format_time
 
-__all__ = ["IDEAL", "PROTOCOL_NAMES", "Protocol", "ideal", "nccl", "protocol"]
+__all__ = ["GENERATIONS", "IDEAL", "PROTOCOL_NAMES", "Protocol", "ideal", "nccl", "protocol"]
 
 
 def _fraction(value: Any) -> Fraction:
@@ -132,6 +132,8 @@ _BASE_NS = {
 _WIRE = {"LL": Fraction(2), "LL128": Fraction(128, 120), "Simple": Fraction(1)}
 # Highest GB/s of one channel under LL128, ring, by GPU generation (perChMaxRingLL128Bws).
 _CHANNEL_LL128 = {"volta": 20_000, "ampere": 20_000, "hopper": 36_700, "blackwell": 40_000}
+GENERATIONS = tuple(_CHANNEL_LL128)
+"""GPUs for which NCCL has constants."""
 # A received byte is combined at the speed of the copy engine of one GPU; NCCL folds it into the link bandwidth.
 _FLAVOURS = ("LL", "LL128", "Simple")
 PROTOCOL_NAMES = ("ideal", *_FLAVOURS)

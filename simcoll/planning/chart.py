@@ -28,7 +28,7 @@ def _curves(rows: Sequence[Row]) -> dict[str, dict[int, float]]:
     """Best bus bandwidth of each algorithm, over its protocols, in GB/s by size."""
     curves: dict[str, dict[int, float]] = {}
     for row in rows:
-        curve = curves.setdefault(row.choice, {})
+        curve = curves.setdefault(str(row.choice), {})
         curve[row.size_bytes] = max(curve.get(row.size_bytes, 0.0), row.busbw / 1e9)
     return curves
 
@@ -56,7 +56,7 @@ def busbw_svg(title: str, kind: str, nranks: int, rows: Sequence[Row]) -> bytes:
 
 def _draw_times(axes: Any, rows: Sequence[Row]) -> None:
     """A bar for every run: without bytes, as in a barrier, there is no bandwidth, only time."""
-    names = [f"{row.choice} {row.protocol}" for row in rows]
+    names = [str(row) for row in rows]
     axes.barh(names, [row.time_fs / 1e9 for row in rows], color=_COLOURS[0])
     for label in axes.get_yticklabels():
         label.set_parse_math(False)

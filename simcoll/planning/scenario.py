@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from simcoll.binding import bind
 from simcoll.errors import ConfigError, nearest
 from simcoll.formats.strict import decode_toml, read_file
 from simcoll.planning.output import write_files
 from simcoll.planning.report import results_csv, results_json
-from simcoll.planning.sweep import Sweep, best_rows, build, parse_choice, run_one, size_ladder
+from simcoll.planning.sweep import Sweep, best_rows, play, size_ladder
+from simcoll.tuning import parse_choice
 from simcoll.units import parse_size
 
 if TYPE_CHECKING:
@@ -168,9 +168,8 @@ def write_results(
 
     near = parse_size(scenario.trace_size, what="trace_size")
     traced = min(best_rows(rows), key=lambda row: abs(row.size_bytes - near))
-    schedule = build(sweep, parse_choice(traced.choice), topology)
-    trace = Trace(bind(schedule, traced.count, sweep.dtype, sweep.op, protocol=traced.protocol), topology)
-    result = run_one(sweep, schedule, traced.protocol, traced.count, topology, observer=trace)
+    trace = Trace(traced.result.plan, topology)
+    result = play(sweep, traced.result.plan, topology, observer=trace)
     files = {
         "results.json": results_json(scenario.title, sweep, topology, rows, proofs),
         "results.csv": results_csv(rows).encode(),

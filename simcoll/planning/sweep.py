@@ -2,94 +2,39 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from simcoll.algorithms import ALGORITHMS, find_algorithm
-from simcoll.algorithms import schedule as make_schedule
+from simcoll.algorithms import ALGORITHMS
 from simcoll.binding import bind
 from simcoll.core.collective import KINDS, Collective
-from simcoll.core.protocol import PROTOCOL_NAMES, nccl, protocol
 from simcoll.core.reduction import parse_dtype
 from simcoll.emulator import emulate
-from simcoll.errors import ConfigError, nearest
+from simcoll.errors import ConfigError
+from simcoll.tuning import collective_on, costs, schedule_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from simcoll.core.protocol import Protocol
+    from simcoll.core.plan import Plan
     from simcoll.core.schedule import Schedule
     from simcoll.emulator import Result
     from simcoll.emulator.engine import Observer
     from simcoll.topology import Topology
+    from simcoll.tuning import Choice
 
 __all__ = [
-    "Choice",
     "Row",
     "Sweep",
     "best_rows",
     "bound_rows",
     "build",
-    "costs",
     "counts_for",
-    "parse_choice",
+    "play",
     "prepare",
-    "run_one",
     "run_sweep",
     "size_ladder",
 ]
-
-GENERATIONS = ("volta", "ampere", "hopper", "blackwell")
-"""GPUs whose constants :func:`simcoll.core.protocol.nccl` knows."""
-
-MAX_CHANNELS = 8
-"""Channels that an algorithm gets on a machine with boxes when none are asked for: enough for every NIC of an eight-GPU
-box.
-"""
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """An algorithm with parameters, such as ``ring:channels=4``."""
-
-    algorithm: str
-    params: tuple[tuple[str, int | tuple[int, ...]], ...] = ()
-
-    def __str__(self) -> str:
-        shown = [(name, value if isinstance(value, tuple) else (value,)) for name, value in self.params]
-        return ":".join([self.algorithm, *(f"{name}={'x'.join(map(str, value))}" for name, value in shown)])
-
-
-def parse_choice(text: str) -> Choice:
-    """An algorithm and its parameters from text.
-
-    Raises
-    ------
-    ConfigError
-        When a parameter is not a name and a whole number, or several joined by ``x``.
-
-    Examples
-    --------
-    >>> parse_choice("ring:channels=4:pieces=2")
-    Choice(algorithm='ring', params=(('channels', 4), ('pieces', 2)))
-    >>> parse_choice("torus:dims=4x4").params
-    (('dims', (4, 4)),)
-    """
-    name, *parts = text.strip().split(":")
-    params: list[tuple[str, int | tuple[int, ...]]] = []
-    for part in parts:
-        key, _, value = part.partition("=")
-        numbers = value.split("x")
-        if not all(number.isascii() and number.isdecimal() and len(number) < 10 for number in numbers):
-            example = "write for example 'ring:channels=4' or 'torus:dims=4x4'"
-            raise ConfigError(f"cannot read {part!r} in algorithm {text!r}; {example}")
-        if any(key == known for known, _ in params):
-            raise ConfigError(f"parameter {key!r} is given twice in algorithm {text!r}")
-        whole = tuple(int(number) for number in numbers)
-        params.append((key, whole if len(whole) > 1 or key == "dims" else whole[0]))
-    return Choice(name, tuple(params))
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,32 +69,44 @@ class Sweep:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One run: an algorithm and protocol at one size. ``wall_s``, the seconds that it took here, goes into no file."""
+    """One run of a sweep: the algorithm and protocol that were asked for, and what came out."""
 
-    size_bytes: int
-    count: int
-    choice: str
-    schedule: str
+    choice: Choice
     protocol: str
-    proof: str
-    time_fs: int
-    algbw: float
-    busbw: float
-    wrong: int | None
-    bound_fs: int
-    bound_kind: str
-    bottleneck: str
-    messages: int
-    trace_hash: str
-    engine: str
-    path: str
-    classes: int | None
-    wall_s: float
+    result: Result
+
+    def __str__(self) -> str:
+        return f"{self.choice} {self.protocol}"
 
     @property
-    def headroom(self) -> float | None:
-        """Time over the lower bound of its own protocol; None when the bound is 0."""
-        return self.time_fs / self.bound_fs if self.bound_fs else None
+    def size_bytes(self) -> int:
+        """Size as nccl-tests counts it."""
+        return self.result.total_bytes
+
+    @property
+    def count(self) -> int:
+        """Elements as passed to the collective."""
+        return self.result.plan.count
+
+    @property
+    def time_fs(self) -> int:
+        """Time of the run, in femtoseconds."""
+        return self.result.time_fs
+
+    @property
+    def algbw(self) -> float:
+        """Bytes per second; 0 where nothing takes time, as on one rank."""
+        return self.result.algbw if self.time_fs else 0.0
+
+    @property
+    def busbw(self) -> float:
+        """Bus bandwidth in bytes per second; 0 where nothing takes time."""
+        return self.result.busbw if self.time_fs else 0.0
+
+    @property
+    def bound_fs(self) -> int:
+        """Lower bound under this protocol's latencies, in femtoseconds; 0 where there is none."""
+        return self.result.bound.time_fs if self.result.bound else 0
 
 
 def size_ladder(begin: int, end: int, factor: int) -> tuple[int, ...]:
@@ -182,34 +139,10 @@ def counts_for(kind: str, sizes: Sequence[int], nranks: int, itemsize: int) -> l
     return list(dict.fromkeys(max(size // (slots * itemsize), 1) for size in sizes))
 
 
-def _box(topology: Topology) -> int | None:
-    """Ranks per box where all boxes are alike and consecutive, else None."""
-    member = topology.groups.get("box")
-    if member is None:
-        return None
-    size = int((member == member[0]).sum())
-    regular = len(member) % size == 0 and np.array_equal(member, np.arange(len(member)) // size)
-    return size if regular else None
-
-
 def build(sweep: Sweep, choice: Choice, topology: Topology) -> Schedule:
-    """The schedule of a choice; ``box``, ``channels`` and ``topology`` follow the topology where they are not given."""
-    found = find_algorithm(sweep.collective, choice.algorithm)
-    if found.topologies == "switch" and "switch_reduce" not in topology.traits:
-        raise ConfigError(f"{choice.algorithm} needs switches that reduce; those of {topology.name} do not")
-    params: dict[str, Any] = dict(choice.params)
-    box = _box(topology)
-    if box is not None and box > 1:
-        if "box" in found.params and (box < topology.nranks or choice.algorithm == "hierarchical"):
-            params.setdefault("box", box)
-        if "channels" in found.params:
-            params.setdefault("channels", min(box, MAX_CHANNELS))
-    if "topology" in found.params:
-        params.setdefault("topology", topology)
-    n = topology.nranks
-    # A send_recv is the shift by one rank that nccl-tests measures.
-    pairs = tuple((rank, (rank + 1) % n) for rank in range(n)) if sweep.collective == "send_recv" else ()
-    return make_schedule(Collective(sweep.collective, n, sweep.root, pairs), choice.algorithm, **params)
+    """The schedule of a choice on a topology."""
+    collective = collective_on(sweep.collective, topology.nranks, sweep.root)
+    return schedule_on(collective, choice.algorithm, topology, dict(choice.params))
 
 
 def prepare(sweep: Sweep, topology: Topology, built: Sequence[Schedule] | None = None) -> list[Schedule]:
@@ -230,39 +163,15 @@ def prepare(sweep: Sweep, topology: Topology, built: Sequence[Schedule] | None =
     schedules = list(built or (build(sweep, choice, topology) for choice in sweep.choices))
     for schedule in schedules:
         for name in sweep.protocols:
-            costs(sweep, schedule, name, topology)
+            costs(name, topology, schedule)
     largest = counts_for(sweep.collective, sweep.sizes[-1:], topology.nranks, parse_dtype(sweep.dtype).itemsize)[0]
     for schedule in schedules:
         bind(schedule, largest, sweep.dtype, sweep.op)
     return schedules
 
 
-def costs(sweep: Sweep, schedule: Schedule, name: str, topology: Topology) -> Protocol:
-    """The constants of a protocol for a schedule on the GPUs of a topology.
-
-    Raises
-    ------
-    ConfigError
-        For an unknown protocol, or NCCL's on GPUs that NCCL has no constants for.
-    """
-    if name not in PROTOCOL_NAMES:
-        raise ConfigError(f"unknown protocol {name!r}; {nearest(name, PROTOCOL_NAMES)}")
-    if name == "ideal":
-        return protocol(name)
-    generation = topology.traits.get("generation", "hopper")
-    if generation not in GENERATIONS:
-        raise ConfigError(
-            f"protocol {name!r} is NCCL's, which knows {', '.join(GENERATIONS)}; "
-            f"topology {topology.name!r} has GPUs of generation {generation!r}. Use 'ideal'"
-        )
-    return nccl(name, pattern=find_algorithm(sweep.collective, schedule.name).pattern, generation=generation)
-
-
-def run_one(
-    sweep: Sweep, schedule: Schedule, name: str, count: int, topology: Topology, observer: Observer | None = None
-) -> Result:
-    """Emulate one schedule at one size under one protocol."""
-    plan = bind(schedule, count, sweep.dtype, sweep.op, protocol=costs(sweep, schedule, name, topology))
+def play(sweep: Sweep, plan: Plan, topology: Topology, observer: Observer | None = None) -> Result:
+    """Emulate one plan, with real data up to the size to which the sweep checks."""
     data = "exact" if plan.total_bytes <= sweep.check_up_to else "none"
     return emulate(plan, topology, data=data, observer=observer)
 
@@ -282,37 +191,14 @@ def run_sweep(
             for name in sweep.protocols:
                 if progress is not None:
                     progress(len(rows), total, f"{choice} {name}")
-                rows.append(_row(choice, count, run_one(sweep, schedule, name, count, topology)))
+                protocol = costs(name, topology, schedule)
+                result = play(sweep, bind(schedule, count, sweep.dtype, sweep.op, protocol=protocol), topology)
+                rows.append(Row(choice, name, replace(result, outputs=None)))  # checked, and large
     return rows
 
 
-def _row(choice: Choice, count: int, result: Result) -> Row:
-    bound = result.bound
-    return Row(
-        size_bytes=result.total_bytes,
-        count=count,
-        choice=str(choice),
-        schedule=result.schedule,
-        protocol=result.protocol,
-        proof=result.proof,
-        time_fs=result.time_fs,
-        algbw=result.algbw if result.time_fs else 0.0,  # one rank takes no time: no bandwidth to speak of
-        busbw=result.busbw if result.time_fs else 0.0,
-        wrong=result.wrong,
-        bound_fs=bound.time_fs if bound else 0,
-        bound_kind=bound.kind if bound else "",
-        bottleneck=result.bottleneck,
-        messages=result.messages,
-        trace_hash=result.trace_hash,
-        engine=result.engine,
-        path=result.path,
-        classes=result.classes,
-        wall_s=result.wall_s,
-    )
-
-
 def best_rows(rows: Sequence[Row]) -> list[Row]:
-    """The quickest run of every size, in order of size; of equals the first given."""
+    """The fastest run of every size, in order of size; of equals the first given."""
     best: dict[int, Row] = {}
     for row in rows:
         if row.count not in best or row.time_fs < best[row.count].time_fs:

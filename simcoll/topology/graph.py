@@ -147,6 +147,16 @@ class Topology:
                 least, most = format_rate(int(rates.min())), format_rate(int(rates.max()))
                 yield f"{rates.size} {kind} at {least}{'' if least == most else f' to {most}'}"
 
+    @property
+    def ranks_per_node(self) -> int | None:
+        """How many consecutive ranks share a node, where ranks fill the nodes in order and evenly; else None."""
+        node = self.groups.get("box")
+        if node is None:
+            return None
+        size = int((node == node[0]).sum())
+        even = len(node) % size == 0 and np.array_equal(node, node[::size].repeat(size))
+        return size if even else None
+
     def link_name(self, link: int) -> str:
         """``"box0.gpu3 -> box0.nvswitch"``."""
         return f"{self.node_names[self.link_src[link]]} -> {self.node_names[self.link_dst[link]]}"

@@ -43,7 +43,7 @@ for name in sys.argv[2:]:
         {"size_bytes": row.size_bytes, "best": f"{row.choice} {row.protocol}", "time_fs": row.time_fs, "bound_fs": bound.bound_fs}
         for row, bound in zip(best_rows(rows), bound_rows(rows), strict=True)
     ]
-    assert not any(row.wrong for row in rows)
+    assert not any(row.result.wrong for row in rows)
     print(json.dumps({"scenario": path.stem, "runs": len(rows), "trace_hash": sweep_hash(rows), "sizes": best}))
 """
 

@@ -13,8 +13,6 @@ import numpy as np
 import simpy
 from simpy.events import EventPriority
 
-from simcoll.core.protocol import Protocol as Costs
-from simcoll.core.protocol import protocol as find_protocol
 from simcoll.distributed.runtime.execute import execute
 from simcoll.distributed.runtime.mailbox import EmulatedMailbox
 from simcoll.distributed.runtime.meeting import Meeting
@@ -27,6 +25,7 @@ from simcoll.distributed.stores import HashStore
 from simcoll.distributed.stores.rendezvous import rendezvous
 from simcoll.emulator.fabric import Calendar, Fabric
 from simcoll.emulator.model import effective_capacities
+from simcoll.tuning import costs
 from simcoll.units import MAX_TIME_FS
 
 if TYPE_CHECKING:
@@ -75,10 +74,8 @@ class EmulatedWorld:
         self.groups: dict[str, Communicator] = {}
         self.env = simpy.Environment()
         self.calendar = Calendar(self.env)
-        generation = topology.traits.get("generation", "hopper")
-        given = plans.protocol
-        costs = given if isinstance(given, Costs) else find_protocol(given, generation=generation)
-        fabric = Fabric(self.calendar, effective_capacities(topology, costs), topology.link_name)
+        capacities = effective_capacities(topology, costs(plans.protocol, topology))
+        fabric = Fabric(self.calendar, capacities, topology.link_name)
         self.everyone = tuple(range(nranks))
         self.ranks = [Rank(number, self) for number in self.everyone]
         self._emulator = Emulator(topology, self.calendar, fabric, self.history)

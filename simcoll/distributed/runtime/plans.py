@@ -11,18 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from simcoll.algorithms import find_algorithm
-from simcoll.algorithms import schedule as make_schedule
-from simcoll.algorithms.registry import ALGORITHMS, default_algorithm
+from simcoll.algorithms import ALGORITHMS, find_algorithm
 from simcoll.binding import bind
-from simcoll.core.protocol import Protocol
-from simcoll.core.protocol import protocol as find_protocol
 from simcoll.core.schedule import Schedule
 from simcoll.errors import ConfigError
+from simcoll.tuning import costs, default_algorithm, schedule, schedule_on
 
 if TYPE_CHECKING:
     from simcoll.core.collective import Collective
     from simcoll.core.plan import Plan
+    from simcoll.core.protocol import Protocol
     from simcoll.topology import Topology
 
 __all__ = ["Choice", "Plans", "check_choice", "plan_for"]
@@ -31,10 +29,6 @@ Choice = str | Schedule | Mapping[str, Any] | Callable[[str, int, int], Any] | N
 """An algorithm's name; a schedule; one of these per collective; a function of (collective, ranks, bytes) that gives one;
 None for the default.
 """
-
-SMALL_BYTES = 65536
-_SMALL = {"all_reduce": "recursive_doubling", "reduce": "tree", "broadcast": "tree"}
-"""Up to ``SMALL_BYTES`` latency counts, and the fewest steps are best."""
 
 KEPT_PLANS = 4096
 
@@ -77,30 +71,12 @@ def check_choice(choice: Choice) -> None:
                 find_algorithm(kind, name)
 
 
-def _box(plans: Plans, endpoints: tuple[int, ...]) -> int | None:
-    """Ranks per box, where the ranks fill boxes in order and evenly."""
-    member = plans.topology.groups.get("box")
-    if member is None:
-        return None
-    boxes = member[list(endpoints)]
-    size = int((boxes == boxes[0]).sum())
-    even = len(boxes) % size == 0 and np.array_equal(boxes, boxes[::size].repeat(size))
-    return size if even else None
-
-
 def _named(plans: Plans, name: str, collective: Collective, endpoints: tuple[int, ...]) -> Schedule:
-    params: dict[str, Any] = {}
-    if "box" in find_algorithm(collective.kind, name).params:
-        box = _box(plans, endpoints)
-        if box is not None and box > 1:
-            params["box"] = box
-    if "topology" not in find_algorithm(collective.kind, name).params:
-        return make_schedule(collective, name, **params)
-    # Made for these endpoints, at some cost.
+    """The schedule of a named algorithm on these endpoints, with one channel; some take long to make."""
     key = (name, collective, endpoints)
     if key not in plans.made:
         topology = plans.topology.with_ranks(list(endpoints))
-        plans.made[key] = make_schedule(collective, name, topology=topology, **params)
+        plans.made[key] = schedule_on(collective, name, topology, most_channels=1)
     return plans.made[key]
 
 
@@ -132,17 +108,7 @@ def _schedule(
         serves = any(algorithm.name == choice for algorithm in ALGORITHMS if algorithm.collective == collective.kind)
         if serves or position == 0:
             return _named(plans, choice, collective, endpoints)
-    small = _SMALL.get(collective.kind) if total_bytes <= SMALL_BYTES else None
-    return make_schedule(collective, small or default_algorithm(collective))
-
-
-def _costs(plans: Plans, schedule: Schedule) -> Protocol:
-    given = plans.protocol
-    if isinstance(given, Protocol):
-        return given
-    serving = [a.pattern for a in ALGORITHMS if (a.collective, a.name) == (schedule.collective.kind, schedule.name)]
-    generation = plans.topology.traits.get("generation", "hopper")
-    return find_protocol(given, pattern=serving[0] if serving else "ring", generation=generation)
+    return schedule(collective, default_algorithm(collective, total_bytes=total_bytes))
 
 
 def plan_for(
@@ -175,9 +141,10 @@ def plan_for(
         # Equal schedules share their proof: it is the expensive part.
         own = id(chosen) if chosen in choices else 0
         place = endpoints if "topology" in dict(chosen.params) else ()
-        schedule = plans.schedules.setdefault((chosen.title, collective, own, place), chosen)
+        kept = plans.schedules.setdefault((chosen.title, collective, own, place), chosen)
         count: Any = sizes if isinstance(sizes, int) else list(sizes)
-        plan = bind(schedule, count, dtype, op, ranks=list(endpoints), protocol=_costs(plans, schedule))
+        protocol = costs(plans.protocol, plans.topology, kept)
+        plan = bind(kept, count, dtype, op, ranks=list(endpoints), protocol=protocol)
         if len(plans.plans) >= KEPT_PLANS:
             plans.plans.clear()
         known = plans.plans[key] = (plan, choices)  # what has its id in the key stays alive

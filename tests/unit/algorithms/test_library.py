@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import simcoll
-from simcoll.algorithms import ALGORITHMS, default_algorithm, find_algorithm
+from simcoll.algorithms import ALGORITHMS, find_algorithm
 from simcoll.core.collective import KINDS, Collective
 from simcoll.emulator.run import emulate
 from simcoll.errors import ConfigError
@@ -14,6 +14,7 @@ from simcoll.proving import LEVELS, verify
 from simcoll.testing.examples import needed_params
 from simcoll.topology import load_topology
 from simcoll.topology.families import crossbar
+from simcoll.tuning import default_algorithm
 
 RANKS = (*range(1, 18), 24, 32, 33)
 # Rank counts for which real data moves: a power of two, odd ones, and those of the smallest groups.

@@ -1,0 +1,40 @@
+"""The command line: ``simcoll run | perf | verify | show | list``. One command a file; imports wait until a command needs them."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from cyclopts import App
+
+from simcoll.cli.listing import list_names
+from simcoll.cli.perf import predict
+from simcoll.cli.run import run_scenario
+from simcoll.cli.show import show_schedule
+from simcoll.cli.verify import verify_file
+from simcoll.command_line import run_app
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["app", "main"]
+
+app = App(
+    name="simcoll",
+    help="Specify a collective once, prove it, see how fast it will be on any cluster, run it unchanged on GPUs.",
+    help_flags=["--help", "-h"],
+    version_flags=["--version"],
+)
+app.command(run_scenario, name="run")
+app.command(predict, name="perf")
+app.command(verify_file, name="verify")
+app.command(show_schedule, name="show")
+app.command(list_names, name="list")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Returns the exit status: 0 done, 1 a schedule is wrong, 2 bad input, 3 a fault of simcoll, 130 stopped.
+    """
+    return run_app(app, sys.argv[1:] if argv is None else argv)

@@ -1,0 +1,73 @@
+"""``simcoll list``: names of what is shipped."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from simcoll.errors import ConfigError, nearest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = ["list_names"]
+
+Lines = list[tuple[str, ...]]
+
+
+def list_names(what: str, /) -> None:
+    """List topologies, algorithms, scenarios, collectives or protocols.
+
+    Parameters
+    ----------
+    what
+        topologies, algorithms, scenarios, collectives or protocols.
+    """
+    listings: dict[str, Callable[[], Lines]] = {
+        "topologies": _topologies,
+        "algorithms": _algorithms,
+        "scenarios": _scenarios,
+        "collectives": _collectives,
+        "protocols": _protocols,
+    }
+    if what not in listings:
+        raise ConfigError(f"cannot list {what!r}; {nearest(what, listings)}")
+    _print_columns(listings[what]())
+
+
+def _topologies() -> Lines:
+    from simcoll.topology import shipped_topologies
+
+    return list(shipped_topologies().items())
+
+
+def _scenarios() -> Lines:
+    from simcoll.planning.scenario import shipped_scenarios
+
+    return list(shipped_scenarios().items())
+
+
+def _algorithms() -> Lines:
+    from simcoll.algorithms import ALGORITHMS
+
+    cost = "time (a latency, b s/byte, g s/byte reduced, s size)"
+    head = ("collective", "algorithm", "ranks", "made for", "parameters", cost)
+    rows = [(a.collective, a.name, a.ranks, a.topologies, " ".join(a.params) or "-", a.cost) for a in ALGORITHMS]
+    return [head, *rows]
+
+
+def _collectives() -> Lines:
+    from simcoll.core.collective import KINDS
+
+    return [(name, kind.summary) for name, kind in KINDS.items()]
+
+
+def _protocols() -> Lines:
+    from simcoll.core.protocol import PROTOCOL_NAMES, protocol
+
+    return [(name, protocol(name).summary) for name in PROTOCOL_NAMES]
+
+
+def _print_columns(rows: Sequence[tuple[str, ...]]) -> None:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        print("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())

@@ -1,0 +1,88 @@
+"""``simcoll perf``: a collective over a range of sizes."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from simcoll.command_line import WHOLE
+
+__all__ = ["predict"]
+
+
+def predict(
+    collective: str,
+    /,
+    *,
+    topology: Annotated[str, Parameter(name=["--topology", "-t"])] = "dgx-h100",
+    nodes: Annotated[int | None, WHOLE] = None,
+    degrade: Annotated[tuple[str, ...], Parameter(name="--degrade")] = (),
+    begin: Annotated[str, Parameter(name=["--begin", "-b"])] = "8",
+    end: Annotated[str, Parameter(name=["--end", "-e"])] = "128M",
+    factor: Annotated[int, Parameter(name=["--factor", "-f"]), WHOLE] = 2,
+    algorithm: Annotated[str | None, Parameter(name=["--algorithm", "-a"])] = None,
+    protocol: Annotated[str | None, Parameter(name=["--protocol", "-p"])] = None,
+    dtype: Annotated[str, Parameter(name=["--dtype", "-d"])] = "float32",
+    op: Annotated[str, Parameter(name=["--op", "-o"])] = "sum",
+    root: Annotated[int | None, Parameter(name=["--root", "-r"]), WHOLE] = None,
+    check: Annotated[str, Parameter(name=["--check", "-c"])] = "64K",
+) -> None:
+    """Predict a collective over a range of sizes: the nccl-tests table with bound, headroom and bottleneck.
+
+    Parameters
+    ----------
+    collective
+        all_reduce, all_gather, reduce_scatter, broadcast, reduce, all_to_all, ...
+    topology
+        A shipped topology (simcoll list topologies), a TOML file, or an NCCL topology XML dump.
+    nodes
+        How many nodes. Default: those of the topology.
+    degrade
+        A link and the share of its capacity that is left, such as "box0.gpu3 <-> box0.nvswitch=17/18"; 0 removes it. May be repeated.
+    begin
+        Smallest size in bytes, such as 8 or 1M.
+    end
+        Largest size.
+    factor
+        Factor between sizes.
+    algorithm
+        Algorithms to compare, separated by commas, with parameters after colons: ring:channels=4,tree.
+        Default: all that fit.
+    protocol
+        ideal, LL, LL128, Simple, separated by commas; the best of each size is shown.
+        Default: LL,LL128,Simple where NCCL has constants for the GPUs, otherwise ideal.
+    dtype
+        Element type, such as float32, bfloat16 or int8.
+    op
+        Reduction: sum, product, min, max, band, bor, bxor, avg.
+    root
+        Root rank of broadcast, reduce, gather and scatter.
+    check
+        Largest size for which real data moves and is compared with the definition of the collective.
+    """
+    from simcoll.cli.sweeping import degraded, print_sweep
+    from simcoll.planning.sweep import Sweep, prepare, size_ladder
+    from simcoll.topology import load_topology
+    from simcoll.tuning import candidates, collective_on, default_protocols, parse_choice
+    from simcoll.units import parse_size
+
+    machine = degraded(load_topology(topology, nodes=nodes), degrade)
+    wanted = collective_on(collective, machine.nranks, root)
+    ladder = size_ladder(parse_size(begin, what="-b"), parse_size(end, what="-e"), factor)
+    checked = parse_size(check, what="-c")
+    notes: list[str] = []
+    protocols = tuple(protocol.split(",")) if protocol is not None else ()
+    if not protocols:
+        protocols, note = default_protocols(machine)
+        notes += [note] if note else []
+    if algorithm is None:
+        fitting, left_out = candidates(wanted, machine)
+        notes += [f"left out {each}" for each in left_out]
+        choices, built = tuple(choice for choice, _ in fitting), [made for _, made in fitting]
+    else:
+        choices, built = tuple(map(parse_choice, algorithm.split(","))), None
+    for note in notes:
+        print(f"# {note}")
+    sweep = Sweep(collective, ladder, choices, protocols, dtype, op, root, checked)
+    print_sweep(f"{collective} on {machine.name}", sweep, prepare(sweep, machine, built), machine)

@@ -1,0 +1,39 @@
+"""``simcoll run``: a scenario file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+__all__ = ["run_scenario"]
+
+
+def run_scenario(
+    scenario: str, /, *, output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None
+) -> None:
+    """Run a scenario: prove and emulate every algorithm, print the table, write the results, a picture and a timeline.
+
+    Parameters
+    ----------
+    scenario
+        A scenario file, or the name of a shipped one (simcoll list scenarios).
+    output
+        Folder for results.json, results.csv, busbw.svg and trace.json.gz; default out/<scenario>.
+    """
+    from simcoll.cli.sweeping import print_sweep
+    from simcoll.planning import scenario as scenarios
+    from simcoll.planning.output import open_folder
+    from simcoll.planning.sweep import prepare
+
+    content, path = scenarios.load_scenario(scenario)
+    sweep = scenarios.sweep_of(content, str(path))
+    with scenarios.blamed_on(str(path)):
+        topology = scenarios.scenario_topology(content, path)
+        schedules = prepare(sweep, topology)
+    folder = output or Path("out") / path.stem
+    open_folder(folder, scenarios.RESULT_FILES)
+    rows, proofs = print_sweep(content.title, sweep, schedules, topology)
+    names = scenarios.write_results(folder, content, sweep, topology, rows, proofs)
+    print(f"# wrote {', '.join(str(folder / name) for name in names)}")

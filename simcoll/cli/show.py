@@ -1,0 +1,97 @@
+"""``simcoll show``: a schedule as text, as a picture, as a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from simcoll.command_line import WHOLE
+
+if TYPE_CHECKING:
+    from simcoll.core.schedule import Schedule
+    from simcoll.topology import Topology
+
+__all__ = ["show_schedule"]
+
+
+def show_schedule(
+    algorithm: str,
+    /,
+    *,
+    collective: Annotated[str, Parameter(name=["--collective", "-c"])] = "all_reduce",
+    nranks: Annotated[int | None, Parameter(name=["--nranks", "-n"]), WHOLE] = None,
+    topology: Annotated[str | None, Parameter(name=["--topology", "-t"])] = None,
+    degrade: Annotated[tuple[str, ...], Parameter(name="--degrade")] = (),
+    root: Annotated[int | None, WHOLE] = None,
+    in_place: bool = False,
+    limit: Annotated[int, WHOLE] = 200,
+    svg: Path | None = None,
+    json: Path | None = None,
+) -> None:
+    """Print a schedule readably; draw it or write it as a schedule file.
+
+    Parameters
+    ----------
+    algorithm
+        Its name (simcoll list algorithms), with parameters after colons: ring:channels=2:pieces=4. Or a schedule file.
+    collective
+        The collective that it implements.
+    nranks
+        World size. Default: that of the topology, or 4.
+    topology
+        For algorithms that are made for one: a shipped topology, or a file.
+    degrade
+        Its degraded links, as for perf.
+    root
+        Root rank.
+    in_place
+        Let the output share memory with the input.
+    limit
+        Largest number of transfers to print.
+    svg
+        File for a picture.
+    json
+        File for the schedule.
+    """
+    from simcoll.cli.sweeping import degraded
+    from simcoll.formats.schedule_json import dump_schedule, load_schedule
+    from simcoll.planning.drawing import schedule_lines, schedule_svg
+    from simcoll.planning.output import write_files
+    from simcoll.topology import load_topology
+
+    if algorithm.endswith(".json") or Path(algorithm).is_file():
+        schedule = load_schedule(algorithm)
+    else:
+        machine = degraded(load_topology(topology), degrade) if topology else None
+        schedule = _named(algorithm, collective, nranks, machine, root, in_place=in_place)
+    # Files come first: a reader that closes the pipe early ends the printing.
+    written = []
+    if json is not None:
+        write_files(json.parent, {json.name: dump_schedule(schedule)})
+        written.append(json)
+    if svg is not None:
+        write_files(svg.parent, {svg.name: schedule_svg(schedule).encode()})
+        written.append(svg)
+    for line in schedule_lines(schedule, limit):
+        print(line)
+    for file in written:
+        print(f"wrote {file}")
+
+
+def _named(
+    text: str, kind: str, nranks: int | None, machine: Topology | None, root: int | None, *, in_place: bool
+) -> Schedule:
+    """The schedule of an algorithm; only those that are made for a topology look at it."""
+    from simcoll.algorithms import find_algorithm
+    from simcoll.tuning import collective_on, parse_choice, schedule
+
+    choice = parse_choice(text)
+    params: dict[str, Any] = dict(choice.params)
+    if machine is not None and "topology" in find_algorithm(kind, choice.algorithm).params:
+        params["topology"] = machine
+    if nranks is None:
+        nranks = 4 if machine is None else machine.nranks
+    find_algorithm(kind, choice.algorithm)
+    return schedule(collective_on(kind, nranks, root, in_place=in_place), choice.algorithm, **params)

@@ -1,0 +1,100 @@
+"""Shared by the command lines of simcoll and realcoll: whole numbers as options, and how a command ends."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cyclopts import App, CycloptsError, Parameter
+
+from simcoll.errors import ConfigError, InternalError, ScheduleError, SimcollError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from cyclopts import Token
+
+__all__ = ["FAULT", "WHOLE", "run_app"]
+
+FAULT = 3
+"""Exit status of a fault of ours."""
+TRACEBACK = "SIMCOLL_TRACEBACK"
+
+_STATUSES: Mapping[type[BaseException], int] = {
+    CycloptsError: 2,
+    ConfigError: 2,
+    ScheduleError: 1,
+    InternalError: FAULT,
+    MemoryError: 2,
+    KeyboardInterrupt: 130,
+}
+_ALIKE = (CycloptsError, ConfigError, ScheduleError)
+"""What every process of a job finds wrong alike."""
+
+
+def _whole(_: object, tokens: Sequence[Token]) -> int:
+    option, text = tokens[0].keyword, tokens[0].value
+    if not re.fullmatch(r"[+-]?[0-9]{1,18}", text):
+        raise ConfigError(f"{option} {text!r}: expected a whole number, such as 2")
+    return int(text)
+
+
+WHOLE = Parameter(converter=_whole)
+"""Reads an option that is a whole number; a fraction is refused, not rounded."""
+
+
+def run_app(
+    app: App,
+    arguments: Sequence[str],
+    *,
+    statuses: Mapping[type[BaseException], int] | None = None,
+    speaks: bool = True,
+) -> int:
+    """Run a command and return its exit status; an error becomes one message on stderr, never a traceback.
+
+    Parameters
+    ----------
+    statuses
+        Exit statuses of the program's own errors.
+    speaks
+        Whether this process tells what all processes of its job find wrong alike.
+    """
+    name = app.name[0]
+    try:
+        status = app(list(arguments), exit_on_error=False, print_error=False, result_action="return_value")
+        sys.stdout.flush()  # so that a closed pipe shows here and not when Python ends
+    except BrokenPipeError:
+        # The reader of our output has enough; keep the interpreter from complaining when it closes the pipe.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - no traceback reaches a user
+        if speaks or not isinstance(error, _ALIKE):
+            print(f"{name}: {_message(name, error)}", file=sys.stderr)
+        known = {**_STATUSES, **(statuses or {})}
+        return next((status for kind, status in known.items() if isinstance(error, kind)), FAULT)
+    return status if isinstance(status, int) else 0
+
+
+def _message(name: str, error: BaseException) -> str:
+    if isinstance(error, CycloptsError):
+        return f"{error}\n{name}: try --help"
+    if isinstance(error, ScheduleError):
+        return f"wrong schedule: {error}"
+    if isinstance(error, SimcollError):
+        return str(error)
+    if isinstance(error, MemoryError):
+        return "not enough memory for this many ranks, chunks or bytes"
+    if isinstance(error, KeyboardInterrupt):
+        return "stopped"
+    if os.environ.get(TRACEBACK):
+        traceback.print_exception(error)
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    said = " ".join(str(error).split())[:200]
+    return (
+        f"unexpected {type(error).__name__}: {said} ({Path(last.filename).name}, line {last.lineno}). This is a fault of {name}, not of "
+        f"your input: please report it with your command and what it prints with {TRACEBACK}=1 set"
+    )

@@ -1,0 +1,41 @@
+"""The table of nccl-tests, line by line: ``simcoll perf`` and ``realcoll perf`` print the same columns, then their own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["DATA", "TIMES", "Column", "gigabytes", "microseconds", "table_line", "titles"]
+
+Column = tuple[str, str, int]
+"""Title, unit and width."""
+
+DATA: tuple[Column, ...] = (
+    ("size", "(B)", 12), ("count", "(elements)", 12), ("type", "", 9), ("redop", "", 8), ("root", "", 5),
+)  # fmt: skip
+TIMES: tuple[Column, ...] = (
+    ("time", "(us)", 10), ("algbw", "(GB/s)", 8), ("busbw", "(GB/s)", 8), ("#wrong", "", 7),
+)  # fmt: skip
+
+
+def titles(columns: Sequence[Column]) -> tuple[str, str]:
+    """The two lines above the table, as comments."""
+    names, units = ("".join(f"{column[place]:>{column[2]}}" for column in columns) for place in (0, 1))
+    return f"#{names[1:]}", f"#{units[1:]}"
+
+
+def table_line(columns: Sequence[Column], cells: Sequence[object]) -> str:
+    """One line; a cell too wide for its column moves the others."""
+    return "".join(f" {cell:>{column[2] - 1}}" for cell, column in zip(map(str, cells), columns, strict=True))
+
+
+def microseconds(value: float) -> str:
+    """A time in microseconds, as short as the table has it."""
+    return f"{value:.2f}" if value < 1e4 else f"{value:.0f}"
+
+
+def gigabytes(rate: float) -> str:
+    """A rate in bytes per second, as GB/s."""
+    return f"{rate / 1e9:.2f}"

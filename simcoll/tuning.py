@@ -1,0 +1,304 @@
+"""The tuner: which algorithm, parameters and protocol run for a collective, its size and a topology.
+
+Every front end asks here: ``simcoll perf`` and scenarios, rank programs, PyTorch, realcoll, and :func:`schedule` without a name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from simcoll.algorithms import ALGORITHMS, find_algorithm
+from simcoll.algorithms import schedule as schedule_named
+from simcoll.algorithms.registry import checked_params, meant_by, unserved
+from simcoll.core.collective import Collective
+from simcoll.core.protocol import GENERATIONS, PROTOCOL_NAMES, Protocol, protocol
+from simcoll.errors import ConfigError, nearest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from simcoll.core.schedule import Schedule
+    from simcoll.topology import Topology
+
+__all__ = [
+    "NCCL_PROTOCOLS",
+    "Choice",
+    "candidates",
+    "collective_on",
+    "costs",
+    "default_algorithm",
+    "default_protocols",
+    "first_algorithm",
+    "parse_choice",
+    "schedule",
+    "schedule_on",
+]
+
+NCCL_PROTOCOLS = ("LL", "LL128", "Simple")
+
+MAX_CHANNELS = 8
+"""Channels that an algorithm gets on a machine of several-GPU nodes when none are asked for: one for every NIC of eight."""
+
+FEW_RANKS = 16
+"""Up to here ``packed`` is tried without being asked for; beyond, finding its trees takes long."""
+
+SMALL_BYTES = 65536
+_SMALL = {"all_reduce": "recursive_doubling", "reduce": "tree", "broadcast": "tree"}
+"""Up to ``SMALL_BYTES`` latency counts, and the fewest steps are best."""
+
+# What runs when no algorithm is named: for a power of two ranks, and for other counts.
+_DEFAULTS = {
+    "all_reduce": ("rabenseifner", "ring"),
+    "all_gather": ("recursive_doubling", "bruck"),
+    "reduce_scatter": ("recursive_halving", "pairwise"),
+    "broadcast": ("scatter_doubling", "tree"),
+    "reduce": ("rabenseifner", "tree"),
+    "gather": ("tree", "tree"),
+    "scatter": ("tree", "tree"),
+    "all_to_all": ("pairwise", "pairwise"),
+    "send_recv": ("direct", "direct"),
+    "barrier": ("dissemination", "dissemination"),
+}
+
+# A parameter that only one family of algorithms has asks for that family.
+_ASKED_BY = (("box", "hierarchical"), ("pod", "hierarchical"), ("dims", "torus"), ("topology", "packed"))
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """An algorithm with parameters, such as ``ring:channels=4``."""
+
+    algorithm: str
+    params: tuple[tuple[str, int | tuple[int, ...]], ...] = ()
+
+    def __str__(self) -> str:
+        shown = [(name, value if isinstance(value, tuple) else (value,)) for name, value in self.params]
+        return ":".join([self.algorithm, *(f"{name}={'x'.join(map(str, value))}" for name, value in shown)])
+
+
+def parse_choice(text: str) -> Choice:
+    """Read an algorithm and its parameters from text.
+
+    Raises
+    ------
+    ConfigError
+        When a parameter is not a name and a whole number, or several joined by ``x``.
+
+    Examples
+    --------
+    >>> parse_choice("ring:channels=4:pieces=2")
+    Choice(algorithm='ring', params=(('channels', 4), ('pieces', 2)))
+    >>> parse_choice("torus:dims=4x4").params
+    (('dims', (4, 4)),)
+    """
+    name, *parts = text.strip().split(":")
+    params: list[tuple[str, int | tuple[int, ...]]] = []
+    for part in parts:
+        key, _, value = part.partition("=")
+        numbers = value.split("x")
+        if not all(number.isascii() and number.isdecimal() and len(number) < 10 for number in numbers):
+            example = "write for example 'ring:channels=4' or 'torus:dims=4x4'"
+            raise ConfigError(f"cannot read {part!r} in algorithm {text!r}; {example}")
+        if any(key == known for known, _ in params):
+            raise ConfigError(f"parameter {key!r} is given twice in algorithm {text!r}")
+        whole = tuple(int(number) for number in numbers)
+        params.append((key, whole if len(whole) > 1 or key == "dims" else whole[0]))
+    return Choice(name, tuple(params))
+
+
+def default_algorithm(collective: Collective, params: Iterable[str] = (), total_bytes: int | None = None) -> str:
+    """Choose the algorithm that runs when none is named.
+
+    A parameter that one family has asks for it, where it serves the collective and so many ranks: ``box`` and ``pod`` for the
+    hierarchical algorithm, ``dims`` for the torus, ``topology`` for the packed one. Otherwise small sizes get the fewest steps.
+    Others, and unknown sizes, go by the number of ranks: a power of two gets the recursive algorithm, which has both the fewest steps
+    and the fewest bytes (all-to-all: the fewest bytes); other counts get one that is optimal in bytes where data goes to all, and a
+    binomial tree where there is a root.
+
+    >>> default_algorithm(Collective("all_reduce", 8)), default_algorithm(Collective("all_reduce", 6), ["box"])
+    ('rabenseifner', 'hierarchical')
+    """
+    kind = collective.kind
+    serving = {a.name for a in ALGORITHMS if a.collective == kind and unserved(a, collective, 1) is None}
+    for param, name in _ASKED_BY:
+        if param in params and name in serving:
+            return name
+    if total_bytes is not None and total_bytes <= SMALL_BYTES and kind in _SMALL:
+        return _SMALL[kind]
+    power, other = _DEFAULTS[kind]
+    return other if collective.nranks & (collective.nranks - 1) else power
+
+
+def first_algorithm(kind: str) -> str:
+    """Name the first algorithm that ``simcoll list algorithms`` shows for a collective; realcoll measures it by default.
+
+    >>> first_algorithm("broadcast")
+    'tree'
+    """
+    return next((found.name for found in ALGORITHMS if found.collective == kind), "ring")
+
+
+def schedule(
+    collective: str | Collective,
+    algorithm: str | None = None,
+    *,
+    nranks: int | None = None,
+    root: int | None = None,
+    in_place: bool = False,
+    **params: Any,
+) -> Schedule:
+    """Build the schedule of an algorithm for a collective.
+
+    Parameters
+    ----------
+    collective
+        Kind, such as ``"all_reduce"`` (then ``nranks`` or ``topology`` is needed), or a :class:`~simcoll.core.collective.Collective`.
+    algorithm
+        Name of an algorithm that serves it: ``simcoll list algorithms``. Without, :func:`default_algorithm` chooses; the
+        schedule's name says which. Then ``topology`` is a hint, for algorithms that are made for one and can be made for that one.
+    nranks, root, in_place
+        Passed to :class:`~simcoll.core.collective.Collective`.
+    **params
+        The algorithm's own: ``channels=``, ``pieces=``, ``box=``, ``pod=`` (whole numbers), ``dims=`` (several) or ``topology=``, a
+        :class:`~simcoll.topology.Topology`, for algorithms that are made for one.
+
+    Raises
+    ------
+    ConfigError
+        For an unknown collective, algorithm or parameter, or an algorithm that does not serve this rank count.
+
+    Examples
+    --------
+    >>> print(schedule("all_reduce", "ring", nranks=8, channels=2))
+    ring(channels=2, pieces=1) all_reduce n=8
+    """
+    if algorithm is not None:
+        return schedule_named(collective, algorithm, nranks=nranks, root=root, in_place=in_place, **params)
+    given = {name: value for name, value in params.items() if value is not None}
+    hint = given.get("topology")
+    if isinstance(collective, str) and nranks is None:
+        nranks = getattr(hint, "nranks", None)
+    wanted = meant_by(collective, nranks, root, in_place=in_place)
+    name = default_algorithm(wanted, given)
+    if hint is None:
+        return schedule_named(wanted, name, **given)
+    return _hinted(wanted, name, given)
+
+
+def _hinted(collective: Collective, name: str, given: dict[str, Any]) -> Schedule:
+    """The schedule of the algorithm that a topology asks for; of the one without where that cannot be made."""
+    hint = given["topology"]
+    if not hasattr(hint, "rank_nodes"):
+        raise ConfigError(f"topology={hint!r:.60}: expected a Topology, such as load_topology('dgx-h100')")
+    if hint.nranks != collective.nranks:
+        raise ConfigError(
+            f"schedule(): topology {hint.name!r} has {hint.nranks} ranks, {collective.kind} {collective.nranks}"
+        )
+    plain = {param: value for param, value in given.items() if param != "topology"}
+    found = find_algorithm(collective.kind, name)
+    if "topology" in found.params:
+        checked = checked_params(found, collective, given)
+        try:
+            return found.build(collective, **checked)
+        except ConfigError:  # the machine has no such trees, say
+            name = default_algorithm(collective, plain)
+    return schedule_named(collective, name, **plain)
+
+
+def collective_on(kind: str, nranks: int, root: int | None = None, *, in_place: bool = False) -> Collective:
+    """Make the collective that is measured; a send_recv is nccl-tests' shift by one rank."""
+    pairs = tuple((rank, (rank + 1) % nranks) for rank in range(nranks)) if kind == "send_recv" else ()
+    return Collective(kind, nranks, root, pairs, in_place)
+
+
+def schedule_on(
+    collective: Collective,
+    algorithm: str,
+    topology: Topology,
+    params: Mapping[str, Any] | None = None,
+    *,
+    most_channels: int = MAX_CHANNELS,
+) -> Schedule:
+    """Build a named algorithm for a topology; ``box``, ``channels`` and ``topology`` follow it where they are not given.
+
+    Raises
+    ------
+    ConfigError
+        For an algorithm or parameters that do not serve the collective or the topology.
+    """
+    found = find_algorithm(collective.kind, algorithm)
+    if found.topologies == "switch" and "switch_reduce" not in topology.traits:
+        raise ConfigError(f"{algorithm} needs switches that reduce; those of {topology.name} do not")
+    filled = dict(params or {})
+    box = topology.ranks_per_node
+    if box is not None and box > 1:
+        if "box" in found.params and (box < topology.nranks or algorithm == "hierarchical"):
+            filled.setdefault("box", box)
+        if "channels" in found.params:
+            filled.setdefault("channels", min(box, most_channels))
+    if "topology" in found.params:
+        filled.setdefault("topology", topology)
+    return schedule_named(collective, algorithm, **filled)
+
+
+def candidates(collective: Collective, topology: Topology) -> tuple[list[tuple[Choice, Schedule]], list[str]]:
+    """Build every algorithm that serves a collective on a topology; also say which were left out, and why."""
+    fitting: list[tuple[Choice, Schedule]] = []
+    left_out: list[str] = []
+    for found in ALGORITHMS:
+        if found.collective != collective.kind:
+            continue
+        if found.name == "packed" and topology.nranks > FEW_RANKS:
+            left_out.append(f"packed: finding its trees takes long for {topology.nranks} ranks; -a packed does it")
+            continue
+        try:
+            fitting.append((Choice(found.name), schedule_on(collective, found.name, topology)))
+        except ConfigError as error:
+            left_out.append(f"{found.name}: {error}")
+    return fitting, left_out
+
+
+def default_protocols(topology: Topology) -> tuple[tuple[str, ...], str]:
+    """The protocols that run when none are named, and a line that says so where they are not NCCL's.
+
+    >>> from simcoll.topology import crossbar
+    >>> default_protocols(crossbar(2, "1 GB/s"))[0]
+    ('ideal',)
+    """
+    if topology.traits.get("generation") in GENERATIONS:
+        return NCCL_PROTOCOLS, ""
+    return ("ideal",), f"protocol ideal: NCCL has no constants for {_gpus(topology)}"
+
+
+def _gpus(topology: Topology) -> str:
+    generation = topology.traits.get("generation")
+    which = f"whose GPUs are of generation {generation!r}" if generation else "which names no GPU generation"
+    return f"topology {topology.name!r}, {which}"
+
+
+def costs(given: str | Protocol, topology: Topology, schedule: Schedule | None = None) -> Protocol:
+    """The constants of a protocol on the GPUs of a topology, for a schedule or for single messages.
+
+    Raises
+    ------
+    ConfigError
+        For an unknown protocol, or one of NCCL's where NCCL has no constants.
+    """
+    if isinstance(given, Protocol):
+        return given
+    if given not in PROTOCOL_NAMES:
+        raise ConfigError(f"unknown protocol {given!r}; {nearest(str(given), PROTOCOL_NAMES)}")
+    if given == "ideal":
+        return protocol(given)
+    generation = topology.traits.get("generation")
+    if generation not in GENERATIONS:
+        raise ConfigError(
+            f"protocol {given!r} is NCCL's, which has constants for {', '.join(GENERATIONS)}, not for {_gpus(topology)}; "
+            "use protocol 'ideal', or name the generation in the topology file under [traits]"
+        )
+    pattern = "ring"
+    if schedule is not None:
+        key = (schedule.collective.kind, schedule.name)
+        pattern = next((found.pattern for found in ALGORITHMS if (found.collective, found.name) == key), pattern)
+    return protocol(given, pattern=pattern, generation=generation)
