@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["DEFAULT_TIMEOUT", "Store", "call_and_wait"]
 
 DEFAULT_TIMEOUT = timedelta(seconds=300)
+# Keys that are looked at one by one after a timeout, to find those that are missing.
+_MOST_ASKED = 4096
 
 
 class Store:
@@ -204,11 +206,14 @@ def call_and_wait(store: Store, waiter: Waiter, request: Request, timeout_s: flo
         return result is not NOT_READY
 
     if not waiter.wait(ready, timeout_s):
-        raise timed_out(request.keys, timeout_s)
+        raise timed_out(store, request.keys, timeout_s)
     return result
 
 
-def timed_out(keys: Sequence[str], timeout_s: float) -> DistStoreError:
-    """The error of an operation whose keys did not come in time."""
+def timed_out(store: Store, keys: Sequence[str], timeout_s: float) -> DistStoreError:
+    """The error of an operation whose keys did not come in time; it names the keys that are missing."""
+    if 1 < len(keys) <= _MOST_ASKED:
+        # A queue that is waited for may have a value of the same name.
+        keys = [key for key in keys if not store.call(Request(Operation.CHECK, (key,)))] or keys
     shown = ", ".join(f"/{key}" for key in keys[:8]) + (f" and {len(keys) - 8} more" if len(keys) > 8 else "")
     return DistStoreError(f"wait timeout after {round(timeout_s * 1000)}ms, keys: {shown}")

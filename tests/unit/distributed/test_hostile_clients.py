@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import hostile_doors
 from tests.support.hostile_doors import DOORS
 
 HUGE = (0xFFFFFFFF, 0x80000000, 0x7FFFFFFF, 1 << 28)
@@ -229,7 +230,7 @@ def test_the_death_of_the_servers_process_is_noticed_at_once(kind, tmp_path):
     script.write_text(
         "import signal, sys, time\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # whoever runs the tests may have it ignored
-        f"sys.path.insert(0, {str(Path(__file__).parents[2])!r})\n"
+        f"sys.path.insert(0, {str(Path(hostile_doors.__file__).parents[2])!r})\n"
         "from tests.support import hostile_doors\n"
         f"with hostile_doors.{kind.__name__}() as door:\n"
         "    print(door.address[1], flush=True)\n"

@@ -177,6 +177,15 @@ def test_wait_needs_all_keys(store):
         store.wait(["b", "a"], 0.01)
 
 
+def test_a_timeout_names_the_keys_that_are_missing(store):
+    store.multi_set(["here", "too"], ["1", "2"])
+    with pytest.raises(DistStoreError, match=r"keys: /(p/)?gone, /(p/)?lost$"):
+        store.wait(["here", "gone", "too", "lost"], 0.01)
+    store.set_timeout(SHORT)
+    with pytest.raises(DistStoreError, match=r"keys: /(p/)?gone$"):
+        store.multi_get(["here", "gone"])
+
+
 def test_add_counts(store):
     """ST-04 ST-12: add makes a counter and gives the new value; after delete_key it starts at the amount."""
     assert store.add("n", 1) == 1

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import random
 import resource
+import socket
+import threading
+import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simcoll.distributed.server.frames import MalformedError, body_length, decode, encode
+from simcoll.distributed.server.frames import Channel, MalformedError, body_length, decode, encode
 from simcoll.distributed.server.greeting import proof
 from simcoll.distributed.stores import wire
 from simcoll.distributed.stores.table import Operation, Request
@@ -56,6 +59,26 @@ def test_random_bytes_are_malformed_or_a_message():
         found += 1
         assert decode(bytes(encode(message)[4:]), wire.REQUESTS) == message
     assert found > 100
+
+
+def test_a_frame_that_drips_has_one_deadline():
+    near, far = socket.socketpair()
+    over = threading.Event()
+
+    def drip():
+        far.sendall(b"\0\0\0\x64")
+        while not over.wait(0.05):
+            far.sendall(b"x")
+
+    thread = threading.Thread(target=drip)
+    thread.start()
+    began = time.monotonic()
+    with near, far:
+        with pytest.raises(TimeoutError):
+            Channel(near).receive(1000, began + 0.4)
+        assert time.monotonic() - began < 3  # all of the frame would take 5
+        over.set()
+        thread.join()
 
 
 def test_announced_gigabytes_take_no_memory():

@@ -153,7 +153,7 @@ class TCPStore(Store):
         patience_s = (self._patience_s() if timeout_s is None else timeout_s) + _GRACE_S
         result = result_of(request.operation, self._link.ask(message, patience_s))
         if result is NOT_READY and timeout_s is not None:
-            raise timed_out(request.keys, timeout_s)
+            raise timed_out(self, request.keys, timeout_s)
         if changes(request):
             self._tell()
         return result
