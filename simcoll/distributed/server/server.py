@@ -13,11 +13,10 @@ import secrets
 import socket
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol
 
 from simcoll.distributed.server.frames import HEAD_BYTES, MalformedError, body_length, decode, encode
 from simcoll.distributed.server.greeting import HELLO_BYTES, HELLOS, Greeting, Hello, Refusal, Welcome, is_ours, proof
-from simcoll.distributed.server.limits import BACKLOG
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["Peer", "Server", "Service"]
 
 _RECEIVE_BYTES = 1 << 18
+_SWEEP_S = 1.0
 # Descriptors left to the program around the server when clients take all others.
 _SPARE_DESCRIPTORS = 32
 
@@ -56,16 +56,17 @@ class Service(Protocol):
         ...
 
 
-class Peer(asyncio.Protocol):
+class Peer:
     """One connection. A service answers with `send`, or asks for patience with `park`."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, sock: socket.socket) -> None:
         self._server = server
+        self._sock = sock
+        self._descriptor = sock.fileno()  # for the loop: it is much slower with sockets
         self._nonce = secrets.token_bytes(32)
-        self._transport: asyncio.Transport
         self._inbox = bytearray()
-        self._full = False  # has not yet taken all that was sent to it
-        self._leaving = False
+        self._outbox = bytearray()
+        self._leaving = False  # to be closed when it has taken its last message
         self._parked_bytes = 0
         self.known = False  # has introduced itself
         self.closed = False
@@ -79,9 +80,16 @@ class Peer(asyncio.Protocol):
         """Send a message; nothing happens on a connection that has ended."""
         if self.closed:
             return
-        if self.known and not self._full:
+        if self.known and not self._outbox:
             self.since_s = time.monotonic()
-        self._transport.write(encode(message))
+        frame = encode(message)
+        if self._outbox:
+            self._outbox += frame
+        elif (sent := self._sent(frame)) < len(frame):
+            # The client takes its reply slowly: do not listen to it until it is through.
+            self._outbox += memoryview(frame)[sent:]
+            self._server.loop.remove_reader(self._descriptor)
+            self._server.loop.add_writer(self._descriptor, self._guarded, Peer._flush)
         self._account()
 
     def park(self, held_bytes: int) -> None:
@@ -104,75 +112,35 @@ class Peer(asyncio.Protocol):
 
     def close(self) -> None:
         """End the connection at once."""
-        if not self.closed:
-            # Shutting down also ends it for copies of the socket that forked children may hold.
-            with contextlib.suppress(OSError):
-                self._transport.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
-            self._transport.abort()
-            self._end()
+        if self.closed:
+            return
+        self.closed = True
+        self._account()
+        self._server.loop.remove_reader(self._descriptor)
+        self._server.loop.remove_writer(self._descriptor)
+        # Shutting down also ends it for copies of the socket that forked children may hold.
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+        self._sock.close()
+        self._server.forget(self)
 
     def refuse(self, why: str) -> None:
         """Tell a client what it did wrong, then let it go: nothing it sends after nonsense can be understood."""
         self.send(Refusal(why))
         self._leaving = True
-        if not self._full:
+        if not self._outbox:
             self.close()
-
-    # For asyncio
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Greet a new client, if there is room for it."""
-        self._transport = cast("asyncio.Transport", transport)
-        self._transport.set_write_buffer_limits(0)
-        if self._server.admit(self, transport.get_extra_info("socket")):
-            self.send(Greeting(self._server.service.name, self._nonce))
-        else:
-            self._transport.abort()
-            self.closed = True
-
-    def data_received(self, data: bytes) -> None:
-        """Keep what has arrived and serve the whole messages in it."""
-        if self.known and not self._inbox and not self.waiting:
-            self.since_s = time.monotonic()
-        self._inbox += data
-        self._account()
-        # A client waits for each reply, so at most one further request can lie here.
-        if len(self._inbox) > HEAD_BYTES + self._most_bytes() + _RECEIVE_BYTES:
-            self.close()
-        self._guarded(None)
-
-    def pause_writing(self) -> None:
-        """The client takes its reply slowly: do not listen to it until it is through."""
-        self._full = True
-        self._transport.pause_reading()
-
-    def resume_writing(self) -> None:
-        """The client has taken everything."""
-        self._full = False
-        self._account()
-        if self._leaving:
-            self.close()
-        elif not self.closed:
-            self._transport.resume_reading()
-            self._guarded(None)
-
-    def eof_received(self) -> bool:
-        """The client has hung up."""
-        self.close()
-        return False
-
-    def connection_lost(self, error: Exception | None) -> None:
-        """The connection broke."""
-        del error
-        if not self.closed:
-            self._end()
-        self._server.schedule()
 
     # For the server
 
+    def greet(self) -> None:
+        """Begin the conversation."""
+        self._server.loop.add_reader(self._descriptor, self._guarded, Peer._receive)
+        self.send(Greeting(self._server.service.name, self._nonce))
+
     def is_late(self, now_s: float, limits: Limits) -> bool:
         """Whether the client has used up its time: for its hello, for finishing a request, for taking a reply."""
-        busy = self._full or (bool(self._inbox) and not self.waiting)
+        busy = bool(self._outbox) or (bool(self._inbox) and not self.waiting)
         if not self.known:
             limit_s: float | None = limits.handshake_s
         elif busy:
@@ -181,27 +149,56 @@ class Peer(asyncio.Protocol):
             limit_s = None if self.waiting else limits.idle_s
         return limit_s is not None and now_s - self.since_s > limit_s
 
-    def _end(self) -> None:
-        self.closed = True
+    def _receive(self) -> None:
+        try:
+            data = self._sock.recv(_RECEIVE_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            data = b""
+        if self.known and not self._inbox and not self.waiting:
+            self.since_s = time.monotonic()
+        self._inbox += data
         self._account()
-        self._server.forget(self)
+        # A client waits for each reply, so at most one further request can lie here.
+        if not data or len(self._inbox) > HEAD_BYTES + self._most_bytes() + _RECEIVE_BYTES:
+            self.close()
+
+    def _flush(self) -> None:
+        del self._outbox[: self._sent(self._outbox)]
+        self._account()
+        if self.closed or self._outbox:
+            return
+        if self._leaving:
+            self.close()
+            return
+        self._server.loop.remove_writer(self._descriptor)
+        self._server.loop.add_reader(self._descriptor, self._guarded, Peer._receive)
+
+    def _sent(self, data: bytearray) -> int:
+        """How many bytes the client takes now; all, of one that has gone."""
+        try:
+            return self._sock.send(data)
+        except (BlockingIOError, InterruptedError):
+            return 0
+        except OSError:
+            self.soon(Peer.close)
+            return len(data)
 
     def _most_bytes(self) -> int:
         return self._server.limits.max_message_bytes if self.known else HELLO_BYTES
 
     def _account(self) -> None:
-        held = len(self._inbox) + self._transport.get_write_buffer_size() + self._parked_bytes
-        held = 0 if self.closed else held
+        held = 0 if self.closed else len(self._inbox) + len(self._outbox) + self._parked_bytes
         self._server.hold(held - self.held_bytes)
         self.held_bytes = held
 
-    def _guarded(self, action: Callable[[Peer], None] | None) -> None:
+    def _guarded(self, action: Callable[[Peer], None]) -> None:
         """Serve the client; whatever it makes go wrong costs its connection and no other's."""
         if self.closed:
             return
         try:
-            if action is not None:
-                action(self)
+            action(self)
             self._advance()
         except MalformedError as error:
             self.refuse(f"malformed message: {error}")
@@ -211,7 +208,7 @@ class Peer(asyncio.Protocol):
         self._server.schedule()
 
     def _advance(self) -> None:
-        while not (self.closed or self._full or self._leaving or self.waiting):
+        while not (self.closed or self._outbox or self._leaving or self.waiting):
             length = body_length(self._inbox)
             if length is None:
                 return
@@ -262,10 +259,8 @@ class Server(threading.Thread):
         self.limits = limits
         self.secret = secret
         self.buffered_bytes = 0
-        self.loop = asyncio.new_event_loop()
-        self.loop.set_exception_handler(self._unusual)
+        self.loop = asyncio.SelectorEventLoop()
         self._listener = listener
-        self._over: asyncio.Future[None] = self.loop.create_future()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_s = math.inf
         self._peers: dict[Peer, None] = {}
@@ -292,37 +287,27 @@ class Server(threading.Thread):
             if self._holders != 0:
                 return
         with contextlib.suppress(RuntimeError):  # it has ended by itself
-            self.loop.call_soon_threadsafe(self._stop)
+            self.loop.call_soon_threadsafe(self.loop.stop)
         if threading.current_thread() is not self:
             self.join(10)
 
     def run(self) -> None:
         """Serve until stopped."""
+        self._listener.setblocking(False)
+        self._listen()
+        self._sweep()
         try:
-            self.loop.run_until_complete(self._serve())
+            self.loop.run_forever()
         finally:
+            for peer in list(self._peers):
+                peer.close()
             self.loop.close()
+            # Shutting down also ends the listening of copies that forked children may hold.
+            with contextlib.suppress(OSError):
+                self._listener.shutdown(socket.SHUT_RDWR)
             self._listener.close()
 
-    @property
-    def peer_count(self) -> int:
-        """Connections that are open now."""
-        return len(self._peers)
-
     # For peers
-
-    def admit(self, peer: Peer, sock: socket.socket) -> bool:
-        """Take in a new connection; where there is no room, in place of the oldest that has not introduced itself."""
-        if not is_ours(sock):
-            return False
-        if len(self._peers) >= self._most_peers:
-            if not self._strangers:
-                return False
-            next(iter(self._strangers)).close()
-        with contextlib.suppress(OSError):
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        self._peers[peer] = self._strangers[peer] = None
-        return True
 
     def trust(self, peer: Peer) -> None:
         """A client has shown that it knows the secret."""
@@ -332,9 +317,9 @@ class Server(threading.Thread):
     def forget(self, peer: Peer) -> None:
         """A connection has ended."""
         self._strangers.pop(peer, None)
-        if peer in self._peers:
-            del self._peers[peer]
-            self.service.lost(peer)
+        del self._peers[peer]
+        self.service.lost(peer)
+        self.schedule()
 
     def hold(self, added_bytes: int) -> None:
         """Account for bytes that clients make the server keep."""
@@ -356,23 +341,38 @@ class Server(threading.Thread):
 
     # The loop
 
-    async def _serve(self) -> None:
-        acceptor = await self.loop.create_server(lambda: Peer(self), sock=self._listener, backlog=BACKLOG)
-        self._sweep()
-        await self._over
-        # Shutting down also ends the listening of copies that forked children may hold.
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        acceptor.close()
-        if accepting := asyncio.all_tasks() - {asyncio.current_task()}:
-            await asyncio.wait(accepting)
-        for peer in list(self._peers):
-            peer.close()
-        await asyncio.sleep(0)  # transports close their sockets in a step of their own
+    def _listen(self) -> None:
+        self.loop.add_reader(self._listener, self._accept)
 
-    def _stop(self) -> None:
-        if not self._over.done():
-            self._over.set_result(None)
+    def _accept(self) -> None:
+        try:
+            sock, _ = self._listener.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return
+        except OSError:
+            # Out of descriptors or memory: strangers make room. Trying again at once would spin.
+            self.loop.remove_reader(self._listener)
+            self.loop.call_later(_SWEEP_S, self._listen)
+            for peer in list(self._strangers):
+                peer.close()
+            return
+        self._admit(sock)
+
+    def _admit(self, sock: socket.socket) -> None:
+        """Take in a new connection; where there is no room, in place of the oldest that has not introduced itself."""
+        full = len(self._peers) >= self._most_peers
+        if not is_ours(sock) or (full and not self._strangers):
+            sock.close()
+            return
+        if full:
+            next(iter(self._strangers)).close()
+        sock.setblocking(False)
+        with contextlib.suppress(OSError):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        peer = Peer(self, sock)
+        self._peers[peer] = self._strangers[peer] = None
+        peer.greet()
 
     def _expire(self) -> None:
         due_s, self._timer, self._timer_s = self._timer_s, None, math.inf
@@ -387,15 +387,7 @@ class Server(threading.Thread):
         now_s = time.monotonic()
         for peer in [peer for peer in self._peers if peer.is_late(now_s, self.limits)]:
             peer.close()
-        self.loop.call_later(min(1.0, self.limits.handshake_s / 4, self.limits.request_s / 4), self._sweep)
-
-    def _unusual(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Out of descriptors: asyncio tries again in a second, and strangers make room. Anything else is reported."""
-        if isinstance(context.get("exception"), OSError):
-            for peer in list(self._strangers):
-                peer.close()
-        else:
-            loop.default_exception_handler(context)
+        self.loop.call_later(min(_SWEEP_S, self.limits.handshake_s / 4, self.limits.request_s / 4), self._sweep)
 
 
 def _descriptors() -> int:

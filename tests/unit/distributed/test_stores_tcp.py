@@ -596,14 +596,15 @@ def test_a_request_that_is_never_finished():
 
 
 def test_a_client_that_does_not_take_its_answer():
-    with master(limits=Limits(request_s=0.3)) as store:
-        store.set("big", b"x" * (30 * MIB))
+    with master(limits=Limits(request_s=1.0)) as store:
+        for _ in range(30):  # in pieces, each of which has a second to arrive
+            store.append("big", b"x" * MIB)
         with introduced(store.port) as sock:
             sock.sendall(encode(wire.Message(Operation.GET, keys=("big",))))
             time.sleep(0.05)
             with store.clone() as other:  # others are served meanwhile
                 other.set("k", "v")
-            time.sleep(0.7)
+            time.sleep(2.5)
             assert len(until_closed(sock)) < 30 * MIB
 
 
