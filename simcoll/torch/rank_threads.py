@@ -61,7 +61,7 @@ class Job(Waitable):
     __slots__ = ("failure", "function", "value")
 
     def __init__(self, function: Callable[[], Any]) -> None:
-        super().__init__()
+        super().__init__("a callback of a future of the same rank")
         self.function = function
         self.value: Any = None
         self.failure: BaseException | None = None
@@ -72,10 +72,6 @@ class Job(Waitable):
             self.value = self.function()
         except BaseException as error:  # noqa: BLE001  # raised again by the task
             self.failure = error
-
-    def waits_for(self) -> str:
-        """What it is, for messages."""
-        return "a callback of a future of the same rank"
 
 
 class RankThread(threading.Thread):
@@ -151,7 +147,7 @@ class RankThread(threading.Thread):
         work = getattr(future, "work", None)
         if work is not None:
             work.wait()
-        over = _FutureOver()
+        over = Waitable("a torch.futures.Future whose value no rank has set")
         future.add_done_callback(lambda _: over.finish())
         self.call(wait_until, over)
 
@@ -221,13 +217,6 @@ class RankThread(threading.Thread):
         self._stopping.set()
         self._rank_turn.release()
         self.join()
-
-
-class _FutureOver(Waitable):
-    __slots__ = ()
-
-    def waits_for(self) -> str:
-        return "a torch.futures.Future whose value no rank has set"
 
 
 def current_thread_or_none() -> RankThread | None:

@@ -6,6 +6,7 @@ announce their calls, so that a rank that calls something else, or does not call
 
 from __future__ import annotations
 
+from dataclasses import InitVar, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -17,10 +18,11 @@ from simcoll.distributed.runtime.meeting import Arrival
 from simcoll.distributed.runtime.tasks import Waitable, wait_until
 
 if TYPE_CHECKING:
+    from simcoll.core.plan import Plan
     from simcoll.distributed.runtime.meeting import Meeting
     from simcoll.distributed.runtime.tasks import Task
     from simcoll.distributed.runtime.work import Work
-    from simcoll.distributed.runtime.world import Buffers, Executor, ProcessGroup, Rank
+    from simcoll.distributed.runtime.world import Buffers, Communicator, Executor, ProcessGroup, Rank
 
 
 __all__ = ["execute"]
@@ -38,24 +40,29 @@ class _Announced(msgspec.Struct, frozen=True, array_like=True):
     receives: tuple[int, ...]
 
 
+@dataclass(slots=True, eq=False)
 class _Execution:
     """One call of this rank."""
 
-    __slots__ = ("agreement", "before", "call", "executor", "group", "me", "plan", "turn", "work")
+    group: Communicator
+    executor: Executor
+    me: Rank
+    call: Call
+    work: Work
+    announce: InitVar[bool]
+    plan: Plan | None = None
+    before: Waitable | None = None
+    turn: Waitable = field(default_factory=Waitable)
+    agreement: Meeting | None = None
 
-    def __init__(
-        self, group: ProcessGroup, executor: Executor, me: Rank, call: Call, work: Work, *, announce: bool
-    ) -> None:
-        self.group = group.communicator
-        self.executor = executor
-        self.me = me
-        self.call = call
-        self.work = work
-        self.plan = None if call.splits is not None else plan_of(self.group, call, call.sizes)
-        self.before, self.turn = self.group.turn, Waitable()
-        self.group.turn = self.turn
-        self.agreement = self._announce() if announce else None
-        work.reason = self.describe
+    def __post_init__(self, announce: bool) -> None:
+        """Line up behind the group's call before, and announce the call."""
+        if self.call.splits is None:
+            self.plan = plan_of(self.group, self.call, self.call.sizes)
+        self.before, self.group.turn = self.group.turn, self.turn
+        if announce:
+            self.agreement = self._announce()
+        self.work.reason = self.describe
 
     def _announce(self) -> Meeting:
         """Tell the other ranks what is called."""
@@ -150,7 +157,7 @@ def execute(
 ) -> Work:
     """Put a call on the stream of its group in this process; ``announce``: tell the other ranks first."""
     work = begin(group.communicator, me, call.name, buffers)
-    execution = _Execution(group, executor, me, call, work, announce=announce)
+    execution = _Execution(group.communicator, executor, me, call, work, announce)
     if guard:
         work.guard()
 

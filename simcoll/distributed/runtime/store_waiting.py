@@ -12,20 +12,13 @@ if TYPE_CHECKING:
 __all__ = ["RankWaiter"]
 
 
-class _StoreWait(Waitable):
-    __slots__ = ()
-
-    def waits_for(self) -> str:
-        return "a key of a store that no rank has set"
-
-
 class RankWaiter:
     """The :class:`simcoll.distributed.stores.Waiter` of emulated ranks; timeouts count on the emulated clock."""
 
     __slots__ = ("_waiting",)
 
     def __init__(self) -> None:
-        self._waiting: list[_StoreWait] = []
+        self._waiting: list[Waitable] = []
 
     def wait(self, ready: Callable[[], bool], timeout_s: float) -> bool:
         """Try again after every change of a store; False after the timeout."""
@@ -37,7 +30,7 @@ class RankWaiter:
             left = limit_fs - (task.owner.world.now - begin_fs)
             if left <= 0:
                 return False
-            change = _StoreWait()
+            change = Waitable("a key of a store that no rank has set")
             self._waiting.append(change)
             try:
                 wait_until(change, left, explicit=True)

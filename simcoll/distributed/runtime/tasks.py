@@ -14,11 +14,12 @@ __all__ = ["Clock", "Owner", "Task", "Tasks", "Waitable", "current_task", "wait_
 
 
 class Waitable:
-    """Something that will finish: a Work, a future, a meeting of ranks."""
+    """Something that will finish: a Work, a future, a meeting of ranks, or what ``label`` says."""
 
-    __slots__ = ("done", "error", "watchers")
+    __slots__ = ("done", "error", "label", "watchers")
 
-    def __init__(self) -> None:
+    def __init__(self, label: str = "an event") -> None:
+        self.label = label
         self.done = False
         self.error: str | None = None
         self.watchers: list[Callable[[], None]] = []
@@ -35,7 +36,7 @@ class Waitable:
 
     def waits_for(self) -> str:
         """What it is, and which ranks it still needs."""
-        return "an event"
+        return self.label
 
     def expired(self, waited_fs: int) -> str:
         """The message for a task that has waited too long."""

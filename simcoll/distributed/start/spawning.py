@@ -175,16 +175,6 @@ def emulated_time() -> float:
     return current_rank().world.now / 1e15
 
 
-class _Pause(Waitable):
-    """Modelled work."""
-
-    __slots__ = ()
-
-    def waits_for(self) -> str:
-        """Nothing but time."""
-        return "compute"
-
-
 def compute(seconds: float | str) -> None:
     """Let this rank work for a time: a number of seconds, or text such as ``"20 us"``.
 
@@ -201,6 +191,6 @@ def compute(seconds: float | str) -> None:
         if not math.isfinite(seconds) or seconds < 0:
             raise ConfigError(f"compute: seconds={seconds!r}; expected 0 or more")
         duration = round(seconds * 1e15)
-    pause = _Pause()
+    pause = Waitable("compute")
     current_rank().world.after(duration, pause.finish)
     wait_until(pause)
