@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simcoll.algorithms import butterfly
+from simcoll.algorithms.compose import in_channels
 from simcoll.algorithms.recursive import fold, rooted_fold
 from simcoll.algorithms.registered import algorithm
 from simcoll.core.schedule import REDUCE, Layout, Schedule, Step, transfers
@@ -42,21 +43,22 @@ def _tree(peers: Ints) -> Iterator[tuple[Ints, Ints]]:
     cost="lg n (a + s b), n = 2^k",
     source=BINE,
     pattern="tree",
+    shared=in_channels,
 )
-def broadcast(collective: Collective, *, channels: int = 1) -> Schedule:
+def broadcast(collective: Collective) -> Schedule:
     """Whole vectors down the tree, the largest distance first."""
     root = collective.root or 0
     members, rank_of, even, odd = rooted_fold(collective.nranks, root)
-    layout, channel = Layout(collective, channels), np.arange(channels)[:, None]
-    chunk = layout.output(0, channel)
+    layout = Layout(collective)
+    chunk = layout.output()
 
     def steps() -> Iterator[Step]:
-        yield transfers(root, layout.input(0, channel), root, chunk, channel=channel)
+        yield transfers(root, layout.input(), root, chunk)
         for parent, child in _tree(butterfly.swing_peers(members)[::-1]):
-            yield transfers(rank_of[parent], chunk, rank_of[child], chunk, channel=channel)
-        yield transfers(odd, chunk, even, chunk, channel=channel)
+            yield transfers(rank_of[parent], chunk, rank_of[child], chunk)
+        yield transfers(odd, chunk, even, chunk)
 
-    return Schedule("bine", layout, steps, channels, (("channels", channels),))
+    return Schedule("bine", layout, steps)
 
 
 @algorithm(
@@ -66,20 +68,21 @@ def broadcast(collective: Collective, *, channels: int = 1) -> Schedule:
     source=BINE,
     pattern="tree",
     order="position-independent",
+    shared=in_channels,
 )
-def reduce(collective: Collective, *, channels: int = 1) -> Schedule:
+def reduce(collective: Collective) -> Schedule:
     """The broadcast backwards: the smallest distance first."""
     members, rank_of, even, odd = rooted_fold(collective.nranks, collective.root or 0)
-    layout, channel = Layout(collective, channels), np.arange(channels)[:, None]
-    rank, chunk = np.arange(collective.nranks), layout.output(0, channel)
+    layout, rank = Layout(collective), np.arange(collective.nranks)
+    chunk = layout.output()
 
     def steps() -> Iterator[Step]:
-        yield transfers(rank, layout.input(0, channel), rank, chunk, channel=channel)
-        yield transfers(even, chunk, odd, chunk, op=REDUCE, channel=channel)
+        yield transfers(rank, layout.input(), rank, chunk)
+        yield transfers(even, chunk, odd, chunk, op=REDUCE)
         for parent, child in reversed(list(_tree(butterfly.swing_peers(members)[::-1]))):
-            yield transfers(rank_of[child], chunk, rank_of[parent], chunk, op=REDUCE, channel=channel)
+            yield transfers(rank_of[child], chunk, rank_of[parent], chunk, op=REDUCE)
 
-    return Schedule("bine", layout, steps, channels, (("channels", channels),))
+    return Schedule("bine", layout, steps)
 
 
 class _Blocks:
@@ -185,8 +188,8 @@ def reduce_scatter(collective: Collective) -> Schedule:
     source=BINE,
     pattern="tree",
     order="run-consistent",
+    shared=in_channels,
 )
-def all_reduce(collective: Collective, *, channels: int = 1) -> Schedule:
+def all_reduce(collective: Collective) -> Schedule:
     """Reduce-scatter, then all-gather: in one dimension these are the partners of swing."""
-    lanes = [butterfly.swing_peers(fold(collective.nranks)[0])] * channels
-    return butterfly.all_reduce("bine", collective, lanes, (("channels", channels),))
+    return butterfly.all_reduce("bine", collective, butterfly.swing_peers(fold(collective.nranks)[0]))

@@ -72,32 +72,24 @@ def _halves(number: Ints, step: int, steps: int) -> tuple[Ints, int]:
     return number & -size, size
 
 
-def all_reduce(
-    name: str, collective: Collective, lanes: list[Ints], params: tuple[tuple[str, object], ...]
-) -> Schedule:
-    """Reduce-scatter by halving, then all-gather by doubling; every lane has its share of the vector and its own pairings."""
-    n = collective.nranks
-    members, rank_of, even, odd = fold(n)
-    layout = Layout(collective, members * len(lanes))
-    rank, lane = np.arange(n), np.arange(len(lanes))[:, None]
-    peers = np.stack(lanes, axis=1)
-    number = np.stack([numbered(pairing) for pairing in lanes])
-    vector, count = layout.output(0, lane * members), len(peers)
+def all_reduce(name: str, collective: Collective, peers: Ints) -> Schedule:
+    """Reduce-scatter by halving along the pairings, then all-gather by doubling, the pairings backwards."""
+    members, rank_of, even, odd = fold(collective.nranks)
+    layout, rank = Layout(collective, members), np.arange(collective.nranks)
+    number, vector, count = numbered(peers), layout.output(), len(peers)
 
     def steps() -> Iterator[Step]:
-        yield transfers(rank, layout.input(0, lane * members), rank, vector, count=members, channel=lane)
-        yield transfers(even, vector, odd, vector, count=members, op=REDUCE, channel=lane)
-        for step in range(count):
-            theirs, size = _halves(np.take_along_axis(number, peers[step], axis=1), step, count)
-            given = vector + theirs
-            yield transfers(rank_of, given, rank_of[peers[step]], given, count=size, op=REDUCE, channel=lane)
+        yield transfers(rank, layout.input(), rank, vector, count=members)
+        yield transfers(even, vector, odd, vector, count=members, op=REDUCE)
+        for step, peer in enumerate(peers):
+            theirs, size = _halves(number[peer], step, count)
+            yield transfers(rank_of, vector + theirs, rank_of[peer], vector + theirs, count=size, op=REDUCE)
         for step in reversed(range(count)):
             mine, size = _halves(number, step, count)
-            held = vector + mine
-            yield transfers(rank_of, held, rank_of[peers[step]], held, count=size, channel=lane)
-        yield transfers(odd, vector, even, vector, count=members, channel=lane)
+            yield transfers(rank_of, vector + mine, rank_of[peers[step]], vector + mine, count=size)
+        yield transfers(odd, vector, even, vector, count=members)
 
-    return Schedule(name, layout, steps, len(lanes), params)
+    return Schedule(name, layout, steps)
 
 
 def all_gather(name: str, collective: Collective, peers: Ints) -> Schedule:

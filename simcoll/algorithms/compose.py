@@ -25,7 +25,17 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
 
-__all__ = ["channels", "in_shares", "pieces", "pipelined", "relabelled", "staggered", "together"]
+__all__ = [
+    "channels",
+    "in_channels",
+    "in_pieces",
+    "in_shares",
+    "pieces",
+    "pipelined",
+    "relabelled",
+    "staggered",
+    "together",
+]
 
 
 def _local(step: Step) -> bool:
@@ -290,6 +300,16 @@ def channels(schedule: Schedule, orders: int | Sequence[ArrayLike] | Ints, *, ru
     """
     copies = [schedule] * orders if isinstance(orders, int) else [relabelled(schedule, order) for order in orders]
     return in_shares(copies, run=run)
+
+
+def in_channels(schedule: Schedule, *, channels: int = 1) -> Schedule:
+    """Copies with equal shares of the data: the parameter ``channels`` of most algorithms."""
+    return in_shares([schedule] * channels)
+
+
+def in_pieces(schedule: Schedule, *, channels: int = 1, pieces: int = 1) -> Schedule:
+    """Copies with equal shares of the data, each in pieces that follow each other from step to step."""
+    return pipelined(in_channels(schedule, channels=channels), pieces)
 
 
 # -- company -----------------------------------------------------------------------------------------------------------------------

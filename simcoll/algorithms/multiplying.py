@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from simcoll.algorithms.compose import in_channels
 from simcoll.algorithms.recursive import fold
 from simcoll.algorithms.registered import algorithm
 from simcoll.core.schedule import COPY, REDUCE, Layout, Schedule, Step, transfers
@@ -41,6 +42,7 @@ def factors_of(nranks: int, radix: int) -> list[int]:
     source="Ruefenacht, Bull, Booth: Generalisation of recursive doubling for AllReduce, ParCo 69 (2017)",
     pattern="tree",
     order="position-independent",
+    shared=in_channels,
 )
 def all_reduce(collective: Collective, *, radix: int = 4) -> Schedule:
     """In every round groups of ``radix`` ranks exchange whole vectors, and each adds all of its group in rank order.
@@ -67,4 +69,4 @@ def all_reduce(collective: Collective, *, radix: int = 4) -> Schedule:
             held, weight = total, weight * size
         yield transfers(odd, held, even, held)
 
-    return Schedule("recursive_multiplying", layout, steps, 1, (("radix", radix),))
+    return Schedule("recursive_multiplying", layout, steps)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from simcoll.algorithms.compose import in_channels
 from simcoll.algorithms.registered import algorithm
 from simcoll.core.schedule import REDUCE, Layout, Schedule, Step, transfers
 
@@ -76,23 +77,23 @@ def _masks(members: int) -> list[int]:
     source=THAKUR,
     pattern="tree",
     order="position-independent",
+    shared=in_channels,
 )
-def doubling_all_reduce(collective: Collective, *, channels: int = 1) -> Schedule:
-    """Partners exchange and reduce whole vectors, at distances 1, 2, 4, ..."""
-    layout = Layout(collective, channels)
+def doubling_all_reduce(collective: Collective) -> Schedule:
+    """Partners at distances 1, 2, 4, ... exchange whole vectors, and each adds what it receives to its own."""
+    layout, rank = Layout(collective), np.arange(collective.nranks)
     members, rank_of, even, odd = fold(collective.nranks)
-    rank, channel = np.arange(collective.nranks), np.arange(channels)[:, None]
-    chunk = layout.output(0, channel)
+    vector = layout.output()
 
     def steps() -> Iterator[Step]:
-        yield transfers(rank, layout.input(0, channel), rank, chunk, channel=channel)
-        yield transfers(even, chunk, odd, chunk, op=REDUCE, channel=channel)
+        yield transfers(rank, layout.input(), rank, vector)
+        yield transfers(even, vector, odd, vector, op=REDUCE)
         for mask in _masks(members):
-            peer = rank_of[np.arange(members) ^ mask]
-            yield transfers(rank_of, chunk, peer, chunk, op=REDUCE, channel=channel)
-        yield transfers(odd, chunk, even, chunk, channel=channel)
+            partner = rank_of[np.arange(members) ^ mask]
+            yield transfers(rank_of, vector, partner, vector, op=REDUCE)
+        yield transfers(odd, vector, even, vector)
 
-    return Schedule("recursive_doubling", layout, steps, channels, (("channels", channels),))
+    return Schedule("recursive_doubling", layout, steps)
 
 
 @algorithm(
@@ -129,33 +130,32 @@ def doubling_all_gather(collective: Collective) -> Schedule:
     source=THAKUR,
     pattern="tree",
     order="position-independent",
+    shared=in_channels,
 )
-def rabenseifner_all_reduce(collective: Collective, *, channels: int = 1) -> Schedule:
-    """Recursive halving reduce-scatter, then recursive doubling all-gather: every byte goes as often as in a ring, in 2 lg n steps."""
+def rabenseifner_all_reduce(collective: Collective) -> Schedule:
+    """Recursive halving reduce-scatter, then recursive doubling all-gather: the bytes of a ring in 2 lg n steps."""
     members, rank_of, even, odd = fold(collective.nranks)
-    layout = Layout(collective, members * channels)
-    rank, channel, member = np.arange(collective.nranks), np.arange(channels)[:, None], np.arange(members)
-    whole = channel * members
+    layout = Layout(collective, members)
+    rank, member, vector = np.arange(collective.nranks), np.arange(members), layout.output()
 
     def steps() -> Iterator[Step]:
-        vector = layout.output(0, whole)
-        yield transfers(rank, layout.input(0, whole), rank, vector, count=members, channel=channel)
-        yield transfers(even, vector, odd, vector, count=members, op=REDUCE, channel=channel)
+        yield transfers(rank, layout.input(), rank, vector, count=members)
+        yield transfers(even, vector, odd, vector, count=members, op=REDUCE)
         low, size = np.zeros(members, np.int64), members
         for mask in _masks(members):
             size //= 2
             upper = (member & mask) != 0
             given = vector + low + np.where(upper, 0, size)
-            yield transfers(rank_of, given, rank_of[member ^ mask], given, count=size, op=REDUCE, channel=channel)
+            yield transfers(rank_of, given, rank_of[member ^ mask], given, count=size, op=REDUCE)
             low = low + np.where(upper, size, 0)
         for mask in reversed(_masks(members)):
             held = vector + low
-            yield transfers(rank_of, held, rank_of[member ^ mask], held, count=size, channel=channel)
+            yield transfers(rank_of, held, rank_of[member ^ mask], held, count=size)
             low = low - np.where((member & mask) != 0, size, 0)
             size *= 2
-        yield transfers(odd, vector, even, vector, count=members, channel=channel)
+        yield transfers(odd, vector, even, vector, count=members)
 
-    return Schedule("rabenseifner", layout, steps, channels, (("channels", channels),))
+    return Schedule("rabenseifner", layout, steps)
 
 
 @algorithm(
@@ -165,28 +165,28 @@ def rabenseifner_all_reduce(collective: Collective, *, channels: int = 1) -> Sch
     source=THAKUR,
     pattern="tree",
     order="position-independent",
+    shared=in_channels,
 )
-def rabenseifner_reduce(collective: Collective, *, channels: int = 1) -> Schedule:
+def rabenseifner_reduce(collective: Collective) -> Schedule:
     """Recursive halving reduce-scatter, then binomial gather to the root of the segments."""
     n = collective.nranks
     members, rank_of, even, odd = rooted_fold(n, collective.root or 0)
-    layout = Layout(collective, members * channels)
-    rank, channel, member = np.arange(n), np.arange(channels)[:, None], np.arange(members)
-    vector = layout.output(0, channel * members)
+    layout = Layout(collective, members)
+    rank, member, vector = np.arange(n), np.arange(members), layout.output()
 
     def steps() -> Iterator[Step]:
-        yield transfers(rank, layout.input(0, channel * members), rank, vector, count=members, channel=channel)
-        yield transfers(even, vector, odd, vector, count=members, op=REDUCE, channel=channel)
+        yield transfers(rank, layout.input(), rank, vector, count=members)
+        yield transfers(even, vector, odd, vector, count=members, op=REDUCE)
         for mask in reversed(_masks(members)):
             peer = member ^ mask
             given = vector + (peer & ~(mask - 1))
-            yield transfers(rank_of, given, rank_of[peer], given, count=mask, op=REDUCE, channel=channel)
+            yield transfers(rank_of, given, rank_of[peer], given, count=mask, op=REDUCE)
         for mask in _masks(members):
             child = np.arange(mask, members, 2 * mask)
             held = vector + child
-            yield transfers(rank_of[child], held, rank_of[child - mask], held, count=mask, channel=channel)
+            yield transfers(rank_of[child], held, rank_of[child - mask], held, count=mask)
 
-    return Schedule("rabenseifner", layout, steps, channels, (("channels", channels),))
+    return Schedule("rabenseifner", layout, steps)
 
 
 @algorithm(

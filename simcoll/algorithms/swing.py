@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simcoll.algorithms import butterfly
+from simcoll.algorithms.compose import in_shares
 from simcoll.algorithms.recursive import fold
 from simcoll.algorithms.registered import algorithm
 from simcoll.errors import ConfigError
@@ -57,13 +58,15 @@ def all_reduce(collective: Collective, *, dims: tuple[int, ...] | None = None, c
     """
     n = collective.nranks
     if dims is None:
-        lanes = [butterfly.swing_peers(fold(n)[0])] * channels
-        return butterfly.all_reduce("swing", collective, lanes, (("channels", channels),))
+        plain = butterfly.all_reduce("swing", collective, butterfly.swing_peers(fold(n)[0]))
+        return in_shares([plain] * channels)
     if prod(dims) != n:
         raise ConfigError(f"dims={dims} make {prod(dims)} ranks, but there are {n}")
     if any(size & (size - 1) for size in dims):
         raise ConfigError(f"swing needs dimensions that are powers of two, got dims={dims}; torus serves any")
-    lanes = [
-        _torus_peers(dims, d, mirrored=mirrored) for mirrored in (False, True) for d in range(len(dims))
-    ] * channels
-    return butterfly.all_reduce("swing", collective, lanes, (("dims", dims), ("channels", channels)))
+    ways = [(start, mirrored) for mirrored in (False, True) for start in range(len(dims))]
+    copies = [
+        butterfly.all_reduce("swing", collective, _torus_peers(dims, start, mirrored=mirrored))
+        for start, mirrored in ways
+    ]
+    return in_shares(copies * channels)

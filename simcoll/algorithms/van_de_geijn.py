@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from simcoll.algorithms.compose import in_channels
 from simcoll.algorithms.registered import algorithm
 from simcoll.algorithms.tree import binomial_edges
 from simcoll.core.schedule import Layout, Schedule, Step, transfers
@@ -39,22 +40,21 @@ def _doubling(nranks: int) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64
         yield place ^ mask, place & -mask, mask
 
 
-def _broadcast(name: str, collective: Collective, rounds: Rounds, channels: int) -> Schedule:
+def _broadcast(name: str, collective: Collective, rounds: Rounds) -> Schedule:
     """Places count from the root on; the rank at place p gets segment p, then all."""
     n, root = collective.nranks, collective.root or 0
-    layout, channel = Layout(collective, channels * n), np.arange(channels)[:, None]
-    rank = (np.arange(n, dtype=np.int64) + root) % n
-    vector = layout.output(0, channel * n)
+    layout, rank = Layout(collective, n), (np.arange(n, dtype=np.int64) + root) % n
+    vector = layout.output()
 
     def steps() -> Iterator[Step]:
-        yield transfers(root, layout.input(0, channel * n), root, vector, count=n, channel=channel)
+        yield transfers(root, layout.input(), root, vector, count=n)
         for level in reversed(range((n - 1).bit_length())):
             parent, child, size = binomial_edges(n, level)
-            yield transfers(rank[parent], vector + child, rank[child], vector + child, count=size, channel=channel)
+            yield transfers(rank[parent], vector + child, rank[child], vector + child, count=size)
         for peer, segment, count in rounds(n):
-            yield transfers(rank, vector + segment, rank[peer], vector + segment, count=count, channel=channel)
+            yield transfers(rank, vector + segment, rank[peer], vector + segment, count=count)
 
-    return Schedule(name, layout, steps, channels, (("channels", channels),))
+    return Schedule(name, layout, steps)
 
 
 @algorithm(
@@ -62,10 +62,11 @@ def _broadcast(name: str, collective: Collective, rounds: Rounds, channels: int)
     "scatter_ring",
     cost="(ceil(lg n) + n-1)a + 2(n-1)/n s b",
     source=GEIJN,
+    shared=in_channels,
 )
-def ring_broadcast(collective: Collective, *, channels: int = 1) -> Schedule:
+def ring_broadcast(collective: Collective) -> Schedule:
     """Binomial scatter, then a ring all-gather."""
-    return _broadcast("scatter_ring", collective, _ring, channels)
+    return _broadcast("scatter_ring", collective, _ring)
 
 
 @algorithm(
@@ -75,10 +76,11 @@ def ring_broadcast(collective: Collective, *, channels: int = 1) -> Schedule:
     source=GEIJN,
     pattern="tree",
     ranks="power of 2",
+    shared=in_channels,
 )
-def doubling_broadcast(collective: Collective, *, channels: int = 1) -> Schedule:
+def doubling_broadcast(collective: Collective) -> Schedule:
     """Binomial scatter, then a recursive doubling all-gather; powers of two only."""
     n = collective.nranks
     if n & (n - 1):
         raise ConfigError(f"scatter_doubling needs a power of two ranks, got {n}; scatter_ring serves any number")
-    return _broadcast("scatter_doubling", collective, _doubling, channels)
+    return _broadcast("scatter_doubling", collective, _doubling)
