@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from simcoll.algorithms import compose
 from simcoll.algorithms.registered import algorithm
 from simcoll.algorithms.ring import ring_orders
-from simcoll.core.schedule import COPY, REDUCE, Layout, Schedule, Step, joined, transfers
+from simcoll.core.schedule import REDUCE, Layout, Schedule, Step, transfers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,30 +21,15 @@ __all__ = ["broadcast", "reduce"]
 CHAN = "Chan, Heimlich, Purkayastha, van de Geijn: Collective communication, CCPE 19 (2007)"
 
 
-def _chain(collective: Collective, channels: int, pieces: int, box: int | None, *, up: bool) -> Schedule:
-    """A row from the root on. Step t takes piece t - h over hop h; ``up`` runs the row from its end to the root."""
-    n, root = collective.nranks, collective.root or 0
-    layout = Layout(collective, channels * pieces)
-    channel = np.arange(channels, dtype=np.int64)
-    row = np.stack([np.roll(order, -int(np.flatnonzero(order == root)[0])) for order in ring_orders(n, channels, box)])
-    if up:
-        row = row[:, ::-1]
-
-    def hop(number: int, piece: int) -> Step:
-        chunk = layout.output(0, channel * pieces + piece)
-        return transfers(row[:, number], chunk, row[:, number + 1], chunk, op=REDUCE if up else COPY, channel=channel)
-
-    def steps() -> Iterator[Step]:
-        loaded, whole = np.arange(n) if up else np.array([root]), channel[:, None] * pieces
-        yield transfers(
-            loaded, layout.input(0, whole), loaded, layout.output(0, whole), count=pieces, channel=channel[:, None]
-        )
-        for time in range(n - 2 + pieces if n > 1 else 0):
-            yield joined(
-                [hop(number, time - number) for number in range(max(0, time - pieces + 1), min(n - 1, time + 1))]
-            )
-
-    return Schedule("chain", layout, steps, channels, (("channels", channels), ("pieces", pieces), ("box", box)))
+def rows(schedule: Schedule, *, channels: int = 1, pieces: int = 1, box: int | None = None) -> Schedule:
+    """Parallel chains from (or to) the root, ordered as rings are, with pieces one behind the other."""
+    n, root = schedule.nranks, schedule.collective.root or 0
+    orders = []
+    for ring in ring_orders(n, channels, box):
+        order = np.empty(n, np.int64)
+        order[(np.arange(n) + root) % n] = np.roll(ring, -int(np.flatnonzero(ring == root)[0]))
+        orders.append(order)
+    return compose.pipelined(compose.channels(schedule, orders, by_rank=True), pieces, newest_first=True)
 
 
 @algorithm(
@@ -51,10 +37,18 @@ def _chain(collective: Collective, channels: int, pieces: int, box: int | None, 
     "chain",
     cost="(n-2+k)(a + s/k b), k pieces",
     source=CHAN,
+    shared=rows,
 )
-def broadcast(collective: Collective, *, channels: int = 1, pieces: int = 1, box: int | None = None) -> Schedule:
-    """Every rank passes each piece to the next one as soon as it has it. ``box`` orders the ranks as in a ring."""
-    return _chain(collective, channels, pieces, box, up=False)
+def broadcast(collective: Collective) -> Schedule:
+    """Every rank passes the vector to the next one, starting from the root."""
+    n, root, layout = collective.nranks, collective.root or 0, Layout(collective)
+
+    def steps() -> Iterator[Step]:
+        yield transfers(root, layout.input(), root, layout.output())
+        for hop in range(n - 1):
+            yield transfers((root + hop) % n, layout.output(), (root + hop + 1) % n, layout.output())
+
+    return Schedule("chain", layout, steps)
 
 
 @algorithm(
@@ -63,7 +57,15 @@ def broadcast(collective: Collective, *, channels: int = 1, pieces: int = 1, box
     cost="(n-2+k)(a + s/k (b + g)), k pieces",
     source=CHAN,
     order="run-consistent",
+    shared=rows,
 )
-def reduce(collective: Collective, *, channels: int = 1, pieces: int = 1, box: int | None = None) -> Schedule:
-    """The broadcast backwards: every rank adds its own to what comes and passes it on, the root last."""
-    return _chain(collective, channels, pieces, box, up=True)
+def reduce(collective: Collective) -> Schedule:
+    """The broadcast backwards: every rank adds its own vector to what arrives and passes the sum on, the root last."""
+    n, root, layout, rank = collective.nranks, collective.root or 0, Layout(collective), np.arange(collective.nranks)
+
+    def steps() -> Iterator[Step]:
+        yield transfers(rank, layout.input(), rank, layout.output())
+        for hop in reversed(range(n - 1)):
+            yield transfers((root + hop + 1) % n, layout.output(), (root + hop) % n, layout.output(), op=REDUCE)
+
+    return Schedule("chain", layout, steps)

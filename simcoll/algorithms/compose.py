@@ -132,10 +132,10 @@ def _renamed(collective: Collective, order: Ints, block: Ints) -> Ints:
     return order[block] if collective.nblocks == n else order[block // n] * n + order[block % n]
 
 
-def relabelled(schedule: Schedule, order: ArrayLike) -> Schedule:
+def relabelled(schedule: Schedule, order: ArrayLike, *, by_rank: bool = False) -> Schedule:
     """The same with rank ``order[r]`` in the place of rank r, and its block in the place of that rank's.
 
-    What ranks copy for themselves comes in the order of its chunks.
+    What ranks copy for themselves comes in the order of its chunks, or ``by_rank`` in that of the ranks.
     """
     ranks, layout, collective = np.asarray(order, np.int64), schedule.layout, schedule.collective
     n = collective.nranks
@@ -170,7 +170,9 @@ def relabelled(schedule: Schedule, order: ArrayLike) -> Schedule:
             dst_rank=ranks[one.dst_rank],
             dst_chunk=to[one.dst_chunk],
         )
-        return [new.rows(np.argsort(new.src_chunk, kind="stable")) if _local(new) else new]
+        if _local(new):
+            new = new.rows(np.argsort(new.src_rank if by_rank else new.src_chunk, kind="stable"))
+        return [new]
 
     def steps() -> Iterator[Step | Repeat]:
         for block in schedule.blocks():
@@ -289,8 +291,8 @@ def in_shares(schedules: Sequence[Schedule], *, run: int | None = None) -> Sched
     return replace(first, layout=layout, source=steps, nchannels=copies * width)
 
 
-def channels(schedule: Schedule, orders: int | Sequence[ArrayLike] | Ints, *, run: int | None = None) -> Schedule:
-    """Copies side by side, each with its share of the data, channels of its own and, with orders, its own numbering of the ranks.
+def channels(schedule: Schedule, orders: Sequence[ArrayLike] | Ints, *, by_rank: bool = False) -> Schedule:
+    """Copies side by side, each with its share of the data, channels of its own, and its own numbering of the ranks.
 
     >>> import simcoll
     >>> ring = simcoll.schedule("all_reduce", "ring", nranks=4)
@@ -298,8 +300,7 @@ def channels(schedule: Schedule, orders: int | Sequence[ArrayLike] | Ints, *, ru
     >>> print(simcoll.verify(both_ways))
     proved (full, error 2^-64): 56 transfers in 7 steps, reduction order run-consistent
     """
-    copies = [schedule] * orders if isinstance(orders, int) else [relabelled(schedule, order) for order in orders]
-    return in_shares(copies, run=run)
+    return in_shares([relabelled(schedule, order, by_rank=by_rank) for order in orders])
 
 
 def in_channels(schedule: Schedule, *, channels: int = 1) -> Schedule:

@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from simcoll.algorithms.compose import in_channels
+from simcoll.algorithms.pairs import pair_by_pair
 from simcoll.algorithms.registered import algorithm
-from simcoll.core.schedule import REDUCE, Layout, Schedule, Step, transfers
+from simcoll.core.schedule import COPY, REDUCE, Layout, Schedule, Step, transfers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,17 +36,16 @@ LINE = "one rank after the other"
     "direct",
     cost="a + (n-1)/n s b",
     source=PAIRS,
+    shared=pair_by_pair,
 )
-def all_gather(collective: Collective, *, channels: int = 1) -> Schedule:
+def all_gather(collective: Collective) -> Schedule:
     """Every rank sends its block to all others at once."""
-    n, layout = collective.nranks, Layout(collective, channels)
-    rank, peer = np.arange(n)[:, None], np.arange(n)[:, None, None]
-    channel = np.arange(channels)
+    layout, rank = Layout(collective), np.arange(collective.nranks)
 
     def steps() -> Iterator[Step]:
-        yield transfers(rank, layout.input(0, channel), peer, layout.output(rank, channel), channel=channel)
+        yield transfers(rank, layout.input(), rank[:, None], layout.output(rank))
 
-    return Schedule("direct", layout, steps, channels, (("channels", channels),))
+    return Schedule("direct", layout, steps)
 
 
 @algorithm(
@@ -125,19 +126,17 @@ def two_shot_all_reduce(collective: Collective) -> Schedule:
     "linear",
     cost="(n-1)(a + s b)",
     source=LINE,
+    shared=in_channels,
 )
-def linear_broadcast(collective: Collective, *, channels: int = 1) -> Schedule:
+def linear_broadcast(collective: Collective) -> Schedule:
     """The root sends to one rank after the other."""
-    n, root = collective.nranks, collective.root or 0
-    layout, channel = Layout(collective, channels), np.arange(channels)
+    n, root, layout = collective.nranks, collective.root or 0, Layout(collective)
 
     def steps() -> Iterator[Step]:
         for shift in range(n):
-            yield transfers(
-                root, layout.input(0, channel), (root + shift) % n, layout.output(0, channel), channel=channel
-            )
+            yield transfers(root, layout.input(), (root + shift) % n, layout.output())
 
-    return Schedule("linear", layout, steps, channels, (("channels", channels),))
+    return Schedule("linear", layout, steps)
 
 
 @algorithm(
@@ -146,20 +145,17 @@ def linear_broadcast(collective: Collective, *, channels: int = 1) -> Schedule:
     cost="(n-1)(a + s b + s g)",
     source=LINE,
     order="position-independent",
+    shared=in_channels,
 )
-def linear_reduce(collective: Collective, *, channels: int = 1) -> Schedule:
+def linear_reduce(collective: Collective) -> Schedule:
     """The root adds what one rank after the other sends."""
-    n, root = collective.nranks, collective.root or 0
-    layout, channel = Layout(collective, channels), np.arange(channels)
+    n, root, layout = collective.nranks, collective.root or 0, Layout(collective)
 
     def steps() -> Iterator[Step]:
         for shift in range(n):
-            op = REDUCE if shift else 0
-            yield transfers(
-                (root + shift) % n, layout.input(0, channel), root, layout.output(0, channel), op=op, channel=channel
-            )
+            yield transfers((root + shift) % n, layout.input(), root, layout.output(), op=REDUCE if shift else COPY)
 
-    return Schedule("linear", layout, steps, channels, (("channels", channels),))
+    return Schedule("linear", layout, steps)
 
 
 @algorithm(

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from simcoll.algorithms.compose import in_channels, in_shares
 from simcoll.algorithms.registered import algorithm
 from simcoll.core.schedule import REDUCE, Layout, Schedule, Step, joined, transfers
 from simcoll.errors import ConfigError
@@ -21,14 +22,24 @@ THAKUR = "Thakur, Rabenseifner, Gropp: Optimization of collective communication 
 PAIRS = "all pairs at once; the messages of a rank share its port"
 
 
-def _to_peer(layout: Layout, peer: np.ndarray, channels: int) -> Step:
+def _to_peer(layout: Layout, peer: np.ndarray) -> Step:
     """Rank r sends its block for ``peer[r]``."""
-    rank, channel = np.arange(len(peer), dtype=np.int64), np.arange(channels, dtype=np.int64)[:, None]
-    return transfers(rank, layout.input(peer, channel), peer, layout.output(rank, channel), channel=channel)
+    rank = np.arange(len(peer), dtype=np.int64)
+    return transfers(rank, layout.input(peer), peer, layout.output(rank))
 
 
 def _peers(nranks: int, shift: int) -> np.ndarray:
     return (np.arange(nranks, dtype=np.int64) + shift) % nranks
+
+
+def shift_by_shift(schedule: Schedule, *, channels: int = 1) -> Schedule:
+    """Copies with equal shares of every block, which take turns after every shift."""
+    return in_shares([schedule] * channels, run=schedule.nranks)
+
+
+def pair_by_pair(schedule: Schedule, *, channels: int = 1) -> Schedule:
+    """Copies with equal shares of every block, which take turns after every transfer."""
+    return in_shares([schedule] * channels, run=1)
 
 
 @algorithm(
@@ -36,15 +47,16 @@ def _peers(nranks: int, shift: int) -> np.ndarray:
     "direct",
     cost="a + (n-1)/n s b",
     source=PAIRS,
+    shared=shift_by_shift,
 )
-def all_to_all(collective: Collective, *, channels: int = 1) -> Schedule:
+def all_to_all(collective: Collective) -> Schedule:
     """All blocks at once: one step, in which the messages of a rank share its port."""
-    n, layout = collective.nranks, Layout(collective, channels)
+    n, layout = collective.nranks, Layout(collective)
 
     def steps() -> Iterator[Step]:
-        yield joined([_to_peer(layout, _peers(n, shift), channels) for shift in range(n)])
+        yield joined([_to_peer(layout, _peers(n, shift)) for shift in range(n)])
 
-    return Schedule("direct", layout, steps, channels, (("channels", channels),))
+    return Schedule("direct", layout, steps)
 
 
 @algorithm(
@@ -52,16 +64,17 @@ def all_to_all(collective: Collective, *, channels: int = 1) -> Schedule:
     "pairwise",
     cost="(n-1)a + (n-1)/n s b",
     source=THAKUR,
+    shared=in_channels,
 )
-def pairwise_all_to_all(collective: Collective, *, channels: int = 1) -> Schedule:
+def pairwise_all_to_all(collective: Collective) -> Schedule:
     """One peer at a time: in step k rank r sends to rank r + k."""
-    n, layout = collective.nranks, Layout(collective, channels)
+    n, layout = collective.nranks, Layout(collective)
 
     def steps() -> Iterator[Step]:
         for shift in range(n):
-            yield _to_peer(layout, _peers(n, shift), channels)
+            yield _to_peer(layout, _peers(n, shift))
 
-    return Schedule("pairwise", layout, steps, channels, (("channels", channels),))
+    return Schedule("pairwise", layout, steps)
 
 
 @algorithm(
@@ -70,18 +83,19 @@ def pairwise_all_to_all(collective: Collective, *, channels: int = 1) -> Schedul
     cost="(n-1)a + (n-1)/n s b",
     source=THAKUR,
     ranks="power of 2",
+    shared=in_channels,
 )
-def xor_all_to_all(collective: Collective, *, channels: int = 1) -> Schedule:
+def xor_all_to_all(collective: Collective) -> Schedule:
     """One partner at a time: in step k ranks r and r XOR k exchange; powers of two only."""
-    n, layout = collective.nranks, Layout(collective, channels)
+    n, layout = collective.nranks, Layout(collective)
     if n & (n - 1):
         raise ConfigError(f"xor all_to_all needs a power of two ranks, got {n}; pairwise serves any number")
 
     def steps() -> Iterator[Step]:
         for mask in range(n):
-            yield _to_peer(layout, np.arange(n, dtype=np.int64) ^ mask, channels)
+            yield _to_peer(layout, np.arange(n, dtype=np.int64) ^ mask)
 
-    return Schedule("xor", layout, steps, channels, (("channels", channels),))
+    return Schedule("xor", layout, steps)
 
 
 @algorithm(
@@ -89,16 +103,16 @@ def xor_all_to_all(collective: Collective, *, channels: int = 1) -> Schedule:
     "direct",
     cost="a + s b",
     source="any pairs at once",
+    shared=pair_by_pair,
 )
-def send_recv(collective: Collective, *, channels: int = 1) -> Schedule:
+def send_recv(collective: Collective) -> Schedule:
     """All pairs at once: shifts, permutations, exchanges between neighbours, or any other."""
-    layout, channel = Layout(collective, channels), np.arange(channels)
-    pairs = np.array(collective.pairs, np.int64).reshape(-1, 2, 1)
+    layout, (source, target) = Layout(collective), np.array(collective.pairs, np.int64).reshape(-1, 2).T
 
     def steps() -> Iterator[Step]:
-        yield transfers(pairs[:, 0], layout.input(0, channel), pairs[:, 1], layout.output(0, channel), channel=channel)
+        yield transfers(source, layout.input(), target, layout.output())
 
-    return Schedule("direct", layout, steps, channels, (("channels", channels),))
+    return Schedule("direct", layout, steps)
 
 
 @algorithm(

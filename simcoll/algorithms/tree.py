@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from simcoll.algorithms.compose import in_pieces
 from simcoll.algorithms.registered import algorithm
-from simcoll.core.schedule import COPY, REDUCE, Layout, Schedule, Step, joined, transfers
+from simcoll.core.schedule import REDUCE, Layout, Schedule, Step, transfers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,50 +38,20 @@ def _levels(nranks: int) -> int:
     return (nranks - 1).bit_length()
 
 
-def _round(layout: Layout, level: int, root: int, shares: tuple[int, int], *, up: bool) -> Step:
-    """One level of the tree for one piece of every channel: to the children, or (``up``) from them."""
-    n, (channels, pieces) = layout.collective.nranks, shares
-    parent, child, _ = binomial_edges(n, level)
-    channel = np.arange(channels, dtype=np.int64)[:, None]
-    src, dst = (child, parent) if up else (parent, child)
-    chunk = layout.output(0, channel * pieces)
-    return transfers((src + root) % n, chunk, (dst + root) % n, chunk, op=REDUCE if up else COPY, channel=channel)
+def _up(layout: Layout, root: int) -> Iterator[Step]:
+    """Every child adds its vector to that of its parent, the nearest first."""
+    n, vector = layout.collective.nranks, layout.output()
+    for level in range(_levels(n)):
+        parent, child, _ = binomial_edges(n, level)
+        yield transfers((child + root) % n, vector, (parent + root) % n, vector, op=REDUCE)
 
 
-def _shifted(step: Step, piece: int) -> Step:
-    return Step(
-        step.src_rank, step.src_chunk + piece, step.dst_rank, step.dst_chunk + piece, step.count, step.op, step.channel
-    )
-
-
-def _pipelined(rounds: list[Step], pieces: int) -> Iterator[Step]:
-    """Pieces follow each other through the rounds: step t does round t - p of piece p."""
-    for time in range(len(rounds) + pieces - 1 if rounds else 0):
-        ready = [_shifted(rounds[time - piece], piece) for piece in range(pieces) if 0 <= time - piece < len(rounds)]
-        yield joined(ready)
-
-
-def _load(layout: Layout, ranks: list[int], channels: int, pieces: int) -> Step:
-    """Copy the inputs of some ranks to where the tree works on them."""
-    rank, channel = np.array(ranks), np.arange(channels)[:, None]
-    share = channel * pieces
-    return transfers(rank, layout.input(0, share), rank, layout.output(0, share), count=pieces, channel=channel)
-
-
-def _schedule(collective: Collective, channels: int, pieces: int, *, up: bool, down: bool) -> Schedule:
-    n, root = collective.nranks, collective.root or 0
-    layout = Layout(collective, channels * pieces)
-    levels = range(_levels(n))
-
-    def steps() -> Iterator[Step]:
-        yield _load(layout, list(range(n)) if up else [root], channels, pieces)
-        shares = (channels, pieces)
-        if up:
-            yield from _pipelined([_round(layout, level, root, shares, up=True) for level in levels], pieces)
-        if down:
-            yield from _pipelined([_round(layout, level, root, shares, up=False) for level in reversed(levels)], pieces)
-
-    return Schedule("tree", layout, steps, channels, (("channels", channels), ("pieces", pieces)))
+def _down(layout: Layout, root: int) -> Iterator[Step]:
+    """Every parent passes the vector to its child, the farthest first."""
+    n, vector = layout.collective.nranks, layout.output()
+    for level in reversed(range(_levels(n))):
+        parent, child, _ = binomial_edges(n, level)
+        yield transfers((parent + root) % n, vector, (child + root) % n, vector)
 
 
 @algorithm(
@@ -89,10 +60,17 @@ def _schedule(collective: Collective, channels: int, pieces: int, *, up: bool, d
     cost="ceil(lg n)(a + s b)",
     source=THAKUR,
     pattern="tree",
+    shared=in_pieces,
 )
-def broadcast(collective: Collective, *, channels: int = 1, pieces: int = 1) -> Schedule:
-    """Binomial broadcast: the farthest child first. ``pieces`` pipelines the vector through the tree."""
-    return _schedule(collective, channels, pieces, up=False, down=True)
+def broadcast(collective: Collective) -> Schedule:
+    """Binomial broadcast: every rank that has the vector passes it on, the farthest child first."""
+    layout, root = Layout(collective), collective.root or 0
+
+    def steps() -> Iterator[Step]:
+        yield transfers(root, layout.input(), root, layout.output())
+        yield from _down(layout, root)
+
+    return Schedule("tree", layout, steps)
 
 
 @algorithm(
@@ -102,10 +80,17 @@ def broadcast(collective: Collective, *, channels: int = 1, pieces: int = 1) -> 
     source=THAKUR,
     pattern="tree",
     order="position-independent",
+    shared=in_pieces,
 )
-def reduce(collective: Collective, *, channels: int = 1, pieces: int = 1) -> Schedule:
+def reduce(collective: Collective) -> Schedule:
     """Binomial reduce: the broadcast backwards, the nearest child first."""
-    return _schedule(collective, channels, pieces, up=True, down=False)
+    layout, rank = Layout(collective), np.arange(collective.nranks)
+
+    def steps() -> Iterator[Step]:
+        yield transfers(rank, layout.input(), rank, layout.output())
+        yield from _up(layout, collective.root or 0)
+
+    return Schedule("tree", layout, steps)
 
 
 @algorithm(
@@ -115,10 +100,18 @@ def reduce(collective: Collective, *, channels: int = 1, pieces: int = 1) -> Sch
     source=THAKUR,
     pattern="tree",
     order="position-independent",
+    shared=in_pieces,
 )
-def all_reduce(collective: Collective, *, channels: int = 1, pieces: int = 1) -> Schedule:
+def all_reduce(collective: Collective) -> Schedule:
     """Binomial reduce to rank 0, then binomial broadcast."""
-    return _schedule(collective, channels, pieces, up=True, down=True)
+    layout, rank = Layout(collective), np.arange(collective.nranks)
+
+    def steps() -> Iterator[Step]:
+        yield transfers(rank, layout.input(), rank, layout.output())
+        yield from _up(layout, 0)
+        yield from _down(layout, 0)
+
+    return Schedule("tree", layout, steps)
 
 
 def _subtrees(collective: Collective, level: int) -> tuple[Ints, Ints, Ints, Ints]:
