@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from simcoll.distributed.runtime.work import Work
     from simcoll.distributed.runtime.world import ProcessGroup
 
-
 __all__ = ["all_gather_coalesced", "all_reduce_coalesced", "by_rank", "reduce_scatter_coalesced"]
 
 

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
     from simcoll.core.memory import Array
 
-
 __all__ = [
     "check_alike",
     "check_length",

@@ -11,7 +11,6 @@ from simcoll.core.memory import array_on
 if TYPE_CHECKING:
     from simcoll.core.memory import Array
 
-
 __all__ = ["as_array", "as_arrays"]
 
 

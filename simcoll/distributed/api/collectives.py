@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from simcoll.distributed.runtime.plans import Choice
     from simcoll.distributed.runtime.work import Work
 
-
 __all__ = [
     "all_gather", "all_gather_into_tensor", "all_gather_single", "all_reduce", "all_to_all", "all_to_all_single", "barrier", "broadcast",
     "gather", "reduce", "reduce_scatter", "reduce_scatter_single", "reduce_scatter_tensor", "scatter",

@@ -67,7 +67,8 @@ def monitored_barrier(
             "Please specify timeout arg as a timedelta. Converting a float of seconds.", UserWarning, stacklevel=2
         )
         timeout = timedelta(seconds=timeout)
-    limit = timeout_fs(DEFAULT_TIMEOUT if timeout is None else timeout)
+    span = DEFAULT_TIMEOUT if timeout is None else timeout
+    limit = timeout_fs(span)
     group, here, me = found.communicator, found.rank(), current_rank()
     key = f"monitored_barrier {group.key} {group.barriers[here]}"
     group.barriers[here] += 1
@@ -80,7 +81,7 @@ def monitored_barrier(
         if here == 0:
             roll.finish("rank 0 gave up")
         raise RuntimeError(text) from None
-    barrier(found)
+    barrier(found, timeout=span)
 
 
 class DebugLevel(enum.Enum):

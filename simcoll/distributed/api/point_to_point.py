@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from simcoll.core.memory import Array
     from simcoll.distributed.runtime.work import Work
 
-
 __all__ = ["P2POp", "batch_isend_irecv", "irecv", "isend", "recv", "send"]
 
 

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from simcoll.core.memory import Array
     from simcoll.core.plan import Plan
 
-
 __all__ = ["BACKEND_VARIABLE", "EMULATOR", "HOMES", "ControlMessages", "Link", "connected", "place_of", "world_size_of"]
 
 EMULATOR = "emulator"

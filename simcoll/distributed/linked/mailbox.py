@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from simcoll.distributed.runtime.work import Work
     from simcoll.distributed.runtime.world import Communicator, Rank
 
-
 __all__ = ["RemoteMailbox"]
 
 

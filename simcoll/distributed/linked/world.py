@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from simcoll.distributed.runtime.world import Buffers, Communicator, ProcessGroup
     from simcoll.distributed.stores import Store
 
-
 __all__ = ["Ending", "LinkedWaiter", "LinkedWorld"]
 
 _END = "end"

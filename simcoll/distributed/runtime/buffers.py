@@ -12,7 +12,6 @@ if TYPE_CHECKING:
 
     from simcoll.core.memory import Array
 
-
 __all__ = ["checksum", "poison", "scatter_into"]
 
 

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from simcoll.distributed.runtime.work import Work
     from simcoll.distributed.runtime.world import Buffers, Communicator, Executor, ProcessGroup, Rank
 
-
 __all__ = ["execute"]
 
 LINGER_FS = 3 * 10**14

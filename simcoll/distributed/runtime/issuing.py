@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from simcoll.distributed.runtime.calls import Call
     from simcoll.distributed.runtime.world import Buffers, Communicator, ProcessGroup, Rank
 
-
 __all__ = ["begin", "deliver", "plan_of", "play"]
 
 

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from simcoll.distributed.runtime.work import Work
     from simcoll.distributed.runtime.world import Communicator
 
-
 __all__ = ["EmulatedMailbox", "End", "MatchingMailbox", "deliver_message", "message_name", "plan_of_message"]
 
 

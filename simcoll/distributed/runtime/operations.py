@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from simcoll.distributed.runtime.work import Work
     from simcoll.distributed.runtime.world import Buffers, Communicator, Rank
 
-
 __all__ = ["Streams"]
 
 

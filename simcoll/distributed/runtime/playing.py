@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from simcoll.emulator.fabric import Calendar, Fabric
     from simcoll.topology import Topology
 
-
 __all__ = ["Emulator", "Playing"]
 
 KEPT_TRANSFERS = 1 << 16

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from simcoll.core.memory import Array
     from simcoll.distributed.runtime.flight import Entry
 
-
 __all__ = ["Future", "Work", "timeout_fs"]
 
 

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from simcoll.distributed.runtime.work import Work
     from simcoll.distributed.stores import Store
 
-
 __all__ = [
     "NOT_INITIALIZED", "Communicator", "Executor", "Mailbox", "OwnStore", "ProcessGroup", "Rank", "World", "current_rank",
     "current_rank_or_none",
