@@ -1,4 +1,4 @@
-"""Rank programs in processes of their own: this process runs one rank, and a backend reaches the others."""
+"""Rank programs in processes: this process runs one rank, and a backend connects it to the others."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ __all__ = ["run_linked", "run_rank"]
 START_FS = 60 * 10**15
 """How long ranks wait for each other before the programs start."""
 AFTER_FAILURE_FS = 5 * 10**15
-"""How long a rank whose program has failed waits for the others to end theirs."""
+"""How long a rank whose program has failed waits for the other programs to end."""
 
 
 def _run(world: LinkedWorld, program: Callable[[], Any], backend: str, *, init: bool) -> None:
-    """Run this rank's program, until all others have ended theirs.
+    """Run this rank's program, and wait until all others have ended.
 
     Raises
     ------
     Exception
-        What a program raised, from the rank that failed first.
+        The error of the first rank that failed.
     """
     me = world.me
     if init:
@@ -82,7 +82,7 @@ def _run(world: LinkedWorld, program: Callable[[], Any], backend: str, *, init: 
 
 
 def _failure(world: LinkedWorld) -> BaseException | None:
-    """The first failure of a program, as far as clocks can tell; the rank's own as it is, another's by its name and text."""
+    """The first failure of a program, as far as clocks can tell; another rank's is rebuilt from its name and text."""
     me, endings = world.me, world.endings
     failed = sorted((end.after_failure, end.finish_fs, rank) for rank, end in endings.items() if end.error_type)
     first = failed[0][2] if failed else me.number
@@ -109,12 +109,12 @@ def run_linked(
     init: bool,
     debug: bool,
 ) -> RunResult:
-    """Run the part of spawn where this process is one of the ranks.
+    """Run spawn where this process is one of the ranks.
 
     Raises
     ------
     Exception
-        What a program raised, from the rank that failed first.
+        The error of the first rank that failed.
     """
     world = LinkedWorld(control, plans, debug=debug)
     me, history = world.me, world.history
@@ -160,31 +160,31 @@ def run_rank(
 ) -> Any:
     """Run the program of one rank in this process or thread.
 
-    The same program as under :func:`simcoll.distributed.spawn` gives the same arrays: collectives are the same plans.
+    A program gives the same arrays as under :func:`simcoll.distributed.spawn`: collectives are the same plans.
 
     Parameters
     ----------
     program
         Called with the rank, the world size and ``args``.
     backend
-        One that register_backend has made known: it plays the collectives, and there are no point-to-point operations. With
-        a link: what get_backend says.
+        A registered backend, which plays the collectives; there are no point-to-point operations. With a link, only the name
+        that get_backend returns.
     store
-        Default store of the rank.
+        The rank's default store.
     algorithm
-        See :func:`simcoll.distributed.spawn`.
+        As for :func:`simcoll.distributed.spawn`.
     link
         A :class:`~simcoll.distributed.linked.links.Link` to the processes of the other ranks; everything works over it.
 
     Returns
     -------
     Any
-        What the program returned.
+        The program's return value.
 
     Raises
     ------
     ValueError
-        For a backend that nobody registered, or a rank out of range.
+        For a backend that is not registered, or a rank out of range.
     """
     from simcoll.topology import crossbar
 
@@ -201,7 +201,7 @@ def run_rank(
         return world.me.value
     if Backend.maker(backend) is None:
         raise ValueError(
-            f"backend {backend!r} is emulated: use spawn; run_rank takes what register_backend has made known"
+            f"backend {backend!r} is emulated: use spawn; run_rank takes backends that register_backend has registered"
         )
     alone = EmulatedWorld(world_size, plans, debug=False, history=History(0), alone=True)
     me = alone.ranks[rank]

@@ -1,4 +1,4 @@
-"""What a run of rank programs tells."""
+"""The result of a run of rank programs."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ __all__ = ["RunResult", "collect", "collected", "emulated_result", "flight_of", 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RunResult:
-    """What a run of rank programs showed.
+    """The result of a run of rank programs.
 
-    Where ranks are processes, times are of each process's clock since all started together, operations and records are this
-    rank's own, and there is no trace to hash and no count of messages.
+    Where ranks are processes, times are on each process's clock since the common start, operations and records are those of
+    this rank, and there is no trace hash and no count of messages.
 
     Attributes
     ----------
@@ -47,9 +47,9 @@ class RunResult:
     operations, messages
         How many collectives and messages were played.
     records
-        The operations in the order in which they ended (the first 100,000).
+        The first 100,000 operations, in order of completion.
     findings
-        What was not wrong enough for an error: a Work never waited for, a return value that could not be sent.
+        Problems short of an error: a Work that was never waited for, a return value that could not be sent.
     """
 
     time_fs: int
@@ -97,7 +97,7 @@ _COLLECTED: ContextVar[list[RunResult] | None] = ContextVar("simcoll_results", d
 
 @contextlib.contextmanager
 def collected() -> Iterator[list[RunResult]]:
-    """The results of all runs inside of the block, in order."""
+    """Collect the results of all runs inside the block, in order."""
     found: list[RunResult] = []
     token = _COLLECTED.set(found)
     try:
@@ -107,7 +107,7 @@ def collected() -> Iterator[list[RunResult]]:
 
 
 def collect(result: RunResult) -> RunResult:
-    """Let whoever collects results have this one."""
+    """Add a result to those that an enclosing block collects."""
     found = _COLLECTED.get()
     if found is not None:
         found.append(result)
@@ -115,7 +115,7 @@ def collect(result: RunResult) -> RunResult:
 
 
 def leftovers(world: World) -> None:
-    """Works that nobody waited for: an error if they failed, else a finding."""
+    """Report every Work that was never waited for: an error if it failed, else a finding."""
     for rank in world.ranks:
         for work in rank.open_works:
             if work.error is not None and rank.failure is None:
@@ -129,13 +129,13 @@ def leftovers(world: World) -> None:
 
 
 def warn(findings: list[str]) -> None:
-    """Warn of what was found, where spawn was called."""
+    """Warn of findings, at the line that called spawn."""
     for finding in findings[:8]:
         warnings.warn(finding, UserWarning, stacklevel=4)
 
 
 def emulated_result(world: EmulatedWorld) -> RunResult:
-    """The result of a run on the emulator; the first failure of a program, if there is one."""
+    """The result of a run on the emulator; raises the first failure of a program, if any."""
     leftovers(world)
     history = world.history
     if history.failures:
@@ -158,7 +158,7 @@ def emulated_result(world: EmulatedWorld) -> RunResult:
 
 
 def flight_of(rank: Rank) -> tuple[Flight, Groups]:
-    """What the flight record of a rank is made of."""
+    """The operations and groups that a rank's flight record shows."""
     groups: Groups = [("0", "default_pg", tuple(range(len(rank.world.ranks))))]
     groups += [(made.communicator.name, made.communicator.desc, made.communicator.members) for made in rank.groups]
     return rank.flight, groups

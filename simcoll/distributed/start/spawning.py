@@ -1,4 +1,4 @@
-"""Start rank programs, and what a run tells."""
+"""Start rank programs, and query the run from inside them."""
 
 from __future__ import annotations
 
@@ -52,24 +52,24 @@ def spawn(
     Parameters
     ----------
     program
-        An ordinary function that blocks; all ranks run in this process, one at a time, in an order that depends on
-        nothing but the program. With a real backend this process runs one rank, and every process of the job calls spawn.
+        An ordinary blocking function. All ranks run in this process, one at a time, in an order that depends only on the
+        program. With a real backend this process runs one rank, and every process of the job calls spawn.
     nprocs
         World size; with a real backend, the number of processes.
     args, kwargs
         Further arguments of the program.
     topology
-        Name, file or Topology with at least ``nprocs`` ranks; boxes are added as needed. None: a crossbar with 50 GB/s per
-        rank and 1 us. With a real backend only the algorithms look at it.
+        Name, file or Topology with at least ``nprocs`` ranks; nodes are added as needed. None: a crossbar with 50 GB/s per
+        rank and 1 us. With a real backend it only guides the algorithms.
     protocol
         Costs of a message: ``ideal``, ``LL``, ``LL128``, ``Simple``, or a :class:`simcoll.types.Protocol`.
     algorithm
         What collectives run: an algorithm's name (where it serves), a schedule, a mapping from collective to one of these, or
         a function of (collective, ranks, bytes). None: few steps for small sizes, few bytes for large ones.
     backend
-        ``"mpi"``: ranks are the processes that ``mpiexec`` started. None: what the environment variable ``SIMCOLL_BACKEND``
-        says, else the emulator. Other names are what get_backend says; one that register_backend has made known is
-        called for every rank.
+        ``"mpi"``: ranks are the processes that ``mpiexec`` started. None: the environment variable ``SIMCOLL_BACKEND``,
+        else the emulator. Other names run on the emulator, and get_backend returns them; a registered backend plays the
+        collectives of every rank.
     init
         Give every rank a default group. A program that calls init_process_group itself replaces it.
     debug
@@ -80,7 +80,7 @@ def spawn(
     ConfigError
         For a topology, protocol or algorithm that does not exist or is too small.
     Exception
-        What a program raised, from the rank that failed first; a note says which.
+        The error of the first rank that failed; a note says which.
 
     Examples
     --------
@@ -142,7 +142,7 @@ def _topology(given: str | Path | Topology | None, nprocs: int) -> Topology:
 
 
 def _grown(name: str | Path, place: Topology, nprocs: int) -> Topology:
-    """The topology with as many boxes as the ranks need, or hosts of a crossbar."""
+    """The topology with as many nodes as the ranks need, or hosts of a crossbar."""
     from simcoll.topology import load_topology
 
     boxes = place.groups.get("box")
@@ -151,7 +151,7 @@ def _grown(name: str | Path, place: Topology, nprocs: int) -> Topology:
         return load_topology(name, nodes=math.ceil(nprocs / each))
     except ConfigError:
         raise ConfigError(
-            f"topology {place.name!r} has {place.nranks} ranks and no boxes to add; {nprocs} were asked for"
+            f"topology {place.name!r} has {place.nranks} ranks and no nodes to add; {nprocs} were asked for"
         ) from None
 
 
@@ -166,19 +166,19 @@ def _ended(rank: Rank, task: Task) -> None:
 
 
 def flight_record() -> dict[str, Any]:
-    """The last operations of the rank that asks, in the fields of PyTorch's Flight Recorder."""
+    """The last operations of the calling rank, in the fields of PyTorch's Flight Recorder."""
     return document(*flight_of(current_rank()))
 
 
 def emulated_time() -> float:
-    """Seconds on the clock of the run; where ranks are processes, on this process's clock since all started together."""
+    """Seconds on the simulated clock; where ranks are processes, on this process's clock since the common start."""
     return current_rank().world.now / 1e15
 
 
 def compute(seconds: float | str) -> None:
-    """Let this rank work for a time: a number of seconds, or text such as ``"20 us"``.
+    """Model computation on this rank: a number of seconds, or text such as ``"20 us"``.
 
-    Where ranks are processes it takes as long on the real clock, and what is in flight goes on meanwhile.
+    Where ranks are processes it takes as long on the real clock, and operations in flight proceed meanwhile.
 
     Raises
     ------
