@@ -1,1 +1,1 @@
-"""Where processes meet, agree on what they do, and find out who is to blame."""
+"""Processes meet here, agree on a plan, and find out which of them failed."""

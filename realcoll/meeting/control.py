@@ -1,4 +1,4 @@
-"""How processes agree on what they are about to do, and find out who is to blame when it does not happen."""
+"""Agreement between processes before a plan runs, and blame when it does not."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PART_POLL_S = 0.01
 
 
 def fingerprint(plan: Plan, hosts: Sequence[int]) -> dict[str, str]:
-    """What must be equal everywhere before a plan may run, in a person's words."""
+    """Properties that must be equal in all processes before a plan may run, in words for people."""
     sizes = str(plan.sizes) if isinstance(plan.sizes, int) else ", ".join(map(str, plan.sizes.tolist()))
     return {
         "collective": str(plan.collective),
@@ -47,7 +47,7 @@ def _listed(processes: Iterable[int]) -> str:
 
 
 class Control:
-    """A process among the others.
+    """The seat of this process among the others.
 
     Parameters
     ----------
@@ -56,7 +56,7 @@ class Control:
     rendezvous
         Connection to the others; ``None`` for one process alone.
     timeout_s
-        How long others may take for their part.
+        Time that others may take for their part.
     """
 
     __slots__ = ("_rendezvous", "_turns", "broken", "process", "size", "timeout_s")
@@ -70,12 +70,12 @@ class Control:
         self._turns: dict[str, int] = {}
 
     def gather(self, what: str, value: bytes = b"", members: Sequence[int] | None = None) -> dict[int, bytes]:
-        """Everybody's value, by process.
+        """The values of all members, by process.
 
         Raises
         ------
         FaultError
-            Naming the processes that did not come.
+            Names the processes that did not come.
         """
         everybody = tuple(range(self.size)) if members is None else tuple(members)
         if self._rendezvous is None or everybody == (self.process,):
@@ -96,7 +96,7 @@ class Control:
         Raises
         ------
         FaultError
-            Naming those that differ from the rest and in what, or those that did not come.
+            Names the processes that differ from the rest and the property, or those that did not come.
         """
         offers = self.gather("start", msgspec.json.encode(offer), members)
         decoded = {process: msgspec.json.decode(value, type=dict[str, str]) for process, value in offers.items()}
@@ -112,12 +112,12 @@ class Control:
                 raise FaultError(message, [process for _, who in odd for process in who])
 
     def trouble(self) -> bool:
-        """Whether somebody has died or is stuck; cheap enough to ask while waiting."""
+        """Whether a process has died or is stuck; cheap enough to ask while waiting."""
         found = self._rendezvous
         return found is not None and (bool(found.alarm) or any(found.gone.values()))
 
     def stuck(self, waiting_for: Iterable[int], members: Sequence[int] | None = None) -> FaultError:
-        """Find out why this process has to wait: for those who do not say that they are waiting themselves."""
+        """Find the processes that hold this one up: those that do not report to be waiting themselves."""
         found, waited = self._rendezvous, sorted(set(waiting_for))
         if found is None:
             return FaultError(f"nothing came from {_listed(waited)}", waited)
@@ -137,7 +137,7 @@ class Control:
     def _blamed(self, what: str, processes: Sequence[int]) -> FaultError:
         gone = {} if self._rendezvous is None else self._rendezvous.gone
         dead = sorted(process for process in processes if process in gone)
-        # A death ends a meeting early: those who had not come yet are not to blame.
+        # A death ends a meeting early: processes that had not come yet are not to blame.
         absent = [] if dead else sorted(processes)
         parts = [f"rank {process} {gone[process] or 'has ended'}" for process in dead]
         if absent:
@@ -145,12 +145,12 @@ class Control:
         return FaultError(f"{what}: {'; '.join(parts)}", [*dead, *absent])
 
     def watch(self, on_loss: Callable[[], None]) -> None:
-        """Have a function called once, in another thread, when some process dies or gives up."""
+        """Call a function once, from another thread, when some process dies or gives up."""
         if self._rendezvous is not None:
             self._rendezvous.watch(on_loss)
 
     def loss(self) -> str:
-        """Who has died or given up, and why; empty if nobody."""
+        """The processes that have died or given up, and why; empty if none has."""
         gone = {} if self._rendezvous is None else self._rendezvous.gone
         return "; ".join(f"rank {process} {gone[process]}" for process in _culprits(gone))
 
@@ -167,13 +167,13 @@ class Control:
                 self._rendezvous.fail(f"gave up: {reason}")
 
     def close(self) -> None:
-        """Leave, in good order unless something failed before."""
+        """Leave; in good order unless something failed before."""
         self.broken = self.broken or "closed"
         if self._rendezvous is not None:
             self._rendezvous.close()
 
     def part(self, patience_s: float) -> None:
-        """After a failure: say that this process has told its user, and give the others that long to do so too."""
+        """After a failure: announce that this process has reported it, and give the others time to do so."""
         found = self._rendezvous
         if found is not None:
             found.leave()
@@ -209,7 +209,7 @@ def within(timeout_s: float, call: Callable[[], Result]) -> Result:
 
 
 def _culprits(gone: Mapping[int, str]) -> list[int]:
-    """Those who died; if nobody did, those who gave up first and say why."""
+    """Processes that died; if none did, the one that gave up first."""
     died = [process for process, reason in gone.items() if reason == DIED]
     return died or [process for process, reason in gone.items() if reason][:1]
 

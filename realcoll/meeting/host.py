@@ -41,7 +41,7 @@ CLOSE_S = 5.0
 
 @dataclass(slots=True)
 class _Table:
-    """A meeting under way: who is expected, what each brought, and when each gives up."""
+    """A meeting under way: its members, and for each that came its value and deadline."""
 
     members: tuple[int, ...]
     values: dict[int, bytes] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class _Table:
 
 
 class _Meetings:
-    """The service: processes take their seats, meet, and are told who is gone."""
+    """The service: processes take their seats, meet, and learn which are gone."""
 
     name = SERVICE
     decoder = SAID
@@ -67,7 +67,7 @@ class _Meetings:
         return bool(self._seats)
 
     def received(self, peer: Peer, message: Join | Meet | Fail | Bye) -> None:
-        """Do what a process says."""
+        """Handle a message of a process."""
         process = self._processes.get(peer)
         if isinstance(message, Join):
             self._join(peer, process, message.process)
@@ -185,9 +185,9 @@ class Host:
     address
         Where to listen: host and port (0 picks a free one; loopback by default), or the name of a local socket.
     token
-        What clients must know. It is never sent.
+        Secret of the job; it is never sent.
     limits
-        What clients may do.
+        Bounds on clients.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""What processes that meet say to their server, and what it tells them."""
+"""Messages between the processes of a job and the server where they meet."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Left(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=T
 
 
 class Alarm(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=7):
-    """Processes that are stuck have called this meeting to find out who is not."""
+    """Stuck processes have called this meeting to find the one that holds them up."""
 
     name: str
 

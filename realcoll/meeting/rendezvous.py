@@ -1,7 +1,7 @@
-"""Where processes meet, beside the fabric that carries data: a client in every process of the server in :mod:`realcoll.meeting.host`.
+"""The rendezvous, beside the fabric that carries data: every process is a client of the server in :mod:`realcoll.meeting.host`.
 
-There is one operation: every member of a meeting brings a value and gets everybody's. A process whose connection breaks has died, and
-all others are told at once.
+There is one operation: every member of a meeting brings a value and gets the values of all. A process whose connection breaks has died,
+and all others are told at once.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ __all__ = ["REPLY_GRACE_S", "Rendezvous", "join"]
 CONNECT_PAUSE_S = 0.05
 REPLY_GRACE_S = 5.0
 MAX_REASON = 2000
-# Everybody's values come in one message.
+# The values of all members come in one message.
 MAX_TOLD_BYTES = 1 << 30
 
 
@@ -59,11 +59,11 @@ class Rendezvous:
     process, size
         Number of this process, and of processes.
     gone
-        Why each process that is not to be counted on is not: empty for a normal end.
+        Reason why a process is gone, by process; empty for a normal end.
     left
         Processes that have nothing more to say.
     alarm
-        Name of a meeting of processes that are stuck and want to know who is not, or empty.
+        Name of a meeting called by stuck processes, or empty.
     """
 
     def __init__(self, channel: Channel, process: int, size: int, host: Host | None) -> None:
@@ -103,7 +103,7 @@ class Rendezvous:
             return self._meetings.pop(name)
 
     def watch(self, on_loss: Callable[[], None]) -> None:
-        """Have a function called once, in another thread, when some process dies or gives up."""
+        """Call a function once, from another thread, when some process dies or gives up."""
         self._on_loss = on_loss
         if any(self.gone.values()):
             self._lost()
@@ -118,7 +118,7 @@ class Rendezvous:
         self._say(Fail(reason[:MAX_REASON].encode(errors="replace").decode() or "no reason"))
 
     def leave(self) -> None:
-        """Say goodbye; what the others say still arrives."""
+        """Say goodbye; news of the others still arrives."""
         self._say(Bye())
 
     def _say(self, last: msgspec.Struct) -> None:

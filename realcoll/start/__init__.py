@@ -1,1 +1,1 @@
-"""Start processes, and find out who this process is."""
+"""Start processes, and find the rank of this one."""

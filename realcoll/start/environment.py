@@ -1,4 +1,4 @@
-"""Who this process is, as its launcher says: mpirun, srun, torchrun or ``realcoll launch``."""
+"""Rank and job of this process, from the variables of mpirun, srun, torchrun or ``realcoll launch``."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Job:
     Attributes
     ----------
     launcher
-        Whose variables were found; empty for a process alone.
+        The launcher whose variables were found; empty for a process alone.
     process, size
         Its number, and how many there are.
     local
@@ -44,7 +44,7 @@ class Job:
     address
         Host and port where process 0 listens; or ``file://`` and a file in a folder that all share, through which it says so.
     token
-        What processes of this job know and others do not.
+        Secret of the job.
     """
 
     launcher: str

@@ -27,7 +27,7 @@ LAUNCHERS = ("PMI", "PMIX", "OMPI", "PRTE", "HYDRA")
 def launch(processes: int, command: Sequence[str]) -> int:
     """Start a Python script that many times and wait for all.
 
-    When one fails, the others have a few seconds to say what they saw; then they get SIGTERM, and SIGKILL a few seconds later. A
+    When one fails, the others have a few seconds to report; then they get SIGTERM, and SIGKILL a few seconds later. A
     signal to this process ends them without that delay. Nothing is left behind.
 
     Parameters

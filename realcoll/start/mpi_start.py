@@ -1,4 +1,4 @@
-"""How an MPI process starts: it meets the others, starts MPI when all are there, and leaves nothing behind that outlives it."""
+"""The start of an MPI process: meet the others, start MPI when all are there, leave nothing behind."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["LAST_WORDS_S", "job_of", "joined", "load_mpi"]
 
 LAST_WORDS_S = 3.0
-"""How long a process that has failed waits for the others to say what they saw, before it ends the job."""
+"""Time that a failed process gives the others to report before it ends the job."""
 
 
 def load_mpi() -> Any:
@@ -63,7 +63,7 @@ def _forget_names() -> None:
 
 
 def joined(comm: Any, timeout_s: float, start_timeout_s: float) -> tuple[Any, Any, Control]:
-    """The module ``mpi4py.MPI``, a communicator of our own, and the way to agree with its processes.
+    """The module ``mpi4py.MPI``, a communicator of our own, and the control connection to its processes.
 
     Raises
     ------
@@ -101,14 +101,14 @@ def joined(comm: Any, timeout_s: float, start_timeout_s: float) -> tuple[Any, An
 
 @dataclass(frozen=True, slots=True)
 class _Before:
-    """What is known before MPI starts: the way to agree, and the launcher's name of the job."""
+    """State before MPI starts: the control connection, and the launcher's name of the job."""
 
     control: Control
     job: str
 
 
 def _met_before(environment: Mapping[str, str], timeout_s: float) -> _Before | None:
-    """Meet before MPI starts, because it waits for those who never come, for ever; ``None`` where nothing says where to meet.
+    """Meet before MPI starts, because MPI waits for ever for processes that never come; ``None`` if no place is known.
 
     On one machine the launcher's name of the job is the place.
     """
@@ -187,7 +187,7 @@ def _met(comm: Any, timeout_s: float) -> Control:
 
 
 def _outlive_notices() -> None:
-    """MPICH's launcher sends SIGUSR1 to those who survive a failure, which would end them before they can say what happened."""
+    """Ignore SIGUSR1, with which MPICH's launcher would end surviving processes before they can report."""
     unused = signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL
     if unused and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""What MPI processes ask their launcher: the PMI-1 protocol of MPICH and its relatives, for the processes of one machine.
+"""The launcher's side of PMI-1, the protocol of MPICH and its relatives, for the processes of one machine.
 
 Each process has a socket, whose number it finds in ``PMI_FD``. A request is a line such as ``cmd=put kvsname=job key=a value=b``; the
 answer is a line too. Processes put values, wait for each other, and get the values of others.
@@ -44,7 +44,7 @@ def job_name(launcher: socket.socket) -> str:
 
 @dataclass(slots=True)
 class _Seat:
-    """The socket of a process: our end, and what has arrived."""
+    """Our end of a process's socket, and the bytes that have arrived."""
 
     socket: socket.socket
     arrived: bytearray = field(default_factory=bytearray)
@@ -77,7 +77,7 @@ class Board:
         return theirs, here | job
 
     def serve(self, seconds: float) -> None:
-        """Wait that long for requests, and answer them."""
+        """Answer requests for that long."""
         for key, _ in self._selector.select(seconds):
             seat: _Seat = key.data
             try:
@@ -92,7 +92,7 @@ class Board:
                 self._drop(seat)
 
     def close(self) -> None:
-        """Give the sockets back."""
+        """Close all sockets."""
         for key in list(self._selector.get_map().values()):
             self._drop(key.data)
         self._selector.close()

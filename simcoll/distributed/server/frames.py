@@ -34,7 +34,7 @@ def encode(message: msgspec.Struct) -> bytearray:
 
     >>> from simcoll.distributed.server.greeting import Refusal
     >>> encode(Refusal("no")).hex()
-    '0000000592cc83a26e6f'
+    '0000000692cc83a26e6f'
     """
     frame = bytearray(HEAD_BYTES)
     _ENCODER.encode_into(message, frame, HEAD_BYTES)

@@ -63,7 +63,7 @@ class Refusal(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_field
 
 
 class RefusedError(ConnectionError):
-    """The other side is not what was expected, or refused; the message says why."""
+    """The other side is not the expected server, or refused; the message says why."""
 
 
 HELLOS = msgspec.msgpack.Decoder(Hello)

@@ -1,4 +1,4 @@
-"""What a server allows its clients."""
+"""Limits on the clients of a server."""
 
 from __future__ import annotations
 

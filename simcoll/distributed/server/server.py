@@ -34,7 +34,7 @@ _SPARE_DESCRIPTORS = 32
 
 
 class Service(Protocol):
-    """What a server offers. All calls come from the server's thread; what they raise costs the client its connection."""
+    """The work behind a server. Calls come from the server's thread; an exception costs the client its connection."""
 
     name: str
     decoder: msgspec.msgpack.Decoder[Any]
@@ -52,7 +52,7 @@ class Service(Protocol):
         ...
 
     def expire(self, now_s: float) -> None:
-        """Do what is due."""
+        """Do the work that is due."""
         ...
 
 
@@ -107,7 +107,7 @@ class Peer:
         return self._server.buffered_bytes + size_bytes <= self._server.limits.max_buffered_bytes
 
     def soon(self, action: Callable[[Peer], None]) -> None:
-        """Do something for this client after what is being done now."""
+        """Call an action for this client after the current event."""
         self._server.loop.call_soon(self._guarded, action)
 
     def close(self) -> None:
@@ -125,7 +125,7 @@ class Peer:
         self._server.forget(self)
 
     def refuse(self, why: str) -> None:
-        """Tell a client what it did wrong, then let it go: nothing it sends after nonsense can be understood."""
+        """Tell a client about its mistake and close: nothing it sends after nonsense can be understood."""
         self.send(Refusal(why))
         self._leaving = True
         if not self._outbox:
@@ -245,11 +245,11 @@ class Server(threading.Thread):
     listener
         A bound stream socket; the server closes it.
     service
-        What to do with messages.
+        Handles the messages.
     limits
-        What clients may do.
+        Bounds on clients.
     secret
-        What clients must know.
+        Shared with all clients.
     """
 
     def __init__(self, listener: socket.socket, service: Service, limits: Limits, secret: bytes) -> None:

@@ -40,7 +40,7 @@ def complain(message: str) -> None:
 
 
 def status_of(app: App, words: Sequence[str], say: Callable[[str], None] = complain) -> int:
-    """Run an application; its exit status, or 2 with one line for what it cannot do."""
+    """Run an application; its exit status, or 2 and one line of error."""
     try:
         found = app(words, exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:

@@ -47,7 +47,7 @@ def launch(
     job
         How many, and where they meet.
     environment
-        What the workers' variables are added to; this process's by default.
+        Variables of all workers; this process's by default.
     local_rank_argument
         Give each worker ``--local-rank=<r>`` before its arguments.
 
@@ -102,7 +102,7 @@ def _launch(
     Parameters
     ----------
     program
-        What to run.
+        The program to run.
     arguments
         Its arguments.
     nproc_per_node

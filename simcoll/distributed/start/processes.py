@@ -120,7 +120,7 @@ def run_workers(
     workers
         Each is started before the next is asked for.
     last_words_s
-        After a failure, how long the other workers may go on, to say what they saw, before they get SIGTERM.
+        After a failure, time for the other workers to report before they get SIGTERM.
     terminate_s
         How long they may take to end after that, before they get SIGKILL. A second signal to this process cuts it short.
     attend
@@ -165,7 +165,7 @@ def _start(worker: Worker) -> subprocess.Popen[bytes]:
 
 
 def _end_with(launcher: int) -> Callable[[], None] | None:
-    """What a new process does first, so that it does not outlive a launcher that is killed."""
+    """First act of a new process: ask the kernel to end it with its launcher."""
     if sys.platform != "linux":
         return None
     prctl = ctypes.CDLL(None).prctl
@@ -255,7 +255,7 @@ def _noting_signals() -> Iterator[list[int]]:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
             continue  # nohup
-        # Only the main thread may; elsewhere the program around us decides.
+        # Only the main thread may; in other threads the program's own handlers stay.
         with contextlib.suppress(ValueError):
             before.append((number, signal.signal(number, note)))
     try:

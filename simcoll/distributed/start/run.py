@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID")
-"""Set by whoever has started this process as one of several."""
+"""Set by launchers of several processes."""
 
 
 app = own_app("python -m simcoll.distributed.run", "Run a file of rank programs on the emulator, or for real.")
@@ -44,7 +44,7 @@ app = own_app("python -m simcoll.distributed.run", "Run a file of rank programs 
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """What the command line says."""
+    """The parsed command line."""
 
     program: str
     arguments: tuple[str, ...]
@@ -99,7 +99,7 @@ def _ranks(given: _Given) -> int:
 
 @contextlib.contextmanager
 def _as_script(given: _Given) -> Iterator[None]:
-    """What the file finds: its arguments, the modules beside it, and where ranks run."""
+    """Give the file its arguments, the modules beside it, and the backend."""
     arguments, path, backend = sys.argv, sys.path, os.environ.get(BACKEND_VARIABLE)
     sys.argv = [given.program, *given.arguments]
     sys.path = [str(Path(given.program).resolve().parent), *path]
@@ -148,7 +148,7 @@ def _tell(result: RunResult, backend: str) -> None:
 
 
 def _say(message: str) -> None:
-    """Say what all processes find wrong alike on the first of them."""
+    """Print an error that all processes share on the first of them only."""
     if next((os.environ[key] for key in RANK_VARIABLES if key in os.environ), "0") == "0":
         complain(message)
 
@@ -204,6 +204,6 @@ def _command(
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """The command line; exit status 0, or 2 for what cannot be. What a program raises is raised."""
+    """The command line; exit status 0, or 2 for bad input. Exceptions of the program pass through."""
     valued = ("--backend", "--nproc", "-n", "--topology", "-t", "--protocol", "-p", "--algorithm", "-a")
     return status_of(app, separated(sys.argv[1:] if words is None else words, valued), _say)

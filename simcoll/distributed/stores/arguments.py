@@ -1,4 +1,4 @@
-"""What a caller may give a store: the types torch accepts, the same exceptions, texts that say what was given."""
+"""Arguments of stores: the types and exceptions of torch, with messages that quote the given value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a store raises: the classes torch.distributed has, under the same names."""
+"""Exceptions of stores: torch.distributed's classes, under the same names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class DistError(SimcollError, RuntimeError):
 
 
 class DistBackendError(DistError):
-    """A backend could not do what it was asked."""
+    """A backend could not carry out an operation."""
 
 
 class DistNetworkError(DistError):

@@ -1,6 +1,6 @@
 """FileStore: a store in a file that the processes of one machine share.
 
-The data is the log (`log`): every change is appended to the file, and every store plays what others have appended.
+The data is the log (`log`): every change is appended to the file, and every store replays the changes of others.
 """
 
 from __future__ import annotations

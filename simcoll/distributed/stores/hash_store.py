@@ -15,7 +15,7 @@ __all__ = ["HashStore"]
 
 @dataclass(slots=True)
 class _Shared:
-    """What a store and its clones have in common."""
+    """State shared by a store and its clones."""
 
     table: Table = field(default_factory=Table)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -38,7 +38,7 @@ class HashStore(Store):
         self._shared = _Shared()
 
     def call(self, request: Request, timeout_s: float | None = None) -> Result:
-        """Apply the operation under the lock, and wake those who wait if it changed something."""
+        """Apply the operation under the lock; a change wakes the waiting threads."""
         if timeout_s is not None:
             return call_and_wait(self, self.waiter or self._shared.threads, request, timeout_s)
         with self._shared.lock:

@@ -1,9 +1,8 @@
 """The file of a FileStore: the operations that changed the store, one after the other.
 
 After a first line that says what the file is, each record is the length and CRC-32 of a message (`wire`) and the message,
-whose code is the operation. Whoever opens the file plays the records. Writers append under an exclusive lock of the file, which
-the kernel releases when a process dies; what a process that died in the middle of writing has left is cut off by the next
-writer.
+whose code is the operation. A store that opens the file replays the records. Writers append under an exclusive lock of the file, which
+the kernel releases when a process dies; a record left unfinished by a dying process is cut off by the next writer.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _RECORD = struct.Struct(">II")
 
 @dataclass(slots=True)
 class Log:
-    """One store's view of the file: what it has played so far, and the table that gave."""
+    """A store's view of the file: how far it has replayed it, and the resulting table."""
 
     path: str
     table: Table = field(default_factory=Table)
@@ -45,7 +44,7 @@ class Log:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def run(self, request: Request, *, create: bool = False) -> Result:
-        """Catch up with the file, carry out one operation and append it if it changes something.
+        """Catch up with the file, apply one operation, and append it if it is a change.
 
         Raises
         ------
@@ -89,7 +88,7 @@ class Log:
     def _catch_up(self, file: int, writing: bool) -> None:
         found = os.fstat(file)
         if (found.st_dev, found.st_ino) != self.inode or found.st_size < self.position:
-            # Another file under this name: what the old one said is void.
+            # Another file under this name: the old content is void.
             self.table, self.position, self.inode = Table(), 0, (found.st_dev, found.st_ino)
         data = _read(file, self.position, found.st_size)
         start, at = self.position, 0

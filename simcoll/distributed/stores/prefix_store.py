@@ -75,7 +75,7 @@ class PrefixStore(Store):
         return sorted(key.removeprefix(start) for key in self._store.list_keys() if key.startswith(start))
 
     def has_extended_api(self) -> bool:
-        """What the underlying store says."""
+        """As of the underlying store."""
         return self._store.has_extended_api()
 
     def clone(self) -> Self:

@@ -59,7 +59,7 @@ def rendezvous(
     ValueError
         Something is missing, or is no number.
     RuntimeError
-        Nobody handles the URL's scheme.
+        The URL's scheme has no handler.
     AssertionError
         Both a store and an ``init_method``; a store without rank or world size; a rank both in the URL and as argument.
         (The types are torch's.)

@@ -58,7 +58,7 @@ class Store:
 
     @property
     def waiter(self) -> Waiter | None:
-        """How this store waits: what it was set to, else what `use_waiter` said here; None leaves it to the store."""
+        """How this store waits: as set here, else by `use_waiter`; None for its own way."""
         return self._waiter or waiter_here()
 
     @waiter.setter
@@ -83,7 +83,7 @@ class Store:
         raise RuntimeError("Not implemented.")
 
     def close(self) -> None:
-        """Let go of what the store holds (connections, files). Safe to call twice; done at the latest when it is collected."""
+        """Release connections and files. Safe to call twice; garbage collection does it, too."""
 
     def __enter__(self) -> Self:
         """The store itself; it is closed at the end of the block."""
@@ -94,7 +94,7 @@ class Store:
         self.close()
 
     def _tell(self) -> None:
-        """Let those who wait by a runtime's waiter try again."""
+        """Wake the ranks that wait through a runtime's waiter."""
         waiter = self.waiter
         if waiter is not None:
             waiter.notify()
@@ -103,7 +103,7 @@ class Store:
         return self.timeout.total_seconds()
 
     def set(self, key: str, value: str | bytes) -> None:
-        """Store a value under a key, over what was there."""
+        """Store a value under a key, replacing an earlier one."""
         self.call(Request(Operation.SET, (key_text(key),), (value_bytes(value),)))
 
     def get(self, key: str) -> bytes:

@@ -1,4 +1,4 @@
-"""The key space behind every store: what each operation does, without waiting, locking or sockets.
+"""The key space behind every store: the meaning of each operation, without waiting, locking or sockets.
 
 A store turns a method call into a `Request`; `apply` carries it out on a `Table` and gives the result or, for an operation
 that waits for keys, `NOT_READY`. HashStore applies requests under a lock, FileStore replays them from a file, TCPStore's
@@ -33,7 +33,7 @@ __all__ = [
 
 
 class Operation(enum.IntEnum):
-    """What can be asked of a store; the numbers are those on the wire and in the file."""
+    """Operations of a store; the numbers are those on the wire and in the file."""
 
     SET = 1
     GET = 2
@@ -76,7 +76,7 @@ class Table:
     """Keys and values, queues, and the store's own counters.
 
     ``max_keys`` and ``max_bytes`` (of keys and values, with `ENTRY_BYTES` for the bookkeeping of each) bound it; None is
-    no bound. ``changes`` counts successful changes; ``size_bytes`` is what the entries take.
+    no bound. ``size_bytes`` is the size of the entries.
     """
 
     max_keys: int | None = None
@@ -93,7 +93,7 @@ _NUMBER = re.compile(rb"\s*[+-]?[0-9]{1,19}")
 
 
 def _reserve(table: Table, added_bytes: int, added_keys: int) -> None:
-    """Account for what is about to be stored, or refuse it before anything has changed."""
+    """Reserve room for a new value, or refuse it before anything has changed."""
     if table.max_keys is not None and added_keys > 0:
         held = len(table.values) + len(table.queues)
         if held + added_keys > table.max_keys:
@@ -184,7 +184,7 @@ def _multi_set(table: Table, request: Request) -> Result:
         raise ValueError(
             f"multi_set needs as many values as keys, got {len(request.keys)} keys and {len(request.values)} values"
         )
-    # All or nothing: what does not fit changes nothing.
+    # All or nothing.
     wanted = dict(zip(request.keys, request.values, strict=True))
     added = sum(
         _entry_bytes(key, value) if key not in table.values else len(value) - len(table.values[key])
@@ -239,7 +239,7 @@ def _count(table: Table, request: Request) -> Result:
 
 @dataclass(frozen=True, slots=True)
 class _Meaning:
-    """How many keys and values an operation takes (None: any number), whether it changes the table, and what it does."""
+    """An operation's numbers of keys and values (None: any), whether it changes the table, and its function."""
 
     keys: int | None
     values: int | None

@@ -19,7 +19,7 @@ __all__ = ["PollingWaiter", "ThreadWaiter", "Waiter", "use_waiter", "waiter_here
 
 
 class Waiter(Protocol):
-    """What a store needs in order to wait.
+    """The way a store waits.
 
     ``ready`` tries the operation; it is called again and again until it says True, and never after.
     """
@@ -29,7 +29,7 @@ class Waiter(Protocol):
         ...
 
     def notify(self) -> None:
-        """A store that uses this waiter has changed: those who wait should try again. Must not call into a store."""
+        """Let the waiting ranks try again: a store has changed. Must not call into a store."""
         ...
 
 
@@ -59,13 +59,13 @@ class ThreadWaiter:
             return self._changed.wait_for(ready, min(timeout_s, threading.TIMEOUT_MAX))
 
     def notify(self) -> None:
-        """Wake all who wait."""
+        """Wake all waiting threads."""
         with self._changed:
             self._changed.notify_all()
 
 
 class PollingWaiter:
-    """For what other processes change: tries again after pauses that grow from half a millisecond to ``longest_s``."""
+    """For changes by other processes: polls after pauses that grow from half a millisecond to ``longest_s``."""
 
     def __init__(self, longest_s: float = 0.01) -> None:
         self._longest_s = longest_s
@@ -83,4 +83,4 @@ class PollingWaiter:
         return True
 
     def notify(self) -> None:
-        """Nobody sleeps for long: nothing to do."""
+        """Do nothing: pauses are short."""

@@ -32,7 +32,7 @@ class Status:
 
 
 class Message(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=1):
-    """A request, a reply or a record; its code says what the fields mean."""
+    """A request, a reply or a record; the code gives its fields their meaning."""
 
     code: Annotated[int, msgspec.Meta(ge=0, le=255)]
     number: _Int64 = 0

@@ -76,7 +76,7 @@ def connect(host: str, port: int, patience_s: float, secret: bytes, waiter: Wait
     Raises
     ------
     DistNetworkError
-        Nobody opened within ``patience_s``, or somebody else did, or the secrets differ.
+        No server answered within ``patience_s``, another kind of server did, or the secrets differ.
     """
     deadline_s = time.monotonic() + patience_s
     sock = _knock(host, port, patience_s, waiter or PollingWaiter(_KNOCK_S))

@@ -1,4 +1,4 @@
-"""Who waits for which key on a server, and until when."""
+"""Waiting clients of a server: for which key, and until when."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Stay:
 
 @dataclass(slots=True)
 class Parking(Generic[Who]):
-    """Those who wait, each for one key at a time, so that a new key wakes only those whom it may help."""
+    """Waiting clients, each for one key at a time, so that a new key wakes only those it may help."""
 
     stays: dict[Who, Stay] = field(default_factory=dict)
     _by_key: dict[str, dict[Who, None]] = field(default_factory=dict)
@@ -47,7 +47,7 @@ class Parking(Generic[Who]):
             heapq.heapify(self._deadlines)
 
     def move(self, who: Who, at: int) -> None:
-        """Wait for another key of the same request. Who waits for the same key again keeps its place in the line."""
+        """Wait for another key of the same request; for the same key a client keeps its place in the queue."""
         stay = self.stays[who]
         if stay.request.keys[at] != stay.request.keys[stay.at]:
             self._forget(who, stay)
@@ -61,7 +61,7 @@ class Parking(Generic[Who]):
             self._forget(who, stay)
 
     def waiting_for(self, keys: Iterable[str]) -> list[Who]:
-        """Who waits for one of these keys, key by key in the order they came."""
+        """The clients that wait for one of these keys, key by key in order of arrival."""
         return [who for key in keys for who in self._by_key.get(key, ())]
 
     def next_s(self) -> float:
@@ -69,7 +69,7 @@ class Parking(Generic[Who]):
         return self._deadlines[0][0] if self._deadlines else math.inf
 
     def due(self, now_s: float) -> list[Who]:
-        """Whose time is up, each of them once."""
+        """The clients whose time is up, each once."""
         found = []
         while self._deadlines and self._deadlines[0][0] <= now_s:
             until_s, _, who = heapq.heappop(self._deadlines)
@@ -78,7 +78,7 @@ class Parking(Generic[Who]):
         return found
 
     def _stands(self, who: Who, until_s: float) -> bool:
-        """Whether a deadline still counts: an entry outlives its wait, and who made it may wait for something else by now."""
+        """Whether a deadline still counts: an entry outlives its wait, and its client may wait for another key by now."""
         stay = self.stays.get(who)
         return stay is not None and stay.until_s == until_s
 

@@ -1,4 +1,4 @@
-"""Results as messages and back: what the server answers, what the client makes of it."""
+"""Results as messages, and messages as results."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def reply_of(result: Result) -> wire.Message:
 
 
 def result_of(operation: Operation, reply: wire.Message) -> Result:
-    """What a reply says; errors are raised as they were by the server.
+    """The result in a reply; errors are raised as in the server.
 
     Raises
     ------

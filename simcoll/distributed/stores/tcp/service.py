@@ -58,7 +58,7 @@ class StoreService:
             peer.park(sum(len(key) + ENTRY_BYTES for key in request.keys))
 
     def lost(self, peer: Peer) -> None:
-        """Let nobody wait who has gone."""
+        """End the wait of a client that has gone."""
         self._parking.leave(peer)
 
     def due_s(self) -> float:
@@ -97,7 +97,7 @@ class StoreService:
                 f"the answer has up to {size} bytes in {len(reply.keys) + len(reply.values)} items; this server sends at most "
                 f"{self._limits.max_message_bytes} in {wire.MAX_ITEMS}"
             )
-        # What a change answers was given with it or leaves the table with it; refusing it now would lose it.
+        # A change has been made already: its answer must not be refused for lack of room, or a popped value would be lost.
         if not changes(request) and not peer.has_room(size):
             return _failure("the server has too much to send; try again")
         return reply

@@ -55,13 +55,13 @@ class TCPStore(Store):
     use_libuv
         Accepted and told back by `libuvBackend`; there is one kind of server.
     secret
-        What all who may use the store know; by default the environment variable SIMCOLL_STORE_SECRET. Each side shows the
+        Known to all clients; by default the environment variable SIMCOLL_STORE_SECRET. Each side shows the
         other that it knows it, without sending it. Keys and values are not encrypted.
     bind
         The address the server binds to where that is not ``host_name``'s; "0.0.0.0" or "::" for all. By default the
         environment variable SIMCOLL_STORE_BIND.
     limits
-        What the server lets clients do.
+        Bounds on clients of the server.
 
     Raises
     ------
