@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -37,8 +37,6 @@ PER_LANE = ("lane_left", "lane_pending", "lane_block", "lane_head", "lane_tail",
 PER_LINK = ("capacity", "level", "used", "flows", "head", "queued", "marked", "queue", "changed", "touched")
 MOST_ENTRIES = 2**31 - 1
 """Entries are numbered by int32."""
-SETS, STEP, PAGE = 4096, 27 * 64, 2**21
-"""Bytes after which addresses share a set of the first cache, an odd number of its lines, and the bytes of a large page."""
 PER_HOP = ("link", "owner", "weight", "shared", "next_flow", "last_flow")
 
 
@@ -52,23 +50,6 @@ def _types() -> dict[str, type]:
     return {name: special.get(name, np.int64 if name in wide else np.int32) for name in State._fields}
 
 
-def _laid_out(wanted: dict[str, tuple[int, type]]) -> dict[str, NDArray[Any]]:
-    """Arrays of zeros, of so many elements and such a type each, in one piece of memory.
-
-    A large piece gets large pages where the system has them, and the starts are spread over the sets of a cache: the loops touch the
-    same entry of some sixty arrays for every message.
-    """
-    sizes = [length * np.dtype(kind).itemsize for length, kind in wanted.values()]
-    room = [-(-size // SETS) * SETS + STEP for size in sizes]
-    edge = PAGE if sum(room) > 2 * PAGE else SETS  # a large page takes longer to clear than little work takes
-    whole = np.zeros(sum(room) + edge, np.uint8)
-    starts = np.cumsum([-whole.ctypes.data % edge, *room])
-    return {
-        name: whole[start : start + size].view(kind)
-        for (name, (_, kind)), start, size in zip(wanted.items(), starts.tolist(), sizes, strict=False)
-    }
-
-
 def new_state(capacities_uBps: Ints, lane_steps: Ints, launch_fs: int) -> State:
     """The arrays of a run that is about to begin. The first slots are the timers of the links."""
     kinds = _types()
@@ -76,7 +57,7 @@ def new_state(capacities_uBps: Ints, lane_steps: Ints, launch_fs: int) -> State:
     sizes = dict.fromkeys(PER_LANE, len(lane_steps)) | dict.fromkeys((*PER_LINK, *PER_SLOT), links)
     sizes |= dict.fromkeys(PER_NODE, 2 * links)
     sizes |= {"reg": REGISTERS, "sums": 2, "heap": 64, "table_key": 128, "table_head": 128}
-    s = State(**_laid_out({name: (sizes.get(name, 0), kinds[name]) for name in State._fields}))
+    s = State(**{name: np.zeros(sizes.get(name, 0), kinds[name]) for name in State._fields})
     s.reg[NOW] = s.reg[LAST] = launch_fs
     s.reg[CHAIN] = s.reg[EDGE] = -1
     s.capacity[:] = capacities_uBps
@@ -93,10 +74,11 @@ def new_state(capacities_uBps: Ints, lane_steps: Ints, launch_fs: int) -> State:
 
 def lengthened(state: State, names: tuple[str, ...], length: int) -> State:
     """With some arrays made longer."""
-    old = {name: getattr(state, name) for name in names}
-    longer = _laid_out({name: (length, array.dtype.type) for name, array in old.items()})
-    for name, array in old.items():
-        longer[name][: len(array)] = array
+    longer = {}
+    for name in names:
+        old = getattr(state, name)
+        longer[name] = np.zeros(length, old.dtype)
+        longer[name][: len(old)] = old
     return state._replace(**longer)
 
 
