@@ -48,7 +48,7 @@ class Cut:
     ranks_inside
         The ranks on the sending side.
     capacity_uBps
-        What leaves the set, in micro-bytes per second.
+        Capacity out of the set, in micro-bytes per second.
     name
         The cut in words: ``"the links into box0.gpu3"``, ``"the NICs of box 1"``.
     exact
@@ -64,7 +64,7 @@ class Cut:
 
 def all_gather_cut(topology: Topology, *, backwards: bool = False, by_orbit: bool = True) -> Cut:
     """The cut that bounds all_gather: the largest number of ranks inside over capacity out, over all sets of vertices
-    that do not hold every rank. ``backwards`` turns all links round, which is reduce_scatter.
+    that do not hold every rank. ``backwards`` reverses all links, which is reduce_scatter.
 
     Exact for up to 1024 ranks, or orbits of ranks; beyond, the best of the single ranks and groups. ``by_orbit`` asks only one
     rank of those that a certified symmetry makes alike; the result is the same.
@@ -260,7 +260,7 @@ def _cut(
 
 def cut_name(topology: Topology, graph: FlowGraph, side: NDArray[np.bool_], *, backwards: bool = False) -> str:
     """A cut in words, from the side with fewer ranks. ``side`` sends; ``backwards`` says that the graph's links are
-    turned round.
+    reversed.
     """
     inside = side[graph.ranks]
     sending = 2 * int(inside.sum()) <= inside.size

@@ -52,7 +52,7 @@ class FlowGraph:
 
 
 def flow_graph(topology: Topology, *, backwards: bool = False) -> FlowGraph:
-    """The links of a topology, or all of them turned round.
+    """The links of a topology, or all of them reversed.
 
     A GPU without a rank carries nothing where GPUs do not forward, so it is left out.
     """

@@ -1,8 +1,8 @@
-"""Spanning trees that share whole-numbered capacities: as many out of every rank as asked for, grown link by link.
+"""Spanning trees that share whole-numbered capacities: a given number from every rank, grown link by link.
 
 A source feeds every rank as many trees as start there; then all trees are trees out of the source, and by Edmonds' theorem they exist
 when every rank can receive all of them. Trees are grown one after the other, in as many equal copies as possible: a link may be taken as
-long as what is left still brings all other trees to every rank (the proof of Lovász), which a maximum flow tells.
+long as the remaining capacity still brings all other trees to every rank (the proof of Lovász); a maximum flow decides.
 
 Sources: Edmonds: Edge-disjoint branchings (1973); Lovász: On two minimax theorems in graph theory, J. Combin. Theory B 21 (1976).
 """
@@ -38,7 +38,7 @@ class Tree:
 
 
 class _Left:
-    """What is left of the capacities. Vertex ``n`` is the source of all trees."""
+    """The remaining capacities. Vertex ``n`` is the source of all trees."""
 
     def __init__(self, ends: Ints, capacity: Ints, shares: Sequence[int]) -> None:
         self.n = n = len(shares)
@@ -100,7 +100,7 @@ def grow(ends: Ints, capacity: Ints, shares: Sequence[int]) -> tuple[Tree, ...]:
 
 
 def _grown(left: _Left, root: int) -> Tree:
-    """Take one tree, in as many copies as can be had, out of what is left."""
+    """Take one tree, in as many copies as fit, out of the remaining capacities."""
     n, copies = left.n, int(left.held[left.n, root])
     links = [(left.n, root)]
     left.add(left.n, root, -copies)

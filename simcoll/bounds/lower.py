@@ -48,7 +48,7 @@ _BY_PRICES = "what crosses between ranks, for prices of the links that a linear 
 
 @dataclass(frozen=True, slots=True)
 class Bottleneck:
-    """What bounds a collective on a topology, for any size.
+    """The bound of a collective on a topology, for any size.
 
     Attributes
     ----------
@@ -118,8 +118,7 @@ def lower_bound(
     latency_fs
         A latency floor that the caller can prove; the bound is the larger of the two.
     certificate
-        The result of :func:`bottleneck` for the same collective and topology, to save its time when many sizes are
-        asked for.
+        The result of :func:`bottleneck` for the same collective and topology, which saves time over many sizes.
     in_network
         Whether the schedule may have switches multicast and reduce (NVLink SHARP, InfiniBand SHARP).
 
@@ -162,7 +161,7 @@ def bottleneck(kind: str, topology: Topology, *, root: int | None = None, in_net
 
 
 def _routed(kind: str, topology: Topology, known: Bottleneck) -> Bottleneck:
-    """The larger of a bound and what the routes of messages can carry."""
+    """The larger of a bound and one from the routes of messages."""
     if topology.nranks > PAIRS_LIMIT:
         return known
     per_byte = routed_bound(kind, topology, known.seconds_per_byte)
@@ -177,7 +176,7 @@ def _by_prices(topology: Topology, per_byte: Fraction, *, exact: bool) -> Bottle
 
 
 def _rooted(kind: str, topology: Topology, root: int, known: Bottleneck, *, in_network: bool) -> Bottleneck:
-    """The larger of a cut and what the routes of messages can carry; exact where these are known to carry that much.
+    """The larger of a cut and a bound from the routes of messages; exact where a schedule is known to reach it.
 
     The smallest cut counts links that no route takes, so it alone does not say that it can be reached.
     """
@@ -253,7 +252,7 @@ def _from_root(topology: Topology, root: int, *, backwards: bool) -> Bottleneck:
 
 def _all_reduce(topology: Topology, *, in_network: bool) -> Bottleneck:
     """For each partition into m groups: every element crosses from group to group at least 2 (m - 1) times (m - 1
-    until somebody has the sum, m - 1 to tell the others), and every group sends and receives at least once. Where
+    until one group has the sum, m - 1 to reach the others), and every group sends and receives at least once. Where
     switches reduce and multicast, only the latter counts.
     """
     found: list[Bottleneck] = []

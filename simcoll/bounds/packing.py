@@ -2,7 +2,7 @@
 
 First it is settled what pairs of ranks may send each other at once, and for an all-reduce also how much of the vector each rank is
 the root of (:mod:`simcoll.bounds.pairs`). That is made whole: so many trees out of every rank, so many over each pair, as few as come
-near the optimum. Then the trees are grown (:mod:`simcoll.bounds.growing`). What is said of the result is counted on the trees.
+near the optimum. Then the trees are grown (:mod:`simcoll.bounds.growing`). All claims about the result are counted on the trees.
 
 Source: ForestColl (arXiv 2402.06787).
 """
@@ -41,7 +41,7 @@ PER_ROOT = (*range(1, 17), 20, 24, 32, 48, 64)
 """Trees out of every rank that are tried where all have equally many."""
 IN_ALL = (*range(1, 65), 80, 96, 128, 192, 256, 384, 512)
 """Trees in all that are tried where not."""
-EXACT = 1 + 1e-9
+EXACT = 1 + 1e-9  # the rates come from floating point: this much more is the optimum still
 NEAR = (1.002, 1.005, 1.01, 1.02, 1.05, 1.1, 1.2, 1.5, 2.0, 3.0)
 """Fewer trees are taken where they cost no more than the first; if no number of trees does, the next are tried."""
 
@@ -85,6 +85,7 @@ def pack_trees(topology: Topology, *, backwards: bool = False) -> Packing:
         return Packing((Tree(0, 1, ()),), (1,), Fraction(0))
     pairs = _pairs(topology)
     if backwards and alike_both_ways(topology):
+        # Reversed trees load the reversed links alike, unless routes there and back differ.
         found = pack_trees(topology)
         if _ratio(pairs, found.trees, found.shares, backwards=True) == found.ratio:
             return found
@@ -119,10 +120,12 @@ def pack_all_reduce(topology: Topology) -> tuple[Packing, Packing]:
         return pack_trees(topology), pack_trees(topology)
     pairs = _pairs(topology)
     outward, inward = (_equal(topology, pairs, backwards=backwards)[0] for backwards in (False, True))
+    # The best rates for equal ranks need not be the best for weighted roots; fair shares sometimes are better.
     (time, weights), outward, inward = min(
         ((best_weights(pairs, *each), *each) for each in ((fair(pairs),) * 2, (outward, inward))),
         key=lambda found: found[0][0],
     )
+    # Weights need many trees to come out as whole numbers, so equal ranks are preferred where they cost next to nothing.
     alike = np.full(n, 1 / n)
     equal = time * NEAR[0] >= sum(_times(pairs, outward, inward, alike))
     out_time, in_time = _times(pairs, outward, inward, alike if equal else weights)
@@ -171,8 +174,10 @@ def _tries(counts: Sequence[int]) -> list[tuple[float, int]]:
 def _parts(weights: Floats, total: int) -> tuple[int, ...]:
     """Whole numbers that add up to ``total``, by largest remainders; equal weights by rank."""
     exact = np.maximum(weights, 0) * total
-    whole = np.floor(exact + 1e-6).astype(np.int64)
-    rest = np.argsort(-np.round(exact - whole, 6), kind="stable")[: max(total - int(whole.sum()), 0)]
+    whole = np.floor(exact + 1e-6).astype(np.int64)  # the solver may be a little below a whole number
+    rest = np.argsort(
+        -np.round(exact - whole, 6), kind="stable"
+    )  # so that noise does not choose between equal remainders[: max(total - int(whole.sum()), 0)]
     whole[rest] += 1
     return tuple(whole.tolist())
 
@@ -195,9 +200,10 @@ def _made(
 ) -> tuple[Tree, ...] | None:
     """Trees over whole-numbered capacities of at most ``scale`` times those of the links; None where there are none."""
     ends = pairs.ends[::-1] if backwards else pairs.ends
+    # Rounded down, no link is overloaded; with few trees the loss is large, so what is left is given out once more.
     whole = np.floor(capacity * scale + 1e-6).astype(np.int64)
     if not packs(ends, whole, shares):
-        # What rounding left over on the links goes to as many pairs as possible.
+        # Rounding leaves capacity on the links; give it to as many pairs as possible.
         spare = np.floor(pairs.capacity * scale + 1e-6) - pairs.load @ whole
         used = pairs.load.sum(axis=1) > 0
         more = milp(
@@ -213,7 +219,7 @@ def _made(
 
 
 def _ratio(pairs: Pairs, trees: tuple[Tree, ...], shares: tuple[int, ...], *, backwards: bool) -> Fraction:
-    """What the most loaded link of the topology says; more than all else where data cannot go that way."""
+    """Seconds per byte of the most loaded link; huge where a tree has a pair without a route."""
     copies = np.zeros((pairs.nranks, pairs.nranks), np.int64)
     for tree in trees:
         for link in tree.links:

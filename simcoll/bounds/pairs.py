@@ -1,4 +1,4 @@
-"""What pairs of ranks can send each other at once: a pair has one path, that of its messages, and links are shared by many.
+"""Rates at which pairs of ranks can send at once: a pair has one path, that of its messages; links are shared by many pairs.
 
 Max-min fair shares do where machines are regular. Otherwise a linear program chooses them, and for an all-reduce also the share of
 the vector that each rank is the root of. Cuts that are violated are added to the program until there is none. All of it is in floating
@@ -194,7 +194,7 @@ def best_weights(pairs: Pairs, outward: Floats, inward: Floats) -> tuple[float, 
 def best_links(pairs: Pairs, ends: Ints, weights: Floats, sinks: Sequence[int]) -> BestLinks:
     """The best capacities of the pairs when rank u sends ``weights[u]`` to all ``sinks``.
 
-    ``ends`` are those of the pairs, or turned round.
+    ``ends`` are those of the pairs, or reversed.
     """
     n, m, links = pairs.nranks, pairs.ends.shape[1], len(pairs.capacity)
 

@@ -2,9 +2,9 @@
 
 All-to-all is a multi-commodity flow: every rank sends each other one a block. Any lengths of the links prove a bound: the blocks
 together travel at least the sum of all distances, and the links offer at most the sum of capacity times length. The solver only
-proposes the lengths; what is claimed is computed from them exactly.
+proposes the lengths; the bound is computed from them exactly.
 
-What the routes of messages can carry at once is bounded in the same way, by prices of links.
+Prices of links bound the capacity of the routes of messages in the same way.
 
 Source: Basu et al.: Efficient all-to-all collective communication schedules for direct-connect topologies, arXiv 2309.13541.
 """
@@ -63,7 +63,7 @@ def all_to_all_bound(graph: FlowGraph) -> Fraction:
 
 
 def distance_bound(graph: FlowGraph, lengths: NDArray[np.object_]) -> Fraction:
-    """What lengths of the links (whole numbers, 0 or more) prove: the sum of all distances over the sum of capacity times length."""
+    """The bound of given link lengths (whole numbers, 0 or more): the sum of all distances over that of capacity times length."""
     offered = sum(int(b) * int(length) for b, length in zip(graph.capacity.tolist(), lengths.tolist(), strict=True))
     if not offered or max(lengths.tolist()) * graph.nvertices >= 2**53:
         return Fraction(0)
@@ -142,8 +142,9 @@ def _sent_at_once(topology: Topology, src: NDArray[np.int64], dst: NDArray[np.in
 
 
 def routed_bound(kind: str, topology: Topology, worth: Fraction) -> Fraction:
-    """What the routes of messages prove for an all_gather, reduce_scatter or all_reduce, in seconds per byte; 0 when it is known not to be
-    more than ``worth``.
+    """The bound of an all_gather, reduce_scatter or all_reduce from the routes of messages, in seconds per byte.
+
+    It is 0 when it is known not to be more than ``worth``.
 
     A message uses all links of its route, though others may be free. Prices of the links prove a bound when each route costs as much as
     the pair is wanted: then the links must offer as much as the wanted crossings cost. An all-reduce wants every pair equally, since all
@@ -171,8 +172,9 @@ def routed_bound(kind: str, topology: Topology, worth: Fraction) -> Fraction:
 
 
 def rooted_bound(kind: str, topology: Topology, root: int, worth: Fraction) -> tuple[Fraction, bool]:
-    """What the routes of messages prove for a collective with a root, as :func:`routed_bound`; and whether a schedule takes no longer than
-    that, or than ``worth``.
+    """The bound of a rooted collective from the routes of messages, and whether a schedule reaches it.
+
+    As in :func:`routed_bound` it is 0 when it is not more than ``worth``; then a schedule that reaches ``worth`` counts.
     """
     try:
         pairs = pairs_of(topology)
@@ -199,7 +201,7 @@ def rooted_bound(kind: str, topology: Topology, root: int, worth: Fraction) -> t
 
 
 def _by_cuts(topology: Topology, pairs: Pairs, found: BestLinks, gain: NDArray[Any], *, backwards: bool) -> Fraction:
-    """What the prices of links and the worths of cuts prove, in units of the pairs; ``gain``: how much each cut wants to cross it."""
+    """The bound of prices of links and worths of cuts, in units of the pairs; ``gain``: the data that must cross each cut."""
     crossed = found.sides[:, :, None] & ~found.sides[:, None, :]
     if backwards:
         crossed = crossed.swapaxes(1, 2)
@@ -214,8 +216,10 @@ def _priced(
     worths: Floats,
     gain: NDArray[Any] | None = None,
 ) -> Fraction:
-    """What prices prove, computed exactly: the gain of all cuts, each times its worth, over what the links offer, where no pair of ranks is
-    worth more than its route costs. ``crossed[cut, a, b]`` says which pairs a cut wants; without ``gain`` it is 1.
+    """The bound of given prices, computed exactly.
+
+    It is the gain of all cuts, each times its worth, over the price of all capacity, where no pair of ranks is worth more than its route
+    costs. ``crossed[cut, a, b]`` says which pairs a cut wants; without ``gain`` it is 1.
     """
     n = topology.nranks
     src, dst = np.nonzero(~np.eye(n, dtype=bool))

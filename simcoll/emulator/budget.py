@@ -26,7 +26,7 @@ AUTOMATIC_BYTES = 2 << 30
 GENERATED_WHOLE, GENERATED_REAL = 24, 48
 """Temporary bytes per element while one rank's data is generated (:func:`simcoll.core.reference.exact_inputs`)."""
 UNQUESTIONED = 64 << 20
-"""Up to here no one asks the system, which takes longer than a small run."""
+"""Up to here the system is not asked, which would take longer than a small run."""
 UNLIMITED = 1 << 60
 """Control groups write a number of about 2**63 where there is no limit."""
 
@@ -60,7 +60,7 @@ def _total(counts: NDArray[np.int64]) -> int:
 
 
 def largest_automatic() -> int:
-    """Bytes up to which data moves without being asked for.
+    """Most bytes that ``data="auto"`` moves.
 
     Raises
     ------
@@ -116,7 +116,7 @@ def _machine() -> int | None:
 
 
 def _control_groups(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> list[int]:
-    """What the group of this process and each above it have left, in both versions of control groups."""
+    """Memory left in this process's control group and in those above it, for both versions of control groups."""
     found = []
     with contextlib.suppress(OSError):
         for line in own.read_text(encoding="utf-8").splitlines():
@@ -151,7 +151,7 @@ def _reclaimable(group: Path) -> int:
 
 
 def _limits() -> list[int]:
-    """What the limits of the process on its address space and data leave."""
+    """Memory left under the process's limits on address space and data."""
     if sys.platform == "win32":
         return []
     import resource

@@ -77,12 +77,12 @@ class Storage:
     """The buffers of all ranks during a run.
 
     Out of place, inputs are used as they are, behind read-only views. All other memory starts with a pattern (NaN, or
-    odd integers), so that reading what nobody wrote shows.
+    odd integers), so that reading unwritten memory shows.
 
     Parameters
     ----------
     plan
-        What will run.
+        The plan to run.
     inputs
         One array per rank: what the collective takes there (ignored where it takes nothing).
 
@@ -172,7 +172,7 @@ class Storage:
                 place.write(value)
 
     def outputs(self) -> tuple[Array | None, ...]:
-        """What the caller sees at each rank after the run; ``None`` where that is nothing. Call it once."""
+        """Output of each rank after the run; ``None`` where the collective has none. Call it once."""
         has = self._plan.collective.has_output(np.arange(self._plan.nranks)).tolist()
         result: list[Array | None] = []
         for rank, store in enumerate(self._buffers):

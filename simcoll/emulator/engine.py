@@ -6,13 +6,15 @@ dropped when its last message is done, so that memory follows the steps in fligh
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from simcoll.core.schedule import OP_NAMES
 from simcoll.emulator.digest import TraceHash
-from simcoll.emulator.messages import Lane, blocks, outline, parts
+from simcoll.emulator.fast.timed import summary
+from simcoll.emulator.messages import Lane, blocks, parts
 from simcoll.emulator.score import cap_links
 from simcoll.errors import ConfigError, InternalError
 
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from simcoll.core.plan import Plan
     from simcoll.emulator.dataplane import Storage
     from simcoll.emulator.fabric import Fabric
+    from simcoll.emulator.fast.timed import Summary
     from simcoll.emulator.messages import Block, Bundle, Message
     from simcoll.emulator.score import Score
     from simcoll.topology import Topology
@@ -39,7 +42,7 @@ def _connection(message: Message) -> tuple[int, int, int]:
 
 
 class Observer(Protocol):
-    """Told of every transfer of a run, step by step in the order in which steps are over."""
+    """Called for every transfer of a run, step by step in the order in which steps finish."""
 
     def __call__(
         self,
@@ -54,6 +57,7 @@ class Observer(Protocol):
         start_fs: int,
         end_fs: int,
         done_fs: int,
+        /,
     ) -> None:
         """Transfer ``message`` was ready, its flow started and ended, and it was done."""
 
@@ -64,19 +68,21 @@ class Player:
     Parameters
     ----------
     plan, topology
-        What to play, and where.
+        The plan, and the machine that runs it.
     fabric
         Starts with the links of the topology, at their effective capacities.
     storage
         Buffers; ``None`` for timing only.
     observer
-        Told of every transfer.
+        Called for every transfer.
     keep
         Whether ``done_fs`` of every transfer is kept.
+    seen
+        The first pass over the plan, if there was one.
     score
         The same plan, topology and storage made ready before.
     left
-        Told of every rank whose last transfer is done.
+        Called with every rank whose last transfer is done.
 
     Attributes
     ----------
@@ -99,6 +105,7 @@ class Player:
         observer: Observer | None = None,
         *,
         keep: bool = False,
+        seen: Summary | None = None,
         score: Score | None = None,
         left: Callable[[int], None] | None = None,
     ) -> None:
@@ -113,17 +120,17 @@ class Player:
         self._observer = observer
         self._calendar = fabric.calendar
         self._depth = plan.protocol.fifo_depth
-        self._outline = outline(plan, topology) if score is None else score.outline
-        self.steps = self._outline.steps
-        self.switched = self._outline.switched
+        self._summary = replace(seen or (summary(plan) if score is None else score.summary), groups=None)
+        self.steps = self._summary.steps
+        self.switched = self._summary.switched
         if self.switched and "switch_reduce" not in topology.traits:
             raise ConfigError(
                 f"{plan.schedule.title} needs switches that reduce and multicast, which topology {topology.name!r} does "
                 "not have (trait switch_reduce)"
             )
         if keep:
-            self.done_fs = np.full(self._outline.messages, -1, np.int64)
-        steps = self._outline.lane_steps.tolist()
+            self.done_fs = np.full(self._summary.messages, -1, np.int64)
+        steps = self._summary.lane_steps.tolist()
         self._lanes = [Lane(*divmod(number, plan.nchannels), count) for number, count in enumerate(steps)]
         streamed = parts(plan, topology, storage, cap_links(plan, fabric)) if score is None else score.parts
         self._blocks = blocks(streamed, self._lanes)
@@ -137,6 +144,7 @@ class Player:
         self._over: set[int] = set()  # awaited messages that are done
         self._waiters: dict[int, list[Message]] = {}
         self._rows: list[tuple[int, ...]] = []
+        self._wire_bytes = 0
 
     def start(self) -> None:
         """Let every lane enter its first step at launch."""
@@ -144,7 +152,7 @@ class Player:
         for lane in self._lanes:
             if lane.steps_left:
                 self._calendar.at(begin, self._enter, lane)
-        if not self._outline.messages:
+        if not self._summary.messages:
             self._calendar.at(begin, self._finish, None)
 
     def enter(self, rank: int) -> None:
@@ -193,6 +201,7 @@ class Player:
             raise InternalError(
                 f"rank {lane.rank} channel {lane.channel} expects {lane.steps_left} more steps, but the plan has ended"
             )
+        self._wire_bytes += block.wire_bytes
         for message in block.messages:
             sender, receiver = message.sender, message.receiver
             sender.queue.append(message)
@@ -314,7 +323,7 @@ class Player:
             self._left(lane.rank)
 
     def _retire(self, block: Block) -> None:
-        """Account for a step that is over, and forget it."""
+        """Account for a finished step, and forget it."""
         step, messages = block.step, block.messages
         block.messages = []
         times = [(m.ready_fs, m.start_fs, m.end_fs, m.done_fs) for m in messages]
@@ -337,7 +346,7 @@ class Player:
         if self._observer is not None:
             for message, when, src, dst, channel, op, size in zip(messages, times, *columns, strict=True):
                 self._observer(message.id, step.step, src, dst, channel, op, size, *when)
-        if self.messages == self._outline.messages:
+        if self.messages == self._summary.messages:
             self._finish(None)
 
     def _finish(self, _nothing: None) -> None:
@@ -358,12 +367,12 @@ class Player:
         """
         self._hash_rows()
         stuck = [lane for lane in self._lanes if lane.steps_left or lane.pending]
-        if stuck or self.messages != self._outline.messages:
+        if stuck or self.messages != self._summary.messages:
             listed = "\n".join(self._explain(lane) for lane in stuck[:8])
             raise InternalError(f"{len(stuck)} lanes are stuck at {self._calendar.now} fs:\n{listed}")
-        if self.bytes_by_op != self._outline.bytes_by_op:
+        if tuple(self.bytes_by_op) != self._summary.bytes_by_op:
             raise InternalError(
-                f"moved {self.bytes_by_op} bytes by {OP_NAMES}; the plan has {self._outline.bytes_by_op}"
+                f"moved {self.bytes_by_op} bytes by {OP_NAMES}; the plan has {self._summary.bytes_by_op}"
             )
 
     def check_fabric(self) -> None:
@@ -374,9 +383,9 @@ class Player:
         InternalError
             When they are not those of the plan.
         """
-        if self.fabric.delivered_bytes != self._outline.wire_bytes:
+        if self.fabric.delivered_bytes != self._wire_bytes:
             raise InternalError(
-                f"links delivered {self.fabric.delivered_bytes} bytes; the plan puts {self._outline.wire_bytes} on them"
+                f"links delivered {self.fabric.delivered_bytes} bytes; the plan puts {self._wire_bytes} on them"
             )
 
     def _explain(self, lane: Lane) -> str:

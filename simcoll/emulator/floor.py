@@ -1,4 +1,4 @@
-"""The latency floor of a collective: no schedule is quicker, however many messages a rank sends at once."""
+"""The latency floor of a collective: no schedule is faster, however many messages a rank sends at once."""
 
 from __future__ import annotations
 

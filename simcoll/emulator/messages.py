@@ -9,21 +9,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from simcoll.core.plan import switch_groups
-from simcoll.core.schedule import OP_NAMES
-from simcoll.emulator.model import Costs, message_costs
+from simcoll.emulator.fast.timed import StepTimer, moves_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from numpy.typing import NDArray
-
     from simcoll.core.plan import Plan, PlanStep
     from simcoll.emulator.dataplane import Storage
-    from simcoll.topology import Routes, Topology
+    from simcoll.topology import Topology
 
-    Ints = NDArray[np.int64]
-
-__all__ = ["Block", "Bundle", "Lane", "Message", "Outline", "Part", "blocks", "outline", "parts"]
+__all__ = ["Block", "Bundle", "Lane", "Message", "Part", "blocks", "parts"]
 
 
 class Lane:
@@ -43,11 +38,12 @@ class Lane:
 class Block:
     """A step that some lane has reached: its messages and how many of them are not done."""
 
-    __slots__ = ("first_id", "left", "messages", "step")
+    __slots__ = ("first_id", "left", "messages", "step", "wire_bytes")
 
-    def __init__(self, step: PlanStep, first_id: int) -> None:
+    def __init__(self, step: PlanStep, first_id: int, wire_bytes: int) -> None:
         self.step = step
         self.first_id = first_id
+        self.wire_bytes = wire_bytes
         self.left = len(step)
         self.messages: list[Message] = []
 
@@ -109,71 +105,6 @@ class Bundle:
         self.wire = max(message.wire for message in messages)
 
 
-class Outline:
-    """What a first pass over a plan tells: how many steps each lane takes part in, how many transfers and bytes there
-    are.
-
-    ``bytes_by_op`` counts payload by operation, ``wire_bytes`` what flows over links; ``switched``: some of it by switches.
-    """
-
-    __slots__ = ("bytes_by_op", "lane_steps", "messages", "steps", "switched", "wire_bytes")
-
-    def __init__(self, lanes: int) -> None:
-        self.lane_steps = np.zeros(lanes, np.int64)
-        self.messages = 0
-        self.steps = 0
-        self.bytes_by_op = [0] * len(OP_NAMES)
-        self.wire_bytes = 0
-        self.switched = False
-
-
-def outline(plan: Plan, topology: Topology) -> Outline:
-    """Pass once over a plan. Nothing is kept of its steps."""
-    result = Outline(plan.nranks * plan.nchannels)
-    prepared = _Routed(plan, topology)
-    for step in plan.steps():
-        if not len(step):
-            continue
-        took_part = np.zeros(len(result.lane_steps), np.bool_)
-        took_part[step.src_rank * plan.nchannels + step.channel] = True
-        took_part[step.dst_rank * plan.nchannels + step.channel] = True
-        result.lane_steps += took_part
-        result.steps += 1
-        result.messages += len(step)
-        for op in range(len(OP_NAMES)):
-            result.bytes_by_op[op] += int(step.size_bytes[step.op == op].sum())
-        wire = prepared(step)[0].wire_bytes
-        result.wire_bytes += int(wire.sum())
-        for rows in switch_groups(step):
-            result.switched |= bool((step.src_rank[rows] != step.dst_rank[rows]).any())
-            result.wire_bytes -= int(wire[rows].sum() - wire[rows].max())
-    return result
-
-
-class _Routed:
-    """Costs and link tuples of steps. Rings repeat their peers every step, so the routes of the last step are kept."""
-
-    __slots__ = ("_last", "plan", "topology")
-
-    def __init__(self, plan: Plan, topology: Topology) -> None:
-        self.plan = plan
-        self.topology = topology
-        self._last: tuple[Ints, Ints, Routes, list[tuple[int, ...]]] | None = None
-
-    def __call__(self, step: PlanStep, first_message: int = 0) -> tuple[Costs, list[tuple[int, ...]]]:
-        src, dst = step.src_rank, step.dst_rank
-        if self._last is None or not (np.array_equal(src, self._last[0]) and np.array_equal(dst, self._last[1])):
-            routes = self.topology.route(self.plan.ranks[src], self.plan.ranks[dst])
-            full = bool((routes.links >= 0).all())
-            paths = [tuple(row) if full else tuple(l for l in row if l >= 0) for row in routes.links.tolist()]
-            self._last = (src, dst, routes, paths)
-        _, _, routes, paths = self._last
-        costs = message_costs(
-            step.size_bytes, step.op, src == dst, routes, self.plan.protocol, first_message, self.plan.operands(step)
-        )
-        return costs, paths
-
-
 def _ways_up(plan: Plan, topology: Topology, step: PlanStep, rows: list[int]) -> list[int]:
     """The link to the switch of a rank that contributes to its own reduction: its operand goes up like all others."""
     local = [row for row in rows if step.src_rank[row] == step.dst_rank[row]]
@@ -189,12 +120,13 @@ class Part:
     """One step of a plan with all that its messages need; it can be played many times.
 
     ``columns`` has a row per message: sender's and receiver's lane, links, pre, wire bytes, post, place. ``switched`` has the
-    rows of every switch operation, and the links that they use beside those of their paths.
+    rows of every switch operation, and the links that they use beside those of their paths; ``wire_bytes`` counts each operation once.
     """
 
     step: PlanStep
     columns: tuple[tuple[Any, ...], ...]
     switched: tuple[tuple[list[int], list[int]], ...]
+    wire_bytes: int
 
 
 def parts(plan: Plan, topology: Topology, storage: Storage | None, cap_base: int | None) -> Iterator[Part]:
@@ -202,38 +134,38 @@ def parts(plan: Plan, topology: Topology, storage: Storage | None, cap_base: int
 
     ``cap_base`` is the first of the links that cap channel rates (two per lane: out, in), if the protocol caps them.
     """
-    prepared, channels, first_message = _Routed(plan, topology), plan.nchannels, 0
+    timer, first_message, shape = StepTimer(plan, topology, cap_base), 0, None
+    paths: list[tuple[int, ...]] = []
     for step in plan.steps():
-        if not len(step):
-            continue
-        costs, links = prepared(step, first_message)
+        timed = timer([moves_of(plan, step)], first_message)[0]
         first_message += len(step)
-        senders = (step.src_rank * channels + step.channel).tolist()
-        receivers = (step.dst_rank * channels + step.channel).tolist()
-        if cap_base is not None:
-            links = [
-                (*path, cap_base + 2 * sender, cap_base + 2 * receiver + 1) if path else path
-                for path, sender, receiver in zip(links, senders, receivers, strict=True)
-            ]
+        if timed.shape is not shape:  # rings repeat their peers every step
+            shape = timed.shape
+            full = bool((shape.links >= 0).all())
+            paths = [tuple(row) if full else tuple(l for l in row if l >= 0) for row in shape.links.tolist()]
         columns = zip(
-            senders,
-            receivers,
-            links,
-            costs.pre_fs.tolist(),
-            costs.wire_bytes.tolist(),
-            costs.post_fs.tolist(),
+            shape.sender.tolist(),
+            shape.receiver.tolist(),
+            paths,
+            np.maximum(timed.pre_fs, 0).tolist(),
+            timed.wire.tolist(),
+            timed.post_fs.tolist(),
             storage.places(step) if storage else [None] * len(step),
             strict=True,
         )
-        switched = tuple((rows, _ways_up(plan, topology, step, rows)) for rows in switch_groups(step))
-        yield Part(step, tuple(columns), switched)
+        groups = switch_groups(step)
+        wire_bytes = int(timed.wire.sum()) - sum(
+            int(timed.wire[rows].sum() - timed.wire[rows].max()) for rows in groups
+        )
+        switched = tuple((rows, _ways_up(plan, topology, step, rows)) for rows in groups)
+        yield Part(step, tuple(columns), switched, wire_bytes)
 
 
 def blocks(score: Iterable[Part], lanes: list[Lane]) -> Iterator[Block]:
     """The parts of a plan as blocks of messages, streamed."""
     first_id = 0
     for part in score:
-        block = Block(part.step, first_id)
+        block = Block(part.step, first_id, part.wire_bytes)
         block.messages = [
             Message(block, number, lanes[sender], lanes[receiver], path, pre, wire, post, place)
             for number, (sender, receiver, path, pre, wire, post, place) in enumerate(part.columns, first_id)

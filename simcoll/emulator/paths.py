@@ -17,6 +17,7 @@ from simcoll.emulator.fast.timed import Summary, Timed, summary, timed_steps
 from simcoll.emulator.model import effective_capacities
 from simcoll.emulator.quotient import Quotient, fold, no_quotient
 from simcoll.emulator.result import Result
+from simcoll.emulator.score import cap_name
 from simcoll.errors import ConfigError, InternalError, nearest
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ __all__ = ["ENGINES", "choose", "play_fast", "play_quotient", "play_simpy"]
 
 ENGINES = ("auto", "simpy", "fast")
 FEW_MESSAGES = 20_000
-"""Up to here the SimPy engine is done before the compiled loops are loaded."""
+"""Up to here the SimPy engine finishes before the compiled loops are loaded."""
 MOST_HASHED = 1 << 20
 """Up to here a quotient is expanded for the trace hash without being asked."""
 DEEPEST_FIFO = 64
@@ -50,7 +51,7 @@ def choose(
     Raises
     ------
     ConfigError
-        For an engine that does not exist, is not installed, or cannot play a quotient that is asked for.
+        For an engine that does not exist, is not installed, or cannot play the requested quotient.
     """
     if engine not in ENGINES:
         raise ConfigError(f"engine {engine!r} is not known; {nearest(str(engine), ENGINES)}")
@@ -91,21 +92,25 @@ def _links(plan: Plan, topology: Topology) -> tuple[Ints, int | None, Callable[[
         return capacity, None, topology.link_name
 
     def name(link: int) -> str:
-        if link < links:
-            return topology.link_name(link)
-        rank, channel = divmod((link - links) // 2, plan.nchannels)
-        return f"rank {rank} channel {channel} {('out', 'in')[(link - links) % 2]}"
+        return topology.link_name(link) if link < links else cap_name(plan, link - links)
 
     caps = np.full(2 * plan.nranks * plan.nchannels, rate, np.int64)
     return np.concatenate([capacity, caps]), links, name
 
 
 def play_simpy(
-    plan: Plan, topology: Topology, why: str, storage: Storage | None, observer: Observer | None, *, keep: bool
+    plan: Plan,
+    topology: Topology,
+    seen: Summary | None,
+    why: str,
+    storage: Storage | None,
+    observer: Observer | None,
+    *,
+    keep: bool,
 ) -> Result:
     """Play every message under the SimPy clock."""
     fabric = Fabric(Calendar(simpy.Environment()), effective_capacities(topology, plan.protocol), topology.link_name)
-    player = Player(plan, topology, fabric, storage, observer, keep=keep)
+    player = Player(plan, topology, fabric, storage, observer, keep=keep, seen=seen)
     player.start()
     with _collector_paused():
         fabric.env.run()

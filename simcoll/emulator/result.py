@@ -1,4 +1,4 @@
-"""What a run showed: one record, filled by whichever engine played it."""
+"""The record of a run, made by the engine that played it."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ __all__ = ["Result", "bus_factor"]
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Result:
-    """What a run showed.
+    """The record of a run.
 
     Attributes
     ----------
     plan
-        What ran.
+        The plan that ran.
     topology
         Name of the topology.
     engine
         Which engine ran: ``simpy`` or ``fast``.
     path
-        Why it did, or what stood in for all messages.
+        Why it did, or which quotient stood in for all messages.
     time_fs
         When the last transfer was done; every rank starts at 0.
     steps, messages, bytes_moved
@@ -42,9 +42,9 @@ class Result:
         Whether switches multicast or reduce in it.
     trace_hash
         Hash of everything that happened (:mod:`simcoll.emulator.digest`). Empty for a quotient of more than a million messages
-        whose times were not asked for.
+        without ``keep``.
     done_fs
-        When each transfer was done, in schedule order, when asked for.
+        When each transfer was done, in schedule order; ``None`` without ``keep``.
     classes
         Messages of the quotient that were played; ``None`` when all were.
     wall_s
@@ -58,7 +58,7 @@ class Result:
     outputs
         Output of every rank (``None`` where the collective gives nothing), when data was moved.
     bound
-        Lower bound of the time for any schedule on this topology; ``None`` when not asked for.
+        Lower bound of the time for any schedule on this topology; ``None`` without ``bound``.
     """
 
     plan: Plan
@@ -140,7 +140,7 @@ class Result:
 
     @property
     def bottleneck(self) -> str:
-        """What the lower bound is made of; empty without a bound."""
+        """The links that bound the time; empty without a bound."""
         return self.bound.bottleneck if self.bound is not None else ""
 
     def __repr__(self) -> str:
@@ -154,7 +154,7 @@ class Result:
         return f"<table>{rows}</table>"
 
     def _lines(self) -> list[tuple[str, str]]:
-        """What a reader wants to see first, by name."""
+        """The five lines that are printed: name and value."""
         near = "" if self.headroom is None else f", {self.headroom:.2f} x the lower bound ({self.bottleneck})"
         fold = "" if self.classes is None else f", {self.classes} of them played for all"
         lines = [

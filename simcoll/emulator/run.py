@@ -60,7 +60,7 @@ def emulate(
     seed
         Of the generated data.
     observer
-        Told of every transfer, for example a :class:`simcoll.emulator.trace.Trace`.
+        Called for every transfer, for example a :class:`simcoll.emulator.trace.Trace`.
     bound
         Whether the lower bound is computed; a proved schedule that beats it is an error. The ``certificate`` of an
         earlier bound for the same collective and placement saves its time.
@@ -68,8 +68,8 @@ def emulate(
         Whether the result has the done time of every transfer.
     engine
         ``"simpy"``, the reference; ``"fast"``, compiled, with the same times to the last femtosecond; ``"auto"``, the fast one
-        where it is installed and there is enough to do. What the fast engine does not know is played by the other, and
-        ``Result.path`` says why.
+        where it is installed and there is enough to do. ``simpy`` plays what the fast engine cannot, and ``Result.path``
+        says why.
     quotient
         Whether messages that provably behave alike are played once (timing only). Default: when that saves a lot; ``False``
         with ``engine="simpy"``.
@@ -139,7 +139,7 @@ def _run(
         if storage is not None:
             storage.play()
         return fast
-    return play_simpy(plan, topology, why, storage, observer, keep=keep)
+    return play_simpy(plan, topology, seen, why, storage, observer, keep=keep)
 
 
 def _inputs(plan: Plan, data: str | Sequence[Array | None], seed: int) -> tuple[Sequence[Array | None] | None, str]:
@@ -187,7 +187,7 @@ def _bound(plan: Plan, topology: Topology, played: Result, known: bool | Bottlen
         topology.with_ranks(plan.ranks),
         int(
             total * min(plan.protocol.wire_factor, Fraction(1))
-        ),  # with less than a byte on the wire per byte, of what is there
+        ),  # a protocol may put less than a byte on the wire per byte
         root=collective.root or 0,
         latency_fs=latency_floor_fs(plan, topology),
         certificate=None if isinstance(known, bool) else known,

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from simcoll.emulator.messages import outline, parts
+from simcoll.emulator.fast.timed import summary
+from simcoll.emulator.messages import parts
 
 if TYPE_CHECKING:
     from simcoll.core.plan import Plan
     from simcoll.emulator.dataplane import Storage
     from simcoll.emulator.fabric import Fabric
-    from simcoll.emulator.messages import Outline, Part
+    from simcoll.emulator.fast.timed import Summary
+    from simcoll.emulator.messages import Part
     from simcoll.topology import Topology
 
-__all__ = ["Score", "cap_links"]
+__all__ = ["Score", "cap_links", "cap_name"]
 
 
 class Score:
     """A plan made ready to be played many times on one fabric, one run after the other, with the same buffers."""
 
-    __slots__ = ("outline", "parts")
+    __slots__ = ("parts", "summary")
 
     def __init__(self, plan: Plan, topology: Topology, fabric: Fabric, storage: Storage | None) -> None:
-        self.outline: Outline = outline(plan, topology)
+        self.summary: Summary = summary(plan)
         self.parts: tuple[Part, ...] = tuple(parts(plan, topology, storage, cap_links(plan, fabric)))
 
 
@@ -32,8 +34,10 @@ def cap_links(plan: Plan, fabric: Fabric) -> int | None:
     if not rate:
         return None
 
-    def name(position: int) -> str:
-        rank, channel = divmod(position // 2, plan.nchannels)
-        return f"rank {rank} channel {channel} {('out', 'in')[position % 2]}"
+    return fabric.add_links([rate] * (2 * plan.nranks * plan.nchannels), lambda position: cap_name(plan, position))
 
-    return fabric.add_links([rate] * (2 * plan.nranks * plan.nchannels), name)
+
+def cap_name(plan: Plan, position: int) -> str:
+    """Name of a link that caps the rate of a channel."""
+    rank, channel = divmod(position // 2, plan.nchannels)
+    return f"rank {rank} channel {channel} {('out', 'in')[position % 2]}"

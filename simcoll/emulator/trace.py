@@ -31,7 +31,7 @@ class Trace:
     Parameters
     ----------
     plan, topology
-        What runs; for names.
+        The run; for names.
     max_events
         Most transfer events to keep. The first transfers in schedule order are kept, and the file says when there were
         more.
@@ -48,24 +48,11 @@ class Trace:
         self._rows: list[tuple[int, ...]] = []
         self._seen = 0
 
-    def __call__(
-        self,
-        message: int,
-        step: int,
-        src: int,
-        dst: int,
-        channel: int,
-        op: int,
-        size_bytes: int,
-        ready_fs: int,
-        start_fs: int,
-        end_fs: int,
-        done_fs: int,
-    ) -> None:
-        """Record a transfer."""
+    def __call__(self, message: int, /, *rest: int) -> None:
+        """Record a transfer; the arguments are those of :class:`simcoll.emulator.engine.Observer`."""
         self._seen += 1
         if message < self._limit:
-            self._rows.append((message, step, src, dst, channel, op, size_bytes, ready_fs, start_fs, end_fs, done_fs))
+            self._rows.append((message, *rest))
 
     def document(self, result: Result) -> dict[str, Any]:
         """The trace as a JSON object."""

@@ -1,7 +1,7 @@
-"""Clusters of equal boxes: one box as a small graph, its copies, and the tiers of switches that join them by rail.
+"""Clusters of equal nodes: one node as a small graph, its copies, and the tiers of switches that join them by rail.
 
-GPU g of every box sends to other boxes through its own network card (its rail). A tier is one rank of switches: the
-leaf tier of a rail-optimised network has a switch per rail and per group of boxes, the spine joins all of them. A
+GPU g of every node sends to other nodes through its own network card (its rail). A tier is one rank of switches: the
+leaf tier of a rail-optimised network has a switch per rail and per group of nodes, the spine joins all of them. A
 switch of the model stands for as many real ones as it takes, perfectly balanced (aggregated uplinks).
 """
 
@@ -31,7 +31,7 @@ __all__ = ["Box", "Tier", "cluster"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Box:
-    """One box: vertices by local name, links between them, its GPUs and network cards, and the card of each GPU."""
+    """One node: vertices by local name, links between them, its GPUs and network cards, and the card of each GPU."""
 
     names: tuple[str, ...]
     kinds: tuple[str, ...]
@@ -44,14 +44,14 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """One tier of switches between boxes.
+    """One tier of switches between nodes.
 
     Attributes
     ----------
     name
         ``"leaf"``, ``"spine"``, ``"core"``.
     boxes
-        How many boxes share a switch; None for all of them.
+        How many nodes share a switch; None for all of them.
     rail_only
         Whether each rail has switches of its own.
     latency
@@ -68,12 +68,12 @@ class Tier:
 
 
 def cluster(name: str, box: Box, nodes: int, tiers: Sequence[Tier]) -> Topology:
-    """Copies of a box, joined by tiers of switches. A single box has no network.
+    """Copies of a node, joined by tiers of switches. A single node has no network.
 
     Raises
     ------
     ConfigError
-        When several boxes have no network cards or no tier that joins them all, or a link exceeds the model's capacity.
+        When several nodes have no network cards or no tier that joins them all, or a link exceeds the model's capacity.
     """
     nodes = count(nodes, "nodes", most=2**17)
     g, size = len(box.gpus), len(box.names)
@@ -107,7 +107,7 @@ def cluster(name: str, box: Box, nodes: int, tiers: Sequence[Tier]) -> Topology:
 
 
 def _without_nics(box: Box) -> Box:
-    """The box without its network cards, which a single box does not use."""
+    """The node without its network cards, which a single node does not use."""
     kept = [v for v in range(len(box.names)) if v not in set(box.nics)]
     new = {v: i for i, v in enumerate(kept)}
     rows = [(new[a], new[b], *values) for a, b, *values in box.links.rows if a in new and b in new]
@@ -116,7 +116,7 @@ def _without_nics(box: Box) -> Box:
 
 
 def _inside_router(box: Box) -> ShortestPathRouter:
-    """Routes between the GPUs and network cards of one box; neither forwards for others."""
+    """Routes between the GPUs and network cards of one node; neither forwards for others."""
     columns = box.links.columns()
     endpoints = np.array(box.gpus + box.nics, dtype=np.int64)
     forwards = np.ones(len(box.names), dtype=bool)
@@ -127,19 +127,19 @@ def _inside_router(box: Box) -> ShortestPathRouter:
 def _paths(
     name: str, box: Box, inside: ShortestPathRouter, src: NDArray[np.int64], dst: NDArray[np.int64]
 ) -> NDArray[np.int32]:
-    """Routes inside a box between endpoints (GPUs, then cards), all of which must exist."""
+    """Routes inside a node between endpoints (GPUs, then cards), all of which must exist."""
     paths = inside.links(src, dst)
     missing = np.flatnonzero((src != dst) & ~(paths >= 0).any(axis=1))
     if missing.size:
         ends = box.gpus + box.nics
         a, b = (box.names[ends[end[missing[0]]]] for end in (src, dst))
-        raise ConfigError(f"topology {name!r} is disconnected: inside a box there is no route from {a} to {b}")
+        raise ConfigError(f"topology {name!r} is disconnected: inside a node there is no route from {a} to {b}")
     return paths
 
 
 @dataclass(frozen=True, slots=True)
 class _Network:
-    """What the tiers add to the boxes."""
+    """The vertices and links that the tiers add to the nodes."""
 
     names: list[str]
     links: LinkTable
@@ -190,7 +190,7 @@ def _network(
     if not tiers or len(inflow) != 1:
         last = f"the {tiers[-1].name} tier has {len(inflow)} separate switches" if tiers else "there are no tiers"
         raise ConfigError(
-            f"topology {name!r} is disconnected: {last}; expected a last tier that joins all boxes and rails"
+            f"topology {name!r} is disconnected: {last}; expected a last tier that joins all nodes and rails"
         )
     return network
 
@@ -198,7 +198,7 @@ def _network(
 def _card_paths(
     name: str, box: Box, inside: ShortestPathRouter, nodes: int, links_per_box: int
 ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Links from each GPU to its card and back, for all boxes."""
+    """Links from each GPU to its card and back, for all nodes."""
     gpus = np.arange(len(box.gpus))
     cards = len(box.gpus) + np.array(box.nic_of_gpu)
     shift = np.repeat(np.arange(nodes) * links_per_box, len(box.gpus))[:, None]
@@ -230,7 +230,7 @@ def _tier_groups(
 
 
 def _switch_names(tier: Tier, group: NDArray[np.int64], box: NDArray[np.int64], rail: NDArray[np.int64]) -> list[str]:
-    """``spine`` when there is one, ``leaf2`` by group of boxes, ``leaf0.rail3`` where rails have their own."""
+    """``spine`` when there is one, ``leaf2`` by group of nodes, ``leaf0.rail3`` where rails have their own."""
     _, first = np.unique(group, return_index=True)
     if len(first) == 1:
         return [tier.name]

@@ -1,4 +1,4 @@
-"""Routes of a machine that has lost links: all stay as they were, but for those that held a lost link."""
+"""Routes of a machine that has lost links: all stay as they were, except those that held a lost link."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class DetourRouter:
     """The routes of a machine before it lost links, and ways around for those that held one.
 
     Its endpoints are the ranks of the machine that lost the links. The way around is another equal route where the router of the whole
-    machine has several (:class:`Multipath`), else a shortest path. It depends on what is lost, not on the order of the losses, and
+    machine has several (:class:`Multipath`), else a shortest path. It depends on the lost links, not on the order of the losses, and
     losing a link moves no pair that did not use it, be it on a detour already.
 
     Attributes
@@ -75,7 +75,7 @@ class DetourRouter:
 
 
 def detour_router(router: Router, endpoints: Ints, kept: NDArray[np.bool_], rest: Router) -> DetourRouter:
-    """The router of what is left, of the router before, its endpoint of each rank, and whether each of its links is kept.
+    """The router of the remaining machine, from the old router, its endpoint of each rank, and which of its links are kept.
 
     ``rest`` has a route over the links that are kept for every two ranks.
     """

@@ -134,7 +134,7 @@ def clos(
     uplink_bandwidth
         Of each of the links of a leaf, one to every spine of its plane; default is that of a rank.
     spine_latency
-        What crossing a spine adds.
+        Latency that crossing a spine adds.
     ecmp
         ``"hash"`` chooses plane and spine of a pair by a hash of (seed, source, destination); ``"modulo"`` by source plus
         destination; ``"ideal"`` shares every message over all planes and spines, which makes the planes one and the spines one.

@@ -84,7 +84,7 @@ def fat_tree(
     oversubscription
         Capacity of the hosts of a leaf over capacity of its uplink.
     spine_latency
-        What crossing the spine adds; half of it on each uplink.
+        Latency that crossing the spine adds; half of it on each uplink.
 
     Examples
     --------
@@ -191,10 +191,10 @@ def boxes(
     tiers: Sequence[Tier] | None = None,
     name: str = "boxes",
 ) -> Topology:
-    """Boxes of GPUs, joined by a rail-optimised network.
+    """Nodes of GPUs, joined by a rail-optimised network.
 
-    Inside a box the GPUs hang on one switch (NVSwitch), form a full mesh, or have the ``links`` of a list (GPU, GPU,
-    number of parallel links); a pair without a link goes over PCIe and CPUs. To other boxes a GPU uses the network
+    Inside a node the GPUs hang on one switch (NVSwitch), form a full mesh, or have the ``links`` of a list (GPU, GPU,
+    number of parallel links); a pair without a link goes over PCIe and CPUs. To other nodes a GPU uses the network
     card of its rail; with fewer cards than GPUs neighbours share one, with more each GPU's cards count as one of
     their summed bandwidth.
 
@@ -203,15 +203,15 @@ def boxes(
     gpu_bandwidth, gpu_latency
         With a switch, of each GPU into it, and from GPU to GPU through it; otherwise of each link.
     nics, nic_bandwidth
-        Network cards of a box, and the bandwidth of each, per direction.
+        Network cards of a node, and the bandwidth of each, per direction.
     nic_latency
-        From GPU to GPU of another box through one leaf (a PCIe tree adds its own).
+        From GPU to GPU of another node through one leaf (a PCIe tree adds its own).
     pcie_bandwidth, pcie_latency, gpus_per_pcie_switch
         Of the link from a GPU or card to PCIe. With ``gpus_per_pcie_switch`` there is a tree: PCIe switches under
         ``cpus`` sockets, joined by ``cpu_bandwidth`` and ``cpu_latency``. Without, each GPU has its own link to its
         card, by default as fast as its share of the card needs at most.
     boxes_per_leaf, oversubscription, spine_latency
-        The network: a leaf per rail and group of boxes (by default all), and above the leaves a spine.
+        The network: a leaf per rail and group of nodes (by default all), and above the leaves a spine.
     tiers
         The tiers in full, instead of the three arguments before and ``nic_latency``.
 
@@ -276,7 +276,7 @@ def _interconnect(
     capacity: int,
     latency: Quantity,
 ) -> None:
-    """Add what joins the GPUs of a box."""
+    """Add the links and switches between the GPUs of a node."""
     latency_fs = duration_fs(latency, "gpu_latency")
     if interconnect == "switch":
         names.append("nvswitch")

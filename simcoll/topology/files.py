@@ -100,7 +100,7 @@ def load_topology(name: str | Path, *, nodes: int | None = None, **overrides: ob
     name
         ``"dgx-h100"``, or the path of a ``.toml`` or ``.xml`` file.
     nodes
-        Number of boxes, for families of boxes and for dumps; default is the file's.
+        Number of nodes, for families of nodes and for dumps; default is the file's.
     overrides
         Other values of the file, with ``__`` for the dot: ``nic__bandwidth="200 Gbps"``,
         ``network__oversubscription=2``.

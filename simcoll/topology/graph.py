@@ -191,7 +191,7 @@ class Topology:
         return routes
 
     def with_ranks(self, endpoints: Sequence[int] | NDArray[np.int64]) -> Topology:
-        """The same cluster with rank r on what is now rank ``endpoints[r]``; the others hold no rank any more.
+        """The same cluster with rank r on what is now rank ``endpoints[r]``; the others hold no rank.
 
         Raises
         ------
@@ -217,7 +217,7 @@ class Topology:
     def take(self, nranks: int) -> Topology:
         """The same cluster with ranks on its first ``nranks`` GPUs only."""
         if not 1 <= nranks <= self.nranks:
-            raise ConfigError(f"topology {self.name!r} has {self.nranks} GPUs, {nranks} ranks asked for")
+            raise ConfigError(f"topology {self.name!r} has {self.nranks} GPUs; {nranks} ranks were requested")
         return self if nranks == self.nranks else self.with_ranks(range(nranks))
 
     def link(self, name: str) -> int:
@@ -316,7 +316,7 @@ class Topology:
 
 
 def _frozen(array: NDArray[Any], dtype: DTypeLike) -> NDArray[Any]:
-    """A read-only copy; what is read-only already is shared."""
+    """A read-only copy; a read-only array itself."""
     fixed = np.array(array, dtype=dtype, copy=array.flags.writeable or None)
     fixed.setflags(write=False)
     return fixed

@@ -1,6 +1,6 @@
 """Ranks that a topology cannot tell apart: orbits under symmetries that were found by structure and checked link by link.
 
-Candidates turn one digit of the rank number: a dimension of a torus, the GPUs of a box, the boxes of a pod. Where the switches and
+Candidates turn one digit of the rank number: a dimension of a torus, the GPUs of a node, the nodes of a pod. Where the switches and
 cards go is read off from where their neighbours go. A candidate counts only if it maps the links with their capacities exactly onto
 themselves, so a missing symmetry costs time, never truth.
 """

@@ -1,4 +1,4 @@
-"""Which rank sits where: compact, round-robin over boxes, random by seed, or as listed."""
+"""Which rank sits where: compact, round-robin over nodes, random by seed, or as listed."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def place(
     nranks
         How many ranks; default is one on every GPU (of the list).
     level
-        The groups of ``round_robin``; default is the finest level of the topology, such as its boxes.
+        The groups of ``round_robin``; default is the finest level of the topology, such as its nodes.
 
     Raises
     ------
@@ -79,7 +79,7 @@ def place(
         chosen = np.arange(n)
     if nranks is not None and count(nranks, "placement: number of ranks") > len(chosen):
         raise ConfigError(
-            f"placement: {nranks} ranks asked for, {len(chosen)} GPUs given by topology {topology.name!r}"
+            f"placement: {nranks} ranks were requested, but {len(chosen)} GPUs given by topology {topology.name!r}"
         )
     return topology.with_ranks(chosen[:nranks])
 

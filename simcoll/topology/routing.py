@@ -39,7 +39,7 @@ _TOO_FINE = (
 
 
 class Router(Protocol):
-    """What a topology needs to find its routes."""
+    """The interface of routers."""
 
     def links(self, src: NDArray[np.int64], dst: NDArray[np.int64]) -> NDArray[np.int32]:
         """Link indices ``[M, H]`` from endpoint ``src[m]`` to ``dst[m]`` in order of travel, padded at the end with
@@ -68,10 +68,10 @@ class Level:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BoxRouter:
-    """Equal boxes with a table of routes inside (``[g, g, H]``, links of box 0), joined by levels, finest first.
+    """Equal nodes with a table of routes inside (``[g, g, H]``, links of node 0), joined by levels, finest first.
 
-    A pair takes the first level whose group it shares; the last level must hold every endpoint. Without boxes
-    (crossbar, fat tree) ``pair_links`` is ``[1, 1, 0]``: every endpoint is its own box.
+    A pair takes the first level whose group it shares; the last level must hold every endpoint. Without nodes
+    (crossbar, fat tree) ``pair_links`` is ``[1, 1, 0]``: every endpoint is its own node.
     """
 
     pair_links: NDArray[np.int32]
@@ -82,7 +82,7 @@ class BoxRouter:
         """See :class:`Router`."""
         g, _, inside = self.pair_links.shape
         width = max([inside, *(level.up.shape[1] + level.down.shape[1] for level in self.levels)])
-        # The last level knows a way for every pair; finer ones, and at last the boxes, take theirs.
+        # The last level knows a way for every pair; finer ones, and at last the nodes, take theirs.
         found = np.full((src.size, width), -1, dtype=np.int32)
         if self.levels:
             self.levels[-1].fill(found, src, dst)
@@ -289,7 +289,7 @@ def _unreachable_pair(router: ShortestPathRouter) -> tuple[int, int] | None:
     seen: set[tuple[int, ...]] = set()
     for source in range(router.leave.size):
         start = int(router.leave[source])
-        # Endpoints with links to the same vertices reach the same vertices (but for themselves).
+        # Endpoints with links to the same vertices reach the same vertices (except themselves).
         key = tuple(np.sort(graph.indices[graph.indptr[start] : graph.indptr[start + 1]]).tolist())
         if key in seen:
             continue

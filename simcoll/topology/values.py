@@ -48,7 +48,7 @@ def checked_capacity(rate_uBps: int | Fraction, what: str) -> int:
     if rate > MAX_RATE_UBPS:
         raise ConfigError(
             f"{what}: {rate / 1e18:.3g} TB/s on one link is more than the model's 9.22 TB/s; "
-            "split it, for example with fewer boxes per switch"
+            "split it, for example with fewer nodes per switch"
         )
     return rate
 

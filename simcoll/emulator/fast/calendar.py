@@ -1,4 +1,8 @@
-"""The calendar of the fast engine: a heap of distinct times, and for each the slots of that time."""
+"""The calendar of the fast engine: a heap of distinct times, and for each the slots of that time.
+
+Collectives move in rounds, so thousands of slots often share a time; a heap of times pays its logarithm once for all of them. A hash
+table leads from a time to its slots, which form a doubly linked list, so that a slot can be taken out without a search.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +30,7 @@ if TYPE_CHECKING:
 
 @number
 def _home(time: int, mask: int) -> int:
+    # Times are sums of a few round numbers: their low bits alone would collide.
     return (time ^ (time >> 17) ^ (time >> 34)) & mask
 
 
@@ -48,7 +53,7 @@ def at_time(s: State, m: int, delay: int) -> None:
         return
     time = r[NOW] + delay
     s.key[m] = time
-    if delay == 0:  # what is over now is a chain of its own
+    if delay == 0:  # slots of the present time form a chain of their own
         s.after[m] = r[CHAIN]
         r[CHAIN] = m
         return
@@ -75,7 +80,7 @@ def at_time(s: State, m: int, delay: int) -> None:
 
 @part
 def unlink(s: State, m: int) -> None:
-    """Take a slot out of the calendar; its time may stay there with nobody."""
+    """Take a slot out of the calendar; its time may stay there without a slot."""
     before, after = s.before[m], s.after[m]
     if before >= 0:
         s.after[before] = after
@@ -87,7 +92,10 @@ def unlink(s: State, m: int) -> None:
 
 @part
 def drop_key(s: State, hole: int) -> None:
-    """Take a time out of the table; later ones that were displaced by it move up."""
+    """Take a time out of the table; later ones that were displaced by it move up.
+
+    Marks for deleted entries would be cheaper here, but would fill the table in a long run.
+    """
     mask = len(s.table_key) - 1
     at = hole
     while True:
@@ -126,7 +134,7 @@ def next_time(s: State) -> bool:
         at = find(s, time)
         first = s.table_head[at]
         drop_key(s, at)
-        if first >= 0:
+        if first >= 0:  # unlinked slots leave empty times: to take one out of the middle of a heap would cost more
             r[NOW] = time
             r[CHAIN] = first
             return True

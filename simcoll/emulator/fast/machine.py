@@ -1,4 +1,4 @@
-"""Runs the loops of the fast engine: feeds them steps, and takes back what is over."""
+"""Runs the loops of the fast engine: feeds them steps, and takes back finished ones."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ class Machine:
     waits
         Messages that each message waits for.
     over
-        Told of every step that is over: number of its first message, start, end and done time of its messages (views that
-        do not last).
+        Called for every finished step with the number of its first message and the start, end and done times of its messages
+        (views that do not last).
     """
 
     def __init__(
@@ -212,12 +212,14 @@ class Machine:
             self.bytes_by_op[op] += times * moved
 
     def _offer(self) -> None:
-        """Let the loops load the step that is being repeated themselves, unless somebody has to see each turn."""
+        """Let the loops reload a repeated step themselves, unless each turn must be reported."""
         if self.left_of_run is not None and not self.sees_all:
             self.state.reg[CONTENT], self.state.reg[AGAIN] = id(self.left_of_run[0]), self.left_of_run[1]
 
     def _block(self, timed: Timed) -> int:
         """A block that holds a step."""
+        # Powers of two, so that a block fits many steps; one that holds this step already need not be filled, which costs
+        # more than playing it.
         size = 1 << (len(timed) - 1).bit_length()
         pool = self.free.setdefault(size, {})
         mine = timed if timed in pool else next(iter(pool), None)
@@ -252,6 +254,7 @@ class Machine:
         base, rows, shape = int(self.state.block_base[block]), len(timed), timed.shape
         self._give_hops(block, shape.links.size)
         s, here = self.state, slice(base, base + rows)
+        # Its address names the content: ``contents`` keeps it alive, so no other step can have it.
         s.block_rows[block], s.block_content[block] = rows, id(timed)
         s.pre_fs[here], s.wire[here], s.post_fs[here], s.size[here] = (
             timed.pre_fs,
@@ -307,7 +310,7 @@ class Machine:
         wait_for(self.state, np.ascontiguousarray(pairs[:, 0]), np.ascontiguousarray(pairs[:, 1]))
 
     def _slot(self, message: int) -> int:
-        """Where a message is; -1 if it is over with its whole step."""
+        """Slot of a message; -1 if its whole step has finished."""
         for first, (block, rows) in self.live.items():
             if first <= message < first + rows:
                 return int(self.state.block_base[block]) + message - first
@@ -326,7 +329,7 @@ class Machine:
         for block in s.retired[:count].tolist():
             content = self.contents[block]
             if content is None:
-                raise InternalError(f"block {block} is over, but was never filled")
+                raise InternalError(f"block {block} has finished, but was never filled")
             first = int(s.block_first_id[block])
             if self.waits:
                 del self.live[first]

@@ -56,11 +56,11 @@ def join(s: State, m: int) -> None:
     for each in range(s.entry[m], s.entry[m] + s.hops[m]):
         e = natural(each)
         l = natural(s.link[e])
-        first = s.head[l]
+        first = s.head[l]  # new flows go to the front: the list needs no end, and order does not matter
         s.next_flow[e] = first
         s.head[l] = e
         if first >= 0:
-            if s.shared[first] == 0:
+            if s.shared[first] == 0:  # the first flow was alone here, so the link's own numbers are stale
                 s.level[l] = _alone(s, first)
                 s.flows[l] = s.weight[first]
                 s.used[l] = s.rate[natural(s.owner[first])] * s.weight[first]
@@ -73,7 +73,7 @@ def join(s: State, m: int) -> None:
 
 @part
 def _alone(s: State, e: int) -> int:
-    """What a flow gets at a hop if it is private."""
+    """The rate that a private hop leaves a flow."""
     n = s.weight[e]
     most: int = s.capacity[natural(s.link[e])]
     return most if n == 1 else most // n
@@ -100,7 +100,7 @@ def _share(s: State, e: int) -> None:
 
 @part
 def part_links(s: State, m: int) -> None:
-    """A flow is over."""
+    """Take a finished flow off its links."""
     r = s.reg
     r[DELIVERED] += s.wire[m]
     rate = s.rate[m]
@@ -133,7 +133,7 @@ def part_links(s: State, m: int) -> None:
 
 @part
 def _limit(s: State, m: int, without: int) -> int:
-    """What a flow gets on its way, but for one link."""
+    """The rate that all links of a flow except one leave it."""
     lowest: int = s.own[m]
     for each in range(s.entry[m], s.entry[m] + s.hops[m]):
         e = natural(each)
@@ -302,7 +302,7 @@ def settle(s: State) -> None:
     changed = _spread(s)
     for i in range(changed):
         s.marked[natural(s.changed[i])] = 0
-    r[SETTLED] += 1
+    r[SETTLED] += 1  # a new stamp, so that no mark of the last settlement has to be cleared
     touched = 0
     for i in range(changed + r[STARTED]):
         if i < changed:  # every flow on a link

@@ -36,7 +36,7 @@ PER_BLOCK = (
 PER_LANE = ("lane_left", "lane_pending", "lane_block", "lane_head", "lane_tail", "stack")
 PER_LINK = ("capacity", "level", "used", "flows", "head", "queued", "marked", "queue", "changed", "touched")
 MOST_ENTRIES = 2**31 - 1
-"""Entries are numbered by int32."""
+"""Entries are numbered by int32: half the memory, and twice as many of them in a cache."""
 PER_HOP = ("link", "owner", "weight", "shared", "next_flow", "last_flow")
 
 
@@ -105,7 +105,7 @@ def _check_room(wanted: int, entries: int, what: str) -> None:
 
 def larger_calendar(state: State) -> State:
     """Room for the times of all slots, twice over."""
-    size = 64
+    size = 64  # the table is twice as long and so at most half full, which keeps its probes short
     while size < int(state.reg[HEAP]) + 4 * len(state.phase):
         size *= 2
     state = lengthened(state, ("heap",), size)

@@ -1,4 +1,4 @@
-"""What time depends on in a plan: lanes, links and costs of its transfers, step by step, equal steps given once."""
+"""The numbers of a plan that time depends on: lanes, links and costs of its transfers; equal steps are one object."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
     Group = tuple[tuple["Moves", ...], int]
     Key = tuple[bytes, bytes, bytes]
 
-__all__ = ["Moves", "Shape", "Summary", "Timed", "summary", "timed_steps", "turns"]
+__all__ = ["Moves", "Shape", "StepTimer", "Summary", "Timed", "moves_of", "summary", "timed_steps", "turns"]
 
 KEPT_ROWS = 1 << 21
 """Up to here the first pass over a plan is kept for the second (33 bytes a row)."""
 BATCH_ROWS = 1 << 13
-"""Small steps are given their routes and costs together, about so many messages at a time."""
+"""Small steps are given their routes and costs together, about so many messages at a time: each call of numpy costs microseconds."""
 REMEMBERED_ROWS = 1 << 18
 """So many rows of the latest shapes are remembered, so that steps that come back need no new routes (some 80 bytes a row)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shape:
-    """Who sends to whom over which links.
+    """Senders, receivers and links of a step.
 
     ``sender`` and ``receiver`` are lanes; ``links`` is ``[rows, hops]``, padded with -1, and ``weight`` of the same
     shape: how many flows like this one are on one such link.
@@ -68,7 +68,7 @@ class Timed:
 
 
 class Moves(NamedTuple):
-    """What time depends on in a step of a plan."""
+    """The columns of a step that time depends on."""
 
     src_rank: Ints
     dst_rank: Ints
@@ -85,9 +85,10 @@ class Moves(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Summary:
-    """What a first pass over a plan tells.
+    """Counts from a first pass over a plan.
 
-    ``rows`` counts transfers of steps that are given, not repeated; ``groups`` are the :func:`turns` again, if they are few.
+    ``rows`` counts transfers of steps that are given, not repeated; ``groups`` are the :func:`turns` again, if they are few;
+    ``switched``: some of them between ranks are done by switches.
     """
 
     lane_steps: Ints
@@ -113,13 +114,16 @@ def _alike(plan: Plan, block: Step | Repeat) -> bool:
     )
 
 
+def moves_of(plan: Plan, step: PlanStep) -> Moves:
+    """The columns of a step that time depends on."""
+    return Moves(step.src_rank, step.dst_rank, step.channel, step.size_bytes, step.op, _operands(plan, step))
+
+
 def _moves(plan: Plan, blocks: Iterable[Step | Repeat]) -> Iterator[Moves]:
     """The steps of some blocks as the plan has them: empty transfers are left out, and so are empty steps."""
     if not _even(plan):
         for bound in replace(plan, schedule=replace(plan.schedule, source=lambda: blocks)).steps():
-            yield Moves(
-                bound.src_rank, bound.dst_rank, bound.channel, bound.size_bytes, bound.op, _operands(plan, bound)
-            )
+            yield moves_of(plan, bound)
         return
     # Sizes without addresses: a third of the time.
     layout = plan.schedule.layout
@@ -181,7 +185,8 @@ def summary(plan: Plan) -> Summary:
             rows += step.rows
             messages += step.rows * times
             moved = [sum_ + times * more for sum_, more in zip(moved, _bytes_by_op(step), strict=True)]
-            switched = switched or bool(((step.op == MULTICAST) | (step.op == SWITCH_REDUCE)).any())
+            by_switch = (step.op == MULTICAST) | (step.op == SWITCH_REDUCE)
+            switched = switched or bool((by_switch & (step.src_rank != step.dst_rank)).any())
         if groups is not None:
             groups.append((group, times))
         if rows > KEPT_ROWS:
@@ -189,8 +194,8 @@ def summary(plan: Plan) -> Summary:
     return Summary(lane_steps, steps, messages, rows, tuple(moved), switched, groups)
 
 
-class _Maker:
-    """Makes timed steps, some at a time, and hands out the last one again where nothing has changed."""
+class StepTimer:
+    """Gives steps their routes and costs, some at a time, and hands out the last one again where nothing has changed."""
 
     def __init__(self, plan: Plan, topology: Topology, cap_base: int | None) -> None:
         self.plan = plan
@@ -295,7 +300,7 @@ def timed_steps(
     ``groups`` are those of :func:`summary`, if it kept them. ``cap_base`` is the first of the links that cap channel rates (two
     per lane: out, in), if the protocol caps them.
     """
-    make, first = _Maker(plan, topology, cap_base), 0
+    make, first = StepTimer(plan, topology, cap_base), 0
     groups = turns(plan) if groups is None else groups
     for steps, times in _batches(groups, unrolled=plan.protocol.jitter_fs > 0):
         made = make(steps, first)

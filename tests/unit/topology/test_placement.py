@@ -65,7 +65,7 @@ def test_in_a_file_and_as_arguments(tmp_path):
         ({"gpus": [1]}, "belong together"),
         ({"order": "explicit", "gpus": [1, 1]}, "two ranks on one GPU"),
         ({"order": "explicit", "gpus": [24]}, "0 to 23"),
-        ({"nranks": 25}, "25 ranks asked for"),
+        ({"nranks": 25}, "25 ranks were requested"),
         ({"order": "round_robin", "level": "bxo"}, "did you mean 'box'"),
         ({"order": "round_robin", "level": ["box"]}, "no groups of level"),
         ({"order": None}, "unknown order None"),
