@@ -59,7 +59,7 @@ def begin(launcher, script, *arguments):
 
 
 def nothing_is_left(folder, before):
-    limit = time.monotonic() + 30
+    limit = time.monotonic() + 120
     pids = [int(path.stem) for path in folder.glob("*.pid")]
     assert pids
     own = {name for path in folder.glob("*.sockets") for name in path.read_text().split()}
@@ -73,7 +73,7 @@ def nothing_is_left(folder, before):
 
 def play(case, folder, launcher):
     job, before = begin(launcher, [str(PROGRAMS / "fault_program.py")], case, folder)
-    status = job.wait(timeout=60)
+    status = job.wait(timeout=300)
     nothing_is_left(folder, before)
     assert (status == 0) == (case == "none")
     return {int(path.name): path.read_text() for path in folder.iterdir() if not path.suffix}
@@ -87,8 +87,8 @@ def test_without_a_fault_there_is_no_error(tmp_path):
     ("case", "said"),
     [
         ("dtype", "ranks disagree on the dtype: ranks 0, 1, 3: float32; rank 2: float64"),
-        ("absent from the start", "start of MPI: rank 2 did not come within 4 s"),
-        ("sleeps", "rank 2 did not take part within 2 s"),
+        ("absent from the start", "start of MPI: rank 2 did not come within 15 s"),
+        ("sleeps", "rank 2 did not take part within 5 s"),
         ("raises", "rank 2"),
         ("killed before", "rank 2 died"),
         ("killed", "rank 2 died"),
@@ -109,7 +109,7 @@ def test_under_mpiexec_nothing_is_left_and_whoever_may_speak_names_the_rank(case
     assert all(said.startswith("[2] ") for said in told.values())
     if case in ("size", "absent"):
         assert {0, 1, 3} <= set(told)
-        said = {"size": "the count: ranks 0, 1, 3: 1000; rank 2: 1001", "absent": "rank 2 did not come within 2 s"}[
+        said = {"size": "the count: ranks 0, 1, 3: 1000; rank 2: 1001", "absent": "rank 2 did not come within 5 s"}[
             case
         ]
         assert all(said in told[rank] for rank in (0, 1, 3))
@@ -127,5 +127,5 @@ def test_a_launcher_that_is_stopped_or_killed_leaves_nothing(launcher, number, t
         assert job.poll() is None
         time.sleep(0.05)
     job.send_signal(number)
-    assert job.wait(timeout=60) != 0
+    assert job.wait(timeout=300) != 0
     nothing_is_left(tmp_path, before)
