@@ -85,6 +85,14 @@ def _starts(held: Ints) -> Ints:
     return result
 
 
+@dataclass(slots=True, eq=False)
+class Known:
+    """What has been worked out about a plan: each is computed once."""
+
+    starts: list[Ints | int] | None = None
+    waits: Mapping[int, tuple[int, ...]] | None = None
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
     """A schedule with sizes, made by :func:`simcoll.bind`.
@@ -113,7 +121,8 @@ class Plan:
     ranks: Ints
     protocol: Protocol
     proof: Proof | None
-    _known: dict[str, Any] = field(default_factory=dict, repr=False, init=False)
+    # Not passed on by dataclasses.replace: what is known of a plan does not hold for a changed one.
+    known: Known = field(default_factory=Known, repr=False, init=False)
 
     @property
     def collective(self) -> Collective:
@@ -137,7 +146,7 @@ class Plan:
 
     def _slot_starts(self) -> list[Ints | int]:
         """Slot offsets of input, output and scratch; or the one size of all slots."""
-        if "starts" not in self._known:
+        if self.known.starts is None:
             collective, layout, sizes = self.collective, self.schedule.layout, self.sizes
             rank = np.arange(self.nranks, dtype=np.int64)[:, None]
             scratch = np.broadcast_to(layout.scratch, (self.nranks, layout.scratch_slots))
@@ -151,9 +160,8 @@ class Plan:
                 piece = np.broadcast_to(layout.scratch_pieces, scratch.shape)
                 size = sizes if isinstance(sizes, int) else sizes[scratch]
                 starts[SCRATCH] = _starts((piece + 1) * size // layout.chunks - piece * size // layout.chunks)
-            self._known["starts"] = starts
-        found: list[Ints | int] = self._known["starts"]
-        return found
+            self.known.starts = starts
+        return self.known.starts
 
     def _address(self, rank: Ints, chunk: Ints, region: Ints) -> Ints:
         """Element offset of the start of each chunk; the end of a buffer is the chunk after its last."""
@@ -220,15 +228,14 @@ class Plan:
 
         Keys and values are running numbers over :meth:`steps`. Empty unless two channels touch the same chunk.
         """
-        if "waits" not in self._known:
+        if self.known.waits is None:
             shared = self.proof is None or self.proof.shared_chunks
-            self._known["waits"] = (
+            self.known.waits = (
                 derive_waits(self.transfers, self.nranks, self.schedule.layout.size)
                 if shared and self.nchannels > 1
                 else {}
             )
-        waits: Mapping[int, tuple[int, ...]] = self._known["waits"]
-        return waits
+        return self.known.waits
 
     def buffer_elements(self) -> Ints:
         """Elements of the input, output and scratch storage of every rank: ``[nranks, 3]``.

@@ -173,20 +173,24 @@ def wrong_outputs(schedule: Schedule, ranks: Ints, chunks: Ints) -> NoReturn:
     name = f"rank {rank} {schedule.layout.name(chunk)}"
     wrong = f"{len(ranks)} wrong output chunk{'s' if len(ranks) != 1 else ''} in all"
     wanted = _wanted(schedule, rank, chunk)
-    lines = [f"{schedule}: {name} is wrong at the end ({wrong})", f"  expected: {_list(schedule, wanted)}"]
+    lines = [f"{schedule}: {name} is wrong at the end ({wrong})"]
+    expected = f"  expected: {_list(schedule, wanted)}"
     shows = f"  last written in step {writer}; the counter-example is steps 0..{writer} of 0..{steps - 1}"
     if writer < steps - 1:
         shows += ", for no later step writes it"
     if total > MAX_EXPLAINED:
-        lines += [shows if writer >= 0 else "  never written", f"  (too large to explain: {total:,} transfers)"]
+        lines += [expected, shows if writer >= 0 else "  never written"]
+        lines.append(f"  (too large to explain: {total:,} transfers)")
     else:
         moves, found = history(schedule, rank, chunk)
-        lines.append(f"  found:    {_list(schedule, sorted(found)) or 'nothing'}")
+        fault, reason = _fault(schedule, moves, wanted, found)
+        lines += _decisive(schedule, moves, fault, reason, wanted, found)
+        lines += [expected, f"  found:    {_list(schedule, sorted(found)) or 'nothing'}"]
         lines += _differences(schedule, wanted, found)
         lines.append(shows if writer >= 0 else "  never written")
         if moves:
             lines.append(f"  how {name} came about ({len(moves)} of the {total} transfers):")
-            lines += _story(schedule, moves, wanted, found)
+            lines += _story(schedule, moves, fault, wanted)
     text = "\n".join(lines)
     if writer >= 0:
         raise ScheduleError(text, step=writer, rank=rank, channel=int(lane[stored[chosen]]), chunk=chunk)
@@ -198,7 +202,7 @@ def wrong_outputs(schedule: Schedule, ranks: Ints, chunks: Ints) -> NoReturn:
 
 
 def _differences(schedule: Schedule, wanted: list[Cell], found: Counter[Cell]) -> list[str]:
-    """What is missing (and how far it came), what is too much."""
+    """What is missing, what is too much."""
     missing = [item for item in wanted if not found[item]]
     extra = sorted(item for item in found if item not in wanted)
     twice = [item for item in wanted if found[item] > 1]
@@ -206,8 +210,6 @@ def _differences(schedule: Schedule, wanted: list[Cell], found: Counter[Cell]) -
     for label, items in (("missing", missing), ("not wanted", extra), ("counted more than once", twice)):
         if items:
             lines.append(f"  {label}: {_list(schedule, items)}")
-    if missing:
-        lines.append(f"  {_list(schedule, missing[:1])} {_fate(schedule, missing[0])}")
     return lines
 
 
@@ -236,22 +238,34 @@ def _fault(schedule: Schedule, moves: list[Move], wanted: list[Cell], found: Cou
     return -1, ""
 
 
-def _story(schedule: Schedule, moves: list[Move], wanted: list[Cell], found: Counter[Cell]) -> list[str]:
-    """The transfers up to the one where it goes wrong, or the last, with what each leaves."""
-    fault, reason = _fault(schedule, moves, wanted, found)
+def _decisive(
+    schedule: Schedule, moves: list[Move], fault: int, reason: str, wanted: list[Cell], found: Counter[Cell]
+) -> list[str]:
+    """The transfer that makes it wrong; where there is none, how far what is missing came."""
+    missing = [item for item in wanted if not found[item]]
+    lines = []
+    if fault >= 0:
+        lines += [f"  =>  {_told(schedule, moves[fault], wanted)}", f"          which {reason}"]
+    if missing:
+        mark = "    " if fault >= 0 else "  =>"
+        lines.append(f"{mark}  {_list(schedule, missing[:1])} {_fate(schedule, missing[0])}")
+    return lines
+
+
+def _told(schedule: Schedule, move: Move, wanted: list[Cell]) -> str:
+    """A transfer in words, with what it leaves."""
+    ends = " -> ".join(_list(schedule, [cell]) for cell in (move.src, move.dst))
+    how = f"({OP_NAMES[move.op]}, channel {move.channel})"
+    return f"step {move.step}: {ends} {how}: now {_holds(schedule, move.held, wanted)}"
+
+
+def _story(schedule: Schedule, moves: list[Move], fault: int, wanted: list[Cell]) -> list[str]:
+    """The transfers up to the one that makes it wrong, or the last, with what each leaves."""
     end = len(moves) if fault < 0 else fault + 1
     begin = max(0, end - MAX_LINES)
     lines = [f"      ... {begin} before"] if begin else []
-    for position, move in enumerate(moves[begin:end], begin):
-        ends = " -> ".join(_list(schedule, [cell]) for cell in (move.src, move.dst))
-        mark = "  =>" if position == fault else "    "
-        how = f"({OP_NAMES[move.op]}, channel {move.channel})"
-        lines.append(f"{mark}  step {move.step}: {ends} {how}: now {_holds(schedule, move.held, wanted)}")
-    if fault >= 0:
-        lines.append(f"          which {reason}")
-    if end < len(moves):
-        lines.append(f"      ... {len(moves) - end} after")
-    return lines
+    lines += [f"      {_told(schedule, move, wanted)}" for move in moves[begin:end]]
+    return [*lines, f"      ... {len(moves) - end} after"] if end < len(moves) else lines
 
 
 def _holds(schedule: Schedule, held: Counter[Cell], wanted: list[Cell]) -> str:
