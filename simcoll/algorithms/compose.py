@@ -340,12 +340,12 @@ def staggered(stages: Sequence[Schedule], count: int, lanes: Sequence[int] | Non
     layout = _shared(first.layout, count) if count > 1 else first.layout
     homes = _homes(first.layout, layout)
 
-    def steps() -> Iterator[Step | Repeat]:
+    def steps() -> Iterator[Step]:
         for time in range(count + len(stages) - 1):
             for number, stage in enumerate(stages):
                 if 0 <= time - number < count:
                     for step in stage.steps():
                         new = _placed([step], [time - number], first.layout, homes) if count > 1 else step
-                        yield replace(new, channel=new.channel + lane[number])
+                        yield replace(new, channel=new.channel + lane[number]) if lane[number] else new
 
     return replace(first, layout=layout, source=steps, nchannels=max(lane) + 1)
