@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
+from simcoll.distributed.stores import HashStore
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from simcoll.distributed.stores import HashStore
     from simcoll.torch.rank_threads import RankThread
 
 __all__ = ["RankStore"]
@@ -21,8 +23,7 @@ def _forwarded(name: str) -> Callable[..., Any]:
     def method(self: RankStore, *args: Any) -> Any:
         return self.thread.call(getattr(self.shared, name), *args)
 
-    method.__name__ = name
-    return method
+    return functools.update_wrapper(method, getattr(HashStore, name))
 
 
 class RankStore(dist.Store):
