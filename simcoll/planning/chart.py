@@ -1,4 +1,4 @@
-"""The picture of a sweep: bus bandwidth over size, one line per algorithm, the bound above them."""
+"""The picture of a sweep: bus bandwidth and time over size, a curve for each algorithm, and the bound for all."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import textwrap
 from typing import TYPE_CHECKING, Any
 
 from simcoll.emulator import bus_factor
-from simcoll.planning.sweep import bound_rows
+from simcoll.planning.sweep import best_rows, bound_rows
 from simcoll.units import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from simcoll.planning.sweep import Row
 
@@ -24,13 +24,13 @@ _MARKERS = ("o", "^", "s", "x")
 """One for each round of the colours."""
 
 
-def _curves(rows: Sequence[Row]) -> dict[str, dict[int, float]]:
-    """Best bus bandwidth of each algorithm, over its protocols, in GB/s by size."""
-    curves: dict[str, dict[int, float]] = {}
+def _curves(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """The fastest run of every algorithm at every size, by a label that names the algorithm and these runs' protocols."""
+    algorithms: dict[str, list[Row]] = {}
     for row in rows:
-        curve = curves.setdefault(str(row.choice), {})
-        curve[row.size_bytes] = max(curve.get(row.size_bytes, 0.0), row.busbw / 1e9)
-    return curves
+        algorithms.setdefault(str(row.choice), []).append(row)
+    best = {name: best_rows(own) for name, own in algorithms.items()}
+    return {f"{name} ({', '.join(dict.fromkeys(row.protocol for row in own))})": own for name, own in best.items()}
 
 
 def busbw_svg(title: str, kind: str, nranks: int, rows: Sequence[Row]) -> bytes:
@@ -41,13 +41,18 @@ def busbw_svg(title: str, kind: str, nranks: int, rows: Sequence[Row]) -> bytes:
     from matplotlib import pyplot as plt
 
     with mpl.rc_context({"svg.hashsalt": "simcoll", "svg.fonttype": "none", "font.size": 10}):
-        figure, axes = plt.subplots(figsize=(9, 5), layout="constrained")
-        if not any(row.size_bytes for row in rows):
-            _draw_times(axes, rows)
+        if any(row.size_bytes for row in rows):
+            figure, panels = plt.subplots(2, figsize=(9, 8), sharex=True, layout="constrained")
+            _draw_bandwidths(panels[0], kind, nranks, rows)
+            _draw_latencies(panels[1], rows)
+            _name_sizes(panels[1], rows)
         else:
-            _draw_curves(axes, kind, nranks, rows)
-        axes.set_title(textwrap.fill(title, 90), parse_math=False)
-        axes.spines[["top", "right"]].set_visible(False)
+            figure, panels = plt.subplots(1, figsize=(9, 5), squeeze=False, layout="constrained")
+            panels = panels[0]
+            _draw_times(panels[0], rows)
+        panels[0].set_title(textwrap.fill(title, 90), parse_math=False)
+        for axes in panels:
+            axes.spines[["top", "right"]].set_visible(False)
         stream = io.BytesIO()
         figure.savefig(stream, format="svg", metadata={"Date": None, "Creator": "simcoll"})
         plt.close(figure)
@@ -65,22 +70,44 @@ def _draw_times(axes: Any, rows: Sequence[Row]) -> None:
     axes.grid(axis="x", alpha=0.3)
 
 
-def _draw_curves(axes: Any, kind: str, nranks: int, rows: Sequence[Row]) -> None:
-    for number, (name, curve) in enumerate(_curves(rows).items()):
-        colour = _COLOURS[number % len(_COLOURS)]
-        marker = _MARKERS[number // len(_COLOURS) % len(_MARKERS)]
-        axes.plot(list(curve), list(curve.values()), marker=marker, markersize=3, color=colour, label=name)
+def _draw_curves(axes: Any, rows: Sequence[Row], height: Callable[[Row], float]) -> None:
+    for number, (label, curve) in enumerate(_curves(rows).items()):
+        axes.plot(
+            [row.size_bytes for row in curve], [height(row) for row in curve], markersize=3, label=label,
+            color=_COLOURS[number % len(_COLOURS)], marker=_MARKERS[number // len(_COLOURS) % len(_MARKERS)],
+        )  # fmt: skip
+
+
+def _draw_bound(axes: Any, rows: Sequence[Row], label: str, height: Callable[[Row], float]) -> None:
+    bounds = {row.size_bytes: height(row) for row in bound_rows(rows) if row.bound_fs}
+    axes.plot(list(bounds), list(bounds.values()), linestyle="--", color="grey", label=label)
+
+
+def _draw_bandwidths(axes: Any, kind: str, nranks: int, rows: Sequence[Row]) -> None:
     factor = bus_factor(kind, nranks)
-    bounds = {row.size_bytes: row.size_bytes / row.bound_fs * 1e6 * factor for row in bound_rows(rows) if row.bound_fs}
-    axes.plot(list(bounds), list(bounds.values()), linestyle="--", color="grey", label="upper bound for any schedule")
+    _draw_curves(axes, rows, lambda row: row.busbw / 1e9)
+    _draw_bound(axes, rows, "upper bound for any schedule", lambda row: row.size_bytes / row.bound_fs * 1e6 * factor)
+    axes.set_ylabel("bus bandwidth (GB/s)")
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.3)
+    for text in axes.legend(frameon=False, loc="best").get_texts():
+        text.set_parse_math(False)
+
+
+def _draw_latencies(axes: Any, rows: Sequence[Row]) -> None:
+    """Small sizes, which a linear bandwidth hides; the colours are those of the panel above."""
+    timed = [row for row in rows if row.time_fs]
+    _draw_curves(axes, timed, lambda row: row.time_fs / 1e9)
+    _draw_bound(axes, timed, "lower bound for any schedule", lambda row: row.bound_fs / 1e9)
+    axes.set_ylabel("time (us)")
+    axes.set_yscale("log")
+    axes.grid(alpha=0.3)
+
+
+def _name_sizes(axes: Any, rows: Sequence[Row]) -> None:
     axes.set_xscale("log", base=2)
     sizes = sorted({row.size_bytes for row in rows})
     shown = sizes[:: max(1, len(sizes) // 8)]
     axes.set_xticks(shown, [format_size(size) for size in shown])
     axes.minorticks_off()
     axes.set_xlabel("size")
-    axes.set_ylabel("bus bandwidth (GB/s)")
-    axes.set_ylim(bottom=0)
-    axes.grid(alpha=0.3)
-    for text in axes.legend(frameon=False, loc="best").get_texts():
-        text.set_parse_math(False)

@@ -259,13 +259,17 @@ def _read_gpu(dump: _Dump, element: Element, vertex: int, busid: str) -> None:
         if link.tag in {"nvlink", "xgmi"}
     ]
     for target, _, number in bundles:
+        if target == busid:
+            raise ConfigError(
+                f"GPU {busid}: a link to itself, which leaves open which GPUs are joined; expected another busid as target"
+            )
         if not 1 <= number <= 1000:
             raise ConfigError(f"GPU {busid}: {number} links to {target!r}; expected 1 to 1000")
     dump.gpus.append(
         _Gpu(
             vertex=vertex,
             rank=_integer(element, "rank", _integer(element, "dev", len(dump.gpus))),
-            sm=_integer(element, "sm", 0),
+            sm=_compute_capability(element, busid),
             gcn=element.get("gcn", ""),
             busid=busid,
             links=tuple(bundles),
@@ -273,9 +277,28 @@ def _read_gpu(dump: _Dump, element: Element, vertex: int, busid: str) -> None:
     )
 
 
+def _compute_capability(element: Element, busid: str) -> int:
+    """What tells the speed of an NVLink; AMD GPUs have ``gcn`` for that."""
+    expected = "expected the compute capability, such as sm='90'"
+    sm = _integer(element, "sm", 0)
+    if element.get("gcn"):
+        return sm
+    if "sm" not in element.attrib:
+        raise ConfigError(f"<gpu> of <pci busid={busid!r}> has no sm; {expected}")
+    if not 10 <= sm <= 999:
+        raise ConfigError(f"<gpu> of <pci busid={busid!r}>: sm='{sm}' is no GPU; {expected}")
+    return sm
+
+
 def _read_nic(dump: _Dump, element: Element, parent: int | None, pcie: int | None) -> None:
-    """A card counts with the sum of its ports; ports without a speed, as of a DPU's host side, do not count."""
-    speeds = [_integer(net, "speed", 0) for net in element if net.tag == "net"]
+    """A card counts with the sum of its ports; ports of speed 0 or -1, as of a DPU's host side, do not count."""
+    ports = [net for net in element if net.tag == "net"]
+    for net in ports:
+        if "speed" not in net.attrib:
+            raise ConfigError(
+                f"<net name={net.get('name', '')!r}> has no speed; expected Mbit/s, such as speed='200000'"
+            )
+    speeds = [_integer(net, "speed", 0) for net in ports]
     usable = sum(speed for speed in speeds if speed > 0)
     home = parent if parent is not None else (dump.cpus[0][0] if dump.cpus else None)
     if usable and home is not None:
@@ -285,6 +308,10 @@ def _read_nic(dump: _Dump, element: Element, parent: int | None, pcie: int | Non
 def _scale_up(dump: _Dump, gpus: list[_Gpu]) -> tuple[Fraction, Fraction, str]:
     """Add NVLink or xGMI links; line rate and expected rate of one, and the generation."""
     sm, gcn = gpus[0].sm, gpus[0].gcn
+    for gpu in gpus:
+        if (gpu.sm, gpu.gcn) != (sm, gcn):
+            kinds = ", ".join(f"{each.busid} has {_kind(each)}" for each in (gpus[0], gpu))
+            raise ConfigError(f"GPUs of two kinds: {kinds}; expected one kind, since link speeds follow from it")
     if gcn and gcn not in _XGMI and any(gpu.links for gpu in gpus):
         valid = ", ".join(_XGMI)
         raise ConfigError(f"the speed of xGMI links of AMD GPUs of kind gcn={gcn!r} is not known here; known: {valid}")
@@ -309,6 +336,10 @@ def _scale_up(dump: _Dump, gpus: list[_Gpu]) -> tuple[Fraction, Fraction, str]:
         for other, number in direct.items():
             dump.links.add(gpu.vertex, other, int(number * raw * GBps), NVLINK_FS, "nvlink")
     return raw, expected, generation
+
+
+def _kind(gpu: _Gpu) -> str:
+    return f"gcn={gpu.gcn!r}" if gpu.gcn else f"sm='{gpu.sm}'"
 
 
 def _rails(dump: _Dump, gpus: list[_Gpu]) -> tuple[list[list[_Card]], list[int]]:

@@ -319,3 +319,58 @@ def test_a_folded_run_without_a_trace_hash_says_so(capsys):
     machine = ["-t", "superpod-h100", "-a", "ring", "-p", "ideal"]
     assert main(["perf", "all_reduce", *machine, "-b", "1M", "-e", "1M"]) == 0
     assert "0 wrong. no trace hash" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("machine", "named"),
+    [
+        ("mi300x", "topology 'mi300x', whose GPUs are of generation 'cdna3'"),
+        ("crossbar", "topology 'crossbar', which names no GPU generation"),
+        ("pair.toml", "topology 'pair', which names no GPU generation"),
+    ],
+)
+def test_machines_without_constants_of_nccl_run_under_ideal(folder, capsys, machine, named):
+    (folder / "pair.toml").write_text(PAIR)
+    small = ["perf", "all_reduce", "-t", machine, "-a", "ring", "-b", "1K", "-e", "1K"]
+    assert main(small) == 0
+    out = capsys.readouterr().out
+    assert f"# protocol ideal: NCCL has no constants for {named}\n" in out
+    assert re.search(r"^ +1024 .* ring ideal ", out, re.MULTILINE)
+    assert main([*small, "-p", "LL"]) == 2
+    error = capsys.readouterr().err
+    assert f"not for {named}; use protocol 'ideal'" in error
+
+
+def test_a_generation_of_one_s_own_file_brings_the_constants(folder, capsys):
+    (folder / "pair.toml").write_text(PAIR + '[traits]\ngeneration = "ampere"\n')
+    assert main(["perf", "all_reduce", "-t", "pair.toml", "-a", "ring", "-b", "1K", "-e", "1K"]) == 0
+    out = capsys.readouterr().out
+    assert "NCCL has no constants" not in out
+    assert "ring LL" in out
+
+
+def test_the_picture_has_bandwidth_and_time_and_names_protocols(folder):
+    assert main(["run", "small.toml"]) == 0
+    picture = (folder / "out" / "small" / "busbw.svg").read_text()
+    assert all(text in picture for text in ("bus bandwidth (GB/s)", "time (us)", "ring (LL"))
+    assert all(text in picture for text in ("upper bound for any schedule", "tree:channels=2 (LL"))
+
+
+def test_one_rank_takes_no_time_and_has_a_picture(folder):
+    (folder / "one.toml").write_text(PAIR.replace("nranks = 2", "nranks = 1"))
+    text = SCENARIO.replace('"dgx-a100"\nnodes = 2', '"one.toml"').replace('["LL", "Simple"]', '["ideal"]')
+    (folder / "alone.toml").write_text(text)
+    assert main(["run", "alone.toml"]) == 0
+
+
+def test_show_draws_before_it_prints(folder, monkeypatch):
+    """A reader that closes the pipe at once still finds the files."""
+
+    def closed(*arguments):
+        raise BrokenPipeError
+
+    monkeypatch.setattr("simcoll.planning.drawing.schedule_lines", closed)
+    monkeypatch.setattr("os.dup2", lambda *_: None)
+    assert main(["show", "ring", "-n", "4", "--svg", "ring.svg", "--json", "ring.json"]) == 0
+    assert ET.parse(folder / "ring.svg").getroot().tag.endswith("svg")
+    assert (folder / "ring.json").exists()

@@ -292,3 +292,40 @@ def test_a_folder_in_place_of_a_result_is_refused(folder, capsys):
     assert main(["run", "scenario.toml", "-o", "out"]) == 2
     assert "trace.json.gz" in capsys.readouterr().err
     assert [path.name for path in Path("out").iterdir()] == ["trace.json.gz"]
+
+
+def test_no_traceback_reaches_a_user(folder, monkeypatch, capsys):
+    from realcoll.__main__ import main as realcoll
+
+    def broken(*arguments, **options):
+        raise KeyError("a bug\nin two lines")
+
+    monkeypatch.setattr("simcoll.units.parse_size", broken)
+    for name, command, arguments in (
+        ("simcoll", main, ["perf", "all_reduce"]),
+        ("realcoll", realcoll, ["perf", "all_reduce", "-t", "local"]),
+    ):
+        monkeypatch.delenv("SIMCOLL_TRACEBACK", raising=False)
+        assert command(arguments) == 3
+        message = capsys.readouterr().err
+        assert message.startswith(f"{name}: unexpected KeyError: 'a bug")
+        assert message.count("\n") == 1
+        assert "please report it" in message
+        monkeypatch.setenv("SIMCOLL_TRACEBACK", "1")
+        assert command(arguments) == 3
+        assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "option"),
+    [
+        ("perf all_reduce --nodes 2.5", "--nodes '2.5'"),
+        ("perf all_reduce --nodes two", "--nodes 'two'"),
+        ("perf broadcast -r 1.0", "-r '1.0'"),
+        ("show ring -n 4.5", "-n '4.5'"),
+        ("show ring --limit 1e3", "--limit '1e3'"),
+    ],
+)
+def test_a_fraction_is_refused_where_a_whole_number_is_meant(arguments, option, capsys):
+    assert main(arguments.split()) == 2
+    assert capsys.readouterr().err == f"simcoll: {option}: expected a whole number, such as 2\n"

@@ -271,3 +271,31 @@ def test_dumps_load_by_path_and_refuse_other_changes(tmp_path):
         load_topology(path, nic__bandwidth="3 GB/s")
     with pytest.raises(ConfigError, match="nodes: 0 is out of range"):
         load_topology(path, nodes=0)
+
+
+def two(first, second):
+    return system(cpu(0, first + second))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (two_socket_hopper().replace(b' sm="90"', b"", 1), "<gpu> of <pci busid='0000:00:01.0'> has no sm"),
+        (two(gpu("0:1.0", 0, sm=-1), gpu("0:2.0", 1)), "<gpu> of <pci busid='0:1.0'>: sm='-1' is no GPU"),
+        (two(gpu("0:1.0", 0, sm=90), gpu("0:2.0", 1, sm=80)), "0:1.0 has sm='90', 0:2.0 has sm='80'"),
+        (
+            two(gpu("0:1.0", 0, extra='gcn="gfx942"'), gpu("0:2.0", 1, extra='gcn="gfx90a"')),
+            "0:1.0 has gcn='gfx942', 0:2.0 has gcn='gfx90a'",
+        ),
+        (
+            two(gpu("0:1.0", 0, '<nvlink target="0:1.0" count="2" tclass="0x030200"/>'), gpu("0:2.0", 1)),
+            "GPU 0:1.0: a link to itself",
+        ),
+        (two_socket_hopper().replace(b' speed="200000"', b"", 1), "<net name='m0'> has no speed; expected Mbit/s"),
+    ],
+)
+def test_what_link_speeds_follow_from_is_never_guessed(content, message):
+    with pytest.raises(ConfigError) as error:
+        parse_nccl_xml(content, file="dump.xml")
+    assert message in str(error.value)
+    assert str(error.value).startswith("dump.xml: ")
