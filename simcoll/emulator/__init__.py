@@ -1,9 +1,11 @@
 """Plays a plan on a topology: how long it takes, link by link, and what data it leaves.
 
-``model`` holds the rules of time and nothing else does; ``fabric`` the clock and the links; ``engine`` the SimPy
-player of plans, with ``messages`` (plan steps to messages), ``dataplane`` (buffers) and ``digest`` (the trace hash);
-``floor`` the latency floor; ``trace`` the timeline file; ``run`` the one call. Nothing here knows of protocols by
-name, of algorithms, or of files of topologies.
+``model`` holds the rules of time and nothing else does; ``run`` is the one call, ``result`` its record, ``paths`` the
+choice of an engine. ``engine`` is the SimPy player of plans, with ``fabric`` (clock and links), ``messages`` (plan
+steps to messages) and ``score`` (a plan to be played many times); ``fast`` the compiled loops; ``quotient`` the
+classes that behave alike. ``dataplane`` has the buffers, ``budget`` the memory that they take, ``digest`` the trace
+hash, ``floor`` the latency floor, ``trace`` the timeline file. Nothing here knows of protocols by name, of
+algorithms, or of files of topologies.
 """
 
 from simcoll.emulator.engine import Observer, Player
