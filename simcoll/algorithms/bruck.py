@@ -36,9 +36,9 @@ def _distances(nranks: int) -> list[int]:
     pattern="tree",
 )
 def all_gather(collective: Collective) -> Schedule:
-    """Rank r gets from rank r + 2^k all blocks that that one has: its own and the following ones, up to 2^k.
+    """In step k, rank r receives the min(2^k, n - 2^k) consecutive blocks held by rank r + 2^k, starting with that rank's own.
 
-    Blocks stay in their own slots; what runs over the end of the buffer is a second transfer of the same step.
+    Blocks stay in their own slots; those beyond the end of the buffer are a second transfer of the same step.
     """
     n = collective.nranks
     layout = Layout(collective)

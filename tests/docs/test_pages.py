@@ -76,3 +76,12 @@ def test_the_table_of_algorithms_is_printed_from_the_registry(request):
     if request.config.getoption("--bless"):
         ALGORITHM_PAGE.write_text(printed)
     assert ALGORITHM_PAGE.read_text() == printed
+
+
+def test_quoted_algorithms_are_those_of_the_source():
+    text = (ROOT / "docs" / "explanation" / "algorithms.md").read_text()
+    quotes = re.findall(r"^```py\n(.*?)\n```$", text, flags=re.DOTALL | re.MULTILINE)
+    sources = [path.read_text() for path in sorted((ROOT / "simcoll" / "algorithms").glob("*.py"))]
+    assert len(quotes) == 5
+    for quote in quotes:
+        assert any(f"\n{quote}\n" in source for source in sources), quote
