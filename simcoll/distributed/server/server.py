@@ -265,7 +265,7 @@ class Server(threading.Thread):
         self._timer_s = math.inf
         self._peers: dict[Peer, None] = {}
         self._strangers: dict[Peer, None] = {}  # of the peers, those that have not introduced themselves
-        self._most_peers = min(limits.max_connections, _descriptors() - _SPARE_DESCRIPTORS)
+        self._most_peers = min(limits.max_connections, _free_descriptors())
         self._holders = 1
         self._holders_lock = threading.Lock()
         self._pid = os.getpid()
@@ -390,6 +390,7 @@ class Server(threading.Thread):
         self.loop.call_later(min(_SWEEP_S, self.limits.handshake_s / 4, self.limits.request_s / 4), self._sweep)
 
 
-def _descriptors() -> int:
-    """How many files this process may have open."""
-    return os.sysconf("SC_OPEN_MAX") if hasattr(os, "sysconf") else 1 << 16
+def _free_descriptors() -> int:
+    """How many connections the limit of open files allows."""
+    most = os.sysconf("SC_OPEN_MAX") if hasattr(os, "sysconf") else -1
+    return max(most - _SPARE_DESCRIPTORS, most // 2) if most >= 0 else 1 << 16

@@ -413,6 +413,18 @@ def test_too_many_connections():
         others[1].close()
 
 
+@pytest.mark.parametrize(("most", "room"), [(-1, 20), (40, 20), (1000, 20), (8, 4)])
+def test_the_limit_of_open_files_bounds_connections(most, room, monkeypatch):
+    monkeypatch.setattr(os, "sysconf", lambda _: most)  # -1: there is none
+    with master() as store:
+        others = [store.clone() for _ in range(room - 1)]
+        if most in (8, 40):
+            with pytest.raises(DistNetworkError, match="closed by the other side"):
+                client(store.port, timeout=SECOND)
+        for other in others:
+            other.close()
+
+
 def client_when_there_is_room(port):
     for _ in range(100):
         with contextlib.suppress(DistNetworkError):
