@@ -1,4 +1,4 @@
-"""Proof that nobody leaves a barrier before all have entered."""
+"""Proof that no rank leaves a barrier before every rank has entered."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ __all__ = ["check_barrier"]
 
 
 def check_barrier(schedule: Schedule) -> tuple[int, int]:
-    """Check that every rank hears, directly or not, of every rank's entry. Numbers of steps and of messages.
+    """Check that every rank learns of every rank's arrival. Returns the numbers of steps and of messages.
 
-    Channels are independent, so what a rank hears on one it cannot pass on on another: knowledge is that of a lane.
+    Channels are independent: what arrives on one cannot be forwarded on another, so knowledge is kept per rank and channel.
 
     Raises
     ------
     ScheduleError
-        Naming a rank that may leave early, the last message to it, and how far the news of one that it does not hear of get.
+        Naming a rank that may leave early, the last message to it, and where an arrival that does not reach it is last forwarded.
     """
     n, channels = schedule.nranks, schedule.nchannels
     heard = np.zeros((n * channels, -(-n // 8)), np.uint8)
@@ -50,23 +50,26 @@ def _leaves_early(schedule: Schedule, rank: int, absent: list[int]) -> NoReturn:
     lines = [
         f"{schedule}: rank {rank} may leave before rank {shown} has entered: no chain of messages leads here from there"
     ]
-    heard = _last_message(schedule, rank, told=False)
-    lines.append(f"  rank {rank} hears last {_sent(heard)}" if heard else f"  rank {rank} hears nothing")
-    told = _last_message(schedule, absent[0], told=True)
-    lines.append(
-        f"  news of rank {absent[0]} are told last {_sent(told)}" if told else f"  rank {absent[0]} tells nobody"
-    )
+    heard, told = _last_message(schedule, rank, told=False), _last_message(schedule, absent[0], told=True)
+    if heard:
+        lines.append(f"  the last message to rank {rank} comes {_sent(heard)}")
+    else:
+        lines.append(f"  rank {rank} receives no message")
+    if told:
+        lines.append(f"  rank {absent[0]}'s arrival is last forwarded {_sent(told)}")
+    else:
+        lines.append(f"  rank {absent[0]} sends no message")
     step, _, _, channel = heard or told or (None, None, None, 0 if schedule.nchannels == 1 else None)
     raise ScheduleError("\n".join(lines), step=step, rank=rank, channel=channel)
 
 
 def _sent(message: tuple[int, int, int, int]) -> str:
     step, src, dst, channel = message
-    return f"in step {step}, by rank {src} to rank {dst} (channel {channel})"
+    return f"in step {step}, from rank {src} to rank {dst} (channel {channel})"
 
 
 def _last_message(schedule: Schedule, rank: int, *, told: bool) -> tuple[int, int, int, int] | None:
-    """Step, source, destination and channel of the last message to a rank, or (``told``) with news of it to one that had none."""
+    """Step, source, destination and channel of the last message to a rank, or (``told``) that tells another of its arrival."""
     channels, last = schedule.nchannels, None
     knows = np.zeros(schedule.nranks * channels, np.bool_)
     knows[rank * channels : (rank + 1) * channels] = True

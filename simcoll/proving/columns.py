@@ -1,4 +1,8 @@
-"""Some chunks of a schedule followed on every rank, transfer by transfer: the part of a proof by symmetry that looks at data."""
+"""Some chunks of a schedule followed on every rank, transfer by transfer: the part of a proof by symmetry that looks at data.
+
+Plain lists of numbers, not arrays: of a step only a few transfers touch the chosen chunks, and numpy would spend longer on calling
+than on computing.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +78,7 @@ def follow(schedule: Schedule, chunks: Ints, image_ranks: Callable[[Ints, Ints],
             raise fail(
                 number, max(targets, key=targets.count), "is written by several transfers, which the full proof follows"
             )
-        values = [(held[row], tree[row], image[row]) for row in sources]
+        values = [(held[row], tree[row], image[row]) for row in sources]  # all reads come before the first write
         for source, target, reduce, (value, made, other) in zip(sources, targets, reduces, values, strict=True):
             if not made:
                 raise fail(number, source, "is read but holds nothing yet")
@@ -177,6 +181,8 @@ def _check_writable(schedule: Schedule, number: int, rank: Ints, chunk: Ints) ->
 def _turns(schedule: Schedule, block: Repeat, first: int, place: Ints, width: int) -> Iterator[tuple[int, Moves]]:
     """The transfers of a repeat between chunks with a place: the turns in which each transfer is there come from one congruence."""
     chunks, base, modulus = np.flatnonzero(place >= 0), block.base, block.modulus
+    # Chunk c is touched in turn t by the transfer at place p when p + t * stride = c modulo the window: one linear congruence for
+    # each pair, so that the turns are computed and not searched. Its solutions come every ``period`` turns, if there are any.
     common = int(np.gcd(block.stride % modulus, modulus)) if block.stride % modulus else modulus
     period = modulus // common
     inverse = pow(block.stride % modulus // common, -1, period) if period > 1 else 0

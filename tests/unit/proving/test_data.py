@@ -245,8 +245,8 @@ FAULTS = {
     ("step 0: only a barrier has sync transfers",), {"step": 0}),
     "a barrier that a rank leaves early": (
         made(Collective("barrier", 3), [transfers([0, 1], 0, 2, 0, op=SYNC), transfers(2, 0, 0, 0, op=SYNC)]),
-        ("rank 1 may leave before rank 0, 2 has entered", "rank 1 hears nothing",
-            "news of rank 0 are told last in step 0, by rank 0 to rank 2 (channel 0)"),
+        ("rank 1 may leave before rank 0, 2 has entered", "rank 1 receives no message",
+            "rank 0's arrival is last forwarded in step 0, from rank 0 to rank 2 (channel 0)"),
         {"rank": 1, "step": 0, "channel": 0, "chunk": None},
     ),
 }  # fmt: skip

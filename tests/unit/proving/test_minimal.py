@@ -188,7 +188,7 @@ def prefix(schedule, count):
 def check_fields(schedule, error):
     """An error names step, rank, channel and chunk; what may be missing, and when, stands here."""
     text, barrier = str(error), schedule.collective.kind == "barrier"
-    nothing_to_name = "is read by no transfer" in text or ("hears nothing" in text and "tells nobody" in text)
+    nothing_to_name = "is read by no transfer" in text or ("receives no message" in text and "sends no message" in text)
     assert error.rank is not None
     assert (error.chunk is None) == (barrier and "may leave before" in text)
     assert error.step is not None or nothing_to_name
@@ -210,7 +210,7 @@ def check_prefix(schedule, error):
     """The smallest number of steps that shows the fault: one less does not."""
     if "may leave before" in str(error):
         later = list(schedule.steps())[0 if error.step is None else error.step + 1 :]
-        heard_last = "hears last" in str(error)
+        heard_last = "the last message to rank" in str(error)
         assert not heard_last or not any((step.dst_rank == error.rank).any() for step in later)
         return
     if "is wrong at the end" in str(error):
