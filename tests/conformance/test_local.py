@@ -22,6 +22,7 @@ def test_the_selection_covers_the_pairs():
     assert {case.op for case in cases} == set(OPS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ALL, ids="-".join)
 def test_results_are_those_of_the_definition_and_of_the_emulator(algorithm):
     for case in select():

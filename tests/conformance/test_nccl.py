@@ -32,6 +32,7 @@ def fake(monkeypatch):
     return install(monkeypatch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"channel_streams": True}], ids=str)
 def test_stand_in_gives_the_results_of_the_emulator(options, fake):
     transport = realcoll.NcclTransport(**options)

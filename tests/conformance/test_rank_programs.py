@@ -29,6 +29,7 @@ def differences(got, expected):
     ]
 
 
+@pytest.mark.slow
 def test_the_program_calls_everything_and_its_order_of_adding_shows():
     source = Path(every_call.__file__).read_text(encoding="utf-8")
     collectives = [
@@ -48,6 +49,7 @@ def test_arrays_are_equal_on_threads(n):
     assert differences(got, emulated(n)) == []
 
 
+@pytest.mark.slow
 @needs_mpi
 @pytest.mark.parametrize("n", [2, 4, 8])
 def test_arrays_are_equal_on_processes(n, tmp_path, monkeypatch):
@@ -115,6 +117,7 @@ def test_faults_are_named_on_threads():
     assert wrongly_told(on_threads(cases, 3)) == []
 
 
+@pytest.mark.slow
 @needs_mpi
 def test_faults_are_named_on_processes(tmp_path, monkeypatch):
     monkeypatch.setenv("SIMCOLL_BACKEND", "mpi")

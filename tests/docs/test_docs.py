@@ -76,6 +76,7 @@ def commands(block):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("at_root")
 @pytest.mark.parametrize("page", [p for p in PAGES if p.exists()], ids=lambda p: str(p.relative_to(ROOT)))
 def test_examples(page, monkeypatch):

@@ -17,6 +17,7 @@ MODULES = sorted(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODULES)
 def test_docstring_examples(name):
     # What drives hardware, or PyTorch, needs packages that not every machine has.

@@ -36,6 +36,7 @@ def test_the_judge_accepts_every_shipped_schedule(algorithm):
         assert right(schedule, 1, plays=2), schedule
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=named)
 def test_every_wrong_mutant_is_rejected(algorithm):
     tally = Tally()
@@ -102,6 +103,7 @@ def test_a_barrier_by_hand():
         verify(early)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=named)
 def test_a_rebuilt_schedule_is_the_same_schedule(algorithm):
     # Otherwise what is rejected would be the rebuilding, not the fault.

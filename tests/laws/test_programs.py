@@ -6,6 +6,7 @@ A failure prints the program as a value: ``replay(n, program)`` runs it again.
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 
@@ -145,6 +146,7 @@ def replay(n, program):
     return dist.spawn(body, n).trace_hash
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
 @given(programs())
 def test_programs_do_what_their_collectives_mean(case):

@@ -47,6 +47,7 @@ def test_modules_are_short():
     assert [(name(p), n) for p in MODULES if (n := len(p.read_text(encoding="utf-8").splitlines())) > MAX_LINES] == []
 
 
+@pytest.mark.slow
 def test_functions_are_short():
     long = [
         (name(path), node.name, lines)
@@ -169,6 +170,7 @@ def calls(path, function):
     ]
 
 
+@pytest.mark.slow
 def test_only_the_command_line_prints():
     allowed = (*PRINTERS, "realcoll/")
     assert [
@@ -186,6 +188,7 @@ def test_nothing_is_left_to_do():
     assert [name(p) for p in MODULES if marks.search(p.read_text(encoding="utf-8"))] == []
 
 
+@pytest.mark.slow
 def test_nothing_global_changes():
     # A module-level empty list, dict or set is there to be filled.
     found = []

@@ -102,6 +102,7 @@ def time_fs(collective, algorithm, n, vector_bytes, alpha_fs=ALPHA_FS, gamma_fs=
     return emulate(plan, crossbar(n, "1 TB/s", alpha_fs), data="none", bound=False).time_fs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("collective", "algorithm"), FORMS)
 def test_times_equal_the_closed_form(collective, algorithm):
     form, ranks = FORMS[collective, algorithm]

@@ -115,6 +115,7 @@ def cost_fs(form, vector):
     return A * ALPHA_FS + B * vector * BETA_FS + G * vector * GAMMA_FS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("collective", "algorithm"), FORMS)
 def test_times_equal_the_closed_form(collective, algorithm):
     form, ranks = FORMS[collective, algorithm]
@@ -168,6 +169,7 @@ def test_hierarchical_in_many_pieces_takes_the_longer_of_its_phases(collective, 
     assert longer <= hierarchical_fs(collective, m, g, vector, pieces=64) < 1.1 * longer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("m", "g"), BOXES)
 def test_hierarchical_broadcast_in_many_pieces_goes_down_a_chain(m, g):
     # Between boxes every GPU then sends once what it got, whatever the number of boxes.
@@ -176,6 +178,7 @@ def test_hierarchical_broadcast_in_many_pieces_goes_down_a_chain(m, g):
     assert longer <= hierarchical_fs("broadcast", m, g, vector, pieces=64) < 1.1 * longer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [3, 4, 7, 16, 33])
 @pytest.mark.parametrize("pieces", [1, 2, 5, 12])
 def test_pipelined_chain(n, pieces):
@@ -224,6 +227,7 @@ def test_double_trees_of_nccl():
         assert both <= {0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("collective", "vectors"), [("broadcast", 1), ("reduce", 1), ("all_reduce", 2)])
 def test_double_trees_use_the_full_bandwidth(collective, vectors):
     # Sanders, Speck, Träff: with many pieces the time tends to that of the vector (all-reduce: of two).
@@ -234,6 +238,7 @@ def test_double_trees_use_the_full_bandwidth(collective, vectors):
         assert vectors < found / (vector * BETA_FS) < 1.15 * vectors
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dims", [(8,), (4, 4), (3, 3), (3, 3, 3), (4, 4, 4), (2,), (2, 2), (2, 2, 2)])
 @pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "reduce_scatter"])
 def test_torus_uses_all_links(collective, dims):
@@ -276,6 +281,7 @@ def test_swing_on_a_torus_is_nearer_than_halving(dims):
     assert times[0] < 0.7 * times[1]
 
 
+@pytest.mark.slow
 def test_pipelined_hierarchy_overlaps_boxes_and_rails():
     # Four DGX H100: 450 GB/s and 0.7 us inside a box of 8, 50 GB/s and 2.8 us on each rail.
     machine, boxes, box, vector = load_topology("dgx-h100", nodes=4), 4, 8, 1 << 33
@@ -292,6 +298,7 @@ def test_pipelined_hierarchy_overlaps_boxes_and_rails():
     assert alone / overlapped > 1.78
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("collective", ["all_gather", "reduce_scatter", "broadcast", "all_to_all"])
 def test_pieces_help_every_hierarchical_collective(collective):
     machine, vector = load_topology("dgx-h100", nodes=2), 1 << 30
@@ -316,6 +323,7 @@ def multiplying_fs(n, radix, size, beta_fs, gamma_fs):
     return total if members == n else total + 2 * (ALPHA_FS + size * beta_fs) + size * gamma_fs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("radix", range(2, 9))
 def test_recursive_multiplying_takes_its_closed_form(radix):
     # 420 GB/s can be shared by up to seven messages without a remainder.
@@ -338,6 +346,7 @@ def test_recursive_multiplying_of_two_takes_as_long_as_recursive_doubling():
         assert len(times) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("radix", range(2, 9))
 def test_recursive_multiplying_adds_in_one_order_on_all_ranks(radix):
     for n in range(1, 34):

@@ -71,6 +71,7 @@ def collectives(kind, n, roots):
     return [which.placed_in(in_place=in_place) for which in found for in_place in (False, True)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("collective", "name"), CASES)
 def test_proved_for_every_number_of_ranks_and_root(collective, name):
     for n in RANKS:
@@ -84,6 +85,7 @@ def test_proved_for_every_number_of_ranks_and_root(collective, name):
                 verify(simcoll.schedule(which, name, **params))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("collective", "name"), CASES)
 def test_reduction_order_is_as_claimed(collective, name):
     claim = find_algorithm(collective, name).order
@@ -109,6 +111,7 @@ def counts_of(collective, n):
     return [0] if collective == "barrier" else counts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("collective", "name"), CASES)
 def test_data_equals_the_definition(collective, name):
     for n in DATA_RANKS:

@@ -79,6 +79,7 @@ def lines_of(found):
     return {params: line for params, line in lines.items() if set(line) - set("- ")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", RECORDED)
 def test_schedules_are_those_recorded(key):
     (found,) = [a for a in ALGORITHMS if f"{a.collective} {a.name}" == key]

@@ -94,6 +94,7 @@ def test_trees_reach_the_best_cut(name, backwards):
     assert packing.ratio == all_gather_cut(topology, backwards=backwards).ratio
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(40))
 def test_irregular_graphs_of_direct_links(seed):
     topology = irregular(seed)
@@ -116,6 +117,7 @@ def test_trees_of_an_all_reduce_reach_the_bound(name):
     assert bound <= seconds(topology, together, sum(outward.shares)) <= bound * Fraction(1005, 1000)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "link"), [(lambda rate: crossbar(4, rate), "gpu1 -> switch"), (lambda rate: torus([3], rate), 0)]
 )
@@ -138,6 +140,7 @@ def test_shares_by_hand():
     assert [Fraction(share, sum(shares)) for share in shares] == [Fraction(2, 5), *[Fraction(1, 5)] * 3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["all_gather", "reduce_scatter", "all_reduce"])
 @pytest.mark.parametrize("lost", [False, True])
 def test_routes_that_leave_links_idle_are_known_to_the_bound(kind, lost):

@@ -75,6 +75,7 @@ def random_graph(seed):
     return from_networkx(graph, gpus_forward=True) if nx.is_strongly_connected(graph) else None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_exact_is_the_optimum_and_nothing_is_above_it(kind):
     said = {True: 0, False: 0}

@@ -56,6 +56,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_run_writes_four_files(folder, capsys):
     assert main(["run", "small.toml"]) == 0
     printed = capsys.readouterr()
@@ -81,6 +82,7 @@ def test_run_writes_four_files(folder, capsys):
     assert [int(line.split()[0]) for line in table] == [8, 128, 2048, 32768, 524288]
 
 
+@pytest.mark.slow
 def test_same_input_same_bytes(folder):
     assert main(["run", "small.toml", "--output", "a"]) == 0
     subprocess.run(
@@ -93,6 +95,7 @@ def test_same_input_same_bytes(folder):
         assert (folder / "a" / name).read_bytes() == (folder / "b" / name).read_bytes(), name
 
 
+@pytest.mark.slow
 def test_what_played_the_runs_is_told_on_the_terminal_and_in_the_files(folder, capsys):
     assert main(["run", "small.toml"]) == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("# engine ")]
@@ -106,6 +109,7 @@ def test_what_played_the_runs_is_told_on_the_terminal_and_in_the_files(folder, c
         assert "wall_s" not in run
 
 
+@pytest.mark.slow
 def test_why_there_was_no_quotient_is_told(capsys):
     pytest.importorskip("numba")
     machine = ["-t", "dgx-h100", "--nodes", "8"]
@@ -121,6 +125,7 @@ def test_why_there_was_no_quotient_is_told(capsys):
     assert "(no quotient: too little symmetry" in lone
 
 
+@pytest.mark.slow
 def test_what_is_named_twice_runs_once(folder, capsys):
     text = SCENARIO.replace('["ring", "tree:channels=2"]', '["ring", "ring", "tree"]').replace(
         '["LL", "Simple"]', '["LL", "LL"]'
@@ -194,6 +199,7 @@ def test_a_scenario_may_name_a_topology_beside_it(folder):
     assert next(run["time_fs"] for run in results["runs"] if run["choice"] == "ring") == 2 * (10**9 + 400_000)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("collective", sorted({found.collective for found in ALGORITHMS}))
 def test_perf_every_collective(collective, capsys):
     assert (
@@ -206,6 +212,7 @@ def test_perf_every_collective(collective, capsys):
     assert all(row[8] == "0" for row in rows)  # #wrong
 
 
+@pytest.mark.slow
 def test_perf_leaves_out_what_does_not_fit(folder, capsys):
     assert main(["perf", "all_gather", "-t", "dgx-h100", "--nodes", "1", "-b", "1K", "-e", "1K", "-p", "ideal"]) == 0
     out = capsys.readouterr().out
@@ -265,6 +272,7 @@ def test_help(argv, capsys):
     assert printed.err == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("argv", [["list", "topologies"], ["show", "ring", "-n", "64", "--limit", "100000"]])
 def test_a_reader_that_leaves_early(argv):
     """The pipe breaks in the middle of a long output, or only when Python flushes a short one."""
@@ -314,6 +322,7 @@ def test_a_factor_is_a_whole_number(capsys):
     assert "-f '1.5': expected a whole number" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_folded_run_without_a_trace_hash_says_so(capsys):
     pytest.importorskip("numba")
     machine = ["-t", "superpod-h100", "-a", "ring", "-p", "ideal"]

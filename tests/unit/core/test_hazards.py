@@ -126,6 +126,7 @@ def inherited(steps, needed):
         pairs |= more
 
 
+@pytest.mark.slow
 def test_waits_cover_every_hazard_and_nothing_else():
     seen = [0, 0]
     for seed in range(400):

@@ -48,6 +48,7 @@ def test_a_result_fits_in_five_lines(how):
     assert len(repr(shown).splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_a_large_result_fits_as_well():
     shown = result(1024, data="none", keep=True)
     assert len(lines(shown)) <= 5

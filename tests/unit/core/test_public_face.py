@@ -34,6 +34,7 @@ def test_dir_shows_the_public_names_only_whatever_was_imported():
     assert {"__doc__", "__version__", "__file__"} <= set(dir(simcoll))
 
 
+@pytest.mark.slow
 def test_types_are_there_without_being_imported_and_the_emulator_is_not():
     code = (
         "import sys, simcoll; assert 'simcoll.emulator' not in sys.modules and 'simcoll.topology' not in sys.modules; "

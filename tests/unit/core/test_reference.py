@@ -67,6 +67,7 @@ FACTORS = (0.3, -0.1, 0.5, 3, 7, -11, 448, 60000, 1e-30, 1e300, 1.7e308, 0)
 FLOATS = [name for name in DTYPES if name.startswith(("float", "bfloat", "complex"))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("factor", FACTORS)
 @pytest.mark.parametrize("n", [2, 7, 8, 21])

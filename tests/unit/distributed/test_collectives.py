@@ -489,6 +489,7 @@ def test_barrier():
         assert 1.8 <= last < 1.81
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 7, 8])
 @pytest.mark.parametrize("count", [0, 1, 2, 7])
 def test_all_collectives_at_awkward_sizes(n, count):

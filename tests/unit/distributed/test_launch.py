@@ -193,6 +193,7 @@ sys.exit(0 if total == b"10" else 3)
 """
 
 
+@pytest.mark.slow
 def test_launched_ranks_meet_by_the_environment(program, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(simcoll.__file__).parents[1]))
     assert main(["--standalone", "--nproc-per-node", "4", program(MEET)]) == 0
@@ -219,6 +220,7 @@ def test_one_failure_ends_all(how, status, said, program, capfd):
     assert said in said_by_launcher
 
 
+@pytest.mark.slow
 def test_a_signal_to_the_launcher_ends_the_workers(program, tmp_path):
     script = program(
         "import os, subprocess, sys, time\n"
@@ -256,6 +258,7 @@ def interrupted_at(moment_s, poll_s):
     return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment_s", [0.001, 0.05, 0.1, 0.2, 0.3, 0.4])
 def test_an_interrupt_at_any_moment_ends_the_launcher(moment_s):
     """Also in the middle of asking how its workers are, which is all this one does."""
@@ -281,6 +284,7 @@ def test_a_second_signal_kills_workers_that_will_not_end(tmp_path):
     assert len(signals) == 2
 
 
+@pytest.mark.slow
 def test_a_killed_launcher_leaves_no_worker(program, tmp_path):
     script = program("import os, sys, time\nopen(f'{sys.argv[-1]}/{os.getpid()}.pid', 'w').close()\ntime.sleep(600)\n")
     launcher = subprocess.Popen([*LAUNCHER, "--nproc-per-node", "2", script, str(tmp_path)])

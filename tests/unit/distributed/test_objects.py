@@ -309,12 +309,14 @@ ANYTHING = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(ANYTHING)
 @settings(max_examples=200, deadline=None)
 def test_any_plain_data(thing):
     assert repr(decode(encode(thing))) == repr(thing) or decode(encode(thing)) == thing
 
 
+@pytest.mark.slow
 def test_sets_have_the_same_bytes_in_every_process():
     script = (
         "from simcoll.distributed.runtime.objects import encode\n"

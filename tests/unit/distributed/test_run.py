@@ -107,6 +107,7 @@ def test_where_ranks_run(monkeypatch):
         dist.spawn(lambda *_: None, 2)
 
 
+@pytest.mark.slow
 @needs_mpi
 def test_processes_give_the_same_digest(file, capsys):
     assert main(["-n", "2", file(PROGRAM), "word"]) == 0

@@ -30,6 +30,7 @@ def many(rank, world_size):
     return float(y.sum())
 
 
+@pytest.mark.slow
 def test_two_processes_with_different_hash_seeds_give_one_trace_hash():
     code = (
         "import importlib.util, sys\n"
@@ -150,6 +151,7 @@ def test_topologies():
         dist.spawn(lambda *_: dist.compute(-1), 1)
 
 
+@pytest.mark.slow
 def test_a_thousand_ranks():
     def program(rank, world_size):
         x = np.array([rank])

@@ -82,6 +82,7 @@ def test_a_dropped_store_counts_as_gone(path):
     assert not os.path.exists(path)  # noqa: PTH110
 
 
+@pytest.mark.slow
 def test_processes_count_without_losing_any(path):
     script = (
         "import sys\n"
