@@ -175,9 +175,8 @@ def _parts(weights: Floats, total: int) -> tuple[int, ...]:
     """Whole numbers that add up to ``total``, by largest remainders; equal weights by rank."""
     exact = np.maximum(weights, 0) * total
     whole = np.floor(exact + 1e-6).astype(np.int64)  # the solver may be a little below a whole number
-    rest = np.argsort(
-        -np.round(exact - whole, 6), kind="stable"
-    )  # so that noise does not choose between equal remainders[: max(total - int(whole.sum()), 0)]
+    # Rounded, so that noise does not choose between equal remainders.
+    rest = np.argsort(-np.round(exact - whole, 6), kind="stable")[: max(total - int(whole.sum()), 0)]
     whole[rest] += 1
     return tuple(whole.tolist())
 
