@@ -218,8 +218,7 @@ class Machine:
 
     def _block(self, timed: Timed) -> int:
         """A block that holds a step."""
-        # Powers of two, so that a block fits many steps; one that holds this step already need not be filled, which costs
-        # more than playing it.
+        # Powers of two, so that a block fits many steps; one that holds this step already need not be filled.
         size = 1 << (len(timed) - 1).bit_length()
         pool = self.free.setdefault(size, {})
         mine = timed if timed in pool else next(iter(pool), None)
