@@ -10,13 +10,12 @@ the same bits, but not associative.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import islice, pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simcoll.core.hashing import mix, mix_in_place, token_at, tokens
+from simcoll.core.hashing import mix, mix_in_place, token_at
 from simcoll.core.hazards import check_orderable
 from simcoll.core.proof import LEVELS, Proof
 from simcoll.core.schedule import COPY, REDUCE, SWITCH_REDUCE, SYNC, Repeat, Schedule, Step, lowered
@@ -24,11 +23,12 @@ from simcoll.core.step import expanded, overlaps, spread
 from simcoll.errors import ConfigError, ScheduleError, expect
 from simcoll.proving import explain
 from simcoll.proving.barrier import check_barrier
+from simcoll.proving.memory import PART, in_groups, start
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from simcoll.core.schedule import Layout
+    from simcoll.proving.memory import Memory
 
     Ints = NDArray[np.int64]
     Words = NDArray[np.uint64]
@@ -36,67 +36,6 @@ if TYPE_CHECKING:
 __all__ = ["verify"]
 
 EXACT_LIMIT = 50_000_000
-PART = 2**16
-"""Chunks that are followed at a time, few enough for a processor's cache."""
-
-
-@dataclass(slots=True)
-class Memory:
-    """Every chunk of every rank during a proof, flat: chunk ``c`` of rank ``r`` is row ``r * strides[0] + c * strides[1]``.
-
-    Of a vector that is cut, ranges of chunks move together and lie together; else the same chunk of all ranks.
-    """
-
-    layout: Layout
-    strides: tuple[int, int]
-    held: NDArray[np.uint64]  # fingerprints [rows], or counts of contributions [rows, tokens] in exact mode
-    tree: NDArray[np.uint64]  # hash of the expression tree; 0: holds nothing yet
-    lane: NDArray[np.int64]  # channel that touches a chunk address, on whatever rank; -1: none yet
-    mixed: bool = False  # two channels touch one address
-    beside: bool = False  # a step has two channels
-    folds: bool = False  # a step has several reductions into one chunk
-    switched: bool = False  # a switch reduced something, in an order that nobody knows
-
-    def rows(self, rank: Ints, chunk: Ints) -> Ints:
-        """Row of each chunk."""
-        return rank * self.strides[0] + chunk * self.strides[1]
-
-    def of_step(self, step: Step) -> tuple[Ints, Ints]:
-        """Rows of every chunk that a step reads and writes, in the order of :func:`simcoll.core.step.expanded`."""
-        src, dst = self.rows(step.src_rank, step.src_chunk), self.rows(step.dst_rank, step.dst_chunk)
-        if (step.count == 1).all():
-            return src, dst
-        count = np.maximum(step.count, 1)
-        before = (np.cumsum(count) - count) * self.strides[1]
-        offset = np.arange(int(count.sum())) * self.strides[1]
-        return np.repeat(src - before, count) + offset, np.repeat(dst - before, count) + offset
-
-
-def _start(schedule: Schedule, *, exact: bool) -> Memory:
-    layout, collective, n = schedule.layout, schedule.collective, schedule.nranks
-    rows, per_rank = n * layout.size, layout.output_base
-    memory = Memory(
-        layout,
-        (layout.size, 1) if collective.nblocks == 1 else (1, n),
-        np.zeros((rows, n * per_rank) if exact else rows, np.uint64),
-        np.zeros(rows, np.uint64),
-        np.full(layout.size, -1, np.int64),
-    )
-    leaf = tokens(n, 2)
-    for ranks in _groups(np.flatnonzero(collective.has_input(np.arange(n))), per_rank):
-        rank, chunk = np.tile(ranks, per_rank), np.repeat(np.arange(per_rank), len(ranks))
-        at, token = memory.rows(rank, layout.canonical(rank, chunk)), rank * per_rank + chunk
-        if exact:
-            memory.held[at, token] = 1
-        else:
-            memory.held[at] = token_at(token, 1)
-        memory.tree[at] = leaf[rank]
-    return memory
-
-
-def _groups(ranks: Ints, each: int) -> list[Ints]:
-    """Some ranks at a time, with few chunks when a rank has ``each``."""
-    return np.array_split(ranks, max(1, min(len(ranks), len(ranks) * each // PART)))
 
 
 def _parts(step: Step) -> list[Step]:
@@ -302,7 +241,7 @@ def _sums(schedule: Schedule) -> Words:
     """For each input chunk the sum of its tokens of all ranks."""
     per_rank = schedule.layout.output_base
     total, chunk = np.zeros(per_rank, np.uint64), np.arange(per_rank)
-    for ranks in _groups(np.arange(schedule.nranks), per_rank):
+    for ranks in in_groups(np.arange(schedule.nranks), per_rank):
         total += token_at(ranks[:, None] * per_rank + chunk, 1).sum(axis=0, dtype=np.uint64)
     return total
 
@@ -324,7 +263,7 @@ def _check_outputs(schedule: Schedule, memory: Memory, *, exact: bool) -> str:
     first = np.zeros(per_rank, np.uint64)  # expression tree of the first reduction found of each input chunk
     alike = True
     ranks = np.flatnonzero(collective.has_output(np.arange(schedule.nranks))).astype(np.int64)
-    for few in _groups(ranks, collective.output_slots * schedule.layout.chunks):
+    for few in in_groups(ranks, collective.output_slots * schedule.layout.chunks):
         rank, chunk, source, held = _outputs(schedule, few)
         at = memory.rows(rank, schedule.layout.canonical(rank, chunk))
         tree = memory.tree.take(at)
@@ -414,7 +353,7 @@ def verify(schedule: Schedule, *, exact: bool = False) -> Proof:
         proof = _by_symmetry(schedule)
         if proof is not None:
             return proof
-    memory = _start(schedule, exact=exact)
+    memory = start(schedule, exact=exact)
     count = steps = 0
     for number, step in lowered(schedule, as_given=True):
         if (step.op == SYNC).any():
