@@ -79,6 +79,7 @@ def top_level_imports(path):
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
+@pytest.mark.slow
 def test_imports_point_down():
     wrong = []
     for path in OURS:
@@ -105,6 +106,7 @@ def test_simcoll_never_imports_realcoll():
     assert list(names) == []
 
 
+@pytest.mark.slow
 def test_every_module_says_what_it_is():
     assert [name(p) for p in MODULES if not ast.get_docstring(tree(p))] == []
 

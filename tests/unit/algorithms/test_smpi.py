@@ -71,6 +71,7 @@ def time_ns(collective, algorithm, n, size, topology):
     return emulate(plan, topology, data="none", bound=False).time_fs / 1e6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [16, 64, 256])
 @pytest.mark.parametrize(("collective", "algorithm"), CROSSBAR)
 def test_crossbar(collective, algorithm, n):
@@ -144,6 +145,7 @@ ROOTED = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("collective", "algorithm"), ROOTED)
 @pytest.mark.parametrize("n", [16, 64, 256, 1024])
 def test_rooted_and_bruck_on_a_crossbar(collective, algorithm, n):
@@ -196,6 +198,7 @@ def no_collector():
     gc.enable()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_collector")
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize(("collective", "algorithm"), CROSSBAR)

@@ -19,6 +19,7 @@ def reducing(nranks, latency="0"):
     return replace(crossbar(nranks, "1 GB/s", latency), traits={"switch_reduce": "yes"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("in_place", [False, True])
 def test_right_for_every_size_order_and_depth(kind, in_place):

@@ -39,6 +39,7 @@ def headroom(made, topology, elements=2**31):
     return simcoll.emulate(simcoll.bind(made, elements), topology, data="none").headroom
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", DIRECT)
 def test_bfb_is_as_quick_as_the_bound_in_as_many_steps_as_the_diameter(name, kind):
@@ -60,6 +61,7 @@ def test_bfb_steps():
     assert loads == [4, 6, 4, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ANY)
 def test_packed_is_right_on_any_topology(name, kind):
@@ -79,6 +81,7 @@ def test_packed_comes_within_one_percent_of_the_bound(name, kind):
     assert 1 <= headroom(made, topology, 2**34) < 1.01
 
 
+@pytest.mark.slow
 def test_degraded_machines_beat_what_was_made_for_whole_ones():
     for name, less in (("degraded-dgx", 0.96), ("degraded-cube-mesh", 0.3)):
         topology = ANY[name]()

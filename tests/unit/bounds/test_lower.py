@@ -153,6 +153,7 @@ def test_doubling_every_rate_halves_every_bound():
         assert bottleneck(kind, slow, root=1).seconds_per_byte == 2 * bottleneck(kind, fast, root=1).seconds_per_byte
 
 
+@pytest.mark.slow
 def test_superpod_by_groups():
     # 1024 GPUs: all but one box send into one box's 8 cards of 50 GB/s.
     topology = load_topology("superpod-h100", nodes=128)

@@ -218,6 +218,7 @@ def test_one_clear_message(folder, capsys, argv, status, said):
     assert sorted(path.name for path in folder.iterdir()) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("argv", "status"),
     [

@@ -131,6 +131,7 @@ def test_total_bytes_of_uneven_blocks():
     assert total("all_to_all", [[1, 2, 3], [0, 0, 9], [1, 1, 1]]) == 13
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_staged_is_what_the_same_step_overwrites(data):

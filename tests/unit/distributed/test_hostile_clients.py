@@ -134,6 +134,7 @@ def test_silent_strangers_keep_nobody_out(kind):
             sock.close()
 
 
+@pytest.mark.slow
 def test_thousands_of_clients(kind):
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     count = min(1500, most // 2 - 100)  # both ends are in this process
@@ -170,6 +171,7 @@ def test_a_client_killed_in_the_middle(door):
     assert door.works()
 
 
+@pytest.mark.slow
 def test_a_client_that_takes_no_answers(kind):
     with kind(request_s=0.5) as door, door.introduced() as greedy:
         greedy.setblocking(False)
@@ -225,6 +227,7 @@ def test_a_forked_child_disturbs_no_server(door, end):
     assert door.works()
 
 
+@pytest.mark.slow
 def test_the_death_of_the_servers_process_is_noticed_at_once(kind, tmp_path):
     script = tmp_path / "server.py"
     script.write_text(

@@ -101,6 +101,7 @@ def test_processes_count_without_losing_any(path):
     store.close()
 
 
+@pytest.mark.slow
 def test_the_store_survives_users_that_are_killed(path):
     script = (
         "import sys\n"
@@ -235,6 +236,7 @@ def test_no_file_stays_open(path):
     store.close()
 
 
+@pytest.mark.slow
 def test_waiting_across_processes(path):
     script = (
         "import sys, time\n"

@@ -92,6 +92,7 @@ def same_as_the_model(store, steps):
     assert {key: store.get(key) for key in store.list_keys()} == model.data
 
 
+@pytest.mark.slow
 @given(st.lists(STEPS, max_size=25))
 @settings(max_examples=200, deadline=None)
 def test_hash_store(steps):

@@ -222,6 +222,7 @@ def test_something_else_answers():
         thread.join()
 
 
+@pytest.mark.slow
 def test_nothing_is_left_behind():
     before = open_files()
     for _ in range(5):
@@ -321,6 +322,7 @@ def test_big_values(store):
         assert store.multi_get(["b", "a"]) == [value[: 5 * MIB], value]
 
 
+@pytest.mark.slow
 def test_killed_clients_do_not_matter(store):
     script = (
         "import sys\n"

@@ -23,6 +23,7 @@ def run(program):
     return dist.spawn(program, N).returns
 
 
+@pytest.mark.slow
 def test_torch_is_not_imported():
     code = "import sys, simcoll, simcoll.distributed, simcoll.cuda_comm; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": ":".join(sys.path)})
@@ -40,6 +41,7 @@ def numbers(torch, rank, name, shape=(6,)):
     return values.to(torch.float32).to(getattr(torch, name)).reshape(shape)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_every_dtype_is_reduced_and_moved_in_place(torch, name):
     def program(rank, world_size):

@@ -44,6 +44,7 @@ def test_large_data_is_timed_only_and_the_result_says_so(untouched):
     assert result.time_fs == emulate(ring(count=1 << 28), crossbar(4, "50 GB/s"), data="none").time_fs
 
 
+@pytest.mark.slow
 def test_a_quarter_of_a_billion_elements_on_a_thousand_ranks_is_answered(untouched):
     result = emulate(ring(1024, 1 << 28, unproved=True), crossbar(1024, "50 GB/s", "1 us"))
     assert (result.data, result.nranks, result.messages) == ("none", 1024, 2_096_128)
@@ -120,6 +121,7 @@ def test_control_groups_count(tmp_path):
     assert budget._control_groups(tmp_path / "v1", own) == [0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "algorithm", "in_place", "op", "protocol"),
     [

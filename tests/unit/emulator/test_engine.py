@@ -388,6 +388,7 @@ def cases(draw):
     return n, steps, sizes, channels, protocol, gigas, latency, draw(st.permutations(range(n)))
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(case=cases())
 def test_the_engine_agrees_with_a_simulator_that_recomputes_everything(by_hand, case):

@@ -190,6 +190,7 @@ def recomputed(capacities, flows):
     return finish
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(networks)
 def test_local_rule_and_level_rounds_agree_to_the_femtosecond(network):
@@ -199,6 +200,7 @@ def test_local_rule_and_level_rounds_agree_to_the_femtosecond(network):
     assert played(capacities, shifted) == recomputed(capacities, shifted)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(networks, st.randoms(use_true_random=False))
 def test_no_order_of_flows_or_links_matters(network, random):

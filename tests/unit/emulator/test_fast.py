@@ -41,6 +41,7 @@ def same(plan, topology, **how):
     return two
 
 
+@pytest.mark.slow
 @compiled
 def test_ring_all_reduce_has_its_closed_form():
     # 2 (n - 1) steps of latency + chunk / bandwidth: 30 * (1 us + 262144 B / 50 GB/s)
@@ -51,6 +52,7 @@ def test_ring_all_reduce_has_its_closed_form():
     assert result.wall_s > 0
 
 
+@pytest.mark.slow
 @compiled
 @pytest.mark.parametrize("count", [1, 39, 40, 65537])
 def test_state_grows_with_wide_steps_and_long_routes(count):
@@ -66,6 +68,7 @@ def test_uneven_chunks_make_every_turn_of_a_repeat_different():
     same(plan, boxes(2, 4, "400 GB/s", "1 us", nics=4, nic_bandwidth="25 GB/s", nic_latency="5 us"), data="none")
 
 
+@pytest.mark.slow
 @compiled
 @pytest.mark.parametrize("jitter", [0, 10**9])
 def test_lanes_far_apart_in_the_schedule(jitter):
@@ -80,6 +83,7 @@ def test_lanes_far_apart_in_the_schedule(jitter):
     )
 
 
+@pytest.mark.slow
 @compiled
 @pytest.mark.parametrize("algorithm", ["ring", "double_tree", "recursive_doubling"])
 def test_data_is_that_of_the_reference_bit_for_bit(algorithm):
@@ -91,6 +95,7 @@ def test_data_is_that_of_the_reference_bit_for_bit(algorithm):
     assert [array.tobytes() for array in one.outputs] == [array.tobytes() for array in two.outputs]
 
 
+@pytest.mark.slow
 @compiled
 def test_more_than_the_arrays_can_number_is_refused_with_the_way_out(monkeypatch):
     from simcoll.emulator.fast import room
@@ -146,6 +151,7 @@ def test_little_work_is_left_to_the_reference():
     assert emulate(ring(4), crossbar(4, "1 GB/s"), engine="simpy").path == "asked for"
 
 
+@pytest.mark.slow
 def test_numba_is_not_loaded_for_little_work():
     program = """
 import sys, simcoll
@@ -158,6 +164,7 @@ print("numba" in sys.modules)
     assert (done.stderr, done.stdout) == ("", "False\n")
 
 
+@pytest.mark.slow
 @compiled
 def test_much_work_is_given_to_the_fast_engine():
     plan = ring(120, protocol=Protocol("jittered", jitter_fs=1000))
@@ -224,6 +231,7 @@ def test_equal_steps_are_one_object():
     assert plan.protocol == IDEAL
 
 
+@pytest.mark.slow
 def test_without_numba_the_reference_runs_and_says_how_to_get_faster():
     program = """
 import sys

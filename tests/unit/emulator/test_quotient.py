@@ -33,6 +33,7 @@ def pieces(plan, topology):
     return tuple(patterns), tuple(groups), capacity, summary(plan).lane_steps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "topology", [crossbar(16, "50 GB/s", "1 us"), RAILS, fat_tree(4, 4, "9 GB/s", oversubscription=2)]
 )
@@ -127,6 +128,7 @@ def test_everything_its_own_class_is_certified_and_changes_nothing():
     assert folded(patterns, groups, capacity, lane_steps, single).messages == 480
 
 
+@pytest.mark.slow
 def test_a_degraded_machine_is_run_in_full_with_the_reason():
     slow = crossbar(128, "50 GB/s", "1 us").degrade(3, "1/2")
     plan = ring(128, count=128 * 64)
@@ -136,6 +138,7 @@ def test_a_degraded_machine_is_run_in_full_with_the_reason():
     assert emulate(plan, slow, data="none", bound=False, quotient=False).trace_hash == result.trace_hash
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("protocol", "data", "reason"),
     [
@@ -163,6 +166,7 @@ def test_many_equal_steps_are_folded_without_being_asked():
     assert result.trace_hash == emulate(plan, topology, data="none", bound=False, quotient=False).trace_hash != ""
 
 
+@pytest.mark.slow
 def test_a_million_messages_are_not_expanded_unless_asked():
     result = emulate(ring(1024, count=1024), crossbar(1024, "50 GB/s", "1 us"), data="none", bound=False)
     assert (result.trace_hash, result.classes, result.messages) == ("", 2046, 2_095_104)

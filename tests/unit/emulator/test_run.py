@@ -24,6 +24,7 @@ def ring(n, count=1 << 20, *, in_place=True, **bound_to):
     return simcoll.bind(simcoll.schedule("all_reduce", "ring", nranks=n, in_place=in_place), count=count, **bound_to)
 
 
+@pytest.mark.slow
 def test_ring_all_reduce_has_its_closed_form():
     # 2 (n - 1) steps of latency + chunk / bandwidth: 30 * (1 us + 262144 B / 50 GB/s)
     result = emulate(ring(16), crossbar(16, "50 GB/s", "1 us"))
@@ -54,6 +55,7 @@ PROTOCOLS = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda a: f"{a.collective}-{a.name}")
 @pytest.mark.parametrize("n", [1, 2, 3, 8])
 def test_every_algorithm_leaves_the_right_data_above_its_bound(algorithm, n):
@@ -233,6 +235,7 @@ for kind, name in (("all_reduce", "ring"), ("all_to_all", "direct"), ("all_reduc
 """
 
 
+@pytest.mark.slow
 def test_two_processes_with_different_hash_seeds_agree():
     outputs = [
         subprocess.run(

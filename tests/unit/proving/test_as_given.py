@@ -121,6 +121,7 @@ def edited(draw):
     return replace(schedule, source=lambda: iter(steps))
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(st.one_of(schedules(), edited()))
 def test_what_is_proved_is_written_and_read_back(schedule):

@@ -34,6 +34,7 @@ def shipped(kind, name, n, **extra):
             yield schedule
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "name"), CASES)
 def test_every_algorithm_is_proved_for_every_rank_count(kind, name):
     proved = [verify(schedule) for n in RANKS for schedule in shipped(kind, name, n)]
@@ -42,6 +43,7 @@ def test_every_algorithm_is_proved_for_every_rank_count(kind, name):
     assert all((proof.order in LEVELS) == KINDS[kind].reduces for proof in proved)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "name"), CASES)
 def test_every_variant_is_proved_and_the_exact_mode_agrees(kind, name):
     variants = [{}, {"channels": 2}, {"pieces": 2}, {"channels": 2, "pieces": 3}]

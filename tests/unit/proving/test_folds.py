@@ -46,6 +46,7 @@ def in_rank_order(values, first=0):
     return total.tobytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", [(1, 2, 3, 4), (4, 2, 3, 1)])
 @pytest.mark.parametrize("engine", ["simpy", "fast"])
 @pytest.mark.parametrize("latency", ["0 us", "3 us"])
@@ -163,6 +164,7 @@ def test_another_channel_waits_for_all_operands():
     assert simcoll.emulate(plan, crossbar(3, "10 GB/s")).wrong == 0
 
 
+@pytest.mark.slow
 def test_the_reductions_of_a_fold_take_their_time_one_after_the_other():
     # Four messages share the port of the root; then it reduces four times.
     size, alpha_fs, beta_fs, gamma_fs = 4_000_000, 2_000_000_000, 1_000, 7

@@ -31,6 +31,7 @@ def variants(algorithm, n):
                 continue
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda a: f"{a.collective}-{a.name}")
 def test_every_algorithm(algorithm):
     count = 0

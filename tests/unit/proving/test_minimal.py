@@ -236,6 +236,7 @@ def check_prefix(schedule, error):
     assert "is wrong at the end" in refusal(prefix(schedule, error.step))  # only because it is not done yet
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda a: f"{a.name}-{a.collective}")
 def test_every_rejected_mutant_is_located(algorithm):
     seen = 0

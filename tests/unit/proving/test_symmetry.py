@@ -27,6 +27,7 @@ SYMMETRIC = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "name", "params"), SYMMETRIC)
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("n", [2, 3, 4, 7, 8])
@@ -80,6 +81,7 @@ def without(step, row):
     return Step(*(np.delete(getattr(step, name), row) for name in COLUMNS))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(60))
 def test_one_wrong_transfer_anywhere_is_refused(seed):
     """Whatever transfer is changed: that of a chunk which is followed, or any other."""
@@ -104,6 +106,7 @@ def test_one_wrong_transfer_anywhere_is_refused(seed):
         verify_by_symmetry(with_steps(schedule, steps))
 
 
+@pytest.mark.slow
 def test_one_wrong_transfer_far_from_the_followed_chunk_of_a_large_ring():
     schedule = simcoll.schedule("all_reduce", "ring", nranks=512)
     first, reduce, copy = schedule.source()

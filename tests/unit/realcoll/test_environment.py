@@ -100,6 +100,7 @@ def launched(tmp_path, script, *arguments, launcher=("realcoll", "launch", "-n",
     return subprocess.run(command, capture_output=True, text=True, env=ENV, timeout=timeout, check=False)
 
 
+@pytest.mark.slow
 def test_launch_gives_each_process_its_rank_and_lets_them_meet(tmp_path):
     done = launched(tmp_path, MEET, "-n", "7")
     assert done.returncode == 0, done.stderr
@@ -120,6 +121,7 @@ def test_processes_meet_through_a_file(tmp_path):
         control_of(jobs[1], 0.2)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_spec("torch") is None, reason="needs PyTorch")
 def test_under_torchrun_processes_meet(tmp_path):
     launcher = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2")
@@ -128,6 +130,7 @@ def test_under_torchrun_processes_meet(tmp_path):
     assert sorted(done.stdout.splitlines()) == ["0 [0, 1] []", "1 [0, 1] []"]
 
 
+@pytest.mark.slow
 def test_when_one_fails_the_others_are_ended(tmp_path):
     done = launched(
         tmp_path,

@@ -83,6 +83,7 @@ def test_without_a_fault_there_is_no_error(tmp_path):
     assert play("none", tmp_path, "realcoll") == dict.fromkeys(range(N), "[] no error")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "said"),
     [
@@ -102,6 +103,7 @@ def test_every_other_rank_names_the_one_at_fault(case, said, tmp_path):
         assert said in told[rank]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["size", "absent", "killed", "killed while MPI starts"])
 def test_under_mpiexec_nothing_is_left_and_whoever_may_speak_names_the_rank(case, tmp_path):
     # MPICH's launcher kills every process as soon as one is killed; errors come in time.
@@ -115,6 +117,7 @@ def test_under_mpiexec_nothing_is_left_and_whoever_may_speak_names_the_rank(case
         assert all(said in told[rank] for rank in (0, 1, 3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("launcher", "number"), [("mpiexec", signal.SIGKILL), ("realcoll", signal.SIGINT), ("realcoll", signal.SIGKILL)]
 )

@@ -63,6 +63,7 @@ def test_perf_steps_predicts_and_leaves_out_the_check(capsys):
 ALL = ("-t", "local", "-n", "1", "-d", "all", "-o", "all", "-g", "2")
 
 
+@pytest.mark.slow
 def test_all_types_and_reductions_of_nccl_tests(capsys):
     assert main(["perf", "all_reduce", "-b", "64", "-e", "64", *ALL]) == 0
     table = rows(capsys.readouterr().out)

@@ -155,6 +155,7 @@ def test_turns_without_their_waits_race():
         check_ordered(wire(program_of(plan, bare)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ring", "rabenseifner", "tree", "recursive_doubling"])
 @pytest.mark.parametrize("apart", [False, True])
 def test_turns_of_any_placement_are_ordered(name, apart):

@@ -186,6 +186,7 @@ def test_the_fixture_checks_and_measures(emulator):
         emulator(broken(3), 10)
 
 
+@pytest.mark.slow
 def test_the_fixture_as_documented(emulator):
     page = (ROOT / "docs" / "howto" / "test-your-algorithm.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
@@ -201,6 +202,7 @@ def run(code):
     return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=120)
 
 
+@pytest.mark.slow
 def test_nothing_heavy_is_loaded_before_it_is_used():
     code = (
         "import sys; sys.modules['hypothesis'] = None; import simcoll.testing as t\n"

@@ -15,18 +15,21 @@ from simcoll.testing import assert_implements, collectives, groups, rewrites, sc
 QUICK = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 
 
+@pytest.mark.slow
 @QUICK
 @given(schedules())
 def test_every_schedule_made_is_right(schedule):
     verify(schedule)
 
 
+@pytest.mark.slow
 @settings(QUICK, max_examples=25)
 @given(schedules(collectives(nranks=st.integers(1, 5))), st.data())
 def test_every_schedule_made_runs(schedule, data):
     assert_implements(schedule, counts=[data.draw(sizes(schedule.collective))], dtypes=["int32"])
 
 
+@pytest.mark.slow
 @settings(QUICK, max_examples=25)
 @given(st.data())
 def test_groups_of_a_topology_run(data):
@@ -48,6 +51,7 @@ def test_every_kind_root_and_place_is_made(kind):
         assert reached(collectives([kind]), lambda c: c.root == 2).nranks == 3
 
 
+@pytest.mark.slow
 def test_awkward_sizes_are_made():
     gathered = simcoll.Collective("all_gather", 3)
     assert reached(sizes(gathered), lambda s: isinstance(s, list) and 0 in s and sum(s) > 0) is not None
@@ -85,6 +89,7 @@ def test_arguments_of_the_wrong_kind(strategy, says):
     assert says in str(error.value)
 
 
+@pytest.mark.slow
 def test_schedules_of_switches_run():
     reduced = schedules(collectives(["all_reduce"], nranks=st.just(3)))
     assert_implements(reached(reduced, lambda found: found.name == "switch"), counts=[5])

@@ -82,6 +82,7 @@ def check_detours(topology, before, degraded, lost):
     return touched
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "link"), CASES)
 def test_only_routes_over_the_lost_link_move(name, link):
     topology = FAMILIES[name][0]()
@@ -137,6 +138,7 @@ def test_placement_before_and_after(name):
     assert named_routes(lost.with_ranks(seats[::-1] if len(names) % 2 else seats)) == named_routes(between)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ecmp", "planes"), [("hash", 1), ("hash", 2), ("modulo", 1), ("modulo", 2)])
 def test_detours_of_a_leaf_spread_over_what_is_left(ecmp, planes):
     topology = clos(16, 8, 4, "50 GB/s", "1 us", ecmp=ecmp, planes=planes)

@@ -26,6 +26,7 @@ SMALL = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
 def test_every_route_is_a_shortest_path(name):
     topology = SMALL[name]()

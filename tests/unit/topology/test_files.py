@@ -216,6 +216,7 @@ WORDS = [
 ]
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(data=st.data())
 def test_damaged_files_load_or_raise_config_error(data, tmp_path_factory):

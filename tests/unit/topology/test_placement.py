@@ -85,6 +85,7 @@ def test_bad_placements(arguments, message):
         place(boxes(), **arguments)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "orbits"),
     [

@@ -29,6 +29,7 @@ def numbers(shape):
     return np.arange(int(np.prod(shape)), dtype="float32").reshape(shape)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=150)
 @given(SHAPES, st.integers(-4, 3), st.integers(1, 6))
 def test_equal_chunks_are_those_of_torch_chunk(shape, dim, count):
@@ -37,6 +38,7 @@ def test_equal_chunks_are_those_of_torch_chunk(shape, dim, count):
     assert ours == outcome(lambda: torch.from_numpy(values).chunk(count, dim))
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=150)
 @given(SHAPES, st.integers(-4, 3), st.lists(st.integers(-1, 5), min_size=1, max_size=4), st.booleans())
 def test_given_chunks_are_those_of_torch_split(shape, dim, sizes, fits):
@@ -52,6 +54,7 @@ def test_given_chunks_are_those_of_torch_split(shape, dim, sizes, fits):
     assert ours == outcome(lambda: torch.from_numpy(values).split_with_sizes(sizes, dim))
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=100)
 @given(SHAPES, st.integers(-4, 3), st.integers(1, 4))
 def test_gather_is_torch_cat(shape, dim, count):

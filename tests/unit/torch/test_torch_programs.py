@@ -226,6 +226,7 @@ def test_communication_of_ddp_overlaps_the_backward_pass():
 # Sharded
 
 
+@pytest.mark.slow
 def test_fsdp2_trains_as_the_whole_model():
     def body(rank, world_size):
         model = network()
@@ -242,6 +243,7 @@ def test_fsdp2_trains_as_the_whole_model():
     assert names >= {"all_gather_into_tensor", "reduce_scatter_tensor"}
 
 
+@pytest.mark.slow
 def test_hsdp_on_a_mesh():
     def body(rank, world_size):
         model = network()
@@ -808,6 +810,7 @@ result = simcoll.torch.spawn(program, 4, topology="dgx-h100")
 """
 
 
+@pytest.mark.slow
 def test_equal_programs_have_equal_traces(tmp_path):
     path = tmp_path / "program.py"
     path.write_text(PROGRAM + "print(result.trace_hash, result.time_fs)\n")
