@@ -75,7 +75,7 @@ def _all(rank: Ints, slot: Ints) -> Ints:
 
 
 # alias(rank, slot): (input slot, output slot) of the two names of the same memory when in place; slot runs over the smaller buffer.
-# None: a slot's block changes, so whoever runs it in place must first set the input aside.
+# None: a slot's block changes, so to run it in place, set the input aside first.
 KINDS: dict[str, Kind] = {
     "broadcast": Kind(
         "every rank gets the root's vector", True, False, _one, _one, "root", "all", _zero, _zero,

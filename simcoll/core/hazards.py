@@ -104,7 +104,7 @@ def _rank_groups(steps: Steps, nranks: int) -> list[int]:
 def _with_overwriters(waits: Ints, swaps: Ints, count: int) -> Ints:
     """A transfer that overwrites what another of its step and channel reads also waits for whatever that one waits for.
 
-    The reader sets its source aside when its waits are over, so only then may the source change. A wait of transfer a for b is the
+    The reader sets its source aside when its waits are done, so only then may the source change. A wait of transfer a for b is the
     number ``a * count + b``, a swap of reader a and writer b likewise.
     """
     readers, writers = swaps // count, swaps % count

@@ -47,7 +47,7 @@ no two reductions one source rank.
 
 The others are done by a switch, for all transfers of a step together that have one channel and one source chunk (``multicast``: the source
 sends once, every dst = src) or one destination chunk (``switch_reduce``: the destination receives once, dst = the reduction of
-all sources in an order that nobody knows; what was at dst does not count).
+all sources in unspecified order; the old content of dst does not count).
 """
 
 

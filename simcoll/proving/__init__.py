@@ -1,4 +1,4 @@
-"""Proofs and counter-examples: what a schedule leaves in every chunk, races, deadlock, order of reductions.
+"""Proofs and counter-examples: contents of every chunk, races, deadlock, order of reductions.
 
 Reads schedules, plans and per-rank programs; knows nothing of time.
 """

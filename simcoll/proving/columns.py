@@ -1,4 +1,4 @@
-"""Some chunks of a schedule followed on every rank, transfer by transfer: the part of a proof by symmetry that looks at data.
+"""Some chunks of a schedule followed on every rank, transfer by transfer: the data part of a proof by symmetry.
 
 Plain lists of numbers, not arrays: of a step only a few transfers touch the chosen chunks, and numpy would spend longer on calling
 than on computing.
@@ -39,7 +39,7 @@ def _mix(z: int) -> int:
 
 
 def follow(schedule: Schedule, chunks: Ints, image_ranks: Callable[[Ints, Ints], Ints]) -> str:
-    """Follow some chunks, which no transfer connects to others, on every rank.
+    """Follow some chunks on every rank; no transfer connects them to others.
 
     Beside the contributions and the expression tree of every chunk, the tree of its image under a symmetry is followed, which
     shows whether all chunks have the same one; ``image_ranks(rank, chunk)`` gives the ranks of the images.
@@ -52,7 +52,7 @@ def follow(schedule: Schedule, chunks: Ints, image_ranks: Callable[[Ints, Ints],
     Raises
     ------
     ScheduleError
-        Naming step, rank and chunk, when a chunk comes out wrong.
+        Naming step, rank and chunk, when a chunk is wrong.
     """
     layout, collective, n = schedule.layout, schedule.collective, schedule.nranks
     width, place = len(chunks), np.full(layout.size, -1, np.int64)
@@ -125,7 +125,7 @@ def _order(chunk: Ints, tree: NDArray[np.uint64], image: NDArray[np.uint64]) -> 
 
 
 def _moves(schedule: Schedule, place: Ints, width: int) -> Iterator[tuple[int, Moves]]:
-    """The transfers between chunks that have a place, by step, as rows ``rank * width + place``."""
+    """Transfers between followed chunks, by step, as rows ``rank * width + place``."""
     number = 0
     for block in schedule.blocks():
         if isinstance(block, Repeat):
@@ -139,7 +139,7 @@ def _moves(schedule: Schedule, place: Ints, width: int) -> Iterator[tuple[int, M
 
 
 def _chosen(step: Step, place: Ints) -> tuple[Ints, Ints, Ints, Ints, NDArray[np.int8]]:
-    """Source rank and chunk, destination rank and chunk, and op of single chunks with a place."""
+    """Source rank and chunk, destination rank and chunk, and op of single followed chunks."""
     if (step.count == 1).all():
         row = np.flatnonzero(place[step.src_chunk] >= 0)
         offset = np.zeros_like(row)
@@ -179,7 +179,7 @@ def _check_writable(schedule: Schedule, number: int, rank: Ints, chunk: Ints) ->
 
 
 def _turns(schedule: Schedule, block: Repeat, first: int, place: Ints, width: int) -> Iterator[tuple[int, Moves]]:
-    """The transfers of a repeat between chunks with a place: the turns in which each transfer is there come from one congruence."""
+    """Transfers of a repeat between followed chunks; the turns of each transfer solve one congruence."""
     chunks, base, modulus = np.flatnonzero(place >= 0), block.base, block.modulus
     # Chunk c is touched in turn t by the transfer at place p when p + t * stride = c modulo the window: one linear congruence for
     # each pair, so that the turns are computed and not searched. Its solutions come every ``period`` turns, if there are any.

@@ -1,8 +1,8 @@
-"""Deadlock of per-rank programs: whether all lanes end with FIFOs of a given depth, and who blocks whom if not.
+"""Deadlock of per-rank programs: whether all lanes end with FIFOs of a given depth, and which blocks which if not.
 
-A program is a network of sequential processes that choose nothing: an instruction that can run stays able to run
-until it does. So one order decides for all orders: if one gets stuck, all do, in the same place. And what must come
-before an instruction is known in advance (the one before it in its lane, what it waits for, the send of its message, the
+A program is a network of sequential processes without choices: an instruction that can run stays able to run
+until it does. So one order decides for all orders: if one gets stuck, all do, in the same place. And the predecessors of
+an instruction are known in advance (the one before it in its lane, what it waits for, the send of its message, the
 receive that makes room in the FIFO), so that a play is a walk through a graph, level by level.
 """
 
@@ -39,7 +39,7 @@ class Play:
     order
         Every instruction that could run. At depth 0 the instructions that a message joins follow each other.
     level
-        For each of these how many must run one after the other before it; ascending.
+        For each of these, the length of the longest chain of instructions before it; ascending.
     reached
         Position at which every lane stopped.
     complete
@@ -65,11 +65,11 @@ def local_order(wiring: Wiring) -> tuple[Ints, Ints]:
 
 
 def _chains(wiring: Wiring) -> tuple[Ints, Ints, Ints]:
-    """At depth 0 messages join instructions to chains: the first of each one's chain, its place, and those in a circle."""
+    """Chains of instructions that messages join at depth 0: the first of each chain, the place in it, and those in a circle."""
     everyone = np.arange(len(wiring.lane))
     before = np.where(wiring.incoming >= 0, wiring.sends[wiring.incoming] if len(wiring.sends) else -1, everyone)
     place = (before != everyone).astype(np.int64)
-    for _ in range(len(everyone).bit_length()):  # each turn doubles how far back one looks
+    for _ in range(len(everyone).bit_length()):  # each turn doubles the distance followed back
         if np.array_equal(before[before], before):
             break
         place, before = place + place[before], before[before]
@@ -77,7 +77,7 @@ def _chains(wiring: Wiring) -> tuple[Ints, Ints, Ints]:
 
 
 def _levels(count: int, before: Ints, after: Ints) -> tuple[Ints, Ints]:
-    """Numbers below ``count`` in levels, each after all that must come before it; those on or behind circles are left out."""
+    """Sort numbers below ``count`` into levels after their predecessors; those on or behind circles are left out."""
     left = np.bincount(after, minlength=count)
     after = after[np.argsort(before, kind="stable")]
     end = np.cumsum(np.bincount(before, minlength=count))
@@ -94,7 +94,7 @@ def _levels(count: int, before: Ints, after: Ints) -> tuple[Ints, Ints]:
 
 
 def play(wiring: Wiring, depth: int | None) -> Play:
-    """Run a program as far as it goes."""
+    """Run a program until it ends or gets stuck."""
     count = len(wiring.lane)
     before, after = local_order(wiring)
     if depth == 0:
@@ -117,7 +117,7 @@ def play(wiring: Wiring, depth: int | None) -> Play:
 
 
 class _Stuck:
-    """The end of a play that did not end."""
+    """A play that got stuck: its lanes, and what each waits for."""
 
     def __init__(self, wiring: Wiring, run: Play) -> None:
         self.wiring = wiring
@@ -137,7 +137,7 @@ class _Stuck:
         return -1 if self.ended(lane) else int(self.wiring.code.start[lane] + self.at[lane])
 
     def missing(self, number: int) -> int:
-        """The first instruction that one waits for explicitly; -1 for none."""
+        """The first instruction that it waits for explicitly; -1 for none."""
         code = self.wiring.code
         low, high = np.searchsorted(code.waiter, [number, number + 1])
         open_ = sorted(each for each in code.awaited[low:high].tolist() if not self.ran[each])
@@ -176,7 +176,7 @@ class _Stuck:
 
 
 def deadlock(wiring: Wiring, depth: int | None, *, because: str = "") -> NoReturn:
-    """Say who is stuck at a FIFO depth, and in which circle.
+    """Report the lanes that are stuck at a FIFO depth, and the circle among them.
 
     Raises
     ------

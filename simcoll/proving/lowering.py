@@ -1,9 +1,9 @@
-"""What ranks do for a plan: instructions in lanes, which are checked, executed and exported.
+"""Lowering of a plan to per-rank instructions in lanes, which are checked, executed and exported.
 
 A step of a plan on a channel of a rank is a group: its messages and local operations run at the same time, and the
 next step starts when all are done. So each end of a connection gets a lane, each local operation of a step too, and
 the first instruction of a lane in a step waits for all lanes of that channel in the step before. Nothing else orders
-them, as nothing else does where plans run.
+them, here or where plans run.
 
 Sources that their own step overwrites are copied aside first, to scratch after that of the schedule. Several reductions into
 one chunk in one step follow each other in ascending rank of their sources; operands of a switch, which reduces in an order of its
@@ -45,7 +45,7 @@ COLUMNS = ("src_rank", "src_chunk", "dst_rank", "dst_chunk", "count", "op", "cha
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lowering:
-    """What some ranks do for a plan.
+    """The instructions of some ranks for a plan.
 
     Attributes
     ----------
@@ -262,7 +262,9 @@ def lowering(plan: Plan, ranks: Sequence[int] | None = None) -> Lowering:
 def _row_waits(waits: _Waits, plan: Plan, rows: _Rows, parts: _Parts) -> None:
     """Writes wait for what their step sets aside, operands for those before, and transfers for those that the plan says."""
     total = len(rows.number)
-    done = [np.full(total, -1) for _ in range(3)]  # what copies aside, what sends (or works locally), what receives
+    done = [
+        np.full(total, -1) for _ in range(3)
+    ]  # instructions that copy aside, that send (or work locally), that receive
     local = parts.role == LOCAL_ROLE
     for kind, which in enumerate(
         (parts.phase == 0, (parts.role == SEND_ROLE) & (parts.phase == 1) | local, (parts.role == RECV_ROLE) | local)
@@ -303,7 +305,7 @@ def lower(plan: Plan, *, ranks: Sequence[int] | None = None) -> Program:
     plan
         Any plan.
     ranks
-        The ranks whose part is wanted, such as those of one process; default all.
+        The ranks to lower, such as those of one process; default all.
 
     Returns
     -------
@@ -345,5 +347,5 @@ def check_lowering(plan: Plan) -> ProgramProof:
     if planned != sum(len(step) for _, step in lowered(plan.schedule)):
         return proof
     proof = check_data(wiring, run, proof)
-    # A switch reduces in an order of its own, which only the proof of the schedule knows.
+    # A switch reduces in unspecified order, which only the proof of the schedule takes into account.
     return proof if plan.proof is None else replace(proof, order=plan.proof.order)

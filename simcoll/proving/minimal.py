@@ -1,4 +1,4 @@
-"""The minimal counter-example: of all transfers of a schedule, those that a wrong chunk depends on, and where it goes wrong."""
+"""The minimal counter-example: the transfers that a wrong chunk depends on, and where it goes wrong."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Cell = tuple[int, int]  # (rank, chunk)
 class Move:
     """One chunk of a transfer, with the contributions that its destination holds after it.
 
-    ``held`` counts ``(rank, input chunk)``; ``operands`` is the largest count of each in what went in.
+    ``held`` counts ``(rank, input chunk)``; ``operands`` is the largest count of each in the operands.
     """
 
     step: int
@@ -38,13 +38,13 @@ class Move:
 
     @property
     def doubled(self) -> list[Cell]:
-        """Contributions that this transfer counts once more than any of its operands."""
+        """Contributions that this transfer counts more often than any of its operands."""
         return sorted(item for item, times in self.held.items() if times > max(1, self.operands[item]))
 
 
 @dataclass(frozen=True, slots=True)
 class Trail:
-    """How far a contribution gets: the last transfer that brings it to a chunk, and the step that overwrites it there."""
+    """End of a contribution: the last transfer that brings it to a chunk, and the step that overwrites it there."""
 
     last: Move | None
     overwritten: int | None
@@ -88,11 +88,11 @@ def _stored(schedule: Schedule, rank: int, chunk: int) -> Cell:
 
 
 HELD = 2**22
-"""Transfers that are held at a time on the way back."""
+"""Transfers held at a time on the way back."""
 
 
 def _backwards(schedule: Schedule) -> Iterator[tuple[int, Step]]:
-    """The steps from the last to the first; a large schedule is asked anew for each part of it."""
+    """The steps from the last to the first; a large schedule yields them anew for each part."""
     sizes = [len(step) for _, step in lowered(schedule)]
     end = len(sizes)
     while end:
@@ -105,7 +105,7 @@ def _backwards(schedule: Schedule) -> Iterator[tuple[int, Step]]:
 
 
 def history(schedule: Schedule, rank: int, chunk: int) -> tuple[list[Move], Counter[Cell]]:
-    """What one chunk holds at the end, and all transfers that it depends on, in order.
+    """Final contents of a chunk, and all transfers that it depends on, in order.
 
     Walks back from the chunk to collect the transfers (a backward slice: Weiser, ICSE 1981), then plays only these.
     """
@@ -126,7 +126,7 @@ def history(schedule: Schedule, rank: int, chunk: int) -> tuple[list[Move], Coun
 
 
 def _played(moves: list[Move], held: dict[Cell, Counter[Cell]]) -> Iterator[Move]:
-    """Do the transfers of one step, and say what each leaves."""
+    """Play the transfers of one step; return the result of each."""
     before = {cell: held.get(cell, Counter()) for move in moves for cell in (move.src, move.dst)}
     written: dict[Cell, Counter[Cell]] = {}
     for move in moves:
@@ -139,7 +139,7 @@ def _played(moves: list[Move], held: dict[Cell, Counter[Cell]]) -> Iterator[Move
 
 
 def trail(schedule: Schedule, contribution: Cell) -> Trail:
-    """Follow a contribution forward from its input chunk to the last chunk that it gets to."""
+    """Follow a contribution forward from its input chunk to the last chunk that it reaches."""
     holders = {_stored(schedule, *contribution)}
     last: Move | None = None
     overwritten: int | None = None

@@ -41,7 +41,7 @@ DEPTHS: tuple[int | None, ...] = (0, 1, 2, 8, None)
 
 @dataclass(frozen=True, slots=True)
 class ProgramProof:
-    """What was proved of a per-rank program.
+    """The result of a proof of a per-rank program.
 
     Attributes
     ----------
@@ -51,9 +51,9 @@ class ProgramProof:
     order
         One of ``LEVELS``; empty where nothing is reduced.
     steps, messages, lanes
-        How much was followed.
+        Their numbers.
     least_depth
-        Least FIFO depth, of those tried, that all lanes come to their end with; None: only unbounded FIFOs.
+        Least FIFO depth, of those tried, at which all lanes end; None: only with unbounded FIFOs.
     depth
         FIFO depth of the program's protocol; None: unbounded.
     depth_used
@@ -105,11 +105,11 @@ def verify_program(program: Program, *, depths: Sequence[int | None] = DEPTHS) -
     Raises
     ------
     ScheduleError
-        For a message without its other end, a deadlock at the FIFO depth of the protocol (with everyone who is
-        blocked), a race (with both accesses), a read of memory that holds nothing, a write to a read-only input, or a
+        For a message without its other end, a deadlock at the FIFO depth of the protocol (with all blocked
+        lanes), a race (with both accesses), a read of memory that holds nothing, a write to a read-only input, or a
         wrong output.
     ConfigError
-        For a FIFO depth that is no depth.
+        For an invalid FIFO depth.
     """
     expect(program, Program, "verify_program takes a program, made by load_msccl_xml(file) or lower(plan)")
     for depth in depths:
@@ -124,7 +124,7 @@ def verify_program(program: Program, *, depths: Sequence[int | None] = DEPTHS) -
 
 
 def check_ordered(wiring: Wiring, depths: Sequence[int | None] = DEPTHS) -> tuple[ProgramProof, Play]:
-    """Deadlock and races of a program; the proof of that, and a complete play with unbounded FIFOs.
+    """Check deadlock and races; return the proof so far, and a complete play with unbounded FIFOs.
 
     Raises
     ------
@@ -132,7 +132,7 @@ def check_ordered(wiring: Wiring, depths: Sequence[int | None] = DEPTHS) -> tupl
         As :func:`verify_program`.
     """
     program, own = wiring.program, wiring.program.fifo_depth
-    # What runs with some depth runs with every greater one, so that the least decides.
+    # A program that runs at some depth runs at every greater one, so the least depth decides.
     tried = sorted(depth for depth in {*depths, own} if depth is not None)
     least = next((depth for depth in tried if play(wiring, depth).complete), None)
     run = play(wiring, None)
@@ -177,7 +177,7 @@ class _Values:
         return made
 
     def expanded(self, nodes: Ints) -> tuple[Ints, Ints]:
-        """Every leaf of some nodes, as often as it is in each: which node, and the leaf."""
+        """Every leaf of some nodes, as often as it occurs: the node and the leaf."""
         found, which = [(np.zeros(0, np.int64), np.zeros(0, np.int64))], np.arange(len(nodes))
         while len(nodes):
             leaf = nodes < self.leaves
@@ -188,7 +188,7 @@ class _Values:
         return whose, leaves
 
     def contributions(self, node: int) -> Counter[int]:
-        """How often every leaf is in a node; nodes come after their operands."""
+        """Number of occurrences of every leaf in a node; nodes come after their operands."""
         times: Counter[int] = Counter({node: 1})
         found: Counter[int] = Counter()
         while times:
@@ -254,13 +254,13 @@ class _Memory:
 
 
 def _play_data(wiring: Wiring, run: Play) -> _Memory:
-    """Play the data of a program, a level at a time."""
+    """Play the data of a program, one level at a time."""
     memory, code = _Memory(wiring), wiring.code
     receives, sends, reads, writes, updates = (
         op_where(code, trait) for trait in ("receives", "sends", "reads", "writes", "updates")
     )
     payload = np.full(int(code.count[sends].sum()), -1)
-    begin = np.zeros(len(code.op), np.int64)  # where what an instruction sends lies
+    begin = np.zeros(len(code.op), np.int64)  # where the data that an instruction sends lies
     begin[sends] = np.cumsum(code.count[sends]) - code.count[sends]
     for numbers in np.split(run.order, np.flatnonzero(np.diff(run.level)) + 1):
         row, offset = spread(code.count[numbers])
@@ -285,12 +285,12 @@ def _play_data(wiring: Wiring, run: Play) -> _Memory:
 
 
 def check_data(wiring: Wiring, run: Play, proof: ProgramProof) -> ProgramProof:
-    """Follow what a program without races leaves in memory; the proof with what that shows.
+    """Play the data of a program without races; return the proof with the result.
 
     Raises
     ------
     ScheduleError
-        For a read of what holds nothing, a write to a read-only input, or a wrong output.
+        For a read of memory that holds nothing, a write to a read-only input, or a wrong output.
     """
     program = wiring.program
     memory = _play_data(wiring, run)
@@ -312,7 +312,7 @@ def _check_outputs(memory: _Memory, layout: Layout) -> str:
     cell = rank * memory.chunks + layout.canonical(rank, output)
     node, reduced = memory.held[cell], source < 0
     right = node == np.where(reduced, -2, source * inputs + leaf)
-    # Of a reduction every leaf is the same chunk of another rank. Many ranks hold the same node, which is looked at once.
+    # In a reduction every leaf is the same chunk of another rank. Many ranks hold the same node, which is checked once.
     likely = np.flatnonzero(reduced & (node >= 0) & (values.size[node] == n))
     made, which = np.unique(node[likely] * inputs + leaf[likely], return_inverse=True)
     whose, leaves = values.expanded(made // max(inputs, 1))

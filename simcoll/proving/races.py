@@ -1,13 +1,13 @@
 """Races in per-rank programs: every two accesses to a chunk, one of them a write, must be ordered whatever the timing.
 
-What orders instructions is the order of their lane, their explicit waits, and messages: a send happens before its
-receive. That a full FIFO holds a sender back orders nothing here: how much fits in a FIFO is a matter of sizes and
+Instructions are ordered by their lane, by explicit waits, and by messages: a send happens before its
+receive. A full FIFO that holds a sender back orders nothing here, because the capacity of a FIFO depends on sizes and
 protocol.
 
 In a play of the program each access is compared with the last write and the reads since (as FastTrack does: Flanagan
-and Freund, PLDI 2009); ordered with these, it is ordered with all. Vector clocks (Lamport 1978; Mattern 1989) say what is
+and Freund, PLDI 2009); an access ordered with these is ordered with all. Vector clocks (Lamport 1978; Mattern 1989) say what is
 ordered: for every instruction and lane, how far that lane must have come before. Most accesses are ordered inside their rank, whose
-clocks need its own lanes only; just what is left is looked up in clocks of the whole program.
+clocks need only its own lanes; the rest is looked up in clocks of the whole program.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["check_races", "most_in_flight"]
 
 CELLS = 2**24
-"""Entries of clocks that are held at a time."""
+"""Entries of clocks held at a time."""
 
 
 def _clocks(
@@ -52,7 +52,7 @@ def _clocks(
     rows
         Places in the play of the instructions to follow.
     column
-        Column of each lane, -1 for one that nobody asks for.
+        Column of each lane, -1 for lanes that are not needed.
     width
         Number of columns.
     """
@@ -101,14 +101,14 @@ def _accesses(wiring: Wiring, run: Play) -> tuple[Ints, Ints, NDArray[np.bool_]]
 
 
 def check_races(wiring: Wiring, run: Play) -> None:
-    """Refuse accesses that nothing orders.
+    """Refuse unordered accesses.
 
     Parameters
     ----------
     wiring
         The program.
     run
-        A complete play at any FIFO depth but 0, where instructions that messages join share a level.
+        A complete play at any FIFO depth except 0, where instructions that messages join share a level.
 
     Raises
     ------
@@ -133,7 +133,7 @@ def check_races(wiring: Wiring, run: Play) -> None:
 
 
 def _ordered_inside(wiring: Wiring, run: Play, earlier: Ints, later: Ints) -> NDArray[np.bool_]:
-    """Which pairs of instructions of one rank are ordered by what happens inside that rank."""
+    """Pairs of instructions of one rank that are ordered inside that rank."""
     code, edges = wiring.code, local_order(wiring)
     column = np.arange(len(code.rank)) - wiring.first[code.rank]
     lanes = np.bincount(code.rank, minlength=wiring.program.nranks)
@@ -163,7 +163,7 @@ def _everywhere(wiring: Wiring, run: Play, lanes: Ints) -> Iterator[tuple[Ints, 
 
 
 def _ordered(wiring: Wiring, run: Play, earlier: Ints, later: Ints) -> NDArray[np.bool_]:
-    """Which pairs of instructions are ordered, by messages between ranks too."""
+    """Pairs of instructions that are ordered, also by messages between ranks."""
     result, lane = np.zeros(len(later), np.bool_), wiring.lane[earlier]
     for column, clock, row in _everywhere(wiring, run, np.unique(lane)):
         here = np.flatnonzero(column[lane] >= 0)
@@ -173,7 +173,7 @@ def _ordered(wiring: Wiring, run: Play, earlier: Ints, later: Ints) -> NDArray[n
 
 
 def most_in_flight(wiring: Wiring, run: Play) -> int:
-    """The most messages on a connection when receivers are slow: sends that happen before, or beside, the receive of an earlier one."""
+    """The most messages on a connection when receivers are slow: sends that need not happen after the receive of an earlier one."""
     most, lane = 0, wiring.lane[wiring.recvs]
     longest = int(wiring.position.max(initial=0)) + 2
     taken = wiring.connection * longest + wiring.position[wiring.recvs]

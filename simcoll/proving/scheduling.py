@@ -35,7 +35,7 @@ Cell = tuple[int, int]
 
 @dataclass(slots=True)
 class _Event:
-    """A transfer that is being made: its ends, and the numbers of those that must come before it."""
+    """A transfer under construction: its ends, and the numbers of its predecessors."""
 
     op: int
     src: int
@@ -71,7 +71,7 @@ def _coloured(units: list[frozenset[int]]) -> list[int]:
 
 
 def _by_blocks(wiring: Wiring) -> _Channels | None:
-    """A channel for each set of lanes that connections join; None when such a set has two lanes of one rank."""
+    """A channel for each set of lanes joined by connections; None if a set has two lanes of one rank."""
     ranks = wiring.code.rank.tolist()
     parent = list(range(len(ranks)))
 
@@ -118,11 +118,11 @@ class _Builder:
         self.read: dict[Cell, dict[int, None]] = {}
         self.lane_last: dict[tuple[int, int], int] = {}
         self.flying: list[deque[int]] = [deque() for _ in wiring.connections]
-        self.free = [sum(program.buffers)] * program.nranks  # first chunk of each rank that nobody uses yet
+        self.free = [sum(program.buffers)] * program.nranks  # first unused chunk of each rank
         self.slots: dict[tuple[str, int], list[int]] = {}
 
     def temporary(self, key: tuple[str, int], rank: int, count: int) -> int:
-        """A range of scratch that is free; given back under the same key."""
+        """Take a free range of scratch, to be given back under the same key."""
         slots = self.slots.setdefault(key, [])
         if slots:
             return slots.pop()
@@ -226,7 +226,7 @@ class _Builder:
 
 
 def _levelled(events: list[_Event]) -> bool:
-    """Give each event the least step after all that it must follow; False when they follow each other in a circle."""
+    """Give each event the first step after its predecessors; False if they form a circle."""
     following: list[list[int]] = [[] for _ in events]
     open_ = [len(event.after) for event in events]
     for number, event in enumerate(events):
@@ -258,7 +258,7 @@ def _steps(events: list[_Event]) -> tuple[Step, ...]:
 
 
 def _ways(wiring: Wiring) -> Iterator[_Channels]:
-    """Channel assignments, from the one that keeps most of the program's order to the one that always works."""
+    """Channel assignments, from the one that keeps most of the program's order to one that always works."""
     blocks = _by_blocks(wiring)
     if blocks is not None:
         yield blocks
@@ -277,7 +277,7 @@ def _scheduled(wiring: Wiring, run: Play, ways: Iterable[_Channels]) -> tuple[_C
 
 
 def program_schedule(program: Program) -> Schedule:
-    """The schedule that a per-rank program stands for, to bind, emulate and run.
+    """Convert a per-rank program to a schedule, to bind, emulate and run.
 
     Parameters
     ----------

@@ -1,8 +1,8 @@
-"""Proof by symmetry: follow a few chunks on all ranks, and certify that all others behave as their images.
+"""Proof by symmetry: follow a few chunks on all ranks, and certify that the others are their images.
 
 A symmetry is a renumbering of the cells (rank, chunk) of the whole cluster. It is certified when it maps the transfers of every
-step onto themselves, what the cells hold at the start onto itself, and what the outputs must hold onto itself. Then the memory
-after every step is its own image, so that a chunk which is right makes all its images right. The candidates are rotations: of the
+step, the initial contents and the required outputs onto themselves. Then the memory
+after every step is its own image, so a correct chunk makes all its images correct. The candidates are rotations: of the
 ring that the first messages run on, or of the rank numbers. A repeat is checked once: the symmetry must commute with its shift.
 
 Transfers never leave the connected chunks that they relate, so one set of connected chunks per orbit is followed, on every rank.
@@ -58,7 +58,7 @@ class Symmetry:
 
 
 def verify_by_symmetry(schedule: Schedule) -> Proof:
-    """Prove a schedule by following one chunk of every class of chunks that a certified symmetry makes alike.
+    """Prove a schedule by following one chunk of every orbit under a certified symmetry.
 
     Returns
     -------
@@ -68,7 +68,7 @@ def verify_by_symmetry(schedule: Schedule) -> Proof:
     Raises
     ------
     ScheduleError
-        When the schedule is wrong, or has no symmetry that is known here: the message says what breaks it. The full proof
+        When the schedule is wrong or no candidate symmetry fits; the message names the step that breaks it. The full proof
         (:func:`simcoll.proving.verify`) needs no symmetry.
 
     Examples
@@ -141,12 +141,12 @@ def _windows(block: Repeat, step: Step) -> Ints:
 
 
 def _lanes(schedule: Schedule) -> Ints:
-    """Channel that touches each chunk address, on whatever rank; 0 for one that none touches."""
+    """Channel that touches each chunk address on any rank; 0 for untouched ones."""
     layout = schedule.layout
     lane = np.full(layout.size, -1, np.int64)
 
     def claim(number: int, chunk: Ints, channel: Ints) -> None:
-        for _ in range(2):  # the second time finds two channels in one call
+        for _ in range(2):  # the second comparison finds two channels in one call
             if ((lane[chunk] >= 0) & (lane[chunk] != channel)).any():
                 raise _refuse(schedule, f"step {number}: two channels touch the same chunks", step=number)
             lane[chunk] = channel
@@ -171,7 +171,7 @@ def _lanes(schedule: Schedule) -> Ints:
 
 
 def _first_neighbours(schedule: Schedule) -> Ints | None:
-    """The ring that the first messages of every channel run on; None when they form none."""
+    """The ring formed by the first messages of every channel, if they form one."""
     n, found = schedule.nranks, np.full((schedule.nchannels, schedule.nranks), -1, np.int64)
     for _, block in _blocks(schedule):
         for step in block.steps if isinstance(block, Repeat) else (block,):
@@ -235,7 +235,7 @@ def certify(schedule: Schedule, symmetry: Symmetry) -> None:
         symmetry.lane, symmetry.lane[symmetry.chunk]
     ):
         raise _refuse(schedule, "the candidate mixes buffers or channels")
-    # What an output of these must hold does not depend on the rank, so one rank shows it for all.
+    # The required contents of these outputs do not depend on the rank, so one rank suffices.
     ranks = everyone[:1] if collective.kind in ("all_reduce", "all_gather") else everyone
     _check_meaning(schedule, symmetry, ranks)
     for number, block in _blocks(schedule):
@@ -249,7 +249,7 @@ def certify(schedule: Schedule, symmetry: Symmetry) -> None:
 
 
 def _check_meaning(schedule: Schedule, symmetry: Symmetry, ranks: Ints) -> None:
-    """The image of what an output must hold is what its image must hold; likewise where the inputs lie."""
+    """Check that the required outputs, and the places of inputs, map onto themselves."""
     layout, collective = schedule.layout, schedule.collective
 
     def wanted(rank: Ints, chunk: Ints) -> tuple[Ints, Ints]:
@@ -274,7 +274,7 @@ def _check_meaning(schedule: Schedule, symmetry: Symmetry, ranks: Ints) -> None:
 
 
 def _check_repeat(schedule: Schedule, symmetry: Symmetry, number: int, block: Repeat, step: Step) -> None:
-    """The symmetry commutes with the shift of the repeat, and what holds for its first turn holds for all."""
+    """Check that the symmetry commutes with the shift of a repeat, so that its first turn decides for all."""
     layout = schedule.layout
     chunk = _windows(block, step)
     shifted = block._shifted(chunk, block.stride)  # noqa: SLF001
@@ -297,7 +297,7 @@ def _check_repeat(schedule: Schedule, symmetry: Symmetry, number: int, block: Re
 
 
 def _check_step(schedule: Schedule, symmetry: Symmetry, number: int, step: Step) -> None:
-    """The transfers of a step are their own image. A range that the symmetry maps onto itself stays one row."""
+    """Check that the transfers of a step are their own image; a range that maps onto itself stays one row."""
     if not schedule.divisible and not schedule.layout.same_size(step).all():
         raise ScheduleError(f"{schedule}: step {number}: moves chunks of different sizes", step=number)
     whole = _whole_ranges(symmetry, step)
