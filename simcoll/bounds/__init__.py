@@ -1,9 +1,9 @@
-"""Provable lower bounds: what no schedule can beat on a topology, and the cut that proves it.
+"""Provable lower bounds: the times that no schedule can beat on a topology, with the cuts that prove them.
 
 ``flows`` has maximum flows, ``cuts`` the exact cut of all-gather and scatter, ``programs`` the all-to-all program with its checked
-dual, ``lower`` the bound of every collective. The other side is what can be reached: ``packing`` has trees that fill all
-links, from what ``pairs`` of ranks can send at once, by ``growing`` them; ``roots`` the best all-reduce along trees. Nothing here knows
-of schedules or of the emulator.
+dual, ``lower`` the bound of every collective. The other modules say what can be reached: ``packing`` has trees that fill all
+links, made from the rates that ``pairs`` of ranks can have at once by ``growing`` them; ``roots`` the best all-reduce along trees.
+Nothing here knows of schedules or of the emulator.
 """
 
 from simcoll.bounds.cuts import Cut, all_gather_cut

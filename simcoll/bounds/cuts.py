@@ -48,11 +48,11 @@ class Cut:
     ranks_inside
         The ranks on the sending side.
     capacity_uBps
-        Capacity out of the set, in micro-bytes per second.
+        Capacity of the links that leave the set.
     name
         The cut in words: ``"the links into box0.gpu3"``, ``"the NICs of box 1"``.
     exact
-        Whether no other cut is worse. If not, the bound is still true, but perhaps not the best.
+        Whether no other cut is worse. If False, the bound still holds, but a better one may exist.
     """
 
     ratio: Fraction
@@ -64,10 +64,10 @@ class Cut:
 
 def all_gather_cut(topology: Topology, *, backwards: bool = False, by_orbit: bool = True) -> Cut:
     """The cut that bounds all_gather: the largest number of ranks inside over capacity out, over all sets of vertices
-    that do not hold every rank. ``backwards`` reverses all links, which is reduce_scatter.
+    that do not hold every rank. ``backwards`` reverses all links, which gives reduce_scatter.
 
-    Exact for up to 1024 ranks, or orbits of ranks; beyond, the best of the single ranks and groups. ``by_orbit`` asks only one
-    rank of those that a certified symmetry makes alike; the result is the same.
+    Exact for up to 1024 ranks, and beyond where symmetry leaves few orbits; otherwise the best of single ranks and groups. ``by_orbit``
+    tries one rank of each orbit under certified symmetries; the result is the same.
 
     Examples
     --------
@@ -144,10 +144,10 @@ def _first_guess(
 ) -> tuple[Fraction, NDArray[np.bool_]]:
     """The best cut around all but one rank or group: the set is everything but what the group needs to receive.
 
-    Only groups with one of the ``sinks`` are looked at.
+    Only groups with one of the ``sinks`` are tried.
     """
     reverse = flow_graph(topology, backwards=not backwards)
-    # Around a single rank, its own links; the flows find out whether there is a better cut behind them.
+    # Around a single rank, its own links; the flows find a better cut behind them if there is one.
     entering = np.zeros(graph.nvertices, np.int64)
     np.add.at(entering, graph.head, graph.capacity)
     least = min(sinks, key=lambda rank: int(entering[graph.ranks[rank]]))
@@ -166,11 +166,11 @@ def _first_guess(
 
 
 class _Feasible:
-    """Whether every rank can send 1 / ratio to a sink at once, for each of some sinks; False may mean that it does not fit.
+    """Whether all ranks can send 1 / ratio to a sink at once, for every given sink; False may mean that it does not fit.
 
-    One flow through ``copies`` of the graph, each with its own sink, answers for that many sinks. A rank of which the answer is
-    known to be yes may send without limit: a set that does not hold it has no larger ratio, so only sets that hold it are in
-    question, and for these its links to the source do not count. That makes the flows short.
+    One flow through ``copies`` of the graph, each with its own sink, answers for that many sinks. A rank whose answer is
+    known to be yes may send without limit: no set without it has a larger ratio, so only sets that contain it are in
+    question, and for these its links to the source do not count. This makes the flows short.
     """
 
     def __init__(self, graph: FlowGraph, ratio: Fraction, sinks: int) -> None:
@@ -207,7 +207,7 @@ class _Feasible:
 
 
 def _worst_of(graph: FlowGraph, ratio: Fraction, sinks: list[int]) -> tuple[Fraction | None, NDArray[np.bool_], bool]:
-    """:func:`_worse_cut` of the first of some sinks that has one, and whether all that were asked are exact."""
+    """The first :func:`_worse_cut` of some sinks, and whether all that were tried are exact."""
     exact, side = True, np.zeros(0, bool)
     for sink in sinks:
         found, (side, fits) = _worse_cut(graph, ratio, sink)

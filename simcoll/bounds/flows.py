@@ -52,7 +52,7 @@ class FlowGraph:
 
 
 def flow_graph(topology: Topology, *, backwards: bool = False) -> FlowGraph:
-    """The links of a topology, or all of them reversed.
+    """The links of a topology, optionally reversed.
 
     A GPU without a rank carries nothing where GPUs do not forward, so it is left out.
     """
@@ -104,7 +104,7 @@ def min_cut(
     """Value of a maximum flow, the vertices on the source's side of a minimum cut, and whether both are exact.
 
     The solver has 32-bit capacities. Larger ones are scaled down and rounded, which may give a cut that is not quite
-    the smallest; callers evaluate the cut itself in exact integers, so what they claim stays true.
+    the smallest; callers evaluate the cut itself in exact integers, so their claims stay true.
     """
     # No minimum cut has a link of more than this, so all larger capacities may be one unit more.
     most = min(sum(capacity[tail == source].tolist()), sum(capacity[head == sink].tolist()))
@@ -147,7 +147,7 @@ def egress(graph: FlowGraph, members: NDArray[np.int64]) -> tuple[int, NDArray[n
 
 
 def _greedy_side(graph: FlowGraph, mine: NDArray[np.bool_], others: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Take in neighbouring vertices as long as that does not raise the capacity that leaves the set."""
+    """Add neighbouring vertices as long as this does not raise the capacity out of the set."""
     inside = mine.copy()
     closed = np.zeros(graph.nvertices, dtype=bool)
     closed[others] = True

@@ -1,8 +1,8 @@
-"""Spanning trees that share whole-numbered capacities: a given number from every rank, grown link by link.
+"""Spanning trees that share whole-numbered capacities: a given number out of every rank, grown link by link.
 
 A source feeds every rank as many trees as start there; then all trees are trees out of the source, and by Edmonds' theorem they exist
 when every rank can receive all of them. Trees are grown one after the other, in as many equal copies as possible: a link may be taken as
-long as the remaining capacity still brings all other trees to every rank (the proof of Lovász); a maximum flow decides.
+long as the remaining capacity still brings all other trees to every rank (the proof of Lovász), which a maximum flow decides.
 
 Sources: Edmonds: Edge-disjoint branchings (1973); Lovász: On two minimax theorems in graph theory, J. Combin. Theory B 21 (1976).
 """
@@ -85,7 +85,7 @@ def packs(ends: Ints, capacity: Ints, shares: Sequence[int]) -> bool:
 
 
 def grow(ends: Ints, capacity: Ints, shares: Sequence[int]) -> tuple[Tree, ...]:
-    """The trees, once it is known that they exist. Each is grown breadth first.
+    """Grow trees that are known to exist, each breadth first.
 
     >>> for tree in grow(np.array([[0, 1], [1, 0]]), np.array([2, 1]), [2, 1]):
     ...     print(tree)
@@ -100,12 +100,12 @@ def grow(ends: Ints, capacity: Ints, shares: Sequence[int]) -> tuple[Tree, ...]:
 
 
 def _grown(left: _Left, root: int) -> Tree:
-    """Take one tree, in as many copies as fit, out of the remaining capacities."""
+    """Take one tree out of the remaining capacities, in as many copies as possible."""
     n, copies = left.n, int(left.held[left.n, root])
     links = [(left.n, root)]
     left.add(left.n, root, -copies)
     reached, inside = [root], {root}
-    # A link that cannot be had stays so: the cut that forbids it has nothing to spare for as long as there are that many copies.
+    # A forbidden link stays forbidden: the cut that forbids it has nothing to spare while the tree has that many copies.
     refused: set[tuple[int, int]] = set()
     while len(reached) < n:
         x, y, room = _next(left, reached, inside, copies, refused)
@@ -125,7 +125,7 @@ def _grown(left: _Left, root: int) -> Tree:
 def _next(
     left: _Left, reached: Sequence[int], inside: set[int], copies: int, refused: set[tuple[int, int]]
 ) -> tuple[int, int, int]:
-    """The next link of a tree, and how many copies can have it."""
+    """The next link of a tree, and how many copies can take it."""
     rest = left.total - copies
     for x in reached:
         for y in left.neighbours[x]:

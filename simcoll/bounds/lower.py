@@ -1,7 +1,7 @@
 """Lower bounds that no schedule can beat, however many ports it uses.
 
-Most count what must cross a cut, and hold for switches that multicast and reduce too. Only an all-reduce crosses less often
-with their help; ``in_network`` asks for the bound that then still holds.
+Most count the bytes that must cross a cut, and also hold for switches that multicast and reduce. Only an all-reduce crosses cuts
+less often with their help; ``in_network`` asks for the bound that still holds then.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 __all__ = ["Bottleneck", "Bound", "bottleneck", "lower_bound"]
 
 ROUTE_LIMIT = 256
-"""Up to this many ranks the routes of all pairs are looked at, to see whether they reach a bound."""
+"""Up to this many ranks, the routes of all pairs are tried, to see whether they reach a bound."""
 
 PAIRS_LIMIT = 64
-"""Up to this many ranks it is looked at what the routes of all pairs can carry at once."""
+"""Up to this many ranks, the rates that the routes of all pairs can carry at once are computed."""
 _ROUTED = ("all_gather", "reduce_scatter", "all_reduce")
 _ROOTED = ("broadcast", "reduce", "scatter", "gather")
 _BY_ROUTES = "the routes between ranks"
@@ -53,17 +53,17 @@ class Bottleneck:
     Attributes
     ----------
     seconds_per_byte
-        The least time over the size; see :func:`lower_bound` for what the size of each collective is. 0 without a
+        The least time over the size; see :func:`lower_bound` for the size of each collective. 0 without a
         bound.
     name
         The bottleneck in words.
     argument
         Which counting argument gives the bound.
     ranks
-        The ranks whose links are meant: the sending side of the cut; all of them for a sum over a partition.
+        The ranks on the sending side of the cut; all ranks for a sum over a partition.
     exact
         Whether no better bound exists: for a collective with a root or an all_to_all, a schedule can take this time; for an
-        all_gather or a reduce_scatter, no other cut is worse. Otherwise the bound is true but perhaps not the best.
+        all_gather or a reduce_scatter, no other cut is worse. Otherwise the bound holds, but a better one may exist.
     in_network
         Whether it also holds where switches multicast and reduce.
     """
@@ -118,9 +118,10 @@ def lower_bound(
     latency_fs
         A latency floor that the caller can prove; the bound is the larger of the two.
     certificate
-        The result of :func:`bottleneck` for the same collective and topology, which saves time over many sizes.
+        The result of :func:`bottleneck` for the same collective and topology, to save time with many
+        sizes.
     in_network
-        Whether the schedule may have switches multicast and reduce (NVLink SHARP, InfiniBand SHARP).
+        Whether switches may multicast and reduce (NVLink SHARP, InfiniBand SHARP).
 
     Raises
     ------
@@ -161,7 +162,7 @@ def bottleneck(kind: str, topology: Topology, *, root: int | None = None, in_net
 
 
 def _routed(kind: str, topology: Topology, known: Bottleneck) -> Bottleneck:
-    """The larger of a bound and one from the routes of messages."""
+    """The larger of a bound and the bound by the routes of messages."""
     if topology.nranks > PAIRS_LIMIT:
         return known
     per_byte = routed_bound(kind, topology, known.seconds_per_byte)
@@ -176,9 +177,9 @@ def _by_prices(topology: Topology, per_byte: Fraction, *, exact: bool) -> Bottle
 
 
 def _rooted(kind: str, topology: Topology, root: int, known: Bottleneck, *, in_network: bool) -> Bottleneck:
-    """The larger of a cut and a bound from the routes of messages; exact where a schedule is known to reach it.
+    """The larger of a cut and the bound by routes; exact where routes are known to reach it.
 
-    The smallest cut counts links that no route takes, so it alone does not say that it can be reached.
+    The smallest cut counts links that no route takes, so the cut alone does not say whether it can be reached.
     """
     if rooted_by_routes(kind, topology, root) <= known.seconds_per_byte:
         return replace(known, exact=True)
@@ -251,9 +252,10 @@ def _from_root(topology: Topology, root: int, *, backwards: bool) -> Bottleneck:
 
 
 def _all_reduce(topology: Topology, *, in_network: bool) -> Bottleneck:
-    """For each partition into m groups: every element crosses from group to group at least 2 (m - 1) times (m - 1
-    until one group has the sum, m - 1 to reach the others), and every group sends and receives at least once. Where
-    switches reduce and multicast, only the latter counts.
+    """The best partition into m groups: every element crosses between groups at least 2 (m - 1) times.
+
+    m - 1 crossings bring the sum together, m - 1 spread it; and every group sends and receives everything at least once. Where switches
+    reduce and multicast, only the latter counts.
     """
     found: list[Bottleneck] = []
     alike = len(rank_orbits(topology)) == 1
@@ -286,7 +288,7 @@ def _partition(topology: Topology, level: str, groups: int, capacity_uBps: int) 
 
 def _all_to_all(topology: Topology, _: int) -> Bottleneck:
     """Every rank of a set sends a block to every rank outside. Sets: ranks, groups, and the first half of a level's
-    groups. Where the routes of messages cannot reach that, a linear program looks for a better argument.
+    groups. If routes cannot reach that, a linear program looks for a better bound.
     """
     n = topology.nranks
     alike = len(rank_orbits(topology)) == 1
@@ -327,7 +329,7 @@ def _no_data(_topology: Topology, _root: int) -> Bottleneck:
 
 
 def _directions(topology: Topology) -> tuple[bool, ...]:
-    """Both, unless what bounds sending bounds receiving."""
+    """Both directions, unless they have the same bound."""
     return (False,) if alike_both_ways(topology) else (False, True)
 
 

@@ -1,8 +1,8 @@
-"""Optimal trees: spanning trees out of every rank that together load no link beyond its part.
+"""Optimal trees: spanning trees out of every rank that together overload no link.
 
-First it is settled what pairs of ranks may send each other at once, and for an all-reduce also how much of the vector each rank is
-the root of (:mod:`simcoll.bounds.pairs`). That is made whole: so many trees out of every rank, so many over each pair, as few as come
-near the optimum. Then the trees are grown (:mod:`simcoll.bounds.growing`). All claims about the result are counted on the trees.
+First come the rates that pairs of ranks can have at once and, for an all-reduce, the share of the vector that each rank is the root
+of (:mod:`simcoll.bounds.pairs`). They are rounded to whole trees out of every rank and over each pair, as few as come near the optimum.
+Then the trees are grown (:mod:`simcoll.bounds.growing`). The ratio of the result is counted on the trees themselves.
 
 Source: ForestColl (arXiv 2402.06787).
 """
@@ -38,12 +38,12 @@ __all__ = ["Packing", "Tree", "pack_all_reduce", "pack_trees"]
 
 MAX_RANKS = 64
 PER_ROOT = (*range(1, 17), 20, 24, 32, 48, 64)
-"""Trees out of every rank that are tried where all have equally many."""
+"""Numbers of trees per rank to try where all ranks have equally many."""
 IN_ALL = (*range(1, 65), 80, 96, 128, 192, 256, 384, 512)
-"""Trees in all that are tried where not."""
+"""Total numbers of trees to try where they do not."""
 EXACT = 1 + 1e-9  # the rates come from floating point: this much more is the optimum still
 NEAR = (1.002, 1.005, 1.01, 1.02, 1.05, 1.1, 1.2, 1.5, 2.0, 3.0)
-"""Fewer trees are taken where they cost no more than the first; if no number of trees does, the next are tried."""
+"""Fewer trees are taken if they miss the optimum by at most the first share; if none do, the next share applies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +53,11 @@ class Packing:
     Attributes
     ----------
     trees
-        Links go away from the root, also where data goes toward it.
+        Links point away from the root, even where data flows toward it.
     shares
         Copies of trees of every rank: its part of the data is as large as its part of all copies.
     ratio
-        Seconds per byte when ranks have one byte each on average: what the best cut says, or a little more.
+        Seconds per byte when ranks have one byte each on average: the best cut's, or slightly more.
     """
 
     trees: tuple[Tree, ...]
@@ -101,7 +101,7 @@ def pack_trees(topology: Topology, *, backwards: bool = False) -> Packing:
 def pack_all_reduce(topology: Topology) -> tuple[Packing, Packing]:
     """Trees into every rank and trees out of every rank, equally many of both, that use the links together.
 
-    Ranks with few links are the roots of more trees, since what they are the root of need not be sent to them.
+    Ranks with few links are the roots of more trees, since a root's part need not be sent to it.
 
     Raises
     ------
@@ -139,7 +139,7 @@ def pack_all_reduce(topology: Topology) -> tuple[Packing, Packing]:
         if trees is None:
             continue
         found = Packing(trees, shares, _ratio(pairs, trees, shares, backwards=False))
-        # The same trees with the data going the other way, where links are alike both ways.
+        # Where links are equal in both directions, the same trees serve with the data flowing the other way.
         back = replace(found, ratio=_ratio(pairs, trees, shares, backwards=True))
         if back.ratio > found.ratio:
             trees = _made(pairs, inward, in_time * scale, shares, backwards=True)
@@ -182,7 +182,7 @@ def _parts(weights: Floats, total: int) -> tuple[int, ...]:
 
 
 def _equal(topology: Topology, pairs: Pairs, *, backwards: bool) -> tuple[Floats, float]:
-    """Capacities of the pairs for equal ranks, and the time in which these have gathered one byte, in the unit of the pairs."""
+    """Capacities of the pairs for equal ranks, and the time in which they gather one byte, in the unit of the pairs."""
     n, ends = pairs.nranks, pairs.ends[::-1] if backwards else pairs.ends
     shares, weights = fair(pairs), np.full(pairs.nranks, 1 / pairs.nranks)
     time = slowest(n, ends, shares, weights)
@@ -202,7 +202,7 @@ def _made(
     # Rounded down, no link is overloaded; with few trees the loss is large, so what is left is given out once more.
     whole = np.floor(capacity * scale + 1e-6).astype(np.int64)
     if not packs(ends, whole, shares):
-        # Rounding leaves capacity on the links; give it to as many pairs as possible.
+        # Capacity that rounding left over goes to as many pairs as possible.
         spare = np.floor(pairs.capacity * scale + 1e-6) - pairs.load @ whole
         used = pairs.load.sum(axis=1) > 0
         more = milp(
@@ -218,7 +218,7 @@ def _made(
 
 
 def _ratio(pairs: Pairs, trees: tuple[Tree, ...], shares: tuple[int, ...], *, backwards: bool) -> Fraction:
-    """Seconds per byte of the most loaded link; huge where a tree has a pair without a route."""
+    """Time of the most loaded link of the topology; practically infinite where the trees use pairs that have no route."""
     copies = np.zeros((pairs.nranks, pairs.nranks), np.int64)
     for tree in trees:
         for link in tree.links:

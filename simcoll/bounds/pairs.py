@@ -1,8 +1,8 @@
-"""Rates at which pairs of ranks can send at once: a pair has one path, that of its messages; links are shared by many pairs.
+"""Rates that pairs of ranks can have at once, each on the one route of its messages, over shared links.
 
-Max-min fair shares do where machines are regular. Otherwise a linear program chooses them, and for an all-reduce also the share of
-the vector that each rank is the root of. Cuts that are violated are added to the program until there is none. All of it is in floating
-point: it proposes, and :mod:`simcoll.bounds.packing` counts what it has made of it in whole numbers.
+On regular machines max-min fair shares suffice. Otherwise a linear program chooses them, and for an all-reduce also the share of
+the vector that each rank is the root of. Cuts that are violated are added to the program until there is none. All of this is in floating
+point: it only proposes, and :mod:`simcoll.bounds.packing` rounds and counts in whole numbers.
 
 Source: ForestColl, arXiv 2402.06787, for the program; the restriction to the paths of messages replaces its removal of switches.
 """
@@ -43,10 +43,10 @@ __all__ = [
 ]
 
 LINKS_LIMIT = 1024
-"""Pairs of ranks up to which :func:`best_links` is asked."""
+"""Most pairs of ranks for which :func:`best_links` is used."""
 TOLERANCE = 1e-7
 GRAIN = 10**8
-"""Flows are in whole numbers of this part of everything."""
+"""Flows are whole multiples of this fraction of the total."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,7 +72,7 @@ class Pairs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BestLinks:
-    """The least time to send a byte in all, and the capacities of the pairs that allow it.
+    """The least time to send one byte in total, and the capacities of pairs that allow it.
 
     The dual solution: ``prices`` of the links, and cuts (``sides[cut, rank]``, those that send) with their ``worths``.
     """
@@ -174,7 +174,7 @@ def best_weights(pairs: Pairs, outward: Floats, inward: Floats) -> tuple[float, 
     """For given capacities of the pairs, used first inward and then outward: the least time of an all-reduce of one byte, and the
     share of it that each rank is the root of.
     """
-    n, scale = pairs.nranks, float(max(outward.max(), inward.max()))  # a solver takes no numbers of many digits
+    n, scale = pairs.nranks, float(max(outward.max(), inward.max()))  # solvers do not take numbers with many digits
     given = (pairs.ends, outward / scale), (pairs.ends[::-1], inward / scale)
 
     def row(way: int, side: NDArray[np.bool_]) -> Floats:

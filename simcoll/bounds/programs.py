@@ -2,9 +2,9 @@
 
 All-to-all is a multi-commodity flow: every rank sends each other one a block. Any lengths of the links prove a bound: the blocks
 together travel at least the sum of all distances, and the links offer at most the sum of capacity times length. The solver only
-proposes the lengths; the bound is computed from them exactly.
+proposes the lengths; the claim is computed from them exactly.
 
-Prices of links bound the capacity of the routes of messages in the same way.
+Prices of links bound, in the same way, the rates that the routes of messages can carry at once.
 
 Source: Basu et al.: Efficient all-to-all collective communication schedules for direct-connect topologies, arXiv 2309.13541.
 """
@@ -43,7 +43,7 @@ __all__ = [
 VARIABLE_LIMIT = 8192
 """Sources times links up to which the linear program is solved."""
 ROUNDINGS = (1, 2, 6, 12, 60, 840, 10**5)
-"""Largest denominators of lengths that are tried; the best wins, and a coarse one is often exactly optimal."""
+"""Largest denominators of lengths to try; the best wins, and a coarse one is often exactly optimal."""
 
 
 def all_to_all_bound(graph: FlowGraph) -> Fraction:
@@ -63,7 +63,7 @@ def all_to_all_bound(graph: FlowGraph) -> Fraction:
 
 
 def distance_bound(graph: FlowGraph, lengths: NDArray[np.object_]) -> Fraction:
-    """The bound of given link lengths (whole numbers, 0 or more): the sum of all distances over that of capacity times length."""
+    """The bound by lengths of links (whole numbers, 0 or more): the sum of all distances over that of capacity times length."""
     offered = sum(int(b) * int(length) for b, length in zip(graph.capacity.tolist(), lengths.tolist(), strict=True))
     if not offered or max(lengths.tolist()) * graph.nvertices >= 2**53:
         return Fraction(0)
@@ -114,7 +114,7 @@ def _lengths(graph: FlowGraph) -> NDArray[np.float64]:
 
 
 def all_to_all_by_routes(topology: Topology) -> Fraction:
-    """Seconds per byte that every pair sends at once over the routes of messages: what a schedule can do."""
+    """Seconds per byte when all pairs send at once over their routes: a time that a schedule can reach."""
     return _sent_at_once(topology, *np.nonzero(~np.eye(topology.nranks, dtype=bool)))
 
 
@@ -142,13 +142,13 @@ def _sent_at_once(topology: Topology, src: NDArray[np.int64], dst: NDArray[np.in
 
 
 def routed_bound(kind: str, topology: Topology, worth: Fraction) -> Fraction:
-    """The bound of an all_gather, reduce_scatter or all_reduce from the routes of messages, in seconds per byte.
+    """The bound by routes for an all_gather, reduce_scatter or all_reduce, in seconds per byte.
 
-    It is 0 when it is known not to be more than ``worth``.
+    0 when it is known not to exceed ``worth``.
 
-    A message uses all links of its route, though others may be free. Prices of the links prove a bound when each route costs as much as
-    the pair is wanted: then the links must offer as much as the wanted crossings cost. An all-reduce wants every pair equally, since all
-    that is known is how many crossings there are; an all-gather wants those that cross some weighted cuts.
+    A message uses all links of its route, though others may be free. Prices of links prove a bound if each route costs at least the
+    weight of its pair: then the capacity on offer must pay for all weighted crossings. In an all-reduce every pair has the same weight,
+    since only the number of crossings is known; in an all-gather the pairs that cross some weighted cuts count.
     """
     try:
         pairs = pairs_of(topology)
@@ -163,7 +163,7 @@ def routed_bound(kind: str, topology: Topology, worth: Fraction) -> Fraction:
         return 2 * (n - 1) * seconds * _priced(topology, pairs, pair_prices(pairs), np.ones((1, n, n)), np.ones(1))
     backwards = kind == "reduce_scatter"
     ends = pairs.ends[::-1] if backwards else pairs.ends
-    # Where fair shares bring every rank its data in time there is rarely more to prove, and a program costs much.
+    # Where fair shares bring every rank its data in time there is rarely more to prove, and a program is expensive.
     entering = np.bincount(ends[1], weights=capacity, minlength=n).min()
     if (n - 1) / n <= known * entering or ends.shape[1] > LINKS_LIMIT:
         return Fraction(0)
@@ -172,9 +172,9 @@ def routed_bound(kind: str, topology: Topology, worth: Fraction) -> Fraction:
 
 
 def rooted_bound(kind: str, topology: Topology, root: int, worth: Fraction) -> tuple[Fraction, bool]:
-    """The bound of a rooted collective from the routes of messages, and whether a schedule reaches it.
+    """The bound by routes for a collective with a root, and whether a schedule reaches it.
 
-    As in :func:`routed_bound` it is 0 when it is not more than ``worth``; then a schedule that reaches ``worth`` counts.
+    As in :func:`routed_bound` it is 0 when it does not exceed ``worth``; then a schedule that reaches ``worth`` counts.
     """
     try:
         pairs = pairs_of(topology)

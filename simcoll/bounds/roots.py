@@ -1,7 +1,7 @@
 """The best all-reduce along trees: reduce to weighted roots, broadcast from them, by a linear program.
 
-Part of the vector is reduced to each root and broadcast from it; the capacity of every link is shared between the two. The result is what
-such schedules can do, not a bound on others: see ``docs/explanation/bounds.md``. It is in floating point.
+Part of the vector is reduced to each root and broadcast from it; the capacity of every link is shared between the two. The result is
+the best of such schedules, not a bound on others: see ``docs/explanation/bounds.md``. It is in floating point.
 
 Source: ForestColl, arXiv 2402.06787.
 """
@@ -28,7 +28,7 @@ VARIABLE_LIMIT = 20_000
 def best_roots(topology: Topology, *, in_network: bool = False) -> tuple[float, tuple[float, ...]]:
     """Bytes of the vector per second, and the share of the vector that each rank is the root of.
 
-    ``in_network`` lets switches multicast and reduce: then what enters a switch need not leave it as often.
+    ``in_network`` lets switches multicast and reduce: then data that enters a switch need not leave it as often.
 
     Raises
     ------

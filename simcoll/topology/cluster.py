@@ -1,8 +1,8 @@
 """Clusters of equal nodes: one node as a small graph, its copies, and the tiers of switches that join them by rail.
 
-GPU g of every node sends to other nodes through its own network card (its rail). A tier is one rank of switches: the
-leaf tier of a rail-optimised network has a switch per rail and per group of nodes, the spine joins all of them. A
-switch of the model stands for as many real ones as it takes, perfectly balanced (aggregated uplinks).
+GPU g of every node sends to other nodes through its own NIC (its rail). A tier is one layer of switches: the leaf tier of
+a rail-optimised network has a switch for each rail and group of nodes, and the spine joins all of them. A switch in
+the model stands for as many real ones as necessary, perfectly balanced (aggregated uplinks).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = ["Box", "Tier", "cluster"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Box:
-    """One node: vertices by local name, links between them, its GPUs and network cards, and the card of each GPU."""
+    """One node: vertices by local name, links between them, its GPUs and NICs, and the NIC of each GPU."""
 
     names: tuple[str, ...]
     kinds: tuple[str, ...]
@@ -55,7 +55,7 @@ class Tier:
     rail_only
         Whether each rail has switches of its own.
     latency
-        For the first tier the one-way latency from GPU to GPU through it; for the others what crossing it adds.
+        For the first tier, the one-way latency from GPU to GPU through it; for the others, the addition for crossing it.
     oversubscription
         Capacity into the tier below over capacity up into this tier; 1 is non-blocking. Not used for the first tier.
     """
@@ -68,18 +68,18 @@ class Tier:
 
 
 def cluster(name: str, box: Box, nodes: int, tiers: Sequence[Tier]) -> Topology:
-    """Copies of a node, joined by tiers of switches. A single node has no network.
+    """Copies of a node, joined by tiers of switches; a single node has no network.
 
     Raises
     ------
     ConfigError
-        When several nodes have no network cards or no tier that joins them all, or a link exceeds the model's capacity.
+        When several nodes have no NICs or no tier that joins them all, or a link exceeds the model's capacity.
     """
     nodes = count(nodes, "nodes", most=2**17)
     g, size = len(box.gpus), len(box.names)
     networked = nodes > 1
     if networked and not box.nics:
-        raise ConfigError(f"topology {name!r}: {nodes} nodes, but a node has no network cards to join them")
+        raise ConfigError(f"topology {name!r}: {nodes} nodes, but a node has no NICs to join them")
     if not networked:
         box = _without_nics(box)
         size = len(box.names)
@@ -107,7 +107,7 @@ def cluster(name: str, box: Box, nodes: int, tiers: Sequence[Tier]) -> Topology:
 
 
 def _without_nics(box: Box) -> Box:
-    """The node without its network cards, which a single node does not use."""
+    """The node without its NICs, which a single node does not use."""
     kept = [v for v in range(len(box.names)) if v not in set(box.nics)]
     new = {v: i for i, v in enumerate(kept)}
     rows = [(new[a], new[b], *values) for a, b, *values in box.links.rows if a in new and b in new]
@@ -116,7 +116,7 @@ def _without_nics(box: Box) -> Box:
 
 
 def _inside_router(box: Box) -> ShortestPathRouter:
-    """Routes between the GPUs and network cards of one node; neither forwards for others."""
+    """Routes between the GPUs and NICs of one node; neither forwards for others."""
     columns = box.links.columns()
     endpoints = np.array(box.gpus + box.nics, dtype=np.int64)
     forwards = np.ones(len(box.names), dtype=bool)
@@ -127,7 +127,7 @@ def _inside_router(box: Box) -> ShortestPathRouter:
 def _paths(
     name: str, box: Box, inside: ShortestPathRouter, src: NDArray[np.int64], dst: NDArray[np.int64]
 ) -> NDArray[np.int32]:
-    """Routes inside a node between endpoints (GPUs, then cards), all of which must exist."""
+    """Routes inside a node between endpoints (GPUs, then NICs), all of which must exist."""
     paths = inside.links(src, dst)
     missing = np.flatnonzero((src != dst) & ~(paths >= 0).any(axis=1))
     if missing.size:
@@ -139,7 +139,7 @@ def _paths(
 
 @dataclass(frozen=True, slots=True)
 class _Network:
-    """The vertices and links that the tiers add to the nodes."""
+    """Vertices and links that the tiers add to the nodes."""
 
     names: list[str]
     links: LinkTable
@@ -150,7 +150,7 @@ class _Network:
 def _network(
     name: str, box: Box, inside: ShortestPathRouter, nodes: int, tiers: tuple[Tier, ...], links_per_box: int
 ) -> _Network:
-    """Switches and links of all tiers. Tables are per network card first, then per GPU."""
+    """Switches and links of all tiers. Tables are first for each NIC, then for each GPU."""
     named = [tier.name for tier in tiers]
     if len(set(named)) != len(named) or {"box", "pod"} & set(named):
         raise ConfigError(f"topology {name!r}: tiers {named} need distinct names, other than 'box' and 'pod'")
@@ -158,7 +158,7 @@ def _network(
     first_vertex, first_link = nodes * size, nodes * links_per_box
     network = _Network([], LinkTable([]), [], {})
     box_of_card, rail = np.divmod(np.arange(nodes * cards), cards)
-    # Where each card's traffic is on its way up: the vertex, and what flows into that vertex from below.
+    # For each NIC the vertex that its traffic has reached on the way up, and the capacity into that vertex from below.
     at = box_of_card * size + np.array(box.nics)[rail]
     inflow = {int(v): box.nic_capacity[r] for v, r in zip(at, rail, strict=True)}
     ups, downs = _card_paths(name, box, inside, nodes, links_per_box)
@@ -198,7 +198,7 @@ def _network(
 def _card_paths(
     name: str, box: Box, inside: ShortestPathRouter, nodes: int, links_per_box: int
 ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Links from each GPU to its card and back, for all nodes."""
+    """Links from each GPU to its NIC and back, for all nodes."""
     gpus = np.arange(len(box.gpus))
     cards = len(box.gpus) + np.array(box.nic_of_gpu)
     shift = np.repeat(np.arange(nodes) * links_per_box, len(box.gpus))[:, None]
@@ -213,7 +213,7 @@ def _card_paths(
 def _tier_groups(
     name: str, tiers: tuple[Tier, ...], depth: int, nodes: int, box: NDArray[np.int64], rail: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Switch of the tier that each card hangs below, numbered from 0."""
+    """Switch of the tier above each NIC, numbered from 0."""
     tier = tiers[depth]
     span = count(nodes if tier.boxes is None else tier.boxes, f"boxes of the {tier.name} tier")
     if depth:
@@ -230,7 +230,7 @@ def _tier_groups(
 
 
 def _switch_names(tier: Tier, group: NDArray[np.int64], box: NDArray[np.int64], rail: NDArray[np.int64]) -> list[str]:
-    """``spine`` when there is one, ``leaf2`` by group of nodes, ``leaf0.rail3`` where rails have their own."""
+    """``spine`` when there is one, ``leaf2`` by group of nodes, ``leaf0.rail3`` where rails have their own switches."""
     _, first = np.unique(group, return_index=True)
     if len(first) == 1:
         return [tier.name]

@@ -1,4 +1,4 @@
-"""Routes of a machine that has lost links: all stay as they were, except those that held a lost link."""
+"""Routes of a machine that has lost links: all stay the same except those that used a lost link."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Multipath(Protocol):
     """A router with several equal routes for a pair."""
 
     def around(self, src: Ints, dst: Ints, lost: NDArray[np.bool_]) -> Links:
-        """Other routes than those of ``links``, without lost links where there is one; else one with a lost link.
+        """Alternatives to the routes of ``links``, without lost links where possible.
 
         ``lost`` has an entry for every link, and False for the padding -1 at its end.
         """
@@ -35,20 +35,20 @@ class Multipath(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DetourRouter:
-    """The routes of a machine before it lost links, and ways around for those that held one.
+    """The routes of a machine before it lost links, and detours for those that used one.
 
-    Its endpoints are the ranks of the machine that lost the links. The way around is another equal route where the router of the whole
-    machine has several (:class:`Multipath`), else a shortest path. It depends on the lost links, not on the order of the losses, and
-    losing a link moves no pair that did not use it, be it on a detour already.
+    Its endpoints are the ranks of the machine that lost the links. A detour is another
+    equal route where the router of the whole machine has several (:class:`Multipath`), else a shortest path. It depends on which links
+    are lost and not on their order, and losing a link moves no pair that did not use it, even one that is on a detour.
 
     Attributes
     ----------
     whole, endpoints
         Router of the whole machine, and its endpoint of each endpoint of this one.
     number
-        New number of every link of the whole machine, :data:`LOST` for those that are gone, and -1 for the padding at its end.
+        New number of every link of the whole machine, :data:`LOST` for lost ones, and -1 for the padding at the end.
     rest
-        Shortest paths over the links that are left, in new numbers.
+        Shortest paths over the remaining links, in new numbers.
     """
 
     whole: Router
@@ -75,7 +75,7 @@ class DetourRouter:
 
 
 def detour_router(router: Router, endpoints: Ints, kept: NDArray[np.bool_], rest: Router) -> DetourRouter:
-    """The router of the remaining machine, from the old router, its endpoint of each rank, and which of its links are kept.
+    """Make the router of the remaining links, from the old router, its endpoint of each rank, and which links are kept.
 
     ``rest`` has a route over the links that are kept for every two ranks.
     """

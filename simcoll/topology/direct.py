@@ -31,7 +31,7 @@ __all__ = ["dragonfly", "hybrid_cube_mesh", "hypercube", "hyperx"]
 def hypercube(
     dimensions: int, bandwidth: Quantity, latency: Quantity = 0, *, name: str = "hypercube", link_kind: str = "link"
 ) -> Topology:
-    """2**dimensions ranks that forward for each other; a link between every two whose numbers differ in one bit.
+    """2**dimensions ranks that forward for each other, with links between numbers that differ in one bit.
 
     Examples
     --------
@@ -46,9 +46,9 @@ def hypercube(
 def hybrid_cube_mesh(
     quads: int, bandwidth: Quantity, latency: Quantity = 0, *, name: str = "hybrid-cube-mesh", link_kind: str = "nvlink"
 ) -> Topology:
-    """Fully joined fours of ranks, of which those with the same place form a hypercube; two quads are a DGX-1 with P100.
+    """Fully joined groups of four ranks, whose members with the same position form a hypercube.
 
-    Ranks forward for each other.
+    Two quads are a DGX-1 with P100. Ranks forward for each other.
 
     Examples
     --------
@@ -173,7 +173,7 @@ def dragonfly(
 def _global_links(groups: int, ports: int, per_switch: int) -> list[tuple[tuple[int, int], tuple[int, int]]]:
     """Both ends, as (group, switch in it), of every link between groups.
 
-    Port q of a group leads q % (g - 1) + 1 groups on; ports that are left over join each group to its nearest neighbours.
+    Port q of a group leads q % (g - 1) + 1 groups further; remaining ports join each group to its nearest neighbours.
     """
     if groups == 1:
         return []

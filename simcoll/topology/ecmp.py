@@ -1,6 +1,6 @@
-"""Two-level fat trees switch by switch, in one or several planes, with equal-cost routes chosen by hash or spread ideally.
+"""Two-level fat trees with every switch modelled, in one or several planes, with routes chosen by hash or spread ideally.
 
-:func:`simcoll.topology.fat_tree` joins all spines to one and never collides; here flows can meet on an uplink, as they do in
+:func:`simcoll.topology.fat_tree` joins all spines to one, where flows never collide; here they can meet on an uplink, as in
 real networks with ECMP.
 """
 
@@ -28,7 +28,7 @@ __all__ = ["ECMP", "ClosRouter", "clos", "hashed"]
 
 ECMP = ("hash", "modulo", "ideal")
 PLANE, SPINE, AGAIN = 1, 2, 3
-"""Purposes of the choices of a route, so that they are independent; 3 itself is the placement's, those from 4 on choose again."""
+"""Purposes that keep the hashes of choices independent; 3 is the placement's, those from 4 on choose again."""
 
 
 def hashed(seed: int, purpose: int, src: Ints, dst: Ints) -> Ints:
@@ -65,7 +65,7 @@ class ClosRouter:
     def around(self, src: Ints, dst: Ints, lost: NDArray[np.bool_]) -> NDArray[np.int32]:
         """See :class:`simcoll.topology.detours.Multipath`.
 
-        A pair chooses again, as it chose first, among what it has not tried, until it finds a route without lost links.
+        A pair chooses again, by the same rule, among the routes that it has not tried, until one has no lost links.
         """
         choices = self.rise.shape[0] * self.rise.shape[2]
         choice, rest = self._choice(src, dst), (src + dst) // choices
@@ -132,12 +132,12 @@ def clos(
     latency
         Between two ranks of one leaf.
     uplink_bandwidth
-        Of each of the links of a leaf, one to every spine of its plane; default is that of a rank.
+        Of each link from a leaf to a spine of its plane; default is that of a rank.
     spine_latency
-        Latency that crossing a spine adds.
+        Added by crossing a spine.
     ecmp
         ``"hash"`` chooses plane and spine of a pair by a hash of (seed, source, destination); ``"modulo"`` by source plus
-        destination; ``"ideal"`` shares every message over all planes and spines, which makes the planes one and the spines one.
+        destination; ``"ideal"`` spreads every message over all planes and spines, so that one plane and one spine stand for all.
 
     Examples
     --------

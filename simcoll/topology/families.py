@@ -39,7 +39,7 @@ INTERCONNECTS = ("switch", "mesh", "links")
 def crossbar(
     nranks: int, bandwidth: Quantity, latency: Quantity = 0, *, name: str = "crossbar", link_kind: str = "link"
 ) -> Topology:
-    """Every rank has one link up to and one link down from a switch that never blocks.
+    """One non-blocking switch, with a link up and a link down for every rank.
 
     Parameters
     ----------
@@ -84,7 +84,7 @@ def fat_tree(
     oversubscription
         Capacity of the hosts of a leaf over capacity of its uplink.
     spine_latency
-        Latency that crossing the spine adds; half of it on each uplink.
+        Added by crossing the spine; half of it on each uplink.
 
     Examples
     --------
@@ -193,27 +193,26 @@ def boxes(
 ) -> Topology:
     """Nodes of GPUs, joined by a rail-optimised network.
 
-    Inside a node the GPUs hang on one switch (NVSwitch), form a full mesh, or have the ``links`` of a list (GPU, GPU,
-    number of parallel links); a pair without a link goes over PCIe and CPUs. To other nodes a GPU uses the network
-    card of its rail; with fewer cards than GPUs neighbours share one, with more each GPU's cards count as one of
-    their summed bandwidth.
+    Inside a node the GPUs are joined by one switch (NVSwitch), by a full mesh, or by the ``links`` of a list (GPU, GPU,
+    number of parallel links); pairs without a link go over PCIe and CPUs. To other nodes a GPU uses the NIC of its rail. With
+    fewer NICs than GPUs neighbours share one; with more, each GPU's NICs count as one of their summed bandwidth.
 
     Parameters
     ----------
     gpu_bandwidth, gpu_latency
         With a switch, of each GPU into it, and from GPU to GPU through it; otherwise of each link.
     nics, nic_bandwidth
-        Network cards of a node, and the bandwidth of each, per direction.
+        NICs of a node, and the bandwidth of each, per direction.
     nic_latency
-        From GPU to GPU of another node through one leaf (a PCIe tree adds its own).
+        From GPU to GPU on another node through one leaf (a PCIe tree adds its own).
     pcie_bandwidth, pcie_latency, gpus_per_pcie_switch
-        Of the link from a GPU or card to PCIe. With ``gpus_per_pcie_switch`` there is a tree: PCIe switches under
+        Of the link from a GPU or NIC to PCIe. With ``gpus_per_pcie_switch`` there is a tree: PCIe switches under
         ``cpus`` sockets, joined by ``cpu_bandwidth`` and ``cpu_latency``. Without, each GPU has its own link to its
-        card, by default as fast as its share of the card needs at most.
+        NIC, by default as fast as its share of the NIC can use.
     boxes_per_leaf, oversubscription, spine_latency
-        The network: a leaf per rail and group of nodes (by default all), and above the leaves a spine.
+        The network: a leaf for each rail and group of nodes (by default all), and a spine above the leaves.
     tiers
-        The tiers in full, instead of the three arguments before and ``nic_latency``.
+        The tiers in full, in place of the three arguments above and ``nic_latency``.
 
     Examples
     --------
@@ -249,14 +248,14 @@ def boxes(
 def _cards(
     names: list[str], kinds: list[str], g: int, nics: int, nic_bandwidth: Quantity | None
 ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """Add the network cards; their vertices, the capacity of each, and the card of each GPU."""
+    """Add the NICs; return their vertices, the capacity of each, and the NIC of each GPU."""
     if nics == 0:
         return (), (), ()
     if nic_bandwidth is None:
-        raise ConfigError(f"nic_bandwidth: expected the bandwidth of each of {nics} network cards, such as '400 Gbps'")
+        raise ConfigError(f"nic_bandwidth: expected the bandwidth of each of {nics} NICs, such as '400 Gbps'")
     if nics % g and g % nics:
         raise ConfigError(
-            f"nics: {nics} cards cannot be shared equally by {g} GPUs; expected a divisor or a multiple of {g}"
+            f"nics: {nics} NICs cannot be shared equally by {g} GPUs; expected a divisor or a multiple of {g}"
         )
     rails = min(nics, g)
     each = checked_capacity(parse_capacity(nic_bandwidth, "nic_bandwidth") * (nics // rails), "nic_bandwidth")
@@ -276,7 +275,7 @@ def _interconnect(
     capacity: int,
     latency: Quantity,
 ) -> None:
-    """Add the links and switches between the GPUs of a node."""
+    """Add the links between the GPUs of a node."""
     latency_fs = duration_fs(latency, "gpu_latency")
     if interconnect == "switch":
         names.append("nvswitch")
@@ -313,7 +312,7 @@ def _pcie_tree(
     sockets: int,
     trunk: tuple[int, int],
 ) -> None:
-    """Add PCIe switches, sockets and the links between sockets; a card hangs on the switch of its first GPU."""
+    """Add PCIe switches, sockets and the links between sockets; a NIC is on the switch of its first GPU."""
     capacity, hop = pcie
     switches = -(-g // per_switch)
     first = len(names)

@@ -38,7 +38,7 @@ _FAMILIES: dict[str, Callable[..., Topology]] = {
     "dragonfly": direct.dragonfly,
     "clos": ecmp.clos,
 }
-# A key is the parameter of the family's function, except for these of boxes, which stand in tables.
+# A key is the parameter of the family's function, except these of boxes, which are in tables.
 _TABLES = {
     "gpus_per_node": "gpu.count",
     "interconnect": "gpu.interconnect",
@@ -100,7 +100,7 @@ def load_topology(name: str | Path, *, nodes: int | None = None, **overrides: ob
     name
         ``"dgx-h100"``, or the path of a ``.toml`` or ``.xml`` file.
     nodes
-        Number of nodes, for families of nodes and for dumps; default is the file's.
+        Number of nodes, for the family boxes and for dumps; default is the file's.
     overrides
         Other values of the file, with ``__`` for the dot: ``nic__bandwidth="200 Gbps"``,
         ``network__oversubscription=2``.

@@ -43,7 +43,7 @@ class Routes:
     Attributes
     ----------
     links
-        Link indices in order of travel ``[M, H]``, padded at the end with -1. A rank's way to itself has no links.
+        Link indices in order of travel ``[M, H]``, padded at the end with -1. The route of a rank to itself has no links.
     latency_fs
         Latency of the whole path ``[M]``.
     kind
@@ -62,7 +62,7 @@ class Routes:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Topology:
-    """A frozen cluster. All arrays are read-only; mappings are not to be changed either.
+    """A frozen cluster. All arrays are read-only; do not change the mappings either.
 
     Attributes
     ----------
@@ -79,7 +79,7 @@ class Topology:
     groups
         Level (``"box"``, ``"leaf"``, ...), finest first, to the group of each rank, numbered from 0.
     efficiency
-        Measured share of the raw capacity per kind of link; missing means 1. Only protocol models use it.
+        Measured share of the raw capacity per kind of link; missing means 1. Only NCCL's protocols use it.
     traits
         Facts that protocol models ask for: ``{"gpu": "H100", "generation": "hopper", "cpu": "intel"}``.
     sources
@@ -181,7 +181,7 @@ class Topology:
                 bad = int(ranks[(ranks < 0) | (ranks >= self.nranks)][0])
                 raise ConfigError(f"rank {bad} is not in topology {self.name!r}; expected 0 to {self.nranks - 1}")
         links = self.router.links(self.rank_endpoints[a], self.rank_endpoints[b])
-        # Hop by hop, and -1 finds what stands at the end: several times as fast as a sum over rows of a few hops.
+        # Hop by hop, where -1 finds the neutral last entry: several times as fast as a sum over rows of a few hops.
         hops = links.T
         latency = np.append(self.link_latency_fs, 0).take(hops, mode="wrap").sum(axis=0, dtype=np.int64)
         kind = np.append(self.link_kind, np.int8(-1)).take(hops, mode="wrap").max(axis=0, initial=-1)
@@ -191,7 +191,7 @@ class Topology:
         return routes
 
     def with_ranks(self, endpoints: Sequence[int] | NDArray[np.int64]) -> Topology:
-        """The same cluster with rank r on what is now rank ``endpoints[r]``; the others hold no rank.
+        """The same cluster with rank r where rank ``endpoints[r]`` is now; other places hold no rank any more.
 
         Raises
         ------
@@ -237,11 +237,10 @@ class Topology:
         return int(found[0])
 
     def degrade(self, link: str | int, share: str | float | Fraction) -> Topology:
-        """The same cluster with one link (``a -> b``), or both of a pair (``a <-> b``), at a share of its capacity; at 0 it is gone and
-        routes that held it go around it. Its name says ``degraded`` from then on.
+        """The same cluster with one link (``a -> b``), or both of a pair (``a <-> b``), at a share of its capacity.
 
-        A way around is another of the equal routes of a Clos, chosen as its routes are, else a shortest path. Links after a lost one move
-        down by one number.
+        At a share of 0 the link is lost, and routes that used it take a detour: another of the equal routes of a Clos, chosen by the same
+        rule, else a shortest path. Links after a lost one move down by one number. The name of the result says ``degraded``.
 
         Raises
         ------
@@ -316,7 +315,7 @@ class Topology:
 
 
 def _frozen(array: NDArray[Any], dtype: DTypeLike) -> NDArray[Any]:
-    """A read-only copy; a read-only array itself."""
+    """A read-only copy; an array that is read-only already is shared."""
     fixed = np.array(array, dtype=dtype, copy=array.flags.writeable or None)
     fixed.setflags(write=False)
     return fixed

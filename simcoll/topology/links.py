@@ -60,7 +60,7 @@ def assemble(
     *,
     gpus_forward: bool = False,
 ) -> Topology:
-    """A topology of vertices, the vertices of its ranks, and the columns of a table of links."""
+    """Make a topology of vertices, the vertices of its ranks, and the columns of a table of links."""
     return Topology(
         name=name,
         node_names=tuple(names),

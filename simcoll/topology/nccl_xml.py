@@ -1,9 +1,9 @@
-"""Reader of NCCL topology dumps (``NCCL_TOPO_DUMP_FILE``), also RCCL's: one box as a real machine saw itself.
+"""Reader of NCCL topology dumps (``NCCL_TOPO_DUMP_FILE``), also RCCL's: one node as the machine itself saw it.
 
 The rules for speeds are those of NCCL's ``src/graph/topo.cc`` and ``topo.h`` (2.30): a PCIe link has its width times
-the rate of a lane; sockets are joined by what their vendor builds; NVLinks to several NVSwitches count as one bundle.
-Capacities of NVLink and xGMI are line rates, and what NCCL expects of them is the topology's efficiency. A dump has
-no latencies: those here are ours.
+the rate of a lane; sockets are joined at the speed of their vendor's links; NVLinks to several NVSwitches count as one bundle.
+Capacities of NVLink and xGMI are line rates; the share that NCCL expects is the topology's efficiency. A dump has
+no latencies: those here are assumptions.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ NET_FS = 1_000_000_000
 
 # Units of 100 Mbit/s per lane, by the beginning of link_speed; an unknown speed counts as Gen3.
 _LANE = (("2.5", 15), ("5", 30), ("8", 60), ("16", 120), ("32", 240), ("64", 480))
-# Least compute capability -> line rate of one NVLink and what NCCL expects of it, in GB/s, and the generation.
+# Least compute capability -> line rate of one NVLink and the rate that NCCL expects, in GB/s, and the generation.
 _NVLINK = (
     (100, Fraction(50), Fraction("40.1"), "blackwell"),
     (90, Fraction(25), Fraction("20.6"), "hopper"),
@@ -52,7 +52,7 @@ _NVLINK = (
     (60, Fraction(20), Fraction(18), "pascal"),
     (0, Fraction(20), Fraction(18), "before pascal"),
 )
-# gcn attribute of AMD GPUs -> line rate of one xGMI link and what RCCL expects of it, in GB/s, and the generation.
+# gcn attribute of AMD GPUs -> line rate of one xGMI link and the rate that RCCL expects, in GB/s, and the generation.
 _XGMI = {
     "906": (Fraction(25), Fraction(24), "gcn5"),
     "908": (Fraction(25), Fraction(24), "cdna"),
@@ -83,7 +83,7 @@ class _Card:
 
 @dataclass(frozen=True, slots=True)
 class _Dump:
-    """What the file says, in order."""
+    """The content of the file, in order."""
 
     names: list[str] = field(default_factory=list)
     kinds: list[str] = field(default_factory=list)
@@ -111,13 +111,14 @@ class _Dump:
 
 
 def parse_nccl_xml(content: bytes, *, file: str = "topology dump", nodes: int = 1) -> Topology:
-    """Make a topology of an NCCL topology dump; ``nodes`` copies of the box are joined by a non-blocking network per
-    rail.
+    """Make a topology of an NCCL topology dump.
+
+    ``nodes`` copies of the node are joined by a non-blocking network for each rail.
 
     Raises
     ------
     ConfigError
-        When the file is not well-formed, too large, contains a DTD, is no dump, or lacks GPUs.
+        When the file is malformed, too large, contains a DTD, is not a dump, or lacks GPUs.
     """
     title = file.replace("\\", "/").rpartition("/")[2].removesuffix(".xml")
     try:
@@ -132,7 +133,7 @@ def _topology(content: bytes, title: str, nodes: int) -> Topology:
     if not dump.gpus:
         raise ConfigError(_no_gpus(dump))
     if len(set(dump.hosts)) > 1:
-        raise ConfigError(f"the dump spans {len(set(dump.hosts))} hosts; expected the dump of one box")
+        raise ConfigError(f"the dump spans {len(set(dump.hosts))} hosts; expected the dump of one node")
     gpus = sorted(dump.gpus, key=lambda gpu: (gpu.rank, gpu.vertex))
     if len({gpu.rank for gpu in gpus}) != len(gpus):
         raise ConfigError("two GPUs have the same rank")
@@ -152,7 +153,7 @@ def _topology(content: bytes, title: str, nodes: int) -> Topology:
 
 
 def _box(dump: _Dump, gpus: list[_Gpu]) -> Box:
-    """The box, with the sockets joined and a vertex for each rail of network cards."""
+    """The node, with the sockets joined and a vertex for each rail of NICs."""
     for i, (a, _, capacity) in enumerate(dump.cpus):
         for b, _, other in dump.cpus[i + 1 :]:
             dump.links.add_pair(a, b, min(capacity, other), (CPU_FS, CPU_FS), "cpu")
@@ -207,7 +208,7 @@ def _parse(content: bytes) -> Element:
 
 
 def _read_children(dump: _Dump, element: Element, parent: int | None) -> None:
-    """Read the elements below one that became the vertex ``parent``."""
+    """Read the elements below the one that became the vertex ``parent``."""
     for child in element:
         if child.tag == "cpu":
             _read_cpu(dump, child)
@@ -291,7 +292,7 @@ def _compute_capability(element: Element, busid: str) -> int:
 
 
 def _read_nic(dump: _Dump, element: Element, parent: int | None, pcie: int | None) -> None:
-    """A card counts with the sum of its ports; ports of speed 0 or -1, as of a DPU's host side, do not count."""
+    """Add a NIC with the sum of its ports; ports of speed 0 or -1, as on a DPU's host side, do not count."""
     ports = [net for net in element if net.tag == "net"]
     for net in ports:
         if "speed" not in net.attrib:
@@ -330,7 +331,7 @@ def _scale_up(dump: _Dump, gpus: list[_Gpu]) -> tuple[Fraction, Fraction, str]:
             dump.links.add_pair(gpu.vertex, switch, capacity, halves_fs(NVLINK_FS), "nvlink")
         direct: dict[int, int] = {}
         for target, tclass, number in gpu.links:
-            # A GPU of the box that the dumped job did not use is not in the file; links to it carry nothing.
+            # A GPU of the node that the dumped job did not use is not in the file; links to it carry nothing.
             if not tclass.startswith("0x068000") and target in by_busid:
                 direct[by_busid[target]] = direct.get(by_busid[target], 0) + number
         for other, number in direct.items():
@@ -343,9 +344,7 @@ def _kind(gpu: _Gpu) -> str:
 
 
 def _rails(dump: _Dump, gpus: list[_Gpu]) -> tuple[list[list[_Card]], list[int]]:
-    """The cards of each rail and the rail of each GPU: the cards nearest by PCIe, shared out evenly among GPUs
-    equally near.
-    """
+    """NICs of each rail and rail of each GPU: those nearest by PCIe, shared evenly among GPUs at equal distance."""
     if not dump.cards:
         return [], []
     steps = _pcie_steps(dump)
@@ -366,7 +365,7 @@ def _rails(dump: _Dump, gpus: list[_Gpu]) -> tuple[list[list[_Card]], list[int]]
 
 
 def _pcie_steps(dump: _Dump) -> Callable[[int, int], int]:
-    """Distance in links over PCIe and CPUs; the sockets are joined, so that each tree hangs below one common point."""
+    """Distance in links over PCIe and CPUs; the sockets are joined, so all trees have a common root."""
 
     def ancestors(vertex: int) -> list[int]:
         chain = [vertex]

@@ -1,8 +1,8 @@
-"""Ranks that a topology cannot tell apart: orbits under symmetries that were found by structure and checked link by link.
+"""Ranks that a topology cannot tell apart: orbits under symmetries guessed from structure and checked link by link.
 
-Candidates turn one digit of the rank number: a dimension of a torus, the GPUs of a node, the nodes of a pod. Where the switches and
-cards go is read off from where their neighbours go. A candidate counts only if it maps the links with their capacities exactly onto
-themselves, so a missing symmetry costs time, never truth.
+Candidates rotate one digit of the rank number: a dimension of a torus, the GPUs of a node, the nodes of a pod. Switches and NICs
+follow their neighbours. A candidate counts only if it maps every link onto a link of equal capacity, so a symmetry that is not
+found costs time and never correctness.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ROUNDS = 6
 
 
 def rank_orbits(topology: Topology) -> Ints:
-    """The first rank of every orbit, in order. Ranks of one orbit are alike in all that depends on links and capacities.
+    """The first rank of every orbit, in order; ranks of an orbit have the same links and capacities.
 
     Examples
     --------
@@ -70,7 +70,7 @@ def is_symmetry(topology: Topology, nodes: Ints) -> bool:
 
 
 def _turns(topology: Topology) -> Iterator[Ints]:
-    """Permutations of the ranks that turn one digit of their numbers."""
+    """Permutations of the ranks that rotate one digit of their numbers."""
     n, rank = topology.nranks, np.arange(topology.nranks)
     sizes = [1, n]
     if isinstance(topology.router, TorusRouter) and int(np.prod(topology.router.dims)) == n:
@@ -89,7 +89,7 @@ def _turns(topology: Topology) -> Iterator[Ints]:
 
 
 def _extended(topology: Topology, image: Ints) -> Ints | None:
-    """Where each vertex goes when rank r goes to rank ``image[r]``; None when that cannot be told."""
+    """Image of each vertex when rank r goes to ``image[r]``; None when it cannot be determined."""
     count = len(topology.node_names)
     label = np.zeros(count, np.uint64)
     label[topology.rank_nodes] = _mix(np.arange(1, topology.nranks + 1, dtype=np.uint64))
@@ -106,7 +106,7 @@ def _extended(topology: Topology, image: Ints) -> Ints | None:
 
 
 def _refined(topology: Topology, label: Words) -> Words:
-    """Labels that know the labels one link further."""
+    """Labels refined by the labels one link away."""
     with np.errstate(over="ignore"):
         capacity = topology.link_capacity_uBps.astype(np.uint64)
         out = _mix(label[topology.link_dst] + capacity * np.uint64(3))

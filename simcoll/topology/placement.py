@@ -1,4 +1,4 @@
-"""Which rank sits where: compact, round-robin over nodes, random by seed, or as listed."""
+"""Placement of ranks: compact, round-robin over nodes, random by seed, or as listed."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def place(
     seed: int = 0,
     gpus: Sequence[int] | None = None,
 ) -> Topology:
-    """The same cluster with its ranks placed anew.
+    """The same cluster with another placement of ranks.
 
     Parameters
     ----------
     order
-        ``"compact"`` fills one group after the other, ``"round_robin"`` deals ranks out to the groups in turn, ``"random"``
+        ``"compact"`` fills one group after the other, ``"round_robin"`` gives one rank to each group in turn, ``"random"``
         shuffles all GPUs by the seed, ``"explicit"`` puts rank r on GPU ``gpus[r]``.
     nranks
         How many ranks; default is one on every GPU (of the list).
@@ -85,7 +85,7 @@ def place(
 
 
 def _listed(gpus: Sequence[int], n: int) -> NDArray[np.int64]:
-    """The GPUs of a list, each one of n."""
+    """A list of GPU numbers below n."""
     try:
         given = list(gpus)
     except TypeError:

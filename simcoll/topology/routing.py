@@ -39,7 +39,7 @@ _TOO_FINE = (
 
 
 class Router(Protocol):
-    """The interface of routers."""
+    """The interface through which a topology finds its routes."""
 
     def links(self, src: NDArray[np.int64], dst: NDArray[np.int64]) -> NDArray[np.int32]:
         """Link indices ``[M, H]`` from endpoint ``src[m]`` to ``dst[m]`` in order of travel, padded at the end with
@@ -70,7 +70,7 @@ class Level:
 class BoxRouter:
     """Equal nodes with a table of routes inside (``[g, g, H]``, links of node 0), joined by levels, finest first.
 
-    A pair takes the first level whose group it shares; the last level must hold every endpoint. Without nodes
+    A pair takes the first level whose group it shares; the last level must contain every endpoint. Without nodes
     (crossbar, fat tree) ``pair_links`` is ``[1, 1, 0]``: every endpoint is its own node.
     """
 
@@ -82,7 +82,7 @@ class BoxRouter:
         """See :class:`Router`."""
         g, _, inside = self.pair_links.shape
         width = max([inside, *(level.up.shape[1] + level.down.shape[1] for level in self.levels)])
-        # The last level knows a way for every pair; finer ones, and at last the nodes, take theirs.
+        # The last level has a route for every pair; finer levels, and finally the nodes, overwrite their own pairs.
         found = np.full((src.size, width), -1, dtype=np.int32)
         if self.levels:
             self.levels[-1].fill(found, src, dst)
@@ -114,7 +114,7 @@ class TorusRouter:
 
     ``link[d, 0, v]`` is the link from v to its next neighbour in dimension d, ``link[d, 1, v]`` to the previous one
     (-1 where there is none), ``neighbour`` their other ends. When both ways round are equally long, even coordinates
-    go up and odd ones down, which loads both directions equally when everybody sends.
+    go up and odd ones down, which loads both directions equally when all ranks send.
     """
 
     dims: tuple[int, ...]
@@ -149,10 +149,9 @@ class TorusRouter:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ShortestPathRouter:
-    """Shortest path by latency, then by number of links, then by lowest vertex; computed for the sources that are
-    asked for.
+    """Shortest paths by latency, then by number of links, then by lowest vertex, for the requested sources.
 
-    The graph is a split one: an endpoint that may not forward has one vertex where links arrive and another where
+    The graph is split: an endpoint that may not forward has one vertex where links arrive and another where
     they leave. Edges are sorted by (head, tail); ``weight`` holds latency and hop count in one exact integer.
     """
 

@@ -1,4 +1,4 @@
-"""Arguments of topologies: text with units or exact integers in, exact integers out, one clear error for the rest."""
+"""Arguments of topologies: text with units or exact integers in, exact integers out, errors for the rest."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def parse_capacity(value: Quantity, what: str) -> int:
 
 
 def checked_capacity(rate_uBps: int | Fraction, what: str) -> int:
-    """Round down to whole micro-bytes per second and refuse what the integer model cannot hold."""
+    """Round down to whole micro-bytes per second; refuse rates that the integer model cannot hold."""
     rate = int(rate_uBps)
     if rate <= 0:
         raise ConfigError(f"{what}: expected a positive rate, got {rate} uB/s")
@@ -79,7 +79,7 @@ def halves_fs(time_fs: int) -> tuple[int, int]:
 
 
 def whole(value: object, what: str) -> int:
-    """A whole number, also one of numpy's; true and false are none."""
+    """A whole number of Python or numpy; true and false do not count."""
     try:
         number = operator.index(cast("SupportsIndex", value))
     except TypeError:
@@ -98,7 +98,7 @@ def count(value: object, what: str, *, least: int = 1, most: int = 2**31 - 1) ->
 
 
 def lengths(values: Sequence[int], what: str) -> tuple[int, ...]:
-    """The lengths of the dimensions of a grid, of which there must be one."""
+    """Lengths of the dimensions of a grid, at least one."""
     try:
         given = tuple(values)
     except TypeError:

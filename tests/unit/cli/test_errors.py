@@ -197,7 +197,7 @@ CASES: list[tuple[Sequence[str], int, Sequence[str]]] = [
     (("perf", "all_gather", "-t", "bomb.xml"), 2, ("bomb.xml",)),
     (("perf", "all_gather", "-t", "hello.xml"), 2, ("hello.xml",)),
     # a disconnected topology
-    (("perf", "all_gather", "-t", "pieces.toml"), 2, ("pieces.toml", "no network cards")),
+    (("perf", "all_gather", "-t", "pieces.toml"), 2, ("pieces.toml", "no NICs")),
     # a place that cannot be written; a file in the way stops root too
     (("run", "scenario.toml", "-o", "afile"), 2, ("afile: cannot write to the output folder",)),
     (("run", "scenario.toml", "-o", "afile/deeper"), 2, ("afile/deeper: cannot write", "Not a directory")),

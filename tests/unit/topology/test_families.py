@@ -62,7 +62,7 @@ def test_every_route_is_a_path_and_a_shortest_one(name):
     src, dst = (ends.ravel() for ends in np.indices((n, n)))
     routes = topology.route(src, dst)
     assert routes.links.shape[0] == n * n
-    if not topology.gpus_forward:  # neither GPUs nor, inside a box, network cards pass traffic on
+    if not topology.gpus_forward:  # neither GPUs nor, inside a node, NICs pass traffic on
         for edge in list(graph.edges):
             if graph.nodes[edge[0]]["kind"] == "gpu":
                 graph.edges[edge]["latency_fs"] += 10**13
@@ -214,7 +214,7 @@ def test_large_topologies_route_in_arrays():
         ),
         (lambda: torus([3, 3], "50 GB/s", wrap=[[True], [True]]), "wrap: expected true or false"),
         (lambda: torus([3, 3], "50 GB/s").with_ranks([[0, 1], [2]]), "a placement must be whole numbers"),
-        (lambda: boxes(2, 8, "450 GB/s"), "no network cards"),
+        (lambda: boxes(2, 8, "450 GB/s"), "no NICs"),
         (lambda: boxes(2, 8, "450 GB/s", nics=8), "nic_bandwidth"),
         (lambda: boxes(2, 8, "450 GB/s", nics=3, nic_bandwidth="50 GB/s"), "shared equally"),
         (lambda: boxes(1, 8, "450 GB/s", interconnect="swich"), "did you mean 'switch'"),

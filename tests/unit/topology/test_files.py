@@ -154,7 +154,7 @@ oversubscription = "3:1"
         (("[nic]", "[traits]\ngpu = 3\n[nic]"), "$.traits.gpu: expected text"),
         (("[nic]", "[network]\ntiers = [{ boxes = 2 }]\n[nic]"), "$.network.tiers[0].name: missing"),
         (("[nic]", '[network]\ntiers = [{ name = "leaf", box = 2 }]\n[nic]'), "$.network.tiers[0].box: unknown key"),
-        (("[nic]\ncount = 4", "[nic]\ncount = 3"), "3 cards cannot be shared equally by 4 GPUs"),
+        (("[nic]\ncount = 4", "[nic]\ncount = 3"), "3 NICs cannot be shared equally by 4 GPUs"),
         (("[gpu]", "gpu = 3\n[gpus]"), "$.gpu: expected a table [gpu]"),
         (("family", "family = "), "not a TOML file"),
     ],

@@ -174,7 +174,7 @@ def test_ports_without_a_speed_do_not_count():
     box = system(cpu(0, gpu("0:2.0", 0) + nic("0:3.0", -1, 0) + nic("0:4.0", 0, 100_000)))
     topology = parse_nccl_xml(box, nodes=2)
     assert topology.link_capacity_uBps[topology.link("box0.nic0 -> leaf")] == 12_500 * 10**12
-    with pytest.raises(ConfigError, match="no network cards"):
+    with pytest.raises(ConfigError, match="no NICs"):
         parse_nccl_xml(system(cpu(0, gpu("0:2.0", 0) + nic("0:3.0", -1))), nodes=2)
 
 
