@@ -2,10 +2,10 @@
 
 Every input chunk gets a token; a copy copies, a reduction adds. With random 64-bit tokens, added modulo 2**64, two different
 multisets of contributions have the same sum with a chance of 2**-64; in exact mode a chunk holds the count of every token. A set of
-contributors would not do: it cannot see a contribution that was added twice.
+contributors would not suffice: it cannot show a contribution that was added twice.
 
-The order of every reduction is followed beside it by a hash of its expression tree that is commutative, because a + b and b + a have
-the same bits, but not associative.
+A hash of the expression tree follows the order of every reduction. It is commutative, because a + b and b + a have the same bits, but
+not associative.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ EXACT_LIMIT = 50_000_000
 
 
 def _parts(step: Step) -> list[Step]:
-    """The transfers in a few runs. What a switch does stays whole."""
+    """The transfers in a few runs; operations of a switch stay whole."""
     size = int(step.count.sum())
     if size <= PART or (step.op == SWITCH_REDUCE).any():
         return [step]
@@ -49,7 +49,7 @@ def _parts(step: Step) -> list[Step]:
 
 
 def _play(schedule: Schedule, memory: Memory, number: int, step: Step) -> None:
-    """Do one step: all reads, then all writes."""
+    """Play one step: all reads, then all writes."""
     parts = _parts(step)
     ranges = 4 * len(step) < int(step.count.sum())
     read = [_read(schedule, memory, number, part) for part in parts]
@@ -72,14 +72,14 @@ def _write_folds(
 ) -> None:
     """Write what was read in turns: in each turn a chunk gets at most one operand, in the order of the fold."""
     memory.folds = True
-    for before, _, _, target in read:  # the comparison of destinations has left its numbers there
+    for before, _, _, target in read:  # the comparison of destinations has overwritten it
         if len(target):
             memory.tree[before] = target
     dst, held, tree = (np.concatenate(column) for column in list(zip(*read, strict=True))[:3])
     one = expanded(step)
     order = np.lexsort((one.src_rank, one.op == REDUCE, dst))
     begin = np.maximum.accumulate(np.where(np.diff(dst[order], prepend=-1) != 0, np.arange(len(order)), 0))
-    # What a switch does is done at once.
+    # Operations of a switch are played at once.
     turn = np.where(one.op[order] == SWITCH_REDUCE, 0, np.arange(len(order)) - begin)
     for now in range(int(turn.max()) + 1):
         rows = order[turn == now]
@@ -94,7 +94,7 @@ def _disjoint(schedule: Schedule, step: Step) -> bool:
 
 
 def _each_once(words: Words, rows: list[Ints]) -> bool:
-    """Whether no row comes twice: each part notes its numbers there, then looks whether they are still there. The words are lost."""
+    """Whether no row occurs twice: each part writes its numbers to its rows and checks that they remain; overwrites ``words``."""
     edges = np.cumsum([0, *map(len, rows)])
     numbers = [np.arange(*ends, dtype=np.uint64) for ends in pairwise(edges.tolist())]
     for row, number in zip(rows, numbers, strict=True):
@@ -113,7 +113,7 @@ def _claimed(memory: Memory, step: Step, chunk: Ints) -> bool:
 
 
 def _read(schedule: Schedule, memory: Memory, number: int, step: Step) -> tuple[Ints, Words, Words, Words]:
-    """Check transfers; the rows that they will write, what they read, and the expression trees of what they add to, if any adds."""
+    """Check transfers; return the rows to write, the values read, and the expression trees of reduction targets, if any."""
     layout = schedule.layout
     src, dst = memory.of_step(step)
     held, tree = memory.held.take(src, axis=0), memory.tree.take(src)
@@ -125,7 +125,7 @@ def _read(schedule: Schedule, memory: Memory, number: int, step: Step) -> tuple[
         if not writable.all():
             explain.input_write(schedule, number, one, int(np.flatnonzero(~writable)[0]))
     if not schedule.divisible:
-        # Ranges of pieces of one block are alike when their starts are.
+        # Ranges of pieces of one block have equal sizes if their first pieces do.
         one = step if layout.collective.nblocks <= 1 and layout.scratch_pieces is None else expanded(step)
         same = layout.same_size(one)
         if not same.all():
@@ -136,7 +136,7 @@ def _read(schedule: Schedule, memory: Memory, number: int, step: Step) -> tuple[
 def _write(
     schedule: Schedule, memory: Memory, number: int, step: Step, dst: Ints, held: Words, tree: Words, target: Words
 ) -> None:
-    """Reduce and write what transfers have read."""
+    """Reduce and write the values that transfers have read."""
     op = expanded(step).op if (step.op != step.op[:1]).any() else step.op[:1]
     if (op == SWITCH_REDUCE).any():
         _switch_reduced(memory, np.broadcast_to(op, dst.shape), dst, held, tree)
@@ -153,7 +153,7 @@ def _write(
 def _reduced(
     schedule: Schedule, memory: Memory, number: int, step: Step, dst: Ints, held: Words, tree: Words, target: Words
 ) -> None:
-    """Add what the destinations hold."""
+    """Add the values that the destinations hold."""
     if not target.all():
         row = int(np.flatnonzero(target == 0)[0])
         one = expanded(step)
@@ -164,11 +164,11 @@ def _reduced(
 
 
 UNORDERED = np.uint64(0xD6E8FEB86659FD93)
-"""Marks the expression tree of a reduction by a switch: it is no chain of reductions of two operands."""
+"""Marks the expression tree of a reduction by a switch, which is not a chain of reductions of two operands."""
 
 
 def _switch_reduced(memory: Memory, op: NDArray[np.int8], dst: Ints, held: Words, tree: Words) -> None:
-    """Give every transfer of a switch reduction the reduction of all of its operands: each then writes the same to the one destination."""
+    """Give every transfer of a switch reduction the reduction of all operands, so that each writes the same value to the destination."""
     memory.switched = True
     switched = np.flatnonzero(op == SWITCH_REDUCE)
     target, group = np.unique(dst[switched], return_inverse=True)
@@ -180,7 +180,7 @@ def _switch_reduced(memory: Memory, op: NDArray[np.int8], dst: Ints, held: Words
 
 
 def _check_folds(schedule: Schedule, memory: Memory, number: int, step: Step) -> bool:
-    """Refuse a chunk that is written twice in a step, except by one switch reduction or by a fold; whether there is a fold."""
+    """Refuse a chunk written twice in a step, except by a switch reduction or a fold; return whether there is a fold."""
     one = expanded(step)
     dst = memory.rows(one.dst_rank, one.dst_chunk)
     order = np.lexsort((one.src_rank, one.op, dst))
@@ -238,7 +238,7 @@ def _outputs(schedule: Schedule, ranks: Ints) -> tuple[Ints, Ints, Ints, Ints]:
 
 
 def _sums(schedule: Schedule) -> Words:
-    """For each input chunk the sum of its tokens of all ranks."""
+    """For each input chunk, the sum of its tokens over all ranks."""
     per_rank = schedule.layout.output_base
     total, chunk = np.zeros(per_rank, np.uint64), np.arange(per_rank)
     for ranks in in_groups(np.arange(schedule.nranks), per_rank):
@@ -256,7 +256,7 @@ def _counted(schedule: Schedule, source: Ints, chunk: Ints) -> Words:
 
 
 def _check_outputs(schedule: Schedule, memory: Memory, *, exact: bool) -> str:
-    """Compare what every output holds with what it must. The level of the order of reductions."""
+    """Compare every output with the required contributions; return the level of the reduction order."""
     collective, per_rank = schedule.collective, schedule.layout.output_base
     sums = None if exact else _sums(schedule)
     wrong = [np.zeros((2, 0), np.int64)]
@@ -291,13 +291,13 @@ def _check_outputs(schedule: Schedule, memory: Memory, *, exact: bool) -> str:
 
 
 SYMMETRIC_RANKS = 64
-"""From here on it is faster to certify the symmetry of a ring than to follow all of its chunks."""
+"""From this many ranks on, certifying the symmetry of a ring is faster than following all of its chunks."""
 
 
 def _by_symmetry(schedule: Schedule) -> Proof | None:
-    """A proof by symmetry where one is likely and fast; None when the full proof has to say what is right or wrong.
+    """A proof by symmetry where one is likely and fast; None where the full proof must decide.
 
-    Schedules without repeats are certified step by step, which takes longer than to follow them.
+    Without repeats, certifying step by step takes longer than following the chunks.
     """
     if schedule.nranks < SYMMETRIC_RANKS or not any(
         isinstance(block, Repeat) for block in islice(schedule.blocks(), 4)
