@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simcoll.core.schedule import Layout, Repeat, Schedule, Step, joined
-from simcoll.core.step import spread
+from simcoll.core.step import moving_part, spread
 from simcoll.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -41,6 +41,17 @@ __all__ = [
 def _local(step: Step) -> bool:
     """Whether ranks only copy their own data."""
     return bool((step.src_rank == step.dst_rank).all())
+
+
+def _blocks(schedule: Schedule) -> Iterator[Step | Repeat]:
+    """The blocks of a part, not compared with those of the last time: the schedule that it becomes part of is."""
+    return (moving for block in schedule.source() if (moving := moving_part(block)) is not None)
+
+
+def _steps(schedule: Schedule) -> Iterator[Step]:
+    """The steps of a part, repeats unrolled."""
+    for block in _blocks(schedule):
+        yield from block.unrolled() if isinstance(block, Repeat) else (block,)
 
 
 def _map(block: Step | Repeat, change: Callable[[Step], list[Step]]) -> list[Step]:
@@ -84,7 +95,7 @@ def pieces(schedule: Schedule, count: int) -> Schedule:
         return [_piece(step, count, piece) for piece in ([-1] if _local(step) else range(count))]
 
     def steps() -> Iterator[Step | Repeat]:
-        for block in schedule.blocks():
+        for block in _blocks(schedule):
             new = _map(block, cut)
             if isinstance(block, Repeat):
                 yield Repeat(tuple(new), block.count, block.stride * count, block.base * count, block.modulus * count)
@@ -104,7 +115,7 @@ def pipelined(schedule: Schedule, count: int, *, newest_first: bool = False) -> 
         return schedule
 
     def steps() -> Iterator[Step]:
-        for (local, _), found in groupby(schedule.steps(), lambda step: (_local(step), int(step.op[0]))):
+        for (local, _), found in groupby(_steps(schedule), lambda step: (_local(step), int(step.op[0]))):
             rounds = list(found)
             if local:
                 yield from (_piece(step, count, -1) for step in rounds)
@@ -175,7 +186,7 @@ def relabelled(schedule: Schedule, order: ArrayLike, *, by_rank: bool = False) -
         return [new]
 
     def steps() -> Iterator[Step | Repeat]:
-        for block in schedule.blocks():
+        for block in _blocks(schedule):
             if isinstance(block, Repeat) and not moves:
                 yield replace(block, steps=tuple(_map(block, change)))
             else:
@@ -274,11 +285,7 @@ def in_shares(schedules: Sequence[Schedule], *, run: int | None = None) -> Sched
 
     def steps() -> Iterator[Step | Repeat]:
         alike = all(made is first for made in schedules)
-        every = (
-            ((block,) * copies for block in first.blocks())
-            if alike
-            else zip(*(made.blocks() for made in schedules), strict=True)
-        )
+        every = ((block,) * copies for block in _blocks(first)) if alike else zip(*map(_blocks, schedules), strict=True)
         for blocks in every:
             turns = repeats(blocks)
             if turns:
@@ -323,7 +330,7 @@ def together(first: Schedule, *others: Schedule) -> Schedule:
         raise ConfigError(f"{first.title} and {others[0].title} have no layout in common")
 
     def steps() -> Iterator[Step]:
-        sources = [one.steps() for one in made]
+        sources = [_steps(one) for one in made]
         while now := [step for source in sources if (step := next(source, None)) is not None]:
             yield joined(now)
 
@@ -344,7 +351,7 @@ def staggered(stages: Sequence[Schedule], count: int, lanes: Sequence[int] | Non
         for time in range(count + len(stages) - 1):
             for number, stage in enumerate(stages):
                 if 0 <= time - number < count:
-                    for step in stage.steps():
+                    for step in _steps(stage):
                         new = _placed([step], [time - number], first.layout, homes) if count > 1 else step
                         yield replace(new, channel=new.channel + lane[number]) if lane[number] else new
 
