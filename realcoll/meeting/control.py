@@ -183,7 +183,7 @@ class Control:
 
 
 def within(timeout_s: float, call: Callable[[], Result]) -> Result:
-    """The result of a call that may block for ever, which a thread makes.
+    """The result of a call that may block forever, made by a thread.
 
     Raises
     ------

@@ -146,7 +146,7 @@ class _Meetings:
             self._tell(other, Left(process))
 
     def _lose(self, process: int, reason: str) -> None:
-        """Tell everybody that a process is not to be counted on any more; the first reason stays."""
+        """Tell all processes that one has failed; its first reason stays."""
         if process in self._gone:
             return
         self._gone[process] = reason

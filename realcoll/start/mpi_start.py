@@ -108,7 +108,7 @@ class _Before:
 
 
 def _met_before(environment: Mapping[str, str], timeout_s: float) -> _Before | None:
-    """Meet before MPI starts, because MPI waits for ever for processes that never come; ``None`` if no place is known.
+    """Meet before MPI starts, because MPI waits forever for processes that never come; ``None`` if no place is known.
 
     On one machine the launcher's name of the job is the place.
     """

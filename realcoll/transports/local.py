@@ -84,7 +84,7 @@ class LocalTransport(HostMemory):
         """Nothing is ever under way."""
 
     def barrier(self) -> None:
-        """Nobody to wait for."""
+        """Nothing to wait for."""
 
     def abort(self, reason: str) -> None:
         """Forget what was not delivered."""

@@ -171,7 +171,7 @@ class MpiTransport(HostMemory):
             [peer for peer, request in zip(peers, requests, strict=True) if not request.Test()]
             for requests, peers in groups
         ]
-        if left == [[-1]]:  # a barrier: who is not there is in somebody's way, or will be
+        if left == [[-1]]:  # a barrier: a missing process blocks another one, now or later
             who = self.control.loss() or f"not all ranks came to the barrier within {self.control.timeout_s:g} s"
             raise FaultError(who)
         if all(left):
@@ -243,7 +243,7 @@ class MpiTransport(HostMemory):
             os.kill(os.getpid(), signal.SIGTERM)
 
     def close(self) -> None:
-        """Leave together with all processes; not after a failure, when nobody may be there to leave with."""
+        """Leave together with all processes; not after a failure, when others may be gone."""
         if not self.control.broken:
             self.barrier()
             self.comm.Free()

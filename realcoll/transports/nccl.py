@@ -146,7 +146,7 @@ class NcclTransport:
             return self._nccl.NcclCommunicator(self.control.size, unique, self.control.process)
 
         try:
-            return within(self.control.timeout_s, join)  # it waits until all have come, for ever
+            return within(self.control.timeout_s, join)  # it waits forever for missing processes
         except TimeoutError:
             reason = f"NCCL did not connect {self.control.size} processes within {self.control.timeout_s:g} s"
             raise FaultError(reason) from None
@@ -302,7 +302,7 @@ class NcclTransport:
         Raises
         ------
         FaultError
-            When NCCL reports an error, another process fails, or the timeout is over.
+            When NCCL reports an error, another process fails, or the timeout expires.
         """
         begin = time.monotonic()
         look = begin + LOOK_ROUND_S

@@ -27,7 +27,7 @@ __all__ = ["all_gather", "all_reduce", "block_order", "numbered", "reduce_scatte
 
 
 def swing_peers(members: int, *, mirrored: bool = False) -> Ints:
-    """Partner of every member in every step: ``[steps, members]``, at distances 1, 1, 3, 5, 11, ... by turns to both sides.
+    """Partner of every member in every step: ``[steps, members]``, at distances 1, 1, 3, 5, 11, ... alternately to both sides.
 
     In step s an even member talks to the one ``(1 - (-2)^(s + 1)) / 3`` places on, an odd one as far back; ``mirrored`` the other way.
 
@@ -41,7 +41,7 @@ def swing_peers(members: int, *, mirrored: bool = False) -> Ints:
 
 
 def numbered(peers: Ints) -> Ints:
-    """Numbers for the members such that those reached in the last k steps have the same number but for its last k bits.
+    """Numbers for the members, such that members reached in the last k steps share all but the last k bits.
 
     >>> numbered(np.array([[1, 0, 3, 2], [2, 3, 0, 1]])).tolist()
     [0, 2, 1, 3]

@@ -56,7 +56,7 @@ def all_gather(collective: Collective) -> Schedule:
     order="position-independent",
 )
 def reduce_scatter(collective: Collective) -> Schedule:
-    """Every rank sends each block to its owner at once; the owner adds them in the order of the ranks, whoever it is."""
+    """Every rank sends each block to its owner at once; the owner adds them in rank order."""
     n = collective.nranks
     rank = np.arange(n, dtype=np.int64)
     layout = Layout(collective, 1, np.repeat(rank[:, None], n, axis=1))

@@ -90,7 +90,7 @@ def _coloured(pair: tuple[list[int], list[int]]) -> tuple[list[int], list[int]]:
 def _edges(parents: list[int], colours: list[int]) -> tuple[Ints, Ints, Ints, int]:
     """Child, parent and time of every edge on the way up, and the number of steps between two pieces.
 
-    An edge fires when all edges below it have, in a step of its colour; where nobody has two children colours do not matter.
+    An edge fires when all edges below it have, in a step of its colour; where no rank has two children colours do not matter.
     """
     children: list[list[int]] = [[] for _ in parents]
     for child, parent in enumerate(parents):
@@ -112,7 +112,7 @@ def _edges(parents: list[int], colours: list[int]) -> tuple[Ints, Ints, Ints, in
 def _with_boxes(parents: list[int], colours: list[int], box: int, lead: int) -> tuple[list[int], list[int]]:
     """A tree over boxes with a chain inside each, from the member ``lead`` on, which talks to the parent box.
 
-    The first two of the chain talk to a child box each, so that nobody has more than two children.
+    The first two of the chain talk to a child box each, so that no rank has more than two children.
     """
     ups, shades = [-1] * (len(parents) * box), [0] * (len(parents) * box)
     boxes_below = [0] * len(parents)

@@ -39,7 +39,7 @@ class Memory:
     mixed: bool = False  # two channels touch one address
     beside: bool = False  # a step has two channels
     folds: bool = False  # a step has several reductions into one chunk
-    switched: bool = False  # a switch reduced something, in an order that nobody knows
+    switched: bool = False  # a switch reduced something, in unspecified order
 
     def rows(self, rank: Ints, chunk: Ints) -> Ints:
         """Row of each chunk."""
