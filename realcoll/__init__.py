@@ -1,4 +1,4 @@
-"""Run the schedules of simcoll on real machines: on GPUs with NCCL, on any machine with MPI, or inside one process.
+"""Run simcoll's schedules on real machines: GPUs with NCCL, any machine with MPI, or one process.
 
 ``executor`` plays a plan, ``program`` is one process's part of it, ``transports`` move the bytes; ``rendezvous`` and
 ``control`` let processes meet, agree and find out who failed. CuPy and mpi4py are imported when a transport that needs

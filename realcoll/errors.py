@@ -1,4 +1,4 @@
-"""What goes wrong between processes."""
+"""Failures between processes, and of a transport's hardware and libraries."""
 
 from __future__ import annotations
 
@@ -30,4 +30,4 @@ class FaultError(SimcollError):
 
 
 class MissingError(SimcollError):
-    """Hardware or a library that a transport needs is not there; the message says what to install."""
+    """Hardware or a library that a transport needs is missing; the message says what to install."""

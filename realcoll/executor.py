@@ -42,7 +42,7 @@ class _Move:
 
 
 def _play(moves: Sequence[_Move], transport: Transport) -> None:
-    """All turns of a lane, one after the other."""
+    """Play the turns of a lane in order."""
     step = -1
     start, end, send, recv, copy = (
         transport.group_start, transport.group_end, transport.send, transport.recv, transport.copy,
@@ -66,7 +66,7 @@ def _play(moves: Sequence[_Move], transport: Transport) -> None:
 
 
 class _Lane:
-    """A lane while it is played beside others."""
+    """The turns of a lane, executed in order."""
 
     __slots__ = ("done", "moves", "transport", "under_way")
 
@@ -77,7 +77,7 @@ class _Lane:
         self.under_way: Any = None
 
     def start(self, move: _Move) -> None:
-        """Begin a turn: what it sets aside, and its group."""
+        """Begin a turn: set its sources aside and start its group."""
         transport = self.transport
         for target, source in move.aside:
             transport.copy(target, source)
@@ -90,7 +90,7 @@ class _Lane:
             self.under_way = transport.group_post()
 
     def advance(self, lanes: Sequence[_Lane]) -> bool:
-        """Do turns until one has to wait for messages or for another lane; whether any was done or begun."""
+        """Do turns until one must wait for messages or another lane; returns whether any was done or begun."""
         moved = False
         while self.done < len(self.moves):
             move = self.moves[self.done]
@@ -188,7 +188,7 @@ class Prepared:
 def prepare(
     plan: Plan, transport: Transport | None = None, *, placement: Sequence[int] | None = None, check: bool = True
 ) -> Prepared:
-    """Give a plan memory on a transport, once all processes that take part agree that it is the same plan.
+    """Give a plan memory on a transport, once all its processes agree that it is the same plan.
 
     Parameters
     ----------
@@ -199,7 +199,7 @@ def prepare(
     placement
         Process that hosts each rank; default ``plan.ranks``, or neighbours together where there are fewer processes.
     check
-        Whether the processes compare what they are about to do.
+        Whether the processes compare their plans first.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Programs of :mod:`simcoll.distributed` on MPI: one rank per process, control messages and plans over one MPI job.
+"""Programs of :mod:`simcoll.distributed` on MPI: one rank per process, control messages and plans in one job.
 
 ``SIMCOLL_BACKEND=mpi`` or ``spawn(backend="mpi")`` imports it; programs do not.
 """
@@ -33,7 +33,7 @@ KEPT_BYTES = 1 << 26
 
 
 class _TaggedTransport(LocalTransport):
-    """A transport for one plan at a time: its messages carry a tag, and while it waits, other operations proceed."""
+    """A transport for one plan at a time, whose messages carry a tag; other operations proceed while it waits."""
 
     name = "mpi"
 
@@ -103,7 +103,7 @@ class _Shelf:
         return found
 
     def put(self, prepared: Prepared, transport: _TaggedTransport) -> None:
-        """Keep them for the next run; when that is too much memory, drop all others first."""
+        """Keep them for the next run; when that takes too much memory, drop all others first."""
         if self._bytes + transport.size_bytes > KEPT_BYTES:
             self._free.clear()
             self._bytes = 0
@@ -150,7 +150,7 @@ class MpiLink:
         return found
 
     def lost(self) -> str:
-        """Which process has died, as a sentence; empty if none has."""
+        """A sentence that names the process that died; empty if none has."""
         control = self._whole.control
         return control.loss() if control.trouble() else ""
 

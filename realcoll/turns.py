@@ -1,4 +1,4 @@
-"""What one process does for a plan: its part of the lowering, as spans of bytes, batched to turns. Knows no transport.
+"""One process's part of a plan's lowering, as spans of bytes batched to turns, whatever the transport.
 
 The instructions are those of :func:`simcoll.proving.lowering.lowering`. What the ranks of a process do in a step on a channel is one
 turn: first the copies of what the step overwrites, then one group of sends and receives (a copy lands in its place, an operand of a
@@ -67,7 +67,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The turns of a process by lane, and how much staging memory each lane needs. Turns of a lane share it."""
+    """The turns of a process by lane, and the staging memory of each lane, which its turns share."""
 
     lanes: tuple[tuple[Turn, ...], ...]
     staging_bytes: tuple[int, ...]
@@ -169,7 +169,7 @@ def _joint(plan: Plan, found: Lowering) -> NDArray[np.bool_]:
 
 
 def _depth(found: Lowering, turn: Ints) -> Ints:
-    """How many instructions of its turn must come before each, one after the other: operands of one chunk have an order."""
+    """Depth of each instruction in the order of its turn: operands of one chunk have one."""
     code, depth = found.code, np.zeros(len(turn), np.int64)
     inside = turn[code.waiter] == turn[code.awaited]
     waiter, awaited = code.waiter[inside], code.awaited[inside]
@@ -179,7 +179,7 @@ def _depth(found: Lowering, turn: Ints) -> Ints:
 
 
 def _waits(found: Lowering, turn: Ints, lane: Ints, channel: Ints, lanes: int) -> list[tuple[tuple[int, int], ...]]:
-    """For every turn those of other lanes before it: what its instructions wait for, and the last turn of each of its channels."""
+    """The turns of other lanes that each turn waits for: those its instructions name, and each channel's last."""
     count = len(lane)
     if lanes == 1 or not count:
         return [()] * count
@@ -219,7 +219,7 @@ def _spans(plan: Plan, hosts: Sequence[int], process: int) -> dict[int, tuple[Sp
 
 
 class _Reader:
-    """The program of a process, made of its turns: its memory is that of its ranks, and then staging memory, in elements."""
+    """The program of a process, made of its turns; its memory is its ranks', then staging memory, in elements."""
 
     def __init__(self, plan: Plan, made: Part) -> None:
         self.item = plan.dtype.itemsize
@@ -278,7 +278,7 @@ class _Reader:
 
 
 def program_of(plan: Plan, parts: Sequence[Part]) -> Program:
-    """The parts of all processes read back as a program, in which a process is a rank and an element a chunk."""
+    """All processes' parts read back as a program, in which a process is a rank and an element a chunk."""
     readers = [_Reader(plan, made) for made in parts]
     for process, (reader, made) in enumerate(zip(readers, parts, strict=True)):
         done: dict[tuple[int, int], tuple[int, int]] = {}

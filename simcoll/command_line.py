@@ -1,4 +1,4 @@
-"""Shared by the command lines of simcoll and realcoll: whole numbers as options, and how a command ends."""
+"""Shared by the command lines of simcoll and realcoll: whole numbers as options, and exit statuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The errors of the framework. Every message says what was given, what was expected, where, and the nearest valid choice."""
+"""The errors of the framework: each states the given value, the expected ones, the place, and the nearest valid choice."""
 
 from __future__ import annotations
 

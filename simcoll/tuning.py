@@ -1,4 +1,4 @@
-"""The tuner: which algorithm, parameters and protocol run for a collective, its size and a topology.
+"""The tuner: the algorithm, parameters and protocol for a collective, its size and a topology.
 
 Every front end asks here: ``simcoll perf`` and scenarios, rank programs, PyTorch, realcoll, and :func:`schedule` without a name.
 """
@@ -131,7 +131,7 @@ def default_algorithm(collective: Collective, params: Iterable[str] = (), total_
 
 
 def first_algorithm(kind: str) -> str:
-    """Name the first algorithm that ``simcoll list algorithms`` shows for a collective; realcoll measures it by default.
+    """Name the first algorithm that ``simcoll list algorithms`` shows for a collective; realcoll's default.
 
     >>> first_algorithm("broadcast")
     'tree'
@@ -220,7 +220,7 @@ def schedule_on(
     *,
     most_channels: int = MAX_CHANNELS,
 ) -> Schedule:
-    """Build a named algorithm for a topology; ``box``, ``channels`` and ``topology`` follow it where they are not given.
+    """Build a named algorithm for a topology, which sets ``box``, ``channels`` and ``topology`` where not given.
 
     Raises
     ------
@@ -243,7 +243,7 @@ def schedule_on(
 
 
 def candidates(collective: Collective, topology: Topology) -> tuple[list[tuple[Choice, Schedule]], list[str]]:
-    """Build every algorithm that serves a collective on a topology; also say which were left out, and why."""
+    """Build every algorithm that serves a collective on a topology; also list those left out, with reasons."""
     fitting: list[tuple[Choice, Schedule]] = []
     left_out: list[str] = []
     for found in ALGORITHMS:
@@ -260,7 +260,7 @@ def candidates(collective: Collective, topology: Topology) -> tuple[list[tuple[C
 
 
 def default_protocols(topology: Topology) -> tuple[tuple[str, ...], str]:
-    """The protocols that run when none are named, and a line that says so where they are not NCCL's.
+    """The protocols that run when none are named, with a line of explanation where they are not NCCL's.
 
     >>> from simcoll.topology import crossbar
     >>> default_protocols(crossbar(2, "1 GB/s"))[0]

@@ -211,7 +211,7 @@ def format_rate(rate_uBps: int) -> str:
 
 
 def printable(text: str) -> str:
-    r"""Text for a terminal or a picture: names come from files, and control characters can steer a terminal.
+    r"""Text for a terminal or a picture, without control characters: names come from files.
 
     >>> printable("ring\x1b[2J")
     'ring?[2J'

@@ -28,7 +28,7 @@ __all__ = ["Fit", "fit", "shift", "sizes_and_times", "topology_toml"]
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """The line ``time = latency + size / bandwidth`` through measurements, and how far each is from it.
+    """The line ``time = latency + size / bandwidth`` through measurements, and each one's distance from it.
 
     Attributes
     ----------
@@ -96,7 +96,7 @@ def sizes_and_times(transport: Transport, nranks: int, sizes: Sequence[int], ite
 
 
 def topology_toml(found: Fit, name: str, nranks: int, where: str) -> str:
-    """A topology file: a crossbar with what was fitted, and the measurements with their residuals as traits."""
+    """A topology file: a crossbar with the fitted values, and the measurements with residuals as traits."""
     source = f"fitted to {len(found.sizes)} sizes measured with {where} on {platform.node()}, {time.strftime('%Y-%m-%d', time.gmtime())}"
     worst = max(abs(residual) for residual in found.residuals)
     lines = [

@@ -1,4 +1,4 @@
-"""Measures a collective over sizes, as nccl-tests does, beside the library's own collective and the emulator's prediction."""
+"""Measure a collective over sizes, as nccl-tests does, beside the library's own and the emulator's prediction."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ ALL_OPS = ("sum", "product", "max", "min", "avg", "premul_sum")
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What to measure.
+    """The measurement requested.
 
     Attributes
     ----------
@@ -94,7 +94,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One size: out of place, in place where that is defined, the library's own, and what the emulator says."""
+    """One size: out of place, in place where defined, the library's own collective, and the emulator's prediction."""
 
     size_bytes: int
     count: int

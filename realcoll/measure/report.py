@@ -129,7 +129,7 @@ def _stamp(seconds: float) -> str:
 
 
 def write_new(path: Path, content: bytes) -> Path:
-    """Write a file that is not there yet; like nccl-tests, append .0, .1, ... until it is not."""
+    """Write a new file; like nccl-tests, append .0, .1, ... to a name that is taken."""
     for attempt in range(1000):
         target = path if not attempt else path.with_name(f"{path.name}.{attempt - 1}")
         try:

@@ -27,7 +27,7 @@ PART_POLL_S = 0.01
 
 
 def fingerprint(plan: Plan, hosts: Sequence[int]) -> dict[str, str]:
-    """Properties that must be equal in all processes before a plan may run, in words for people."""
+    """Properties that must be equal in all processes before a plan may run, in readable words."""
     sizes = str(plan.sizes) if isinstance(plan.sizes, int) else ", ".join(map(str, plan.sizes.tolist()))
     return {
         "collective": str(plan.collective),
@@ -117,7 +117,7 @@ class Control:
         return found is not None and (bool(found.alarm) or any(found.gone.values()))
 
     def stuck(self, waiting_for: Iterable[int], members: Sequence[int] | None = None) -> FaultError:
-        """Find the processes that hold this one up: those that do not report to be waiting themselves."""
+        """Find the processes that hold this one up: those that do not report waiting themselves."""
         found, waited = self._rendezvous, sorted(set(waiting_for))
         if found is None:
             return FaultError(f"nothing came from {_listed(waited)}", waited)
@@ -160,7 +160,7 @@ class Control:
             raise FaultError(f"this transport is of no use after an earlier failure ({self.broken}); make a new one")
 
     def fail(self, reason: str) -> None:
-        """Tell the others that this process gives up."""
+        """Announce that this process gives up."""
         if not self.broken:
             self.broken = reason or "closed"
             if self._rendezvous is not None:
@@ -173,7 +173,7 @@ class Control:
             self._rendezvous.close()
 
     def part(self, patience_s: float) -> None:
-        """After a failure: announce that this process has reported it, and give the others time to do so."""
+        """Announce, after a failure, that this process has reported it, and give the others time to do so."""
         found = self._rendezvous
         if found is not None:
             found.leave()
@@ -209,7 +209,7 @@ def within(timeout_s: float, call: Callable[[], Result]) -> Result:
 
 
 def _culprits(gone: Mapping[int, str]) -> list[int]:
-    """Processes that died; if none did, the one that gave up first."""
+    """Processes that died; if none did, the first that gave up."""
     died = [process for process, reason in gone.items() if reason == DIED]
     return died or [process for process, reason in gone.items() if reason][:1]
 

@@ -81,14 +81,14 @@ class _Meetings:
             self._leave(process, "")
 
     def lost(self, peer: Peer) -> None:
-        """Tell the others: a process that ends in order says so before."""
+        """Report the loss to the others: a process that ends in order says so before."""
         process = self._processes.pop(peer, None)
         if process is not None:
             del self._seats[process]
             self._leave(process, DIED)
 
     def due_s(self) -> float:
-        """When the first member of a meeting gives up."""
+        """Time at which the first member of a meeting gives up."""
         return min((end for table in self._tables.values() for end in table.deadlines.values()), default=math.inf)
 
     def expire(self, now_s: float) -> None:

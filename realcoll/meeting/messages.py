@@ -70,7 +70,7 @@ class Bye(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=Tr
 
 
 class Gone(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=5):
-    """A process is not to be counted on any more; the reason is empty after a normal end."""
+    """A process that can no longer be counted on; the reason is empty after a normal end."""
 
     process: int
     reason: str
@@ -83,7 +83,7 @@ class Left(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=T
 
 
 class Alarm(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=7):
-    """Stuck processes have called this meeting to find the one that holds them up."""
+    """A meeting called by stuck processes to find the one that holds them up."""
 
     name: str
 

@@ -1,4 +1,4 @@
-"""The rendezvous, beside the fabric that carries data: every process is a client of the server in :mod:`realcoll.meeting.host`.
+"""The rendezvous, apart from the fabric that carries data: all processes are clients of the server in :mod:`realcoll.meeting.host`.
 
 There is one operation: every member of a meeting brings a value and gets the values of all. A process whose connection breaks has died,
 and all others are told at once.
@@ -114,7 +114,7 @@ class Rendezvous:
             action()
 
     def fail(self, reason: str) -> None:
-        """Tell the others that this process gives up, and why; it stays connected."""
+        """Announce that this process gives up, and why; it stays connected."""
         self._say(Fail(reason[:MAX_REASON].encode(errors="replace").decode() or "no reason"))
 
     def leave(self) -> None:
@@ -135,7 +135,7 @@ class Rendezvous:
         self._channel.sock.sendall(frame)
 
     def close(self) -> None:
-        """Leave and give everything back; the host stays until all have left, a few seconds at most."""
+        """Leave and release everything; the host stays until all have left, a few seconds at most."""
         self.leave()
         with contextlib.suppress(OSError):
             self._channel.sock.shutdown(socket.SHUT_WR)

@@ -1,4 +1,4 @@
-"""Rank and job of this process, from the variables of mpirun, srun, torchrun or ``realcoll launch``."""
+"""Rank and job of the process, from the variables of mpirun, srun, torchrun or ``realcoll launch``."""
 
 from __future__ import annotations
 

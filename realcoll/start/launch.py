@@ -1,4 +1,4 @@
-"""``realcoll launch``: several processes on this machine, with torchrun's environment variables, and a process manager for MPICH."""
+"""``realcoll launch``: several processes on this machine, with torchrun's variables and a process manager for MPICH."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def launch(processes: int, command: Sequence[str]) -> int:
 
 
 def _workers(job: Job, board: Board, command: Sequence[str]) -> Iterator[Worker]:
-    """One worker after the other, each with a seat at the board, of which our copy is closed when the worker has started."""
+    """The workers in turn, each with a seat at the board; our copy of the seat is closed once the worker has started."""
     shared = {name: value for name, value in os.environ.items() if name.partition("_")[0] not in LAUNCHERS}
     shared["REALCOLL_TOKEN"] = secrets.token_hex(16)
     for rank in range(job.nproc_per_node):

@@ -1,4 +1,4 @@
-"""The start of an MPI process: meet the others, start MPI when all are there, leave nothing behind."""
+"""The start of an MPI process: meet the others, start MPI when all have arrived, leave nothing behind."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def _met_before(environment: Mapping[str, str], timeout_s: float) -> _Before | N
 
 
 def job_of(environment: Mapping[str, str]) -> tuple[str, int, int] | None:
-    """The name that an MPI launcher gave to a job of several processes on one machine, the number of this process, and of all."""
+    """Name of the job that an MPI launcher started on this machine, this process's number, and their count."""
     for prefix, local in (("PMI", "MPI_LOCALNRANKS"), ("OMPI_COMM_WORLD", "OMPI_COMM_WORLD_LOCAL_SIZE")):
         process, size = environment.get(f"{prefix}_RANK", ""), environment.get(f"{prefix}_SIZE", "")
         if (

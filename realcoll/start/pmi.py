@@ -1,4 +1,4 @@
-"""The launcher's side of PMI-1, the protocol of MPICH and its relatives, for the processes of one machine.
+"""The launcher's side of PMI-1, the protocol of MPICH and its relatives, on one machine.
 
 Each process has a socket, whose number it finds in ``PMI_FD``. A request is a line such as ``cmd=put kvsname=job key=a value=b``; the
 answer is a line too. Processes put values, wait for each other, and get the values of others.
@@ -68,7 +68,7 @@ class Board:
         self._selector = selectors.DefaultSelector()
 
     def seat(self, process: int) -> tuple[socket.socket, dict[str, str]]:
-        """The end of a socket that a new process inherits, and the variables that it needs. The caller closes its copy."""
+        """The socket end that a new process inherits, and its variables; the caller closes its copy."""
         ours, theirs = socket.socketpair()
         ours.settimeout(1.0)
         self._selector.register(ours, selectors.EVENT_READ, _Seat(ours))

@@ -1,4 +1,4 @@
-"""What transports do alike whose ranks keep their data in numpy arrays, and that play a plan in one thread."""
+"""The parts common to transports that keep data in numpy arrays and play a plan in one thread."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MOST_CHANNELS = 2**15
 
 
 class HostMemory:
-    """The part of a transport that has to do with memory, and none of what moves messages."""
+    """The part of a transport that manages memory, but moves no messages."""
 
     def alloc(self, size_bytes: int) -> Array:
         """New numpy bytes, from the beginning of a cache line."""

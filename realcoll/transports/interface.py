@@ -1,4 +1,4 @@
-"""What a transport must be able to do."""
+"""The interface that every transport implements."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ Wire: TypeAlias = Any
 class Transport(Protocol):
     """Moves bytes between processes and combines them where they are.
 
-    A process may host several ranks; what they exchange it sends to itself, inside a group, like everything else. Messages between
-    two processes on one channel arrive in the order in which they were sent; those of different channels need not.
+    A process may host several ranks; the data they exchange goes from the process to itself, inside a group, like all other data.
+    Messages between two processes on one channel arrive in the order in which they were sent; those of different channels need not.
     """
 
     @property
@@ -66,7 +66,7 @@ class Transport(Protocol):
         """
 
     def group_post(self) -> Any:
-        """End a group without waiting: what :meth:`finished` and :meth:`wait` take; None when what follows may be asked for at once."""
+        """End a group without waiting; returns the argument of :meth:`finished` and :meth:`wait`, None if calls may follow at once."""
 
     def finished(self, group: Any) -> bool:
         """Whether a posted group is done."""
@@ -93,7 +93,7 @@ class Transport(Protocol):
         """
 
     def finisher(self, plan: Plan) -> Callable[[View], None] | None:
-        """The function that turns a reduced output into the result, where there is something to do."""
+        """The function that turns a reduced output into the result, where one is needed."""
 
     def load(self, target: View, values: Any) -> None:
         """Copy an array of the caller to a view."""
@@ -102,7 +102,7 @@ class Transport(Protocol):
         """The content of a view as a numpy array; it may share memory."""
 
     def lanes(self, plan: Plan, processes: int) -> Sequence[Transport]:
-        """A transport for each channel of a plan that takes that many processes, or one for all channels together."""
+        """A transport for each channel of a plan among that many processes, or one for all channels together."""
 
     def recorded(self, play: Callable[[], None]) -> Callable[[], None]:
         """Make a sequence of calls cheap to repeat, where the transport can."""
@@ -110,7 +110,7 @@ class Transport(Protocol):
     def vendor(
         self, plan: Plan, inputs: Mapping[int, View], outputs: Mapping[int, View]
     ) -> Callable[[], object] | None:
-        """The library's own collective for a plan on the memory of the ranks hosted here, where it has one."""
+        """The library's own collective for a plan on the memory of the ranks hosted here, if it has one."""
 
     def synchronize(self) -> None:
         """Return when everything asked for so far is done."""
@@ -119,7 +119,7 @@ class Transport(Protocol):
         """Return when every process has called this."""
 
     def abort(self, reason: str) -> None:
-        """Give up: tell the others why, and drop what is under way. The transport is of no use afterwards."""
+        """Give up: announce the reason to the others and drop pending operations; the transport is unusable afterwards."""
 
     def close(self) -> None:
         """Give everything back."""

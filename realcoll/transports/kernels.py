@@ -67,7 +67,7 @@ EXACT += """__device__ bool less_f32(float x, float y) {
 
 
 def device_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """What a dtype is kept as in CuPy arrays, which do not know those of ``ml_dtypes``."""
+    """The dtype of CuPy's arrays for a dtype; CuPy does not know those of ``ml_dtypes``."""
     return _STORED.get(dtype.name, dtype)
 
 
@@ -77,7 +77,7 @@ def float32_source(op: str) -> str:
 
 
 def bfloat16_source(op: str) -> str:
-    """CUDA for ``t = t (op) r`` on bfloat16 kept in 16 bits: in float32, rounded to nearest even, every NaN to the quiet one.
+    """CUDA for ``t = t (op) r`` on 16-bit bfloat16: computed in float32, rounded to nearest even, NaNs made quiet.
 
     To "divide", r is a float32.
     """

@@ -1,4 +1,4 @@
-"""All ranks in one process, on numpy arrays: the reference, and the fast way to test a program."""
+"""All ranks in one process, on numpy arrays: the reference transport, and fast for tests."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class LocalTransport(HostMemory):
         return memory[first_byte : first_byte + size_bytes]
 
     def group_start(self) -> None:
-        """Nothing to do: the group is what was sent since the last one."""
+        """Do nothing: the group holds the messages since the last one."""
 
     def send(self, source: Array, process: int, channel: int = 0) -> None:  # noqa: ARG002
         """Offer bytes to the next receive."""
@@ -87,7 +87,7 @@ class LocalTransport(HostMemory):
         """Nothing to wait for."""
 
     def abort(self, reason: str) -> None:
-        """Forget what was not delivered."""
+        """Drop undelivered messages."""
         self._sent.clear()
         self._wanted.clear()
         self.control.fail(reason)

@@ -140,14 +140,14 @@ class MpiTransport(HostMemory):
             raise self._failed(error, [peer for _, peers in groups for peer in peers]) from None
 
     def _failed(self, error: Exception, peers: Sequence[int]) -> FaultError:
-        """MPI itself has noticed that something is wrong. If that is the end of a process, the rendezvous is about to say which."""
+        """The error for a failure that MPI has noticed; when a process has ended, the rendezvous is about to name it."""
         limit = time.monotonic() + NEWS_S
         while not self.control.loss() and time.monotonic() < limit:
             time.sleep(REST_S)
         return self.control.stuck(peers) if self.control.loss() else FaultError(f"MPI: {error}")
 
     def _wait(self, groups: Sequence[_Group]) -> None:
-        """Test on, giving way to other processes; look from time to time whether it still makes sense."""
+        """Keep testing while giving way to other processes; check from time to time that all are still there."""
         begin = time.monotonic()
         look = begin + LOOK_ROUND_S
         peers = [peer for _, members in groups for peer in members]
@@ -207,7 +207,7 @@ class MpiTransport(HostMemory):
         self.group_end()
 
     def abort(self, reason: str) -> None:
-        """Tell the others. MPI cannot be ended in order any more, so the job is aborted when this process ends."""
+        """Notify the others. MPI can no longer end in order, so the job is aborted when this process ends."""
         if self.control.broken:
             return
         self.control.fail(reason)
@@ -230,7 +230,7 @@ class MpiTransport(HostMemory):
             self._abort_job(f"it ended without closing its transport, and {error.message}")
 
     def _end_later(self) -> None:
-        """Another process is lost, so this job will never end well: do not outlive it, whatever this process is busy with."""
+        """End this process soon, whatever it is busy with: another one is lost, so the job can never end well."""
         timer = threading.Timer(self.control.timeout_s + LAST_WORDS_S, self._end)
         timer.daemon = True
         timer.start()

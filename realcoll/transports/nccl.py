@@ -186,7 +186,7 @@ class NcclTransport:
             raise FaultError(f"NCCL: {error}") from None
 
     def group_post(self) -> None:
-        """Launch the group: the stream keeps what follows behind it."""
+        """Launch the group; the stream keeps later work behind it."""
         self.group_end()
 
     def finished(self, group: None) -> bool:  # noqa: ARG002
@@ -214,7 +214,7 @@ class NcclTransport:
         return self._streamed(kernels.reducer(self._cupy, op, dtype))
 
     def finisher(self, plan: Plan) -> Callable[[Any], None] | None:
-        """A kernel on the stream, behind what the lanes do."""
+        """A kernel on the stream, behind the work of the lanes."""
         if plan.reduction.name != "avg":
             return None
         divide = self._streamed(kernels.finisher(self._cupy, plan.dtype, plan.nranks))
@@ -260,7 +260,7 @@ class NcclTransport:
             self.stream.wait_event(lane.stream.record())
 
     def recorded(self, play: Callable[[], None]) -> Callable[[], None]:
-        """The calls between a fork to the lanes and a join; from the third time on one launch of a CUDA graph, if that was asked for."""
+        """The calls between a fork to the lanes and a join; on request, replayed as a CUDA graph."""
 
         def forked() -> None:
             begin = self.stream.record() if self._lanes else None
@@ -329,7 +329,7 @@ class NcclTransport:
         self.control.gather("barrier")
 
     def abort(self, reason: str) -> None:
-        """End the communicators at once, and tell the others."""
+        """End the communicators at once and notify the others."""
         if not self.control.broken:
             for lane in (*self._lanes, self):
                 lane.comm.abort()

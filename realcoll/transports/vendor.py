@@ -1,4 +1,4 @@
-"""The collectives of the library below a transport: the baseline for measurements, and an oracle for tests."""
+"""The collectives of the library below a transport: baseline of measurements and oracle of tests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["mpi_collective", "nccl_collective"]
 
 _MPI_OPS = {"sum": "SUM", "product": "PROD", "min": "MIN", "max": "MAX", "band": "BAND", "bor": "BOR", "bxor": "BXOR"}
 _MPI_CHARS = "bBhHiIlLqQfdFD"
-"""numpy's letters of the types that MPI has on every machine."""
+"""numpy's type codes of the types that MPI has on every machine."""
 _NCCL_OPS = {"sum": "NCCL_SUM", "product": "NCCL_PROD", "min": "NCCL_MIN", "max": "NCCL_MAX"}
 _NCCL_TYPES = {
     "int8": "NCCL_INT8", "uint8": "NCCL_UINT8", "int32": "NCCL_INT32", "uint32": "NCCL_UINT32", "int64": "NCCL_INT64",
@@ -24,7 +24,7 @@ _NCCL_TYPES = {
 
 
 def mpi_collective(mpi: Any, comm: Any, plan: Plan, source: View, target: View) -> Callable[[], object] | None:
-    """MPI's own collective for a plan whose rank r is rank r of the communicator; ``None`` where MPI has none for it.
+    """MPI's own collective for a plan whose rank r is rank r of the communicator; ``None`` if MPI has none.
 
     Parameters
     ----------
@@ -70,7 +70,7 @@ def mpi_collective(mpi: Any, comm: Any, plan: Plan, source: View, target: View) 
 def nccl_collective(
     nccl: Any, comm: Any, stream: int, plan: Plan, source: int, target: int
 ) -> Callable[[], object] | None:
-    """NCCL's own collective for a plan with one rank a GPU, as a call that starts it; ``None`` where CuPy has none for it.
+    """A call that starts NCCL's own collective for a plan with one rank a GPU; ``None`` if CuPy has none.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Collective algorithms: each yields the steps of a schedule. One family a file; what serves what is in :data:`ALGORITHMS`.
+"""Collective algorithms, one family a file; :data:`ALGORITHMS` lists which serves which collective.
 
 An algorithm knows its collective and rank count, never sizes or protocols; few are made for one topology, which they are given.
 """

@@ -28,7 +28,7 @@ LINE = "one rank after the other"
     pattern="tree",
 )
 def dissemination(collective: Collective) -> Schedule:
-    """Dissemination barrier: in step k rank r tells rank r + 2^k what it knows."""
+    """Dissemination barrier: in step k, rank r passes its knowledge to rank r + 2^k."""
     n = collective.nranks
     rank = np.arange(n, dtype=np.int64)
 
@@ -47,7 +47,7 @@ def dissemination(collective: Collective) -> Schedule:
     pattern="tree",
 )
 def tree(collective: Collective) -> Schedule:
-    """Tree barrier: news of arrival go up a binomial tree to rank 0, leave to go comes down."""
+    """Tree barrier: arrivals go up a binomial tree to rank 0, the release comes down."""
     n = collective.nranks
     levels = range((n - 1).bit_length())
 
@@ -70,7 +70,7 @@ def tree(collective: Collective) -> Schedule:
     source=LINE,
 )
 def linear(collective: Collective) -> Schedule:
-    """Linear barrier: rank 0 hears from every other rank in turn, then tells every one in turn."""
+    """Linear barrier: rank 0 collects every rank's arrival in turn, then releases each in turn."""
     n = collective.nranks
 
     def steps() -> Iterator[Step]:

@@ -1,4 +1,4 @@
-"""Breadth-first broadcast: every rank gets the data of the ranks at distance t in step t, over all of its links at once.
+"""Breadth-first broadcast: in step t, data of distance t arrives over all links at once.
 
 For ranks with direct links (tori, hypercubes, rings, meshes): each step takes as long as its most loaded link, and where shares of a
 block can come over all neighbours on shortest paths, the steps together are as short as the bound, in as many steps as the graph has
@@ -35,7 +35,7 @@ BFB = "Zhao et al.: Efficient direct-connect topologies for collective communica
 
 
 def _neighbours(topology: Topology, *, backwards: bool) -> tuple[list[dict[int, int]], Ints]:
-    """Capacity of the direct link into each rank from its neighbours, and the distance from every rank to every rank."""
+    """Capacity of each rank's direct links from its neighbours, and all distances between ranks."""
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import shortest_path
 
@@ -63,7 +63,7 @@ def _neighbours(topology: Topology, *, backwards: bool) -> tuple[list[dict[int, 
 def _shares(
     allowed: tuple[tuple[int, ...], ...], capacity: tuple[int, ...], parts: int
 ) -> tuple[Fraction, list[list[int]]]:
-    """Over which link each of ``parts`` parts of each block comes, so that the busiest link is soonest done.
+    """Choose the link for each of ``parts`` parts of each block, to minimize the load of the busiest link.
 
     ``allowed`` has the links of every block. Returns that time, in parts over the share of the fastest link, and for each block the link of
     every part.

@@ -1,4 +1,4 @@
-"""Bine trees: binomial trees by negabinary digits, whose partners alternate between both sides and are nearer than in binomial trees.
+"""Bine trees: binomial trees by negabinary digits, whose partners alternate sides and stay nearer.
 
 Ranks above a power of two fold into a partner first.
 """
@@ -30,7 +30,7 @@ BINE = "De Sensi et al.: Bine trees, enhancing collective operations by optimizi
 
 
 def _tree(peers: Ints) -> Iterator[tuple[Ints, Ints]]:
-    """Parents and children, step by step, when everyone who has the data passes it to its partner; member 0 starts."""
+    """Parents and children, step by step, when every holder passes the data to its partner; member 0 starts."""
     have = np.zeros(1, np.int64)
     for peer in peers:
         yield have, peer[have]
@@ -86,7 +86,7 @@ def reduce(collective: Collective) -> Schedule:
 
 
 class _Blocks:
-    """Where the blocks lie so that those of every subtree are one range, and the edges of the tree with these ranges."""
+    """A placement of the blocks in which every subtree is one range, with the tree's edges and these ranges."""
 
     def __init__(self, collective: Collective) -> None:
         n = collective.nranks

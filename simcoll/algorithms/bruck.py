@@ -1,4 +1,4 @@
-"""Bruck's algorithms and PAT: every rank talks to ranks 1, 2, 4, ... places away, in ceil(lg n) steps for any n."""
+"""Bruck's algorithms and PAT: partners 1, 2, 4, ... places away, ceil(lg n) steps for any n."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def all_gather(collective: Collective) -> Schedule:
     pattern="tree",
 )
 def all_to_all(collective: Collective) -> Schedule:
-    """Blocks that have to go i places travel along the ones in the binary digits of i; equal blocks only.
+    """A block that has i places to go takes the hops of i's binary digits; equal blocks only.
 
     In step k every rank packs the blocks whose i has bit k, wherever they lie, and sends them 2^k places on.
     """
@@ -114,7 +114,7 @@ def _pat_rounds(nranks: int) -> tuple[Ints, list[tuple[int, list[tuple[int, int,
     pattern="tree",
 )
 def pat_all_gather(collective: Collective) -> Schedule:
-    """Parallel aggregated trees: Bruck's distances far first, so that the long ways carry the least data. Full aggregation."""
+    """Parallel aggregated trees: Bruck's distances, the farthest first, so that long hops carry the least data."""
     n = collective.nranks
     rank = np.arange(n, dtype=np.int64)
     offsets, rounds = _pat_rounds(n)
@@ -142,7 +142,7 @@ def pat_all_gather(collective: Collective) -> Schedule:
     order="run-consistent",
 )
 def pat_reduce_scatter(collective: Collective) -> Schedule:
-    """The all-gather's trees backwards, near first: partial sums of all blocks that a peer's subtrees lead to."""
+    """The all-gather's trees backwards, nearest first, with partial sums for each peer's subtrees."""
     n = collective.nranks
     rank = np.arange(n, dtype=np.int64)
     offsets, rounds = _pat_rounds(n)

@@ -1,7 +1,7 @@
-"""Butterflies: in every step all ranks pair up, and blocks are halved or doubled along any sequence of pairings that closes.
+"""Butterflies: all ranks pair up in every step, and blocks are halved or doubled along the pairings.
 
 A sequence of pairings closes when the ranks that can be reached in the last k steps are the same for all of them: then they can be
-numbered so that what a rank sends in a step is one range. Pairings by XOR are the textbook's; those of swing and bine trees keep partners
+numbered so that a rank sends one range per step. Pairings by XOR are the textbook's; those of swing and bine trees keep partners
 nearer.
 """
 
@@ -27,7 +27,7 @@ __all__ = ["all_gather", "all_reduce", "block_order", "numbered", "reduce_scatte
 
 
 def swing_peers(members: int, *, mirrored: bool = False) -> Ints:
-    """Partner of every member in every step: ``[steps, members]``, at distances 1, 1, 3, 5, 11, ... alternately to both sides.
+    """Partner of every member in every step: ``[steps, members]``, at distances 1, 1, 3, 5, 11, ..., alternately to each side.
 
     In step s an even member talks to the one ``(1 - (-2)^(s + 1)) / 3`` places on, an odd one as far back; ``mirrored`` the other way.
 
@@ -41,7 +41,7 @@ def swing_peers(members: int, *, mirrored: bool = False) -> Ints:
 
 
 def numbered(peers: Ints) -> Ints:
-    """Numbers for the members, such that members reached in the last k steps share all but the last k bits.
+    """Number the members so that those reached in the last k steps differ only in the last k bits.
 
     >>> numbered(np.array([[1, 0, 3, 2], [2, 3, 0, 1]])).tolist()
     [0, 2, 1, 3]
@@ -56,7 +56,9 @@ def numbered(peers: Ints) -> Ints:
 
 
 def block_order(nranks: int, number: Ints, rank_of: Ints, even: Ints, odd: Ints) -> tuple[Ints, Ints]:
-    """Blocks in the order of their members' numbers, and where those of each number begin; a folded rank's goes with its partner's."""
+    """Blocks in the order of their members' numbers, and the start of each number's blocks; a folded rank's block goes
+    with its partner's.
+    """
     by_number = rank_of[np.argsort(number)]
     folded = np.full(nranks, -1, np.int64)
     folded[odd] = even
@@ -73,7 +75,7 @@ def _halves(number: Ints, step: int, steps: int) -> tuple[Ints, int]:
 
 
 def all_reduce(name: str, collective: Collective, peers: Ints) -> Schedule:
-    """Reduce-scatter by halving along the pairings, then all-gather by doubling, the pairings backwards."""
+    """Reduce-scatter by halving along the pairings, then all-gather by doubling along them backwards."""
     members, rank_of, even, odd = fold(collective.nranks)
     layout, rank = Layout(collective, members), np.arange(collective.nranks)
     number, vector, count = numbered(peers), layout.output(), len(peers)

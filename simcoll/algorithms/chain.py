@@ -1,4 +1,4 @@
-"""Pipelined chains: the ranks in a row, the pieces of the vector one behind the other."""
+"""Pipelined chains: ranks in a row, pieces of the vector following one another."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CHAN = "Chan, Heimlich, Purkayastha, van de Geijn: Collective communication, CCP
 
 
 def rows(schedule: Schedule, *, channels: int = 1, pieces: int = 1, box: int | None = None) -> Schedule:
-    """Parallel chains from (or to) the root, ordered as rings are, with pieces one behind the other."""
+    """Parallel chains from (or to) the root, ordered as rings are, with pieces following one another."""
     n, root = schedule.nranks, schedule.collective.root or 0
     orders = []
     for ring in ring_orders(n, channels, box):
@@ -40,7 +40,7 @@ def rows(schedule: Schedule, *, channels: int = 1, pieces: int = 1, box: int | N
     shared=rows,
 )
 def broadcast(collective: Collective) -> Schedule:
-    """Every rank passes the vector to the next one, starting from the root."""
+    """Every rank passes the vector to the next, starting from the root."""
     n, root, layout = collective.nranks, collective.root or 0, Layout(collective)
 
     def steps() -> Iterator[Step]:
@@ -60,7 +60,7 @@ def broadcast(collective: Collective) -> Schedule:
     shared=rows,
 )
 def reduce(collective: Collective) -> Schedule:
-    """The broadcast backwards: every rank adds its own vector to what arrives and passes the sum on, the root last."""
+    """The broadcast backwards: each rank adds its vector to the arriving sum and passes it on."""
     n, root, layout, rank = collective.nranks, collective.root or 0, Layout(collective), np.arange(collective.nranks)
 
     def steps() -> Iterator[Step]:

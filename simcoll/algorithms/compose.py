@@ -81,7 +81,7 @@ def _finer(layout: Layout, count: int) -> Layout:
 
 
 def pieces(schedule: Schedule, count: int) -> Schedule:
-    """Every chunk in pieces that follow each other, a step each. What ranks copy for themselves stays whole.
+    """Cut every chunk into pieces, one step each; a rank's copies to itself stay whole.
 
     >>> import simcoll
     >>> ring = simcoll.schedule("all_gather", "ring", nranks=3)
@@ -106,9 +106,9 @@ def pieces(schedule: Schedule, count: int) -> Schedule:
 
 
 def pipelined(schedule: Schedule, count: int, *, newest_first: bool = False) -> Schedule:
-    """Every chunk in pieces, each a step behind the one before: what was one step after the other is done at the same time.
+    """Cut every chunk into pieces that follow one step apart, so that successive steps overlap.
 
-    A pipeline is drained where the operation changes; what ranks copy for themselves stays whole. ``newest_first`` is the order of the
+    A pipeline is drained where the operation changes; a rank's copies to itself stay whole. ``newest_first`` is the order of the
     pieces in a step.
     """
     if count == 1:
@@ -144,7 +144,7 @@ def _renamed(collective: Collective, order: Ints, block: Ints) -> Ints:
 
 
 def relabelled(schedule: Schedule, order: ArrayLike, *, by_rank: bool = False) -> Schedule:
-    """The same with rank ``order[r]`` in the place of rank r, and its block in the place of that rank's.
+    """The same schedule with rank ``order[r]`` in the place of rank r, blocks included.
 
     What ranks copy for themselves comes in the order of its chunks, or ``by_rank`` in that of the ranks.
     """
@@ -254,10 +254,10 @@ def _alternating(step: Step, copy: Ints, row: Ints, run: int) -> Step:
 
 
 def in_shares(schedules: Sequence[Schedule], *, run: int | None = None) -> Schedule:
-    """Schedules of one collective side by side, each with an equal share of every block, and channels of its own.
+    """Schedules of one collective side by side, each with an equal share of every block and channels of its own.
 
     They must have one layout, and as many steps each. In a step the transfers come schedule by schedule, or alternately ``run`` of each;
-    what ranks copy for themselves comes slot by slot.
+    a rank's copies to itself go slot by slot.
     """
     first, copies = schedules[0], len(schedules)
     if copies == 1:
@@ -299,7 +299,7 @@ def in_shares(schedules: Sequence[Schedule], *, run: int | None = None) -> Sched
 
 
 def channels(schedule: Schedule, orders: Sequence[ArrayLike] | Ints, *, by_rank: bool = False) -> Schedule:
-    """Copies side by side, each with its share of the data, channels of its own, and its own numbering of the ranks.
+    """Copies side by side, each with its own share of the data, channels and numbering of the ranks.
 
     >>> import simcoll
     >>> ring = simcoll.schedule("all_reduce", "ring", nranks=4)
@@ -311,12 +311,12 @@ def channels(schedule: Schedule, orders: Sequence[ArrayLike] | Ints, *, by_rank:
 
 
 def in_channels(schedule: Schedule, *, channels: int = 1) -> Schedule:
-    """Copies with equal shares of the data: the parameter ``channels`` of most algorithms."""
+    """Copies with equal shares of the data, as the parameter ``channels`` of most algorithms asks."""
     return in_shares([schedule] * channels)
 
 
 def in_pieces(schedule: Schedule, *, channels: int = 1, pieces: int = 1) -> Schedule:
-    """Copies with equal shares of the data, each in pieces that follow each other from step to step."""
+    """Copies with equal shares of the data, each cut into pieces that follow one another."""
     return pipelined(in_channels(schedule, channels=channels), pieces)
 
 
@@ -324,7 +324,7 @@ def in_pieces(schedule: Schedule, *, channels: int = 1, pieces: int = 1) -> Sche
 
 
 def together(first: Schedule, *others: Schedule) -> Schedule:
-    """Schedules of one layout at the same time: their steps side by side, the transfers of the first first."""
+    """Schedules of one layout at the same time, step beside step; the first one's transfers come first."""
     made = (first, *others)
     if any(other.layout is not first.layout for other in others):
         raise ConfigError(f"{first.title} and {others[0].title} have no layout in common")
@@ -338,7 +338,7 @@ def together(first: Schedule, *others: Schedule) -> Schedule:
 
 
 def staggered(stages: Sequence[Schedule], count: int, lanes: Sequence[int] | None = None) -> Schedule:
-    """Stages of one layout one after the other: first in every node, say, then on every rail.
+    """Stages of one layout in sequence: first in every node, say, then on every rail.
 
     The data is cut into pieces; each does a stage while the one before does the next, on a channel for every stage, or those in ``lanes``.
     """

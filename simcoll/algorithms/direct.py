@@ -79,7 +79,7 @@ def reduce_scatter(collective: Collective) -> Schedule:
     order="position-independent",
 )
 def one_shot_all_reduce(collective: Collective) -> Schedule:
-    """Every rank sends its whole vector to all others; each adds them in the order of the ranks."""
+    """Every rank sends its whole vector to all others; each adds them in rank order."""
     n = collective.nranks
     rank = np.arange(n, dtype=np.int64)
     layout = Layout(collective, 1, np.zeros(n, np.int64))
@@ -101,7 +101,7 @@ def one_shot_all_reduce(collective: Collective) -> Schedule:
     order="position-independent",
 )
 def two_shot_all_reduce(collective: Collective) -> Schedule:
-    """Every rank adds one segment of all vectors, in the order of the ranks, and sends the result to all others."""
+    """Every rank adds one segment of all vectors in rank order and sends the result to all."""
     n = collective.nranks
     rank = np.arange(n, dtype=np.int64)
     owner = rank[:, None]

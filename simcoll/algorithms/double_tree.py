@@ -1,4 +1,4 @@
-"""Double binary trees: two trees, each with half of the data, in which no rank but the root has children in both.
+"""Double binary trees: each carries half of the data, and only the root has children in both.
 
 The tree of one half is a binary tree by lowest set bits; the other is its mirror image, or the same moved by one rank. The trees are those
 of NCCL (``src/graph/trees.cc``).
@@ -45,7 +45,9 @@ def binary_tree(nranks: int) -> list[int]:
 
 
 def tree_pair(nranks: int) -> tuple[list[int], list[int]]:
-    """Parents in the two trees of a pair: for an even number of ranks the second is the first's mirror image, else it is moved by one.
+    """Parents in the two trees of a pair.
+
+    For an even number of ranks the second tree mirrors the first; for an odd number it is shifted by one rank.
 
     >>> tree_pair(5)
     ([-1, 2, 4, 2, 0], [1, -1, 3, 0, 3])
@@ -90,7 +92,7 @@ def _coloured(pair: tuple[list[int], list[int]]) -> tuple[list[int], list[int]]:
 def _edges(parents: list[int], colours: list[int]) -> tuple[Ints, Ints, Ints, int]:
     """Child, parent and time of every edge on the way up, and the number of steps between two pieces.
 
-    An edge fires when all edges below it have, in a step of its colour; where no rank has two children colours do not matter.
+    An edge fires when all edges below it have, in a step of its colour; where no rank has two children, colours do not matter.
     """
     children: list[list[int]] = [[] for _ in parents]
     for child, parent in enumerate(parents):
@@ -110,9 +112,9 @@ def _edges(parents: list[int], colours: list[int]) -> tuple[Ints, Ints, Ints, in
 
 
 def _with_boxes(parents: list[int], colours: list[int], box: int, lead: int) -> tuple[list[int], list[int]]:
-    """A tree over boxes with a chain inside each, from the member ``lead`` on, which talks to the parent box.
+    """A tree over nodes with a chain inside each, from the member ``lead`` on, which talks to the parent node.
 
-    The first two of the chain talk to a child box each, so that no rank has more than two children.
+    The first two of the chain talk to a child node each, so that no rank has more than two children.
     """
     ups, shades = [-1] * (len(parents) * box), [0] * (len(parents) * box)
     boxes_below = [0] * len(parents)
@@ -159,7 +161,7 @@ def _flows(tree: Tree, pieces: int, *, up: bool, down: bool) -> Iterator[tuple[I
 def _schedule(
     collective: Collective, trees: list[Tree], pieces: int, params: dict[str, int | None], *, up: bool, down: bool
 ) -> Schedule:
-    """The trees side by side, each with its share of the vector; the two of a pair are one channel, whose steps keep them in time."""
+    """The trees side by side, each with its share of the vector; the two of a pair share one channel, whose steps keep them in time."""
     n, root = collective.nranks, collective.root or 0
     layout = Layout(collective, len(trees) * pieces)
     ways = up + down
@@ -189,7 +191,7 @@ def _schedule(
     order="run-consistent",
 )
 def all_reduce(collective: Collective, *, channels: int = 1, pieces: int = 4, box: int | None = None) -> Schedule:
-    """Reduce up and broadcast down two binary trees at once, each with half of the vector, cut into ``pieces``.
+    """Reduce up and broadcast down two binary trees at once, each with half of the vector, in ``pieces``.
 
     With ``box`` the trees span boxes of that many consecutive ranks; inside a box the ranks are a chain. ``channels`` counts
     pairs of trees, whose chains start at different members.
@@ -221,7 +223,7 @@ def _rooted(collective: Collective, channels: int, pieces: int, *, up: bool) -> 
     pattern="tree",
 )
 def broadcast(collective: Collective, *, channels: int = 1, pieces: int = 4) -> Schedule:
-    """Two binary trees of all ranks but the root, which sends half of the vector to each, in ``pieces``."""
+    """The root sends half of the vector, in ``pieces``, down each of two trees of the others."""
     return _rooted(collective, channels, pieces, up=False)
 
 
@@ -234,5 +236,5 @@ def broadcast(collective: Collective, *, channels: int = 1, pieces: int = 4) -> 
     order="run-consistent",
 )
 def reduce(collective: Collective, *, channels: int = 1, pieces: int = 4) -> Schedule:
-    """The broadcast backwards: every rank adds what its children send and passes it up."""
+    """The broadcast backwards: every rank adds its children's data and passes the sum up."""
     return _rooted(collective, channels, pieces, up=True)

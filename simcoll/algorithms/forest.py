@@ -1,4 +1,4 @@
-"""Schedules from trees on a given topology: every part of a rank's data goes down a tree, or is summed up along one.
+"""Schedules from trees on a topology: every part of a rank's data goes down a tree or up it, summed.
 
 Shared by :mod:`simcoll.algorithms.packed` and :mod:`simcoll.algorithms.bfb`, which find the trees.
 """
@@ -28,7 +28,7 @@ __all__ = ["Forest", "all_gather", "all_reduce", "reduce_scatter", "topology_of"
 
 
 class Passed(NamedTuple):
-    """The entries of a forest whose links are passed in a step; ``piece`` counts all pieces of a root's data."""
+    """The forest entries whose links are used in a step; ``piece`` counts all pieces of a root's data."""
 
     src: Ints
     dst: Ints
@@ -39,7 +39,7 @@ class Passed(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Forest:
-    """The links of the trees as parallel arrays, one entry for every part of a root's data and link of its tree.
+    """Links of the trees as parallel arrays: an entry for each part of a root's data and each link of its tree.
 
     Large machines have millions of entries, so that all are int32; :meth:`passed` hands them out as int64.
 
@@ -134,7 +134,7 @@ def topology_of(collective: Collective, topology: Topology | None, name: str) ->
 
 
 def all_gather(collective: Collective, name: str, topology: Topology, forest: Forest, pieces: int) -> Schedule:
-    """Every part of a rank's block goes down its tree, in pieces that follow each other."""
+    """Every part of a rank's block goes down its tree, in pieces that follow one another."""
     layout, rank = Layout(collective, forest.shares[0] * pieces), np.arange(collective.nranks)
 
     def steps() -> Iterator[Step]:
@@ -171,7 +171,7 @@ def reduce_scatter(collective: Collective, name: str, topology: Topology, forest
 def all_reduce(
     collective: Collective, name: str, topology: Topology, inward: Forest, outward: Forest, pieces: int
 ) -> Schedule:
-    """Each part is summed up along a turned forest and goes down again; while one piece goes down the next are summed up."""
+    """Each part is summed up a reversed forest and sent back down; the next pieces are summed meanwhile."""
     first = np.cumsum((0, *outward.shares))
     layout = Layout(collective, int(first[-1]) * pieces, np.zeros(inward.zones, np.int64))
     rank = np.arange(collective.nranks)
@@ -194,8 +194,9 @@ def all_reduce(
 
 
 def _summed(layout: Layout, now: Passed, home: Ints, total: Ints, zone: Ints | int, start: Ints) -> Iterator[Step]:
-    """Send sums on. The first that arrives for a part is added at once; others land beside it and are added one after the other, so
-    that the order is known.
+    """Send sums on.
+
+    The first that arrives for a part is added at once; others land beside it and are added in a fixed order afterwards.
     """
     src, dst, landing = now.src, now.dst, now.landing
     slots = layout.collective.nranks if np.ndim(zone) else 1

@@ -1,4 +1,4 @@
-"""Stages along the dimensions of a grid of ranks: the parts that hierarchical and torus algorithms are made of.
+"""Stages along the dimensions of a grid of ranks, the parts of hierarchical and torus algorithms.
 
 Rank r has one digit per dimension, the last varying fastest. Chunks are numbered by digits too, with weights of their own: a stage in one
 dimension moves, for every digit there, the chunks with that digit and any digits in the dimensions that are still (or already) whole.
@@ -82,7 +82,7 @@ class Grid:
 
 
 def weights_of(grid: Grid, order: Sequence[int]) -> tuple[int, ...]:
-    """Weights of the digits in a chunk's number when a vector is split along the dimensions in that order: all parts are then ranges.
+    """Weights of the digits in a chunk's number that make all parts ranges when dimensions are split in this order.
 
     >>> weights_of(Grid((2, 3)), (1, 0))
     (1, 2)

@@ -1,4 +1,4 @@
-"""Hierarchical algorithms for nodes with fast links inside and one rail per member between them, on two levels or three.
+"""Hierarchical algorithms on two or three levels: fast links inside nodes, one rail per member between them.
 
 The nodes (and pods of nodes) are a grid whose last dimension is the place in the node. A collective is a row of stages, each along one
 dimension, so that only members with the same place, on the same rail, talk between nodes.
@@ -53,7 +53,7 @@ def _grid(collective: Collective, box: int | None, pod: int | None) -> Grid:
 
 
 def _way(grid: Grid, d: int) -> int:
-    """Inside a box all pairs have a direct link; between boxes neighbours suffice."""
+    """Inside a node all pairs have a direct link; between nodes neighbours suffice."""
     return PAIRWISE if d == grid.dims[-1] else 1
 
 
@@ -64,7 +64,7 @@ def _stage(layout: Layout, steps: Callable[[int], Iterator[Step]], which: int) -
 def on_rails(
     stages: Sequence[Schedule], lanes: Sequence[int] | None = None, *, channels: int = 1, pieces: int = 1
 ) -> Schedule:
-    """The stages one after the other, in copies with equal shares of the data, each piece one stage behind the one before."""
+    """The stages in sequence, in copies with equal shares of the data; each piece runs one stage behind the one before."""
     staged = compose.staggered(stages, pieces, lanes)
     return compose.in_shares([staged] * channels, run=staged.nranks)
 
@@ -120,7 +120,7 @@ def all_reduce(collective: Collective, *, box: int | None = None, pod: int | Non
     shared=on_rails,
 )
 def all_gather(collective: Collective, *, box: int | None = None, pod: int | None = None) -> list[Schedule]:
-    """All-gather on the rails between pods and nodes, where every block goes once, then inside every node."""
+    """All-gather on the rails between pods and nodes, where every block crosses once, then inside every node."""
     grid = _grid(collective, box, pod)
     layout, rank = Layout(collective), np.arange(grid.nranks)
 
@@ -237,7 +237,7 @@ def broadcast(
 def all_to_all(
     collective: Collective, *, box: int | None = None, pod: int | None = None, channels: int = 1, pieces: int = 1
 ) -> Schedule:
-    """All-to-all level by level: in a node every rank collects what goes to its own rail anywhere, then the rails exchange.
+    """All-to-all level by level: in a node each rank collects the blocks for its own rail, then the rails exchange.
 
     Before a stage slot s of rank r has, in the dimensions done, the digits of the sender, in the others those of the receiver.
     """

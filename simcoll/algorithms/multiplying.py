@@ -23,7 +23,7 @@ MOST = 8
 
 
 def factors_of(nranks: int, radix: int) -> list[int]:
-    """Group sizes of the rounds: as many times ``radix`` as fit into a number of ranks, then what fits once more.
+    """Group sizes of the rounds: ``radix`` as often as it fits into the number of ranks, then the rest.
 
     >>> factors_of(16, 4), factors_of(27, 4), factors_of(3, 4)
     ([4, 4], [4, 4], [3])

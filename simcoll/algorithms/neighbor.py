@@ -28,7 +28,7 @@ NEIGHBOR = "Chen et al.: Performance evaluation of allgather algorithms on teras
     ranks="even",
 )
 def all_gather(collective: Collective) -> Schedule:
-    """Neighbours exchange their own blocks, then alternately with each neighbour the two blocks received last; even n only."""
+    """Neighbours exchange their own blocks; then, alternating neighbours, the two blocks received last; even n only."""
     n = collective.nranks
     if n % 2 and n > 1:
         raise ConfigError(f"neighbor_exchange needs an even number of ranks, got {n}; ring and bruck serve any number")

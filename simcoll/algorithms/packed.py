@@ -1,4 +1,4 @@
-"""Algorithms along packed trees: optimal in bytes on any topology, also an irregular or degraded one.
+"""Algorithms along packed trees: optimal in bytes on any topology, even irregular or degraded.
 
 Data is cut into as many parts as there are trees, and each part travels along its tree in pieces that follow each other. A reduction
 runs along trees into the roots. The trees come from :mod:`simcoll.bounds.packing`; the more pieces, the nearer the time comes to the
@@ -83,7 +83,7 @@ def reduce_scatter(collective: Collective, *, topology: Topology | None = None, 
     order="run-consistent",
 )
 def all_reduce(collective: Collective, *, topology: Topology | None = None, pieces: int = 16) -> Schedule:
-    """Summed up and sent back along trees that fill the links of the topology; ranks with few links are the roots of more of it."""
+    """Sums go up and back down trees that fill the topology's links; ranks with few links are roots of more data."""
     from simcoll.bounds.packing import pack_all_reduce
 
     machine = topology_of(collective, topology, "packed")

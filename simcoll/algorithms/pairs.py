@@ -1,4 +1,4 @@
-"""Pairs: every block goes straight from its source to its destination, to all peers at once or to one after the other."""
+"""Pairs: every block goes straight from source to destination, to all peers at once or in turn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of an algorithm, and the decorator that says it where the algorithm is defined."""
+"""The record of an algorithm, and the decorator that registers it at its definition."""
 
 from __future__ import annotations
 

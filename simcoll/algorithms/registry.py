@@ -102,7 +102,7 @@ def meant_by(
     Raises
     ------
     ConfigError
-        For an unknown kind, one without a number of ranks, or a collective that repeats what it says itself.
+        For an unknown kind, one without a number of ranks, or parameters that the collective already has.
     """
     if isinstance(collective, Collective):
         if nranks is not None or root is not None or in_place:
@@ -139,7 +139,7 @@ def schedule(
 
 
 def checked_params(found: Algorithm, collective: Collective, params: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters of an algorithm, checked; what is None is left to its default.
+    """The checked parameters of an algorithm; None leaves one to its default.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Algorithms for switches that copy and reduce on the way (NVLink SHARP, InfiniBand SHARP): every byte goes up once and comes down once.
+"""Algorithms for switches that copy and reduce (NVLink SHARP, InfiniBand SHARP): every byte goes up once and comes down once.
 
 All ranks hang on switches that do it: the boxes of an NVSwitch system, or a network that reduces.
 """

@@ -1,4 +1,4 @@
-"""The bucket algorithm on a torus: rings in one dimension after the other, in copies that start elsewhere so that no link is idle."""
+"""The bucket algorithm on a torus: rings in each dimension in turn, in shifted copies that leave no link idle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Binomial trees: in step k every rank that has the data passes it 2^k places on."""
+"""Binomial trees: in step k every rank that has the data passes it on 2^k places."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ THAKUR = "Thakur, Rabenseifner, Gropp: Optimization of collective communication 
 
 
 def binomial_edges(nranks: int, level: int) -> tuple[Ints, Ints, Ints]:
-    """Parents and children of one level, and how many ranks the subtree of each child has: itself and the following ones.
+    """Parents and children of one level, and the size of each child's subtree: itself and the following ranks.
 
     >>> [column.tolist() for column in binomial_edges(7, 1)]
     [[0, 4], [2, 6], [2, 1]]

@@ -63,8 +63,10 @@ class Cut:
 
 
 def all_gather_cut(topology: Topology, *, backwards: bool = False, by_orbit: bool = True) -> Cut:
-    """The cut that bounds all_gather: the largest number of ranks inside over capacity out, over all sets of vertices
-    that do not hold every rank. ``backwards`` reverses all links, which gives reduce_scatter.
+    """The cut that bounds all_gather.
+
+    Over all sets of vertices that do not hold every rank, it maximizes ranks inside over capacity out. ``backwards``
+    reverses all links, which gives reduce_scatter.
 
     Exact for up to 1024 ranks, and beyond where symmetry leaves few orbits; otherwise the best of single ranks and groups. ``by_orbit``
     tries one rank of each orbit under certified symmetries; the result is the same.
@@ -100,8 +102,7 @@ def all_gather_cut(topology: Topology, *, backwards: bool = False, by_orbit: boo
 
 
 def scatter_cut(topology: Topology, root: int, *, backwards: bool = False) -> Cut:
-    """The cut that bounds scatter from a root: the largest number of ranks outside over capacity out of a set that
-    holds the root.
+    """The cut that bounds scatter: most ranks outside per capacity out of a set that holds the root.
 
     Its ``ratio`` counts the ranks on the receiving side: a scatter of M bytes in total takes at least
     ``M / N * ratio`` seconds. ``backwards`` is gather.

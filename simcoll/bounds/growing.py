@@ -1,7 +1,7 @@
 """Spanning trees that share whole-numbered capacities: a given number out of every rank, grown link by link.
 
 A source feeds every rank as many trees as start there; then all trees are trees out of the source, and by Edmonds' theorem they exist
-when every rank can receive all of them. Trees are grown one after the other, in as many equal copies as possible: a link may be taken as
+when every rank can receive all of them. Trees are grown in sequence, each in as many equal copies as possible: a link may be taken as
 long as the remaining capacity still brings all other trees to every rank (the proof of Lovász), which a maximum flow decides.
 
 Sources: Edmonds: Edge-disjoint branchings (1973); Lovász: On two minimax theorems in graph theory, J. Combin. Theory B 21 (1976).
@@ -30,7 +30,7 @@ __all__ = ["Tree", "grow", "packs"]
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """``copies`` equal spanning trees out of a rank: links ``(from, to)`` in an order in which each starts at a rank reached before."""
+    """``copies`` equal spanning trees out of a rank: links ``(from, to)``, each starting at a rank already reached."""
 
     root: int
     copies: int
@@ -64,7 +64,7 @@ class _Left:
         self.graph.data[self.place[a, b]] += much
 
     def reach(self, x: int, y: int) -> int:
-        """How much can flow from the source and ``x`` together to ``y``."""
+        """Maximum flow from the source and ``x`` together to ``y``."""
         if x == self.n:
             return int(maximum_flow(self.graph, x, y).flow_value)
         place, kept = self.place[self.n, x], self.held[self.n, x]

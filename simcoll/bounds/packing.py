@@ -199,7 +199,7 @@ def _made(
 ) -> tuple[Tree, ...] | None:
     """Trees over whole-numbered capacities of at most ``scale`` times those of the links; None where there are none."""
     ends = pairs.ends[::-1] if backwards else pairs.ends
-    # Rounded down, no link is overloaded; with few trees the loss is large, so what is left is given out once more.
+    # Rounded down, no link is overloaded; with few trees the loss is large, so the remainder is handed out once more.
     whole = np.floor(capacity * scale + 1e-6).astype(np.int64)
     if not packs(ends, whole, shares):
         # Capacity that rounding left over goes to as many pairs as possible.

@@ -138,8 +138,9 @@ def fair(pairs: Pairs) -> Floats:
 
 
 def slowest(n: int, ends: Ints, capacity: Floats, weights: Floats, sinks: Sequence[int] | None = None) -> float:
-    """Time in which rank u sends ``weights[u]`` to all ``sinks`` (by default all ranks), for all u at once: the largest weight over
-    capacity of all cuts.
+    """Time in which every rank u sends ``weights[u]`` to all ``sinks`` at once.
+
+    It is the largest weight over capacity of all cuts; ``sinks`` are all ranks by default.
     """
     wanted = list(range(n) if sinks is None else sinks)
     entering = np.bincount(ends[1], weights=capacity, minlength=n)
@@ -171,8 +172,9 @@ def _cut(n: int, ends: Ints, capacity: Floats, weights: Floats, sink: int) -> tu
 
 
 def best_weights(pairs: Pairs, outward: Floats, inward: Floats) -> tuple[float, Floats]:
-    """For given capacities of the pairs, used first inward and then outward: the least time of an all-reduce of one byte, and the
-    share of it that each rank is the root of.
+    """Least time of an all-reduce of one byte, and each rank's share of it as a root.
+
+    The capacities of the pairs are given; they are used first inward and then outward.
     """
     n, scale = pairs.nranks, float(max(outward.max(), inward.max()))  # solvers do not take numbers with many digits
     given = (pairs.ends, outward / scale), (pairs.ends[::-1], inward / scale)

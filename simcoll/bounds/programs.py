@@ -47,8 +47,9 @@ ROUNDINGS = (1, 2, 6, 12, 60, 840, 10**5)
 
 
 def all_to_all_bound(graph: FlowGraph) -> Fraction:
-    """The least time of an all-to-all of one unit per pair, in units over the unit of capacity: a proved bound, and the optimum where
-    the solver's lengths have small denominators.
+    """The least time of an all-to-all of one unit per pair: a proved bound.
+
+    In units over the unit of capacity; it is the optimum where the solver's lengths have small denominators.
     """
     lengths = _lengths(graph)
     top = float(lengths.max(initial=0.0))

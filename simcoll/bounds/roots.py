@@ -26,7 +26,7 @@ VARIABLE_LIMIT = 20_000
 
 
 def best_roots(topology: Topology, *, in_network: bool = False) -> tuple[float, tuple[float, ...]]:
-    """Bytes of the vector per second, and the share of the vector that each rank is the root of.
+    """Bytes of the vector per second, and each rank's share of the vector as its root.
 
     ``in_network`` lets switches multicast and reduce: then data that enters a switch need not leave it as often.
 

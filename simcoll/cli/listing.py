@@ -1,4 +1,4 @@
-"""``simcoll list``: names of what is shipped."""
+"""``simcoll list``: the names of everything shipped."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ __all__ = ["degraded", "print_sweep"]
 
 
 def degraded(machine: Topology, given: Sequence[str]) -> Topology:
-    """The machine with the links that ``--degrade`` names at what is left of them."""
+    """The machine with the links that ``--degrade`` names at their remaining share of capacity."""
     for each in given:
         link, equals, share = each.rpartition("=")
         if not equals:

@@ -1,4 +1,4 @@
-"""What each collective means, as data: which contributions every output chunk must hold when it is done.
+"""The meaning of each collective, as data: the contributions that every output chunk must hold.
 
 A rank's *input* and *output* buffers are sequences of *slots*; a slot holds one *block* of data (the whole vector of an all_reduce,
 one rank's share of an all_gather, one (source, destination) pair of an all_to_all), and a schedule cuts every block into the
@@ -249,7 +249,7 @@ class Collective:
         return self._at(self.spec.input_at, rank)
 
     def has_output(self, rank: ArrayLike) -> NDArray[np.bool_]:
-        """Whether each rank has an output buffer that the caller sees. Elsewhere a schedule may use it as workspace."""
+        """Whether each rank has an output buffer that the caller sees; elsewhere it may serve as workspace."""
         return self._at(self.spec.output_at, rank)
 
     def input_block(self, rank: Ints, slot: Ints) -> Ints:

@@ -70,7 +70,7 @@ def _accesses(steps: Steps, size: int, low: int, high: int) -> _Accesses:
 
 
 def hazards(cell: Ints, write: NDArray[np.bool_], step: Ints | None = None) -> tuple[Ints, Ints]:
-    """Pairs of accesses, later and earlier, that must stay in order: those to the last write, and of a write to the reads since.
+    """Pairs of accesses, later and earlier, that must stay in order: each with the last write, and each write with the reads since.
 
     Accesses come by cell, and for each cell in the order in which they happen. Writes of one ``step``, those of a fold, count as one.
     """
@@ -102,7 +102,7 @@ def _rank_groups(steps: Steps, nranks: int) -> list[int]:
 
 
 def _with_overwriters(waits: Ints, swaps: Ints, count: int) -> Ints:
-    """A transfer that overwrites what another of its step and channel reads also waits for whatever that one waits for.
+    """Let a transfer that overwrites the source of another one in its step and channel share that one's waits.
 
     The reader sets its source aside when its waits are done, so only then may the source change. A wait of transfer a for b is the
     number ``a * count + b``, a swap of reader a and writer b likewise.
@@ -151,7 +151,7 @@ def derive_waits(steps: Steps, nranks: int, size: int) -> dict[int, tuple[int, .
 
 
 def overwritten(layout: Layout, step: Step) -> NDArray[np.bool_]:
-    """Which transfers read a chunk that a transfer of the same step writes."""
+    """Mask of the transfers that read a chunk which a transfer of the same step writes."""
     data = step.op != SYNC
     start = step.dst_rank * layout.size + step.dst_chunk
     order = np.argsort(start, kind="stable")
@@ -160,7 +160,7 @@ def overwritten(layout: Layout, step: Step) -> NDArray[np.bool_]:
     first = start[order]
     end = np.maximum.accumulate(first + step.count[order])
     read = step.src_rank * layout.size + step.src_chunk
-    # Of the writes that start before the end of a read, the one that ends last reaches into it if any does.
+    # Of the writes that start before the end of a read, the last to end reaches into it if any does.
     place = np.searchsorted(first, read + step.count) - 1
     if len(first) == 0:
         return np.zeros(len(step), np.bool_)
@@ -169,7 +169,7 @@ def overwritten(layout: Layout, step: Step) -> NDArray[np.bool_]:
 
 
 def check_orderable(schedule: Schedule) -> None:
-    """Refuse a schedule in which channels exchange chunks in a circle inside one step: no order in time does that.
+    """Refuse channels that exchange chunks in a cycle inside one step: no order in time does that.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Chunk addresses: where a rank's input, output and scratch lie, and which of two names of one chunk is used in place."""
+"""Chunk addresses: the place of a rank's input, output and scratch, and one canonical name for aliased chunks."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ class Layout:
         return self._by_region(rank, chunk, self._block_in)
 
     def piece(self, rank: Ints, chunk: Ints) -> Ints:
-        """Which piece of its block each chunk is."""
+        """Index within its block of the piece that each chunk holds."""
         if self.scratch_pieces is None:
             return chunk % self.chunks
         return self._by_region(rank, chunk, self._piece_in)
@@ -168,7 +168,7 @@ class Layout:
         return found
 
     def same_size(self, step: Step) -> NDArray[np.bool_]:
-        """Which transfers of single chunks join chunks that have one size, whatever the sizes of the blocks are."""
+        """Mask of the single-chunk transfers whose two chunks have one size, whatever the block sizes are."""
         ends = (step.src_rank, step.src_chunk), (step.dst_rank, step.dst_chunk)
         alike = self.collective.nblocks <= 1 or int(step.src_chunk.min(initial=self.size)) >= self.scratch_base
         if alike and self.scratch.ndim == 1 and np.array_equal(step.src_chunk, step.dst_chunk):
@@ -185,7 +185,7 @@ class Layout:
         return self.collective.has_input(rank) & self.collective.has_output(rank)
 
     def canonical(self, rank: Ints, chunk: Ints) -> Ints:
-        """The one address of each chunk when the collective is in place: of two names of the same memory, that in the larger buffer."""
+        """The one address of each chunk when the collective is in place: of two aliases, the one in the larger buffer."""
         alias = self.collective.spec.alias
         if not self.collective.in_place or alias is None:
             return chunk
@@ -229,7 +229,7 @@ class Layout:
         return f"{where} chunk {piece}" if each > 1 or slots == 1 else where
 
     def one_address(self, step: Step) -> Step:
-        """A step with every chunk at its one address, and without what an in-place alias makes a transfer of a chunk to itself."""
+        """A step with in-place aliases resolved to one address per chunk; transfers that become self-copies are dropped."""
         if not self.collective.in_place:
             return step
         src, dst = self.canonical(step.src_rank, step.src_chunk), self.canonical(step.dst_rank, step.dst_chunk)

@@ -1,4 +1,4 @@
-"""What runs: a schedule bound to sizes, dtype, reduction, ranks and protocol.
+"""Plans: schedules bound to sizes, dtype, reduction, ranks and protocol.
 
 The verifier, the emulator, every executor and every exporter consume a plan (or the proved schedule it came from) and nothing else.
 """
@@ -34,7 +34,7 @@ INPUT, OUTPUT, SCRATCH = 0, 1, 2
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlanStep:
-    """One step of a plan as parallel arrays; empty transfers and transfers of a chunk to itself are gone.
+    """One step of a plan as parallel arrays, without empty transfers and self-copies.
 
     Attributes
     ----------
@@ -87,7 +87,7 @@ def _starts(held: Ints) -> Ints:
 
 @dataclass(slots=True, eq=False)
 class Known:
-    """What has been worked out about a plan: each is computed once."""
+    """Facts worked out about a plan, each computed once."""
 
     starts: list[Ints | int] | None = None
     waits: Mapping[int, tuple[int, ...]] | None = None
@@ -126,7 +126,7 @@ class Plan:
 
     @property
     def collective(self) -> Collective:
-        """What it implements."""
+        """The collective that it implements."""
         return self.schedule.collective
 
     @property
@@ -136,7 +136,7 @@ class Plan:
 
     @property
     def op(self) -> str:
-        """How two values combine on the way, for :func:`simcoll.core.reduction.combine`."""
+        """The pairwise operation on the way, for :func:`simcoll.core.reduction.combine`."""
         return self.reduction.pairwise
 
     @property
@@ -209,7 +209,7 @@ class Plan:
             yield PlanStep(number, *columns)
 
     def operands(self, step: Step | PlanStep) -> Ints | int:
-        """How many reductions each transfer of a step is one of: those of its fold, which are done one after the other."""
+        """Number of reductions in the fold that each transfer of a step belongs to; these are done in sequence."""
         if self.schedule.known.folds is False:
             return 1
         return operands(step.dst_rank, step.dst_chunk, step.count, step.op, self.schedule.layout.size)
@@ -256,7 +256,7 @@ class Plan:
         return result
 
     def visible_elements(self) -> Ints:
-        """Elements of the input that a rank is given and of the output that it sees: ``[nranks, 2]``."""
+        """Elements of each rank's given input and visible output: ``[nranks, 2]``."""
         rank = np.arange(self.nranks, dtype=np.int64)
         seen = np.stack([self.collective.has_input(rank), self.collective.has_output(rank)], axis=1)
         return np.where(seen, self._slot_elements()[:, :2], 0)
@@ -271,7 +271,7 @@ class Plan:
         return result
 
     def view(self, rank: int, which: int) -> tuple[int, int, int]:
-        """Where the caller's input (0) or output (1) of a rank lies: ``(buffer, offset, elements)`` in storage."""
+        """Place of a rank's visible input (0) or output (1) in storage: ``(buffer, offset, elements)``."""
         collective, layout = self.collective, self.schedule.layout
         slots = (collective.input_slots, collective.output_slots)[which]
         if slots == 0:

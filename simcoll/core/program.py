@@ -1,4 +1,4 @@
-"""Per-rank programs: what each rank's lanes do. What a plan lowers to and what imported files bring.
+"""Per-rank programs: the instructions of each rank's lanes, lowered from a plan or imported from a file.
 
 A lane (a thread block, a stream) does its instructions in order. Lanes of a rank wait for each other only where an
 instruction says so; ranks meet only in messages, which are matched by their order on a connection (source,
@@ -31,7 +31,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """What an operation does with the memory of its own rank, and which messages it takes part in.
+    """The effect of an operation on its own rank's memory, and the messages that it takes part in.
 
     ``reads`` and ``writes`` are about ``src`` and ``dst`` of the instruction; ``updates``: it also reads ``dst``.
     """
@@ -199,7 +199,7 @@ def _code(lanes: Sequence[Sequence[Lane]]) -> Code:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What every rank does.
+    """The instructions of every rank.
 
     Parameters
     ----------
@@ -257,7 +257,7 @@ class Program:
                         )
 
     def _fault(self, rank: int, lane: int, position: int, instruction: Instruction) -> str:
-        """What is wrong with an instruction by itself."""
+        """The fault of an instruction taken by itself, if it has one."""
         if instruction.op not in OPS:
             return f"unknown operation {instruction.op!r}; {nearest(instruction.op, OPS)}"
         op, size = OPS[instruction.op], sum(self.buffers)

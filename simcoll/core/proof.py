@@ -1,4 +1,4 @@
-"""What a proof says of a schedule."""
+"""The facts that a proof establishes about a schedule."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LEVELS = ("any", "rank-consistent", "run-consistent", "position-independent")
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What was proved of a schedule, for every size, dtype and reduction.
+    """The facts proved of a schedule, for every size, dtype and reduction.
 
     Attributes
     ----------

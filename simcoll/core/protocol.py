@@ -1,4 +1,4 @@
-"""Protocol models: how a transfer becomes bytes on the wire and fixed delays. Parameters only; the engines have no protocol branches.
+"""Protocol models: the wire bytes and fixed delays of a transfer. Parameters only; the engines have no protocol branches.
 
 ``ideal`` is the latency-bandwidth model of the textbooks: a message costs the latency of its path and its bytes, nothing else. The
 ``nccl`` models (LL, LL128, Simple) carry the constants of NCCL's own cost model.

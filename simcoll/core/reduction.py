@@ -49,11 +49,11 @@ class Reduction:
 
     @property
     def pairwise(self) -> str:
-        """How two values combine on the way: a key of ``REDUCTIONS``."""
+        """The operation that combines two values on the way: a key of ``REDUCTIONS``."""
         return "sum" if self.name in _DERIVED else self.name
 
     def prepared(self, values: NDArray[Any]) -> NDArray[Any]:
-        """An input as it goes into the first step: the array itself, or for premul_sum a scaled copy."""
+        """An input as the first step takes it: the array itself, or for premul_sum a scaled copy."""
         if self.factor is None:
             return values
         with np.errstate(over="ignore", invalid="ignore"):

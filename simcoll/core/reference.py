@@ -90,7 +90,7 @@ def _fitting(dtype: np.dtype[Any], factor: float, most: int) -> float:
 
 
 def exact_inputs(plan: Plan, seed: int = 0) -> list[Array]:
-    """Inputs of every rank whose collective is exact in any order of reduction: a function of (seed, rank, index).
+    """Inputs of every rank whose reduction is exact in any order: a function of (seed, rank, index).
 
     The factor of a premul_sum counts too: the more digits it has, the fewer ranks contribute to an element. A rank without input gets
     an empty array.
@@ -110,7 +110,7 @@ def _slots(plan: Plan, rank: int, which: int) -> NDArray[np.int64]:
 
 
 def expected_outputs(plan: Plan, inputs: Sequence[Array]) -> list[Array | None]:
-    """What every rank must hold afterwards; ``None`` where the collective gives a rank no output.
+    """The output that every rank must hold afterwards; ``None`` where the collective gives it none.
 
     Reductions are done in rank order, in the dtype of the plan. An average is the quotient in the dtype, of 8 and 16 bits in float32
     and then rounded, of whole numbers cut off towards zero.

@@ -1,4 +1,4 @@
-"""How a collective is done: steps of transfers between chunks, free of sizes.
+"""Schedules: a collective as steps of transfers between chunks, free of sizes.
 
 Every rank addresses its memory by *chunk*: first the chunks of the input slots, then those of the output slots, then scratch. A
 transfer names both of its ends, so that no send can lack its receive. Steps happen in order; inside a step all reads see the memory
@@ -63,7 +63,7 @@ __all__ = [
 
 @dataclass(slots=True, eq=False)
 class _Seen:
-    """Digests of what a source has yielded so far, and whether that was all."""
+    """Digests of the steps that a source has yielded so far, and whether these were all."""
 
     digests: list[int] = field(default_factory=list)
     complete: bool = False
@@ -77,7 +77,7 @@ class _Seen:
 
 @dataclass(slots=True, eq=False)
 class Known:
-    """What has been found out about a schedule: each is computed once."""
+    """Facts found out about a schedule, each computed once."""
 
     seen: _Seen = field(default_factory=_Seen)
     checked: bool = False
@@ -125,7 +125,7 @@ class Schedule:
 
     @property
     def collective(self) -> Collective:
-        """What it implements."""
+        """The collective that it implements."""
         return self.layout.collective
 
     @property
@@ -149,7 +149,7 @@ class Schedule:
         ConfigError
             When the source yields anything else.
         ScheduleError
-            When it yields something else than the first time: what is proved would not be what runs.
+            When it yields other steps than the first time: the schedule that runs would not be the proved one.
         """
         blocks = self.source()
         if not isinstance(blocks, Iterable):
@@ -249,7 +249,7 @@ class Schedule:
         return True
 
     def check_step(self, number: int, step: Step) -> None:
-        """Refuse ranks, chunks or channels that do not exist, transfers that leave their buffer, and a barrier's of data.
+        """Refuse ranks, chunks or channels that do not exist, transfers that leave their buffer, and data in a barrier.
 
         A step is checked as it was given: afterwards, where an in-place alias gives a chunk its other name, a range that
         left its buffer would lie in the larger one.
@@ -316,7 +316,7 @@ class Schedule:
 
 
 def lowered(schedule: Schedule, *, as_given: bool = False) -> Iterator[tuple[int, Step]]:
-    """Checked steps with in-place aliases resolved to one canonical address per chunk; what becomes a self-copy is dropped.
+    """Checked steps with in-place aliases resolved to one canonical address per chunk; transfers that become self-copies are dropped.
 
     The transfers of a fold come in the order in which they are applied, unless they are wanted ``as_given``.
     """

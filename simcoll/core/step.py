@@ -41,8 +41,8 @@ COPY, REDUCE, SYNC, MULTICAST, SWITCH_REDUCE = range(5)
 OP_NAMES = ("copy", "reduce", "sync", "multicast", "switch_reduce")
 """``copy``: dst = src. ``reduce``: dst = dst (op) src. ``sync``: a message without data.
 
-Several reductions into one chunk in one step are a *fold*: their sources are added one after the other, in ascending order of their
-ranks, to what was at dst, or to what a copy of the same step puts in its place. All have one channel, and
+Several reductions into one chunk in one step are a *fold*: their sources are added in sequence, in ascending order of their
+ranks, to the old content of dst, or to the result of a copy to dst in the same step. All have one channel, and
 no two reductions one source rank.
 
 The others are done by a switch, for all transfers of a step together that have one channel and one source chunk (``multicast``: the source
@@ -250,7 +250,7 @@ def overlaps(start: Ints, end: Ints) -> bool:
 
 
 def in_fold_order(step: Step, size: int) -> Step:
-    """The step, with rows in the order in which they are applied where it folds; ``size`` is the chunks of a rank."""
+    """The step with its folds' rows in the order in which they are applied; ``size`` is the chunks of a rank."""
     if not (step.op == REDUCE).any():
         return step
     rows = np.flatnonzero((step.op == REDUCE) | (step.op == COPY))
@@ -261,7 +261,7 @@ def in_fold_order(step: Step, size: int) -> Step:
 
 
 def operands(dst_rank: Ints, dst_chunk: Ints, count: Ints, op: NDArray[np.int8], size: int) -> Ints:
-    """For each transfer of a step, how many reductions its fold has; ``size`` is the chunks of a rank."""
+    """Number of reductions in the fold of each transfer of a step; ``size`` is the chunks of a rank."""
     result = np.ones(len(op), np.int64)
     rows = np.flatnonzero(op == REDUCE)
     start = (dst_rank * size + dst_chunk)[rows]

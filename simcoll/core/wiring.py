@@ -40,7 +40,7 @@ class Connection:
 
 
 def op_where(code: Code, trait: str) -> NDArray[np.bool_]:
-    """Which instructions have an operation that receives, sends, reads, writes or updates."""
+    """Mask of the instructions whose operation receives, sends, reads, writes or updates."""
     found: NDArray[np.bool_] = np.array([getattr(op, trait) for op in OPS.values()])[code.op]
     return found
 

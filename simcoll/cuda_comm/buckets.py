@@ -18,7 +18,7 @@ BUFFER_BYTES = 10485760
 
 
 def buckets(tensors: Sequence[Array], buffer_size: int) -> list[list[int]]:
-    """Positions of consecutive tensors of one dtype that fit a buffer together, in order of each bucket's first tensor."""
+    """Group consecutive tensors of one dtype that fit a buffer, ordered by each bucket's first tensor."""
     if buffer_size <= 0:
         raise ValueError(f"buffer_size must be above 0, but got {buffer_size}")
     result: list[list[int]] = []

@@ -1,4 +1,4 @@
-"""The module of torch.distributed in which programs find its default store and group; everything else is in the package."""
+"""Home of the default store and group, for programs that look for them as in torch.distributed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plays a plan on a topology: how long it takes, link by link, and what data it leaves.
+"""The emulator: plays a plan on a topology, for its time, link by link, and its data.
 
 ``model`` holds the rules of time and nothing else does; ``run`` is the one call, ``result`` its record, ``paths`` the
 choice of an engine. ``engine`` is the SimPy player of plans, with ``fabric`` (clock and links), ``messages`` (plan

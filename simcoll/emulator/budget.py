@@ -1,4 +1,4 @@
-"""Memory that exact data takes, and how much there is: nothing is allocated before both are known."""
+"""Memory for exact data, needed and available: nothing is allocated before both are known."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def in_words(size: int) -> str:
 
 
 def available_bytes() -> int | None:
-    """Bytes that this process can still get: of the machine, its control group, its limits. ``None`` where nothing says."""
+    """Bytes that this process can still get from machine, control group and limits; ``None`` where none is stated."""
     return min((free for free in (_machine(), *_control_groups(), *_limits()) if free is not None), default=None)
 
 
@@ -116,7 +116,7 @@ def _machine() -> int | None:
 
 
 def _control_groups(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> list[int]:
-    """Memory left in this process's control group and in those above it, for both versions of control groups."""
+    """Memory left in this process's control group and those above it, for both versions of cgroups."""
     found = []
     with contextlib.suppress(OSError):
         for line in own.read_text(encoding="utf-8").splitlines():

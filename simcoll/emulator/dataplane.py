@@ -1,4 +1,4 @@
-"""The data that messages carry: numpy buffers of every rank, and the slices that a step reads and writes."""
+"""The data that messages carry: every rank's numpy buffers, and the slices that steps read and write."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Place:
 
 
 class FoldedPlace(Place):
-    """A place whose chunk others of its step write, too: it waits for those before it in the fold, whenever its data arrives."""
+    """A place that several reductions of one step write; each waits for those before it in the fold."""
 
     __slots__ = ("before", "behind", "early", "value")
 

@@ -42,7 +42,7 @@ def _connection(message: Message) -> tuple[int, int, int]:
 
 
 class Observer(Protocol):
-    """Called for every transfer of a run, step by step in the order in which steps finish."""
+    """A callback for every transfer of a run, in the order in which steps finish."""
 
     def __call__(
         self,
@@ -156,7 +156,7 @@ class Player:
             self._calendar.at(begin, self._finish, None)
 
     def enter(self, rank: int) -> None:
-        """Let the lanes of one rank enter their first step at launch; an alternative to :meth:`start`."""
+        """Let the lanes of one rank enter their first step at launch, instead of all by :meth:`start`."""
         begin = self._calendar.now + self.plan.protocol.launch_fs
         self.time_fs = max(self.time_fs, begin)
         channels = self.plan.nchannels
@@ -189,7 +189,7 @@ class Player:
                 self._ready(message)
 
     def _source_need_met(self, message: Message) -> None:
-        """Set a staged source aside as soon as it is known to hold what the step must read."""
+        """Set a staged source aside as soon as it surely holds the data that the step must read."""
         message.source_needs -= 1
         if not message.source_needs and message.place is not None and message.place.staged:
             message.payload = message.place.source.copy()

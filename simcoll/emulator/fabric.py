@@ -207,7 +207,7 @@ class Fabric:
                 )
 
     def _spread(self, queue: deque[int]) -> dict[int, None]:
-        """Bring the levels of the queued links and of all that depend on them to the fixpoint; returns what changed."""
+        """Bring the levels of the queued links and their dependents to the fixpoint; returns those that changed."""
         flows, level, capacity = self._flows, self._level, self._capacity
         changed: dict[int, None] = {}
         queued = set(queue)

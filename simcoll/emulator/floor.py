@@ -1,4 +1,4 @@
-"""The latency floor of a collective: no schedule is faster, however many messages a rank sends at once."""
+"""The latency floor of a collective: no schedule beats it, however many messages a rank sends at once."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def latency_floor_fs(plan: Plan, topology: Topology) -> int:
 
 
 def _may_be_empty(plan: Plan) -> bool:
-    """Whether some block has no elements, so that ranks may have nothing to tell each other."""
+    """Whether some block has no elements, so that ranks may have nothing to exchange."""
     if plan.collective.nblocks == 0:
         return False
     return plan.sizes == 0 if isinstance(plan.sizes, int) else bool((plan.sizes == 0).any())

@@ -1,4 +1,4 @@
-"""From plan steps to messages: routes and costs of a whole step at once, then one small record per transfer."""
+"""From plan steps to messages: routes and costs of a whole step at once, then one record per transfer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["Block", "Bundle", "Lane", "Message", "Part", "blocks", "parts"]
 
 
 class Lane:
-    """A channel of a rank: the messages ahead of it, in step order, and how many of its current step are unfinished."""
+    """A channel of a rank: its coming messages in step order, and the number unfinished in its current step."""
 
     __slots__ = ("channel", "entered", "pending", "queue", "rank", "steps_left")
 
@@ -36,7 +36,7 @@ class Lane:
 
 
 class Block:
-    """A step that some lane has reached: its messages and how many of them are not done."""
+    """A step that some lane has reached: its messages and the number of them unfinished."""
 
     __slots__ = ("first_id", "left", "messages", "step", "wire_bytes")
 
@@ -89,7 +89,7 @@ class Message:
 
 
 class Bundle:
-    """Transfers that a switch makes one flow of: a multicast, or a reduction of many sources. It starts when all are ready.
+    """Transfers that a switch joins into one flow: a multicast or a reduction, started when all are ready.
 
     ``links`` are those of all of its paths, each once; ``pre_fs`` is the longest of its transfers'.
     """
@@ -117,7 +117,7 @@ def _ways_up(plan: Plan, topology: Topology, step: PlanStep, rows: list[int]) ->
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Part:
-    """One step of a plan with all that its messages need; it can be played many times.
+    """One step of a plan with everything its messages need; it can be played many times.
 
     ``columns`` has a row per message: sender's and receiver's lane, links, pre, wire bytes, post, place. ``switched`` has the
     rows of every switch operation, and the links that they use beside those of their paths; ``wire_bytes`` counts each operation once.

@@ -98,8 +98,7 @@ class Costs:
 
 
 def water_level(capacity_uBps: int, limits_uBps: Sequence[int]) -> int:
-    """Highest rate that a link leaves to flows which are limited elsewhere to ``limits_uBps``; ``UNLIMITED`` if it
-    limits none.
+    """The highest rate that a link leaves to flows which are limited elsewhere to ``limits_uBps``; ``UNLIMITED`` if it limits none.
 
     >>> water_level(90, [UNLIMITED, UNLIMITED, 10]), water_level(90, [10, 20])
     (40, 9223372036854775807)
@@ -117,7 +116,7 @@ def water_level(capacity_uBps: int, limits_uBps: Sequence[int]) -> int:
 
 
 def bytes_left(left: float, rate_uBps: int, elapsed_fs: int) -> float:
-    """Bytes left of a flow after it had a rate for a time. To be used only when the rate changes."""
+    """Bytes left of a flow after some time at one rate; for use only when the rate changes."""
     return left - float(rate_uBps) * float(elapsed_fs) / FS_PER_SECOND_UBPS
 
 
@@ -196,9 +195,11 @@ def message_costs(
     first_message: int = 0,
     operands: Ints | int = 1,
 ) -> Costs:
-    """Delays and wire bytes of transfers; those inside a rank (``local``) have no ``pre``, and without links there are
-    no bytes on a wire. ``first_message`` is the number of the first; only jitter looks at it. The ``operands`` of a fold are
-    added when all are there: each takes as long as all of these reductions.
+    """Delays and wire bytes of transfers.
+
+    Those inside a rank (``local``) have no ``pre``, and without links there are no bytes on a wire. ``first_message``
+    is the number of the first, which only jitter uses. The ``operands`` of a fold are added when all have arrived: each
+    takes as long as all of these reductions.
 
     Raises
     ------

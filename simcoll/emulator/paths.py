@@ -1,4 +1,4 @@
-"""Which way a run is played, and why: the SimPy engine, the fast engine, or the quotient; and each of them."""
+"""The choice of an engine and its reason: SimPy, fast, or the quotient; and each way of playing."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def choose(
     if engine == "simpy":
         return "simpy", "asked for", None
     if watched:
-        return "simpy", "an observer is told of every transfer", None
+        return "simpy", "an observer follows every transfer", None
     seen = summary(plan)
     if seen.switched:
         return "simpy", "switches multicast or reduce", seen
@@ -133,7 +133,7 @@ def play_simpy(
 
 @contextmanager
 def _collector_paused() -> Iterator[None]:
-    """Keep Python's cycle collector out of a run: it looks at every message in flight again and again and finds nothing."""
+    """Pause Python's cycle collector during a run: it would scan all messages in flight repeatedly, for nothing."""
     running = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""The quotient of a plan: one lane, link and message for each class of those that behave alike, played in their place.
+"""The quotient of a plan: lanes, links and messages that behave alike are played once per class.
 
 It has exactly the times of the plan (:mod:`simcoll.emulator.quotient_partition` says why), so the times of every message can
 be had by expansion. Where no partition is certified, or the model has state beyond lanes and links, the answer is the
@@ -36,7 +36,7 @@ class Quotient:
     Attributes
     ----------
     groups
-        The steps in order: numbers of distinct steps, and how often they come one after the other.
+        The steps in order: numbers of distinct steps, and how often they repeat in a row.
     patterns, steps
         The distinct steps of the plan, and their images.
     classes
@@ -66,7 +66,7 @@ class Quotient:
             yield tuple(self.steps[number] for number in numbers), times
 
     def starts(self) -> tuple[Ints, Ints, Ints]:
-        """For every step in order: number of its first message in the quotient and in the plan, and which it is."""
+        """For every step in order: its first message's number in the quotient and in the plan, and its distinct step."""
         which = np.concatenate([np.tile(np.array(numbers, np.int64), times) for numbers, times in self.groups])
         small = np.array([len(step) for step in self.steps], np.int64)[which]
         large = np.array([len(step) for step in self.patterns], np.int64)[which]
@@ -135,7 +135,7 @@ def _representatives(classes: Ints) -> Ints:
 def _weights(
     patterns: Sequence[Timed], classes: Sequence[Ints], partition: Partition, link_of: Ints
 ) -> tuple[Ints, Ints, int]:
-    """How many messages of each class are on one link of each class: sorted keys (link class, message class), counts, radix."""
+    """Messages of each class on one link of each class, counted: sorted keys (link class, message class), counts, radix."""
     total = sum(int(names.max()) + 1 for names in classes)
     chosen = np.zeros(len(partition.links), np.bool_)
     chosen[link_of] = True

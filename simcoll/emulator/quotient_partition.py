@@ -44,7 +44,7 @@ class Partition:
 
     @property
     def lane_classes(self) -> int:
-        """How many classes of lanes there are."""
+        """The number of classes of lanes."""
         return int(self.lanes.max(initial=-1)) + 1
 
 
@@ -116,7 +116,7 @@ def _same_lists(owner: Ints, owner_class: Ints, value: Ints) -> bool:
 
 
 def certify(patterns: Sequence[Timed], capacity: Ints, partition: Partition) -> list[Ints] | str:
-    """The class of every message of every step, numbered from 0 within the step; or why the partition will not do."""
+    """The class of every message of every step, numbered from 0 within it; or the reason why the partition fails."""
     lanes, links = partition.lanes, partition.links
     used_lanes = 1 + max((int(max(s.shape.sender.max(), s.shape.receiver.max())) for s in patterns), default=-1)
     for what, classes, wanted in (("lane", lanes, used_lanes), ("link", links, len(capacity))):

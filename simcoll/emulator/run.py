@@ -143,7 +143,7 @@ def _run(
 
 
 def _inputs(plan: Plan, data: str | Sequence[Array | None], seed: int) -> tuple[Sequence[Array | None] | None, str]:
-    """The data to move, if any, and why there is none; nothing is allocated before there is room for all."""
+    """The data to move, or the reason for moving none; nothing is allocated before there is room for all."""
     if not isinstance(data, str):
         check_room(exact_bytes(plan, given=True))
         return data, ""

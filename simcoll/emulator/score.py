@@ -19,7 +19,7 @@ __all__ = ["Score", "cap_links", "cap_name"]
 
 
 class Score:
-    """A plan made ready to be played many times on one fabric, one run after the other, with the same buffers."""
+    """A plan prepared to be played repeatedly on one fabric, with the same buffers."""
 
     __slots__ = ("parts", "summary")
 
@@ -29,7 +29,7 @@ class Score:
 
 
 def cap_links(plan: Plan, fabric: Fabric) -> int | None:
-    """Two more links per lane, out and in, when the protocol caps the rate of a channel; returns the first."""
+    """Two more links per lane, out and in, where the protocol caps a channel's rate; returns the first."""
     rate = plan.protocol.channel_rate_uBps
     if not rate:
         return None

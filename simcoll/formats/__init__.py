@@ -1,4 +1,4 @@
-"""Readers and writers of files, one format a file. They know the core, never the emulator or the command line."""
+"""Readers and writers of files, one format a file, without knowledge of the emulator or the command line."""
 
 from simcoll.formats.msccl_xml import load_msccl_xml
 

@@ -1,4 +1,4 @@
-"""Strict decoding of JSON and TOML into records: an unknown key or a wrong type is an error that names its place."""
+"""Strict decoding of JSON and TOML into records: errors name the place of an unknown key or wrong type."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The picture of a sweep: bus bandwidth and time over size, a curve for each algorithm, and the bound for all."""
+"""The picture of a sweep: bus bandwidth and time over size, a curve per algorithm, and the bound."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MARKERS = ("o", "^", "s", "x")
 
 
 def _curves(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """The fastest run of every algorithm at every size, by a label that names the algorithm and these runs' protocols."""
+    """The fastest run of every algorithm at every size, labelled with the algorithm and its protocols."""
     algorithms: dict[str, list[Row]] = {}
     for row in rows:
         algorithms.setdefault(str(row.choice), []).append(row)

@@ -34,7 +34,7 @@ def _transfer(schedule: Schedule, step: Step, row: int) -> str:
 
 
 def schedule_lines(schedule: Schedule, max_transfers: int = 200) -> Iterator[str]:
-    """The schedule, a transfer a line: ``->`` copies, ``+>`` reduces, ``~>`` only tells; switches send ``=>`` and reduce ``+=>``."""
+    """The schedule, one transfer a line: ``->`` copies, ``+>`` reduces, ``~>`` only notifies; switches send ``=>`` and reduce ``+=>``."""
     layout = schedule.layout
     slots = {
         "input": schedule.collective.input_slots,
@@ -73,7 +73,7 @@ def schedule_svg(schedule: Schedule) -> str:
             else:
                 line = f"M{x + 6} {y}L{x + width - 8} {top + dst * height}"
                 arrows.append(f'<path d="{line}" stroke="{colour}" marker-end="url(#{OP_NAMES[op]})"/>')
-    legend = "blue copies, orange reduces, grey only tells, light: by a switch, a dot stays on its rank"
+    legend = "blue copies, orange reduces, grey only notifies, light: by a switch, a dot stays on its rank"
     # About seven pixels a character in the title, six in the legend.
     total_width = max(left + steps * width + 20, 16 + 7 * max(map(len, title)), 16 + 6 * len(legend))
     total_height = top + schedule.nranks * height + 30

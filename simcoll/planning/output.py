@@ -15,7 +15,7 @@ __all__ = ["open_folder", "write_files"]
 
 
 def open_folder(path: Path, names: Iterable[str] = ()) -> None:
-    """Make the output folder, and make sure that files can be written there, before anything long runs.
+    """Make the output folder and check that it is writable before anything long runs.
 
     Raises
     ------
@@ -32,7 +32,7 @@ def open_folder(path: Path, names: Iterable[str] = ()) -> None:
 
 
 def refuse_folders(folder: Path, names: Iterable[str]) -> None:
-    """Refuse to write a file where a folder is: found late, it would leave some files replaced and others not."""
+    """Refuse to write a file where a folder is; found late, only some files would be replaced."""
     for name in names:
         if (folder / name).is_dir():
             raise ConfigError("cannot be written: there is a folder of this name", file=str(folder / name))

@@ -65,7 +65,7 @@ def table_lines(sweep: Sweep, rows: Sequence[Row]) -> Iterator[str]:
 
 
 def engine_lines(rows: Sequence[Row]) -> Iterator[str]:
-    """Which engine played how much, in what time, and why it did: a line for every reason, of its largest run."""
+    """Engine, share, time and reason of the runs: one line for every reason, of its largest run."""
     groups: dict[tuple[str, str], list[Result]] = {}
     for result in (row.result for row in rows):
         groups.setdefault((result.engine, re.sub(r"\d+", "", result.path)), []).append(result)
@@ -78,7 +78,7 @@ def engine_lines(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _columns(row: Row) -> dict[str, Any]:
-    """What files say of a run; the seconds that it took here are in none."""
+    """The columns of a run in files; they leave out the seconds it took here."""
     result, bound = row.result, row.result.bound
     return {
         "size_bytes": row.size_bytes,

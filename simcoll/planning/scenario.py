@@ -38,7 +38,7 @@ RESULT_FILES = ("results.json", "results.csv", "busbw.svg", "trace.json.gz")
 
 
 class TopologyTable(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """``[topology]``: a shipped name or a path relative to the scenario, how many nodes of it, and what is left of which links."""
+    """``[topology]``: a shipped name or a path relative to the scenario, its number of nodes, and degraded links."""
 
     name: str
     nodes: int | None = None
@@ -76,7 +76,7 @@ class Scenario(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 def _folder() -> Path:
-    """Where the shipped scenarios are: beside the package in a checkout, inside it when installed."""
+    """The folder of the shipped scenarios: beside the package in a checkout, inside it when installed."""
     beside = Path(__file__).parents[2] / "scenarios"
     if (beside / "first-look.toml").is_file():
         return beside
@@ -113,7 +113,7 @@ def load_scenario(name: str | Path) -> tuple[Scenario, Path]:
 
 @contextmanager
 def blamed_on(file: str) -> Iterator[None]:
-    """Let errors that name no file name this one: what it asks for is wrong, though it could be read."""
+    """Let errors without a file name this one: it could be read, but asks for something wrong."""
     try:
         yield
     except ConfigError as error:

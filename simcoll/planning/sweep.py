@@ -39,7 +39,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """What to run.
+    """The runs of a sweep.
 
     Attributes
     ----------
@@ -69,7 +69,7 @@ class Sweep:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One run of a sweep: the algorithm and protocol that were asked for, and what came out."""
+    """One run of a sweep: the requested algorithm and protocol, and the result."""
 
     choice: Choice
     protocol: str
@@ -128,7 +128,7 @@ def size_ladder(begin: int, end: int, factor: int) -> tuple[int, ...]:
 
 
 def counts_for(kind: str, sizes: Sequence[int], nranks: int, itemsize: int) -> list[int]:
-    """Element counts, as passed to the collective, that come closest to the sizes from below; at least 1, each once.
+    """Element counts, as passed to the collective, closest to the sizes from below; at least 1, each once.
 
     >>> counts_for("all_gather", [8, 1024], nranks=16, itemsize=4)
     [1, 16]
@@ -146,8 +146,7 @@ def build(sweep: Sweep, choice: Choice, topology: Topology) -> Schedule:
 
 
 def prepare(sweep: Sweep, topology: Topology, built: Sequence[Schedule] | None = None) -> list[Schedule]:
-    """The proved schedule of every choice, once it is certain that the whole sweep can run; ``built``: the schedules, if they are
-    there already.
+    """The proved schedule of every choice, once the whole sweep is certain to run; ``built``: schedules at hand.
 
     Raises
     ------
@@ -182,7 +181,7 @@ def run_sweep(
     topology: Topology,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> list[Row]:
-    """Run what was prepared, sizes outermost. ``progress`` is told (runs done, runs in all, what comes next)."""
+    """Run the prepared choices, sizes outermost; calls ``progress(runs done, runs in all, next run)``."""
     counts = counts_for(sweep.collective, sweep.sizes, topology.nranks, parse_dtype(sweep.dtype).itemsize)
     total = len(counts) * len(schedules) * len(sweep.protocols)
     rows: list[Row] = []

@@ -1,4 +1,4 @@
-"""The table of nccl-tests, line by line: ``simcoll perf`` and ``realcoll perf`` print the same columns, then their own."""
+"""The table of nccl-tests, line by line, shared by ``simcoll perf`` and ``realcoll perf``."""
 
 from __future__ import annotations
 

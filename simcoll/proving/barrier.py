@@ -69,7 +69,7 @@ def _sent(message: tuple[int, int, int, int]) -> str:
 
 
 def _last_message(schedule: Schedule, rank: int, *, told: bool) -> tuple[int, int, int, int] | None:
-    """Step, source, destination and channel of the last message to a rank, or (``told``) that tells another of its arrival."""
+    """Step, source, destination and channel of the last message to a rank, or (``told``) the last that forwards its arrival."""
     channels, last = schedule.nchannels, None
     knows = np.zeros(schedule.nranks * channels, np.bool_)
     knows[rank * channels : (rank + 1) * channels] = True

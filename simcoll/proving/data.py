@@ -70,7 +70,7 @@ def _play(schedule: Schedule, memory: Memory, number: int, step: Step) -> None:
 def _write_folds(
     schedule: Schedule, memory: Memory, number: int, step: Step, read: list[tuple[Ints, Words, Words, Words]]
 ) -> None:
-    """Write what was read in turns: in each turn a chunk gets at most one operand, in the order of the fold."""
+    """Write operands in turns: in each turn a chunk gets at most one, in the order of the fold."""
     memory.folds = True
     for before, _, _, target in read:  # the comparison of destinations has overwritten it
         if len(target):
@@ -94,7 +94,7 @@ def _disjoint(schedule: Schedule, step: Step) -> bool:
 
 
 def _each_once(words: Words, rows: list[Ints]) -> bool:
-    """Whether no row occurs twice: each part writes its numbers to its rows and checks that they remain; overwrites ``words``."""
+    """Whether no row comes twice: each part writes its numbers there, then checks that they remain. The words are lost."""
     edges = np.cumsum([0, *map(len, rows)])
     numbers = [np.arange(*ends, dtype=np.uint64) for ends in pairwise(edges.tolist())]
     for row, number in zip(rows, numbers, strict=True):

@@ -1,4 +1,4 @@
-"""Deadlock of per-rank programs: whether all lanes end with FIFOs of a given depth, and which blocks which if not.
+"""Deadlock of per-rank programs: whether all lanes end with FIFOs of a given depth; if not, which lane blocks which.
 
 A program is a network of sequential processes without choices: an instruction that can run stays able to run
 until it does. So one order decides for all orders: if one gets stuck, all do, in the same place. And the predecessors of

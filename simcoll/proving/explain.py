@@ -1,4 +1,4 @@
-"""Counter-examples in words: what a failed proof says to the person who wrote the schedule."""
+"""Counter-examples in words, for the author of a schedule whose proof fails."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def double_write(schedule: Schedule, number: int, step: Step, row: int, other: i
 
 
 def size_mismatch(schedule: Schedule, number: int, step: Step, row: int) -> NoReturn:
-    """A transfer between chunks whose sizes need not agree: with what it brings, and what its destination must hold in the end."""
+    """A transfer between chunks whose sizes need not agree, with its contributions and those its destination must hold."""
     layout, one = schedule.layout, slice(row, row + 1)
     cells = (step.src_rank[one], step.src_chunk[one]), (step.dst_rank[one], step.dst_chunk[one])
     ends = [f"piece {layout.piece(*cell)[0]} of block {layout.block(*cell)[0]}" for cell in cells]
@@ -156,7 +156,7 @@ MAX_LINES = 12
 
 
 def wrong_outputs(schedule: Schedule, ranks: Ints, chunks: Ints) -> NoReturn:
-    """Output chunks with the wrong contributions at the end; the one is shown whose fault shows in the fewest steps."""
+    """Output chunks with wrong contributions at the end; shown is the one whose fault takes the fewest steps."""
     n = schedule.nranks
     last = np.full(n * schedule.layout.size, -1, np.int64)
     lane = np.zeros_like(last)
@@ -202,7 +202,7 @@ def wrong_outputs(schedule: Schedule, ranks: Ints, chunks: Ints) -> NoReturn:
 
 
 def _differences(schedule: Schedule, wanted: list[Cell], found: Counter[Cell]) -> list[str]:
-    """What is missing, what is too much."""
+    """The missing contributions and the surplus ones."""
     missing = [item for item in wanted if not found[item]]
     extra = sorted(item for item in found if item not in wanted)
     twice = [item for item in wanted if found[item] > 1]
@@ -223,7 +223,7 @@ def _fate(schedule: Schedule, missing: Cell) -> str:
 
 
 def _fault(schedule: Schedule, moves: list[Move], wanted: list[Cell], found: Counter[Cell]) -> tuple[int, str]:
-    """The first transfer where it goes wrong and what is wrong there; or that there is none."""
+    """The first wrong transfer and its fault, or a sentence that there is none."""
     missing = [item for item in wanted if not found[item]]
     way = trail(schedule, missing[0]) if missing else None
     known = frozenset(wanted)
@@ -241,7 +241,7 @@ def _fault(schedule: Schedule, moves: list[Move], wanted: list[Cell], found: Cou
 def _decisive(
     schedule: Schedule, moves: list[Move], fault: int, reason: str, wanted: list[Cell], found: Counter[Cell]
 ) -> list[str]:
-    """The transfer that makes it wrong; where there is none, how far what is missing came."""
+    """The transfer that makes it wrong; where there is none, how far the missing contribution came."""
     missing = [item for item in wanted if not found[item]]
     lines = []
     if fault >= 0:
@@ -253,14 +253,14 @@ def _decisive(
 
 
 def _told(schedule: Schedule, move: Move, wanted: list[Cell]) -> str:
-    """A transfer in words, with what it leaves."""
+    """A transfer in words, with the contributions that it leaves."""
     ends = " -> ".join(_list(schedule, [cell]) for cell in (move.src, move.dst))
     how = f"({OP_NAMES[move.op]}, channel {move.channel})"
     return f"step {move.step}: {ends} {how}: now {_holds(schedule, move.held, wanted)}"
 
 
 def _story(schedule: Schedule, moves: list[Move], fault: int, wanted: list[Cell]) -> list[str]:
-    """The transfers up to the one that makes it wrong, or the last, with what each leaves."""
+    """The transfers up to the first wrong one, or to the last, each with the contributions that it leaves."""
     end = len(moves) if fault < 0 else fault + 1
     begin = max(0, end - MAX_LINES)
     lines = [f"      ... {begin} before"] if begin else []
@@ -269,7 +269,7 @@ def _story(schedule: Schedule, moves: list[Move], fault: int, wanted: list[Cell]
 
 
 def _holds(schedule: Schedule, held: Counter[Cell], wanted: list[Cell]) -> str:
-    """Contributions in few words: the ranks, when the chunk is the one that is wanted of all of them."""
+    """Contributions in few words; only the ranks, where all are of the wanted chunk."""
     if not held:
         return "nothing"
     if {chunk for _, chunk in held} <= {chunk for _, chunk in wanted[:1]}:

@@ -26,7 +26,7 @@ __all__ = ["assert_implements", "checked_run", "default_counts", "several"]
 
 
 def default_counts(schedule: Schedule) -> tuple[int, ...]:
-    """Awkward elements per block: none, one, fewer and more than there are ranks or chunks, an odd number."""
+    """Awkward element counts per block: none, one, fewer and more than ranks or chunks, an odd number."""
     chunks, n = schedule.layout.chunks, schedule.nranks
     if schedule.divisible:
         return 0, chunks, 3 * chunks

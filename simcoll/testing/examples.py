@@ -1,4 +1,4 @@
-"""Small machines for algorithms that are made for a topology, so that tests can cover all algorithms."""
+"""Small machines for algorithms made for a topology, so that tests cover all algorithms."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["needed_params"]
 
 
 def needed_params(collective: str, algorithm: str, nranks: int) -> dict[str, Any]:
-    """Parameters that an algorithm cannot do without: a path of ranks, or a torus for ``bfb``.
+    """Parameters that an algorithm requires: a path of ranks, or a torus for ``bfb``.
 
     >>> needed_params("all_gather", "ring", 6), needed_params("all_gather", "bfb", 6)["topology"].name
     ({}, 'torus')

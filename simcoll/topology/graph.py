@@ -140,7 +140,7 @@ class Topology:
         )
 
     def _links_in_words(self) -> Iterator[str]:
-        """How many links of each kind there are, and their rates."""
+        """The number of links of each kind, with their rates."""
         for number, kind in enumerate(LINK_KINDS):
             rates = self.link_capacity_uBps[self.link_kind == number]
             if rates.size:
@@ -149,7 +149,7 @@ class Topology:
 
     @property
     def ranks_per_node(self) -> int | None:
-        """How many consecutive ranks share a node, where ranks fill the nodes in order and evenly; else None."""
+        """The number of consecutive ranks per node, where ranks fill the nodes in order and evenly; else None."""
         node = self.groups.get("box")
         if node is None:
             return None

@@ -83,7 +83,7 @@ class _Card:
 
 @dataclass(frozen=True, slots=True)
 class _Dump:
-    """The content of the file, in order."""
+    """The contents of the file, in order."""
 
     names: list[str] = field(default_factory=list)
     kinds: list[str] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Placement of ranks: compact, round-robin over nodes, random by seed, or as listed."""
+"""Placements of ranks: compact, round-robin over nodes, random by seed, or as listed."""
 
 from __future__ import annotations
 

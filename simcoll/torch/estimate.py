@@ -24,7 +24,7 @@ __all__ = ["Estimator", "estimating"]
 
 
 class Estimator:
-    """An executor that times each plan alone on the run's topology, one after the other, and moves no data.
+    """An executor that times each plan alone on the run's topology and moves no data.
 
     Attributes
     ----------

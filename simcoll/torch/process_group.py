@@ -1,4 +1,4 @@
-"""The process group that PyTorch calls: each call becomes one of simcoll.distributed, on arrays of the tensors' memory.
+"""The process group that PyTorch calls: each call becomes one of simcoll.distributed on the tensors' memory.
 
 PyTorch's own functions have checked most arguments, converted complex tensors to pairs of real ones where they do so, and wait for
 the Work that is returned unless the program asked for it.
@@ -162,7 +162,7 @@ class SimcollGroup(dist.ProcessGroup):
         input_splits: Sequence[int],
         opts: Any = None,
     ) -> RankWork:
-        """Send every rank a part of a tensor, and join what comes."""
+        """Send every rank a part of a tensor, and join the received parts."""
         self._equal_splits()
         arrays = array_of(output), array_of(input)
         splits = list(output_splits or ()), list(input_splits or ())

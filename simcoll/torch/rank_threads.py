@@ -67,7 +67,7 @@ class Job(Waitable):
         self.failure: BaseException | None = None
 
     def run(self) -> None:
-        """Run it, and keep what it raises."""
+        """Run it and keep its exception, if it raises one."""
         try:
             self.value = self.function()
         except BaseException as error:  # noqa: BLE001  # raised again by the task
@@ -171,7 +171,7 @@ class RankThread(threading.Thread):
     # In the clock's thread
 
     def serve(self, function: Callable[[], Any]) -> Any:
-        """Run a function in the thread; the calling task makes the calls that it asks for.
+        """Run a function in the thread; the calling task carries out the calls it requests.
 
         Several tasks of the rank may do so: the thread runs the latest first, and the others continue when it has ended.
         """

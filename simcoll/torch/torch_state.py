@@ -1,4 +1,4 @@
-"""What a run changes in PyTorch and restores: PyTorch expects one rank per process.
+"""The PyTorch state that a run changes and restores: PyTorch expects one rank per process.
 
 * ``distributed_c10d._world``, the groups of a process: one per thread;
 * the C++ registry of groups: one per thread (PyTorch has a mode for it);
@@ -66,7 +66,7 @@ class _BackendConfig(distributed_c10d.BackendConfig):
 
 
 class Ranks:
-    """The threads of a run, and the process state that is swapped when another rank takes its turn."""
+    """The threads of a run, and the process state that is swapped when the next rank runs."""
 
     def __init__(self, undo: contextlib.ExitStack) -> None:
         self._undo = undo

@@ -1,4 +1,4 @@
-"""The default store of a rank: passed to init_process_group, or made by it and closed with the group."""
+"""The default store of a rank: given to init_process_group, or made by it and closed with the group."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def open_store(me: Rank, url: str, timeout: timedelta | None) -> None:
 
 
 def close_store(me: Rank) -> None:
-    """Forget the default store of a rank; the last user of one that was made here closes it."""
+    """Forget a rank's default store; one that was made here closes with its last user."""
     own, me.store, me.own_store = me.own_store, None, None
     if own is not None:
         own.users.pop(me.number, None)
@@ -34,14 +34,14 @@ def close_store(me: Rank) -> None:
 
 
 def default_store() -> Any:
-    """The store of the default group: that of init_process_group, else one that all emulated ranks share.
+    """The default group's store: the one given to init_process_group, else one shared by all emulated ranks.
 
     Raises
     ------
     ValueError
         Without a default group.
     RuntimeError
-        Where ranks are processes and init_process_group was not told where to meet.
+        Where ranks are processes and init_process_group was given no place to meet.
     """
     default_group()
     me = current_rank()

@@ -62,7 +62,7 @@ def default_group() -> ProcessGroup:
 
 
 def member_of(given: Any, operation: str) -> ProcessGroup | None:
-    """The group that a call names (None: the default group); None, with a warning, for a rank outside it.
+    """The group that a call names (None: the default); None, with a warning, for a rank outside it.
 
     Raises
     ------
@@ -153,7 +153,7 @@ def _numbered(given: Any) -> ProcessGroup | None:
 
 
 def get_group_rank(group: Any, global_rank: int) -> int:
-    """The group rank of a global rank. In the default group they are equal, and nothing is checked.
+    """The group rank of a global rank; in the default group they are equal, unchecked.
 
     Raises
     ------

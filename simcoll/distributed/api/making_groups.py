@@ -135,7 +135,7 @@ def shared_group(
     *,
     desc: str = "undefined",
 ) -> Communicator:
-    """What the ranks of a group share, found by its name; the first rank makes it.
+    """The record that the ranks of a group share, found by name; the first rank makes it.
 
     Raises
     ------
@@ -164,7 +164,7 @@ def executor_of(
     pg_options: Any,
     meeting: Meeting | None,
 ) -> Any:
-    """What plays plans for one rank: a registered backend, that of the processes, or None for the emulator.
+    """The executor of one rank's plans: a registered backend's, the processes' own, or None for the emulator.
 
     Between processes, the names that the emulator serves stand for the backend that connects them.
     """

@@ -44,7 +44,7 @@ def _padded(data: Bytes, size: int) -> Bytes:
 
 
 def _all_sizes(size: int, found: ProcessGroup) -> list[int]:
-    """How many bytes each rank has."""
+    """The byte count of every rank."""
     sizes = [np.zeros(1, np.int64) for _ in range(found.size())]
     all_gather(sizes, np.array([size], np.int64), found)
     return [int(each[0]) for each in sizes]
@@ -153,7 +153,7 @@ def scatter_object_list(
     *,
     trusted: bool | None = None,
 ) -> None:
-    """Give every rank one object of the list of one rank (default: global rank 0), as the first entry of its own list.
+    """Give every rank one object of a root's list (default: global rank 0), as its own list's first entry.
 
     Raises
     ------
@@ -212,7 +212,7 @@ def recv_object_list(
     *,
     trusted: bool | None = None,
 ) -> int:
-    """Receive objects, from any rank if none is named, and return the sender's global rank; -1 outside the group."""
+    """Receive objects, from any rank unless one is named; returns the sender's global rank, -1 outside the group."""
     found = member_of(group, "recv_object_list")
     if found is None:
         return -1

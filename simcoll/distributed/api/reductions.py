@@ -19,7 +19,7 @@ _NAMES = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_
 
 @dataclass(frozen=True, slots=True, init=False)
 class ReduceOp:
-    """How values combine: ``SUM``, ``AVG``, ``PRODUCT``, ``MIN``, ``MAX``, ``BAND``, ``BOR``, ``BXOR`` or ``PREMUL_SUM``.
+    """A reduction: ``SUM``, ``AVG``, ``PRODUCT``, ``MIN``, ``MAX``, ``BAND``, ``BOR``, ``BXOR`` or ``PREMUL_SUM``.
 
     ``AVG`` divides the sum by the number of ranks. :func:`premul_sum` makes a ``PREMUL_SUM``.
 

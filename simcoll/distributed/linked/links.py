@@ -1,4 +1,4 @@
-"""Ranks in processes of their own: what a real backend offers, and the control messages between the processes.
+"""Ranks in processes of their own: the interface of a real backend, and control messages between processes.
 
 A backend moves two things: small control messages, by which ranks learn what the others do, and the data of plans. What the
 control messages mean is decided in :mod:`simcoll.distributed.linked.world` and is the same for every backend.
@@ -43,7 +43,7 @@ class Link(Protocol):
         """The control messages that have arrived since the last call, each with its sender."""
 
     def lost(self) -> str:
-        """Which process has died, as a sentence; empty if none has."""
+        """A sentence that names the process that died; empty if none has."""
 
     def execute(self, plan: Plan, rank: int, data: Array, stream: int, poll: Callable[[], None]) -> Array | None:
         """Play one rank's part of a plan, from its input to its output.
@@ -64,11 +64,11 @@ class Link(Protocol):
         """
 
     def give_up(self, reason: str) -> None:
-        """Tell the others that this process cannot continue; the job ends when this process does."""
+        """Announce that this process cannot continue; the job ends when this process does."""
 
 
 class ControlMessages:
-    """The control messages of a process, run by run: a process may start several runs, and some ranks are ahead of others."""
+    """Control messages of a process, sorted by run: it may start several, and some ranks are ahead of others."""
 
     def __init__(self, link: Link) -> None:
         self.link = link
@@ -107,7 +107,7 @@ def connected(name: str, world_size: int) -> ControlMessages:
     ConfigError
         For a backend that does not exist, or another number of processes.
     SimcollError
-        When what it needs is not installed; the message says what to install.
+        When a library that it needs is missing; the message names the package to install.
     """
     if name not in HOMES:
         raise ConfigError(f"no backend {name!r} runs ranks in processes; {nearest(name, [EMULATOR, *HOMES])}")
@@ -122,12 +122,12 @@ def connected(name: str, world_size: int) -> ControlMessages:
 
 
 def world_size_of(name: str) -> int:
-    """How many processes a backend has here."""
+    """The number of processes that a backend has here."""
     return _connection(name).link.world_size
 
 
 def place_of(backend: str | None) -> str:
-    """Where ranks run: on the emulator, or by a real backend that the call or ``SIMCOLL_BACKEND`` names.
+    """The place where ranks run: the emulator, or a real backend named by the call or ``SIMCOLL_BACKEND``.
 
     >>> place_of("mpi"), place_of("nccl")
     ('mpi', 'emulator')

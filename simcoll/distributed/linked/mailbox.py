@@ -1,4 +1,4 @@
-"""Messages between processes: a control message announces a send, the receiver matches it and answers, then the data goes.
+"""Messages between processes: a control message announces a send, the receiver matches it and answers, then the data follows.
 
 So a send waits for its receive, and both ends learn of what does not fit, as on the emulator. The data is a plan of two ranks.
 """
@@ -29,7 +29,7 @@ __all__ = ["RemoteMailbox"]
 
 
 class _Process(World, Protocol):
-    """What a mailbox needs of the world of its process."""
+    """The part of its process's world that a mailbox needs."""
 
     me: Rank
     control: ControlMessages
@@ -40,7 +40,7 @@ class _Process(World, Protocol):
 
 
 class RemoteMailbox(MatchingMailbox):
-    """What one rank has posted on a group, and what others have announced to it."""
+    """The sends and receives that one rank has posted on a group, and the sends announced to it."""
 
     def __init__(self, group: Communicator, world: _Process) -> None:
         super().__init__(group)
@@ -58,7 +58,7 @@ class RemoteMailbox(MatchingMailbox):
         self._world.control.send([to], "send", self.group.key, rank, tag, end.size, end.dtype, stream)
 
     def post_receive(self, rank: int, src: int | None, tag: int, array: Array, work: Work) -> None:
-        """Post a receive; it takes the first send that fits, and fails at once when none can come any more."""
+        """Post a receive; it takes the first send that fits, and fails at once when none can come."""
         super().post_receive(rank, src, tag, array, work)
         self.settle()
 
@@ -84,7 +84,7 @@ class RemoteMailbox(MatchingMailbox):
         super()._match(send, receive)
 
     def _answer(self, send: End, error: str) -> None:
-        """Tell a sender that its data is expected, or why it is not."""
+        """Answer a sender: its data is expected, or is refused for a reason."""
         to = self.group.members[send.rank]
         self._world.control.send([to], "clear", self.group.key, send.number, error)
 
@@ -116,7 +116,7 @@ class RemoteMailbox(MatchingMailbox):
         world.tasks.launch(world.me, body, over)
 
     def settle(self) -> None:
-        """Fail the receives from ranks that have ended, and refuse what arrives after this rank's own end."""
+        """Fail the receives from ranks that have ended; after this rank's own end, refuse new arrivals."""
         world, members = self._world, self.group.members
         here = world.me.number
         for waiting in self._receives.values():

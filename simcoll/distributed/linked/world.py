@@ -1,7 +1,7 @@
-"""The world of a rank in a process of its own: control messages, a real clock, and who is waited for.
+"""The world of a rank in a process of its own: control messages, a real clock, and the ranks that it waits for.
 
-Everything that ranks must come to together (a collective, a new group, a barrier, the end) is a :class:`Meeting`: each rank that
-arrives tells the others, and continues when it has heard from all. So every process itself knows which ranks are missing, have
+Every event that needs all ranks (a collective, a new group, a barrier, the end) is a :class:`Meeting`: each rank that
+arrives notifies the others, and continues when it has heard from all. So every process itself knows which ranks are missing, have
 called something else or have ended, and none needs to ask.
 
 One thread does everything. While a program waits, the world reads control messages and lets the operations in flight proceed in
@@ -52,11 +52,11 @@ EAGER_ROUNDS = 200
 REST_S = 5e-5
 LONG_REST_S = 1e-3
 PATIENCE_FS = 5 * 10**15
-"""After a failure: how long what is in flight may take to end."""
+"""Time that operations in flight have to end after a failure."""
 
 
 class Ending(msgspec.Struct, frozen=True, array_like=True):
-    """What a rank tells the others when its program ends.
+    """A rank's report to the others when its program ends.
 
     Attributes
     ----------
@@ -94,7 +94,7 @@ class _LinkExecutor:
 
 
 class LinkedWorld:
-    """One rank here, the others in other processes. Time is that of this process's clock since the ranks started together.
+    """One rank here, the others in other processes; time is this process's clock since the common start.
 
     The topology is for algorithms that depend on it; nothing is emulated.
     """
@@ -125,7 +125,7 @@ class LinkedWorld:
     # What rank programs ask
 
     def meet(self, me: Rank, arrival: Arrival) -> Meeting:
-        """Arrive at a meeting, and tell the other ranks; a rank that says nothing else proposes a stream."""
+        """Arrive at a meeting and notify the other ranks; a rank without a message of its own proposes a stream."""
         meeting = self._meetings.setdefault(arrival.key, Meeting())
         meeting.what = arrival.what
         meeting.expected = self.everyone if arrival.expected is None else tuple(arrival.expected)
@@ -174,7 +174,7 @@ class LinkedWorld:
         return found
 
     def executor(self, meeting: Meeting | None) -> _LinkExecutor:
-        """Plays over the link; the stream is the number that the lowest rank of the meeting proposed."""
+        """The executor over the link; its stream is the number proposed by the meeting's lowest rank."""
         return _LinkExecutor(self, 0 if meeting is None else meeting.values[min(meeting.expected)])
 
     def default_store(self) -> Store:
@@ -194,7 +194,7 @@ class LinkedWorld:
         return self._numbers * len(self.ranks) + self.me.number
 
     def end(self) -> Meeting:
-        """Tell all ranks that this rank's program has ended, and how."""
+        """Announce to all ranks that this rank's program has ended, and how."""
         me, error_type, said = self.me, "", ""
         value: bytes | None = None
         text = f"rank {me.number} has ended its program"
@@ -204,7 +204,7 @@ class LinkedWorld:
         else:
             try:
                 value = encode(me.value)
-            except Exception:  # noqa: BLE001  # pickle may raise anything; the others are told that it could not be sent
+            except Exception:  # noqa: BLE001  # pickle may raise anything; the others learn that it could not be sent
                 said = type(me.value).__name__
         ending = Ending(text, error_type, said, max(0, me.finish_fs), value, self.failed)
         return self.meet(me, Arrival(_END, "the end of the programs", None, value=ending))
@@ -249,7 +249,7 @@ class LinkedWorld:
         Raises
         ------
         RuntimeError
-            When a process has died, so that what is waited for may never come.
+            When a process has died, so that the wait may never end.
         """
         task = current_task()
         if task is None:
@@ -261,7 +261,7 @@ class LinkedWorld:
             raise RuntimeError(lost)
 
     def run(self) -> None:
-        """Run rounds until all tasks have ended; after a failure, what is in flight gets a few seconds."""
+        """Run rounds until all tasks have ended; after a failure, operations in flight get a few seconds."""
         limit: float = math.inf
         try:
             with np.errstate(all="ignore"):
@@ -317,7 +317,7 @@ class LinkedWorld:
 
 
 class LinkedWaiter:
-    """How stores wait in the program of a linked rank: what is in flight proceeds meanwhile."""
+    """The waiter of stores in a linked rank's program: operations in flight proceed meanwhile."""
 
     __slots__ = ("_world",)
 

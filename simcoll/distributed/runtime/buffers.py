@@ -39,7 +39,7 @@ def _bytes(arrays: Sequence[Array]) -> Iterator[Any]:
 
 
 def poison(arrays: Sequence[Array]) -> None:
-    """Fill buffers with a pattern that shows when results are read too early: NaN, bytes A5, or True."""
+    """Fill buffers with a pattern that betrays early reads: NaN, bytes A5, or True."""
     for array in arrays:
         if array.dtype.kind in "iu":
             array[...] = np.frombuffer(b"\xa5" * array.dtype.itemsize, array.dtype)[0]

@@ -78,7 +78,7 @@ def matrix(rows: Sequence[tuple[int, ...]]) -> Any:
 
 
 def wrong_split(splits: Sequence[Splits]) -> str | None:
-    """The first disagreement of two ranks on what one sends the other in an all_to_all, as a sentence."""
+    """The first disagreement of two ranks on their split sizes in an all_to_all, as a sentence."""
     ranks = range(len(splits))
     for a in ranks:
         for b in ranks:

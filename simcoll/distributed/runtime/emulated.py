@@ -114,7 +114,7 @@ class EmulatedWorld:
         return streams.issue(me, call, buffers, guard=guard)
 
     def mailbox(self, group: ProcessGroup) -> EmulatedMailbox:
-        """Where the group's sends and receives find each other; registered backends have none."""
+        """The mailbox where the group's sends and receives match; registered backends have none."""
         communicator = group.communicator
         if group.executor is not None:
             raise RuntimeError(f"backend {communicator.backend!r} has no point-to-point operations here")

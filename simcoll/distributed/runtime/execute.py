@@ -31,7 +31,7 @@ LINGER_FS = 3 * 10**14
 
 
 class _Announced(msgspec.Struct, frozen=True, array_like=True):
-    """What a rank announces of its call, besides what must be equal on all ranks."""
+    """A rank's announcement of its call, besides the fields that must be equal on all ranks."""
 
     call: str
     site: str
@@ -64,7 +64,7 @@ class _Execution:
         self.work.reason = self.describe
 
     def _announce(self) -> Meeting:
-        """Tell the other ranks what is called."""
+        """Announce the call to the other ranks."""
         call, work = self.call, self.work
         schedule = "" if self.plan is None else self.plan.schedule.content_hash()
         said = _Announced(str(call), str(work.entry.site), *(call.splits or ((), ())))
@@ -77,16 +77,16 @@ class _Execution:
 
     @property
     def where(self) -> str:
-        """Which call on which group."""
+        """The call and its group."""
         return f"call {self.work.entry.sequence} on {self.group}"
 
     @property
     def what(self) -> str:
-        """What was called, which call it is, and where it was made."""
+        """The call's name, its number, and the place in the program that made it."""
         return f"{self.call} ({self.where}, {self.work.entry.site})"
 
     def describe(self) -> str:
-        """What it waits for."""
+        """The event that it waits for."""
         return f"{self.what} waits for data" if self.agreement is None else self.agreement.waits_for()
 
     def run(self) -> None:
@@ -142,7 +142,7 @@ class _Execution:
         raise RuntimeError(group.failure) from None
 
     def _all_splits(self) -> Any:
-        """What each rank of an all_to_all sends to each."""
+        """The split sizes of every rank of an all_to_all."""
         if self.agreement is not None:
             return matrix([self._said(member, self.agreement).sends for member in self.group.members])
         own = np.array(() if self.call.splits is None else self.call.splits[0], np.int64)
@@ -154,7 +154,7 @@ class _Execution:
 def execute(
     group: ProcessGroup, executor: Executor, me: Rank, call: Call, buffers: Buffers, *, guard: bool, announce: bool
 ) -> Work:
-    """Put a call on the stream of its group in this process; ``announce``: tell the other ranks first."""
+    """Put a call on its group's stream in this process; ``announce`` notifies the other ranks first."""
     work = begin(group.communicator, me, call.name, buffers)
     execution = _Execution(group.communicator, executor, me, call, work, announce)
     if guard:

@@ -56,7 +56,7 @@ def calling_site(*folders: str) -> Site:
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """One operation of one rank; inputs and outputs by shape and dtype, times -1 until they are known."""
+    """One operation of one rank; inputs and outputs by shape and dtype, times -1 until known."""
 
     group: tuple[str, str]
     name: str

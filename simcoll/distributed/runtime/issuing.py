@@ -1,4 +1,4 @@
-"""What calls have in common wherever they are played: their Work, their plan, and their results."""
+"""The parts common to all calls, wherever they are played: their Work, plan and results."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def plan_of(group: Communicator, call: Call, sizes: Any) -> Plan:
 
 
 def deliver(work: Work, call: Call, values: Array | None, nranks: int) -> str | None:
-    """Fill a call's outputs from a plan's flat output; returns what is wrong with the buffers, if anything."""
+    """Fill a call's outputs from a plan's flat output; returns a fault of the buffers, if there is one."""
     error = work.guarded()
     if error is None and values is not None:
         if call.op is not None:
@@ -74,7 +74,7 @@ def play(
     async_op: bool,
     timeout: Any = None,
 ) -> Work | None:
-    """Run a checked call: its input is ``sources`` one after the other, its output fills ``targets``.
+    """Run a checked call: ``sources``, concatenated, are its input; its output fills ``targets``.
 
     ``results`` are the caller's own objects for the outputs.
     """

@@ -1,4 +1,4 @@
-"""Messages between two ranks: sends and receives find each other, and the data goes when both are there."""
+"""Messages between two ranks: a send and a receive match, and the data moves when both are posted."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ __all__ = ["EmulatedMailbox", "End", "MatchingMailbox", "deliver_message", "mess
 
 @dataclass(slots=True, eq=False)
 class End:
-    """One end of a message: ``rank`` posted it; ``peer`` is None for a receive from any.
+    """One end of a message: ``rank`` posted it; ``peer`` is None for a receive from any rank.
 
-    ``number`` tells apart what this rank posted; ``work`` is None when the rank is in another process.
+    ``number`` distinguishes the posts of this rank; ``work`` is None when the rank is in another process.
     """
 
     rank: int
@@ -46,7 +46,7 @@ class End:
 
 
 class MatchingMailbox:
-    """The sends and receives of a group that have no partner yet, in the order in which they were posted."""
+    """The unmatched sends and receives of a group, in the order in which they were posted."""
 
     def __init__(self, group: Communicator) -> None:
         self.group = group
@@ -110,7 +110,7 @@ class MatchingMailbox:
 
 
 class EmulatedMailbox(MatchingMailbox):
-    """The mailbox of a group on the emulator, where both ends of every message are in this process."""
+    """The mailbox of a group on the emulator; both ends of every message are in this process."""
 
     def __init__(self, group: Communicator, emulator: Emulator) -> None:
         super().__init__(group)
@@ -140,7 +140,7 @@ def message_name(group: Communicator, send: End, receive: End) -> str:
 
 
 def deliver_message(receive: End, sender: int, values: Array | None) -> None:
-    """Finish a receive with what came; a message may be shorter than the tensor."""
+    """Finish a receive with the message that came, which may be shorter than the tensor."""
     work = receive.posted
     error = work.guarded()
     if values is not None and error is None:

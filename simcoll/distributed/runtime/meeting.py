@@ -1,4 +1,4 @@
-"""Meetings: ranks that have to come together before any of them continues, each with something to say."""
+"""Meetings: ranks that must all arrive, each with its contribution, before any of them continues."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Arrival:
     subject
         What this rank came for: must be equal on all ranks.
     value
-        What else it says, as plain data.
+        Its contribution to the meeting, as plain data.
     tell
         The ranks that may arrive; None: those that are waited for.
     """
@@ -50,7 +50,7 @@ class Arrival:
 
 
 class Meeting(Waitable):
-    """Ranks that all must arrive. It takes no simulated time, as nothing is sent over the network.
+    """Ranks that must all arrive; it takes no simulated time, since nothing crosses the network.
 
     Attributes
     ----------
@@ -85,12 +85,12 @@ class Meeting(Waitable):
         return [rank for rank in self.expected if rank not in self.subjects]
 
     def waits_for(self) -> str:
-        """Which ranks are missing."""
+        """The missing ranks."""
         missing = self.missing()
         return f"{self.what} waits for rank {listed(missing)}" if missing else f"{self.what} waits for data"
 
     def settle(self, ended: Mapping[int, str]) -> None:
-        """Finish if all ranks are here, if they differ, or if one of them can never come: ``ended`` says why."""
+        """Finish if all ranks are here, if they disagree, or if one can never come: ``ended`` says why."""
         if not self.what:
             return
         if self.clash is not None:

@@ -26,7 +26,7 @@ __all__ = ["Streams"]
 
 
 class Streams:
-    """The operations of a group: each rank's stream, and the operations that some rank has not called yet."""
+    """A group's operations: each rank's stream, and the operations that some rank has yet to call."""
 
     __slots__ = ("emulator", "group", "open", "streams")
 
@@ -37,7 +37,7 @@ class Streams:
         self.open: dict[int, Operation] = {}
 
     def issue(self, me: Rank, call: Call, buffers: Buffers, *, guard: bool) -> Work:
-        """Match a call with those of the other ranks, and put it on the rank's stream.
+        """Match a call with those of the other ranks and put it on the rank's stream.
 
         Raises
         ------
@@ -68,7 +68,7 @@ class Streams:
             stream[0].enter(rank)
 
     def fail(self, error: str, sequence: int) -> None:
-        """Fail all operations from this one on, and every call to come: nothing can be trusted any more."""
+        """Fail this operation and all later ones, including calls to come: none can be trusted any more."""
         self.group.failure = self.group.failure or error
         for number in [number for number in self.open if number >= sequence]:
             self.open.pop(number).fail(error)
@@ -118,7 +118,7 @@ class Operation:
             self._enter(rank, self.plan)
 
     def settle(self) -> None:
-        """Tell every rank that they do not agree: all have called, or no more calls can come."""
+        """Report a disagreement to every rank, once all have called or no more calls can come."""
         if not self.failed:
             first = next(iter(self.calls.values()))
             found = dict.fromkeys(aspect for call in self.calls.values() for aspect in call.differences(first))
@@ -140,7 +140,7 @@ class Operation:
             work.over(error)
 
     def describe(self, rank: int) -> str:
-        """What a group rank waits for."""
+        """The event that a group rank waits for."""
         group = self.streams.group
         missing = [member for number, member in enumerate(group.members) if number not in self.calls]
         waits = f"waits for rank {listed(missing)}" if missing else "waits for data"

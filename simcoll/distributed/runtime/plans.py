@@ -35,7 +35,7 @@ KEPT_PLANS = 4096
 
 @dataclass(slots=True, eq=False)
 class Plans:
-    """What the plans of a run are made from, and those already made.
+    """The plans of a run: the ingredients of new ones, and those already made.
 
     Attributes
     ----------

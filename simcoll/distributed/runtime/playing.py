@@ -68,7 +68,7 @@ class Emulator:
 
 
 class Stage:
-    """Buffers to play a plan on, apart from the caller's: a rank's input is filled in when the rank arrives.
+    """Buffers to play a plan on, apart from the caller's; each rank's input is copied in on its arrival.
 
     Attributes
     ----------

@@ -41,7 +41,7 @@ class Record:
 
 @dataclass(slots=True)
 class History:
-    """What a run has shown so far.
+    """The findings of a run so far.
 
     Attributes
     ----------

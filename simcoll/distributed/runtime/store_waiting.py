@@ -1,4 +1,4 @@
-"""How a store waits inside a rank program: the rank is suspended, the others run on."""
+"""The waiter of stores inside a rank program: the rank is suspended, the others run on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rank programs as greenlets: tasks that run until they wait, what they wait for, and until when."""
+"""Rank programs as greenlets: tasks that run until they wait, for a waitable and up to a deadline."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Clock", "Owner", "Task", "Tasks", "Waitable", "current_task", "wait_
 
 
 class Waitable:
-    """Something that will finish: a Work, a future, a meeting of ranks, or what ``label`` says."""
+    """Something that will finish: a Work, a future, a meeting of ranks, or the event named by ``label``."""
 
     __slots__ = ("done", "error", "label", "watchers")
 
@@ -68,7 +68,7 @@ class Owner(Protocol):
 
     @property
     def world(self) -> Clock:
-        """Where the rank runs."""
+        """The world that the rank runs in."""
 
 
 class Task(greenlet.greenlet):  # type: ignore[misc]
@@ -92,7 +92,7 @@ class Task(greenlet.greenlet):  # type: ignore[misc]
         self._over = over
 
     def run(self) -> None:
-        """Run the program and keep what it raises."""
+        """Run the program and keep its exception, if it raises one."""
         try:
             self.value = self._body()
         except Exception as error:  # noqa: BLE001  # the program's own; the world reports it
@@ -105,7 +105,7 @@ class Task(greenlet.greenlet):  # type: ignore[misc]
 
 
 class Tasks:
-    """The tasks of a world: all that have not ended, those that can continue, and the next deadline.
+    """The tasks of a world: those that have not ended, those that can continue, and the next deadline.
 
     Parameters
     ----------

@@ -141,7 +141,7 @@ class Work(Waitable):
         self._checks = (checksum(self._watched), checksum(self.targets))
 
     def guarded(self) -> str | None:
-        """What is wrong with the watched buffers, if anything."""
+        """The fault of the watched buffers, if they have one."""
         if self._checks is None:
             return None
         before, self._checks = self._checks, None

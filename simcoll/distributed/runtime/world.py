@@ -1,4 +1,4 @@
-"""A world: the ranks of a run, their groups, and what the rank programs ask of it.
+"""A world: the ranks of a run, their groups, and the services that rank programs use.
 
 :class:`World` has two implementations: :class:`simcoll.distributed.runtime.emulated.EmulatedWorld`, where all ranks share this
 process and a simulated clock, and :class:`simcoll.distributed.linked.world.LinkedWorld`, where each has a process of its own.
@@ -34,7 +34,7 @@ NOT_INITIALIZED = "Default process group has not been initialized, please make s
 
 
 class Executor(Protocol):
-    """Plays plans with the other ranks of a group, from one rank's input to its output."""
+    """Plays plans with the other ranks of a group, from this rank's input to its output."""
 
     def execute(self, plan: Plan, rank: int, data: Array) -> Array | None:
         """Play one rank's part of a plan."""
@@ -59,7 +59,7 @@ class OwnStore:
 
 
 class World(Clock, Protocol):
-    """What the ranks of a run share."""
+    """The state that the ranks of a run share."""
 
     debug: bool
     ranks: list[Rank]
@@ -74,7 +74,7 @@ class World(Clock, Protocol):
         """Arrive at a meeting."""
 
     def issue(self, group: ProcessGroup, me: Rank, call: Call, buffers: Buffers, *, guard: bool) -> Work:
-        """Match a call with those of the other ranks, and start it. ``guard``: watch the buffers, in debug mode.
+        """Match a call with those of the other ranks and start it; ``guard`` watches the buffers, in debug mode.
 
         Raises
         ------
@@ -83,7 +83,7 @@ class World(Clock, Protocol):
         """
 
     def mailbox(self, group: ProcessGroup) -> Mailbox:
-        """Where the group's sends and receives go.
+        """The mailbox of the group's sends and receives.
 
         Raises
         ------
@@ -92,7 +92,7 @@ class World(Clock, Protocol):
         """
 
     def executor(self, meeting: Meeting | None) -> Executor | None:
-        """What plays the plans of a group that was made at a meeting; None for the emulator."""
+        """The executor of a group that was made at a meeting; None for the emulator."""
 
     def default_store(self) -> Store:
         """The store of ranks that were given none.
@@ -100,11 +100,11 @@ class World(Clock, Protocol):
         Raises
         ------
         RuntimeError
-            Where ranks are processes and init_process_group was not told where to meet.
+            Where ranks are processes and init_process_group was given no place to meet.
         """
 
     def open_store(self, me: Rank, url: str, timeout: timedelta | None) -> OwnStore:
-        """The store of a URL; emulated ranks share that of the first, as they share its process."""
+        """The store of a URL; emulated ranks share the first one's store, as they share its process."""
 
 
 Buffers = tuple["list[Array]", "list[Array]"]
@@ -113,12 +113,12 @@ Buffers = tuple["list[Array]", "list[Array]"]
 
 @dataclass(slots=True, eq=False)
 class Communicator:
-    """What the ranks of a group share.
+    """The state that the ranks of a group share.
 
     Attributes
     ----------
     key
-        Unique among all groups of a run, also among default groups that were made one after the other.
+        Unique among all groups of a run, including successive default groups.
     members
         Global ranks by group rank.
     explicit
@@ -213,7 +213,7 @@ class Rank:
     created
         How many groups and meshes it has made, by kind.
     store, own_store
-        Its default store, and the one that init_process_group made for it.
+        Its default store, and the store that init_process_group made for it.
     open_works
         Asynchronous operations that it has not waited for.
     debug_level, breakpoints

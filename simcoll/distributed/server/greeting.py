@@ -1,4 +1,4 @@
-"""How client and server introduce themselves: each shows that it knows the secret, without sending it.
+"""The greeting of client and server: each proves that it knows the secret, without sending it.
 
 The server greets with a random number, the client answers with one of its own and a proof over both, the server with its proof.
 """

@@ -1,4 +1,4 @@
-"""The server: one thread with an asyncio loop, one service, and bounds on everything a client can make it hold.
+"""The server: one thread with an asyncio loop, one service, and bounds on all that a client can make it hold.
 
 A client that sends nonsense, too much, or too slowly loses its connection; the others do not notice.
 """
@@ -48,7 +48,7 @@ class Service(Protocol):
         ...
 
     def due_s(self) -> float:
-        """When `expire` has work next, as of ``time.monotonic()``; infinite for never."""
+        """Next time at which `expire` has work, as of ``time.monotonic()``; infinite for never."""
         ...
 
     def expire(self, now_s: float) -> None:
@@ -125,7 +125,7 @@ class Peer:
         self._server.forget(self)
 
     def refuse(self, why: str) -> None:
-        """Tell a client about its mistake and close: nothing it sends after nonsense can be understood."""
+        """Report a client's mistake to it and close: after nonsense, nothing it sends can be understood."""
         self.send(Refusal(why))
         self._leaving = True
         if not self._outbox:
@@ -176,7 +176,7 @@ class Peer:
         self._server.loop.add_reader(self._descriptor, self._guarded, Peer._receive)
 
     def _sent(self, data: bytearray) -> int:
-        """How many bytes the client takes now; all, of one that has gone."""
+        """Number of bytes that the client takes now; all of them if it has gone."""
         try:
             return self._sock.send(data)
         except (BlockingIOError, InterruptedError):
@@ -279,7 +279,7 @@ class Server(threading.Thread):
             return True
 
     def release(self) -> None:
-        """Drop a holder; the last one stops the server and waits until its thread and sockets are gone."""
+        """Drop a holder; the last one stops the server and waits for its thread and sockets to end."""
         if os.getpid() != self._pid:
             return  # a forked child: the thread, and the duty to stop it, stayed with the parent
         with self._holders_lock:
@@ -326,7 +326,7 @@ class Server(threading.Thread):
         self.buffered_bytes += added_bytes
 
     def make_room(self) -> None:
-        """Close the connections that hold most until the rest fits: small requests get through however greedy others are."""
+        """Close the connections that hold most until the rest fits, so that small requests always get through."""
         while self.buffered_bytes > self.limits.max_buffered_bytes:
             max(self._peers, key=lambda peer: peer.held_bytes).close()
 
@@ -391,6 +391,6 @@ class Server(threading.Thread):
 
 
 def _free_descriptors() -> int:
-    """How many connections the limit of open files allows."""
+    """The number of connections that the limit of open files allows."""
     most = os.sysconf("SC_OPEN_MAX") if hasattr(os, "sysconf") else -1
     return max(most - _SPARE_DESCRIPTORS, most // 2) if most >= 0 else 1 << 16

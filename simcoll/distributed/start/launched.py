@@ -82,7 +82,7 @@ def _run(world: LinkedWorld, program: Callable[[], Any], backend: str, *, init: 
 
 
 def _failure(world: LinkedWorld) -> BaseException | None:
-    """The first failure of a program, as far as clocks can tell; another rank's is rebuilt from its name and text."""
+    """The first failure of a program, as far as clocks show; another rank's is rebuilt from its name and text."""
     me, endings = world.me, world.endings
     failed = sorted((end.after_failure, end.finish_fs, rank) for rank, end in endings.items() if end.error_type)
     first = failed[0][2] if failed else me.number

@@ -198,7 +198,10 @@ def _first_failure(started: Sequence[_Running], signals: Sequence[int], attend: 
 
 
 def _status(process: subprocess.Popen[bytes]) -> int | None:
-    """How a worker ended, if it did, as Popen says it. Does not collect it: until then nothing else can get its number."""
+    """Exit status of a worker that has ended, as Popen gives it.
+
+    It does not collect the worker: until then no other process can get its number.
+    """
     if process.returncode is not None:
         return process.returncode
     found = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)

@@ -85,7 +85,7 @@ def _every_rank(path: str) -> Callable[[int, int], None]:
 
 
 def _ranks(given: _Given) -> int:
-    """How many ranks were asked for, or are there."""
+    """The number of ranks requested, or present."""
     if given.nproc is not None:
         return given.nproc
     if given.backend != EMULATOR:

@@ -156,7 +156,7 @@ def _grown(name: str | Path, place: Topology, nprocs: int) -> Topology:
 
 
 def _ended(rank: Rank, task: Task) -> None:
-    """Note when a program ended, and what it returned or raised."""
+    """Note a program's end, with its result or exception."""
     rank.finish_fs, rank.value, rank.failure = rank.world.now, task.value, task.failure
     if rank.failure is not None:
         rank.world.history.failures.append(rank.failure)
@@ -171,7 +171,7 @@ def flight_record() -> dict[str, Any]:
 
 
 def emulated_time() -> float:
-    """Seconds on the simulated clock; where ranks are processes, on this process's clock since the common start."""
+    """Seconds on the simulated clock; for ranks in processes, on the local clock since the common start."""
     return current_rank().world.now / 1e15
 
 

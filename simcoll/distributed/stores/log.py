@@ -1,4 +1,4 @@
-"""The file of a FileStore: the operations that changed the store, one after the other.
+"""The file of a FileStore: the sequence of operations that changed the store.
 
 After a first line that says what the file is, each record is the length and CRC-32 of a message (`wire`) and the message,
 whose code is the operation. A store that opens the file replays the records. Writers append under an exclusive lock of the file, which
@@ -78,7 +78,7 @@ class Log:
         return cast("int", result)
 
     def _is_current(self) -> bool:
-        """Whether the file is as long as when it was last played: most looks at a file find nothing new."""
+        """Whether the file has kept its length since it was last replayed, as most reads find."""
         try:
             found = os.stat(self.path)  # noqa: PTH116
         except OSError:
@@ -104,7 +104,7 @@ class Log:
             os.ftruncate(file, self.position)
 
     def _record_end(self, data: bytes, at: int) -> int | None:
-        """Where the record that begins here ends; None at the end of the file, or where a writer died."""
+        """End of the record that begins here; None at the end of the file, or where a writer died."""
         if self.position == 0 or len(data) - at < _RECORD.size:
             return None
         length, checksum = cast("tuple[int, int]", _RECORD.unpack_from(data, at))

@@ -18,7 +18,7 @@ __all__ = ["PrefixStore"]
 
 
 class PrefixStore(Store):
-    """A store whose key ``k`` is ``prefix/k`` in another; its timeout and its way of waiting are the other's.
+    """A store whose key ``k`` is ``prefix/k`` in another, with that one's timeout and way of waiting.
 
     Raises
     ------
@@ -48,7 +48,7 @@ class PrefixStore(Store):
 
     @property
     def waiter(self) -> Waiter | None:
-        """How the underlying store waits."""
+        """The underlying store's waiter."""
         return self._store.waiter
 
     @waiter.setter

@@ -1,4 +1,4 @@
-"""How ranks find each other: an address, a file, the environment or a store becomes (store, rank, world size)."""
+"""Rendezvous: an address, a file, the environment or a store becomes (store, rank, world size)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DEFAULT_TIMEOUT = timedelta(minutes=30)
 
 @dataclass(frozen=True, slots=True)
 class Rendezvous:
-    """Where this process meets the others, and which of them it is."""
+    """The meeting place of the processes, and this one's rank among them."""
 
     store: Store
     rank: int
@@ -100,7 +100,7 @@ def parse_init_method(init_method: str, rank: int = -1, world_size: int = -1) ->
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a URL says to meet: a file if it has a path, else a server."""
+    """The meeting place in a URL: a file if it has a path, else a server."""
 
     rank: int
     world_size: int

@@ -58,7 +58,7 @@ class Store:
 
     @property
     def waiter(self) -> Waiter | None:
-        """How this store waits: as set here, else by `use_waiter`; None for its own way."""
+        """The waiter of this store: as set here, else by `use_waiter`; None for its own way."""
         return self._waiter or waiter_here()
 
     @waiter.setter
@@ -67,7 +67,7 @@ class Store:
 
     @property
     def timeout(self) -> timedelta:
-        """How long methods wait, unless told otherwise: 300 seconds at first."""
+        """Time that methods wait unless given their own timeout: 300 seconds at first."""
         return self._timeout
 
     def set_timeout(self, timeout: timedelta) -> None:
@@ -157,11 +157,11 @@ class Store:
         return cast("list[bytes]", self.call(Request(Operation.MULTI_GET, key_list(keys)), self._patience_s()))
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
-        """Set these keys to these values, all at once; a ValueError when they are not as many."""
+        """Set these keys to these values, all at once; a ValueError when their numbers differ."""
         self.call(Request(Operation.MULTI_SET, key_list(keys), value_list(values)))
 
     def num_keys(self) -> int:
-        """How many keys there are; one more in a FileStore, and in a TCPStore whose workers were counted."""
+        """Number of keys; one more in a FileStore, and in a TCPStore whose workers were counted."""
         return cast("int", self.call(Request(Operation.NUM_KEYS)))
 
     def list_keys(self) -> list[str]:
@@ -186,7 +186,7 @@ class Store:
         return cast("bytes", value)
 
     def queue_len(self, key: str) -> int:
-        """How many values a queue holds; 0 when there is no such queue."""
+        """Number of values in a queue; 0 when there is no such queue."""
         return cast("int", self.call(Request(Operation.QUEUE_LEN, (key_text(key),))))
 
 

@@ -1,4 +1,4 @@
-"""How a store waits for a key: asleep in this thread, or however a runtime would have it wait.
+"""Waiters of stores: they sleep in this thread, or wait as a runtime wants it.
 
 A runtime that plays many ranks in one thread must not sleep in one of them. It says `use_waiter` at the start of each
 rank's greenlet, with a `Waiter` of its own that parks the rank and lets the others run; stores made and used in that greenlet
@@ -38,12 +38,12 @@ _HERE: ContextVar[Waiter | None] = ContextVar("simcoll_store_waiter", default=No
 
 
 def use_waiter(waiter: Waiter | None) -> None:
-    """From now on stores used in this context (greenlet, thread) wait by ``waiter``; None: each in its own way again."""
+    """Make stores used in this context (greenlet, thread) wait by ``waiter``; None: each in its own way again."""
     _HERE.set(waiter)
 
 
 def waiter_here() -> Waiter | None:
-    """What `use_waiter` said in this context."""
+    """The waiter that `use_waiter` set in this context."""
     return _HERE.get()
 
 

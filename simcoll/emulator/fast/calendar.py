@@ -1,4 +1,4 @@
-"""The calendar of the fast engine: a heap of distinct times, and for each the slots of that time.
+"""The calendar of the fast engine: a heap of distinct times, each with its slots.
 
 Collectives move in rounds, so thousands of slots often share a time; a heap of times pays its logarithm once for all of them. A hash
 table leads from a time to its slots, which form a doubly linked list, so that a slot can be taken out without a search.
@@ -92,7 +92,7 @@ def unlink(s: State, m: int) -> None:
 
 @part
 def drop_key(s: State, hole: int) -> None:
-    """Take a time out of the table; later ones that were displaced by it move up.
+    """Remove a time from the table; later ones that it had displaced move up.
 
     Marks for deleted entries would be cheaper here, but would fill the table in a long run.
     """

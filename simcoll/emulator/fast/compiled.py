@@ -1,4 +1,4 @@
-"""Compile a function where numba is installed; run it as it stands where it is not."""
+"""Compile a function where numba is installed; elsewhere run it as plain Python."""
 
 from __future__ import annotations
 
@@ -51,8 +51,9 @@ def number(function: Function) -> Function:
 
 
 def entry(function: Function) -> Function:
-    """A loop that Python calls. Compiled code is kept on disk where numba finds a writable place for it: next to the
-    module, or in the user's cache.
+    """A loop that Python calls.
+
+    Its compiled code is kept on disk where numba finds a writable place: next to the module, or in the user's cache.
     """
     try:
         return _jit(function, cache=True)

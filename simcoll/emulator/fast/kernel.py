@@ -1,4 +1,4 @@
-"""The loops of the fast engine: messages become ready, flow, and are done, until Python has to give them something."""
+"""The loops of the fast engine: messages become ready, flow and finish, until Python must supply more."""
 
 from __future__ import annotations
 
@@ -288,7 +288,7 @@ def _load_again(s: State) -> bool:
 
 @entry
 def run(s: State, _sources: int = SOURCES) -> int:
-    """Go on until everything is finished, a lane needs a step that is not loaded, or something is wrong; returns which."""
+    """Continue until everything is finished, a lane needs a step not yet loaded, or a check fails; returns which."""
     r = s.reg
     while True:
         while True:

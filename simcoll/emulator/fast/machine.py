@@ -110,7 +110,7 @@ class Machine:
 
     @property
     def time_fs(self) -> int:
-        """When the last message was done; the launch, if there is none."""
+        """Time at which the last message finished; that of the launch, if there is none."""
         return int(self.state.reg[LAST])
 
     @property
@@ -271,7 +271,7 @@ class Machine:
             self._connect(here, shape.sender.tolist(), shape.receiver.tolist())
 
     def _give_hops(self, block: int, wanted: int) -> None:
-        """Let a block have room for so many hops. If it had less, that is given up: no more in all than the room that it gets."""
+        """Make room for a block's hops; a smaller room that it had is given up, which bounds the total."""
         if wanted <= self.hop_room[block]:
             return
         self.state.block_hop[block] = self.hops_used

@@ -13,8 +13,9 @@ __all__ = ["natural"]
 
 
 def natural(index: int) -> int:
-    """An index, with the promise to the compiler that it is not negative: no code is made for counting from the end of an array,
-    which would be a quarter of the time.
+    """An index that the compiler may assume is not negative.
+
+    No code is made for counting from the end of an array, which would be a quarter of the time.
     """
     return index
 

@@ -1,4 +1,4 @@
-"""Max-min fair rates in the fast engine: links at one fixpoint, whatever the order of updates.
+"""Max-min fair rates in the fast engine: one fixpoint, whatever the order of updates.
 
 A link with a single flow limits it to the link's capacity, whatever limits it elsewhere. So such *private* hops of a flow are one number,
 ``own``, and only links that are shared have levels, flows counted and rates added up. Most hops are private.
@@ -46,7 +46,7 @@ def _put_in_queue(s: State, l: int) -> None:
 
 @part
 def join(s: State, m: int) -> None:
-    """A flow starts: on its links now, with a rate at the end of the timestamp."""
+    """Start a flow: it is on its links now, and has a rate at the end of the timestamp."""
     r = s.reg
     s.left[m] = s.wire[m]
     s.rate[m] = 0
@@ -182,8 +182,9 @@ def _water_level(s: State, l: int) -> int:
 
 @part
 def _notices(s: State, l: int, lower: int, new: int, old: int) -> bool:
-    """Whether a change of another link's level from ``old`` to ``new`` can change that of a shared link: not if both are above its own;
-    nor if it limits none of its flows, and they now want less.
+    """Whether a change of another link's level from ``old`` to ``new`` can change a shared link's level.
+
+    It cannot if both are above the link's own level; nor if the link limits none of its flows, and they now want less.
     """
     level = s.level[l]
     return bool(lower < level and (level < MAX or new >= old))
@@ -269,7 +270,7 @@ def _set_rate(s: State, m: int, cover: int, touched: int) -> int:
 
 @part
 def _set_timer(s: State, m: int, time: int) -> None:
-    """Give a slot, of a link or of a flow by itself, the time at which the first of the flows that it stands for ends."""
+    """Set the timer of a slot (a link's, or a single flow's) to the first end of its flows."""
     now = s.reg[NOW]
     if s.key[m] > now:
         if s.key[m] == time:
@@ -282,7 +283,7 @@ def _set_timer(s: State, m: int, time: int) -> None:
 
 @part
 def timer(s: State, l: int) -> None:
-    """The flows that a link covers and that end now go on; settling sets its timer again."""
+    """Finish the flows of a link that end now; settling sets its timer again."""
     r = s.reg
     e = s.head[l]
     if e >= 0:

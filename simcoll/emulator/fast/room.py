@@ -51,7 +51,7 @@ def _types() -> dict[str, type]:
 
 
 def new_state(capacities_uBps: Ints, lane_steps: Ints, launch_fs: int) -> State:
-    """The arrays of a run that is about to begin. The first slots are the timers of the links."""
+    """The arrays of a new run; the first slots are the timers of the links."""
     kinds = _types()
     links = len(capacities_uBps)
     sizes = dict.fromkeys(PER_LANE, len(lane_steps)) | dict.fromkeys((*PER_LINK, *PER_SLOT), links)

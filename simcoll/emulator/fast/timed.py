@@ -1,4 +1,4 @@
-"""The numbers of a plan that time depends on: lanes, links and costs of its transfers; equal steps are one object."""
+"""The numbers of a plan that time depends on: lanes, links and costs; equal steps are one object."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Moves(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """How many transfers there are."""
+        """The number of transfers."""
         return len(self.src_rank)
 
 
@@ -147,7 +147,7 @@ def _operands(plan: Plan, step: Step | PlanStep) -> Ints:
 
 
 def turns(plan: Plan) -> Iterator[Group]:
-    """The steps of a plan as groups of steps and how often each group comes, one after the other."""
+    """The steps of a plan in order, as groups of steps, each with its number of repeats."""
     for alike, blocks in groupby(plan.schedule.blocks(), lambda block: _alike(plan, block)):
         if alike:
             for block in blocks:
@@ -195,7 +195,7 @@ def summary(plan: Plan) -> Summary:
 
 
 class StepTimer:
-    """Gives steps their routes and costs, some at a time, and hands out the last one again where nothing has changed."""
+    """Gives steps their routes and costs in batches; an unchanged step is handed out again."""
 
     def __init__(self, plan: Plan, topology: Topology, cap_base: int | None) -> None:
         self.plan = plan

@@ -176,7 +176,7 @@ def test_much_work_is_given_to_the_fast_engine():
 def test_what_the_fast_engine_does_not_know_goes_to_the_reference_with_the_reason():
     net, told = crossbar(4, "1 GB/s"), []
     watched = emulate(ring(4), net, engine="fast", observer=lambda *row: told.append(row))
-    assert (watched.engine, watched.path, len(told)) == ("simpy", "an observer is told of every transfer", 24)
+    assert (watched.engine, watched.path, len(told)) == ("simpy", "an observer follows every transfer", 24)
     deep = emulate(ring(4, protocol=Protocol("deep", fifo_depth=65)), net, engine="fast")
     assert (deep.engine, deep.path) == ("simpy", "fifo_depth 65 is more than 64")
 

@@ -35,7 +35,7 @@ class Link:
     max_message_bytes: int
 
     def ask(self, message: wire.Message, patience_s: float) -> wire.Message:
-        """Send a message and receive its reply; a connection on which that went wrong is closed for good."""
+        """Send a message and receive its reply; a connection on which that failed is closed for good."""
         sock = self.channel.sock
         if self.pid != os.getpid():
             raise DistNetworkError(

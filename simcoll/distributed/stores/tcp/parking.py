@@ -19,7 +19,7 @@ Who = TypeVar("Who")
 
 @dataclass(slots=True)
 class Stay:
-    """A request that waits for its key number ``at``: the ones before it have been there."""
+    """A request that waits for its key number ``at``; the keys before it were present."""
 
     request: Request
     at: int
@@ -65,7 +65,7 @@ class Parking(Generic[Who]):
         return [who for key in keys for who in self._by_key.get(key, ())]
 
     def next_s(self) -> float:
-        """When the next wait may end; infinite when there is none."""
+        """Time at which the next wait may end; infinite when there is none."""
         return self._deadlines[0][0] if self._deadlines else math.inf
 
     def due(self, now_s: float) -> list[Who]:

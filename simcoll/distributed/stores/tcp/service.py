@@ -62,7 +62,7 @@ class StoreService:
         self._parking.leave(peer)
 
     def due_s(self) -> float:
-        """When the next wait may end."""
+        """Time at which the next wait may end."""
         return self._parking.next_s()
 
     def expire(self, now_s: float) -> None:

@@ -53,7 +53,7 @@ class TCPStore(Store):
     master_listen_fd
         A bound socket's descriptor for the server to use; the server closes it.
     use_libuv
-        Accepted and told back by `libuvBackend`; there is one kind of server.
+        Accepted and returned by `libuvBackend`; there is one kind of server.
     secret
         Known to all clients; by default the environment variable SIMCOLL_STORE_SECRET. Each side shows the
         other that it knows it, without sending it. Keys and values are not encrypted.
@@ -137,7 +137,7 @@ class TCPStore(Store):
 
     @property
     def libuvBackend(self) -> bool:  # noqa: N802  torch's name
-        """What ``use_libuv`` was."""
+        """The value given as ``use_libuv``."""
         return self._use_libuv
 
     def has_extended_api(self) -> bool:
@@ -293,6 +293,6 @@ def _running_server(address: tuple[str, int]) -> Server | None:
 
 
 def _near(server: Server) -> str:
-    """Where the master itself finds its server: an address for all is reached at loopback."""
+    """The address at which the master finds its own server: loopback where it listens on all."""
     host: str = server.address[0]
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
