@@ -13,6 +13,7 @@ import numpy as np
 from simcoll.core.hazards import derive_waits, overwritten
 from simcoll.core.schedule import MULTICAST, SWITCH_REDUCE, SYNC, Step, lowered
 from simcoll.core.step import operands
+from simcoll.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -123,6 +124,12 @@ class Plan:
     proof: Proof | None
     # Not passed on by dataclasses.replace: what is known of a plan does not hold for a changed one.
     known: Known = field(default_factory=Known, repr=False, init=False)
+
+    def __post_init__(self) -> None:
+        if self.proof is not None and self.proof is not self.schedule.known.proof:
+            raise ConfigError(
+                f"this proof is not of {self.schedule}; bind(schedule, count) proves a schedule and makes its plan"
+            )
 
     @property
     def collective(self) -> Collective:

@@ -122,7 +122,8 @@ def moves_of(plan: Plan, step: PlanStep) -> Moves:
 def _moves(plan: Plan, blocks: Iterable[Step | Repeat]) -> Iterator[Moves]:
     """The steps of some blocks as the plan has them: empty transfers are left out, and so are empty steps."""
     if not _even(plan):
-        for bound in replace(plan, schedule=replace(plan.schedule, source=lambda: blocks)).steps():
+        part = replace(plan.schedule, source=lambda: blocks)
+        for bound in replace(plan, schedule=part, proof=None).steps():
             yield moves_of(plan, bound)
         return
     # Sizes without addresses: a third of the time.
