@@ -1,4 +1,4 @@
-"""Failures between processes, and of a transport's hardware and libraries."""
+"""Failures between processes, and missing hardware or libraries."""
 
 from __future__ import annotations
 

@@ -140,4 +140,4 @@ def write_new(path: Path, content: bytes) -> Path:
         except OSError as error:
             raise ConfigError(f"cannot be written: {error.strerror or error}", file=str(target)) from None
         return target
-    raise ConfigError("there are a thousand of these already", file=str(path))
+    raise ConfigError("a thousand files with this name and a number exist already", file=str(path))

@@ -85,7 +85,7 @@ class Control:
         turn = self._turns[key] = self._turns.get(key, 0) + 1
         meeting = self._rendezvous.meet(f"{key} {turn}", value, self.timeout_s, everybody)
         if meeting.late:
-            raise FaultError(f"{what}: this rank came too late; the others had given up waiting", (self.process,))
+            raise FaultError(f"{what}: this rank arrived after the others had given up waiting", (self.process,))
         if meeting.missing:
             raise self._blamed(what, meeting.missing)
         return meeting.values

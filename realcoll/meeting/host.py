@@ -112,7 +112,9 @@ class _Meetings:
         if table is None:
             table = _Table(said.members)
         if process not in said.members or said.members != table.members or max(said.members) >= self._size:
-            raise MalformedError(f"process {process} comes to {said.name!r} of {list(table.members)}")
+            raise MalformedError(
+                f"process {process} cannot join {said.name!r}, whose members are {list(table.members)}"
+            )
         if said.name not in self._tables:
             self._tables[said.name] = table
             if said.name.startswith("stuck"):

@@ -97,7 +97,7 @@ def job_from(environment: Mapping[str, str]) -> Job:
     host = environment.get("MASTER_ADDR", "")
     nodes = environment.get("SLURM_NNODES", "1")
     if not host and size > 1 and launcher == "Slurm" and nodes != "1":
-        raise ConfigError(f"the job runs on {nodes} machines: set MASTER_ADDR to the name of the one with rank 0")
+        raise ConfigError(f"the job runs on {nodes} machines: set MASTER_ADDR to the host name of rank 0's machine")
     port = _number(environment, "MASTER_PORT") if "MASTER_PORT" in environment else PORT
     if environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         port += 1  # the agent of torchrun listens on the port itself
@@ -151,5 +151,5 @@ def _through_file(path: str, job: Job, timeout_s: float) -> tuple[tuple[str, int
         name, port, token = store.get("realcoll").decode().split()
         store.close()
     except DistStoreError as error:
-        raise FaultError(f"rank 0 has not said in {path} where it listens: {error}", (0,)) from None
+        raise FaultError(f"rank 0 has not written its address to {path}: {error}", (0,)) from None
     return (name, int(port)), token, host

@@ -34,7 +34,7 @@ def job_name(launcher: socket.socket) -> str:
         while not answer.endswith(b"\n"):
             data = launcher.recv(MAX_LINE)
             if not data:
-                raise ValueError("the launcher is gone")
+                raise ValueError("the launcher has ended")
             answer += data
     name = re.search(rb"kvsname=(\S+)", answer)
     if name is None:

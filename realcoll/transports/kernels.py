@@ -91,7 +91,7 @@ t = isnan(z) ? (unsigned short)((bits >> 16 & 0x8000) | 0x7fc0) : (unsigned shor
 
 
 def mean_source(dtype: np.dtype[Any]) -> str:
-    """CUDA for ``t = t / r`` on float16 (r is a float32) and on the two parts of a complex number (r is of their type)."""
+    """CUDA for ``t = t / r`` on float16 (r: float32) and on a complex number's two parts (r: their type)."""
     if dtype.name == "float16":
         return "t = T(div_f32(float(t), r));"
     divide = "div_f32" if dtype.name == "complex64" else "__ddiv_rn"

@@ -69,7 +69,7 @@ def _piece(step: Step, count: int, piece: int) -> Step:
             step, src_chunk=step.src_chunk * count, dst_chunk=step.dst_chunk * count, count=step.count * count
         )
     if (step.count != 1).any():
-        raise ConfigError("only transfers of single chunks are cut into pieces that follow each other")
+        raise ConfigError("only transfers of single chunks can be cut into pieces")
     return replace(step, src_chunk=step.src_chunk * count + piece, dst_chunk=step.dst_chunk * count + piece)
 
 
@@ -155,12 +155,12 @@ def relabelled(schedule: Schedule, order: ArrayLike, *, by_rank: bool = False) -
     if not np.array_equal(np.sort(ranks), np.arange(n)):
         raise ConfigError(f"order={ranks.tolist()!s:.80}: expected every rank 0..{n - 1} once")
     if collective.pairs or (collective.root is not None and ranks[collective.root] != collective.root):
-        raise ConfigError(f"{collective}: its root or pairs would become others")
+        raise ConfigError(f"{collective}: relabelling would change its root or pairs")
     if layout.scratch.ndim != 1 or len(np.unique(layout.scratch)) not in {
         len(layout.scratch),
         min(len(layout.scratch), 1),
     }:
-        raise ConfigError(f"{schedule.title}: ranks whose scratch differs cannot be numbered anew")
+        raise ConfigError(f"{schedule.title}: ranks with different scratch cannot be relabelled")
     inputs, outputs = (np.arange(slots) for slots in (collective.input_slots, collective.output_slots))
     slot_of = [ranks[slots] if len(slots) == n > 1 else slots for slots in (inputs, outputs)]
     blocks = _renamed(collective, ranks, layout.scratch)

@@ -42,7 +42,7 @@ def _grid(collective: Collective, box: int | None, pod: int | None) -> Grid:
     """``(boxes, box)``, or with pods ``(pods, boxes in a pod, box)``."""
     n = collective.nranks
     if box is None:
-        raise ConfigError("hierarchical needs box=, the number of ranks in a box (for example box=8)")
+        raise ConfigError("hierarchical needs box=, the number of ranks in a node (for example box=8)")
     if n % box:
         raise ConfigError(f"hierarchical needs a multiple of box={box} ranks, got {n}")
     if pod is None:
@@ -72,7 +72,7 @@ def on_rails(
 @algorithm(
     "all_reduce",
     "hierarchical",
-    cost="2(g-1)/g s b_box + 2(m-1)/m s/g b_net, m boxes of g; the larger with pieces",
+    cost="2(g-1)/g s b_box + 2(m-1)/m s/g b_net, m nodes of g; the larger with pieces",
     source=HIER,
     ranks="multiple of box",
     topologies="boxes",
@@ -113,7 +113,7 @@ def all_reduce(collective: Collective, *, box: int | None = None, pod: int | Non
 @algorithm(
     "all_gather",
     "hierarchical",
-    cost="(n-m)/n s b_box + (m-1)/n s b_net, m boxes; the larger with pieces",
+    cost="(n-m)/n s b_box + (m-1)/n s b_net, m nodes; the larger with pieces",
     source=HIER,
     ranks="multiple of box",
     topologies="boxes",
@@ -136,7 +136,7 @@ def all_gather(collective: Collective, *, box: int | None = None, pod: int | Non
 @algorithm(
     "reduce_scatter",
     "hierarchical",
-    cost="(n-m)/n s b_box + (m-1)/n s b_net, m boxes; the larger with pieces",
+    cost="(n-m)/n s b_box + (m-1)/n s b_net, m nodes; the larger with pieces",
     source=HIER,
     ranks="multiple of box",
     topologies="boxes",
@@ -163,7 +163,7 @@ def reduce_scatter(collective: Collective, *, box: int | None = None, pod: int |
 @algorithm(
     "broadcast",
     "hierarchical",
-    cost="2(g-1)/g s b_box + ceil(lg m) s/g b_net, m boxes of g; max(2(g-1)/g s b_box, s/g b_net) with many pieces",
+    cost="2(g-1)/g s b_box + ceil(lg m) s/g b_net, m nodes of g; max(2(g-1)/g s b_box, s/g b_net) with many pieces",
     source=HIER,
     ranks="multiple of box",
     topologies="boxes",
@@ -229,7 +229,7 @@ def broadcast(
 @algorithm(
     "all_to_all",
     "hierarchical",
-    cost="(g-1)/g s b_box + (m-1)/m s b_net, m boxes of g; the larger with pieces",
+    cost="(g-1)/g s b_box + (m-1)/m s b_net, m nodes of g; the larger with pieces",
     source=HIER,
     ranks="multiple of box",
     topologies="boxes",

@@ -123,7 +123,7 @@ def send_recv(collective: Collective) -> Schedule:
     order="run-consistent",
 )
 def pairwise_reduce_scatter(collective: Collective) -> Schedule:
-    """One peer at a time: in step k rank r sends its part of block r + k to that rank, which adds it."""
+    """One peer at a time: in step k rank r sends its part of block r + k to that block's owner, which adds it."""
     n, layout = collective.nranks, Layout(collective)
     rank = np.arange(n, dtype=np.int64)
 

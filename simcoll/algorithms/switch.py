@@ -1,6 +1,6 @@
 """Algorithms for switches that copy and reduce (NVLink SHARP, InfiniBand SHARP): every byte goes up once and comes down once.
 
-All ranks hang on switches that do it: the boxes of an NVSwitch system, or a network that reduces.
+All ranks hang on switches that do it: the nodes of an NVSwitch system, or a network that reduces.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ class Layout:
     def __post_init__(self) -> None:
         whose: Any = self.collective  # whatever was given
         if not isinstance(whose, Collective):
-            raise ConfigError(f"a layout is that of a Collective, got {whose!r:.60}")
+            raise ConfigError(f"a layout needs a Collective, got {whose!r:.60}")
         given: Any = self.chunks
         if isinstance(given, bool) or not isinstance(given, (int, np.integer)):
             raise ConfigError(f"a block must be cut into a whole number of chunks, got {self.chunks!r}")
@@ -81,7 +81,7 @@ class Layout:
             self._check_slots("scratch_pieces", self.chunks, "pieces of a block")
             if self.scratch_pieces.shape != self.scratch.shape:
                 raise ConfigError(
-                    f"scratch_pieces must have an entry for each of scratch, {self.scratch.shape}; got {self.scratch_pieces.shape}"
+                    f"scratch_pieces must have the shape of scratch, {self.scratch.shape}; got {self.scratch_pieces.shape}"
                 )
         outputs = self.collective.input_slots * self.chunks
         numbers = {

@@ -180,7 +180,9 @@ def jitter_fs(first_message: int, count: int, protocol: Protocol) -> Ints:
         When the protocol's jitter is negative or beyond the clock.
     """
     if not 0 <= protocol.jitter_fs < MAX_TIME_FS:
-        raise ConfigError(f"jitter_fs {protocol.jitter_fs} of protocol {protocol.name!r} is not a time of 0 or more")
+        raise ConfigError(
+            f"jitter_fs of protocol {protocol.name!r} must be 0 to {MAX_TIME_FS - 1}, got {protocol.jitter_fs}"
+        )
     seed = mix(np.array([(protocol.seed + JITTER) % 2**64], np.uint64))
     number = np.arange(first_message, first_message + count, dtype=np.int64).astype(np.uint64)
     return (mix(number ^ seed) % np.uint64(protocol.jitter_fs + 1)).astype(np.int64)

@@ -158,7 +158,7 @@ def _checked(record: _File) -> bytes:
         raise ConfigError(f"the file of {record.name!r} is larger than {MAX_BYTES >> 20} MiB")
     if again.params != record.params:
         raise ConfigError(
-            f"a schedule file cannot hold {record.name!r} with params {record.params}: read back they are {again.params}"
+            f"a schedule file cannot keep the params {record.params} of {record.name!r}: they read back as {again.params}"
         )
     return data
 
@@ -223,7 +223,7 @@ def _schedule(record: _File, file: str | None) -> Schedule:
             f"channels must lie in 1..{MAX_CHANNELS}, got {record.channels}", file=file, path="$.channels"
         )
     if sum(block.repeat * sum(map(_length, block.steps)) for block in record.blocks) > MAX_TRANSFERS:
-        raise ConfigError(f"its repeats stand for more than {MAX_TRANSFERS:,} transfers", file=file, path="$.blocks")
+        raise ConfigError(f"its repeats expand to more than {MAX_TRANSFERS:,} transfers", file=file, path="$.blocks")
     items = [_block(block, file, f"$.blocks[{index}]") for index, block in enumerate(record.blocks)]
     schedule = Schedule(record.name, layout, lambda: iter(items), record.channels, params, record.divisible)
     number = 0

@@ -146,7 +146,7 @@ def sweep_of(scenario: Scenario, file: str) -> Sweep:
     if not scenario.title.isprintable():
         raise ConfigError("the title has control characters; write it in one line", file=file, path="$.title")
     if not scenario.protocols:
-        raise ConfigError("no protocols; leave it out for 'ideal'", file=file, path="$.protocols")
+        raise ConfigError("an empty list; leave it out for 'ideal'", file=file, path="$.protocols")
     size(scenario.trace_size, "$.trace_size")
     with blamed_on(file):
         choices = tuple(parse_choice(text) for text in scenario.algorithms)

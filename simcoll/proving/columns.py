@@ -76,7 +76,9 @@ def follow(schedule: Schedule, chunks: Ints, image_ranks: Callable[[Ints, Ints],
     for number, (sources, targets, reduces) in _moves(schedule, place, width):
         if len(set(targets)) != len(targets):
             raise fail(
-                number, max(targets, key=targets.count), "is written by several transfers, which the full proof follows"
+                number,
+                max(targets, key=targets.count),
+                "is written by several transfers; only the full proof handles that",
             )
         values = [(held[row], tree[row], image[row]) for row in sources]  # all reads come before the first write
         for source, target, reduce, (value, made, other) in zip(sources, targets, reduces, values, strict=True):

@@ -1,4 +1,4 @@
-"""Races in per-rank programs: every two accesses to a chunk, one of them a write, must be ordered whatever the timing.
+"""Races in per-rank programs: two accesses to a chunk, one of them a write, that no message or lane orders.
 
 Instructions are ordered by their lane, by explicit waits, and by messages: a send happens before its
 receive. A full FIFO that holds a sender back orders nothing here, because the capacity of a FIFO depends on sizes and

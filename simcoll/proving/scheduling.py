@@ -273,7 +273,7 @@ def _scheduled(wiring: Wiring, run: Play, ways: Iterable[_Channels]) -> tuple[_C
             builder.instruction(number)
         if _levelled(builder.events):
             return channels, builder.events, max(builder.free)
-    raise InternalError(f"{wiring.program}: its play cannot be put in order")
+    raise InternalError(f"{wiring.program}: its operations cannot be put in order")
 
 
 def program_schedule(program: Program) -> Schedule:
@@ -303,7 +303,7 @@ def program_schedule(program: Program) -> Schedule:
     expect(program, Program, "program_schedule takes a program, made by load_msccl_xml(file) or lower(plan)")
     if program.collective is None or program.collective.kind == "barrier":
         what = "no collective is known" if program.collective is None else "a barrier moves no data"
-        raise ConfigError(f"{program}: {what}, so that it is no schedule")
+        raise ConfigError(f"{program}: {what}, so it is not a schedule")
     verify_program(program)
     wiring = wire(program)
     run = next(found for depth in (0, program.fifo_depth, None) if (found := play(wiring, depth)).complete)

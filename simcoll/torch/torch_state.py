@@ -100,7 +100,7 @@ def prepared() -> Iterator[Ranks]:
         While another run is active.
     """
     if not _ONE_RUN.acquire(blocking=False):
-        raise RuntimeError("simcoll.torch.spawn: another run is on in this process; PyTorch allows one at a time")
+        raise RuntimeError("simcoll.torch.spawn: another run is active in this process; PyTorch allows one at a time")
     with contextlib.ExitStack() as undo:
         undo.callback(_ONE_RUN.release)
         undo.callback(_put_back_environment, dict(os.environ))

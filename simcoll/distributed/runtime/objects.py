@@ -78,7 +78,7 @@ def encode(thing: object, *, trusted: bool | None = None) -> bytes:
     ['foo', 12, {1: 2}, (3, 4.5)]
     >>> encode({"f": print})
     Traceback (most recent call last):
-    simcoll.distributed.runtime.objects.ObjectEncodingError: $['f'] is a builtin_function_or_method, which is no plain data; ...
+    simcoll.distributed.runtime.objects.ObjectEncodingError: $['f'] is a builtin_function_or_method, which is not plain data; ...
     """
     if _is_trusted(trusted):
         return _PICKLE + pickle.dumps(thing, protocol=pickle.HIGHEST_PROTOCOL)
@@ -103,13 +103,13 @@ def decode(data: bytes | bytearray | memoryview, *, trusted: bool | None = None)
             raise ObjectDecodingError(f"the sender used pickle, which this rank does not trust; {_OPT_IN}")
         return pickle.loads(body)  # noqa: S301  the caller has opted in
     if how != _PLAIN:
-        raise ObjectDecodingError(f"these {len(data)} bytes are no encoded object: they begin with {data[:8]!r}")
+        raise ObjectDecodingError(f"these {len(data)} bytes are not an encoded object: they begin with {data[:8]!r}")
     try:
         return _unpacked(body)
     except RecursionError as error:
         raise ObjectDecodingError("the encoded object is nested too deeply") from error
     except (ValueError, TypeError, struct.error, OverflowError, MemoryError) as error:
-        raise ObjectDecodingError(f"these {len(data)} bytes are no encoded object: {error}") from error
+        raise ObjectDecodingError(f"these {len(data)} bytes are not an encoded object: {error}") from error
 
 
 def _is_trusted(trusted: bool | None) -> bool:
@@ -173,7 +173,7 @@ def _plain(thing: object, way: _Way, depth: int) -> object:
             return _ext(_Kind.BYTEARRAY, bytes(thing))
         case range():
             return _ext(_Kind.RANGE, _packed([thing.start, thing.stop, thing.step], way, depth))
-    raise _refused(way, f"is a {kind.__qualname__}, which is no plain data")
+    raise _refused(way, f"is a {kind.__qualname__}, which is not plain data")
 
 
 def _ext(kind: _Kind, data: bytes) -> msgspec.msgpack.Ext:
@@ -188,10 +188,10 @@ def _integer(number: int) -> int | msgspec.msgpack.Ext:
 
 def _array(array: np.ndarray[Any, Any] | np.generic, way: _Way) -> msgspec.msgpack.Ext:
     if isinstance(array, np.ndarray) and type(array) is not np.ndarray:
-        raise _refused(way, f"is a {type(array).__qualname__}, which is no plain array")
+        raise _refused(way, f"is a {type(array).__qualname__}, which is not a plain array")
     name = _dtype_name(array.dtype)
     if name is None:
-        raise _refused(way, f"is an array of {array.dtype}, which is no plain data")
+        raise _refused(way, f"is an array of {array.dtype}, which is not plain data")
     body = msgspec.msgpack.encode([name, list(array.shape), array.tobytes()])
     return _ext(_Kind.ARRAY if isinstance(array, np.ndarray) else _Kind.SCALAR, body)
 
@@ -259,7 +259,7 @@ def _array_of(data: memoryview) -> np.ndarray[Any, Any]:
     if dtype is None:
         raise ValueError(f"unknown dtype {name!r}")
     if any(side < 0 for side in shape) or math.prod(shape) * dtype.itemsize != len(elements):
-        raise ValueError(f"{len(elements)} bytes are no array of {dtype} with shape {tuple(shape)}")
+        raise ValueError(f"{len(elements)} bytes are not an array of {dtype} with shape {tuple(shape)}")
     array = np.empty(tuple(shape), dtype)
     if elements:
         array.reshape(-1).view(np.uint8)[:] = np.frombuffer(elements, np.uint8)

@@ -86,7 +86,7 @@ class Channel:
             wanted = HEAD_BYTES + (length or 0)
             if length is not None:
                 if length > most_bytes:
-                    raise MalformedError(f"an answer of {length} bytes, more than the {most_bytes} agreed on")
+                    raise MalformedError(f"an answer of {length} bytes exceeds the limit of {most_bytes}")
                 if len(self.arrived) >= wanted:
                     body = bytes(memoryview(self.arrived)[HEAD_BYTES:wanted])
                     del self.arrived[:wanted]

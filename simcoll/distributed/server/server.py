@@ -213,7 +213,7 @@ class Peer:
             if length is None:
                 return
             if length > self._most_bytes():
-                raise MalformedError(f"it has {length} bytes and may have {self._most_bytes()}")
+                raise MalformedError(f"it has {length} bytes; the limit is {self._most_bytes()}")
             if len(self._inbox) < HEAD_BYTES + length:
                 return
             body = bytes(memoryview(self._inbox)[HEAD_BYTES : HEAD_BYTES + length])

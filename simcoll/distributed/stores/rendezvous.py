@@ -200,7 +200,7 @@ def _env(parts: SplitResult, query: Mapping[str, str]) -> _Place:
     host, port = setting("MASTER_ADDR"), _number("env", "MASTER_PORT", setting("MASTER_PORT"))
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         raise DistNetworkError(
-            f"torchrun keeps a store of its own at {host}:{port}, which is not of our kind; start it with "
+            f"torchrun keeps a store of its own at {host}:{port}, which simcoll cannot use; start it with "
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, or use python -m simcoll.distributed.launch"
         )
     return _Place(*_both("env", {"rank": rank, "world_size": world_size}), host=host, port=port)

@@ -117,7 +117,7 @@ def test_processes_meet_through_a_file(tmp_path):
     assert not path.exists()
     for control in reversed(controls):
         control.close()
-    with pytest.raises(FaultError, match=r"rank 0 has not said in .*/meet where it listens"):
+    with pytest.raises(FaultError, match=r"rank 0 has not written its address to .*/meet"):
         control_of(jobs[1], 0.2)
 
 

@@ -661,7 +661,7 @@ def test_timeouts_count_simulated_time():
 
 
 def test_one_run_at_a_time_and_only_inside():
-    with pytest.raises(RuntimeError, match="another run is on"):
+    with pytest.raises(RuntimeError, match="another run is active"):
         spawn(lambda *_: spawn(print, 1), 2)
     with pytest.raises(RuntimeError, match=r"programs that simcoll.torch.spawn"):
         dist.init_process_group("simcoll", store=dist.HashStore(), rank=0, world_size=1)
