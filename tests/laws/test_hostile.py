@@ -320,7 +320,7 @@ def test_factors_that_do_not_fit(factor, dtype):
 
 
 def test_what_is_said_twice():
-    with pytest.raises(ConfigError, match="says its ranks"):
+    with pytest.raises(ConfigError, match=r"cannot be given together with a Collective .*; set them on the Collective"):
         simcoll.schedule(simcoll.Collective("all_reduce", 4), "ring", nranks=5)
 
 
