@@ -187,7 +187,7 @@ def schedule(
 
 
 def _hinted(collective: Collective, name: str, given: dict[str, Any]) -> Schedule:
-    """The schedule of the algorithm that a topology asks for; of the one without where that cannot be made."""
+    """The schedule made for a hinted topology; the plain one where that cannot be made."""
     hint = given["topology"]
     if not hasattr(hint, "rank_nodes"):
         raise ConfigError(f"topology={hint!r:.60}: expected a Topology, such as load_topology('dgx-h100')")

@@ -27,7 +27,7 @@ JSON_VERSION = 3
 
 
 def _columns(*, predicts: bool) -> tuple[Column, ...]:
-    """The first 13 columns are those of nccl-tests; then the library's own time, our bandwidth over its, our prediction."""
+    """The 13 columns of nccl-tests; then the library's own time, our bandwidth over its, our prediction."""
     prediction = (("predicted", "(us)", 10),) if predicts else ()
     return (*DATA, *TIMES, *TIMES, ("time", "(us)", 10), ("ratio", "", 8), *prediction)
 

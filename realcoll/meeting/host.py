@@ -148,7 +148,7 @@ class _Meetings:
             self._tell(other, Left(process))
 
     def _lose(self, process: int, reason: str) -> None:
-        """Tell all processes that one has failed; its first reason stays."""
+        """Announce to all that a process can no longer be counted on; the first reason stays."""
         if process in self._gone:
             return
         self._gone[process] = reason

@@ -137,7 +137,10 @@ def control_of(job: Job, timeout_s: float) -> Control:
 
 
 def _through_file(path: str, job: Job, timeout_s: float) -> tuple[tuple[str, int], str, Host | None]:
-    """Address, token and, in process 0, the server: process 0 writes where it listens, the others read it, the last removes the file."""
+    """Address, token and, in process 0, the server.
+
+    Process 0 writes its address to the file, the others read it, the last removes the file.
+    """
     from simcoll.distributed.stores.errors import DistStoreError
     from simcoll.distributed.stores.file_store import FileStore
 

@@ -50,7 +50,7 @@ def load_mpi() -> Any:
 
 
 def _forget_names() -> None:
-    """Take the name off the memory that the processes of a job share, as MPICH does when it ends in order.
+    """Unlink the memory that a job's processes share, as MPICH does when it ends in order.
 
     MPICH 5 leaves that file behind when a process is killed or the job is aborted. When MPI has started all processes have it mapped, and
     the name is of no more use.
@@ -108,7 +108,7 @@ class _Before:
 
 
 def _met_before(environment: Mapping[str, str], timeout_s: float) -> _Before | None:
-    """Meet before MPI starts, because MPI waits forever for processes that never come; ``None`` if no place is known.
+    """Meet before MPI starts, since MPI waits for missing processes forever; ``None`` if no place is known.
 
     On one machine the launcher's name of the job is the place.
     """
@@ -151,7 +151,7 @@ def _name(environment: Mapping[str, str], prefix: str) -> str:
 
 
 def _swept(job: str, start: Callable[[], Any]) -> Any:
-    """Start MPI, with another process at hand that takes the name off the shared memory should this one be killed meanwhile.
+    """Start MPI, with a helper process that unlinks the shared memory should this one be killed meanwhile.
 
     MPICH makes the name from the job's: FNV-1a, in 32 bits.
     """

@@ -180,7 +180,7 @@ class MpiTransport(HostMemory):
     def vendor(
         self, plan: Plan, inputs: Mapping[int, Array], outputs: Mapping[int, Array]
     ) -> Callable[[], object] | None:
-        """MPI's own collective, when rank r of the plan is process r and they are all."""
+        """MPI's own collective, when all processes take part and rank r is process r."""
         size, me = self.control.size, self.control.process
         if plan.nranks != size or plan.ranks.tolist() != list(range(size)):
             return None

@@ -289,7 +289,7 @@ class NcclTransport:
         return run
 
     def vendor(self, plan: Plan, inputs: Mapping[int, Any], outputs: Mapping[int, Any]) -> Callable[[], object] | None:
-        """NCCL's own collective, when rank r of the plan is process r and they are all."""
+        """NCCL's own collective, when all processes take part and rank r is process r."""
         size, me = self.control.size, self.control.process
         if plan.nranks != size or plan.ranks.tolist() != list(range(size)):
             return None

@@ -98,7 +98,7 @@ class _Blocks:
         self.layout = Layout(collective, 1, self.order)
 
     def edges(self) -> list[tuple[Ints, Ints, Ints, Ints]]:
-        """Parent, child, first place and count of the child's subtree, step by step from the root."""
+        """Parent, child, and range of the child's subtree (first place, count), step by step from the root."""
         result = []
         for step, (parent, child) in enumerate(_tree(self.peers)):
             size = 1 << (len(self.peers) - 1 - step)

@@ -31,7 +31,7 @@ SANDERS = "Sanders, Speck, Träff: Two-tree algorithms for full bandwidth broadc
 
 
 def binary_tree(nranks: int) -> list[int]:
-    """Parent of every rank (-1: the root): one place up at the lowest set bit, or back to the rank without that bit.
+    """Parent of every rank (-1: the root): one place up at the lowest set bit, or without that bit.
 
     >>> binary_tree(8)
     [-1, 2, 4, 2, 0, 6, 4, 6]
@@ -134,7 +134,7 @@ def _with_boxes(parents: list[int], colours: list[int], box: int, lead: int) -> 
 
 
 def _behind(root: int, parents: list[int]) -> list[int]:
-    """A tree of the other ranks in rank order from the root on, hung below the root."""
+    """A tree of the other ranks, in rank order after the root and hung below it."""
     n = len(parents) + 1
     result = [-1] * n
     for place, up in enumerate(parents):
@@ -143,7 +143,7 @@ def _behind(root: int, parents: list[int]) -> list[int]:
 
 
 def _flows(tree: Tree, pieces: int, *, up: bool, down: bool) -> Iterator[tuple[Ints, Ints, Ints, int]]:
-    """``(src, dst, piece, op)`` of every step: pieces climb and descend the tree one ``period`` behind the other."""
+    """``(src, dst, piece, op)`` of every step: pieces climb and descend the tree, one ``period`` apart."""
     child, parent, time, period = _edges(*tree)
     top = int(time.max(initial=0))
     top += top % 2  # so that colours mean the same steps in both trees on the way down

@@ -78,7 +78,7 @@ class Forest:
 
     @property
     def zones(self) -> int:
-        """Places that a part needs to land in on a rank, beside its own."""
+        """Places that a part needs on a rank, beside its own."""
         return int(self.landing.max(initial=0))
 
     def turned(self) -> Forest:

@@ -65,7 +65,7 @@ class Grid:
         return {d: self.digit(d) for d in dims}
 
     def chunks(self, weights: Sequence[int], fixed: Mapping[int, Ints], *, runs: bool) -> tuple[Ints, int]:
-        """The chunks with given digits in some dimensions and any in the others: first chunks ``[runs, ranks]``, and chunks in a run.
+        """The chunks with given digits in some dimensions: first chunks ``[runs, ranks]``, and chunks in a run.
 
         Without ``runs`` every chunk is a run of its own.
         """

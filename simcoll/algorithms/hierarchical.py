@@ -171,7 +171,7 @@ def reduce_scatter(collective: Collective, *, box: int | None = None, pod: int |
 def broadcast(
     collective: Collective, *, box: int | None = None, pod: int | None = None, channels: int = 1, pieces: int = 1
 ) -> Schedule:
-    """The root's vector is scattered over its node (and pod), every rail carries its part on, then all-gather inside every node.
+    """The root's vector is scattered over its node (and pod), broadcast on every rail, then gathered inside every node.
 
     Over the outermost level a single piece goes down a binomial tree; several go down a chain, whose hops have two channels alternately,
     so that a rank receives a piece while it passes on the one before.

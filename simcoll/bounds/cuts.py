@@ -143,7 +143,7 @@ def candidate_groups(topology: Topology) -> Iterator[tuple[str, list[NDArray[np.
 def _first_guess(
     topology: Topology, graph: FlowGraph, sinks: list[int], *, backwards: bool
 ) -> tuple[Fraction, NDArray[np.bool_]]:
-    """The best cut around all but one rank or group: the set is everything but what the group needs to receive.
+    """The best cut around all but one rank or group: everything except the vertices that it receives through.
 
     Only groups with one of the ``sinks`` are tried.
     """

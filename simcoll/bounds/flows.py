@@ -124,8 +124,7 @@ def min_cut(
 
 
 def egress(graph: FlowGraph, members: NDArray[np.int64]) -> tuple[int, NDArray[np.bool_]]:
-    """Capacity (in units of the graph) of a cut that separates some ranks from all the others, and the side of those
-    ranks.
+    """Capacity (in the graph's units) of a cut that separates some ranks from all others, and those ranks' side.
 
     All that these ranks send to the others crosses the cut. It is the smallest one for up to ``FLOW_LIMIT`` ranks.
     """

@@ -99,7 +99,7 @@ def pack_trees(topology: Topology, *, backwards: bool = False) -> Packing:
 
 
 def pack_all_reduce(topology: Topology) -> tuple[Packing, Packing]:
-    """Trees into every rank and trees out of every rank, equally many of both, that use the links together.
+    """Trees into every rank and as many out of it, which use the links together.
 
     Ranks with few links are the roots of more trees, since a root's part need not be sent to it.
 
@@ -165,7 +165,7 @@ def _pairs(topology: Topology) -> Pairs:
 
 
 def _tries(counts: Sequence[int]) -> list[tuple[float, int]]:
-    """By how much the optimum may be missed, and numbers of trees to try: the best few first, then more trees or a larger miss."""
+    """Permitted losses and numbers of trees to try: the best few first, then more trees or a larger loss."""
     few = [count for count in counts if count <= len(counts) * 3 // 4]
     exact = [(EXACT, count) for count in few if count <= 16] + [(NEAR[0], count) for count in few]
     return exact + [(near, count) for near in NEAR for count in counts]

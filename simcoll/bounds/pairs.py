@@ -222,7 +222,7 @@ def best_links(pairs: Pairs, ends: Ints, weights: Floats, sinks: Sequence[int]) 
 
 
 def pair_prices(pairs: Pairs) -> Floats:
-    """Prices of the links for which no path is cheaper than 1, and all links together are as cheap as possible."""
+    """The cheapest prices of all links together for which no path is cheaper than 1."""
     capacity = pairs.capacity / pairs.capacity.max()
     found = linprog(capacity, -pairs.load.T.tocsr(), -np.ones(pairs.ends.shape[1]), bounds=(0, None), method="highs")
     if not found.success:

@@ -96,7 +96,7 @@ class Layout:
             raise ConfigError(f"{self.collective}: {self.size} chunks on each rank are too many to number")
 
     def _check_slots(self, name: str, limit: int, what: str) -> None:
-        """Make an entry for each scratch slot, or such a row for each rank, an array; refuse what does not exist."""
+        """Make an array with an entry for each scratch slot, or such a row for each rank; refuse invalid ones."""
         values, n = whole_numbers(name, getattr(self, name), "iu"), self.collective.nranks
         object.__setattr__(self, name, values)
         if values.ndim != 1 and (values.ndim != 2 or len(values) != n):

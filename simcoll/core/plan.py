@@ -171,7 +171,7 @@ class Plan:
         return self.known.starts
 
     def _address(self, rank: Ints, chunk: Ints, region: Ints) -> Ints:
-        """Element offset of the start of each chunk; the end of a buffer is the chunk after its last."""
+        """Element offset of the start of each chunk; a buffer's end counts as the chunk after its last."""
         layout = self.schedule.layout
         relative = chunk - layout.bases()[region]
         pieces = layout.scratch_pieces is not None

@@ -76,7 +76,7 @@ def _real(dtype: np.dtype[Any], value: float) -> float:
 
 
 def _odd_part(value: float) -> int:
-    """The whole number that is left of a binary fraction without its powers of two: 3 of 0.75; at least 1."""
+    """The odd factor of a binary fraction, its powers of two removed: 3 of 0.75; at least 1."""
     whole = abs(value.as_integer_ratio()[0])
     return max(1, whole // max(1, whole & -whole))
 

@@ -159,7 +159,7 @@ class Fabric:
         return name(link - first)
 
     def transfer(self, links: tuple[int, ...], size_bytes: int, arrived: Callable[[Any], None], item: Any) -> None:
-        """Start a flow now; ``arrived(item)`` is called when its last byte has left: at once without bytes or links."""
+        """Start a flow; ``arrived(item)`` is called when its last byte has left: at once without bytes or links."""
         if not size_bytes or not links:
             self.calendar.at(self.calendar.now, arrived, item)
             return

@@ -106,7 +106,7 @@ class Bundle:
 
 
 def _ways_up(plan: Plan, topology: Topology, step: PlanStep, rows: list[int]) -> list[int]:
-    """The link to the switch of a rank that contributes to its own reduction: its operand goes up like all others."""
+    """The link to the switch of a rank that contributes to its own reduction, like all other operands."""
     local = [row for row in rows if step.src_rank[row] == step.dst_rank[row]]
     others = [int(rank) for rank in step.src_rank[rows] if rank != step.dst_rank[rows[0]]]
     if not local or not others:

@@ -136,9 +136,7 @@ def _us(time_fs: int) -> float:
 
 
 def _tracks(spans: dict[tuple[int, int, str], list[tuple[int, int, str, dict[str, Any]]]]) -> list[dict[str, Any]]:
-    """Complete events, each on the first track of its channel and direction that is free: events of one track must not
-    overlap.
-    """
+    """Complete events, each on the first free track of its channel and direction, so that a track's events never overlap."""
     events: list[dict[str, Any]] = []
     next_track: dict[int, int] = {}
     for (rank, channel, direction), group in sorted(spans.items(), key=lambda entry: entry[0]):

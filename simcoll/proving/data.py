@@ -168,7 +168,7 @@ UNORDERED = np.uint64(0xD6E8FEB86659FD93)
 
 
 def _switch_reduced(memory: Memory, op: NDArray[np.int8], dst: Ints, held: Words, tree: Words) -> None:
-    """Give every transfer of a switch reduction the reduction of all operands, so that each writes the same value to the destination."""
+    """Give every transfer of a switch reduction the reduction of all its operands, so that each writes the same value."""
     memory.switched = True
     switched = np.flatnonzero(op == SWITCH_REDUCE)
     target, group = np.unique(dst[switched], return_inverse=True)
@@ -180,7 +180,7 @@ def _switch_reduced(memory: Memory, op: NDArray[np.int8], dst: Ints, held: Words
 
 
 def _check_folds(schedule: Schedule, memory: Memory, number: int, step: Step) -> bool:
-    """Refuse a chunk written twice in a step, except by a switch reduction or a fold; return whether there is a fold."""
+    """Refuse a chunk written twice in a step, except by one switch reduction or a fold; returns whether there is a fold."""
     one = expanded(step)
     dst = memory.rows(one.dst_rank, one.dst_chunk)
     order = np.lexsort((one.src_rank, one.op, dst))
@@ -295,7 +295,7 @@ SYMMETRIC_RANKS = 64
 
 
 def _by_symmetry(schedule: Schedule) -> Proof | None:
-    """A proof by symmetry where one is likely and fast; None where the full proof must decide.
+    """A proof by symmetry where one is likely and fast; None where the full proof must decide or explain.
 
     Without repeats, certifying step by step takes longer than following the chunks.
     """

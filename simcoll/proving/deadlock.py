@@ -144,7 +144,7 @@ class _Stuck:
         return open_[0] if open_ else -1
 
     def blocked_on(self, lane: int) -> tuple[int, str]:
-        """Which lane a stuck lane waits for, and for what, in words."""
+        """The lane that a stuck lane waits for, with the event, in words."""
         wiring, number = self.wiring, self.following(lane)
 
         def of(other: int) -> str:

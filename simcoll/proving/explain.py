@@ -73,7 +73,7 @@ def undefined_target(schedule: Schedule, number: int, step: Step, row: int) -> N
 
 
 def _first_write(schedule: Schedule, rank: int, chunk: int) -> str:
-    """When a chunk that is read too early gets a value, if ever."""
+    """The step in which a chunk that is read too early gets a value, if ever."""
     for number, given in enumerate(schedule.steps()):
         step = schedule.layout.one_address(given)
         data = (step.op != REDUCE) & (step.op != SYNC)
@@ -117,7 +117,7 @@ def size_mismatch(schedule: Schedule, number: int, step: Step, row: int) -> NoRe
 
 
 def _wanted_of(schedule: Schedule, rank: Ints, chunk: Ints) -> list[Cell]:
-    """What a stored chunk must hold in the end; nothing where it is no output."""
+    """Contributions that a stored chunk must hold at the end; none where it is no output."""
     layout = schedule.layout
     outputs = np.arange(layout.output_base, layout.scratch_base)
     named = outputs[layout.canonical(np.broadcast_to(rank, outputs.shape), outputs) == chunk]
@@ -127,7 +127,7 @@ def _wanted_of(schedule: Schedule, rank: Ints, chunk: Ints) -> list[Cell]:
 
 
 def _held_before(schedule: Schedule, number: int, step: Step, row: int) -> Counter[Cell] | None:
-    """What the source of a transfer holds before its step; None where it would take too long to say."""
+    """Contributions that a transfer's source holds before its step; None where finding them would take too long."""
     rank, chunk = int(step.src_rank[row]), int(step.src_chunk[row])
     if sum(int(before.count.sum()) for before in islice(schedule.steps(), number)) > MAX_EXPLAINED:
         return None
@@ -214,7 +214,7 @@ def _differences(schedule: Schedule, wanted: list[Cell], found: Counter[Cell]) -
 
 
 def _fate(schedule: Schedule, missing: Cell) -> str:
-    """Where a missing contribution ends."""
+    """The end of a missing contribution."""
     way = trail(schedule, missing)
     if way.last is None:
         return "is read by no transfer"

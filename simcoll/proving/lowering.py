@@ -112,7 +112,7 @@ def _parts(row: Ints, rank: Ints, *, role: Ints | int, peer: Ints, op: Ints | in
 
 
 def _ranked(key: Ints) -> Ints:
-    """How many rows with the same key come before each."""
+    """The number of rows with the same key before each."""
     order = np.argsort(key, kind="stable")
     begin = np.maximum.accumulate(np.where(np.diff(key[order], prepend=-1) != 0, np.arange(len(key)), 0))
     result = np.empty(len(key), np.int64)

@@ -173,7 +173,7 @@ def _ordered(wiring: Wiring, run: Play, earlier: Ints, later: Ints) -> NDArray[n
 
 
 def most_in_flight(wiring: Wiring, run: Play) -> int:
-    """The most messages on a connection when receivers are slow: sends that need not happen after the receive of an earlier one."""
+    """The most messages on a connection when receivers are slow: sends not ordered behind an earlier receive."""
     most, lane = 0, wiring.lane[wiring.recvs]
     longest = int(wiring.position.max(initial=0)) + 2
     taken = wiring.connection * longest + wiring.position[wiring.recvs]

@@ -258,7 +258,7 @@ def _steps(events: list[_Event]) -> tuple[Step, ...]:
 
 
 def _ways(wiring: Wiring) -> Iterator[_Channels]:
-    """Channel assignments, from the one that keeps most of the program's order to one that always works."""
+    """Channel assignments, from one that keeps most of the program's order to one that always works."""
     blocks = _by_blocks(wiring)
     if blocks is not None:
         yield blocks

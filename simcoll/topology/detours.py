@@ -75,7 +75,7 @@ class DetourRouter:
 
 
 def detour_router(router: Router, endpoints: Ints, kept: NDArray[np.bool_], rest: Router) -> DetourRouter:
-    """Make the router of the remaining links, from the old router, its endpoint of each rank, and which links are kept.
+    """Make the router of the remaining links from the old router, its ranks' endpoints, and the kept links.
 
     ``rest`` has a route over the links that are kept for every two ranks.
     """

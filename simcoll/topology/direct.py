@@ -31,7 +31,7 @@ __all__ = ["dragonfly", "hybrid_cube_mesh", "hypercube", "hyperx"]
 def hypercube(
     dimensions: int, bandwidth: Quantity, latency: Quantity = 0, *, name: str = "hypercube", link_kind: str = "link"
 ) -> Topology:
-    """2**dimensions ranks that forward for each other, with links between numbers that differ in one bit.
+    """2**dimensions ranks that forward for each other, linked where their numbers differ in one bit.
 
     Examples
     --------

@@ -89,7 +89,7 @@ def _turns(topology: Topology) -> Iterator[Ints]:
 
 
 def _extended(topology: Topology, image: Ints) -> Ints | None:
-    """Image of each vertex when rank r goes to ``image[r]``; None when it cannot be determined."""
+    """Image of each vertex when rank r moves to rank ``image[r]``; None when it cannot be determined."""
     count = len(topology.node_names)
     label = np.zeros(count, np.uint64)
     label[topology.rank_nodes] = _mix(np.arange(1, topology.nranks + 1, dtype=np.uint64))

@@ -214,7 +214,7 @@ class EmulatedWorld:
             settle()
 
     def _unstick(self) -> None:
-        """Let the next explicit timeout come, or report the hang: no event is left, but tasks wait."""
+        """Let the next explicit timeout expire, or report the hang: no event is left, but tasks wait."""
         live = sorted(self.tasks.live, key=lambda task: task.order)
         waiting = [task for task in live if task.waiting is not None]
         if any(task.explicit for task in waiting):

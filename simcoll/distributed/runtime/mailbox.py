@@ -94,7 +94,7 @@ class MatchingMailbox:
                 work.over(error)
 
     def _misfit(self, send: End, receive: End) -> str | None:
-        """Why two ends cannot be one message, if so. Receives that are too long are refused in debug mode only."""
+        """The reason why two ends cannot be one message, if there is one. Only debug mode refuses receives that are too long."""
         shorter = send.size < receive.size and not self.group.world.debug
         if send.dtype == receive.dtype and (send.size == receive.size or shorter):
             return None

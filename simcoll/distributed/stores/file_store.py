@@ -80,7 +80,7 @@ class FileStore(Store):
 
 
 def _leave(log: Log, world_size: int, pid: int) -> None:
-    """Count one user less; a forked child counts for nothing, and a file that is gone needs no leaving."""
+    """Count one user less; a forked child does not count, and a missing file needs no leaving."""
     if os.getpid() == pid:
         with contextlib.suppress(DistStoreError):
             log.leave(world_size)

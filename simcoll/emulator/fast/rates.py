@@ -192,7 +192,7 @@ def _notices(s: State, l: int, lower: int, new: int, old: int) -> bool:
 
 @part
 def _spread(s: State) -> int:
-    """Bring levels to the fixpoint; returns how many links changed, or lost the flow that their timer was set to."""
+    """Bring levels to the fixpoint; returns the number of links that changed or lost their timer's flow."""
     r = s.reg
     at, waiting, changed, links = 0, r[DIRTY], 0, len(s.level)
     while waiting > 0:

@@ -273,7 +273,7 @@ def _same(a: Moves, b: Moves) -> bool:
 
 
 def _batches(groups: Iterable[Group], *, unrolled: bool) -> Iterator[tuple[list[Moves], int]]:
-    """Steps that are worth being made at once, and how often they come; all repeats turn by turn with ``unrolled``."""
+    """Steps that are worth making at once, and their numbers of repeats; repeats turn by turn with ``unrolled``."""
     batch: list[Moves] = []
     rows = 0
     for group, times in groups:

@@ -78,7 +78,7 @@ class Parking(Generic[Who]):
         return found
 
     def _stands(self, who: Who, until_s: float) -> bool:
-        """Whether a deadline still counts: an entry outlives its wait, and its client may wait for another key by now."""
+        """Whether a deadline still counts: it outlives its wait, and its client may wait for another key by now."""
         stay = self.stays.get(who)
         return stay is not None and stay.until_s == until_s
 

@@ -71,7 +71,7 @@ class StoreService:
             peer.soon(self._last_chance)
 
     def _attempt(self, peer: Peer, request: Request, last: bool = False) -> bool:
-        """Try a request and reply if it could be done, or if this was its last chance; False when it has to wait."""
+        """Try a request and reply if it succeeds or this was its last chance; False when it has to wait."""
         try:
             result = apply(self._table, request)
         except (ValueError, DistStoreError) as error:
