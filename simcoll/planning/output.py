@@ -38,6 +38,12 @@ def refuse_folders(folder: Path, names: Iterable[str]) -> None:
             raise ConfigError("cannot be written: there is a folder of this name", file=str(folder / name))
 
 
+def _written_first(target: Path) -> Path:
+    """Name under which a file is written first: its own for devices, pipes and links, which a renamed file would replace."""
+    special = target.is_symlink() or (target.exists() and not target.is_file())
+    return target if special else target.with_name(f".{target.name}.part")
+
+
 def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
     """Write all files under other names first, then put them in place.
 
@@ -49,7 +55,7 @@ def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
     """
     shown = str(folder / next(iter(files))) if len(files) == 1 else str(folder)
     refuse_folders(folder, files)
-    parts = {folder / f".{name}.part": folder / name for name in files}
+    parts = {_written_first(folder / name): folder / name for name in files}
     done: list[str] = []
     try:
         for part, content in zip(parts, files.values(), strict=True):
@@ -58,9 +64,9 @@ def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
             part.replace(target)
             done.append(target.name)
     except OSError as error:
-        for part in parts:
+        for part, target in parts.items():
             # The folder itself may be what is missing or a file.
-            if part.is_file():
+            if part != target and part.is_file():
                 part.unlink()
         mixed = f"; new already: {', '.join(done)}" if done else ""
         raise ConfigError(f"cannot be written: {error.strerror}{mixed}", file=shown) from None
