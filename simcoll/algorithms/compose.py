@@ -231,7 +231,7 @@ def _shared(layout: Layout, copies: int) -> Layout:
 
 
 def _homes(old: Layout, new: Layout) -> tuple[Ints, Ints]:
-    """Where each chunk lies in the first share of every slot, and how far the next share is."""
+    """Place of each chunk in the first share of its slot, and the distance to the next share."""
     chunk = np.arange(old.size)
     region, copies = old.region(chunk), new.chunks // old.chunks
     width = np.where(region == 2, old.scratch_chunks, old.chunks)

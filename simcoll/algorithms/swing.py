@@ -25,7 +25,7 @@ SWING = "De Sensi et al.: Swing, short-cutting rings for higher bandwidth allred
 
 
 def _torus_peers(dims: tuple[int, ...], start: int, *, mirrored: bool) -> NDArray[np.int64]:
-    """Partners on a torus: one step in each dimension by turns, from dimension ``start`` on, until all are done."""
+    """Partners on a torus: one step in each dimension in turn, from dimension ``start`` on, until all are done."""
     n = prod(dims)
     rank = np.arange(n, dtype=np.int64)
     stride = [prod(dims[d + 1 :]) for d in range(len(dims))]

@@ -140,7 +140,7 @@ class Layout:
         return self._by_region(rank, chunk, self._piece_in)
 
     def _by_region(self, rank: Ints, chunk: Ints, function: Callable[[int, Ints, Ints], Ints]) -> Ints:
-        """What a function of (region, rank, place in the region) gives for each chunk."""
+        """Values for each chunk of a function of (region, rank, place in the region)."""
         region, bases = self.region(chunk), self.bases()
         first = int(region[0]) if len(region) else 0
         if (region == first).all():  # as in most steps

@@ -90,7 +90,7 @@ class Instruction:
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """Instructions that run one after the other, with all messages on one channel."""
+    """Instructions that run in order, with all messages on one channel."""
 
     channel: int
     instructions: tuple[Instruction, ...]

@@ -59,7 +59,7 @@ def depth_text(depth: int | None) -> str:
 
 
 def local_order(wiring: Wiring) -> tuple[Ints, Ints]:
-    """Pairs of instructions of one rank that run one after the other: neighbours in a lane, and explicit waits."""
+    """Pairs of instructions of one rank that run in order: neighbours in a lane, and explicit waits."""
     later = np.flatnonzero(wiring.position > 0)
     return np.concatenate([later - 1, wiring.code.awaited]), np.concatenate([later, wiring.code.waiter])
 

@@ -43,7 +43,7 @@ CELLS = 2**24
 def _clocks(
     wiring: Wiring, run: Play, edges: tuple[Ints, Ints], rows: Ints, column: Ints, width: int
 ) -> tuple[Clocks, Ints]:
-    """How far some lanes have come when each of some instructions is done, and the row of each instruction.
+    """Clocks of some lanes when each of some instructions is done, and the row of each instruction.
 
     Parameters
     ----------

@@ -327,7 +327,7 @@ def _check_step(schedule: Schedule, symmetry: Symmetry, number: int, step: Step)
 
 
 def _whole_ranges(symmetry: Symmetry, step: Step) -> NDArray[np.bool_]:
-    """Which transfers of many chunks keep their range: source and destination chunks move inside it, and alike."""
+    """Mask of the transfers of many chunks whose source and destination ranges map onto themselves alike."""
     result = np.zeros(len(step), np.bool_)
     many = np.flatnonzero(step.count > 1)
     if len(many):

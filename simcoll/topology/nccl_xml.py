@@ -279,7 +279,7 @@ def _read_gpu(dump: _Dump, element: Element, vertex: int, busid: str) -> None:
 
 
 def _compute_capability(element: Element, busid: str) -> int:
-    """What tells the speed of an NVLink; AMD GPUs have ``gcn`` for that."""
+    """The compute capability, which determines NVLink's speed; AMD GPUs have ``gcn`` for that."""
     expected = "expected the compute capability, such as sm='90'"
     sm = _integer(element, "sm", 0)
     if element.get("gcn"):

@@ -35,7 +35,7 @@ class Waitable:
             watcher()
 
     def waits_for(self) -> str:
-        """What it is, and which ranks it still needs."""
+        """Its name, and the ranks that it still needs."""
         return self.label
 
     def expired(self, waited_fs: int) -> str:

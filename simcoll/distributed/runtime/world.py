@@ -191,7 +191,7 @@ class ProcessGroup:
 
     @property
     def group_desc(self) -> str:
-        """What it is for."""
+        """The description of its purpose."""
         return self.communicator.desc
 
     def __repr__(self) -> str:
