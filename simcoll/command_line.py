@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import sys
@@ -74,9 +75,15 @@ def run_app(
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - no traceback reaches a user
         if speaks or not isinstance(error, _ALIKE):
             print(f"{name}: {_message(name, error)}", file=sys.stderr)
+        if _is_full(error):
+            return 2
         known = {**_STATUSES, **(statuses or {})}
         return next((status for kind, status in known.items() if isinstance(error, kind)), FAULT)
     return status if isinstance(status, int) else 0
+
+
+def _is_full(error: BaseException) -> bool:
+    return isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}
 
 
 def _message(name: str, error: BaseException) -> str:
@@ -90,6 +97,8 @@ def _message(name: str, error: BaseException) -> str:
         return "not enough memory for this many ranks, chunks or bytes"
     if isinstance(error, KeyboardInterrupt):
         return "stopped"
+    if _is_full(error):
+        return "no space is left where the output goes"
     if os.environ.get(TRACEBACK):
         traceback.print_exception(error)
     last = traceback.extract_tb(error.__traceback__)[-1]

@@ -54,10 +54,11 @@ def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
         them: the error says which are new.
     """
     shown = str(folder / next(iter(files))) if len(files) == 1 else str(folder)
-    refuse_folders(folder, files)
-    parts = {_written_first(folder / name): folder / name for name in files}
+    parts: dict[Path, Path] = {}
     done: list[str] = []
     try:
+        refuse_folders(folder, files)
+        parts.update((_written_first(folder / name), folder / name) for name in files)
         for part, content in zip(parts, files.values(), strict=True):
             part.write_bytes(content)
         for part, target in parts.items():

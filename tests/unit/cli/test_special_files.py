@@ -2,6 +2,9 @@
 
 import os
 import stat
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -33,3 +36,25 @@ def test_a_link_that_cannot_be_written_through_is_left_alone(tmp_path):
     with pytest.raises(ConfigError, match="cannot be written"):
         write_files(tmp_path, {"link.svg": b"drawn"})
     assert (tmp_path / "link.svg").is_symlink()
+
+
+@pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="no device that is always full")
+def test_a_full_disk_is_not_called_a_fault_of_ours():
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "simcoll", "list", "protocols"],
+            check=False,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert (ended.returncode, ended.stderr) == (2, "simcoll: no space is left where the output goes\n")
+
+
+def test_a_folder_that_may_not_be_looked_into_is_named(tmp_path, monkeypatch):
+    def refused(self):
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "is_dir", refused)
+    with pytest.raises(ConfigError, match=r"drawn\.svg: cannot be written: Permission denied"):
+        write_files(tmp_path, {"drawn.svg": b"drawn"})
