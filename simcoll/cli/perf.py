@@ -17,7 +17,7 @@ def predict(
     *,
     topology: Annotated[str, Parameter(name=["--topology", "-t"])] = "dgx-h100",
     nodes: Annotated[int | None, WHOLE] = None,
-    degrade: Annotated[tuple[str, ...], Parameter(name="--degrade")] = (),
+    degrade: Annotated[tuple[str, ...], Parameter(name="--degrade", negative=(), show_default=False)] = (),
     begin: Annotated[str, Parameter(name=["--begin", "-b"])] = "8",
     end: Annotated[str, Parameter(name=["--end", "-e"])] = "128M",
     factor: Annotated[int, Parameter(name=["--factor", "-f"]), WHOLE] = 2,

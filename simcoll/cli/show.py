@@ -23,7 +23,7 @@ def show_schedule(
     collective: Annotated[str, Parameter(name=["--collective", "-c"])] = "all_reduce",
     nranks: Annotated[int | None, Parameter(name=["--nranks", "-n"]), WHOLE] = None,
     topology: Annotated[str | None, Parameter(name=["--topology", "-t"])] = None,
-    degrade: Annotated[tuple[str, ...], Parameter(name="--degrade")] = (),
+    degrade: Annotated[tuple[str, ...], Parameter(name="--degrade", negative=(), show_default=False)] = (),
     root: Annotated[int | None, WHOLE] = None,
     in_place: bool = False,
     limit: Annotated[int, WHOLE] = 200,

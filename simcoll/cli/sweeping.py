@@ -64,7 +64,7 @@ def print_sweep(
     checked = [row.result.wrong for row in rows if row.result.wrong is not None]
     found = sweep_hash(rows)
     told = f"trace hash {found}" if found else "no trace hash"
-    print(f"# {len(rows)} runs, data checked in {len(checked)}: {sum(checked)} wrong. {told}")
+    print(f"# {len(rows)} run{'s' * (len(rows) != 1)}, data checked in {len(checked)}: {sum(checked)} wrong. {told}")
     if sum(checked):
         raise InternalError(f"{sum(checked)} wrong elements in a proved schedule")
     return rows, proofs
