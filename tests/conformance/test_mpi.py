@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.mpi import PROGRAMS, environment, needs_mpi, run_mpi
 
-pytestmark = needs_mpi
+pytestmark = [needs_mpi, pytest.mark.slow]
 
 
 @pytest.mark.parametrize(("processes", "split"), [(8, "own"), (3, "shared"), (1, "shared")])
@@ -35,7 +35,6 @@ def test_perf_compares_with_mpi(tmp_path):
         assert result["baseline"]["ratio"] == pytest.approx(result["baseline"]["time"] / result["out_of_place"]["time"])
 
 
-@pytest.mark.slow
 def test_bad_input_is_said_once():
     done = run_mpi(3, "-m", "realcoll", "perf", "all_redcue")
     assert done.returncode != 0
@@ -52,7 +51,6 @@ def test_mpi_that_was_started_by_something_else_says_so():
     )
 
 
-@pytest.mark.slow
 def test_a_program_may_end_without_closing(tmp_path):
     (tmp_path / "open.py").write_text(
         "import realcoll\ntransport = realcoll.MpiTransport(timeout_s=20)\ntransport.barrier()\n"
