@@ -78,7 +78,7 @@ def test_rewrites_and_files_keep_it():
 
 @pytest.mark.parametrize(
     ("pieces", "says"),
-    [([0], r"an entry for each of scratch, \(2, 2\); got \(1,\)"), ([[0, 3], [0, 0]], r"lie in 0\.\.2")],
+    [([0], r"the shape of scratch, \(2, 2\); got \(1,\)"), ([[0, 3], [0, 0]], r"lie in 0\.\.2")],
 )
 def test_wrong_pieces_are_refused(pieces, says):
     with pytest.raises(ConfigError, match=says):
