@@ -1,7 +1,5 @@
 """How torch.cuda.comm cuts and groups tensors: torch itself is the oracle, on the CPU."""
 
-import warnings
-
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
@@ -9,10 +7,10 @@ from hypothesis import strategies as st
 
 from simcoll.cuda_comm import DeviceArray, broadcast_coalesced, gather, scatter
 from simcoll.cuda_comm.buckets import buckets
+from tests.support.deferred import Deferred, needs_torch
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    torch = pytest.importorskip("torch")
+torch = Deferred("torch")
+pytestmark = needs_torch
 
 SHAPES = st.lists(st.integers(0, 7), max_size=3).map(tuple)
 

@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'simcoll[torch]'")
-import torch.distributed as dist  # noqa: E402
+from tests.support.deferred import Deferred, needs_torch
 
-import simcoll.torch  # noqa: E402
+torch, dist, backend = Deferred("torch"), Deferred("torch.distributed"), Deferred("simcoll.torch")
+pytestmark = needs_torch
 
 FOLDER = os.environ.get("SIMCOLL_GOLDEN")
 OPS = (
@@ -129,7 +129,7 @@ def test_tensors(golden, op):
                 wrong.append((case["id"], rank))
 
     for world in sorted(worlds):
-        simcoll.torch.spawn(program, world, args=([case for case in cases if case["W"] == world],))
+        backend.spawn(program, world, args=([case for case in cases if case["W"] == world],))
     assert wrong == []
     assert sum(worlds.values()) > 0
 
@@ -157,5 +157,5 @@ def test_objects(golden):
             wrong.append((number, rank))
 
     for number, case in enumerate(golden[0]["objects"]):
-        simcoll.torch.spawn(program, case["W"], args=(number, case))
+        backend.spawn(program, case["W"], args=(number, case))
     assert wrong == []

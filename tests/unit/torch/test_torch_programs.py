@@ -14,22 +14,22 @@ from pathlib import Path
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'simcoll[torch]'")
-import torch.distributed as dist  # noqa: E402
-import torch.distributed._functional_collectives as funcol  # noqa: E402
-from torch import nn  # noqa: E402
-from torch.distributed import checkpoint  # noqa: E402
-from torch.distributed import distributed_c10d as c10d  # noqa: E402
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook  # noqa: E402
-from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
-from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard  # noqa: E402
-from torch.distributed.pipelining import PipelineStage, ScheduleGPipe  # noqa: E402
-from torch.distributed.tensor import Shard, distribute_tensor  # noqa: E402
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module  # noqa: E402
-from torch.nn.parallel import DistributedDataParallel  # noqa: E402
+import simcoll
+from tests.support.deferred import Deferred, needs_torch
 
-import simcoll.torch  # noqa: E402
-from simcoll.torch import compute, emulated_time, spawn  # noqa: E402
+torch, nn, dist = Deferred("torch"), Deferred("torch.nn"), Deferred("torch.distributed")
+c10d = Deferred("torch.distributed.distributed_c10d")
+checkpoint = Deferred("torch.distributed.checkpoint")
+device_mesh = Deferred("torch.distributed.device_mesh")
+fsdp = Deferred("torch.distributed.fsdp")
+funcol = Deferred("torch.distributed._functional_collectives")
+hooks = Deferred("torch.distributed.algorithms.ddp_comm_hooks")
+parallel = Deferred("torch.distributed.tensor.parallel")
+pipelining = Deferred("torch.distributed.pipelining")
+tensor = Deferred("torch.distributed.tensor")
+backend = Deferred("simcoll.torch")
+
+pytestmark = needs_torch
 
 SIZE = 4
 
@@ -41,7 +41,7 @@ def on_ranks(body, nprocs=SIZE, **options):
         dist.init_process_group("simcoll")
         return body(rank, world_size)
 
-    return spawn(program, nprocs, **options)
+    return backend.spawn(program, nprocs, **options)
 
 
 def network(seed=0):
@@ -96,7 +96,7 @@ def test_ddp_gradients_are_those_of_the_whole_batch():
     alone(batches()[0]).square().mean().backward()
 
     def body(rank, world_size):
-        model = DistributedDataParallel(network(), bucket_cap_mb=1e-4)  # a bucket for each parameter
+        model = nn.parallel.DistributedDataParallel(network(), bucket_cap_mb=1e-4)  # a bucket for each parameter
         for _ in range(2):  # the first pass finds the buckets
             model.zero_grad()
             model(share(batches()[0], rank, world_size)).square().mean().backward()
@@ -123,7 +123,7 @@ def test_ddp_training_with_no_sync_and_unused_parameters():
         alone(batch).square().mean().backward()
 
     def body(rank, world_size):
-        model = DistributedDataParallel(Partial(), find_unused_parameters=True)
+        model = nn.parallel.DistributedDataParallel(Partial(), find_unused_parameters=True)
         first, second, third = (share(batch, rank, world_size) for batch in batches())
         with model.no_sync():
             model(first).square().mean().backward()
@@ -138,7 +138,7 @@ def test_ddp_training_with_no_sync_and_unused_parameters():
 def test_ddp_sends_parameters_and_buffers_of_rank_0():
     def body(rank, world_size):
         torch.manual_seed(rank)
-        model = DistributedDataParallel(nn.BatchNorm1d(3))
+        model = nn.parallel.DistributedDataParallel(nn.BatchNorm1d(3))
         model.module.running_mean.fill_(rank)
         model(torch.randn(4, 3))
         return model.module.running_mean
@@ -152,7 +152,7 @@ def test_ddp_logs_how_it_was_made():
     """DB-08: the log of a model has its name, the backend, the ranks and the buckets."""
 
     def body(rank, world_size):
-        logged = DistributedDataParallel(network())._get_ddp_logging_data()
+        logged = nn.parallel.DistributedDataParallel(network())._get_ddp_logging_data()
         keys = ("module_name", "backend_name", "rank", "world_size", "bucket_cap_bytes", "broadcast_buffers")
         return [logged[key] for key in keys]
 
@@ -171,12 +171,12 @@ def test_ddp_communication_hooks(hook):
         alone(batches()[0]).square().mean().backward()
 
     def body(rank, world_size):
-        model = DistributedDataParallel(network(), bucket_cap_mb=1e-3)
+        model = nn.parallel.DistributedDataParallel(network(), bucket_cap_mb=1e-3)
         if hook == "powersgd":  # its callbacks start collectives of their own
-            state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2)
-            model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+            state = hooks.powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2)
+            model.register_comm_hook(state, hooks.powerSGD_hook.powerSGD_hook)
         else:
-            model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+            model.register_comm_hook(None, hooks.default_hooks.fp16_compress_hook)
         for _ in range(4):
             model.zero_grad()
             model(share(batches()[0], rank, world_size)).square().mean().backward()
@@ -191,30 +191,33 @@ def test_ddp_communication_hooks(hook):
         )
 
 
-class Slow(torch.autograd.Function):
+def slowly(x):
     """The identity, whose backward pass takes 50 us."""
 
-    @staticmethod
-    def forward(_, x):
-        return x.clone()
+    class Slow(torch.autograd.Function):
+        @staticmethod
+        def forward(_, x):
+            return x.clone()
 
-    @staticmethod
-    def backward(_, gradient):
-        compute("50 us")
-        return gradient
+        @staticmethod
+        def backward(_, gradient):
+            backend.compute("50 us")
+            return gradient
+
+    return Slow.apply(x)
 
 
 def test_communication_of_ddp_overlaps_the_backward_pass():
     def body(rank, world_size, slow=True):
         layers = [nn.Linear(256, 256) for _ in range(4)]
         model = nn.Sequential(*layers)
-        model.forward = lambda x: [x := layer(Slow.apply(x) if slow and i else x) for i, layer in enumerate(layers)][-1]
-        model = DistributedDataParallel(model, bucket_cap_mb=0.2)
+        model.forward = lambda x: [x := layer(slowly(x) if slow and i else x) for i, layer in enumerate(layers)][-1]
+        model = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.2)
         for _ in range(2):  # the first pass finds the buckets
-            begin = emulated_time()
+            begin = backend.emulated_time()
             model(torch.ones(2, 256)).sum().backward()
             dist.barrier()
-        return emulated_time() - begin
+        return backend.emulated_time() - begin
 
     both = on_ranks(body, topology="dgx-h100", protocol="Simple").returns[0]
     communication = on_ranks(lambda rank, n: body(rank, n, False), topology="dgx-h100", protocol="Simple").returns[0]
@@ -232,8 +235,8 @@ def test_fsdp2_trains_as_the_whole_model():
         model = network()
         for layer in model:
             if isinstance(layer, nn.Linear):
-                fully_shard(layer)
-        fully_shard(model)
+                fsdp.fully_shard(layer)
+        fsdp.fully_shard(model)
         assert model[0].weight.to_local().shape == (4, 8)
         return train(model, torch.optim.Adam(model.parameters(), lr=0.1), rank, world_size)
 
@@ -247,7 +250,7 @@ def test_fsdp2_trains_as_the_whole_model():
 def test_hsdp_on_a_mesh():
     def body(rank, world_size):
         model = network()
-        fully_shard(model, mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard")))
+        fsdp.fully_shard(model, mesh=device_mesh.init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard")))
         return train(model, torch.optim.Adam(model.parameters(), lr=0.1), rank, world_size)
 
     assert all(close(losses, losses_alone()) for losses in on_ranks(body).returns)
@@ -255,7 +258,7 @@ def test_hsdp_on_a_mesh():
 
 def test_fsdp1():
     def body(rank, world_size):
-        model = FullyShardedDataParallel(network(), device_id=torch.device("cpu"))
+        model = fsdp.FullyShardedDataParallel(network(), device_id=torch.device("cpu"))
         return train(model, torch.optim.Adam(model.parameters(), lr=0.1), rank, world_size)
 
     assert all(close(losses, losses_alone()) for losses in on_ranks(body).returns)
@@ -266,9 +269,12 @@ def test_dtensor_matmul_on_a_mesh():
     a, b = (torch.randint(-8, 8, (8, 8), generator=generator).double() for _ in range(2))
 
     def body(rank, world_size):
-        mesh = init_device_mesh("cpu", (2, 2))
-        left, right = distribute_tensor(a, mesh, [Shard(0), Shard(1)]), distribute_tensor(b, mesh, [Shard(1), Shard(0)])
-        turned = left.redistribute(mesh, [Shard(1), Shard(0)])
+        mesh = device_mesh.init_device_mesh("cpu", (2, 2))
+        left, right = (
+            tensor.distribute_tensor(a, mesh, [tensor.Shard(0), tensor.Shard(1)]),
+            tensor.distribute_tensor(b, mesh, [tensor.Shard(1), tensor.Shard(0)]),
+        )
+        turned = left.redistribute(mesh, [tensor.Shard(1), tensor.Shard(0)])
         return (left @ right).full_tensor(), turned.full_tensor(), turned.to_local().shape
 
     for product, turned, shape in on_ranks(body).returns:
@@ -284,8 +290,8 @@ def test_tensor_parallel():
     want.sum().backward()
 
     def body(rank, world_size):
-        plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
-        model = parallelize_module(network(), init_device_mesh("cpu", (world_size,)), plan)
+        plan = {"0": parallel.ColwiseParallel(), "2": parallel.RowwiseParallel()}
+        model = parallel.parallelize_module(network(), device_mesh.init_device_mesh("cpu", (world_size,)), plan)
         y = model(x)
         y.sum().backward()
         return y, model[0].weight.grad.full_tensor()
@@ -300,8 +306,8 @@ def test_pipeline():
     want = [nn.Linear(8, 8).double() for _ in range(SIZE)]
 
     def body(rank, world_size):
-        stage = PipelineStage(copy.deepcopy(want[rank]), rank, world_size, torch.device("cpu"))
-        schedule = ScheduleGPipe(stage, 4, loss_fn=lambda got, target: (got - target).square().mean())
+        stage = pipelining.PipelineStage(copy.deepcopy(want[rank]), rank, world_size, torch.device("cpu"))
+        schedule = pipelining.ScheduleGPipe(stage, 4, loss_fn=lambda got, target: (got - target).square().mean())
         last = rank == world_size - 1
         return schedule.step(*([x] if rank == 0 else []), **({"target": x} if last else {}))
 
@@ -310,10 +316,10 @@ def test_pipeline():
 
 def test_checkpoint(tmp_path):
     def body(rank, world_size):
-        mesh = init_device_mesh("cpu", (world_size,))
-        saved = {"x": distribute_tensor(torch.arange(16.0), mesh, [Shard(0)])}
+        mesh = device_mesh.init_device_mesh("cpu", (world_size,))
+        saved = {"x": tensor.distribute_tensor(torch.arange(16.0), mesh, [tensor.Shard(0)])}
         checkpoint.save(saved, checkpoint_id=tmp_path / "saved")
-        loaded = {"x": distribute_tensor(torch.zeros(16), mesh, [Shard(0)])}
+        loaded = {"x": tensor.distribute_tensor(torch.zeros(16), mesh, [tensor.Shard(0)])}
         checkpoint.load(loaded, checkpoint_id=tmp_path / "saved")
         return loaded["x"].to_local().tolist()
 
@@ -405,7 +411,7 @@ def test_groups_and_point_to_point():
         if rank == 3:
             sender = dist.recv(left, tag=7)
         elif rank == 2:
-            compute("1 us")
+            backend.compute("1 us")
             dist.send(right, 3, tag=7)
         dist.barrier(group=half)
         return total.item(), left.tolist(), sender
@@ -503,9 +509,9 @@ def test_works_and_futures():
         second = dist.all_reduce(y, async_op=True)
         doubled = second.get_future().then(lambda future: 2 * future.value()[0])
         stamps = []
-        second.get_future().add_done_callback(lambda _: stamps.append(emulated_time()))
-        begin = emulated_time()
-        compute("50 us")  # the callback runs meanwhile, when its operation is over
+        second.get_future().add_done_callback(lambda _: stamps.append(backend.emulated_time()))
+        begin = backend.emulated_time()
+        backend.compute("50 us")  # the callback runs meanwhile, when its operation is over
         (waited,) = torch.futures.wait_all([doubled])
         assert begin < stamps[0] < begin + 20e-6
         return looks, x.tolist(), waited.tolist()
@@ -608,7 +614,7 @@ def test_a_hang_is_found():
 
 def test_a_hang_in_a_backward_pass_is_found():
     def body(rank, world_size):
-        model = DistributedDataParallel(network())
+        model = nn.parallel.DistributedDataParallel(network())
         loss = model(batches()[0]).sum()
         if rank != 1:
             loss.backward()
@@ -648,26 +654,26 @@ def test_an_interrupt_unwinds_all_ranks():
 def test_timeouts_count_simulated_time():
     def body(rank, world_size):
         if rank == 1:
-            compute(3.0)
+            backend.compute(3.0)
         work = dist.all_reduce(torch.ones(1), async_op=True)
         if rank == 0:
             with pytest.raises(RuntimeError, match="Timed out waiting 2000ms for all_reduce"):
                 work.wait(timedelta(seconds=2))
-            assert emulated_time() == pytest.approx(2)
+            assert backend.emulated_time() == pytest.approx(2)
         work.wait()
-        return emulated_time()
+        return backend.emulated_time()
 
     assert on_ranks(body, 2).returns == pytest.approx((3.000001, 3.000001), abs=1e-9)
 
 
 def test_one_run_at_a_time_and_only_inside():
     with pytest.raises(RuntimeError, match="another run is active"):
-        spawn(lambda *_: spawn(print, 1), 2)
+        backend.spawn(lambda *_: backend.spawn(print, 1), 2)
     with pytest.raises(RuntimeError, match=r"programs that simcoll.torch.spawn"):
         dist.init_process_group("simcoll", store=dist.HashStore(), rank=0, world_size=1)
     assert not dist.is_initialized()
     with pytest.raises(RuntimeError, match=r"programs that simcoll.torch.spawn"):
-        compute(1.0)
+        backend.compute(1.0)
 
 
 def test_groups_belong_to_the_thread_of_their_rank():
@@ -701,7 +707,7 @@ def test_ranks_start_as_torch_does_it():
         dist.init_process_group()
         shared = c10d._get_default_store()
         if rank == 0:
-            compute("5 us")
+            backend.compute("5 us")
             shared.set("key", "value")
         value = shared.get("key")  # waits
         dist.barrier()
@@ -709,11 +715,11 @@ def test_ranks_start_as_torch_does_it():
         return value, dist.get_rank(), int(os.environ["LOCAL_RANK"])
 
     before = dict(os.environ)
-    result = spawn(program, 10, args=(dist.HashStore(),), topology="dgx-h100")
+    result = backend.spawn(program, 10, args=(dist.HashStore(),), topology="dgx-h100")
     assert result.returns == tuple((b"value", rank, rank % 8) for rank in range(10))
     assert os.environ == before
     with pytest.raises(ValueError, match="rank=0, but this program was spawned with rank=1"):
-        spawn(lambda *_: dist.init_process_group("simcoll", rank=0, world_size=2, store=dist.HashStore()), 2)
+        backend.spawn(lambda *_: dist.init_process_group("simcoll", rank=0, world_size=2, store=dist.HashStore()), 2)
 
 
 def test_each_rank_has_its_own_random_numbers():
@@ -757,7 +763,7 @@ def test_torch_is_as_before(monkeypatch):
 
 def test_options_choose_the_algorithm():
     def body(rank, world_size):
-        ring = dist.new_group(pg_options=simcoll.torch.Options(algorithm="ring"))
+        ring = dist.new_group(pg_options=backend.Options(algorithm="ring"))
         dist.all_reduce(torch.ones(8), group=ring)
         dist.all_reduce(torch.ones(8))
 
@@ -773,11 +779,11 @@ def test_the_time_estimator():
             with c10d._time_estimator() as estimate:
                 dist.all_reduce(x)
                 dist.all_to_all_single(wide, x)
-            assert emulated_time() == 0
-        begin = emulated_time()
+            assert backend.emulated_time() == 0
+        begin = backend.emulated_time()
         dist.all_reduce(x)
         dist.all_to_all_single(wide, x)
-        return (estimate.estimated_time if rank == 0 else None), (emulated_time() - begin) * 1e6, x[0].item()
+        return (estimate.estimated_time if rank == 0 else None), (backend.emulated_time() - begin) * 1e6, x[0].item()
 
     result = on_ranks(body, topology="dgx-h100")
     estimated, took, value = result.returns[0]
