@@ -15,6 +15,7 @@ from simcoll.errors import ConfigError, nearest
 from simcoll.topology import direct, ecmp, families
 from simcoll.topology.cluster import Tier
 from simcoll.topology.graph import LINK_KINDS, Topology
+from simcoll.topology.machine import TRAIT_VALUES
 from simcoll.topology.placement import place
 from simcoll.topology.values import count, duration_fs, factor, parse_capacity
 
@@ -307,10 +308,13 @@ def _expect(value: Any, kind: type, what: str, expected: str) -> Any:
 
 
 def _traits(table: object, file: str) -> dict[str, str]:
-    """Facts by name; any names are allowed, all values are text."""
+    """Facts by name, all text; any names are allowed, and some have a fixed choice of values."""
     if not isinstance(table, dict):
         raise ConfigError(f"expected a table [traits], got {table!r}", file=file, path="$.traits")
     for key, value in table.items():
         if not isinstance(value, str):
             raise ConfigError(f"expected text, got {value!r}", file=file, path=f"$.traits.{key}")
+        if value not in TRAIT_VALUES.get(key, (value,)):
+            wrong = f"unknown {key} {value!r}; {nearest(value, TRAIT_VALUES[key])}"
+            raise ConfigError(wrong, file=file, path=f"$.traits.{key}")
     return dict(table)

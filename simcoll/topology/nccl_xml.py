@@ -58,9 +58,9 @@ _XGMI = {
     "908": (Fraction(25), Fraction(24), "cdna"),
     "910": (Fraction(50), Fraction(36), "cdna2"),
     "gfx90a": (Fraction(50), Fraction(36), "cdna2"),
-    "gfx940": (Fraction(64), Fraction(48), "cdna3"),
-    "gfx941": (Fraction(64), Fraction(48), "cdna3"),
-    "gfx942": (Fraction(64), Fraction(48), "cdna3"),
+    "gfx940": (Fraction(64), Fraction(48), "mi300"),
+    "gfx941": (Fraction(64), Fraction(48), "mi300"),
+    "gfx942": (Fraction(64), Fraction(48), "mi300"),
 }
 
 

@@ -10,14 +10,33 @@ import pytest
 
 import simcoll
 from simcoll.topology import shipped_topologies
+from simcoll.topology.machine import FABRICS, GENERATIONS
 
-FILES = sorted((Path(__file__).parents[2] / "topologies").glob("*.toml"))
+ROOT = Path(__file__).parents[2]
+FILES = sorted((ROOT / "topologies").glob("*.toml"))
 NAMES = [path.stem for path in FILES]
 
 
 def test_all_files_are_shipped():
     assert list(shipped_topologies()) == NAMES
     assert all(shipped_topologies().values())  # each has a description
+
+
+@pytest.mark.parametrize("path", FILES, ids=NAMES)
+def test_machines_name_their_generation_and_fabric(path):
+    document = tomllib.loads(path.read_text())
+    traits = simcoll.load_topology(path.stem).traits
+    if document["family"] == "boxes":
+        assert traits["gpu"]
+        assert traits["cpu"] in {"intel", "amd", "arm"}
+        assert traits["generation"] in GENERATIONS
+        assert traits["fabric"] in FABRICS
+
+
+@pytest.mark.parametrize("values", [FABRICS, GENERATIONS])
+def test_the_page_lists_the_values_of_traits(values):
+    rows = "\n".join(f"| `{name}` | {meaning} |" for name, meaning in values.items())
+    assert f"|---|---|\n{rows}\n\n" in (ROOT / "docs" / "reference" / "topology-file.md").read_text()
 
 
 @pytest.mark.parametrize("path", FILES, ids=NAMES)

@@ -333,7 +333,7 @@ def test_a_folded_run_without_a_trace_hash_says_so(capsys):
 @pytest.mark.parametrize(
     ("machine", "named"),
     [
-        ("mi300x", "topology 'mi300x', whose GPUs are of generation 'cdna3'"),
+        ("mi300x", "topology 'mi300x', whose GPUs are of generation 'mi300'"),
         ("crossbar", "topology 'crossbar', which names no GPU generation"),
         ("pair.toml", "topology 'pair', which names no GPU generation"),
     ],

@@ -132,7 +132,7 @@ CASES: list[tuple[Sequence[str], int, Sequence[str]]] = [
     (("perf", "all_reduce", "-a", "ring:channels=two"), 2, ("cannot read 'channels=two'", "ring:channels=4")),
     (("perf", "all_reduce", "-a", "ring:channels=0"), 2, ("channels=0", "at least 1")),
     (("perf", "all_reduce", "-p", "LL12"), 2, ("unknown protocol 'LL12'", "did you mean 'LL128'?")),
-    (("perf", "all_reduce", "-p", "LL", "-t", "mi300x"), 2, ("'LL' is NCCL's", "cdna3", "'ideal'")),
+    (("perf", "all_reduce", "-p", "LL", "-t", "mi300x"), 2, ("'LL' is NCCL's", "mi300", "'ideal'")),
     (("perf", "all_reduce", "-d", "float31"), 2, ("unknown dtype 'float31'", "'float32'")),
     (("perf", "all_reduce", "-o", "summ"), 2, ("unknown reduction 'summ'", "'sum'")),
     (("perf", "all_reduce", "-o", "band"), 2, ("'band' needs an integer", "float32")),

@@ -187,7 +187,7 @@ def test_amd_mesh():
     topology = parse_nccl_xml(system(cpu(0, gpus)))
     assert topology.path(0, 2) == ["box0.gpu0 -> box0.gpu2"]
     assert topology.link_capacity_uBps[topology.link("box0.gpu0 -> box0.gpu2")] == 64 * GB
-    assert topology.traits["generation"] == "cdna3"
+    assert topology.traits["generation"] == "mi300"
     with pytest.raises(ConfigError, match="gcn='gfx950' is not known"):
         parse_nccl_xml(system(cpu(0, gpus)).replace(b"gfx942", b"gfx950"))
 

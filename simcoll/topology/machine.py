@@ -1,0 +1,175 @@
+"""The machine as a communication library sees it: domains of GPUs joined by fast links, and the NICs between them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+
+from simcoll.topology.graph import LINK_KINDS
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from simcoll.topology.graph import Topology
+
+__all__ = ["FABRICS", "GENERATIONS", "TRAIT_VALUES", "Machine", "machine"]
+
+FABRICS = {
+    "ib": "InfiniBand",
+    "roce": "RDMA over Converged Ethernet, on ConnectX, Thor or Pollara NICs",
+    "efa-p4": "AWS Elastic Fabric Adapter of the P4 instances",
+    "efa-p5": "AWS Elastic Fabric Adapter from the P5 instances on",
+    "slingshot": "HPE Slingshot through libfabric",
+    "tcpx": "Google GPUDirect-TCPX (a3-highgpu)",
+    "tcpxo": "Google GPUDirect-TCPXO (a3-megagpu)",
+    "socket": "TCP sockets through host memory",
+}
+GENERATIONS = {
+    "volta": "V100; NCCL counts Turing, such as RTX 2080 Ti, here too",
+    "ampere": "A100; also Ada, such as L40S",
+    "hopper": "H100, H200, GH200",
+    "blackwell": "B200, B300, GB200, GB300, RTX PRO 6000",
+    "mi300": "MI300X, MI325X",
+    "mi355": "MI350X, MI355X",
+}
+TRAIT_VALUES = {"fabric": tuple(FABRICS), "generation": tuple(GENERATIONS), "peer_access": ("yes", "no")}
+"""Traits with a fixed choice of values; all others are free text."""
+
+_NVLINK, _PCIE, _NET = (LINK_KINDS.index(kind) for kind in ("nvlink", "pcie", "net"))
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Facts that select and scale the costs of a communication library.
+
+    A domain is a group of ranks that reach each other without a NIC: a node, or a rack joined by NVLink switches.
+
+    Attributes
+    ----------
+    generation, gpu, cpu, fabric
+        The traits of the topology; empty where it does not name them.
+    switch_reduce
+        Whether switches inside a domain multicast and reduce.
+    domain_ranks
+        The number of ranks in each domain.
+    inside
+        How the ranks of a domain reach each other: ``"nvlink"``, ``"xgmi"``, ``"pcie"``, ``"host"`` (through host memory, without peer
+        access), another kind of link, or empty where each domain has one rank. GPUs are joined by NVLink if the NVLinks alone connect
+        all of them.
+    gpu_uBps
+        Capacity of one GPU's links of that kind towards its domain, per direction; the least of all ranks.
+    nics
+        NICs that the ranks of a domain use, each rank its own or nearest; the least of all domains. Several NICs of one GPU count as
+        one.
+    nic_uBps
+        Their summed capacity per direction; the least of all domains. Both are 0 where there is one domain.
+    """
+
+    generation: str
+    gpu: str
+    cpu: str
+    fabric: str
+    switch_reduce: bool
+    domain_ranks: tuple[int, ...]
+    inside: str
+    gpu_uBps: int
+    nics: int
+    nic_uBps: int
+
+    @property
+    def domains(self) -> int:
+        """Number of domains."""
+        return len(self.domain_ranks)
+
+
+def machine(topology: Topology) -> Machine:
+    """Summarize a topology for the model of a library.
+
+    Examples
+    --------
+    >>> from simcoll.topology import load_topology
+    >>> two = machine(load_topology("dgx-h100", nodes=2))
+    >>> two.domain_ranks, two.inside, two.gpu_uBps // 10**15, two.nics, two.nic_uBps // 10**15
+    ((8, 8), 'nvlink', 450, 8, 400)
+    """
+    traits, domain = topology.traits, _domains(topology)
+    inside, gpu_uBps = _inside(topology, domain)
+    nics, nic_uBps = _outside(topology, domain)
+    return Machine(
+        generation=traits.get("generation", ""),
+        gpu=traits.get("gpu", ""),
+        cpu=traits.get("cpu", ""),
+        fabric=traits.get("fabric", ""),
+        switch_reduce="switch_reduce" in traits,
+        domain_ranks=tuple(np.bincount(domain).tolist()),
+        inside=inside,
+        gpu_uBps=gpu_uBps,
+        nics=nics,
+        nic_uBps=nic_uBps,
+    )
+
+
+def _domains(topology: Topology) -> NDArray[np.int64]:
+    """The domain of each rank: its node, else the ranks that it reaches without crossing a network."""
+    if "box" in topology.groups:
+        return topology.groups["box"]
+    domain = np.full(topology.nranks, -1, dtype=np.int64)
+    for rank in range(topology.nranks):
+        if domain[rank] < 0:
+            kind = topology.route(np.full(topology.nranks, rank), np.arange(topology.nranks)).kind
+            domain[(kind != _NET) & (domain < 0)] = domain.max() + 1
+    return domain
+
+
+def _inside(topology: Topology, domain: NDArray[np.int64]) -> tuple[str, int]:
+    """The kind of link that joins the ranks of a domain, and the capacity of one GPU's links of that kind."""
+    ranks = np.arange(topology.nranks)
+    first = np.unique(domain, return_index=True)[1][domain]
+    if np.array_equal(first, ranks):
+        return "", 0
+    # Links to GPUs that hold no rank carry nothing.
+    idle = np.array([kind == "gpu" for kind in topology.node_kinds])
+    idle[topology.rank_nodes] = False
+    useful = ~idle[topology.link_src] & ~idle[topology.link_dst]
+    kind = _NVLINK
+    if not _joined(topology, useful & (topology.link_kind == _NVLINK), first):
+        kind = min(int(topology.route(first, ranks).kind.max()), _PCIE)
+    useful &= topology.link_kind == kind
+    capacity = np.zeros(len(topology.node_names), dtype=np.int64)
+    np.add.at(capacity, topology.link_src[useful], topology.link_capacity_uBps[useful])
+    name = LINK_KINDS[kind]
+    if topology.traits.get("peer_access") == "no":
+        name = "host"
+    elif kind == _NVLINK and topology.traits.get("generation", "").startswith("mi"):
+        name = "xgmi"
+    return name, int(capacity[topology.rank_nodes].min())
+
+
+def _joined(topology: Topology, links: NDArray[np.bool_], first: NDArray[np.int64]) -> bool:
+    """Whether these links connect every rank with the first of its domain."""
+    size = len(topology.node_names)
+    ends = (topology.link_src[links], topology.link_dst[links])
+    graph = coo_array((np.ones(len(ends[0])), ends), shape=(size, size))
+    part = connected_components(graph, directed=False)[1][topology.rank_nodes]
+    return bool((part == part[first]).all())
+
+
+def _outside(topology: Topology, domain: NDArray[np.int64]) -> tuple[int, int]:
+    """The least number of NICs of a domain, and their least summed capacity, over the links into the network."""
+    domains = int(domain.max()) + 1
+    if domains == 1:
+        return 0, 0
+    first = np.unique(domain, return_index=True)[1]
+    links = topology.route(np.arange(topology.nranks), first[(domain + 1) % domains]).links
+    entry = (topology.link_kind[links] == _NET) & (links >= 0)
+    ranks = np.flatnonzero(entry.any(axis=1))
+    nics, at = np.unique(links[ranks, entry[ranks].argmax(axis=1)], return_index=True)
+    owner = domain[ranks[at]]
+    sums = [0] * domains
+    for nic, place in zip(nics.tolist(), owner.tolist(), strict=True):
+        sums[place] += int(topology.link_capacity_uBps[nic])
+    return int(np.bincount(owner, minlength=domains).min()), min(sums)
