@@ -23,8 +23,7 @@ from realcoll.meeting.messages import (
     Met,
     shown,
 )
-from simcoll.distributed.server.frames import MalformedError
-from simcoll.distributed.server.limits import BACKLOG, Limits
+from simcoll.distributed.server.frames import BACKLOG, Limits, MalformedError
 from simcoll.distributed.server.server import Server
 from simcoll.errors import ConfigError
 

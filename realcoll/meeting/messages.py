@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import msgspec
 
-from simcoll.distributed.server.greeting import Refusal
-from simcoll.distributed.server.limits import Limits
+from simcoll.distributed.server.frames import Limits, Refusal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

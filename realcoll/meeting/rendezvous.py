@@ -31,8 +31,17 @@ from realcoll.meeting.messages import (
     Met,
     shown,
 )
-from simcoll.distributed.server.frames import HEAD_BYTES, Channel, MalformedError, decode, encode
-from simcoll.distributed.server.greeting import Refusal, RefusedError, introduce, is_ours
+from simcoll.distributed.server.frames import (
+    HEAD_BYTES,
+    Channel,
+    MalformedError,
+    Refusal,
+    RefusedError,
+    decode,
+    encode,
+    introduce,
+    is_ours,
+)
 from simcoll.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -11,10 +11,9 @@ from dataclasses import replace
 from realcoll.meeting.host import Host
 from realcoll.meeting.messages import LIMITS, SERVICE, TOLD, Join, Meet, Met
 from realcoll.meeting.rendezvous import join
-from simcoll.distributed.server.frames import Channel, decode, encode
-from simcoll.distributed.server.greeting import introduce
+from simcoll.distributed.server.frames import Channel, decode, encode, introduce
 from simcoll.distributed.stores import Limits, TCPStore, wire
-from simcoll.distributed.stores.table import Operation
+from simcoll.distributed.stores.wire import Verb
 
 __all__ = ["DOORS", "MeetingDoor", "StoreDoor"]
 
@@ -49,7 +48,7 @@ def greeted(address, service, secret):
 class StoreDoor:
     """A TCPStore and its server."""
 
-    request = bytes(encode(wire.Message(Operation.SET, keys=("k",), values=(b"v",))))
+    request = bytes(encode(wire.Request(Verb.SET, keys=("k",), values=(b"v",))))
 
     def __init__(self, secret="", **limits):
         self.secret = secret

@@ -15,15 +15,28 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
-from simcoll.distributed.server.frames import HEAD_BYTES, MalformedError, body_length, decode, encode
-from simcoll.distributed.server.greeting import HELLO_BYTES, HELLOS, Greeting, Hello, Refusal, Welcome, is_ours, proof
+from simcoll.distributed.server.frames import (
+    HEAD_BYTES,
+    HELLO_BYTES,
+    HELLOS,
+    Greeting,
+    Hello,
+    MalformedError,
+    Refusal,
+    Welcome,
+    body_length,
+    decode,
+    encode,
+    is_ours,
+    proof,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import msgspec
 
-    from simcoll.distributed.server.limits import Limits
+    from simcoll.distributed.server.frames import Limits
 
 __all__ = ["Peer", "Server", "Service"]
 

@@ -7,7 +7,7 @@ emulator; a runtime that must not sleep gives a store its own `Waiter`.
 
 from __future__ import annotations
 
-from simcoll.distributed.server.limits import Limits
+from simcoll.distributed.server.frames import Limits
 from simcoll.distributed.stores.errors import (
     DistBackendError,
     DistError,
@@ -16,8 +16,7 @@ from simcoll.distributed.stores.errors import (
     QueueEmptyError,
 )
 from simcoll.distributed.stores.file_store import FileStore
-from simcoll.distributed.stores.hash_store import HashStore
-from simcoll.distributed.stores.prefix_store import PrefixStore
+from simcoll.distributed.stores.memory import HashStore, PrefixStore
 from simcoll.distributed.stores.store import Store
 from simcoll.distributed.stores.tcp.store import TCPStore
 from simcoll.distributed.stores.waiting import PollingWaiter, ThreadWaiter, Waiter, use_waiter

@@ -1,24 +1,191 @@
 """FileStore: a store in a file that the processes of one machine share.
 
-The data is the log (`log`): every change is appended to the file, and every store replays the changes of others.
+The file is a log of the operations that changed the store, which every store replays. After a first line that says what the file is,
+each record is the length and CRC-32 of a request (`wire`) and the request. Writers append under an exclusive lock of the file, which
+the kernel releases when a process dies; a record left unfinished by a dying process is cut off by the next writer.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import stat
+import struct
+import sys
+import threading
 import weakref
-from typing import Self
+import zlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Self, cast
 
+import msgspec
+
+from simcoll.distributed.server.frames import decode
 from simcoll.distributed.stores.errors import DistStoreError
-from simcoll.distributed.stores.log import Log
 from simcoll.distributed.stores.store import Store, call_and_wait
-from simcoll.distributed.stores.table import Operation, Request, Result, changes
+from simcoll.distributed.stores.table import Table
 from simcoll.distributed.stores.waiting import PollingWaiter
+from simcoll.distributed.stores.wire import REQUESTS, Answer, Request, Verb
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 __all__ = ["FileStore"]
 
-_QUEUES = frozenset({Operation.QUEUE_PUSH, Operation.QUEUE_POP, Operation.QUEUE_LEN})
+_QUEUES = frozenset({Verb.QUEUE_PUSH, Verb.QUEUE_POP, Verb.QUEUE_LEN})
+FIRST_LINE = b"simcoll-file-store 2\n"
+_RECORD = struct.Struct(">II")
+
+
+@dataclass(slots=True)
+class _Log:
+    """A store's view of the file: how far it has replayed it, and the resulting table."""
+
+    path: str
+    table: Table = field(default_factory=Table)
+    position: int = 0
+    inode: tuple[int, int] | None = None
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def run(self, request: Request, *, create: bool = False) -> Answer:
+        """Catch up with the file, apply one operation, and append it if it is a change."""
+        writing = request.code.changes
+        with self.lock:
+            if not writing and self._is_current():
+                return self.table.apply(request)
+            with _locked(self.path, exclusive=writing, create=create) as file:
+                self._catch_up(file, writing)
+                result = self.table.apply(request)
+                if writing:
+                    self._append(file, request)
+                return result
+
+    def leave(self, world_size: int) -> None:
+        """Count one user less, and remove the file with the last of ``world_size``."""
+        with self.lock, _locked(self.path, exclusive=True, create=False) as file:
+            self._catch_up(file, True)
+            users = self._count(file, "members", -1)
+            gone = self._count(file, "gone", 1)
+            if users == 0 and 0 < world_size <= gone:
+                os.unlink(self.path)  # noqa: PTH108
+
+    def _count(self, file: int, name: str, amount: int) -> int:
+        request = Request(Verb.COUNT, amount, keys=(name,))
+        self._append(file, request)
+        return cast("int", self.table.apply(request))
+
+    def _is_current(self) -> bool:
+        """Whether the file has kept its length since it was last replayed, as most reads find."""
+        try:
+            found = os.stat(self.path)  # noqa: PTH116
+        except OSError:
+            return False
+        return (found.st_dev, found.st_ino) == self.inode and found.st_size == self.position
+
+    def _catch_up(self, file: int, writing: bool) -> None:
+        found = os.fstat(file)
+        if (found.st_dev, found.st_ino) != self.inode or found.st_size < self.position:
+            # Another file under this name: the old content is void.
+            self.table, self.position, self.inode = Table(), 0, (found.st_dev, found.st_ino)
+        data = _read(file, self.position, found.st_size)
+        start, at = self.position, 0
+        if start == 0:
+            if data and not FIRST_LINE.startswith(data[: len(FIRST_LINE)]):
+                raise DistStoreError(f"{self.path} is not the file of a FileStore: it begins with {data[:20]!r}")
+            self.position = at = len(FIRST_LINE) if len(data) >= len(FIRST_LINE) else 0
+        while (end := self._record_end(data, at)) is not None:
+            self._play(data[at + _RECORD.size : end])
+            at = end
+            self.position = start + at
+        if writing and at < len(data):
+            os.ftruncate(file, self.position)
+
+    def _record_end(self, data: bytes, at: int) -> int | None:
+        """End of the record that begins here; None at the end of the file, or where a writer died."""
+        if self.position == 0 or len(data) - at < _RECORD.size:
+            return None
+        length, checksum = cast("tuple[int, int]", _RECORD.unpack_from(data, at))
+        end = at + _RECORD.size + length
+        if end > len(data):
+            return None
+        if zlib.crc32(data[at + _RECORD.size : end]) != checksum:
+            if end == len(data):
+                return None
+            raise DistStoreError(f"{self.path}: the record at byte {self.position} is damaged")
+        return end
+
+    def _play(self, body: bytes) -> None:
+        try:
+            request = decode(body, REQUESTS)
+            request.check()
+            self.table.apply(request)
+        except ValueError as error:
+            raise DistStoreError(f"{self.path}: the record at byte {self.position} makes no sense: {error}") from error
+
+    def _append(self, file: int, request: Request) -> None:
+        body = msgspec.msgpack.encode(request)
+        record = (FIRST_LINE if self.position == 0 else b"") + _RECORD.pack(len(body), zlib.crc32(body)) + body
+        try:
+            _write(file, self.position, record)
+        except OSError as error:
+            # The table is ahead of the file: forget it, and play the file again next time.
+            self.inode = None
+            raise DistStoreError(f"cannot write to {self.path}: {error.strerror}") from error
+        self.position += len(record)
+
+
+def _read(file: int, start: int, end: int) -> bytes:
+    parts = bytearray()
+    while start + len(parts) < end:
+        part = os.pread(file, end - start - len(parts), start + len(parts))
+        if not part:
+            break
+        parts += part
+    return bytes(parts)
+
+
+def _write(file: int, start: int, data: bytes) -> None:
+    done = 0
+    while done < len(data):
+        done += os.pwrite(file, data[done:], start + done)
+
+
+@contextlib.contextmanager
+def _locked(path: str, *, exclusive: bool, create: bool) -> Iterator[int]:
+    """The file, open and locked; opened anew each time, so that threads and forked processes exclude each other, too."""
+    if sys.platform == "win32":
+        raise DistStoreError("FileStore needs the file locks of a POSIX system; use a TCPStore")
+    import fcntl
+
+    file = -1
+    try:
+        while True:
+            file = _open(path, create)
+            fcntl.flock(file, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
+            # The last user may have removed the file between opening and locking.
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(file), os.stat(path)):  # noqa: PTH116
+                    break
+            os.close(file)
+            file = -1
+        yield file
+    finally:
+        if file >= 0:
+            os.close(file)
+
+
+def _open(path: str, create: bool) -> int:
+    try:
+        file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | (os.O_CREAT if create else 0), 0o600)
+    except FileNotFoundError as error:
+        why = "its directory does not exist" if create else "it was removed while the store was in use"
+        raise DistStoreError(f"cannot use {path} as a store: {why}") from error
+    except OSError as error:
+        raise DistStoreError(f"cannot use {path} as a store: {error.strerror}") from error
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise DistStoreError(f"cannot use {path} as a store: it is not a regular file")
+    return file
 
 
 class FileStore(Store):
@@ -47,8 +214,8 @@ class FileStore(Store):
             raise TypeError(f"FileStore's world_size must be an int, got {world_size!r}")
         self._path = os.fspath(file_name)
         self._world_size = world_size
-        self._log = Log(self._path)
-        self._log.run(Request(Operation.COUNT, ("members",), amount=1), create=True)
+        self._log = _Log(self._path)
+        self._log.run(Request(Verb.COUNT, 1, keys=("members",)), create=True)
         self._released = weakref.finalize(self, _leave, self._log, world_size, os.getpid())
 
     @property
@@ -56,30 +223,27 @@ class FileStore(Store):
         """The file's name as given."""
         return self._path
 
-    def call(self, request: Request, timeout_s: float | None = None) -> Result:
+    def call(self, request: Request, timeout_s: float | None = None) -> Answer:
         """Catch up with the file and carry out the operation; a change is in the file when this returns."""
-        if request.operation in _QUEUES:
+        if request.code in _QUEUES:
             raise NotImplementedError("queue support is not implemented by FileStore; use HashStore or TCPStore")
         if timeout_s is not None:
             return call_and_wait(self, self.waiter or PollingWaiter(), request, timeout_s)
         result = self._log.run(request)
-        if changes(request):
+        if request.code.changes:
             self._tell()
         return result
 
     def clone(self) -> Self:
         """Another store on the same file."""
-        other = type(self)(self._path, self._world_size)
-        other.set_timeout(self.timeout)
-        other.waiter = self._waiter
-        return other
+        return self._like(type(self)(self._path, self._world_size))
 
     def close(self) -> None:
         """Stop using the file; the last of ``world_size`` stores removes it."""
         self._released()
 
 
-def _leave(log: Log, world_size: int, pid: int) -> None:
+def _leave(log: _Log, world_size: int, pid: int) -> None:
     """Count one user less; a forked child does not count, and a missing file needs no leaving."""
     if os.getpid() == pid:
         with contextlib.suppress(DistStoreError):

@@ -6,24 +6,79 @@ unlike the rest of simcoll. A store of your own implements one method, `call`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Self, cast
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
-from simcoll.distributed.stores.arguments import key_list, key_text, number, seconds, value_bytes, value_list
 from simcoll.distributed.stores.errors import DistStoreError, QueueEmptyError
-from simcoll.distributed.stores.table import NOT_READY, Operation, Request, Result
-from simcoll.distributed.stores.waiting import waiter_here
+from simcoll.distributed.stores.waiting import WAITER_HERE
+from simcoll.distributed.stores.wire import NOT_READY, Answer, Request, Verb
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable
 
     from simcoll.distributed.stores.waiting import Waiter
 
-__all__ = ["DEFAULT_TIMEOUT", "Store", "call_and_wait"]
+__all__ = ["DEFAULT_TIMEOUT", "Store", "call_and_wait", "key_text", "timed_out"]
 
 DEFAULT_TIMEOUT = timedelta(seconds=300)
 # Keys that are looked at one by one after a timeout, to find those that are missing.
 _MOST_ASKED = 4096
+_INT64 = 1 << 63
+_Item = TypeVar("_Item")
+
+
+def key_text(key: object) -> str:
+    """The key as given; a TypeError unless a str, a ValueError for text that has no UTF-8 form.
+
+    >>> key_text(3)
+    Traceback (most recent call last):
+    TypeError: a store's key must be a str, got 3 of type int
+    """
+    if not isinstance(key, str):
+        raise TypeError(f"a store's key must be a str, got {key!r} of type {type(key).__name__}")
+    try:
+        key.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"a store's key must be text that UTF-8 can hold, got {key!r}") from None
+    return key
+
+
+def _value_bytes(value: object) -> bytes:
+    if isinstance(value, str):
+        return key_text(value).encode()
+    if isinstance(value, bytes):
+        return value
+    raise TypeError(f"a store's value must be str or bytes, got {value!r} of type {type(value).__name__}")
+
+
+def _several(given: object, what: str, item: Callable[[object], _Item]) -> tuple[_Item, ...]:
+    if isinstance(given, (str, bytes)) or not isinstance(given, Sequence):
+        raise TypeError(f"{what}, got {given!r} of type {type(given).__name__}")
+    return tuple(map(item, given))
+
+
+def _amount(amount: object) -> int:
+    if isinstance(amount, bool) or not isinstance(amount, int):
+        raise TypeError(f"the amount to add must be an int, got {amount!r} of type {type(amount).__name__}")
+    if not -_INT64 <= amount < _INT64:
+        raise ValueError(f"the amount to add must fit in 64 bits, got {amount}")
+    return amount
+
+
+def _seconds(timeout: object) -> float:
+    """A timeout in seconds, from a timedelta or a float of seconds (what torch's binding takes; an int it refuses)."""
+    if isinstance(timeout, timedelta):
+        length = timeout.total_seconds()
+    elif isinstance(timeout, float):
+        length = timeout
+    else:
+        raise TypeError(
+            f"Expected timeout argument to be of type datetime.timedelta, got {timeout!r} of type {type(timeout).__name__}"
+        )
+    if not 0 <= length <= timedelta.max.total_seconds():
+        raise ValueError(f"a timeout must be 0 or more seconds, got {timeout}")
+    return length
 
 
 class Store:
@@ -38,7 +93,7 @@ class Store:
         self._timeout = DEFAULT_TIMEOUT
         self._waiter: Waiter | None = None
 
-    def call(self, request: Request, timeout_s: float | None = None) -> Result:
+    def call(self, request: Request, timeout_s: float | None = None) -> Answer:
         """Carry out one operation: the method a store implements.
 
         Parameters
@@ -56,10 +111,18 @@ class Store:
         del request, timeout_s
         raise RuntimeError("Not implemented.")
 
+    def _ask(
+        self, verb: Verb, keys: object = (), values: object = (), amount: object = 0, timeout_s: float | None = None
+    ) -> Any:
+        """Check the arguments of an operation and call it."""
+        checked = _several(keys, "keys must be a list of str", key_text)
+        contents = _several(values, "values must be a list of str or bytes", _value_bytes)
+        return self.call(Request(verb, _amount(amount), keys=checked, values=contents), timeout_s)
+
     @property
     def waiter(self) -> Waiter | None:
         """The waiter of this store: as set here, else by `use_waiter`; None for its own way."""
-        return self._waiter or waiter_here()
+        return self._waiter or WAITER_HERE.get()
 
     @waiter.setter
     def waiter(self, waiter: Waiter | None) -> None:
@@ -72,7 +135,7 @@ class Store:
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Change how long methods of this object wait."""
-        self._timeout = timedelta(seconds=seconds(timeout))
+        self._timeout = timedelta(seconds=_seconds(timeout))
 
     def has_extended_api(self) -> bool:
         """Whether append, multi_get, multi_set and queues are native to this store."""
@@ -81,6 +144,12 @@ class Store:
     def clone(self) -> Self:
         """Another object for the same data, which can be used at the same time as this one."""
         raise RuntimeError("Not implemented.")
+
+    def _like(self, other: Self) -> Self:
+        """Another store, made to wait as this one."""
+        other.set_timeout(self.timeout)
+        other.waiter = self._waiter
+        return other
 
     def close(self) -> None:
         """Release connections and files. Safe to call twice; garbage collection does it, too."""
@@ -104,15 +173,15 @@ class Store:
 
     def set(self, key: str, value: str | bytes) -> None:
         """Store a value under a key, replacing an earlier one."""
-        self.call(Request(Operation.SET, (key_text(key),), (value_bytes(value),)))
+        self._ask(Verb.SET, [key], [value])
 
     def get(self, key: str) -> bytes:
         """The value of a key; waits until there is one."""
-        return cast("bytes", self.call(Request(Operation.GET, (key_text(key),)), self._patience_s()))
+        return cast("bytes", self._ask(Verb.GET, [key], timeout_s=self._patience_s()))
 
     def try_get(self, key: str) -> bytes | None:
         """The value of a key, or None at once when there is none. (Not in torch.)"""
-        value = self.call(Request(Operation.GET, (key_text(key),)))
+        value = self._ask(Verb.GET, [key])
         return None if value is NOT_READY else cast("bytes", value)
 
     def add(self, key: str, amount: int) -> int:
@@ -123,11 +192,11 @@ class Store:
         ValueError
             The value there is not a number, or the sum does not fit in 64 bits.
         """
-        return cast("int", self.call(Request(Operation.ADD, (key_text(key),), amount=number(amount))))
+        return cast("int", self._ask(Verb.ADD, [key], amount=amount))
 
     def append(self, key: str, value: str | bytes) -> None:
         """Append to the value of a key; sets it when there is none."""
-        self.call(Request(Operation.APPEND, (key_text(key),), (value_bytes(value),)))
+        self._ask(Verb.APPEND, [key], [value])
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
         """Set a key if it holds ``expected``, or if it is missing and ``expected`` is empty.
@@ -136,41 +205,39 @@ class Store:
         -------
         The value the key holds now; ``expected`` when the key is missing and stays so.
         """
-        request = Request(Operation.COMPARE_SET, (key_text(key),), (value_bytes(expected), value_bytes(desired)))
-        return cast("bytes", self.call(request))
+        return cast("bytes", self._ask(Verb.COMPARE_SET, [key], [expected, desired]))
 
     def check(self, keys: Sequence[str]) -> bool:
         """Whether all these keys (or queues) exist now."""
-        return cast("bool", self.call(Request(Operation.CHECK, key_list(keys))))
+        return cast("bool", self._ask(Verb.CHECK, keys))
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         """Wait until all these keys (or queues) exist, for at most ``timeout`` (None: the store's)."""
-        patience_s = self._patience_s() if timeout is None else seconds(timeout)
-        self.call(Request(Operation.WAIT, key_list(keys)), patience_s)
+        self._ask(Verb.WAIT, keys, timeout_s=self._patience_s() if timeout is None else _seconds(timeout))
 
     def delete_key(self, key: str) -> bool:
         """Remove a key or queue; whether there was one."""
-        return cast("bool", self.call(Request(Operation.DELETE_KEY, (key_text(key),))))
+        return cast("bool", self._ask(Verb.DELETE_KEY, [key]))
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         """The values of these keys, in order; waits until all are there."""
-        return cast("list[bytes]", self.call(Request(Operation.MULTI_GET, key_list(keys)), self._patience_s()))
+        return cast("list[bytes]", self._ask(Verb.MULTI_GET, keys, timeout_s=self._patience_s()))
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
         """Set these keys to these values, all at once; a ValueError when their numbers differ."""
-        self.call(Request(Operation.MULTI_SET, key_list(keys), value_list(values)))
+        self._ask(Verb.MULTI_SET, keys, values)
 
     def num_keys(self) -> int:
         """Number of keys; one more in a FileStore, and in a TCPStore whose workers were counted."""
-        return cast("int", self.call(Request(Operation.NUM_KEYS)))
+        return cast("int", self._ask(Verb.NUM_KEYS))
 
     def list_keys(self) -> list[str]:
         """All keys, sorted."""
-        return cast("list[str]", self.call(Request(Operation.LIST_KEYS)))
+        return cast("list[str]", self._ask(Verb.LIST_KEYS))
 
     def queue_push(self, key: str, value: str | bytes) -> None:
         """Put a value at the end of a queue, making it when there is none."""
-        self.call(Request(Operation.QUEUE_PUSH, (key_text(key),), (value_bytes(value),)))
+        self._ask(Verb.QUEUE_PUSH, [key], [value])
 
     def queue_pop(self, key: str, block: bool = True) -> bytes:
         """Take the first value of a queue; waits for one.
@@ -180,40 +247,34 @@ class Store:
         QueueEmptyError
             There is none and ``block`` is False.
         """
-        value = self.call(Request(Operation.QUEUE_POP, (key_text(key),)), self._patience_s() if block else None)
+        value = self._ask(Verb.QUEUE_POP, [key], timeout_s=self._patience_s() if block else None)
         if value is NOT_READY:
             raise QueueEmptyError(f"queue is empty: {key}")
         return cast("bytes", value)
 
     def queue_len(self, key: str) -> int:
         """Number of values in a queue; 0 when there is no such queue."""
-        return cast("int", self.call(Request(Operation.QUEUE_LEN, (key_text(key),))))
+        return cast("int", self._ask(Verb.QUEUE_LEN, [key]))
 
 
-def call_and_wait(store: Store, waiter: Waiter, request: Request, timeout_s: float) -> Result:
-    """Try an operation until it is ready, waiting as ``waiter`` does.
-
-    Raises
-    ------
-    DistStoreError
-        It was not ready within ``timeout_s`` seconds.
-    """
-    result: Result = NOT_READY
+def call_and_wait(store: Store, waiter: Waiter, request: Request, timeout_s: float) -> Answer:
+    """Try an operation until it is ready, waiting as ``waiter`` does; a DistStoreError after ``timeout_s`` seconds."""
+    answer: Answer = NOT_READY
 
     def ready() -> bool:
-        nonlocal result
-        result = store.call(request)
-        return result is not NOT_READY
+        nonlocal answer
+        answer = store.call(request)
+        return answer is not NOT_READY
 
     if not waiter.wait(ready, timeout_s):
         raise timed_out(store, request.keys, timeout_s)
-    return result
+    return answer
 
 
 def timed_out(store: Store, keys: Sequence[str], timeout_s: float) -> DistStoreError:
     """The error of an operation whose keys did not come in time; it names the keys that are missing."""
     if 1 < len(keys) <= _MOST_ASKED:
         # A queue that is waited for may have a value of the same name.
-        keys = [key for key in keys if not store.call(Request(Operation.CHECK, (key,)))] or keys
+        keys = [key for key in keys if not store.call(Request(Verb.CHECK, keys=(key,)))] or keys
     shown = ", ".join(f"/{key}" for key in keys[:8]) + (f" and {len(keys) - 8} more" if len(keys) > 8 else "")
     return DistStoreError(f"wait timeout after {round(timeout_s * 1000)}ms, keys: {shown}")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["PollingWaiter", "ThreadWaiter", "Waiter", "use_waiter", "waiter_here"]
+__all__ = ["WAITER_HERE", "PollingWaiter", "ThreadWaiter", "Waiter", "use_waiter"]
 
 
 class Waiter(Protocol):
@@ -34,17 +34,12 @@ class Waiter(Protocol):
 
 
 # Each thread and each greenlet has a context, so this is no state that others could see.
-_HERE: ContextVar[Waiter | None] = ContextVar("simcoll_store_waiter", default=None)
+WAITER_HERE: ContextVar[Waiter | None] = ContextVar("simcoll_store_waiter", default=None)
 
 
 def use_waiter(waiter: Waiter | None) -> None:
     """Make stores used in this context (greenlet, thread) wait by ``waiter``; None: each in its own way again."""
-    _HERE.set(waiter)
-
-
-def waiter_here() -> Waiter | None:
-    """The waiter that `use_waiter` set in this context."""
-    return _HERE.get()
+    WAITER_HERE.set(waiter)
 
 
 class ThreadWaiter:

@@ -1,17 +1,19 @@
-"""The messages between a TCPStore and its server, and the records of a FileStore.
+"""Requests of stores and their replies, as they travel to a server; a FileStore's records are requests.
 
 ``docs/reference/stores.md`` describes the conversation.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
+import enum
+from typing import Annotated, Final, Self
 
 import msgspec
 
-from simcoll.distributed.server.greeting import Refusal
+from simcoll.distributed.server.frames import Refusal
+from simcoll.distributed.stores.errors import DistNetworkError, DistStoreError
 
-__all__ = ["ANSWERS", "MAX_ITEMS", "REQUESTS", "SERVICE", "Message", "Status"]
+__all__ = ["ANSWERS", "MAX_ITEMS", "NOT_READY", "REQUESTS", "SERVICE", "Answer", "Reply", "Request", "Status", "Verb"]
 
 SERVICE = "simcoll-store/2"
 MAX_ITEMS = 65_536
@@ -20,6 +22,52 @@ _Int64 = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 _Many = msgspec.Meta(max_length=MAX_ITEMS)
 # A number in MessagePack, or the head of a string, takes at most 9 bytes.
 _HEAD_BYTES = 9
+_ANY = None
+
+
+class _NotReady(enum.Enum):
+    NOT_READY = enum.auto()
+
+
+NOT_READY: Final = _NotReady.NOT_READY
+"""The answer to an operation that waits for keys which are not there."""
+Answer = None | bool | int | bytes | list[bytes] | list[str] | _NotReady
+
+
+class Verb(enum.IntEnum):
+    """Operations of a store, by their numbers on the wire and in the file.
+
+    After the number: how many keys and values it takes, whether it changes the table, and the type of its answer.
+    """
+
+    keys: int | None
+    values: int | None
+    changes: bool
+    answer: str
+
+    SET = 1, 1, 1, True, ""
+    GET = 2, 1, 0, False, "value"
+    ADD = 3, 1, 0, True, "number"
+    APPEND = 4, 1, 1, True, ""
+    COMPARE_SET = 5, 1, 2, True, "value"
+    CHECK = 6, _ANY, 0, False, "flag"
+    WAIT = 7, _ANY, 0, False, ""
+    DELETE_KEY = 8, 1, 0, True, "flag"
+    MULTI_GET = 9, _ANY, 0, False, "values"
+    MULTI_SET = 10, _ANY, _ANY, True, ""
+    NUM_KEYS = 11, 0, 0, False, "number"
+    LIST_KEYS = 12, 0, 0, False, "keys"
+    QUEUE_PUSH = 13, 1, 1, True, ""
+    QUEUE_POP = 14, 1, 0, True, "value"
+    QUEUE_LEN = 15, 1, 0, False, "number"
+    COUNT = 16, 1, 0, True, "number"  # of the store's own (its members), which is no key
+
+    def __new__(cls, number: int, keys: int | None, values: int | None, changes: bool, answer: str) -> Self:
+        """Keep the shape of the operation beside its number."""
+        made = int.__new__(cls, number)
+        made._value_ = number
+        made.keys, made.values, made.changes, made.answer = keys, values, changes, answer
+        return made
 
 
 class Status:
@@ -31,9 +79,7 @@ class Status:
     STORE_ERROR = 3
 
 
-class Message(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=1):
-    """A request, a reply or a record; the code gives its fields their meaning."""
-
+class _Fields(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
     code: Annotated[int, msgspec.Meta(ge=0, le=255)]
     number: _Int64 = 0
     wait_ms: _Int64 = 0
@@ -47,5 +93,74 @@ class Message(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_field
         return heads + sum(len(key.encode()) for key in self.keys) + sum(map(len, self.values))
 
 
-REQUESTS = msgspec.msgpack.Decoder(Message)
-ANSWERS: msgspec.msgpack.Decoder[Message | Refusal] = msgspec.msgpack.Decoder(Message | Refusal)
+class Request(_Fields, frozen=True, tag=1):
+    """One operation and its arguments; ``number`` is the amount to add."""
+
+    code: Verb
+
+    def check(self) -> None:
+        """Refuse wrong numbers of keys or values; only a request from outside can have them."""
+        for what, given, expected in (
+            ("keys", len(self.keys), self.code.keys),
+            ("values", len(self.values), self.code.values),
+        ):
+            if expected is not None and given != expected:
+                raise ValueError(f"{self.code.name.lower()} takes {expected} {what}, got {given}")
+
+
+class Reply(_Fields, frozen=True, tag=1):
+    """The outcome of a request; which field counts follows from the operation."""
+
+    @classmethod
+    def of(cls, answer: Answer) -> Self:
+        """The reply that carries an answer."""
+        if answer is NOT_READY:
+            return cls(Status.NOT_READY)
+        if isinstance(answer, bytes):
+            return cls(Status.OK, values=(answer,))
+        if isinstance(answer, list):
+            keys = tuple(item for item in answer if isinstance(item, str))
+            return cls(Status.OK, keys=keys, values=tuple(item for item in answer if isinstance(item, bytes)))
+        return cls(Status.OK, number=int(answer or 0))
+
+    @classmethod
+    def failure(cls, error: Exception) -> Self:
+        """The reply that makes the client raise an error."""
+        status = Status.STORE_ERROR if isinstance(error, DistStoreError) else Status.VALUE_ERROR
+        return cls(status, values=(str(error).encode(),))
+
+    def answer(self, verb: Verb) -> Answer:
+        """The answer to an operation.
+
+        Raises
+        ------
+        ValueError, DistStoreError
+            As raised in the server.
+        DistNetworkError
+            The reply makes no sense.
+        """
+        if self.code == Status.NOT_READY:
+            return NOT_READY
+        if self.code != Status.OK:
+            why = b" ".join(self.values).decode(errors="replace")
+            unknown = f"the store's server answered with the unknown status {self.code}"
+            errors = {Status.VALUE_ERROR: ValueError(why), Status.STORE_ERROR: DistStoreError(why)}
+            raise errors.get(self.code, DistNetworkError(unknown))
+        if verb.answer == "value" and len(self.values) != 1:
+            raise DistNetworkError(f"the store's server answered {verb.name} with {len(self.values)} values")
+        match verb.answer:
+            case "number":
+                return self.number
+            case "flag":
+                return bool(self.number)
+            case "value":
+                return self.values[0]
+            case "values":
+                return list(self.values)
+            case "keys":
+                return list(self.keys)
+        return None
+
+
+REQUESTS = msgspec.msgpack.Decoder(Request)
+ANSWERS: msgspec.msgpack.Decoder[Reply | Refusal] = msgspec.msgpack.Decoder(Reply | Refusal)

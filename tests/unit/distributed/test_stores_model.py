@@ -41,7 +41,10 @@ class Model:
         return self.data.get(key)
 
     def add(self, key, amount):
-        number = int(self.data.get(key, b"0"))
+        text = self.data.get(key, b"0")
+        if text != text.rstrip() or b"_" in text:  # which int() would take
+            raise ValueError
+        number = int(text)
         if not -(1 << 63) <= number + amount < 1 << 63:
             raise ValueError
         self.data[key] = b"%d" % (number + amount)

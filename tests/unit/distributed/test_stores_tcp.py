@@ -17,10 +17,9 @@ from datetime import timedelta
 
 import pytest
 
-from simcoll.distributed.server.frames import decode, encode
-from simcoll.distributed.server.greeting import HELLOS, Greeting, Hello, Welcome
+from simcoll.distributed.server.frames import HELLOS, Greeting, Hello, Welcome, decode, encode
 from simcoll.distributed.stores import DistNetworkError, DistStoreError, Limits, PrefixStore, TCPStore, wire
-from simcoll.distributed.stores.table import Operation
+from simcoll.distributed.stores.wire import Verb
 from tests.support.hostile_doors import StoreDoor, next_body
 
 SECOND = timedelta(seconds=1)
@@ -486,7 +485,7 @@ def introduced(port):
 
 def receive(sock):
     """The next message."""
-    return decode(next_body(sock), wire.REQUESTS)
+    return decode(next_body(sock), wire.ANSWERS)
 
 
 def until_closed(sock, limit_s=5.0):
@@ -499,19 +498,19 @@ def until_closed(sock, limit_s=5.0):
     return data
 
 
-LONG = encode(wire.Message(Operation.SET, keys=("k",), values=(b"long" * 20,)))
+LONG = encode(wire.Request(Verb.SET, keys=("k",), values=(b"long" * 20,)))
 
 
 def frame(body):
     return struct.pack(">I", len(body)) + body
 
 
-GOOD = encode(wire.Message(Operation.SET, keys=("k",), values=(b"v",)))
+GOOD = encode(wire.Request(Verb.SET, keys=("k",), values=(b"v",)))
 NONSENSE = {
-    "an operation that is none": encode(wire.Message(77, keys=("k",))),
+    "an operation that is none": encode(wire.Reply(77, keys=("k",))),
     "a hello again": encode(Hello(wire.SERVICE, b"", b"")),
-    "too few keys": encode(wire.Message(Operation.SET, values=(b"v",))),
-    "too many values": encode(wire.Message(Operation.GET, keys=("k",), values=(b"v",))),
+    "too few keys": encode(wire.Request(Verb.SET, values=(b"v",))),
+    "too many values": encode(wire.Request(Verb.GET, keys=("k",), values=(b"v",))),
     "a length over the limit": struct.pack(">I", 0xFFFFFFFF),
     "an empty body": frame(b""),
     "a body cut short": frame(GOOD[4:-1]),
@@ -523,7 +522,7 @@ NONSENSE = {
     "a number of more than 64 bits": frame(
         GOOD[4:].replace(b"\x01\x01\x00\x00", b"\x01\x01\xcf" + b"\xff" * 8 + b"\x00")
     ),
-    "too many items": encode(wire.Message(Operation.MULTI_SET, values=(b"",) * 65_537)),
+    "too many items": encode(wire.Request(Verb.MULTI_SET, values=(b"",) * 65_537)),
     "a list in place of a number": frame(b"\x96\x01" + b"\x91" * 5000),
 }
 
@@ -539,7 +538,7 @@ def test_nonsense_costs_the_connection_and_nothing_else(store, what):
 
 def test_a_counter_of_its_own_is_refused(store):
     with introduced(store.port) as sock:
-        sock.sendall(encode(wire.Message(Operation.COUNT, number=1, keys=("mine",))))
+        sock.sendall(encode(wire.Request(Verb.COUNT, number=1, keys=("mine",))))
         assert receive(sock).code == wire.Status.VALUE_ERROR
 
 
@@ -614,7 +613,7 @@ def test_a_client_that_does_not_take_its_answer():
         for _ in range(30):  # in pieces, each of which has a second to arrive
             store.append("big", b"x" * MIB)
         with introduced(store.port) as sock:
-            sock.sendall(encode(wire.Message(Operation.GET, keys=("big",))))
+            sock.sendall(encode(wire.Request(Verb.GET, keys=("big",))))
             time.sleep(0.05)
             with store.clone() as other:  # others are served meanwhile
                 other.set("k", "v")
@@ -657,7 +656,7 @@ def test_what_has_arrived_is_bounded():
 def test_waiting_requests_are_bounded():
     with master(limits=Limits(max_buffered_bytes=MIB)) as store, introduced(store.port) as sock:
         keys = tuple(f"key {i}" for i in range(20_000))
-        sock.sendall(encode(wire.Message(Operation.WAIT, wait_ms=60_000, keys=keys)))
+        sock.sendall(encode(wire.Request(Verb.WAIT, wait_ms=60_000, keys=keys)))
         assert until_closed(sock) == b""
         store.set("k", "v")
 

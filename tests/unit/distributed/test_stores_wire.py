@@ -12,16 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simcoll.distributed.server.frames import Channel, MalformedError, body_length, decode, encode
-from simcoll.distributed.server.greeting import proof
+from simcoll.distributed.server.frames import Channel, MalformedError, body_length, decode, encode, proof
 from simcoll.distributed.stores import wire
-from simcoll.distributed.stores.table import Operation, Request
-from simcoll.distributed.stores.tcp.parking import Parking, Stay
+from simcoll.distributed.stores.tcp.service import Parking, Stay
+from simcoll.distributed.stores.wire import Request, Verb
 
 INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
 MESSAGES = st.builds(
-    wire.Message,
-    st.integers(0, 255),
+    wire.Request,
+    st.sampled_from(wire.Verb),
     INT64,
     INT64,
     st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=9), max_size=4).map(tuple),
@@ -47,7 +46,7 @@ def test_a_message_cut_short_is_malformed(message, data):
 
 def test_random_bytes_are_malformed_or_a_message():
     chance = random.Random(7)
-    good = bytes(encode(wire.Message(1, 2, 3, ("k", "l"), (b"v",)))[4:])
+    good = bytes(encode(wire.Request(Verb.SET, 2, 3, ("k", "l"), (b"v",)))[4:])
     found = 0
     for i in range(20_000):
         body = bytearray(good if i % 2 else chance.randbytes(chance.randrange(1, 40)))
@@ -84,7 +83,7 @@ def test_a_frame_that_drips_has_one_deadline():
 def test_announced_gigabytes_take_no_memory():
     # Arrays, maps, strings and binaries of 2^32 - 1, where each field could begin.
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    head = bytes(encode(wire.Message(1, 2, 3))[4:])
+    head = bytes(encode(wire.Request(Verb.SET, 2, 3))[4:])
     for at in range(len(head)):
         for announced in (b"\xdd", b"\xdf", b"\xdb", b"\xc6"):
             with pytest.raises(MalformedError):
@@ -111,7 +110,7 @@ PROOF = "93b178b3160901a367cbbb8bede2b145c163e7a10eb8decaab1831003074517c"
 
 
 def stay(keys, at=0, until_s=1.0):
-    return Stay(Request(Operation.WAIT, tuple(keys)), at, until_s)
+    return Stay(Request(Verb.WAIT, keys=tuple(keys)), at, until_s)
 
 
 def test_who_waits_for_what():

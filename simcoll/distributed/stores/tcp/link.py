@@ -9,14 +9,23 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from simcoll.distributed.server.frames import HEAD_BYTES, Channel, MalformedError, decode, encode
-from simcoll.distributed.server.greeting import Refusal, RefusedError, introduce
-from simcoll.distributed.stores import wire
+from simcoll.distributed.server.frames import (
+    HEAD_BYTES,
+    Channel,
+    MalformedError,
+    Refusal,
+    RefusedError,
+    decode,
+    encode,
+    introduce,
+)
 from simcoll.distributed.stores.errors import DistNetworkError, DistStoreError
 from simcoll.distributed.stores.waiting import PollingWaiter
+from simcoll.distributed.stores.wire import ANSWERS, MAX_ITEMS, SERVICE
 
 if TYPE_CHECKING:
     from simcoll.distributed.stores.waiting import Waiter
+    from simcoll.distributed.stores.wire import Reply, Request
 
 __all__ = ["Link", "connect"]
 
@@ -34,8 +43,8 @@ class Link:
     where: str
     max_message_bytes: int
 
-    def ask(self, message: wire.Message, patience_s: float) -> wire.Message:
-        """Send a message and receive its reply; a connection on which that failed is closed for good."""
+    def ask(self, request: Request, patience_s: float) -> Reply:
+        """Send a request and receive its reply; a connection on which that failed is closed for good."""
         sock = self.channel.sock
         if self.pid != os.getpid():
             raise DistNetworkError(
@@ -43,9 +52,9 @@ class Link:
             )
         if sock.fileno() < 0:
             raise DistNetworkError(f"the connection to {self.where} is closed")
-        if max(len(message.keys), len(message.values)) > wire.MAX_ITEMS:
-            raise DistStoreError(f"a request has at most {wire.MAX_ITEMS} keys and as many values")
-        frame = encode(message)
+        if max(len(request.keys), len(request.values)) > MAX_ITEMS:
+            raise DistStoreError(f"a request has at most {MAX_ITEMS} keys and as many values")
+        frame = encode(request)
         if len(frame) - HEAD_BYTES > self.max_message_bytes:
             raise DistStoreError(
                 f"a request of {len(frame) - HEAD_BYTES} bytes; the server at {self.where} takes {self.max_message_bytes}"
@@ -56,7 +65,7 @@ class Link:
                 until_s = time.monotonic() + patience_s
                 sock.settimeout(patience_s)
                 sock.sendall(frame)
-                reply = decode(self.channel.receive(self.max_message_bytes, until_s), wire.ANSWERS)
+                reply = decode(self.channel.receive(self.max_message_bytes, until_s), ANSWERS)
             except (OSError, MalformedError) as error:
                 sock.close()
                 raise DistNetworkError(f"the connection to the store at {self.where} broke: {error}") from error
@@ -84,7 +93,7 @@ def connect(host: str, port: int, patience_s: float, secret: bytes, waiter: Wait
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         channel = Channel(sock)
-        most_bytes = introduce(channel, wire.SERVICE, secret, max(deadline_s - time.monotonic(), 1.0))
+        most_bytes = introduce(channel, SERVICE, secret, max(deadline_s - time.monotonic(), 1.0))
     except RefusedError as error:
         sock.close()
         raise DistNetworkError(f"cannot use the store at {host}:{port}: {error}") from error

@@ -10,14 +10,14 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Self, cast
 
-from simcoll.distributed.server.limits import BACKLOG, Limits
-from simcoll.distributed.stores import wire
+import msgspec
+
+from simcoll.distributed.server.frames import BACKLOG, Limits
 from simcoll.distributed.stores.errors import DistNetworkError, DistStoreError
 from simcoll.distributed.stores.store import DEFAULT_TIMEOUT, Store, call_and_wait, timed_out
-from simcoll.distributed.stores.table import NOT_READY, Operation, Request, Result, changes
 from simcoll.distributed.stores.tcp.link import Link, connect
-from simcoll.distributed.stores.tcp.replies import result_of
 from simcoll.distributed.stores.waiting import PollingWaiter
+from simcoll.distributed.stores.wire import NOT_READY, Answer, Request, Verb
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -144,19 +144,19 @@ class TCPStore(Store):
         """True."""
         return True
 
-    def call(self, request: Request, timeout_s: float | None = None) -> Result:
+    def call(self, request: Request, timeout_s: float | None = None) -> Answer:
         """Ask the server; it does the waiting, unless the store was given a `waiter`."""
         if timeout_s is not None and self.waiter is not None:
             return call_and_wait(self, self.waiter, request, timeout_s)
         wait_ms = 0 if timeout_s is None else round(min(timeout_s, threading.TIMEOUT_MAX / 2) * 1000)
-        message = wire.Message(request.operation, request.amount, wait_ms, request.keys, request.values)
         patience_s = (self._patience_s() if timeout_s is None else timeout_s) + _GRACE_S
-        result = result_of(request.operation, self._link.ask(message, patience_s))
-        if result is NOT_READY and timeout_s is not None:
+        reply = self._link.ask(msgspec.structs.replace(request, wait_ms=wait_ms), patience_s)
+        answer = reply.answer(request.code)
+        if answer is NOT_READY and timeout_s is not None:
             raise timed_out(self, request.keys, timeout_s)
-        if changes(request):
+        if request.code.changes:
             self._tell()
-        return result
+        return answer
 
     def clone(self) -> Self:
         """Another connection to the same server (which stays with the master's object)."""
@@ -169,8 +169,7 @@ class TCPStore(Store):
             use_libuv=self._use_libuv,
         )
         other._host = self._host  # noqa: SLF001  the same class
-        other.waiter = self._waiter
-        return other
+        return self._like(other)
 
     def close(self) -> None:
         """Close the connection, and the server if this is the master's (last) object."""
@@ -178,7 +177,7 @@ class TCPStore(Store):
 
     def _join(self, world_size: int, is_master: bool) -> None:
         def joined(amount: int) -> int:
-            return cast("int", self.call(Request(Operation.COUNT, ("members",), amount=amount)))
+            return cast("int", self.call(Request(Verb.COUNT, amount, keys=("members",))))
 
         here = joined(1)
 

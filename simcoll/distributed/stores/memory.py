@@ -1,33 +1,69 @@
-"""PrefixStore: a corner of another store."""
+"""HashStore: a store in the memory of this process; and PrefixStore: a corner of another store."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import threading
 from typing import TYPE_CHECKING, Self
 
-from simcoll.distributed.stores.arguments import key_text
-from simcoll.distributed.stores.store import Store
+import msgspec
+
+from simcoll.distributed.stores.store import Store, call_and_wait, key_text
+from simcoll.distributed.stores.table import Table
+from simcoll.distributed.stores.waiting import ThreadWaiter
 
 if TYPE_CHECKING:
     from datetime import timedelta
 
-    from simcoll.distributed.stores.table import Request, Result
     from simcoll.distributed.stores.waiting import Waiter
+    from simcoll.distributed.stores.wire import Answer, Request
 
-__all__ = ["PrefixStore"]
+__all__ = ["HashStore", "PrefixStore"]
+
+
+class HashStore(Store):
+    """A store that threads of this process share, and its emulated ranks.
+
+    >>> store = HashStore()
+    >>> store.set("first_key", "first_value")
+    >>> store.get("first_key")
+    b'first_value'
+    >>> store.add("counter", 2)
+    2
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        # Shared with the clones.
+        self._shared = (Table(), threading.Lock(), ThreadWaiter())
+
+    def call(self, request: Request, timeout_s: float | None = None) -> Answer:
+        """Apply the operation under the lock; a change wakes the waiting threads."""
+        table, lock, threads = self._shared
+        if timeout_s is not None:
+            return call_and_wait(self, self.waiter or threads, request, timeout_s)
+        with lock:
+            answer = table.apply(request)
+        if request.code.changes:
+            threads.notify()
+            self._tell()
+        return answer
+
+    def has_extended_api(self) -> bool:
+        """True."""
+        return True
+
+    def clone(self) -> Self:
+        """Another object for the same data."""
+        other = type(self)()
+        other._shared = self._shared  # noqa: SLF001  the same class
+        return self._like(other)
 
 
 class PrefixStore(Store):
     """A store whose key ``k`` is ``prefix/k`` in another, with that one's timeout and way of waiting.
 
-    Raises
-    ------
-    TypeError
-        The prefix is not a str, or the store no Store.
+    A TypeError if the prefix is not a str, or the store no Store.
 
-    Examples
-    --------
-    >>> from simcoll.distributed.stores.hash_store import HashStore
     >>> whole = HashStore()
     >>> PrefixStore("outer", PrefixStore("inner", whole)).set("k", "v")
     >>> whole.list_keys()
@@ -64,10 +100,10 @@ class PrefixStore(Store):
         """Change the underlying store's timeout."""
         self._store.set_timeout(timeout)
 
-    def call(self, request: Request, timeout_s: float | None = None) -> Result:
+    def call(self, request: Request, timeout_s: float | None = None) -> Answer:
         """Hand the operation on with the prefix before every key."""
-        prefixed = replace(request, keys=tuple(f"{self._prefix}/{key}" for key in request.keys))
-        return self._store.call(prefixed, timeout_s)
+        keys = tuple(f"{self._prefix}/{key}" for key in request.keys)
+        return self._store.call(msgspec.structs.replace(request, keys=keys), timeout_s)
 
     def list_keys(self) -> list[str]:
         """The keys of this corner, without the prefix, sorted. (`num_keys` counts the underlying store's.)"""
