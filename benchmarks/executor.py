@@ -66,7 +66,7 @@ def messages(transport, part: int):
             transport.group_start()
             transport.recv(transport.wire(target, 0, part), (me - 1) % n)
             transport.send(transport.wire(source, 0, part), (me + 1) % n)
-            transport.group_end()
+            transport.wait([transport.group_post()])
 
     return run
 

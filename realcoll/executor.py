@@ -41,77 +41,48 @@ class _Move:
     after: tuple[tuple[Callable[[View, View], object], View, View], ...]
 
 
-def _play(moves: Sequence[_Move], transport: Transport) -> None:
-    """Play the turns of a lane in order."""
-    step = -1
-    start, end, send, recv, copy = (
-        transport.group_start, transport.group_end, transport.send, transport.recv, transport.copy,
-    )  # fmt: skip
-    try:
-        for move in moves:
-            step = move.step
-            for target, source in move.aside:
-                copy(target, source)
-            if move.recvs or move.sends:
-                start()
-                for wire, process, channel in move.recvs:
-                    recv(wire, process, channel)
-                for wire, process, channel in move.sends:
-                    send(wire, process, channel)
-                end()
-            for do, target, source in move.after:
-                do(target, source)
-    except FaultError as error:
-        raise FaultError(f"step {step}: {error.message}", error.ranks) from None
-
-
+@dataclass(slots=True, eq=False)
 class _Lane:
-    """The turns of a lane, executed in order."""
+    """The turns of a lane, played in order, and how far they have come."""
 
-    __slots__ = ("done", "moves", "transport", "under_way")
-
-    def __init__(self, moves: Sequence[_Move], transport: Transport) -> None:
-        self.moves = moves
-        self.transport = transport
-        self.done = 0
-        self.under_way: Any = None
-
-    def start(self, move: _Move) -> None:
-        """Begin a turn: set its sources aside and start its group."""
-        transport = self.transport
-        for target, source in move.aside:
-            transport.copy(target, source)
-        if move.recvs or move.sends:
-            transport.group_start()
-            for wire, process, channel in move.recvs:
-                transport.recv(wire, process, channel)
-            for wire, process, channel in move.sends:
-                transport.send(wire, process, channel)
-            self.under_way = transport.group_post()
+    moves: Sequence[_Move]
+    transport: Transport
+    done: int = 0
+    under_way: Any = None
 
     def advance(self, lanes: Sequence[_Lane]) -> bool:
         """Do turns until one must wait for messages or another lane; returns whether any was done or begun."""
-        moved = False
+        transport, begun = self.transport, False
         while self.done < len(self.moves):
             move = self.moves[self.done]
             if self.under_way is None:
-                if any(lanes[lane].done <= turn for lane, turn in move.waits):
-                    return moved
-                self.start(move)
-                moved = True
+                if move.waits and any(lanes[lane].done <= turn for lane, turn in move.waits):
+                    break
+                begun = True
+                for target, source in move.aside:
+                    transport.copy(target, source)
+                if move.recvs or move.sends:
+                    transport.group_start()
+                    for wire, process, channel in move.recvs:
+                        transport.recv(wire, process, channel)
+                    for wire, process, channel in move.sends:
+                        transport.send(wire, process, channel)
+                    self.under_way = transport.group_post()
             if self.under_way is not None:
-                if not self.transport.finished(self.under_way):
-                    return moved
+                if len(lanes) == 1:  # nothing else could be done meanwhile
+                    transport.wait([self.under_way])
+                elif not transport.finished(self.under_way):
+                    break
                 self.under_way = None
+                begun = True
             for do, target, source in move.after:
                 do(target, source)
             self.done += 1
-            moved = True
-        return moved
+        return begun
 
 
-def _play_lanes(plays: Sequence[tuple[Sequence[_Move], Transport]]) -> None:
-    """All turns of several lanes, none of which waits for another unless a turn says so."""
+def _play(plays: Sequence[tuple[Sequence[_Move], Transport]]) -> None:
+    """All turns of all lanes, none of which waits for another unless a turn says so."""
     lanes = [_Lane(moves, transport) for moves, transport in plays]
     try:
         while any(lane.done < len(lane.moves) for lane in lanes):
@@ -215,7 +186,7 @@ def prepare(
     members = tuple(sorted(set(hosts)))
     here = [rank for rank in range(plan.nranks) if hosts[rank] == control.process]
     if not here:
-        return Prepared(plan, where, {}, {}, _nothing)
+        return Prepared(plan, where, {}, {}, lambda: None)
     if check:
         try:
             control.agree(fingerprint(plan, hosts), members)
@@ -223,10 +194,6 @@ def prepare(
             where.abort(error.message)
             raise
     return _prepared(plan, where, hosts, here)
-
-
-def _nothing() -> None:
-    """No rank of the plan is hosted here."""
 
 
 def _prepared(plan: Plan, transport: Transport, hosts: Sequence[int], here: Sequence[int]) -> Prepared:
@@ -239,33 +206,21 @@ def _prepared(plan: Plan, transport: Transport, hosts: Sequence[int], here: Sequ
         ([_bound(turn, memory, lane, plan) for turn in turns], lane)
         for lane, turns in zip(lanes, found.lanes, strict=True)
     ]
-    views = [
-        {rank: _whole(plan, transport, memory, rank, which) for rank in here if _has(plan, rank, which)}
-        for which in (INPUT, OUTPUT)
-    ]
+
+    def whole(rank: int, which: int) -> View:
+        buffer, offset, elements = plan.view(rank, which)
+        return transport.view(memory[rank][buffer], offset * item, elements, plan.dtype)
+
+    views = [{rank: whole(rank, which) for rank in here if plan.has(rank, which)} for which in (INPUT, OUTPUT)]
     finish = transport.finisher(plan) if plan.collective.spec.reduces else None
 
     def play() -> None:
-        if len(plays) == 1:
-            _play(*plays[0])
-        else:
-            _play_lanes(plays)
+        _play(plays)
         if finish is not None:
             for view in views[OUTPUT].values():
                 finish(view)
 
     return Prepared(plan, transport, views[INPUT], views[OUTPUT], transport.recorded(play))
-
-
-def _has(plan: Plan, rank: int, which: int) -> bool:
-    """Whether the caller gives an input to (0) or sees an output of (1) a rank."""
-    at = np.array([rank])
-    return bool((plan.collective.has_input(at) if which == INPUT else plan.collective.has_output(at))[0])
-
-
-def _whole(plan: Plan, transport: Transport, memory: Mapping[int, Sequence[Memory]], rank: int, which: int) -> View:
-    buffer, offset, elements = plan.view(rank, which)
-    return transport.view(memory[rank][buffer], offset * plan.dtype.itemsize, elements, plan.dtype)
 
 
 def _bound(turn: Turn, memory: Mapping[int, Sequence[Memory]], transport: Transport, plan: Plan) -> _Move:

@@ -42,7 +42,7 @@ class _TaggedTransport(LocalTransport):
         self.control = whole.control
         self.size_bytes = 1024
         self.tag = 0
-        self.poll: Callable[[], None] = _nothing
+        self.poll: Callable[[], None] = lambda: None
         self._whole = whole
         self._comm = comm
         self._byte = mpi.BYTE
@@ -66,7 +66,7 @@ class _TaggedTransport(LocalTransport):
         """Start a receive."""
         self._requests.append(self._comm.Irecv([target, self._byte], process, self.tag))
 
-    def group_end(self) -> None:
+    def group_post(self) -> None:
         """Wait until all transfers of the group are done; other operations proceed meanwhile."""
         try:
             while not self._testall(self._requests):
@@ -80,10 +80,6 @@ class _TaggedTransport(LocalTransport):
     def abort(self, reason: str) -> None:
         """End the job."""
         self._whole.abort(reason)
-
-
-def _nothing() -> None:
-    """Do nothing: no other operation is in flight."""
 
 
 class _Shelf:

@@ -116,16 +116,15 @@ class Control:
         found = self._rendezvous
         return found is not None and (bool(found.alarm) or any(found.gone.values()))
 
-    def stuck(self, waiting_for: Iterable[int], members: Sequence[int] | None = None) -> FaultError:
+    def stuck(self, waiting_for: Iterable[int]) -> FaultError:
         """Find the processes that hold this one up: those that do not report waiting themselves."""
         found, waited = self._rendezvous, sorted(set(waiting_for))
         if found is None:
             return FaultError(f"nothing came from {_listed(waited)}", waited)
         if any(found.gone.values()):
             return self._blamed("in flight", _culprits(found.gone))
-        everybody = tuple(range(self.size)) if members is None else tuple(members)
-        name = found.alarm or f"stuck {everybody}"
-        meeting = found.meet(name, msgspec.json.encode(waited), min(STUCK_GRACE_S, self.timeout_s), everybody)
+        name = found.alarm or "stuck"
+        meeting = found.meet(name, msgspec.json.encode(waited), min(STUCK_GRACE_S, self.timeout_s))
         if meeting.gone:
             return self._blamed("in flight", _culprits(meeting.gone))
         wanted = set(waited)

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import Annotated, TypeAlias
 
 import msgspec
 
 from simcoll.distributed.server.frames import Limits, Refusal
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 __all__ = [
     "DIED",
@@ -27,7 +23,6 @@ __all__ = [
     "Join",
     "Left",
     "Meet",
-    "Meeting",
     "Met",
     "shown",
 ]
@@ -88,24 +83,7 @@ class Alarm(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=
 
 
 class Met(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=8):
-    """The result of a meeting."""
-
-    name: str
-    values: dict[int, bytes]
-    missing: tuple[int, ...]
-    late: bool
-    gone: dict[int, str]
-
-
-SAID: msgspec.msgpack.Decoder[Join | Meet | Fail | Bye] = msgspec.msgpack.Decoder(Join | Meet | Fail | Bye)
-TOLD: msgspec.msgpack.Decoder[Gone | Left | Alarm | Met | Refusal] = msgspec.msgpack.Decoder(
-    Gone | Left | Alarm | Met | Refusal
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Meeting:
-    """The result of a meeting, as a process sees it.
+    """The result of a meeting.
 
     Attributes
     ----------
@@ -119,10 +97,17 @@ class Meeting:
         Why processes had died or given up by then.
     """
 
+    name: str
     values: dict[int, bytes]
     missing: tuple[int, ...] = ()
     late: bool = False
-    gone: Mapping[int, str] = field(default_factory=dict)
+    gone: dict[int, str] = {}
+
+
+SAID: msgspec.msgpack.Decoder[Join | Meet | Fail | Bye] = msgspec.msgpack.Decoder(Join | Meet | Fail | Bye)
+TOLD: msgspec.msgpack.Decoder[Gone | Left | Alarm | Met | Refusal] = msgspec.msgpack.Decoder(
+    Gone | Left | Alarm | Met | Refusal
+)
 
 
 def shown(address: Address) -> str:

@@ -27,7 +27,6 @@ from realcoll.meeting.messages import (
     Join,
     Left,
     Meet,
-    Meeting,
     Met,
     shown,
 )
@@ -83,31 +82,31 @@ class Rendezvous:
         self.alarm = ""
         self._channel = channel
         self._host = host
-        self._meetings: dict[str, Meeting] = {}
+        self._meetings: dict[str, Met] = {}
         self._news = threading.Condition()
         self._over = False
         self._on_loss: Callable[[], None] | None = None
         self._thread = threading.Thread(target=self._listen, name="rendezvous-client", daemon=True)
         self._thread.start()
 
-    def meet(self, name: str, value: bytes, timeout_s: float, members: tuple[int, ...] | None = None) -> Meeting:
+    def meet(self, name: str, value: bytes, timeout_s: float, members: tuple[int, ...] | None = None) -> Met:
         """Bring a value and get those of all members (default: every process).
 
         A name may be used once. Ends early when a member is gone.
         """
         everybody = tuple(range(self.size)) if members is None else members
         if everybody == (self.process,):
-            return Meeting({self.process: value})
+            return Met(name, {self.process: value})
         try:
             self._tell(Meet(name, everybody, value, min(timeout_s, MAX_WAIT_S)))
         except OSError:
-            return Meeting({self.process: value}, (0,), gone={0: DIED})
+            return Met(name, {self.process: value}, (0,), gone={0: DIED})
         limit = time.monotonic() + timeout_s + REPLY_GRACE_S
         with self._news:
             while name not in self._meetings:
                 left = limit - time.monotonic()
                 if left <= 0 or self.gone.get(0):
-                    return Meeting({self.process: value}, (0,), gone={0: DIED})
+                    return Met(name, {self.process: value}, (0,), gone={0: DIED})
                 self._news.wait(left)
             return self._meetings.pop(name)
 
@@ -173,7 +172,7 @@ class Rendezvous:
             elif isinstance(told, Alarm):
                 self.alarm = told.name
             elif isinstance(told, Met):
-                self._meetings[told.name] = Meeting(told.values, told.missing, told.late, told.gone)
+                self._meetings[told.name] = told
             else:
                 self.gone.setdefault(0, f"refused: {told.why}")
             self._news.notify_all()

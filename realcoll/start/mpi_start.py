@@ -12,7 +12,6 @@ import socket
 import subprocess
 import sys
 import threading
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,7 +73,7 @@ def joined(comm: Any, timeout_s: float, start_timeout_s: float) -> tuple[Any, An
     if comm is None and "mpi4py.MPI" not in sys.modules:
         before = _met_before(os.environ, start_timeout_s)
     first_here = os.environ.get("MPI_LOCALRANKID") == "0"  # of MPICH's
-    mpi = _swept(before.job, load_mpi) if before and first_here else load_mpi()
+    mpi = _swept(before[1], load_mpi) if before and first_here else load_mpi()
     world = mpi.COMM_WORLD if comm is None else comm
     launcher, _, size, _ = place_from(os.environ)
     if comm is None and world.Get_size() == 1 < size:
@@ -87,7 +86,7 @@ def joined(comm: Any, timeout_s: float, start_timeout_s: float) -> tuple[Any, An
 
     def own() -> tuple[Any, Control]:
         copy = world.Dup()
-        return copy, before.control if before else _met(copy, start_timeout_s)
+        return copy, before[0] if before else _met(copy, start_timeout_s)
 
     try:
         found, control = within(start_timeout_s, own)
@@ -99,18 +98,10 @@ def joined(comm: Any, timeout_s: float, start_timeout_s: float) -> tuple[Any, An
     return mpi, found, control
 
 
-@dataclass(frozen=True, slots=True)
-class _Before:
-    """State before MPI starts: the control connection, and the launcher's name of the job."""
-
-    control: Control
-    job: str
-
-
-def _met_before(environment: Mapping[str, str], timeout_s: float) -> _Before | None:
+def _met_before(environment: Mapping[str, str], timeout_s: float) -> tuple[Control, str] | None:
     """Meet before MPI starts, since MPI waits for missing processes forever; ``None`` if no place is known.
 
-    On one machine the launcher's name of the job is the place.
+    On one machine the launcher's name of the job is the place; it is returned beside the connection.
     """
     found = job_of(environment) if sys.platform == "linux" else None
     if found is None:
@@ -125,7 +116,7 @@ def _met_before(environment: Mapping[str, str], timeout_s: float) -> _Before | N
         control.fail(error.message)
         atexit.register(_leave, control)
         raise
-    return _Before(control, job)
+    return control, job
 
 
 def job_of(environment: Mapping[str, str]) -> tuple[str, int, int] | None:

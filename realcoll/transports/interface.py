@@ -56,15 +56,6 @@ class Transport(Protocol):
     def recv(self, target: Wire, process: int, channel: int = 0) -> None:
         """Receive inside a group."""
 
-    def group_end(self) -> None:
-        """Let the sends and receives of the group happen before whatever follows.
-
-        Raises
-        ------
-        FaultError
-            When another process fails, or does not do its part within the timeout.
-        """
-
     def group_post(self) -> Any:
         """End a group without waiting; returns the argument of :meth:`finished` and :meth:`wait`, None if calls may follow at once."""
 
@@ -77,7 +68,7 @@ class Transport(Protocol):
         Raises
         ------
         FaultError
-            As :meth:`group_end`.
+            When another process fails, or does not do its part within the timeout.
         """
 
     def copy(self, target: View, source: View) -> None:

@@ -55,8 +55,8 @@ class LocalTransport(HostMemory):
         """Take the bytes of the next send."""
         self._wanted.append(target)
 
-    def group_end(self) -> None:
-        """Copy each send to its receive."""
+    def group_post(self) -> None:
+        """Copy each send to its receive: nothing is ever under way."""
         sent, wanted = self._sent, self._wanted
         if len(sent) != len(wanted):
             raise InternalError(f"a group has {len(sent)} sends and {len(wanted)} receives")
@@ -65,10 +65,6 @@ class LocalTransport(HostMemory):
             if source.size != target.size:
                 raise InternalError(f"a message of {source.size} bytes meets a receive of {target.size}")
             target[...] = source
-
-    def group_post(self) -> None:
-        """Do the group: nothing is ever under way."""
-        self.group_end()
 
     def finished(self, group: None) -> bool:  # noqa: ARG002
         """Every group is."""

@@ -91,7 +91,7 @@ class MpiTransport(HostMemory):
         try:
             self._requests.append(self.comm.Isend(source, process, channel))
         except self._mpi.Exception as error:
-            raise self._failed(error, self._peers) from None
+            raise self._failed(error) from None
 
     def recv(self, target: list[Any], process: int, channel: int = 0) -> None:
         """Start a receive."""
@@ -99,22 +99,7 @@ class MpiTransport(HostMemory):
         try:
             self._requests.append(self.comm.Irecv(target, process, channel))
         except self._mpi.Exception as error:
-            raise self._failed(error, self._peers) from None
-
-    def group_end(self) -> None:
-        """Wait until all of the group is done."""
-        requests = self._requests
-        testall = self._testall
-        try:
-            for _ in range(1 if self._crowded else EAGER_TESTS):
-                if testall(requests):
-                    break
-            else:
-                self._wait([(requests, self._peers)])
-        except self._mpi.Exception as error:
-            raise self._failed(error, self._peers) from None
-        requests.clear()
-        self._peers.clear()
+            raise self._failed(error) from None
 
     def group_post(self) -> _Group:
         """Let the group go on by itself."""
@@ -127,7 +112,7 @@ class MpiTransport(HostMemory):
         try:
             return bool(self._testall(group[0]))
         except self._mpi.Exception as error:
-            raise self._failed(error, group[1]) from None
+            raise self._failed(error) from None
 
     def wait(self, groups: Sequence[_Group]) -> None:
         """Wait until all of one group is done."""
@@ -137,14 +122,14 @@ class MpiTransport(HostMemory):
                     return
             self._wait(groups)
         except self._mpi.Exception as error:
-            raise self._failed(error, [peer for _, peers in groups for peer in peers]) from None
+            raise self._failed(error) from None
 
-    def _failed(self, error: Exception, peers: Sequence[int]) -> FaultError:
+    def _failed(self, error: Exception) -> FaultError:
         """The error for a failure that MPI has noticed; when a process has ended, the rendezvous is about to name it."""
         limit = time.monotonic() + NEWS_S
         while not self.control.loss() and time.monotonic() < limit:
             time.sleep(REST_S)
-        return self.control.stuck(peers) if self.control.loss() else FaultError(f"MPI: {error}")
+        return self.control.stuck(()) if self.control.loss() else FaultError(f"MPI: {error}")
 
     def _wait(self, groups: Sequence[_Group]) -> None:
         """Keep testing while giving way to other processes; check from time to time that all are still there."""
@@ -193,7 +178,7 @@ class MpiTransport(HostMemory):
             try:
                 call()
             except self._mpi.Exception as error:
-                raise self._failed(error, self._peers) from None
+                raise self._failed(error) from None
 
         return run
 
@@ -204,7 +189,7 @@ class MpiTransport(HostMemory):
         """Wait for all processes."""
         self._requests.append(self.comm.Ibarrier())
         self._peers.append(-1)
-        self.group_end()
+        self.wait([self.group_post()])
 
     def abort(self, reason: str) -> None:
         """Notify the others. MPI can no longer end in order, so the job is aborted when this process ends."""

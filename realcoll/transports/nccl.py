@@ -178,16 +178,12 @@ class NcclTransport:
         """Receive inside the group."""
         self.comm.recv(*target, self._nccl.NCCL_UINT8, process, self.stream.ptr)
 
-    def group_end(self) -> None:
-        """Launch the group on the stream."""
+    def group_post(self) -> None:
+        """Launch the group on the stream, which keeps later work behind it."""
         try:
             self._nccl.groupEnd()
         except self._nccl.NcclError as error:
             raise FaultError(f"NCCL: {error}") from None
-
-    def group_post(self) -> None:
-        """Launch the group; the stream keeps later work behind it."""
-        self.group_end()
 
     def finished(self, group: None) -> bool:  # noqa: ARG002
         """Every group is, as far as the host has to know."""

@@ -277,15 +277,18 @@ class Plan:
             result[:, which] = slots * starts if isinstance(starts, int) else starts[:, -1]
         return result
 
+    def has(self, rank: int, which: int) -> bool:
+        """Whether the caller gives a rank an input (0), or sees its output (1)."""
+        at = np.array([rank], np.int64)
+        return bool((self.collective.has_input(at) if which == INPUT else self.collective.has_output(at))[0])
+
     def view(self, rank: int, which: int) -> tuple[int, int, int]:
         """Place of a rank's visible input (0) or output (1) in storage: ``(buffer, offset, elements)``."""
         collective, layout = self.collective, self.schedule.layout
         slots = (collective.input_slots, collective.output_slots)[which]
-        if slots == 0:
+        if slots == 0 or not self.has(rank, which):
             return which, 0, 0
         at = np.array([rank], np.int64)
-        if not (collective.has_input(at) if which == INPUT else collective.has_output(at))[0]:
-            return which, 0, 0
         first = np.array([layout.input() if which == INPUT else layout.output()], np.int64)
         region = np.array([which], np.int64)
         own = self._address(at, first, region)

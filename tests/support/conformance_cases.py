@@ -13,7 +13,7 @@ import numpy as np
 import realcoll
 import simcoll
 from realcoll.meeting.control import checked_hosts
-from realcoll.turns import part, program_of
+from realcoll.turns import part
 from simcoll.algorithms import ALGORITHMS
 from simcoll.core.collective import KINDS
 from simcoll.core.reduction import parse_dtype, parse_reduction
@@ -24,6 +24,7 @@ from simcoll.proving import check_lowering
 from simcoll.proving.program import check_ordered
 from simcoll.testing.examples import needed_params
 from simcoll.topology import crossbar
+from tests.support.turns_read_back import program_of
 
 RANKS = (1, 2, 3, 4, 5, 7, 8)
 MOST = 8

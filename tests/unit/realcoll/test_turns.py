@@ -7,12 +7,13 @@ import pytest
 
 import realcoll
 import simcoll
-from realcoll.turns import STAGING, part, program_of
+from realcoll.turns import STAGING, part
 from simcoll.core.collective import Collective
 from simcoll.core.schedule import REDUCE, SWITCH_REDUCE, Layout, Schedule, transfers
 from simcoll.core.wiring import wire
 from simcoll.proving import check_lowering, lower
 from simcoll.proving.program import check_ordered
+from tests.support.turns_read_back import program_of
 
 
 def by_hand(kind, n, *steps, count=2, **options):
