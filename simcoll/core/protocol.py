@@ -11,19 +11,20 @@ from fractions import Fraction
 from typing import Any
 
 from simcoll.errors import ConfigError, nearest
-from simcoll.units import format_rate, format_time
+from simcoll.units import MAX_INT64, format_rate, format_time
 
 __all__ = ["GENERATIONS", "IDEAL", "PROTOCOL_NAMES", "Protocol", "ideal", "nccl", "protocol"]
 
 
-def _fraction(value: Any) -> Fraction:
-    """Bytes on the wire per byte, as an exact number above 0."""
+def _fraction(value: Any, what: str, most: int | None = None) -> Fraction:
+    """An exact number above 0."""
     try:
         factor = Fraction(value)
-    except (TypeError, ValueError, OverflowError):
+    except (TypeError, ValueError, OverflowError, ZeroDivisionError):
         factor = Fraction(0)
-    if factor <= 0:
-        raise ConfigError(f"wire_factor must be a number above 0, got {value!r}")
+    if factor <= 0 or (most is not None and factor > most):
+        limit = "" if most is None else f" and at most {most}"
+        raise ConfigError(f"{what} must be a number above 0{limit}, got {value!r}")
     return factor
 
 
@@ -42,22 +43,30 @@ class Protocol:
     launch_fs
         Delay of every rank before its first step, in femtoseconds.
     send_overhead_fs, receive_overhead_fs
-        Fixed delays of a message before its flow starts and after its last byte arrived, in femtoseconds.
+        Fixed delays of a message at its sender, and at its receiver after its last byte arrived, in femtoseconds.
+    occupancy_fs
+        ``((link kind, femtoseconds), ...)``: added to the send overhead of messages whose path has this slowest kind of link.
     hop_latency_fs
-        ``((link kind, femtoseconds), ...)``: replaces the latency of a path by one value for the slowest kind of link on it.
-        Empty: the path's own latency counts.
+        ``((link kind, femtoseconds), ...)``: latency of messages whose path has this slowest kind of link, in place of that of
+        the path. Other messages have the path's own latency.
+    add_path_latency
+        Whether ``hop_latency_fs`` is added to the latency of the path instead.
     reduce_as_per_byte, copy_as_per_byte
         Cost of combining a received byte, and of a byte copied inside one rank, in attoseconds (1 / (1.5 TB/s) is 667).
     fifo_depth
         Messages a sender may run ahead of its receiver on one connection (source, destination, channel). 0 is rendezvous: a
-        transfer starts when both ends have finished their earlier steps on the channel.
-    channel_rate_uBps
-        Highest rate of one rank on one channel in each direction, in micro-bytes per second; 0: no cap.
+        transfer starts when both ends have finished their earlier steps on the channel, and its overhead and latency come
+        before its flow. With a FIFO the overhead occupies only the sender, and the latency follows the flow (LogGP).
+    channel_rate_uBps, rank_rate_uBps
+        Highest rate of one rank in each direction, on one channel and on all of them together, in micro-bytes per second; 0: no
+        cap.
     use_efficiency
         Whether link capacities are reduced to the measured efficiency that the topology names for their kind.
+    link_shares
+        ``((link kind, share), ...)``: share of the capacity of such links that data can use, in place of the topology's
+        efficiency; above 0, at most 1.
     jitter_fs, seed
-        Every message waits up to ``jitter_fs`` more before its flow starts; how long is a hash of ``seed`` and the message's
-        number.
+        Every message has up to ``jitter_fs`` more latency; how much is a hash of ``seed`` and the message's number.
     """
 
     name: str
@@ -66,35 +75,48 @@ class Protocol:
     launch_fs: int = 0
     send_overhead_fs: int = 0
     receive_overhead_fs: int = 0
+    occupancy_fs: tuple[tuple[str, int], ...] = ()
     hop_latency_fs: tuple[tuple[str, int], ...] = ()
+    add_path_latency: bool = False
     reduce_as_per_byte: int = 0
     copy_as_per_byte: int = 0
     fifo_depth: int = 0
     channel_rate_uBps: int = 0
+    rank_rate_uBps: int = 0
     use_efficiency: bool = False
+    link_shares: tuple[tuple[str, Fraction], ...] = ()
     jitter_fs: int = 0
     seed: int = 0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "wire_factor", _fraction(self.wire_factor))
-        whole = {
-            entry.name: getattr(self, entry.name)
-            for entry in fields(self)
-            if entry.name not in ("name", "wire_factor", "hop_latency_fs", "use_efficiency")
-        }
+        object.__setattr__(self, "wire_factor", _fraction(self.wire_factor, "wire_factor"))
+        shares = tuple((kind, _fraction(share, f"link_shares of {kind}", 1)) for kind, share in self.link_shares)
+        object.__setattr__(self, "link_shares", shares)
+        whole = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.type == "int"}
+        whole |= {f"occupancy_fs of {kind}": occupancy for kind, occupancy in self.occupancy_fs}
         whole |= {f"hop_latency_fs of {kind}": latency for kind, latency in self.hop_latency_fs}
         for name, value in whole.items():
             if type(value) is not int or value < 0:
                 raise ConfigError(f"{name} of protocol {self.name!r} must be a whole number, at least 0; got {value!r}")
+            if value > MAX_INT64 and name != "seed":
+                raise ConfigError(f"{name} of protocol {self.name!r} must be at most {MAX_INT64}, got {value}")
 
     @property
     def summary(self) -> str:
         """The parameters that are not zero, in words."""
         parts = [f"{format_time(self.launch_fs)} launch"] if self.launch_fs else []
-        parts += [f"{format_time(fs)} a {kind} hop" for kind, fs in self.hop_latency_fs] or ["the path's own latency"]
+        parts += [f"{format_time(fs)} a {kind} hop" for kind, fs in self.hop_latency_fs]
+        if self.add_path_latency or not self.hop_latency_fs:
+            parts.append("the path's own latency")
+        parts += [f"{format_time(fs)} of the sender a {kind} hop" for kind, fs in self.occupancy_fs if fs]
         parts.append(f"{float(self.wire_factor):.3g} bytes on the wire per byte")
+        if self.fifo_depth:
+            parts.append(f"a FIFO of {self.fifo_depth}")
         if self.channel_rate_uBps:
             parts.append(f"at most {format_rate(self.channel_rate_uBps)} a channel")
+        if self.rank_rate_uBps:
+            parts.append(f"at most {format_rate(self.rank_rate_uBps)} a rank")
+        parts += [f"{float(share):.3g} of {kind} links" for kind, share in self.link_shares]
         return ", ".join(parts)
 
 

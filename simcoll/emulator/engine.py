@@ -14,7 +14,7 @@ import numpy as np
 from simcoll.core.schedule import OP_NAMES
 from simcoll.emulator.digest import TraceHash
 from simcoll.emulator.fast.timed import summary
-from simcoll.emulator.messages import Lane, blocks, parts
+from simcoll.emulator.messages import Lane, blocks, parts, where_stuck
 from simcoll.emulator.score import cap_links
 from simcoll.errors import ConfigError, InternalError
 
@@ -35,10 +35,6 @@ if TYPE_CHECKING:
 __all__ = ["Observer", "Player"]
 
 HASH_BATCH = 4096
-
-
-def _connection(message: Message) -> tuple[int, int, int]:
-    return message.sender.rank, message.receiver.rank, message.sender.channel
 
 
 class Observer(Protocol):
@@ -221,7 +217,7 @@ class Player:
 
     def _follow(self, message: Message) -> None:
         """Let a message wait until the one ``fifo_depth`` before it on its connection is consumed."""
-        recent = self._recent.setdefault(_connection(message), [])
+        recent = self._recent.setdefault(message.connection, [])
         if len(recent) == self._depth:
             before = recent.pop(0)
             if not before.consumed:
@@ -235,23 +231,27 @@ class Player:
         if bundle is not None:
             bundle.needs -= 1
             if not bundle.needs:
-                self._calendar.at(now + bundle.pre_fs, self._flow_bundle, bundle)
+                self._calendar.at(now + bundle.delay_fs, self._flow_bundle, bundle)
         elif message.sender is message.receiver:
             message.start_fs = message.end_fs = now
             self._calendar.at(now + message.post_fs, self._done, message)
+        elif self._depth:
+            lane = message.sender
+            lane.free_fs = max(lane.free_fs, now + message.busy_fs)
+            self._flow(message)
         else:
-            self._calendar.at(now + message.pre_fs, self._flow, message)
+            self._calendar.at(now + message.delay_fs, self._flow, message)
 
     def _flow(self, message: Message) -> None:
         message.start_fs = self._calendar.now
-        self.fabric.transfer(message.links, message.wire, self._arrived, message)
+        self.fabric.transfer(message.links, message.wire, self._flowed, message)
 
     def _flow_bundle(self, bundle: Bundle) -> None:
         for message in bundle.messages:
             message.start_fs = self._calendar.now
-        self.fabric.transfer(bundle.links, bundle.wire, self._bundle_arrived, bundle)
+        self.fabric.transfer(bundle.links, bundle.wire, self._bundle_flowed, bundle)
 
-    def _bundle_arrived(self, bundle: Bundle) -> None:
+    def _bundle_flowed(self, bundle: Bundle) -> None:
         now = self._calendar.now
         for message in bundle.messages:
             message.end_fs = now
@@ -261,7 +261,7 @@ class Player:
         for message in bundle.messages:
             self._done(message)
 
-    def _arrived(self, message: Message) -> None:
+    def _flowed(self, message: Message) -> None:
         now = message.end_fs = self._calendar.now
         if not self._depth:
             self._calendar.at(now + message.post_fs, self._done, message)
@@ -269,16 +269,19 @@ class Player:
         # The sender may go on and overwrite its source: the bytes on the way are these.
         if message.place is not None and message.payload is None:
             message.payload = message.place.source.copy()
+        self._calendar.at(now + message.delay_fs, self._arrived, message)
+        self._leave(message.sender)
+
+    def _arrived(self, message: Message) -> None:
         message.arrived = True
         if message.receiver.entered is message.block:
             self._consume(message)
-        self._leave(message.sender)
 
     def _consume(self, message: Message) -> None:
         message.consumed = True
-        recent = self._recent.get(_connection(message))
+        recent = self._recent.get(message.connection)
         if recent is not None and all(other.consumed for other in recent):
-            del self._recent[_connection(message)]
+            del self._recent[message.connection]
         follower = message.follower
         if follower is not None:
             message.follower = None
@@ -315,9 +318,16 @@ class Player:
         lane.pending -= 1
         if lane.pending:
             return
+        free = max(self._calendar.now, lane.free_fs)
         if lane.steps_left:
-            self._calendar.at(self._calendar.now, self._enter, lane)
-            return
+            self._calendar.at(free, self._enter, lane)
+        elif free > self._calendar.now and self._left is not None:
+            self._calendar.at(free, self._end, lane)
+        else:
+            self._end(lane)
+
+    def _end(self, lane: Lane) -> None:
+        """The last step of a lane is finished."""
         self._busy_lanes[lane.rank] -= 1
         if not self._busy_lanes[lane.rank] and self._left is not None:
             self._left(lane.rank)
@@ -368,7 +378,7 @@ class Player:
         self._hash_rows()
         stuck = [lane for lane in self._lanes if lane.steps_left or lane.pending]
         if stuck or self.messages != self._summary.messages:
-            listed = "\n".join(self._explain(lane) for lane in stuck[:8])
+            listed = "\n".join(where_stuck(lane) for lane in stuck[:8])
             raise InternalError(f"{len(stuck)} lanes are stuck at {self._calendar.now} fs:\n{listed}")
         if tuple(self.bytes_by_op) != self._summary.bytes_by_op:
             raise InternalError(
@@ -387,18 +397,3 @@ class Player:
             raise InternalError(
                 f"links delivered {self.fabric.delivered_bytes} bytes; the plan puts {self._wire_bytes} on them"
             )
-
-    def _explain(self, lane: Lane) -> str:
-        where = f"  rank {lane.rank} channel {lane.channel}"
-        if lane.entered is None:
-            return f"{where} never entered its first step"
-        for message in lane.entered.messages:
-            if message.done_fs < 0 and lane in (message.sender, message.receiver):
-                other = message.receiver if lane is message.sender else message.sender
-                at = "no step" if other.entered is None else f"step {other.entered.step.step}"
-                return (
-                    f"{where} is in step {lane.entered.step.step}, waiting for message {message.id} (rank "
-                    f"{message.sender.rank} -> {message.receiver.rank}, {message.needs} conditions open); "
-                    f"rank {other.rank} channel {other.channel} is in {at}"
-                )
-        return f"{where} is in step {lane.entered.step.step}, with {lane.steps_left} steps left"

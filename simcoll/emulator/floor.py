@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simcoll.emulator.model import hop_delay_fs
+from simcoll.emulator.model import latency_fs, send_busy_fs
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -26,10 +26,11 @@ SAMPLED_SOURCES = 64
 def latency_floor_fs(plan: Plan, topology: Topology) -> int:
     """Time before which some rank cannot have what another rank had at the start.
 
-    A message costs at least its ``pre`` and the receive overhead. Data may come over other ranks, and on some machines
-    that is the shorter way, so the floor of a pair is that of its cheapest chain of messages; the floor of the
-    collective is the largest among the pairs that its meaning makes dependent. Beyond 256 ranks only the cheapest
-    first message of some ranks is counted, which is lower but still a floor.
+    A message costs at least its latency and the receive overhead, and without a FIFO the overhead of its sender. Data
+    may come over other ranks, and on some machines that is the shorter way, so the floor of a pair is that of its
+    cheapest chain of messages; the floor of the collective is the largest among the pairs that its meaning makes
+    dependent. Beyond 256 ranks only the cheapest first message of some ranks is counted, which is lower but still a
+    floor.
     """
     n, collective = plan.nranks, plan.collective
     if n == 1 or _may_be_empty(plan):
@@ -63,5 +64,8 @@ def _costs(plan: Plan, topology: Topology, sources: range | list[int]) -> Ints:
     """Least time of a message from each source to each rank: ``[sources, nranks]``."""
     src = np.repeat(plan.ranks[np.array(sources, np.int64)], plan.nranks)
     dst = np.tile(plan.ranks, len(sources))
-    delay = hop_delay_fs(topology.route(src, dst), plan.protocol) + plan.protocol.receive_overhead_fs
+    routes, protocol = topology.route(src, dst), plan.protocol
+    delay = latency_fs(routes, protocol) + protocol.receive_overhead_fs
+    if not protocol.fifo_depth:
+        delay += send_busy_fs(routes, protocol)
     return delay.reshape(len(sources), plan.nranks)

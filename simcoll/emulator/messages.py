@@ -18,20 +18,23 @@ if TYPE_CHECKING:
     from simcoll.emulator.dataplane import Storage
     from simcoll.topology import Topology
 
-__all__ = ["Block", "Bundle", "Lane", "Message", "Part", "blocks", "parts"]
+__all__ = ["Block", "Bundle", "Lane", "Message", "Part", "blocks", "parts", "where_stuck"]
 
 
 class Lane:
-    """A channel of a rank: its coming messages in step order, and the number unfinished in its current step."""
+    """A channel of a rank: its coming messages in step order, and the number unfinished in its current step.
 
-    __slots__ = ("channel", "entered", "pending", "queue", "rank", "steps_left")
+    ``free_fs`` is the time at which the overhead of all messages that it has sent is over.
+    """
+
+    __slots__ = ("channel", "entered", "free_fs", "pending", "queue", "rank", "steps_left")
 
     def __init__(self, rank: int, channel: int, steps: int) -> None:
         self.rank = rank
         self.channel = channel
         self.steps_left = steps
         self.queue: deque[Message] = deque()
-        self.pending = 0
+        self.pending = self.free_fs = 0
         self.entered: Block | None = None
 
 
@@ -55,8 +58,8 @@ class Message:
     """
 
     __slots__ = (
-        "arrived", "block", "bundle", "consumed", "done_fs", "end_fs", "follower", "id", "links", "needs", "payload", "place",
-        "post_fs", "pre_fs", "ready_fs", "receiver", "sender", "source_needs", "start_fs", "wire",
+        "arrived", "block", "bundle", "busy_fs", "consumed", "delay_fs", "done_fs", "end_fs", "follower", "id", "links", "needs",
+        "payload", "place", "post_fs", "ready_fs", "receiver", "sender", "source_needs", "start_fs", "wire",
     )  # fmt: skip
 
     def __init__(
@@ -66,7 +69,8 @@ class Message:
         sender: Lane,
         receiver: Lane,
         links: tuple[int, ...],
-        pre: int,
+        delay: int,
+        busy: int,
         wire: int,
         post: int,
         place: Any,
@@ -76,7 +80,8 @@ class Message:
         self.sender = sender
         self.receiver = receiver
         self.links = links
-        self.pre_fs = pre
+        self.delay_fs = delay
+        self.busy_fs = busy
         self.wire = wire
         self.post_fs = post
         self.place = place
@@ -87,21 +92,26 @@ class Message:
         self.arrived = self.consumed = False
         self.ready_fs = self.start_fs = self.end_fs = self.done_fs = -1
 
+    @property
+    def connection(self) -> tuple[int, int, int]:
+        """Source, destination and channel."""
+        return self.sender.rank, self.receiver.rank, self.sender.channel
+
 
 class Bundle:
     """Transfers that a switch joins into one flow: a multicast or a reduction, started when all are ready.
 
-    ``links`` are those of all of its paths, each once; ``pre_fs`` is the longest of its transfers'.
+    ``links`` are those of all of its paths, each once; ``delay_fs`` is the longest of its transfers'.
     """
 
-    __slots__ = ("links", "messages", "needs", "pre_fs", "wire")
+    __slots__ = ("delay_fs", "links", "messages", "needs", "wire")
 
     def __init__(self, messages: list[Message], ways_up: list[int]) -> None:
         self.messages = messages
         self.needs = len(messages)
         paths = [link for message in messages for link in message.links]
         self.links = tuple(dict.fromkeys([*paths, *ways_up]))
-        self.pre_fs = max(message.pre_fs for message in messages)
+        self.delay_fs = max(message.delay_fs for message in messages)
         self.wire = max(message.wire for message in messages)
 
 
@@ -119,7 +129,7 @@ def _ways_up(plan: Plan, topology: Topology, step: PlanStep, rows: list[int]) ->
 class Part:
     """One step of a plan with everything its messages need; it can be played many times.
 
-    ``columns`` has a row per message: sender's and receiver's lane, links, pre, wire bytes, post, place. ``switched`` has the
+    ``columns`` has a row per message: sender's and receiver's lane, links, delay, busy, wire bytes, post, place. ``switched`` has the
     rows of every switch operation, and the links that they use beside those of their paths; ``wire_bytes`` counts each operation once.
     """
 
@@ -132,7 +142,7 @@ class Part:
 def parts(plan: Plan, topology: Topology, storage: Storage | None, cap_base: int | None) -> Iterator[Part]:
     """The steps of a plan that move anything, with routes and costs, streamed.
 
-    ``cap_base`` is the first of the links that cap channel rates (two per lane: out, in), if the protocol caps them.
+    ``cap_base`` is the first of the links that cap the rates of channels and ranks, if the protocol caps them.
     """
     timer, first_message, shape = StepTimer(plan, topology, cap_base), 0, None
     paths: list[tuple[int, ...]] = []
@@ -147,7 +157,8 @@ def parts(plan: Plan, topology: Topology, storage: Storage | None, cap_base: int
             shape.sender.tolist(),
             shape.receiver.tolist(),
             paths,
-            np.maximum(timed.pre_fs, 0).tolist(),
+            np.maximum(timed.delay_fs, 0).tolist(),
+            timed.busy_fs.tolist(),
             timed.wire.tolist(),
             timed.post_fs.tolist(),
             storage.places(step) if storage else [None] * len(step),
@@ -167,8 +178,8 @@ def blocks(score: Iterable[Part], lanes: list[Lane]) -> Iterator[Block]:
     for part in score:
         block = Block(part.step, first_id, part.wire_bytes)
         block.messages = [
-            Message(block, number, lanes[sender], lanes[receiver], path, pre, wire, post, place)
-            for number, (sender, receiver, path, pre, wire, post, place) in enumerate(part.columns, first_id)
+            Message(block, number, lanes[sender], lanes[receiver], *rest)
+            for number, (sender, receiver, *rest) in enumerate(part.columns, first_id)
         ]
         first_id += len(part.columns)
         for rows, ways_up in part.switched:
@@ -176,3 +187,20 @@ def blocks(score: Iterable[Part], lanes: list[Lane]) -> Iterator[Block]:
             for message in bundle.messages:
                 message.bundle = bundle
         yield block
+
+
+def where_stuck(lane: Lane) -> str:
+    """One line on what a lane waits for."""
+    where = f"  rank {lane.rank} channel {lane.channel}"
+    if lane.entered is None:
+        return f"{where} never entered its first step"
+    for message in lane.entered.messages:
+        if message.done_fs < 0 and lane in (message.sender, message.receiver):
+            other = message.receiver if lane is message.sender else message.sender
+            at = "no step" if other.entered is None else f"step {other.entered.step.step}"
+            return (
+                f"{where} is in step {lane.entered.step.step}, waiting for message {message.id} (rank "
+                f"{message.sender.rank} -> {message.receiver.rank}, {message.needs} conditions open); "
+                f"rank {other.rank} channel {other.channel} is in {at}"
+            )
+    return f"{where} is in step {lane.entered.step.step}, with {lane.steps_left} steps left"

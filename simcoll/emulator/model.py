@@ -8,16 +8,23 @@ the lane's previous step has finished; they overlap each other. A step is not a 
 own. A *message* is a transfer between two ranks.
 
 * Rendezvous (``fifo_depth`` 0): a message is ready when both its lanes have entered its step and the earlier messages
-  it waits for are done.
+  it waits for are done. It is finished for both lanes when it is done.
 * ``fifo_depth`` d: it is ready when its sender's lane has entered its step, what it waits for is done, and message j -
   d of the same connection (source, destination, channel; j counts in schedule order) has been consumed. It is finished
-  for the sender when its flow ends. The receiver consumes it once the flow has ended and the receiver's lane has
-  entered the step.
+  for the sender when its flow has ended and ``busy`` is over since it was ready. The receiver consumes it once it has
+  arrived and the receiver's lane has entered the step; it is finished for the receiver when it is done.
 
-**Cost.** From ready a message waits ``pre`` (send overhead, path latency, jitter), then flows, then waits ``post`` (receive
-overhead, and the reduction of what it brought); then it is done. Its flow has ``ceil(payload * wire_factor) +
-header_bytes`` bytes on the links of its route, and on one link per end when the protocol caps the rate of a channel. A
-transfer inside a rank takes the time of its copy (and reduction) and uses no link. All lanes enter their first step at
+**Cost.** ``busy`` is the send overhead and the occupancy of the slowest kind of link on the path; the latency is that of the
+path, or of this kind of link, or both, and jitter.
+
+* Rendezvous: from ready a message waits ``busy`` and the latency, then flows, then waits ``post``; then it is done.
+* FIFO: it flows from ready, arrives the latency after its flow ended, and is done ``post`` after it was consumed. So
+  overhead occupies a lane, latency belongs to the message and bytes to the links: LogGP's split.
+
+``post`` is the receive overhead, and the reduction of what the message brought. Its flow has ``ceil(payload *
+wire_factor) + header_bytes`` bytes on the links of its route, and on one link per end for each of the rates of a channel
+and of a rank that the protocol caps. A transfer inside a rank takes the time of its copy (and reduction) and uses no
+link. What a switch does follows the rules of rendezvous whatever the FIFO. All lanes enter their first step at
 ``launch_fs``.
 
 **Rates.** At any time the flows have the max-min fair rates: of all links, take the lowest share ``resid // n`` of a
@@ -45,8 +52,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simcoll.core.hashing import mix
-from simcoll.core.schedule import REDUCE
-from simcoll.errors import ConfigError
+from simcoll.core.schedule import REDUCE, SYNC
+from simcoll.errors import ConfigError, nearest
 from simcoll.units import MAX_TIME_FS
 
 if TYPE_CHECKING:
@@ -66,9 +73,10 @@ __all__ = [
     "checked_time",
     "effective_capacities",
     "flow_delay_fs",
-    "hop_delay_fs",
     "jitter_fs",
+    "latency_fs",
     "message_costs",
+    "send_busy_fs",
     "water_level",
     "wire_bytes",
 ]
@@ -90,9 +98,13 @@ noise.
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Costs:
-    """Fixed delays and wire bytes of an array of transfers."""
+    """Fixed delays and wire bytes of an array of transfers.
 
-    pre_fs: Ints
+    ``delay_fs`` comes before the flow (``busy_fs`` included) under the rules of rendezvous, after it with a FIFO.
+    """
+
+    delay_fs: Ints
+    busy_fs: Ints
     wire_bytes: Ints
     post_fs: Ints
 
@@ -158,17 +170,41 @@ def wire_bytes(size_bytes: Ints, protocol: Protocol) -> Ints:
     return (size_bytes if up == down else -(-size_bytes * up // down)) + protocol.header_bytes
 
 
-def hop_delay_fs(routes: Routes, protocol: Protocol) -> Ints:
-    """Time from ready to the start of the flow: send overhead and latency.
+def _known(kind: str, kinds: tuple[str, ...]) -> int:
+    """The number of a kind of link.
 
-    The latency is that of the path, or the protocol's value for the slowest kind of link on it where the protocol has
-    one.
+    Raises
+    ------
+    ConfigError
+        For a kind that no link can have.
     """
-    latency = routes.latency_fs.astype(np.int64)
-    for kind, hop_fs in protocol.hop_latency_fs:
-        if kind in routes.kinds:
-            latency = np.where(routes.kind == routes.kinds.index(kind), hop_fs, latency)
-    return latency + protocol.send_overhead_fs
+    if kind not in kinds:
+        raise ConfigError(f"the protocol names links of kind {kind!r}; {nearest(kind, kinds)}")
+    return kinds.index(kind)
+
+
+def _by_kind(values: tuple[tuple[str, int], ...], routes: Routes, otherwise: Ints) -> Ints:
+    """A value for each route by the slowest kind of link on it."""
+    for kind, value in values:
+        otherwise = np.where(routes.kind == _known(kind, routes.kinds), value, otherwise)
+    return otherwise
+
+
+def latency_fs(routes: Routes, protocol: Protocol) -> Ints:
+    """Latency of a message on each route, without jitter."""
+    path = routes.latency_fs.astype(np.int64)
+    if not protocol.add_path_latency:
+        return _by_kind(protocol.hop_latency_fs, routes, path)
+    more = _by_kind(protocol.hop_latency_fs, routes, np.zeros_like(path))
+    checked_time(int(path.max(initial=0)) + int(more.max(initial=0)))
+    return path + more
+
+
+def send_busy_fs(routes: Routes, protocol: Protocol) -> Ints:
+    """Time that a message on each route takes of its sender: send overhead and occupancy."""
+    occupancy = _by_kind(protocol.occupancy_fs, routes, np.zeros(len(routes.kind), np.int64))
+    checked_time(int(occupancy.max(initial=0)) + protocol.send_overhead_fs)
+    return occupancy + protocol.send_overhead_fs
 
 
 def jitter_fs(first_message: int, count: int, protocol: Protocol) -> Ints:
@@ -199,7 +235,7 @@ def message_costs(
 ) -> Costs:
     """Delays and wire bytes of transfers.
 
-    Those inside a rank (``local``) have no ``pre``, and without links there are no bytes on a wire. ``first_message``
+    Those inside a rank (``local``) have no delay, and without links there are no bytes on a wire. ``first_message``
     is the number of the first, which only jitter uses. The ``operands`` of a fold are added when all have arrived: each
     takes as long as all of these reductions.
 
@@ -213,20 +249,26 @@ def message_costs(
     post = np.where(local, size_bytes * protocol.copy_as_per_byte // 1000, protocol.receive_overhead_fs)
     if protocol.reduce_as_per_byte:
         post = post + np.where(op == REDUCE, size_bytes * protocol.reduce_as_per_byte // 1000 * operands, 0)
-    delay = hop_delay_fs(routes, protocol)
+    delay, busy = latency_fs(routes, protocol), send_busy_fs(routes, protocol)
+    checked_time(int(delay.max(initial=0)) + int(busy.max(initial=0)) + protocol.jitter_fs)
     if protocol.jitter_fs:
         delay = delay + jitter_fs(first_message, len(size_bytes), protocol)
-    pre = np.where(local, 0, delay)
+    before = op > SYNC if protocol.fifo_depth else True  # a switch's part is rendezvous
+    delay, busy = np.where(local, 0, delay + np.where(before, busy, 0)), np.where(local, 0, busy)
     linked = routes.links[:, 0] >= 0 if routes.links.shape[1] else np.zeros(len(size_bytes), np.bool_)
-    return Costs(pre, np.where(linked, wire_bytes(size_bytes, protocol), 0), post)
+    return Costs(delay, busy, np.where(linked, wire_bytes(size_bytes, protocol), 0), post)
 
 
 def effective_capacities(topology: Topology, protocol: Protocol) -> list[int]:
-    """Capacity of every link under the protocol: raw, or times the efficiency of its kind, rounded down."""
+    """Capacity of every link under the protocol: raw, or times the share of its kind, rounded down."""
     capacities: list[int] = topology.link_capacity_uBps.tolist()
-    if not protocol.use_efficiency or not topology.efficiency:
+    shares = dict(topology.efficiency) if protocol.use_efficiency else {}
+    shares |= protocol.link_shares
+    if not shares:
         return capacities
     from simcoll.topology import LINK_KINDS
 
-    share = [topology.efficiency.get(kind, 1) for kind in LINK_KINDS]
+    for kind in shares:
+        _known(kind, LINK_KINDS)
+    share = [shares.get(kind, 1) for kind in LINK_KINDS]
     return [int(capacity * share[kind]) for capacity, kind in zip(capacities, topology.link_kind.tolist(), strict=True)]

@@ -17,7 +17,7 @@ from simcoll.emulator.fast.timed import Summary, Timed, summary, timed_steps
 from simcoll.emulator.model import effective_capacities
 from simcoll.emulator.quotient import Quotient, fold, no_quotient
 from simcoll.emulator.result import Result
-from simcoll.emulator.score import cap_name
+from simcoll.emulator.score import cap_name, cap_rates
 from simcoll.errors import ConfigError, InternalError, nearest
 
 if TYPE_CHECKING:
@@ -85,17 +85,16 @@ def choose(
 
 
 def _links(plan: Plan, topology: Topology) -> tuple[Ints, int | None, Callable[[int], str]]:
-    """Capacities of all links, the first of those that cap channels, and the names of links."""
+    """Capacities of all links, the first of those that cap channels and ranks, and the names of links."""
     capacity = np.array(effective_capacities(topology, plan.protocol), np.int64)
-    rate, links = plan.protocol.channel_rate_uBps, topology.nlinks
-    if not rate:
+    caps, links = cap_rates(plan), topology.nlinks
+    if not caps:
         return capacity, None, topology.link_name
 
     def name(link: int) -> str:
         return topology.link_name(link) if link < links else cap_name(plan, link - links)
 
-    caps = np.full(2 * plan.nranks * plan.nchannels, rate, np.int64)
-    return np.concatenate([capacity, caps]), links, name
+    return np.concatenate([capacity, np.array(caps, np.int64)]), links, name
 
 
 def play_simpy(

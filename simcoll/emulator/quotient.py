@@ -166,4 +166,6 @@ def _image(step: Timed, names: Ints, partition: Partition, first: int, weights: 
     sender, receiver = lanes[shape.sender[row]], lanes[shape.receiver[row]]
     image = Shape(sender, receiver, sender, receiver, links.astype(np.int32), weight)
     nothing = tuple(0 for _ in step.bytes_by_op)
-    return Timed(image, step.pre_fs[row], step.wire[row], step.post_fs[row], step.size[row], nothing)
+    return Timed(
+        image, step.delay_fs[row], step.busy_fs[row], step.wire[row], step.post_fs[row], step.size[row], nothing
+    )

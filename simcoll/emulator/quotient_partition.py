@@ -78,7 +78,8 @@ def refine(patterns: Sequence[Timed], capacity: Ints, nlanes: int, most_classes:
     lanes, links = np.zeros(nlanes, np.int64), dense(capacity)
     counts = (1, int(links.max(initial=-1)) + 1)
     fixed = [
-        _hashed(dense(step.pre_fs, step.wire, step.post_fs), np.uint64(number)) for number, step in enumerate(patterns)
+        _hashed(dense(step.delay_fs, step.wire, step.post_fs), np.uint64(number))
+        for number, step in enumerate(patterns)
     ]
     # Equal numbers of dense() mean equal costs only inside a step, and a step is only compared with itself.
     while True:
@@ -134,7 +135,7 @@ def certify(patterns: Sequence[Timed], capacity: Ints, partition: Partition) -> 
         shape = step.shape
         crossed = np.sort(np.append(links, -1)[shape.links], axis=1)
         names = dense(
-            step.pre_fs,
+            step.delay_fs,
             step.wire,
             step.post_fs,
             lanes[shape.sender],

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from simcoll.emulator.messages import Part
     from simcoll.topology import Topology
 
-__all__ = ["Score", "cap_links", "cap_name"]
+__all__ = ["Score", "cap_links", "cap_name", "cap_rates"]
 
 
 class Score:
@@ -28,16 +28,23 @@ class Score:
         self.parts: tuple[Part, ...] = tuple(parts(plan, topology, storage, cap_links(plan, fabric)))
 
 
-def cap_links(plan: Plan, fabric: Fabric) -> int | None:
-    """Two more links per lane, out and in, where the protocol caps a channel's rate; returns the first."""
-    rate = plan.protocol.channel_rate_uBps
-    if not rate:
-        return None
+def cap_rates(plan: Plan) -> list[int]:
+    """Rates of the links that only the protocol adds, out and in: two per lane where it caps channels, then two per rank."""
+    protocol = plan.protocol
+    rates = [protocol.channel_rate_uBps] * (2 * plan.nranks * plan.nchannels) if protocol.channel_rate_uBps else []
+    return rates + ([protocol.rank_rate_uBps] * (2 * plan.nranks) if protocol.rank_rate_uBps else [])
 
-    return fabric.add_links([rate] * (2 * plan.nranks * plan.nchannels), lambda position: cap_name(plan, position))
+
+def cap_links(plan: Plan, fabric: Fabric) -> int | None:
+    """Give the fabric the links of :func:`cap_rates`, if there are any; returns the first."""
+    rates = cap_rates(plan)
+    return fabric.add_links(rates, lambda position: cap_name(plan, position)) if rates else None
 
 
 def cap_name(plan: Plan, position: int) -> str:
-    """Name of a link that caps the rate of a channel."""
-    rank, channel = divmod(position // 2, plan.nchannels)
-    return f"rank {rank} channel {channel} {('out', 'in')[position % 2]}"
+    """Name of a link that caps the rate of a channel or of a rank."""
+    number, inward = divmod(position, 2)
+    lanes = plan.nranks * plan.nchannels if plan.protocol.channel_rate_uBps else 0
+    rank, channel = divmod(number, plan.nchannels)
+    name = f"rank {rank} channel {channel}" if number < lanes else f"rank {number - lanes}"
+    return f"{name} {('out', 'in')[inward]}"

@@ -29,7 +29,12 @@ def test_the_sample_has_every_cost_and_coincidence():
         steps = list(plan.steps())
         seen["jitter"] += bool(protocol.jitter_fs)
         seen["fifo"] += bool(protocol.fifo_depth)
+        seen["occupied"] += bool(protocol.fifo_depth and max(dict(protocol.occupancy_fs).values(), default=0) > 5)
+        seen["added latency"] += bool(protocol.hop_latency_fs and protocol.add_path_latency)
+        seen["replaced latency"] += bool(protocol.hop_latency_fs and not protocol.add_path_latency)
         seen["capped"] += bool(protocol.channel_rate_uBps)
+        seen["capped ranks"] += bool(protocol.rank_rate_uBps)
+        seen["shares"] += bool(protocol.link_shares)
         seen["channels"] += plan.nchannels > 1
         seen["waits"] += bool(plan.waits)
         seen["inside a rank"] += any((step.src_rank == step.dst_rank).any() for step in steps)

@@ -15,7 +15,7 @@ from simcoll.emulator import emulate
 from simcoll.emulator.quotient import no_quotient
 from simcoll.errors import ConfigError
 from simcoll.testing.examples import needed_params
-from simcoll.topology import Topology, boxes, crossbar, fat_tree, torus
+from simcoll.topology import LINK_KINDS, Topology, boxes, crossbar, fat_tree, torus
 
 KINDS = ("dag", "algorithm", "lift")
 
@@ -74,6 +74,10 @@ def random_protocol(rng, jitter=True):
     def maybe(*values):
         return int(rng.choice([0, *values]))
 
+    def by_kind(*values):
+        """A value for some kinds of links."""
+        return tuple((kind, values[int(rng.integers(0, len(values)))]) for kind in LINK_KINDS if rng.random() < 0.5)
+
     return Protocol(
         "random",
         header_bytes=maybe(1, 48),
@@ -81,11 +85,15 @@ def random_protocol(rng, jitter=True):
         launch_fs=maybe(5, 10**9),
         send_overhead_fs=maybe(3, 10**8),
         receive_overhead_fs=maybe(7, 10**8),
-        hop_latency_fs=(("net", 5 * 10**8), ("nvlink", 0)) if rng.random() < 0.2 else (),
+        occupancy_fs=by_kind(0, 5, 10**8, 2 * 10**9) if rng.random() < 0.5 else (),
+        hop_latency_fs=by_kind(0, 11, 5 * 10**8) if rng.random() < 0.4 else (),
+        add_path_latency=rng.random() < 0.5,
         reduce_as_per_byte=maybe(667),
         copy_as_per_byte=maybe(300),
-        fifo_depth=maybe(1, 2, 3) if jitter else 0,
+        fifo_depth=int(rng.choice([0, 0, 0, 1, 1, 2, 3, 8])),
         channel_rate_uBps=maybe(7 * 10**15, 10**13),
+        rank_rate_uBps=maybe(9 * 10**15, 10**13),
+        link_shares=by_kind(Fraction(2, 3), Fraction(9, 10)) if rng.random() < 0.3 else (),
         jitter_fs=maybe(10, 10**9) if jitter and rng.random() < 0.5 else 0,
         seed=int(rng.integers(0, 2**40)),
     )

@@ -9,7 +9,7 @@ import numpy as np
 from simcoll.emulator.fast.calendar import at_time, next_time
 from simcoll.emulator.fast.compiled import SOURCES, entry, number, part
 from simcoll.emulator.fast.natural import natural
-from simcoll.emulator.fast.rates import find_own, join, part_links, settle, timer
+from simcoll.emulator.fast.rates import join, part_links, settle, timer
 from simcoll.emulator.fast.state import (
     AGAIN,
     ARGUMENT,
@@ -26,7 +26,10 @@ from simcoll.emulator.fast.state import (
     HASHED,
     HEAP,
     IDLE,
+    LANE,
     LAST,
+    LATE,
+    MAX,
     MOVING,
     NEED_STEP,
     NEXT_ID,
@@ -49,7 +52,7 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
     Shorts = NDArray[np.int32]
 
-__all__ = ["index_block", "load", "run", "wait_for"]
+__all__ = ["load", "run"]
 
 SEED_A, SEED_B = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD1B54A32D192ED03)
 SHIFTS = (np.uint64(30), np.uint64(27), np.uint64(31))
@@ -68,9 +71,17 @@ def mixed(value: np.uint64) -> np.uint64:
 def _next(s: State, m: int) -> None:
     """Give a slot whose phase has changed its next time. The one place for it, so that it is compiled once."""
     phase = s.phase[m]
-    if phase == WAITING and s.pre_fs[m] >= 0:
+    if phase == WAITING and s.delay_fs[m] >= 0:
         s.phase[m] = PRE
-        delay = s.pre_fs[m]
+        delay = s.delay_fs[m]
+        if s.reg[DEPTH] > 0:
+            lane = natural(s.sender[m])
+            s.lane_free[lane] = max(s.lane_free[lane], s.reg[NOW] + min(s.busy_fs[m], MAX - s.reg[NOW]))
+            delay = 0
+    elif phase == LATE:
+        delay = s.delay_fs[m]
+    elif phase == LANE:
+        delay = s.lane_free[natural(m - len(s.level))] - s.reg[NOW]
     else:
         if phase == WAITING:  # inside a rank
             s.start_fs[m] = s.end_fs[m] = s.reg[NOW]
@@ -200,9 +211,11 @@ def _arrive(s: State, m: int) -> bool:
             return True
         _put(s, m)
         return False
-    if s.lane_block[natural(s.receiver[m])] == s.block[m]:
-        _consume(s, m)
-    _leave(s, natural(s.sender[m]))
+    s.phase[m] = LATE
+    _put(s, m)
+    sender = natural(s.sender[m])
+    if sender != s.receiver[m]:  # in a quotient both ends may be of one class, which leaves when the message is done
+        _leave(s, sender)
     return False
 
 
@@ -221,6 +234,15 @@ def _handle(s: State, m: int) -> None:
         part_links(s, m)
     elif phase == TIMER:
         timer(s, m)
+        return
+    elif phase == LATE:
+        s.phase[m] = ARRIVED
+        if s.lane_block[natural(s.receiver[m])] == s.block[m]:
+            _consume(s, m)
+        return
+    elif phase == LANE:
+        s.stack[s.reg[STACK]] = m - len(s.level)
+        s.reg[STACK] += 1
         return
     if phase == POST or _arrive(s, m):
         _done(s, m)
@@ -258,7 +280,7 @@ def _connect(s: State, base: int, rows: int) -> None:
     depth = s.reg[DEPTH]
     for m in range(base, base + rows):
         s.follower[m] = -1
-        if s.sender[m] == s.receiver[m]:
+        if s.delay_fs[m] < 0:
             continue
         connection = s.ring_place[m] // depth
         place = connection * depth + s.ring_count[connection] % depth
@@ -297,6 +319,11 @@ def run(s: State, _sources: int = SOURCES) -> int:
                 _next(s, natural(s.moving[natural(r[MOVING])]))
             elif r[STACK] > 0:
                 lane = natural(s.stack[natural(r[STACK] - 1)])
+                if s.lane_free[lane] > r[NOW]:
+                    r[STACK] -= 1
+                    s.lane_block[lane] = -1  # its block may be given to another step before the lane goes on
+                    _put(s, len(s.level) + lane)
+                    continue
                 if s.lane_head[lane] < 0:
                     if not _load_again(s):
                         r[ARGUMENT] = lane
@@ -330,63 +357,3 @@ def load(s: State, blocks: Ints, _sources: int = SOURCES) -> None:
     """Hand blocks, filled and in order, to their lanes."""
     for block in blocks:
         _load(s, block)
-
-
-@entry
-def index_block(s: State, block: int, links: Shorts, weight: Shorts, count: Shorts, _sources: int = SOURCES) -> None:
-    """List the hops of a block by message, and its messages by lane. ``count`` has a zero for every lane, before and after."""
-    base, rows = s.block_base[block], s.block_rows[block]
-    hop = s.block_hop[block]
-    for row in range(rows):
-        m = base + row
-        s.entry[m] = hop
-        for column in range(links.shape[1]):
-            if links[row, column] < 0:
-                break
-            s.link[hop] = links[row, column]
-            s.weight[hop] = weight[row, column]
-            s.owner[hop] = m
-            s.shared[hop] = 0
-            hop += 1
-        s.hops[m] = hop - s.entry[m]
-        find_own(s, m)
-    node = 2 * base
-    for m in range(base, base + rows):
-        for lane in (s.sender[m], s.receiver[m]):
-            if count[lane] == 0:
-                s.node_lane[node] = lane
-                node += 1
-            count[lane] += 1
-        if s.sender[m] == s.receiver[m]:
-            count[s.sender[m]] -= 1
-    place = 2 * base
-    for each in range(2 * base, node):
-        lane = s.node_lane[each]
-        s.node_first[each] = s.node_end[each] = place
-        place += count[lane]
-        count[lane] = each + 1
-    for m in range(base, base + rows):
-        for lane in (s.sender[m], s.receiver[m]):
-            each = count[lane] - 1
-            if s.node_end[each] == s.node_first[each] or s.entries[s.node_end[each] - 1] != m:
-                s.entries[s.node_end[each]] = m
-                s.node_end[each] += 1
-    for each in range(2 * base, node):
-        count[s.node_lane[each]] = 0
-    s.block_nodes[block] = node - 2 * base
-
-
-@entry
-def wait_for(s: State, earlier: Ints, later: Ints, _sources: int = SOURCES) -> None:
-    """Let slots wait for others that are still under way. There are enough free edges."""
-    r = s.reg
-    for i in range(len(earlier)):
-        m = earlier[i]
-        if s.phase[m] == FINISHED:
-            continue
-        edge = r[EDGE]
-        r[EDGE] = s.edge_next[edge]
-        s.edge_next[edge] = s.waiters[m]
-        s.waiters[m] = edge
-        s.edge_slot[edge] = later[i]
-        s.needs[later[i]] += 1

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simcoll.emulator.fast.compiled import announced
-from simcoll.emulator.fast.kernel import index_block, load, run, wait_for
+from simcoll.emulator.fast.filling import index_block, wait_for
+from simcoll.emulator.fast.kernel import load, run
 from simcoll.emulator.fast.room import (
     PER_BLOCK,
     larger_calendar,
@@ -100,13 +101,13 @@ class Machine:
         self.hop_room: list[int] = []
         self.hops_used = 0
         self.free: dict[int, dict[Timed, list[int]]] = {}
-        self.slots_used = len(capacities_uBps)  # timers
         self.connections: dict[tuple[int, int], int] = {}
         self.waits = dict(waits or {})
         self.waiting = np.array(sorted(self.waits), np.int64)
         self.live: dict[int, tuple[int, int]] = {}  # first message of a block under way: block, rows
-        self.state = new_state(capacities_uBps, lane_steps, launch_fs)
-        self.state.reg[DEPTH], self.state.reg[HASHED] = depth, hashed
+        self.state = new_state(capacities_uBps, lane_steps, launch_fs, depth)
+        self.state.reg[HASHED] = hashed
+        self.slots_used = len(self.state.phase)  # timers
 
     @property
     def time_fs(self) -> int:
@@ -255,12 +256,8 @@ class Machine:
         s, here = self.state, slice(base, base + rows)
         # Its address names the content: ``contents`` keeps it alive, so no other step can have it.
         s.block_rows[block], s.block_content[block] = rows, id(timed)
-        s.pre_fs[here], s.wire[here], s.post_fs[here], s.size[here] = (
-            timed.pre_fs,
-            timed.wire,
-            timed.post_fs,
-            timed.size,
-        )
+        s.delay_fs[here], s.busy_fs[here], s.wire[here] = timed.delay_fs, timed.busy_fs, timed.wire
+        s.post_fs[here], s.size[here] = timed.post_fs, timed.size
         if before is not None and before.shape is shape:
             return
         s.sender[here], s.receiver[here], s.src[here], s.dst[here] = shape.sender, shape.receiver, shape.src, shape.dst

@@ -7,7 +7,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simcoll.emulator.fast.calendar import rehash
-from simcoll.emulator.fast.state import CHAIN, EDGE, HEAP, LAST, MAX, NOW, REGISTERS, STACK, TIMER, State
+from simcoll.emulator.fast.state import (
+    CHAIN,
+    DEPTH,
+    EDGE,
+    HEAP,
+    LANE,
+    LAST,
+    MAX,
+    NOW,
+    REGISTERS,
+    STACK,
+    TIMER,
+    State,
+)
 from simcoll.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -18,9 +31,9 @@ if TYPE_CHECKING:
 __all__ = ["PER_BLOCK", "larger_calendar", "lengthened", "more_edges", "more_hops", "more_slots", "new_state"]
 
 PER_SLOT = (
-    "sender", "receiver", "src", "dst", "pre_fs", "wire", "post_fs", "size", "block", "entry", "hops", "ring_place", "needs",
-    "phase", "follower", "waiters", "start_fs", "end_fs", "done_fs", "left", "rate", "own", "since_fs", "finish_fs", "cover",
-    "rated", "key", "before", "after", "limits", "weights", "started", "moving",
+    "sender", "receiver", "src", "dst", "delay_fs", "busy_fs", "wire", "post_fs", "size", "block", "entry", "hops", "ring_place",
+    "needs", "phase", "follower", "waiters", "start_fs", "end_fs", "done_fs", "left", "rate", "own", "since_fs", "finish_fs",
+    "cover", "rated", "key", "before", "after", "limits", "weights", "started", "moving",
 )  # fmt: skip
 PER_NODE = ("node_lane", "node_next", "node_first", "node_end", "entries")
 PER_BLOCK = (
@@ -33,7 +46,7 @@ PER_BLOCK = (
     "block_content",
     "retired",
 )
-PER_LANE = ("lane_left", "lane_pending", "lane_block", "lane_head", "lane_tail", "stack")
+PER_LANE = ("lane_left", "lane_pending", "lane_free", "lane_block", "lane_head", "lane_tail", "stack")
 PER_LINK = ("capacity", "level", "used", "flows", "head", "queued", "marked", "queue", "changed", "touched")
 MOST_ENTRIES = 2**31 - 1
 """Entries are numbered by int32: half the memory, and twice as many of them in a cache."""
@@ -42,30 +55,32 @@ PER_HOP = ("link", "owner", "weight", "shared", "next_flow", "last_flow")
 
 def _types() -> dict[str, type]:
     wide = {
-        "pre_fs", "wire", "post_fs", "size", "ring_place", "start_fs", "end_fs", "done_fs", "rate", "own", "since_fs",
-        "finish_fs", "rated", "key", "limits", "weights", "block_first_id", "block_content", "lane_left",
-        "capacity", "level", "used", "flows", "heap", "table_key", "ring_count", "reg",
+        "delay_fs", "busy_fs", "wire", "post_fs", "size", "ring_place", "start_fs", "end_fs", "done_fs", "rate", "own",
+        "since_fs", "finish_fs", "rated", "key", "limits", "weights", "block_first_id", "block_content", "lane_left",
+        "lane_free", "capacity", "level", "used", "flows", "heap", "table_key", "ring_count", "reg",
     }  # fmt: skip
     special = {"left": np.float64, "sums": np.uint64} | dict.fromkeys(("phase", "shared", "queued", "marked"), np.int8)
     return {name: special.get(name, np.int64 if name in wide else np.int32) for name in State._fields}
 
 
-def new_state(capacities_uBps: Ints, lane_steps: Ints, launch_fs: int) -> State:
-    """The arrays of a new run; the first slots are the timers of the links."""
+def new_state(capacities_uBps: Ints, lane_steps: Ints, launch_fs: int, depth: int) -> State:
+    """The arrays of a new run; the first slots are the timers of the links and, with a FIFO, of the lanes."""
     kinds = _types()
-    links = len(capacities_uBps)
-    sizes = dict.fromkeys(PER_LANE, len(lane_steps)) | dict.fromkeys((*PER_LINK, *PER_SLOT), links)
-    sizes |= dict.fromkeys(PER_NODE, 2 * links)
+    links, lanes = len(capacities_uBps), len(lane_steps)
+    timers = links + (lanes if depth else 0)
+    sizes = dict.fromkeys(PER_LANE, lanes) | dict.fromkeys(PER_LINK, links) | dict.fromkeys(PER_SLOT, timers)
+    sizes |= dict.fromkeys(PER_NODE, 2 * timers)
     sizes |= {"reg": REGISTERS, "sums": 2, "heap": 64, "table_key": 128, "table_head": 128}
     s = State(**{name: np.zeros(sizes.get(name, 0), kinds[name]) for name in State._fields})
     s.reg[NOW] = s.reg[LAST] = launch_fs
     s.reg[CHAIN] = s.reg[EDGE] = -1
+    s.reg[DEPTH] = depth
     s.capacity[:] = capacities_uBps
     s.level[:] = MAX
     s.lane_left[:] = lane_steps
     for array in (s.head, s.lane_block, s.lane_head, s.table_key):
         array[:] = -1
-    s.phase[:] = TIMER
+    s.phase[:links], s.phase[links:] = TIMER, LANE
     busy = np.flatnonzero(lane_steps)
     s.stack[: len(busy)] = busy
     s.reg[STACK] = len(busy)

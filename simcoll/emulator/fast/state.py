@@ -1,9 +1,10 @@
 """The arrays that the loops of the fast engine work on.
 
 A message in flight is a *slot*; the slots of a step are a contiguous *block*. A flow is a slot whose *hops*, one per link on its way,
-are in the lists of their links; those of a block are contiguous, too. The first slots are no messages but the timers of links:
-slot l goes off when the first of the flows that link l *covers* ends, so that these need no place of their own in the calendar. A
-*node* is a lane's part in a step. Numbers that change one by one live in ``reg``.
+are in the lists of their links; those of a block are contiguous, too. The first slots are no messages but timers. Slot l is that of
+link l: it goes off when the first of the flows that the link *covers* ends, so that these need no place of their own in the
+calendar. With a FIFO the timers of lanes follow: one goes off when the overhead of all that its lane sent is over. A *node* is a
+lane's part in a step. Numbers that change one by one live in ``reg``.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ AGAIN, CONTENT, REGISTERS = range(18, 21)
 # Why the loop stopped.
 IDLE, NEED_STEP, FULL, NO_RATE, CLOCK, OVER = range(6)
 # Phases of a slot.
-WAITING, PRE, FLOW, POST, ARRIVED, FINISHED, TIMER = range(7)
+WAITING, PRE, FLOW, POST, ARRIVED, FINISHED, TIMER, LATE, LANE = range(9)
 
 
 class State(NamedTuple):
@@ -38,7 +39,8 @@ class State(NamedTuple):
     receiver: Shorts
     src: Shorts
     dst: Shorts
-    pre_fs: Ints  # -1: a transfer inside a rank
+    delay_fs: Ints  # before the flow, with a FIFO after it; -1: a transfer inside a rank
+    busy_fs: Ints  # with a FIFO only
     wire: Ints
     post_fs: Ints
     size: Ints
@@ -93,6 +95,7 @@ class State(NamedTuple):
     # per lane
     lane_left: Ints
     lane_pending: Shorts
+    lane_free: Ints  # when the overhead of what it sent is over
     lane_block: Shorts
     lane_head: Shorts
     lane_tail: Shorts

@@ -54,10 +54,11 @@ class Shape:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Timed:
-    """One step. ``pre_fs`` is -1 for a transfer inside a rank."""
+    """One step. ``delay_fs`` (see :class:`simcoll.emulator.model.Costs`) is -1 for a transfer inside a rank."""
 
     shape: Shape
-    pre_fs: Ints
+    delay_fs: Ints
+    busy_fs: Ints
     wire: Ints
     post_fs: Ints
     size: Ints
@@ -214,12 +215,12 @@ class StepTimer:
         local = np.concatenate([step.src_rank == step.dst_rank for step in steps])
         routes = _joined([routes for routes, _ in ways])
         costs = message_costs(size, op, local, routes, self.plan.protocol, first_message, operands)
-        pre, first, made = np.where(local, -1, costs.pre_fs), 0, []
+        delay, first, made = np.where(local, -1, costs.delay_fs), 0, []
         for step, (_, shape) in zip(steps, ways, strict=True):
             here, first = slice(first, first + step.rows), first + step.rows
             if self.last is None or self.plan.protocol.jitter_fs or not _same(step, self.last[0]):
-                timing = (pre[here], costs.wire_bytes[here], costs.post_fs[here], step.size_bytes)
-                self.last = step, Timed(shape, *timing, _bytes_by_op(step))
+                fixed = (delay[here], costs.busy_fs[here], costs.wire_bytes[here], costs.post_fs[here])
+                self.last = step, Timed(shape, *fixed, step.size_bytes, _bytes_by_op(step))
             made.append(self.last[1])
         return made
 
@@ -243,14 +244,23 @@ class StepTimer:
         sender, receiver, links = src * channels + channel, dst * channels + channel, routes.links
         if self.cap_base is not None:
             linked = links[:, :1] >= 0 if links.shape[1] else np.zeros((len(src), 1), np.bool_)
-            caps = np.stack([self.cap_base + 2 * sender, self.cap_base + 2 * receiver + 1], axis=1)
-            links = np.concatenate([np.where(linked, caps, -1), links], axis=1)
+            links = np.concatenate([np.where(linked, self._caps(src, dst, channel), -1), links], axis=1)
         first = 0
         for step in steps:
             here, first = slice(first, first + step.rows), first + step.rows
             once = np.broadcast_to(np.int64(1), links[here].shape)
             shape = Shape(sender[here], receiver[here], step.src_rank, step.dst_rank, links[here], once)
             yield Routes(routes.links[here], routes.latency_fs[here], routes.kind[here]), shape
+
+    def _caps(self, src: Ints, dst: Ints, channel: Ints) -> Ints:
+        """The links that cap the rates of channels, and those for ranks, in the order of :func:`simcoll.emulator.score.cap_rates`."""
+        protocol, channels, first, columns = self.plan.protocol, self.plan.nchannels, self.cap_base or 0, []
+        if protocol.channel_rate_uBps:
+            columns += [first + 2 * (src * channels + channel), first + 2 * (dst * channels + channel) + 1]
+            first += 2 * self.plan.nranks * channels
+        if protocol.rank_rate_uBps:
+            columns += [first + 2 * src, first + 2 * dst + 1]
+        return np.stack(columns, axis=1)
 
 
 def _joined(routes: list[Routes]) -> Routes:
@@ -298,8 +308,8 @@ def timed_steps(
 ) -> Iterator[tuple[tuple[Timed, ...], int]]:
     """The groups of :func:`turns` with routes and costs; what comes once, step by step.
 
-    ``groups`` are those of :func:`summary`, if it kept them. ``cap_base`` is the first of the links that cap channel rates (two
-    per lane: out, in), if the protocol caps them.
+    ``groups`` are those of :func:`summary`, if it kept them. ``cap_base`` is the first of the links that cap the rates of channels
+    and ranks, if the protocol caps them.
     """
     make, first = StepTimer(plan, topology, cap_base), 0
     groups = turns(plan) if groups is None else groups

@@ -54,3 +54,44 @@ def test_unknown_names():
         with pytest.raises(ConfigError) as error:
             call()
         assert says in str(error.value)
+
+
+def test_the_summary_names_what_a_protocol_has():
+    protocol = Protocol(
+        "t",
+        occupancy_fs=(("net", 10**9),),
+        hop_latency_fs=(("net", 3 * 10**9),),
+        add_path_latency=True,
+        fifo_depth=8,
+        rank_rate_uBps=232 * 10**15,
+        link_shares=(("net", "9/10"),),
+    )
+    assert protocol.summary == (
+        "3 us a net hop, the path's own latency, 1 us of the sender a net hop, 1 bytes on the wire per byte, a FIFO of 8, "
+        "at most 232 GB/s a rank, 0.9 of net links"
+    )
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [
+        (
+            "occupancy_fs",
+            (("net", -1),),
+            "occupancy_fs of net of protocol 't' must be a whole number, at least 0; got -1",
+        ),
+        (
+            "occupancy_fs",
+            (("net", 2**63),),
+            f"occupancy_fs of net of protocol 't' must be at most {2**63 - 1}, got {2**63}",
+        ),
+        ("rank_rate_uBps", 0.5, "rank_rate_uBps of protocol 't' must be a whole number, at least 0; got 0.5"),
+        ("link_shares", (("net", 0),), "link_shares of net must be a number above 0 and at most 1, got 0"),
+        ("link_shares", (("net", "10/9"),), "link_shares of net must be a number above 0 and at most 1, got '10/9'"),
+        ("wire_factor", "1/0", "wire_factor must be a number above 0, got '1/0'"),
+    ],
+)
+def test_values_that_cannot_be(field, value, says):
+    with pytest.raises(ConfigError) as error:
+        Protocol("t", **{field: value})
+    assert str(error.value) == says

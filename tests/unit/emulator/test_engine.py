@@ -73,12 +73,13 @@ def test_rendezvous_waits_for_the_receiver(by_hand):
 @pytest.mark.parametrize(
     ("depth", "expected"),
     [
-        # Rank 0 may run ahead of rank 1, which is busy with rank 2 until 10.
-        # All flows of the first two steps start at 1 and share rank 1's port: 500 MB/s each until 3, when 8000 of the
-        # 9000 bytes are left. One buffer: the second message must wait until rank 1 consumes the first, at 11.
-        (1, [11, 11, 13, 15]),
-        # Two: the second flows from 4 to 6 at half rate, the message to rank 3 from 7 to 8; rank 1 consumes all at 12.
-        (2, [12, 12, 12, 8]),
+        # Rank 0 may run ahead of rank 1, which is busy with rank 2 until 11. Flows start when a message is ready, and arrive
+        # 1 us after they end. The first two share rank 1's port: 500 MB/s each until 2, when 8000 of the 9000 bytes are
+        # left, which flow until 10. One buffer: the second message must wait until rank 1 consumes the first, at 11. It flows
+        # until 12 and arrives at 13; meanwhile rank 0 sends to rank 3 from 12 to 13.
+        (1, [11, 11, 13, 14]),
+        # Two: the second flows from 2 to 4 at half rate, the message to rank 3 from 4 to 5; rank 1 is busy until 12.
+        (2, [12, 12, 12, 6]),
     ],
 )
 def test_fifo_depth_lets_a_sender_run_ahead(by_hand, depth, expected):
@@ -269,23 +270,34 @@ class Slow:
             for step in plan.steps()
             for i in range(len(step))
         ]
-        self.capacities = topology.link_capacity_uBps.tolist()
-        self.links, self.pre, self.wire, self.post = [], [], [], []
+        shares = dict(self.p.link_shares)
+        self.capacities = [
+            int(capacity * shares.get(LINK_KINDS[kind], 1))
+            for capacity, kind in zip(topology.link_capacity_uBps.tolist(), topology.link_kind.tolist(), strict=True)
+        ]
+        self.links, self.pre, self.busy, self.latency, self.wire, self.post = [], [], [], [], [], []
         extra = {}
         for _, src, dst, channel, op, size in self.rows:
             route = topology.route([plan.ranks[src]], [plan.ranks[dst]])
             path = [link for link in route.links[0].tolist() if link >= 0]
             kind = LINK_KINDS[route.kind[0]] if path else ""
-            if path and self.p.channel_rate_uBps:
-                for end in ((src, channel, "out"), (dst, channel, "in")):
-                    if end not in extra:
-                        extra[end] = len(self.capacities)
-                        self.capacities.append(self.p.channel_rate_uBps)
-                    path.append(extra[end])
+            ends = [(src, channel, "out"), (dst, channel, "in"), (src, "out"), (dst, "in")] if path else []
+            for end, rate in zip(ends, [self.p.channel_rate_uBps] * 2 + [self.p.rank_rate_uBps] * 2, strict=False):
+                if rate and end not in extra:
+                    extra[end] = len(self.capacities)
+                    self.capacities.append(rate)
+                path += [extra[end]] if rate else []
             reduction = size * self.p.reduce_as_per_byte // 1000 if op == REDUCE else 0
-            latency = dict(self.p.hop_latency_fs).get(kind, int(route.latency_fs[0]))
+            latency = dict(self.p.hop_latency_fs).get(kind)
+            if latency is None:
+                latency = int(route.latency_fs[0])
+            elif self.p.add_path_latency:
+                latency += int(route.latency_fs[0])
+            busy = self.p.send_overhead_fs + dict(self.p.occupancy_fs).get(kind, 0) if path else 0
             self.links.append(path)
-            self.pre.append(self.p.send_overhead_fs + latency if path else 0)
+            self.busy.append(busy)
+            self.latency.append(latency if path else 0)
+            self.pre.append(busy + latency if path and not self.p.fifo_depth else 0)
             self.wire.append(-(-size * self.p.wire_factor // 1) + self.p.header_bytes if path else 0)
             own = self.p.receive_overhead_fs if path else size * self.p.copy_as_per_byte // 1000
             self.post.append(own + reduction)
@@ -310,7 +322,8 @@ class Slow:
     def finished_for(self, m, rank):
         _, src, dst, *_ = self.rows[m]
         if self.p.fifo_depth and src != dst and rank == src:
-            return self.state[m] in ("ended", "post", "done")
+            overhead = self.ready[m] is not None and self.now >= self.ready[m] + self.busy[m]
+            return overhead and self.state[m] in ("late", "ended", "post", "done")
         return self.state[m] == "done"
 
     def is_ready(self, m):
@@ -326,13 +339,15 @@ class Slow:
         step, src, dst, channel, *_ = self.rows[m]
         state, until = self.state[m], self.until[m]
         if state == "waiting" and self.is_ready(m):
-            self.state[m], self.until[m] = "pre", self.now + self.pre[m]
+            self.state[m], self.until[m], self.ready[m] = "pre", self.now + self.pre[m], self.now
         elif state == "pre" and until == self.now:
-            self.state[m], self.until[m] = ("flow", None) if self.wire[m] else ("ended", None)
+            self.state[m], self.until[m] = ("flow", None) if self.wire[m] else self.end(m)
             if self.wire[m]:
                 self.flows[m] = [float(self.wire[m]), 0, self.now]
         elif state == "flow" and until == self.now:
             del self.flows[m]
+            self.state[m], self.until[m] = self.end(m)
+        elif state == "late" and until == self.now:
             self.state[m], self.until[m] = "ended", None
         elif state == "ended" and (src == dst or not self.p.fifo_depth or self.at_step(dst, channel, step)):
             self.state[m], self.until[m] = "post", self.now + self.post[m]
@@ -342,9 +357,14 @@ class Slow:
             return False
         return True
 
+    def end(self, m):
+        """A flow has ended: its message has arrived, or arrives later."""
+        return ("late", self.now + self.latency[m]) if self.p.fifo_depth else ("ended", None)
+
     def run(self):
         count = len(self.rows)
         self.state, self.until, self.done, self.flows = ["waiting"] * count, [None] * count, [None] * count, {}
+        self.ready = [None] * count
         self.now = self.p.launch_fs
         while True:
             while sum(self.advance(m) for m in range(count)):
@@ -354,9 +374,10 @@ class Slow:
                 if rate != flow[1]:
                     flow[:] = bytes_left(flow[0], flow[1], self.now - flow[2]), rate, self.now
                     self.until[m] = self.now + flow_delay_fs(flow[0], rate)
-            coming = [until for until in self.until if until is not None]
-            if not coming:
+            if None not in self.done:
                 return self.done
+            overheads = [since + busy for since, busy in zip(self.ready, self.busy, strict=True) if since is not None]
+            coming = [until for until in [*self.until, *overheads] if until is not None and until > self.now]
             self.now = min(coming)
 
 
@@ -378,10 +399,14 @@ def cases(draw):
         "launch_fs": draw(delay),
         "send_overhead_fs": draw(delay),
         "receive_overhead_fs": draw(delay),
+        "occupancy_fs": draw(st.sampled_from([(), (("link", 3_456_789),)])),
         "hop_latency_fs": draw(st.sampled_from([(), (("link", 77_777),)])),
+        "add_path_latency": draw(st.booleans()),
         "reduce_as_per_byte": draw(st.sampled_from([0, 667])),
         "copy_as_per_byte": draw(st.sampled_from([0, 333])),
         "channel_rate_uBps": draw(st.sampled_from([0, 0, 3 * GBps, 7 * GBps + 1])),
+        "rank_rate_uBps": draw(st.sampled_from([0, 0, 4 * GBps, 9 * GBps + 1])),
+        "link_shares": draw(st.sampled_from([(), (("link", Fraction(2, 3)),)])),
     }
     gigas = draw(st.lists(st.sampled_from([1, 3, 10, 10, 25]), min_size=n, max_size=n))
     latency = draw(st.sampled_from(["0", "3 ps", "1 ns"]))

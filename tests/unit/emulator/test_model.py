@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simcoll.core.protocol import Protocol, nccl
-from simcoll.core.schedule import COPY, REDUCE, SYNC
+from simcoll.core.schedule import COPY, MULTICAST, REDUCE, SYNC
 from simcoll.emulator import model
 from simcoll.errors import ConfigError
 from simcoll.topology import boxes, crossbar
@@ -72,7 +72,7 @@ def test_costs_of_messages_and_local_transfers():
     op = np.array([COPY, REDUCE, SYNC, COPY, REDUCE], np.int8)
     src, dst = np.array([0, 0, 1, 2, 2]), np.array([1, 2, 0, 2, 2])
     costs = model.message_costs(size, op, src == dst, crossbar(3, "50 GB/s", "2 us").route(src, dst), protocol)
-    assert costs.pre_fs.tolist() == [2 * US + 3] * 3 + [0, 0]
+    assert costs.delay_fs.tolist() == [2 * US + 3] * 3 + [0, 0]
     assert costs.wire_bytes.tolist() == [1001, 1001, 1, 0, 0]
     # Reduction: 1000 B * 1.5 fs; 1001 * 1.5 rounds down. Copy inside a rank: 1001 * 0.7 rounds down.
     assert costs.post_fs.tolist() == [5, 5 + 1500, 5, 700, 700 + 1501]
@@ -101,8 +101,33 @@ def test_hop_latency_replaces_that_of_the_path_by_kind():
         nic_latency="2 us",
     )
     routes = topology.route([0, 0], [1, 2])
-    delays = model.hop_delay_fs(routes, Protocol("t", hop_latency_fs=(("net", 7),), send_overhead_fs=1))
-    assert delays.tolist() == [int(routes.latency_fs[0]) + 1, 8]
+    delays = model.latency_fs(routes, Protocol("t", hop_latency_fs=(("net", 7),)))
+    assert delays.tolist() == [int(routes.latency_fs[0]), 7]
+    added = model.latency_fs(routes, Protocol("t", hop_latency_fs=(("net", 7),), add_path_latency=True))
+    assert added.tolist() == [int(routes.latency_fs[0]), int(routes.latency_fs[1]) + 7]
+    busy = model.send_busy_fs(routes, Protocol("t", occupancy_fs=(("net", 5),), send_overhead_fs=1))
+    assert busy.tolist() == [1, 6]
+
+
+@pytest.mark.parametrize("field", ["hop_latency_fs", "occupancy_fs"])
+def test_a_kind_that_no_link_has_is_refused(field):
+    protocol = Protocol("t", **{field: (("nvlnik", 7),)})
+    routes = crossbar(2, "50 GB/s").route([0], [1])
+    with pytest.raises(ConfigError, match=r"links of kind 'nvlnik'; did you mean 'nvlink'\?"):
+        model.message_costs(np.array([1]), np.array([COPY], np.int8), np.array([False]), routes, protocol)
+    with pytest.raises(ConfigError, match=r"links of kind 'nvlnik'; did you mean 'nvlink'\?"):
+        model.effective_capacities(crossbar(2, "50 GB/s"), Protocol("t", link_shares=(("nvlnik", 1),)))
+
+
+def test_with_a_fifo_the_overhead_is_the_senders_and_the_latency_the_messages():
+    protocol = Protocol("t", fifo_depth=1, send_overhead_fs=3, occupancy_fs=(("link", 4),))
+    size, op = np.array([1000, 1000, 1000]), np.array([COPY, MULTICAST, COPY], np.int8)
+    src, dst = np.array([0, 0, 1]), np.array([1, 1, 1])
+    routes = crossbar(2, "50 GB/s", "2 us").route(src, dst)
+    costs = model.message_costs(size, op, src == dst, routes, protocol)
+    # A switch's part waits for both, as under rendezvous; what stays inside a rank has neither.
+    assert costs.delay_fs.tolist() == [2 * US, 2 * US + 7, 0]
+    assert costs.busy_fs.tolist() == [7, 7, 0]
 
 
 def test_efficiency_scales_capacities_down_to_whole_numbers():
@@ -113,6 +138,10 @@ def test_efficiency_scales_capacities_down_to_whole_numbers():
     )
     assert model.effective_capacities(topology, Protocol("t")) == [50 * GBps] * 4
     assert model.effective_capacities(topology, nccl("Simple")) == [50 * GBps // 3] * 4
+    halves = (("link", Fraction(1, 2)), ("net", Fraction(1, 2)), ("nvlink", Fraction(1, 2)))
+    for used in (False, True):
+        protocol = Protocol("t", link_shares=halves, use_efficiency=used)
+        assert model.effective_capacities(topology, protocol) == [25 * GBps] * 4
 
 
 def test_the_clock_ends():

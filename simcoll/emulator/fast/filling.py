@@ -1,0 +1,80 @@
+"""What the fast engine knows of a block before it is loaded: hops by message, messages by lane, explicit waits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from simcoll.emulator.fast.compiled import SOURCES, entry
+from simcoll.emulator.fast.rates import find_own
+from simcoll.emulator.fast.state import EDGE, FINISHED
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from simcoll.emulator.fast.state import State
+
+    Ints = NDArray[np.int64]
+    Shorts = NDArray[np.int32]
+
+__all__ = ["index_block", "wait_for"]
+
+
+@entry
+def index_block(s: State, block: int, links: Shorts, weight: Shorts, count: Shorts, _sources: int = SOURCES) -> None:
+    """List the hops of a block by message, and its messages by lane. ``count`` has a zero for every lane, before and after."""
+    base, rows = s.block_base[block], s.block_rows[block]
+    hop = s.block_hop[block]
+    for row in range(rows):
+        m = base + row
+        s.entry[m] = hop
+        for column in range(links.shape[1]):
+            if links[row, column] < 0:
+                break
+            s.link[hop] = links[row, column]
+            s.weight[hop] = weight[row, column]
+            s.owner[hop] = m
+            s.shared[hop] = 0
+            hop += 1
+        s.hops[m] = hop - s.entry[m]
+        find_own(s, m)
+    node = 2 * base
+    for m in range(base, base + rows):
+        for lane in (s.sender[m], s.receiver[m]):
+            if count[lane] == 0:
+                s.node_lane[node] = lane
+                node += 1
+            count[lane] += 1
+        if s.sender[m] == s.receiver[m]:
+            count[s.sender[m]] -= 1
+    place = 2 * base
+    for each in range(2 * base, node):
+        lane = s.node_lane[each]
+        s.node_first[each] = s.node_end[each] = place
+        place += count[lane]
+        count[lane] = each + 1
+    for m in range(base, base + rows):
+        for lane in (s.sender[m], s.receiver[m]):
+            each = count[lane] - 1
+            if s.node_end[each] == s.node_first[each] or s.entries[s.node_end[each] - 1] != m:
+                s.entries[s.node_end[each]] = m
+                s.node_end[each] += 1
+    for each in range(2 * base, node):
+        count[s.node_lane[each]] = 0
+    s.block_nodes[block] = node - 2 * base
+
+
+@entry
+def wait_for(s: State, earlier: Ints, later: Ints, _sources: int = SOURCES) -> None:
+    """Let slots wait for others that are still under way. There are enough free edges."""
+    r = s.reg
+    for i in range(len(earlier)):
+        m = earlier[i]
+        if s.phase[m] == FINISHED:
+            continue
+        edge = r[EDGE]
+        r[EDGE] = s.edge_next[edge]
+        s.edge_next[edge] = s.waiters[m]
+        s.waiters[m] = edge
+        s.edge_slot[edge] = later[i]
+        s.needs[later[i]] += 1
