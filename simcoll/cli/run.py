@@ -23,8 +23,8 @@ def run_scenario(
         Folder for results.json, results.csv, busbw.svg and trace.json.gz; default out/<scenario>.
     """
     from simcoll.cli.sweeping import print_sweep
+    from simcoll.formats.output import open_folder
     from simcoll.planning import scenario as scenarios
-    from simcoll.planning.output import open_folder
     from simcoll.planning.sweep import prepare
 
     content, path = scenarios.load_scenario(scenario)

@@ -56,9 +56,9 @@ def show_schedule(
         File for the schedule.
     """
     from simcoll.cli.sweeping import degraded
+    from simcoll.formats.output import write_file
     from simcoll.formats.schedule_json import dump_schedule, load_schedule
     from simcoll.planning.drawing import schedule_lines, schedule_svg
-    from simcoll.planning.output import write_files
     from simcoll.topology import load_topology
 
     if algorithm.endswith(".json") or Path(algorithm).is_file():
@@ -69,10 +69,10 @@ def show_schedule(
     # Files come first: a reader that closes the pipe early ends the printing.
     written = []
     if json is not None:
-        write_files(json.parent, {json.name: dump_schedule(schedule)})
+        dump_schedule(schedule, json)
         written.append(json)
     if svg is not None:
-        write_files(svg.parent, {svg.name: schedule_svg(schedule).encode()})
+        write_file(svg, schedule_svg(schedule).encode())
         written.append(svg)
     for line in schedule_lines(schedule, limit):
         print(line)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import gzip
 import io
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from simcoll.core.schedule import OP_NAMES
 from simcoll.errors import ConfigError
+from simcoll.formats.output import write_file
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from simcoll.core.plan import Plan
     from simcoll.emulator.result import Result
     from simcoll.topology import Topology
@@ -85,16 +87,7 @@ class Trace:
         ConfigError
             When the file cannot be written; then there is none, or the old one.
         """
-        target = Path(path)
-        content = self.content(result)
-        part = target.with_name(target.name + ".part")
-        try:
-            part.write_bytes(content)
-            part.replace(target)
-        except OSError as error:
-            if part.is_file():
-                part.unlink()
-            raise ConfigError(f"cannot write the trace: {error.strerror or error}", file=str(target)) from None
+        write_file(path, self.content(result))
 
     def content(self, result: Result) -> bytes:
         """The compressed trace, as :meth:`write` writes it."""

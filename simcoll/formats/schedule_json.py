@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -11,7 +10,11 @@ import numpy as np
 from simcoll.core.collective import Collective
 from simcoll.core.schedule import OP_NAMES, Layout, Repeat, Schedule, Step
 from simcoll.errors import ConfigError
+from simcoll.formats.output import write_file
 from simcoll.formats.strict import decode_json, read_file
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 __all__ = ["dump_schedule", "load_schedule", "parse_schedule"]
 
@@ -123,10 +126,7 @@ def dump_schedule(schedule: Schedule, path: str | Path | None = None) -> bytes:
     )  # fmt: skip
     data = _checked(record)
     if path is not None:
-        try:
-            Path(path).write_bytes(data)
-        except OSError as error:
-            raise ConfigError(f"cannot write the schedule: {error.strerror}", file=str(path)) from None
+        write_file(path, data)
     return data
 
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from simcoll.errors import ConfigError, nearest
+from simcoll.formats.output import write_files
 from simcoll.formats.strict import decode_toml, read_file
-from simcoll.planning.output import write_files
 from simcoll.planning.report import results_csv, results_json
 from simcoll.planning.sweep import Sweep, best_rows, play, size_ladder
 from simcoll.tuning import parse_choice

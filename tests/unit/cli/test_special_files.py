@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from simcoll.errors import ConfigError
-from simcoll.planning.output import write_files
+from simcoll.formats.output import write_files
 
 
 def test_a_pipe_gets_the_content_and_stays_a_pipe(tmp_path):

@@ -81,7 +81,7 @@ def test_equal_runs_write_equal_bytes(tmp_path):
 
 def test_a_place_that_cannot_be_written(tmp_path):
     trace, result = traced()
-    with pytest.raises(ConfigError, match="cannot write the trace: No such file or directory"):
+    with pytest.raises(ConfigError, match="cannot be written: No such file or directory"):
         trace.write(tmp_path / "missing" / "trace.json.gz", result)
     with pytest.raises(ConfigError, match="max_events -1 is negative"):
         traced(max_events=-1)

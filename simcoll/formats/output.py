@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from simcoll.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-    from pathlib import Path
 
-__all__ = ["open_folder", "write_files"]
+__all__ = ["open_folder", "write_file", "write_files"]
 
 
 def open_folder(path: Path, names: Iterable[str] = ()) -> None:
@@ -64,10 +64,22 @@ def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
         for part, target in parts.items():
             part.replace(target)
             done.append(target.name)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # a path with a zero byte is a ValueError
         for part, target in parts.items():
             # The folder itself may be what is missing or a file.
             if part != target and part.is_file():
                 part.unlink()
         mixed = f"; new already: {', '.join(done)}" if done else ""
-        raise ConfigError(f"cannot be written: {error.strerror}{mixed}", file=shown) from None
+        raise ConfigError(f"cannot be written: {getattr(error, 'strerror', error)}{mixed}", file=shown) from None
+
+
+def write_file(path: str | Path, content: bytes) -> None:
+    """Write one file as :func:`write_files` does.
+
+    Raises
+    ------
+    ConfigError
+        When it cannot be written; then there is none, or the old one.
+    """
+    target = Path(path)
+    write_files(target.parent, {target.name: content})

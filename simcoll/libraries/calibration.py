@@ -1,0 +1,316 @@
+"""Calibrations: what measurements say about one machine, as few named numbers in a file that every prediction can take.
+
+A prediction under a calibration is ``(launch + the library's time with its rates x rate, its fabric latency + fabric_latency and its growth
+of LL's latency x growth) x the correction for the size``; the correction only for the collective and number of ranks that it was fitted on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from bisect import bisect_right
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from simcoll.errors import ConfigError
+from simcoll.formats.nccl_tuning import Tuned, TuningTable
+from simcoll.formats.output import write_file
+from simcoll.formats.strict import decode_toml, read_file
+from simcoll.units import MAX_TIME_FS, parse_rate, parse_size, parse_time
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = [
+    "Calibration",
+    "Correction",
+    "calibration_toml",
+    "load_calibration",
+    "parse_calibration",
+    "write_calibration",
+]
+
+FORMAT, VERSION = "simcoll-calibration", 1
+MAX_BYTES = 2**22
+MILLIONTHS = 10**6
+LEAST, MOST = Fraction(1, 100), Fraction(100)
+"""Factors beyond these are no property of a machine that the library's file describes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Correction:
+    """Measured over predicted time by size, for one collective on one number of ranks.
+
+    Between its points the factor is a straight line in logarithms, beyond them that of the nearest.
+    """
+
+    collective: str
+    nranks: int
+    points: tuple[tuple[int, Fraction], ...]
+
+    def factor(self, size_bytes: int) -> Fraction:
+        """The factor for a size."""
+        sizes = [size for size, _ in self.points]
+        after = bisect_right(sizes, size_bytes)
+        if after in (0, len(sizes)):
+            return self.points[min(after, len(sizes) - 1)][1]
+        (small, low), (large, high) = self.points[after - 1 : after + 1]
+        share = math.log(size_bytes / small) / math.log(large / small)
+        return in_millionths(math.exp((1 - share) * math.log(low) + share * math.log(high)))
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """Few numbers that bring a library's predictions to what was measured on one machine.
+
+    Attributes
+    ----------
+    launch_fs
+        Added to every time: what starting the operation costs there beyond the library's own; may be negative.
+    rate
+        Factor of every rate: links, NICs, switches that reduce.
+    fabric_latency_fs
+        Added to the latency of each hop over the network; may be negative.
+    growth
+        Factor of how much the latency of LL grows with the message.
+    corrections
+        By size, where rows allow.
+    tuning
+        NCCL's own tuning tables of that machine: they fix its choice of algorithm and protocol.
+    library, topology
+        Fitted against which; for information.
+    sources
+        The measurements, and the rows that were set aside.
+    """
+
+    launch_fs: int = 0
+    rate: Fraction = Fraction(1)
+    fabric_latency_fs: int = 0
+    growth: Fraction = Fraction(1)
+    corrections: tuple[Correction, ...] = ()
+    tuning: tuple[TuningTable, ...] = ()
+    library: str = ""
+    topology: str = ""
+    sources: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("launch_fs", "fabric_latency_fs"):
+            if not abs(getattr(self, name)) <= MAX_TIME_FS:
+                raise ConfigError(f"{name} {getattr(self, name)} is out of range")
+        factors = [("rate", self.rate), ("growth", self.growth)]
+        factors += [("a correction", factor) for each in self.corrections for _, factor in each.points]
+        for name, factor in factors:
+            if not LEAST <= factor <= MOST:
+                raise ConfigError(f"{name} must lie in {LEAST}..{MOST}, got {float(factor):g}")
+
+    @property
+    def hash(self) -> str:
+        """Hash of everything in it; every result that used it carries this."""
+        return hashlib.sha256(calibration_toml(self).encode()).hexdigest()[:16]
+
+    def factor(self, collective: str, nranks: int, size_bytes: int) -> Fraction:
+        """The correction for a size; 1 where none was fitted on this collective and number of ranks."""
+        for each in self.corrections:
+            if each.collective == collective and each.nranks == nranks:
+                return each.factor(size_bytes)
+        return Fraction(1)
+
+    def corrected_fs(self, time_fs: int, collective: str, nranks: int, size_bytes: int) -> int:
+        """A time, which has the launch offset already, with the correction for its size."""
+        return int(max(time_fs, 0) * self.factor(collective, nranks, size_bytes))
+
+    def tuned(self, collective: str, nranks: int, nnodes: int) -> tuple[Tuned, ...]:
+        """NCCL's own table for a collective on so many ranks and nodes; empty where none was read."""
+        for table in self.tuning:
+            if table.nranks in {nranks, 0} and table.nnodes in {nnodes, 0}:
+                rows = tuple(row for row in table.rows if row.collective == collective)
+                if rows:
+                    return rows
+        return ()
+
+
+def in_millionths(value: float | Fraction) -> Fraction:
+    """A factor rounded to what a calibration file keeps.
+
+    >>> in_millionths(0.1234567)
+    Fraction(123457, 1000000)
+    """
+    return Fraction(round(value * MILLIONTHS), MILLIONTHS)
+
+
+class _Correction(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    collective: str
+    ranks: int
+    points: dict[str, float]
+
+
+class _Tuned(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    collective: str
+    algorithm: str
+    protocol: str
+    latency: str
+    bandwidth: str
+
+
+class _Tuning(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    ranks: int
+    nodes: int
+    rows: list[_Tuned]
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """A calibration file."""
+
+    format: str
+    version: int
+    library: str = ""
+    topology: str = ""
+    sources: list[str] = []
+    launch: str = "0"
+    rate: float = 1.0
+    fabric_latency: str = "0"
+    growth: float = 1.0
+    correction: list[_Correction] = []
+    tuning: list[_Tuning] = []
+
+
+def _signed_fs(text: str, what: str, file: str | None) -> int:
+    """A time that may be negative."""
+    bare = text.strip()
+    time = parse_time(bare.removeprefix("-"), what=what, file=file, path=f"$.{what}")
+    return -time if bare.startswith("-") else time
+
+
+def _factor(value: float, what: str, file: str | None) -> Fraction:
+    """A factor within its limits; infinities and what is no number are not."""
+    if not LEAST <= value <= MOST:
+        raise ConfigError(f"expected a factor from {LEAST} to {MOST}, got {value!r}", file=file, path=f"$.{what}")
+    return Fraction(str(value))
+
+
+def parse_calibration(data: bytes, file: str | None = None) -> Calibration:
+    """A calibration from the text of its file.
+
+    Raises
+    ------
+    ConfigError
+        With the file and the place in it.
+    """
+    record = decode_toml(data, _File, file)
+    if (record.format, record.version) != (FORMAT, VERSION):
+        given = f"format {record.format!r}, version {record.version}"
+        raise ConfigError(f"{given}: expected {FORMAT!r}, version {VERSION}", file=file, path="$.format")
+    corrections = []
+    for number, each in enumerate(record.correction):
+        place = f"correction[{number}].points"
+        points = [
+            (parse_size(size, what="size", file=file, path=f"$.{place}"), _factor(value, place, file))
+            for size, value in each.points.items()
+        ]
+        if not points or len({size for size, _ in points}) < len(points) or min(points)[0] < 1:
+            raise ConfigError("expected factors by size, each size once", file=file, path=f"$.{place}")
+        corrections.append(Correction(each.collective, each.ranks, tuple(sorted(points))))
+    tables = []
+    for number, table in enumerate(record.tuning):
+        where = f"$.tuning[{number}]"
+        rows = [
+            Tuned(
+                row.collective, row.algorithm, row.protocol,
+                parse_time(row.latency, file=file, path=where), parse_rate(row.bandwidth, file=file, path=where),
+            )
+            for row in table.rows
+        ]  # fmt: skip
+        tables.append(TuningTable(table.ranks, table.nodes, tuple(rows)))
+    return Calibration(
+        _signed_fs(record.launch, "launch", file),
+        _factor(record.rate, "rate", file),
+        _signed_fs(record.fabric_latency, "fabric_latency", file),
+        _factor(record.growth, "growth", file),
+        tuple(corrections),
+        tuple(tables),
+        record.library,
+        record.topology,
+        tuple(record.sources),
+    )
+
+
+def load_calibration(path: str | Path) -> Calibration:
+    """Read a calibration file.
+
+    Raises
+    ------
+    ConfigError
+        When it cannot be read or is not one.
+    """
+    return parse_calibration(read_file(path, MAX_BYTES), str(path))
+
+
+def _text(value: str) -> str:
+    """A TOML string; JSON's escapes are TOML's, too."""
+    return msgspec.json.encode(value).decode().replace("\x7f", "\\u007f")
+
+
+def _us(time_fs: int) -> str:
+    """An exact time in microseconds."""
+    return f'"{"-" * (time_fs < 0)}{abs(time_fs) // 10**9}.{abs(time_fs) % 10**9:09}'.rstrip("0").rstrip(".") + ' us"'
+
+
+def calibration_toml(calibration: Calibration) -> str:
+    """The text of a calibration file; the same calibration gives the same text.
+
+    >>> print(calibration_toml(Calibration(launch_fs=-1_500_000_000, rate=Fraction(9, 10))))
+    format = "simcoll-calibration"
+    version = 1
+    library = ""
+    topology = ""
+    sources = []
+    launch = "-1.5 us"
+    rate = 0.900000
+    fabric_latency = "0 us"
+    growth = 1.000000
+    <BLANKLINE>
+    """
+    lines = [
+        f"format = {_text(FORMAT)}",
+        f"version = {VERSION}",
+        f"library = {_text(calibration.library)}",
+        f"topology = {_text(calibration.topology)}",
+        "sources = [" + ",".join(f"\n  {_text(source)}" for source in calibration.sources) + "]",
+        f"launch = {_us(calibration.launch_fs)}",
+        f"rate = {float(calibration.rate):.6f}",
+        f"fabric_latency = {_us(calibration.fabric_latency_fs)}",
+        f"growth = {float(calibration.growth):.6f}",
+    ]
+    for each in calibration.corrections:
+        points = ", ".join(f"{size} = {float(factor):.6f}" for size, factor in each.points)
+        lines += ["", "[[correction]]", f"collective = {_text(each.collective)}", f"ranks = {each.nranks}"]
+        lines.append(f"points = {{ {points} }}")
+    for table in calibration.tuning:
+        lines += ["", "[[tuning]]", f"ranks = {table.nranks}", f"nodes = {table.nnodes}", "rows = ["]
+        for row in table.rows:
+            names = f"collective = {_text(row.collective)}, algorithm = {_text(row.algorithm)}, protocol = {_text(row.protocol)}"
+            rate = f"{row.bandwidth_uBps / 10**15:.1f} GB/s"
+            lines.append(f'  {{ {names}, latency = {_us(row.latency_fs)}, bandwidth = "{rate}" }},')
+        lines.append("]")
+    return "\n".join(lines) + "\n"
+
+
+def write_calibration(path: str | Path, calibration: Calibration) -> None:
+    """Write a calibration file, checked by reading it back.
+
+    Raises
+    ------
+    ConfigError
+        When it cannot be written; then there is none, or the old one.
+    """
+    data = calibration_toml(calibration).encode()
+    again = parse_calibration(data, str(path))
+    if again != calibration:
+        raise ConfigError(
+            "holds numbers that a calibration file cannot keep: factors in millionths, rates in 0.1 GB/s",
+            file=str(path),
+        )
+    write_file(path, data)

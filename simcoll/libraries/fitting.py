@@ -1,0 +1,287 @@
+"""Fit a calibration to measured rows: few parameters, robust against single rows, the same for the same rows.
+
+The launch offset of any rate is a weighted median, found without a search. Rate, growth and fabric latency are searched on a lattice, so
+that equal rows give equal bytes. A parameter that needs no more than the rows can tell is taken; the others keep their neutral value.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Protocol
+
+from simcoll.errors import ConfigError, nearest
+from simcoll.libraries.calibration import LEAST, MOST, Calibration, Correction, in_millionths
+from simcoll.units import format_size, format_time
+
+__all__ = ["PARAMETERS", "LeftOut", "Predictor", "Row", "Series", "fit", "fit_series", "left_out"]
+
+PARAMETERS = ("launch", "rate", "growth", "fabric_latency")
+"""In the order in which they are taken up."""
+
+Predictor = Callable[[int, Calibration], int]
+"""Femtoseconds of a size in bytes under a calibration; it adds ``launch_fs`` once, and applies the correction."""
+
+WARM_UP = 1.5
+"""A first row this many times its successor paid for the start of the run."""
+SMALL_BYTES = 2**20
+"""A launch offset shows up to here; in larger rows it would stand for other errors."""
+ROWS_FOR_MORE = 4
+"""Rows from which growth and fabric latency are tried, too."""
+ROWS_FOR_CORRECTION = 6
+SHARE_OF_RESIDUAL = 0.8
+"""Part of what is left over that the correction takes: the rest is taken for noise."""
+GAIN = 0.2
+"""Share of the mean error by which another parameter must reduce it."""
+MOST_LAUNCH_FS = 100 * 10**9
+LEAST_SHARE = 0.4
+"""At least this part of the library's shortest time is left by a negative launch offset."""
+FOLDS = 8
+
+# Steps of the search: the coarsest is 128 units, the finest 1. Bounds keep factors within a calibration's limits.
+_UNITS = {"rate": 0.05 / 32, "growth": 0.35 / 32, "fabric_latency": 156_250_000}
+_BOUNDS = {"rate": 900, "growth": 180, "fabric_latency": 12_800}
+
+
+class Row(Protocol):
+    """A measured row."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Size as nccl-tests counts it."""
+
+    @property
+    def time_fs(self) -> int:
+        """Measured time in femtoseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Measured rows of one collective on one number of ranks, with its prediction.
+
+    ``rows`` are sizes in bytes and times in femtoseconds, in order of size; ``aside`` those that the fit leaves out.
+    """
+
+    collective: str
+    nranks: int
+    rows: tuple[tuple[int, int], ...]
+    predictor: Predictor
+    aside: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, collective: str, nranks: int, rows: Sequence[Row], predictor: Predictor) -> Series:
+        """Rows as they were read: the median of each size, without a first row that is warm-up.
+
+        Raises
+        ------
+        ConfigError
+            For sizes or times that are not above 0.
+        """
+        times: dict[int, list[int]] = {}
+        for row in rows:
+            if row.size_bytes <= 0 or row.time_fs <= 0:
+                raise ConfigError(f"a fit needs sizes and times above 0, got {row.size_bytes} bytes, {row.time_fs} fs")
+            times.setdefault(row.size_bytes, []).append(row.time_fs)
+        found = [(size, int(median(times[size]))) for size in sorted(times)]
+        aside: tuple[str, ...] = ()
+        if len(found) > 1 and found[0][1] > WARM_UP * found[1][1]:
+            (size, time), (_, later) = found[:2]
+            aside = (f"{format_size(size)} took {format_time(time)}, {time / later:.1f} times the next size: warm-up",)
+            found = found[1:]
+        return cls(collective, nranks, tuple(found), predictor, aside)
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A row predicted by a fit that did not see it: relative errors without and with the calibration."""
+
+    collective: str
+    nranks: int
+    size_bytes: int
+    before: float
+    after: float
+
+
+class _Rest:
+    """Predicted times without launch offset and correction, remembered."""
+
+    def __init__(self, series: Sequence[Series]) -> None:
+        self._series = series
+        self._known: dict[tuple[int, ...], dict[tuple[int, int], int]] = {}
+
+    def times(self, rows: Sequence[tuple[int, int, int]], calibration: Calibration) -> list[int]:
+        """Of rows ``(series, size, time)``."""
+        rate, growth = calibration.rate.as_integer_ratio(), calibration.growth.as_integer_ratio()
+        key = (*rate, *growth, calibration.fabric_latency_fs)
+        known, found = self._known.setdefault(key, {}), []
+        for place, size, _ in rows:
+            if (place, size) not in known:
+                known[place, size] = max(1, self._series[place].predictor(size, calibration))
+            found.append(known[place, size])
+        return found
+
+
+def fit(
+    rows: Sequence[Row], predictor: Predictor, *, collective: str = "", nranks: int = 0,
+    parameters: Sequence[str] | None = None,
+) -> Calibration:  # fmt: skip
+    """Fit a calibration to the rows of one table.
+
+    Parameters
+    ----------
+    rows
+        Two suffice for launch offset and rate (8 B and 1 GiB, say), six for a correction by size (also 64 KiB, 1, 8 and 64 MiB).
+    predictor
+        The time of a size under a calibration.
+    collective, nranks
+        Those of the rows; a correction by size is for these only.
+    parameters
+        Of :data:`PARAMETERS`, what to fit; by default what the rows allow.
+
+    Raises
+    ------
+    ConfigError
+        Without rows, or for more parameters than there are rows.
+    """
+    return fit_series([Series.of(collective, nranks, rows, predictor)], parameters)
+
+
+def fit_series(series: Sequence[Series], parameters: Sequence[str] | None = None) -> Calibration:
+    """Fit one calibration to several tables of a machine.
+
+    Raises
+    ------
+    ConfigError
+        Without rows, or for more parameters than there are rows.
+    """
+    rows = [(place, size, time) for place, each in enumerate(series) for size, time in each.rows]
+    found = _fitted(rows, _Rest(series), _wanted(rows, parameters))
+    return replace(found, corrections=_corrections(series, rows, _Rest(series), found))
+
+
+def left_out(series: Sequence[Series], parameters: Sequence[str] | None = None) -> tuple[LeftOut, ...]:
+    """Predict each row by a fit without it; of many rows an eighth is left out at a time.
+
+    Empty where a fit without some rows would have too few.
+    """
+    rows = [(place, size, time) for place, each in enumerate(series) for size, time in each.rows]
+    folds = min(len(rows), FOLDS)
+    rest, found = _Rest(series), []
+    for fold in range(folds if len(rows) > 2 else 0):
+        kept = [row for number, row in enumerate(rows) if number % folds != fold]
+        try:
+            fitted = _fitted(kept, rest, _wanted(kept, parameters))
+        except ConfigError:
+            return ()
+        fitted = replace(fitted, corrections=_corrections(series, kept, rest, fitted))
+        for place, size, time in rows[fold::folds]:
+            own = series[place]
+            errors = [own.predictor(size, each) / time - 1 for each in (Calibration(), fitted)]
+            found.append((place, size, LeftOut(own.collective, own.nranks, size, errors[0], errors[1])))
+    return tuple(each for _, _, each in sorted(found, key=lambda entry: entry[:2]))
+
+
+def _wanted(rows: Sequence[tuple[int, int, int]], parameters: Sequence[str] | None) -> tuple[str, ...]:
+    """What to fit; the given parameters, or those that the rows allow."""
+    if not rows:
+        raise ConfigError("a fit needs at least one row with a size and a time; two for launch offset and rate")
+    if parameters is None:
+        sizes = sorted(size for _, size, _ in rows)
+        ends = [name for name, told in (("launch", sizes[0] <= SMALL_BYTES), ("rate", sizes[-1] > SMALL_BYTES)) if told]
+        if len({*sizes}) < 2:
+            return (ends[0],)
+        return tuple(ends + list(PARAMETERS[2:] if len(rows) >= ROWS_FOR_MORE else ()))
+    for name in parameters:
+        if name not in PARAMETERS:
+            raise ConfigError(f"unknown parameter {name!r}; {nearest(name, PARAMETERS)}")
+    if len(parameters) > len(rows):
+        raise ConfigError(
+            f"{len(rows)} rows cannot fit {len(parameters)} parameters ({', '.join(parameters)}); measure more sizes"
+        )
+    return tuple(parameters)
+
+
+def _launch(rest: Sequence[int], rows: Sequence[tuple[int, int, int]]) -> int:
+    """The offset with the least sum of relative errors: a weighted median of measured minus predicted time."""
+    ranked = sorted((time - short, 10**30 // time) for short, (_, _, time) in zip(rest, rows, strict=True))
+    all_weights, passed = sum(weight for _, weight in ranked), 0
+    offset = ranked[-1][0]
+    for place, (value, weight) in enumerate(ranked):
+        passed += weight
+        if 2 * passed >= all_weights:
+            offset = (value + ranked[place + 1][0]) // 2 if 2 * passed == all_weights else value
+            break
+    return min(max(offset, -int(min(rest) * (1 - LEAST_SHARE))), MOST_LAUNCH_FS)
+
+
+def _calibration(units: dict[str, int]) -> Calibration:
+    """Rate, growth and fabric latency at a point of the lattice."""
+    rate, growth = (in_millionths(math.exp(units[name] * _UNITS[name])) for name in ("rate", "growth"))
+    return Calibration(0, rate, units["fabric_latency"] * int(_UNITS["fabric_latency"]), growth)
+
+
+def _fitted(rows: Sequence[tuple[int, int, int]], rest: _Rest, wanted: Sequence[str]) -> Calibration:
+    """Search the parameters, one after another and then once more together."""
+
+    def tried(units: dict[str, int]) -> tuple[float, Calibration]:
+        found = _calibration(units)
+        times = rest.times(rows, found)
+        if "launch" in wanted:
+            found = replace(found, launch_fs=_launch(times, rows))
+        errors = [
+            abs(math.log(max(t + found.launch_fs, row[2] / 20) / row[2])) for t, row in zip(times, rows, strict=True)
+        ]
+        # Where rows leave a parameter open, it stays near its neutral value.
+        strain = sum(abs(value) / _BOUNDS[name] for name, value in units.items())
+        return (sum(errors) + strain / 20) / len(rows), found
+
+    units = dict.fromkeys(_UNITS, 0)
+    best = tried(units)
+    taken: list[str] = []
+    for name in (name for name in PARAMETERS[1:] if name in wanted):
+        trial, better = _search([*taken, name], dict(units), best, tried)
+        if name == "rate" or better[0] < (1 - GAIN) * best[0]:
+            units, best = trial, better
+            taken.append(name)
+    return best[1]
+
+
+def _search(
+    names: Sequence[str],
+    units: dict[str, int],
+    best: tuple[float, Calibration],
+    tried: Callable[[dict[str, int]], tuple[float, Calibration]],
+) -> tuple[dict[str, int], tuple[float, Calibration]]:
+    """Walk the lattice downhill, with ever smaller steps."""
+    for step in (128, 64, 32, 16, 8, 4, 2, 1):
+        for name in (*names, *names):
+            for change in (step, -step):
+                moved = {**units, name: units[name] + change}
+                while abs(moved[name]) <= _BOUNDS[name] and (found := tried(moved))[0] < best[0] - 1e-9:
+                    units, best = moved, found
+                    moved = {**units, name: units[name] + change}
+    return units, best
+
+
+def _corrections(
+    series: Sequence[Series], rows: Sequence[tuple[int, int, int]], rest: _Rest, fitted: Calibration
+) -> tuple[Correction, ...]:
+    """What is left over by size, for every series with enough rows."""
+    found = []
+    bare = replace(fitted, launch_fs=0)
+    for place, each in enumerate(series):
+        own = [row for row in rows if row[0] == place]
+        if len(own) < ROWS_FOR_CORRECTION:
+            continue
+        left = [
+            math.log(time / max(short + fitted.launch_fs, time / 20))
+            for short, (_, _, time) in zip(rest.times(own, bare), own, strict=True)
+        ]
+        points = [
+            (size, in_millionths(min(max(math.exp(SHARE_OF_RESIDUAL * value), float(LEAST)), float(MOST))))
+            for (_, size, _), value in zip(own, left, strict=True)
+        ]
+        found.append(Correction(each.collective, each.nranks, tuple(points)))
+    return tuple(found)
