@@ -19,6 +19,7 @@ from simcoll.tuning import schedule
 if TYPE_CHECKING:
     from simcoll.emulator import emulate
     from simcoll.formats.schedule_json import load_schedule
+    from simcoll.libraries.prediction import predict
     from simcoll.topology import load_topology
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "emulate",
     "load_schedule",
     "load_topology",
+    "predict",
     "premul_sum",
     "schedule",
     "transfers",
@@ -44,6 +46,7 @@ _LATER = {
     "emulate": "simcoll.emulator",
     "load_schedule": "simcoll.formats.schedule_json",
     "load_topology": "simcoll.topology",
+    "predict": "simcoll.libraries.prediction",
 }
 
 

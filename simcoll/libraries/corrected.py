@@ -1,0 +1,213 @@
+"""NCCL's cost formula with what measurements add to it.
+
+Each correction has a cause: rates that links reach, the latency of a fabric, the time that the pipeline of a protocol needs to fill,
+messages of LL that take longer as they grow, and reductions in switches with their own start. The numbers are in the library
+file, per class of GPU and per fabric.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf, log2
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from simcoll.errors import ConfigError, nearest
+from simcoll.libraries.environment import DEFAULT
+from simcoll.libraries.formula import PROTOCOLS, Buses, Cost, searched, shape, stated_terms, tree_correction
+
+if TYPE_CHECKING:
+    from simcoll.libraries.environment import Environment
+    from simcoll.libraries.formula import Floats, Shape, Terms
+    from simcoll.libraries.library import Library
+    from simcoll.topology.machine import Machine
+
+__all__ = ["P2P", "class_of", "costs", "fabric_of", "measured"]
+
+P2P = ("all_to_all", "gather", "scatter", "send_recv")
+"""Collectives that NCCL makes of grouped sends and receives."""
+
+NVLS_CHANNELS = 16
+"""Channels that NCCL gives to reduction in switches on Hopper."""
+
+
+def class_of(machine: Machine, library: Library) -> str:
+    """The class of GPU whose measured numbers count: by how GPUs are joined, by model, else by generation.
+
+    Raises
+    ------
+    ConfigError
+        When the library has no numbers for it.
+    """
+    classes = library.tables("class")
+    by_model = [name for name in classes if machine.gpu in library.texts(f"class.{name}.gpus")]
+    found = machine.inside if machine.inside in {"pcie", "host"} else (by_model or [machine.generation])[0]
+    if found not in classes:
+        shown = machine.gpu or machine.generation or "unnamed"
+        raise ConfigError(f"{library} has no measured numbers for {shown} GPUs; {nearest(shown, classes)}")
+    return f"class.{found}"
+
+
+def fabric_of(machine: Machine, library: Library) -> str:
+    """The fabric whose measured numbers count; empty inside one domain.
+
+    Raises
+    ------
+    ConfigError
+        When the topology names no fabric, or one for which the library has no numbers.
+    """
+    if machine.domains == 1:
+        return ""
+    known = library.tables("fabric")
+    if machine.fabric not in known:
+        given = f"fabric {machine.fabric!r}" if machine.fabric else "a topology without the trait 'fabric'"
+        raise ConfigError(f"{library} has no numbers for {given}; {nearest(machine.fabric, known)}")
+    return f"fabric.{machine.fabric}"
+
+
+def measured(machine: Machine, library: Library, environment: Environment = DEFAULT) -> Buses:
+    """Channels as NCCL's search finds them, and the rates that links were measured to reach."""
+    found, s, kind = searched(machine, library), shape(machine), class_of(machine, library)
+    gpu = machine.gpu_uBps / 1e15 or inf
+    ring, nvls = gpu * library.number(f"{kind}.ring_share"), gpu * library.number(f"{kind}.nvls_share", 0.0)
+    if environment.max_channels:  # NCCL's own limit of one channel under Simple
+        ring = min(
+            ring, environment.max_channels * library.numbers(f"generation.{machine.generation}.tree_rate")[s.column]
+        )
+        nvls *= min(1.0, environment.max_channels / NVLS_CHANNELS)
+    if s.domains == 1:
+        return replace(found, ring_GBps=ring, tree_GBps=ring, nvls_GBps=nvls)
+    fabric = fabric_of(machine, library)
+    net = machine.nic_uBps / 1e15 * library.number(f"{fabric}.share")
+    tree = 2 * net if s.domains == 2 else net * library.number(f"{fabric}.tree_share", 1.0)
+    return Buses(found.channels, min(ring, net), min(ring, tree), nvls, net)
+
+
+def costs(
+    machine: Machine, collective: str, size_bytes: Floats, library: Library, environment: Environment = DEFAULT
+) -> list[Cost]:
+    """The corrected estimate of every algorithm and protocol, for every size.
+
+    Raises
+    ------
+    ConfigError
+        When the library has no numbers for the GPUs or the fabric of the machine.
+    """
+    if collective in P2P:
+        return [_grouped(machine, collective, size_bytes, library)]
+    found, s, fabric = measured(machine, library, environment), shape(machine), fabric_of(machine, library)
+    found_costs = []
+    for each in stated_terms(machine, collective, library, found):
+        if each.protocol == "LL128" and (
+            machine.inside in {"pcie", "host"} or library.text(f"{fabric}.ll128") == "absent"
+        ):
+            continue
+        if each.algorithm.startswith("nvls"):
+            found_costs.append(_switched(each, machine, size_bytes, library, found, s))
+        else:
+            found_costs.append(_linked(each, machine, collective, size_bytes, library, found, s))
+    return found_costs
+
+
+def _ramp(size_bytes: Floats, library: Library) -> Floats:
+    """How far the latency of LL has grown, 0 to 1, by powers of two of the size."""
+    table = np.array(library.numbers("correction.ll_growth_factor"))
+    place = np.floor(np.log2(np.maximum(size_bytes, 1.0))).astype(np.int64)
+    return table[np.minimum(place, len(table) - 1)]
+
+
+def _linked(
+    each: Terms, machine: Machine, collective: str, size_bytes: Floats, library: Library, found: Buses, s: Shape
+) -> Cost:
+    """A ring or a tree over links."""
+    kind, fabric, number = class_of(machine, library), fabric_of(machine, library), library.number
+    protocol = PROTOCOLS.index(each.protocol)
+    one = np.ones(len(size_bytes))
+    hop, net, rate = each.hop_us * one, each.net_us * one, each.rate_GBps * one
+    if s.domains > 1:
+        net = (net + number(f"{fabric}.latency") * (2 if each.protocol == "Simple" else 1)) * library.numbers(
+            "correction.net_hop_factor"
+        )[protocol]
+    if each.protocol == "LL":
+        grown = _ramp(size_bytes, library)
+        hop = hop + number("correction.ll_growth") * grown
+        if s.domains > 1:
+            net = net + number(f"{fabric}.ll_growth", 0.0) * grown
+        else:
+            rate = rate * number(f"{kind}.ll_factor", 1.0)
+    elif each.protocol == "LL128":
+        rate, hop = rate * number(f"{kind}.ll128_factor", 1.0), hop * number(f"{kind}.ll128_hop_factor", 1.0)
+    if each.algorithm == "tree":
+        power = library.numbers("correction.tree_power_factor")[protocol]
+        rate = rate * tree_correction(size_bytes, each.protocol, library) ** power
+    base = each.base_us * library.numbers("correction.base_factor")[protocol]
+    latency = base + each.hops * np.maximum(hop, each.floor_us) + each.nets * net
+    crossings = log2(s.domains) if each.algorithm == "tree" else s.domains - 1
+    if each.protocol == "Simple":
+        latency = _filled(latency, each, machine, collective, size_bytes, library, s)
+    elif s.domains > 1:
+        steps = library.numbers(f"{fabric}.steps")
+        if steps:
+            latency = (
+                latency + np.interp(np.log2(np.maximum(size_bytes, 1.0)), 11 + np.arange(len(steps)), steps) * crossings
+            )
+        rate = np.minimum(rate, number(f"{fabric}.ll_rate", inf))
+    return Cost(each.algorithm, each.protocol, found.channels, latency, rate)
+
+
+def _filled(
+    latency: Floats, each: Terms, machine: Machine, collective: str, size_bytes: Floats, library: Library, s: Shape
+) -> Floats:
+    """The latency of Simple with the time that its pipeline takes to fill."""
+    number, kind = library.number, class_of(machine, library)
+    if s.domains == 1:
+        one_way = number("correction.one_way_share") if collective != "all_reduce" else 1.0
+        return latency + number(f"{kind}.simple_start", 0.0) * one_way
+    if each.algorithm == "ring" and collective == "all_reduce":
+        crowded = size_bytes // (each.channels * s.ranks) >= 64
+        latency = np.where(crowded, latency * number(f"generation.{machine.generation}.plateau"), latency)
+    fabric, times = fabric_of(machine, library), log2(s.domains) if each.algorithm == "tree" else 1.0
+    return latency + number("correction.net_start") + number(f"{fabric}.simple_start", 0.0) * times
+
+
+def _switched(each: Terms, machine: Machine, size_bytes: Floats, library: Library, found: Buses, s: Shape) -> Cost:
+    """A reduction in the switches of a domain, and over domains a tree of them."""
+    number, kind = library.number, class_of(machine, library)
+    gpu = machine.gpu_uBps / 1e15
+    large = gpu * number(f"{kind}.nvls_large_share", number(f"{kind}.nvls_share"))
+    bus = np.where(size_bytes > number("correction.nvls_large_bytes"), large, found.nvls_GBps)
+    p = s.per_domain
+    inside = bus * p / (2 * (p - 1)) if p >= 8 else bus * 8 / 14 * 1.125 / (1 + 1 / p)
+    if s.domains == 1:
+        return Cost(
+            each.algorithm, each.protocol, found.channels, number(f"{kind}.nvls_start") + 0 * size_bytes, inside
+        )
+    net = found.net_GBps * (1.0 if s.domains == 2 else 0.5)
+    rate = np.minimum(inside * number("correction.nvls_tree_share"), net)
+    hop = (each.net_us + number(f"{fabric_of(machine, library)}.latency") * 2) * library.numbers(
+        "correction.net_hop_factor"
+    )[2]
+    latency = (
+        number("correction.nvls_tree_start") + each.nets * hop * library.numbers("correction.nvls_tree_hop_factor")[0]
+    )
+    return Cost(each.algorithm, each.protocol, found.channels, latency + 0 * size_bytes, rate)
+
+
+def _grouped(machine: Machine, collective: str, size_bytes: Floats, library: Library) -> Cost:
+    """Sends and receives of all pairs at once."""
+    number, s, kind, fabric = library.number, shape(machine), class_of(machine, library), fabric_of(machine, library)
+    gpu = (machine.gpu_uBps / 1e15 or inf) * number(f"{kind}.p2p_share")
+    peers = 1 if collective == "send_recv" else s.ranks - 1
+    latency = number("correction.p2p_start") + number("correction.p2p_peer") * peers
+    sent = (
+        1.0 if collective == "send_recv" else (s.ranks - 1) / s.ranks
+    )  # share of the size that one GPU sends or receives
+    seconds_per_GB = sent / gpu
+    if s.domains > 1:
+        latency += number(f"{fabric}.latency") + number("correction.p2p_net")
+        nic = machine.nic_uBps / 1e15 * number(f"{fabric}.p2p_share")
+        away = (s.ranks - s.per_domain) / s.ranks * (s.per_domain if collective == "all_to_all" else 1)
+        seconds_per_GB = max((s.per_domain - 1) / s.ranks / gpu, (1.0 if collective == "send_recv" else away) / nic)
+    one = np.ones(len(size_bytes))
+    return Cost("grouped", "Simple", searched(machine, library).channels, latency * one, one / seconds_per_GB)

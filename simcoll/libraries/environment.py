@@ -1,0 +1,158 @@
+"""NCCL's environment variables, as far as they change what it runs."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from simcoll.errors import ConfigError, nearest
+from simcoll.libraries.formula import PROTOCOLS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["DEFAULT", "LAUNCHERS", "Environment", "parse_environment"]
+
+ALGORITHMS = {
+    "ring": "ring",
+    "tree": "tree",
+    "nvls": "nvls",
+    "nvlstree": "nvls_tree",
+    "collnet": "collnet",
+    "collnetdirect": "collnet",
+    "collnetchain": "collnet",
+    "pat": "pat",
+}
+LAUNCHERS = ("process-per-gpu", "one-process", "torch")
+"""Who starts the operation: a process for each GPU, one process for all GPUs of a node, or PyTorch."""
+_COLLECTIVES = {
+    "allreduce": "all_reduce",
+    "allgather": "all_gather",
+    "reducescatter": "reduce_scatter",
+    "broadcast": "broadcast",
+    "reduce": "reduce",
+}
+_SETTING = re.compile(r"(?:^|[,;\s])\s*([A-Za-z_][A-Za-z0-9_]*)=")
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """What the environment leaves to NCCL's choice.
+
+    Attributes
+    ----------
+    algorithms, protocols
+        ``((collective, names), ...)``: what a collective may use; ``""`` stands for those not named. Empty: everything.
+    nvls
+        Whether reduction in switches is on.
+    min_channels, max_channels
+        Limits of the number of channels (CTAs); 0 is none.
+    launcher
+        One of :data:`LAUNCHERS`.
+    ignored
+        Settings that change nothing here, as they were given.
+    """
+
+    algorithms: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    protocols: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    nvls: bool = True
+    min_channels: int = 0
+    max_channels: int = 0
+    launcher: str = LAUNCHERS[0]
+    ignored: tuple[str, ...] = ()
+
+    def allows(self, collective: str, algorithm: str, protocol: str) -> bool:
+        """Whether NCCL may choose this algorithm and protocol for a collective.
+
+        >>> parse_environment("NCCL_ALGO=Ring,NCCL_PROTO=^LL").allows("all_reduce", "ring", "LL128")
+        True
+        """
+        if algorithm.startswith("nvls") and not self.nvls:
+            return False
+        return _allowed(self.algorithms, collective, algorithm) and _allowed(self.protocols, collective, protocol)
+
+
+DEFAULT = Environment()
+
+
+def _allowed(limits: tuple[tuple[str, tuple[str, ...]], ...], collective: str, name: str) -> bool:
+    named = dict(limits)
+    chosen = named.get(collective, named.get(""))
+    return chosen is None or name in chosen
+
+
+def parse_environment(text: str) -> Environment:
+    """Read settings such as ``NCCL_ALGO=Ring,NCCL_PROTO=^LL128``, separated by commas or blanks.
+
+    ``LAUNCHER=one-process`` or ``torch`` says who starts the operation. Other variables are kept as ignored.
+
+    Raises
+    ------
+    ConfigError
+        For text that is no settings, and for values that NCCL does not know.
+
+    Examples
+    --------
+    >>> parse_environment("NCCL_ALGO=Ring,Tree,NCCL_PROTO=^LL128").protocols
+    (('', ('LL', 'Simple')),)
+    >>> parse_environment("NCCL_NVLS_ENABLE=0 NCCL_BUFFSIZE=4194304").ignored
+    ('NCCL_BUFFSIZE=4194304',)
+    """
+    found = list(_SETTING.finditer(text))
+    if text.strip() and (not found or text[: found[0].start()].strip()):
+        raise ConfigError(f"environment {text!r:.80}: expected settings such as 'NCCL_ALGO=Ring,NCCL_PROTO=^LL128'")
+    ends = [*(match.start() for match in found[1:]), len(text)][: len(found)]
+    settings = {match[1]: text[match.end() : end].strip(" ,;\t\n") for match, end in zip(found, ends, strict=True)}
+    return from_settings(settings)
+
+
+def from_settings(settings: Mapping[str, str]) -> Environment:
+    """The environment of variables and their values.
+
+    Raises
+    ------
+    ConfigError
+        For a value that NCCL does not know.
+    """
+    known = dict(settings)
+    algorithms = _limits(known.pop("NCCL_ALGO", ""), ALGORITHMS, "NCCL_ALGO")
+    protocols = _limits(known.pop("NCCL_PROTO", ""), {each.lower(): each for each in PROTOCOLS}, "NCCL_PROTO")
+    nvls = _whole(known, "NCCL_NVLS_ENABLE", 2)
+    least = max(_whole(known, name, 0) for name in ("NCCL_MIN_CTAS", "NCCL_MIN_NCHANNELS"))
+    most = [_whole(known, name, 0) for name in ("NCCL_MAX_CTAS", "NCCL_MAX_NCHANNELS")]
+    launcher = known.pop("LAUNCHER", LAUNCHERS[0])
+    if launcher not in LAUNCHERS:
+        raise ConfigError(f"unknown LAUNCHER {launcher!r}; {nearest(launcher, LAUNCHERS)}")
+    ignored = tuple(f"{name}={value}" for name, value in known.items())
+    return Environment(
+        algorithms, protocols, nvls != 0, least, min((limit for limit in most if limit), default=0), launcher, ignored
+    )
+
+
+def _whole(settings: dict[str, str], name: str, default: int) -> int:
+    text = settings.pop(name, "")
+    if not text:
+        return default
+    if not (text.isascii() and text.isdecimal() and len(text) < 6):
+        raise ConfigError(f"{name}: expected a whole number, got {text!r}")
+    return int(text)
+
+
+def _limits(text: str, names: Mapping[str, str], what: str) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """NCCL's lists: ``Ring``, ``^Tree``, or ``allreduce:Tree;broadcast:Ring``."""
+    limits: dict[str, tuple[str, ...]] = {}
+    for part in filter(None, text.split(";")):
+        prefix, colon, given = part.rpartition(":")
+        collective = _COLLECTIVES.get(prefix.strip().lower(), "") if colon else ""
+        if colon and not collective:
+            raise ConfigError(f"{what}: unknown collective {prefix!r}; {nearest(prefix, _COLLECTIVES)}")
+        given = given.strip()
+        chosen = []
+        for name in given.removeprefix("^").split(","):
+            if name.strip().lower() not in names:
+                raise ConfigError(f"{what}: unknown value {name.strip()!r}; {nearest(name.strip().lower(), names)}")
+            chosen.append(names[name.strip().lower()])
+        every = tuple(dict.fromkeys(names.values()))
+        limits[collective] = tuple(name for name in every if (name in chosen) != given.startswith("^"))
+    return tuple(limits.items())

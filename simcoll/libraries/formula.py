@@ -1,0 +1,251 @@
+"""NCCL's cost formula: latency and rate of every algorithm and protocol, as NCCL computes them when it starts.
+
+    time = latency + size / rate        latency = base + hops * hop + nets * net        rate = bus * ratio
+
+``hop`` is one message inside a domain, ``net`` one over the network; ``bus`` is the rate of all channels together. The constants come
+from a library file. :func:`stated` is the formula as it is; :mod:`simcoll.libraries.corrected` adds what measurements show.
+Times are in microseconds and rates in GB/s (10**9 bytes per second).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from simcoll.errors import ConfigError, nearest
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from simcoll.libraries.library import Library
+    from simcoll.topology.machine import Machine
+
+    Floats = NDArray[np.float64]
+
+__all__ = ["PROTOCOLS", "Buses", "Cost", "Terms", "searched", "shape", "stated", "stated_terms", "tree_correction"]
+
+PROTOCOLS = ("LL", "LL128", "Simple")
+ONE_WAY = ("all_gather", "reduce_scatter")
+ROOTED = ("broadcast", "reduce")
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Time of one way to run a collective: latency in microseconds and rate in GB/s, for every size."""
+
+    algorithm: str
+    protocol: str
+    channels: int
+    latency_us: Floats
+    rate_GBps: Floats
+
+    def time_us(self, size_bytes: Floats) -> Floats:
+        """The time for every size."""
+        return self.latency_us + size_bytes / (1000 * self.rate_GBps)
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """The parts of the formula for one algorithm and protocol.
+
+    ``floor_us`` is the time that posting a message to the network takes, below which no step of a ring over nodes falls.
+    """
+
+    algorithm: str
+    protocol: str
+    channels: int
+    base_us: float
+    hop_us: float
+    hops: int
+    net_us: float
+    nets: int
+    floor_us: float
+    rate_GBps: float
+
+
+@dataclass(frozen=True, slots=True)
+class Buses:
+    """What the search for channels found: their number, and the rate of all of them by algorithm."""
+
+    channels: int
+    ring_GBps: float
+    tree_GBps: float
+    nvls_GBps: float
+    net_GBps: float
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Counts that the formula uses: ranks, domains, ranks per domain, and the column of the tables by domains."""
+
+    ranks: int
+    domains: int
+    per_domain: int
+    column: int
+
+
+def shape(machine: Machine) -> Shape:
+    """Count ranks and domains; the formula knows one, two, or more domains."""
+    ranks, domains = sum(machine.domain_ranks), machine.domains
+    return Shape(ranks, domains, max(1, ranks // domains), min(domains, 3) - 1)
+
+
+def _generation(machine: Machine, library: Library) -> str:
+    known = library.tables("generation")
+    if machine.generation not in known:
+        raise ConfigError(
+            f"{library} has no constants for GPUs of generation {machine.generation!r}; {nearest(machine.generation, known)}"
+        )
+    return f"generation.{machine.generation}"
+
+
+def searched(machine: Machine, library: Library) -> Buses:
+    """Channels and rates as NCCL's search finds them: a speed per channel from its list, one channel per NIC over nodes."""
+    generation, s = _generation(machine, library), shape(machine)
+    channels = int(library.number(f"{generation}.channels"))
+    inside = channels * library.numbers(f"{generation}.ring_rate")[0]
+    nvls = library.number(f"{generation}.nvls_rate", 0.0)
+    if s.domains == 1:
+        return Buses(channels, inside, inside, nvls, 0.0)
+    nic = machine.nic_uBps / 1e15 / max(machine.nics, 1)
+    speed = next((speed for speed in library.numbers(f"{generation}.inter_speeds") if speed <= nic), nic)
+    channels = max(machine.nics, 1)
+    # One GPU of a domain in each ring sends to the network and not to its neighbour.
+    net = min(channels * speed, inside * s.per_domain / max(s.per_domain - 1, 1))
+    # Few fast channels are cut in two.
+    if speed >= 25 and not (machine.generation in {"hopper", "blackwell"} and speed < 50 and channels > 4):
+        channels *= 2
+    tree = min(2 * net, machine.gpu_uBps / 1e15 or inf) if s.domains == 2 else net
+    return Buses(channels, net, max(tree, net), nvls, net)
+
+
+def _ratio(algorithm: str, collective: str, n: int, library: Library) -> float:
+    """Bytes of the collective for one byte on the bus."""
+    if algorithm == "ring":
+        return n / ring_steps(collective, n)
+    return library.number("share.nvls") if algorithm.startswith("nvls") else 0.5
+
+
+def ring_steps(collective: str, n: int) -> int:
+    """Steps of a ring, counted as NCCL counts them."""
+    return {"all_reduce": 2 * (n - 1), "all_gather": n - 1, "reduce_scatter": n - 1}.get(collective, n)
+
+
+def _bus(algorithm: str, kind: int, machine: Machine, library: Library, found: Buses) -> float:
+    """The rate of all channels together under a protocol."""
+    s, generation = shape(machine), _generation(machine, library)
+    share = library.numbers
+    if s.domains == 1:
+        ll_rate = library.number(f"{generation}.ll_rate")
+    else:
+        cpu = machine.cpu if machine.cpu in library.tables("cpu") else "other"
+        ll_rate = library.numbers(f"cpu.{cpu}.ll_rate")[s.column - 1]
+    if algorithm == "ring":
+        bus = found.ring_GBps
+        if kind == 0:
+            return min(ll_rate, bus * share("share.ring_ll")[0])
+        if kind == 1:
+            per_channel = library.numbers(f"{generation}.ring_ll128_rate")[s.column]
+            return min(bus * share("share.ring_ll128")[0], found.channels * per_channel)
+        return bus
+    if algorithm == "tree":
+        cap = found.channels * library.numbers(f"{generation}.tree_rate")[s.column]
+        bus = min(found.tree_GBps * share("share.tree")[0], cap)
+        if kind == 0:
+            bus = min(bus / 3.8, ll_rate)
+        elif kind == 1:
+            per_channel = library.numbers(f"{generation}.tree_ll128_rate")[s.column]
+            inside = "share.tree_ll128_inside" if s.domains == 1 else "share.tree_ll128"
+            bus = min(bus * share(inside)[0], found.channels * per_channel)
+        return bus * (share("share.tree_pattern")[0] if s.domains > 1 else 1.0)
+    return found.nvls_GBps if s.domains == 1 else min(found.nvls_GBps, found.net_GBps / (1 if s.domains == 2 else 2))
+
+
+def algorithms_of(machine: Machine, collective: str) -> tuple[str, ...]:
+    """NCCL's algorithms for a collective on a machine."""
+    if collective != "all_reduce":
+        return ("ring",)
+    switches = machine.switch_reduce and shape(machine).per_domain > 1
+    return ("ring", "tree", *(["nvls" if machine.domains == 1 else "nvls_tree"] if switches else []))
+
+
+def stated_terms(machine: Machine, collective: str, library: Library, found: Buses) -> list[Terms]:
+    """The parts of the formula for every algorithm and protocol that NCCL has for a collective of its own kernels."""
+    s = shape(machine)
+    link = "nvlink" if machine.inside in {"nvlink", "xgmi", ""} else "pcie"
+    levels = s.domains.bit_length() - 1
+    cpu = machine.cpu if machine.cpu in library.tables("cpu") else "other"
+    overhead = library.number(f"cpu.{cpu}.net_overhead")
+    terms = []
+    for algorithm in algorithms_of(machine, collective):
+        for kind, protocol in enumerate(PROTOCOLS):
+            if algorithm.startswith("nvls") and protocol != "Simple":
+                continue
+            kind_of = 0 if algorithm.startswith("nvls") else kind
+            base = library.numbers(f"base.{algorithm}")[kind_of]
+            hop = library.numbers(f"hop.{link}.{algorithm}")[kind_of]
+            net = library.numbers("hop.net.tree" if s.per_domain == 1 else f"hop.net.{algorithm}")[
+                kind if s.per_domain == 1 else kind_of
+            ]
+            floor = 0.0
+            if algorithm == "ring":
+                steps, nets = _ring_counts(collective, s)
+                hops = steps - nets
+                floor = overhead * (3 if protocol == "Simple" else 1) if s.domains > 1 else 0.0
+            elif algorithm == "tree":
+                hops, nets = 2 * (s.per_domain - 1), 2 * levels
+            else:
+                hops, nets = 1, 2 * levels
+            rate = _bus(algorithm, kind, machine, library, found) * _ratio(algorithm, collective, s.ranks, library)
+            terms.append(Terms(algorithm, protocol, found.channels, base, hop, hops, net, nets, floor, rate))
+    return terms
+
+
+def _ring_counts(collective: str, s: Shape) -> tuple[int, int]:
+    """Steps of a ring one after the other, and how many of them cross the network."""
+    if collective in ROOTED:
+        return s.ranks - 1, s.domains - 1
+    return ring_steps(collective, s.ranks), (2 if collective == "all_reduce" else 1) * (s.domains - 1)
+
+
+def tree_correction(size_bytes: Floats, protocol: str, library: Library) -> Floats:
+    """NCCL's table of how far trees stay below their rate, by powers of two of the size from 64 B on."""
+    table = np.array(library.numbers(f"tree_correction.{protocol}"))
+    place = np.floor(np.log2(np.maximum(size_bytes, 1.0) / 64)).astype(np.int64)
+    inside = (place >= 0) & (place < len(table))
+    return np.where(inside, table[np.clip(place, 0, len(table) - 1)], 1.0)
+
+
+def stated(
+    machine: Machine, collective: str, size_bytes: Floats, library: Library, *, by_size: bool = True
+) -> list[Cost]:
+    """NCCL's own estimate of every algorithm and protocol.
+
+    Without ``by_size`` these are the numbers of its tuning log, before corrections for the size.
+
+    Raises
+    ------
+    ConfigError
+        When the library has no constants for the GPUs of the machine.
+    """
+    found, s = searched(machine, library), shape(machine)
+    costs = []
+    for each in stated_terms(machine, collective, library, found):
+        latency = np.full(
+            len(size_bytes), each.base_us + each.hops * max(each.hop_us, each.floor_us) + each.nets * each.net_us
+        )
+        rate = np.full(len(size_bytes), each.rate_GBps)
+        if by_size and each.algorithm == "tree":
+            rate = rate * tree_correction(size_bytes, each.protocol, library)
+        if (
+            by_size
+            and s.domains > 1
+            and (each.algorithm, each.protocol, collective) == ("ring", "Simple", "all_reduce")
+        ):
+            crowded = size_bytes // (each.channels * s.ranks) >= 64
+            latency = np.where(crowded, latency * library.number(f"{_generation(machine, library)}.plateau"), latency)
+        costs.append(Cost(each.algorithm, each.protocol, each.channels, latency, rate))
+    return costs

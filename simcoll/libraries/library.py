@@ -1,0 +1,267 @@
+"""Library files: the constants of one version of a communication library, each with its unit and its source.
+
+A leaf of the file is ``{ value = ..., source = "..." }``. Times and rates are text with a unit, or lists of such; inside they are
+microseconds and GB/s (10**9 bytes per second), the units of NCCL's own cost formula. The reader is strict: an unknown key, a
+missing source or a missing unit is an error that names the place.
+A file that ``extends`` another has the values of that one where it gives none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tomllib
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from simcoll.errors import ConfigError, nearest
+from simcoll.formats.strict import read_file
+from simcoll.units import parse_rate, parse_time
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["Library", "load_library", "parse_library", "shipped_libraries"]
+
+MAX_FILE_BYTES = 2**20
+
+Value = float | str | tuple[float, ...] | tuple[str, ...]
+
+# Keys by pattern, with the type of the value. "times" is one value for LL, LL128 and Simple each.
+_KEYS = {
+    "base.*": "times",
+    "hop.*.ring": "times",
+    "hop.*.tree": "times",
+    "hop.*.*": "time",
+    "share.*": "number",
+    "cpu.*.net_overhead": "time",
+    "cpu.*.ll_rate": "rates",
+    "generation.*.plateau": "number",
+    "generation.*.channels": "number",
+    "generation.*.ll_rate": "rate",
+    "generation.*.nvls_rate": "rate",
+    "generation.*_rate": "rates",
+    "generation.*_speeds": "rates",
+    "tree_correction.*": "numbers",
+    "class.*.gpus": "texts",
+    "class.*_share": "number",
+    "class.*_factor": "number",
+    "class.*_start": "time",
+    "class.*.launch": "time",
+    "fabric.*.choice": "text",
+    "fabric.*.ll128": "text",
+    "fabric.*.share": "number",
+    "fabric.*_share": "number",
+    "fabric.*.ll_rate": "rate",
+    "fabric.*.steps": "time_list",
+    "fabric.*.latency": "time",
+    "fabric.*.ll_growth": "time",
+    "fabric.*_start": "time",
+    "correction.*_factor": "numbers",
+    "correction.*_share": "number",
+    "correction.*_bytes": "number",
+    "correction.*": "time",
+    "launcher.*": "time",
+}
+_TEXTS = ("name", "version", "description", "missing", "extends")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Library:
+    """One version of a communication library: constants by place in the file, in microseconds and GB/s.
+
+    Attributes
+    ----------
+    name, version
+        Such as ``"nccl"`` and ``"2.27"``.
+    missing
+        What the file has no numbers for, in words.
+    values, sources
+        Constants by place, such as ``"fabric.ib.latency"``, and where each comes from.
+    digest
+        Hash of the values.
+    """
+
+    name: str
+    version: str
+    description: str
+    missing: tuple[str, ...]
+    values: Mapping[str, Value]
+    sources: Mapping[str, str]
+    digest: str
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.version}"
+
+    def number(self, place: str, default: float | None = None) -> float:
+        """One constant.
+
+        Raises
+        ------
+        ConfigError
+            When the file does not have it and there is no default.
+        """
+        found = self.values.get(place, default)
+        if not isinstance(found, (int, float)):
+            raise ConfigError(f"{self} has no number {place!r}; {nearest(place, self.values)}")
+        return float(found)
+
+    def numbers(self, place: str) -> tuple[float, ...]:
+        """A list of constants; empty where the file has none."""
+        found = self.values.get(place, ())
+        return cast("tuple[float, ...]", found) if isinstance(found, tuple) else (float(found),)
+
+    def texts(self, place: str) -> tuple[str, ...]:
+        """A list of words, such as the GPUs of a class."""
+        found = self.values.get(place, ())
+        return tuple(str(each) for each in found) if isinstance(found, tuple) else ()
+
+    def text(self, place: str) -> str:
+        """A word, such as how a fabric's protocol is chosen; empty where the file has none."""
+        return str(self.values.get(place, ""))
+
+    def tables(self, head: str) -> tuple[str, ...]:
+        """Names of the tables below a heading, such as the fabrics, in order of the file."""
+        return tuple(dict.fromkeys(place.split(".")[1] for place in self.values if place.startswith(f"{head}.")))
+
+    def with_values(self, changes: Mapping[str, Value]) -> Library:
+        """The same library with some constants changed."""
+        values = {**self.values, **changes}
+        sources = {**self.sources, **dict.fromkeys(changes, "argument")}
+        return Library(
+            self.name, self.version, self.description, self.missing, values, sources, _digest(self.name, values)
+        )
+
+
+def load_library(name: str | Path | Library = "nccl") -> Library:
+    """Load a shipped library by name, with or without its version, or a library file.
+
+    Raises
+    ------
+    ConfigError
+        With the file, the place in it, and the nearest valid choice.
+
+    Examples
+    --------
+    >>> library = load_library("nccl")
+    >>> print(library, library.number("hop.net.nvls_tree"), "us")
+    nccl 2.27 14.0 us
+    """
+    if isinstance(name, Library):
+        return name
+    text = str(name)
+    shipped = {path.stem: path for path in _shipped_files()}
+    fitting = [stem for stem in shipped if stem == text.replace(" ", "-") or stem.rpartition("-")[0] == text]
+    if fitting:
+        newest = max(fitting, key=lambda stem: [int(part) for part in stem.rpartition("-")[2].split(".")])
+        return _load(shipped[newest])
+    if text.endswith(".toml") or "/" in text or "\\" in text:
+        return parse_library(read_file(text, MAX_FILE_BYTES), text)
+    names = {*shipped, *(stem.rpartition("-")[0] for stem in shipped)}
+    raise ConfigError(f"unknown library {text!r}; {nearest(text, names)}; or give the path of a .toml file")
+
+
+def shipped_libraries() -> dict[str, str]:
+    """Names of the shipped library files, each with its one-line description."""
+    return {path.stem: _load(path).description for path in _shipped_files()}
+
+
+@cache
+def _load(path: Path) -> Library:
+    return parse_library(path.read_bytes(), path.name)
+
+
+def _shipped_files() -> list[Path]:
+    """In a wheel the files are package data; in a source checkout they lie beside the package."""
+    package = Path(__file__).resolve().parents[1]
+    for folder in (package / "data" / "libraries", package.parent / "libraries"):
+        if folder.is_dir():
+            return sorted(folder.glob("*.toml"))
+    return []
+
+
+def parse_library(content: bytes, file: str) -> Library:
+    """A library from the text of its file.
+
+    Raises
+    ------
+    ConfigError
+        With the place in the file.
+    """
+    try:
+        document = tomllib.loads(content.decode("utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(f"not a TOML file: {error}", file=file) from None
+    heads = {key: document.pop(key, [] if key in {"missing", "extends"} else None) for key in _TEXTS}
+    for key, head in heads.items():
+        texts = head if key == "missing" and isinstance(head, list) else [head] if head or key != "extends" else []
+        if not all(isinstance(text, str) and text.strip() for text in texts):
+            raise ConfigError(f"expected text, got {head!r}", file=file, path=f"$.{key}")
+    base = load_library(heads["extends"]) if heads["extends"] else None
+    values: dict[str, Value] = dict(base.values) if base else {}
+    sources: dict[str, str] = dict(base.sources) if base else {}
+    _walk(document, "", values, sources, file)
+    name, version = heads["name"], heads["version"]
+    return Library(
+        name,
+        version,
+        heads["description"],
+        tuple(heads["missing"]),
+        values,
+        sources,
+        _digest(f"{name} {version}", values),
+    )
+
+
+def _walk(table: Mapping[str, Any], above: str, values: dict[str, Value], sources: dict[str, str], file: str) -> None:
+    for key, entry in table.items():
+        place = f"{above}.{key}" if above else key
+        where = f"$.{place}"
+        if not isinstance(entry, dict):
+            raise ConfigError(
+                f"expected a table or {{ value = ..., source = '...' }}, got {entry!r}", file=file, path=where
+            )
+        if "value" not in entry and "source" not in entry:
+            _walk(entry, place, values, sources, file)
+            continue
+        kind = next((kind for pattern, kind in _KEYS.items() if fnmatchcase(place, pattern)), None)
+        if kind is None or place.count(".") < 1:
+            raise ConfigError(f"unknown key; {nearest(place, _KEYS)}", file=file, path=where)
+        if set(entry) != {"value", "source"} or not isinstance(entry["source"], str) or not entry["source"].strip():
+            raise ConfigError(
+                f"expected {{ value = ..., source = '...' }}, got the keys {list(entry)}", file=file, path=where
+            )
+        values[place] = _typed(entry["value"], kind, file, where)
+        sources[place] = entry["source"]
+
+
+def _typed(value: Any, kind: str, file: str, where: str) -> Value:
+    """A value in microseconds or GB/s, or a number or text."""
+    if kind in {"text", "texts"}:
+        texts = value if kind == "texts" and isinstance(value, list) else [value]
+        if not all(isinstance(text, str) and text for text in texts):
+            raise ConfigError(f"expected text, got {value!r}", file=file, path=where)
+        return tuple(texts) if kind == "texts" else str(value)
+    many = kind in {"times", "rates", "numbers", "time_list"}
+    if many and not (isinstance(value, list) and value and (kind != "times" or len(value) == 3)):
+        expected = "three values, for LL, LL128 and Simple" if kind == "times" else "a list of values"
+        raise ConfigError(f"expected {expected}, got {value!r}", file=file, path=where)
+    found = tuple(_single(item, kind, file, where) for item in (value if many else [value]))
+    return found if many else found[0]
+
+
+def _single(item: Any, kind: str, file: str, where: str) -> float:
+    if kind.startswith("time"):
+        return parse_time(item, what="time", file=file, path=where) / 1e9
+    if kind.startswith("rate"):
+        return float(parse_rate(item, what="rate", file=file, path=where)) / 1e15
+    if isinstance(item, bool) or not isinstance(item, (int, float)) or not 0 <= item < 1e15:
+        raise ConfigError(f"expected a number, at least 0, got {item!r}", file=file, path=where)
+    return float(item)
+
+
+def _digest(title: str, values: Mapping[str, Value]) -> str:
+    text = repr((title, sorted((place, repr(value)) for place, value in values.items())))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

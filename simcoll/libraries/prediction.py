@@ -1,0 +1,319 @@
+"""Predict what a communication library takes: choose what it would run, then time that."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from simcoll.errors import ConfigError, nearest
+from simcoll.libraries import corrected
+from simcoll.libraries.environment import DEFAULT
+from simcoll.libraries.formula import stated
+from simcoll.libraries.library import load_library
+from simcoll.topology.machine import machine as machine_of
+from simcoll.units import MAX_TIME_FS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from fractions import Fraction
+
+    from numpy.typing import NDArray
+
+    from simcoll.libraries.environment import Environment
+    from simcoll.libraries.formula import Cost, Floats
+    from simcoll.libraries.library import Library
+    from simcoll.topology import Topology
+    from simcoll.topology.machine import Machine
+
+__all__ = ["COLLECTIVES", "Prediction", "chosen", "formula_time", "predict"]
+
+COLLECTIVES = (
+    "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all", "gather", "scatter", "send_recv",
+)  # fmt: skip
+"""What a library runs by itself."""
+
+
+class Tuned(Protocol):
+    """A line of NCCL's own tuning table."""
+
+    algorithm: str
+    protocol: str
+    latency_fs: int
+    bandwidth_uBps: int
+
+
+class Calibration(Protocol):
+    """What measurements say about one machine: see :mod:`simcoll.libraries.calibration`."""
+
+    launch_fs: int
+    rate: Fraction
+    fabric_latency_fs: int
+    growth: Fraction
+
+    @property
+    def hash(self) -> str:
+        """Hash of everything in it."""
+
+    def __hash__(self) -> int: ...
+
+    def corrected_fs(self, time_fs: int, collective: str, nranks: int, size_bytes: int) -> int:
+        """A time with the correction for its size."""
+
+    def tuned(self, collective: str, nranks: int, nnodes: int) -> Sequence[Tuned]:
+        """NCCL's own table; empty where none was read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What a library would run for a collective of one size, and how long it takes.
+
+    Attributes
+    ----------
+    collective, size_bytes
+        What was asked; the size as nccl-tests counts it.
+    time_fs
+        The predicted time.
+    algorithm, protocol, channels
+        What the library chooses.
+    schedule
+        Title of the schedule that was played; empty where there is none.
+    timed_by
+        ``"events"`` when the emulator played the schedule, ``"formula"`` when the corrected formula gave the time.
+    library
+        Name and version, such as ``"nccl 2.27"``.
+    bound_fs, bottleneck
+        The lower bound of this collective on the raw capacities of the machine, and what sets it.
+    calibration
+        Hash of the calibration; empty without one.
+    """
+
+    collective: str
+    size_bytes: int
+    time_fs: int
+    algorithm: str
+    protocol: str
+    channels: int
+    schedule: str
+    timed_by: str
+    library: str
+    bound_fs: int
+    bottleneck: str
+    calibration: str
+
+    @property
+    def time_us(self) -> float:
+        """The predicted time in microseconds."""
+        return self.time_fs / 1e9
+
+
+def chosen(
+    machine: Machine,
+    collective: str,
+    size_bytes: Floats,
+    library: Library,
+    environment: Environment = DEFAULT,
+    calibration: Calibration | None = None,
+) -> tuple[list[Cost], NDArray[np.int64]]:
+    """The corrected costs of what the environment allows, and which of them runs at every size.
+
+    It is the fastest; on fabrics where NCCL is known to keep to its own estimates, and under a calibration with a tuning table, it is the
+    one that those prefer.
+
+    Raises
+    ------
+    ConfigError
+        When the environment allows nothing, or the library lacks numbers for the machine.
+    """
+    offered = corrected.costs(machine, collective, size_bytes, library, environment)
+    costs = [cost for cost in offered if environment.allows(collective, cost.algorithm, cost.protocol)]
+    if collective in corrected.P2P:
+        costs = offered
+    if not costs:
+        known = sorted({f"{cost.algorithm} {cost.protocol}" for cost in offered})
+        raise ConfigError(f"the environment leaves nothing to run {collective} with; here there are {', '.join(known)}")
+    wanted = _preferred(machine, collective, size_bytes, library, calibration)
+    judged = [cost for cost in costs if (cost.algorithm, cost.protocol) in wanted] or costs
+    times = [wanted.get((cost.algorithm, cost.protocol), cost).time_us(size_bytes) for cost in judged]
+    return judged, np.argmin(np.array(times), axis=0)
+
+
+def _preferred(
+    machine: Machine, collective: str, size_bytes: Floats, library: Library, calibration: Calibration | None
+) -> dict[tuple[str, str], Cost]:
+    """NCCL's own estimates, where they decide: empty elsewhere."""
+    if collective in corrected.P2P:
+        return {}
+    fabric = corrected.fabric_of(machine, library)
+    table = calibration.tuned(collective, sum(machine.domain_ranks), machine.domains) if calibration else ()
+    if not table and library.text(f"{fabric}.choice") != "nccl":
+        return {}
+    own = {(cost.algorithm, cost.protocol): cost for cost in stated(machine, collective, size_bytes, library)}
+    if not table:
+        return own
+    read = {
+        (row.algorithm, row.protocol): (row.latency_fs / 1e9, row.bandwidth_uBps / 1e15)
+        for row in table
+        if row.bandwidth_uBps
+    }
+    plain = stated(machine, collective, size_bytes, library, by_size=False)
+    found = {}
+    for cost in plain:
+        key = (cost.algorithm, cost.protocol)
+        if key in read:  # what the size does to NCCL's numbers, on those of the log
+            latency, rate = read[key]
+            scale = own[key].latency_us / cost.latency_us, own[key].rate_GBps / cost.rate_GBps
+            found[key] = replace(cost, latency_us=latency * scale[0], rate_GBps=rate * scale[1])
+    return found
+
+
+def formula_time(
+    collective: str,
+    size_bytes: int,
+    topology: Topology,
+    *,
+    ranks: int | None = None,
+    library: str | Library = "nccl",
+    calibration: Calibration | None = None,
+    environment: Environment = DEFAULT,
+) -> Prediction:
+    """Predict by the corrected formula alone, without playing a schedule or computing a bound.
+
+    Raises
+    ------
+    ConfigError
+        For an unknown collective, a size below 1, or a machine for which the library has no numbers.
+    """
+    machine, read = _asked(collective, size_bytes, topology, ranks, library)
+    size = np.array([float(size_bytes)])
+    overlaid = calibrated(read, machine, calibration)
+    costs, pick = chosen(machine, collective, size, overlaid, environment, calibration)
+    best = costs[int(pick[0])]
+    time_us = float(best.time_us(size)[0]) + launch_us(machine, overlaid, environment)
+    time_fs = in_time(time_us)
+    if calibration:
+        time_fs = calibration.corrected_fs(
+            max(time_fs + calibration.launch_fs, 1), collective, sum(machine.domain_ranks), size_bytes
+        )
+    channels = channels_for(best, size_bytes, sum(machine.domain_ranks), environment)
+    return Prediction(
+        collective, size_bytes, time_fs, best.algorithm, best.protocol, channels, "", "formula", str(read), 0, "",
+        calibration.hash if calibration else "",
+    )  # fmt: skip
+
+
+def in_time(time_us: float) -> int:
+    """Femtoseconds of a time in microseconds, if the clock can hold it."""
+    if not time_us * 1e9 <= MAX_TIME_FS:
+        raise ConfigError(f"the predicted time is {time_us / 1e6:.6g} s; the clock ends at {MAX_TIME_FS / 1e15:.6g} s")
+    return round(time_us * 1e9)
+
+
+def launch_us(machine: Machine, library: Library, environment: Environment) -> float:
+    """Time that starting the operation takes beyond what the formula has, by who starts it."""
+    if environment.launcher == "one-process":
+        return library.number("launcher.one_process") * max(machine.domain_ranks)
+    return library.number("launcher.torch") if environment.launcher == "torch" else 0.0
+
+
+_THREADS_TIMES_BYTES = {"LL": 512 * 8, "LL128": 640 * 8, "Simple": 512 * 64}
+
+
+def channels_for(cost: Cost, size_bytes: int, ranks: int, environment: Environment) -> int:
+    """Channels that a message of this size uses: NCCL leaves out those that would have too little to do."""
+    most = min(2 * cost.channels, environment.max_channels or 2 * cost.channels)
+    most = max(most, environment.min_channels)
+    least = _THREADS_TIMES_BYTES[cost.protocol] * (ranks if (cost.algorithm, cost.protocol) == ("ring", "LL") else 1)
+    return max(1, min(most, size_bytes // least), environment.min_channels)
+
+
+@lru_cache(maxsize=256)
+def calibrated(library: Library, machine: Machine, calibration: Calibration | None) -> Library:
+    """The library with its rates, fabric latency and growth as a calibration has them."""
+    if calibration is None:
+        return library
+    kind, fabric = corrected.class_of(machine, library), corrected.fabric_of(machine, library)
+    changes: dict[str, float | tuple[float, ...]] = {}
+    rate, growth = float(calibration.rate), float(calibration.growth)
+    for place in library.values:
+        table, _, key = place.rpartition(".")
+        if table in {kind, fabric} and key.endswith("share"):
+            changes[place] = library.number(place) * (1.0 if key == "tree_share" else rate)
+        if place in {"correction.ll_growth", f"{fabric}.ll_growth"}:
+            changes[place] = library.number(place) * growth
+        if place == f"{fabric}.steps":
+            changes[place] = tuple(step * growth for step in library.numbers(place))
+    if fabric:
+        changes[f"{fabric}.latency"] = library.number(f"{fabric}.latency") + calibration.fabric_latency_fs / 1e9
+    return library.with_values(changes)
+
+
+@lru_cache(maxsize=64)
+def _machine(topology: Topology, ranks: int | None) -> Machine:
+    return machine_of(topology if ranks is None else topology.take(ranks))
+
+
+def _asked(
+    collective: str, size_bytes: int, topology: Topology, ranks: int | None, library: str | Library
+) -> tuple[Machine, Library]:
+    """The machine and the library of a request that makes sense."""
+    if collective not in COLLECTIVES:
+        raise ConfigError(f"no library model for collective {collective!r}; {nearest(str(collective), COLLECTIVES)}")
+    if type(size_bytes) is not int or size_bytes < 1:
+        raise ConfigError(f"size_bytes: expected a whole number of bytes, at least 1, got {size_bytes!r}")
+    machine = _machine(topology, ranks)
+    if sum(machine.domain_ranks) < 2:
+        raise ConfigError(f"{topology.name} has one rank here; a library moves nothing between fewer than 2")
+    return machine, load_library(library)
+
+
+def predict(
+    collective: str,
+    size_bytes: int,
+    topology: Topology,
+    *,
+    ranks: int | None = None,
+    library: str | Library = "nccl",
+    calibration: Calibration | None = None,
+    environment: Environment = DEFAULT,
+) -> Prediction:
+    """Predict what a communication library takes for a collective.
+
+    Parameters
+    ----------
+    collective, size_bytes
+        What runs, and its size as nccl-tests counts it: the larger of a rank's input and output.
+    topology
+        The machine, with the trait ``generation`` and, over several nodes, ``fabric``.
+    ranks
+        Take only the first so many ranks of the topology.
+    library
+        A shipped library (:func:`~simcoll.libraries.library.shipped_libraries`), a file, or a :class:`Library`.
+    calibration
+        What measurements say about this machine.
+    environment
+        What NCCL's environment variables leave to its choice.
+
+    Raises
+    ------
+    ConfigError
+        For a request that makes no sense, or a machine for which the library has no numbers.
+
+    Examples
+    --------
+    >>> import simcoll
+    >>> found = simcoll.predict("all_reduce", 2**30, simcoll.load_topology("dgx-h100"))
+    >>> found.algorithm, found.protocol, found.library
+    ('nvls', 'Simple', 'nccl 2.27')
+    """
+    from simcoll.bounds import lower_bound
+
+    found = formula_time(
+        collective, size_bytes, topology, ranks=ranks, library=library, calibration=calibration, environment=environment
+    )
+    placed = topology if ranks is None else topology.take(ranks)
+    root = 0 if collective in {"broadcast", "reduce", "gather", "scatter"} else None
+    bound = lower_bound(collective, placed, size_bytes, root=root, in_network=found.algorithm.startswith("nvls"))
+    return replace(found, bound_fs=bound.time_fs, bottleneck=str(bound.bottleneck))

@@ -1,0 +1,54 @@
+"""NCCL's environment variables."""
+
+import pytest
+
+from simcoll.errors import ConfigError
+from simcoll.libraries.environment import DEFAULT, parse_environment
+
+
+def test_lists_name_or_exclude():
+    env = parse_environment("NCCL_ALGO=Ring,Tree NCCL_PROTO=^ll128")
+    assert env.allows("all_reduce", "tree", "LL")
+    assert not env.allows("all_reduce", "nvls", "Simple")
+    assert not env.allows("all_reduce", "ring", "LL128")
+
+
+def test_lists_may_be_for_one_collective():
+    env = parse_environment("NCCL_ALGO=ring;allreduce:tree,nvlstree")
+    assert env.allows("all_reduce", "nvls_tree", "Simple")
+    assert not env.allows("all_reduce", "ring", "Simple")
+    assert env.allows("all_gather", "ring", "LL")
+
+
+def test_nvls_and_channels():
+    env = parse_environment("NCCL_NVLS_ENABLE=0,NCCL_MAX_CTAS=8,NCCL_MAX_NCHANNELS=4,NCCL_MIN_CTAS=2")
+    assert not env.allows("all_reduce", "nvls", "Simple")
+    assert (env.min_channels, env.max_channels) == (2, 4)
+
+
+def test_nothing_given_leaves_everything():
+    assert parse_environment("  ") == DEFAULT
+    assert DEFAULT.allows("all_reduce", "nvls_tree", "Simple")
+
+
+def test_other_variables_are_kept():
+    env = parse_environment("NCCL_DEBUG=INFO,NCCL_IB_HCA=mlx5_0,mlx5_1 LAUNCHER=torch")
+    assert env.ignored == ("NCCL_DEBUG=INFO", "NCCL_IB_HCA=mlx5_0,mlx5_1")
+    assert env.launcher == "torch"
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("Ring", "expected settings"),
+        ("x NCCL_ALGO=Ring", "expected settings"),
+        ("NCCL_ALGO=Rnig", "did you mean 'ring'"),
+        ("NCCL_PROTO=LL64", "unknown value 'LL64'"),
+        ("NCCL_ALGO=alreduce:Ring", "did you mean 'allreduce'"),
+        ("NCCL_MAX_CTAS=many", "whole number"),
+        ("LAUNCHER=mpi", "unknown LAUNCHER"),
+    ],
+)
+def test_what_nccl_does_not_know_is_refused(text, what):
+    with pytest.raises(ConfigError, match=what):
+        parse_environment(text)

@@ -1,0 +1,67 @@
+"""Library files: what is shipped, and what is refused."""
+
+import pytest
+
+from simcoll.errors import ConfigError
+from simcoll.libraries.library import load_library, parse_library, shipped_libraries
+
+HEAD = 'name = "x"\nversion = "1"\ndescription = "d"\n'
+
+
+def test_shipped_libraries_say_where_every_number_is_from():
+    assert set(shipped_libraries()) == {"nccl-2.27", "rccl-2.22"}
+    for name in shipped_libraries():
+        library = load_library(name)
+        assert library.missing
+        assert all(library.sources[place].strip() for place in library.values)
+        assert set(library.sources) == set(library.values)
+
+
+def test_a_name_without_version_is_the_newest():
+    assert str(load_library("nccl")) == "nccl 2.27"
+    assert load_library("nccl 2.27") is load_library("nccl-2.27")
+
+
+def test_a_file_that_extends_another_has_its_values():
+    rccl, nccl = load_library("rccl"), load_library("nccl")
+    assert rccl.numbers("base.ring") == nccl.numbers("base.ring")
+    assert rccl.tables("class")[-2:] == ("mi300", "mi355")
+    assert rccl.digest != nccl.digest
+
+
+def test_changed_values_change_the_digest():
+    library = load_library()
+    changed = library.with_values({"fabric.ib.latency": 1.5})
+    assert changed.number("fabric.ib.latency") == 1.5
+    assert changed.digest != library.digest
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "what"),
+    [
+        ('[fabric.ib]\nlatency = { value = "1", source = "s" }', "$.fabric.ib.latency", "no unit"),
+        ('[fabric.ib]\nlatency = { value = "1 us" }', "$.fabric.ib.latency", "source"),
+        ('[fabric.ib]\nlatency = { source = "s" }', "$.fabric.ib.latency", "value"),
+        ('[fabric.ib]\nlatency = "1 us"', "$.fabric.ib.latency", "expected a table"),
+        ('[fabric.ib]\nlatencies = { value = "1 us", source = "s" }', "$.fabric.ib.latencies", "unknown key"),
+        ('[base]\nring = { value = ["1 us"], source = "s" }', "$.base.ring", "three values"),
+        ('[class.x]\nring_share = { value = "a", source = "s" }', "$.class.x.ring_share", "a number"),
+        ('[class.x]\nring_share = { value = nan, source = "s" }', "$.class.x.ring_share", "a number"),
+        ("[class.x", None, "not a TOML file"),
+        ("missing = [1]", "$.missing", "expected text"),
+        ('extends = "nope"', None, "unknown library"),
+    ],
+)
+def test_broken_files_are_refused_with_the_place(text, place, what):
+    top = text.startswith(("missing", "extends"))
+    content = f"{text}\n{HEAD}" if top else f"{HEAD}{text}\n"
+    with pytest.raises(ConfigError, match=what) as error:
+        parse_library(content.encode(), "x.toml")
+    assert place is None or error.value.path == place
+
+
+def test_an_unknown_library_is_named():
+    with pytest.raises(ConfigError, match="did you mean 'nccl'"):
+        load_library("ncll")
+    with pytest.raises(ConfigError, match="cannot read"):
+        load_library("nowhere/x.toml")

@@ -1,0 +1,79 @@
+"""Predictions: what runs, and what is refused."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import simcoll
+from simcoll.errors import ConfigError
+from simcoll.libraries.environment import Environment, parse_environment
+from simcoll.libraries.prediction import formula_time, predict
+
+H100 = simcoll.load_topology("dgx-h100")
+TWO = simcoll.load_topology("dgx-a100", nodes=2)
+
+
+def test_small_goes_by_latency_and_large_through_the_switches():
+    small, large = (formula_time("all_reduce", size, H100) for size in (1024, 2**32))
+    assert (small.protocol, large.algorithm) == ("LL", "nvls")
+    # 480 GB/s of bus bandwidth are published for 8 GPUs of a DGX H100.
+    assert 2**32 * 14 / 8 / (large.time_fs / 1e15) == pytest.approx(475e9, rel=0.05)
+
+
+def test_the_environment_decides():
+    no_nvls = formula_time("all_reduce", 2**32, H100, environment=Environment(nvls=False))
+    assert no_nvls.algorithm == "ring"
+    forced = formula_time("all_reduce", 2**32, H100, environment=parse_environment("NCCL_ALGO=Tree,NCCL_PROTO=LL"))
+    assert (forced.algorithm, forced.protocol) == ("tree", "LL")
+    few = formula_time("all_reduce", 2**32, H100, environment=Environment(nvls=False, max_channels=4))
+    assert few.channels == 4
+    assert few.time_fs > 2 * no_nvls.time_fs
+    with pytest.raises(ConfigError, match="leaves nothing to run all_gather with"):
+        formula_time("all_gather", 2**20, H100, environment=parse_environment("NCCL_ALGO=Tree"))
+
+
+@pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "broadcast", "all_to_all", "send_recv", "scatter"])
+def test_more_bytes_never_take_less_time(collective):
+    for topology in (H100, TWO):
+        times = [formula_time(collective, 2**power, topology).time_fs for power in range(3, 35)]
+        assert np.all(np.diff(times) > -0.02 * np.array(times[1:]))
+
+
+def test_one_process_for_all_gpus_launches_later():
+    plain = formula_time("all_reduce", 8, H100)
+    one = formula_time("all_reduce", 8, H100, environment=Environment(launcher="one-process"))
+    assert one.time_fs > plain.time_fs + 15 * 10**9
+
+
+def test_a_prediction_has_the_bound_of_its_machine():
+    found = predict("all_reduce", 2**26, TWO)
+    assert 0 < found.bound_fs < found.time_fs
+    assert "16 ranks" in found.bottleneck
+    assert found.library == "nccl 2.27"
+
+
+def test_fewer_ranks():
+    assert predict("all_gather", 2**20, H100, ranks=4) == predict("all_gather", 2**20, H100.take(4))
+
+
+@pytest.mark.parametrize(
+    ("collective", "size", "topology", "what"),
+    [
+        ("allreduce", 8, H100, "did you mean 'all_reduce'"),
+        ("all_reduce", 0, H100, "at least 1"),
+        ("all_reduce", True, H100, "whole number of bytes"),
+        ("all_reduce", 8, H100.take(1), "one rank"),
+        ("all_reduce", 8, simcoll.load_topology("mi300x"), "mi300"),
+        ("all_reduce", 8, replace(TWO, traits={"generation": "ampere", "gpu": "A100"}), "without the trait 'fabric'"),
+        ("all_reduce", 8, replace(TWO, traits={**TWO.traits, "fabric": "socket"}), "no numbers for fabric 'socket'"),
+    ],
+)
+def test_what_cannot_be_predicted_is_refused(collective, size, topology, what):
+    with pytest.raises(ConfigError, match=what):
+        formula_time(collective, size, topology)
+
+
+def test_rccl_serves_amd():
+    found = formula_time("all_reduce", 2**33, simcoll.load_topology("mi300x"), library="rccl")
+    assert found.library == "rccl 2.22"
