@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from simcoll.distributed.api.backends import is_gloo_available, is_mpi_available, is_nccl_available, is_xccl_available
-from simcoll.distributed.api.default_store import default_store
-from simcoll.distributed.api.groups import default_group
+from simcoll.distributed.api.groups import default_group, default_store
 
 __all__ = ["is_gloo_available", "is_mpi_available", "is_nccl_available", "is_xccl_available"]
 

@@ -4,28 +4,48 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from simcoll.distributed.api.arrays import as_arrays
+import numpy as np
+
+from simcoll.core.memory import array_on
 from simcoll.distributed.api.groups import ProcessGroup, rank_in_group
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import numpy as np
-
     from simcoll.core.memory import Array
 
 __all__ = [
-    "check_alike",
-    "check_length",
-    "check_list_of_root",
-    "check_whole",
-    "one_dtype",
-    "one_per_rank",
-    "root_of",
-    "shapes_of",
-    "sizes_of",
-    "split_sizes",
+    "as_array", "as_arrays", "check_alike", "check_length", "check_list_of_root", "check_whole", "one_dtype", "one_per_rank",
+    "root_of", "shapes_of", "sizes_of", "split_sizes",
 ]  # fmt: skip
+
+
+def as_array(value: Any, parameter: str = "tensor") -> Array:
+    """An array on the memory of a tensor.
+
+    Accepted are an ndarray, a buffer (``bytearray``, ``array.array``), and an object with ``__array__`` or DLPack that
+    shares its memory, such as a torch CPU tensor; anything else is a TypeError.
+    """
+    if isinstance(value, np.ndarray):
+        return value
+    plain = isinstance(value, (list, tuple, str, int, float, complex, bool, type(None), dict))
+    found = None if plain else array_on(value)
+    if found is None:
+        raise TypeError(
+            f"Invalid function argument. Expected parameter `{parameter}` of type torch.Tensor but got {type(value)} instead."
+            " Pass a numpy array, or an object that shares its memory (buffer protocol, DLPack)."
+        )
+    return found
+
+
+def as_arrays(values: Any, parameter: str) -> list[Array]:
+    """Arrays on the memory of a list of tensors; a TypeError for anything else."""
+    if not isinstance(values, list):
+        raise TypeError(
+            f"Invalid function argument. Expected parameter `{parameter}` of type List[torch.Tensor] but got {type(values)} "
+            "instead."
+        )
+    return [as_array(value, parameter) for value in values]
 
 
 def root_of(found: ProcessGroup, global_rank: int | None, group_rank: int | None, default: int | None = None) -> int:
@@ -58,13 +78,7 @@ def shapes_of(arrays: Sequence[Array]) -> str:
 
 
 def one_dtype(arrays: Sequence[Array], function: str) -> np.dtype[Any]:
-    """The common dtype of some arrays.
-
-    Raises
-    ------
-    ValueError
-        When they differ.
-    """
+    """The common dtype of some arrays; a ValueError when they differ."""
     dtype = arrays[0].dtype
     other = next((array for array in arrays if array.dtype != dtype), None)
     if other is not None:
@@ -91,13 +105,7 @@ def sizes_of(arrays: Sequence[Array]) -> int | tuple[int, ...]:
 
 
 def check_list_of_root(given: Any, parameter: str, side: str, *, mine: bool) -> bool:
-    """Whether this rank passes the list that only one rank, the ``side``, passes.
-
-    Raises
-    ------
-    ValueError
-        When that rank passes none, or another rank does.
-    """
+    """Whether this rank passes the list that only one rank, the ``side``, must and may pass; else a ValueError."""
     if mine and not given:
         raise ValueError(f"Argument ``{parameter}`` must be specified on {side} rank.")
     if given and not mine:

@@ -1,7 +1,7 @@
 """The collectives, with torch's names, argument order and defaults. Each call plays a proved schedule.
 
 All take ``group`` (None: the default group), ``async_op`` (return a Work instead of waiting) and ``algorithm`` (a name or a
-schedule; None: the group's, else the run's). :func:`simcoll.distributed.api.arrays.as_array` says what may be passed as a
+schedule; None: the group's, else the run's). :func:`simcoll.distributed.api.arguments.as_array` says what may be passed as a
 tensor. A rank outside the group gets a warning and None.
 """
 
@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from simcoll.distributed.api.arguments import (
+    as_array,
+    as_arrays,
     check_alike,
     check_length,
     check_list_of_root,
@@ -23,8 +25,7 @@ from simcoll.distributed.api.arguments import (
     sizes_of,
     split_sizes,
 )
-from simcoll.distributed.api.arrays import as_array, as_arrays
-from simcoll.distributed.api.groups import member_of
+from simcoll.distributed.api.groups import member_of, members_only
 from simcoll.distributed.api.reductions import ReduceOp, check_op
 from simcoll.distributed.runtime.calls import Call
 from simcoll.distributed.runtime.issuing import play
@@ -42,6 +43,7 @@ __all__ = [
 ]  # fmt: skip
 
 
+@members_only
 def broadcast(
     tensor: Any,
     src: int | None = None,
@@ -54,8 +56,6 @@ def broadcast(
     """Copy the tensor of one rank (global rank ``src``, or group rank ``group_src``) to all others."""
     array = as_array(tensor)
     found = member_of(group, "broadcast")
-    if found is None:
-        return None
     root = root_of(found, src, group_src)
     call = Call("broadcast", "broadcast", array.size, array.dtype, shapes_of([array]), root=root, algorithm=algorithm)
     sources = [array] if found.rank() == root else []
@@ -63,6 +63,7 @@ def broadcast(
     return play(found, call, sources, targets, [tensor], async_op=async_op)
 
 
+@members_only
 def all_reduce(
     tensor: Any, op: Any = ReduceOp.SUM, group: Any = None, async_op: bool = False, *, algorithm: Choice = None
 ) -> Work | None:
@@ -70,12 +71,11 @@ def all_reduce(
     array = as_array(tensor)
     reduction = check_op(op, array.dtype, "all_reduce")
     found = member_of(group, "all_reduce")
-    if found is None:
-        return None
     call = Call("all_reduce", "all_reduce", array.size, array.dtype, shapes_of([array]), reduction, algorithm=algorithm)
     return play(found, call, [array], [array], [tensor], async_op=async_op)
 
 
+@members_only
 def reduce(
     tensor: Any,
     dst: int | None = None,
@@ -90,21 +90,18 @@ def reduce(
     array = as_array(tensor)
     reduction = check_op(op, array.dtype, "reduce")
     found = member_of(group, "reduce")
-    if found is None:
-        return None
     root = root_of(found, dst, group_dst)
     call = Call("reduce", "reduce", array.size, array.dtype, shapes_of([array]), reduction, root, algorithm=algorithm)
     return play(found, call, [array], [array] if found.rank() == root else [], [tensor], async_op=async_op)
 
 
+@members_only
 def all_gather(
     tensor_list: Any, tensor: Any, group: Any = None, async_op: bool = False, *, algorithm: Choice = None
 ) -> Work | None:
     """Collect the tensors of all ranks, in group order, in a list on every rank. Sizes may differ between ranks."""
     outputs, array = as_arrays(tensor_list, "tensor_list"), as_array(tensor)
     found = member_of(group, "all_gather")
-    if found is None:
-        return None
     outputs = one_per_rank(tensor_list, "tensor_list", found)
     dtype = one_dtype([array, *outputs], "all_gather")
     own = outputs[found.rank()]
@@ -117,14 +114,13 @@ def all_gather(
     return play(found, call, [array], outputs, tensor_list, async_op=async_op)
 
 
+@members_only
 def all_gather_into_tensor(
     output_tensor: Any, input_tensor: Any, group: Any = None, async_op: bool = False, *, algorithm: Choice = None
 ) -> Work | None:
     """Collect the tensors of all ranks in one, concatenated along dimension 0 or stacked along a new dimension."""
     output, array = as_array(output_tensor, "output_tensor"), as_array(input_tensor, "input_tensor")
     found = member_of(group, "all_gather_into_tensor")
-    if found is None:
-        return None
     if output.dtype != array.dtype:
         raise RuntimeError(
             f"output tensor must have the same type as input tensor: {output.dtype.name}, {array.dtype.name}"
@@ -136,6 +132,7 @@ def all_gather_into_tensor(
     return play(found, call, [array], [output], [output_tensor], async_op=async_op)
 
 
+@members_only
 def gather(
     tensor: Any,
     gather_list: Any = None,
@@ -149,8 +146,6 @@ def gather(
     """Collect the tensors of all ranks, in group order, in a list on one rank (default: global rank 0)."""
     array = as_array(tensor)
     found = member_of(group, "gather")
-    if found is None:
-        return None
     root = root_of(found, dst, group_dst, default=0)
     outputs: list[Array] = []
     if check_list_of_root(gather_list, "gather_list", "destination", mine=found.rank() == root):
@@ -160,6 +155,7 @@ def gather(
     return play(found, call, [array], outputs, list(gather_list or []), async_op=async_op)
 
 
+@members_only
 def scatter(
     tensor: Any,
     scatter_list: Any = None,
@@ -173,8 +169,6 @@ def scatter(
     """Give every rank one tensor of the list of one rank (default: global rank 0)."""
     array = as_array(tensor)
     found = member_of(group, "scatter")
-    if found is None:
-        return None
     root = root_of(found, src, group_src, default=0)
     inputs: list[Array] = []
     if check_list_of_root(scatter_list, "scatter_list", "source", mine=found.rank() == root):
@@ -185,6 +179,7 @@ def scatter(
     return play(found, call, inputs, [array], [tensor], async_op=async_op)
 
 
+@members_only
 def reduce_scatter(
     output: Any,
     input_list: Any,
@@ -198,8 +193,6 @@ def reduce_scatter(
     array, inputs = as_array(output, "output"), as_arrays(input_list, "input_list")
     reduction = check_op(op, array.dtype, "reduce_scatter")
     found = member_of(group, "reduce_scatter")
-    if found is None:
-        return None
     if len(inputs) != found.size():
         raise RuntimeError(
             f"invalid input tensor list size, must be world size: got {len(inputs)}, world size {found.size()}"
@@ -216,6 +209,7 @@ def reduce_scatter(
     return play(found, call, inputs, [array], [output], async_op=async_op)
 
 
+@members_only
 def reduce_scatter_tensor(
     output: Any,
     input: Any,  # noqa: A002  # torch's name
@@ -229,8 +223,6 @@ def reduce_scatter_tensor(
     array, whole = as_array(output, "output"), as_array(input, "input")
     reduction = check_op(op, array.dtype, "reduce_scatter_tensor")
     found = member_of(group, "reduce_scatter_tensor")
-    if found is None:
-        return None
     if array.dtype != whole.dtype:
         raise RuntimeError(
             f"input tensor must be the same type as the output tensor: {whole.dtype.name}, {array.dtype.name}"
@@ -252,6 +244,7 @@ all_gather_single = all_gather_into_tensor
 reduce_scatter_single = reduce_scatter_tensor
 
 
+@members_only
 def all_to_all_single(
     output: Any,
     input: Any,  # noqa: A002  # torch's name
@@ -265,8 +258,6 @@ def all_to_all_single(
     """Split the input along dimension 0, send part i to rank i, and concatenate the parts received."""
     target, source = as_array(output, "output"), as_array(input, "input")
     found = member_of(group, "all_to_all_single")
-    if found is None:
-        return None
     dtype = one_dtype([target, source], "all_to_all_single")
     if not (target.flags.c_contiguous and source.flags.c_contiguous):
         raise ValueError("Tensors must be contiguous")
@@ -277,6 +268,7 @@ def all_to_all_single(
     return play(found, call, [source], [target], [output], async_op=async_op)
 
 
+@members_only
 def all_to_all(
     output_tensor_list: Any,
     input_tensor_list: Any,
@@ -289,8 +281,6 @@ def all_to_all(
     as_arrays(output_tensor_list, "output_tensor_list")
     as_arrays(input_tensor_list, "input_tensor_list")
     found = member_of(group, "all_to_all")
-    if found is None:
-        return None
     outputs = one_per_rank(output_tensor_list, "output_tensor_list", found)
     inputs = one_per_rank(input_tensor_list, "input_tensor_list", found)
     dtype = one_dtype([*outputs, *inputs], "all_to_all")
@@ -299,6 +289,7 @@ def all_to_all(
     return play(found, call, inputs, outputs, output_tensor_list, async_op=async_op)
 
 
+@members_only
 def barrier(
     group: Any = None,
     async_op: bool = False,
@@ -309,7 +300,5 @@ def barrier(
 ) -> Work | None:
     """Wait until every rank of the group has called. ``device_ids`` is ignored."""
     found = member_of(group, "barrier")
-    if found is None:
-        return None
     call = Call("barrier", "barrier", 0, np.dtype(np.uint8), algorithm=algorithm)
     return play(found, call, [], [], [], async_op=async_op, timeout=timeout)

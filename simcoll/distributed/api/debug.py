@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import Any
 
 from simcoll.distributed.api.collectives import barrier
-from simcoll.distributed.api.groups import get_rank, member_of
+from simcoll.distributed.api.groups import get_rank, member_of, members_only
 from simcoll.distributed.api.making_groups import DEFAULT_TIMEOUT
 from simcoll.distributed.runtime.meeting import Arrival
 from simcoll.distributed.runtime.tasks import wait_until
@@ -40,6 +40,7 @@ def _verdict(rank: int, missing: list[int], milliseconds: int, waits_for: str, *
     return f"[Rank 0]: {listed} failed to pass monitoredBarrier in {milliseconds} ms\n Original exception: {waits_for}"
 
 
+@members_only
 def monitored_barrier(
     group: Any = None, timeout: timedelta | float | None = None, wait_all_ranks: bool = False
 ) -> None:
@@ -60,8 +61,6 @@ def monitored_barrier(
         For a timeout that is not a timedelta; a float counts as seconds, with a warning.
     """
     found = member_of(group, "monitored_barrier")
-    if found is None:
-        return
     if isinstance(timeout, float):
         warnings.warn(
             "Please specify timeout arg as a timedelta. Converting a float of seconds.", UserWarning, stacklevel=2

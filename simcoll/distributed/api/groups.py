@@ -1,17 +1,24 @@
-"""Process groups: which group a call names, and the ranks in it."""
+"""Process groups: which group a call names, the ranks in it, and the default store."""
 
 from __future__ import annotations
 
+import functools
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from simcoll.distributed.api.backends import Backend
 from simcoll.distributed.runtime.world import NOT_INITIALIZED, ProcessGroup, current_rank, current_rank_or_none
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 __all__ = [
-    "GroupMember", "ProcessGroup", "default_group", "get_backend", "get_backend_config", "get_global_rank", "get_group_rank",
-    "get_process_group_ranks", "get_rank", "get_world_size", "group", "is_initialized", "member_of", "rank_in_group",
+    "GroupMember", "ProcessGroup", "get_backend", "get_backend_config", "get_global_rank", "get_group_rank", "get_process_group_ranks",
+    "get_rank", "get_world_size", "group", "is_initialized",
 ]  # fmt: skip
+
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
 
 
 class _Outside:
@@ -47,22 +54,48 @@ class group(metaclass=_CurrentWorld):  # noqa: N801  # torch's name
     """``group.WORLD``: the default group."""
 
 
-def default_group() -> ProcessGroup:
-    """The default group of this rank.
+class OutsideError(Exception):
+    """A call names a group that its rank is not in."""
 
-    Raises
-    ------
-    ValueError
-        Before init_process_group.
-    """
+
+def members_only(call: Callable[Given, Result]) -> Callable[Given, Result | None]:
+    """Let a call do nothing on ranks outside its group."""
+
+    @functools.wraps(call)
+    def inside(*args: Given.args, **kwargs: Given.kwargs) -> Result | None:
+        try:
+            return call(*args, **kwargs)
+        except OutsideError:
+            return None
+
+    return inside
+
+
+def default_group() -> ProcessGroup:
+    """The default group of this rank; a ValueError before init_process_group."""
     found = current_rank().default
     if found is None:
         raise ValueError(NOT_INITIALIZED)
     return found
 
 
-def member_of(given: Any, operation: str) -> ProcessGroup | None:
-    """The group that a call names (None: the default); None, with a warning, for a rank outside it.
+def default_store() -> Any:
+    """The default group's store: the one given to init_process_group, else one shared by all emulated ranks.
+
+    Raises
+    ------
+    ValueError
+        Without a default group.
+    RuntimeError
+        Where ranks are processes and init_process_group was given no place to meet.
+    """
+    default_group()
+    me = current_rank()
+    return me.world.default_store() if me.store is None else me.store
+
+
+def _named(given: Any) -> ProcessGroup | None:
+    """The group that a call names (None: the default); None on a rank outside it.
 
     Raises
     ------
@@ -70,19 +103,8 @@ def member_of(given: Any, operation: str) -> ProcessGroup | None:
         For anything but a group of this rank that exists.
     """
     default = default_group()
-    if given is None:
-        return default
-    if given is GroupMember.NON_GROUP_MEMBER:
-        warnings.warn(
-            f"Running {operation} on global rank {default.global_rank} which does not belong to the given group.",
-            UserWarning,
-            stacklevel=3,
-        )
-        return None
-    return _own(given, default)
-
-
-def _own(given: Any, default: ProcessGroup) -> ProcessGroup:
+    if given is None or given is GroupMember.NON_GROUP_MEMBER:
+        return default if given is None else None
     if not isinstance(given, ProcessGroup):
         raise ValueError(f"Invalid process group specified: {given!r}; expected what new_group returned")  # noqa: TRY004  # as torch
     if given.global_rank != default.global_rank:
@@ -94,12 +116,17 @@ def _own(given: Any, default: ProcessGroup) -> ProcessGroup:
     return given
 
 
-def _resolved(given: Any) -> ProcessGroup | None:
-    """The group that a call names, as :func:`member_of`, without a warning."""
-    default = default_group()
-    if given is GroupMember.NON_GROUP_MEMBER:
-        return None
-    return default if given is None else _own(given, default)
+def member_of(given: Any, operation: str) -> ProcessGroup:
+    """The group that a call names (None: the default); an OutsideError, and a warning, on a rank outside it."""
+    found = _named(given)
+    if found is None:
+        warnings.warn(
+            f"Running {operation} on global rank {current_rank().number} which does not belong to the given group.",
+            UserWarning,
+            stacklevel=4,
+        )
+        raise OutsideError
+    return found
 
 
 def is_initialized() -> bool:
@@ -110,25 +137,19 @@ def is_initialized() -> bool:
 
 def get_rank(group: Any = None) -> int:
     """Own group rank; -1 outside the group."""
-    found = _resolved(group)
+    found = _named(group)
     return -1 if found is None else found.rank()
 
 
 def get_world_size(group: Any = None) -> int:
     """The number of ranks in a group; -1 outside the group."""
-    found = _resolved(group)
+    found = _named(group)
     return -1 if found is None else found.size()
 
 
 def get_backend(group: Any = None) -> str:
-    """The name of a group's backend.
-
-    Raises
-    ------
-    ValueError
-        Outside the group.
-    """
-    found = _resolved(group)
+    """The name of a group's backend; a ValueError outside the group."""
+    found = _named(group)
     if found is None:
         raise ValueError("Invalid process group specified")
     return found.communicator.backend
@@ -148,30 +169,18 @@ def _numbered(given: Any) -> ProcessGroup | None:
     if not isinstance(given, ProcessGroup):
         text = f"Group {given!r} is not registered, please create group with torch.distributed.new_group API"
         raise ValueError(text)  # noqa: TRY004  # as torch
-    found = _own(given, default_group())
-    return None if found.communicator.name == "0" else found
+    _named(given)
+    return None if given.communicator.name == "0" else given
 
 
 def get_group_rank(group: Any, global_rank: int) -> int:
-    """The group rank of a global rank; in the default group they are equal, unchecked.
-
-    Raises
-    ------
-    ValueError
-        For a rank outside the group.
-    """
+    """The group rank of a global rank, a ValueError outside the group; in the default group they are equal, unchecked."""
     found = _numbered(group)
     return global_rank if found is None else rank_in_group(found, global_rank)
 
 
 def rank_in_group(found: ProcessGroup, global_rank: int) -> int:
-    """The group rank of a global rank.
-
-    Raises
-    ------
-    ValueError
-        For a rank outside the group.
-    """
+    """The group rank of a global rank; a ValueError outside the group."""
     if global_rank not in found.communicator.group_rank:
         members = list(found.communicator.members)
         raise ValueError(f"Global rank {global_rank} is not part of group {found.group_name} with ranks {members}")
@@ -179,13 +188,7 @@ def rank_in_group(found: ProcessGroup, global_rank: int) -> int:
 
 
 def get_global_rank(group: Any, group_rank: int) -> int:
-    """The global rank of a group rank.
-
-    Raises
-    ------
-    ValueError
-        For a rank outside the group.
-    """
+    """The global rank of a group rank, a ValueError if there is none; in the default group they are equal, unchecked."""
     found = _numbered(group)
     if found is None:
         return group_rank
@@ -195,14 +198,8 @@ def get_global_rank(group: Any, group_rank: int) -> int:
 
 
 def get_process_group_ranks(group: Any) -> list[int]:
-    """The global ranks of a group, in its order.
-
-    Raises
-    ------
-    ValueError
-        Outside the group.
-    """
-    found = _resolved(group)
+    """The global ranks of a group, in its order; a ValueError outside the group."""
+    found = _named(group)
     if found is None:
         raise ValueError("Invalid process group specified: this rank is not a member")
     return list(found.communicator.members)

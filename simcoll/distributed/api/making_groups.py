@@ -1,18 +1,19 @@
-"""Create and destroy groups."""
+"""Make and destroy process groups: the default one, others, and the default store."""
 
 from __future__ import annotations
 
+import os
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from simcoll.distributed.api.backends import Backend
-from simcoll.distributed.api.default_store import close_store
 from simcoll.distributed.api.groups import GroupMember, ProcessGroup, default_group, get_process_group_ranks
 from simcoll.distributed.runtime.meeting import Arrival
 from simcoll.distributed.runtime.plans import check_choice
 from simcoll.distributed.runtime.tasks import wait_until
 from simcoll.distributed.runtime.work import timeout_fs
 from simcoll.distributed.runtime.world import Communicator, Rank, current_rank, current_rank_or_none
+from simcoll.distributed.stores.rendezvous import parse_init_method
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,8 +22,7 @@ if TYPE_CHECKING:
     from simcoll.distributed.runtime.plans import Choice
 
 __all__ = [
-    "DEFAULT_TIMEOUT", "count", "destroy_process_group", "executor_of", "leave_groups", "new_group", "new_subgroups",
-    "new_subgroups_by_enumeration", "shared_group",
+    "destroy_process_group", "init_process_group", "new_group", "new_subgroups", "new_subgroups_by_enumeration",
 ]  # fmt: skip
 
 DEFAULT_TIMEOUT = timedelta(minutes=30)
@@ -119,10 +119,8 @@ def new_group(
         meeting.check()
         return GroupMember.NON_GROUP_MEMBER
     communicator = shared_group(me, label, chosen, limit, name, algorithm, desc=group_desc or "undefined")
-    executor = executor_of(name, communicator, me, span, pg_options, meeting)
-    made = ProcessGroup(communicator, me.number, span, executor)
-    me.groups.append(made)
-    return made
+    me.groups.append(_joined(me, communicator, span, pg_options, meeting))
+    return me.groups[-1]
 
 
 def shared_group(
@@ -135,13 +133,7 @@ def shared_group(
     *,
     desc: str = "undefined",
 ) -> Communicator:
-    """The record that the ranks of a group share, found by name; the first rank makes it.
-
-    Raises
-    ------
-    RuntimeError
-        When another rank has made a group of different ranks under this name.
-    """
+    """The record that the ranks of a group share, found by name; the first rank makes it, and the others must agree."""
     groups, key = me.world.groups, f"{me.generation}/{name}"
     found = groups.get(key)
     if found is None:
@@ -156,42 +148,34 @@ def shared_group(
     return found
 
 
-def executor_of(
-    name: str,
-    communicator: Communicator,
-    me: Rank,
-    timeout: timedelta,
-    pg_options: Any,
-    meeting: Meeting | None,
-) -> Any:
-    """The executor of one rank's plans: a registered backend's, the processes' own, or None for the emulator.
+def _joined(
+    me: Rank, communicator: Communicator, timeout: timedelta, pg_options: Any, meeting: Meeting | None
+) -> ProcessGroup:
+    """One rank's handle of a group, with the executor of its plans: a registered backend's, the processes' own, or None.
 
     Between processes, the names that the emulator serves stand for the backend that connects them.
     """
+    name = communicator.backend
     maker = None if name == me.world.home else Backend.maker(name)
-    if maker is None:
-        return me.world.executor(meeting)
-    func, extended = maker
     rank, size = communicator.group_rank[me.number], len(communicator.members)
-    if not extended:
-        return func(me.store, rank, size, timeout)
-    options = {
-        "store": me.store, "group_rank": rank, "group_size": size, "timeout": timeout, "group_id": communicator.name,
-        "global_ranks_in_group": list(communicator.members),
-    }  # fmt: skip
-    return func(options, pg_options)
+    executor: Any
+    if maker is None:
+        executor = me.world.executor(meeting)
+    elif not maker[1]:
+        executor = maker[0](me.store, rank, size, timeout)
+    else:
+        options = {
+            "store": me.store, "group_rank": rank, "group_size": size, "timeout": timeout, "group_id": communicator.name,
+            "global_ranks_in_group": list(communicator.members),
+        }  # fmt: skip
+        executor = maker[0](options, pg_options)
+    return ProcessGroup(communicator, me.number, timeout, executor)
 
 
 def new_subgroups(
     group_size: int | None = None, group: Any = None, timeout: timedelta | None = None, backend: str | None = None
 ) -> tuple[Any, list[Any]]:
-    """Divide all ranks into groups of ``group_size`` neighbours; returns this rank's group, and all.
-
-    Raises
-    ------
-    ValueError
-        When the number of ranks is not a multiple of it.
-    """
+    """Divide all ranks into groups of ``group_size`` neighbours, which divides them; returns this rank's group, and all."""
     members = get_process_group_ranks(group)
     size = len(members) if group_size is None else group_size
     if not 0 < size <= len(members):
@@ -206,13 +190,7 @@ def new_subgroups(
 def new_subgroups_by_enumeration(
     ranks_per_subgroup_list: Sequence[Sequence[int]], timeout: timedelta | None = None, backend: str | None = None
 ) -> tuple[Any, list[Any]]:
-    """Create one group per list of ranks; returns this rank's group (None if in none), and all.
-
-    Raises
-    ------
-    ValueError
-        When a rank is in two lists.
-    """
+    """Create one group per list of ranks, each in one at most; returns this rank's group (None if in none), and all."""
     seen: dict[int, int] = {}
     for number, ranks in enumerate(ranks_per_subgroup_list):
         for rank in ranks:
@@ -224,7 +202,7 @@ def new_subgroups_by_enumeration(
     return mine, made
 
 
-def leave_groups(me: Rank) -> None:
+def _leave_groups(me: Rank) -> None:
     """Leave all groups."""
     for each in (me.default, *me.groups):
         if each is not None:
@@ -251,8 +229,118 @@ def destroy_process_group(group: Any = None) -> None:
     if me is None or default is None:
         raise AssertionError("Process group cannot be None: there is no default group to destroy")
     if group is None or group is default:
-        leave_groups(me)
+        _leave_groups(me)
         return
     if not isinstance(group, ProcessGroup) or default.global_rank in group.communicator.destroyed:
         raise ValueError("Invalid process group specified")
     group.communicator.destroyed[default.global_rank] = None
+
+
+def close_store(me: Rank) -> None:
+    """Forget a rank's default store; one that was made here closes with its last user."""
+    own, me.store, me.own_store = me.own_store, None, None
+    if own is not None:
+        own.users.pop(me.number, None)
+        if not own.users:
+            own.store.close()
+
+
+def set_default_group(
+    rank: Rank,
+    backend: str,
+    *,
+    implicit: bool = False,
+    timeout: timedelta | None = None,
+    pg_options: Any = None,
+    algorithm: Choice = None,
+    meeting: Meeting | None = None,
+) -> None:
+    """Give a rank its handle of the group of all ranks, made at a meeting."""
+    name = Backend(backend)
+    span = DEFAULT_TIMEOUT if timeout is None else timeout
+    limit = (timeout_fs(span), timeout is not None)
+    communicator = shared_group(rank, "0", rank.world.everyone, limit, name, algorithm, desc="default_pg")
+    rank.default = _joined(rank, communicator, span, pg_options, meeting)
+    rank.implicit = implicit
+
+
+def init_process_group(
+    backend: str | None = None,
+    init_method: str | None = None,
+    timeout: timedelta | None = None,
+    world_size: int = -1,
+    rank: int = -1,
+    store: Any = None,
+    group_name: str = "",  # noqa: ARG001  # torch's signature, ignored there too
+    pg_options: Any = None,
+    device_id: Any = None,
+    *,
+    algorithm: Choice = None,
+) -> None:
+    """Create the default group, and wait until all ranks have called.
+
+    The ranks are known already: no method is needed, and arguments are only checked, as torch checks them. A method's store is
+    made nevertheless: a TCPStore and its server, or a FileStore; for ``env://`` if ``MASTER_ADDR`` and ``MASTER_PORT`` are
+    set. Emulated ranks share one. It is closed when all have destroyed the group.
+
+    Raises
+    ------
+    ValueError
+        When there is a default group already, for an unknown backend, or an incomplete rendezvous.
+    AssertionError
+        For arguments that exclude each other, as in torch.
+    TypeError
+        For a timeout that is not a timedelta.
+    DistNetworkError, DistStoreError
+        When the method's store cannot be made, or not all ranks reach it.
+    """
+    me = current_rank()
+    if me.default is not None and not me.implicit:
+        raise ValueError("trying to initialize the default process group twice!")
+    if timeout is not None:
+        timeout_fs(timeout)
+    name = Backend(backend) if backend is not None else Backend.UNDEFINED
+    if name != me.world.home:
+        Backend.maker(name)
+    check_choice(algorithm)
+    _check_device(device_id)
+    _check_meeting_place(me, init_method, world_size, rank, store)
+    if me.default is not None:
+        _leave_groups(me)
+    me.generation += 1
+    me.created.clear()
+    url = (init_method or "").split("?")[0]
+    key, subject = f"init_process_group {me.generation}", f"{name} {url}".strip()
+    meeting = me.world.meet(me, Arrival(key, "init_process_group", me.world.everyone, subject))
+    wait_until(meeting, timeout_fs(DEFAULT_TIMEOUT if timeout is None else timeout), explicit=timeout is not None)
+    if store is not None:
+        me.store = store
+    elif url and not (url.startswith("env://") and not {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()):
+        me.own_store = me.world.open_store(me, url, timeout)
+        me.store = me.own_store.store
+    set_default_group(me, name, timeout=timeout, pg_options=pg_options, algorithm=algorithm, meeting=meeting)
+
+
+def _check_device(device_id: Any) -> None:
+    if device_id is None:
+        return
+    text = str(device_id)
+    if isinstance(device_id, int) or text.startswith("cpu") or ":" not in text:
+        raise ValueError("init_process_group device_id parameter must be an accelerator with an index")
+
+
+def _check_meeting_place(me: Rank, init_method: str | None, world_size: int, rank: int, store: Any) -> None:
+    """Check rendezvous arguments as torch does, and that they agree with spawn's."""
+    if init_method is not None and store is not None:
+        raise AssertionError("Cannot specify both init_method and store.")
+    size = len(me.world.ranks)
+    if store is not None:
+        if world_size <= 0:
+            raise AssertionError("world_size must be positive if using store")
+        if rank < 0:
+            raise AssertionError("rank must be non-negative if using store")
+    elif init_method is not None and not init_method.startswith("env://"):
+        rank, world_size = parse_init_method(init_method, rank, world_size)
+    for what, given, expected in (("rank", rank, me.number), ("world_size", world_size, size)):
+        if given not in (-1, expected):
+            raise ValueError(f"init_process_group: {what}={given}, but this program was spawned with {what}={expected}")

@@ -12,14 +12,17 @@ import numpy as np
 
 from simcoll.distributed.api.arguments import check_length, check_list_of_root, root_of
 from simcoll.distributed.api.collectives import all_gather, broadcast, gather, scatter
-from simcoll.distributed.api.groups import ProcessGroup, member_of
+from simcoll.distributed.api.groups import OutsideError, ProcessGroup, member_of, members_only
 from simcoll.distributed.api.point_to_point import recv, send
 from simcoll.distributed.runtime.objects import decode, encode
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from numpy.typing import NDArray
 
     Bytes = NDArray[np.uint8]
+    Sizes = NDArray[np.int64]
 
 __all__ = [
     "all_gather_object",
@@ -31,31 +34,48 @@ __all__ = [
 ]
 
 
-def _encoded(thing: Any, trusted: bool | None) -> Bytes:
-    return np.frombuffer(encode(thing, trusted=trusted), np.uint8).copy()
+def _encoded(things: Iterable[Any], trusted: bool | None) -> tuple[list[Bytes], Sizes]:
+    parts = [np.frombuffer(encode(thing, trusted=trusted), np.uint8).copy() for thing in things]
+    return parts, np.array([part.size for part in parts], np.int64)
 
 
-def _decoded(data: Bytes, size: int, trusted: bool | None) -> Any:
-    return decode(data[:size].tobytes(), trusted=trusted)
+def _joined(parts: list[Bytes]) -> Bytes:
+    return np.concatenate([np.zeros(0, np.uint8), *parts])
 
 
 def _padded(data: Bytes, size: int) -> Bytes:
     return np.concatenate([data, np.zeros(size - data.size, np.uint8)])
 
 
-def _all_sizes(size: int, found: ProcessGroup) -> list[int]:
-    """The byte count of every rank."""
-    sizes = [np.zeros(1, np.int64) for _ in range(found.size())]
-    all_gather(sizes, np.array([size], np.int64), found)
-    return [int(each[0]) for each in sizes]
+def _decode(object_list: list[Any], parts: Iterable[Bytes], sizes: Sizes, trusted: bool | None) -> None:
+    """Fill a list with the objects at the beginning of each part."""
+    for index, (part, size) in enumerate(zip(parts, sizes.tolist(), strict=True)):
+        object_list[index] = decode(part[:size].tobytes(), trusted=trusted)
 
 
-def _unpad(object_list: list[Any], parts: list[Bytes], sizes: list[int], trusted: bool | None) -> None:
-    """Decode one padded object per rank."""
-    for index, (part, size) in enumerate(zip(parts, sizes, strict=True)):
-        object_list[index] = _decoded(part, size, trusted)
+def _split(object_list: list[Any], data: Bytes, sizes: Sizes, trusted: bool | None) -> None:
+    """Fill a list with the objects that lie one after the other."""
+    _decode(object_list, [data[begin:] for begin in (np.cumsum(sizes) - sizes).tolist()], sizes, trusted)
 
 
+def _gather(
+    object_list: list[Any] | None, obj: Any, found: ProcessGroup, root: int | None, trusted: bool | None
+) -> None:
+    """Collect one object per rank in the lists of one rank, or of all."""
+    (data,), size = _encoded([obj], trusted)
+    sizes = np.zeros(found.size(), np.int64)
+    all_gather(list(sizes[:, None]), size, found)
+    largest = int(sizes.max())
+    parts = [np.zeros(largest, np.uint8) for _ in sizes] if root is None or found.rank() == root else None
+    if root is None:
+        all_gather(parts, _padded(data, largest), found)
+    else:
+        gather(_padded(data, largest), parts, group=found, group_dst=root)
+    if parts is not None and object_list is not None:
+        _decode(object_list, parts, sizes, trusted)
+
+
+@members_only
 def all_gather_object(object_list: list[Any], obj: Any, group: Any = None, *, trusted: bool | None = None) -> None:
     """Collect one object per rank, in group order, in every rank's list; further entries stay.
 
@@ -64,17 +84,10 @@ def all_gather_object(object_list: list[Any], obj: Any, group: Any = None, *, tr
     IndexError
         When the list is shorter than the group.
     """
-    found = member_of(group, "all_gather_object")
-    if found is None:
-        return
-    data = _encoded(obj, trusted)
-    sizes = _all_sizes(data.size, found)
-    largest = max(sizes)
-    parts = [np.zeros(largest, np.uint8) for _ in sizes]
-    all_gather(parts, _padded(data, largest), found)
-    _unpad(object_list, parts, sizes, trusted)
+    _gather(object_list, obj, member_of(group, "all_gather_object"), None, trusted)
 
 
+@members_only
 def gather_object(
     obj: Any,
     object_gather_list: list[Any] | None = None,
@@ -92,19 +105,12 @@ def gather_object(
         When the destination passes no list, or another rank does.
     """
     found = member_of(group, "gather_object")
-    if found is None:
-        return
     root = root_of(found, dst, group_dst, default=0)
-    mine = check_list_of_root(object_gather_list, "gather_list", "destination", mine=found.rank() == root)
-    data = _encoded(obj, trusted)
-    sizes = _all_sizes(data.size, found)
-    largest = max(sizes)
-    parts = [np.zeros(largest, np.uint8) for _ in sizes] if mine else None
-    gather(_padded(data, largest), parts, group=found, group_dst=root)
-    if parts is not None and object_gather_list is not None:
-        _unpad(object_gather_list, parts, sizes, trusted)
+    check_list_of_root(object_gather_list, "gather_list", "destination", mine=found.rank() == root)
+    _gather(object_gather_list, obj, found, root, trusted)
 
 
+@members_only
 def broadcast_object_list(
     object_list: list[Any],
     src: int | None = None,
@@ -116,34 +122,20 @@ def broadcast_object_list(
 ) -> None:
     """Copy the objects of one rank (default: global rank 0) into the lists of all others.
 
-    All lists have the same length.
-
-    Raises
-    ------
-    RuntimeError
-        When the lengths differ.
+    All lists have the same length, or else there is a RuntimeError.
     """
     found = member_of(group, "broadcast_object_list")
-    if found is None:
-        return
     root = root_of(found, src, group_src, default=0)
     mine = found.rank() == root
-    encoded = [_encoded(thing, trusted) for thing in object_list] if mine else []
-    sizes = np.array([data.size for data in encoded] if mine else [0] * len(object_list), np.int64)
+    parts, sizes = _encoded(object_list, trusted) if mine else ([], np.zeros(len(object_list), np.int64))
     broadcast(sizes, group=found, group_src=root)
-    data = np.concatenate([np.zeros(0, np.uint8), *encoded]) if mine else np.zeros(int(sizes.sum()), np.uint8)
+    data = _joined(parts) if mine else np.zeros(int(sizes.sum()), np.uint8)
     broadcast(data, group=found, group_src=root)
     if not mine:
-        _unpack(object_list, data, sizes, trusted)
+        _split(object_list, data, sizes, trusted)
 
 
-def _unpack(object_list: list[Any], data: Bytes, sizes: NDArray[np.int64], trusted: bool | None) -> None:
-    begin = 0
-    for index, size in enumerate(sizes.tolist()):
-        object_list[index] = _decoded(data[begin:], size, trusted)
-        begin += size
-
-
+@members_only
 def scatter_object_list(
     scatter_object_output_list: Any,
     scatter_object_input_list: list[Any] | None = None,
@@ -161,27 +153,25 @@ def scatter_object_list(
         For an output that is not a list with at least one entry, or a source without input.
     """
     found = member_of(group, "scatter_object_list")
-    if found is None:
-        return
     if not isinstance(scatter_object_output_list, list) or not scatter_object_output_list:
         raise ValueError("Expected argument scatter_object_output_list to be a list of size at least 1.")
     root = root_of(found, src, group_src, default=0)
     mine = found.rank() == root
-    encoded: list[Bytes] = []
+    if mine and scatter_object_input_list is None:
+        raise ValueError("source rank must provide non-None scatter_object_input_list")
+    things = scatter_object_input_list if mine and scatter_object_input_list is not None else []
     if mine:
-        if scatter_object_input_list is None:
-            raise ValueError("source rank must provide non-None scatter_object_input_list")
-        check_length(scatter_object_input_list, found)
-        encoded = [_encoded(thing, trusted) for thing in scatter_object_input_list]
-    largest = np.array([max((data.size for data in encoded), default=0)], np.int64)
+        check_length(things, found)
+    encoded, sizes = _encoded(things, trusted)
+    largest = np.array([sizes.max(initial=0)], np.int64)
     broadcast(largest, group=found, group_src=root)
     part, size = np.zeros(int(largest[0]), np.uint8), np.zeros(1, np.int64)
-    parts = [_padded(data, int(largest[0])) for data in encoded] if mine else None
-    scatter(part, parts, group=found, group_src=root)
-    scatter(size, [np.array([data.size], np.int64) for data in encoded] if mine else None, group=found, group_src=root)
-    scatter_object_output_list[0] = _decoded(part, int(size[0]), trusted)
+    scatter(part, [_padded(data, part.size) for data in encoded] if mine else None, group=found, group_src=root)
+    scatter(size, list(sizes[:, None]) if mine else None, group=found, group_src=root)
+    _decode(scatter_object_output_list, [part], size, trusted)
 
 
+@members_only
 def send_object_list(
     object_list: list[Any],
     dst: int | None = None,
@@ -194,12 +184,10 @@ def send_object_list(
 ) -> None:
     """Send objects to a rank, which passes a list of the same length."""
     found = member_of(group, "send_object_list")
-    if found is None:
-        return
     peer = root_of(found, dst, group_dst)
-    encoded = [_encoded(thing, trusted) for thing in object_list]
-    send(np.array([data.size for data in encoded], np.int64), group=found, group_dst=peer)
-    send(np.concatenate([np.zeros(0, np.uint8), *encoded]), group=found, group_dst=peer)
+    parts, sizes = _encoded(object_list, trusted)
+    send(sizes, group=found, group_dst=peer)
+    send(_joined(parts), group=found, group_dst=peer)
 
 
 def recv_object_list(
@@ -213,13 +201,14 @@ def recv_object_list(
     trusted: bool | None = None,
 ) -> int:
     """Receive objects, from any rank unless one is named; returns the sender's global rank, -1 outside the group."""
-    found = member_of(group, "recv_object_list")
-    if found is None:
+    try:
+        found = member_of(group, "recv_object_list")
+    except OutsideError:
         return -1
     sizes = np.zeros(len(object_list), np.int64)
     named = {} if src is None and group_src is None else {"group_src": root_of(found, src, group_src)}
     sender = recv(sizes, group=found, **named)
     data = np.zeros(int(sizes.sum()), np.uint8)
     recv(data, src=sender, group=found)
-    _unpack(object_list, data, sizes, trusted)
+    _split(object_list, data, sizes, trusted)
     return sender

@@ -4,82 +4,68 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from simcoll.distributed.api.arguments import root_of
-from simcoll.distributed.api.arrays import as_array
-from simcoll.distributed.api.groups import ProcessGroup, get_rank, member_of
+from simcoll.distributed.api.arguments import as_array, root_of
+from simcoll.distributed.api.groups import OutsideError, ProcessGroup, get_rank, member_of, members_only
 from simcoll.distributed.runtime.issuing import begin
 from simcoll.distributed.runtime.world import current_rank
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from simcoll.core.memory import Array
     from simcoll.distributed.runtime.work import Work
 
 __all__ = ["P2POp", "batch_isend_irecv", "irecv", "isend", "recv", "send"]
 
 
+_ITSELF = {
+    "send": "Invalid destination rank: destination rank should not be the same as the rank of the current process.",
+    "recv": "Invalid source rank: source rank should not be the same as the rank of the current process.",
+}
+
+
 def _post(
-    found: ProcessGroup, name: str, array: Array, peer: int | None, tag: int, tensor: Any, *, guard: bool
-) -> Work:
-    """Post one end of a message; ``name`` is send or recv."""
-    group = found.communicator
-    mailbox = group.world.mailbox(found)
-    work = begin(group, current_rank(), name, ([array], []) if name == "send" else ([], [array]), p2p=True)
-    work.results = [tensor]
-    other = "any rank" if peer is None else f"rank {group.members[peer]}"
-    where = f"{'to' if name == 'send' else 'from'} {other}, tag {tag}, on {group} ({work.entry.site})"
-    work.reason = lambda: (
-        f"{name} {where} waits for {'its' if name == 'send' else 'a'} {'recv' if name == 'send' else 'send'}"
+    called: str, tensor: Any, ranks: tuple[int | None, int | None], group: Any, tag: int
+) -> tuple[ProcessGroup, Work]:
+    """Post one end of a message; ``ranks`` name the other one, by its global rank or its group rank."""
+    array, sends, blocks = as_array(tensor), called in {"send", "isend"}, called in {"send", "recv"}
+    if not array.flags.c_contiguous:
+        raise RuntimeError("input tensor has to be contiguous")
+    if not sends and not array.flags.writeable:
+        raise RuntimeError("the tensor of a receive is read-only")
+    found = member_of(group, called)
+    peer = None if ranks == (None, None) and not sends else root_of(found, *ranks)
+    if blocks and peer == found.rank():
+        raise ValueError(_ITSELF[called])
+    shared = found.communicator
+    mailbox = shared.world.mailbox(found)
+    name, way, awaited, buffers = (
+        ("send", "to", "its recv", ([array], [])) if sends else ("recv", "from", "a send", ([], [array]))
     )
-    if guard and group.world.debug:
-        work.guard()
-    if name == "send" and peer is not None:
+    work = begin(shared, current_rank(), name, buffers, p2p=True)
+    work.results = [tensor]
+    other = "any rank" if peer is None else f"rank {shared.members[peer]}"
+    work.reason = lambda: f"{name} {way} {other}, tag {tag}, on {shared} ({work.entry.site}) waits for {awaited}"
+    if not blocks:
+        work.rank.open_works[work] = None
+        if shared.world.debug:
+            work.guard()
+    if sends and peer is not None:
         mailbox.post_send(found.rank(), peer, tag, array, work)
     else:
         mailbox.post_receive(found.rank(), peer, tag, array, work)
-    return work
+    return found, work
 
 
-def _buffer(tensor: Any, *, receives: bool = False) -> Array:
-    """The memory of a tensor to send or to receive into."""
-    array = as_array(tensor)
-    if not array.flags.c_contiguous:
-        raise RuntimeError("input tensor has to be contiguous")
-    if receives and not array.flags.writeable:
-        raise RuntimeError("the tensor of a receive is read-only")
-    return array
-
-
-def _source(found: ProcessGroup, src: int | None, group_src: int | None) -> int | None:
-    """The group rank that a receive names; None for any."""
-    return None if src is None and group_src is None else root_of(found, src, group_src)
-
-
-def isend(
-    tensor: Any, dst: int | None = None, group: Any = None, tag: int = 0, group_dst: int | None = None
-) -> Work | None:
+@members_only
+def isend(tensor: Any, dst: int | None = None, group: Any = None, tag: int = 0, group_dst: int | None = None) -> Work:
     """Start to send. A rank may send to itself."""
-    array = _buffer(tensor)
-    found = member_of(group, "isend")
-    if found is None:
-        return None
-    work = _post(found, "send", array, root_of(found, dst, group_dst), tag, tensor, guard=True)
-    work.rank.open_works[work] = None
-    return work
+    return _post("isend", tensor, (dst, group_dst), group, tag)[1]
 
 
-def irecv(
-    tensor: Any, src: int | None = None, group: Any = None, tag: int = 0, group_src: int | None = None
-) -> Work | None:
+@members_only
+def irecv(tensor: Any, src: int | None = None, group: Any = None, tag: int = 0, group_src: int | None = None) -> Work:
     """Start to receive, from any rank when neither ``src`` nor ``group_src`` is given."""
-    array = _buffer(tensor, receives=True)
-    found = member_of(group, "irecv")
-    if found is None:
-        return None
-    work = _post(found, "recv", array, _source(found, src, group_src), tag, tensor, guard=True)
-    work.rank.open_works[work] = None
-    return work
+    return _post("irecv", tensor, (src, group_src), group, tag)[1]
 
 
 def send(tensor: Any, dst: int | None = None, group: Any = None, tag: int = 0, group_dst: int | None = None) -> None:
@@ -90,16 +76,11 @@ def send(tensor: Any, dst: int | None = None, group: Any = None, tag: int = 0, g
     ValueError
         When a rank sends to itself, or to a rank outside the group.
     """
-    array = _buffer(tensor)
-    found = member_of(group, "send")
-    if found is None:
-        raise ValueError("Invalid process group specified: this rank is not in the group that it sends on")
-    peer = root_of(found, dst, group_dst)
-    if peer == found.rank():
-        raise ValueError(
-            "Invalid destination rank: destination rank should not be the same as the rank of the current process."
-        )
-    _post(found, "send", array, peer, tag, tensor, guard=False).wait()
+    try:
+        _, work = _post("send", tensor, (dst, group_dst), group, tag)
+    except OutsideError:
+        raise ValueError("Invalid process group specified: this rank is not in the group that it sends on") from None
+    work.wait()
 
 
 def recv(tensor: Any, src: int | None = None, group: Any = None, tag: int = 0, group_src: int | None = None) -> int:
@@ -110,14 +91,10 @@ def recv(tensor: Any, src: int | None = None, group: Any = None, tag: int = 0, g
     ValueError
         When a rank receives from itself, or from a rank outside the group.
     """
-    array = _buffer(tensor, receives=True)
-    found = member_of(group, "recv")
-    if found is None:
+    try:
+        found, work = _post("recv", tensor, (src, group_src), group, tag)
+    except OutsideError:
         return -1
-    peer = _source(found, src, group_src)
-    if peer == found.rank():
-        raise ValueError("Invalid source rank: source rank should not be the same as the rank of the current process.")
-    work = _post(found, "recv", array, peer, tag, tensor, guard=False)
     work.wait()
     return found.communicator.members[work.source_rank()]
 
@@ -153,9 +130,11 @@ class P2POp:
         self.tensor = tensor
         self.group = group
         self.tag = tag
-        found = member_of(group, "P2POp")
-        if found is None:
-            raise ValueError("Invalid process group specified: this rank is not in the group of a P2POp")
+        try:
+            found = member_of(group, "P2POp")
+        except OutsideError:
+            text = "Invalid process group specified: this rank is not in the group of a P2POp"
+            raise ValueError(text) from None
         self.group_peer = root_of(found, peer, group_peer)
         self.peer = found.communicator.members[self.group_peer]
 

@@ -12,7 +12,9 @@ from simcoll.errors import nearest
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["ReduceOp", "check_op", "deprecated_reduce_op", "premul_sum"]
+__all__ = [
+    "ReduceOp", "premul_sum",
+]  # fmt: skip
 
 _NAMES = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
 

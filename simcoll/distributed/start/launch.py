@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 import secrets
 import sys
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from simcoll.distributed.start.command_line import own_app, separated, status_of
-from simcoll.distributed.start.processes import Job, Worker, free_port, run_workers, worker_environment
+from simcoll.distributed.start.processes import Job, Worker, run_workers, worker_environment
 from simcoll.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ app = own_app(
     "python -m simcoll.distributed.launch",
     "Start a program as several processes, with the environment torchrun gives.",
 )
+_FLAG = Parameter(negative=())
+_ONE = Job()
 
 
 def launch(
@@ -76,26 +79,16 @@ def launch(
     return run_workers([worker(local_rank) for local_rank in range(job.nproc_per_node)])
 
 
-def _both(name: str) -> Parameter:
-    """An option under its own name and under the one with underscores, as torchrun has them."""
-    return Parameter(name=[f"--{name}", f"--{name.replace('-', '_')}"], negative=())
-
-
 @app.default
 def _launch(
     program: str,
     /,
     *arguments: Annotated[str, Parameter(allow_leading_hyphen=True)],
-    nproc_per_node: Annotated[int, _both("nproc-per-node")] = 1,
-    nnodes: int = 1,
-    node_rank: Annotated[int, _both("node-rank")] = 0,
-    master_addr: Annotated[str, _both("master-addr")] = "127.0.0.1",
-    master_port: Annotated[int, _both("master-port")] = 29_500,
-    run_id: Annotated[str, _both("run-id")] = "none",
-    standalone: Annotated[bool, Parameter(negative=())] = False,
-    use_env: Annotated[bool, _both("use-env")] = False,
+    job: Annotated[Job, Parameter(name="*")] = _ONE,
+    standalone: Annotated[bool, _FLAG] = False,
+    use_env: Annotated[bool, _FLAG] = False,
     module: Annotated[bool, Parameter(name=["--module", "-m"], negative=())] = False,
-    no_python: Annotated[bool, _both("no-python")] = False,
+    no_python: Annotated[bool, _FLAG] = False,
 ) -> int:
     """Start a program as several processes, with the environment torchrun gives.
 
@@ -105,18 +98,6 @@ def _launch(
         The program to run.
     arguments
         Its arguments.
-    nproc_per_node
-        Processes on each machine.
-    nnodes
-        Machines.
-    node_rank
-        Which of the machines this is.
-    master_addr
-        The address of machine 0.
-    master_port
-        Where rank 0 listens; 0 chooses a free port (one machine only).
-    run_id
-        A name for this job.
     standalone
         One machine, any free port.
     use_env
@@ -128,20 +109,14 @@ def _launch(
     """
     if no_python and module:
         raise ConfigError("--no-python and --module exclude each other")
-    if standalone and nnodes != 1:
+    if standalone and job.nnodes != 1:
         raise ConfigError("--standalone is for one machine")
-    if master_port == 0 and nnodes != 1:
-        raise ConfigError("--master-port 0 is for one machine: the others could not know the port")
-    port = free_port() if standalone or master_port == 0 else master_port
     python = [] if no_python else [sys.executable, "-u", *(["-m"] if module else [])]
-    job = Job(nproc_per_node, nnodes, node_rank, master_addr, port, run_id)
-    return launch([*python, program], arguments, job, local_rank_argument=not (use_env or no_python))
-
-
-_VALUED = ("nproc-per-node", "nnodes", "node-rank", "master-addr", "master-port", "run-id")
+    placed = replace(job, master_port=0) if standalone else job
+    return launch([*python, program], arguments, placed, local_rank_argument=not (use_env or no_python))
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """The command line; the exit status is that of `launch`, or 2 for arguments that cannot be."""
-    valued = {f"--{form}" for name in _VALUED for form in (name, name.replace("-", "_"))}
+    valued = {f"--{form}" for field in fields(Job) for form in (field.name, field.name.replace("_", "-"))}
     return status_of(app, separated(sys.argv[1:] if words is None else words, valued))

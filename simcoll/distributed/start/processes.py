@@ -32,8 +32,20 @@ _PR_SET_PDEATHSIG = 1
 class Job:
     """The processes to start, on all machines together.
 
-    ``nproc_per_node`` on each of ``nnodes`` machines, of which this is number ``node_rank``. Ranks meet at ``master_addr``
-    and ``master_port``, where rank 0 will listen.
+    Attributes
+    ----------
+    nproc_per_node
+        Processes on each machine.
+    nnodes
+        Machines.
+    node_rank
+        Which of the machines this is.
+    master_addr
+        The address of machine 0.
+    master_port
+        Where rank 0 listens; 0 chooses a free port (one machine only).
+    run_id
+        A name for this job.
     """
 
     nproc_per_node: int = 1
@@ -52,8 +64,12 @@ class Job:
             raise ConfigError(
                 f"node_rank must be 0 to {self.nnodes - 1} (nnodes is {self.nnodes}), got {self.node_rank}"
             )
-        if not 0 < self.master_port < 65_536:
-            raise ConfigError(f"master_port must be 1 to 65535, got {self.master_port}")
+        if not 0 <= self.master_port < 65_536:
+            raise ConfigError(f"master_port must be 1 to 65535, or 0 for a free one, got {self.master_port}")
+        if self.master_port == 0:
+            if self.nnodes != 1:
+                raise ConfigError("master_port 0 is for one machine: the others could not know the port")
+            object.__setattr__(self, "master_port", free_port())
 
 
 def worker_environment(job: Job, local_rank: int) -> dict[str, str]:

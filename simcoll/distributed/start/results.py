@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
-import math
 import warnings
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -15,16 +13,15 @@ from simcoll.distributed.runtime.flight import Flight, document
 from simcoll.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from simcoll.distributed.runtime.emulated import EmulatedWorld
     from simcoll.distributed.runtime.records import Record
     from simcoll.distributed.runtime.world import Rank, World
 
     Groups = list[tuple[str, str, tuple[int, ...]]]
 
-__all__ = ["RunResult", "collect", "collected", "emulated_result", "flight_of", "leftovers", "warn"]
+__all__ = ["RunResult", "collected", "flight_of", "leftovers", "result_of"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,14 +103,6 @@ def collected() -> Iterator[list[RunResult]]:
         _COLLECTED.reset(token)
 
 
-def collect(result: RunResult) -> RunResult:
-    """Add a result to those that an enclosing block collects."""
-    found = _COLLECTED.get()
-    if found is not None:
-        found.append(result)
-    return result
-
-
 def leftovers(world: World) -> None:
     """Report every Work that was never waited for: an error if it failed, else a finding."""
     for rank in world.ranks:
@@ -128,33 +117,35 @@ def leftovers(world: World) -> None:
             )
 
 
-def warn(findings: list[str]) -> None:
-    """Warn of findings, at the line that called spawn."""
-    for finding in findings[:8]:
-        warnings.warn(finding, UserWarning, stacklevel=4)
-
-
-def emulated_result(world: EmulatedWorld) -> RunResult:
-    """The result of a run on the emulator; raises the first failure of a program, if any."""
-    leftovers(world)
+def result_of(
+    world: World,
+    own: Sequence[Rank],
+    finish: Sequence[int],
+    returns: Sequence[Any],
+    *,
+    now: int = 0,
+    trace_hash: str = "",
+) -> RunResult:
+    """The result of a run that has ended well; its findings become warnings at the line that called spawn."""
     history = world.history
-    if history.failures:
-        raise history.failures[0]
-    warn(history.findings)
-    finish = tuple(rank.finish_fs for rank in world.ranks)
-    digest = hashlib.sha256(f"{history.digest:032x} {finish}".encode()).hexdigest()[:32]
-    return RunResult(
-        time_fs=max(world.now if math.isfinite(world.now) else 0, *finish, 0),
-        finish_fs=finish,
-        returns=tuple(rank.value for rank in world.ranks),
-        trace_hash=digest,
+    for finding in history.findings[:8]:
+        warnings.warn(finding, UserWarning, stacklevel=4)
+    result = RunResult(
+        time_fs=max(now, *finish),
+        finish_fs=tuple(finish),
+        returns=tuple(returns),
+        trace_hash=trace_hash,
         operations=history.operations,
         messages=history.messages,
         records=tuple(history.records),
         findings=tuple(history.findings),
         topology=world.plans.topology.name,
-        _flights={rank.number: flight_of(rank) for rank in world.ranks},
+        _flights={rank.number: flight_of(rank) for rank in own},
     )
+    found = _COLLECTED.get()
+    if found is not None:
+        found.append(result)
+    return result
 
 
 def flight_of(rank: Rank) -> tuple[Flight, Groups]:

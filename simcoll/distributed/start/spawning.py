@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import builtins
 import functools
+import hashlib
 import math
 from typing import TYPE_CHECKING, Any
 
-from simcoll.distributed.api.default_store import close_store
-from simcoll.distributed.api.initialization import set_default_group
-from simcoll.distributed.linked.links import EMULATOR, connected, place_of
+import greenlet  # type: ignore[import-untyped]
+
+from simcoll.distributed.api.backends import Backend
+from simcoll.distributed.api.making_groups import close_store, set_default_group
+from simcoll.distributed.linked.links import EMULATOR, ControlMessages, connected, place_of
+from simcoll.distributed.linked.world import LinkedWaiter, LinkedWorld
 from simcoll.distributed.runtime.emulated import EmulatedWorld
 from simcoll.distributed.runtime.flight import document
+from simcoll.distributed.runtime.meeting import Arrival
+from simcoll.distributed.runtime.objects import decode
 from simcoll.distributed.runtime.plans import Plans, check_choice
+from simcoll.distributed.runtime.records import History
 from simcoll.distributed.runtime.store_waiting import RankWaiter
 from simcoll.distributed.runtime.tasks import Task, Waitable, current_task, wait_until
 from simcoll.distributed.runtime.world import current_rank
-from simcoll.distributed.start.results import RunResult, collect, emulated_result, flight_of
+from simcoll.distributed.start.results import RunResult, flight_of, leftovers, result_of
 from simcoll.distributed.stores import use_waiter
 from simcoll.errors import ConfigError
 from simcoll.units import parse_time
@@ -25,11 +33,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from simcoll.core.protocol import Protocol
+    from simcoll.distributed.linked.links import Link
     from simcoll.distributed.runtime.plans import Choice
     from simcoll.distributed.runtime.world import Rank
     from simcoll.topology import Topology
 
-__all__ = ["RunResult", "compute", "emulated_time", "flight_record", "spawn"]
+__all__ = ["RunResult", "compute", "emulated_time", "flight_record", "run_rank", "spawn"]
 
 MAX_RANKS = 1 << 16
 
@@ -99,30 +108,186 @@ def spawn(
     check_choice(algorithm)
     plans = Plans(_topology(topology, nprocs), protocol, algorithm)
     where = place_of(backend)
+    body = functools.partial(_called, program, nprocs, args, kwargs or {})
     if where != EMULATOR and current_task() is None:
-        from simcoll.distributed.start.launched import run_linked
+        linked = LinkedWorld(connected(where, nprocs), plans, debug=debug)
+        return _linked_run(linked, body, backend or linked.home or where, init=init)
+    return _emulated_run(EmulatedWorld(nprocs, plans, debug=debug), body, backend or EMULATOR, init=init)
 
-        control, named = connected(where, nprocs), kwargs or {}
-        return collect(run_linked(control, program, args, named, plans=plans, backend=backend, init=init, debug=debug))
-    name = EMULATOR if backend is None else backend
-    world = EmulatedWorld(nprocs, plans, debug=debug)
-    named = dict(kwargs or {})
+
+def _called(program: Callable[..., Any], nprocs: int, args: Sequence[Any], kwargs: Mapping[str, Any], rank: int) -> Any:
+    return program(rank, nprocs, *args, **kwargs)
+
+
+def _emulated_run(world: EmulatedWorld, program: Callable[[int], Any], backend: str, *, init: bool) -> RunResult:
+    """Run all ranks here; raises the first failure of a program, if any."""
     waiter = RankWaiter()
 
     def body(rank: Rank) -> Any:
         use_waiter(waiter)
-        return program(rank.number, nprocs, *args, **named)
+        return program(rank.number)
 
     for rank in world.ranks:
         if init:
-            set_default_group(rank, name, implicit=True)
+            set_default_group(rank, backend, implicit=True)
         world.tasks.launch(rank, functools.partial(body, rank), functools.partial(_ended, rank))
     try:
         world.run()
     finally:
         for rank in world.ranks:
             close_store(rank)
-    return collect(emulated_result(world))
+    leftovers(world)
+    history, finish = world.history, tuple(rank.finish_fs for rank in world.ranks)
+    if history.failures:
+        raise history.failures[0]
+    digest = hashlib.sha256(f"{history.digest:032x} {finish}".encode()).hexdigest()[:32]
+    now = world.now if math.isfinite(world.now) else 0
+    return result_of(
+        world, world.ranks, finish, [rank.value for rank in world.ranks], now=max(now, 0), trace_hash=digest
+    )
+
+
+def _linked_run(world: LinkedWorld, program: Callable[[int], Any], backend: str, *, init: bool) -> RunResult:
+    """Run the rank of this process; raises the error of the first rank that failed."""
+    me = world.me
+    _run_linked(world, lambda: program(me.number), backend, init=init)
+    returns = []
+    for rank in world.everyone:
+        end = world.endings[rank]
+        returns.append(me.value if rank == me.number else None if end.value is None else decode(end.value))
+        if end.value is None:
+            world.history.findings.append(
+                f"rank {rank} returned a {end.said}, which cannot be sent: the other ranks see None"
+            )
+    return result_of(world, [me], [world.endings[rank].finish_fs for rank in world.everyone], returns)
+
+
+START_FS = 60 * 10**15
+"""How long ranks wait for each other before the programs start."""
+AFTER_FAILURE_FS = 5 * 10**15
+"""How long a rank whose program has failed waits for the other programs to end."""
+
+
+def _run_linked(world: LinkedWorld, program: Callable[[], Any], backend: str, *, init: bool) -> None:
+    """Run this rank's program, and wait until all others have ended; raises the error of the first rank that failed."""
+    me = world.me
+    if init:
+        set_default_group(me, backend, implicit=True)
+
+    def body() -> None:
+        use_waiter(LinkedWaiter(world))
+        wait_until(world.meet(me, Arrival("start", "the start of the programs", None)), START_FS, explicit=True)
+        world.start_clock()
+        try:
+            me.value = program()
+        except greenlet.GreenletExit:
+            raise
+        except BaseException as error:  # noqa: BLE001  # also sys.exit(): raised again when the others know
+            me.failure = error
+        me.finish_fs = world.now
+        over = world.end()
+        try:
+            wait_until(over, None if me.failure is None else AFTER_FAILURE_FS, explicit=True)
+        except RuntimeError:
+            if me.failure is None:
+                raise
+
+    def closed(task: Task) -> None:
+        me.failure = me.failure or task.failure
+
+    world.tasks.launch(me, body, closed)
+    try:
+        world.run()
+    finally:
+        close_store(me)
+    leftovers(world)
+    failure = _failure(world)
+    if failure is not None:
+        raise failure
+
+
+def _failure(world: LinkedWorld) -> BaseException | None:
+    """The first failure of a program, as far as clocks show; another rank's is rebuilt from its name and text."""
+    me, endings = world.me, world.endings
+    failed = sorted((end.after_failure, end.finish_fs, rank) for rank, end in endings.items() if end.error_type)
+    first = failed[0][2] if failed else me.number
+    if first == me.number:
+        if me.failure is not None:
+            me.failure.add_note(f"[rank{first}]: raised by the program of rank {first} at {max(0, me.finish_fs)} fs")
+        return me.failure
+    end = endings[first]
+    found = getattr(builtins, end.error_type, RuntimeError)
+    known = isinstance(found, type) and issubclass(found, Exception) and not issubclass(found, (OSError, UnicodeError))
+    error: BaseException = found(end.said) if known else RuntimeError(f"{end.error_type}: {end.said}")
+    error.add_note(f"[rank{first}]: raised by the program of rank {first}, in another process, at {end.finish_fs} fs")
+    return error
+
+
+def run_rank(
+    program: Callable[..., Any],
+    rank: int,
+    world_size: int,
+    args: Sequence[Any] = (),
+    *,
+    backend: str,
+    store: Any = None,
+    algorithm: Choice = None,
+    link: Link | None = None,
+) -> Any:
+    """Run the program of one rank in this process or thread.
+
+    A program gives the same arrays as under :func:`simcoll.distributed.spawn`: collectives are the same plans.
+
+    Parameters
+    ----------
+    program
+        Called with the rank, the world size and ``args``.
+    backend
+        A registered backend, which plays the collectives; there are no point-to-point operations. With a link, only the name
+        that get_backend returns.
+    store
+        The rank's default store.
+    algorithm
+        As for :func:`simcoll.distributed.spawn`.
+    link
+        A :class:`~simcoll.distributed.linked.links.Link` to the processes of the other ranks; everything works over it.
+
+    Returns
+    -------
+    Any
+        The program's return value.
+
+    Raises
+    ------
+    ValueError
+        For a backend that is not registered, or a rank out of range.
+    """
+    from simcoll.topology import crossbar
+
+    if not 0 <= rank < world_size:
+        raise ValueError(f"rank {rank} is out of range; expected 0..{world_size - 1}")
+    check_choice(algorithm)
+    plans = Plans(crossbar(world_size, "50 GB/s", "1 us"), "ideal", algorithm)
+    if link is not None:
+        if (link.rank, link.world_size) != (rank, world_size):
+            raise ConfigError(f"rank {rank} of {world_size}: the link is that of rank {link.rank} of {link.world_size}")
+        world = LinkedWorld(ControlMessages(link), plans, debug=True, history=History(0))
+        world.me.store = store
+        _run_linked(world, lambda: program(rank, world_size, *args), backend, init=True)
+        return world.me.value
+    if Backend.maker(backend) is None:
+        raise ValueError(
+            f"backend {backend!r} is emulated: use spawn; run_rank takes backends that register_backend has registered"
+        )
+    alone = EmulatedWorld(world_size, plans, debug=False, history=History(0), alone=True)
+    me = alone.ranks[rank]
+    me.store = store
+    set_default_group(me, backend, implicit=True)
+    alone.tasks.launch(me, lambda: program(rank, world_size, *args), functools.partial(_ended, me))
+    alone.run()
+    if me.failure is not None:
+        raise me.failure
+    return me.value
 
 
 def _topology(given: str | Path | Topology | None, nprocs: int) -> Topology:

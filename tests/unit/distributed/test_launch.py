@@ -79,7 +79,8 @@ def test_every_rank_once_over_all_machines():
         ({"nproc_per_node": 0}, "nproc_per_node must be 1 or more, got 0"),
         ({"nnodes": -1}, "nnodes must be 1 or more"),
         ({"node_rank": 1}, "node_rank must be 0 to 0"),
-        ({"master_port": 0}, "master_port must be 1 to 65535"),
+        ({"master_port": 65_536}, "master_port must be 1 to 65535"),
+        ({"master_port": 0, "nnodes": 2}, "could not know the port"),
     ],
 )
 def test_jobs_that_cannot_be(wrong, message):

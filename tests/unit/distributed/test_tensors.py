@@ -9,7 +9,7 @@ import pytest
 
 import simcoll.distributed as dist
 from simcoll import cuda_comm as comm
-from simcoll.distributed.api.arrays import as_array
+from simcoll.distributed.api.arguments import as_array
 from simcoll.distributed.api.groups import group
 
 N = 3
