@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["boxes", "crossbar", "fat_tree", "torus"]
 
 MAX_RANKS = 2**20
-INTERCONNECTS = ("switch", "mesh", "links")
+INTERCONNECTS = ("switch", "mesh", "links", "pcie")
 
 
 def crossbar(
@@ -171,9 +171,10 @@ def torus(
 def boxes(
     nodes: int,
     gpus_per_node: int,
-    gpu_bandwidth: Quantity,
+    gpu_bandwidth: Quantity | None = None,
     gpu_latency: Quantity = 0,
     *,
+    nodes_per_domain: int = 1,
     interconnect: str = "switch",
     links: Sequence[tuple[int, int, int]] = (),
     nics: int = 0,
@@ -193,14 +194,16 @@ def boxes(
 ) -> Topology:
     """Nodes of GPUs, joined by a rail-optimised network.
 
-    Inside a node the GPUs are joined by one switch (NVSwitch), by a full mesh, or by the ``links`` of a list (GPU, GPU,
-    number of parallel links); pairs without a link go over PCIe and CPUs. To other nodes a GPU uses the NIC of its rail. With
-    fewer NICs than GPUs neighbours share one; with more, each GPU's NICs count as one of their summed bandwidth.
+    Inside a node the GPUs are joined by one switch (NVSwitch), by a full mesh, by the ``links`` of a list (GPU, GPU,
+    number of parallel links), or only by PCIe; pairs without a link go over PCIe and CPUs. To other nodes a GPU uses the NIC of its
+    rail. With fewer NICs than GPUs neighbours share one; with more, each GPU's NICs count as one of their summed bandwidth.
 
     Parameters
     ----------
     gpu_bandwidth, gpu_latency
-        With a switch, of each GPU into it, and from GPU to GPU through it; otherwise of each link.
+        With a switch, of each GPU into it, and from GPU to GPU through it; otherwise of each link. PCIe alone has none.
+    nodes_per_domain
+        How many nodes share the switches between GPUs: such a domain (a rack) is one box. Domains are filled one after the other.
     nics, nic_bandwidth
         NICs of a node, and the bandwidth of each, per direction.
     nic_latency
@@ -220,16 +223,23 @@ def boxes(
     >>> dgx.path(1, 9)
     ['box0.gpu1 -> box0.nic1', 'box0.nic1 -> leaf0.rail1', 'leaf0.rail1 -> box1.nic1', 'box1.nic1 -> box1.gpu1']
     """
-    g = count(gpus_per_node, "gpus_per_node", most=1024)
+    g, nics = count(gpus_per_node, "gpus_per_node", most=1024), count(nics, "nics", least=0)
+    nodes, span = count(nodes, "nodes", most=2**17), count(nodes_per_domain, "nodes_per_domain")
+    if span > 1 and (interconnect != "switch" or gpus_per_pcie_switch is not None):
+        raise ConfigError(
+            "nodes_per_domain: only GPUs joined by a switch, and without a PCIe tree, form a domain of several nodes"
+        )
+    ranks, domains, span = nodes * g, -(-nodes // span), min(nodes, span)
+    g, nics = count(g * span, "GPUs of a domain", most=1024), nics * span
     table = LinkTable([])
     names, kinds = [f"gpu{i}" for i in range(g)], ["gpu"] * g
-    _interconnect(
-        table, names, kinds, g, interconnect, links, parse_capacity(gpu_bandwidth, "gpu_bandwidth"), gpu_latency
-    )
-    cards, card_capacity, card_of_gpu = _cards(names, kinds, g, count(nics, "nics", least=0), nic_bandwidth)
+    _interconnect(table, names, kinds, g, interconnect, links, gpu_bandwidth, gpu_latency)
+    cards, card_capacity, card_of_gpu = _cards(names, kinds, g, nics, nic_bandwidth)
     pcie = None if pcie_bandwidth is None else parse_capacity(pcie_bandwidth, "pcie_bandwidth")
     hop = duration_fs(pcie_latency, "pcie_latency")
     if gpus_per_pcie_switch is None:
+        if interconnect == "pcie":
+            raise ConfigError("interconnect 'pcie': expected gpus_per_pcie_switch, for a PCIe tree that joins the GPUs")
         for gpu, k in enumerate(card_of_gpu):
             table.add_pair(gpu, cards[k], pcie or card_capacity[k], halves_fs(hop), "pcie")
     else:
@@ -242,7 +252,7 @@ def boxes(
     if tiers is None:
         leaf = Tier("leaf", boxes=boxes_per_leaf, rail_only=True, latency=nic_latency)
         tiers = (leaf, Tier("spine", latency=spine_latency, oversubscription=oversubscription))
-    return cluster(name, box, nodes, tiers)
+    return cluster(name, box, domains, tiers).take(ranks)
 
 
 def _cards(
@@ -272,11 +282,17 @@ def _interconnect(
     g: int,
     interconnect: str,
     links: Sequence[tuple[int, int, int]],
-    capacity: int,
+    bandwidth: Quantity | None,
     latency: Quantity,
 ) -> None:
     """Add the links between the GPUs of a node."""
-    latency_fs = duration_fs(latency, "gpu_latency")
+    if interconnect not in INTERCONNECTS:
+        raise ConfigError(f"interconnect: unknown {interconnect!r}; {nearest(interconnect, INTERCONNECTS)}")
+    if interconnect == "pcie":
+        return
+    if bandwidth is None:
+        raise ConfigError(f"gpu_bandwidth: expected the bandwidth of interconnect {interconnect!r}, such as '450 GB/s'")
+    capacity, latency_fs = parse_capacity(bandwidth, "gpu_bandwidth"), duration_fs(latency, "gpu_latency")
     if interconnect == "switch":
         names.append("nvswitch")
         kinds.append("switch")
@@ -285,8 +301,6 @@ def _interconnect(
         return
     if interconnect == "mesh":
         links = [(a, b, 1) for a in range(g) for b in range(a + 1, g)]
-    elif interconnect != "links":
-        raise ConfigError(f"interconnect: unknown {interconnect!r}; {nearest(interconnect, INTERCONNECTS)}")
     joined: set[tuple[int, int]] = set()
     for a, b, parallel in links:
         ends = (min(a, b), max(a, b))

@@ -26,8 +26,10 @@ __all__ = ["load_topology", "shipped_topologies"]
 
 MAX_FILE_BYTES = 2**20
 MAX_DUMP_BYTES = 2**24
+MAX_BASES = 4
 
 _COMMON = {"name": "text", "description": "text", "family": "text"}
+_OWN = ("name", "description")  # never taken from a base
 _FAMILIES: dict[str, Callable[..., Topology]] = {
     "crossbar": families.crossbar,
     "fat_tree": families.fat_tree,
@@ -42,6 +44,7 @@ _FAMILIES: dict[str, Callable[..., Topology]] = {
 # A key is the parameter of the family's function, except these of boxes, which are in tables.
 _TABLES = {
     "gpus_per_node": "gpu.count",
+    "nodes_per_domain": "gpu.nodes_per_domain",
     "interconnect": "gpu.interconnect",
     "links": "gpu.links",
     "nics": "nic.count",
@@ -121,13 +124,8 @@ def load_topology(name: str | Path, *, nodes: int | None = None, **overrides: ob
     changes = {key.replace("__", "."): value for key, value in overrides.items()}
     if nodes is not None:
         changes["nodes"] = nodes
-    shipped = {path.stem: path for path in _shipped_files()}
-    if text in shipped:
-        content, file = _read(shipped[text], text), f"{text}.toml"
-    elif text.endswith((".toml", ".xml")) or "/" in text or "\\" in text or Path(text).is_file():
-        content, file = _read(Path(text), text), text
-    else:
-        raise ConfigError(f"unknown topology {text!r}; {nearest(text, shipped)}; or give the path of a file")
+    path, file = _located(text, Path())
+    content = _read(path, file)
     if file.endswith(".xml") or content.lstrip()[:1] == b"<":
         from simcoll.topology.nccl_xml import parse_nccl_xml
 
@@ -135,7 +133,17 @@ def load_topology(name: str | Path, *, nodes: int | None = None, **overrides: ob
         if extra:
             raise ConfigError(f"{extra[0]!r} cannot be changed in an NCCL dump; valid: nodes", file=file)
         return parse_nccl_xml(content, file=file, nodes=1 if nodes is None else nodes)
-    return _decode(content, file, changes)
+    return _decode(_layers(content, file, path), file, changes)
+
+
+def _located(name: str, folder: Path) -> tuple[Path, str]:
+    """The file of a shipped topology, or the one at a path from a folder, and the name of it for messages."""
+    shipped = {path.stem: path for path in _shipped_files()}
+    if name in shipped:
+        return shipped[name], f"{name}.toml"
+    if name.endswith((".toml", ".xml")) or "/" in name or "\\" in name or (folder / name).is_file():
+        return folder / name, str(folder / name)
+    raise ConfigError(f"unknown topology {name!r}; {nearest(name, shipped)}; or give the path of a file")
 
 
 def shipped_topologies() -> dict[str, str]:
@@ -165,23 +173,69 @@ def _read(path: Path, file: str) -> bytes:
         raise ConfigError(f"not a path: {error}", file=repr(file)) from None
 
 
-def _decode(content: bytes, file: str, changes: Mapping[str, object]) -> Topology:
-    """A topology from the text of a TOML file."""
+def _layers(content: bytes, file: str, path: Path, above: tuple[Path, ...] = ()) -> list[tuple[str, dict[str, Any]]]:
+    """The contents of a file and of those that it extends, each with its name, the most basic first."""
     if len(content) > MAX_FILE_BYTES:
         raise ConfigError(f"larger than {MAX_FILE_BYTES} bytes; is this a topology file?", file=file)
     try:
         document = tomllib.loads(content.decode("utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"not a TOML file: {error}", file=file) from None
-    family = document.get("family")
+    base = document.pop("extends", None)
+    if base is None:
+        return [(file, document)]
+    try:
+        base_path, base_file, chain = _base(base, path, above)
+        base_content = _read(base_path, base_file)
+    except ConfigError as error:
+        raise ConfigError(error.message, file=file, path="$.extends") from None
+    return [*_layers(base_content, base_file, base_path, chain), (file, document)]
+
+
+def _base(base: object, path: Path, above: tuple[Path, ...]) -> tuple[Path, str, tuple[Path, ...]]:
+    """The file that a file extends, its name for messages, and the chain of files that led to it."""
+    base_path, base_file = _located(_expect(base, str, "extends", "the name of a topology or a path"), path.parent)
+    chain = (*above, path.resolve())
+    if base_path.resolve() in chain:
+        raise ConfigError(f"{base!r} leads back to {base_file}; a file cannot extend itself")
+    if len(chain) > MAX_BASES:
+        raise ConfigError(f"{base!r} would be base number {len(chain)}; expected at most {MAX_BASES}")
+    return base_path, base_file, chain
+
+
+def _family(layers: list[tuple[str, dict[str, Any]]]) -> str:
+    """The family of the most basic file, which those that extend it share."""
+    family = layers[0][1].get("family")
     if not isinstance(family, str) or family not in _FAMILIES:
-        raise ConfigError(f"unknown family {family!r}; {nearest(str(family), _FAMILIES)}", file=file, path="$.family")
+        wrong = f"unknown family {family!r}; {nearest(str(family), _FAMILIES)}"
+        raise ConfigError(wrong, file=layers[0][0], path="$.family")
+    for file, document in layers:
+        if document.get("family", family) != family:
+            wrong = (
+                f"{document['family']!r} is not the family of {layers[0][0]}; expected {family!r}, or no family here"
+            )
+            raise ConfigError(wrong, file=file, path="$.family")
+    return family
+
+
+def _decode(layers: list[tuple[str, dict[str, Any]]], file: str, changes: Mapping[str, object]) -> Topology:
+    """A topology from a file and its bases; the values of later ones replace those of earlier ones."""
+    family = _family(layers)
     own = _keys(family)
     valid = own | _PLACEMENT
     keys = {path: key.type for path, key in valid.items()}
     keys |= _COMMON | {f"efficiency.{kind}": "share" for kind in LINK_KINDS}
+    values: dict[str, Any] = {}
     sources: dict[str, str] = {}
-    values = _walk(document, keys, sources, file)
+    traits: dict[str, str] = {}
+    for where, document in layers:
+        new_sources: dict[str, str] = {}
+        new = _walk(document, keys, new_sources, where)
+        sources = {
+            place: text for place, text in sources.items() if place[2:].partition("[")[0] not in new
+        } | new_sources
+        values = {path: value for path, value in values.items() if path not in _OWN} | new
+        traits |= _traits(document.get("traits", {}), where)
     for path, value in changes.items():
         if path not in valid:
             where = f"family {family!r} of {file} has no {path!r}"
@@ -203,7 +257,7 @@ def _decode(content: bytes, file: str, changes: Mapping[str, object]) -> Topolog
     return replace(
         topology,
         efficiency={path.partition(".")[2]: value for path, value in values.items() if path.startswith("efficiency.")},
-        traits=_traits(document.get("traits", {}), file),
+        traits=traits,
         sources=sources,
         description=str(values.get("description", "")),
     )
@@ -227,7 +281,7 @@ def _walk(document: Mapping[str, Any], keys: Mapping[str, str], sources: dict[st
         elif key in keys:
             values[key] = _value(entry, keys[key], key, file, sources)
         else:
-            valid = {path for path in keys if "." not in path} | tables
+            valid = {path for path in keys if "." not in path} | tables | {"extends"}
             raise ConfigError(f"unknown key; {nearest(key, valid)}", file=file, path=f"$.{key}")
     return values
 

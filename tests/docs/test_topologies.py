@@ -10,7 +10,7 @@ import pytest
 
 import simcoll
 from simcoll.topology import shipped_topologies
-from simcoll.topology.machine import FABRICS, GENERATIONS
+from simcoll.topology.machine import FABRICS, GENERATIONS, machine
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "topologies").glob("*.toml"))
@@ -24,13 +24,54 @@ def test_all_files_are_shipped():
 
 @pytest.mark.parametrize("path", FILES, ids=NAMES)
 def test_machines_name_their_generation_and_fabric(path):
+    topology = simcoll.load_topology(path.stem)
+    if "box" in topology.groups:
+        assert topology.traits["gpu"]
+        assert topology.traits["cpu"] in {"intel", "amd", "arm"}
+        assert topology.traits["generation"] in GENERATIONS
+        assert ("$.nic.count" in topology.sources) == (topology.traits.get("fabric") in FABRICS)
+
+
+def row(name):
+    """A machine in the table of the page; 36 nodes are at least two domains."""
+    one = simcoll.load_topology(name, nodes=1)
+    network = "$.nic.count" in one.sources
+    seen = machine(simcoll.load_topology(name, nodes=36 if network else 1))
+    nodes = seen.domain_ranks[0] // one.nranks
+    cells = [
+        f"[`{name}`](#{name})",
+        one.nranks,
+        seen.inside or "-",
+        f"{seen.gpu_uBps / 1e15:g}" if seen.inside else "-",
+        nodes,
+    ]
+    cells += [f"{seen.nic_uBps / 1e15:g}" if network else "-", f"`{seen.fabric}`" if network else "-"]
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def section(path):
+    """A machine's own numbers with their sources."""
     document = tomllib.loads(path.read_text())
-    traits = simcoll.load_topology(path.stem).traits
-    if document["family"] == "boxes":
-        assert traits["gpu"]
-        assert traits["cpu"] in {"intel", "amd", "arm"}
-        assert traits["generation"] in GENERATIONS
-        assert traits["fabric"] in FABRICS
+    base = f" Extends `{document['extends']}`." if "extends" in document else ""
+    lines = [f"## {path.stem}", "", f"{document['description']}.{base}", ""]
+    for table, entries in document.items():
+        for key, entry in entries.items() if isinstance(entries, dict) else ():
+            if isinstance(entry, dict):
+                value = "the list in the file" if isinstance(entry["value"], list) else entry["value"]
+                lines.append(f"* `{table}.{key}` {value}: {entry['source']}")
+    return lines if lines[-1] else lines[:-1]
+
+
+def test_the_page_of_machines_is_printed_from_the_files(request):
+    """``pytest --bless`` prints it anew."""
+    page = ROOT / "docs" / "reference" / "machines.md"
+    head = page.read_text().partition("|---|---|---|---|---|---|---|\n")
+    machines = [path for path in FILES if "box" in simcoll.load_topology(path.stem).groups]
+    sections = ["\n".join(section(path)) for path in machines]
+    printed = "".join(head[:2]) + "\n".join(row(path.stem) for path in machines) + "\n\n" + "\n\n".join(sections) + "\n"
+    if request.config.getoption("--bless"):
+        page.write_text(printed)
+    assert page.read_text() == printed
 
 
 @pytest.mark.parametrize("values", [FABRICS, GENERATIONS])

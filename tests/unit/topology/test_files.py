@@ -26,6 +26,9 @@ latency = "3 us"
 """
 
 
+TEXTS = {"$.name", "$.description", "$.family", "$.extends", "$.gpu.interconnect"}
+
+
 def write(tmp_path, text, name="mine.toml"):
     path = tmp_path / name
     path.write_text(text, encoding="utf-8")
@@ -47,43 +50,102 @@ def test_shipped_topology_loads_and_every_number_has_a_source(name):
             else {f"$.{key}": value}
         )
         for path in entries:
-            text = path.startswith("$.traits.") or path in {"$.name", "$.description", "$.family", "$.gpu.interconnect"}
+            text = path.startswith("$.traits.") or path in TEXTS
             choice = path in {"$.nodes", "$.wrap"}  # a default size, and yes or no: no measured number
             if not (text or choice) and path not in topology.sources:
                 unsourced.append(path)
     assert unsourced == []
 
 
-# Endpoints, links from each GPU into the scale-up network, and network bandwidth of a box, as the vendors state them.
+# Nodes of a domain, GPUs of a node, and as the vendors state them, per node: GPU links in GB/s, both ways together; network in Gbit/s.
 FACTS = {
-    "dgx-1v": (8, 150, 4 * 12.5),
-    "dgx-2": (16, 150, 8 * 12.5),
-    "dgx-a100": (8, 300, 8 * 25),
-    "dgx-h100": (8, 450, 8 * 50),
-    "dgx-h200": (8, 450, 8 * 50),
-    "dgx-b200": (8, 900, 8 * 50),
-    "gb200-nvl72": (72, 900, 72 * 50),
-    "mi300x": (8, 7 * 64, 8 * 50),
-    "aws-p4d": (8, 300, 4 * 12.5),
-    "aws-p5": (8, 450, 32 * 12.5),
-    "superpod-h100": (8, 450, 8 * 50),
+    "dgx-1v": (1, 8, 8 * 300, 400),
+    "dgx-2": (1, 16, 4800, 800),
+    "dgx-a100": (1, 8, 4800, 1600),
+    "dgx-h100": (1, 8, 7200, 3200),
+    "dgx-h200": (1, 8, 7200, 3200),
+    "dgx-b200": (1, 8, 14400, 3200),
+    "dgx-b300": (1, 8, 14400, 6400),
+    "hgx-b300-roce": (1, 8, 14400, 6400),
+    "superpod-h100": (1, 8, 7200, 3200),
+    "superpod-b200": (1, 8, 14400, 3200),
+    "gb200-nvl72": (18, 4, 7200, 1600),  # 130 TB/s and 28.8 Tbit/s a rack
+    "gb300-nvl72": (18, 4, 7200, 3200),
+    "alps-gh200": (1, 4, 3600, 800),
+    "alps-gh200-1": (1, 1, 0, 200),
+    "mi300x": (1, 8, 8 * 896, 3200),
+    "mi355x": (1, 8, 8 * 1075.2, 3200),
+    "aws-p4d": (1, 8, 4800, 400),
+    "aws-p4de": (1, 8, 4800, 400),
+    "aws-p5": (1, 8, 7200, 3200),
+    "aws-p5en": (1, 8, 7200, 3200),
+    "aws-p6-b200": (1, 8, 14400, 3200),
+    "aws-p6-b300": (1, 8, 14400, 6400),
+    "azure-nd-a100-v4": (1, 8, 4800, 1600),
+    "azure-nd-h100-v5": (1, 8, 7200, 3200),
+    "dell-xe9680": (1, 8, 7200, 3200),
+    "gcp-a3-high": (1, 8, 7200, 1000 - 200),
+    "gcp-a3-mega": (1, 8, 7200, 1800 - 200),
+    "gcp-a3-ultra": (1, 8, 7200, 3600 - 400),
+    "gcp-a4": (1, 8, 14400, 3600 - 400),
+    "gcp-a4-1nic": (1, 1, 1800, 400),
+    "oci-a100": (1, 8, 4800, 1600),
+    "oci-h100": (1, 8, 7200, 3200),
+    "oci-h200": (1, 8, 7200, 3200),
+    "oci-b200": (1, 8, 14400, 3200),
+    "oci-gb200": (16, 4, 7200, 1600),
+    "oci-gb300": (16, 4, 7200, 3200),
+    "oci-mi300x": (1, 8, 8 * 896, 3200),
+    "oci-mi355x": (1, 8, 8 * 1075.2, 3200),
+    "rtx-pro-6000": (1, 8, 0, 3200),
 }
+NO_MACHINE = {"crossbar", "fat-tree", "tpu-v4", "tpu-v5e", "rtx-2080ti-pair"}
+
+
+def test_facts_are_there_for_every_machine():
+    assert set(FACTS) | NO_MACHINE == set(shipped_topologies())
 
 
 @pytest.mark.parametrize("name", FACTS)
-def test_shipped_boxes_have_the_published_bandwidths(name):
-    gpus, scale_up, network = FACTS[name]
-    topology = load_topology(name, nodes=2)
-    assert topology.nranks == 2 * gpus
-    out = kinds = 0
+def test_shipped_machines_have_the_published_bandwidths(name):
+    span, gpus, scale_up, network = FACTS[name]
+    topology = load_topology(name, nodes=2 * span)
+    assert topology.nranks == 2 * span * gpus
+    assert topology.groups["box"].tolist() == [0] * span * gpus + [1] * span * gpus
+    out = [0, 0]
     for link in range(topology.nlinks):
         tail, _, head = topology.link_name(link).partition(" -> ")
-        if tail == "box0.gpu0" and topology.link_kind[link] == LINK_KINDS.index("nvlink"):
-            out += int(topology.link_capacity_uBps[link])
-        if tail.startswith("box0.nic") and head.startswith("leaf"):
-            kinds += int(topology.link_capacity_uBps[link])
-    assert out == scale_up * 10**15
-    assert kinds == int(network * 10) * 10**14
+        if tail.startswith("box0.gpu") and topology.link_kind[link] == LINK_KINDS.index("nvlink"):
+            out[0] += int(topology.link_capacity_uBps[link])
+        if tail.startswith("box0.nic") and not head.startswith("box0"):
+            out[1] += int(topology.link_capacity_uBps[link])
+    assert out == [round(span * scale_up * 10**15 / 2), span * network * 125 * 10**12]
+
+
+@pytest.mark.parametrize("name", FACTS)
+@pytest.mark.parametrize("nodes", [1, 3, 4])
+def test_shipped_machines_load_with_few_nodes(name, nodes):
+    span, gpus, _, _ = FACTS[name]
+    topology = load_topology(name, nodes=nodes)
+    assert topology.nranks == nodes * gpus
+    assert int(topology.groups["box"].max()) == (nodes - 1) // span
+
+
+def test_two_cards_in_a_pc_meet_at_the_socket():
+    pair = load_topology("rtx-2080ti-pair")
+    assert [link.partition(" -> ")[2] for link in pair.path(0, 1)] == [
+        "box0.pcie0", "box0.cpu0", "box0.pcie1", "box0.gpu1",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("nodes", [1, 17, 18, 19, 36, 40])
+def test_a_rack_is_filled_before_the_next(nodes):
+    racks = load_topology("gb200-nvl72", nodes=nodes)
+    assert racks.groups["box"].tolist() == [rank // 72 for rank in range(4 * nodes)]
+    inside = racks.route([0], [min(71, 4 * nodes - 1)])
+    assert LINK_KINDS[inside.kind[0]] == "nvlink"
+    if nodes > 18:
+        assert LINK_KINDS[racks.route([0], [4 * nodes - 1]).kind[0]] == "net"
 
 
 def test_superpod_leaves():
@@ -235,3 +297,99 @@ def test_damaged_files_load_or_raise_config_error(data, tmp_path_factory):
     except ConfigError:
         return
     assert topology.route([0], [topology.nranks - 1]).links.shape[0] == 1
+
+
+OWN = (
+    'extends = "{base}"\n[gpu]\nbandwidth = "100 GB/s"\n[network]\nspine_latency = { value = "1 us", source = "me" }\n'
+)
+
+
+def test_a_file_that_extends_another_is_that_file_with_changes(tmp_path):
+    base = write(tmp_path, BOXES.replace('"1 us"', '{ value = "1 us", source = "them" }'), "base.toml")
+    (tmp_path / "inner").mkdir()
+    child = load_topology(write(tmp_path / "inner", OWN.replace("{base}", "../base.toml"), "child.toml"), nodes=5)
+    same = load_topology(base, nodes=5, gpu__bandwidth="100 GB/s", network__spine_latency="1 us")
+    for field in ("link_src", "link_dst", "link_capacity_uBps", "link_latency_fs", "link_kind"):
+        assert getattr(child, field).tolist() == getattr(same, field).tolist()
+    assert child.name == "child"
+    assert child.sources == {"$.gpu.latency": "them", "$.network.spine_latency": "me", "$.nodes": "argument"}
+
+
+def test_what_a_file_takes_from_its_base(tmp_path):
+    child = load_topology(
+        write(tmp_path, 'extends = "dgx-h100"\n[traits]\nfabric = "roce"\n[nic]\nbandwidth = "200 Gbps"\n')
+    )
+    base = load_topology("dgx-h100")
+    assert child.traits == {**base.traits, "fabric": "roce"}
+    assert child.efficiency == base.efficiency
+    assert child.description == ""
+    assert "$.nic.bandwidth" in base.sources
+    assert "$.nic.bandwidth" not in child.sources  # the base's source is not that of another value
+    assert child.sources["$.nic.count"] == base.sources["$.nic.count"]
+
+
+def test_tiers_of_a_base_are_replaced_as_a_whole(tmp_path):
+    tier = '[[network.tiers]]\nname = "leaf"\nlatency = { value = "2 us", source = "{}" }\n'
+    write(
+        tmp_path, BOXES + tier.replace("{}", "old") + tier.replace("{}", "older").replace("leaf", "spine"), "base.toml"
+    )
+    child = load_topology(write(tmp_path, 'extends = "base.toml"\n' + tier.replace("{}", "new")))
+    assert child.sources == {"$.network.tiers[0].latency": "new"}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('extends = "dgx-h10"', "$.extends: unknown topology 'dgx-h10'; did you mean 'dgx-h100'"),
+        ('extends = "none.toml"', "$.extends: cannot be read"),
+        ("extends = 3", "$.extends: extends: expected the name of a topology or a path, got 3"),
+        ('extends = "mine.toml"', "$.extends: 'mine.toml' leads back to"),
+        ('extends = "dgx-h100"\nfamily = "torus"', "$.family: 'torus' is not the family of dgx-h100.toml; expected 'boxes'"),
+        ('extends = "dgx-h100"\n[nic]\nbandwith = "1 GB/s"', "$.nic.bandwith: unknown key; did you mean 'bandwidth'"),
+        ('extend = "dgx-h100"', "$.family: unknown family None; valid: "),
+        ('family = "boxes"\nextend = "dgx-h100"', "$.extend: unknown key; did you mean 'extends'"),
+        ('extends = "dgx-h100"\n[nic]\ncount = 3', "3 NICs cannot be shared equally by 8 GPUs"),
+        ('extends = "gb200-nvl72"\n[gpu]\ncount = 100', "GPUs of a domain: 1800 is out of range; expected 1 to 1024"),
+        ('extends = "dgx-1v"\n[gpu]\nnodes_per_domain = 2', "nodes_per_domain: only GPUs joined by a switch"),
+        ('extends = "dgx-h100"\n[gpu]\ninterconnect = "pcie"', "interconnect 'pcie': expected gpus_per_pcie_switch"),
+        ('extends = "dgx-h100"\n[gpu]\ninterconnect = "mehs"', "interconnect: unknown 'mehs'; did you mean 'mesh'"),
+    ],
+)  # fmt: skip
+def test_mistakes_in_a_file_that_extends_another(tmp_path, text, message):
+    path = write(tmp_path, text)
+    with pytest.raises(ConfigError) as error:
+        load_topology(path)
+    assert message in str(error.value)
+    assert str(error.value).startswith(path)
+
+
+def test_a_mistake_in_a_base_is_told_with_its_own_file(tmp_path):
+    write(tmp_path, BOXES.replace("[nic]", "[nics]"), "base.toml")
+    with pytest.raises(ConfigError, match=r"base\.toml: \$\.nics: unknown key"):
+        load_topology(write(tmp_path, 'extends = "base.toml"'))
+
+
+def test_circles_and_long_chains_of_bases(tmp_path):
+    write(tmp_path, 'extends = "b.toml"', "a.toml")
+    b = write(tmp_path, 'extends = "./a.toml"', "b.toml")
+    with pytest.raises(ConfigError, match=r"a\.toml: \$\.extends: 'b\.toml' leads back to"):
+        load_topology(b)
+    write(tmp_path, BOXES, "0.toml")
+    for number in range(1, 6):
+        write(tmp_path, f'extends = "{number - 1}.toml"', f"{number}.toml")
+    assert load_topology(tmp_path / "4.toml").nranks == 8
+    with pytest.raises(
+        ConfigError, match=r"1\.toml: \$\.extends: '0\.toml' would be base number 5; expected at most 4"
+    ):
+        load_topology(tmp_path / "5.toml")
+
+
+def test_the_bandwidth_of_gpus_is_needed_except_with_pcie(tmp_path):
+    text = BOXES.replace('bandwidth = "300 GB/s"\n', "", 1)
+    with pytest.raises(ConfigError, match="gpu_bandwidth: expected the bandwidth of interconnect 'switch'"):
+        load_topology(write(tmp_path, text))
+    tree = (
+        'interconnect = "pcie"\n[pcie]\nbandwidth = "24 GB/s"\ngpus_per_switch = 2\n[cpu]\nbandwidth = "10 GB/s"\n[nic]'
+    )
+    pcie = load_topology(write(tmp_path, text.replace("[nic]", tree)), nodes=1)
+    assert [len(pcie.path(0, gpu)) for gpu in (1, 2)] == [2, 5]

@@ -37,7 +37,7 @@ def seen(topology):
         # In a mesh, links to GPUs without a rank carry nothing.
         (lambda: load_topology("mi300x", nodes=1), ((8,), "xgmi", 448, 0, 0)),
         (lambda: load_topology("mi300x", nodes=1).take(3), ((3,), "xgmi", 128, 0, 0)),
-        (lambda: load_topology("gb200-nvl72", nodes=2), ((72, 72), "nvlink", 900, 72, 3600)),
+        (lambda: load_topology("gb200-nvl72", nodes=36), ((72, 72), "nvlink", 900, 72, 3600)),
         (lambda: load_topology("dgx-h100", nodes=2).degrade("box1.nic3 -> leaf0.rail3", "1/2"), ((8, 8), "nvlink", 450, 8, 375)),
     ],
 )  # fmt: skip
