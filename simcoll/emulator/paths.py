@@ -205,7 +205,9 @@ def play_quotient(plan: Plan, topology: Topology, seen: Summary, *, keep: bool, 
     from simcoll.emulator.fast.machine import Machine  # brings in numba
 
     capacity, cap_base, name = _links(plan, topology)
-    found = fold(timed_steps(plan, topology, cap_base, seen.groups), capacity, seen.lane_steps, worth_it=worth_it)
+    depth = plan.protocol.fifo_depth
+    stream = timed_steps(plan, topology, cap_base, seen.groups)
+    found = fold(stream, capacity, seen.lane_steps, worth_it=worth_it, fifo=depth > 0)
     if isinstance(found, str):
         return found
     expansion = _Expansion(found, seen.messages, keep=keep) if keep or seen.messages <= MOST_HASHED else None
@@ -214,6 +216,7 @@ def play_quotient(plan: Plan, topology: Topology, seen: Summary, *, keep: bool, 
         found.lane_steps,
         found.stream(),
         launch_fs=plan.protocol.launch_fs,
+        depth=depth,
         hashed=False,
         over=expansion,
     )

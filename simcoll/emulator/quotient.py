@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simcoll.emulator.fast.timed import Shape, Timed
-from simcoll.emulator.quotient_partition import Partition, certify, refine
+from simcoll.emulator.quotient_partition import Partition, certify, connections_in_order, refine
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -75,20 +75,22 @@ class Quotient:
 
 def no_quotient(plan: Plan) -> str:
     """Why a plan has no quotient whatever its symmetry; empty if nothing speaks against it."""
-    protocol = plan.protocol
-    if protocol.jitter_fs:
+    if plan.protocol.jitter_fs:
         return "jitter makes every message different"
-    if protocol.fifo_depth:
-        return "a FIFO ties messages of different steps together"
     if plan.waits:
         return "messages of different channels wait for each other"
     return ""
 
 
 def fold(
-    stream: Iterable[tuple[tuple[Timed, ...], int]], capacity: Ints, lane_steps: Ints, *, worth_it: bool
+    stream: Iterable[tuple[tuple[Timed, ...], int]],
+    capacity: Ints,
+    lane_steps: Ints,
+    *,
+    worth_it: bool,
+    fifo: bool = False,
 ) -> Quotient | str:
-    """The quotient of timed steps, or why there is none; ``worth_it``: not when it would save little."""
+    """The quotient of timed steps, with a FIFO or without, or why there is none; ``worth_it``: not when it would save little."""
     numbers: dict[Timed, int] = {}
     groups: list[tuple[tuple[int, ...], int]] = []
     rows = 0
@@ -101,7 +103,7 @@ def fold(
             return f"more than {MOST_ROWS} different transfers"
         groups.append((tuple(numbers[step] for step in group), times))
     nlanes = len(lane_steps)
-    partition = refine(tuple(numbers), capacity, nlanes, nlanes // 4 if worth_it else nlanes)
+    partition = refine(tuple(numbers), capacity, nlanes, nlanes // 4 if worth_it else nlanes, fifo=fifo)
     if partition is None:
         return "too little symmetry: more than a quarter of the lanes differ"
     return folded(tuple(numbers), tuple(groups), capacity, lane_steps, partition)
@@ -120,9 +122,9 @@ def folded(
         return f"partition refused: {classes}"
     lane_of, link_of = (_representatives(each) for each in (partition.lanes, partition.links))
     weights = _weights(patterns, classes, partition, link_of)
-    steps, first = [], 0
-    for step, names in zip(patterns, classes, strict=True):
-        steps.append(_image(step, names, partition, first, weights))
+    ways, steps, first = _ways(patterns, partition), [], 0
+    for step, names, way in zip(patterns, classes, ways, strict=True):
+        steps.append(_image(step, names, partition, way, first, weights))
         first += int(names.max()) + 1
     return Quotient(groups, patterns, tuple(steps), tuple(classes), capacity[link_of], lane_steps[lane_of], link_of)
 
@@ -150,7 +152,17 @@ def _weights(
     return found, count, total
 
 
-def _image(step: Timed, names: Ints, partition: Partition, first: int, weights: tuple[Ints, Ints, int]) -> Timed:
+def _ways(patterns: tuple[Timed, ...], partition: Partition) -> list[Ints | None]:
+    """Class of the connection of every message of every step, with a FIFO."""
+    classes = partition.connections
+    if classes is None:
+        return [None] * len(patterns)
+    return [classes[numbers] for numbers in connections_in_order(patterns)[0]]
+
+
+def _image(
+    step: Timed, names: Ints, partition: Partition, way: Ints | None, first: int, weights: tuple[Ints, Ints, int]
+) -> Timed:
     """One message of every class of a step."""
     row, shape = _representatives(names), step.shape
     links = np.sort(np.append(partition.links, -1)[shape.links[row]], axis=1)
@@ -164,7 +176,8 @@ def _image(step: Timed, names: Ints, partition: Partition, first: int, weights: 
         weight = np.where(links >= 0, counts[np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)], 1)
     lanes = partition.lanes
     sender, receiver = lanes[shape.sender[row]], lanes[shape.receiver[row]]
-    image = Shape(sender, receiver, sender, receiver, links.astype(np.int32), weight)
+    connection = None if way is None else way[row]
+    image = Shape(sender, receiver, sender, receiver, links.astype(np.int32), weight, connection)
     nothing = tuple(0 for _ in step.bytes_by_op)
     return Timed(
         image, step.delay_fs[row], step.busy_fs[row], step.wire[row], step.post_fs[row], step.size[row], nothing

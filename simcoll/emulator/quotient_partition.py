@@ -2,11 +2,15 @@
 
 **Claim.** If every step gives each lane of a class the same messages, and each link of a class carries the same
 messages, where messages are the same when their costs, the classes of their lanes and the classes of their links are
-equal, and the links of a class have one capacity, then all messages of a class have the same times.
+equal, and the links of a class have one capacity, then all messages of a class have the same times. With a FIFO the connections
+have classes, too: every step gives each connection of a class the same messages in the same order, and messages are the same
+only if the classes of their connections and their places in that order are equal.
 
 **Why.** By induction over the times of events. Whether a lane enters a step depends only on when its messages of earlier
-steps were done. Whether a message is ready depends only on its two lanes. The rates depend only on the capacities and on how
-many flows of each kind are on each link. All of that is equal in a class, and the arithmetic is exact.
+steps were done or flowed, and how long they kept it busy. Whether a message is ready depends only on its two lanes, and with a FIFO
+on the message some places before it on its connection, which is of the same class for all of a class, since connections of one class
+have the same messages in every step. The rates depend only on the capacities and on how many flows of each kind are on each link. All
+of that is equal in a class, and the arithmetic is exact.
 
 The guess rests on 64-bit hashes and may come from anywhere; :func:`certify` compares the numbers themselves.
 """
@@ -30,17 +34,18 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
     Hashes = NDArray[np.uint64]
 
-__all__ = ["Partition", "certify", "dense", "refine"]
+__all__ = ["Partition", "certify", "connections_in_order", "dense", "refine"]
 
 SALTS = tuple(np.uint64(salt) for salt in (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Partition:
-    """The class of every lane and of every link, numbered from 0."""
+    """The class of every lane, of every link, and with a FIFO of every connection (in their order), numbered from 0."""
 
     lanes: Ints
     links: Ints
+    connections: Ints | None = None
 
     @property
     def lane_classes(self) -> int:
@@ -64,6 +69,23 @@ def dense(*columns: Ints) -> Ints:
     return names.astype(np.int64)
 
 
+def connections_in_order(patterns: Sequence[Timed]) -> tuple[list[Ints], list[Ints], int]:
+    """For every step the connection of each message and its place among those of the step there; and the number of connections."""
+    lanes = 1 + max((int(step.shape.receiver.max(initial=-1)) for step in patterns), default=-1)
+    pairs = [step.shape.sender * lanes + step.shape.receiver for step in patterns]
+    known, every = np.unique(np.concatenate(pairs), return_inverse=True) if pairs else (np.zeros(0), np.zeros(0))
+    numbers = np.split(every.astype(np.int64), np.cumsum([len(step) for step in patterns])[:-1]) if pairs else []
+    places = []
+    for number in numbers:
+        order = np.argsort(number, kind="stable")
+        ordered = number[order]
+        first = np.searchsorted(ordered, ordered)
+        place = np.empty(len(number), np.int64)
+        place[order] = np.arange(len(number)) - first
+        places.append(place)
+    return numbers, places, len(known)
+
+
 def _colour(hashes: Hashes) -> tuple[Ints, int]:
     values, names = np.unique(hashes, return_inverse=True)
     return names, len(values)
@@ -73,33 +95,43 @@ def _hashed(names: Ints, salt: np.uint64) -> Hashes:
     return mix(names.astype(np.uint64) + salt)
 
 
-def refine(patterns: Sequence[Timed], capacity: Ints, nlanes: int, most_classes: int) -> Partition | None:
+def refine(
+    patterns: Sequence[Timed], capacity: Ints, nlanes: int, most_classes: int, *, fifo: bool = False
+) -> Partition | None:
     """The coarsest partition that colour refinement finds; ``None`` when it needs more than ``most_classes`` of lanes."""
     lanes, links = np.zeros(nlanes, np.int64), dense(capacity)
-    counts = (1, int(links.max(initial=-1)) + 1)
+    numbers, places, count = connections_in_order(patterns) if fifo else ([], [], 0)
+    ways = np.zeros(count, np.int64)
+    counts = (1, int(links.max(initial=-1)) + 1, min(count, 1))
+    # Equal numbers of dense() mean equal costs only inside a step, and a step is only compared with itself.
     fixed = [
-        _hashed(dense(step.delay_fs, step.wire, step.post_fs), np.uint64(number))
+        _hashed(
+            dense(step.delay_fs, step.busy_fs, step.wire, step.post_fs, *places[number : number + 1]), np.uint64(number)
+        )
         for number, step in enumerate(patterns)
     ]
-    # Equal numbers of dense() mean equal costs only inside a step, and a step is only compared with itself.
     while True:
-        lane_sum, link_sum = _hashed(lanes, SALTS[0]), _hashed(links, SALTS[1])
-        lane_hash, link_hash = lane_sum.copy(), np.append(link_sum, np.uint64(0))
-        for step, cost in zip(patterns, fixed, strict=True):
+        lane_sum, link_sum, way_sum = _hashed(lanes, SALTS[0]), _hashed(links, SALTS[1]), _hashed(ways, SALTS[2])
+        lane_hash, link_hash, way_hash = lane_sum.copy(), np.append(link_sum, np.uint64(0)), way_sum.copy()
+        for number, (step, cost) in enumerate(zip(patterns, fixed, strict=True)):
             shape = step.shape
             message = mix(cost + lane_hash[shape.sender] + mix(lane_hash[shape.receiver] + SALTS[2]))
             message = mix(message + link_hash[shape.links].sum(axis=1, dtype=np.uint64))
+            if fifo:
+                message = mix(message + way_hash[numbers[number]])
+                np.add.at(way_sum, numbers[number], message)
             np.add.at(lane_sum, shape.sender, mix(message + SALTS[0]))
             np.add.at(lane_sum, shape.receiver, mix(message + SALTS[1]))
             used = shape.links >= 0
             np.add.at(link_sum, shape.links[used], np.broadcast_to(message[:, None], used.shape)[used])
         lanes, lane_count = _colour(lane_sum)
         links, link_count = _colour(link_sum)
+        ways, way_count = _colour(way_sum)
         if lane_count > most_classes:
             return None
-        if (lane_count, link_count) == counts:
-            return Partition(lanes, links)
-        counts = lane_count, link_count
+        if (lane_count, link_count, way_count) == counts:
+            return Partition(lanes, links, ways if fifo else None)
+        counts = lane_count, link_count, way_count
 
 
 def _same_lists(owner: Ints, owner_class: Ints, value: Ints) -> bool:
@@ -116,26 +148,43 @@ def _same_lists(owner: Ints, owner_class: Ints, value: Ints) -> bool:
     return bool((value[start[first[owner_class[owner]]] + place] == value).all())
 
 
-def certify(patterns: Sequence[Timed], capacity: Ints, partition: Partition) -> list[Ints] | str:
-    """The class of every message of every step, numbered from 0 within it; or the reason why the partition fails."""
-    lanes, links = partition.lanes, partition.links
+def _not_a_partition(patterns: Sequence[Timed], capacity: Ints, partition: Partition, connections: int) -> str:
+    """Why the numbers given are no classes of all lanes, links and connections; empty if they are."""
     used_lanes = 1 + max((int(max(s.shape.sender.max(), s.shape.receiver.max())) for s in patterns), default=-1)
-    for what, classes, wanted in (("lane", lanes, used_lanes), ("link", links, len(capacity))):
-        if len(classes) < wanted or (what == "link" and len(classes) != wanted):
+    given = [("lane", partition.lanes, used_lanes), ("link", partition.links, len(capacity))]
+    if partition.connections is not None:
+        given.append(("connection", partition.connections, connections))
+    for what, classes, wanted in given:
+        if len(classes) < wanted or (what != "lane" and len(classes) != wanted):
             return f"{len(classes)} classes of {what}s are given; the plan has {wanted} {what}s"
         if len(classes) and (classes.min() < 0 or not np.bincount(classes).all()):
             return f"the classes of {what}s are not numbered from 0 without gaps"
+    return ""
+
+
+def certify(patterns: Sequence[Timed], capacity: Ints, partition: Partition) -> list[Ints] | str:
+    """The class of every message of every step, numbered from 0 within it; or the reason why the partition fails.
+
+    With connections, the classes of messages of one connection are numbered in their order.
+    """
+    lanes, links, ways = partition.lanes, partition.links, partition.connections
+    numbers, places, count = ([], [], 0) if ways is None else connections_in_order(patterns)
+    if refused := _not_a_partition(patterns, capacity, partition, count):
+        return refused
     found: list[Ints] = []
     owners: list[Ints] = []
     roles: list[Ints] = []
     on_links: list[Ints] = []
     carried: list[Ints] = []
     first = 0
-    for step in patterns:
+    for number, step in enumerate(patterns):
         shape = step.shape
         crossed = np.sort(np.append(links, -1)[shape.links], axis=1)
+        ordered = () if ways is None else (places[number], ways[numbers[number]])
         names = dense(
+            *ordered,
             step.delay_fs,
+            step.busy_fs,
             step.wire,
             step.post_fs,
             lanes[shape.sender],
@@ -157,4 +206,6 @@ def certify(patterns: Sequence[Timed], capacity: Ints, partition: Partition) -> 
         return "lanes of one class take part in different messages"
     if not _same_lists(np.concatenate(on_links), links, np.concatenate(carried)):
         return "links of one class carry different messages"
+    if ways is not None and not _same_lists(np.concatenate(numbers), ways, np.concatenate(roles[::2])):
+        return "connections of one class carry different messages"
     return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from simcoll.emulator.fast.timed import Timed
+    from simcoll.emulator.fast.timed import Shape, Timed
 
     Ints = NDArray[np.int64]
 
@@ -101,7 +101,7 @@ class Machine:
         self.hop_room: list[int] = []
         self.hops_used = 0
         self.free: dict[int, dict[Timed, list[int]]] = {}
-        self.connections: dict[tuple[int, int], int] = {}
+        self.connections: dict[Any, int] = {}
         self.waits = dict(waits or {})
         self.waiting = np.array(sorted(self.waits), np.int64)
         self.live: dict[int, tuple[int, int]] = {}  # first message of a block under way: block, rows
@@ -265,7 +265,7 @@ class Machine:
         links, weight = (np.require(each, np.int32, ["C", "W"]) for each in (shape.links, shape.weight))
         index_block(s, block, links, weight, np.zeros(len(s.lane_left), np.int32))
         if s.reg[DEPTH]:
-            self._connect(here, shape.sender.tolist(), shape.receiver.tolist())
+            self._connect(here, shape)
 
     def _give_hops(self, block: int, wanted: int) -> None:
         """Make room for a block's hops; a smaller room that it had is given up, which bounds the total."""
@@ -277,10 +277,14 @@ class Machine:
         if self.hops_used > len(self.state.link):
             self.state = more_hops(self.state, 3 * self.hops_used // 2)
 
-    def _connect(self, here: slice, senders: list[int], receivers: list[int]) -> None:
+    def _connect(self, here: slice, shape: Shape) -> None:
         """Number the connections of a block."""
         known, depth = self.connections, int(self.state.reg[DEPTH])
-        numbers = [known.setdefault(pair, len(known)) for pair in zip(senders, receivers, strict=True)]
+        if shape.connection is None:
+            names: list[Any] = list(zip(shape.sender.tolist(), shape.receiver.tolist(), strict=True))
+        else:
+            names = shape.connection.tolist()
+        numbers = [known.setdefault(name, len(known)) for name in names]
         if len(known) > len(self.state.ring_count):
             old = len(self.state.ring)
             self.state = lengthened(self.state, ("ring_count",), 2 * len(known))

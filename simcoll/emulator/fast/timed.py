@@ -41,7 +41,8 @@ class Shape:
     """Senders, receivers and links of a step.
 
     ``sender`` and ``receiver`` are lanes; ``links`` is ``[rows, hops]``, padded with -1, and ``weight`` of the same
-    shape: how many flows like this one are on one such link.
+    shape: how many flows like this one are on one such link. ``connection`` numbers connections where they are more than the pairs
+    of lanes.
     """
 
     sender: Ints
@@ -50,6 +51,7 @@ class Shape:
     dst: Ints
     links: NDArray[np.int32]
     weight: Ints
+    connection: Ints | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,13 +11,15 @@ from simcoll.emulator import emulate
 from simcoll.emulator.fast.timed import summary, timed_steps
 from simcoll.emulator.model import effective_capacities
 from simcoll.emulator.quotient import Quotient, fold, folded
-from simcoll.emulator.quotient_partition import Partition, certify, refine
+from simcoll.emulator.quotient_partition import Partition, certify, connections_in_order, refine
 from simcoll.errors import ConfigError
 from simcoll.topology import boxes, crossbar, fat_tree
 
 RAILS = boxes(
     4, 4, "400 GB/s", "1 us", nics=4, nic_bandwidth="50 GB/s", nic_latency="3 us", boxes_per_leaf=2, oversubscription=2
 )
+
+RAILS_OF_128 = boxes(16, 8, "400 GB/s", "1 us", nics=8, nic_bandwidth="50 GB/s", nic_latency="3 us")
 
 
 def ring(n=16, count=1 << 12, **bound_to):
@@ -46,8 +48,17 @@ def pieces(plan, topology):
         ("all_reduce", "rabenseifner"),
     ],
 )
-def test_every_message_has_the_time_of_the_full_run(topology, kind, algorithm):
-    protocol = Protocol("costs", receive_overhead_fs=10**8, reduce_as_per_byte=667, channel_rate_uBps=30 * 10**15)
+@pytest.mark.parametrize("depth", [0, 2])
+def test_every_message_has_the_time_of_the_full_run(topology, kind, algorithm, depth):
+    protocol = Protocol(
+        "costs",
+        receive_overhead_fs=10**8,
+        occupancy_fs=(("net", 10**9), ("link", 10**9)),
+        reduce_as_per_byte=667,
+        fifo_depth=depth,
+        channel_rate_uBps=30 * 10**15,
+        rank_rate_uBps=20 * 10**15,
+    )
     plan = simcoll.bind(simcoll.schedule(kind, algorithm, nranks=16), count=4800, protocol=protocol)
     full = emulate(plan, topology, data="none", keep=True, engine="simpy")
     folded_run = emulate(plan, topology, data="none", keep=True, quotient=True)
@@ -88,6 +99,44 @@ def test_merged_classes_are_refused():
         "partition refused: links of one class carry different messages",
         "partition refused: links of one class have different capacities",
     }
+
+
+def test_connections_of_one_class_carry_the_same_messages():
+    # Rank 0 sends twice to 1 and once to 2; both receivers are alike but for that.
+    layout = simcoll.Layout(simcoll.Collective("all_to_all", 4))
+
+    def steps():
+        yield simcoll.transfers([0, 0, 0], layout.input(np.arange(3)), [1, 1, 2], layout.output(np.arange(3)))
+        yield simcoll.transfers([3, 3, 3], layout.input(np.arange(3)), [2, 2, 1], layout.output(np.arange(3)))
+
+    schedule = simcoll.Schedule("uneven", layout, steps)
+    plan = simcoll.bind(schedule, 1000, "uint8", protocol=Protocol("fifo", fifo_depth=1), unproved=True)
+    patterns, groups, capacity, lane_steps = pieces(plan, crossbar(4, "1 GB/s"))
+    found = refine(patterns, capacity, 4, 4, fifo=True)
+    assert isinstance(folded(patterns, groups, capacity, lane_steps, found), Quotient)
+    numbers, places, count = connections_in_order(patterns)
+    assert [[each.tolist() for each in column] for column in (numbers, places)] == [
+        [[0, 0, 1], [3, 3, 2]],
+        [[0, 1, 0]] * 2,
+    ]
+    merged = Partition(found.lanes, found.links, np.zeros(count, np.int64))
+    assert folded(patterns, groups, capacity, lane_steps, merged) == (
+        "partition refused: connections of one class carry different messages"
+    )
+    for wrong, reason in (
+        ([0, 1, 2], "3 classes of connections are given"),
+        ([0, 1, 2, 4], "the classes of connections are"),
+    ):
+        partition = Partition(found.lanes, found.links, np.array(wrong))
+        assert folded(patterns, groups, capacity, lane_steps, partition).startswith(f"partition refused: {reason}")
+
+
+def test_a_long_ring_with_a_fifo_is_folded_without_being_asked():
+    protocol = Protocol("fifo", fifo_depth=4, send_overhead_fs=10**9, receive_overhead_fs=10**8)
+    plan, topology = ring(128, count=128 * 64, protocol=protocol), RAILS_OF_128
+    result = emulate(plan, topology, data="none", bound=False)
+    assert result.classes < result.messages // 10
+    assert result.trace_hash == emulate(plan, topology, data="none", bound=False, quotient=False).trace_hash != ""
 
 
 @pytest.mark.parametrize(
@@ -143,7 +192,6 @@ def test_a_degraded_machine_is_run_in_full_with_the_reason():
     ("protocol", "data", "reason"),
     [
         ({"jitter_fs": 5}, "none", "jitter makes every message different"),
-        ({"fifo_depth": 2}, "none", "a FIFO ties messages of different steps together"),
         ({}, "exact", "data is moved"),
     ],
 )
