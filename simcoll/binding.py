@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -55,10 +56,11 @@ def verify(schedule: Schedule, *, exact: bool = False) -> Proof:
     expect(schedule, Schedule, "verify takes a schedule, made by simcoll.schedule() or Schedule()")
     if exact:
         return prove(schedule, exact=True)
-    if schedule.known.proof is None:
-        schedule.known.proof = prove(schedule)
+    known = schedule.known
+    if known.proof is None or known.proof.of is not known:  # none yet, or one put there by other hands
+        known.proof = replace(prove(schedule), of=known)
         next(schedule.blocks(), None)  # refuses a source that cannot start anew
-    return schedule.known.proof
+    return known.proof
 
 
 def _block_sizes(schedule: Schedule, count: Any) -> tuple[Ints | int, int]:

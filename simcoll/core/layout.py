@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from simcoll.core.collective import Collective
 from simcoll.core.numbers import whole_numbers
-from simcoll.core.step import Step
 from simcoll.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import NDArray
+
+    from simcoll.core.step import Step
 
     Ints = NDArray[np.int64]
 
@@ -169,16 +170,15 @@ class Layout:
 
     def same_size(self, step: Step) -> NDArray[np.bool_]:
         """Mask of the single-chunk transfers whose two chunks have one size, whatever the block sizes are."""
-        ends = (step.src_rank, step.src_chunk), (step.dst_rank, step.dst_chunk)
         alike = self.collective.nblocks <= 1 or int(step.src_chunk.min(initial=self.size)) >= self.scratch_base
         if alike and self.scratch.ndim == 1 and np.array_equal(step.src_chunk, step.dst_chunk):
             return np.ones(len(step), np.bool_)  # addresses that are alike on all ranks
         if self.scratch_pieces is None:
             same: NDArray[np.bool_] = (step.src_chunk - step.dst_chunk) % self.chunks == 0
         else:
-            same = self.piece(*ends[0]) == self.piece(*ends[1])
+            same = self.piece(*step.ends[0]) == self.piece(*step.ends[1])
         if self.collective.nblocks > 1:
-            same &= self.block(*ends[0]) == self.block(*ends[1])
+            same &= self.block(*step.ends[0]) == self.block(*step.ends[1])
         return same
 
     def _aliased(self, rank: Ints) -> NDArray[np.bool_]:
@@ -198,6 +198,12 @@ class Layout:
             other = alias(rank, slot - inputs)[0]
             here = (slot >= inputs) & (slot < inputs + outputs)
         return np.where(here & self._aliased(rank), other * self.chunks + piece, chunk)
+
+    def wanted(self, rank: Ints, chunk: Ints) -> tuple[Ints, Ints]:
+        """Rank (or ``ALL``) and input chunk whose data each output chunk must hold."""
+        slot, piece = np.divmod(chunk - self.output_base, self.chunks)
+        source, source_slot = self.collective.source(rank, slot)
+        return source, self.input(source_slot, piece)
 
     def writable(self, rank: Ints, chunk: Ints) -> NDArray[np.bool_]:
         """Whether a schedule may write to each (canonical) chunk: everything but inputs that are not also outputs."""
@@ -232,9 +238,7 @@ class Layout:
         """A step with in-place aliases resolved to one address per chunk; transfers that become self-copies are dropped."""
         if not self.collective.in_place:
             return step
-        src, dst = self.canonical(step.src_rank, step.src_chunk), self.canonical(step.dst_rank, step.dst_chunk)
+        src, dst = (self.canonical(*end) for end in step.ends)
         keep = (step.src_rank != step.dst_rank) | (src != dst) | (step.op != 0)
-        columns: tuple[Any, ...] = (step.src_rank, src, step.dst_rank, dst, step.count, step.op, step.channel)
-        if not keep.all():
-            columns = tuple(column[keep] for column in columns)
-        return Step(*columns)
+        one = replace(step, src_chunk=src, dst_chunk=dst)
+        return one if keep.all() else one.rows(keep)

@@ -126,7 +126,7 @@ class Plan:
     known: Known = field(default_factory=Known, repr=False, init=False)
 
     def __post_init__(self) -> None:
-        if self.proof is not None and self.proof is not self.schedule.known.proof:
+        if self.proof is not None and self.proof.of is not self.schedule.known:
             raise ConfigError(
                 f"this proof is not of {self.schedule}; bind(schedule, count) proves a schedule and makes its plan"
             )

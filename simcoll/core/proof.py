@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 __all__ = ["LEVELS", "Proof"]
 
@@ -28,6 +28,8 @@ class Proof:
         How much was followed.
     shared_chunks
         Two channels touch the same chunk, so that plans need explicit dependencies.
+    of
+        What is known of the schedule that was proved, ``schedule.known``: no other takes this proof.
     """
 
     kind: str
@@ -36,6 +38,7 @@ class Proof:
     steps: int
     transfers: int
     shared_chunks: bool
+    of: object = field(default=None, repr=False, compare=False)
 
     def __str__(self) -> str:
         error = "exact" if self.method == "exact" else "error 2^-64"

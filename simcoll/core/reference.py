@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from simcoll.core.hashing import mix
 from simcoll.core.plan import INPUT
 from simcoll.core.reduction import combine
 
@@ -38,12 +39,8 @@ _EXACT_TO = {
 def _hashed(seed: int, rank: int, count: int) -> NDArray[np.uint64]:
     """64 pseudo-random bits as a function of (seed, rank, index)."""
     with np.errstate(over="ignore"):
-        z = np.arange(count, dtype=np.uint64) + np.uint64((seed * 0x1000193 + rank + 1) % 2**32) * np.uint64(
-            0x9E3779B97F4A7C15
-        )
-        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return z ^ (z >> np.uint64(31))
+        begin = np.uint64((seed * 0x1000193 + rank + 1) % 2**32) * np.uint64(0x9E3779B97F4A7C15)
+        return mix(np.arange(count, dtype=np.uint64) + begin)
 
 
 def _values(plan: Plan, seed: int, rank: int, count: int) -> Array:

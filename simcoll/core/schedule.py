@@ -204,15 +204,7 @@ class Schedule:
             digest.update(json.dumps(head).encode())
             for step in self.steps():
                 digest.update(len(step).to_bytes(8, "little"))
-                for column in (
-                    step.src_rank,
-                    step.src_chunk,
-                    step.dst_rank,
-                    step.dst_chunk,
-                    step.count,
-                    step.op,
-                    step.channel,
-                ):
+                for column in step.columns:
                     digest.update(column.astype("<i8").tobytes())
             self.known.content_hash = digest.hexdigest()
         return self.known.content_hash
@@ -259,9 +251,8 @@ class Schedule:
         ScheduleError
             Naming the step, rank and channel.
         """
-        columns = (step.src_rank, step.src_chunk, step.dst_rank, step.dst_chunk, step.count, step.op, step.channel)
-        if any(column.shape != (len(step),) or column.dtype.kind not in "iu" for column in columns):
-            shapes = ", ".join(f"{column.dtype}{list(column.shape)}" for column in columns)
+        if any(column.shape != (len(step),) or column.dtype.kind not in "iu" for column in step.columns):
+            shapes = ", ".join(f"{column.dtype}{list(column.shape)}" for column in step.columns)
             raise ScheduleError(
                 f"{self.title}: step {number}: the columns of a step are whole numbers, one for each transfer; got {shapes}",
                 step=number,

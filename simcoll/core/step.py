@@ -68,9 +68,8 @@ class Step:
     channel: Ints
 
     def __post_init__(self) -> None:
-        columns = (self.src_rank, self.src_chunk, self.dst_rank, self.dst_chunk, self.count, self.op, self.channel)
         try:
-            for column in columns:
+            for column in self.columns:
                 column.setflags(write=False)
         except AttributeError:
             raise ConfigError(
@@ -80,12 +79,19 @@ class Step:
     def __len__(self) -> int:
         return len(self.src_rank)
 
+    @property
+    def columns(self) -> tuple[Any, ...]:
+        """The arrays, in the order in which a Step takes them."""
+        return self.src_rank, self.src_chunk, self.dst_rank, self.dst_chunk, self.count, self.op, self.channel
+
+    @property
+    def ends(self) -> tuple[tuple[Ints, Ints], tuple[Ints, Ints]]:
+        """Rank and first chunk of the sources, and of the destinations."""
+        return (self.src_rank, self.src_chunk), (self.dst_rank, self.dst_chunk)
+
     def rows(self, which: slice | NDArray[Any]) -> Step:
         """Some of the transfers."""
-        return Step(
-            self.src_rank[which], self.src_chunk[which], self.dst_rank[which], self.dst_chunk[which],
-            self.count[which], self.op[which], self.channel[which],
-        )  # fmt: skip
+        return Step(*(column[which] for column in self.columns))
 
 
 def transfers(
@@ -146,8 +152,7 @@ def joined(steps: Sequence[Step]) -> Step:
     """One step with the transfers of several."""
     if len(steps) == 1:
         return steps[0]
-    columns = ("src_rank", "src_chunk", "dst_rank", "dst_chunk", "count", "op", "channel")
-    return Step(*(np.concatenate([getattr(step, column) for step in steps]) for column in columns))
+    return Step(*map(np.concatenate, zip(*(step.columns for step in steps), strict=True)))
 
 
 def spread(count: Ints) -> tuple[Ints, Ints]:
@@ -176,10 +181,10 @@ def expanded(step: Step) -> Step:
     if (step.count == 1).all():
         return step
     row, offset = spread(np.maximum(step.count, 1))
-    return Step(
-        step.src_rank[row], step.src_chunk[row] + offset, step.dst_rank[row], step.dst_chunk[row] + offset,
-        np.ones(len(row), np.int64), step.op[row], step.channel[row],
-    )  # fmt: skip
+    one = step.rows(row)
+    return replace(
+        one, src_chunk=one.src_chunk + offset, dst_chunk=one.dst_chunk + offset, count=np.ones(len(row), np.int64)
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -210,15 +215,8 @@ class Repeat:
         for turn in range(self.count):
             shift = turn * self.stride % self.modulus
             for step in self.steps:
-                yield Step(
-                    step.src_rank,
-                    self._shifted(step.src_chunk, shift),
-                    step.dst_rank,
-                    self._shifted(step.dst_chunk, shift),
-                    step.count,
-                    step.op,
-                    step.channel,
-                )
+                src, dst = (self._shifted(chunk, shift) for chunk in (step.src_chunk, step.dst_chunk))
+                yield Step(step.src_rank, src, step.dst_rank, dst, step.count, step.op, step.channel)
 
     def _shifted(self, chunk: Ints, shift: int) -> Ints:
         if shift == 0:
@@ -229,8 +227,7 @@ class Repeat:
 
 def _moves(step: Step) -> bool:
     """Whether a step has transfers, or columns that contradict each other, which a check must see."""
-    columns = (step.src_rank, step.src_chunk, step.dst_rank, step.dst_chunk, step.count, step.op, step.channel)
-    return any(column.size for column in columns)
+    return any(column.size for column in step.columns)
 
 
 def moving_part(block: Step | Repeat) -> Step | Repeat | None:
@@ -281,8 +278,6 @@ def digest(block: Step | Repeat) -> int:
     if isinstance(block, Repeat):
         return hash((block.count, block.stride, block.base, block.modulus, *map(digest, block.steps)))
     value = len(block)
-    for column in (
-        block.src_rank, block.src_chunk, block.dst_rank, block.dst_chunk, block.count, block.op, block.channel,
-    ):  # fmt: skip
+    for column in block.columns:
         value = crc32(np.ascontiguousarray(column).data, value)
     return value

@@ -1,6 +1,6 @@
-"""Some chunks of a schedule followed on every rank, transfer by transfer: the data part of a proof by symmetry.
+"""Some pieces of an all_reduce followed on every rank, transfer by transfer: the data part of a proof by symmetry.
 
-Plain lists of numbers, not arrays: of a step only a few transfers touch the chosen chunks, and numpy would spend longer on calling
+Plain lists of numbers, not arrays: of a step only a few transfers touch the chosen pieces, and numpy would spend longer on calling
 than on computing.
 """
 
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simcoll.core.hashing import token_at
+from simcoll.core.proof import LEVELS
 from simcoll.core.schedule import REDUCE, Repeat, Step
 from simcoll.core.step import spread
 from simcoll.errors import ScheduleError
@@ -38,33 +39,34 @@ def _mix(z: int) -> int:
     return z ^ (z >> 31)
 
 
-def follow(schedule: Schedule, chunks: Ints, image_ranks: Callable[[Ints, Ints], Ints]) -> str:
-    """Follow some chunks on every rank; no transfer connects them to others.
+def follow(schedule: Schedule, pieces: Ints, image_ranks: Callable[[Ints, Ints], Ints]) -> str:
+    """Follow some pieces on every rank, in whose transfers a piece stays what it is.
 
     Beside the contributions and the expression tree of every chunk, the tree of its image under a symmetry is followed, which
-    shows whether all chunks have the same one; ``image_ranks(rank, chunk)`` gives the ranks of the images.
+    shows whether all pieces have the same one; ``image_ranks(rank, piece)`` gives the ranks of the images.
 
     Returns
     -------
     str
-        The level of the reduction order, one of :data:`simcoll.core.proof.LEVELS`; empty where nothing is reduced.
+        The level of the reduction order, one of :data:`simcoll.core.proof.LEVELS`.
 
     Raises
     ------
     ScheduleError
         Naming step, rank and chunk, when a chunk is wrong.
     """
-    layout, collective, n = schedule.layout, schedule.collective, schedule.nranks
-    width, place = len(chunks), np.full(layout.size, -1, np.int64)
+    layout, n, count = schedule.layout, schedule.nranks, len(pieces)
+    width, chunks = 2 * count, np.concatenate([pieces, layout.output_base + pieces])
+    place = np.full(layout.size, -1, np.int64)
     place[chunks] = np.arange(width)
-    inputs = chunks[chunks < layout.output_base]
-    rank, chunk = np.repeat(np.arange(n), len(inputs)), np.tile(inputs, n)
-    home = rank * width + place[layout.canonical(rank, chunk)]
-    memory = np.zeros((3, n * width), np.uint64)
-    memory[:, home] = (
-        token_at(rank * layout.output_base + chunk, 1), token_at(rank, 2), token_at(image_ranks(rank, chunk), 2),
+    rank, piece = np.repeat(np.arange(n), count), np.tile(pieces, n)
+    memory = np.zeros((3, n, width), np.uint64)
+    token = token_at(rank * layout.chunks + piece, 1).reshape(n, count)
+    inputs = slice(count, width) if schedule.collective.in_place else slice(count)
+    memory[:, :, inputs] = (
+        token, token_at(rank, 2).reshape(n, count), token_at(image_ranks(rank, piece), 2).reshape(n, count),
     )  # fmt: skip
-    held, tree, image = (row.tolist() for row in memory)
+    held, tree, image = (row.reshape(-1).tolist() for row in memory)
 
     def fail(number: int, row: int, reason: str) -> ScheduleError:
         at, where = divmod(row, width)
@@ -75,11 +77,8 @@ def follow(schedule: Schedule, chunks: Ints, image_ranks: Callable[[Ints, Ints],
     number = 0
     for number, (sources, targets, reduces) in _moves(schedule, place, width):
         if len(set(targets)) != len(targets):
-            raise fail(
-                number,
-                max(targets, key=targets.count),
-                "is written by several transfers; only the full proof handles that",
-            )
+            twice = max(targets, key=targets.count)
+            raise fail(number, twice, "is written by several transfers; only the full proof handles that")
         values = [(held[row], tree[row], image[row]) for row in sources]  # all reads come before the first write
         for source, target, reduce, (value, made, other) in zip(sources, targets, reduces, values, strict=True):
             if not made:
@@ -91,39 +90,14 @@ def follow(schedule: Schedule, chunks: Ints, image_ranks: Callable[[Ints, Ints],
                     (held[target] + value) & MASK, _mix((tree[target] + made) & MASK), _mix((image[target] + other) & MASK),
                 )  # fmt: skip
             held[target], tree[target], image[target] = value, made, other
-    outputs = chunks[(chunks >= layout.output_base) & (chunks < layout.scratch_base)]
-    rank, chunk = np.repeat(np.arange(n), len(outputs)), np.tile(outputs, n)
-    slot, piece = np.divmod(chunk - layout.output_base, layout.chunks)
-    origin, source_slot = collective.source(rank, slot)
-    wanted = layout.input(source_slot, piece)
-    at = rank * width + place[layout.canonical(rank, chunk)]
-    found, made, other = (np.array(row, np.uint64)[at] for row in (held, tree, image))
-    wrong = np.flatnonzero((found != _expected(schedule, origin, wanted)) | (made == 0))
+    found, trees, images = (np.array(row, np.uint64).reshape(n, width)[:, count:] for row in (held, tree, image))
+    wrong = np.argwhere((found != token.sum(axis=0, dtype=np.uint64)) | (trees == 0))
     if len(wrong):
-        raise fail(number, int(at[wrong[0]]), "does not hold the right contributions at the end")
-    reduced = origin < 0
-    return _order(wanted[reduced], made[reduced], other[reduced]) if reduced.any() else ""
-
-
-def _expected(schedule: Schedule, source: Ints, wanted: Ints) -> NDArray[np.uint64]:
-    """Sum of the contributions that each output must hold."""
-    per_rank, everyone = schedule.layout.output_base, np.arange(schedule.nranks)
-    sums = {
-        c: token_at(everyone * per_rank + c, 1).sum(dtype=np.uint64) for c in np.unique(wanted[source < 0]).tolist()
-    }
-    one = token_at(np.maximum(source, 0) * per_rank + wanted, 1)
-    return np.array(
-        [sums[c] if s < 0 else word for c, s, word in zip(wanted.tolist(), source.tolist(), one, strict=True)],
-        np.uint64,
-    )
-
-
-def _order(chunk: Ints, tree: NDArray[np.uint64], image: NDArray[np.uint64]) -> str:
-    first = dict(zip(chunk[::-1].tolist(), tree[::-1].tolist(), strict=True))
-    if any(first[c] != t for c, t in zip(chunk.tolist(), tree.tolist(), strict=True)):
-        return "any"
-    alike = (tree == tree[0]).all() and (image == tree[0]).all()
-    return "position-independent" if alike else "run-consistent"
+        raise fail(number, int(wrong[0] @ [width, 1]) + count, "does not hold the right contributions at the end")
+    if (trees != trees[0]).any():
+        return LEVELS[0]
+    alike = (trees == trees[0, 0]).all() and (images == trees[0, 0]).all()
+    return LEVELS[3] if alike else LEVELS[2]
 
 
 def _moves(schedule: Schedule, place: Ints, width: int) -> Iterator[tuple[int, Moves]]:
@@ -131,56 +105,30 @@ def _moves(schedule: Schedule, place: Ints, width: int) -> Iterator[tuple[int, M
     number = 0
     for block in schedule.blocks():
         if isinstance(block, Repeat):
-            yield from _turns(schedule, block, number, place, width)
+            yield from _turns(block, number, place, width)
             number += block.count * len(block.steps)
-        else:
-            chosen = _chosen(schedule.layout.one_address(block), place)
-            if len(chosen[0]):
-                yield number, _rows(schedule, number, chosen, place, width)
-            number += 1
+            continue
+        step = schedule.layout.one_address(block)
+        row, offset = _chosen(step, place)
+        sources, targets = (rank[row] * width + place[chunk[row] + offset] for rank, chunk in step.ends)
+        if len(row):
+            yield number, (sources.tolist(), targets.tolist(), (step.op[row] == REDUCE).tolist())
+        number += 1
 
 
-def _chosen(step: Step, place: Ints) -> tuple[Ints, Ints, Ints, Ints, NDArray[np.int8]]:
-    """Source rank and chunk, destination rank and chunk, and op of single followed chunks."""
+def _chosen(step: Step, place: Ints) -> tuple[Ints, Ints]:
+    """Transfer and offset of each followed chunk that a step reads."""
     if (step.count == 1).all():
         row = np.flatnonzero(place[step.src_chunk] >= 0)
-        offset = np.zeros_like(row)
-    else:
-        before = np.concatenate([[0], np.cumsum(place >= 0)])
-        there = np.flatnonzero(place >= 0)
-        first = before[step.src_chunk]
-        count = before[step.src_chunk + step.count] - first
-        row, within = spread(count)
-        offset = there[first[row] + within] - step.src_chunk[row]
-    return (
-        step.src_rank[row],
-        step.src_chunk[row] + offset,
-        step.dst_rank[row],
-        step.dst_chunk[row] + offset,
-        step.op[row],
-    )
+        return row, np.zeros_like(row)
+    there = np.flatnonzero(place >= 0)
+    before = np.concatenate([[0], np.cumsum(place >= 0)])
+    first = before[step.src_chunk]
+    row, within = spread(before[step.src_chunk + step.count] - first)
+    return row, there[first[row] + within] - step.src_chunk[row]
 
 
-def _rows(
-    schedule: Schedule, number: int, chosen: tuple[Ints, Ints, Ints, Ints, NDArray[np.int8]], place: Ints, width: int
-) -> Moves:
-    src_rank, src_chunk, dst_rank, dst_chunk, op = chosen
-    _check_writable(schedule, number, dst_rank, dst_chunk)
-    sources, targets = src_rank * width + place[src_chunk], dst_rank * width + place[dst_chunk]
-    return sources.tolist(), targets.tolist(), (op == REDUCE).tolist()
-
-
-def _check_writable(schedule: Schedule, number: int, rank: Ints, chunk: Ints) -> None:
-    locked = np.flatnonzero(~schedule.layout.writable(rank, chunk))
-    if len(locked):
-        at, address = int(rank[locked[0]]), int(chunk[locked[0]])
-        where = f"rank {at} {schedule.layout.name(address)}"
-        raise ScheduleError(
-            f"{schedule}: step {number}: writes to {where}, which is read-only", step=number, rank=at, chunk=address
-        )
-
-
-def _turns(schedule: Schedule, block: Repeat, first: int, place: Ints, width: int) -> Iterator[tuple[int, Moves]]:
+def _turns(block: Repeat, first: int, place: Ints, width: int) -> Iterator[tuple[int, Moves]]:
     """Transfers of a repeat between followed chunks; the turns of each transfer solve one congruence."""
     chunks, base, modulus = np.flatnonzero(place >= 0), block.base, block.modulus
     # Chunk c is touched in turn t by the transfer at place p when p + t * stride = c modulo the window: one linear congruence for
@@ -188,7 +136,7 @@ def _turns(schedule: Schedule, block: Repeat, first: int, place: Ints, width: in
     common = int(np.gcd(block.stride % modulus, modulus)) if block.stride % modulus else modulus
     period = modulus // common
     inverse = pow(block.stride % modulus // common, -1, period) if period > 1 else 0
-    found: list[Ints] = []
+    found = [np.zeros((4, 0), np.int64)]
     for inner, step in enumerate(block.steps):
         at = (step.src_chunk - base) % modulus
         window = step.src_chunk - at
@@ -202,18 +150,10 @@ def _turns(schedule: Schedule, block: Repeat, first: int, place: Ints, width: in
                 rows = (turn * len(block.steps) + inner, step.src_rank[row] * width + place[chunk],
                         step.dst_rank[row] * width + place[other], step.op[row] == REDUCE)  # fmt: skip
                 found.append(np.stack(rows))
-                _check_writable(schedule, first + inner, step.dst_rank[row], other)
                 turn = turn + period
-    if not found:
-        return
-    when, sources, targets, reduces = (column[order] for column, order in _by_time(np.concatenate(found, axis=1)))
-    cuts = np.flatnonzero(np.diff(when)) + 1
-    edges = [0, *cuts.tolist(), len(when)]
-    columns = sources.tolist(), targets.tolist(), (reduces == 1).tolist()
+    columns = np.concatenate(found, axis=1)
+    columns = columns[:, np.argsort(columns[0], kind="stable")]
+    when, sources, targets, reduces = columns[0], columns[1].tolist(), columns[2].tolist(), (columns[3] == 1).tolist()
+    edges = [*np.flatnonzero(np.diff(when, prepend=-1)).tolist(), len(when)]
     for begin, end in pairwise(edges):
-        yield first + int(when[begin]), (columns[0][begin:end], columns[1][begin:end], columns[2][begin:end])
-
-
-def _by_time(columns: NDArray[np.int64]) -> Iterator[tuple[Ints, Ints]]:
-    order = np.argsort(columns[0], kind="stable")
-    yield from ((column, order) for column in columns)
+        yield first + int(when[begin]), (sources[begin:end], targets[begin:end], reduces[begin:end])

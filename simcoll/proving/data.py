@@ -24,6 +24,7 @@ from simcoll.errors import ConfigError, ScheduleError, expect
 from simcoll.proving import explain
 from simcoll.proving.barrier import check_barrier
 from simcoll.proving.memory import PART, in_groups, start
+from simcoll.proving.symmetry import verify_by_symmetry
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -118,12 +119,13 @@ def _read(schedule: Schedule, memory: Memory, number: int, step: Step) -> tuple[
     src, dst = memory.of_step(step)
     held, tree = memory.held.take(src, axis=0), memory.tree.take(src)
     if not tree.all():
-        explain.undefined_read(schedule, number, expanded(step), int(np.flatnonzero(tree == 0)[0]))
+        explain.undefined(schedule, number, expanded(step), int(np.flatnonzero(tree == 0)[0]), reads=True)
     if int(step.dst_chunk.min(initial=layout.size)) < layout.output_base:
         one = expanded(step)
         writable = layout.writable(one.dst_rank, one.dst_chunk)
         if not writable.all():
-            explain.input_write(schedule, number, one, int(np.flatnonzero(~writable)[0]))
+            row = int(np.flatnonzero(~writable)[0])
+            explain.refuse(schedule, number, one, row, "overwrites {}: inputs are read-only")
     if not schedule.divisible:
         # Ranges of pieces of one block have equal sizes if their first pieces do.
         one = step if layout.collective.nblocks <= 1 and layout.scratch_pieces is None else expanded(step)
@@ -157,7 +159,7 @@ def _reduced(
     if not target.all():
         row = int(np.flatnonzero(target == 0)[0])
         one = expanded(step)
-        explain.undefined_target(schedule, number, one, int(np.flatnonzero(one.op == REDUCE)[row]))
+        explain.undefined(schedule, number, one, int(np.flatnonzero(one.op == REDUCE)[row]), reads=False)
     held += memory.held.take(dst, axis=0)
     tree += target
     mix_in_place(tree, target)
@@ -198,7 +200,8 @@ def _check_folds(schedule: Schedule, memory: Memory, number: int, step: Step) ->
     ):
         if wrong.any():
             at = int(np.flatnonzero(wrong)[0])
-            explain.double_write(schedule, number, one, int(row[at]), int(before[at]), reason)
+            also = explain.transfer_text(schedule, one, int(before[at]))
+            explain.refuse(schedule, number, one, int(row[at]), f"writes {{}} twice in one step{reason}\n  in {also}")
     return bool(added.any())
 
 
@@ -218,23 +221,17 @@ def _shares_chunks(schedule: Schedule) -> bool:
     lane = np.full(n * schedule.layout.size, -1, np.int64)
     for _, step in lowered(schedule):
         one = expanded(step)
-        if not all(
-            _noted(lane, chunk * n + rank, one.channel)
-            for rank, chunk in ((one.src_rank, one.src_chunk), (one.dst_rank, one.dst_chunk))
-        ):
+        if not all(_noted(lane, chunk * n + rank, one.channel) for rank, chunk in one.ends):
             return True
     return False
 
 
 def _outputs(schedule: Schedule, ranks: Ints) -> tuple[Ints, Ints, Ints, Ints]:
     """Rank and chunk of every output on some ranks, with the source rank (or ALL) and input chunk it must hold."""
-    layout, collective = schedule.layout, schedule.collective
-    slots = np.repeat(np.arange(collective.output_slots, dtype=np.int64), layout.chunks)
-    pieces = np.tile(np.arange(layout.chunks, dtype=np.int64), collective.output_slots)
-    rank = np.tile(ranks, len(slots))
-    slot, piece = np.repeat(slots, len(ranks)), np.repeat(pieces, len(ranks))
-    source, source_slot = collective.source(rank, slot)
-    return rank, layout.output(slot, piece), source, layout.input(source_slot, piece)
+    layout = schedule.layout
+    outputs = np.arange(layout.output_base, layout.scratch_base)
+    rank, chunk = np.tile(ranks, len(outputs)), np.repeat(outputs, len(ranks))
+    return rank, chunk, *layout.wanted(rank, chunk)
 
 
 def _sums(schedule: Schedule) -> Words:
@@ -303,8 +300,6 @@ def _by_symmetry(schedule: Schedule) -> Proof | None:
         isinstance(block, Repeat) for block in islice(schedule.blocks(), 4)
     ):
         return None
-    from simcoll.proving.symmetry import verify_by_symmetry
-
     try:
         proof = verify_by_symmetry(schedule)
     except ScheduleError:
@@ -358,7 +353,7 @@ def verify(schedule: Schedule, *, exact: bool = False) -> Proof:
     for number, step in lowered(schedule, as_given=True):
         if (step.op == SYNC).any():
             row = int(np.flatnonzero(step.op == SYNC)[0])
-            explain.wrong_op(schedule, number, step, row, "only a barrier has sync transfers")
+            explain.refuse(schedule, number, step, row, "only a barrier has sync transfers", at_source=True)
         _play(schedule, memory, number, step)
         count, steps = count + len(step), number + 1
     order = _check_outputs(schedule, memory, exact=exact)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from simcoll.proving.minimal import history, trail
 
 if TYPE_CHECKING:
     from collections import Counter
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -23,16 +25,25 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
 
-__all__ = [
-    "double_write",
-    "input_write",
-    "size_mismatch",
-    "transfer_text",
-    "undefined_read",
-    "undefined_target",
-    "wrong_op",
-    "wrong_outputs",
-]
+Item = TypeVar("Item", int, tuple[int, int])
+
+__all__ = ["differences", "listed", "refuse", "size_mismatch", "transfer_text", "undefined", "wrong_outputs"]
+
+
+def listed(words: Sequence[str], most: int = 6) -> str:
+    """Some words, and how many more there are."""
+    return ", ".join(words[:most]) + (f" and {len(words) - most} more" if len(words) > most else "")
+
+
+def differences(wanted: Sequence[Item], found: Counter[Item], words: Callable[[list[Item]], str]) -> list[str]:
+    """The missing contributions, those that are not wanted, and those that are there more than once."""
+    known = frozenset(wanted)
+    kinds = {
+        "missing": [item for item in wanted if not found[item]],
+        "not wanted": sorted(item for item in found if item not in known),
+        "counted more than once": [item for item in wanted if found[item] > 1],
+    }
+    return [f"  {label}: {words(items)}" for label, items in kinds.items() if items]
 
 
 def transfer_text(schedule: Schedule, step: Step, row: int) -> str:
@@ -45,31 +56,24 @@ def transfer_text(schedule: Schedule, step: Step, row: int) -> str:
     )
 
 
-def _fail(schedule: Schedule, number: int, step: Step, row: int, reason: str, *, at_source: bool) -> NoReturn:
-    rank, chunk = (step.src_rank, step.src_chunk) if at_source else (step.dst_rank, step.dst_chunk)
+def refuse(schedule: Schedule, number: int, step: Step, row: int, reason: str, *, at_source: bool = False) -> NoReturn:
+    """Refuse a transfer; ``{}`` in the reason stands for the chunk at its destination, or ``at_source``."""
+    rank, chunk = (int(column[row]) for column in step.ends[0 if at_source else 1])
+    shown = reason.replace("{}", _list(schedule, [(rank, chunk)]))
     raise ScheduleError(
-        f"{schedule}: step {number}: {reason}\n  in {transfer_text(schedule, step, row)}",
+        f"{schedule}: step {number}: {shown}\n  in {transfer_text(schedule, step, row)}",
         step=number,
-        rank=int(rank[row]),
+        rank=rank,
         channel=int(step.channel[row]),
-        chunk=int(chunk[row]),
+        chunk=chunk,
     )
 
 
-def undefined_read(schedule: Schedule, number: int, step: Step, row: int) -> NoReturn:
-    """A transfer reads a chunk that nothing was ever written to."""
-    rank, chunk = int(step.src_rank[row]), int(step.src_chunk[row])
-    where = f"rank {rank} {schedule.layout.name(chunk)}"
-    later = _first_write(schedule, rank, chunk)
-    _fail(schedule, number, step, row, f"reads {where}, which holds nothing yet: {later}", at_source=True)
-
-
-def undefined_target(schedule: Schedule, number: int, step: Step, row: int) -> NoReturn:
-    """A reduction into a chunk that nothing was ever written to."""
-    rank, chunk = int(step.dst_rank[row]), int(step.dst_chunk[row])
-    where = f"rank {rank} {schedule.layout.name(chunk)}"
-    later = _first_write(schedule, rank, chunk)
-    _fail(schedule, number, step, row, f"reduces into {where}, which holds nothing yet: {later}", at_source=False)
+def undefined(schedule: Schedule, number: int, step: Step, row: int, *, reads: bool) -> NoReturn:
+    """A transfer that reads, or reduces into, a chunk that nothing was ever written to."""
+    later = _first_write(schedule, *(int(column[row]) for column in step.ends[0 if reads else 1]))
+    verb = "reads" if reads else "reduces into"
+    refuse(schedule, number, step, row, f"{verb} {{}}, which holds nothing yet: {later}", at_source=reads)
 
 
 def _first_write(schedule: Schedule, rank: int, chunk: int) -> str:
@@ -84,23 +88,10 @@ def _first_write(schedule: Schedule, rank: int, chunk: int) -> str:
     return "no transfer copies anything there"
 
 
-def input_write(schedule: Schedule, number: int, step: Step, row: int) -> NoReturn:
-    """A write to an input that is not also the output."""
-    where = f"rank {step.dst_rank[row]} {schedule.layout.name(int(step.dst_chunk[row]))}"
-    _fail(schedule, number, step, row, f"overwrites {where}: inputs are read-only", at_source=False)
-
-
-def double_write(schedule: Schedule, number: int, step: Step, row: int, other: int, reason: str) -> NoReturn:
-    """Two writes of one chunk in one step that are no fold."""
-    where = f"rank {step.dst_rank[row]} {schedule.layout.name(int(step.dst_chunk[row]))}"
-    also = transfer_text(schedule, step, other)
-    _fail(schedule, number, step, row, f"writes {where} twice in one step{reason}\n  in {also}", at_source=False)
-
-
 def size_mismatch(schedule: Schedule, number: int, step: Step, row: int) -> NoReturn:
     """A transfer between chunks whose sizes need not agree, with its contributions and those its destination must hold."""
     layout, one = schedule.layout, slice(row, row + 1)
-    cells = (step.src_rank[one], step.src_chunk[one]), (step.dst_rank[one], step.dst_chunk[one])
+    cells = step.rows(one).ends
     ends = [f"piece {layout.piece(*cell)[0]} of block {layout.block(*cell)[0]}" for cell in cells]
     reason = (
         f"joins chunks of different sizes: {ends[0]} and {ends[1]} "
@@ -113,7 +104,7 @@ def size_mismatch(schedule: Schedule, number: int, step: Step, row: int) -> NoRe
         reason += f"\n  expected: {_list(schedule, wanted) or nothing}"
     if (wanted or unpaired) and found is not None:
         reason += f"\n  found:    {_list(schedule, sorted(found)) or 'nothing'}"
-    _fail(schedule, number, step, row, reason, at_source=False)
+    refuse(schedule, number, step, row, reason)
 
 
 def _wanted_of(schedule: Schedule, rank: Ints, chunk: Ints) -> list[Cell]:
@@ -134,21 +125,13 @@ def _held_before(schedule: Schedule, number: int, step: Step, row: int) -> Count
     return history(replace(schedule, source=lambda: islice(schedule.steps(), number)), rank, chunk)[1]
 
 
-def wrong_op(schedule: Schedule, number: int, step: Step, row: int, reason: str) -> NoReturn:
-    """A transfer with an operation that its collective does not have."""
-    _fail(schedule, number, step, row, reason, at_source=True)
-
-
 def _wanted(schedule: Schedule, rank: int, chunk: int) -> list[Cell]:
-    layout = schedule.layout
-    slot, piece = divmod(chunk - layout.output_base, layout.chunks)
-    source, source_slot = (int(a[0]) for a in schedule.collective.source(np.array([rank]), np.array([slot])))
-    return [(r, int(layout.input(source_slot, piece))) for r in (range(schedule.nranks) if source < 0 else [source])]
+    source, wanted = (int(found[0]) for found in schedule.layout.wanted(np.array([rank]), np.array([chunk])))
+    return [(each, wanted) for each in (range(schedule.nranks) if source < 0 else [source])]
 
 
 def _list(schedule: Schedule, items: list[Cell]) -> str:
-    shown = [f"rank {rank} {schedule.layout.name(chunk)}" for rank, chunk in items[:6]]
-    return ", ".join(shown) + (f" and {len(items) - 6} more" if len(items) > 6 else "")
+    return listed([f"rank {rank} {schedule.layout.name(chunk)}" for rank, chunk in items])
 
 
 MAX_EXPLAINED = 50_000_000
@@ -186,7 +169,7 @@ def wrong_outputs(schedule: Schedule, ranks: Ints, chunks: Ints) -> NoReturn:
         fault, reason = _fault(schedule, moves, wanted, found)
         lines += _decisive(schedule, moves, fault, reason, wanted, found)
         lines += [expected, f"  found:    {_list(schedule, sorted(found)) or 'nothing'}"]
-        lines += _differences(schedule, wanted, found)
+        lines += differences(wanted, found, partial(_list, schedule))
         lines.append(shows if writer >= 0 else "  never written")
         if moves:
             lines.append(f"  how {name} came about ({len(moves)} of the {total} transfers):")
@@ -199,18 +182,6 @@ def wrong_outputs(schedule: Schedule, ranks: Ints, chunks: Ints) -> NoReturn:
     stop = trail(schedule, lost).last
     channel = stop.channel if stop else 0 if schedule.nchannels == 1 else None
     raise ScheduleError(text, step=stop.step if stop else None, rank=rank, channel=channel, chunk=chunk)
-
-
-def _differences(schedule: Schedule, wanted: list[Cell], found: Counter[Cell]) -> list[str]:
-    """The missing contributions and the surplus ones."""
-    missing = [item for item in wanted if not found[item]]
-    extra = sorted(item for item in found if item not in wanted)
-    twice = [item for item in wanted if found[item] > 1]
-    lines = []
-    for label, items in (("missing", missing), ("not wanted", extra), ("counted more than once", twice)):
-        if items:
-            lines.append(f"  {label}: {_list(schedule, items)}")
-    return lines
 
 
 def _fate(schedule: Schedule, missing: Cell) -> str:
@@ -274,6 +245,5 @@ def _holds(schedule: Schedule, held: Counter[Cell], wanted: list[Cell]) -> str:
         return "nothing"
     if {chunk for _, chunk in held} <= {chunk for _, chunk in wanted[:1]}:
         ranks = [f"{rank}" + (f" ({times} times)" if times > 1 else "") for (rank, _), times in sorted(held.items())]
-        shown = ", ".join(ranks[:8]) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
-        return f"rank {shown}"
+        return f"rank {listed(ranks, 8)}"
     return _list(schedule, sorted(held))

@@ -53,18 +53,14 @@ class Trail:
 def _moves(schedule: Schedule, number: int, step: Step, cells: set[Cell], *, reads: bool) -> list[Move]:
     """Chunks of a step that are written to (or read from) some cells."""
     size = schedule.layout.size
-    first = (step.src_rank if reads else step.dst_rank) * size + (step.src_chunk if reads else step.dst_chunk)
+    rank, chunk = step.ends[0 if reads else 1]
+    first = rank * size + chunk
     wanted = np.array(sorted(rank * size + chunk for rank, chunk in cells), np.int64)
     # A row matters when some wanted cell lies in first .. first + count - 1.
     hits = np.searchsorted(wanted, first) < np.searchsorted(wanted, first + step.count)
     found = []
     for row in np.flatnonzero(hits & (step.op != SYNC)).tolist():
-        src, src_chunk, dst, dst_chunk, count, op, channel = (
-            int(column[row])
-            for column in (
-                step.src_rank, step.src_chunk, step.dst_rank, step.dst_chunk, step.count, step.op, step.channel,
-            )
-        )  # fmt: skip
+        src, src_chunk, dst, dst_chunk, count, op, channel = (int(column[row]) for column in step.columns)
         for offset in range(count):
             ends = (src, src_chunk + offset), (dst, dst_chunk + offset)
             if ends[0 if reads else 1] in cells:

@@ -21,6 +21,7 @@ from simcoll.core.step import distinct, spread
 from simcoll.core.wiring import op_where, wire
 from simcoll.errors import ConfigError, ScheduleError, expect
 from simcoll.proving.deadlock import deadlock, depth_text, play
+from simcoll.proving.explain import differences, listed
 from simcoll.proving.races import check_races, most_in_flight
 
 if TYPE_CHECKING:
@@ -304,11 +305,9 @@ def _check_outputs(memory: _Memory, layout: Layout) -> str:
     collective, values = layout.collective, memory.values
     n, inputs = collective.nranks, memory.wiring.program.buffers[0]
     ranks = np.flatnonzero(collective.has_output(np.arange(n))).astype(np.int64)
-    slots = np.repeat(np.arange(collective.output_slots, dtype=np.int64), layout.chunks)
-    piece = np.tile(np.arange(layout.chunks, dtype=np.int64), collective.output_slots * len(ranks))
-    rank, slot = np.repeat(ranks, len(slots)), np.tile(slots, len(ranks))
-    source, source_slot = collective.source(rank, slot)
-    leaf, output = layout.input(source_slot, piece), layout.output(slot, piece)
+    outputs = np.arange(layout.output_base, layout.scratch_base)
+    rank, output = np.repeat(ranks, len(outputs)), np.tile(outputs, len(ranks))
+    source, leaf = layout.wanted(rank, output)
     cell = rank * memory.chunks + layout.canonical(rank, output)
     node, reduced = memory.held[cell], source < 0
     right = node == np.where(reduced, -2, source * inputs + leaf)
@@ -323,7 +322,7 @@ def _check_outputs(memory: _Memory, layout: Layout) -> str:
     if len(wrong):
         first = int(wrong[0])
         origins = range(n) if reduced[first] else (int(source[first]),)
-        _wrong_output(memory, int(cell[first]), Counter(r * inputs + int(leaf[first]) for r in origins), len(wrong))
+        _wrong_output(memory, int(cell[first]), [r * inputs + int(leaf[first]) for r in origins], len(wrong))
     return _level(leaf[reduced], values.tree[node[reduced]])
 
 
@@ -337,7 +336,7 @@ def _level(chunk: Ints, tree: Words) -> str:
     return LEVELS[3] if (tree == tree[0]).all() else LEVELS[2]
 
 
-def _wrong_output(memory: _Memory, cell: int, expected: Counter[int], faults: int) -> NoReturn:
+def _wrong_output(memory: _Memory, cell: int, expected: list[int], faults: int) -> NoReturn:
     wiring = memory.wiring
     rank, chunk = divmod(cell, memory.chunks)
     inputs = wiring.program.buffers[0]
@@ -345,20 +344,15 @@ def _wrong_output(memory: _Memory, cell: int, expected: Counter[int], faults: in
     found = memory.values.contributions(node) if node >= 0 else Counter[int]()
 
     def names(leaves: list[int]) -> str:
-        shown = [f"rank {leaf // inputs} input[{leaf % inputs}]" for leaf in leaves[:6]]
-        return ", ".join(shown) + (f" and {len(leaves) - 6} more" if len(leaves) > 6 else "")
+        return listed([f"rank {leaf // inputs} input[{leaf % inputs}]" for leaf in leaves])
 
     where = place(wiring.program, chunk)
     lines = [
         f"{wiring.program}: rank {rank} {where} is wrong at the end (wrong output chunks in all: {faults})",
-        f"  expected: {names(sorted(expected))}",
+        f"  expected: {names(expected)}",
         f"  found:    {names(sorted(found)) or 'nothing'}",
     ]
-    missing, extra = sorted(expected.keys() - found.keys()), sorted(found.keys() - expected.keys())
-    twice = sorted(leaf for leaf in expected if found[leaf] > 1)
-    for label, leaves in (("missing", missing), ("not wanted", extra), ("counted more than once", twice)):
-        if leaves:
-            lines.append(f"  {label}: {names(leaves)}")
+    lines += differences(expected, found, names)
     lines.append(f"  last written by {wiring.where(writer)}" if writer >= 0 else "  never written")
     step = int(wiring.position[writer]) if writer >= 0 else None
     raise ScheduleError("\n".join(lines), step=step, rank=rank, chunk=chunk)

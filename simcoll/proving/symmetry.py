@@ -1,11 +1,11 @@
-"""Proof by symmetry: follow a few chunks on all ranks, and certify that the others are their images.
+"""Proof of an all_reduce by symmetry: follow a few pieces on all ranks, and certify that the others are their images.
 
-A symmetry is a renumbering of the cells (rank, chunk) of the whole cluster. It is certified when it maps the transfers of every
-step, the initial contents and the required outputs onto themselves. Then the memory
-after every step is its own image, so a correct chunk makes all its images correct. The candidates are rotations: of the
-ring that the first messages run on, or of the rank numbers. A repeat is checked once: the symmetry must commute with its shift.
+A symmetry renumbers ranks and pieces of the vector. It is certified when it maps the transfers of every step onto themselves; inputs and
+required outputs of an all_reduce are alike everywhere. Then the memory after every step is its own image, so a correct piece makes all
+its images correct. The candidates are rotations: of the ring that the first messages run on, or of the rank numbers. A repeat is
+checked once: the symmetry must commute with its shift.
 
-Transfers never leave the connected chunks that they relate, so one set of connected chunks per orbit is followed, on every rank.
+Transfers keep their piece, so one piece of every orbit is followed, on every rank (:mod:`simcoll.proving.columns`).
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
 
 from simcoll.core.proof import Proof
 from simcoll.core.schedule import COPY, REDUCE, Repeat, Schedule, Step, joined
@@ -38,27 +36,27 @@ UNITS = 2**24
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Symmetry:
-    """Maps the cell ``(r, c)`` to ``(rank[lane[c], r], chunk[c])``.
+    """Maps piece ``p`` on rank ``r``, in every buffer, to piece ``piece[p]`` on rank ``rank[lane[p], r]``.
 
     Attributes
     ----------
     rank
         A permutation of the ranks for every lane: ``[lanes, nranks]``.
-    lane, chunk
-        Lane and image of every chunk address.
+    lane, piece
+        Lane and image of every piece.
     """
 
     rank: Ints
     lane: Ints
-    chunk: Ints
+    piece: Ints
 
-    def ranks(self, rank: Ints, chunk: Ints) -> Ints:
+    def ranks(self, rank: Ints, piece: Ints) -> Ints:
         """Rank of the image of each cell."""
-        return self.rank[self.lane[chunk], rank]
+        return self.rank[self.lane[piece], rank]
 
 
 def verify_by_symmetry(schedule: Schedule) -> Proof:
-    """Prove a schedule by following one chunk of every orbit under a certified symmetry.
+    """Prove an all_reduce by following one piece of every orbit under a certified symmetry.
 
     Returns
     -------
@@ -80,12 +78,16 @@ def verify_by_symmetry(schedule: Schedule) -> Proof:
     expect(schedule, Schedule, "verify_by_symmetry takes a schedule, made by schedule(collective, algorithm)")
     schedule.check()
     symmetry = find_symmetry(schedule)
-    chunks = _representatives(schedule, symmetry)
-    order = follow(schedule, chunks, symmetry.ranks)
+    least, image = np.arange(schedule.layout.chunks), symmetry.piece
+    for _ in range(
+        len(least).bit_length()
+    ):  # the least piece of every orbit; each turn doubles the distance looked ahead
+        least, image = np.minimum(least, least[image]), image[image]
+    order = follow(schedule, np.unique(least), symmetry.ranks)
     steps = transfers = 0
-    for _, block in _blocks(schedule):
-        turns, inner = (block.count, block.steps) if isinstance(block, Repeat) else (1, (block,))
-        steps += turns * len(inner)
+    for number, inner, repeat in _blocks(schedule):
+        turns = repeat.count if repeat else 1
+        steps = number + turns * len(inner)
         transfers += turns * sum(len(step) for step in inner)
     return Proof("by symmetry", "fingerprint", order, steps, transfers, shared_chunks=False)
 
@@ -96,88 +98,99 @@ def find_symmetry(schedule: Schedule) -> Symmetry:
     Raises
     ------
     ScheduleError
-        When no candidate passes; the reason is that of the last one.
+        When no candidate passes; the reason is that of the first.
     """
-    collective = schedule.collective
-    if collective.root is not None or collective.kind in ("barrier", "send_recv"):
-        raise _refuse(schedule, f"the ranks of {collective.kind} are not alike")
-    lane = _lanes(schedule)
-    plain = np.tile((np.arange(schedule.nranks) + 1) % schedule.nranks, (schedule.nchannels, 1))
+    _check_served(schedule)
+    n, lane = schedule.nranks, _lanes(schedule)
+    plain = np.tile((np.arange(n) + 1) % n, (schedule.nchannels, 1))
     first = _first_neighbours(schedule)
-    refusal = None
+    refusals = []
     for rank in (plain,) if first is None or np.array_equal(first, plain) else (first, plain):
         for way in (1, -1):
-            symmetry = Symmetry(rank, lane, _images(schedule, rank, lane, way))
+            image = np.arange(len(lane))
+            for run in np.split(image.copy(), np.flatnonzero(np.diff(lane)) + 1):
+                if len(run) % n == 0:  # a lane's part of the vector moves by one n-th
+                    image[run] = np.roll(run, -way * len(run) // n)
+            symmetry = Symmetry(rank, lane, image)
             try:
                 certify(schedule, symmetry)
             except ScheduleError as error:
-                refusal = refusal or error
+                refusals.append(error)
             else:
                 return symmetry
-    raise refusal or ScheduleError(f"{schedule} has no symmetry")
+    raise refusals[0]
 
 
 def _refuse(schedule: Schedule, reason: str, **where: int) -> ScheduleError:
     return ScheduleError(f"{schedule}: no proof by symmetry: {reason}", **where)
 
 
-def _blocks(schedule: Schedule) -> Iterator[tuple[int, Step | Repeat]]:
-    """Blocks with the number of their first step; chunks at their one address."""
+def _check_served(schedule: Schedule) -> None:
+    if schedule.collective.kind != "all_reduce":
+        raise _refuse(schedule, f"the ranks or blocks of {schedule.collective.kind} are not alike")
+    if schedule.layout.scratch.size:
+        raise _refuse(schedule, "it uses scratch")
+
+
+def _blocks(schedule: Schedule) -> Iterator[tuple[int, tuple[Step, ...], Repeat | None]]:
+    """Number of the first step, and the steps at their one address, of every step and repeat."""
     number = 0
     for block in schedule.blocks():
-        if isinstance(block, Repeat) or not schedule.collective.in_place:
-            yield number, block
-        else:
-            yield number, schedule.layout.one_address(block)
-        number += block.count * len(block.steps) if isinstance(block, Repeat) else 1
+        repeat = block if isinstance(block, Repeat) else None
+        steps = block.steps if isinstance(block, Repeat) else (schedule.layout.one_address(block),)
+        yield number, steps, repeat
+        number += len(steps) * (repeat.count if repeat else 1)
 
 
-def _windows(block: Repeat, step: Step) -> Ints:
-    """Every chunk of the windows that a step of a repeat touches."""
-    chunk = np.unique(np.concatenate([step.src_chunk, step.dst_chunk]))
-    starts = np.unique(chunk - (chunk - block.base) % block.modulus)
-    result: Ints = (starts[:, None] + np.arange(block.modulus)).reshape(-1)
-    return result
+def _windows(schedule: Schedule, number: int, repeat: Repeat, step: Step) -> Ints:
+    """First piece of every window that a step of a repeat touches, in whose turns all transfers keep their piece."""
+    chunks, modulus, in_place = schedule.layout.chunks, repeat.modulus, schedule.collective.in_place
+    src, dst = (chunk - (chunk - repeat.base) % modulus for chunk in (step.src_chunk, step.dst_chunk))
+    inside = (start // chunks == (start + modulus - 1) // chunks for start in (src, dst))
+    if (
+        not all(each.all() for each in inside)
+        or min(src.min(), dst.min()) < chunks * in_place
+        or ((src - dst) % chunks != 0).any()
+        or (step.count != 1).any()
+    ):
+        raise _refuse(schedule, f"step {number}: the repeat does not shift all chunks alike", step=number)
+    return np.unique(dst % chunks)
 
 
 def _lanes(schedule: Schedule) -> Ints:
-    """Channel that touches each chunk address on any rank; 0 for untouched ones."""
-    layout = schedule.layout
-    lane = np.full(layout.size, -1, np.int64)
+    """Channel that touches each piece on any rank; 0 for untouched ones."""
+    chunks = schedule.layout.chunks
+    lane = np.full(chunks, -1, np.int64)
 
-    def claim(number: int, chunk: Ints, channel: Ints) -> None:
+    def claim(number: int, piece: Ints, channel: Ints) -> None:
         for _ in range(2):  # the second comparison finds two channels in one call
-            if ((lane[chunk] >= 0) & (lane[chunk] != channel)).any():
+            if ((lane[piece] >= 0) & (lane[piece] != channel)).any():
                 raise _refuse(schedule, f"step {number}: two channels touch the same chunks", step=number)
-            lane[chunk] = channel
+            lane[piece] = channel
 
-    for number, block in _blocks(schedule):
-        for step in block.steps if isinstance(block, Repeat) else (block,):
-            if isinstance(block, Repeat):
+    for number, steps, repeat in _blocks(schedule):
+        for step in steps:
+            if ((step.src_chunk - step.dst_chunk) % chunks != 0).any():
+                raise _refuse(schedule, f"step {number}: a transfer changes its piece", step=number)
+            if repeat:
                 for channel in np.unique(step.channel).tolist():
-                    on = step.channel == channel
-                    chunk = _windows(block, step.rows(on))
-                    if chunk[0] < 0 or chunk[-1] >= layout.size:
-                        raise _refuse(schedule, f"step {number}: a repeat shifts chunks out of the memory", step=number)
-                    claim(number, chunk, np.full(len(chunk), channel))
+                    first = _windows(schedule, number, repeat, step.rows(step.channel == channel))
+                    piece = (first[:, None] + np.arange(repeat.modulus)).reshape(-1)
+                    claim(number, piece, np.full(len(piece), channel))
             else:
-                for start in (step.src_chunk, step.dst_chunk):
-                    rows = np.unique(np.stack([start, step.count, step.channel]), axis=1)
-                    row, offset = spread(rows[1])
-                    claim(number, rows[0, row] + offset, rows[2, row])
-    # Of two names of one chunk, only the one that transfers use has a channel so far.
-    home = layout.canonical(np.zeros(layout.size, np.int64), np.arange(layout.size))
-    return np.maximum(np.where(lane < 0, lane[home], lane), 0)
+                rows = np.unique(np.stack([step.dst_chunk % chunks, step.count, step.channel]), axis=1)
+                row, offset = spread(rows[1])
+                claim(number, rows[0, row] + offset, rows[2, row])
+    return np.maximum(lane, 0)
 
 
 def _first_neighbours(schedule: Schedule) -> Ints | None:
     """The ring formed by the first messages of every channel, if they form one."""
     n, found = schedule.nranks, np.full((schedule.nchannels, schedule.nranks), -1, np.int64)
-    for _, block in _blocks(schedule):
-        for step in block.steps if isinstance(block, Repeat) else (block,):
+    for _, steps, _ in _blocks(schedule):
+        for step in steps:
             away = step.src_rank != step.dst_rank
-            if away.any():
-                found[step.channel[away], step.src_rank[away]] = step.dst_rank[away]
+            found[step.channel[away], step.src_rank[away]] = step.dst_rank[away]
         if (found >= 0).any():
             break
     for following in found:
@@ -191,131 +204,56 @@ def _first_neighbours(schedule: Schedule) -> Ints | None:
     return found
 
 
-def _images(schedule: Schedule, rank: Ints, lane: Ints, way: int) -> Ints:
-    """Image of every chunk: slots that stand for ranks move like ranks, and a lane's part of a single slot moves by one n-th."""
-    layout, collective, n = schedule.layout, schedule.collective, schedule.nranks
-    chunk = np.arange(layout.size)
-    image = chunk.copy()
-    named = layout.scratch.ndim == 1 and np.array_equal(layout.scratch, np.arange(n))
-    slots = (collective.input_slots, collective.output_slots, layout.scratch_slots)
-    split = max(slots[:2]) == 1
-    for region, (start, end) in enumerate(zip(layout.bases()[:-1].tolist(), layout.bases()[1:].tolist(), strict=True)):
-        here = chunk[start:end]
-        slot, piece = (here - start) // layout.chunks, (here - start) % layout.chunks
-        if slots[region] == n > 1 and (region < 2 or named):
-            image[start:end] = start + rank[lane[here], slot] * layout.chunks + piece
-        elif split:
-            for one in range(slots[region]):
-                part = here[slot == one]
-                edges = np.flatnonzero(np.diff(lane[part])) + 1
-                for run in np.split(part, edges):
-                    if len(run) % n == 0:
-                        image[run] = np.roll(run, -way * len(run) // n)
-    return image
-
-
 def certify(schedule: Schedule, symmetry: Symmetry) -> None:
-    """Check that a renumbering of cells maps a schedule, its inputs and its outputs onto themselves.
+    """Check that a renumbering of ranks and pieces maps a schedule onto itself.
 
     Raises
     ------
     ScheduleError
         Naming the step that it does not map onto itself.
     """
-    layout, collective, n = schedule.layout, schedule.collective, schedule.nranks
-    everyone, chunk = np.arange(n), np.arange(layout.size)
-    if collective.root is not None or collective.kind in ("barrier", "send_recv"):
-        raise _refuse(schedule, f"the ranks of {collective.kind} are not alike")
-    if layout.scratch.ndim > 1 or layout.scratch_pieces is not None:
-        raise _refuse(schedule, "scratch differs from rank to rank")
-    for permutation in (*symmetry.rank, symmetry.chunk):
+    _check_served(schedule)
+    for permutation in (*symmetry.rank, symmetry.piece):
         if not np.array_equal(np.sort(permutation), np.arange(len(permutation))):
             raise _refuse(schedule, "the candidate is no permutation")
-    if not np.array_equal(layout.region(chunk), layout.region(symmetry.chunk)) or not np.array_equal(
-        symmetry.lane, symmetry.lane[symmetry.chunk]
-    ):
-        raise _refuse(schedule, "the candidate mixes buffers or channels")
-    # The required contents of these outputs do not depend on the rank, so one rank suffices.
-    ranks = everyone[:1] if collective.kind in ("all_reduce", "all_gather") else everyone
-    _check_meaning(schedule, symmetry, ranks)
-    for number, block in _blocks(schedule):
-        steps = block.steps if isinstance(block, Repeat) else (block,)
-        for inner, step in enumerate(steps):
+    if not np.array_equal(symmetry.lane, symmetry.lane[symmetry.piece]):
+        raise _refuse(schedule, "the candidate mixes channels")
+    for number, steps, repeat in _blocks(schedule):
+        for inner, step in enumerate(steps, number):
             if not np.isin(step.op, (COPY, REDUCE)).all():
-                raise _refuse(schedule, f"step {number + inner}: switches do a part of it", step=number + inner)
-            if isinstance(block, Repeat):
-                _check_repeat(schedule, symmetry, number + inner, block, step)
-            _check_step(schedule, symmetry, number + inner, step)
+                raise _refuse(schedule, f"step {inner}: switches do a part of it", step=inner)
+            if repeat:
+                _check_repeat(schedule, symmetry, inner, repeat, step)
+            _check_step(schedule, symmetry, inner, step)
 
 
-def _check_meaning(schedule: Schedule, symmetry: Symmetry, ranks: Ints) -> None:
-    """Check that the required outputs, and the places of inputs, map onto themselves."""
-    layout, collective = schedule.layout, schedule.collective
-
-    def wanted(rank: Ints, chunk: Ints) -> tuple[Ints, Ints]:
-        slot, piece = np.divmod(chunk - layout.output_base, layout.chunks)
-        source, source_slot = collective.source(rank, slot)
-        return source, layout.input(source_slot, piece)
-
-    outputs = np.arange(layout.output_base, layout.scratch_base)
-    rank, chunk = (cells.reshape(-1) for cells in np.meshgrid(ranks, outputs, indexing="ij"))
-    source, held = wanted(rank, chunk)
-    image_source, image_held = wanted(symmetry.ranks(rank, chunk), symmetry.chunk[chunk])
-    moved = np.where(source < 0, source, symmetry.ranks(np.maximum(source, 0), held))
-    if not np.array_equal(image_source, moved) or not np.array_equal(image_held, symmetry.chunk[held]):
-        raise _refuse(schedule, "the candidate changes what the outputs must hold")
-    if collective.in_place:
-        inputs = np.arange(layout.output_base)
-        rank, chunk = (cells.reshape(-1) for cells in np.meshgrid(ranks, inputs, indexing="ij"))
-        home = layout.canonical(rank, chunk)
-        image = layout.canonical(symmetry.ranks(rank, chunk), symmetry.chunk[chunk])
-        if not np.array_equal(image, symmetry.chunk[home]):
-            raise _refuse(schedule, "the candidate moves inputs away from the outputs that they share memory with")
-
-
-def _check_repeat(schedule: Schedule, symmetry: Symmetry, number: int, block: Repeat, step: Step) -> None:
+def _check_repeat(schedule: Schedule, symmetry: Symmetry, number: int, repeat: Repeat, step: Step) -> None:
     """Check that the symmetry commutes with the shift of a repeat, so that its first turn decides for all."""
-    layout = schedule.layout
-    chunk = _windows(block, step)
-    shifted = block._shifted(chunk, block.stride)  # noqa: SLF001
-    places = [(c - block.base) % block.modulus for c in (step.src_chunk, step.dst_chunk)]
-    own = (
-        layout.canonical(rank, c) == c for rank, c in ((step.src_rank, step.src_chunk), (step.dst_rank, step.dst_chunk))
-    )
-    image = symmetry.chunk[chunk]
-    if (
-        not all(each.all() for each in own)
-        or not (step.count == 1).all()
-        or not np.array_equal(places[0], places[1])
-        or schedule.collective.nblocks > 1
-        or not np.array_equal(layout.region(chunk), layout.region(shifted))
-        or not np.array_equal(symmetry.lane[chunk], symmetry.lane[shifted])
-        or not np.isin(image, chunk).all()
-        or not np.array_equal(symmetry.chunk[shifted], block._shifted(image, block.stride))  # noqa: SLF001
-    ):
+    first, place = _windows(schedule, number, repeat, step)[:, None], np.arange(repeat.modulus)
+    piece, shifted = first + place, first + (place + repeat.stride) % repeat.modulus
+    after = np.full(schedule.layout.chunks, -1)
+    after[piece] = shifted
+    same_lane = np.array_equal(symmetry.lane[piece], symmetry.lane[shifted])
+    if not same_lane or not np.array_equal(after[symmetry.piece[piece]], symmetry.piece[shifted]):
         raise _refuse(schedule, f"step {number}: the repeat does not shift all chunks alike", step=number)
 
 
 def _check_step(schedule: Schedule, symmetry: Symmetry, number: int, step: Step) -> None:
     """Check that the transfers of a step are their own image; a range that maps onto itself stays one row."""
-    if not schedule.divisible and not schedule.layout.same_size(step).all():
-        raise ScheduleError(f"{schedule}: step {number}: moves chunks of different sizes", step=number)
-    whole = _whole_ranges(symmetry, step)
+    chunks, size = schedule.layout.chunks, schedule.layout.size
+    if (step.dst_chunk < chunks).any():
+        raise _refuse(schedule, f"step {number}: it writes to an input", step=number)
+    whole = _whole_ranges(symmetry, step, chunks)
     if not whole.all():
         if int(step.count[~whole].sum()) > UNITS:
             raise _refuse(schedule, f"step {number} is too large to follow chunk by chunk", step=number)
-        single = expanded(step.rows(~whole))
-        kept = step.rows(whole)
-        whole = np.repeat([True, False], [len(kept), len(single)])
-        step = joined([kept, single])
-    size = schedule.layout.size
+        kept, single = step.rows(whole), expanded(step.rows(~whole))
+        whole, step = np.repeat([True, False], [len(kept), len(single)]), joined([kept, single])
     tag = (step.count * 8 + step.op) * schedule.nchannels + step.channel
-    src = step.src_rank * size + step.src_chunk
-    dst = step.dst_rank * size + step.dst_chunk
-    src_chunk = np.where(whole, step.src_chunk, symmetry.chunk[step.src_chunk])
-    dst_chunk = np.where(whole, step.dst_chunk, symmetry.chunk[step.dst_chunk])
-    src_image = symmetry.ranks(step.src_rank, step.src_chunk) * size + src_chunk
-    dst_image = symmetry.ranks(step.dst_rank, step.dst_chunk) * size + dst_chunk
+    piece = step.dst_chunk % chunks
+    moved = np.where(whole, piece, symmetry.piece[piece]) - piece
+    src, dst = (rank * size + chunk for rank, chunk in step.ends)
+    src_image, dst_image = (symmetry.ranks(rank, piece) * size + chunk + moved for rank, chunk in step.ends)
     here, there = np.lexsort((tag, src, dst)), np.lexsort((tag, src_image, dst_image))
     differs = (src[here] != src_image[there]) | (dst[here] != dst_image[there]) | (tag[here] != tag[there])
     if differs.any():
@@ -326,49 +264,16 @@ def _check_step(schedule: Schedule, symmetry: Symmetry, number: int, step: Step)
         raise _refuse(schedule, reason, step=number, rank=rank, chunk=chunk, channel=int(step.channel[row]))
 
 
-def _whole_ranges(symmetry: Symmetry, step: Step) -> NDArray[np.bool_]:
-    """Mask of the transfers of many chunks whose source and destination ranges map onto themselves alike."""
-    result = np.zeros(len(step), np.bool_)
-    many = np.flatnonzero(step.count > 1)
+def _whole_ranges(symmetry: Symmetry, step: Step, chunks: int) -> NDArray[np.bool_]:
+    """Mask of the transfers of many chunks whose pieces are of one lane and map onto themselves."""
+    result, many = np.zeros(len(step), np.bool_), np.flatnonzero(step.count > 1)
     if len(many):
-        rows = np.stack([step.src_chunk[many], step.dst_chunk[many], step.count[many]])
-        kinds, kind = np.unique(rows, axis=1, return_inverse=True)
+        kinds, kind = np.unique(
+            np.stack([step.dst_chunk[many] % chunks, step.count[many]]), axis=1, return_inverse=True
+        )
         keeps = np.zeros(kinds.shape[1], np.bool_)
-        for k, (src, dst, count) in enumerate(kinds.T.tolist()):
-            inside = symmetry.chunk[src : src + count] - src
-            lanes = symmetry.lane[[*range(src, src + count), *range(dst, dst + count)]]
-            alike = np.array_equal(inside, symmetry.chunk[dst : dst + count] - dst) and (lanes == lanes[0]).all()
-            keeps[k] = alike and inside.min() >= 0 and inside.max() < count
+        for k, (first, count) in enumerate(kinds.T.tolist()):
+            image, lane = (values[first : first + count] for values in (symmetry.piece, symmetry.lane))
+            keeps[k] = image.min() >= first and image.max() < first + count and (lane == lane[0]).all()
         result[many] = keeps[kind.reshape(-1)]
     return result
-
-
-def _representatives(schedule: Schedule, symmetry: Symmetry) -> Ints:
-    """Connected chunks, one set for every orbit of sets."""
-    size = schedule.layout.size
-    pairs = [np.zeros((2, 0), np.int64)]
-    for _, block in _blocks(schedule):
-        for step in block.steps if isinstance(block, Repeat) else (block,):
-            rows = np.unique(np.stack([step.src_chunk, step.dst_chunk, step.count]), axis=1)
-            if isinstance(block, Repeat):  # the same place in two windows, at every shift
-                start = rows[:2] - (rows[:2] - block.base) % block.modulus
-                start = np.unique(start[:, start[0] != start[1]], axis=1)
-                pairs.append((start[:, :, None] + np.arange(block.modulus)).reshape(2, -1))
-                continue
-            row, offset = spread(rows[2])
-            pairs.append(rows[:2, row] + offset)
-    related = np.unique(np.concatenate(pairs, axis=1), axis=1)
-    if schedule.collective.in_place:  # two names of one chunk
-        chunk = np.arange(size)
-        for rank in (0,) if schedule.collective.kind == "all_reduce" else range(schedule.nranks):
-            home = schedule.layout.canonical(np.full_like(chunk, rank), chunk)
-            related = np.concatenate([related, np.stack([chunk, home])], axis=1)
-    _, part = connected_components(
-        coo_array((np.ones(related.shape[1]), (related[0], related[1])), shape=(size, size)), directed=False
-    )
-    parts = int(part.max()) + 1
-    edges = (part, part[symmetry.chunk])
-    _, orbit = connected_components(coo_array((np.ones(size), edges), shape=(parts, parts)), directed=False)
-    _, first = np.unique(orbit, return_index=True)
-    chosen: Ints = np.flatnonzero(np.isin(part, first))
-    return chosen

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import simcoll
-from simcoll import REDUCE, Collective, ConfigError, Layout, Schedule, transfers
+from simcoll import REDUCE, Collective, ConfigError, Layout, Schedule, ScheduleError, transfers
 from simcoll.types import Plan, Proof
 
 RANKS = 6
@@ -51,3 +51,11 @@ def test_an_unproved_plan_does_not_become_proved(proved, made):
 def test_a_proved_plan_keeps_its_proof_elsewhere_and_in_other_sizes(proved):
     moved = replace(proved, ranks=proved.ranks[::-1].copy(), sizes=8)
     assert moved.proof is proved.proof
+
+
+def test_a_forged_proof_is_not_believed(proved):
+    for forged in (proved.proof, Proof("full", "fingerprint", "run-consistent", 22, 4, False)):
+        schedule = doubling()
+        schedule.known.proof = forged
+        with pytest.raises(ScheduleError, match="is wrong at the end"):
+            simcoll.bind(schedule, 4)
