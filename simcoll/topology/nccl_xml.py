@@ -19,6 +19,7 @@ from defusedxml.ElementTree import iterparse
 
 from simcoll.errors import ConfigError
 from simcoll.topology.cluster import Box, Tier, cluster
+from simcoll.topology.link_speeds import XGMI, nvlink, pcie_rate, rate_between_sockets
 from simcoll.topology.links import LinkTable
 from simcoll.topology.values import halves_fs
 
@@ -39,29 +40,6 @@ NVLINK_FS = 700_000_000
 PCIE_FS = 400_000_000
 CPU_FS = 500_000_000
 NET_FS = 1_000_000_000
-
-# Units of 100 Mbit/s per lane, by the beginning of link_speed; an unknown speed counts as Gen3.
-_LANE = (("2.5", 15), ("5", 30), ("8", 60), ("16", 120), ("32", 240), ("64", 480))
-# Least compute capability -> line rate of one NVLink and the rate that NCCL expects, in GB/s, and the generation.
-_NVLINK = (
-    (100, Fraction(50), Fraction("40.1"), "blackwell"),
-    (90, Fraction(25), Fraction("20.6"), "hopper"),
-    (86, Fraction("14.0625"), Fraction(12), "ampere"),
-    (80, Fraction(25), Fraction(20), "ampere"),
-    (70, Fraction(25), Fraction(20), "volta"),
-    (60, Fraction(20), Fraction(18), "pascal"),
-    (0, Fraction(20), Fraction(18), "before pascal"),
-)
-# gcn attribute of AMD GPUs -> line rate of one xGMI link and the rate that RCCL expects, in GB/s, and the generation.
-_XGMI = {
-    "906": (Fraction(25), Fraction(24), "gcn5"),
-    "908": (Fraction(25), Fraction(24), "cdna"),
-    "910": (Fraction(50), Fraction(36), "cdna2"),
-    "gfx90a": (Fraction(50), Fraction(36), "cdna2"),
-    "gfx940": (Fraction(64), Fraction(48), "mi300"),
-    "gfx941": (Fraction(64), Fraction(48), "mi300"),
-    "gfx942": (Fraction(64), Fraction(48), "mi300"),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,12 +201,7 @@ def _read_cpu(dump: _Dump, element: Element) -> None:
     vendor = {"GenuineIntel": "intel", "AuthenticAMD": "amd"}.get(
         element.get("vendor", ""), element.get("arch", "unknown")
     )
-    model = _integer(element, "modelid", 0)
-    if vendor == "intel":
-        bandwidth = 40 if model >= 0xCF else 22 if model >= 0x8F else 10 if model >= 0x55 else 6
-    else:
-        bandwidth = {"amd": 16, "ppc64": 32}.get(vendor, 6)
-    dump.cpus.append((vertex, vendor, bandwidth * GBps))
+    dump.cpus.append((vertex, vendor, rate_between_sockets(vendor, _integer(element, "modelid", 0)) * GBps))
     dump.hosts.append(element.get("host_hash", ""))
     _read_children(dump, element, vertex)
 
@@ -238,8 +211,7 @@ def _read_pci(dump: _Dump, element: Element, parent: int | None) -> None:
     if parent is None:
         raise ConfigError(f"<pci busid={busid!r}> is not inside a <cpu>")
     width = _integer(element, "link_width", 16) or 16  # NCCL reads 0, which virtual bridges have, as 16
-    speed = element.get("link_speed", "").split(" ")[0].removesuffix(".0")
-    capacity = width * dict(_LANE).get(speed, 60) * GBps // 80
+    capacity = int(pcie_rate(width, element.get("link_speed", "")) * GBps)
     if not 1 <= width <= 64:
         raise ConfigError(f"<pci busid={busid!r}>: link_width {width} is out of range; expected 0 to 64")
     gpu, nic = element.find("gpu"), element.find("nic")
@@ -313,13 +285,10 @@ def _scale_up(dump: _Dump, gpus: list[_Gpu]) -> tuple[Fraction, Fraction, str]:
         if (gpu.sm, gpu.gcn) != (sm, gcn):
             kinds = ", ".join(f"{each.busid} has {_kind(each)}" for each in (gpus[0], gpu))
             raise ConfigError(f"GPUs of two kinds: {kinds}; expected one kind, since link speeds follow from it")
-    if gcn and gcn not in _XGMI and any(gpu.links for gpu in gpus):
-        valid = ", ".join(_XGMI)
+    if gcn and gcn not in XGMI and any(gpu.links for gpu in gpus):
+        valid = ", ".join(XGMI)
         raise ConfigError(f"the speed of xGMI links of AMD GPUs of kind gcn={gcn!r} is not known here; known: {valid}")
-    if gcn:
-        raw, expected, generation = _XGMI.get(gcn, (Fraction(1), Fraction(1), gcn))
-    else:
-        raw, expected, generation = next(row[1:] for row in _NVLINK if sm >= row[0])
+    raw, expected, generation = XGMI.get(gcn, (Fraction(1), Fraction(1), gcn)) if gcn else nvlink(sm)
     by_busid = {gpu.busid: gpu.vertex for gpu in gpus}
     switch: int | None = None
     for gpu in gpus:

@@ -263,3 +263,16 @@ def test_networkx_round_trip_keeps_links_and_routes():
         topology.path(a, b) for a, b in zip(src, dst, strict=True)
     ]
     assert copy.to_networkx().edges == graph.edges
+
+
+def test_the_nvlinks_of_a_dgx_1v_make_a_ring_of_pairs_and_a_ring_of_single_links():
+    # nvidia-smi topo -m of a DGX-1V: NV2 and NV1. Each GPU has two neighbours of either kind: 2 * 2 + 2 * 1 = 6 NVLinks.
+    topology = load_topology("dgx-1v")
+    bricks = {}
+    for link in np.flatnonzero(topology.link_kind == LINK_KINDS.index("nvlink")):
+        ends = int(topology.link_src[link]), int(topology.link_dst[link])
+        bricks[ends] = int(topology.link_capacity_uBps[link]) / (25 * 10**15)
+    assert sorted(set(bricks.values())) == [1, 2]
+    for number, ring in ((2, [0, 3, 2, 1, 5, 6, 7, 4]), (1, [0, 1, 3, 7, 5, 4, 6, 2])):
+        hops = {hop for a, b in zip(ring, [*ring[1:], ring[0]], strict=True) for hop in ((a, b), (b, a))}
+        assert {ends for ends, count in bricks.items() if count == number} == hops

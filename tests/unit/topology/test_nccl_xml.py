@@ -188,8 +188,11 @@ def test_amd_mesh():
     assert topology.path(0, 2) == ["box0.gpu0 -> box0.gpu2"]
     assert topology.link_capacity_uBps[topology.link("box0.gpu0 -> box0.gpu2")] == 64 * GB
     assert topology.traits["generation"] == "mi300"
-    with pytest.raises(ConfigError, match="gcn='gfx950' is not known"):
-        parse_nccl_xml(system(cpu(0, gpus)).replace(b"gfx942", b"gfx950"))
+    newer = parse_nccl_xml(system(cpu(0, gpus)).replace(b"gfx942", b"gfx950"))
+    assert newer.link_capacity_uBps[newer.link("box0.gpu0 -> box0.gpu2")] == 76_800 * 10**12
+    assert newer.traits["generation"] == "mi355"
+    with pytest.raises(ConfigError, match="gcn='gfx999' is not known"):
+        parse_nccl_xml(system(cpu(0, gpus)).replace(b"gfx942", b"gfx999"))
 
 
 def test_files_of_clouds_have_no_gpus_and_the_error_says_how_to_get_them():
