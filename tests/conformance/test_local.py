@@ -11,6 +11,7 @@ from tests.support.conformance_cases import COUNTS, DTYPES, OPS, RANKS, check, s
 ALL = sorted({(found.collective, found.name) for found in ALGORITHMS})
 
 
+@pytest.mark.slow
 def test_the_selection_covers_the_pairs():
     cases = select()
     algorithms = {case.algorithm for case in cases}

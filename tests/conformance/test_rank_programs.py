@@ -43,6 +43,7 @@ def test_the_program_calls_everything_and_its_order_of_adding_shows():
     assert {part for part, _, _ in differences(other, emulated(4))} >= {"reductions"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [2, 4])
 def test_arrays_are_equal_on_threads(n):
     got = on_threads(lambda _, run: run(every_call.program), n)
@@ -110,6 +111,7 @@ def wrongly_told(found):
     return wrong
 
 
+@pytest.mark.slow
 def test_faults_are_named_on_threads():
     def cases(_, run):
         return {case.__name__: wrong_calls.told(case, run) for case in wrong_calls.CASES}

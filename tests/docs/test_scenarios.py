@@ -73,6 +73,7 @@ def test_there_are_scenarios():
     assert "first-look" in {path.stem for path in SCENARIOS}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [path.stem for path in SCENARIOS])
 def test_two_processes_agree(name, outcomes):
     assert outcomes[0][name] == outcomes[1][name]

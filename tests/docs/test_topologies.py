@@ -117,6 +117,7 @@ def test_routes_join_their_ends(name):
         assert routes.latency_fs[row] == topology.link_latency_fs[links].sum()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_small_all_reduce(name):
     topology = simcoll.load_topology(name)

@@ -10,6 +10,7 @@ from tests.support.agreement_cases import case, compare
 pytestmark = pytest.mark.skipif(not COMPILED, reason="needs numba")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["dag", "algorithm", "lift"])
 def test_engines_agree_on_every_message(kind):
     took_part = Counter()

@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
 import simcoll
+
 from simcoll.emulator.run import emulate
 from simcoll.topology.families import crossbar, fat_tree
 
@@ -32,6 +35,7 @@ def run(hash_seed):
     return done.stdout.splitlines()
 
 
+@pytest.mark.slow
 def test_two_processes_agree():
     first, second = run("0"), run("1")
     assert first == second

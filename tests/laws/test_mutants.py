@@ -30,6 +30,7 @@ def named(algorithm):
     return f"{algorithm.name}-{algorithm.collective}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=named)
 def test_the_judge_accepts_every_shipped_schedule(algorithm):
     for schedule in originals((2, 3, 4, 6, 8), (algorithm,)):
@@ -47,6 +48,7 @@ def test_every_wrong_mutant_is_rejected(algorithm):
     assert tally.rejected == tally.wrong
 
 
+@pytest.mark.slow
 def test_all_kinds_of_faults_are_made():
     tally = judged(simcoll.schedule("all_reduce", "rabenseifner", nranks=4, channels=2), every=3)
     assert set(tally.mutants) <= KINDS

@@ -161,6 +161,7 @@ def test_hierarchical_on_rails_takes_its_phases_one_after_the_other(collective, 
     assert hierarchical_fs(collective, m, g, vector) == vector * (inside * BOX_FS + outside * NET_FS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all"])
 @pytest.mark.parametrize(("m", "g"), BOXES)
 def test_hierarchical_in_many_pieces_takes_the_longer_of_its_phases(collective, m, g):

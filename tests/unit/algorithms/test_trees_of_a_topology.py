@@ -71,6 +71,7 @@ def test_packed_is_right_on_any_topology(name, kind):
     assert simcoll.emulate(simcoll.bind(made, made.layout.chunks + 5), topology).wrong == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ANY)
 def test_packed_comes_within_one_percent_of_the_bound(name, kind):

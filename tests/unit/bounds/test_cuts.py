@@ -95,6 +95,7 @@ def every_cut(topology, graph, wanted):
     return best
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(n=st.integers(2, 7), seed=st.integers(0, 10**6), big=st.booleans(), with_switch=st.booleans())
 def test_random_graphs_against_all_subsets(n, seed, big, with_switch):

@@ -120,6 +120,7 @@ def test_links_that_no_route_takes_prove_nothing(kind):
         assert not proof.exact or float(proof.seconds_per_byte) == pytest.approx(best)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     "topology",

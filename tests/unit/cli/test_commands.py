@@ -135,6 +135,7 @@ def test_what_is_named_twice_runs_once(folder, capsys):
     assert "# 10 runs" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_barrier_has_a_picture_of_times(folder):
     text = SCENARIO.replace("all_reduce", "barrier").replace('["ring", "tree:channels=2"]', '["dissemination", "tree"]')
     (folder / "barrier.toml").write_text(text)
@@ -154,6 +155,7 @@ def test_a_long_title_is_wrapped():
     assert " ".join(titles) == name.replace(chr(27), "?") + " broadcast n=2 root=0"
 
 
+@pytest.mark.slow
 def test_an_algorithm_made_for_a_topology(folder, capsys):
     scenario = """
 title = "a lost link"
@@ -285,6 +287,7 @@ def test_a_reader_that_leaves_early(argv):
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "openpty"), reason="no pseudo-terminals here")
 def test_progress_bar_on_a_terminal(folder):
     main_end, terminal = os.openpty()
@@ -358,6 +361,7 @@ def test_a_generation_of_one_s_own_file_brings_the_constants(folder, capsys):
     assert "ring LL" in out
 
 
+@pytest.mark.slow
 def test_the_picture_has_bandwidth_and_time_and_names_protocols(folder):
     assert main(["run", "small.toml"]) == 0
     picture = (folder / "out" / "small" / "busbw.svg").read_text()

@@ -58,6 +58,7 @@ def packages(name):
             yield importlib.import_module(found.name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("root", ["simcoll", "realcoll"])
 def test_nothing_hides_a_module(root):
     hidden = [

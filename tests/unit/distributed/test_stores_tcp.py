@@ -608,6 +608,7 @@ def test_a_request_that_is_never_finished():
             thread.join()
 
 
+@pytest.mark.slow
 def test_a_client_that_does_not_take_its_answer():
     with master(limits=Limits(request_s=1.0)) as store:
         for _ in range(30):  # in pieces, each of which has a second to arrive

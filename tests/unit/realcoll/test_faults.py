@@ -79,6 +79,7 @@ def play(case, folder, launcher):
     return {int(path.name): path.read_text() for path in folder.iterdir() if not path.suffix}
 
 
+@pytest.mark.slow
 def test_without_a_fault_there_is_no_error(tmp_path):
     assert play("none", tmp_path, "realcoll") == dict.fromkeys(range(N), "[] no error")
 

@@ -63,6 +63,7 @@ def test_gather_is_torch_cat(shape, dim, count):
     assert ours == theirs or (not shape and IndexError in (ours, theirs))  # of scalars torch.cat says it otherwise
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=100)
 @given(
     st.lists(st.tuples(st.integers(0, 9), st.sampled_from(["float32", "int64", "int8"])), max_size=8),

@@ -91,6 +91,7 @@ def close(got, want):
 # Data parallel
 
 
+@pytest.mark.slow
 def test_ddp_gradients_are_those_of_the_whole_batch():
     alone = network()
     alone(batches()[0]).square().mean().backward()
