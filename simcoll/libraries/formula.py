@@ -103,7 +103,7 @@ def _generation(machine: Machine, library: Library) -> str:
 
 
 def searched(machine: Machine, library: Library) -> Buses:
-    """Channels and rates as NCCL's search finds them: a speed per channel from its list, one channel per NIC over nodes."""
+    """Channels and rates as NCCL's search finds them: a speed per channel from its list, one channel per NIC that rings can fill."""
     generation, s = _generation(machine, library), shape(machine)
     channels = int(library.number(f"{generation}.channels"))
     inside = channels * library.numbers(f"{generation}.ring_rate")[0]
@@ -112,7 +112,7 @@ def searched(machine: Machine, library: Library) -> Buses:
         return Buses(channels, inside, inside, nvls, 0.0)
     nic = machine.nic_uBps / 1e15 / max(machine.nics, 1)
     speed = next((speed for speed in library.numbers(f"{generation}.inter_speeds") if speed <= nic), nic)
-    channels = max(machine.nics, 1)
+    channels = max(machine.ring_nics, 1)
     # One GPU of a domain in each ring sends to the network and not to its neighbour.
     net = min(channels * speed, inside * s.per_domain / max(s.per_domain - 1, 1))
     # Few fast channels are cut in two.

@@ -85,6 +85,19 @@ class Machine:
         """Number of domains."""
         return len(self.domain_ranks)
 
+    @property
+    def ring_nics(self) -> int:
+        """NICs of a domain that rings can fill: a ring passes every GPU, so all rings together are no faster than one GPU's links.
+
+        >>> from simcoll.topology import load_topology
+        >>> rack = machine(load_topology("gb300-nvl72", nodes=36))
+        >>> rack.nics, rack.ring_nics
+        (72, 9)
+        """
+        if not self.gpu_uBps or not self.nics:
+            return self.nics
+        return min(self.nics, -(-self.gpu_uBps * self.nics // self.nic_uBps))
+
 
 def machine(topology: Topology) -> Machine:
     """Summarize a topology for the model of a library.

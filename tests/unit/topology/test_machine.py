@@ -45,6 +45,22 @@ def test_domains_and_sums(topology, expected):
     assert seen(topology()) == expected
 
 
+@pytest.mark.parametrize(
+    ("name", "nodes", "expected"),
+    [
+        ("dgx-h100", 2, 8),  # 450 GB/s would fill nine NICs of 50
+        ("dgx-1v", 2, 4),
+        ("gb200-nvl72", 36, 18),  # 900 GB/s fill 18 of 72 NICs of 50
+        ("oci-gb300", 32, 9),  # and nine of 64 NICs of 100
+        ("rtx-pro-6000", 2, 2),  # 63 GB/s over PCIe fill two NICs of 50
+        ("alps-gh200-1", 3, 1),
+        ("dgx-h100", 1, 0),
+    ],
+)
+def test_nics_that_rings_can_fill(name, nodes, expected):
+    assert machine(load_topology(name, nodes=nodes)).ring_nics == expected
+
+
 def test_ranks_of_a_domain_need_not_be_neighbours():
     dealt = load_topology("dgx-h100", nodes=2, placement__order="round_robin", placement__ranks=6)
     assert seen(dealt) == ((3, 3), "nvlink", 450, 3, 150)
