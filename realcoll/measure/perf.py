@@ -12,10 +12,9 @@ import numpy as np
 import simcoll
 from realcoll.executor import prepare
 from simcoll.binding import bind, verify
-from simcoll.core.collective import KINDS
+from simcoll.core.collective import KINDS, bus_factor
 from simcoll.core.reduction import parse_dtype
 from simcoll.core.reference import count_wrong, exact_inputs, expected_outputs
-from simcoll.emulator import bus_factor
 from simcoll.errors import ConfigError
 from simcoll.tuning import collective_on
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
 
-__all__ = ["ALL", "KINDS", "Collective", "Kind"]
+__all__ = ["ALL", "KINDS", "Collective", "Kind", "bus_factor"]
 
 MAX_RANKS = 2**20
 ALL = -1
@@ -287,3 +287,16 @@ class Collective:
         if self.in_place:
             parts.append("in place")
         return " ".join(parts)
+
+
+def bus_factor(kind: str, nranks: int) -> float:
+    """Bus bandwidth over algorithm bandwidth, as nccl-tests defines it (``doc/PERFORMANCE.md`` there).
+
+    >>> bus_factor("all_reduce", 4), bus_factor("all_gather", 4), bus_factor("broadcast", 4)
+    (1.5, 0.75, 1.0)
+    """
+    if kind == "all_reduce":
+        return 2 * (nranks - 1) / nranks
+    if kind in ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"):
+        return (nranks - 1) / nranks
+    return 1.0

@@ -10,8 +10,8 @@ algorithms, or of files of topologies.
 
 from simcoll.emulator.engine import Observer, Player
 from simcoll.emulator.fabric import Calendar, Fabric
-from simcoll.emulator.result import Result, bus_factor
+from simcoll.emulator.result import Result
 from simcoll.emulator.run import emulate
 from simcoll.emulator.trace import Trace
 
-__all__ = ["Calendar", "Fabric", "Observer", "Player", "Result", "Trace", "bus_factor", "emulate"]
+__all__ = ["Calendar", "Fabric", "Observer", "Player", "Result", "Trace", "emulate"]

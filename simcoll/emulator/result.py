@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from simcoll.core.collective import bus_factor
 from simcoll.units import format_rate, format_size, format_time, printable
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-__all__ = ["Result", "bus_factor"]
+__all__ = ["Result"]
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -176,16 +177,3 @@ class Result:
 
 def _rate(rate: float) -> str:
     return "unlimited" if rate == float("inf") else format_rate(round(rate * 1e6))
-
-
-def bus_factor(kind: str, nranks: int) -> float:
-    """Bus bandwidth over algorithm bandwidth, as nccl-tests defines it (``doc/PERFORMANCE.md`` there).
-
-    >>> bus_factor("all_reduce", 4), bus_factor("all_gather", 4), bus_factor("broadcast", 4)
-    (1.5, 0.75, 1.0)
-    """
-    if kind == "all_reduce":
-        return 2 * (nranks - 1) / nranks
-    if kind in ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"):
-        return (nranks - 1) / nranks
-    return 1.0

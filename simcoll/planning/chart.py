@@ -6,7 +6,7 @@ import io
 import textwrap
 from typing import TYPE_CHECKING, Any
 
-from simcoll.emulator import bus_factor
+from simcoll.core.collective import bus_factor
 from simcoll.planning.sweep import best_rows, bound_rows
 from simcoll.units import format_size
 

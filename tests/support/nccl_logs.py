@@ -46,3 +46,65 @@ def blocks(numbers, prefix="node-1:11:22 [0] NCCL INFO "):
         yield prefix + " Max NThreads |" + f" {640:14d} |" * (3 * len(part))
         for function in functions:
             yield prefix + f"{function:>13} |" + "".join(cell(numbers[function, a, p]) for a in part for p in PROTOCOLS)
+
+
+def times(size, base_us=20.0, rate=100.0):
+    """Microseconds of a size on a made-up machine (rate in GB/s)."""
+    return base_us + size / rate / 1e3
+
+
+def group(size, microseconds, factor, wrong="0", *, ms=False):
+    """Time, algbw, busbw and #wrong with the widths of nccl-tests."""
+    algbw = size / microseconds / 1e3
+    shown = (
+        f"{microseconds / 1e3:8.3f}" if ms else f"{microseconds:8.2f}" if microseconds < 1e4 else f"{microseconds:8.0f}"
+    )
+    return f" {shown} {algbw:7.2f} {algbw * factor:7.2f} {wrong:>6}"
+
+
+def nccl_tests(
+    sizes, factor, *, op="sum", root="-1", dtype="float", itemsize=4, share=1, prefix="", version=2, hosts=("node-1",), per_host=8,
+    device="NVIDIA H100 80GB HBM3", name="all_reduce", inside=None, wrong=None, base_us=20.0,
+    rate=100.0, end=True,
+):  # fmt: skip
+    """A run as nccl-tests prints it. Version 0: milliseconds, before 2019; 1: 2019 to 2021; 2: since; 3: with the collective's name."""
+    if version == 3:
+        yield prefix + "# nccl-tests version 2.17.6 nccl-headers=22807 nccl-library=22807"
+        yield prefix + f"# Collective test starting: {name}_perf"
+    yield (
+        prefix
+        + f"# nThread 1 nGpus 1 minBytes {min(sizes)} maxBytes {max(sizes)} step: 2(factor) warmup iters: 5 iters: 20"
+    )
+    yield prefix + "#"
+    yield prefix + "# Using devices"
+    for rank in range(len(hosts) * per_host):
+        host = hosts[rank // per_host]
+        middle = f"Group  0 Pid {1000 + rank:6d} on {host:>10}" if version else f"on {host:>10}"
+        yield prefix + f"#  Rank {rank:2d} {middle} device {rank % per_host:2d} [0x0{rank % 8}] {device}"
+    yield prefix + "#"
+    words = ["size", "count", "type", *(["redop"] if op is not None else []), *(["root"] if version > 1 else [])]
+    last = "#wrong" if version > 1 else "error"
+    if version == 0:
+        words, last = ["bytes", "N", "type", *(["op"] if op is not None else [])], "res"
+    yield prefix + "#" + " ".join(f"{word:>10}" for word in [*words, *["time", "algbw", "busbw", last] * 2])
+    if version:
+        yield (
+            prefix
+            + "#        (B)    (elements)                               (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)"
+        )
+    for size in sizes:
+        own = times(size, base_us, rate)
+        mark, ratio = inside(size) if inside else ("0", 1.0)
+        zero = "0e+00" if version < 2 else "0"
+        cells = [f"{size:12d}", f"{size // itemsize // share:12d}", f"{dtype:>9}"]
+        cells += [f"{op:>8}"] if op is not None else []
+        cells += [f"{root:>7}"] if version > 1 else []
+        told = wrong(size) if wrong and version > 1 else zero
+        yield (
+            prefix + " ".join(cells) + group(size, own, factor, told, ms=version == 0)
+            + group(size, own * ratio, factor, mark if version > 1 else zero, ms=version == 0)
+        )  # fmt: skip
+    if end:
+        yield prefix + "# Out of bounds values : 0 OK"
+        yield prefix + "# Avg bus bandwidth    : 42.4242"
+        yield prefix + "#"

@@ -10,8 +10,9 @@ import pytest
 
 import simcoll
 from simcoll.algorithms import ALGORITHMS
+from simcoll.core.collective import bus_factor
 from simcoll.core.protocol import Protocol
-from simcoll.emulator import bus_factor, emulate
+from simcoll.emulator import emulate
 from simcoll.emulator.floor import latency_floor_fs
 from simcoll.errors import ConfigError, InternalError
 from simcoll.testing.examples import needed_params

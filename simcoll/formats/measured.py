@@ -1,0 +1,172 @@
+"""Measured tables of collectives as records, and what their columns tell where the log does not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from statistics import median
+from typing import TYPE_CHECKING
+
+from simcoll.core.collective import bus_factor
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from simcoll.formats.nccl_tuning import Chosen, TuningTable
+
+__all__ = ["ITEMSIZES", "Log", "Measured", "Run", "Table", "finished"]
+
+ITEMSIZES = {
+    "int8": 1, "uint8": 1, "char": 1, "int32": 4, "uint32": 4, "int": 4, "int64": 8, "uint64": 8, "half": 2, "float16": 2, "float": 4,
+    "float32": 4, "double": 8, "float64": 8, "bfloat16": 2, "f8e4m3": 1, "f8e5m2": 1, "fp8_e4m3": 1, "fp8_e5m2": 1, "float8_e4m3": 1,
+    "float8_e5m2": 1, "float8_e4m3fn": 1,
+}  # fmt: skip
+"""Bytes of an element by every name that the programs print."""
+_NAMES = {"alltoall": "all_to_all", "sendrecv": "send_recv"}
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One size of a table; times in femtoseconds, 0 where there is none.
+
+    Attributes
+    ----------
+    size_bytes, count, dtype, op, root
+        As printed; ``op`` is empty and ``root`` -1 where there is none.
+    out_of_place_fs, in_place_fs
+        What was measured.
+    library_fs
+        In realcoll's reports: the time of the library's own collective.
+    bus_ratio
+        Bus over algorithm bandwidth; 0 where they are too coarse to tell.
+    checked_in_place
+        Whether the result in place was compared.
+    line
+        Of the file, from 1.
+    """
+
+    size_bytes: int
+    count: int
+    dtype: str
+    op: str
+    root: int
+    out_of_place_fs: int
+    in_place_fs: int = 0
+    library_fs: int = 0
+    bus_ratio: float = 0.0
+    checked_in_place: bool = True
+    line: int = 0
+
+    @property
+    def time_fs(self) -> int:
+        """The time to compare with: the library's own where there is one, else out of place, else in place."""
+        return self.library_fs or self.out_of_place_fs or self.in_place_fs
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Measured rows of one collective on one number of ranks.
+
+    Attributes
+    ----------
+    collective
+        In simcoll's words, or as printed where simcoll has no such collective; empty where nothing tells it.
+    nranks, nnodes
+        0 where nothing tells them.
+    devices
+        Names of the GPUs, each once.
+    library, version
+        ``nccl``, ``rccl`` or ``realcoll``, and the version, where printed.
+    environment
+        Variables of NCCL in the log, with their values.
+    rows
+        In the order of the log.
+    """
+
+    collective: str
+    nranks: int
+    nnodes: int
+    devices: tuple[str, ...]
+    library: str
+    version: str
+    environment: tuple[tuple[str, str], ...]
+    rows: tuple[Measured, ...]
+
+    def __str__(self) -> str:
+        ranks = f"{self.nranks} ranks" if self.nranks else "an unknown number of ranks"
+        nodes = f" on {self.nnodes} node{'s' * (self.nnodes != 1)}" if self.nnodes else ""
+        by = f", {self.library} {self.version}".rstrip() if self.library else ""
+        return f"{self.collective or 'unknown collective'}, {ranks}{nodes}, {len(self.rows)} rows{by}"
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """Everything in a log that can be compared, and notes on what was left out or taken for granted."""
+
+    tables: tuple[Table, ...]
+    tuning: tuple[TuningTable, ...]
+    choices: tuple[Chosen, ...]
+    notes: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class Run:
+    """A table as far as a reader knows it; devices are host and name by rank."""
+
+    collective: str = ""
+    nranks: int = 0
+    devices: dict[int, tuple[str, str]] = field(default_factory=dict)
+    rows: list[Measured] = field(default_factory=list)
+    environment: dict[str, str] = field(default_factory=dict)
+    library: str = ""
+    version: str = ""
+
+
+def finished(run: Run) -> tuple[Table, tuple[str, ...]]:
+    """The table of a run, with notes on what its columns had to tell."""
+    notes = []
+    collective = _NAMES.get(run.collective, run.collective)
+    nranks = run.nranks or len(run.devices)
+    if not collective:
+        collective = _collective(run.rows)
+        told = f"taken for {collective} by its columns" if collective else "and its columns fit several"
+        notes.append(f"the collective is not named, {told}")
+    if not nranks:
+        nranks = _nranks(collective, run.rows)
+        told = f"taken for {nranks} by its columns" if nranks else "and its columns do not tell it"
+        notes.append(f"the number of ranks is not named, {told}")
+    hosts = {host for host, _ in run.devices.values()}
+    names = tuple(dict.fromkeys(name for _, (_, name) in sorted(run.devices.items()) if name))
+    library = run.library or ("rccl" if any("AMD" in name or "Instinct" in name for name in names) else "")
+    environment = tuple(sorted(run.environment.items()))
+    return Table(collective, nranks, len(hosts), names, library, run.version, environment, tuple(run.rows)), tuple(
+        notes
+    )
+
+
+def _collective(rows: Sequence[Measured]) -> str:
+    """The collective that has such columns; empty where several have."""
+    largest = max(rows, key=lambda row: row.size_bytes)
+    whole = largest.count * ITEMSIZES.get(largest.dtype, 1) >= largest.size_bytes
+    rooted = largest.root >= 0
+    if largest.op not in {"", "none"}:
+        return ("reduce" if rooted else "all_reduce") if whole else "reduce_scatter"
+    if whole:
+        return "broadcast" if rooted else ""
+    if rooted:
+        return ""
+    # nccl-tests cannot check an all-to-all in place.
+    return "all_gather" if largest.in_place_fs and largest.checked_in_place else ""
+
+
+def _nranks(collective: str, rows: Sequence[Measured]) -> int:
+    """The number of ranks, from the part of a rank in the size, or from bus over algorithm bandwidth."""
+    largest = max(rows, key=lambda row: row.size_bytes)
+    part = largest.count * ITEMSIZES.get(largest.dtype, 1)
+    if collective in {"all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"}:
+        return round(largest.size_bytes / part) if part else 0
+    exact = [row for row in rows if row.bus_ratio]
+    if collective != "all_reduce" or not exact:
+        return 0
+    ratio = median(row.bus_ratio for row in exact)
+    near = [n for n in range(2, 129) if abs(bus_factor(collective, n) - ratio) < 0.3 / n**2]
+    return near[0] if len(near) == 1 else 0
