@@ -94,6 +94,9 @@ FACTS = {
     "oci-h200": (1, 8, 7200, 3200),
     "oci-b200": (1, 8, 14400, 3200),
     "oci-gb200": (16, 4, 7200, 1600),
+    "oci-gb200-v3": (16, 4, 7200, 3200),
+    "gcp-a4x": (18, 4, 7200, 2000 - 400),
+    "gcp-a4x-max": (18, 4, 7200, 3600 - 400),
     "oci-gb300": (16, 4, 7200, 3200),
     "oci-mi300x": (1, 8, 8 * 896, 3200),
     "oci-mi355x": (1, 8, 8 * 1075.2, 3200),
@@ -282,7 +285,11 @@ WORDS = [
 @settings(max_examples=200, deadline=None)
 @given(data=st.data())
 def test_damaged_files_load_or_raise_config_error(data, tmp_path_factory):
-    name = data.draw(st.sampled_from(["dgx-1v", "dgx-h100", "tpu-v5e", "fat-tree", "crossbar"]))
+    name = data.draw(
+        st.sampled_from(
+            ["dgx-1v", "dgx-h100", "tpu-v5e", "fat-tree", "crossbar", "gb200-nvl72", "oci-gb300", "rtx-2080ti-pair"]
+        )
+    )
     lines = (FOLDER / f"{name}.toml").read_text(encoding="utf-8").splitlines()
     for _ in range(data.draw(st.integers(1, 3))):
         at = data.draw(st.integers(0, len(lines) - 1))
