@@ -61,7 +61,10 @@ def join(s: State, m: int) -> None:
         s.head[l] = e
         if first >= 0:
             if s.shared[first] == 0:  # the first flow was alone here, so the link's own numbers are stale
-                s.level[l] = _alone(s, first)
+                if (
+                    s.queued[l] == 0
+                ):  # else others left just now, and all that depends on the link still knows its old level
+                    s.level[l] = _alone(s, first)
                 s.flows[l] = s.weight[first]
                 s.used[l] = s.rate[natural(s.owner[first])] * s.weight[first]
                 _share(s, first)

@@ -15,7 +15,8 @@ from simcoll.emulator.fast.compiled import COMPILED, SOURCES, announced
 from simcoll.emulator.fast.timed import summary, timed_steps
 from simcoll.emulator.model import jitter_fs
 from simcoll.errors import ConfigError
-from simcoll.topology import boxes, crossbar, from_networkx, torus
+from simcoll.topology import Topology, boxes, crossbar, from_networkx, torus
+from tests.support.agreement_cases import TableRouter
 
 US = 10**9
 compiled = pytest.mark.skipif(not COMPILED, reason="needs numba")
@@ -50,6 +51,33 @@ def test_ring_all_reduce_has_its_closed_form():
     assert (result.wrong, result.messages, result.bytes_moved, result.engine) == (0, 480, 480 * 262144, "fast")
     assert result.headroom > 1
     assert result.wall_s > 0
+
+
+@compiled
+def test_a_flow_that_joins_as_another_leaves_keeps_the_level_that_others_know(by_hand):
+    # GB/s. Link X (10) has A and B, which also crosses Y (12) beside D: A and B get 5, D 7. At 1 us A ends and C takes its
+    # place, held to 3 by Z. What B is left by X grows from 5 to 7, so Y now holds B and D to 6.
+    table = np.full((7, 7, 2), -1, np.int32)
+    table[0, 1, 0] = 0
+    table[0, 2], table[3, 4] = (0, 2), (0, 1)
+    table[5, 6, 0] = 1
+    topology = Topology(
+        name="crossed",
+        node_names=tuple(f"r{rank}" for rank in range(7)),
+        node_kinds=("gpu",) * 7,
+        rank_nodes=np.arange(7),
+        link_src=np.arange(3),
+        link_dst=np.arange(3) + 1,
+        link_capacity_uBps=np.array([10, 12, 3]) * 10**15,
+        link_latency_fs=np.zeros(3, np.int64),
+        link_kind=np.ones(3, np.int8),
+        router=TableRouter(table),
+        rank_endpoints=np.arange(7),
+    )
+    sizes = np.zeros((7, 7), np.int64)
+    sizes[0, 0], sizes[0, 1], sizes[3, 0], sizes[5, 0] = 5000, 3000, 11_000, 13_000
+    plan = by_hand(7, [[(0, 0, 1), (3, 0, 4), (5, 0, 6)], [(0, 1, 2)]], sizes=sizes.tolist())
+    assert same(plan, topology, data="none").done_fs.tolist() == [US, 2 * US, 2 * US, 2 * US]
 
 
 @pytest.mark.slow
