@@ -230,6 +230,10 @@ def schedule_on(
     found = find_algorithm(collective.kind, algorithm)
     if found.topologies == "switch" and "switch_reduce" not in topology.traits:
         raise ConfigError(f"{algorithm} needs switches that reduce; those of {topology.name} do not")
+    if found.topologies == "sharp" and "sharp" not in topology.traits.get("switch_reduce", "").split():
+        raise ConfigError(
+            f"{algorithm} needs a network that reduces (switch_reduce: sharp), not that of {topology.name}"
+        )
     filled = dict(params or {})
     box = topology.ranks_per_node
     if box is not None and box > 1:

@@ -14,22 +14,29 @@ from simcoll.core.schedule import REDUCE, Layout, Schedule, Step, transfers
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from numpy.typing import NDArray
+
     from simcoll.core.collective import Collective
 
-__all__ = ["broadcast", "reduce"]
+    Ints = NDArray[np.int64]
+
+__all__ = ["broadcast", "from_root", "reduce"]
 
 CHAN = "Chan, Heimlich, Purkayastha, van de Geijn: Collective communication, CCPE 19 (2007)"
 
 
-def rows(schedule: Schedule, *, channels: int = 1, pieces: int = 1, box: int | None = None) -> Schedule:
-    """Parallel chains from (or to) the root, ordered as rings are, with pieces following one another."""
+def from_root(schedule: Schedule, rings: Ints, pieces: int) -> Schedule:
+    """Parallel chains along rings, opened before the root, with pieces following one another."""
     n, root = schedule.nranks, schedule.collective.root or 0
-    orders = []
-    for ring in ring_orders(n, channels, box):
-        order = np.empty(n, np.int64)
+    orders = np.empty_like(rings)
+    for order, ring in zip(orders, rings, strict=True):
         order[(np.arange(n) + root) % n] = np.roll(ring, -int(np.flatnonzero(ring == root)[0]))
-        orders.append(order)
     return compose.pipelined(compose.channels(schedule, orders, by_rank=True), pieces, newest_first=True)
+
+
+def rows(schedule: Schedule, *, channels: int = 1, pieces: int = 1, box: int | None = None) -> Schedule:
+    """Parallel chains from (or to) the root, ordered as rings are."""
+    return from_root(schedule, ring_orders(schedule.nranks, channels, box), pieces)
 
 
 @algorithm(

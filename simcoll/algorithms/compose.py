@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simcoll.core.schedule import Layout, Repeat, Schedule, Step, joined
+from simcoll.core.schedule import COPY, Layout, Repeat, Schedule, Step, joined
 from simcoll.core.step import moving_part, spread
 from simcoll.errors import ConfigError
 
@@ -30,6 +30,7 @@ __all__ = [
     "in_channels",
     "in_pieces",
     "in_shares",
+    "in_stages",
     "pieces",
     "pipelined",
     "relabelled",
@@ -40,7 +41,7 @@ __all__ = [
 
 def _local(step: Step) -> bool:
     """Whether ranks only copy their own data."""
-    return bool((step.src_rank == step.dst_rank).all())
+    return bool(((step.src_rank == step.dst_rank) & (step.op == COPY)).all())
 
 
 def _blocks(schedule: Schedule) -> Iterator[Step | Repeat]:
@@ -105,17 +106,17 @@ def pieces(schedule: Schedule, count: int) -> Schedule:
     return replace(schedule, layout=_finer(schedule.layout, count), source=steps)
 
 
-def pipelined(schedule: Schedule, count: int, *, newest_first: bool = False) -> Schedule:
+def pipelined(schedule: Schedule, count: int, *, newest_first: bool = False, drained: bool = True) -> Schedule:
     """Cut every chunk into pieces that follow one step apart, so that successive steps overlap.
 
-    A pipeline is drained where the operation changes; a rank's copies to itself stay whole. ``newest_first`` is the order of the
-    pieces in a step.
+    A pipeline is ``drained`` where the operation changes; a rank's copies to itself stay whole. ``newest_first`` is the order of
+    the pieces in a step.
     """
     if count == 1:
         return schedule
 
     def steps() -> Iterator[Step]:
-        for (local, _), found in groupby(_steps(schedule), lambda step: (_local(step), int(step.op[0]))):
+        for (local, _), found in groupby(_steps(schedule), lambda step: (_local(step), drained and int(step.op[0]))):
             rounds = list(found)
             if local:
                 yield from (_piece(step, count, -1) for step in rounds)
@@ -356,3 +357,11 @@ def staggered(stages: Sequence[Schedule], count: int, lanes: Sequence[int] | Non
                         yield replace(new, channel=new.channel + lane[number]) if lane[number] else new
 
     return replace(first, layout=layout, source=steps, nchannels=max(lane) + 1)
+
+
+def in_stages(
+    stages: Sequence[Schedule], lanes: Sequence[int] | None = None, *, channels: int = 1, pieces: int = 1
+) -> Schedule:
+    """The stages in sequence, in copies with equal shares of the data; each piece runs one stage behind the one before."""
+    staged = staggered(stages, pieces, lanes)
+    return in_shares([staged] * channels, run=staged.nranks)

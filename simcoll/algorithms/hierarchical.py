@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from simcoll.algorithms import compose
+from simcoll.algorithms.compose import in_stages
 from simcoll.algorithms.grid import PAIRWISE, Grid, all_gather_stage, reduce_scatter_stage, weights_of
 from simcoll.algorithms.registered import algorithm
 from simcoll.algorithms.tree import binomial_edges
@@ -24,7 +24,7 @@ from simcoll.core.schedule import COPY, REDUCE, Layout, Schedule, Step, transfer
 from simcoll.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
@@ -61,14 +61,6 @@ def _stage(layout: Layout, steps: Callable[[int], Iterator[Step]], which: int) -
     return Schedule("hierarchical", layout, partial(steps, which))
 
 
-def on_rails(
-    stages: Sequence[Schedule], lanes: Sequence[int] | None = None, *, channels: int = 1, pieces: int = 1
-) -> Schedule:
-    """The stages in sequence, in copies with equal shares of the data; each piece runs one stage behind the one before."""
-    staged = compose.staggered(stages, pieces, lanes)
-    return compose.in_shares([staged] * channels, run=staged.nranks)
-
-
 @algorithm(
     "all_reduce",
     "hierarchical",
@@ -77,7 +69,7 @@ def on_rails(
     ranks="multiple of box",
     topologies="boxes",
     order="run-consistent",
-    shared=on_rails,
+    shared=in_stages,
 )
 def all_reduce(collective: Collective, *, box: int | None = None, pod: int | None = None) -> list[Schedule]:
     """Reduce-scatter inside every node, all-reduce on every rail, all-gather inside every node.
@@ -117,7 +109,7 @@ def all_reduce(collective: Collective, *, box: int | None = None, pod: int | Non
     source=HIER,
     ranks="multiple of box",
     topologies="boxes",
-    shared=on_rails,
+    shared=in_stages,
 )
 def all_gather(collective: Collective, *, box: int | None = None, pod: int | None = None) -> list[Schedule]:
     """All-gather on the rails between pods and nodes, where every block crosses once, then inside every node."""
@@ -141,7 +133,7 @@ def all_gather(collective: Collective, *, box: int | None = None, pod: int | Non
     ranks="multiple of box",
     topologies="boxes",
     order="run-consistent",
-    shared=on_rails,
+    shared=in_stages,
 )
 def reduce_scatter(collective: Collective, *, box: int | None = None, pod: int | None = None) -> list[Schedule]:
     """The all-gather backwards, first inside every node, so that the rails carry sums."""
@@ -223,7 +215,7 @@ def broadcast(
         *(_stage(layout, gathered, position) for position in reversed(inner)),
     ]
     lanes = [*inner, *(first + hop % 2 for hop in range(len(hops))), *(first + 2 + position for position in inner)]
-    return on_rails(stages, lanes, channels=channels, pieces=pieces)
+    return in_stages(stages, lanes, channels=channels, pieces=pieces)
 
 
 @algorithm(
@@ -265,4 +257,4 @@ def all_to_all(
             taken, _ = grid.chunks(grid.strides, {d: grid.digit(d)}, runs=runs)
             yield transfers(rank[:, 0], place(number, given), peer, place(number + 1, taken), count=count)
 
-    return on_rails([_stage(layout, level, number) for number in range(len(order))], channels=channels, pieces=pieces)
+    return in_stages([_stage(layout, level, number) for number in range(len(order))], channels=channels, pieces=pieces)

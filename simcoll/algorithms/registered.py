@@ -29,7 +29,7 @@ class Algorithm:
         Makes the schedule from a collective and the algorithm's own parameters.
     cost
         Time: ``a`` latency, ``b`` seconds per byte, ``g`` seconds per byte reduced, ``s`` total bytes, ``n`` ranks. On an ideal crossbar,
-        except for torus, bidirectional_ring, hierarchical, switch, bfb and packed: theirs is that on the machine they are made for.
+        except for torus, bidirectional_ring, hierarchical, switch, bfb, packed and NCCL's: theirs is that on the machine they are made for.
     pattern
         ``ring`` or ``tree``: which of NCCL's latencies its messages have.
     ranks
@@ -38,8 +38,8 @@ class Algorithm:
         Paper or program that describes it.
     topologies
         ``any``, ``boxes`` (made for nodes with rails) or ``torus`` (made for rings and tori): it runs, and is right, on all.
-        ``switch``: only where switches multicast and reduce (the trait ``switch_reduce`` of a topology). ``direct``: only where ranks
-        have links to each other.
+        ``switch``: only where switches multicast and reduce (the trait ``switch_reduce`` of a topology), ``sharp``: where those of the
+        network do. ``direct``: only where ranks have links to each other.
     order
         The level of :data:`simcoll.proving.LEVELS` that its reductions have with any parameters; empty where nothing is reduced.
     shared

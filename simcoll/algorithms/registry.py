@@ -14,9 +14,13 @@ from simcoll.algorithms import (
     chain,
     direct,
     double_tree,
+    grouped,
     hierarchical,
     multiplying,
+    nccl_tree,
     neighbor,
+    nvlink_ring,
+    nvls,
     packed,
     pairs,
     recursive,
@@ -40,8 +44,8 @@ __all__ = ["ALGORITHMS", "Algorithm", "checked_params", "find_algorithm", "meant
 
 
 _FAMILIES = (
-    ring, tree, chain, double_tree, recursive, multiplying, pairs, bruck, neighbor, swing, bine, direct, van_de_geijn, hierarchical, torus,
-    switch, bfb, packed, barrier,
+    ring, tree, chain, nvlink_ring, double_tree, nccl_tree, recursive, multiplying, pairs, bruck, neighbor, swing, bine, direct, grouped,
+    van_de_geijn, hierarchical, torus, switch, nvls, bfb, packed, barrier,
 )  # fmt: skip
 _KINDS = (
     "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "gather", "scatter", "all_to_all", "send_recv", "barrier",

@@ -36,8 +36,10 @@ __all__ = [
 PATARASUK = "Patarasuk, Yuan: Bandwidth optimal all-reduce algorithms, JPDC 69 (2009)"
 
 
-def ring_orders(nranks: int, channels: int, box: int | None) -> NDArray[np.int64]:
-    """The rank at each position of each channel's ring: ``[channels, nranks]``.
+def ring_orders(
+    nranks: int, channels: int, box: int | None, cycles: NDArray[np.int64] | None = None
+) -> NDArray[np.int64]:
+    """The rank at each position of each channel's ring: ``[channels, nranks]``; ``cycles`` has the ring of each in its first node.
 
     >>> ring_orders(8, 2, 4).tolist()
     [[0, 1, 2, 3, 7, 6, 5, 4], [1, 2, 3, 0, 4, 7, 6, 5]]
@@ -47,9 +49,10 @@ def ring_orders(nranks: int, channels: int, box: int | None) -> NDArray[np.int64
         return np.tile(rank, (channels, 1))
     if nranks % box:
         raise ConfigError(f"box={box} does not divide the {nranks} ranks")
+    if cycles is None:
+        cycles = (np.arange(box) + np.arange(channels)[:, None]) % box
     local = rank % box
-    walk = np.where(rank // box % 2 == 1, box - 1 - local, local)
-    return rank - local + (walk + np.arange(channels)[:, None]) % box
+    return rank - local + cycles[:, np.where(rank // box % 2 == 1, box - 1 - local, local)]
 
 
 def rings(schedule: Schedule, *, channels: int = 1, pieces: int = 1, box: int | None = None) -> Schedule:

@@ -9,17 +9,43 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from simcoll.algorithms import compose
 from simcoll.algorithms.registered import algorithm
 from simcoll.core.schedule import MULTICAST, SWITCH_REDUCE, Layout, Schedule, Step, joined, transfers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from numpy.typing import NDArray
+
     from simcoll.core.collective import Collective
 
-__all__ = ["all_gather", "all_reduce", "broadcast", "reduce_scatter"]
+    Ints = NDArray[np.int64]
+
+__all__ = ["SHARP", "all_gather", "all_reduce", "broadcast", "everyone", "fetched", "reduce_scatter", "sent"]
 
 SHARP = "Graham et al.: Scalable hierarchical aggregation protocol (SHArP), COMHPC 2016; NVLS in NCCL since 2.17"
+
+
+def everyone(nranks: int) -> Ints:
+    """The ranks on the switch of each rank, when that is all of them: ``[rank, member]``."""
+    return np.tile(np.arange(nranks), (nranks, 1))
+
+
+def fetched(members: Ints, operand: Ints, result: Ints | int, channel: int = 0) -> Step:
+    """Rank r fetches from its switch the reduction of all members' ``operand[r]`` into ``result[r]``."""
+    return transfers(members.T, operand, np.arange(len(members)), result, op=SWITCH_REDUCE, channel=channel)
+
+
+def sent(members: Ints, chunk: Ints, landing: Ints, channel: int = 0) -> Step:
+    """Rank r has its switch send ``chunk[r]`` to all other members, into ``landing[r]``."""
+    src, place = np.nonzero(members != np.arange(len(members))[:, None])
+    return transfers(src, chunk[src], members[src, place], landing[src], op=MULTICAST, channel=channel)
+
+
+def overlapping(schedule: Schedule, *, pieces: int = 1) -> Schedule:
+    """Pieces that follow one another: one is fetched while the one before is sent, so that links are busy both ways."""
+    return compose.pipelined(schedule, pieces, newest_first=True, drained=False)
 
 
 @algorithm(
@@ -29,30 +55,19 @@ SHARP = "Graham et al.: Scalable hierarchical aggregation protocol (SHArP), COMH
     source=SHARP,
     topologies="switch",
     order="rank-consistent",
+    shared=overlapping,
 )
-def all_reduce(collective: Collective, *, pieces: int = 1) -> Schedule:
-    """Rank r fetches the reduction of its share from the switch, then has the switch send it to all.
-
-    Piece p is fetched while piece p - 1 is sent: with many pieces both directions of the links are busy.
-    """
+def all_reduce(collective: Collective) -> Schedule:
+    """Rank r fetches the reduction of its share from the switch, then has the switch send it to all."""
     n = collective.nranks
-    layout = Layout(collective, n * pieces)
-    rank, member = np.arange(n), np.arange(n)[:, None]
-
-    def fetched(piece: int) -> Step:
-        share = rank * pieces + piece
-        return transfers(member, layout.input(0, share), rank, layout.output(0, share), op=SWITCH_REDUCE)
-
-    def sent(piece: int) -> Step:
-        share = layout.output(0, rank * pieces + piece)
-        src, dst = np.nonzero(~np.eye(n, dtype=bool))
-        return transfers(src, share[src], dst, share[src], op=MULTICAST)
+    layout, rank = Layout(collective, n), np.arange(n)
+    share = layout.output(0, rank)
 
     def steps() -> Iterator[Step]:
-        for time in range(pieces + 1):
-            yield joined([fetched(time)] * (time < pieces) + [sent(time - 1)] * (time > 0))
+        yield fetched(everyone(n), layout.input(0, rank), share)
+        yield sent(everyone(n), share, share)
 
-    return Schedule("switch", layout, steps, 1, (("pieces", pieces),))
+    return Schedule("switch", layout, steps)
 
 
 @algorithm(
@@ -65,12 +80,10 @@ def all_reduce(collective: Collective, *, pieces: int = 1) -> Schedule:
 )
 def reduce_scatter(collective: Collective) -> Schedule:
     """Every rank fetches the reduction of its block from the switch."""
-    n = collective.nranks
-    layout = Layout(collective)
-    rank, member = np.arange(n), np.arange(n)[:, None]
+    layout, rank = Layout(collective), np.arange(collective.nranks)
 
     def steps() -> Iterator[Step]:
-        yield transfers(member, layout.input(rank), rank, layout.output(), op=SWITCH_REDUCE)
+        yield fetched(everyone(len(rank)), layout.input(rank), layout.output())
 
     return Schedule("switch", layout, steps)
 
@@ -84,14 +97,11 @@ def reduce_scatter(collective: Collective) -> Schedule:
 )
 def all_gather(collective: Collective) -> Schedule:
     """Every rank has the switch send its block to all others."""
-    n = collective.nranks
-    layout = Layout(collective)
-    rank = np.arange(n)
+    layout, rank = Layout(collective), np.arange(collective.nranks)
 
     def steps() -> Iterator[Step]:
         own = transfers(rank, layout.input(), rank, layout.output(rank))
-        src, dst = np.nonzero(~np.eye(n, dtype=bool))
-        yield joined([own, transfers(src, layout.input(), dst, layout.output(src), op=MULTICAST)])
+        yield joined([own, sent(everyone(len(rank)), layout.input(0 * rank), layout.output(rank))])
 
     return Schedule("switch", layout, steps)
 

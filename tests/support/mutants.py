@@ -174,6 +174,8 @@ def originals(sizes: tuple[int, ...] = SIZES, algorithms: tuple[Algorithm, ...] 
     for algorithm in algorithms:
         params = algorithm.params
         variants: list[dict[str, int]] = [{}, *({name: 2} for name in ("channels", "pieces") if name in params)]
+        if "box" in params and algorithm.topologies != "any":
+            variants.append({"box": 2})
         for n in sizes:
             for extra in variants:
                 yield from _built(algorithm, n, extra, None, in_place=False)
@@ -191,7 +193,7 @@ def _built(
     for more in ({}, {"box": 2}):
         if "box" in algorithm.params or not more:
             try:
-                yield simcoll.schedule(collective, algorithm.name, **more, **extra)
+                yield simcoll.schedule(collective, algorithm.name, **(more | extra))
             except ConfigError:
                 continue
             return

@@ -67,7 +67,7 @@ def test_every_algorithm_leaves_the_right_data_above_its_bound(algorithm, n):
     except ConfigError:
         pytest.skip(f"{algorithm.name} does not serve {n} ranks")
     topology = boxes(2, 4, "450 GB/s", "1 us", nics=4, nic_bandwidth="50 GB/s", nic_latency="2 us")
-    if algorithm.topologies == "switch":
+    if algorithm.topologies in {"switch", "sharp"}:
         topology = replace(topology, traits={"switch_reduce": "yes"})
     for count in (0, 1, n + 1, 1000):
         for protocol in PROTOCOLS:

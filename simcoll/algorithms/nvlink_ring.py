@@ -1,0 +1,130 @@
+"""Rings along the direct links of a node's GPUs, such as the NVLinks of DGX-1 or xGMI: as many as the links carry at once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from simcoll.algorithms import chain, compose, ring
+from simcoll.algorithms.forest import topology_of
+from simcoll.algorithms.registered import Algorithm, algorithm
+from simcoll.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from simcoll.core.schedule import Schedule
+    from simcoll.topology import Topology
+
+    Ints = NDArray[np.int64]
+    Cycle = tuple[int, ...]
+
+__all__ = ["all_gather", "all_reduce", "broadcast", "link_rings", "reduce", "reduce_scatter"]
+
+NCCL = "NCCL 2.27: src/graph/search.cc, rings over NVLinks"
+MOST_RANKS = 64
+MOST_TRIES = 5_000
+
+
+def links_of(topology: Topology, size: int) -> Ints:
+    """Direct links from each to each of the first ranks, counted in the largest unit that divides all: ``[size, size]``."""
+    rank_of = np.full(len(topology.node_names), -1)
+    rank_of[topology.rank_nodes[:size]] = np.arange(size)
+    src, dst = rank_of[topology.link_src], rank_of[topology.link_dst]
+    direct, found = (src >= 0) & (dst >= 0), np.zeros((size, size), np.int64)
+    np.add.at(found, (src[direct], dst[direct]), topology.link_capacity_uBps[direct])
+    return found // max(int(np.gcd.reduce(found, axis=None)), 1)
+
+
+def link_rings(links: Ints) -> list[Cycle]:
+    """Rings through all ranks that use no link more often than there are: as many as a search finds, at most as a rank has links.
+
+    Rings over the thickest links come first. The search ends after a number of tries, not after a time: its answer is always the same.
+
+    >>> link_rings(np.array([[0, 2, 1], [2, 0, 1], [1, 1, 0]]))
+    [(0, 1, 2), (0, 2, 1)]
+    """
+    tries = iter(range(MOST_TRIES))
+
+    def cycles(left: Ints, path: Cycle) -> Iterator[Cycle]:
+        here = left[path[-1]]
+        if len(path) == len(left) and here[path[0]]:
+            yield path
+        for peer in sorted(set(np.flatnonzero(here).tolist()) - set(path), key=lambda peer: (-here[peer], peer)):
+            if next(tries, None) is not None:
+                yield from cycles(left, (*path, peer))
+
+    def rings(left: Ints) -> list[Cycle]:
+        best: list[Cycle] = []
+        most = int(min(left.sum(0).min(), left.sum(1).min()))
+        for path in cycles(left, (0,)) if most else ():
+            used = np.zeros_like(left)
+            used[path, np.roll(path, -1)] = 1
+            times = int(left[used > 0].min())
+            best = max(best, [path] * times + rings(left - times * used), key=len)
+            if len(best) == most:
+                break
+        return best
+
+    return rings(links) if len(links) > 1 else [(0,)]
+
+
+def _turned(machine: Topology, size: int, rings: list[Cycle]) -> list[Cycle]:
+    """The rings, each opened where the NICs at its ends carry the least; repeated until there are as many for every NIC."""
+    here = np.arange(size)
+    route = machine.route(here, here + size).links
+    kinds = np.array([kind == "nic" for kind in machine.node_kinds])[machine.link_dst[route]] & (route >= 0)
+    nic = machine.link_dst[route[here, kinds.argmax(axis=1)]].tolist()
+    wanted = -(-len(rings) // len(set(nic))) * len(set(nic))
+    found: dict[int, Cycle] = {}
+    for number in [*range(wanted)] * 3:  # the first to be opened knew nothing of the others
+        carried = Counter((end, nic[path[end]]) for other, path in found.items() if other != number for end in (0, -1))
+        path = rings[number % len(rings)]
+        turns = [path[place:] + path[:place] for place in range(size)]
+        found[number] = min(
+            turns, key=lambda turn: sorted((carried[end, nic[turn[end]]] for end in (0, -1)), reverse=True)
+        )
+    return list(found.values())
+
+
+def _orders(schedule: Schedule, topology: Topology | None) -> Ints:
+    """The rank at each position of each ring, node by node."""
+    machine = topology_of(schedule.collective, topology, "nvlink_ring")
+    n, size = machine.nranks, machine.ranks_per_node or machine.nranks
+    found = link_rings(links_of(machine, size)) if size <= MOST_RANKS else []
+    if not found:
+        raise ConfigError(
+            f"nvlink_ring needs rings of direct links through the up to {MOST_RANKS} GPUs of a node, which topology {machine.name!r} "
+            "does not have; ring serves any topology"
+        )
+    found = found if n == size else _turned(machine, size, found)
+    return ring.ring_orders(n, len(found), size, np.array(found))
+
+
+def along_links(schedule: Schedule, *, topology: Topology | None = None, pieces: int = 1) -> Schedule:
+    """The ring in copies along the links."""
+    return compose.channels(compose.pieces(schedule, pieces), _orders(schedule, topology))
+
+
+def rows_along_links(schedule: Schedule, *, topology: Topology | None = None, pieces: int = 4) -> Schedule:
+    """The chain in copies along the links, from the root on."""
+    return chain.from_root(schedule, _orders(schedule, topology), pieces)
+
+
+def _registered(found: Algorithm, cost: str) -> Algorithm:
+    shared = rows_along_links if found.name == "chain" else along_links
+    made = algorithm(
+        found.collective, "nvlink_ring", cost=cost, source=NCCL, topologies="direct", order=found.order, shared=shared
+    )
+    return made(found.written)
+
+
+all_reduce = _registered(ring.all_reduce, "2(n-1)a + 2(n-1)/n s b/k, k rings on a node")
+all_gather = _registered(ring.all_gather, "(n-1)a + (n-1)/n s b/k, k rings on a node")
+reduce_scatter = _registered(ring.reduce_scatter, "(n-1)a + (n-1)/n s b/k, k rings on a node")
+broadcast = _registered(chain.broadcast, "(n-2+p)(a + s/p b/k), p pieces, k rings on a node")
+reduce = _registered(chain.reduce, "(n-2+p)(a + s/p b/k), p pieces, k rings on a node")

@@ -1,0 +1,162 @@
+"""NCCL's algorithms on switches that reduce: NVLS in a node, NVLSTree over nodes, CollNet where the network reduces."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from simcoll.algorithms import compose, switch
+from simcoll.algorithms.compose import in_pieces, in_stages, pipelined
+from simcoll.algorithms.double_tree import binary_tree
+from simcoll.algorithms.nccl_tree import levels, tree_orders
+from simcoll.algorithms.registered import algorithm
+from simcoll.algorithms.switch import SHARP, everyone, fetched, sent
+from simcoll.core.schedule import REDUCE, Layout, Schedule, Step, transfers
+from simcoll.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from simcoll.core.collective import Collective
+
+__all__ = ["all_gather", "all_reduce", "collnet_all_reduce", "reduce_scatter", "tree_all_reduce"]
+
+NCCL = "NCCL 2.27: src/device/all_reduce.h, src/transport/nvls.cc and coll_net.cc"
+
+
+def _nodes(name: str, collective: Collective, box: int | None) -> tuple[int, int]:
+    """Number of nodes and ranks in each; without ``box`` all ranks are one node."""
+    n = collective.nranks
+    if n % (box or n):
+        raise ConfigError(f"{name} needs a multiple of box={box} ranks, got {n}")
+    return n // (box or n), box or n
+
+
+def _one_node(collective: Collective, box: int | None) -> None:
+    nodes, size = _nodes("nvls", collective, box)
+    if nodes > 1:
+        raise ConfigError(f"nvls serves the {size} ranks of one node, got {nodes} nodes; nvls_tree serves several")
+
+
+@algorithm(
+    "all_reduce",
+    "nvls",
+    cost="2a + (1 + 1/n) s b, many pieces",
+    source=SHARP,
+    topologies="switch",
+    order="rank-consistent",
+    shared=in_pieces,
+)
+def all_reduce(collective: Collective, *, box: int | None = None) -> Schedule:
+    """Rank r fetches the reduction of its share from the switch on one channel, and has it sent to all on another."""
+    _one_node(collective, box)
+    n = collective.nranks
+    layout, rank = Layout(collective, n), np.arange(n)
+    share = layout.output(0, rank)
+
+    def steps() -> Iterator[Step]:
+        yield fetched(everyone(n), layout.input(0, rank), share)
+        yield sent(everyone(n), share, share, channel=1)
+
+    return Schedule("nvls", layout, steps, 2)
+
+
+@algorithm(
+    "reduce_scatter",
+    "nvls",
+    cost="a + s b, one piece",
+    source=SHARP,
+    topologies="switch",
+    order="rank-consistent",
+    shared=in_pieces,
+)
+def reduce_scatter(collective: Collective, *, box: int | None = None) -> Schedule:
+    """Every rank fetches the reduction of its block from the switch, in pieces and on several channels."""
+    _one_node(collective, box)
+    return switch.reduce_scatter(collective)
+
+
+@algorithm(
+    "all_gather",
+    "nvls",
+    cost="a + (n-1)/n s b, one piece",
+    source=SHARP,
+    topologies="switch",
+    shared=in_pieces,
+)
+def all_gather(collective: Collective, *, box: int | None = None) -> Schedule:
+    """Every rank has the switch send its block to all others, in pieces and on several channels."""
+    _one_node(collective, box)
+    return switch.all_gather(collective)
+
+
+@algorithm(
+    "all_reduce",
+    "nvls_tree",
+    cost="about 2(1 + lg m)a + max((1 + 1/g) s b_box, 2 s/g b_net), m nodes of g, many pieces",
+    source=NCCL,
+    pattern="tree",
+    topologies="switch",
+    order="rank-consistent",
+)
+def tree_all_reduce(collective: Collective, *, channels: int = 1, pieces: int = 4, box: int | None = None) -> Schedule:
+    """NVLS in every node, a double binary tree over the nodes on every rail.
+
+    Member h of a node fetches the reduction of share h from its switch; sums go up and down the trees of its rail; then the switch
+    sends them to the node. Each of these is a channel of its own; ``channels`` counts the pairs of trees.
+    """
+    nodes, size = _nodes("nvls_tree", collective, box)
+    layout, rank = Layout(collective, size), np.arange(collective.nranks)
+    node, member = np.divmod(rank, size)
+    members = node[:, None] * size + np.arange(size)
+    share, parent = layout.output(0, member), np.array(binary_tree(nodes))[node] * size + member
+    below = [members[level * size].reshape(-1) for level in levels(np.array(binary_tree(nodes)))]
+
+    def steps() -> Iterator[Step]:
+        yield fetched(members, layout.input(0, member), share)
+        for level in reversed(below):
+            yield transfers(level, share[level], parent[level], share[level], op=REDUCE, channel=1)
+        for level in below:
+            yield transfers(parent[level], share[level], level, share[level], channel=2)
+        yield sent(members, share, share, channel=3)
+
+    tree = Schedule("nvls_tree", layout, steps, 4)
+    return pipelined(compose.channels(tree, tree_orders(len(rank), size, 1) * channels), pieces)
+
+
+@algorithm(
+    "all_reduce",
+    "collnet",
+    cost="4a + 2(g-1)/g s b_box + (2 - 1/m) s/g b_net, m nodes of g; the larger with pieces",
+    source=NCCL,
+    topologies="sharp",
+    order="rank-consistent",
+    shared=in_stages,
+)
+def collnet_all_reduce(collective: Collective, *, box: int | None = None) -> list[Schedule]:
+    """Member h of every node adds share h of its node; the network adds the nodes' sums; members exchange the results.
+
+    On every rail each node fetches its part of the share from the switches and has it sent to the others.
+    """
+    nodes, size = _nodes("collnet", collective, box)
+    layout, rank = Layout(collective, collective.nranks), np.arange(collective.nranks)
+    node, member = np.divmod(rank, size)
+    shift = np.arange(1, size)[:, None]
+    peer, rail = node * size + (member + shift) % size, np.arange(nodes) * size + member[:, None]
+    own = layout.output(0, member * nodes)
+
+    def added() -> Iterator[Step]:
+        yield transfers(rank, layout.input(), rank, layout.output(), count=layout.chunks)
+        yield transfers(rank, own[peer], peer, own[peer], count=nodes, op=REDUCE)
+
+    def reduced() -> Iterator[Step]:
+        yield fetched(rail, own + node, own + node)
+
+    def returned() -> Iterator[Step]:
+        yield sent(rail, own + node, own + node)
+
+    def exchanged() -> Iterator[Step]:
+        yield transfers(rank, own, peer, own, count=nodes)
+
+    return [Schedule("collnet", layout, stage) for stage in (added, reduced, returned, exchanged)]
