@@ -10,19 +10,30 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
 
 from simcoll.errors import ConfigError, nearest
 from simcoll.libraries.calibration import LEAST, MOST, Calibration, Correction, in_millionths
+from simcoll.libraries.environment import DEFAULT
+from simcoll.libraries.library import load_library
+from simcoll.libraries.prediction import calibrated, chosen, in_time, launch_us
+from simcoll.topology.machine import machine as machine_of
 from simcoll.units import format_size, format_time
 
-__all__ = ["PARAMETERS", "LeftOut", "Predictor", "Row", "Series", "fit", "fit_series", "left_out"]
+if TYPE_CHECKING:
+    from simcoll.libraries.environment import Environment
+    from simcoll.libraries.library import Library
+    from simcoll.topology import Topology
+
+__all__ = ["PARAMETERS", "LeftOut", "Predictor", "Row", "Series", "fit", "fit_series", "formula", "left_out"]
 
 PARAMETERS = ("launch", "rate", "growth", "fabric_latency")
 """In the order in which they are taken up."""
 
-Predictor = Callable[[int, Calibration], int]
-"""Femtoseconds of a size in bytes under a calibration; it adds ``launch_fs`` once, and applies the correction."""
+Predictor = Callable[[Sequence[int], Calibration], Sequence[int]]
+"""Femtoseconds of sizes in bytes under a calibration; it adds ``launch_fs`` once, and applies the correction."""
 
 WARM_UP = 1.5
 """A first row this many times its successor paid for the start of the run."""
@@ -33,8 +44,8 @@ ROWS_FOR_MORE = 4
 ROWS_FOR_CORRECTION = 6
 SHARE_OF_RESIDUAL = 0.8
 """Part of what is left over that the correction takes: the rest is taken for noise."""
-GAIN = 0.2
-"""Share of the mean error by which another parameter must reduce it."""
+GAIN, LEAST_GAIN = 0.2, 0.005
+"""Share of the mean error, and part of the times, by which another parameter must reduce it."""
 MOST_LAUNCH_FS = 100 * 10**9
 LEAST_SHARE = 0.4
 """At least this part of the library's shortest time is left by a negative launch offset."""
@@ -69,6 +80,15 @@ class Series:
     rows: tuple[tuple[int, int], ...]
     predictor: Predictor
     aside: tuple[str, ...] = ()
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Sizes of the rows."""
+        return tuple(size for size, _ in self.rows)
+
+    def predicted(self, calibration: Calibration) -> Sequence[int]:
+        """Femtoseconds of every row."""
+        return self.predictor(self.sizes, calibration)
 
     @classmethod
     def of(cls, collective: str, nranks: int, rows: Sequence[Row], predictor: Predictor) -> Series:
@@ -109,18 +129,44 @@ class _Rest:
 
     def __init__(self, series: Sequence[Series]) -> None:
         self._series = series
-        self._known: dict[tuple[int, ...], dict[tuple[int, int], int]] = {}
+        self._known: dict[tuple[int, ...], list[dict[int, int]]] = {}
 
     def times(self, rows: Sequence[tuple[int, int, int]], calibration: Calibration) -> list[int]:
         """Of rows ``(series, size, time)``."""
         rate, growth = calibration.rate.as_integer_ratio(), calibration.growth.as_integer_ratio()
         key = (*rate, *growth, calibration.fabric_latency_fs)
-        known, found = self._known.setdefault(key, {}), []
-        for place, size, _ in rows:
-            if (place, size) not in known:
-                known[place, size] = max(1, self._series[place].predictor(size, calibration))
-            found.append(known[place, size])
-        return found
+        if key not in self._known:
+            self._known[key] = [
+                dict(zip(each.sizes, each.predicted(calibration), strict=True)) for each in self._series
+            ]
+        return [max(1, self._known[key][place][size]) for place, size, _ in rows]
+
+
+def formula(
+    collective: str, topology: Topology, library: str | Library = "nccl", environment: Environment = DEFAULT
+) -> Predictor:
+    """The predictor of a library's corrected formula, for all sizes at once.
+
+    Raises
+    ------
+    ConfigError
+        When the library has no numbers for the machine.
+    """
+    machine, read = machine_of(topology), load_library(library)
+    nranks = sum(machine.domain_ranks)
+
+    def times_fs(sizes: Sequence[int], calibration: Calibration) -> list[int]:
+        overlaid = calibrated(read, machine, calibration)
+        array = np.array(sizes, float)
+        costs, pick = chosen(machine, collective, array, overlaid, environment, calibration)
+        times_us = np.array([cost.time_us(array) for cost in costs])[pick, np.arange(len(sizes))]
+        launch = launch_us(machine, overlaid, environment)
+        return [
+            calibration.corrected_fs(max(in_time(time + launch) + calibration.launch_fs, 1), collective, nranks, size)
+            for size, time in zip(sizes, times_us.tolist(), strict=True)
+        ]
+
+    return times_fs
 
 
 def fit(
@@ -157,8 +203,9 @@ def fit_series(series: Sequence[Series], parameters: Sequence[str] | None = None
         Without rows, or for more parameters than there are rows.
     """
     rows = [(place, size, time) for place, each in enumerate(series) for size, time in each.rows]
-    found = _fitted(rows, _Rest(series), _wanted(rows, parameters))
-    return replace(found, corrections=_corrections(series, rows, _Rest(series), found))
+    rest = _Rest(series)
+    found = _fitted(rows, rest, _wanted(rows, parameters))
+    return replace(found, corrections=_corrections(series, rows, rest, found))
 
 
 def left_out(series: Sequence[Series], parameters: Sequence[str] | None = None) -> tuple[LeftOut, ...]:
@@ -169,6 +216,7 @@ def left_out(series: Sequence[Series], parameters: Sequence[str] | None = None) 
     rows = [(place, size, time) for place, each in enumerate(series) for size, time in each.rows]
     folds = min(len(rows), FOLDS)
     rest, found = _Rest(series), []
+    before = [dict(zip(each.sizes, each.predicted(Calibration()), strict=True)) for each in series]
     for fold in range(folds if len(rows) > 2 else 0):
         kept = [row for number, row in enumerate(rows) if number % folds != fold]
         try:
@@ -176,10 +224,11 @@ def left_out(series: Sequence[Series], parameters: Sequence[str] | None = None) 
         except ConfigError:
             return ()
         fitted = replace(fitted, corrections=_corrections(series, kept, rest, fitted))
+        after = [dict(zip(each.sizes, each.predicted(fitted), strict=True)) for each in series]
         for place, size, time in rows[fold::folds]:
             own = series[place]
-            errors = [own.predictor(size, each) / time - 1 for each in (Calibration(), fitted)]
-            found.append((place, size, LeftOut(own.collective, own.nranks, size, errors[0], errors[1])))
+            errors = before[place][size] / time - 1, after[place][size] / time - 1
+            found.append((place, size, LeftOut(own.collective, own.nranks, size, *errors)))
     return tuple(each for _, _, each in sorted(found, key=lambda entry: entry[:2]))
 
 
@@ -242,7 +291,7 @@ def _fitted(rows: Sequence[tuple[int, int, int]], rest: _Rest, wanted: Sequence[
     taken: list[str] = []
     for name in (name for name in PARAMETERS[1:] if name in wanted):
         trial, better = _search([*taken, name], dict(units), best, tried)
-        if name == "rate" or better[0] < (1 - GAIN) * best[0]:
+        if name == "rate" or better[0] < min((1 - GAIN) * best[0], best[0] - LEAST_GAIN):
             units, best = trial, better
             taken.append(name)
     return best[1]

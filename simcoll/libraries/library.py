@@ -12,7 +12,7 @@ import hashlib
 import tomllib
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -124,7 +124,7 @@ class Library:
 
     def tables(self, head: str) -> tuple[str, ...]:
         """Names of the tables below a heading, such as the fabrics, in order of the file."""
-        return tuple(dict.fromkeys(place.split(".")[1] for place in self.values if place.startswith(f"{head}.")))
+        return _tables(self, head)
 
     def with_values(self, changes: Mapping[str, Value]) -> Library:
         """The same library with some constants changed."""
@@ -133,6 +133,12 @@ class Library:
         return Library(
             self.name, self.version, self.description, self.missing, values, sources, _digest(self.name, values)
         )
+
+
+@lru_cache(maxsize=4096)
+def _tables(library: Library, head: str) -> tuple[str, ...]:
+    """Asked for again and again by every prediction."""
+    return tuple(dict.fromkeys(place.split(".")[1] for place in library.values if place.startswith(f"{head}.")))
 
 
 def load_library(name: str | Path | Library = "nccl") -> Library:

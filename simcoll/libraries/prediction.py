@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,11 +17,9 @@ from simcoll.topology.machine import machine as machine_of
 from simcoll.units import MAX_TIME_FS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from fractions import Fraction
-
     from numpy.typing import NDArray
 
+    from simcoll.libraries.calibration import Calibration
     from simcoll.libraries.environment import Environment
     from simcoll.libraries.formula import Cost, Floats
     from simcoll.libraries.library import Library
@@ -34,36 +32,6 @@ COLLECTIVES = (
     "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all", "gather", "scatter", "send_recv",
 )  # fmt: skip
 """What a library runs by itself."""
-
-
-class Tuned(Protocol):
-    """A line of NCCL's own tuning table."""
-
-    algorithm: str
-    protocol: str
-    latency_fs: int
-    bandwidth_uBps: int
-
-
-class Calibration(Protocol):
-    """What measurements say about one machine: see :mod:`simcoll.libraries.calibration`."""
-
-    launch_fs: int
-    rate: Fraction
-    fabric_latency_fs: int
-    growth: Fraction
-
-    @property
-    def hash(self) -> str:
-        """Hash of everything in it."""
-
-    def __hash__(self) -> int: ...
-
-    def corrected_fs(self, time_fs: int, collective: str, nranks: int, size_bytes: int) -> int:
-        """A time with the correction for its size."""
-
-    def tuned(self, collective: str, nranks: int, nnodes: int) -> Sequence[Tuned]:
-        """NCCL's own table; empty where none was read."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,10 @@ def machine(size, calibration):
     return calibration.corrected_fs(time, "all_reduce", 8, size)
 
 
+def predictor(sizes, calibration):
+    return [machine(size, calibration) for size in sizes]
+
+
 def measured(calibration, sizes):
     return [Row(size, machine(size, calibration)) for size in sizes]
 
@@ -45,7 +49,7 @@ def worst(found, rows):
 @given(st.integers(-20, 60), st.integers(40, 150))
 def test_two_rows_give_launch_and_rate(launch, percent):
     truth = Calibration(launch_fs=launch * US, rate=Fraction(percent, 100))
-    found = fit(measured(truth, (8, 2**30)), machine)
+    found = fit(measured(truth, (8, 2**30)), predictor)
     assert abs(found.launch_fs - truth.launch_fs) < US // 2
     assert abs(found.rate / truth.rate - 1) < Fraction(1, 100)
     assert (found.growth, found.fabric_latency_fs, found.corrections) == (1, 0, ())
@@ -57,20 +61,20 @@ def test_two_rows_give_launch_and_rate(launch, percent):
     [Calibration(5 * US, Fraction(4, 5), 40 * US), Calibration(0, Fraction(1), 0, Fraction(4)), Calibration(30 * US)],
 )
 def test_more_rows_find_more(truth):
-    found = fit(measured(truth, MANY), machine, collective="all_reduce", nranks=8)
+    found = fit(measured(truth, MANY), predictor, collective="all_reduce", nranks=8)
     assert worst(found, measured(truth, MANY)) < 0.05
     assert worst(replace(found, corrections=()), measured(truth, MANY)) < 0.1
 
 
 def test_a_parameter_without_need_stays_neutral():
-    found = fit(measured(Calibration(launch_fs=7 * US), MANY), machine)
+    found = fit(measured(Calibration(launch_fs=7 * US), MANY), predictor)
     assert (found.rate, found.growth, found.fabric_latency_fs) == (1, 1, 0)
     assert found.launch_fs == 7 * US
 
 
 def test_a_correction_takes_what_no_parameter_explains():
     rows = [Row(size, machine(size, Calibration()) * (3 if size == 2**20 else 1)) for size in SIX]
-    found = fit(rows, machine, collective="all_reduce", nranks=8)
+    found = fit(rows, predictor, collective="all_reduce", nranks=8)
     assert 2 < found.factor("all_reduce", 8, 2**20) < 3
     assert found.factor("all_gather", 8, 2**20) == 1
     assert abs(machine(8, found) / rows[0].time_fs - 1) < 0.01
@@ -82,28 +86,28 @@ def test_one_wild_row_of_many_moves_nothing_else(place, factor):
     truth = Calibration(launch_fs=12 * US, rate=Fraction(7, 10))
     rows = measured(truth, MANY)
     wild = [*rows[:place], Row(rows[place].size_bytes, rows[place].time_fs * factor), *rows[place + 1 :]]
-    found = replace(fit(wild, machine, parameters=("launch", "rate")), corrections=())
+    found = replace(fit(wild, predictor, parameters=("launch", "rate")), corrections=())
     assert worst(found, rows) < 0.03
 
 
 def test_the_warm_up_row_is_set_aside_and_named():
     rows = measured(Calibration(), MANY)
     late = [Row(8, rows[1].time_fs * 9), *rows[1:]]
-    series = Series.of("all_reduce", 8, late, machine)
+    series = Series.of("all_reduce", 8, late, predictor)
     assert series.aside == (f"8 B took {rows[1].time_fs * 9 / US:.0f} us, 9.0 times the next size: warm-up",)
     assert series.rows[0] == (16, rows[1].time_fs)
-    assert Series.of("all_reduce", 8, rows, machine).aside == ()
+    assert Series.of("all_reduce", 8, rows, predictor).aside == ()
 
 
 def test_rows_of_one_size_count_once():
     rows = [Row(8, 30), Row(8, 10), Row(8, 20), Row(1024, 40)]
-    assert Series.of("all_reduce", 8, rows, machine).rows == ((8, 20), (1024, 40))
+    assert Series.of("all_reduce", 8, rows, predictor).rows == ((8, 20), (1024, 40))
 
 
 @settings(max_examples=25)
 @given(st.permutations(measured(Calibration(launch_fs=9 * US, growth=Fraction(2)), SIX)))
 def test_the_order_of_rows_does_not_matter(rows):
-    assert fit(rows, machine).hash == fit(sorted(rows, key=lambda row: row.size_bytes), machine).hash
+    assert fit(rows, predictor).hash == fit(sorted(rows, key=lambda row: row.size_bytes), predictor).hash
 
 
 @pytest.mark.parametrize(
@@ -119,38 +123,38 @@ def test_the_order_of_rows_does_not_matter(rows):
 )
 def test_what_rows_cannot_tell_is_refused(rows, parameters, says):
     with pytest.raises(ConfigError, match=says):
-        fit(rows, machine, parameters=parameters)
+        fit(rows, predictor, parameters=parameters)
 
 
 def test_one_row_fits_what_it_shows():
     small = measured(Calibration(11 * US), [8])
     large = measured(Calibration(rate=Fraction(1, 2)), [2**30])
-    assert fit(small, machine) == Calibration(launch_fs=11 * US)
-    assert fit(large, machine).launch_fs == 0
-    assert abs(fit(large, machine).rate - Fraction(1, 2)) < Fraction(1, 100)
+    assert fit(small, predictor) == Calibration(launch_fs=11 * US)
+    assert fit(large, predictor).launch_fs == 0
+    assert abs(fit(large, predictor).rate - Fraction(1, 2)) < Fraction(1, 100)
 
 
 def test_a_negative_launch_leaves_part_of_the_time():
     rows = [Row(size, max(1, machine(size, Calibration()) // 100)) for size in (8, 16, 1024)]
-    found = fit(rows, machine, parameters=("launch",))
+    found = fit(rows, predictor, parameters=("launch",))
     assert machine(8, found) > 0.39 * machine(8, Calibration())
 
 
 def test_rows_left_out_are_predicted_by_the_others():
     truth = Calibration(launch_fs=20 * US, rate=Fraction(4, 5))
     rows = measured(truth, MANY)
-    found = left_out([Series.of("all_reduce", 8, rows, machine)])
+    found = left_out([Series.of("all_reduce", 8, rows, predictor)])
     assert [each.size_bytes for each in found] == list(MANY)
     assert max(abs(each.after) for each in found) < 0.03 < max(abs(each.before) for each in found)
     # A row that is off in itself is predicted from the others: the fit that is judged has not seen it.
     wild = [*rows[:15], Row(rows[15].size_bytes, rows[15].time_fs * 2), *rows[16:]]
-    assert -0.52 < left_out([Series.of("all_reduce", 8, wild, machine)])[15].after < -0.45
-    assert left_out([Series.of("all_reduce", 8, rows[:2], machine)]) == ()
+    assert -0.52 < left_out([Series.of("all_reduce", 8, wild, predictor)])[15].after < -0.45
+    assert left_out([Series.of("all_reduce", 8, rows[:2], predictor)]) == ()
 
 
 def test_tables_of_a_machine_share_its_numbers():
     truth = Calibration(launch_fs=20 * US, rate=Fraction(4, 5))
-    first, second = (Series.of(name, 8, measured(truth, MANY), machine) for name in ("all_reduce", "all_gather"))
+    first, second = (Series.of(name, 8, measured(truth, MANY), predictor) for name in ("all_reduce", "all_gather"))
     found = fit_series([first, second])
     assert abs(found.launch_fs - truth.launch_fs) < US
     assert [each.collective for each in found.corrections] == ["all_reduce", "all_gather"]
