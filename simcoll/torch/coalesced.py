@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from simcoll.distributed.api.reductions import ReduceOp, check_op
 from simcoll.distributed.runtime.calls import Call
-from simcoll.distributed.runtime.issuing import play
+from simcoll.distributed.runtime.operations import play
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

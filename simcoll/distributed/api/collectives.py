@@ -28,7 +28,7 @@ from simcoll.distributed.api.arguments import (
 from simcoll.distributed.api.groups import member_of, members_only
 from simcoll.distributed.api.reductions import ReduceOp, check_op
 from simcoll.distributed.runtime.calls import Call
-from simcoll.distributed.runtime.issuing import play
+from simcoll.distributed.runtime.operations import play
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from simcoll.distributed.api.arguments import as_array, root_of
 from simcoll.distributed.api.groups import OutsideError, ProcessGroup, get_rank, member_of, members_only
-from simcoll.distributed.runtime.issuing import begin
+from simcoll.distributed.runtime.operations import begin
 from simcoll.distributed.runtime.world import current_rank
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""The calls of ranks, and the error when they do not match."""
+"""Calls of collectives: what a rank asked for, and how two of them differ."""
 
 from __future__ import annotations
 
@@ -72,12 +72,12 @@ class Call:
         return " ".join(part for part in parts if part)
 
 
-def matrix(rows: Sequence[tuple[int, ...]]) -> Any:
+def matrix(rows: Sequence[Sequence[int]]) -> Any:
     """The sizes of an all_to_all, by sender and receiver; one number when they are equal."""
-    return rows[0][0] if len({size for row in rows for size in row}) == 1 else tuple(rows)
+    return rows[0][0] if len({size for row in rows for size in row}) == 1 else tuple(map(tuple, rows))
 
 
-def wrong_split(splits: Sequence[Splits]) -> str | None:
+def wrong_split(splits: Sequence[tuple[Sequence[int], Sequence[int]]]) -> str | None:
     """The first disagreement of two ranks on their split sizes in an all_to_all, as a sentence."""
     ranks = range(len(splits))
     for a in ranks:
@@ -89,19 +89,7 @@ def wrong_split(splits: Sequence[Splits]) -> str | None:
 
 
 def mismatch(where: str, members: Sequence[int], said: Mapping[int, tuple[str, Any]], reason: str) -> str:
-    """The error that lists the call of every rank.
-
-    Parameters
-    ----------
-    where
-        Which call on which group.
-    members
-        Global ranks by group rank.
-    said
-        By group rank, the call and the line that made it.
-    reason
-        How they differ.
-    """
+    """The error that lists the call of every rank and the line that made it, ``said`` by group rank."""
     lines = [f"Detected mismatch between collectives on ranks: {where}: {reason}"]
     for rank, member in enumerate(members[:SHOWN_RANKS]):
         call, site = said.get(rank, ("has not called", None))

@@ -13,13 +13,12 @@ import numpy as np
 import simpy
 from simpy.events import EventPriority
 
-from simcoll.distributed.runtime.execute import execute
 from simcoll.distributed.runtime.mailbox import EmulatedMailbox
 from simcoll.distributed.runtime.meeting import Meeting
-from simcoll.distributed.runtime.operations import Streams
+from simcoll.distributed.runtime.operations import Streams, execute
 from simcoll.distributed.runtime.playing import Emulator
 from simcoll.distributed.runtime.records import History
-from simcoll.distributed.runtime.tasks import Tasks
+from simcoll.distributed.runtime.tasks import Tasks, Waitable, current_task, wait_until
 from simcoll.distributed.runtime.world import OwnStore, Rank
 from simcoll.distributed.stores import HashStore
 from simcoll.distributed.stores.rendezvous import rendezvous
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
     from simcoll.distributed.runtime.world import Buffers, Communicator, ProcessGroup
     from simcoll.distributed.stores import Store
 
-__all__ = ["EmulatedWorld"]
+__all__ = ["EmulatedWorld", "RankWaiter"]
 
 PROGRAMS = EventPriority(5)
 """After the events of a timestamp, before the fabric settles its rates (priority 10)."""
@@ -246,3 +245,36 @@ class EmulatedWorld:
         if ended:
             lines.append(f"  ended: rank {', '.join(ended[:SHOWN_RANKS])}")
         return "\n".join(lines)
+
+
+class RankWaiter:
+    """The :class:`simcoll.distributed.stores.Waiter` of emulated ranks; timeouts count on the emulated clock."""
+
+    __slots__ = ("_waiting",)
+
+    def __init__(self) -> None:
+        self._waiting: list[Waitable] = []
+
+    def wait(self, ready: Callable[[], bool], timeout_s: float) -> bool:
+        """Try again after every change of a store; False after the timeout."""
+        task = current_task()
+        if task is None:
+            return ready()
+        begin_fs, limit_fs = task.owner.world.now, round(timeout_s * 1e15)
+        while not ready():
+            left = limit_fs - (task.owner.world.now - begin_fs)
+            if left <= 0:
+                return False
+            change = Waitable("a key of a store that no rank has set")
+            self._waiting.append(change)
+            try:
+                wait_until(change, left, explicit=True)
+            except RuntimeError:
+                return ready()
+        return True
+
+    def notify(self) -> None:
+        """Wake the ranks that wait: a store has changed."""
+        waiting, self._waiting = self._waiting, []
+        for each in waiting:
+            each.finish()

@@ -144,11 +144,7 @@ def deliver_message(receive: End, sender: int, values: Array | None) -> None:
     work = receive.posted
     error = work.guarded()
     if values is not None and error is None:
-        target = work.targets[0]
-        if values.size == target.size:
-            target[...] = values.reshape(target.shape)
-        else:
-            target.reshape(-1)[: values.size] = values
+        work.fill(values)
     work.sender = sender
     work.over(error)
 

@@ -1,4 +1,4 @@
-"""Collectives on the emulator: the calls of a group's ranks are matched, compared and played.
+"""Collectives: the calls of a group's ranks are matched, compared and played, on the emulator or by an executor.
 
 A group is a stream: a rank enters an operation when its part of the one before has finished, and when it has called; it does
 not wait for the calls of the others. Only transfers that need a rank that has not called wait. Operations of different groups
@@ -8,49 +8,148 @@ overlap, and share the links.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from simcoll.distributed.runtime.calls import Call, matrix, mismatch, wrong_split
-from simcoll.distributed.runtime.issuing import begin, deliver, plan_of
-from simcoll.distributed.runtime.meeting import listed
+import msgspec
+import numpy as np
+
+from simcoll.core.collective import Collective
+from simcoll.distributed.runtime.calls import ASPECTS, Call, matrix, mismatch, wrong_split
+from simcoll.distributed.runtime.flight import Entry, calling_site
+from simcoll.distributed.runtime.meeting import Arrival, listed
+from simcoll.distributed.runtime.plans import plan_for
 from simcoll.distributed.runtime.playing import Playing
+from simcoll.distributed.runtime.tasks import Waitable, wait_until
+from simcoll.distributed.runtime.work import Work, timeout_fs
+from simcoll.distributed.runtime.world import current_rank
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from simcoll.core.memory import Array
     from simcoll.core.plan import Plan
+    from simcoll.distributed.runtime.meeting import Meeting
     from simcoll.distributed.runtime.playing import Emulator
-    from simcoll.distributed.runtime.work import Work
-    from simcoll.distributed.runtime.world import Buffers, Communicator, Rank
+    from simcoll.distributed.runtime.tasks import Task
+    from simcoll.distributed.runtime.world import Buffers, Communicator, Executor, ProcessGroup, Rank
 
-__all__ = ["Streams"]
+__all__ = ["Streams", "begin", "execute", "play"]
+
+LINGER_FS = 3 * 10**14
+"""How long a rank that has seen another call waits for the rest, so that its report can name them."""
+
+
+def begin(group: Communicator, me: Rank, name: str, buffers: Buffers, *, p2p: bool = False) -> Work:
+    """The Work of a call, noted in the rank's flight record.
+
+    Raises
+    ------
+    RuntimeError
+        When the group has failed before, or an output is read-only.
+    """
+    if group.failure is not None:
+        raise RuntimeError(group.failure)
+    if any(not target.flags.writeable for target in buffers[1]):
+        raise RuntimeError(f"{name}: an output tensor is read-only")
+    made = group.messages if p2p else group.calls
+    here, now = group.group_rank[me.number], group.world.now
+    inputs, outputs = ([(array.shape, array.dtype.name) for array in arrays] for arrays in buffers)
+    label, site = (group.name, group.desc), calling_site()
+    entry = Entry(label, name, made[here], p2p, inputs, outputs, group.timeout_fs, now, site)
+    made[here] += 1
+    me.flight.add(entry)
+    work = Work(me, name, *buffers, entry)
+    work.deadline_fs = now + group.timeout_fs
+    work.explicit = group.explicit
+    return work
+
+
+def _plan_of(group: Communicator, call: Call, sizes: Any) -> Plan:
+    """The plan of a call, whose ``sizes`` are those that all ranks agree on."""
+    plans = group.world.plans
+    collective = Collective(call.kind, len(group.members), root=call.root)
+    op = call.op.pairwise if call.op is not None else "sum"
+    choices = (call.algorithm, group.algorithm, plans.algorithm)
+    return plan_for(plans, collective, sizes, call.dtype, op, group.members, choices)
+
+
+def _deliver(work: Work, call: Call, values: Array | None, nranks: int) -> str | None:
+    """Fill a call's outputs from a plan's flat output; returns a fault of the buffers, if there is one."""
+    error = work.guarded()
+    if error is None and values is not None:
+        if call.op is not None:
+            call.op.finish(values, nranks)
+        work.fill(values)
+    return error
+
+
+@dataclass(slots=True, eq=False)
+class Operation:
+    """One collective of a group: the calls that this process has seen, by group rank, and their Works."""
+
+    group: Communicator
+    sequence: int
+    calls: dict[int, Call] = field(default_factory=dict)
+    works: dict[int, Work] = field(default_factory=dict)
+    plan: Plan | None = None
+
+    @property
+    def where(self) -> str:
+        """The number of the call, and its group."""
+        return f"call {self.sequence} on {self.group}"
+
+    def what(self, rank: int) -> str:
+        """A rank's call, its number, and the place in the program that made it."""
+        return f"{self.calls[rank]} ({self.where}, {self.works[rank].entry.site})"
+
+    def missing(self) -> Sequence[int]:
+        """Global ranks whose calls are not known and are waited for."""
+        return [member for number, member in enumerate(self.group.members) if number not in self.calls]
+
+    def describe(self, rank: int) -> str:
+        """The event that a group rank waits for."""
+        missing = self.missing()
+        return f"{self.what(rank)} waits for {f'rank {listed(missing)}' if missing else 'data'}"
+
+    def add(self, rank: int, call: Call, work: Work) -> None:
+        """Note the call of a rank; the first one's plan is that of all."""
+        if not self.calls and call.splits is None:
+            self.plan = _plan_of(self.group, call, call.sizes)
+        self.calls[rank] = call
+        self.works[rank] = work
+        work.reason = lambda: self.describe(rank)
+
+    def joined(self, splits: Sequence[tuple[Sequence[int], Sequence[int]]]) -> str | None:
+        """Make the plan of an all_to_all, whose splits are compared pair by pair; returns a disagreement."""
+        wrong = wrong_split(splits)
+        if wrong is None:
+            self.plan = _plan_of(self.group, next(iter(self.calls.values())), matrix([sends for sends, _ in splits]))
+        return wrong
+
+    def refusal(self, said: Mapping[int, tuple[str, Any]], reason: str) -> str:
+        """The error that lists every rank's call and the line that made it."""
+        return mismatch(self.where, self.group.members, said, reason)
 
 
 class Streams:
-    """A group's operations: each rank's stream, and the operations that some rank has yet to call."""
+    """A group's operations on the emulator: each rank's stream, and the operations that some rank has yet to call."""
 
     __slots__ = ("emulator", "group", "open", "streams")
 
     def __init__(self, group: Communicator, emulator: Emulator) -> None:
         self.group = group
         self.emulator = emulator
-        self.streams: list[list[Operation]] = [[] for _ in group.members]
-        self.open: dict[int, Operation] = {}
+        self.streams: list[list[_Matched]] = [[] for _ in group.members]
+        self.open: dict[int, _Matched] = {}
 
     def issue(self, me: Rank, call: Call, buffers: Buffers, *, guard: bool) -> Work:
-        """Match a call with those of the other ranks and put it on the rank's stream.
-
-        Raises
-        ------
-        RuntimeError
-            When the group has failed before, or an output is read-only.
-        """
+        """Match a call with those of the other ranks and put it on the rank's stream."""
         work = begin(self.group, me, call.name, buffers)
         here, sequence = self.group.group_rank[me.number], work.entry.sequence
         operation = self.open.get(sequence)
         if operation is None:
-            operation = self.open[sequence] = Operation(self, sequence)
-        work.reason = lambda: operation.describe(here)
-        operation.add(here, call, work)
+            operation = self.open[sequence] = _Matched(self.group, sequence, streams=self)
+        operation.match(here, call, work)
         if not work.done:
             if guard:
                 work.guard()
@@ -76,46 +175,35 @@ class Streams:
             stream[:] = [operation for operation in stream if not operation.failed]
 
 
-@dataclass(slots=True, eq=False)
-class Operation:
-    """One collective of a group, from the first call to the last departure."""
+@dataclass(slots=True, eq=False, kw_only=True)
+class _Matched(Operation):
+    """An operation whose ranks are all in this process, from the first call to the last departure."""
 
     streams: Streams
-    sequence: int
-    calls: dict[int, Call] = field(default_factory=dict)
-    works: dict[int, Work] = field(default_factory=dict)
-    plan: Plan | None = None
     mismatch: bool = False
     failed: bool = False
-    _playing: Playing | None = None
-    _early: list[int] = field(default_factory=list)
+    playing: Playing | None = None
+    early: list[int] = field(default_factory=list)
 
-    def add(self, rank: int, call: Call, work: Work) -> None:
-        """Note the call of a rank."""
-        first = next(iter(self.calls.values()), None)
-        if first is None and call.splits is None:
-            self.plan = plan_of(self.streams.group, call, call.sizes)
-        self.calls[rank] = call
-        self.works[rank] = work
-        if first is not None and call.differences(first):
+    def match(self, rank: int, call: Call, work: Work) -> None:
+        """Compare the call of a rank with the first one."""
+        if self.calls and call.differences(next(iter(self.calls.values()))):
             self.mismatch = True
             self.streams.emulator.unsettled[self.settle] = None
-        complete = len(self.calls) == len(self.streams.group.members)
-        if complete and self.mismatch:
-            self.settle()
-        elif complete and call.splits is not None:
-            self._join_splits()
+        self.add(rank, call, work)
+        if len(self.calls) == len(self.group.members):
+            if self.mismatch:
+                self.settle()
+            elif call.splits is not None:
+                self._join_splits()
 
     def _join_splits(self) -> None:
-        """Compare the splits of an all_to_all pair by pair, now that all are known."""
-        splits = [self.calls[rank].splits or ((), ()) for rank in range(len(self.calls))]
-        wrong = wrong_split(splits)
+        wrong = self.joined([self.calls[rank].splits or ((), ()) for rank in range(len(self.calls))])
         if wrong is not None:
             self._refuse(wrong)
-            return
-        self.plan = plan_of(self.streams.group, self.calls[0], matrix([sends for sends, _ in splits]))
-        for rank in self._early:
-            self._enter(rank, self.plan)
+        elif self.plan is not None:
+            for rank in self.early:
+                self._enter(rank, self.plan)
 
     def settle(self) -> None:
         """Report a disagreement to every rank, once all have called or no more calls can come."""
@@ -125,26 +213,17 @@ class Operation:
             self._refuse(f"they differ in {', '.join(found)}")
 
     def _refuse(self, reason: str) -> None:
-        group = self.streams.group
         said = {rank: (str(call), self.works[rank].entry.site) for rank, call in self.calls.items()}
-        where = f"call {self.sequence} on {group}"
-        self.streams.fail(mismatch(where, group.members, said, reason), self.sequence)
+        self.streams.fail(self.refusal(said, reason), self.sequence)
 
     def fail(self, error: str) -> None:
         """End it with an error on all ranks."""
         self.failed = True
-        if self._playing is not None:
-            self._playing.stopped = True
+        if self.playing is not None:
+            self.playing.stopped = True
         self.streams.emulator.unsettled.pop(self.settle, None)
         for work in self.works.values():
             work.over(error)
-
-    def describe(self, rank: int) -> str:
-        """The event that a group rank waits for."""
-        group = self.streams.group
-        missing = [member for number, member in enumerate(group.members) if number not in self.calls]
-        waits = f"waits for rank {listed(missing)}" if missing else "waits for data"
-        return f"{self.calls[rank]} (call {self.sequence} on {group}, {self.works[rank].entry.site}) {waits}"
 
     def enter(self, rank: int) -> None:
         """Let a rank begin, whose stream has reached the operation."""
@@ -152,20 +231,150 @@ class Operation:
         if self.mismatch:
             return
         if self.plan is None:
-            self._early.append(rank)
+            self.early.append(rank)
         else:
             self._enter(rank, self.plan)
 
     def _enter(self, rank: int, plan: Plan) -> None:
-        if self._playing is None:
-            label = (self.streams.group.name, self.sequence, self.calls[rank].name)
-            self._playing = Playing(self.streams.emulator, plan, label, self._leave, self._close)
-        self._playing.enter(rank, self.works[rank].sources, self.calls[rank].op)
+        if self.playing is None:
+            label = (self.group.name, self.sequence, self.calls[rank].name)
+            self.playing = Playing(self.streams.emulator, plan, label, self._leave, self._close)
+        self.playing.enter(rank, self.works[rank].sources, self.calls[rank].op)
 
     def _leave(self, rank: int, values: Array | None) -> None:
         work = self.works[rank]
-        work.over(deliver(work, self.calls[rank], values, len(self.streams.group.members)))
+        work.over(_deliver(work, self.calls[rank], values, len(self.group.members)))
         self.streams.leave(rank)
 
     def _close(self) -> None:
         self.streams.open.pop(self.sequence, None)
+
+
+class _Announced(msgspec.Struct, frozen=True, array_like=True):
+    """A rank's announcement of its call, besides the fields that must be equal on all ranks."""
+
+    call: str
+    site: str
+    sends: tuple[int, ...]
+    receives: tuple[int, ...]
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class _Executed(Operation):
+    """An operation of which this process makes one call, and plays one rank's part with an executor."""
+
+    executor: Executor
+    here: int
+    before: Waitable | None
+    turn: Waitable = field(default_factory=Waitable)
+    agreement: Meeting | None = None
+
+    def missing(self) -> Sequence[int]:
+        """The ranks that have not announced their calls; none, where calls are not announced."""
+        return () if self.agreement is None else self.agreement.missing()
+
+    def announce(self, me: Rank) -> None:
+        """Announce the call to the other ranks."""
+        call = self.calls[self.here]
+        schedule = "" if self.plan is None else self.plan.schedule.content_hash()
+        said = _Announced(str(call), str(self.works[self.here].entry.site), *(call.splits or ((), ())))
+        subject = [*map(repr, call.aspects()), schedule]
+        key, members = f"call {self.group.key} {self.sequence}", self.group.members
+        self.agreement = self.group.world.meet(me, Arrival(key, self.what(self.here), members, subject, said))
+
+    def run(self) -> None:
+        """Wait for the call before and for the other ranks, and play the plan."""
+        if self.before is not None:
+            wait_until(self.before)
+        group, call, work = self.group, self.calls[self.here], self.works[self.here]
+        if group.failure is not None:
+            raise RuntimeError(group.failure)
+        if self.agreement is not None:
+            self._agree(self.agreement)
+        plan = self.plan or _plan_of(group, call, self._all_sizes(call))
+        begin_fs = work.entry.started_fs = group.world.now
+        data = np.concatenate([np.zeros(0, call.dtype), *(source.reshape(-1) for source in work.sources)])
+        if call.op is not None:
+            data = call.op.prepared(data)
+        error = _deliver(work, call, self.executor.execute(plan, self.here, data), len(group.members))
+        if error is not None:
+            raise RuntimeError(error)
+        group.world.history.add(group.name, self.sequence, call.name, plan, (begin_fs, group.world.now))
+
+    def _agree(self, agreement: Meeting) -> None:
+        """Wait until all ranks have made the same call."""
+        group, world, wrong = self.group, self.group.world, None
+        try:
+            wait_until(agreement)
+        except RuntimeError:
+            if agreement.clash is None:
+                raise
+            limit = world.now + LINGER_FS
+            while agreement.missing() and world.now < limit:
+                world.poll()
+            rows = list(agreement.subjects.values())
+            found = [name for i, name in enumerate(ASPECTS) if any(row[i] != rows[0][i] for row in rows)]
+            wrong = f"they differ in {', '.join(found) or 'the schedule'}"
+        said = {group.group_rank[rank]: msgspec.convert(value, _Announced) for rank, value in agreement.values.items()}
+        if wrong is None and self.calls[self.here].splits is not None:
+            wrong = self.joined([(said[rank].sends, said[rank].receives) for rank in range(len(said))])
+        if wrong is not None:
+            told = {rank: (each.call, each.site) for rank, each in said.items()}
+            group.failure = group.failure or self.refusal(told, wrong)
+            raise RuntimeError(group.failure) from None
+
+    def _all_sizes(self, call: Call) -> Any:
+        """The sizes of an all_to_all whose calls were not announced: the splits are collected first."""
+        own = np.array(() if call.splits is None else call.splits[0], np.int64)
+        plan = _plan_of(self.group, Call("splits", "all_gather", own.size, own.dtype), own.size)
+        rows = np.asarray(self.executor.execute(plan, self.here, own)).reshape(own.size, own.size)
+        return matrix([tuple(row) for row in rows.tolist()])
+
+
+def execute(
+    group: ProcessGroup, executor: Executor, me: Rank, call: Call, buffers: Buffers, *, guard: bool, announce: bool
+) -> Work:
+    """Put a call on its group's stream in this process; ``announce`` notifies the other ranks first."""
+    shared = group.communicator
+    work = begin(shared, me, call.name, buffers)
+    operation = _Executed(shared, work.entry.sequence, executor=executor, here=group.rank(), before=shared.turn)
+    operation.add(operation.here, call, work)
+    shared.turn = operation.turn
+    if announce:
+        operation.announce(me)
+    if guard:
+        work.guard()
+
+    def over(task: Task) -> None:
+        operation.turn.finish()
+        work.over(None if task.failure is None else str(task.failure))
+
+    me.world.tasks.launch(me, operation.run, over)
+    return work
+
+
+def play(
+    group: ProcessGroup,
+    call: Call,
+    sources: list[Array],
+    targets: list[Array],
+    results: list[Any],
+    *,
+    async_op: bool,
+    timeout: Any = None,
+) -> Work | None:
+    """Run a checked call: ``sources``, concatenated, are its input; its output fills ``targets``.
+
+    ``results`` are the caller's own objects for the outputs.
+    """
+    me = current_rank()
+    work = me.world.issue(group, me, call, (sources, targets), guard=async_op)
+    work.results = list(results)
+    if async_op:
+        me.open_works[work] = None
+        return work
+    if timeout is not None and timeout_fs(timeout) > 0:
+        work.wait(timeout)
+    else:
+        work.wait()
+    return None

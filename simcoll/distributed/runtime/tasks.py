@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -34,6 +35,13 @@ class Waitable:
         for watcher in watchers:
             watcher()
 
+    def when_done(self, action: Callable[[], None]) -> None:
+        """Run an action when it is finished, or now if it is."""
+        if self.done:
+            action()
+        else:
+            self.watchers.append(action)
+
     def waits_for(self) -> str:
         """Its name, and the ranks that it still needs."""
         return self.label
@@ -60,15 +68,16 @@ class Clock(Protocol):
 
 
 class Owner(Protocol):
-    """The rank whose program a task runs."""
+    """The rank whose program a task runs: its number, its world, and the asynchronous operations it has not waited for."""
 
     @property
-    def number(self) -> int:
-        """Global rank."""
+    def number(self) -> int: ...  # noqa: D102
 
     @property
-    def world(self) -> Clock:
-        """The world that the rank runs in."""
+    def world(self) -> Clock: ...  # noqa: D102
+
+    @property
+    def open_works(self) -> dict[Any, None]: ...  # noqa: D102
 
 
 class Task(greenlet.greenlet):  # type: ignore[misc]
@@ -97,10 +106,10 @@ class Task(greenlet.greenlet):  # type: ignore[misc]
             self.value = self._body()
         except Exception as error:  # noqa: BLE001  # the program's own; the world reports it
             self.failure = error
-        self._over(self)
+        self.close()
 
     def close(self) -> None:
-        """Report the end of a task that was stopped from outside."""
+        """Report the end, also that of a task that was stopped from outside."""
         self._over(self)
 
 
@@ -177,8 +186,7 @@ class Tasks:
 def current_task() -> Task | None:
     """The task that runs, if this code runs in one.
 
-    The greenlet itself carries its rank. Without a global table of ranks, worlds can be nested and run in several
-    threads.
+    The greenlet itself carries its rank: worlds can be nested, and run in several threads.
     """
     here: greenlet.greenlet | None = greenlet.getcurrent()
     while here is not None:
@@ -199,22 +207,18 @@ def wait_until(waitable: Waitable, timeout_fs: int | None = None, *, explicit: b
         When no rank program runs here.
     """
     if not waitable.done:
-        task = current_task()
-        if task is None:
-            raise ValueError("only a rank program can wait: start one with spawn")
-        _block(task, waitable, timeout_fs, explicit=explicit)
+        _block(waitable, timeout_fs, explicit=explicit)
     if waitable.error is not None:
         raise RuntimeError(waitable.error)
 
 
-def _block(task: Task, waitable: Waitable, timeout_fs: int | None, *, explicit: bool) -> None:
-    clock = task.owner.world
-    tasks = clock.tasks
-    tasks.block(task, timeout_fs, clock.now, explicit=explicit)
-
-    def wake() -> None:
-        tasks.wake(task)
-
+def _block(waitable: Waitable, timeout_fs: int | None, *, explicit: bool) -> None:
+    task = current_task()
+    if task is None:
+        raise ValueError("only a rank program can wait: start one with spawn")
+    tasks = task.owner.world.tasks
+    tasks.block(task, timeout_fs, task.owner.world.now, explicit=explicit)
+    wake = functools.partial(tasks.wake, task)
     waitable.watchers.append(wake)
     while not waitable.done:
         task.waiting = waitable

@@ -1,17 +1,17 @@
-"""Handles of operations in flight, and futures of their results."""
+"""Handles of operations in flight, futures of their results, and the buffers that are watched meanwhile."""
 
 from __future__ import annotations
 
+import zlib
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from simcoll.distributed.runtime.buffers import checksum, poison
 from simcoll.distributed.runtime.tasks import Owner, Task, Waitable, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from simcoll.core.memory import Array
     from simcoll.distributed.runtime.flight import Entry
@@ -20,26 +20,12 @@ __all__ = ["Future", "Work", "timeout_fs"]
 
 
 def timeout_fs(timeout: Any) -> int:
-    """A timedelta in femtoseconds.
-
-    Raises
-    ------
-    TypeError
-        For anything else.
-    """
+    """A timedelta in femtoseconds; a TypeError for anything else."""
     if not isinstance(timeout, timedelta):
         raise TypeError(
             f"Expected timeout argument to be of type datetime.timedelta, got {timeout!r} ({type(timeout).__name__})"
         )
     return (timeout // timedelta(microseconds=1)) * 10**9
-
-
-class _Rank(Owner, Protocol):
-    """The rank that an operation belongs to."""
-
-    @property
-    def open_works(self) -> dict[Work, None]:
-        """Asynchronous operations that it has not waited for."""
 
 
 class Future:
@@ -48,7 +34,7 @@ class Future:
     ``value()`` is the list of result tensors; ``then`` runs a callback on the same rank.
     """
 
-    def __init__(self, rank: _Rank) -> None:
+    def __init__(self, rank: Owner) -> None:
         self._rank = rank
         self._over = Waitable()
         self._value: Any = None
@@ -59,13 +45,7 @@ class Future:
         return self._over.done
 
     def value(self) -> Any:
-        """The value.
-
-        Raises
-        ------
-        RuntimeError
-            Before it is done. If it failed, the failure itself is raised.
-        """
+        """The value; a RuntimeError before it is done. If it failed, the failure itself is raised."""
         if not self._over.done:
             raise RuntimeError("value() of a future that is not done; wait() for it")
         if self._failure is not None:
@@ -84,13 +64,7 @@ class Future:
         def over(task: Task) -> None:
             result.settle(task.value, task.failure)
 
-        def launch() -> None:
-            self._rank.world.tasks.launch(self._rank, lambda: callback(self), over)
-
-        if self._over.done:
-            launch()
-        else:
-            self._over.watchers.append(launch)
+        self._over.when_done(lambda: self._rank.world.tasks.launch(self._rank, lambda: callback(self), over))
         return result
 
     def add_done_callback(self, callback: Callable[[Future], Any]) -> None:
@@ -103,15 +77,33 @@ class Future:
         self._over.finish()
 
 
+def _checksum(arrays: Iterable[Array]) -> int:
+    """CRC-32 of the contents."""
+    value = 0
+    for array in arrays:
+        whole: Any = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        value = zlib.crc32(whole, value)
+    return value
+
+
+def _poison(arrays: Iterable[Array]) -> None:
+    """Fill buffers with a pattern that betrays early reads: NaN, bytes A5, or True."""
+    for array in arrays:
+        if array.dtype.kind in "iu":
+            array[...] = np.frombuffer(b"\xa5" * array.dtype.itemsize, array.dtype)[0]
+        else:
+            array[...] = True if array.dtype.kind == "b" else float("nan")
+
+
 class Work(Waitable):
     """One rank's handle of an operation, as ``async_op=True``, ``isend`` and ``irecv`` return it."""
 
     __slots__ = (
         "_checks", "_future", "_watched", "deadline_fs", "entry", "explicit", "name", "rank", "reason", "results",
-        "sender", "sources", "targets", "waited",
+        "sender", "sources", "targets",
     )  # fmt: skip
 
-    def __init__(self, rank: _Rank, name: str, sources: list[Array], targets: list[Array], entry: Entry) -> None:
+    def __init__(self, rank: Owner, name: str, sources: list[Array], targets: list[Array], entry: Entry) -> None:
         super().__init__()
         self.rank = rank
         self.name = name
@@ -120,7 +112,6 @@ class Work(Waitable):
         self.results: list[Any] = list(targets)
         self.entry = entry
         self.sender: int | None = None
-        self.waited = False
         self.explicit = False
         self.deadline_fs = -1
         self.reason: Callable[[], str] = lambda: name
@@ -137,8 +128,8 @@ class Work(Waitable):
         shared = [any(np.may_share_memory(source, target) for target in self.targets) for source in self.sources]
         self._watched = [source for source, both in zip(self.sources, shared, strict=True) if not both]
         self.sources = [source.copy() if both else source for source, both in zip(self.sources, shared, strict=True)]
-        poison(self.targets)
-        self._checks = (checksum(self._watched), checksum(self.targets))
+        _poison(self.targets)
+        self._checks = (_checksum(self._watched), _checksum(self.targets))
 
     def guarded(self) -> str | None:
         """The fault of the watched buffers, if they have one."""
@@ -146,22 +137,31 @@ class Work(Waitable):
             return None
         before, self._checks = self._checks, None
         for which, arrays, expected in (("input", self._watched, before[0]), ("output", self.targets, before[1])):
-            if checksum(arrays) != expected:
+            if _checksum(arrays) != expected:
                 return (
                     f"the {which} buffer of {self.name} (issued at {self.entry.site}) was changed while the operation was in"
                     " flight; call wait() before touching it"
                 )
         return None
 
+    def fill(self, values: Array) -> None:
+        """Fill the outputs in order from a flat array, which may be shorter than a receive's."""
+        begin = 0
+        for target in self.targets:
+            part = values[begin : begin + target.size]
+            if part.size == target.size:
+                target[...] = part.reshape(target.shape)
+            else:
+                target.reshape(-1)[: part.size] = part
+            begin += target.size
+
     def over(self, error: str | None = None) -> None:
         """Finish the work, successfully or with an error."""
         if self.done:
             return
-        entry = self.entry
         if error is None:
-            entry.completed_fs = self.rank.world.now
-        else:
-            entry.error = error
+            self.entry.completed_fs = self.rank.world.now
+        self.entry.error = error
         self.sources = self._watched = []
         self.finish(error)
 
@@ -171,10 +171,10 @@ class Work(Waitable):
 
     def expired(self, waited_fs: int) -> str:
         """Torch's message for a timeout, and the ranks it waited for."""
-        milliseconds = waited_fs // 10**12
-        if self.entry.p2p:
-            return f"Timed out waiting {milliseconds}ms for {self.name} operation to complete: {self.reason()}"
-        return f"Operation timed out! Timed out waiting {milliseconds}ms for {self.name} operation to complete: {self.reason()}"
+        before = "" if self.entry.p2p else "Operation timed out! "
+        return (
+            f"{before}Timed out waiting {waited_fs // 10**12}ms for {self.name} operation to complete: {self.reason()}"
+        )
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Block until the operation has finished.
@@ -189,13 +189,8 @@ class Work(Waitable):
         RuntimeError
             When it failed, or takes too long.
         """
-        self.waited = True
         self.rank.open_works.pop(self, None)
-        if self.done:
-            if self.error is not None:
-                raise RuntimeError(self.error)
-            return True
-        if timeout is not None and timeout_fs(timeout) > 0:
+        if timeout is not None and not self.done and timeout_fs(timeout) > 0:
             wait_until(self, timeout_fs(timeout), explicit=True)
         else:
             left = max(0, self.deadline_fs - self.rank.world.now) if self.deadline_fs >= 0 else None
@@ -217,13 +212,7 @@ class Work(Waitable):
         return RuntimeError(self.error) if self.error is not None else None
 
     def result(self) -> list[Any]:
-        """The result tensors.
-
-        Raises
-        ------
-        RuntimeError
-            For point-to-point operations, as in torch.
-        """
+        """The result tensors; a RuntimeError for point-to-point operations, as in torch."""
         if self.entry.p2p:
             raise RuntimeError("result() not implemented.")
         return list(self.results)
@@ -234,13 +223,7 @@ class Work(Waitable):
             self.wait()
 
     def source_rank(self) -> int:
-        """Group rank of the sender of a receive.
-
-        Raises
-        ------
-        RuntimeError
-            For anything but a finished receive.
-        """
+        """Group rank of the sender of a receive; a RuntimeError for anything but a finished receive."""
         if self.sender is None:
             raise RuntimeError(
                 "sourceRank() may only be called on work objects that correspond to a recv or recv-from-any call."
@@ -248,26 +231,13 @@ class Work(Waitable):
         return self.sender
 
     def get_future(self) -> Future:
-        """A future of the list of result tensors.
-
-        Raises
-        ------
-        RuntimeError
-            For point-to-point operations.
-        """
+        """A future of the list of result tensors; a RuntimeError for point-to-point operations."""
         if self.entry.p2p:
             raise RuntimeError("Work::getFuture not implemented.")
         if self._future is None:
             future = self._future = Future(self.rank)
             self.rank.open_works.pop(self, None)  # the program waits for the future instead
-
-            def settle() -> None:
-                future.settle(list(self.results), self.exception())
-
-            if self.done:
-                settle()
-            else:
-                self.watchers.append(settle)
+            self.when_done(lambda: future.settle(list(self.results), self.exception()))
         return self._future
 
     def get_future_result(self) -> Future:

@@ -6,6 +6,7 @@ process and a simulated clock, and :class:`simcoll.distributed.linked.world.Link
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -74,34 +75,16 @@ class World(Clock, Protocol):
         """Arrive at a meeting."""
 
     def issue(self, group: ProcessGroup, me: Rank, call: Call, buffers: Buffers, *, guard: bool) -> Work:
-        """Match a call with those of the other ranks and start it; ``guard`` watches the buffers, in debug mode.
-
-        Raises
-        ------
-        RuntimeError
-            When the group has failed before, or an output is read-only.
-        """
+        """Match a call with those of the other ranks and start it; ``guard`` watches the buffers, in debug mode."""
 
     def mailbox(self, group: ProcessGroup) -> Mailbox:
-        """The mailbox of the group's sends and receives.
-
-        Raises
-        ------
-        RuntimeError
-            When its backend has none.
-        """
+        """The mailbox of the group's sends and receives; a RuntimeError when its backend has none."""
 
     def executor(self, meeting: Meeting | None) -> Executor | None:
         """The executor of a group that was made at a meeting; None for the emulator."""
 
     def default_store(self) -> Store:
-        """The store of ranks that were given none.
-
-        Raises
-        ------
-        RuntimeError
-            Where ranks are processes and init_process_group was given no place to meet.
-        """
+        """The store of ranks that were given none; a RuntimeError where ranks are processes."""
 
     def open_store(self, me: Rank, url: str, timeout: timedelta | None) -> OwnStore:
         """The store of a URL; emulated ranks share the first one's store, as they share its process."""
@@ -146,14 +129,13 @@ class Communicator:
     destroyed: dict[int, None] = field(default_factory=dict)
     failure: str | None = None
     turn: Waitable | None = None
-    calls: list[int] = field(init=False)
-    messages: list[int] = field(init=False)
-    barriers: list[int] = field(init=False)
+    calls: Counter[int] = field(default_factory=Counter)
+    messages: Counter[int] = field(default_factory=Counter)
+    barriers: Counter[int] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         """Number the members."""
         self.group_rank = {member: rank for rank, member in enumerate(self.members)}
-        self.calls, self.messages, self.barriers = ([0] * len(self.members) for _ in range(3))
 
     def __str__(self) -> str:
         return f"group {self.name} ({self.desc})"
@@ -247,13 +229,7 @@ def current_rank_or_none() -> Rank | None:
 
 
 def current_rank() -> Rank:
-    """The rank whose program runs this code.
-
-    Raises
-    ------
-    ValueError
-        Outside of rank programs.
-    """
+    """The rank whose program runs this code; a ValueError outside of rank programs."""
     rank = current_rank_or_none()
     if rank is None:
         raise ValueError(f"{NOT_INITIALIZED} (This code is not in a rank program: start those with spawn.)")
