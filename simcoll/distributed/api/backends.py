@@ -40,13 +40,7 @@ class Backend(str):
     _makers: ClassVar[dict[str, tuple[Callable[..., Any], bool]]] = {}
 
     def __new__(cls, name: str) -> Any:
-        """The name in lower case; that it exists is checked when a group is made.
-
-        Raises
-        ------
-        ValueError
-            For anything but a string.
-        """
+        """The name in lower case, which must be a string; that it exists is checked when a group is made."""
         if not isinstance(name, str):
             raise ValueError(f"Backend constructor parameter must be string-ish, got {name!r}")  # noqa: TRY004  # as torch
         return name.lower()
@@ -136,13 +130,7 @@ def is_torchelastic_launched() -> bool:
 
 
 def get_default_backend_for_device(device: Any) -> str:
-    """The default backend for ``"cpu"`` or ``"cuda"``, with or without an index.
-
-    Raises
-    ------
-    ValueError
-        For other devices.
-    """
+    """The default backend for ``"cpu"`` or ``"cuda"``, with or without an index; a ValueError for other devices."""
     kind = str(device).split(":", 1)[0]
     if kind not in _DEVICES:
         raise ValueError(f"Default backend not registered for device : {device}; {nearest(kind, _DEVICES)}")
@@ -150,18 +138,11 @@ def get_default_backend_for_device(device: Any) -> str:
 
 
 def get_node_local_rank(fallback_rank: int | None = None) -> int:
-    """Rank of this process on its machine, from the launcher's ``LOCAL_RANK``.
-
-    Raises
-    ------
-    RuntimeError
-        When it is not set and no fallback is given.
-    """
-    if "LOCAL_RANK" in os.environ:
-        return int(os.environ["LOCAL_RANK"])
-    if fallback_rank is not None:
-        return int(fallback_rank)
-    raise RuntimeError(
-        "LOCAL_RANK is not in the environment. Consider passing fallback_rank to allow `get_node_local_rank` to work, "
-        "assuming you are not running in an environment with multiple local ranks."
-    )
+    """Rank of this process on its machine, from the launcher's ``LOCAL_RANK``; a RuntimeError without that and a fallback."""
+    found = os.environ.get("LOCAL_RANK", fallback_rank)
+    if found is None:
+        raise RuntimeError(
+            "LOCAL_RANK is not in the environment. Consider passing fallback_rank to allow `get_node_local_rank` to work, "
+            "assuming you are not running in an environment with multiple local ranks."
+        )
+    return int(found)

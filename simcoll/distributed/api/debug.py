@@ -20,13 +20,8 @@ from simcoll.distributed.runtime.world import current_rank, current_rank_or_none
 from simcoll.errors import nearest
 
 __all__ = [
-    "DebugLevel",
-    "breakpoint",
-    "get_debug_level",
-    "monitored_barrier",
-    "set_debug_level",
-    "set_debug_level_from_env",
-]
+    "DebugLevel", "breakpoint", "get_debug_level", "monitored_barrier", "set_debug_level", "set_debug_level_from_env",
+]  # fmt: skip
 
 
 def _verdict(rank: int, missing: list[int], milliseconds: int, waits_for: str, *, names_all: bool) -> str:
@@ -101,13 +96,7 @@ def _from_environment() -> DebugLevel:
 
 
 def get_debug_level() -> DebugLevel:
-    """The level that this rank has set, else that of ``TORCH_DISTRIBUTED_DEBUG``.
-
-    Raises
-    ------
-    ValueError
-        When the variable has another value.
-    """
+    """The level that this rank has set, else that of ``TORCH_DISTRIBUTED_DEBUG``; a ValueError when that is none."""
     me = current_rank_or_none()
     return _from_environment() if me is None or me.debug_level is None else DebugLevel(me.debug_level)
 
@@ -118,13 +107,7 @@ def set_debug_level(level: DebugLevel) -> None:
 
 
 def set_debug_level_from_env() -> None:
-    """Set the level of this rank to that of ``TORCH_DISTRIBUTED_DEBUG``.
-
-    Raises
-    ------
-    ValueError
-        When the variable has another value than OFF, INFO or DETAIL.
-    """
+    """Set the level of this rank to that of ``TORCH_DISTRIBUTED_DEBUG``; a ValueError when that is none."""
     set_debug_level(_from_environment())
 
 

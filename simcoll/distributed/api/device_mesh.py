@@ -129,13 +129,7 @@ class DeviceMesh:
         *,
         mesh_dim_names: Sequence[str] | None = None,
     ) -> DeviceMesh:
-        """A mesh of existing groups: one group, or one per dimension.
-
-        Raises
-        ------
-        ValueError
-            For no groups, or a mesh that does not fit them.
-        """
+        """A mesh of existing groups: one group, or one per dimension; a ValueError when they do not fit the mesh."""
         if isinstance(group, ProcessGroup):
             ranks = get_process_group_ranks(group)
             if mesh is not None and np.array(mesh).tolist() != ranks:
@@ -144,10 +138,9 @@ class DeviceMesh:
         groups = list(group)
         if not groups:
             raise ValueError("Expects at least one ProcessGroup to be passed")
-        if mesh is None:
-            raise ValueError("Must pass mesh if passing multiple ProcessGroups")
-        if mesh_dim_names is None:
-            raise ValueError("Must pass mesh_dim_names if passing multiple ProcessGroups")
+        for name, given in (("mesh", mesh), ("mesh_dim_names", mesh_dim_names)):
+            if given is None:
+                raise ValueError(f"Must pass {name} if passing multiple ProcessGroups")
         grid = np.array(mesh, np.int64)
         if grid.ndim != len(groups):
             raise ValueError(
@@ -187,13 +180,7 @@ class DeviceMesh:
         return mesh_dim % self.mesh.ndim
 
     def get_group(self, mesh_dim: int | str | None = None) -> ProcessGroup:
-        """Own group along a dimension, which may be omitted if there is only one.
-
-        Raises
-        ------
-        RuntimeError
-            When the dimension of a grid is omitted, or the rank is not in the mesh.
-        """
+        """Own group along a dimension, which may be omitted if there is only one; a RuntimeError outside the mesh."""
         dim = self._dim(mesh_dim)
         found = self._groups[dim] if self._groups else None
         if found is None:
@@ -212,15 +199,8 @@ class DeviceMesh:
         return tuple(int(index) for index in where[0]) if len(where) else None
 
     def get_local_rank(self, mesh_dim: int | str | None = None) -> int:
-        """Own index along a dimension.
-
-        Raises
-        ------
-        RuntimeError
-            When the dimension of a grid is omitted, or the rank is not in the mesh.
-        """
-        dim = self._dim(mesh_dim)
-        return self._coordinate()[dim]
+        """Own index along a dimension, which may be omitted if there is only one; a RuntimeError outside the mesh."""
+        return self._coordinate()[self._dim(mesh_dim)]
 
     def _coordinate(self) -> tuple[int, ...]:
         coordinate = self.get_coordinate()
@@ -233,15 +213,7 @@ class DeviceMesh:
         return self._rank
 
     def __getitem__(self, names: str | tuple[str, ...]) -> DeviceMesh:
-        """The slice of the mesh along some dimensions that contains this rank.
-
-        Raises
-        ------
-        KeyError
-            For names that do not exist, or are not in the mesh's order.
-        RuntimeError
-            For a mesh without names, or a rank outside the mesh.
-        """
+        """The slice of the mesh along some dimensions, in the mesh's order, that contains this rank."""
         if self.mesh_dim_names is None:
             raise RuntimeError("Cannot slice a DeviceMesh without mesh_dim_names!")
         chosen = (names,) if isinstance(names, str) else tuple(names)
@@ -256,13 +228,10 @@ class DeviceMesh:
         return DeviceMesh(self.device_type, self.mesh[index], mesh_dim_names=chosen, _groups=groups)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, DeviceMesh) and self._key() == other._key()
+        return isinstance(other, DeviceMesh) and repr(self) == repr(other)
 
     def __hash__(self) -> int:
-        return hash(self._key())
-
-    def _key(self) -> tuple[object, ...]:
-        return self.device_type, self.mesh.shape, tuple(self.mesh.ravel().tolist()), self.mesh_dim_names
+        return hash(repr(self))
 
     def __repr__(self) -> str:
         named = f", mesh_dim_names={self.mesh_dim_names}" if self.mesh_dim_names else ""
@@ -272,13 +241,7 @@ class DeviceMesh:
 def init_device_mesh(
     device_type: str, mesh_shape: Sequence[int], *, mesh_dim_names: Sequence[str] | None = None
 ) -> DeviceMesh:
-    """A mesh of the given shape, filled with the first ranks in order.
-
-    Raises
-    ------
-    RuntimeError
-        As :class:`DeviceMesh`.
-    """
+    """A mesh of the given shape, filled with the first ranks in order; errors as of :class:`DeviceMesh`."""
     _check_device(device_type)
     _check_names(mesh_dim_names, len(mesh_shape))
     mesh = np.arange(math.prod(mesh_shape), dtype=np.int64).reshape(tuple(mesh_shape))

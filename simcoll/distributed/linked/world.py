@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from simcoll.distributed.runtime.world import Buffers, Communicator, ProcessGroup
     from simcoll.distributed.stores import Store
 
-__all__ = ["Ending", "LinkedWaiter", "LinkedWorld"]
+__all__ = ["Ending", "LinkedWorld"]
 
 _END = "end"
 EAGER_ROUNDS = 200
@@ -314,24 +314,3 @@ class LinkedWorld:
             time.sleep(LONG_REST_S if self._quiet > 20 * EAGER_ROUNDS else REST_S)
         elif self._quiet:
             os.sched_yield()
-
-
-class LinkedWaiter:
-    """The waiter of stores in a linked rank's program: operations in flight proceed meanwhile."""
-
-    __slots__ = ("_world",)
-
-    def __init__(self, world: LinkedWorld) -> None:
-        self._world = world
-
-    def wait(self, ready: Callable[[], bool], timeout_s: float) -> bool:
-        """Try again after every round; False after the timeout."""
-        limit = time.monotonic() + timeout_s
-        while not ready():
-            if time.monotonic() >= limit:
-                return False
-            self._world.poll()
-        return True
-
-    def notify(self) -> None:
-        """Do nothing: waits try again after every round anyway."""

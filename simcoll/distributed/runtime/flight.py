@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from types import FrameType
 
-__all__ = ["Entry", "Flight", "Site", "asked_from", "calling_site", "document"]
+__all__ = ["Entry", "Flight", "Site", "asked_from", "calling_site", "document", "new_flight"]
 
 KEPT = 2000
 _HERE = str(Path(__file__).parents[1])
@@ -103,33 +103,22 @@ class Entry:
         return fields
 
 
+Flight = deque[Entry]
+"""The last operations of a rank."""
+
+
 def _ns(time_fs: int) -> int | None:
     return time_fs // 10**6 if time_fs >= 0 else None
 
 
-class Flight:
-    """The last operations of a rank."""
-
-    __slots__ = ("_entries", "_total")
-
-    def __init__(self) -> None:
-        self._entries: deque[Entry] = deque(maxlen=KEPT)
-        self._total = 0
-
-    def add(self, entry: Entry) -> None:
-        """Add an operation; beyond ``KEPT``, the oldest is dropped."""
-        entry.number = self._total
-        self._total += 1
-        self._entries.append(entry)
-
-    def entries(self) -> list[Entry]:
-        """The operations kept, oldest first."""
-        return list(self._entries)
+def new_flight() -> Flight:
+    """A record without operations; beyond ``KEPT``, the oldest is dropped."""
+    return deque(maxlen=KEPT)
 
 
 def document(flight: Flight, groups: list[tuple[str, str, tuple[int, ...]]]) -> dict[str, Any]:
     """The record of one rank as a JSON document (version 2.4 of the format)."""
-    entries = flight.entries()
+    entries = list(flight)
     status = {}
     for name, _, _ in groups:
         own = [entry for entry in entries if entry.group[0] == name and not entry.p2p]

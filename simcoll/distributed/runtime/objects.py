@@ -124,16 +124,12 @@ def _is_trusted(trusted: bool | None) -> bool:
 _Way = tuple["_Way", str, object] | None
 
 
-def _text(way: _Way) -> str:
-    steps = []
+def _refused(way: _Way, why: str) -> ObjectEncodingError:
+    place = ""
     while way is not None:
         way, form, found = way
-        steps.append(form.format(found))
-    return "$" + "".join(reversed(steps))
-
-
-def _refused(way: _Way, why: str) -> ObjectEncodingError:
-    place = _text(way)
+        place = form.format(found) + place
+    place = f"${place}"
     return ObjectEncodingError(f"{place[:200]}{'...' if len(place) > 200 else ''} {why}; {_OPT_IN}")
 
 
@@ -155,8 +151,6 @@ def _plain(thing: object, way: _Way, depth: int) -> object:
     match thing:
         case list() if kind is list:
             return [_plain(item, (way, "[{}]", i), depth + 1) for i, item in enumerate(thing)]
-        case tuple() if kind is tuple:
-            return _ext(_Kind.TUPLE, _packed(list(thing), way, depth))
         case dict() if kind is dict:
             keys = [_plain(key, (way, " key {!r}", key), depth + 1) for key in thing]
             values = [_plain(value, (way, "[{!r}]", key), depth + 1) for key, value in thing.items()]
@@ -167,6 +161,8 @@ def _plain(thing: object, way: _Way, depth: int) -> object:
             # Sorted by their bytes: the same set gives the same bytes in every process.
             items = sorted(_packed(item, (way, " element {!r}", item), depth + 1) for item in thing)
             return _ext(_Kind.SET if kind is set else _Kind.FROZENSET, msgspec.msgpack.encode(items))
+        case tuple() if kind is tuple:
+            return _ext(_Kind.TUPLE, _packed(list(thing), way, depth))
         case complex() if kind is complex:
             return _ext(_Kind.COMPLEX, struct.pack(">dd", thing.real, thing.imag))
         case bytearray() if kind is bytearray:
@@ -189,21 +185,16 @@ def _integer(number: int) -> int | msgspec.msgpack.Ext:
 def _array(array: np.ndarray[Any, Any] | np.generic, way: _Way) -> msgspec.msgpack.Ext:
     if isinstance(array, np.ndarray) and type(array) is not np.ndarray:
         raise _refused(way, f"is a {type(array).__qualname__}, which is not a plain array")
-    name = _dtype_name(array.dtype)
-    if name is None:
-        raise _refused(way, f"is an array of {array.dtype}, which is not plain data")
+    dtype = array.dtype
+    # Types registered by other packages have codes that numpy cannot read back, such as "<f1".
+    name = dtype.str if dtype.isbuiltin != 2 and _NUMPY_DTYPE.fullmatch(dtype.str) else dtype.name
+    if name != dtype.str and name not in _extra_dtypes():
+        raise _refused(way, f"is an array of {dtype}, which is not plain data")
     body = msgspec.msgpack.encode([name, list(array.shape), array.tobytes()])
     return _ext(_Kind.ARRAY if isinstance(array, np.ndarray) else _Kind.SCALAR, body)
 
 
 _NUMPY_DTYPE = re.compile(r"[<>|=][biufcSUmM]\d{1,6}(\[\d*[A-Za-zμ]{1,7}\])?")
-
-
-def _dtype_name(dtype: np.dtype[Any]) -> str | None:
-    # Types registered by other packages have codes that numpy cannot read back, such as "<f1".
-    if dtype.isbuiltin != 2 and _NUMPY_DTYPE.fullmatch(dtype.str):
-        return dtype.str
-    return dtype.name if dtype.name in _extra_dtypes() else None
 
 
 def _extra_dtypes() -> dict[str, np.dtype[Any]]:
@@ -223,38 +214,35 @@ def _unpacked(data: bytes) -> Any:
 
 def _extension(code: int, data: memoryview) -> object:
     match code:
-        case _Kind.TUPLE:
-            return tuple(_items(data))
-        case _Kind.SET | _Kind.FROZENSET:
-            items = [_unpacked(item) for item in _items(data)]
-            return set(items) if code == _Kind.SET else frozenset(items)
         case _Kind.COMPLEX:
             return complex(*struct.unpack(">dd", data))
         case _Kind.INTEGER:
             return int.from_bytes(data, "big", signed=True)
         case _Kind.BYTEARRAY:
             return bytearray(data)
-        case _Kind.RANGE:
-            return range(*_items(data))
-        case _Kind.DICT:
-            keys, values = _items(data)
-            return dict(zip(keys, values, strict=True))
         case _Kind.ARRAY:
             return _array_of(data)
         case _Kind.SCALAR:
             return _array_of(data)[()]
-    raise ValueError(f"unknown extension type {code}")
-
-
-def _items(data: memoryview) -> list[Any]:
+    if code not in set(_Kind):
+        raise ValueError(f"unknown extension type {code}")
     items = _unpacked(bytes(data))
     if not isinstance(items, list):
         raise ValueError(f"expected a list inside, got {type(items).__name__}")  # noqa: TRY004  bad data, not a bad call
-    return items
+    match code:
+        case _Kind.TUPLE:
+            return tuple(items)
+        case _Kind.RANGE:
+            return range(*items)
+        case _Kind.DICT:
+            keys, values = items
+            return dict(zip(keys, values, strict=True))
+    elements = map(_unpacked, items)
+    return set(elements) if code == _Kind.SET else frozenset(elements)
 
 
 def _array_of(data: memoryview) -> np.ndarray[Any, Any]:
-    name, shape, elements = _array_fields(data)
+    name, shape, elements = msgspec.msgpack.decode(data, type=tuple[str, list[int], bytes])
     dtype = np.dtype(name) if _NUMPY_DTYPE.fullmatch(name) else _extra_dtypes().get(name)
     if dtype is None:
         raise ValueError(f"unknown dtype {name!r}")
@@ -264,7 +252,3 @@ def _array_of(data: memoryview) -> np.ndarray[Any, Any]:
     if elements:
         array.reshape(-1).view(np.uint8)[:] = np.frombuffer(elements, np.uint8)
     return array
-
-
-def _array_fields(data: memoryview) -> tuple[str, list[int], bytes]:
-    return msgspec.msgpack.decode(data, type=tuple[str, list[int], bytes])

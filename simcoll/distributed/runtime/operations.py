@@ -40,13 +40,7 @@ LINGER_FS = 3 * 10**14
 
 
 def begin(group: Communicator, me: Rank, name: str, buffers: Buffers, *, p2p: bool = False) -> Work:
-    """The Work of a call, noted in the rank's flight record.
-
-    Raises
-    ------
-    RuntimeError
-        When the group has failed before, or an output is read-only.
-    """
+    """The Work of a call, noted in the rank's flight record; a RuntimeError when the group has failed before."""
     if group.failure is not None:
         raise RuntimeError(group.failure)
     if any(not target.flags.writeable for target in buffers[1]):
@@ -57,7 +51,8 @@ def begin(group: Communicator, me: Rank, name: str, buffers: Buffers, *, p2p: bo
     label, site = (group.name, group.desc), calling_site()
     entry = Entry(label, name, made[here], p2p, inputs, outputs, group.timeout_fs, now, site)
     made[here] += 1
-    me.flight.add(entry)
+    entry.number = me.flight[-1].number + 1 if me.flight else 0
+    me.flight.append(entry)
     work = Work(me, name, *buffers, entry)
     work.deadline_fs = now + group.timeout_fs
     work.explicit = group.explicit

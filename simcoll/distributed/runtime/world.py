@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from simcoll.distributed.runtime.flight import Flight
+from simcoll.distributed.runtime.flight import Flight, new_flight
 from simcoll.distributed.runtime.tasks import Clock, current_task
 
 if TYPE_CHECKING:
@@ -206,7 +206,7 @@ class Rank:
 
     number: int
     world: World
-    flight: Flight = field(default_factory=Flight)
+    flight: Flight = field(default_factory=new_flight)
     default: ProcessGroup | None = None
     implicit: bool = False
     groups: list[ProcessGroup] = field(default_factory=list)

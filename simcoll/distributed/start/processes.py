@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from types import FrameType
 
+    _Started = Sequence[tuple["Worker", subprocess.Popen[bytes]]]
+
 __all__ = ["Job", "Worker", "free_port", "run_workers", "worker_environment"]
 
 _POLL_S = 0.02
@@ -116,12 +118,6 @@ class Worker:
         return f"rank {self.environment['RANK']} (local rank {self.environment['LOCAL_RANK']}"
 
 
-@dataclass(frozen=True, slots=True)
-class _Running:
-    worker: Worker
-    process: subprocess.Popen[bytes]
-
-
 def run_workers(
     workers: Iterable[Worker],
     *,
@@ -152,11 +148,11 @@ def run_workers(
     ConfigError
         A program cannot be started.
     """
-    started: list[_Running] = []
+    started: list[tuple[Worker, subprocess.Popen[bytes]]] = []
     with _noting_signals() as signals:
         try:
             for worker in workers:
-                started.append(_Running(worker, _start(worker)))
+                started.append((worker, _start(worker)))
                 if signals:
                     break
             status = _first_failure(started, signals, attend)
@@ -194,20 +190,21 @@ def _end_with(launcher: int) -> Callable[[], None] | None:
     return ask
 
 
-def _first_failure(started: Sequence[_Running], signals: Sequence[int], attend: Callable[[float], object]) -> int:
+def _first_failure(started: _Started, signals: Sequence[int], attend: Callable[[float], object]) -> int:
     running = list(started)
     while running:
         if signals:
             return 128 + signals[0]
         for each in list(running):
-            status = _status(each.process)
+            worker, process = each
+            status = _status(process)
             if status is None:
                 continue
             if status != 0:
                 how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"exited with status {status}"
-                sys.stderr.write(f"{each.worker.title}, process {each.process.pid}) {how}; ending the others\n")
+                sys.stderr.write(f"{worker.title}, process {process.pid}) {how}; ending the others\n")
                 return 128 - status if status < 0 else status
-            each.process.wait()
+            process.wait()
             running.remove(each)
         attend(_POLL_S)
     return 0
@@ -227,14 +224,14 @@ def _status(process: subprocess.Popen[bytes]) -> int | None:
 
 
 def _end(
-    started: Sequence[_Running],
+    started: _Started,
     signals: Sequence[int],
     last_words_s: float,
     terminate_s: float,
     attend: Callable[[float], object],
 ) -> None:
     """End the workers that have not ended well, and everything they started."""
-    left = [each.process for each in started if each.process.returncode is None]
+    left = [process for _, process in started if process.returncode is None]
     noted = len(signals)
 
     def pause(seconds: float) -> None:

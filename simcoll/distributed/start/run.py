@@ -43,35 +43,53 @@ app = own_app("python -m simcoll.distributed.run", "Run a file of rank programs 
 
 
 @dataclass(frozen=True, slots=True)
-class _Given:
-    """The parsed command line."""
+class _Options:
+    """How to run the file.
 
-    program: str
-    arguments: tuple[str, ...]
-    backend: str
-    nproc: int | None
-    topology: str | None
-    protocol: str
-    algorithm: str | None
-    script: bool
+    Attributes
+    ----------
+    backend
+        emulator or mpi; default: the environment variable SIMCOLL_BACKEND, else emulator.
+    nproc
+        Ranks; by default those of the topology, or of mpiexec.
+    topology
+        A shipped topology or a topology file.
+    protocol
+        ideal, LL, LL128 or Simple.
+    algorithm
+        The algorithm of collectives, where it serves.
+    script
+        Every rank runs the whole file, as under torchrun.
+    """
+
+    backend: str | None = None
+    nproc: Annotated[int | None, Parameter(name=["--nproc", "-n"])] = None
+    topology: Annotated[str | None, Parameter(name=["--topology", "-t"])] = None
+    protocol: Annotated[str, Parameter(name=["--protocol", "-p"])] = "ideal"
+    algorithm: Annotated[str | None, Parameter(name=["--algorithm", "-a"])] = None
+    script: Annotated[bool, Parameter(negative=())] = False
+
+    @property
+    def where(self) -> str:
+        """The backend, named or by the environment."""
+        return self.backend or os.environ.get(BACKEND_VARIABLE, EMULATOR)
+
+    @property
+    def guides(self) -> dict[str, Any]:
+        """The arguments of spawn among them."""
+        return {"topology": self.topology, "protocol": self.protocol, "algorithm": self.algorithm}
 
 
-def _start_processes(given: _Given) -> None:
+def _start_processes(program: str, arguments: Sequence[str], options: _Options) -> None:
     """Become mpiexec, which starts this command again in every process."""
     found = shutil.which("mpiexec", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
     if found is None:
         raise ConfigError("there is no mpiexec: pip install 'simcoll[mpi]', or install an MPI library")
     sys.stdout.flush()
-    options = {"topology": given.topology, "protocol": given.protocol, "algorithm": given.algorithm}
-    words = [f"--{name}={value}" for name, value in options.items() if value is not None]
-    words += [f"--backend={given.backend}", *(["--script"] if given.script else []), given.program, *given.arguments]
-    command = [found, "-n", str(given.nproc), sys.executable, "-m", "simcoll.distributed.run", *words]
+    words = [f"--{name}={value}" for name, value in options.guides.items() if value is not None]
+    words += [f"--backend={options.where}", *(["--script"] if options.script else []), program, *arguments]
+    command = [found, "-n", str(options.nproc), sys.executable, "-m", "simcoll.distributed.run", *words]
     os.execv(found, command)  # noqa: S606  # no shell
-
-
-def _loaded(path: str) -> dict[str, Any]:
-    """Run the file as a script; returns its names."""
-    return runpy.run_path(path, run_name="__main__")
 
 
 def _every_rank(path: str) -> Callable[[int, int], None]:
@@ -84,52 +102,50 @@ def _every_rank(path: str) -> Callable[[int, int], None]:
     return program
 
 
-def _ranks(given: _Given) -> int:
+def _ranks(options: _Options) -> int:
     """The number of ranks requested, or present."""
-    if given.nproc is not None:
-        return given.nproc
-    if given.backend != EMULATOR:
-        return world_size_of(given.backend)
-    if given.topology is None:
+    if options.nproc is not None:
+        return options.nproc
+    if options.where != EMULATOR:
+        return world_size_of(options.where)
+    if options.topology is None:
         raise ConfigError("how many ranks? Give --nproc, or a --topology to fill")
     from simcoll.topology import load_topology
 
-    return load_topology(given.topology).nranks
+    return load_topology(options.topology).nranks
 
 
 @contextlib.contextmanager
-def _as_script(given: _Given) -> Iterator[None]:
+def _as_script(program: str, arguments: Sequence[str], backend: str) -> Iterator[None]:
     """Give the file its arguments, the modules beside it, and the backend."""
-    arguments, path, backend = sys.argv, sys.path, os.environ.get(BACKEND_VARIABLE)
-    sys.argv = [given.program, *given.arguments]
-    sys.path = [str(Path(given.program).resolve().parent), *path]
-    os.environ[BACKEND_VARIABLE] = given.backend
+    before, path, chosen = sys.argv, sys.path, os.environ.get(BACKEND_VARIABLE)
+    sys.argv = [program, *arguments]
+    sys.path = [str(Path(program).resolve().parent), *path]
+    os.environ[BACKEND_VARIABLE] = backend
     try:
         yield
     finally:
-        sys.argv, sys.path = arguments, path
-        if backend is None:
+        sys.argv, sys.path = before, path
+        if chosen is None:
             del os.environ[BACKEND_VARIABLE]
         else:
-            os.environ[BACKEND_VARIABLE] = backend
+            os.environ[BACKEND_VARIABLE] = chosen
 
 
-def _run(given: _Given) -> None:
-    """Run the file; if it has not called spawn itself, spawn its function ``program``."""
-    path = given.program
-    with _as_script(given), collected() as results:
-        program = _every_rank(path) if given.script else _loaded(path).get("program")
+def _run(path: str, arguments: Sequence[str], options: _Options) -> None:
+    """Run the file as a script; if it has not called spawn itself, spawn its function ``program``."""
+    where = options.where
+    with _as_script(path, arguments, where), collected() as results:
+        program = _every_rank(path) if options.script else runpy.run_path(path, run_name="__main__").get("program")
         if not results:
             if not callable(program):
                 raise ConfigError(
                     "has no function program(rank, world_size) and has not called spawn; with --script every rank runs the file",
                     file=path,
                 )
-            spawn(
-                program, _ranks(given), topology=given.topology, protocol=given.protocol, algorithm=given.algorithm
-            )  # fmt: skip
+            spawn(program, _ranks(options), **options.guides)
         for result in results:
-            _tell(result, given.backend)
+            _tell(result, where)
 
 
 def _tell(result: RunResult, backend: str) -> None:
@@ -158,12 +174,7 @@ def _command(
     program: str,
     /,
     *arguments: Annotated[str, Parameter(allow_leading_hyphen=True)],
-    backend: str | None = None,
-    nproc: Annotated[int | None, Parameter(name=["--nproc", "-n"])] = None,
-    topology: Annotated[str | None, Parameter(name=["--topology", "-t"])] = None,
-    protocol: Annotated[str, Parameter(name=["--protocol", "-p"])] = "ideal",
-    algorithm: Annotated[str | None, Parameter(name=["--algorithm", "-a"])] = None,
-    script: Annotated[bool, Parameter(negative=())] = False,
+    options: Annotated[_Options, Parameter(name="*")] = _Options(),  # it cannot change
 ) -> None:
     """Run a file of rank programs on the emulator, or for real.
 
@@ -173,30 +184,16 @@ def _command(
         A Python file with a function program(rank, world_size), or one that calls spawn.
     arguments
         Its arguments.
-    backend
-        emulator or mpi; default: the environment variable SIMCOLL_BACKEND, else emulator.
-    nproc
-        Ranks; by default those of the topology, or of mpiexec.
-    topology
-        A shipped topology or a topology file.
-    protocol
-        ideal, LL, LL128 or Simple.
-    algorithm
-        The algorithm of collectives, where it serves.
-    script
-        Every rank runs the whole file, as under torchrun.
     """
-    where = backend or os.environ.get(BACKEND_VARIABLE, EMULATOR)
-    given = _Given(program, arguments, where, nproc, topology, protocol, algorithm, script)
-    if where not in (EMULATOR, *HOMES):
-        raise ConfigError(f"unknown backend {where!r}; {nearest(where, [EMULATOR, *HOMES])}")
+    if options.where not in (EMULATOR, *HOMES):
+        raise ConfigError(f"unknown backend {options.where!r}; {nearest(options.where, [EMULATOR, *HOMES])}")
     if not Path(program).is_file():
         raise ConfigError("there is no such file", file=program)
     started = any(key in os.environ for key in RANK_VARIABLES)
-    if where != EMULATOR and not started and (nproc or 1) > 1:
-        _start_processes(given)
+    if options.where != EMULATOR and not started and (options.nproc or 1) > 1:
+        _start_processes(program, arguments, options)
     try:
-        _run(given)
+        _run(program, arguments, options)
     except SyntaxError as error:
         if error.filename != program:  # of another file: the import that led there matters
             raise

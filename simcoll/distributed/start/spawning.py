@@ -13,7 +13,7 @@ import greenlet  # type: ignore[import-untyped]
 from simcoll.distributed.api.backends import Backend
 from simcoll.distributed.api.making_groups import close_store, set_default_group
 from simcoll.distributed.linked.links import EMULATOR, ControlMessages, connected, place_of
-from simcoll.distributed.linked.world import LinkedWaiter, LinkedWorld
+from simcoll.distributed.linked.world import LinkedWorld
 from simcoll.distributed.runtime.emulated import EmulatedWorld, RankWaiter
 from simcoll.distributed.runtime.flight import document
 from simcoll.distributed.runtime.meeting import Arrival
@@ -23,7 +23,7 @@ from simcoll.distributed.runtime.records import History
 from simcoll.distributed.runtime.tasks import Task, Waitable, current_task, wait_until
 from simcoll.distributed.runtime.world import current_rank
 from simcoll.distributed.start.results import RunResult, flight_of, leftovers, result_of
-from simcoll.distributed.stores import use_waiter
+from simcoll.distributed.stores import PollingWaiter, use_waiter
 from simcoll.errors import ConfigError
 from simcoll.units import parse_time
 
@@ -174,7 +174,8 @@ def _run_linked(world: LinkedWorld, program: Callable[[], Any], backend: str, *,
         set_default_group(me, backend, implicit=True)
 
     def body() -> None:
-        use_waiter(LinkedWaiter(world))
+        # Operations in flight proceed while a store waits.
+        use_waiter(PollingWaiter(sleep=lambda _: world.poll()))
         wait_until(world.meet(me, Arrival("start", "the start of the programs", None)), START_FS, explicit=True)
         world.start_clock()
         try:

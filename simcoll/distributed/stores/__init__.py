@@ -8,13 +8,8 @@ emulator; a runtime that must not sleep gives a store its own `Waiter`.
 from __future__ import annotations
 
 from simcoll.distributed.server.frames import Limits
-from simcoll.distributed.stores.errors import (
-    DistBackendError,
-    DistError,
-    DistNetworkError,
-    DistStoreError,
-    QueueEmptyError,
-)
+from simcoll.distributed.stores import errors as _errors
+from simcoll.distributed.stores.errors import *
 from simcoll.distributed.stores.file_store import FileStore
 from simcoll.distributed.stores.memory import HashStore, PrefixStore
 from simcoll.distributed.stores.store import Store
@@ -22,19 +17,6 @@ from simcoll.distributed.stores.tcp.store import TCPStore
 from simcoll.distributed.stores.waiting import PollingWaiter, ThreadWaiter, Waiter, use_waiter
 
 __all__ = [
-    "DistBackendError",
-    "DistError",
-    "DistNetworkError",
-    "DistStoreError",
-    "FileStore",
-    "HashStore",
-    "Limits",
-    "PollingWaiter",
-    "PrefixStore",
-    "QueueEmptyError",
-    "Store",
-    "TCPStore",
-    "ThreadWaiter",
-    "Waiter",
-    "use_waiter",
-]
+    "FileStore", "HashStore", "Limits", "PollingWaiter", "PrefixStore", "Store", "TCPStore", "ThreadWaiter", "Waiter", "use_waiter",
+]  # fmt: skip
+__all__ += _errors.__all__

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from dataclasses import dataclass
 from datetime import timedelta
@@ -11,16 +12,16 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 from simcoll.distributed.stores import DistNetworkError, FileStore, Store, TCPStore
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
-__all__ = ["Rendezvous", "parse_init_method", "rendezvous"]
+__all__ = ["MeetingPlace", "parse_init_method", "rendezvous"]
 
 DEFAULT_TIMEOUT = timedelta(minutes=30)
 
 
 @dataclass(frozen=True, slots=True)
-class Rendezvous:
-    """The meeting place of the processes, and this one's rank among them."""
+class MeetingPlace:
+    """The store where processes meet, and this one's rank among them."""
 
     store: Store
     rank: int
@@ -34,7 +35,7 @@ def rendezvous(
     world_size: int = -1,
     store: Store | None = None,
     timeout: timedelta | None = None,
-) -> Rendezvous:
+) -> MeetingPlace:
     """Make or take the store, and find out the rank and world size.
 
     Parameters
@@ -76,16 +77,10 @@ def rendezvous(
     """
     if timeout is not None and not isinstance(timeout, timedelta):
         raise TypeError(f"Expected timeout argument to be of type datetime.timedelta, got {timeout!r}")
-    patience = DEFAULT_TIMEOUT if timeout is None else timeout
     if store is not None:
         return _given(store, init_method, rank, world_size)
-    place = _parsed("env://" if init_method is None else init_method, rank, world_size)
-    if place.path:
-        files = FileStore(place.path, place.world_size)
-        files.set_timeout(patience)
-        return Rendezvous(files, place.rank, place.world_size)
-    server = TCPStore(place.host, place.port, place.world_size, place.rank == 0, timeout=patience, multi_tenant=True)
-    return Rendezvous(server, place.rank, place.world_size)
+    rank, world_size, opened = _parsed("env://" if init_method is None else init_method, rank, world_size)
+    return MeetingPlace(opened(DEFAULT_TIMEOUT if timeout is None else timeout), rank, world_size)
 
 
 def parse_init_method(init_method: str, rank: int = -1, world_size: int = -1) -> tuple[int, int]:
@@ -94,32 +89,36 @@ def parse_init_method(init_method: str, rank: int = -1, world_size: int = -1) ->
     >>> parse_init_method("tcp://127.0.0.1:29500", rank=1, world_size=4)
     (1, 4)
     """
-    place = _parsed(init_method, rank, world_size)
-    return place.rank, place.world_size
+    return _parsed(init_method, rank, world_size)[:2]
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """The meeting place in a URL: a file if it has a path, else a server."""
-
-    rank: int
-    world_size: int
-    path: str = ""
-    host: str = ""
-    port: int = 0
-
-
-def _parsed(url: object, rank: int, world_size: int) -> _Place:
+def _parsed(url: object, rank: int, world_size: int) -> tuple[int, int, Callable[[timedelta], Store]]:
+    """The rank and world size in a URL or given with it, and what opens the store."""
     if not isinstance(url, str):
         raise TypeError(f"init_method must be a str such as 'tcp://127.0.0.1:29500', got {url!r}")
     parts = urlsplit(url)
-    handlers = {"env": _env, "tcp": _tcp, "file": _file}
-    if parts.scheme not in handlers:
-        raise RuntimeError(f"No rendezvous handler for {parts.scheme}:// (there are {', '.join(sorted(handlers))})")
-    return handlers[parts.scheme](parts, _in_url(url, parts, rank, world_size))
+    query = dict(parse_qsl(parts.query, keep_blank_values=True))
+    if parts.scheme not in {"env", "tcp", "file"}:
+        raise RuntimeError(f"No rendezvous handler for {parts.scheme}:// (there are env, file, tcp)")
+    if rank != -1 or world_size != -1:
+        if "rank" in query or "world_size" in query:
+            raise AssertionError(f"The url: {url} has node-specific arguments(rank, world_size) already.")
+        query |= {name: str(value) for name, value in (("rank", rank), ("world_size", world_size)) if value != -1}
+    if parts.scheme == "file":
+        # Two slashes and a relative path put its first folder where a host would stand.
+        path = unquote(parts.netloc + parts.path)
+        if not path:
+            _wrong("file", "path missing")
+        return _both("file", query, lambda _, size, timeout: _file(path, size, timeout))
+    host, port = _tcp(parts) if parts.scheme == "tcp" else _env(query)
+
+    def server(rank: int, size: int, timeout: timedelta) -> Store:
+        return TCPStore(host, port, size, rank == 0, timeout=timeout, multi_tenant=True)
+
+    return _both(parts.scheme, query, server)
 
 
-def _given(store: Store, init_method: str | None, rank: int, world_size: int) -> Rendezvous:
+def _given(store: Store, init_method: str | None, rank: int, world_size: int) -> MeetingPlace:
     if init_method is not None:
         raise AssertionError("Cannot specify both init_method and store.")
     if not isinstance(store, Store):
@@ -130,18 +129,13 @@ def _given(store: Store, init_method: str | None, rank: int, world_size: int) ->
         raise AssertionError(f"rank must be non-negative if using store, got {rank}")
     if rank >= world_size:
         raise AssertionError(f"rank must be 0 to {world_size - 1} (world size {world_size}), got {rank}")
-    return Rendezvous(store, rank, world_size)
+    return MeetingPlace(store, rank, world_size)
 
 
-def _in_url(url: str, parts: SplitResult, rank: int, world_size: int) -> Mapping[str, str]:
-    """The query of the URL, with the rank and world size that were given as arguments."""
-    query = dict(parse_qsl(parts.query, keep_blank_values=True))
-    if rank != -1 or world_size != -1:
-        if "rank" in query or "world_size" in query:
-            raise AssertionError(f"The url: {url} has node-specific arguments(rank, world_size) already.")
-        given = {"rank": rank, "world_size": world_size}
-        query |= {name: str(value) for name, value in given.items() if value != -1}
-    return query
+def _file(path: str, world_size: int, timeout: timedelta) -> Store:
+    store = FileStore(path, world_size)
+    store.set_timeout(timeout)
+    return store
 
 
 def _wrong(scheme: str, why: str) -> NoReturn:
@@ -155,18 +149,21 @@ def _number(scheme: str, name: str, text: str) -> int:
         _wrong(scheme, f"{name} must be a number, got {text!r}")
 
 
-def _both(scheme: str, query: Mapping[str, str]) -> tuple[int, int]:
-    for name, title in (("rank", "rank"), ("world_size", "world size")):
+def _both(
+    scheme: str, query: Mapping[str, str], opened: Callable[[int, int, timedelta], Store]
+) -> tuple[int, int, Callable[[timedelta], Store]]:
+    """The rank and world size, once both are known to fit."""
+    for name in ("rank", "world_size"):
         if name not in query:
-            _wrong(scheme, f"{title} parameter missing")
+            _wrong(scheme, f"{name.replace('_', ' ')} parameter missing")
     rank = _number(scheme, "rank", query["rank"])
     world_size = _number(scheme, "world_size", query["world_size"])
     if not 0 <= rank < world_size:
         _wrong(scheme, f"the rank must be 0 to {world_size - 1} (world size {world_size}), got {rank}")
-    return rank, world_size
+    return rank, world_size, functools.partial(opened, rank, world_size)
 
 
-def _tcp(parts: SplitResult, query: Mapping[str, str]) -> _Place:
+def _tcp(parts: SplitResult) -> tuple[str, int]:
     try:
         port = parts.port
     except ValueError as error:
@@ -175,19 +172,11 @@ def _tcp(parts: SplitResult, query: Mapping[str, str]) -> _Place:
         _wrong("tcp", "port number missing")
     if not parts.hostname:
         _wrong("tcp", "host name missing")
-    return _Place(*_both("tcp", query), host=parts.hostname, port=port)
+    return parts.hostname, port
 
 
-def _file(parts: SplitResult, query: Mapping[str, str]) -> _Place:
-    # Two slashes and a relative path put its first folder where a host would stand.
-    path = unquote(parts.netloc + parts.path)
-    if not path:
-        _wrong("file", "path missing")
-    return _Place(*_both("file", query), path=path)
-
-
-def _env(parts: SplitResult, query: Mapping[str, str]) -> _Place:
-    del parts
+def _env(query: dict[str, str]) -> tuple[str, int]:
+    """The server's address in the environment; rank and world size go into the query, where they are missing."""
 
     def setting(variable: str) -> str:
         text = os.environ.get(variable)
@@ -195,12 +184,13 @@ def _env(parts: SplitResult, query: Mapping[str, str]) -> _Place:
             _wrong("env", f"environment variable {variable} expected, but not set")
         return text
 
-    rank = query["rank"] if "rank" in query else setting("RANK")
-    world_size = query["world_size"] if "world_size" in query else setting("WORLD_SIZE")
+    for name in ("rank", "world_size"):
+        if name not in query:
+            query[name] = setting(name.upper())
     host, port = setting("MASTER_ADDR"), _number("env", "MASTER_PORT", setting("MASTER_PORT"))
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         raise DistNetworkError(
             f"torchrun keeps a store of its own at {host}:{port}, which simcoll cannot use; start it with "
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, or use python -m simcoll.distributed.launch"
         )
-    return _Place(*_both("env", {"rank": rank, "world_size": world_size}), host=host, port=port)
+    return host, port

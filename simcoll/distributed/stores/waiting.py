@@ -60,10 +60,11 @@ class ThreadWaiter:
 
 
 class PollingWaiter:
-    """For changes by other processes: polls after pauses that grow from half a millisecond to ``longest_s``."""
+    """For changes by others: tries again after pauses, by ``sleep``, that grow from half a millisecond to ``longest_s``."""
 
-    def __init__(self, longest_s: float = 0.01) -> None:
+    def __init__(self, longest_s: float = 0.01, sleep: Callable[[float], None] = time.sleep) -> None:
         self._longest_s = longest_s
+        self._sleep = sleep
 
     def wait(self, ready: Callable[[], bool], timeout_s: float) -> bool:
         """Try, pause, try again."""
@@ -73,7 +74,7 @@ class PollingWaiter:
             left = deadline - time.monotonic()
             if left <= 0:
                 return False
-            time.sleep(min(pause_s, left))
+            self._sleep(min(pause_s, left))
             pause_s = min(2 * pause_s, self._longest_s)
         return True
 
