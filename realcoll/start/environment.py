@@ -17,7 +17,7 @@ from simcoll.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Job", "control_of", "job_from", "place_from"]
+__all__ = ["Job", "control_of", "job_from", "listening_at", "place_from"]
 
 PORT = 29533
 # (launcher, rank, world size, rank on this machine), most specific first.
@@ -114,6 +114,24 @@ def _number(environment: Mapping[str, str], key: str) -> int:
     return int(text)
 
 
+def listening_at(name: str) -> str:
+    """The address to listen at so that processes find it under a name: exactly its own, where that is this machine's.
+
+    All addresses stand in for a name that is somebody else's, as of a service, or that only this machine knows as loopback.
+
+    >>> listening_at("localhost"), listening_at("127.0.0.5"), listening_at("192.0.2.1")
+    ('127.0.0.1', '127.0.0.5', '0.0.0.0')
+    """
+    try:
+        address = socket.gethostbyname(name)
+        with socket.socket() as probe:
+            probe.bind((address, 0))
+    except (OSError, UnicodeError):
+        return "0.0.0.0"  # noqa: S104
+    hidden = address.startswith("127.") and not name.startswith(("127.", "localhost"))
+    return "0.0.0.0" if hidden else address  # noqa: S104
+
+
 def control_of(job: Job, timeout_s: float) -> Control:
     """Join the other processes of a job; process 0 hosts the rendezvous.
 
@@ -130,8 +148,7 @@ def control_of(job: Job, timeout_s: float) -> Control:
     if address[0].startswith("file://"):
         address, token, host = _through_file(address[0].removeprefix("file://"), job, timeout_s)
     elif job.process == 0:
-        loopback = address[0] in ("127.0.0.1", "localhost")
-        host = Host(job.size, ("127.0.0.1" if loopback else "0.0.0.0", address[1]), token)  # noqa: S104
+        host = Host(job.size, (listening_at(address[0]), address[1]), token)
     seat = join(address, job.process, job.size, token=token, timeout_s=timeout_s, host=host)
     return Control(job.process, job.size, seat, timeout_s)
 
@@ -149,7 +166,7 @@ def _through_file(path: str, job: Job, timeout_s: float) -> tuple[tuple[str, int
         store = FileStore(path, job.size)
         store.set_timeout(timedelta(seconds=timeout_s))
         if job.process == 0:
-            host = Host(job.size, ("0.0.0.0", 0), secrets.token_hex(16))  # noqa: S104
+            host = Host(job.size, (listening_at(socket.gethostname()), 0), secrets.token_hex(16))
             store.set("realcoll", f"{socket.gethostname()} {host.address[1]} {host.token}")
         name, port, token = store.get("realcoll").decode().split()
         store.close()

@@ -19,7 +19,7 @@ from realcoll.errors import FaultError, MissingError
 from realcoll.meeting.control import Control, within
 from realcoll.meeting.host import Host
 from realcoll.meeting.rendezvous import join
-from realcoll.start.environment import place_from
+from realcoll.start.environment import listening_at, place_from
 from realcoll.start.pmi import job_name
 from simcoll.errors import ConfigError
 
@@ -170,7 +170,7 @@ def _met(comm: Any, timeout_s: float) -> Control:
     host, offer = None, None
     if process == 0:
         token = secrets.token_hex(16)
-        host = Host(size, ("127.0.0.1" if one_machine else "0.0.0.0", 0), token)  # noqa: S104
+        host = Host(size, (listening_at("127.0.0.1" if one_machine else here), 0), token)
         offer = ("127.0.0.1" if one_machine else here, host.address[1], token)
     address, port, token = comm.bcast(offer)
     found = join((address, port), process, size, token=token, timeout_s=timeout_s, host=host)

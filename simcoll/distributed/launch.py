@@ -1,12 +1,126 @@
-"""The command ``python -m simcoll.distributed.launch``; see :mod:`simcoll.distributed.start.launch`."""
+"""Start a program as several processes on this machine, with the environment torchrun gives.
+
+``python -m simcoll.distributed.launch --nproc-per-node 4 program.py --its arguments`` starts ``program.py`` four times.
+Several machines need the same call on each, with ``--nnodes``, ``--node-rank``, ``--master-addr`` and ``--master-port``.
+"""
 
 from __future__ import annotations
 
+import os
+import secrets
 import sys
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Annotated
 
-from simcoll.distributed.start.launch import Job, launch, main
+from cyclopts import Parameter
+
+from simcoll.distributed.start.command_line import own_app, separated, status_of
+from simcoll.distributed.start.processes import Job, Worker, run_workers, worker_environment
+from simcoll.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 __all__ = ["Job", "launch", "main"]
+
+app = own_app(
+    "python -m simcoll.distributed.launch",
+    "Start a program as several processes, with the environment torchrun gives.",
+)
+_FLAG = Parameter(negative=())
+_ONE = Job()
+
+
+def launch(
+    program: Sequence[str],
+    arguments: Sequence[str],
+    job: Job,
+    *,
+    environment: Mapping[str, str] | None = None,
+    local_rank_argument: bool = False,
+) -> int:
+    """Start the workers of this machine and wait for them.
+
+    Parameters
+    ----------
+    program
+        The words that start the program, such as ``[sys.executable, "train.py"]``.
+    arguments
+        Its arguments.
+    job
+        How many, and where they meet.
+    environment
+        Variables of all workers; this process's by default.
+    local_rank_argument
+        Give each worker ``--local-rank=<r>`` before its arguments.
+
+    Returns
+    -------
+    0 when all ended well; else the exit status of the first that did not (128 + the signal, for one that was killed), or
+    128 + the signal that ended the launcher. The others are then asked to end (SIGTERM), and killed after ten seconds.
+
+    Raises
+    ------
+    ConfigError
+        The program cannot be started.
+    """
+    shared = dict(os.environ if environment is None else environment)
+    if job.nproc_per_node > 1:
+        # Else each worker would start as many threads as there are cores.
+        shared.setdefault("OMP_NUM_THREADS", "1")
+    if job.nnodes == 1:
+        # Only these workers use their store.
+        shared.setdefault("SIMCOLL_STORE_SECRET", secrets.token_hex(16))
+
+    def worker(local_rank: int) -> Worker:
+        rank_words = [f"--local-rank={local_rank}"] if local_rank_argument else []
+        return Worker([*program, *rank_words, *arguments], shared | worker_environment(job, local_rank))
+
+    return run_workers([worker(local_rank) for local_rank in range(job.nproc_per_node)])
+
+
+@app.default
+def _launch(
+    program: str,
+    /,
+    *arguments: Annotated[str, Parameter(allow_leading_hyphen=True)],
+    job: Annotated[Job, Parameter(name="*")] = _ONE,
+    standalone: Annotated[bool, _FLAG] = False,
+    use_env: Annotated[bool, _FLAG] = False,
+    module: Annotated[bool, Parameter(name=["--module", "-m"], negative=())] = False,
+    no_python: Annotated[bool, _FLAG] = False,
+) -> int:
+    """Start a program as several processes, with the environment torchrun gives.
+
+    Parameters
+    ----------
+    program
+        The program to run.
+    arguments
+        Its arguments.
+    standalone
+        One machine, any free port.
+    use_env
+        Do not pass --local-rank: the program reads LOCAL_RANK.
+    module
+        The program is a module, as in python -m.
+    no_python
+        The program is not a Python file: run it as it is.
+    """
+    if no_python and module:
+        raise ConfigError("--no-python and --module exclude each other")
+    if standalone and job.nnodes != 1:
+        raise ConfigError("--standalone is for one machine")
+    python = [] if no_python else [sys.executable, "-u", *(["-m"] if module else [])]
+    placed = replace(job, master_port=0) if standalone else job
+    return launch([*python, program], arguments, placed, local_rank_argument=not (use_env or no_python))
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """The command line; the exit status is that of `launch`, or 2 for arguments that cannot be."""
+    valued = {f"--{form}" for field in fields(Job) for form in (field.name, field.name.replace("_", "-"))}
+    return status_of(app, separated(sys.argv[1:] if words is None else words, valued))
+
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,12 +1,210 @@
-"""The command ``python -m simcoll.distributed.run``; see :mod:`simcoll.distributed.start.run`."""
+"""Run a file of rank programs on the emulator, or for real.
+
+``python -m simcoll.distributed.run --nproc 8 --topology dgx-h100 program.py --its arguments`` emulates it;
+``python -m simcoll.distributed.run --backend mpi --nproc 8 program.py --its arguments`` starts the same file on eight
+processes, and ``mpiexec -n 8 python -m simcoll.distributed.run --backend mpi program.py`` takes those that mpiexec starts.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import os
+import runpy
+import shutil
 import sys
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
-from simcoll.distributed.start.run import main
+from cyclopts import Parameter
+
+from simcoll.distributed.linked.links import BACKEND_VARIABLE, EMULATOR, HOMES, world_size_of
+from simcoll.distributed.runtime.objects import ObjectEncodingError, encode
+from simcoll.distributed.start.command_line import complain, own_app, separated, status_of
+from simcoll.distributed.start.results import collected
+from simcoll.distributed.start.spawning import spawn
+from simcoll.errors import ConfigError, nearest
+from simcoll.units import format_time
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from simcoll.distributed.start.results import RunResult
 
 __all__ = ["main"]
+
+RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID")
+"""Set by launchers of several processes."""
+
+
+app = own_app("python -m simcoll.distributed.run", "Run a file of rank programs on the emulator, or for real.")
+
+
+@dataclass(frozen=True, slots=True)
+class _Options:
+    """How to run the file.
+
+    Attributes
+    ----------
+    backend
+        emulator or mpi; default: the environment variable SIMCOLL_BACKEND, else emulator.
+    nproc
+        Ranks; by default those of the topology, or of mpiexec.
+    topology
+        A shipped topology or a topology file.
+    protocol
+        ideal, LL, LL128 or Simple.
+    algorithm
+        The algorithm of collectives, where it serves.
+    script
+        Every rank runs the whole file, as under torchrun.
+    """
+
+    backend: str | None = None
+    nproc: Annotated[int | None, Parameter(name=["--nproc", "-n"])] = None
+    topology: Annotated[str | None, Parameter(name=["--topology", "-t"])] = None
+    protocol: Annotated[str, Parameter(name=["--protocol", "-p"])] = "ideal"
+    algorithm: Annotated[str | None, Parameter(name=["--algorithm", "-a"])] = None
+    script: Annotated[bool, Parameter(negative=())] = False
+
+    @property
+    def where(self) -> str:
+        """The backend, named or by the environment."""
+        return self.backend or os.environ.get(BACKEND_VARIABLE, EMULATOR)
+
+    @property
+    def guides(self) -> dict[str, Any]:
+        """The arguments of spawn among them."""
+        return {"topology": self.topology, "protocol": self.protocol, "algorithm": self.algorithm}
+
+
+def _start_processes(program: str, arguments: Sequence[str], options: _Options) -> None:
+    """Become mpiexec, which starts this command again in every process."""
+    found = shutil.which("mpiexec", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+    if found is None:
+        raise ConfigError("there is no mpiexec: pip install 'simcoll[mpi]', or install an MPI library")
+    sys.stdout.flush()
+    words = [f"--{name}={value}" for name, value in options.guides.items() if value is not None]
+    words += [f"--backend={options.where}", *(["--script"] if options.script else []), program, *arguments]
+    command = [found, "-n", str(options.nproc), sys.executable, "-m", "simcoll.distributed.run", *words]
+    os.execv(found, command)  # noqa: S606  # no shell
+
+
+def _every_rank(path: str) -> Callable[[int, int], None]:
+    """A rank program that is the whole file."""
+    code = compile(Path(path).read_bytes(), path, "exec")
+
+    def program(_rank: int, _world_size: int) -> None:
+        exec(code, {"__name__": "__main__", "__file__": path})  # noqa: S102  # the user's own file
+
+    return program
+
+
+def _ranks(options: _Options) -> int:
+    """The number of ranks requested, or present."""
+    if options.nproc is not None:
+        return options.nproc
+    if options.where != EMULATOR:
+        return world_size_of(options.where)
+    if options.topology is None:
+        raise ConfigError("how many ranks? Give --nproc, or a --topology to fill")
+    from simcoll.topology import load_topology
+
+    return load_topology(options.topology).nranks
+
+
+@contextlib.contextmanager
+def _as_script(program: str, arguments: Sequence[str], backend: str) -> Iterator[None]:
+    """Give the file its arguments, the modules beside it, and the backend."""
+    before, path, chosen = sys.argv, sys.path, os.environ.get(BACKEND_VARIABLE)
+    sys.argv = [program, *arguments]
+    sys.path = [str(Path(program).resolve().parent), *path]
+    os.environ[BACKEND_VARIABLE] = backend
+    try:
+        yield
+    finally:
+        sys.argv, sys.path = before, path
+        if chosen is None:
+            del os.environ[BACKEND_VARIABLE]
+        else:
+            os.environ[BACKEND_VARIABLE] = chosen
+
+
+def _run(path: str, arguments: Sequence[str], options: _Options) -> None:
+    """Run the file as a script; if it has not called spawn itself, spawn its function ``program``."""
+    where = options.where
+    with _as_script(path, arguments, where), collected() as results:
+        program = _every_rank(path) if options.script else runpy.run_path(path, run_name="__main__").get("program")
+        if not results:
+            if not callable(program):
+                raise ConfigError(
+                    "has no function program(rank, world_size) and has not called spawn; with --script every rank runs the file",
+                    file=path,
+                )
+            spawn(program, _ranks(options), **options.guides)
+        for result in results:
+            _tell(result, where)
+
+
+def _tell(result: RunResult, backend: str) -> None:
+    """One line about a run, on one rank. The digest is equal where the returned arrays are."""
+    if backend != EMULATOR and 0 not in result.own_ranks:
+        return
+    try:
+        digest = hashlib.sha256(encode(list(result.returns))).hexdigest()[:16]
+    except ObjectEncodingError:
+        digest = "-"
+    where = result.topology if backend == EMULATOR else f"{len(result.returns)} processes"
+    sys.stdout.write(
+        f"# {len(result.returns)} ranks, {backend} ({where}): {result.operations} operations, "
+        f"{format_time(result.time_fs)}, returns {digest}\n"
+    )
+
+
+def _say(message: str) -> None:
+    """Print an error that all processes share on the first of them only."""
+    if next((os.environ[key] for key in RANK_VARIABLES if key in os.environ), "0") == "0":
+        complain(message)
+
+
+@app.default
+def _command(
+    program: str,
+    /,
+    *arguments: Annotated[str, Parameter(allow_leading_hyphen=True)],
+    options: Annotated[_Options, Parameter(name="*")] = _Options(),  # it cannot change
+) -> None:
+    """Run a file of rank programs on the emulator, or for real.
+
+    Parameters
+    ----------
+    program
+        A Python file with a function program(rank, world_size), or one that calls spawn.
+    arguments
+        Its arguments.
+    """
+    if options.where not in (EMULATOR, *HOMES):
+        raise ConfigError(f"unknown backend {options.where!r}; {nearest(options.where, [EMULATOR, *HOMES])}")
+    if not Path(program).is_file():
+        raise ConfigError("there is no such file", file=program)
+    started = any(key in os.environ for key in RANK_VARIABLES)
+    if options.where != EMULATOR and not started and (options.nproc or 1) > 1:
+        _start_processes(program, arguments, options)
+    try:
+        _run(program, arguments, options)
+    except SyntaxError as error:
+        if error.filename != program:  # of another file: the import that led there matters
+            raise
+        raise ConfigError("".join(traceback.format_exception_only(error)).rstrip()) from error
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """The command line; exit status 0, or 2 for bad input. Exceptions of the program pass through."""
+    valued = ("--backend", "--nproc", "-n", "--topology", "-t", "--protocol", "-p", "--algorithm", "-a")
+    return status_of(app, separated(sys.argv[1:] if words is None else words, valued), _say)
+
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -112,7 +112,7 @@ def run(line):
     if words[:1] == ["simcoll"]:
         from simcoll.cli import main
     elif words[:3] == ["python", "-m", "simcoll.distributed.run"] and "mpi" not in words:
-        from simcoll.distributed.start.run import main
+        from simcoll.distributed.run import main
 
         words = words[2:]
     else:

@@ -49,15 +49,7 @@ def as_arrays(values: Any, parameter: str) -> list[Array]:
 
 
 def root_of(found: ProcessGroup, global_rank: int | None, group_rank: int | None, default: int | None = None) -> int:
-    """The group rank of a root or peer given by its global rank or its group rank.
-
-    Raises
-    ------
-    ValueError
-        For both; for neither without a default; for a rank outside the group.
-    RuntimeError
-        For a group rank that does not exist.
-    """
+    """The group rank of a root or peer given by its global rank or its group rank, exactly one of them."""
     if global_rank is not None and group_rank is not None:
         raise ValueError("Can't specify both group_rank and global_rank")
     if group_rank is not None:

@@ -77,15 +77,7 @@ class Backend(str):
 
     @classmethod
     def maker(cls, name: str) -> tuple[Callable[..., Any], bool] | None:
-        """The function that makes a backend; None for the emulator, which also serves gloo and nccl.
-
-        Raises
-        ------
-        ValueError
-            For a name that is not registered.
-        RuntimeError
-            For mpi, ucc and xccl, which are not built in.
-        """
+        """The function that makes a backend, which must be registered; None for the emulator, which also serves gloo and nccl."""
         if name in cls._makers:
             return cls._makers[name]
         if name in (cls.EMULATOR, cls.GLOO, cls.NCCL, cls.UNDEFINED) or ":" in name:

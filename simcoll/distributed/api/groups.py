@@ -80,28 +80,14 @@ def default_group() -> ProcessGroup:
 
 
 def default_store() -> Any:
-    """The default group's store: the one given to init_process_group, else one shared by all emulated ranks.
-
-    Raises
-    ------
-    ValueError
-        Without a default group.
-    RuntimeError
-        Where ranks are processes and init_process_group was given no place to meet.
-    """
+    """The default group's store: the one given to init_process_group, else one shared by all emulated ranks."""
     default_group()
     me = current_rank()
     return me.world.default_store() if me.store is None else me.store
 
 
 def _named(given: Any) -> ProcessGroup | None:
-    """The group that a call names (None: the default); None on a rank outside it.
-
-    Raises
-    ------
-    ValueError
-        For anything but a group of this rank that exists.
-    """
+    """The group that a call names (None: the default), which must be one of this rank; None on a rank outside it."""
     default = default_group()
     if given is None or given is GroupMember.NON_GROUP_MEMBER:
         return default if given is None else None

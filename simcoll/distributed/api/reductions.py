@@ -75,17 +75,7 @@ def premul_sum(factor: Any) -> ReduceOp:
 
 
 def check_op(op: Any, dtype: np.dtype[Any], function: str) -> Reduction:
-    """The reduction of an operator that the dtype supports.
-
-    Raises
-    ------
-    TypeError
-        For anything but a ReduceOp, and for a bare PREMUL_SUM.
-    ValueError
-        For MIN, MAX or PRODUCT of complex numbers in all_reduce; RuntimeError in other collectives, as in torch.
-    RuntimeError
-        For bitwise operators on a dtype that is not integral.
-    """
+    """The reduction of an operator; errors of torch's types for one that the dtype or the function does not support."""
     if not isinstance(op, ReduceOp):
         raise TypeError(f"{function}(): op must be a ReduceOp such as ReduceOp.SUM, got {op!r} ({type(op).__name__})")
     if op.name == "PREMUL_SUM" and op.factor is None:

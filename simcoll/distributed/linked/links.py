@@ -100,15 +100,7 @@ def _connection(name: str) -> ControlMessages:
 
 
 def connected(name: str, world_size: int) -> ControlMessages:
-    """The connection of this process by a backend, made once.
-
-    Raises
-    ------
-    ConfigError
-        For a backend that does not exist, or another number of processes.
-    SimcollError
-        When a library that it needs is missing; the message names the package to install.
-    """
+    """The connection of this process by a backend, made once; an error when another number of processes is there."""
     if name not in HOMES:
         raise ConfigError(f"no backend {name!r} runs ranks in processes; {nearest(name, [EMULATOR, *HOMES])}")
     connection = _connection(name)

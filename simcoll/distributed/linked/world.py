@@ -244,13 +244,7 @@ class LinkedWorld:
         heapq.heappush(self._timers, (self.now + delay_fs, self._numbers, action))
 
     def poll(self) -> None:
-        """Let the other tasks proceed for a round.
-
-        Raises
-        ------
-        RuntimeError
-            When a process has died, so that the wait may never end.
-        """
+        """Let the other tasks proceed for a round; a RuntimeError when a process has died, so that the wait may never end."""
         task = current_task()
         if task is None:
             raise InternalError("poll outside of a rank program")
@@ -283,7 +277,10 @@ class LinkedWorld:
             heapq.heappop(self._timers)[2]()
         lost = self.control.link.lost()
         if lost or self.now >= self.tasks.deadline_fs:
-            self._interrupt(lost)
+            tasks = self.tasks
+            tasks.interrupt(self.now, lost)
+            waits = [task for task in tasks.live if task.waiting is not None and task not in tasks.ready]
+            tasks.deadline_fs = min((task.deadline_fs for task in waits if task.deadline_fs >= 0), default=math.inf)
         busy = bool(news or self.tasks.ready)
         self.tasks.run_ready()
         polling, self._polling = self._polling, []
@@ -291,21 +288,6 @@ class LinkedWorld:
             if not task.dead:
                 task.switch()
         self._rest(busy=busy or bool(self.tasks.ready))
-
-    def _interrupt(self, lost: str) -> None:
-        """End the waits that have lasted too long; all of them, when a process has died."""
-        for task in list(self.tasks.live):
-            waiting = task.waiting
-            if waiting is None or waiting.done:
-                continue
-            if lost:
-                task.interrupt = lost
-            elif not self.tasks.expire(task, self.now):
-                continue
-            self.tasks.wake(task)
-        woken = dict.fromkeys(self.tasks.ready)
-        waits = [task for task in self.tasks.live if task.waiting is not None and task not in woken]
-        self.tasks.deadline_fs = min((task.deadline_fs for task in waits if task.deadline_fs >= 0), default=math.inf)
 
     def _rest(self, *, busy: bool) -> None:
         """Leave the processor to others, for longer when nothing has happened for long."""

@@ -202,9 +202,7 @@ class EmulatedWorld:
         self.calendar.at(int(first), self._expire, None)
 
     def _expire(self, _nothing: None) -> None:
-        for task in list(self.tasks.live):
-            if self.tasks.expire(task, self.now):
-                self.tasks.wake(task)
+        self.tasks.interrupt(self.now)
 
     def _settle(self) -> None:
         unsettled = list(self._emulator.unsettled)

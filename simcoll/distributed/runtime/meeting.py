@@ -105,12 +105,6 @@ class Meeting(Waitable):
             self.finish()
 
     def check(self) -> None:
-        """Raise if the meeting has failed.
-
-        Raises
-        ------
-        RuntimeError
-            The ranks came for different things, or one of them has ended.
-        """
+        """Raise if the ranks came for different things, or one of them has ended."""
         if self.error is not None:
             raise RuntimeError(self.error)

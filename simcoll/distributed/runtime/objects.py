@@ -89,13 +89,7 @@ def encode(thing: object, *, trusted: bool | None = None) -> bytes:
 
 
 def decode(data: bytes | bytearray | memoryview, *, trusted: bool | None = None) -> Any:
-    """Decode what `encode` made; arrays are writable copies.
-
-    Raises
-    ------
-    ObjectDecodingError
-        The bytes are not an encoded object, or a pickle that is not ``trusted``.
-    """
+    """Decode what `encode` made; arrays are writable copies. An ObjectDecodingError for a pickle that is not ``trusted``."""
     data = bytes(data)
     how, body = data[:1], data[1:]
     if how == _PICKLE:

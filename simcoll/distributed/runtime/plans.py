@@ -56,13 +56,7 @@ class Plans:
 
 
 def check_choice(choice: Choice) -> None:
-    """Refuse an algorithm that serves no collective.
-
-    Raises
-    ------
-    ConfigError
-        With the nearest valid name.
-    """
+    """Refuse an algorithm that serves no collective, with the nearest that does."""
     if isinstance(choice, str) and choice not in {algorithm.name for algorithm in ALGORITHMS}:
         find_algorithm("all_reduce", choice)  # raises, with the nearest
     elif isinstance(choice, Mapping):
@@ -120,15 +114,7 @@ def plan_for(
     endpoints: tuple[int, ...],
     choices: tuple[Choice, ...],
 ) -> Plan:
-    """The proved plan of a call.
-
-    Raises
-    ------
-    ConfigError
-        For an algorithm or protocol that does not exist or serve.
-    ScheduleError
-        For a schedule of the caller's own that is wrong.
-    """
+    """The proved plan of a call; errors of an algorithm, a protocol or the caller's own schedule."""
     named = tuple(
         id(choice) if isinstance(choice, (Schedule, Mapping)) or callable(choice) else choice for choice in choices
     )

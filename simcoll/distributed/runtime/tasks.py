@@ -170,12 +170,13 @@ class Tasks:
                 task.waiting = None
                 task.switch()
 
-    def expire(self, task: Task, now: int) -> bool:
-        """Whether a waiting task has reached its deadline; its wait will raise."""
-        if task.waiting is None or not 0 <= task.deadline_fs <= now:
-            return False
-        task.interrupt = task.waiting.expired(now - task.waited_from_fs)
-        return True
+    def interrupt(self, now: int, lost: str = "") -> None:
+        """End the waits that have lasted too long, which will raise; all of them, when a process has died."""
+        for task in list(self.live):
+            waiting = task.waiting
+            if waiting is not None and not waiting.done and (lost or 0 <= task.deadline_fs <= now):
+                task.interrupt = lost or waiting.expired(now - task.waited_from_fs)
+                self.wake(task)
 
     def stop(self) -> None:
         """Unwind all tasks."""

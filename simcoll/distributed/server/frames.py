@@ -52,13 +52,7 @@ def encode(message: msgspec.Struct) -> bytearray:
 
 
 def decode(body: bytes, decoder: msgspec.msgpack.Decoder[Sent]) -> Sent:
-    """The message in a frame's body.
-
-    Raises
-    ------
-    MalformedError
-        The bytes are not a message of the decoder's type.
-    """
+    """The message in a frame's body; a MalformedError for bytes that are not of the decoder's type."""
     try:
         return decoder.decode(body)
     except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
@@ -78,15 +72,7 @@ class Channel:
     arrived: bytearray = field(default_factory=bytearray)
 
     def receive(self, most_bytes: int, until_s: float | None = None) -> bytes:
-        """The body of the next frame.
-
-        Raises
-        ------
-        MalformedError
-            The frame is longer than ``most_bytes``.
-        OSError
-            The connection broke, or ``time.monotonic()`` passed ``until_s``.
-        """
+        """The body of the next frame, of at most that many bytes; an OSError when ``time.monotonic()`` passes ``until_s``."""
         while True:
             length = body_length(self.arrived)
             wanted = HEAD_BYTES + (length or 0)
@@ -178,13 +164,7 @@ def proof(secret: bytes, service: str, who: bytes, server_nonce: bytes, client_n
 
 
 def introduce(channel: Channel, service: str, secret: bytes, patience_s: float) -> int:
-    """Greet a server; returns the most bytes it takes in one message.
-
-    Raises
-    ------
-    RefusedError
-        Something else answers, the server refuses, or it does not know the secret.
-    """
+    """Greet a server, which must be the expected one and know the secret; returns the most bytes it takes in one message."""
     until_s = time.monotonic() + patience_s
     try:
         greeting = decode(channel.receive(HELLO_BYTES, until_s), _GREETINGS)

@@ -142,11 +142,6 @@ def run_workers(
     -------
     0 when all ended well; else the exit status of the first that did not (128 + the signal for one that was killed), or
     128 + the signal that this process got.
-
-    Raises
-    ------
-    ConfigError
-        A program cannot be started.
     """
     started: list[tuple[Worker, subprocess.Popen[bytes]]] = []
     with _noting_signals() as signals:

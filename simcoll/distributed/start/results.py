@@ -71,13 +71,7 @@ class RunResult:
         return tuple(self._flights)
 
     def flight_record(self, rank: int) -> dict[str, Any]:
-        """The last operations of a rank, in the fields of PyTorch's Flight Recorder.
-
-        Raises
-        ------
-        ConfigError
-            For a rank that ran in another process, or does not exist.
-        """
+        """The last operations of a rank that ran in this process, in the fields of PyTorch's Flight Recorder."""
         if rank not in self._flights:
             listed = ", ".join(map(str, [*self._flights][:4])) + (", ..." if len(self._flights) > 4 else "")
             raise ConfigError(f"flight record of rank {rank!r}: this process has those of rank {listed}")

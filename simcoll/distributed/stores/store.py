@@ -102,11 +102,6 @@ class Store:
             The operation and its arguments, already checked.
         timeout_s
             How long to wait until the operation is ready; None gives `NOT_READY` at once instead.
-
-        Raises
-        ------
-        RuntimeError
-            ``Not implemented.``, in this class.
         """
         del request, timeout_s
         raise RuntimeError("Not implemented.")

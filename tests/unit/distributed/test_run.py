@@ -10,7 +10,7 @@ import pytest
 
 import simcoll.distributed as dist
 from simcoll.distributed.linked.links import BACKEND_VARIABLE, place_of
-from simcoll.distributed.start.run import main
+from simcoll.distributed.run import main
 from simcoll.errors import ConfigError
 from tests.support.mpi import environment, needs_mpi
 

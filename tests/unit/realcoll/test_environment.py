@@ -1,6 +1,7 @@
 """Variables of launchers, and our own."""
 
 import os
+import socket
 import subprocess
 import sys
 import textwrap
@@ -13,7 +14,7 @@ import pytest
 
 import simcoll
 from realcoll.errors import FaultError
-from realcoll.start.environment import control_of, job_from
+from realcoll.start.environment import Job, control_of, job_from, listening_at
 from realcoll.start.launch import launch
 from realcoll.start.mpi_start import job_of
 from realcoll.start.pmi import Board, job_name
@@ -52,6 +53,26 @@ def test_address_and_token():
     assert job_from(two | {"REALCOLL_TOKEN": "x"}).token == "x"
 
 
+def test_the_rendezvous_listens_at_the_address_asked_for_and_no_other():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.2", 0))
+        port = probe.getsockname()[1]
+    jobs = [Job("torchrun", process, 2, 0, ("127.0.0.2", port)) for process in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        controls = list(pool.map(lambda job: control_of(job, 20), jobs))
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port), 5)
+    for control in reversed(controls):
+        control.close()
+
+
+def test_a_name_of_another_machine_or_of_loopback_only_here_listens_everywhere(monkeypatch):
+    assert listening_at("192.0.2.1") == "0.0.0.0"
+    monkeypatch.setattr(socket, "gethostbyname", lambda _: "127.0.1.1")  # as Debian names a machine in its /etc/hosts
+    assert listening_at("node7") == "0.0.0.0"
+    assert listening_at("localhost") == "127.0.1.1"
+
+
 @pytest.mark.parametrize(
     ("variables", "said"),
     [
@@ -68,7 +89,7 @@ def test_nonsense_is_refused(variables, said):
 
 MEET = """
     import os, sys
-    from realcoll.start.environment import control_of, job_from
+    from realcoll.start.environment import Job, control_of, job_from, listening_at
     job = job_from(os.environ)
     control = control_of(job, 20.0)
     found = control.gather("hello", bytes([job.process]))

@@ -66,12 +66,11 @@ class Link:
                 sock.settimeout(patience_s)
                 sock.sendall(frame)
                 reply = decode(self.channel.receive(self.max_message_bytes, until_s), ANSWERS)
-            except (OSError, MalformedError) as error:
-                sock.close()
-                raise DistNetworkError(f"the connection to the store at {self.where} broke: {error}") from error
-            except BaseException:
+            except BaseException as error:
                 # The reply to this question would be taken for that to the next.
                 sock.close()
+                if isinstance(error, (OSError, MalformedError)):
+                    raise DistNetworkError(f"the connection to the store at {self.where} broke: {error}") from error
                 raise
         if isinstance(reply, Refusal):
             sock.close()
@@ -80,13 +79,7 @@ class Link:
 
 
 def connect(host: str, port: int, patience_s: float, secret: bytes, waiter: Waiter | None) -> Link:
-    """Knock until a server opens, then introduce ourselves.
-
-    Raises
-    ------
-    DistNetworkError
-        No server answered within ``patience_s``, another kind of server did, or the secrets differ.
-    """
+    """Knock until a server opens, then introduce ourselves; a DistNetworkError unless that is done within ``patience_s``."""
     deadline_s = time.monotonic() + patience_s
     sock = _knock(host, port, patience_s, waiter or PollingWaiter(_KNOCK_S))
     try:
@@ -94,11 +87,10 @@ def connect(host: str, port: int, patience_s: float, secret: bytes, waiter: Wait
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         channel = Channel(sock)
         most_bytes = introduce(channel, SERVICE, secret, max(deadline_s - time.monotonic(), 1.0))
-    except RefusedError as error:
+    except BaseException as error:
         sock.close()
-        raise DistNetworkError(f"cannot use the store at {host}:{port}: {error}") from error
-    except BaseException:
-        sock.close()
+        if isinstance(error, RefusedError):
+            raise DistNetworkError(f"cannot use the store at {host}:{port}: {error}") from error
         raise
     return Link(channel, threading.Lock(), os.getpid(), f"{host}:{port}", most_bytes)
 

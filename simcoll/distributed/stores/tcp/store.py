@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import socket
 import threading
@@ -20,6 +21,7 @@ from simcoll.distributed.stores.waiting import PollingWaiter
 from simcoll.distributed.stores.wire import NOT_READY, Answer, Request, Verb
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from datetime import timedelta
 
     from simcoll.distributed.server.server import Server
@@ -95,35 +97,35 @@ class TCPStore(Store):
         limits: Limits | None = None,
     ) -> None:
         super().__init__()
-        self._host = _host(host_name)
+        _check_address(host_name, port, is_master)
+        self._host = host_name
         self._use_libuv = use_libuv
-        self._secret = _secret(secret)
+        chosen = os.environ.get(SECRET_VARIABLE, "") if secret is None else secret
+        self._secret = chosen.encode() if isinstance(chosen, str) else chosen
         self.set_timeout(timeout)
-        server = None
-        _check_port(port, is_master)
-        if is_master:
-            if master_listen_fd is None:
-                address = bind or os.environ.get(BIND_VARIABLE) or self._host
-                server = _server(address, port, limits or Limits(), self._secret, multi_tenant)
-            else:
-                server = _started(_adopted(master_listen_fd), limits or Limits(), self._secret, multi_tenant)
-            port = server.address[1]
-            self._tell()
-        self._port = port
-        try:
-            self._reached = self._host if server is None else _near(server)
-            self._link = connect(self._reached, port, self._patience_s(), self._secret, self.waiter)
-        except BaseException:
-            if server is not None:
-                server.release()
-            raise
-        self._released = weakref.finalize(self, _release, self._link, server)
-        if world_size is not None and world_size > 0 and wait_for_workers:
-            try:
+        with contextlib.ExitStack() as on_failure:
+            server = None
+            self._reached, self._port = host_name, port
+            if is_master:
+                address = bind or os.environ.get(BIND_VARIABLE) or host_name
+                start = functools.partial(_started, limits or Limits(), self._secret, multi_tenant)
+                server = (
+                    start(_adopted(master_listen_fd))
+                    if master_listen_fd is not None
+                    else _server(address, port, multi_tenant, start)
+                )
+                on_failure.callback(server.release)
+                self._reached, self._port = server.address[:2]
+                # It listens on all addresses: loopback is the nearest.
+                self._reached = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self._reached, self._reached)  # noqa: S104
+                self._tell()
+            self._link = connect(self._reached, self._port, self._patience_s(), self._secret, self.waiter)
+            self._released = weakref.finalize(self, _release, self._link, server)
+            on_failure.pop_all()
+            on_failure.callback(self.close)
+            if world_size is not None and world_size > 0 and wait_for_workers:
                 self._join(world_size, is_master)
-            except BaseException:
-                self.close()
-                raise
+            on_failure.pop_all()
 
     @property
     def host(self) -> str:
@@ -201,23 +203,13 @@ def _release(link: Link, server: Server | None) -> None:
         server.release()
 
 
-def _host(host_name: object) -> str:
+def _check_address(host_name: object, port: object, is_master: bool) -> None:
     if not isinstance(host_name, str) or not host_name:
         raise TypeError(f"TCPStore's host_name must be a name or address, got {host_name!r}")
-    return host_name
-
-
-def _check_port(port: object, is_master: bool) -> None:
     if isinstance(port, bool) or not isinstance(port, int):
         raise TypeError(f"TCPStore's port must be an int, got {port!r} of type {type(port).__name__}")
     if not (0 if is_master else 1) <= port <= 65_535:
         raise ValueError(f"TCPStore's port must be 1 to 65535 (or 0 on the master, for any free one), got {port}")
-
-
-def _secret(secret: str | bytes | None) -> bytes:
-    if secret is None:
-        secret = os.environ.get(SECRET_VARIABLE, "")
-    return secret.encode() if isinstance(secret, str) else secret
 
 
 def _resolved(host: str, port: int) -> tuple[int, tuple[str, int]]:
@@ -230,7 +222,8 @@ def _resolved(host: str, port: int) -> tuple[int, tuple[str, int]]:
     return family, (str(address[0]), int(address[1]))
 
 
-def _server(host: str, port: int, limits: Limits, secret: bytes, multi_tenant: bool) -> Server:
+def _server(host: str, port: int, multi_tenant: bool, start: Callable[[socket.socket], Server]) -> Server:
+    """The server at an address: a new one, or one that tenants of this process share."""
     family, address = _resolved(host, port)
     shared = _running_server(address) if multi_tenant else None
     if shared is not None:
@@ -241,18 +234,17 @@ def _server(host: str, port: int, limits: Limits, secret: bytes, multi_tenant: b
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
         listener.listen(BACKLOG)
-        return _started(listener, limits, secret, multi_tenant)
+        return start(listener)
     except OSError as error:
         listener.close()
         shared = _running_server(address) if multi_tenant else None
         if shared is not None:  # another thread was faster
             return shared
         name = errno.errorcode.get(error.errno or 0, "error")
-        advice = (
-            f"; {host!r} is not an address of this machine: pass bind=" if error.errno == errno.EADDRNOTAVAIL else ""
-        )
+        foreign = f"; {host!r} is not an address of this machine: pass bind="
         raise DistNetworkError(
-            f"The server socket has failed to listen on {address[0]}. port: {port}, {name}: {error.strerror}{advice}"
+            f"The server socket has failed to listen on {address[0]}. port: {port}, {name}: {error.strerror}"
+            f"{foreign if error.errno == errno.EADDRNOTAVAIL else ''}"
         ) from error
 
 
@@ -265,7 +257,7 @@ def _adopted(descriptor: int) -> socket.socket:
     return listener
 
 
-def _started(listener: socket.socket, limits: Limits, secret: bytes, multi_tenant: bool) -> Server:
+def _started(limits: Limits, secret: bytes, multi_tenant: bool, listener: socket.socket) -> Server:
     # Only the process that holds the store needs the event loop.
     from simcoll.distributed.server.server import Server
     from simcoll.distributed.stores.tcp.service import StoreService
@@ -289,9 +281,3 @@ def _running_server(address: tuple[str, int]) -> Server | None:
             if isinstance(service, StoreService) and service.multi_tenant and thread.retain():
                 return thread
     return None
-
-
-def _near(server: Server) -> str:
-    """The address at which the master finds its own server: loopback where it listens on all."""
-    host: str = server.address[0]
-    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
