@@ -6,7 +6,6 @@ The decoder is strict: an unknown key, a wrong type, a missing unit is an error 
 from __future__ import annotations
 
 import inspect
-import tomllib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ from simcoll.errors import ConfigError, nearest
 from simcoll.topology import direct, ecmp, families
 from simcoll.topology.cluster import Tier
 from simcoll.topology.graph import LINK_KINDS, Topology
+from simcoll.topology.layers import Layer, layers_of, shipped_topologies
 from simcoll.topology.machine import TRAIT_VALUES
 from simcoll.topology.placement import place
 from simcoll.topology.values import count, duration_fs, factor, parse_capacity
@@ -24,11 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["load_topology", "shipped_topologies"]
 
-MAX_FILE_BYTES = 2**20
-MAX_DUMP_BYTES = 2**24
-MAX_BASES = 4
-
 _COMMON = {"name": "text", "description": "text", "family": "text"}
+_DUMP = "NCCL dump"
 _OWN = ("name", "description")  # never taken from a base
 _FAMILIES: dict[str, Callable[..., Topology]] = {
     "crossbar": families.crossbar,
@@ -77,6 +74,8 @@ class _Key:
 
 def _keys(family: str) -> dict[str, _Key]:
     """The keys of a family by their places in the file, from the parameters of its function."""
+    if family == _DUMP:
+        return {"nodes": _Key("nodes", "count", required=False)}
     found = {}
     for name, parameter in inspect.signature(_FAMILIES[family]).parameters.items():
         ending = {"bandwidth": "rate", "latency": "time"}.get(name.rpartition("_")[2], "count")
@@ -107,7 +106,7 @@ def load_topology(name: str | Path, *, nodes: int | None = None, **overrides: ob
         Number of nodes, for the family boxes and for dumps; default is the file's.
     overrides
         Other values of the file, with ``__`` for the dot: ``nic__bandwidth="200 Gbps"``,
-        ``network__oversubscription=2``.
+        ``network__oversubscription=2``, ``traits__fabric="roce"``.
 
     Raises
     ------
@@ -120,126 +119,39 @@ def load_topology(name: str | Path, *, nodes: int | None = None, **overrides: ob
     >>> topology.nranks, topology.path(0, 1)
     (16, ['box0.gpu0 -> box0.nvswitch', 'box0.nvswitch -> box0.gpu1'])
     """
-    text = str(name)
     changes = {key.replace("__", "."): value for key, value in overrides.items()}
     if nodes is not None:
         changes["nodes"] = nodes
-    path, file = _located(text, Path())
-    content = _read(path, file)
-    if file.endswith(".xml") or content.lstrip()[:1] == b"<":
-        from simcoll.topology.nccl_xml import parse_nccl_xml
-
-        extra = [key for key in changes if key != "nodes"]
-        if extra:
-            raise ConfigError(f"{extra[0]!r} cannot be changed in an NCCL dump; valid: nodes", file=file)
-        return parse_nccl_xml(content, file=file, nodes=1 if nodes is None else nodes)
-    return _decode(_layers(content, file, path), file, changes)
+    return _decode(layers_of(str(name)), changes)
 
 
-def _located(name: str, folder: Path) -> tuple[Path, str]:
-    """The file of a shipped topology, or the one at a path from a folder, and the name of it for messages."""
-    shipped = {path.stem: path for path in _shipped_files()}
-    if name in shipped:
-        return shipped[name], f"{name}.toml"
-    if name.endswith((".toml", ".xml")) or "/" in name or "\\" in name or (folder / name).is_file():
-        return folder / name, str(folder / name)
-    raise ConfigError(f"unknown topology {name!r}; {nearest(name, shipped)}; or give the path of a file")
-
-
-def shipped_topologies() -> dict[str, str]:
-    """Names of the shipped topologies, each with its one-line description."""
-    return {
-        path.stem: str(tomllib.loads(path.read_text(encoding="utf-8")).get("description", ""))
-        for path in _shipped_files()
-    }
-
-
-def _shipped_files() -> list[Path]:
-    """In a wheel the files are package data; in a source checkout they lie beside the package."""
-    package = Path(__file__).resolve().parents[1]
-    for folder in (package / "data" / "topologies", package.parent / "topologies"):
-        if folder.is_dir():
-            return sorted(folder.glob("*.toml"))
-    return []
-
-
-def _read(path: Path, file: str) -> bytes:
-    try:
-        with path.open("rb") as stream:
-            return stream.read(MAX_DUMP_BYTES + 1)
-    except OSError as error:
-        raise ConfigError(f"cannot be read: {error.strerror or error}", file=file) from None
-    except ValueError as error:
-        raise ConfigError(f"not a path: {error}", file=repr(file)) from None
-
-
-def _layers(content: bytes, file: str, path: Path, above: tuple[Path, ...] = ()) -> list[tuple[str, dict[str, Any]]]:
-    """The contents of a file and of those that it extends, each with its name, the most basic first."""
-    if len(content) > MAX_FILE_BYTES:
-        raise ConfigError(f"larger than {MAX_FILE_BYTES} bytes; is this a topology file?", file=file)
-    try:
-        document = tomllib.loads(content.decode("utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"not a TOML file: {error}", file=file) from None
-    base = document.pop("extends", None)
-    if base is None:
-        return [(file, document)]
-    try:
-        base_path, base_file, chain = _base(base, path, above)
-        base_content = _read(base_path, base_file)
-    except ConfigError as error:
-        raise ConfigError(error.message, file=file, path="$.extends") from None
-    return [*_layers(base_content, base_file, base_path, chain), (file, document)]
-
-
-def _base(base: object, path: Path, above: tuple[Path, ...]) -> tuple[Path, str, tuple[Path, ...]]:
-    """The file that a file extends, its name for messages, and the chain of files that led to it."""
-    base_path, base_file = _located(_expect(base, str, "extends", "the name of a topology or a path"), path.parent)
-    chain = (*above, path.resolve())
-    if base_path.resolve() in chain:
-        raise ConfigError(f"{base!r} leads back to {base_file}; a file cannot extend itself")
-    if len(chain) > MAX_BASES:
-        raise ConfigError(f"{base!r} would be base number {len(chain)}; expected at most {MAX_BASES}")
-    return base_path, base_file, chain
-
-
-def _family(layers: list[tuple[str, dict[str, Any]]]) -> str:
+def _family(layers: list[Layer]) -> str:
     """The family of the most basic file, which those that extend it share."""
-    family = layers[0][1].get("family")
+    first = layers[0]
+    if first.dump is not None:
+        return _DUMP
+    family = first.document.get("family")
     if not isinstance(family, str) or family not in _FAMILIES:
         wrong = f"unknown family {family!r}; {nearest(str(family), _FAMILIES)}"
-        raise ConfigError(wrong, file=layers[0][0], path="$.family")
-    for file, document in layers:
-        if document.get("family", family) != family:
-            wrong = (
-                f"{document['family']!r} is not the family of {layers[0][0]}; expected {family!r}, or no family here"
-            )
-            raise ConfigError(wrong, file=file, path="$.family")
+        raise ConfigError(wrong, file=first.file, path="$.family")
     return family
 
 
-def _decode(layers: list[tuple[str, dict[str, Any]]], file: str, changes: Mapping[str, object]) -> Topology:
+def _decode(layers: list[Layer], changes: Mapping[str, object]) -> Topology:
     """A topology from a file and its bases; the values of later ones replace those of earlier ones."""
-    family = _family(layers)
+    family, file = _family(layers), layers[-1].file
     own = _keys(family)
     valid = own | _PLACEMENT
     keys = {path: key.type for path, key in valid.items()}
     keys |= _COMMON | {f"efficiency.{kind}": "share" for kind in LINK_KINDS}
-    values: dict[str, Any] = {}
-    sources: dict[str, str] = {}
-    traits: dict[str, str] = {}
-    for where, document in layers:
-        new_sources: dict[str, str] = {}
-        new = _walk(document, keys, new_sources, where)
-        sources = {
-            place: text for place, text in sources.items() if place[2:].partition("[")[0] not in new
-        } | new_sources
-        values = {path: value for path, value in values.items() if path not in _OWN} | new
-        traits |= _traits(document.get("traits", {}), where)
+    values, sources, traits = _merged(layers, keys, family)
     for path, value in changes.items():
+        if path.startswith("traits."):
+            traits |= _traits({path.partition(".")[2]: value}, None)
+            continue
         if path not in valid:
             where = f"family {family!r} of {file} has no {path!r}"
-            raise ConfigError(f"{where}; {nearest(path, valid)}")
+            raise ConfigError(f"{where}; {nearest(path, [*valid, *(f'traits.{name}' for name in TRAIT_VALUES)])}")
         values[path] = _value(value, keys[path], path, None, sources)
         sources[f"$.{path}"] = "argument"
     arguments = {own[path].parameter: value for path, value in values.items() if path in own}
@@ -248,19 +160,51 @@ def _decode(layers: list[tuple[str, dict[str, Any]]], file: str, changes: Mappin
             raise ConfigError(f"missing; family {family!r} needs it", file=file, path=f"$.{path}")
     title = str(values.get("name", Path(file).stem))
     try:
-        topology = _FAMILIES[family](name=title, **arguments)
+        topology = _built(family, layers[0], title, arguments)
         placement = {_PLACEMENT[path].parameter: value for path, value in values.items() if path in _PLACEMENT}
         if placement:
             topology = place(topology, **placement)
     except ConfigError as error:
+        if error.file is not None:
+            raise
         raise ConfigError(error.message, file=file) from None
+    shares = {path.partition(".")[2]: value for path, value in values.items() if path.startswith("efficiency.")}
     return replace(
         topology,
-        efficiency={path.partition(".")[2]: value for path, value in values.items() if path.startswith("efficiency.")},
-        traits=traits,
-        sources=sources,
-        description=str(values.get("description", "")),
+        efficiency={**topology.efficiency, **shares},
+        traits={**topology.traits, **traits},
+        sources={**topology.sources, **sources},
+        description=str(values.get("description", topology.description)),
     )
+
+
+def _built(family: str, first: Layer, title: str, arguments: dict[str, Any]) -> Topology:
+    """The topology of a family's function, or of a dump."""
+    if first.dump is None:
+        return _FAMILIES[family](name=title, **arguments)
+    from simcoll.topology.nccl_xml import parse_nccl_xml
+
+    return replace(parse_nccl_xml(first.dump, file=first.file, **arguments), name=title)
+
+
+def _merged(
+    layers: list[Layer], keys: Mapping[str, str], family: str
+) -> tuple[dict[str, Any], dict[str, str], dict[str, str]]:
+    """Values, sources and traits of all files."""
+    values: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    traits: dict[str, str] = {}
+    for layer in layers:
+        if layer.document.get("family", family) != family:
+            wrong = f"{layer.document['family']!r} is not the family of {layers[0].file}; expected {family!r}, or no family here"
+            raise ConfigError(wrong, file=layer.file, path="$.family")
+        new_sources: dict[str, str] = {}
+        new = _walk(layer.document, keys, new_sources, layer.file)
+        kept = {place: text for place, text in sources.items() if place[2:].partition("[")[0] not in new}
+        sources = kept | new_sources
+        values = {path: value for path, value in values.items() if path not in _OWN} | new
+        traits |= _traits(layer.document.get("traits", {}), layer.file)
+    return values, sources, traits
 
 
 def _walk(document: Mapping[str, Any], keys: Mapping[str, str], sources: dict[str, str], file: str) -> dict[str, Any]:
@@ -361,7 +305,7 @@ def _expect(value: Any, kind: type, what: str, expected: str) -> Any:
     return value
 
 
-def _traits(table: object, file: str) -> dict[str, str]:
+def _traits(table: object, file: str | None) -> dict[str, str]:
     """Facts by name, all text; any names are allowed, and some have a fixed choice of values."""
     if not isinstance(table, dict):
         raise ConfigError(f"expected a table [traits], got {table!r}", file=file, path="$.traits")

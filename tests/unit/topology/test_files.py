@@ -126,7 +126,7 @@ def test_shipped_machines_have_the_published_bandwidths(name):
 
 
 @pytest.mark.parametrize("name", FACTS)
-@pytest.mark.parametrize("nodes", [1, 3, 4])
+@pytest.mark.parametrize("nodes", [1, 2, 3, 4])
 def test_shipped_machines_load_with_few_nodes(name, nodes):
     span, gpus, _, _ = FACTS[name]
     topology = load_topology(name, nodes=nodes)
@@ -349,7 +349,9 @@ def test_tiers_of_a_base_are_replaced_as_a_whole(tmp_path):
     [
         ('extends = "dgx-h10"', "$.extends: unknown topology 'dgx-h10'; did you mean 'dgx-h100'"),
         ('extends = "none.toml"', "$.extends: cannot be read"),
-        ("extends = 3", "$.extends: extends: expected the name of a topology or a path, got 3"),
+        ('extends = "a\\u0000.toml"', "$.extends: not a path"),
+        ('extends = ""', "$.extends: unknown topology ''; valid: "),
+        ("extends = 3", "$.extends: expected the name of a topology, or the path of a file; got 3"),
         ('extends = "mine.toml"', "$.extends: 'mine.toml' leads back to"),
         ('extends = "dgx-h100"\nfamily = "torus"', "$.family: 'torus' is not the family of dgx-h100.toml; expected 'boxes'"),
         ('extends = "dgx-h100"\n[nic]\nbandwith = "1 GB/s"', "$.nic.bandwith: unknown key; did you mean 'bandwidth'"),
@@ -372,8 +374,12 @@ def test_mistakes_in_a_file_that_extends_another(tmp_path, text, message):
 
 def test_a_mistake_in_a_base_is_told_with_its_own_file(tmp_path):
     write(tmp_path, BOXES.replace("[nic]", "[nics]"), "base.toml")
+    path = write(tmp_path, 'extends = "base.toml"')
     with pytest.raises(ConfigError, match=r"base\.toml: \$\.nics: unknown key"):
-        load_topology(write(tmp_path, 'extends = "base.toml"'))
+        load_topology(path)
+    write(tmp_path, "family = ", "base.toml")
+    with pytest.raises(ConfigError, match=r"base\.toml: not a TOML file"):
+        load_topology(path)
 
 
 def test_circles_and_long_chains_of_bases(tmp_path):
@@ -389,6 +395,14 @@ def test_circles_and_long_chains_of_bases(tmp_path):
         ConfigError, match=r"1\.toml: \$\.extends: '0\.toml' would be base number 5; expected at most 4"
     ):
         load_topology(tmp_path / "5.toml")
+
+
+def test_traits_are_changed_when_loading():
+    assert load_topology("dgx-h100", traits__fabric="roce").traits["fabric"] == "roce"
+    with pytest.raises(ConfigError, match=r"\$\.traits\.fabric: unknown fabric 'rocee'; did you mean 'roce'"):
+        load_topology("dgx-h100", traits__fabric="rocee")
+    with pytest.raises(ConfigError, match=r"has no 'trait\.fabric'; did you mean 'traits\.fabric'"):
+        load_topology("dgx-h100", trait__fabric="roce")
 
 
 def test_the_bandwidth_of_gpus_is_needed_except_with_pcie(tmp_path):

@@ -1,5 +1,7 @@
 """NCCL topology dumps: machines made up in the form of real dumps, and files that are not dumps."""
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -7,6 +9,7 @@ from hypothesis import strategies as st
 
 from simcoll.errors import ConfigError
 from simcoll.topology import LINK_KINDS, load_topology
+from simcoll.topology.machine import machine
 from simcoll.topology.nccl_xml import parse_nccl_xml
 
 GB = 10**15
@@ -271,10 +274,37 @@ def test_dumps_load_by_path_and_refuse_other_changes(tmp_path):
     path.write_bytes(two_socket_hopper())
     assert load_topology(path, nodes=2).nranks == 8
     assert load_topology(path).name == "node"
-    with pytest.raises(ConfigError, match="cannot be changed"):
+    assert load_topology(path, nodes=2, placement__order="round_robin").groups["box"].tolist() == [0, 1] * 4
+    assert load_topology(path, traits__fabric="roce").traits["fabric"] == "roce"
+    with pytest.raises(ConfigError, match=r"'NCCL dump' of .*node\.xml has no 'nic\.bandwidth'; valid: nodes, "):
         load_topology(path, nic__bandwidth="3 GB/s")
     with pytest.raises(ConfigError, match="nodes: 0 is out of range"):
         load_topology(path, nodes=0)
+
+
+def test_a_topology_file_adds_what_a_dump_does_not_say(tmp_path):
+    (tmp_path / "node.xml").write_bytes(two_socket_hopper())
+    path = tmp_path / "mine.toml"
+    path.write_text('extends = "node.xml"\nnodes = 3\n[traits]\nfabric = "roce"\n[efficiency]\nnet = 0.9\n')
+    mine, dump = load_topology(path), load_topology(tmp_path / "node.xml", nodes=3)
+    assert (mine.name, mine.nranks) == ("mine", 12)
+    assert mine.link_capacity_uBps.tolist() == dump.link_capacity_uBps.tolist()
+    assert mine.traits == {**dump.traits, "fabric": "roce"}
+    assert mine.efficiency == {**dump.efficiency, "net": Fraction(9, 10)}
+    assert {**mine.sources, "$.nodes": "argument"} == dump.sources
+    found = machine(mine)
+    assert (found.domain_ranks, found.inside, found.fabric) == ((4, 4, 4), "nvlink", "roce")
+    for text, message in (
+        ('extends = "node.xml"\n[nic]\ncount = 4', r"mine\.toml: \$\.nic: unknown key"),
+        ('extends = "node.xml"\nfamily = "boxes"', r"'boxes' is not the family of .*node\.xml; expected 'NCCL dump'"),
+    ):
+        path.write_text(text)
+        with pytest.raises(ConfigError, match=message):
+            load_topology(path)
+    path.write_text('extends = "node.xml"')
+    (tmp_path / "node.xml").write_text("<system")
+    with pytest.raises(ConfigError, match=r"node\.xml: line 1: not well-formed"):
+        load_topology(path)
 
 
 def two(first, second):

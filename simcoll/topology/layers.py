@@ -1,0 +1,103 @@
+"""Topology files on disk: the shipped ones, those at a path, and the files that a file extends."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from simcoll.errors import ConfigError, expect, nearest
+
+__all__ = ["Layer", "layers_of", "shipped_topologies"]
+
+MAX_FILE_BYTES = 2**20
+MAX_DUMP_BYTES = 2**24
+MAX_BASES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One file: its name for messages, and its document or, if it is an NCCL dump, its bytes."""
+
+    file: str
+    document: dict[str, Any]
+    dump: bytes | None = None
+
+
+def shipped_topologies() -> dict[str, str]:
+    """Names of the shipped topologies, each with its one-line description."""
+    return {
+        path.stem: str(tomllib.loads(path.read_text(encoding="utf-8")).get("description", ""))
+        for path in _shipped_files()
+    }
+
+
+def layers_of(name: str) -> list[Layer]:
+    """A topology by name or path, and those that it extends, the most basic first."""
+    path, file = _located(name, Path())
+    layers, chain = [_parsed(_read(path, file), file)], [path]
+    while (base := layers[0].document.pop("extends", None)) is not None:
+        try:
+            path, layer = _base(base, chain)
+        except ConfigError as error:
+            if error.file is not None:  # the base itself is wrong
+                raise
+            raise ConfigError(error.message, file=layers[0].file, path="$.extends") from None
+        layers, chain = [layer, *layers], [*chain, path]
+    return layers
+
+
+def _base(base: object, chain: list[Path]) -> tuple[Path, Layer]:
+    """The file that the last of a chain of files extends."""
+    expect(base, str, "expected the name of a topology, or the path of a file")
+    path, file = _located(str(base), chain[-1].parent)
+    try:
+        content = _read(path, file)
+    except ConfigError as error:
+        raise ConfigError(error.message) from None
+    if path.resolve() in [above.resolve() for above in chain]:
+        raise ConfigError(f"{base!r} leads back to {file}; a file cannot extend itself")
+    if len(chain) > MAX_BASES:
+        raise ConfigError(f"{base!r} would be base number {len(chain)}; expected at most {MAX_BASES}")
+    return path, _parsed(content, file)
+
+
+def _located(name: str, folder: Path) -> tuple[Path, str]:
+    """The file of a shipped topology, or the one at a path from a folder, and its name for messages."""
+    shipped = {path.stem: path for path in _shipped_files()}
+    if name in shipped:
+        return shipped[name], f"{name}.toml"
+    if name.endswith((".toml", ".xml")) or "/" in name or "\\" in name or (folder / name).is_file():
+        return folder / name, str(folder / name)
+    raise ConfigError(f"unknown topology {name!r}; {nearest(name, shipped)}; or give the path of a file")
+
+
+def _shipped_files() -> list[Path]:
+    """In a wheel the files are package data; in a source checkout they lie beside the package."""
+    package = Path(__file__).resolve().parents[1]
+    for folder in (package / "data" / "topologies", package.parent / "topologies"):
+        if folder.is_dir():
+            return sorted(folder.glob("*.toml"))
+    return []
+
+
+def _read(path: Path, file: str) -> bytes:
+    try:
+        with path.open("rb") as stream:
+            return stream.read(MAX_DUMP_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"cannot be read: {error.strerror or error}", file=file) from None
+    except ValueError as error:
+        raise ConfigError(f"not a path: {error}", file=repr(file)) from None
+
+
+def _parsed(content: bytes, file: str) -> Layer:
+    if file.endswith(".xml") or content.lstrip()[:1] == b"<":
+        return Layer(file, {}, content)
+    if len(content) > MAX_FILE_BYTES:
+        raise ConfigError(f"larger than {MAX_FILE_BYTES} bytes; is this a topology file?", file=file)
+    try:
+        return Layer(file, tomllib.loads(content.decode("utf-8")))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(f"not a TOML file: {error}", file=file) from None
