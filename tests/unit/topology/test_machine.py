@@ -4,7 +4,7 @@ import networkx as nx
 import pytest
 
 from simcoll.errors import ConfigError
-from simcoll.topology import crossbar, fat_tree, from_networkx, load_topology, torus
+from simcoll.topology import boxes, crossbar, fat_tree, from_networkx, load_topology, torus
 from simcoll.topology.machine import FABRICS, GENERATIONS, TRAIT_VALUES, Machine, machine
 
 GBps = 10**15
@@ -37,6 +37,8 @@ def seen(topology):
         # In a mesh, links to GPUs without a rank carry nothing.
         (lambda: load_topology("mi300x", nodes=1), ((8,), "xgmi", 448, 0, 0)),
         (lambda: load_topology("mi300x", nodes=1).take(3), ((3,), "xgmi", 128, 0, 0)),
+        # Domains of two nodes, the last of one.
+        (lambda: boxes(5, 3, "300 GB/s", nodes_per_domain=2, nics=3, nic_bandwidth="25 GB/s"), ((6, 6, 3), "nvlink", 300, 3, 75)),
         (lambda: load_topology("gb200-nvl72", nodes=36), ((72, 72), "nvlink", 900, 72, 3600)),
         (lambda: load_topology("dgx-h100", nodes=2).degrade("box1.nic3 -> leaf0.rail3", "1/2"), ((8, 8), "nvlink", 450, 8, 375)),
     ],
