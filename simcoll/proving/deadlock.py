@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
 
-__all__ = ["Play", "deadlock", "depth_text", "local_order", "play"]
+__all__ = ["Play", "deadlock", "depth_text", "levels", "local_order", "play"]
 
 SHOWN = 64
 
@@ -76,7 +76,7 @@ def _chains(wiring: Wiring) -> tuple[Ints, Ints, Ints]:
     return before, place, np.flatnonzero(wiring.incoming[before] >= 0)
 
 
-def _levels(count: int, before: Ints, after: Ints) -> tuple[Ints, Ints]:
+def levels(count: int, before: Ints, after: Ints) -> tuple[Ints, Ints]:
     """Sort numbers below ``count`` into levels after their predecessors; those on or behind circles are left out."""
     left = np.bincount(after, minlength=count)
     after = after[np.argsort(before, kind="stable")]
@@ -99,7 +99,7 @@ def play(wiring: Wiring, depth: int | None) -> Play:
     before, after = local_order(wiring)
     if depth == 0:
         chain, place, circle = _chains(wiring)
-        order, level = _levels(count, np.concatenate([chain[before], circle]), np.concatenate([chain[after], circle]))
+        order, level = levels(count, np.concatenate([chain[before], circle]), np.concatenate([chain[after], circle]))
         when = np.full(count, -1)
         when[order] = np.arange(len(order))
         order = np.lexsort((place, when[chain]))[np.count_nonzero(when[chain] < 0) :]
@@ -109,9 +109,7 @@ def play(wiring: Wiring, depth: int | None) -> Play:
         if depth is not None:
             late = np.flatnonzero(wiring.ordinal >= depth)
             more.append((wiring.recvs[late - depth], wiring.sends[late]))
-        order, level = _levels(
-            count, *(np.concatenate(columns) for columns in zip((before, after), *more, strict=True))
-        )
+        order, level = levels(count, *(np.concatenate(columns) for columns in zip((before, after), *more, strict=True)))
     reached = np.bincount(wiring.lane[order], minlength=len(wiring.code.rank))
     return Play(depth, order, level, reached, len(order) == count)
 

@@ -10,42 +10,31 @@ scratch copy at the receiver, as they do in the FIFO.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 
+from simcoll.core.hazards import hazards
 from simcoll.core.program import NAMES, OPS, Program
 from simcoll.core.schedule import COPY, REDUCE, Layout, Schedule, Step, transfers
+from simcoll.core.step import spread
 from simcoll.core.wiring import wire
 from simcoll.errors import ConfigError, InternalError, expect
-from simcoll.proving.deadlock import play
+from simcoll.proving.deadlock import levels, play
 from simcoll.proving.program import verify_program
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
 
     from simcoll.core.wiring import Wiring
-    from simcoll.proving.deadlock import Play
 
 __all__ = ["program_schedule"]
-
-Cell = tuple[int, int]
-
-
-@dataclass(slots=True)
-class _Event:
-    """A transfer under construction: its ends, and the numbers of its predecessors."""
-
-    op: int
-    src: int
-    src_chunk: int
-    count: int
-    channel: int
-    dst: int = -1
-    dst_chunk: int = -1
-    after: dict[int, None] = field(default_factory=dict)
-    level: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,28 +61,15 @@ def _coloured(units: list[frozenset[int]]) -> list[int]:
 
 def _by_blocks(wiring: Wiring) -> _Channels | None:
     """A channel for each set of lanes joined by connections; None if a set has two lanes of one rank."""
-    ranks = wiring.code.rank.tolist()
-    parent = list(range(len(ranks)))
-
-    def root(lane: int) -> int:
-        while parent[lane] != lane:
-            parent[lane] = parent[parent[lane]]
-            lane = parent[lane]
-        return lane
-
-    for connection in wiring.connections:
-        parent[root(connection.receiver)] = root(connection.sender)
-    members: dict[int, list[int]] = {}
-    for lane, rank in enumerate(ranks):
-        members.setdefault(root(lane), []).append(rank)
-    units = [frozenset(unit) for unit in members.values()]
-    if any(len(unit) != len(given) for unit, given in zip(units, members.values(), strict=True)):
+    ranks, ends = wiring.code.rank, np.array([(c.sender, c.receiver) for c in wiring.connections]).reshape(-1, 2).T
+    joined = coo_array((np.ones(ends.shape[1]), tuple(ends)), shape=(len(ranks), len(ranks)))
+    count, unit = connected_components(joined, directed=False)
+    given = [ranks[unit == each].tolist() for each in range(count)]
+    units = [frozenset(members) for members in given]
+    if any(len(unit) != len(members) for unit, members in zip(units, given, strict=True)):
         return None
-    channel = dict(zip(members, _coloured(units), strict=True))
-    lanes = [channel[root(lane)] for lane in range(len(ranks))]
-    return _Channels(
-        "blocks", [lanes[connection.sender] for connection in wiring.connections], lanes, max(lanes, default=0) + 1
-    )
+    lanes = np.array(_coloured(units), np.int64)[unit].tolist()
+    return _Channels("blocks", [lanes[c.sender] for c in wiring.connections], lanes, max(lanes, default=0) + 1)
 
 
 def _by_connections(wiring: Wiring, kind: str) -> _Channels:
@@ -106,17 +82,16 @@ def _by_connections(wiring: Wiring, kind: str) -> _Channels:
 
 
 class _Builder:
-    """Turns a play into events."""
+    """Turns a play into transfers, and notes what they touch in its order."""
 
     def __init__(self, wiring: Wiring, channels: _Channels) -> None:
         program = wiring.program
         self.wiring = wiring
         self.channels = channels
         self.buffered = channels.kind == "buffered"
-        self.events: list[_Event] = []
-        self.written: dict[Cell, int] = {}
-        self.read: dict[Cell, dict[int, None]] = {}
-        self.lane_last: dict[tuple[int, int], int] = {}
+        self.rows: list[list[int]] = []  # as the columns of a step; the destination of a message under way is not known
+        self.turns: list[tuple[int, int, int]] = []  # transfer, rank, channel
+        self.touches: list[tuple[int, int, int, int, bool]] = []  # transfer, rank, chunk, count, whether it writes
         self.flying: list[deque[int]] = [deque() for _ in wiring.connections]
         self.free = [sum(program.buffers)] * program.nranks  # first unused chunk of each rank
         self.slots: dict[tuple[str, int], list[int]] = {}
@@ -130,51 +105,28 @@ class _Builder:
         self.free[rank] += count
         return first
 
-    def _order(self, number: int, rank: int) -> None:
-        event = self.events[number]
-        last = self.lane_last.get((rank, event.channel))
-        if last is not None and last != number:
-            event.after[last] = None
-        self.lane_last[rank, event.channel] = number
-
-    def _reads(self, number: int, rank: int, chunk: int) -> None:
-        event = self.events[number]
-        for cell in ((rank, chunk + offset) for offset in range(event.count)):
-            if cell in self.written and self.written[cell] != number:
-                event.after[self.written[cell]] = None
-            self.read.setdefault(cell, {})[number] = None
-
-    def _writes(self, number: int) -> None:
-        event = self.events[number]
-        if event.op == REDUCE:
-            self._reads(number, event.dst, event.dst_chunk)
-        for cell in ((event.dst, event.dst_chunk + offset) for offset in range(event.count)):
-            if cell in self.written:
-                event.after[self.written[cell]] = None
-            event.after.update(self.read.pop(cell, {}))
-            event.after.pop(number, None)
-            self.written[cell] = number
-
-    def _open(self, op: int, src: int, chunk: int, count: int, channel: int) -> int:
-        """Start an event with its source."""
-        self.events.append(_Event(op, src, chunk, count, channel))
-        number = len(self.events) - 1
-        self._order(number, src)
-        self._reads(number, src, chunk)
+    def _open(self, src: int, chunk: int, count: int, channel: int) -> int:
+        """Start a transfer with its source."""
+        number = len(self.rows)
+        self.rows.append([src, chunk, -1, -1, count, COPY, channel])
+        self.turns.append((number, src, channel))
+        self.touches.append((number, src, chunk, count, False))
         return number
 
     def _close(self, number: int, op: int, dst: int, chunk: int) -> None:
-        """Give an event its destination."""
-        event = self.events[number]
-        event.op, event.dst, event.dst_chunk = op, dst, chunk
-        self._order(number, dst)
-        self._writes(number)
+        """Give a transfer its destination."""
+        _, _, _, _, count, _, channel = row = self.rows[number]
+        row[2], row[3], row[5] = dst, chunk, op
+        self.turns.append((number, dst, channel))
+        if op == REDUCE:
+            self.touches.append((number, dst, chunk, count, False))
+        self.touches.append((number, dst, chunk, count, True))
 
     def local(self, lane: int, op: int, src: int, dst: int, count: int, channel: int | None = None) -> None:
         """A copy or reduction inside a rank."""
         if count and (op == REDUCE or src != dst):
             rank = int(self.wiring.code.rank[lane])
-            number = self._open(op, rank, src, count, self.channels.locals[lane] if channel is None else channel)
+            number = self._open(rank, src, count, self.channels.locals[lane] if channel is None else channel)
             self._close(number, op, rank, dst)
 
     def send(self, connection: int, src: int, count: int) -> None:
@@ -182,7 +134,7 @@ class _Builder:
         if not count:
             return
         ends = self.wiring.connections[connection]
-        number = self._open(COPY, ends.src, src, count, self.channels.messages[connection])
+        number = self._open(ends.src, src, count, self.channels.messages[connection])
         if self.buffered:
             most = int(self.wiring.code.count[ends.sends].max())
             self._close(number, COPY, ends.dst, self.temporary(("fifo", connection), ends.dst, most))
@@ -194,14 +146,14 @@ class _Builder:
             return
         number = self.flying[connection].popleft()
         if self.buffered:
-            held = self.events[number].dst_chunk
+            held = self.rows[number][3]
             self.local(lane, op, held, dst, count, self.channels.messages[connection])
             self.slots["fifo", connection].append(held)
         else:
             self._close(number, op, int(self.wiring.code.rank[lane]), dst)
 
     def instruction(self, number: int) -> None:
-        """All events of one instruction."""
+        """All transfers of one instruction."""
         wiring, code = self.wiring, self.wiring.code
         lane, rank = int(wiring.lane[number]), wiring.rank_of(number)
         op, src, dst, count = OPS[NAMES[code.op[number]]], *(int(c[number]) for c in (code.src, code.dst, code.count))
@@ -224,37 +176,29 @@ class _Builder:
         if partial is not None:
             self.slots["partial", lane].append(partial)
 
+    def steps(self) -> tuple[Step, ...] | None:
+        """The transfers, each in the first step after those that it must follow; None if these form a circle."""
+        which, rank, channel = _columns(self.turns, 3)
+        order = np.lexsort((channel, rank))
+        again = (np.diff(rank[order]) == 0) & (np.diff(channel[order]) == 0)
+        owner, where, chunk, count, writes = _columns(self.touches, 5)
+        row, offset = spread(count)
+        cell = where[row] * max(self.free) + chunk[row] + offset
+        by_cell = np.argsort(cell, kind="stable")
+        later, earlier = (owner[row[by_cell[ends]]] for ends in hazards(cell[by_cell], writes[row][by_cell] == 1))
+        before = np.concatenate([which[order[:-1][again]], earlier])
+        after = np.concatenate([which[order[1:][again]], later])
+        apart = before != after
+        made, level = levels(len(self.rows), before[apart], after[apart])
+        columns = _columns(self.rows, 7)[:, made]
+        parts = np.split(columns, np.flatnonzero(np.diff(level)) + 1, axis=1) if len(made) else []
+        if len(made) < len(self.rows):
+            return None
+        return tuple(transfers(*part[:4], count=part[4], op=part[5], channel=part[6]) for part in parts)
 
-def _levelled(events: list[_Event]) -> bool:
-    """Give each event the first step after its predecessors; False if they form a circle."""
-    following: list[list[int]] = [[] for _ in events]
-    open_ = [len(event.after) for event in events]
-    for number, event in enumerate(events):
-        for earlier in event.after:
-            following[earlier].append(number)
-    ready = deque(number for number, count in enumerate(open_) if not count)
-    done = 0
-    while ready:
-        number = ready.popleft()
-        done += 1
-        events[number].level = max((events[earlier].level + 1 for earlier in events[number].after), default=0)
-        for later in following[number]:
-            open_[later] -= 1
-            if not open_[later]:
-                ready.append(later)
-    return done == len(events)
 
-
-def _steps(events: list[_Event]) -> tuple[Step, ...]:
-    levels: dict[int, list[_Event]] = {}
-    for event in events:
-        levels.setdefault(event.level, []).append(event)
-    result = []
-    for level in sorted(levels):
-        rows = [(e.src, e.src_chunk, e.dst, e.dst_chunk, e.count, e.op, e.channel) for e in levels[level]]
-        src, src_chunk, dst, dst_chunk, count, op, channel = np.array(rows, np.int64).T
-        result.append(transfers(src, src_chunk, dst, dst_chunk, count=count, op=op, channel=channel))
-    return tuple(result)
+def _columns(rows: Sequence[Sequence[int]], width: int) -> NDArray[np.int64]:
+    return np.array(rows, np.int64).reshape(-1, width).T
 
 
 def _ways(wiring: Wiring) -> Iterator[_Channels]:
@@ -264,16 +208,6 @@ def _ways(wiring: Wiring) -> Iterator[_Channels]:
         yield blocks
     yield _by_connections(wiring, "connections")
     yield _by_connections(wiring, "buffered")
-
-
-def _scheduled(wiring: Wiring, run: Play, ways: Iterable[_Channels]) -> tuple[_Channels, list[_Event], int]:
-    for channels in ways:
-        builder = _Builder(wiring, channels)
-        for number in run.order.tolist():
-            builder.instruction(number)
-        if _levelled(builder.events):
-            return channels, builder.events, max(builder.free)
-    raise InternalError(f"{wiring.program}: its operations cannot be put in order")
 
 
 def program_schedule(program: Program) -> Schedule:
@@ -307,8 +241,14 @@ def program_schedule(program: Program) -> Schedule:
     verify_program(program)
     wiring = wire(program)
     run = next(found for depth in (0, program.fifo_depth, None) if (found := play(wiring, depth)).complete)
-    channels, events, end = _scheduled(wiring, run, _ways(wiring))
-    steps = _steps(events)
-    base = sum(program.buffers[:2])
-    layout = Layout(program.collective, program.chunks, np.zeros(-(-(end - base) // program.chunks), np.int64))
-    return Schedule(program.name, layout, lambda: steps, channels.count, (("lanes", channels.kind),), divisible=True)
+    for channels in _ways(wiring):
+        builder = _Builder(wiring, channels)
+        for number in run.order.tolist():
+            builder.instruction(number)
+        steps = builder.steps()
+        if steps is not None:
+            slots = -(-(max(builder.free) - sum(program.buffers[:2])) // program.chunks)
+            layout = Layout(program.collective, program.chunks, np.zeros(slots, np.int64))
+            params = (("lanes", channels.kind),)
+            return Schedule(program.name, layout, partial(iter, steps), channels.count, params, divisible=True)
+    raise InternalError(f"{wiring.program}: its operations cannot be put in order")
