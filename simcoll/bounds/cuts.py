@@ -91,9 +91,12 @@ def all_gather_cut(topology: Topology, *, backwards: bool = False, by_orbit: boo
     while done < len(sinks):
         together = sinks[done : done + fits.copies]
         if not fits(together, sinks[:done]):
-            found, worse, sure = _worst_of(graph, best, together)
-            exact &= sure
-            if found is not None:
+            for sink in together:
+                found, worse, sure = _worse_cut(graph, best, sink)
+                exact &= sure
+                if found > best:
+                    break
+            if found > best:
                 best, side = found, worse
                 fits = _Feasible(graph, best, len(sinks))
                 continue
@@ -207,19 +210,8 @@ class _Feasible:
         return int(flow.flow_value) == self.need * len(sinks)
 
 
-def _worst_of(graph: FlowGraph, ratio: Fraction, sinks: list[int]) -> tuple[Fraction | None, NDArray[np.bool_], bool]:
-    """The first :func:`_worse_cut` of some sinks, and whether all that were tried are exact."""
-    exact, side = True, np.zeros(0, bool)
-    for sink in sinks:
-        found, (side, fits) = _worse_cut(graph, ratio, sink)
-        exact &= fits
-        if found is not None:
-            return found, side, exact
-    return None, side, exact
-
-
-def _worse_cut(graph: FlowGraph, ratio: Fraction, sink: int) -> tuple[Fraction | None, tuple[NDArray[np.bool_], bool]]:
-    """Look for a set without the rank ``sink`` whose ratio is larger; None when there is none.
+def _worse_cut(graph: FlowGraph, ratio: Fraction, sink: int) -> tuple[Fraction, NDArray[np.bool_], bool]:
+    """A set without the rank ``sink``, of a larger ratio if there is one: its ratio, the set, and whether that is exact.
 
     With x = 1 / ratio flowing out of every rank, the flow to the sink must be N x, or else the minimum cut has a
     larger ratio.
@@ -233,8 +225,7 @@ def _worse_cut(graph: FlowGraph, ratio: Fraction, sink: int) -> tuple[Fraction |
     _, inside, exact = min_cut(source + 1, tail, head, capacity, source, int(graph.ranks[sink]))
     inside = inside[:source]
     out = int(graph.capacity[graph.leaving(inside)].sum())
-    found = Fraction(int(inside[graph.ranks].sum()), out) if out else Fraction(0)
-    return (found if found > ratio else None), (inside, exact)
+    return Fraction(int(inside[graph.ranks].sum()), out) if out else Fraction(0), inside, exact
 
 
 def _scaled(capacity: NDArray[np.int64], by: int) -> NDArray[Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -191,44 +192,17 @@ def _rooted(kind: str, topology: Topology, root: int, known: Bottleneck, *, in_n
     return _by_prices(topology, per_byte, exact=reached)
 
 
-def _all_gather(topology: Topology, _: int) -> Bottleneck:
-    return _gathered(topology, backwards=False)
-
-
-def _reduce_scatter(topology: Topology, _: int) -> Bottleneck:
-    return _gathered(topology, backwards=True)
-
-
-def _gathered(topology: Topology, *, backwards: bool) -> Bottleneck:
+def _gathered(topology: Topology, _: int, *, backwards: bool) -> Bottleneck:
     cut = all_gather_cut(topology, backwards=backwards)
-    argument = (
-        "every share inside the cut must leave it"
-        if not backwards
-        else "a sum must enter the cut for every share inside"
-    )
+    leaving, entering = "every share inside the cut must leave it", "a sum must enter the cut for every share inside"
+    argument = entering if backwards else leaving
     return Bottleneck(cut.ratio / topology.nranks, cut.name, argument, cut.ranks_inside, cut.exact)
-
-
-def _scatter(topology: Topology, root: int) -> Bottleneck:
-    return _scattered(topology, root, backwards=False)
-
-
-def _gather(topology: Topology, root: int) -> Bottleneck:
-    return _scattered(topology, root, backwards=True)
 
 
 def _scattered(topology: Topology, root: int, *, backwards: bool) -> Bottleneck:
     cut = scatter_cut(topology, root, backwards=backwards)
     argument = "all shares of the ranks on the other side must cross"
     return Bottleneck(cut.ratio / topology.nranks, cut.name, argument, cut.ranks_inside, exact=False)
-
-
-def _broadcast(topology: Topology, root: int) -> Bottleneck:
-    return _from_root(topology, root, backwards=False)
-
-
-def _reduce(topology: Topology, root: int) -> Bottleneck:
-    return _from_root(topology, root, backwards=True)
 
 
 def _from_root(topology: Topology, root: int, *, backwards: bool) -> Bottleneck:
@@ -345,13 +319,13 @@ def _egresses(
 
 
 _KINDS: dict[str, Callable[[Topology, int], Bottleneck]] = {
-    "all_gather": _all_gather,
+    "all_gather": partial(_gathered, backwards=False),
     "all_to_all": _all_to_all,
     "barrier": _no_data,
-    "broadcast": _broadcast,
-    "gather": _gather,
-    "reduce": _reduce,
-    "reduce_scatter": _reduce_scatter,
-    "scatter": _scatter,
+    "broadcast": partial(_from_root, backwards=False),
+    "gather": partial(_scattered, backwards=True),
+    "reduce": partial(_from_root, backwards=True),
+    "reduce_scatter": partial(_gathered, backwards=True),
+    "scatter": partial(_scattered, backwards=False),
     "send_recv": _no_data,
 }

@@ -92,9 +92,9 @@ def pack_trees(topology: Topology, *, backwards: bool = False) -> Packing:
     capacity, time = _equal(topology, pairs, backwards=backwards)
     for near, per_root in _tries(PER_ROOT):
         shares = (per_root,) * n
-        trees = _made(pairs, capacity, time * per_root * n * near, shares, backwards=backwards)
-        if trees is not None:
-            return Packing(trees, shares, _ratio(pairs, trees, shares, backwards=backwards))
+        packing = _packed(pairs, capacity, time * per_root * n * near, shares, backwards=backwards)
+        if packing is not None:
+            return packing
     raise InternalError(f"topology {topology.name!r}: no number of trees fits its links")
 
 
@@ -135,18 +135,15 @@ def pack_all_reduce(topology: Topology) -> tuple[Packing, Packing]:
     ]
     for near, shares in tries:
         scale = sum(shares) * near
-        trees = _made(pairs, outward, out_time * scale, shares, backwards=False)
-        if trees is None:
+        found = _packed(pairs, outward, out_time * scale, shares, backwards=False)
+        if found is None:
             continue
-        found = Packing(trees, shares, _ratio(pairs, trees, shares, backwards=False))
         # Where links are equal in both directions, the same trees serve with the data flowing the other way.
-        back = replace(found, ratio=_ratio(pairs, trees, shares, backwards=True))
-        if back.ratio > found.ratio:
-            trees = _made(pairs, inward, in_time * scale, shares, backwards=True)
-            if trees is None:
-                continue
-            back = Packing(trees, shares, _ratio(pairs, trees, shares, backwards=True))
-        return back, found
+        ratio = _ratio(pairs, found.trees, shares, backwards=True)
+        same = ratio <= found.ratio
+        back = replace(found, ratio=ratio) if same else _packed(pairs, inward, in_time * scale, shares, backwards=True)
+        if back is not None:
+            return back, found
     raise InternalError(f"topology {topology.name!r}: no number of trees fits its links")
 
 
@@ -194,9 +191,9 @@ def _equal(topology: Topology, pairs: Pairs, *, backwards: bool) -> tuple[Floats
     return shares, time
 
 
-def _made(
-    pairs: Pairs, capacity: Floats, scale: float, shares: Sequence[int], *, backwards: bool
-) -> tuple[Tree, ...] | None:
+def _packed(
+    pairs: Pairs, capacity: Floats, scale: float, shares: tuple[int, ...], *, backwards: bool
+) -> Packing | None:
     """Trees over whole-numbered capacities of at most ``scale`` times those of the links; None where there are none."""
     ends = pairs.ends[::-1] if backwards else pairs.ends
     # Rounded down, no link is overloaded; with few trees the loss is large, so the remainder is handed out once more.
@@ -214,7 +211,8 @@ def _made(
         whole += np.rint(more.x).astype(np.int64)
         if not packs(ends, whole, shares):
             return None
-    return grow(ends, whole, shares)
+    trees = grow(ends, whole, shares)
+    return Packing(trees, shares, _ratio(pairs, trees, shares, backwards=backwards))
 
 
 def _ratio(pairs: Pairs, trees: tuple[Tree, ...], shares: tuple[int, ...], *, backwards: bool) -> Fraction:

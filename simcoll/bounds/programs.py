@@ -24,6 +24,8 @@ from simcoll.errors import ConfigError
 from simcoll.units import UBPS_PER_BPS
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
     from simcoll.bounds.flows import FlowGraph
@@ -55,12 +57,15 @@ def all_to_all_bound(graph: FlowGraph) -> Fraction:
     top = float(lengths.max(initial=0.0))
     if top <= 0:
         return Fraction(0)
-    best = Fraction(0)
+    return max(distance_bound(graph, whole) for whole in _rounded(lengths, top))
+
+
+def _rounded(values: Floats, top: float) -> Iterator[NDArray[np.object_]]:
+    """Whole numbers in nearly the proportions of some values, the largest of which is ``top``; coarse ones first."""
     for limit in ROUNDINGS:
-        exact = [Fraction(float(length) / top).limit_denominator(limit) for length in lengths]
-        scale = int(np.lcm.reduce([length.denominator for length in exact], dtype=object))
-        best = max(best, distance_bound(graph, np.array([int(length * scale) for length in exact], dtype=object)))
-    return best
+        exact = [Fraction(float(value) / top).limit_denominator(limit) for value in values]
+        scale = int(np.lcm.reduce([value.denominator for value in exact], dtype=object))
+        yield np.array([int(value * scale) for value in exact], dtype=object)
 
 
 def distance_bound(graph: FlowGraph, lengths: NDArray[np.object_]) -> Fraction:
@@ -226,10 +231,7 @@ def _priced(
     src, dst = np.nonzero(~np.eye(n, dtype=bool))
     routes = topology.route(src, dst).links
     best = Fraction(0)
-    for limit in ROUNDINGS:
-        given = [Fraction(float(each) / float(prices.max())).limit_denominator(limit) for each in (*prices, *worths)]
-        scale = int(np.lcm.reduce([each.denominator for each in given], dtype=object))
-        whole = np.array([int(each * scale) for each in given], dtype=object)
+    for whole in _rounded(np.concatenate([prices, worths]), float(prices.max())):
         price, worth = whole[: len(prices)], whole[len(prices) :]
         cost = np.where(routes >= 0, price[routes], 0).sum(axis=1)
         wanted = (crossed[:, src, dst] * worth[:, None]).sum(axis=0)
