@@ -2,64 +2,44 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from simcoll.binding import bind
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from simcoll.core.reduction import Reduction
     from simcoll.core.schedule import Schedule
     from simcoll.emulator import Result
     from simcoll.topology import Topology
 
-__all__ = ["Emulator", "emulator"]
-
-
-class Emulator(Protocol):
-    """The type of the fixture: call it with a schedule and a count."""
-
-    def __call__(
-        self,
-        schedule: Schedule,
-        count: int | Sequence[int] | Sequence[Sequence[int]],
-        *,
-        dtype: Any = "float32",
-        op: str | Reduction = "sum",
-        topology: Topology | None = None,
-        ranks: Sequence[int] | None = None,
-        protocol: Any = "ideal",
-        seed: int = 0,
-    ) -> Result:
-        """Prove, bind and emulate; the data and the lower bound are checked."""
-        ...
+__all__ = ["emulator"]
 
 
 @pytest.fixture
-def emulator() -> Emulator:
+def emulator() -> Callable[..., Result]:
     """A function that proves a schedule, emulates it on exact data, and returns the checked result.
 
     ``emulator(schedule, count, dtype=, op=, topology=, ranks=, protocol=, seed=)``; the default topology is a crossbar.
     """
+    return _emulated
 
-    def run(
-        schedule: Schedule,
-        count: int | Sequence[int] | Sequence[Sequence[int]],
-        *,
-        dtype: Any = "float32",
-        op: str | Reduction = "sum",
-        topology: Topology | None = None,
-        ranks: Sequence[int] | None = None,
-        protocol: Any = "ideal",
-        seed: int = 0,
-    ) -> Result:
-        # Every pytest run loads the plugin, and few need the emulator.
-        from simcoll.testing.checks import checked_run
 
-        plan = bind(schedule, count, dtype, op, ranks=ranks, protocol=protocol)
-        return checked_run(plan, topology, seed)
+def _emulated(
+    schedule: Schedule,
+    count: int | Sequence[int] | Sequence[Sequence[int]],
+    *,
+    dtype: Any = "float32",
+    op: str | Reduction = "sum",
+    topology: Topology | None = None,
+    ranks: Sequence[int] | None = None,
+    protocol: Any = "ideal",
+    seed: int = 0,
+) -> Result:
+    # Every pytest run loads the plugin, and few need the emulator.
+    from simcoll.testing.checks import checked_run
 
-    return run
+    return checked_run(bind(schedule, count, dtype, op, ranks=ranks, protocol=protocol), topology, seed)
