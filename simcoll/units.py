@@ -9,8 +9,12 @@ from __future__ import annotations
 
 import re
 from fractions import Fraction
+from typing import TYPE_CHECKING
 
 from simcoll.errors import ConfigError, nearest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 __all__ = [
     "FS_PER_SECOND",
@@ -42,7 +46,7 @@ _DECIMAL = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 _SIZE_UNITS: dict[str, int] = {
     "B": 1,
-    **{p: f for p, f in _BINARY.items() if p},
+    **{form: f for p, f in _BINARY.items() if p for form in (p, p.lower())},
     **{f"{p}iB": f for p, f in _BINARY.items() if p},
     **{f"{p}B": f for p, f in _DECIMAL.items() if p},
 }
@@ -65,7 +69,10 @@ _TIME_UNITS: dict[str, int] = {
 }
 
 
-def _split(text: object, what: str, example: str, where: dict[str, str | None]) -> tuple[Fraction, str]:
+def _read(
+    text: object, what: str, example: str, units: Mapping[str, int | Fraction], where: dict[str, str | None]
+) -> tuple[Fraction, str]:
+    """A quantity in the smallest unit, and the unit that was given."""
     if not isinstance(text, str):
         raise ConfigError(f"{what}: expected text with a unit such as {example!r}, got {text!r}", **where)
     match = _QUANTITY.fullmatch(text)
@@ -78,13 +85,12 @@ def _split(text: object, what: str, example: str, where: dict[str, str | None]) 
     value = Fraction(number)
     if value < 0:
         raise ConfigError(f"{what}: {text!r} is negative; expected a value such as {example!r}", **where)
-    return value, unit
+    if unit and unit not in units:
+        raise ConfigError(f"{what}: unknown unit {unit!r} in {text!r}; {nearest(unit, units)}", **where)
+    return value * units.get(unit, 1), unit
 
 
-def _scaled(
-    value: Fraction, factor: Fraction | int, what: str, text: object, limit: int, where: dict[str, str | None]
-) -> int:
-    exact = value * factor
+def _whole(exact: Fraction, what: str, text: object, limit: int, where: dict[str, str | None]) -> int:
     result = int(exact + Fraction(1, 2))
     if result > limit:
         raise ConfigError(f"{what}: {text!r} is too large for the model (limit {limit})", **where)
@@ -108,17 +114,11 @@ def parse_size(text: str | int, *, what: str = "size", file: str | None = None, 
     (67108864, 8, 1610612736, 10000000)
     """
     where = {"file": file, "path": path}
-    value, unit = _split(
-        str(text) if isinstance(text, int) and not isinstance(text, bool) else text, what, "64M", where
-    )
-    if unit in ("k", "m", "g", "t"):
-        unit = unit.upper()
-    if unit and unit not in _SIZE_UNITS:
-        raise ConfigError(f"{what}: unknown unit {unit!r} in {text!r}; {nearest(unit, _SIZE_UNITS)}", **where)
-    exact = value * _SIZE_UNITS.get(unit, 1)
+    given = str(text) if isinstance(text, int) and not isinstance(text, bool) else text
+    exact, _ = _read(given, what, "64M", _SIZE_UNITS, where)
     if exact.denominator != 1:
         raise ConfigError(f"{what}: {text!r} is not a whole number of bytes", **where)
-    return _scaled(exact, 1, what, text, MAX_INT64, where)
+    return _whole(exact, what, text, MAX_INT64, where)
 
 
 def parse_rate(text: str, *, what: str = "bandwidth", file: str | None = None, path: str | None = None) -> int:
@@ -135,14 +135,12 @@ def parse_rate(text: str, *, what: str = "bandwidth", file: str | None = None, p
     True
     """
     where = {"file": file, "path": path}
-    value, unit = _split(text, what, "50 GB/s", where)
+    exact, unit = _read(text, what, "50 GB/s", _RATE_UNITS, where)
     if not unit:
         raise ConfigError(
             f"{what}: {text!r} has no unit; write for example '{text.strip()} GB/s' or '{text.strip()} Gbps'", **where
         )
-    if unit not in _RATE_UNITS:
-        raise ConfigError(f"{what}: unknown unit {unit!r} in {text!r}; {nearest(unit, _RATE_UNITS)}", **where)
-    return _scaled(value, _RATE_UNITS[unit] * UBPS_PER_BPS, what, text, MAX_RATE_UBPS, where)
+    return _whole(exact * UBPS_PER_BPS, what, text, MAX_RATE_UBPS, where)
 
 
 def parse_time(text: str, *, what: str = "time", file: str | None = None, path: str | None = None) -> int:
@@ -159,14 +157,10 @@ def parse_time(text: str, *, what: str = "time", file: str | None = None, path: 
     (1500000000, 20000000, 0)
     """
     where = {"file": file, "path": path}
-    value, unit = _split(text, what, "1.5 us", where)
-    if not unit and value == 0:
-        return 0
-    if not unit:
+    exact, unit = _read(text, what, "1.5 us", _TIME_UNITS, where)
+    if not unit and exact:
         raise ConfigError(f"{what}: {text!r} has no unit; write for example '{text.strip()} us'", **where)
-    if unit not in _TIME_UNITS:
-        raise ConfigError(f"{what}: unknown unit {unit!r} in {text!r}; {nearest(unit, _TIME_UNITS)}", **where)
-    return _scaled(value, _TIME_UNITS[unit], what, text, MAX_TIME_FS, where)
+    return _whole(exact, what, text, MAX_TIME_FS, where)
 
 
 def format_size(size_bytes: int) -> str:

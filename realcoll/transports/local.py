@@ -1,16 +1,18 @@
-"""All ranks in one process, on numpy arrays: the reference transport, and fast for tests."""
+"""Data in numpy arrays; and all ranks in one process: the reference transport, and fast for tests."""
 
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
 
 from realcoll.meeting.control import Control
-from realcoll.transports.host_memory import HostMemory
+from simcoll.core.reduction import REDUCTIONS
 from simcoll.errors import InternalError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -18,7 +20,61 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-__all__ = ["LocalTransport"]
+__all__ = ["HostMemory", "LocalTransport"]
+
+
+ALIGN = 64
+MOST_CHANNELS = 2**15
+"""As many tags as every MPI library has; the channels of a plan with more share a lane."""
+
+
+class HostMemory:
+    """The part of a transport that keeps data in numpy arrays and plays a plan in one thread, but moves no messages."""
+
+    def alloc(self, size_bytes: int) -> Array:
+        """New numpy bytes, from the beginning of a cache line."""
+        whole = np.empty(size_bytes + ALIGN, np.uint8)
+        first = -whole.ctypes.data % ALIGN
+        return whole[first : first + size_bytes]
+
+    def view(self, memory: Array, first_byte: int, elements: int, dtype: np.dtype[Any]) -> Array:
+        """A typed numpy view."""
+        return memory[first_byte : first_byte + elements * dtype.itemsize].view(dtype)
+
+    def copy(self, target: Array, source: Array) -> None:
+        """Copy elements."""
+        target[...] = source
+
+    def reducer(self, op: str, dtype: np.dtype[Any]) -> Callable[[Array, Array], object]:  # noqa: ARG002
+        """A numpy function."""
+        ufunc = REDUCTIONS[op]
+
+        def reduce(target: Array, source: Array) -> object:
+            return ufunc(target, source, out=target)
+
+        return reduce
+
+    def finisher(self, plan: Plan) -> Callable[[Array], None] | None:
+        """A numpy function."""
+        if plan.reduction.name != "avg":
+            return None
+        return lambda values: plan.reduction.finish(values, plan.nranks)
+
+    def load(self, target: Array, values: Array) -> None:
+        """Copy elements."""
+        target[...] = values
+
+    def fetch(self, source: Array) -> Array:
+        """The view itself."""
+        return source
+
+    def lanes(self, plan: Plan, processes: int) -> Sequence[Self]:  # noqa: ARG002
+        """Itself for each channel."""
+        return (self,) * (plan.nchannels if plan.nchannels <= MOST_CHANNELS else 1)
+
+    def recorded(self, play: Callable[[], None]) -> Callable[[], None]:
+        """The calls as they are."""
+        return play
 
 
 class LocalTransport(HostMemory):

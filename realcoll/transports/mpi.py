@@ -15,7 +15,7 @@ import numpy as np
 
 from realcoll.errors import FaultError
 from realcoll.start.mpi_start import LAST_WORDS_S, joined
-from realcoll.transports.host_memory import HostMemory
+from realcoll.transports.local import HostMemory
 from realcoll.transports.vendor import mpi_collective
 
 if TYPE_CHECKING:

@@ -9,12 +9,14 @@ import numpy as np
 
 from simcoll.algorithms import schedule
 from simcoll.binding import bind
-from simcoll.cuda_comm.buckets import BUFFER_BYTES, buckets, cut
 from simcoll.cuda_comm.devices import (
+    BUFFER_BYTES,
     CPU,
     DeviceArray,
     axis_of,
+    buckets,
     content_of,
+    cut,
     device_number,
     device_of,
     emulated,

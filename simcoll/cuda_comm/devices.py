@@ -1,4 +1,4 @@
-"""Tensors on devices, and the execution of plans among devices."""
+"""Tensors on devices, alone or in buckets that are sent together, and the execution of plans among devices."""
 
 from __future__ import annotations
 
@@ -20,15 +20,19 @@ if TYPE_CHECKING:
     Play = Callable[[Plan, Sequence[Array], Sequence[int]], Sequence[Array | None]]
 
 __all__ = [
+    "BUFFER_BYTES",
     "CPU",
     "DeviceArray",
     "Tensor",
     "axis_of",
+    "buckets",
     "check_on_devices",
     "content_of",
+    "cut",
     "device_number",
     "device_of",
     "emulated",
+    "handed_over",
     "received",
 ]
 
@@ -123,3 +127,40 @@ def received(output: Array | None) -> Array:
 
         raise InternalError("a schedule gave no output where its collective has one")
     return output
+
+
+def handed_over(
+    found: Sequence[Array], devices: Sequence[int], out: Sequence[DeviceArray] | None
+) -> tuple[DeviceArray, ...]:
+    """Results on their devices, or copied to the tensors that the caller gave."""
+    if out is None:
+        return tuple(map(DeviceArray, found, devices))
+    for target, result in zip(out, found, strict=True):
+        target.array[...] = result
+    return tuple(out)
+
+
+BUFFER_BYTES = 10485760
+"""PyTorch's default."""
+
+
+def buckets(tensors: Sequence[Array], buffer_size: int) -> list[list[int]]:
+    """Group consecutive tensors of one dtype that fit a buffer, ordered by each bucket's first tensor."""
+    if buffer_size <= 0:
+        raise ValueError(f"buffer_size must be above 0, but got {buffer_size}")
+    result: list[list[int]] = []
+    filling: dict[str, tuple[list[int], int]] = {}
+    for index, tensor in enumerate(tensors):
+        bucket, size = filling.get(tensor.dtype.name, ([], 0))
+        if not bucket or (size and size + tensor.nbytes > buffer_size):
+            bucket, size = [], 0
+            result.append(bucket)
+        bucket.append(index)
+        filling[tensor.dtype.name] = (bucket, size + tensor.nbytes)
+    return result
+
+
+def cut(flat: Array, like: Sequence[Array]) -> list[Array]:
+    """Split a buffer into tensors shaped like others."""
+    ends = np.cumsum([part.size for part in like])[:-1]
+    return [piece.reshape(part.shape) for piece, part in zip(np.split(flat, ends), like, strict=True)]

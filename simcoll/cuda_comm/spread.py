@@ -8,15 +8,18 @@ import numpy as np
 
 from simcoll.algorithms import schedule
 from simcoll.binding import bind
-from simcoll.cuda_comm.buckets import BUFFER_BYTES, buckets, cut
 from simcoll.cuda_comm.devices import (
+    BUFFER_BYTES,
     DeviceArray,
     axis_of,
+    buckets,
     check_on_devices,
     content_of,
+    cut,
     device_number,
     device_of,
     emulated,
+    handed_over,
     received,
 )
 
@@ -91,12 +94,7 @@ def scatter(
         chunks = _chunks_for(content, out, axis_of(dim, content.ndim))
         where = [target.device for target in out]
         _check_streams(streams, where)
-    moved = _scattered(chunks, where, device_of(tensor), play)
-    if out is None:
-        return tuple(DeviceArray(chunk, device) for chunk, device in zip(moved, where, strict=True))
-    for target, chunk in zip(out, moved, strict=True):
-        target.array[...] = chunk
-    return tuple(out)
+    return handed_over(_scattered(chunks, where, device_of(tensor), play), where, out)
 
 
 def _chunks(content: Array, devices: Sequence[int], sizes: Sequence[int] | None, dim: int) -> list[Array]:
@@ -214,11 +212,7 @@ def broadcast(
         outputs = play(plan, [content.reshape(-1), *(nothing for _ in away)], [home, *away])
         copies = iter([received(output).reshape(content.shape) for output in outputs[1:]])
     found = [content if device == home else next(copies) for device in where]
-    if out is None:
-        return tuple(DeviceArray(copy, device) for copy, device in zip(found, where, strict=True))
-    for target, copy in zip(out, found, strict=True):
-        target.array[...] = copy
-    return tuple(out)
+    return handed_over(found, where, out)
 
 
 def broadcast_coalesced(

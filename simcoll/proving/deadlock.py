@@ -52,6 +52,10 @@ class Play:
     reached: Ints
     complete: bool
 
+    def when(self) -> Ints:
+        """Place of every instruction in the order of a complete play."""
+        return np.argsort(self.order)
+
 
 def depth_text(depth: int | None) -> str:
     """A FIFO depth in words."""
@@ -114,61 +118,48 @@ def play(wiring: Wiring, depth: int | None) -> Play:
     return Play(depth, order, level, reached, len(order) == count)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class _Stuck:
-    """A play that got stuck: its lanes, and what each waits for."""
+    """A play that got stuck, and which instructions ran."""
 
-    def __init__(self, wiring: Wiring, run: Play) -> None:
-        self.wiring = wiring
-        self.depth = run.depth
-        self.at = run.reached
-        ran = np.zeros(len(wiring.lane), np.bool_)
-        ran[run.order] = True
-        self.ran = ran
-
-    def ended(self, lane: int) -> bool:
-        """Whether a lane came to its end."""
-        start = self.wiring.code.start
-        return bool(start[lane] + self.at[lane] >= start[lane + 1])
+    wiring: Wiring
+    run: Play
+    ran: NDArray[np.bool_]
 
     def following(self, lane: int) -> int:
         """The next instruction of a lane; -1 at its end."""
-        return -1 if self.ended(lane) else int(self.wiring.code.start[lane] + self.at[lane])
-
-    def missing(self, number: int) -> int:
-        """The first instruction that it waits for explicitly; -1 for none."""
-        code = self.wiring.code
-        low, high = np.searchsorted(code.waiter, [number, number + 1])
-        open_ = sorted(each for each in code.awaited[low:high].tolist() if not self.ran[each])
-        return open_[0] if open_ else -1
+        first, end = self.wiring.code.start[lane : lane + 2].tolist()
+        at = first + int(self.run.reached[lane])
+        return at if at < end else -1
 
     def blocked_on(self, lane: int) -> tuple[int, str]:
         """The lane that a stuck lane waits for, with the event, in words."""
-        wiring, number = self.wiring, self.following(lane)
+        wiring, number, depth = self.wiring, self.following(lane), self.run.depth
 
         def of(other: int) -> str:
             rank = int(wiring.code.rank[other])
-            state = "has ended" if self.ended(other) else f"is at step {self.at[other]}"
+            state = "has ended" if self.following(other) < 0 else f"is at step {self.run.reached[other]}"
             return f"rank {rank} lane {other - wiring.first[rank]}, which {state}"
 
         if number < 0:
             return lane, "cannot run"
-        missing = self.missing(number)
-        if missing >= 0:
-            other = int(wiring.lane[missing])
-            return other, f"waits for step {wiring.position[missing]} of {of(other)}"
+        awaited = wiring.code.awaited[wiring.code.waiter == number]
+        missing = awaited[~self.ran[awaited]]
+        if len(missing):
+            other = int(wiring.lane[missing.min()])
+            return other, f"waits for step {wiring.position[missing.min()]} of {of(other)}"
         incoming, outgoing = int(wiring.incoming[number]), int(wiring.outgoing[number])
         if incoming >= 0:
             send = int(wiring.sends[incoming])
             sender = int(wiring.lane[send])
-            if not self.ran[send] and (self.depth or self.following(sender) != send):
+            if not self.ran[send] and (depth or self.following(sender) != send):
                 return sender, f"waits for a message from {of(sender)}"
-            if self.depth == 0 and outgoing < 0:
+            if depth == 0 and outgoing < 0:
                 return sender, f"waits for a message from {of(sender)} and cannot go on"
         if outgoing >= 0:
-            recv = int(wiring.recvs[outgoing])
-            receiver, same = int(wiring.lane[recv]), wiring.connection == wiring.connection[outgoing]
+            receiver, same = int(wiring.lane[wiring.recvs[outgoing]]), wiring.connection == wiring.connection[outgoing]
             ahead = np.count_nonzero(self.ran[wiring.sends[same]]) - np.count_nonzero(self.ran[wiring.recvs[same]])
-            full = f"the FIFO is full with {ahead} messages, " if self.depth else ""
+            full = f"the FIFO is full with {ahead} messages, " if depth else ""
             return receiver, f"{full}waits for {of(receiver)}, to receive"
         return lane, "cannot run"
 
@@ -181,8 +172,9 @@ def deadlock(wiring: Wiring, depth: int | None, *, because: str = "") -> NoRetur
     ScheduleError
         Always.
     """
-    stuck_at = _Stuck(wiring, play(wiring, depth))
-    stuck = [lane for lane in range(len(wiring.code.rank)) if not stuck_at.ended(lane)]
+    run = play(wiring, depth)
+    stuck_at = _Stuck(wiring, run, np.isin(np.arange(len(wiring.lane)), run.order))
+    stuck = [lane for lane in range(len(wiring.code.rank)) if stuck_at.following(lane) >= 0]
     trail: list[int] = [stuck[0]]
     while (following := stuck_at.blocked_on(trail[-1])[0]) not in trail:
         trail.append(following)
@@ -203,5 +195,5 @@ def deadlock(wiring: Wiring, depth: int | None, *, because: str = "") -> NoRetur
     lane = circle[0]
     channel = next((c.channel for c in wiring.connections if lane in (c.sender, c.receiver)), None)
     raise ScheduleError(
-        "\n".join(lines), step=int(stuck_at.at[lane]), rank=int(wiring.code.rank[lane]), channel=channel
+        "\n".join(lines), step=int(run.reached[lane]), rank=int(wiring.code.rank[lane]), channel=channel
     )

@@ -13,7 +13,7 @@ own, in the order of the plan, the first of them as a copy.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -26,13 +26,14 @@ from simcoll.errors import expect
 from simcoll.proving.program import check_data, check_ordered
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
     from simcoll.proving.program import ProgramProof
 
     Ints = NDArray[np.int64]
+    Waits = Sequence[tuple[Ints, Ints]]
 
 __all__ = ["Lowering", "check_lowering", "lower", "lowering"]
 
@@ -89,9 +90,8 @@ def _rows(plan: Plan, mine: NDArray[np.bool_]) -> _Rows:
     return _Rows(*np.concatenate(found, axis=1))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Parts:
-    """Instructions of one role, a row each: ``row`` is the transfer that it is a part of."""
+class _Parts(NamedTuple):
+    """Instructions, an entry each: ``row`` is the transfer that it is a part of, ``phase`` 0 a copy set aside."""
 
     row: Ints
     rank: Ints
@@ -106,9 +106,8 @@ class _Parts:
 
 
 def _parts(row: Ints, rank: Ints, *, role: Ints | int, peer: Ints, op: Ints | int, phase: int = 1,
-           src: Ints | int = -1, dst: Ints | int = -1, recv_from: Ints | int = -1, send_to: Ints | int = -1) -> _Parts:  # fmt: skip
-    columns = (role, peer, phase, op, src, dst, recv_from, send_to)
-    return _Parts(row, rank, *(np.broadcast_to(np.asarray(column, np.int64), row.shape) for column in columns))
+           src: Ints | int = -1, dst: Ints | int = -1, recv_from: Ints | int = -1, send_to: Ints | int = -1) -> Ints:  # fmt: skip
+    return np.stack(np.broadcast_arrays(row, rank, role, peer, phase, op, src, dst, recv_from, send_to))
 
 
 def _ranked(key: Ints) -> Ints:
@@ -144,8 +143,8 @@ def _operands(rows: _Rows, *, folds: bool) -> tuple[Ints, Ints, Ints]:
     return chained[:-1][follows[1:]], chained[1:][follows[1:]], chained[~follows & switch[order]]
 
 
-def _made(rows: _Rows, mine: NDArray[np.bool_], size: int, nchannels: int) -> tuple[_Parts, int]:
-    """The instructions of some ranks, in the order of the rows, and how much is set aside."""
+def _made(rows: _Rows, mine: NDArray[np.bool_], size: int, nchannels: int) -> tuple[Ints, int]:
+    """The instructions of some ranks, as the columns of :class:`_Parts`, and how much is set aside."""
     row, away = np.arange(len(rows.number)), rows.src_rank != rows.dst_rank
     here, there = mine[rows.src_rank], mine[rows.dst_rank]
     group = (rows.src_rank * nchannels + rows.channel) * (int(rows.step.max(initial=0)) + 1) + rows.step
@@ -168,14 +167,8 @@ def _made(rows: _Rows, mine: NDArray[np.bool_], size: int, nchannels: int) -> tu
     )  # fmt: skip
     out = row[away & here]
     sends = _parts(
-        out,
-        rows.src_rank[out],
-        role=SEND_ROLE,
-        peer=rows.dst_rank[out],
-        op=SEND,
-        src=aside[out],
-        send_to=rows.dst_rank[out],
-    )
+        out, rows.src_rank[out], role=SEND_ROLE, peer=rows.dst_rank[out], op=SEND, src=aside[out], send_to=rows.dst_rank[out],
+    )  # fmt: skip
     into = row[away & there]
     recvs = _parts(
         into, rows.dst_rank[into], role=RECV_ROLE, peer=rows.src_rank[into], recv_from=rows.src_rank[into],
@@ -186,13 +179,7 @@ def _made(rows: _Rows, mine: NDArray[np.bool_], size: int, nchannels: int) -> tu
         local, rows.src_rank[local], role=LOCAL_ROLE, peer=_ranked(group[local]), src=aside[local], dst=rows.dst_chunk[local],
         op=np.where(sync[local], NOP, np.where(reduces[local], REDUCE_HERE, COPY_HERE)),
     )  # fmt: skip
-    return _Parts(
-        *(np.concatenate(c) for c in zip(*map(_columns, (copies, sends, recvs, inside)), strict=True))
-    ), staging
-
-
-def _columns(parts: _Parts) -> tuple[Ints, ...]:
-    return tuple(getattr(parts, name) for name in _Parts.__slots__)
+    return np.concatenate([copies, sends, recvs, inside], axis=1), staging
 
 
 def _pairs(left: Ints, right: Ints) -> tuple[Ints, Ints]:
@@ -202,26 +189,16 @@ def _pairs(left: Ints, right: Ints) -> tuple[Ints, Ints]:
     return row, low[row] + offset
 
 
-class _Waits:
-    """Pairs of instructions, later and earlier, while they are collected."""
-
-    def __init__(self) -> None:
-        self.found: list[tuple[Ints, Ints]] = [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
-
-    def add(self, later: Ints, earlier: Ints) -> None:
-        """Some more pairs."""
-        self.found.append((later, earlier))
-
-    def joined(self, lane: Ints) -> tuple[Ints, Ints]:
-        """Each pair once, by waiter, without those that the order of a lane has anyway."""
-        later, earlier = (np.concatenate(column) for column in zip(*self.found, strict=True))
-        apart = lane[later] != lane[earlier]
-        count = len(lane) + 1
-        both = distinct(later[apart] * count + earlier[apart])
-        return both // count, both % count
+def _each_once(waits: Waits, lane: Ints) -> tuple[Ints, Ints]:
+    """Pairs of instructions, each once, by waiter, without those that do not exist or that the order of a lane has anyway."""
+    later, earlier = (np.concatenate(column) for column in zip(*waits, strict=True))
+    apart = (later >= 0) & (earlier >= 0) & (lane[later] != lane[earlier])
+    count = len(lane) + 1
+    both = distinct(later[apart] * count + earlier[apart])
+    return both // count, both % count
 
 
-def _group_waits(waits: _Waits, lane: Ints, group: Ints, step: Ints) -> None:
+def _group_waits(lane: Ints, group: Ints, step: Ints) -> tuple[Ints, Ints]:
     """The first instruction of a lane in a step waits for all lanes of its group in the step before."""
     number = np.arange(len(lane))
     new = (np.diff(lane, prepend=-1) != 0) | (np.diff(step, prepend=-1) != 0)
@@ -234,57 +211,53 @@ def _group_waits(waits: _Waits, lane: Ints, group: Ints, step: Ints) -> None:
     before[1:-1] = np.where(turns[1:] // steps == turns[:-1] // steps, turns[:-1], -1)
     order = np.argsort(turn, kind="stable")
     later, earlier = _pairs(before[np.searchsorted(turns, turn)], turn[order])
-    waits.add(first[later], last[order][earlier])
+    return first[later], last[order][earlier]
 
 
 def lowering(plan: Plan, ranks: Sequence[int] | None = None) -> Lowering:
     """The instructions of a plan, or of some of its ranks."""
     mine = np.ones(plan.nranks, np.bool_) if ranks is None else np.isin(np.arange(plan.nranks), ranks)
     rows = _rows(plan, mine)
-    parts, staging = _made(rows, mine, plan.schedule.layout.size, plan.nchannels)
+    made, staging = _made(rows, mine, plan.schedule.layout.size, plan.nchannels)
+    parts = _Parts(*made)
     channel, most = rows.channel[parts.row], int(parts.peer.max(initial=0)) + 1
     key = ((parts.rank * plan.nchannels + channel) * 4 + parts.role) * most + parts.peer
     order = np.lexsort((parts.row, parts.phase, rows.step[parts.row], key))
-    parts = _Parts(*(column[order] for column in _columns(parts)))
+    parts = _Parts(*made[:, order])
     begin = np.flatnonzero(np.diff(key[order], prepend=-1))
     lane = np.repeat(np.arange(len(begin)), np.diff([*begin.tolist(), len(order)]))
     step, channel = rows.step[parts.row], rows.channel[parts.row]
-    waits = _Waits()
-    _group_waits(waits, lane, parts.rank * plan.nchannels + channel, step)
-    _row_waits(waits, plan, rows, parts)
+    waits = [_group_waits(lane, parts.rank * plan.nchannels + channel, step), *_row_waits(plan, rows, parts)]
     code = Code(
         parts.rank[begin], channel[begin], np.concatenate([begin, [len(order)]]), parts.op, parts.src, parts.dst,
-        np.where(rows.op[parts.row] == SYNC, 0, rows.count[parts.row]), parts.recv_from, parts.send_to, *waits.joined(lane),
+        np.where(rows.op[parts.row] == SYNC, 0, rows.count[parts.row]), parts.recv_from, parts.send_to, *_each_once(waits, lane),
     )  # fmt: skip
     return Lowering(code, rows.number[parts.row], step, staging)
 
 
-def _row_waits(waits: _Waits, plan: Plan, rows: _Rows, parts: _Parts) -> None:
-    """Writes wait for what their step sets aside, operands for those before, and transfers for those that the plan says."""
-    total = len(rows.number)
-    done = [
-        np.full(total, -1) for _ in range(3)
-    ]  # instructions that copy aside, that send (or work locally), that receive
+def _row_waits(plan: Plan, rows: _Rows, parts: _Parts) -> Iterator[tuple[Ints, Ints]]:
+    """Writes wait for what their step sets aside, operands for those before, and transfers for those that the plan says.
+
+    Gives pairs of instructions, later and earlier; -1 stands for an instruction of another rank.
+    """
+    # Of each transfer, the instructions that copy aside, that send (or work locally), that receive.
+    aside, sent, written = (np.full(len(rows.number), -1) for _ in range(3))
     local = parts.role == LOCAL_ROLE
-    for kind, which in enumerate(
-        (parts.phase == 0, (parts.role == SEND_ROLE) & (parts.phase == 1) | local, (parts.role == RECV_ROLE) | local)
+    for done, which in (
+        (aside, parts.phase == 0),
+        (sent, (parts.role == SEND_ROLE) & (parts.phase == 1) | local),
+        (written, (parts.role == RECV_ROLE) | local),
     ):
-        done[kind][parts.row[which]] = np.flatnonzero(which)
-    aside, sent, written = done
-
-    def wait(later: Ints, earlier: Ints) -> None:
-        real = (later >= 0) & (earlier >= 0)
-        waits.add(later[real], earlier[real])
-
+        done[parts.row[which]] = np.flatnonzero(which)
     steps = int(rows.step.max(initial=0)) + 1
     staged = np.flatnonzero(aside >= 0)
     place = (rows.src_rank * plan.nchannels + rows.channel) * steps + rows.step
     target = (rows.dst_rank * plan.nchannels + rows.channel) * steps + rows.step
     order = staged[np.argsort(place[staged], kind="stable")]
     later, earlier = _pairs(target, place[order])
-    wait(written[later], aside[order][earlier])
+    yield written[later], aside[order][earlier]
     before, after, _ = _operands(rows, folds=plan.schedule.known.folds is not False)
-    wait(written[after], written[before])
+    yield written[after], written[before]
     pairs = [(later, earlier) for later, each in plan.waits.items() for earlier in each]
     both = np.array(pairs, np.int64).reshape(-1, 2).T
     both = both[:, np.isin(both[0], rows.number) & np.isin(both[1], rows.number)]
@@ -293,8 +266,7 @@ def _row_waits(waits: _Waits, plan: Plan, rows: _Rows, parts: _Parts) -> None:
     for late_rank, late in ends:
         for early_rank, early in ends:
             same = np.flatnonzero(late_rank[a] == early_rank[b])
-            for one in late:
-                wait(one[a[same]], early[-1][b[same]])
+            yield from ((one[a[same]], early[-1][b[same]]) for one in late)
 
 
 def lower(plan: Plan, *, ranks: Sequence[int] | None = None) -> Program:

@@ -86,8 +86,7 @@ def _accesses(wiring: Wiring, run: Play) -> tuple[Ints, Ints, NDArray[np.bool_]]
     both = np.flatnonzero(reads & writes & (code.src != code.dst) & (np.abs(code.src - code.dst) < code.count))
     if len(both):
         _overlap(wiring, int(both[0]))
-    when = np.empty(len(run.order), np.int64)
-    when[run.order] = np.arange(len(run.order))
+    when = run.when()
     rank = code.rank[wiring.lane]
     found = []
     for which, start, changes in ((reads, code.src, False), (updates, code.dst, False), (writes, code.dst, True)):
@@ -124,8 +123,7 @@ def check_races(wiring: Wiring, run: Play) -> None:
     if open_.any():
         open_[open_] = ~_ordered(wiring, run, a[open_], b[open_])
     if open_.any():
-        when = np.empty(len(run.order), np.int64)
-        when[run.order] = np.arange(len(run.order))
+        when = run.when()
         left = np.flatnonzero(open_)
         worst = left[np.lexsort((when[a[left]], when[b[left]]))[0]]
         ends = ((int(a[worst]), bool(write[earlier[worst]])), (int(b[worst]), bool(write[later[worst]])))

@@ -2,7 +2,7 @@
 
 A symmetry renumbers ranks and pieces of the vector. It is certified when it maps the transfers of every step onto themselves; inputs and
 required outputs of an all_reduce are alike everywhere. Then the memory after every step is its own image, so a correct piece makes all
-its images correct. The candidates are rotations: of the ring that the first messages run on, or of the rank numbers. A repeat is
+its images correct. The candidates are rotations of the ring that the first messages run on. A repeat is
 checked once: the symmetry must commute with its shift.
 
 Transfers keep their piece, so one piece of every orbit is followed, on every rank (:mod:`simcoll.proving.columns`).
@@ -101,23 +101,20 @@ def find_symmetry(schedule: Schedule) -> Symmetry:
         When no candidate passes; the reason is that of the first.
     """
     _check_served(schedule)
-    n, lane = schedule.nranks, _lanes(schedule)
-    plain = np.tile((np.arange(n) + 1) % n, (schedule.nchannels, 1))
-    first = _first_neighbours(schedule)
+    n, lane, ring = schedule.nranks, _lanes(schedule), _ring(schedule)
     refusals = []
-    for rank in (plain,) if first is None or np.array_equal(first, plain) else (first, plain):
-        for way in (1, -1):
-            image = np.arange(len(lane))
-            for run in np.split(image.copy(), np.flatnonzero(np.diff(lane)) + 1):
-                if len(run) % n == 0:  # a lane's part of the vector moves by one n-th
-                    image[run] = np.roll(run, -way * len(run) // n)
-            symmetry = Symmetry(rank, lane, image)
-            try:
-                certify(schedule, symmetry)
-            except ScheduleError as error:
-                refusals.append(error)
-            else:
-                return symmetry
+    for way in (1, -1):
+        image = np.arange(len(lane))
+        for run in np.split(image.copy(), np.flatnonzero(np.diff(lane)) + 1):
+            if len(run) % n == 0:  # a lane's part of the vector moves by one n-th
+                image[run] = np.roll(run, -way * len(run) // n)
+        symmetry = Symmetry(ring, lane, image)
+        try:
+            certify(schedule, symmetry)
+        except ScheduleError as error:
+            refusals.append(error)
+        else:
+            return symmetry
     raise refusals[0]
 
 
@@ -184,8 +181,8 @@ def _lanes(schedule: Schedule) -> Ints:
     return np.maximum(lane, 0)
 
 
-def _first_neighbours(schedule: Schedule) -> Ints | None:
-    """The ring formed by the first messages of every channel, if they form one."""
+def _ring(schedule: Schedule) -> Ints:
+    """The next rank of every rank on the ring that the first messages of every channel form."""
     n, found = schedule.nranks, np.full((schedule.nchannels, schedule.nranks), -1, np.int64)
     for _, steps, _ in _blocks(schedule):
         for step in steps:
@@ -200,7 +197,7 @@ def _first_neighbours(schedule: Schedule) -> Ints | None:
             if at == 0:
                 break
         if seen != n or at != 0:
-            return None
+            raise _refuse(schedule, "the first messages form no ring")
     return found
 
 

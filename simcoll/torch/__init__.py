@@ -14,7 +14,7 @@ except ImportError as _error:
     raise ImportError("simcoll.torch needs PyTorch 2.13: pip install 'simcoll[torch]'") from _error
 
 from simcoll.distributed.start.spawning import RunResult
-from simcoll.torch.options import Options
+from simcoll.torch.process_group import Options
 from simcoll.torch.process_group import create as _create
 from simcoll.torch.spawning import compute, emulated_time, spawn
 

@@ -6,6 +6,7 @@ the Work that is returned unless the program asked for it.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,7 +20,6 @@ from simcoll.distributed.runtime.work import timeout_fs
 from simcoll.distributed.runtime.world import ProcessGroup, current_rank
 from simcoll.torch.coalesced import all_gather_coalesced, all_reduce_coalesced, by_rank, reduce_scatter_coalesced
 from simcoll.torch.estimate import Estimator, estimating
-from simcoll.torch.options import Options
 from simcoll.torch.rank_threads import current_thread
 from simcoll.torch.tensors import array_of, arrays_of, reduce_op_of
 from simcoll.torch.works import RankWork
@@ -32,10 +32,23 @@ if TYPE_CHECKING:
 
     Tensors = Sequence[torch.Tensor]
 
-__all__ = ["SimcollGroup", "create"]
+__all__ = ["Options", "SimcollGroup", "create"]
 
 _STANDARD_TIMEOUTS = (distributed_c10d.default_pg_timeout, distributed_c10d.default_pg_nccl_timeout)
 """PyTorch's timeouts for groups whose program sets none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """``pg_options`` of ``init_process_group`` and ``new_group``.
+
+    Attributes
+    ----------
+    algorithm
+        What the group's collectives run, as for :func:`simcoll.distributed.spawn`. None: as passed to spawn.
+    """
+
+    algorithm: Choice = None
 
 
 def create(options: Any, given: Any) -> SimcollGroup:

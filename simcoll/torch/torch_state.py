@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 import threading
@@ -26,11 +27,10 @@ from torch.distributed import distributed_c10d
 
 from simcoll.distributed.stores import HashStore
 from simcoll.torch.process_group import SimcollGroup
-from simcoll.torch.rank_store import RankStore
 from simcoll.torch.rank_threads import RankThread, current_thread_or_none
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 __all__ = ["Ranks", "prepared"]
 
@@ -53,6 +53,32 @@ class _WorldOfThread(threading.local):
         self.comms: list[Any] = []
 
     pg_config_info = distributed_c10d._World.pg_config_info
+
+
+def _forwarded(name: str) -> Callable[..., Any]:
+    """A method that calls the same method of the shared store, in the rank's task."""
+
+    def method(self: RankStore, *args: Any) -> Any:
+        return self.thread.call(getattr(self.shared, name), *args)
+
+    return functools.update_wrapper(method, getattr(HashStore, name))
+
+
+class RankStore(dist.Store):
+    """One rank's handle of the store of a run, with torch's methods: while it waits for a key, the others run."""
+
+    def __init__(self, thread: RankThread, shared: HashStore) -> None:
+        super().__init__()
+        self.thread = thread
+        self.shared = shared
+
+    set, get, add, append = map(_forwarded, ("set", "get", "add", "append"))
+    compare_set, check, wait, delete_key = map(_forwarded, ("compare_set", "check", "wait", "delete_key"))
+    num_keys, multi_get, multi_set = map(_forwarded, ("num_keys", "multi_get", "multi_set"))
+
+    def has_extended_api(self) -> bool:
+        """Whether append, multi_get and multi_set are supported: True."""
+        return True
 
 
 class _BackendConfig(distributed_c10d.BackendConfig):
@@ -161,10 +187,14 @@ def _boxed(work: Any) -> Any:
     return c10d.PythonCallbackWork(work.wait).boxed()
 
 
+def _owner(boxed_group: Any, output: Any) -> Any:
+    group = dist.ProcessGroup.unbox(boxed_group)
+    return group if isinstance(group, SimcollGroup) else group._get_backend(output.device)
+
+
 def _all_gather_single(output: Any, source: Any, boxed_group: Any, async_op: bool = True, timeout: int = -1) -> Any:
     del async_op, timeout
-    group = dist.ProcessGroup.unbox(boxed_group)
-    owner = group if isinstance(group, SimcollGroup) else group._get_backend(output.device)
+    owner = _owner(boxed_group, output)
     return output, _boxed(owner._allgather_base(output, source, c10d.AllgatherOptions()))
 
 
@@ -172,8 +202,7 @@ def _reduce_scatter_single(
     output: Any, source: Any, boxed_group: Any, boxed_op: Any, async_op: bool = True, timeout: int = -1
 ) -> Any:
     del async_op, timeout
-    group = dist.ProcessGroup.unbox(boxed_group)
-    owner = group if isinstance(group, SimcollGroup) else group._get_backend(output.device)
+    owner = _owner(boxed_group, output)
     options = c10d.ReduceScatterOptions()
     options.reduceOp = dist.ReduceOp.unbox(boxed_op)
     return output, _boxed(owner._reduce_scatter_base(output, source, options))
