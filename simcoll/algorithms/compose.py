@@ -7,7 +7,7 @@ A chunk keeps its place in its slot: the part of a slot that a copy works on is 
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import chain, groupby
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -63,15 +63,22 @@ def _map(block: Step | Repeat, change: Callable[[Step], list[Step]]) -> list[Ste
 # -- pieces --------------------------------------------------------------------------------------------------------------------
 
 
-def _piece(step: Step, count: int, piece: int) -> Step:
-    """One of the pieces of every chunk that a step moves; -1: all of them."""
-    if piece < 0:
-        return replace(
-            step, src_chunk=step.src_chunk * count, dst_chunk=step.dst_chunk * count, count=step.count * count
-        )
-    if (step.count != 1).any():
+def _whole(step: Step, count: int) -> Step:
+    """The step when every chunk is cut into pieces, all of which it moves."""
+    return Step(
+        step.src_rank, step.src_chunk * count, step.dst_rank, step.dst_chunk * count,
+        step.count * count, step.op, step.channel,
+    )  # fmt: skip
+
+
+def _cut(steps: Sequence[Step], count: int, numbers: Sequence[int]) -> Step:
+    """Steps side by side, each on one of the pieces of every chunk that it moves."""
+    one = joined(steps)
+    if (one.count != 1).any():
         raise ConfigError("only transfers of single chunks can be cut into pieces")
-    return replace(step, src_chunk=step.src_chunk * count + piece, dst_chunk=step.dst_chunk * count + piece)
+    piece = np.repeat(np.array(numbers, np.int64), [len(step) for step in steps])
+    src, dst = (chunk * count + piece for chunk in (one.src_chunk, one.dst_chunk))
+    return Step(one.src_rank, src, one.dst_rank, dst, one.count, one.op, one.channel)
 
 
 def _finer(layout: Layout, count: int) -> Layout:
@@ -93,7 +100,7 @@ def pieces(schedule: Schedule, count: int) -> Schedule:
         return schedule
 
     def cut(step: Step) -> list[Step]:
-        return [_piece(step, count, piece) for piece in ([-1] if _local(step) else range(count))]
+        return [_whole(step, count)] if _local(step) else [_cut([step], count, [piece]) for piece in range(count)]
 
     def steps() -> Iterator[Step | Repeat]:
         for block in _blocks(schedule):
@@ -119,21 +126,17 @@ def pipelined(schedule: Schedule, count: int, *, newest_first: bool = False, dra
         for (local, _), found in groupby(_steps(schedule), lambda step: (_local(step), drained and int(step.op[0]))):
             rounds = list(found)
             if local:
-                yield from (_piece(step, count, -1) for step in rounds)
+                yield from (_whole(step, count) for step in rounds)
                 continue
             for time in range(len(rounds) + count - 1):
                 under_way = range(max(0, time - len(rounds) + 1), min(time + 1, count))
-                yield joined(
-                    [
-                        _piece(rounds[time - piece], count, piece)
-                        for piece in (under_way[::-1] if newest_first else under_way)
-                    ]
-                )
+                ordered = under_way[::-1] if newest_first else under_way
+                yield _cut([rounds[time - piece] for piece in ordered], count, ordered)
 
     return replace(schedule, layout=_finer(schedule.layout, count), source=steps)
 
 
-# -- numberings of the ranks -----------------------------------------------------------------------------------------------------
+# -- numberings of the ranks, shares of the data -----------------------------------------------------------------------------------
 
 
 def _renamed(collective: Collective, order: Ints, block: Ints) -> Ints:
@@ -144,60 +147,35 @@ def _renamed(collective: Collective, order: Ints, block: Ints) -> Ints:
     return order[block] if collective.nblocks == n else order[block // n] * n + order[block % n]
 
 
-def relabelled(schedule: Schedule, order: ArrayLike, *, by_rank: bool = False) -> Schedule:
-    """The same schedule with rank ``order[r]`` in the place of rank r, blocks included.
-
-    What ranks copy for themselves comes in the order of its chunks, or ``by_rank`` in that of the ranks.
-    """
-    ranks, layout, collective = np.asarray(order, np.int64), schedule.layout, schedule.collective
-    n = collective.nranks
-    if np.array_equal(ranks, np.arange(n)):
-        return schedule
-    if not np.array_equal(np.sort(ranks), np.arange(n)):
-        raise ConfigError(f"order={ranks.tolist()!s:.80}: expected every rank 0..{n - 1} once")
-    if collective.pairs or (collective.root is not None and ranks[collective.root] != collective.root):
-        raise ConfigError(f"{collective}: relabelling would change its root or pairs")
-    if layout.scratch.ndim != 1 or len(np.unique(layout.scratch)) not in {
-        len(layout.scratch),
-        min(len(layout.scratch), 1),
-    }:
-        raise ConfigError(f"{schedule.title}: ranks with different scratch cannot be relabelled")
+def _moved(layout: Layout, order: Ints) -> Ints:
+    """The chunk that every chunk becomes when rank r becomes ``order[r]``."""
+    collective, n = layout.collective, layout.collective.nranks
     inputs, outputs = (np.arange(slots) for slots in (collective.input_slots, collective.output_slots))
-    slot_of = [ranks[slots] if len(slots) == n > 1 else slots for slots in (inputs, outputs)]
-    blocks = _renamed(collective, ranks, layout.scratch)
+    slot_of = [order[slots] if len(slots) == n > 1 else slots for slots in (inputs, outputs)]
+    blocks = _renamed(collective, order, layout.scratch)
     home = {block: slot for slot, block in enumerate(layout.scratch.tolist())}
     alike = collective.nblocks <= 1
     slot_of.append(np.array([slot if alike else home[block] for slot, block in enumerate(blocks.tolist())], np.int64))
-    bases, widths = layout.bases(), (layout.chunks, layout.chunks, layout.scratch_chunks)
-    to = np.concatenate([base + slots.repeat(width) * width + np.tile(np.arange(width), len(slots))
-                         for base, slots, width in zip(bases.tolist(), slot_of, widths, strict=False)])  # fmt: skip
-    moves = not all(np.array_equal(slots, np.arange(len(slots))) for slots in slot_of)
-
-    def change(step: Step) -> list[Step]:
-        one = _within_slots(step, layout) if moves else step
-        new = replace(
-            one,
-            src_rank=ranks[one.src_rank],
-            src_chunk=to[one.src_chunk],
-            dst_rank=ranks[one.dst_rank],
-            dst_chunk=to[one.dst_chunk],
-        )
-        if _local(new):
-            new = new.rows(np.argsort(new.src_rank if by_rank else new.src_chunk, kind="stable"))
-        return [new]
-
-    def steps() -> Iterator[Step | Repeat]:
-        for block in _blocks(schedule):
-            if isinstance(block, Repeat) and not moves:
-                yield replace(block, steps=tuple(_map(block, change)))
-            else:
-                unrolled = block.unrolled() if isinstance(block, Repeat) else (block,)
-                yield from chain.from_iterable(map(change, unrolled))
-
-    return replace(schedule, source=steps)
+    widths = (layout.chunks, layout.chunks, layout.scratch_chunks)
+    return np.concatenate([base + slots.repeat(width) * width + np.tile(np.arange(width), len(slots))
+                           for base, slots, width in zip(layout.bases().tolist(), slot_of, widths, strict=False)])  # fmt: skip
 
 
-# -- shares of the data ------------------------------------------------------------------------------------------------------------
+def _numberings(schedule: Schedule, orders: Sequence[ArrayLike] | Ints) -> Ints:
+    """The numberings as an array, refused where they are none or the schedule cannot be numbered anew."""
+    layout, collective, n = schedule.layout, schedule.collective, schedule.nranks
+    root, blocks = collective.root, len(np.unique(layout.scratch))
+    found = [np.asarray(order, np.int64) for order in orders]
+    for ranks in found:
+        if not np.array_equal(np.sort(ranks), np.arange(n)):
+            raise ConfigError(f"order={ranks.tolist()!s:.80}: expected every rank 0..{n - 1} once")
+        if np.array_equal(ranks, np.arange(n)):
+            continue
+        if collective.pairs or (root is not None and ranks[root] != root):
+            raise ConfigError(f"{collective}: relabelling would change its root or pairs")
+        if layout.scratch.ndim != 1 or blocks not in {len(layout.scratch), min(len(layout.scratch), 1)}:
+            raise ConfigError(f"{schedule.title}: ranks with different scratch cannot be relabelled")
+    return np.array(found)
 
 
 def _within_slots(step: Step, layout: Layout) -> Step:
@@ -240,40 +218,36 @@ def _homes(old: Layout, new: Layout) -> tuple[Ints, Ints]:
     return new.bases()[region] + slot * copies * width + place, width
 
 
-def _placed(steps: Sequence[Step], shares: Sequence[int], old: Layout, homes: tuple[Ints, Ints]) -> Step:
-    """Steps side by side, each on one share of every slot."""
-    inside = [_within_slots(step, old) for step in steps]
-    one, (home, width) = joined(inside), homes
-    share = np.repeat(np.array(shares, np.int64), [len(step) for step in inside])
-    src, dst = (home[chunk] + share * width[chunk] for chunk in (one.src_chunk, one.dst_chunk))
-    return replace(one, src_chunk=src, dst_chunk=dst)
+def _placed(step: Step, share: Ints | int, homes: tuple[Ints, Ints], lanes: int = 0) -> Step:
+    """A step on a share of every slot, with so many channels for each share."""
+    home, width = homes
+    src, dst = (home[chunk] + share * width[chunk] for chunk in (step.src_chunk, step.dst_chunk))
+    return Step(step.src_rank, src, step.dst_rank, dst, step.count, step.op, step.channel + share * lanes)
 
 
-def _alternating(step: Step, copy: Ints, row: Ints, run: int) -> Step:
-    """The transfers of copies, whose numbers and rows are given, ``run`` of each at a time."""
-    return step if int(row.max(initial=0)) < run else step.rows(np.lexsort((copy, row // run)))
+def _beside(
+    schedules: Sequence[Schedule], change: Callable[[Step, Ints, Ints], Step], run: int | None, *, one_slot: bool
+) -> Schedule:
+    """Schedules side by side, each on its share; ``change`` has their transfers, the schedule of each and its place in that.
 
-
-def in_shares(schedules: Sequence[Schedule], *, run: int | None = None) -> Schedule:
-    """Schedules of one collective side by side, each with an equal share of every block and channels of its own.
-
-    They must have one layout, and as many steps each. In a step the transfers come schedule by schedule, or alternately ``run`` of each;
-    a rank's copies to itself go slot by slot.
+    In a step the transfers come schedule by schedule, or alternately ``run`` of each; a rank's copies to itself slot by slot.
     """
     first, copies = schedules[0], len(schedules)
-    if copies == 1:
-        return first
-    old, n, width = first.layout, first.nranks, first.nchannels
+    old, n = first.layout, first.nranks
     layout = _shared(old, copies)
     bases, homes = layout.bases(), _homes(old, layout)
+    alike = all(made is first for made in schedules)
 
     def placed(steps: Sequence[Step]) -> Step:
-        inside = [_within_slots(step, old) for step in steps]
-        copy, row = spread(np.array([len(step) for step in inside]))
-        new = _placed(inside, range(copies), old, homes)
-        new = replace(new, channel=new.channel + copy * width)
+        inside = [_within_slots(step, old) for step in (steps[:1] if alike else steps)]
+        lengths = np.array([len(step) for step in inside])
+        copy, row = spread(lengths.repeat(copies) if alike else lengths)
+        new = change(joined(inside).rows(row) if alike else joined(inside), copy, row)
         every = n if run is None and _local(new) else run
-        return new if every is None else _alternating(new, copy, row, every)
+        new = _placed(new, copy, homes, first.nchannels)
+        if every is None or int(row.max(initial=0)) < every:
+            return new
+        return new.rows(np.lexsort((copy, row // every)))
 
     def repeats(blocks: Sequence[Step | Repeat]) -> list[Repeat]:
         """The blocks, if they are the same repeat, whose windows lie one behind the other in a share."""
@@ -281,11 +255,9 @@ def in_shares(schedules: Sequence[Schedule], *, run: int | None = None) -> Sched
         heads = {(turn.count, turn.stride, turn.base, turn.modulus, len(turn.steps)) for turn in turns}
         if len(turns) < copies or len(heads) != 1:
             return []
-        one_slot = max(old.collective.input_slots, old.collective.output_slots, old.scratch_slots) == 1
         return turns if one_slot and old.chunks % turns[0].modulus == 0 and turns[0].base in old.bases() else []
 
     def steps() -> Iterator[Step | Repeat]:
-        alike = all(made is first for made in schedules)
         every = ((block,) * copies for block in _blocks(first)) if alike else zip(*map(_blocks, schedules), strict=True)
         for blocks in every:
             turns = repeats(blocks)
@@ -296,11 +268,28 @@ def in_shares(schedules: Sequence[Schedule], *, run: int | None = None) -> Sched
                 unrolled = (block.unrolled() if isinstance(block, Repeat) else (block,) for block in blocks)
                 yield from map(placed, zip(*unrolled, strict=True))
 
-    return replace(first, layout=layout, source=steps, nchannels=copies * width)
+    return replace(first, layout=layout, source=steps, nchannels=copies * first.nchannels)
+
+
+def _one_slot(layout: Layout) -> bool:
+    return max(layout.collective.input_slots, layout.collective.output_slots, layout.scratch_slots) == 1
+
+
+def in_shares(schedules: Sequence[Schedule], *, run: int | None = None) -> Schedule:
+    """Schedules of one collective side by side, each with an equal share of every block and channels of its own.
+
+    They must have one layout, and as many steps each. In a step the transfers come schedule by schedule, or alternately ``run`` of each;
+    a rank's copies to itself go slot by slot.
+    """
+    if len(schedules) == 1:
+        return schedules[0]
+    return _beside(schedules, lambda step, copy, row: step, run, one_slot=_one_slot(schedules[0].layout))
 
 
 def channels(schedule: Schedule, orders: Sequence[ArrayLike] | Ints, *, by_rank: bool = False) -> Schedule:
-    """Copies side by side, each with its own share of the data, channels and numbering of the ranks.
+    """Copies side by side, each with its own share of the data, channels and numbering of the ranks, blocks included.
+
+    What ranks copy for themselves comes in the order of its chunks, or ``by_rank`` in that of the ranks.
 
     >>> import simcoll
     >>> ring = simcoll.schedule("all_reduce", "ring", nranks=4)
@@ -308,7 +297,27 @@ def channels(schedule: Schedule, orders: Sequence[ArrayLike] | Ints, *, by_rank:
     >>> print(simcoll.verify(both_ways))
     proved (full, error 2^-64): 56 transfers in 7 steps, reduction order run-consistent
     """
-    return in_shares([relabelled(schedule, order, by_rank=by_rank) for order in orders])
+    ranks = _numberings(schedule, orders)
+    natural = (ranks == np.arange(schedule.nranks)).all(axis=1)
+    if natural.all():
+        return in_shares([schedule] * len(ranks))
+    moved = np.array([np.arange(schedule.layout.size) if same else _moved(schedule.layout, order)
+                      for same, order in zip(natural, ranks, strict=True)])  # fmt: skip
+
+    def change(step: Step, copy: Ints, row: Ints) -> Step:
+        src, dst = (ranks[copy, rank] for rank in (step.src_rank, step.dst_rank))
+        src_chunk, dst_chunk = (moved[copy, chunk] for chunk in (step.src_chunk, step.dst_chunk))
+        new = Step(src, src_chunk, dst, dst_chunk, step.count, step.op, step.channel)
+        if not _local(new):
+            return new
+        return new.rows(np.lexsort((np.where(natural[copy], row, src if by_rank else src_chunk), copy)))
+
+    return _beside([schedule] * len(ranks), change, None, one_slot=_one_slot(schedule.layout))
+
+
+def relabelled(schedule: Schedule, order: ArrayLike, *, by_rank: bool = False) -> Schedule:
+    """The same schedule with rank ``order[r]`` in the place of rank r, blocks included; see :func:`channels`."""
+    return channels(schedule, [order], by_rank=by_rank)
 
 
 def in_channels(schedule: Schedule, *, channels: int = 1) -> Schedule:
@@ -353,7 +362,7 @@ def staggered(stages: Sequence[Schedule], count: int, lanes: Sequence[int] | Non
             for number, stage in enumerate(stages):
                 if 0 <= time - number < count:
                     for step in _steps(stage):
-                        new = _placed([step], [time - number], first.layout, homes) if count > 1 else step
+                        new = _placed(_within_slots(step, first.layout), time - number, homes) if count > 1 else step
                         yield replace(new, channel=new.channel + lane[number]) if lane[number] else new
 
     return replace(first, layout=layout, source=steps, nchannels=max(lane) + 1)

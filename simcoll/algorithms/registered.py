@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ class Algorithm:
         return self.build(collective, **params)
 
 
+@cache
 def _keywords(function: Callable[..., Any]) -> dict[str, Any]:
     """Keyword parameters of a function, with their defaults."""
     parameters = inspect.signature(function).parameters.items()
