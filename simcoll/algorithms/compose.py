@@ -283,7 +283,7 @@ def in_shares(schedules: Sequence[Schedule], *, run: int | None = None) -> Sched
     """
     if len(schedules) == 1:
         return schedules[0]
-    return _beside(schedules, lambda step, copy, row: step, run, one_slot=_one_slot(schedules[0].layout))
+    return _beside(schedules, lambda step, *_: step, run, one_slot=_one_slot(schedules[0].layout))
 
 
 def channels(schedule: Schedule, orders: Sequence[ArrayLike] | Ints, *, by_rank: bool = False) -> Schedule:
