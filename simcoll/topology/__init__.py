@@ -10,7 +10,7 @@ from simcoll.topology.cluster import Tier
 from simcoll.topology.direct import dragonfly, hybrid_cube_mesh, hypercube, hyperx
 from simcoll.topology.ecmp import clos
 from simcoll.topology.families import boxes, crossbar, fat_tree, torus
-from simcoll.topology.files import load_topology, shipped_topologies
+from simcoll.topology.files import load_topology, shipped_topologies, topology_of_job
 from simcoll.topology.graph import LINK_KINDS, NODE_KINDS, Routes, Topology
 from simcoll.topology.networkx_graph import from_networkx
 from simcoll.topology.orbits import rank_orbits
@@ -35,5 +35,6 @@ __all__ = [
     "place",
     "rank_orbits",
     "shipped_topologies",
+    "topology_of_job",
     "torus",
 ]

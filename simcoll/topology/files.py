@@ -22,7 +22,7 @@ from simcoll.topology.values import count, duration_fs, factor, parse_capacity
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["load_topology", "shipped_topologies"]
+__all__ = ["load_topology", "shipped_topologies", "topology_of_job"]
 
 _COMMON = {"name": "text", "description": "text", "family": "text"}
 _DUMP = "NCCL dump"
@@ -123,6 +123,39 @@ def load_topology(name: str | Path, *, nodes: int | None = None, **overrides: ob
     if nodes is not None:
         changes["nodes"] = nodes
     return _decode(layers_of(str(name)), changes)
+
+
+def topology_of_job(name: str | Path, nranks: int, *, nodes: int | None = None) -> Topology:
+    """Load a topology of nodes for a job, with the ranks that it had.
+
+    Parameters
+    ----------
+    name
+        As for :func:`load_topology`.
+    nranks
+        Ranks of the job. They sit on the first GPUs of every node, equally many on each if they can.
+    nodes
+        Nodes of the job; default is as few as hold the ranks.
+
+    Raises
+    ------
+    ConfigError
+        When the nodes hold fewer GPUs, or for what :func:`load_topology` refuses.
+
+    Examples
+    --------
+    >>> topology_of_job("dgx-h100", 4, nodes=2).groups["box"].tolist()
+    [0, 0, 1, 1]
+    """
+    whole_job = count(nranks, "number of ranks")
+    if "nodes" not in _keys(_family(layers_of(str(name)))):
+        return load_topology(name, nodes=nodes).take(whole_job)
+    each = load_topology(name, nodes=1).nranks
+    on = -(-whole_job // each) if nodes is None else count(nodes, "nodes")
+    found = load_topology(name, nodes=on)
+    if whole_job > found.nranks or whole_job % on:
+        return found.take(whole_job)
+    return found.with_ranks([node * each + gpu for node in range(on) for gpu in range(whole_job // on)])
 
 
 def _family(layers: list[Layer]) -> str:

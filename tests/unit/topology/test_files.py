@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simcoll.errors import ConfigError
-from simcoll.topology import LINK_KINDS, load_topology, shipped_topologies
+from simcoll.topology import LINK_KINDS, load_topology, shipped_topologies, topology_of_job
 
 FOLDER = Path(__file__).resolve().parents[3] / "topologies"
 
@@ -406,6 +406,42 @@ def test_traits_are_changed_when_loading():
         load_topology("dgx-h100", traits__fabric="rocee")
     with pytest.raises(ConfigError, match=r"has no 'trait\.fabric'; did you mean 'traits\.fabric'"):
         load_topology("dgx-h100", trait__fabric="roce")
+
+
+@pytest.mark.parametrize(
+    ("name", "nranks", "nodes", "boxes"),
+    [
+        ("dgx-h100", 16, None, [0] * 8 + [1] * 8),
+        ("dgx-h100", 16, 2, [0] * 8 + [1] * 8),
+        ("dgx-h100", 6, 2, [0] * 3 + [1] * 3),
+        ("dgx-h100", 7, 2, [0] * 7),  # not equally many on each
+        ("dgx-h100", 5, None, [0] * 5),
+        ("dgx-h100", 3, 3, [0, 1, 2]),
+        ("gb200-nvl72", 8, 2, [0] * 8),
+        ("gb200-nvl72", 74, None, [0] * 72 + [1] * 2),
+        ("oci-gb300", 128, 32, [0] * 64 + [1] * 64),
+        ("oci-gb300", 64, 32, [0] * 32 + [1] * 32),  # half of the GPUs of each node
+        ("superpod-h100", 16, None, [0] * 8 + [1] * 8),
+    ],
+)
+def test_the_ranks_of_a_job(name, nranks, nodes, boxes):
+    found = topology_of_job(name, nranks, nodes=nodes)
+    assert found.groups["box"].tolist() == boxes
+
+
+def test_the_ranks_of_a_job_on_other_topologies(tmp_path):
+    assert topology_of_job("crossbar", 3).nranks == 3
+    assert topology_of_job(write(tmp_path, BOXES), 3, nodes=3).groups["box"].tolist() == [0, 1, 2]
+    assert topology_of_job("rtx-2080ti-pair", 2, nodes=1).nranks == 2
+    with pytest.raises(ConfigError, match="topology 'crossbar' has 8 GPUs; 9 ranks were requested"):
+        topology_of_job("crossbar", 9)
+    with pytest.raises(ConfigError, match="has no 'nodes'"):
+        topology_of_job("crossbar", 3, nodes=2)
+    with pytest.raises(ConfigError, match="topology 'dgx-h100' has 16 GPUs; 17 ranks were requested"):
+        topology_of_job("dgx-h100", 17, nodes=2)
+    for ranks, nodes in ((0, 1), (-1, None), (8, 0), (2.5, 1)):
+        with pytest.raises(ConfigError, match="expected"):
+            topology_of_job("dgx-h100", ranks, nodes=nodes)
 
 
 def test_the_bandwidth_of_gpus_is_needed_except_with_pcie(tmp_path):
