@@ -24,17 +24,6 @@ __all__ = [
 ]  # fmt: skip
 
 
-def _verdict(rank: int, missing: list[int], milliseconds: int, waits_for: str, *, names_all: bool) -> str:
-    """The error of a monitored barrier that not all ranks reached. Numbers are group ranks, as in torch."""
-    if rank != 0 or not missing:
-        return (
-            f"Rank {rank} successfully reached monitoredBarrier, but received errors while waiting for send/recv from rank 0."
-            " Please check rank 0 logs for faulty rank."
-        )
-    listed = f"Ranks {', '.join(map(str, missing))}" if names_all else f"Rank {missing[0]}"
-    return f"[Rank 0]: {listed} failed to pass monitoredBarrier in {milliseconds} ms\n Original exception: {waits_for}"
-
-
 @members_only
 def monitored_barrier(
     group: Any = None, timeout: timedelta | float | None = None, wait_all_ranks: bool = False
@@ -71,7 +60,16 @@ def monitored_barrier(
         wait_until(roll, limit, explicit=True)
     except RuntimeError:
         missing = [group.group_rank[member] for member in roll.missing()]
-        text = _verdict(here, missing, limit // 10**12, roll.waits_for(), names_all=wait_all_ranks)
+        # Numbers are group ranks, as in torch.
+        named = f"Ranks {', '.join(map(str, missing))}" if wait_all_ranks else f"Rank {missing[0] if missing else ''}"
+        if here != 0 or not missing:
+            named = f"Rank {here} successfully reached monitoredBarrier, but received errors while waiting for send/recv from rank 0."
+            text = f"{named} Please check rank 0 logs for faulty rank."
+        else:
+            text = (
+                f"[Rank 0]: {named} failed to pass monitoredBarrier in {limit // 10**12} ms\n"
+                f" Original exception: {roll.waits_for()}"
+            )
         if here == 0:
             roll.finish("rank 0 gave up")
         raise RuntimeError(text) from None

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from simcoll.distributed.api.arguments import as_array, root_of
 from simcoll.distributed.api.groups import OutsideError, ProcessGroup, get_rank, member_of, members_only
+from simcoll.distributed.runtime.calls import End
 from simcoll.distributed.runtime.operations import begin
 from simcoll.distributed.runtime.world import current_rank
 
@@ -49,10 +50,7 @@ def _post(
         work.rank.open_works[work] = None
         if shared.world.debug:
             work.guard()
-    if sends and peer is not None:
-        mailbox.post_send(found.rank(), peer, tag, array, work)
-    else:
-        mailbox.post_receive(found.rank(), peer, tag, array, work)
+    mailbox.post(End(sends, found.rank(), peer, tag, array.size, array.dtype.name, work))
     return found, work
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from simcoll.distributed.runtime.calls import End
 from simcoll.distributed.runtime.mailbox import (
-    End,
     MatchingMailbox,
     deliver_message,
     message_name,
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from simcoll.core.memory import Array
     from simcoll.distributed.linked.links import ControlMessages
     from simcoll.distributed.runtime.tasks import Task
-    from simcoll.distributed.runtime.work import Work
     from simcoll.distributed.runtime.world import Communicator, Rank
 
 __all__ = ["RemoteMailbox"]
@@ -47,35 +46,30 @@ class RemoteMailbox(MatchingMailbox):
         self._world = world
         self._announced: dict[int, End] = {}
 
-    def post_send(self, rank: int, dst: int, tag: int, array: Array, work: Work) -> None:
-        """Announce a send; one to the rank itself takes its receive here."""
-        if rank == dst:
-            super().post_send(rank, dst, tag, array, work)
+    def post(self, end: End) -> None:
+        """Announce a send to another rank; a receive fails at once when no send can come."""
+        if not end.sends or end.peer == end.rank or end.peer is None or end.work is None:
+            super().post(end)
+            self.settle()
             return
-        stream = self._world.new_stream()
-        end = self._announced[stream] = End(rank, dst, tag, array.size, array.dtype.name, stream, work)
-        to = self.group.members[dst]
-        self._world.control.send([to], "send", self.group.key, rank, tag, end.size, end.dtype, stream)
-
-    def post_receive(self, rank: int, src: int | None, tag: int, array: Array, work: Work) -> None:
-        """Post a receive; it takes the first send that fits, and fails at once when none can come."""
-        super().post_receive(rank, src, tag, array, work)
-        self.settle()
+        end.number = self._world.new_stream()
+        self._announced[end.number] = end
+        announced = (end.rank, end.tag, end.size, end.dtype, end.number)
+        self._world.control.send([self.group.members[end.peer]], "send", self.group.key, *announced)
 
     def read(self, sender: int, kind: str, content: list[Any]) -> None:
         """Read a control message: a send of another rank, or the answer to a send of this one."""
         here = self.group.group_rank[self._world.me.number]
         if kind == "send":
             rank, tag, size, dtype, stream = content
-            self._offer(End(rank, here, tag, size, dtype, stream, None), here)
-            self.settle()
+            self.post(End(True, rank, here, tag, size, dtype, None, stream))
             return
         stream, error = content
         end = self._announced.pop(stream)
         if error:
             end.posted.over(error)
         else:
-            receive = End(self.group.group_rank[sender], here, end.tag, end.size, end.dtype, stream, None)
+            receive = End(False, self.group.group_rank[sender], here, end.tag, end.size, end.dtype, None)
             self._start(end, receive)
 
     def _match(self, send: End, receive: End) -> None:

@@ -209,16 +209,6 @@ class LinkedWorld:
         ending = Ending(text, error_type, said, max(0, me.finish_fs), value, self.failed)
         return self.meet(me, Arrival(_END, "the end of the programs", None, value=ending))
 
-    def _read(self, sender: int, kind: str, key: str, rest: list[Any]) -> None:
-        """Read a control message."""
-        if kind == "meet":
-            self._arrive(key, sender, rest[0])
-        elif key in self._mailboxes:
-            self._mailboxes[key].read(sender, kind, rest)
-        else:
-            self._early.setdefault(key, []).append((sender, [kind, *rest]))
-            self._refuse_early()
-
     def _refuse_early(self) -> None:
         """Refuse sends to groups on which this rank has never received, once its program has ended."""
         if self.me.number in self.ended:
@@ -272,7 +262,13 @@ class LinkedWorld:
         """Read control messages, run due timers, and let every task proceed that can."""
         news = self.control.receive()
         for sender, (kind, key, *rest) in news:
-            self._read(sender, kind, key, rest)
+            if kind == "meet":
+                self._arrive(key, sender, rest[0])
+            elif key in self._mailboxes:
+                self._mailboxes[key].read(sender, kind, rest)
+            else:
+                self._early.setdefault(key, []).append((sender, [kind, *rest]))
+                self._refuse_early()
         while self._timers and self._timers[0][0] <= self.now:
             heapq.heappop(self._timers)[2]()
         lost = self.control.link.lost()
@@ -287,12 +283,8 @@ class LinkedWorld:
         for task in polling:
             if not task.dead:
                 task.switch()
-        self._rest(busy=busy or bool(self.tasks.ready))
-
-    def _rest(self, *, busy: bool) -> None:
-        """Leave the processor to others, for longer when nothing has happened for long."""
-        self._quiet = 0 if busy else self._quiet + 1
-        if self._quiet > EAGER_ROUNDS:
+        self._quiet = 0 if busy or self.tasks.ready else self._quiet + 1
+        if self._quiet > EAGER_ROUNDS:  # leave the processor to others, for longer when nothing has happened for long
             time.sleep(LONG_REST_S if self._quiet > 20 * EAGER_ROUNDS else REST_S)
         elif self._quiet:
             os.sched_yield()

@@ -1,9 +1,11 @@
-"""Calls of collectives: what a rank asked for, and how two of them differ."""
+"""Calls of collectives and ends of messages: what a rank asked for, and how two calls differ."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from simcoll.errors import InternalError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -12,10 +14,11 @@ if TYPE_CHECKING:
 
     from simcoll.core.reduction import Reduction
     from simcoll.distributed.runtime.plans import Choice
+    from simcoll.distributed.runtime.work import Work
 
     Splits = tuple[tuple[int, ...], tuple[int, ...]]
 
-__all__ = ["ASPECTS", "Call", "matrix", "mismatch", "wrong_split"]
+__all__ = ["ASPECTS", "Call", "End", "matrix", "mismatch", "wrong_split"]
 
 ASPECTS = ("function", "number of elements", "dtype", "op", "root", "algorithm")
 SHOWN_RANKS = 64
@@ -70,6 +73,30 @@ class Call:
         if isinstance(self.algorithm, str):
             parts.append(f"algorithm={self.algorithm}")
         return " ".join(part for part in parts if part)
+
+
+@dataclass(slots=True, eq=False)
+class End:
+    """One end of a message, a send or a receive: ``rank`` posted it; ``peer`` is None for a receive from any rank.
+
+    ``number`` names a send between processes; ``work`` is None when the rank is in another process.
+    """
+
+    sends: bool
+    rank: int
+    peer: int | None
+    tag: int
+    size: int
+    dtype: str
+    work: Work | None
+    number: int = 0
+
+    @property
+    def posted(self) -> Work:
+        """The Work of an end that was posted here."""
+        if self.work is None:
+            raise InternalError(f"the end of a message at rank {self.rank} is in another process")
+        return self.work
 
 
 def matrix(rows: Sequence[Sequence[int]]) -> Any:

@@ -174,7 +174,10 @@ class EmulatedWorld:
                 while True:
                     upcoming = self.env.peek()
                     if upcoming == math.inf and unsettled:
-                        self._settle()
+                        settling = list(unsettled)
+                        unsettled.clear()
+                        for settle in settling:
+                            settle()
                     elif upcoming == math.inf and not tasks.live:
                         return
                     elif upcoming >= tasks.deadline_fs < math.inf:
@@ -199,16 +202,7 @@ class EmulatedWorld:
             tasks.deadline_fs = math.inf
             return
         tasks.deadline_fs = min((time for time in times if time > first), default=math.inf)
-        self.calendar.at(int(first), self._expire, None)
-
-    def _expire(self, _nothing: None) -> None:
-        self.tasks.interrupt(self.now)
-
-    def _settle(self) -> None:
-        unsettled = list(self._emulator.unsettled)
-        self._emulator.unsettled.clear()
-        for settle in unsettled:
-            settle()
+        self.calendar.at(int(first), lambda _: tasks.interrupt(self.now), None)
 
     def _unstick(self) -> None:
         """Let the next explicit timeout expire, or report the hang: no event is left, but tasks wait."""

@@ -3,85 +3,42 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from simcoll.core.collective import Collective
 from simcoll.core.reduction import parse_dtype
 from simcoll.distributed.runtime.plans import plan_for
 from simcoll.distributed.runtime.playing import Playing
-from simcoll.errors import InternalError
 
 if TYPE_CHECKING:
     from simcoll.core.memory import Array
     from simcoll.core.plan import Plan
+    from simcoll.distributed.runtime.calls import End
     from simcoll.distributed.runtime.playing import Emulator
-    from simcoll.distributed.runtime.work import Work
     from simcoll.distributed.runtime.world import Communicator
 
-__all__ = ["EmulatedMailbox", "End", "MatchingMailbox", "deliver_message", "message_name", "plan_of_message"]
-
-
-@dataclass(slots=True, eq=False)
-class End:
-    """One end of a message: ``rank`` posted it; ``peer`` is None for a receive from any rank.
-
-    ``number`` distinguishes the posts of this rank; ``work`` is None when the rank is in another process.
-    """
-
-    rank: int
-    peer: int | None
-    tag: int
-    size: int
-    dtype: str
-    number: int
-    work: Work | None
-
-    @property
-    def posted(self) -> Work:
-        """The Work of an end that was posted here."""
-        if self.work is None:
-            raise InternalError(f"the end of a message at rank {self.rank} is in another process")
-        return self.work
+__all__ = ["EmulatedMailbox", "MatchingMailbox", "deliver_message", "message_name", "plan_of_message"]
 
 
 class MatchingMailbox:
-    """The unmatched sends and receives of a group, in the order in which they were posted."""
+    """The unmatched sends and receives of a group, by destination and tag, in the order in which they were posted."""
 
     def __init__(self, group: Communicator) -> None:
         self.group = group
-        self._sends: dict[tuple[int, int], deque[End]] = {}  # by destination and tag
-        self._receives: dict[tuple[int, int], deque[End]] = {}
-        self._posted = 0
+        self._sends: dict[tuple[int | None, int], deque[End]] = {}
+        self._receives: dict[tuple[int | None, int], deque[End]] = {}
 
-    def post_send(self, rank: int, dst: int, tag: int, array: Array, work: Work) -> None:
-        """Post a send of a rank of this process."""
-        self._offer(self._end(rank, dst, tag, array, work), dst)
-
-    def _offer(self, end: End, dst: int) -> None:
-        """Let a send take the first receive that fits."""
-        waiting = self._receives.get((dst, end.tag), ())
-        found = next((other for other in waiting if other.peer is None or other.peer == end.rank), None)
-        if found is None:
-            self._sends.setdefault((dst, end.tag), deque()).append(end)
-        else:
-            self._receives[dst, end.tag].remove(found)
-            self._match(end, found)
-
-    def post_receive(self, rank: int, src: int | None, tag: int, array: Array, work: Work) -> None:
-        """Post a receive; it takes the first send that fits."""
-        end = self._end(rank, src, tag, array, work)
-        waiting = self._sends.get((rank, tag), ())
-        found = next((other for other in waiting if src is None or other.rank == src), None)
-        if found is None:
-            self._receives.setdefault((rank, tag), deque()).append(end)
-        else:
-            self._sends[rank, tag].remove(found)
-            self._match(found, end)
-
-    def _end(self, rank: int, peer: int | None, tag: int, array: Array, work: Work) -> End:
-        self._posted += 1
-        return End(rank, peer, tag, array.size, array.dtype.name, self._posted, work)
+    def post(self, end: End) -> None:
+        """Post an end; it takes the first one on the other side that fits."""
+        key = (end.peer if end.sends else end.rank, end.tag)
+        mine, others = (self._sends, self._receives) if end.sends else (self._receives, self._sends)
+        for other in others.get(key, ()):
+            send, receive = (end, other) if end.sends else (other, end)
+            if receive.peer is None or receive.peer == send.rank:
+                others[key].remove(other)
+                self._match(send, receive)
+                return
+        mine.setdefault(key, deque()).append(end)
 
     def _match(self, send: End, receive: End) -> None:
         """Start the message if both ends fit, or fail them."""

@@ -7,6 +7,7 @@ overlap, and share the links.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -233,16 +234,14 @@ class _Matched(Operation):
     def _enter(self, rank: int, plan: Plan) -> None:
         if self.playing is None:
             label = (self.group.name, self.sequence, self.calls[rank].name)
-            self.playing = Playing(self.streams.emulator, plan, label, self._leave, self._close)
+            close = functools.partial(self.streams.open.pop, self.sequence, None)
+            self.playing = Playing(self.streams.emulator, plan, label, self._leave, close)
         self.playing.enter(rank, self.works[rank].sources, self.calls[rank].op)
 
     def _leave(self, rank: int, values: Array | None) -> None:
         work = self.works[rank]
         work.over(_deliver(work, self.calls[rank], values, len(self.group.members)))
         self.streams.leave(rank)
-
-    def _close(self) -> None:
-        self.streams.open.pop(self.sequence, None)
 
 
 class _Announced(msgspec.Struct, frozen=True, array_like=True):

@@ -112,7 +112,7 @@ class Playing:
         plan: Plan,
         label: tuple[str, int, str],
         leave: Callable[[int, Array | None], None],
-        over: Callable[[], None] | None = None,
+        over: Callable[[], object] | None = None,
     ) -> None:
         self.stopped = False
         self._emulator = emulator

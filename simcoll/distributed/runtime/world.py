@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from simcoll.core.memory import Array
     from simcoll.core.plan import Plan
-    from simcoll.distributed.runtime.calls import Call
+    from simcoll.distributed.runtime.calls import Call, End
     from simcoll.distributed.runtime.meeting import Arrival, Meeting
     from simcoll.distributed.runtime.plans import Choice, Plans
     from simcoll.distributed.runtime.records import History
@@ -44,11 +44,8 @@ class Executor(Protocol):
 class Mailbox(Protocol):
     """The sends and receives of a group."""
 
-    def post_send(self, rank: int, dst: int, tag: int, array: Array, work: Work) -> None:
-        """Post a send of a group rank."""
-
-    def post_receive(self, rank: int, src: int | None, tag: int, array: Array, work: Work) -> None:
-        """Post a receive of a group rank; ``src`` is None for a receive from any."""
+    def post(self, end: End) -> None:
+        """Post one end of a message."""
 
 
 @dataclass(slots=True, eq=False)

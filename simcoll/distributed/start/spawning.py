@@ -107,15 +107,14 @@ def spawn(
     check_choice(algorithm)
     plans = Plans(_topology(topology, nprocs), protocol, algorithm)
     where = place_of(backend)
-    body = functools.partial(_called, program, nprocs, args, kwargs or {})
+
+    def body(rank: int) -> Any:
+        return program(rank, nprocs, *args, **(kwargs or {}))
+
     if where != EMULATOR and current_task() is None:
         linked = LinkedWorld(connected(where, nprocs), plans, debug=debug)
         return _linked_run(linked, body, backend or linked.home or where, init=init)
     return _emulated_run(EmulatedWorld(nprocs, plans, debug=debug), body, backend or EMULATOR, init=init)
-
-
-def _called(program: Callable[..., Any], nprocs: int, args: Sequence[Any], kwargs: Mapping[str, Any], rank: int) -> Any:
-    return program(rank, nprocs, *args, **kwargs)
 
 
 def _emulated_run(world: EmulatedWorld, program: Callable[[int], Any], backend: str, *, init: bool) -> RunResult:

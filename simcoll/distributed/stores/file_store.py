@@ -87,7 +87,9 @@ class _Log:
         if (found.st_dev, found.st_ino) != self.inode or found.st_size < self.position:
             # Another file under this name: the old content is void.
             self.table, self.position, self.inode = Table(), 0, (found.st_dev, found.st_ino)
-        data = _read(file, self.position, found.st_size)
+        with open(file, "rb", closefd=False) as reader:
+            reader.seek(self.position)
+            data = reader.read()
         start, at = self.position, 0
         if start == 0:
             if data and not FIRST_LINE.startswith(data[: len(FIRST_LINE)]):
@@ -132,16 +134,6 @@ class _Log:
             self.inode = None
             raise DistStoreError(f"cannot write to {self.path}: {error.strerror}") from error
         self.position += len(record)
-
-
-def _read(file: int, start: int, end: int) -> bytes:
-    parts = bytearray()
-    while start + len(parts) < end:
-        part = os.pread(file, end - start - len(parts), start + len(parts))
-        if not part:
-            break
-        parts += part
-    return bytes(parts)
 
 
 def _write(file: int, start: int, data: bytes) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import heapq
 import math
 import time
@@ -134,7 +135,7 @@ class StoreService:
     def expire(self, now_s: float) -> None:
         """End the waits whose time is up."""
         for peer in self._parking.due(now_s):
-            peer.soon(self._last_chance)
+            peer.soon(functools.partial(self._retry, last=True))
 
     def _attempt(self, peer: Peer, request: Request, last: bool = False) -> bool:
         """Try a request and reply if it succeeds or this was its last chance; False when it has to wait."""
@@ -169,19 +170,14 @@ class StoreService:
             return Reply.failure(DistStoreError("the server has too much to send; try again"))
         return reply
 
-    def _retry(self, peer: Peer) -> None:
+    def _retry(self, peer: Peer, last: bool = False) -> None:
         """Go on where a request got stuck."""
         stay = self._parking.stays.get(peer)
         if stay is None:
             return
         at = self._table.first_missing(stay.request, stay.at)
-        if at is None:
-            if self._attempt(peer, stay.request):
+        if at is None or last:
+            if self._attempt(peer, stay.request, last):
                 return
             at = self._table.first_missing(stay.request) or 0  # deleted since
         self._parking.move(peer, at)
-
-    def _last_chance(self, peer: Peer) -> None:
-        stay = self._parking.stays.get(peer)
-        if stay is not None:
-            self._attempt(peer, stay.request, last=True)
