@@ -8,6 +8,7 @@ overlap, and share the links.
 from __future__ import annotations
 
 import functools
+from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -127,16 +128,14 @@ class Operation:
         return mismatch(self.where, self.group.members, said, reason)
 
 
+@dataclass(slots=True, eq=False)
 class Streams:
     """A group's operations on the emulator: each rank's stream, and the operations that some rank has yet to call."""
 
-    __slots__ = ("emulator", "group", "open", "streams")
-
-    def __init__(self, group: Communicator, emulator: Emulator) -> None:
-        self.group = group
-        self.emulator = emulator
-        self.streams: list[list[_Matched]] = [[] for _ in group.members]
-        self.open: dict[int, _Matched] = {}
+    group: Communicator
+    emulator: Emulator
+    streams: defaultdict[int, list[_Matched]] = field(default_factory=lambda: defaultdict(list))
+    open: dict[int, _Matched] = field(default_factory=dict)
 
     def issue(self, me: Rank, call: Call, buffers: Buffers, *, guard: bool) -> Work:
         """Match a call with those of the other ranks and put it on the rank's stream."""
@@ -167,7 +166,7 @@ class Streams:
         self.group.failure = self.group.failure or error
         for number in [number for number in self.open if number >= sequence]:
             self.open.pop(number).fail(error)
-        for stream in self.streams:
+        for stream in self.streams.values():
             stream[:] = [operation for operation in stream if not operation.failed]
 
 

@@ -70,20 +70,15 @@ class Emulator:
 class Stage:
     """Buffers to play a plan on, apart from the caller's; each rank's input is copied in on its arrival.
 
-    Attributes
-    ----------
-    inputs, outputs
-        Per rank a flat array; ``None`` where there is none.
+    ``inputs`` and ``outputs`` are per rank a flat array; ``None`` where there is none.
     """
 
     __slots__ = ("inputs", "outputs", "plan", "score", "size_bytes", "storage")
 
     def __init__(self, emulator: Emulator, plan: Plan) -> None:
         self.plan = plan
-        self.inputs: list[Array | None] = []
-        for rank in range(plan.nranks):
-            elements = plan.view(rank, INPUT)[2]
-            self.inputs.append(np.zeros(elements, plan.dtype) if elements else None)
+        elements = [plan.view(rank, INPUT)[2] for rank in range(plan.nranks)]
+        self.inputs: list[Array | None] = [np.zeros(count, plan.dtype) if count else None for count in elements]
         self.storage = Storage(plan, self.inputs)
         self.outputs = self.storage.outputs()
         self.size_bytes = int(plan.buffer_elements().sum()) * plan.dtype.itemsize
@@ -91,6 +86,7 @@ class Stage:
         self.score = Score(plan, emulator.topology, emulator.fabric, self.storage) if few else None
 
 
+@dataclass(slots=True, eq=False)
 class Playing:
     """A plan in flight: ranks enter with their inputs, and leave with their outputs.
 
@@ -104,26 +100,24 @@ class Playing:
         Called when the last rank has left.
     """
 
-    __slots__ = ("_begin_fs", "_emulator", "_label", "_leave", "_left", "_over", "_player", "_stage", "stopped")
+    emulator: Emulator
+    plan: Plan
+    label: tuple[str, int, str]
+    leave: Callable[[int, Array | None], None]
+    over: Callable[[], object] | None = None
+    stopped: bool = False
+    _left: int = 0
+    _begin_fs: int = field(init=False)
+    _stage: Stage = field(init=False)
+    _player: Player = field(init=False)
 
-    def __init__(
-        self,
-        emulator: Emulator,
-        plan: Plan,
-        label: tuple[str, int, str],
-        leave: Callable[[int, Array | None], None],
-        over: Callable[[], object] | None = None,
-    ) -> None:
-        self.stopped = False
-        self._emulator = emulator
-        self._label = label
-        self._leave = leave
-        self._over = over
-        self._left = 0
+    def __post_init__(self) -> None:
+        """Take buffers, and start the clock."""
+        emulator = self.emulator
         self._begin_fs = emulator.calendar.now
-        self._stage = stage = emulator.stage(plan)
+        self._stage = stage = emulator.stage(self.plan)
         self._player = Player(
-            plan, emulator.topology, emulator.fabric, stage.storage, score=stage.score, left=self._rank_left
+            self.plan, emulator.topology, emulator.fabric, stage.storage, score=stage.score, left=self._rank_left
         )
 
     def enter(self, rank: int, sources: Iterable[Array], op: Reduction | None = None) -> None:
@@ -142,16 +136,16 @@ class Playing:
         if self.stopped:
             return
         self._left += 1
-        if self._left == self._player.plan.nranks:
+        if self._left == self.plan.nranks:
             # The player accounts for its last step after this.
-            self._emulator.calendar.at(self._emulator.calendar.now, self._close, None)
-        self._leave(rank, self._stage.outputs[rank])
+            self.emulator.calendar.at(self.emulator.calendar.now, self._close, None)
+        self.leave(rank, self._stage.outputs[rank])
 
     def _close(self, _nothing: None) -> None:
-        player, emulator = self._player, self._emulator
+        player, emulator = self._player, self.emulator
         player.check()
         times_fs = (self._begin_fs, max(player.time_fs, self._begin_fs))
-        emulator.history.add(*self._label, player.plan, times_fs, player.messages, player.hash.hexdigest())
+        emulator.history.add(*self.label, player.plan, times_fs, player.messages, player.hash.hexdigest())
         emulator.give_back(self._stage)
-        if self._over is not None:
-            self._over()
+        if self.over is not None:
+            self.over()

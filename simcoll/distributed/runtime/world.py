@@ -138,18 +138,14 @@ class Communicator:
         return f"group {self.name} ({self.desc})"
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class ProcessGroup:
     """One rank's handle of a group."""
 
-    __slots__ = ("communicator", "executor", "global_rank", "timeout")
-
-    def __init__(
-        self, communicator: Communicator, global_rank: int, timeout: timedelta, executor: Executor | None = None
-    ) -> None:
-        self.communicator = communicator
-        self.global_rank = global_rank
-        self.timeout = timeout
-        self.executor = executor
+    communicator: Communicator
+    global_rank: int
+    timeout: timedelta
+    executor: Executor | None = None
 
     def rank(self) -> int:
         """The rank's own number in the group."""

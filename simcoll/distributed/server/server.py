@@ -15,28 +15,13 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
-from simcoll.distributed.server.frames import (
-    HEAD_BYTES,
-    HELLO_BYTES,
-    HELLOS,
-    Greeting,
-    Hello,
-    MalformedError,
-    Refusal,
-    Welcome,
-    body_length,
-    decode,
-    encode,
-    is_ours,
-    proof,
-)
+from simcoll.distributed.server import frames
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import msgspec
 
-    from simcoll.distributed.server.frames import Limits
 
 __all__ = ["Peer", "Server", "Service"]
 
@@ -95,7 +80,7 @@ class Peer:
             return
         if self.known and not self._outbox:
             self.since_s = time.monotonic()
-        frame = encode(message)
+        frame = frames.encode(message)
         if self._outbox:
             self._outbox += frame
         elif (sent := self._sent(frame)) < len(frame):
@@ -105,14 +90,9 @@ class Peer:
             self._server.loop.add_writer(self._descriptor, self._guarded, Peer._flush)
         self._account()
 
-    def park(self, held_bytes: int) -> None:
-        """Take no further message from this client until `unpark`; its request holds that many bytes."""
-        self.waiting, self._parked_bytes = True, held_bytes
-        self._account()
-
-    def unpark(self) -> None:
-        """Take messages again."""
-        self.waiting, self._parked_bytes = False, 0
+    def park(self, held_bytes: int | None) -> None:
+        """Take no further message from this client, whose request holds that many bytes, until it is parked with None."""
+        self.waiting, self._parked_bytes = held_bytes is not None, held_bytes or 0
         self._account()
 
     def has_room(self, size_bytes: int) -> bool:
@@ -139,7 +119,7 @@ class Peer:
 
     def refuse(self, why: str) -> None:
         """Report a client's mistake to it and close: after nonsense, nothing it sends can be understood."""
-        self.send(Refusal(why))
+        self.send(frames.Refusal(why))
         self._leaving = True
         if not self._outbox:
             self.close()
@@ -149,9 +129,9 @@ class Peer:
     def greet(self) -> None:
         """Begin the conversation."""
         self._server.loop.add_reader(self._descriptor, self._guarded, Peer._receive)
-        self.send(Greeting(self._server.service.name, self._nonce))
+        self.send(frames.Greeting(self._server.service.name, self._nonce))
 
-    def is_late(self, now_s: float, limits: Limits) -> bool:
+    def is_late(self, now_s: float, limits: frames.Limits) -> bool:
         """Whether the client has used up its time: for its hello, for finishing a request, for taking a reply."""
         busy = bool(self._outbox) or (bool(self._inbox) and not self.waiting)
         if not self.known:
@@ -174,7 +154,7 @@ class Peer:
         self._inbox += data
         self._account()
         # A client waits for each reply, so at most one further request can lie here.
-        if not data or len(self._inbox) > HEAD_BYTES + self._most_bytes() + _RECEIVE_BYTES:
+        if not data or len(self._inbox) > frames.HEAD_BYTES + self._most_bytes() + _RECEIVE_BYTES:
             self.close()
 
     def _flush(self) -> None:
@@ -199,11 +179,11 @@ class Peer:
             return len(data)
 
     def _most_bytes(self) -> int:
-        return self._server.limits.max_message_bytes if self.known else HELLO_BYTES
+        return self._server.limits.max_message_bytes if self.known else frames.HELLO_BYTES
 
     def _account(self) -> None:
         held = 0 if self.closed else len(self._inbox) + len(self._outbox) + self._parked_bytes
-        self._server.hold(held - self.held_bytes)
+        self._server.buffered_bytes += held - self.held_bytes
         self.held_bytes = held
 
     def _guarded(self, action: Callable[[Peer], None]) -> None:
@@ -213,7 +193,7 @@ class Peer:
         try:
             action(self)
             self._advance()
-        except MalformedError as error:
+        except frames.MalformedError as error:
             self.refuse(f"malformed message: {error}")
         except Exception as error:  # noqa: BLE001  a fault of ours must not take the service from the other ranks
             self.refuse(f"internal error, please report: {error!r}")
@@ -222,32 +202,32 @@ class Peer:
 
     def _advance(self) -> None:
         while not (self.closed or self._outbox or self._leaving or self.waiting):
-            length = body_length(self._inbox)
+            length = frames.body_length(self._inbox)
             if length is None:
                 return
             if length > self._most_bytes():
-                raise MalformedError(f"it has {length} bytes; the limit is {self._most_bytes()}")
-            if len(self._inbox) < HEAD_BYTES + length:
+                raise frames.MalformedError(f"it has {length} bytes; the limit is {self._most_bytes()}")
+            if len(self._inbox) < frames.HEAD_BYTES + length:
                 return
-            body = bytes(memoryview(self._inbox)[HEAD_BYTES : HEAD_BYTES + length])
-            del self._inbox[: HEAD_BYTES + length]
+            body = bytes(memoryview(self._inbox)[frames.HEAD_BYTES : frames.HEAD_BYTES + length])
+            del self._inbox[: frames.HEAD_BYTES + length]
             self._account()
             if self.known:
                 self.since_s = time.monotonic()
-                self._server.service.received(self, decode(body, self._server.service.decoder))
+                self._server.service.received(self, frames.decode(body, self._server.service.decoder))
             else:
-                self._introduce(decode(body, HELLOS))
+                self._introduce(frames.decode(body, frames.HELLOS))
 
-    def _introduce(self, hello: Hello) -> None:
+    def _introduce(self, hello: frames.Hello) -> None:
         service, secret = self._server.service.name, self._server.secret
         if hello.service != service:
-            raise MalformedError(f"this server offers {service}, not {hello.service}")
-        if not secrets.compare_digest(hello.proof, proof(secret, service, b"client", self._nonce, hello.nonce)):
+            raise frames.MalformedError(f"this server offers {service}, not {hello.service}")
+        if not secrets.compare_digest(hello.proof, frames.proof(secret, service, b"client", self._nonce, hello.nonce)):
             self.refuse("the shared secret is missing or wrong")
             return
         self._server.trust(self)
-        mine = proof(secret, service, b"server", self._nonce, hello.nonce)
-        self.send(Welcome(self._server.limits.max_message_bytes, mine))
+        mine = frames.proof(secret, service, b"server", self._nonce, hello.nonce)
+        self.send(frames.Welcome(self._server.limits.max_message_bytes, mine))
 
 
 class Server(threading.Thread):
@@ -265,7 +245,7 @@ class Server(threading.Thread):
         Shared with all clients.
     """
 
-    def __init__(self, listener: socket.socket, service: Service, limits: Limits, secret: bytes) -> None:
+    def __init__(self, listener: socket.socket, service: Service, limits: frames.Limits, secret: bytes) -> None:
         super().__init__(name=f"{service.name.partition('/')[0]}-server", daemon=True)
         self.address: Any = listener.getsockname()
         self.service = service
@@ -278,7 +258,9 @@ class Server(threading.Thread):
         self._timer_s = math.inf
         self._peers: dict[Peer, None] = {}
         self._strangers: dict[Peer, None] = {}  # of the peers, those that have not introduced themselves
-        self._most_peers = min(limits.max_connections, _free_descriptors())
+        files = os.sysconf("SC_OPEN_MAX") if hasattr(os, "sysconf") else -1
+        free = max(files - _SPARE_DESCRIPTORS, files // 2) if files >= 0 else 1 << 16
+        self._most_peers = min(limits.max_connections, free)
         self._holders = 1
         self._holders_lock = threading.Lock()
         self._pid = os.getpid()
@@ -334,10 +316,6 @@ class Server(threading.Thread):
         self.service.lost(peer)
         self.schedule()
 
-    def hold(self, added_bytes: int) -> None:
-        """Account for bytes that clients make the server keep."""
-        self.buffered_bytes += added_bytes
-
     def make_room(self) -> None:
         """Close the connections that hold most until the rest fits, so that small requests always get through."""
         while self.buffered_bytes > self.limits.max_buffered_bytes:
@@ -374,7 +352,7 @@ class Server(threading.Thread):
     def _admit(self, sock: socket.socket) -> None:
         """Take in a new connection; where there is no room, in place of the oldest that has not introduced itself."""
         full = len(self._peers) >= self._most_peers
-        if not is_ours(sock) or (full and not self._strangers):
+        if not frames.is_ours(sock) or (full and not self._strangers):
             sock.close()
             return
         if full:
@@ -401,9 +379,3 @@ class Server(threading.Thread):
         for peer in [peer for peer in self._peers if peer.is_late(now_s, self.limits)]:
             peer.close()
         self.loop.call_later(min(_SWEEP_S, self.limits.handshake_s / 4, self.limits.request_s / 4), self._sweep)
-
-
-def _free_descriptors() -> int:
-    """The number of connections that the limit of open files allows."""
-    most = os.sysconf("SC_OPEN_MAX") if hasattr(os, "sysconf") else -1
-    return max(most - _SPARE_DESCRIPTORS, most // 2) if most >= 0 else 1 << 16

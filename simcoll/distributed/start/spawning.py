@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import functools
 import hashlib
 import math
@@ -290,33 +291,22 @@ def run_rank(
 
 
 def _topology(given: str | Path | Topology | None, nprocs: int) -> Topology:
+    """The topology, with as many nodes as the ranks need, or hosts of a crossbar."""
     from simcoll.topology import Topology, crossbar, load_topology
 
     if given is None:
         return crossbar(nprocs, "50 GB/s", "1 us")
-    if isinstance(given, Topology):
-        place = given
-    else:
-        place = load_topology(given)
-        if place.nranks < nprocs:
-            place = _grown(given, place, nprocs)
+    place = given if isinstance(given, Topology) else load_topology(given)
+    nodes = ""
+    if place.nranks < nprocs and not isinstance(given, Topology):
+        boxes = place.groups.get("box")
+        each = place.nranks if boxes is None else int((boxes == boxes[0]).sum())
+        nodes = " and no nodes to add"
+        with contextlib.suppress(ConfigError):
+            place = load_topology(given, nodes=math.ceil(nprocs / each))
     if place.nranks < nprocs:
-        raise ConfigError(f"topology {place.name!r} has {place.nranks} ranks; {nprocs} were asked for")
+        raise ConfigError(f"topology {place.name!r} has {place.nranks} ranks{nodes}; {nprocs} were asked for")
     return place
-
-
-def _grown(name: str | Path, place: Topology, nprocs: int) -> Topology:
-    """The topology with as many nodes as the ranks need, or hosts of a crossbar."""
-    from simcoll.topology import load_topology
-
-    boxes = place.groups.get("box")
-    each = place.nranks if boxes is None else int((boxes == boxes[0]).sum())
-    try:
-        return load_topology(name, nodes=math.ceil(nprocs / each))
-    except ConfigError:
-        raise ConfigError(
-            f"topology {place.name!r} has {place.nranks} ranks and no nodes to add; {nprocs} were asked for"
-        ) from None
 
 
 def _ended(rank: Rank, task: Task) -> None:

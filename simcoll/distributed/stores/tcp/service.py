@@ -152,7 +152,7 @@ class StoreService:
                     waiting.soon(self._retry)
         if peer.waiting:
             self._parking.leave(peer)
-            peer.unpark()
+            peer.park(None)
         peer.send(reply)
         return True
 
