@@ -53,9 +53,9 @@ def _value_bytes(value: object) -> bytes:
 
 
 def _several(given: object, what: str, item: Callable[[object], _Item]) -> tuple[_Item, ...]:
-    if isinstance(given, (str, bytes)) or not isinstance(given, Sequence):
+    if type(given) not in {list, tuple} and (isinstance(given, (str, bytes)) or not isinstance(given, Sequence)):
         raise TypeError(f"{what}, got {given!r} of type {type(given).__name__}")
-    return tuple(map(item, given))
+    return tuple(map(item, cast("Sequence[object]", given)))
 
 
 def _amount(amount: object) -> int:

@@ -10,13 +10,13 @@ from __future__ import annotations
 import re
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from simcoll.distributed.stores.errors import DistStoreError
 from simcoll.distributed.stores.wire import NOT_READY, Answer, Request, Verb
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable
 
 __all__ = ["ENTRY_BYTES", "Table"]
 
@@ -51,7 +51,7 @@ class Table:
     size_bytes: int = 0
 
     def apply(self, request: Request) -> Answer:
-        """Carry out one operation: the method of its name, with its keys, values and number.
+        """Carry out one operation: the method of its name.
 
         Returns
         -------
@@ -64,14 +64,7 @@ class Table:
         DistStoreError
             It would pass the table's bounds; nothing has changed.
         """
-        verb = request.code
-        arguments: list[Any] = []
-        for count, given in ((verb.keys, request.keys), (verb.values, request.values)):
-            arguments += [given] if count is None else given
-        if verb in {Verb.ADD, Verb.COUNT}:
-            arguments.append(request.number)
-        answer: Answer = getattr(self, f"_{verb.name.lower()}")(*arguments)
-        return answer
+        return _RUN[request.code](self, request)
 
     def first_missing(self, request: Request, start: int = 0) -> int | None:
         """The first of the keys, from number ``start`` on, that a waiting operation still waits for."""
@@ -95,48 +88,61 @@ class Table:
             )
         self.size_bytes += added_bytes
 
-    def _set(self, key: str, value: bytes) -> None:
-        self._multi_set((key,), (value,))
+    def _put(self, key: str, value: bytes) -> None:
+        old = self.values.get(key)
+        if old is None:
+            self._reserve(_entry_bytes(key, value), 1)
+        else:
+            self._reserve(len(value) - len(old), 0)
+        self.values[key] = value
 
-    def _get(self, key: str) -> Answer:
-        return self.values.get(key, NOT_READY)
+    def _set(self, asked: Request) -> None:
+        self._put(asked.keys[0], asked.values[0])
 
-    def _add(self, key: str, amount: int) -> int:
+    def _get(self, asked: Request) -> Answer:
+        return self.values.get(asked.keys[0], NOT_READY)
+
+    def _add(self, asked: Request) -> int:
+        key, amount = asked.keys[0], asked.number
         old = self.values.get(key, b"0")
         if not _NUMBER.fullmatch(old):
             raise ValueError(f"store.add: the value of key {key!r} is not a number (stoll): {old[:40]!r}")
         new = int(old) + amount
         if not -(1 << 63) <= new < 1 << 63:
             raise ValueError(f"store.add: {int(old)} + {amount} at key {key!r} does not fit in 64 bits")
-        self._set(key, str(new).encode())
+        self._put(key, str(new).encode())
         return new
 
-    def _append(self, key: str, value: bytes) -> None:
-        self._set(key, self.values.get(key, b"") + value)
+    def _append(self, asked: Request) -> None:
+        key = asked.keys[0]
+        self._put(key, self.values.get(key, b"") + asked.values[0])
 
-    def _compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
+    def _compare_set(self, asked: Request) -> bytes:
+        key, (expected, desired) = asked.keys[0], asked.values
         old = self.values.get(key)
         if old == expected or (old is None and not expected):
-            self._set(key, desired)
+            self._put(key, desired)
             return desired
         return expected if old is None else old
 
-    def _check(self, keys: Sequence[str]) -> bool:
-        return all(key in self.values or key in self.queues for key in keys)
+    def _check(self, asked: Request) -> bool:
+        return all(key in self.values or key in self.queues for key in asked.keys)
 
-    def _wait(self, keys: Sequence[str]) -> Answer:
-        return None if self._check(keys) else NOT_READY
+    def _wait(self, asked: Request) -> Answer:
+        return None if self._check(asked) else NOT_READY
 
-    def _delete_key(self, key: str) -> bool:
+    def _delete_key(self, asked: Request) -> bool:
+        key = asked.keys[0]
         gone = [*self.queues.pop(key, ()), *([self.values.pop(key)] if key in self.values else [])]
         self.size_bytes -= sum(_entry_bytes(key, value) for value in gone)
         return bool(gone)
 
-    def _multi_get(self, keys: Sequence[str]) -> Answer:
-        found = [self.values[key] for key in keys if key in self.values]
-        return found if len(found) == len(keys) else NOT_READY
+    def _multi_get(self, asked: Request) -> Answer:
+        found = [self.values[key] for key in asked.keys if key in self.values]
+        return found if len(found) == len(asked.keys) else NOT_READY
 
-    def _multi_set(self, keys: Sequence[str], values: Sequence[bytes]) -> None:
+    def _multi_set(self, asked: Request) -> None:
+        keys, values = asked.keys, asked.values
         if len(keys) != len(values):
             raise ValueError(f"multi_set needs as many values as keys, got {len(keys)} keys and {len(values)} values")
         # All or nothing.
@@ -148,18 +154,20 @@ class Table:
         self._reserve(added, sum(key not in self.values for key in wanted))
         self.values.update(wanted)
 
-    def _num_keys(self) -> int:
+    def _num_keys(self, _: Request) -> int:
         # Stores that count their members have always shown that counter as one key more.
         return len(self.values) + ("members" in self.counters)
 
-    def _list_keys(self) -> list[str]:
+    def _list_keys(self, _: Request) -> list[str]:
         return sorted(self.values)
 
-    def _queue_push(self, key: str, value: bytes) -> None:
+    def _queue_push(self, asked: Request) -> None:
+        key, value = asked.keys[0], asked.values[0]
         self._reserve(_entry_bytes(key, value), key not in self.queues)
         self.queues.setdefault(key, deque()).append(value)
 
-    def _queue_pop(self, key: str) -> Answer:
+    def _queue_pop(self, asked: Request) -> Answer:
+        key = asked.keys[0]
         queue = self.queues.get(key)
         if queue is None:
             return NOT_READY
@@ -169,11 +177,17 @@ class Table:
             del self.queues[key]
         return value
 
-    def _queue_len(self, key: str) -> int:
-        return len(self.queues.get(key, ()))
+    def _queue_len(self, asked: Request) -> int:
+        return len(self.queues.get(asked.keys[0], ()))
 
-    def _count(self, key: str, amount: int) -> int:
+    def _count(self, asked: Request) -> int:
+        key = asked.keys[0]
         if key not in _COUNTERS:
             raise ValueError(f"a store counts {', '.join(sorted(_COUNTERS))}, not {key!r}")
-        self.counters[key] = self.counters.get(key, 0) + amount
+        self.counters[key] = self.counters.get(key, 0) + asked.number
         return self.counters[key]
+
+
+_RUN: Final[dict[Verb, Callable[[Table, Request], Answer]]] = {
+    verb: getattr(Table, f"_{verb.name.lower()}") for verb in Verb
+}
