@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from simcoll.core.schedule import REDUCE, SYNC, lowered
+from simcoll.core.schedule import REDUCE, SYNC, fault, lowered, transfer_text
 from simcoll.core.step import distinct, spread
-from simcoll.errors import ScheduleError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -190,18 +189,9 @@ def check_orderable(schedule: Schedule) -> None:
             TopologicalSorter(inside).prepare()
         except CycleError as error:
             rows = sorted({transfer - first for transfer in error.args[1]})
-            name = schedule.layout.name
-            ends = ", ".join(
-                f"rank {step.src_rank[r]} {name(int(step.src_chunk[r]))} -> rank {step.dst_rank[r]} "
-                f"{name(int(step.dst_chunk[r]))} (channel {step.channel[r]})"
-                for r in rows[:4]
+            ends = ", ".join(transfer_text(schedule.layout, step, row) for row in rows[:4])
+            message = (
+                f"transfers of different channels overwrite what each other read: {ends}. Use one channel or two steps."
             )
-            raise ScheduleError(
-                f"{schedule}: step {number}: transfers of different channels overwrite what each other read: {ends}. "
-                "Use one channel or two steps.",
-                step=number,
-                rank=int(step.src_rank[rows[0]]),
-                channel=int(step.channel[rows[0]]),
-                chunk=int(step.src_chunk[rows[0]]),
-            ) from None
+            raise fault(number, step, rows[0], f"{schedule}: step {number}: {message}") from None
         first += len(step)

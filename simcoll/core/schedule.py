@@ -55,8 +55,10 @@ __all__ = [
     "Repeat",
     "Schedule",
     "Step",
+    "fault",
     "joined",
     "lowered",
+    "transfer_text",
     "transfers",
 ]
 
@@ -294,16 +296,23 @@ class Schedule:
             self._refuse(number, step, row, f"{end} {wanted} do not lie in one buffer ({buffers})")
 
     def _refuse(self, number: int, step: Step, row: int, reason: str) -> None:
-        raise ScheduleError(
-            f"{self.title}: step {number}, rank {step.src_rank[row]} -> {step.dst_rank[row]}, channel {step.channel[row]}: {reason}",
-            step=number,
-            rank=int(step.src_rank[row]),
-            channel=int(step.channel[row]),
-            chunk=int(step.src_chunk[row]),
-        )
+        where = f"step {number}, rank {step.src_rank[row]} -> {step.dst_rank[row]}, channel {step.channel[row]}"
+        raise fault(number, step, row, f"{self.title}: {where}: {reason}")
 
     def __str__(self) -> str:
         return f"{self.title} {self.collective}"
+
+
+def fault(number: int, step: Step, row: int, message: str, *, at_source: bool = True) -> ScheduleError:
+    """The error of a transfer of a step, at its source or its destination."""
+    rank, chunk = (int(column[row]) for column in step.ends[0 if at_source else 1])
+    return ScheduleError(message, step=number, rank=rank, channel=int(step.channel[row]), chunk=chunk)
+
+
+def transfer_text(layout: Layout, step: Step, row: int) -> str:
+    """One transfer in words: ``rank 0 output chunk 1 -> rank 1 output chunk 1 (reduce, channel 0)``."""
+    ends = [f"rank {rank[row]} {layout.name(int(chunk[row]))}" for rank, chunk in step.ends]
+    return f"{' -> '.join(ends)} ({OP_NAMES[step.op[row]]}, channel {step.channel[row]})"
 
 
 def lowered(schedule: Schedule, *, as_given: bool = False) -> Iterator[tuple[int, Step]]:

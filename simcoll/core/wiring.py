@@ -82,6 +82,16 @@ class Wiring:
         """Rank of an instruction."""
         return int(self.code.rank[self.lane[number]])
 
+    def fault(self, number: int, message: str, **where: int) -> ScheduleError:
+        """The error of an instruction."""
+        lane = self.lane[number]
+        own = {
+            "step": int(self.position[number]),
+            "rank": int(self.code.rank[lane]),
+            "channel": int(self.code.channel[lane]),
+        }
+        return ScheduleError(f"{self.program}: {message}", **{**own, **where})
+
     def where(self, number: int) -> str:
         """An instruction in words: ``rank 0 lane 2 step 5 (recv output[3] from rank 1)``."""
         lane, rank = int(self.lane[number]), self.rank_of(number)
@@ -165,13 +175,8 @@ def _unmatched(wiring: Wiring, connection: Connection) -> NoReturn:
     send_is_left = sends > recvs
     number = int(connection.sends[recvs] if send_is_left else connection.recvs[sends])
     left = "this message is never received" if send_is_left else "this message is never sent"
-    raise ScheduleError(
-        f"{wiring.program}: unmatched message, {connection}: {sends} sends but {recvs} receives\n"
-        f"  {left}: {wiring.where(number)}",
-        step=int(wiring.position[number]),
-        rank=wiring.rank_of(number),
-        channel=connection.channel,
-    )
+    message = f"unmatched message, {connection}: {sends} sends but {recvs} receives\n  {left}: {wiring.where(number)}"
+    raise wiring.fault(number, message)
 
 
 def _unequal(wiring: Wiring, message: int) -> NoReturn:
@@ -180,10 +185,5 @@ def _unequal(wiring: Wiring, message: int) -> NoReturn:
         int(wiring.sends[message]), int(wiring.recvs[message]), wiring.connections[wiring.connection[message]],
     )  # fmt: skip
     given, taken = wiring.code.count[[send, recv]]
-    raise ScheduleError(
-        f"{wiring.program}: {connection}: a message of {given} chunks meets a receive of {taken}\n"
-        f"  {wiring.where(send)}\n  {wiring.where(recv)}",
-        step=int(wiring.position[recv]),
-        rank=connection.dst,
-        channel=connection.channel,
-    )
+    told = f"{connection}: a message of {given} chunks meets a receive of {taken}"
+    raise wiring.fault(recv, f"{told}\n  {wiring.where(send)}\n  {wiring.where(recv)}")

@@ -18,7 +18,7 @@ import numpy as np
 from simcoll.core.hashing import mix, mix_in_place, token_at
 from simcoll.core.hazards import check_orderable
 from simcoll.core.proof import LEVELS, Proof
-from simcoll.core.schedule import COPY, REDUCE, SWITCH_REDUCE, SYNC, Repeat, Schedule, Step, lowered
+from simcoll.core.schedule import COPY, REDUCE, SWITCH_REDUCE, SYNC, Repeat, Schedule, Step, lowered, transfer_text
 from simcoll.core.step import expanded, overlaps, spread
 from simcoll.errors import ConfigError, ScheduleError, expect
 from simcoll.proving import explain
@@ -200,7 +200,7 @@ def _check_folds(schedule: Schedule, memory: Memory, number: int, step: Step) ->
     ):
         if wrong.any():
             at = int(np.flatnonzero(wrong)[0])
-            also = explain.transfer_text(schedule, one, int(before[at]))
+            also = transfer_text(schedule.layout, one, int(before[at]))
             explain.refuse(schedule, number, one, int(row[at]), f"writes {{}} twice in one step{reason}\n  in {also}")
     return bool(added.any())
 

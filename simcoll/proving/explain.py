@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 import numpy as np
 
-from simcoll.core.schedule import OP_NAMES, REDUCE, SYNC, lowered
+from simcoll.core.schedule import OP_NAMES, REDUCE, SYNC, fault, lowered, transfer_text
 from simcoll.core.step import expanded
 from simcoll.errors import ScheduleError
 from simcoll.proving.minimal import history, trail
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 Item = TypeVar("Item", int, tuple[int, int])
 
-__all__ = ["differences", "listed", "refuse", "size_mismatch", "transfer_text", "undefined", "wrong_outputs"]
+__all__ = ["differences", "listed", "refuse", "size_mismatch", "undefined", "wrong_outputs"]
 
 
 def listed(words: Sequence[str], most: int = 6) -> str:
@@ -46,27 +46,11 @@ def differences(wanted: Sequence[Item], found: Counter[Item], words: Callable[[l
     return [f"  {label}: {words(items)}" for label, items in kinds.items() if items]
 
 
-def transfer_text(schedule: Schedule, step: Step, row: int) -> str:
-    """One transfer in words: ``rank 0 output chunk 1 -> rank 1 output chunk 1 (reduce, channel 0)``."""
-    name = schedule.layout.name
-    src, dst = (int(c[row]) for c in (step.src_chunk, step.dst_chunk))
-    return (
-        f"rank {step.src_rank[row]} {name(src)} -> rank {step.dst_rank[row]} {name(dst)} "
-        f"({OP_NAMES[step.op[row]]}, channel {step.channel[row]})"
-    )
-
-
 def refuse(schedule: Schedule, number: int, step: Step, row: int, reason: str, *, at_source: bool = False) -> NoReturn:
     """Refuse a transfer; ``{}`` in the reason stands for the chunk at its destination, or ``at_source``."""
     rank, chunk = (int(column[row]) for column in step.ends[0 if at_source else 1])
-    shown = reason.replace("{}", _list(schedule, [(rank, chunk)]))
-    raise ScheduleError(
-        f"{schedule}: step {number}: {shown}\n  in {transfer_text(schedule, step, row)}",
-        step=number,
-        rank=rank,
-        channel=int(step.channel[row]),
-        chunk=chunk,
-    )
+    shown, transfer = reason.replace("{}", _list(schedule, [(rank, chunk)])), transfer_text(schedule.layout, step, row)
+    raise fault(number, step, row, f"{schedule}: step {number}: {shown}\n  in {transfer}", at_source=at_source)
 
 
 def undefined(schedule: Schedule, number: int, step: Step, row: int, *, reads: bool) -> NoReturn:
@@ -84,7 +68,7 @@ def _first_write(schedule: Schedule, rank: int, chunk: int) -> str:
         hit = data & (step.dst_rank == rank) & (step.dst_chunk <= chunk) & (chunk < step.dst_chunk + step.count)
         if hit.any():
             row = int(np.flatnonzero(hit)[0])
-            return f"it is first written in step {number}, by {transfer_text(schedule, step, row)}"
+            return f"it is first written in step {number}, by {transfer_text(schedule.layout, step, row)}"
     return "no transfer copies anything there"
 
 

@@ -231,12 +231,7 @@ class _Memory:
         """Refuse an access of an instruction."""
         rank, chunk = divmod(cell, self.chunks)
         name = f"{place(self.wiring.program, chunk)} of rank {rank}"
-        raise ScheduleError(
-            f"{self.wiring.program}: {reason.format(name)}\n  in {self.wiring.where(number)}",
-            step=int(self.wiring.position[number]),
-            rank=rank,
-            chunk=chunk,
-        )
+        raise self.wiring.fault(number, f"{reason.format(name)}\n  in {self.wiring.where(number)}", chunk=chunk)
 
     def read(self, number: Ints, cell: Ints) -> Ints:
         """Nodes of some chunks; refuses those that hold nothing."""

@@ -20,7 +20,6 @@ from simcoll.core.hazards import hazards
 from simcoll.core.program import place
 from simcoll.core.step import spread
 from simcoll.core.wiring import op_where
-from simcoll.errors import ScheduleError
 from simcoll.proving.deadlock import local_order
 
 if TYPE_CHECKING:
@@ -187,23 +186,12 @@ def most_in_flight(wiring: Wiring, run: Play) -> int:
 def _overlap(wiring: Wiring, number: int) -> NoReturn:
     """An instruction whose source and destination overlap, but are not the same."""
     code = wiring.code
-    raise ScheduleError(
-        f"{wiring.program}: {wiring.where(number)} races with itself: reads and writes {code.count[number]} chunks that "
-        "overlap, in any order",
-        step=int(wiring.position[number]),
-        rank=wiring.rank_of(number),
-        chunk=int(max(code.src[number], code.dst[number])),
-    )
+    what = f"races with itself: reads and writes {code.count[number]} chunks that overlap, in any order"
+    raise wiring.fault(number, f"{wiring.where(number)} {what}", chunk=int(max(code.src[number], code.dst[number])))
 
 
 def _race(wiring: Wiring, cell: int, first: tuple[int, bool], second: tuple[int, bool]) -> NoReturn:
     rank, chunk = divmod(cell, sum(wiring.program.buffers))
     lines = [f"  {wiring.where(number)} {'writes' if write else 'reads'} it" for number, write in (first, second)]
-    raise ScheduleError(
-        f"{wiring.program}: race on rank {rank} {place(wiring.program, chunk)}: nothing orders these two\n"
-        + "\n".join(lines),
-        step=int(wiring.position[second[0]]),
-        rank=rank,
-        channel=int(wiring.code.channel[wiring.lane[second[0]]]),
-        chunk=chunk,
-    )
+    told = f"race on rank {rank} {place(wiring.program, chunk)}: nothing orders these two"
+    raise wiring.fault(second[0], "\n".join([told, *lines]), chunk=chunk)
