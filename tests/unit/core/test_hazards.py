@@ -172,8 +172,8 @@ def test_an_exchange_across_channels_in_one_step_is_refused():
         check_orderable(schedule)
     assert error.value.step == 1
     assert (
-        "rank 0 output chunk 0 -> rank 1 output chunk 0 (reduce, channel 0), rank 1 output chunk 0 -> rank 0 output chunk 0 (reduce, channel 1)"
-        in str(error.value)
+        "rank 0 output chunk 0 -> rank 1 output chunk 0 (reduce, channel 0), "
+        "rank 1 output chunk 0 -> rank 0 output chunk 0 (reduce, channel 1)" in str(error.value)
     )
     check_orderable(schedule_of([load, [(*row[:6], 0) for row in swap]], 2))
     check_orderable(schedule_of([load, swap[:1], swap[1:]], 2))
