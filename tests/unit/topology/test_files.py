@@ -137,6 +137,12 @@ def test_shipped_machines_load_with_few_nodes(name, nodes):
     assert int(topology.groups["box"].max()) == (nodes - 1) // span
 
 
+def test_a_machine_of_two_thousand_gpus():
+    alps = load_topology("alps-gh200", nodes=512)
+    assert alps.nranks == 2048
+    assert alps.groups["leaf"][4 * 13] == alps.groups["leaf"][0] != alps.groups["leaf"][4 * 14]
+
+
 def test_two_cards_in_a_pc_meet_at_the_socket():
     pair = load_topology("rtx-2080ti-pair")
     assert [link.partition(" -> ")[2] for link in pair.path(0, 1)] == [
