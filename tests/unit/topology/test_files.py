@@ -140,7 +140,7 @@ def test_shipped_machines_load_with_few_nodes(name, nodes):
 def test_a_machine_of_two_thousand_gpus():
     alps = load_topology("alps-gh200", nodes=512)
     assert alps.nranks == 2048
-    assert alps.groups["leaf"][4 * 13] == alps.groups["leaf"][0] != alps.groups["leaf"][4 * 14]
+    assert alps.groups["leaf"][4 * 15] == alps.groups["leaf"][0] != alps.groups["leaf"][4 * 16]
 
 
 def test_two_cards_in_a_pc_meet_at_the_socket():
