@@ -15,7 +15,7 @@ import numpy as np
 
 from simcoll.errors import ConfigError, nearest
 from simcoll.libraries.environment import DEFAULT
-from simcoll.libraries.formula import PROTOCOLS, Buses, Cost, searched, shape, stated_terms, tree_correction
+from simcoll.libraries.formula import ONE_WAY, PROTOCOLS, Buses, Cost, searched, shape, stated_terms, tree_correction
 
 if TYPE_CHECKING:
     from simcoll.libraries.environment import Environment
@@ -99,15 +99,24 @@ def costs(
     found, s, fabric = measured(machine, library, environment), shape(machine), fabric_of(machine, library)
     found_costs = []
     for each in stated_terms(machine, collective, library, found):
-        if each.protocol == "LL128" and (
-            machine.inside in {"pcie", "host"} or library.text(f"{fabric}.ll128") == "absent"
-        ):
+        if not _offered(each, machine, collective, library, fabric, environment):
             continue
         if each.algorithm.startswith("nvls"):
             found_costs.append(_switched(each, machine, size_bytes, library, found, s))
         else:
             found_costs.append(_linked(each, machine, collective, size_bytes, library, found, s))
     return found_costs
+
+
+def _offered(
+    each: Terms, machine: Machine, collective: str, library: Library, fabric: str, environment: Environment
+) -> bool:
+    """Whether the machine has an algorithm and protocol; what the environment names counts before the fabric's habits."""
+    if each.protocol == "LL128" and machine.inside in {"pcie", "host"}:
+        return False
+    protocols, algorithms = library.texts(f"{fabric}.protocols"), library.texts(f"{fabric}.algorithms")
+    usual = not protocols or each.protocol in protocols or environment.names_protocols(collective)
+    return usual and (not algorithms or each.algorithm in algorithms or environment.names_algorithms(collective))
 
 
 def _ramp(size_bytes: Floats, library: Library) -> Floats:
@@ -134,15 +143,20 @@ def _linked(
         hop = hop + number("correction.ll_growth") * grown
         if s.domains > 1:
             net = net + number(f"{fabric}.ll_growth", 0.0) * grown
+            rate = rate * number("correction.net_ll_share", 1.0)
         else:
             rate = rate * number(f"{kind}.ll_factor", 1.0)
     elif each.protocol == "LL128":
         rate, hop = rate * number(f"{kind}.ll128_factor", 1.0), hop * number(f"{kind}.ll128_hop_factor", 1.0)
+    if collective in ONE_WAY and s.domains == 1:
+        # A rank copies its own block, and does not send meanwhile.
+        rate = rate * (s.ranks - 1) / (s.ranks - 1 + number("correction.copy_share", 0.0))
     if each.algorithm == "tree":
         power = library.numbers("correction.tree_power_factor")[protocol]
         rate = rate * tree_correction(size_bytes, each.protocol, library) ** power
     base = each.base_us * library.numbers("correction.base_factor")[protocol]
-    latency = base + each.hops * np.maximum(hop, each.floor_us) + each.nets * net
+    hop = np.maximum(hop, library.numbers("correction.net_post")[protocol] if s.domains > 1 else 0.0)
+    latency = base + each.hops * hop + each.nets * net
     crossings = log2(s.domains) if each.algorithm == "tree" else s.domains - 1
     if each.protocol == "Simple":
         latency = _filled(latency, each, machine, collective, size_bytes, library, s)
@@ -153,7 +167,7 @@ def _linked(
                 latency + np.interp(np.log2(np.maximum(size_bytes, 1.0)), 11 + np.arange(len(steps)), steps) * crossings
             )
         rate = np.minimum(rate, number(f"{fabric}.ll_rate", inf))
-    return Cost(each.algorithm, each.protocol, found.channels, latency, rate)
+    return Cost(each.algorithm, each.protocol, found.channels, latency, rate, each.hops, hop, each.nets, net)
 
 
 def _filled(
@@ -199,15 +213,16 @@ def _grouped(machine: Machine, collective: str, size_bytes: Floats, library: Lib
     number, s, kind, fabric = library.number, shape(machine), class_of(machine, library), fabric_of(machine, library)
     gpu = (machine.gpu_uBps / 1e15 or inf) * number(f"{kind}.p2p_share")
     peers = 1 if collective == "send_recv" else s.ranks - 1
-    latency = number("correction.p2p_start") + number("correction.p2p_peer") * peers
-    sent = (
-        1.0 if collective == "send_recv" else (s.ranks - 1) / s.ranks
-    )  # share of the size that one GPU sends or receives
+    start = number("correction.p2p_start") + number("correction.p2p_peer") * peers
+    piece = size_bytes / (1 if collective == "send_recv" else s.ranks)
+    sent = 1.0 if collective == "send_recv" else (s.ranks - 1) / s.ranks  # of the size, by one GPU
     seconds_per_GB = sent / gpu
     if s.domains > 1:
-        latency += number(f"{fabric}.latency") + number("correction.p2p_net")
+        start += number(f"{fabric}.latency") + number("correction.p2p_net")
         nic = machine.nic_uBps / 1e15 * number(f"{fabric}.p2p_share")
         away = (s.ranks - s.per_domain) / s.ranks * (s.per_domain if collective == "all_to_all" else 1)
         seconds_per_GB = max((s.per_domain - 1) / s.ranks / gpu, (1.0 if collective == "send_recv" else away) / nic)
-    one = np.ones(len(size_bytes))
-    return Cost("grouped", "Simple", searched(machine, library).channels, latency * one, one / seconds_per_GB)
+    simple = piece > number("correction.p2p_ll_bytes")
+    latency = start + np.where(simple, number("correction.p2p_simple_start"), 0.0)
+    rate = np.full(len(size_bytes), 1 / seconds_per_GB)
+    return Cost("grouped", "Simple", searched(machine, library).channels, latency, rate)

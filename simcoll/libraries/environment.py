@@ -72,6 +72,14 @@ class Environment:
             return False
         return _allowed(self.algorithms, collective, algorithm) and _allowed(self.protocols, collective, protocol)
 
+    def names_algorithms(self, collective: str) -> bool:
+        """Whether it says which algorithms a collective may use."""
+        return bool({"", collective} & dict(self.algorithms).keys())
+
+    def names_protocols(self, collective: str) -> bool:
+        """Whether it says which protocols a collective may use."""
+        return bool({"", collective} & dict(self.protocols).keys())
+
 
 DEFAULT = Environment()
 

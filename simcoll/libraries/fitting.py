@@ -238,7 +238,14 @@ def _wanted(rows: Sequence[tuple[int, int, int]], parameters: Sequence[str] | No
         raise ConfigError("a fit needs at least one row with a size and a time; two for launch offset and rate")
     if parameters is None:
         sizes = sorted(size for _, size, _ in rows)
-        ends = [name for name, told in (("launch", sizes[0] <= SMALL_BYTES), ("rate", sizes[-1] > SMALL_BYTES)) if told]
+        ends = [
+            name
+            for name, told in (
+                ("launch", sizes[0] <= SMALL_BYTES or len({*sizes}) > 1),
+                ("rate", sizes[-1] > SMALL_BYTES),
+            )
+            if told
+        ]
         if len({*sizes}) < 2:
             return (ends[0],)
         return tuple(ends + list(PARAMETERS[2:] if len(rows) >= ROWS_FOR_MORE else ()))

@@ -34,13 +34,21 @@ ROOTED = ("broadcast", "reduce")
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Time of one way to run a collective: latency in microseconds and rate in GB/s, for every size."""
+    """Time of one way to run a collective: latency in microseconds and rate in GB/s, for every size.
+
+    ``hops`` messages inside a domain and ``nets`` over the network are one after the other; each takes ``hop_us`` or ``net_us``, which the
+    latency contains.
+    """
 
     algorithm: str
     protocol: str
     channels: int
     latency_us: Floats
     rate_GBps: Floats
+    hops: int = 0
+    hop_us: Floats | float = 0.0
+    nets: int = 0
+    net_us: Floats | float = 0.0
 
     def time_us(self, size_bytes: Floats) -> Floats:
         """The time for every size."""

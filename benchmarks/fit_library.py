@@ -1,0 +1,292 @@
+"""Fit the measured numbers of the library files to the published tables.
+
+``python benchmarks/fit_library.py`` fits all of them to all tables, writes them into ``libraries/*.toml``, and then fits once
+more without each system (a publisher's machine) and writes what changes to ``measurements/left_out.csv``, which ``simcoll
+accuracy`` uses. It takes some minutes on one core; ``--dry`` writes nothing.
+
+The loss is the sum over rows of a robust function of log(predicted / measured), where every size band of a table counts the
+fourth root of its rows, plus a penalty for the distance of each number from its prior. Priors are NCCL's own numbers, data
+sheets, or round guesses; none is fitted. A table's launch offset, which says more about the run than about the library, is
+taken out: the median of measured minus predicted time up to 4 KiB. Numbers belong to a class of GPU, a fabric, or all
+machines; never to a table.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+import sys
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from simcoll.libraries import corrected
+from simcoll.libraries.library import Library, load_library
+from simcoll.libraries.prediction import chosen, launch_us
+from simcoll.planning.measurements import Table, measurement_folder, published_tables
+from simcoll.topology.machine import machine
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
+
+ROOT = Path(__file__).resolve().parents[1]
+FILES = {"nccl": ROOT / "libraries" / "nccl-2.27.toml", "rccl": ROOT / "libraries" / "rccl-2.22.toml"}
+KNEE = 0.12  # Beyond this error of the logarithm a row counts linearly.
+PENALTY = 0.02
+STEP = 0.02
+
+
+def priors() -> dict[str, tuple[float, float]]:
+    """Every fitted number: prior, and how far from it, in logarithms, is one standard deviation."""
+    found: dict[str, tuple[float, float]] = {}
+    for kind in ("volta", "ampere", "hopper", "gh200", "blackwell", "mi300", "mi355", "host"):
+        place = f"class.{kind}."
+        # NCCL counts 0.8 of a link's raw rate; through host memory every byte crosses two links.
+        found[place + "ring_share"] = (0.5, 0.4) if kind == "host" else (0.8, 0.08)
+        found[place + "p2p_share"] = (0.5, 0.4) if kind == "host" else (0.75, 0.12)
+        if kind not in {"mi300", "mi355", "host"}:
+            found[place + "ll_factor"] = (1.0, 0.25)
+            found[place + "ll128_factor"] = (1.0, 0.1)
+            found[place + "ll128_hop_factor"] = (1.0, 0.25)
+            found[place + "simple_start"] = (15.0, 0.6)
+        if kind in {"hopper", "blackwell"}:
+            found[place + "nvls_share"] = (1.0, 0.15)
+            found[place + "nvls_start"] = (40.0, 0.6)
+    found["class.blackwell.nvls_large_share"] = (1.0, 0.1)
+    # aws-ofi-nccl tells NCCL 75 us for EFA of p4.
+    latencies = {
+        "ib": (0.3, 0.7), "roce": (0.5, 0.7), "efa-p4": (75.0, 0.3), "slingshot": (0.5, 0.7),
+        "tcpx": (30.0, 1.0), "tcpxo": (30.0, 1.0),
+    }  # fmt: skip
+    for fabric, latency in latencies.items():
+        place = f"fabric.{fabric}."
+        found[place + "latency"] = latency
+        found[place + "share"] = (0.93, 0.06)
+        found[place + "p2p_share"] = (0.85, 0.1)
+        found[place + "simple_start"] = (15.0, 0.8)
+        if fabric not in {"tcpx", "tcpxo"}:
+            found[place + "ll_growth"] = (3.0, 0.5)
+    found["fabric.slingshot.tree_share"] = (1.0, 0.15)
+    found["fabric.slingshot.ll_rate"] = (10.0, 1.0)
+    found |= {f"fabric.slingshot.steps:{i}": (10.0, 0.8) for i in range(7)}
+    found |= {f"correction.net_hop_factor:{i}": (1.0, 0.4) for i in range(3)}
+    found |= {f"correction.tree_power_factor:{i}": (1.0, 0.4) for i in range(3)}
+    found |= {
+        "correction.base_factor:1": (1.0, 0.1),
+        "correction.ll_growth": (0.2, 0.5),
+        "correction.net_ll_share": (1.0, 0.3),
+        "correction.copy_share": (0.2, 0.7),
+        "correction.net_start": (20.0, 0.7),
+        "correction.nvls_tree_share": (0.93, 0.1),
+        "correction.nvls_tree_start": (40.0, 0.6),
+        "correction.nvls_tree_hop_factor:0": (1.0, 0.7),
+        "correction.p2p_start": (8.4, 0.5),
+        "correction.p2p_simple_start": (5.0, 0.5),
+        "correction.p2p_peer": (0.3, 0.6),
+        "correction.p2p_net": (14.0, 0.6),
+    }
+    return found
+
+
+LAUNCHERS = {"launcher.one_process": (3.0, 0.3), "launcher.torch": (15.0, 0.3)}
+
+
+class Rows:
+    """A table as arrays, with its machine."""
+
+    def __init__(self, table: Table) -> None:
+        self.table, self.machine, self.settings = table, machine(table.machine()), table.settings()
+        self.size = np.array([size for size, _ in table.rows], float)
+        self.time = np.array([time for _, time in table.rows], float) / 1000
+        self.kind = corrected.class_of(self.machine, load_library(table.library)).split(".")[1]
+        band = np.digitize(self.size, [2**16, 2**26])
+        count = np.bincount(band, minlength=3)[band]
+        self.weight = count**-0.25 * np.where(band == 0, 0.7, 1.0)
+
+    def predicted(self, library: Library, size: Floats | None = None) -> Floats:
+        """Times of the corrected formula, without the launch of the run."""
+        sizes = self.size if size is None else size
+        costs, pick = chosen(self.machine, self.table.collective, sizes, library, self.settings)
+        return np.array([cost.time_us(sizes) for cost in costs])[pick, np.arange(len(sizes))]
+
+    def residual(self, library: Library) -> Floats:
+        """Logarithm of predicted over measured time, the launch offset taken out."""
+        predicted = self.predicted(library)
+        small = self.size <= 4096
+        small = small if small.any() else self.size <= 2**16
+        offset = float(np.clip(np.median((self.time - predicted)[small]), -2, 90)) if small.any() else 0.0
+        return np.log(np.maximum(predicted + offset, 0.05) / self.time)
+
+    def depends_on(self, place: str) -> bool:
+        """Whether a number can matter here."""
+        head, key, *_ = place.split(".")
+        if head == "class":
+            return key == self.kind
+        if head == "fabric":
+            return key == self.machine.fabric and self.machine.domains > 1
+        if "p2p" in key:
+            return self.table.collective in corrected.P2P
+        if "nvls" in key:
+            return self.machine.switch_reduce and self.table.collective == "all_reduce"
+        return self.machine.domains > 1 if "net" in key else True
+
+
+def with_numbers(library: Library, numbers: dict[str, float]) -> Library:
+    """The library with some numbers changed; ``place:2`` is one of a list."""
+    changes: dict[str, float | tuple[float, ...]] = {}
+    for place, value in numbers.items():
+        name, _, index = place.partition(":")
+        if index:
+            row = list(changes.get(name, library.numbers(name)))  # type: ignore[arg-type]
+            row[int(index)] = value
+            changes[name] = tuple(row)
+        else:
+            changes[name] = value
+    return library.with_values(changes)
+
+
+def libraries(numbers: dict[str, float]) -> dict[str, Library]:
+    """Both libraries with these numbers."""
+    return {name: with_numbers(load_library(name), numbers) for name in FILES}
+
+
+class Fit:
+    """Levenberg-Marquardt on the logarithms of the numbers."""
+
+    def __init__(self, tables: list[Rows]) -> None:
+        self.tables, self.priors = tables, priors()
+        self.names = list(self.priors)
+        self.prior = np.log([value for value, _ in self.priors.values()])
+        self.spread = np.array([spread for _, spread in self.priors.values()])
+        ends = np.cumsum([len(rows.size) for rows in tables])
+        self.place = [slice(end - len(rows.size), end) for rows, end in zip(tables, ends, strict=True)]
+        self.weight = np.concatenate([rows.weight for rows in tables])
+
+    def numbers(self, x: Floats) -> dict[str, float]:
+        """The numbers at a point."""
+        return dict(zip(self.names, np.exp(x).tolist(), strict=True))
+
+    def residuals(self, x: Floats) -> Floats:
+        """Of all rows."""
+        found = libraries(self.numbers(x))
+        return np.concatenate([rows.residual(found[rows.table.library]) for rows in self.tables])
+
+    def loss(self, r: Floats, x: Floats) -> float:
+        """Robust sum of squares, and the penalty."""
+        robust = 2 * KNEE**2 * (np.sqrt(1 + (r / KNEE) ** 2) - 1)
+        return float((self.weight**2 * robust).sum() + PENALTY * (((x - self.prior) / self.spread) ** 2).sum())
+
+    def slopes(self, x: Floats, r: Floats) -> Floats:
+        """Jacobian of the residuals, each column only where the number matters."""
+        found = np.zeros((len(r), len(x)))
+        for column, name in enumerate(self.names):
+            moved = x.copy()
+            moved[column] += STEP
+            changed = libraries(self.numbers(moved))
+            for rows, place in zip(self.tables, self.place, strict=True):
+                if rows.depends_on(name):
+                    found[place, column] = (rows.residual(changed[rows.table.library]) - r[place]) / STEP
+        return found
+
+    def run(self, start: Floats | None = None, rounds: int = 10, slopes: Floats | None = None) -> Floats:
+        """Descend until little is gained; ``slopes`` are those at the start, where they are known."""
+        x = (self.prior if start is None else start).copy()
+        r = self.residuals(x)
+        best = self.loss(r, x)
+        for _ in range(rounds):
+            self.known = self.slopes(x, r) if slopes is None else slopes
+            slopes, before, damping = None, best, 1e-3
+            for _ in range(6):  # as long as these slopes lead downhill
+                weight = self.weight**2 / np.sqrt(1 + (r / KNEE) ** 2)
+                normal = (self.known * weight[:, None]).T @ self.known + PENALTY * np.diag(self.spread**-2)
+                downhill = (self.known * weight[:, None]).T @ r + PENALTY * (x - self.prior) / self.spread**2
+                step = np.linalg.solve(normal + damping * np.diag(np.diag(normal)), -downhill)
+                trial = x + np.clip(step, -0.5, 0.5)
+                r_trial = self.residuals(trial)
+                loss = self.loss(r_trial, trial)
+                if loss < best * (1 - 1e-4):
+                    x, r, best, damping = trial, r_trial, loss, damping / 3
+                elif damping > 1:
+                    break
+                else:
+                    damping *= 10
+            if before - best < before * 2e-3:
+                break
+        return x
+
+
+def launchers(tables: list[Rows], numbers: dict[str, float]) -> dict[str, float]:
+    """Time that starting takes by who starts: the mean over systems and the prior, in logarithms."""
+    found = libraries(numbers)
+    results = {}
+    for place, (prior, spread) in LAUNCHERS.items():
+        kind = place.partition(".")[2].replace("_", "-")
+        systems: dict[str, list[float]] = {}
+        for rows in tables:
+            small = rows.size <= 2**16
+            if rows.settings.launcher == kind and small.any() and rows.table.collective not in corrected.P2P:
+                late = float(np.median((rows.time - rows.predicted(found[rows.table.library]))[small]))
+                each = launch_us(rows.machine, found["nccl"].with_values({place: 1.0}), rows.settings)
+                systems.setdefault(rows.table.system, []).append(late / each)
+        logs = [np.log(prior), *(np.log(max(0.1, np.median(values))) for values in systems.values())]
+        results[place] = float(np.exp(np.mean(logs))) if spread else prior
+    return results
+
+
+def written(text: str, numbers: dict[str, float]) -> str:
+    """A library file with its fitted numbers replaced."""
+    head, lines = "", []
+    for line in text.splitlines():
+        title = re.fullmatch(r"\[(.+)\]", line)
+        head = title[1] if title else head
+        match = re.fullmatch(r"(\w+)( = \{ value = )(.*)(, source = .*)", line)
+        if match:
+            place = f"{head}.{match[1]}"
+            items = match[3].split(", ")
+            for index, item in enumerate(items):
+                value = numbers.get(f"{place}:{index}" if match[3].startswith("[") else place)
+                if value is not None:
+                    items[index] = re.sub(r"\d[\d.]*", f"{value:.4g}", item)
+            lines.append(match[1] + match[2] + ", ".join(items) + match[4])
+        else:
+            lines.append(line)
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Fit, write, and fit again without each system."""
+    began = perf_counter()
+    tables = [Rows(table) for table in published_tables()]
+    fit = Fit(tables)
+    x = fit.run()
+    slopes = fit.slopes(x, fit.residuals(x))
+    whole = fit.numbers(x)
+    whole |= launchers(tables, whole)
+    print(
+        f"{len(tables)} tables, {len(fit.weight)} rows, {len(whole)} numbers: loss {fit.loss(fit.residuals(x), x):.4f}"
+    )
+    lines = [["system", "place", "value"]]
+    for system in dict.fromkeys(rows.table.system for rows in tables):
+        others = [rows for rows in tables if rows.table.system != system]
+        without = Fit(others)
+        kept = np.concatenate([np.full(len(rows.size), rows.table.system != system) for rows in tables])
+        numbers = without.numbers(without.run(x, 2, slopes[kept]))
+        numbers |= launchers(others, numbers)
+        lines += [
+            [system, place, f"{value:.5g}"] for place, value in numbers.items() if abs(value / whole[place] - 1) > 0.002
+        ]
+        print(f"{perf_counter() - began:6.0f} s  without {system}", flush=True)
+    if "--dry" in sys.argv:
+        return
+    for file in FILES.values():
+        file.write_text(written(file.read_text(), whole))
+    with (measurement_folder() / "left_out.csv").open("w", newline="") as stream:
+        csv.writer(stream, lineterminator="\n").writerows(lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""How far predictions are from published measurements, on systems that the library's numbers were not fitted to."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from simcoll.libraries.calibration import Calibration
+from simcoll.libraries.fitting import Series, fit_series, formula
+from simcoll.libraries.library import load_library
+from simcoll.planning.measurements import Table, measurement_folder, published_tables
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from simcoll.libraries.library import Library, Value
+
+__all__ = ["BANDS", "WAYS", "Error", "errors_of", "left_out_library", "measure", "medians"]
+
+BANDS = ("small", "middle", "large")
+"""Below 64 KiB, up to 64 MiB, and from there on."""
+WAYS = ("uncalibrated", "two points", "six points")
+SIX = (8, 2**16, 2**20, 2**23, 2**26, 2**30)
+"""Sizes near which six points are taken; of two points the first and the last."""
+FEWEST_ROWS = 7
+"""Tables with fewer rows are not calibrated: too little would be left to compare with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Error:
+    """One row: measured and predicted time, the prediction without having seen this system."""
+
+    table: Table
+    way: str
+    size_bytes: int
+    measured_ns: int
+    predicted_ns: int
+
+    @property
+    def relative(self) -> float:
+        """Predicted over measured time, less one."""
+        return self.predicted_ns / self.measured_ns - 1
+
+    @property
+    def band(self) -> str:
+        """Which of :data:`BANDS`."""
+        return band_of(self.size_bytes)
+
+
+def band_of(size_bytes: int) -> str:
+    """Name the band of a size.
+
+    >>> band_of(65535), band_of(65536), band_of(2**26)
+    ('small', 'middle', 'large')
+    """
+    return BANDS[(size_bytes >= 2**16) + (size_bytes >= 2**26)]
+
+
+@cache
+def _left_out() -> dict[str, dict[str, float]]:
+    with (measurement_folder() / "left_out.csv").open(encoding="utf-8", newline="") as stream:
+        found: dict[str, dict[str, float]] = {}
+        for row in csv.DictReader(stream):
+            found.setdefault(row["system"], {})[row["place"]] = float(row["value"])
+        return found
+
+
+def left_out_library(name: str, system: str) -> Library:
+    """The library as it was fitted without the tables of a system."""
+    library = load_library(name)
+    changes: dict[str, Value] = {}
+    lists: dict[str, list[float]] = {}
+    for place, value in _left_out().get(system, {}).items():
+        key, _, index = place.partition(":")
+        if index:
+            lists.setdefault(key, list(library.numbers(key)))[int(index)] = value
+        elif key in library.values:
+            changes[key] = value
+    return library.with_values(changes | {key: tuple(values) for key, values in lists.items()})
+
+
+def errors_of(table: Table) -> list[Error]:
+    """All rows of a table, uncalibrated, and without the calibrated rows with two and six points."""
+    library = left_out_library(table.library, table.system)
+    predictor = formula(table.collective, table.machine(), library, table.settings())
+    measured = [(size, time * 10**6) for size, time in table.rows]
+    found = _compared(table, WAYS[0], measured, predictor([size for size, _ in measured], Calibration()))
+    if len(measured) < FEWEST_ROWS:
+        return found
+    for way, sizes in ((WAYS[1], (SIX[0], SIX[-1])), (WAYS[2], SIX)):
+        points = _nearest(measured, sizes)
+        series = Series(table.collective, table.ranks, points, predictor)
+        calibration = fit_series([series])
+        rest = [row for row in measured if row not in points]
+        found += _compared(table, way, rest, predictor([size for size, _ in rest], calibration))
+    return found
+
+
+def _nearest(rows: Sequence[tuple[int, int]], sizes: Iterable[int]) -> tuple[tuple[int, int], ...]:
+    """The rows nearest to some sizes; a first row that is warm-up does not count."""
+    first = next(
+        place for place, row in enumerate(rows) if place + 1 == len(rows) or row[1] <= 1.5 * rows[place + 1][1]
+    )
+    usable = rows[first:]
+    chosen = {min(usable, key=lambda row: abs(np.log(row[0] / size))) for size in sizes}
+    return tuple(sorted(chosen))
+
+
+def _compared(table: Table, way: str, rows: Sequence[tuple[int, int]], times_fs: Sequence[int]) -> list[Error]:
+    return [
+        Error(table, way, size, time // 10**6, round(predicted / 10**6))
+        for (size, time), predicted in zip(rows, times_fs, strict=True)
+    ]
+
+
+def measure() -> list[Error]:
+    """Every row of every published table."""
+    return [error for table in published_tables() for error in errors_of(table)]
+
+
+def medians(errors: Iterable[Error]) -> dict[str, float]:
+    """By band, the median over tables of each table's median error; a band without rows is left out."""
+    by_table: dict[tuple[str, str], list[float]] = {}
+    for error in errors:
+        by_table.setdefault((error.band, error.table.name), []).append(abs(error.relative))
+    return {
+        band: float(np.median([np.median(values) for (of, _), values in by_table.items() if of == band]))
+        for band in BANDS
+        if any(of == band for of, _ in by_table)
+    }

@@ -1,0 +1,88 @@
+"""Published measurements: tables of nccl-tests, with the machine that each was made on."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from simcoll.libraries.environment import parse_environment
+from simcoll.topology import load_topology
+
+if TYPE_CHECKING:
+    from simcoll.libraries.environment import Environment
+    from simcoll.topology import Topology
+
+__all__ = ["Table", "measurement_folder", "published_tables"]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A published table.
+
+    Attributes
+    ----------
+    name, system
+        The table, and who measured on what; tables of one system share machine and publisher.
+    collective, topology, nodes, ranks
+        What ran, and the shipped machine: so many nodes of the topology, the first so many ranks of them.
+    environment
+        NCCL's variables, and who launched, as text.
+    library, version
+        What ran, and its version where it is known.
+    source
+        Address of the page.
+    rows
+        Sizes in bytes and times in nanoseconds, in order of size.
+    """
+
+    name: str
+    system: str
+    collective: str
+    topology: str
+    nodes: int
+    ranks: int
+    environment: str
+    library: str
+    version: str
+    source: str
+    rows: tuple[tuple[int, int], ...]
+
+    def machine(self) -> Topology:
+        """The topology, with the ranks that took part."""
+        return load_topology(self.topology, nodes=self.nodes).take(self.ranks)
+
+    def settings(self) -> Environment:
+        """The environment, read."""
+        return parse_environment(self.environment)
+
+
+def measurement_folder() -> Path:
+    """Folder of the measurements: package data in a wheel, beside the package in a source checkout."""
+    package = Path(__file__).resolve().parents[1]
+    inside = package / "data" / "measurements"
+    return inside if inside.is_dir() else package.parent / "measurements"
+
+
+def published_tables() -> tuple[Table, ...]:
+    """All shipped tables, those of a system together.
+
+    >>> tables = published_tables()
+    >>> len(tables), sum(len(table.rows) for table in tables)
+    (77, 979)
+    """
+    folder = measurement_folder()
+    rows: dict[str, list[tuple[int, int]]] = {}
+    with (folder / "rows.csv").open(encoding="utf-8", newline="") as stream:
+        for row in csv.DictReader(stream):
+            rows.setdefault(row["table"], []).append((int(row["size_bytes"]), int(row["time_ns"])))
+    with (folder / "tables.csv").open(encoding="utf-8", newline="") as stream:
+        return tuple(
+            Table(
+                about["table"], about["system"], about["collective"], about["topology"], int(about["nodes"]),
+                int(about["ranks"]), about["environment"], about["library"], about["version"], about["source"],
+                tuple(sorted(rows[about["table"]])),
+            )
+            for about in csv.DictReader(stream)
+        )  # fmt: skip

@@ -1,0 +1,53 @@
+"""Published measurements, and how far predictions of unseen systems are from them."""
+
+import csv
+
+import pytest
+
+from simcoll.libraries.library import load_library
+from simcoll.planning.accuracy import BANDS, Error, band_of, errors_of, left_out_library, medians
+from simcoll.planning.measurements import measurement_folder, published_tables
+
+TABLES = {table.name: table for table in published_tables()}
+
+
+def test_every_table_has_its_machine_and_readable_settings():
+    assert len(TABLES) == 77
+    for table in TABLES.values():
+        assert table.machine().nranks == table.ranks, table.name
+        assert table.settings().launcher
+        assert table.source
+        assert all(size > 0 and time > 0 for size, time in table.rows)
+        assert len({size for size, _ in table.rows}) == len(table.rows)
+
+
+def test_numbers_of_a_class_come_from_elsewhere_when_its_only_system_is_left_out():
+    library, without = load_library("nccl"), left_out_library("nccl", "blog of 2019, V100")
+    assert without.number("class.volta.ring_share") == pytest.approx(0.8, rel=0.02)  # the prior
+    assert library.number("class.volta.ring_share") != without.number("class.volta.ring_share")
+
+
+def test_left_out_numbers_are_of_places_that_the_libraries_have():
+    known = set(load_library("rccl").values) | set(load_library("nccl").values)
+    with (measurement_folder() / "left_out.csv").open() as stream:
+        rows = list(csv.DictReader(stream))
+    assert {row["system"] for row in rows} <= {table.system for table in TABLES.values()}
+    assert {row["place"].partition(":")[0] for row in rows} <= known
+
+
+def test_calibrated_rows_are_not_compared():
+    table = TABLES["all_reduce-h100-16-issue309"]
+    errors = errors_of(table)
+    count = {way: sum(error.way == way for error in errors) for way in ("uncalibrated", "two points", "six points")}
+    assert count == {"uncalibrated": 32, "two points": 30, "six points": 26}
+
+
+def test_few_rows_are_only_predicted():
+    assert {error.way for error in errors_of(TABLES["send_recv-a100-8-notes"])} == {"uncalibrated"}
+
+
+def test_medians_are_of_tables_not_of_rows():
+    one, two = TABLES["all_reduce-h100-16-issue309"], TABLES["all_reduce-h100-32-issue309"]
+    errors = [Error(one, "", 8, 100, 110)] * 9 + [Error(two, "", 8, 100, 130)]
+    assert medians(errors) == {"small": pytest.approx(0.2)}
+    assert [band_of(size) for size in (1, 2**16, 2**26)] == list(BANDS)
