@@ -10,7 +10,7 @@ import pytest
 import simcoll
 from simcoll.core.protocol import IDEAL, Protocol
 from simcoll.emulator import emulate
-from simcoll.emulator.fast import calendar, kernel
+from simcoll.emulator.fast import calendar, filling, kernel
 from simcoll.emulator.fast.compiled import COMPILED, SOURCES, announced
 from simcoll.emulator.fast.timed import summary, timed_steps
 from simcoll.emulator.model import jitter_fs
@@ -292,8 +292,8 @@ def test_compiled_functions_share_one_default():
     entries = (
         kernel.run,
         kernel.load,
-        kernel.index_block,
-        kernel.wait_for,
+        filling.index_block,
+        filling.wait_for,
         calendar.rehash,
     )
     assert {inspect.signature(entry.py_func).parameters["_sources"].default for entry in entries} == {SOURCES}
