@@ -1,8 +1,7 @@
 """Run simcoll's schedules on real machines: GPUs with NCCL, any machine with MPI, or one process.
 
-``executor`` plays a plan, ``program`` is one process's part of it, ``transports`` move the bytes; ``rendezvous`` and
-``control`` let processes meet, agree and find out who failed. CuPy and mpi4py are imported when a transport that needs
-them is made.
+``executor`` plays a plan, ``turns`` is one process's part of it, ``transports`` move the bytes; in ``meeting`` processes meet, agree and
+find out who failed. CuPy and mpi4py are imported when a transport that needs them is made.
 """
 
 from realcoll.errors import FaultError, MissingError

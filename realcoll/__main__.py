@@ -13,8 +13,7 @@ from cyclopts import App, Parameter
 
 from realcoll.errors import FaultError, MissingError
 from simcoll.binding import verify
-from simcoll.command_line import WHOLE, run_app
-from simcoll.distributed.start.command_line import separated
+from simcoll.command_line import WHOLE, run_app, separated
 from simcoll.errors import ConfigError, InternalError, ScheduleError, nearest
 
 if TYPE_CHECKING:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from realcoll.errors import FaultError
-from realcoll.meeting.control import checked_hosts, fingerprint
 from realcoll.transports.local import LocalTransport
 from realcoll.turns import STAGING, Span, part
 from simcoll.core.plan import INPUT, OUTPUT
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-__all__ = ["Prepared", "execute", "prepare"]
+__all__ = ["Prepared", "checked_hosts", "execute", "fingerprint", "prepare"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +194,38 @@ def prepare(
             where.abort(error.message)
             raise
     return _prepared(plan, where, hosts, here)
+
+
+def fingerprint(plan: Plan, hosts: Sequence[int]) -> dict[str, str]:
+    """Properties that must be equal in all processes before a plan may run, in readable words."""
+    sizes = str(plan.sizes) if isinstance(plan.sizes, int) else ", ".join(map(str, plan.sizes.tolist()))
+    return {
+        "collective": str(plan.collective),
+        "algorithm": plan.schedule.title,
+        "count": sizes if len(sizes) < 500 else f"{sizes[:400]}... {hashlib.sha256(sizes.encode()).hexdigest()}",
+        "dtype": plan.dtype.name,
+        "op": str(plan.reduction) if plan.collective.spec.reduces else "none",
+        "ranks": str(plan.ranks.tolist()),
+        "placement": str(list(hosts)),
+        "schedule": plan.schedule.content_hash(),
+    }
+
+
+def checked_hosts(plan: Plan, placement: Sequence[int] | None, size: int) -> tuple[int, ...]:
+    """Process of every rank of a plan.
+
+    By default endpoint e of the plan is process e; where there are fewer processes than endpoints, neighbours share one.
+    """
+    endpoints = plan.ranks.tolist()
+    most = max(endpoints) + 1
+    if placement is None:
+        return tuple(endpoint if most <= size else endpoint * size // most for endpoint in endpoints)
+    found = tuple(int(process) for process in placement)
+    if len(found) != plan.nranks or any(not 0 <= process < size for process in found):
+        raise ConfigError(
+            f"placement must name one process 0..{size - 1} for each of {plan.nranks} ranks; got {list(found)}"
+        )
+    return found
 
 
 def _prepared(plan: Plan, transport: Transport, hosts: Sequence[int], here: Sequence[int]) -> Prepared:

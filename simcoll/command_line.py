@@ -15,11 +15,11 @@ from cyclopts import App, CycloptsError, Parameter
 from simcoll.errors import ConfigError, InternalError, ScheduleError, SimcollError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from cyclopts import Token
 
-__all__ = ["FAULT", "WHOLE", "run_app"]
+__all__ = ["FAULT", "WHOLE", "run_app", "separated", "status_of"]
 
 FAULT = 3
 """Exit status of a fault of ours."""
@@ -107,3 +107,31 @@ def _message(name: str, error: BaseException) -> str:
         f"unexpected {type(error).__name__}: {said} ({Path(last.filename).name}, line {last.lineno}). This is a fault of {name}, not of "
         f"your input: please report it with your command and what it prints with {TRACEBACK}=1 set"
     )
+
+
+def separated(words: Sequence[str], valued: Collection[str]) -> list[str]:
+    """Put ``--`` before the program, so that options after it are the program's.
+
+    Options in ``valued`` take the next word.
+
+    >>> separated(["-n", "2", "--fast", "x.py", "-n", "3"], ["-n"])
+    ['-n', '2', '--fast', '--', 'x.py', '-n', '3']
+    """
+    at = 0
+    while at < len(words) and words[at].startswith("-") and words[at] != "--":
+        at += 2 if words[at] in valued else 1
+    return [*words[:at], "--", *words[at + (words[at : at + 1] == ["--"]) :]]
+
+
+def status_of(app: App, words: Sequence[str], say: Callable[[str], object] | None = None) -> int:
+    """Run an application; its exit status, or 2 and one line of error."""
+    say = say or sys.stderr.write
+    try:
+        found = app(words, exit_on_error=False, print_error=False, result_action="return_value")
+    except CycloptsError as error:
+        say(f"{app.name[0]}: {str(error).rstrip('.')}; try --help\n")
+        return 2
+    except SimcollError as error:
+        say(f"simcoll: {error}\n")
+        return 2
+    return found if isinstance(found, int) else 0

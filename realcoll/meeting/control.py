@@ -1,8 +1,14 @@
-"""Agreement between processes before a plan runs, and blame when it does not."""
+"""The seat of a process among the others of a job: it meets them, agrees with them, and says who failed.
+
+All processes are clients of the server in :mod:`realcoll.meeting.host`, apart from the fabric that carries data. There is one operation:
+every member of a meeting brings a value and gets the values of all. A process whose connection breaks has died, and all others are told
+at once.
+"""
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
+import socket
 import threading
 import time
 from typing import TYPE_CHECKING, TypeVar
@@ -10,64 +16,123 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from realcoll.errors import FaultError
-from realcoll.meeting.messages import DIED
+from realcoll.meeting.messages import (
+    DIED,
+    LIMITS,
+    MAX_WAIT_S,
+    SERVICE,
+    TOLD,
+    Address,
+    Alarm,
+    Bye,
+    Fail,
+    Gone,
+    Join,
+    Left,
+    Meet,
+    Met,
+    shown,
+)
+from simcoll.distributed.server.frames import (
+    HEAD_BYTES,
+    Channel,
+    MalformedError,
+    Refusal,
+    RefusedError,
+    decode,
+    encode,
+    introduce,
+    is_ours,
+)
 from simcoll.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from realcoll.meeting.rendezvous import Rendezvous
-    from simcoll.core.plan import Plan
+    from realcoll.meeting.host import Host
 
-__all__ = ["Control", "checked_hosts", "fingerprint", "within"]
+__all__ = ["Control", "join", "within"]
 
 Result = TypeVar("Result")
 STUCK_GRACE_S = 1.0
 PART_POLL_S = 0.01
-
-
-def fingerprint(plan: Plan, hosts: Sequence[int]) -> dict[str, str]:
-    """Properties that must be equal in all processes before a plan may run, in readable words."""
-    sizes = str(plan.sizes) if isinstance(plan.sizes, int) else ", ".join(map(str, plan.sizes.tolist()))
-    return {
-        "collective": str(plan.collective),
-        "algorithm": plan.schedule.title,
-        "count": sizes if len(sizes) < 500 else f"{sizes[:400]}... {hashlib.sha256(sizes.encode()).hexdigest()}",
-        "dtype": plan.dtype.name,
-        "op": str(plan.reduction) if plan.collective.spec.reduces else "none",
-        "ranks": str(plan.ranks.tolist()),
-        "placement": str(list(hosts)),
-        "schedule": plan.schedule.content_hash(),
-    }
-
-
-def _listed(processes: Iterable[int]) -> str:
-    found = sorted(processes)
-    return f"rank{'s' if len(found) > 1 else ''} {', '.join(map(str, found))}"
+CONNECT_PAUSE_S = 0.05
+REPLY_GRACE_S = 5.0
+MAX_REASON = 2000
+# The values of all members come in one message.
+MAX_TOLD_BYTES = 1 << 30
 
 
 class Control:
-    """The seat of this process among the others.
+    """The seat of this process among the others. Made by :func:`join`, or for one process alone.
 
     Parameters
     ----------
     process, size
         Number of this process and of processes (shown as ranks in messages: with one rank a process they are).
-    rendezvous
-        Connection to the others; ``None`` for one process alone.
     timeout_s
         Time that others may take for their part.
+    channel
+        Connection to the server; ``None`` for one process alone.
+    host
+        The server, where it is in this process.
+
+    Attributes
+    ----------
+    gone
+        Reason why a process is gone, by process; empty for a normal end.
+    left
+        Processes that have nothing more to say.
+    alarm
+        Name of a meeting called by stuck processes, or empty.
+    broken
+        Why this process gave up, or empty.
     """
 
-    __slots__ = ("_rendezvous", "_turns", "broken", "process", "size", "timeout_s")
-
-    def __init__(self, process: int, size: int, rendezvous: Rendezvous | None, timeout_s: float) -> None:
+    def __init__(
+        self, process: int, size: int, timeout_s: float, channel: Channel | None = None, host: Host | None = None
+    ) -> None:
         self.process = process
         self.size = size
         self.timeout_s = timeout_s
         self.broken = ""
-        self._rendezvous = rendezvous
+        self.gone: dict[int, str] = {}
+        self.left: set[int] = set()
+        self.alarm = ""
         self._turns: dict[str, int] = {}
+        self._channel = channel
+        self._host = host
+        self._meetings: dict[str, Met] = {}
+        self._news = threading.Condition()
+        self._over = False
+        self._on_loss: Callable[[], None] | None = None
+        if channel is not None:
+            self._thread = threading.Thread(target=self._listen, args=(channel,), name="rendezvous-client", daemon=True)
+            self._thread.start()
+
+    # Meetings
+
+    def meet(self, name: str, value: bytes, timeout_s: float, members: Sequence[int] | None = None) -> Met:
+        """Bring a value and get those of all members (default: every process).
+
+        A name may be used once. Ends early when a member is gone.
+        """
+        everybody = tuple(range(self.size) if members is None else members)
+        if everybody == (self.process,):
+            return Met(name, {self.process: value})
+        without_server = Met(name, {self.process: value}, (0,), gone={0: DIED})
+        try:
+            self._tell(Meet(name, everybody, value, min(timeout_s, MAX_WAIT_S)))
+        except OSError:
+            return without_server
+        limit = time.monotonic() + timeout_s + REPLY_GRACE_S
+        with self._news:
+            while name not in self._meetings:
+                left = limit - time.monotonic()
+                if left <= 0 or self.gone.get(0):
+                    return without_server
+                self._news.wait(left)
+            return self._meetings.pop(name)
 
     def gather(self, what: str, value: bytes = b"", members: Sequence[int] | None = None) -> dict[int, bytes]:
         """The values of all members, by process.
@@ -77,13 +142,12 @@ class Control:
         FaultError
             Names the processes that did not come.
         """
-        everybody = tuple(range(self.size)) if members is None else tuple(members)
-        if self._rendezvous is None or everybody == (self.process,):
-            return {self.process: value}
-        self.check_usable()
+        everybody = tuple(range(self.size) if members is None else members)
+        if everybody != (self.process,):
+            self.check_usable()
         key = f"{what} {everybody}"
         turn = self._turns[key] = self._turns.get(key, 0) + 1
-        meeting = self._rendezvous.meet(f"{key} {turn}", value, self.timeout_s, everybody)
+        meeting = self.meet(f"{key} {turn}", value, self.timeout_s, everybody)
         if meeting.late:
             raise FaultError(f"{what}: this rank arrived after the others had given up waiting", (self.process,))
         if meeting.missing:
@@ -111,20 +175,20 @@ class Control:
                 message = f"ranks disagree on the {what}: {_listed(groups[most])}: {_short(most)}; {told}"
                 raise FaultError(message, [process for _, who in odd for process in who])
 
+    # Failures
+
     def trouble(self) -> bool:
         """Whether a process has died or is stuck; cheap enough to ask while waiting."""
-        found = self._rendezvous
-        return found is not None and (bool(found.alarm) or any(found.gone.values()))
+        return bool(self.alarm) or any(self.gone.values())
 
     def stuck(self, waiting_for: Iterable[int]) -> FaultError:
         """Find the processes that hold this one up: those that do not report waiting themselves."""
-        found, waited = self._rendezvous, sorted(set(waiting_for))
-        if found is None:
+        waited = sorted(set(waiting_for))
+        if self._channel is None:
             return FaultError(f"nothing came from {_listed(waited)}", waited)
-        if any(found.gone.values()):
-            return self._blamed("in flight", _culprits(found.gone))
-        name = found.alarm or "stuck"
-        meeting = found.meet(name, msgspec.json.encode(waited), min(STUCK_GRACE_S, self.timeout_s))
+        if any(self.gone.values()):
+            return self._blamed("in flight", _culprits(self.gone))
+        meeting = self.meet(self.alarm or "stuck", msgspec.json.encode(waited), min(STUCK_GRACE_S, self.timeout_s))
         if meeting.gone:
             return self._blamed("in flight", _culprits(meeting.gone))
         wanted = set(waited)
@@ -134,51 +198,119 @@ class Control:
         return FaultError(f"{_listed(idle)} did not take part within {self.timeout_s:g} s", idle)
 
     def _blamed(self, what: str, processes: Sequence[int]) -> FaultError:
-        gone = {} if self._rendezvous is None else self._rendezvous.gone
-        dead = sorted(process for process in processes if process in gone)
+        dead = sorted(process for process in processes if process in self.gone)
         # A death ends a meeting early: processes that had not come yet are not to blame.
         absent = [] if dead else sorted(processes)
-        parts = [f"rank {process} {gone[process] or 'has ended'}" for process in dead]
+        parts = [f"rank {process} {self.gone[process] or 'has ended'}" for process in dead]
         if absent:
             parts.append(f"{_listed(absent)} did not come within {self.timeout_s:g} s")
         return FaultError(f"{what}: {'; '.join(parts)}", [*dead, *absent])
 
     def watch(self, on_loss: Callable[[], None]) -> None:
         """Call a function once, from another thread, when some process dies or gives up."""
-        if self._rendezvous is not None:
-            self._rendezvous.watch(on_loss)
+        self._on_loss = on_loss
+        if any(self.gone.values()):
+            self._lost()
 
     def loss(self) -> str:
         """The processes that have died or given up, and why; empty if none has."""
-        gone = {} if self._rendezvous is None else self._rendezvous.gone
-        return "; ".join(f"rank {process} {gone[process]}" for process in _culprits(gone))
+        return "; ".join(f"rank {process} {self.gone[process]}" for process in _culprits(self.gone))
 
     def check_usable(self) -> None:
         """Refuse to go on after a failure."""
         if self.broken:
             raise FaultError(f"this transport is of no use after an earlier failure ({self.broken}); make a new one")
 
+    # The end
+
     def fail(self, reason: str) -> None:
-        """Announce that this process gives up."""
+        """Announce that this process gives up, and why; it stays connected."""
         if not self.broken:
             self.broken = reason or "closed"
-            if self._rendezvous is not None:
-                self._rendezvous.fail(f"gave up: {reason}")
-
-    def close(self) -> None:
-        """Leave; in good order unless something failed before."""
-        self.broken = self.broken or "closed"
-        if self._rendezvous is not None:
-            self._rendezvous.close()
+            self._say(Fail(f"gave up: {reason}"[:MAX_REASON].encode(errors="replace").decode()))
 
     def part(self, patience_s: float) -> None:
         """Announce, after a failure, that this process has reported it, and give the others time to do so."""
-        found = self._rendezvous
-        if found is not None:
-            found.leave()
-            limit = time.monotonic() + patience_s
-            while len(found.left - {self.process}) < self.size - 1 and time.monotonic() < limit:
-                time.sleep(PART_POLL_S)
+        self._say(Bye())
+        limit = time.monotonic() + patience_s
+        while len(self.left - {self.process}) < self.size - 1 and time.monotonic() < limit:
+            time.sleep(PART_POLL_S)
+
+    def close(self) -> None:
+        """Leave and release everything, in good order unless something failed before; the host stays until all have left."""
+        self.broken = self.broken or "closed"
+        if self._channel is None:
+            return
+        self._say(Bye())
+        with contextlib.suppress(OSError):
+            self._channel.sock.shutdown(socket.SHUT_WR)
+        self._thread.join(REPLY_GRACE_S)
+        self._channel.sock.close()
+        if self._host is not None:
+            self._host.close()
+
+    # The connection
+
+    def _say(self, last: msgspec.Struct) -> None:
+        self._over = True
+        with contextlib.suppress(OSError):
+            self._tell(last)
+
+    def _tell(self, message: msgspec.Struct) -> None:
+        frame = encode(message)
+        if len(frame) - HEAD_BYTES > LIMITS.max_message_bytes:
+            raise ConfigError(
+                f"a message of {len(frame)} bytes is too long for the rendezvous (limit {LIMITS.max_message_bytes})"
+            )
+        if self._channel is not None:
+            self._channel.sock.sendall(frame)
+
+    def _lost(self) -> None:
+        action, self._on_loss = self._on_loss, None
+        if action is not None and not self._over:
+            action()
+
+    def _listen(self, channel: Channel) -> None:
+        with contextlib.suppress(OSError, MalformedError):
+            while True:
+                self._notice(decode(channel.receive(MAX_TOLD_BYTES), TOLD))
+        with self._news:
+            if not self._over:
+                self.gone.setdefault(0, DIED)
+            self._news.notify_all()
+        if self.gone.get(0):
+            self._lost()
+
+    def _notice(self, told: Gone | Left | Alarm | Met | Refusal) -> None:
+        with self._news:
+            if isinstance(told, Gone):
+                self.gone[told.process] = told.reason
+            elif isinstance(told, Left):
+                self.left.add(told.process)
+            elif isinstance(told, Alarm):
+                self.alarm = told.name
+            elif isinstance(told, Met):
+                self._meetings[told.name] = told
+            else:
+                self.gone.setdefault(0, f"refused: {told.why}")
+            self._news.notify_all()
+        if isinstance(told, Gone) and told.reason:
+            self._lost()
+
+
+def _listed(processes: Iterable[int]) -> str:
+    found = sorted(processes)
+    return f"rank{'s' if len(found) > 1 else ''} {', '.join(map(str, found))}"
+
+
+def _culprits(gone: Mapping[int, str]) -> list[int]:
+    """Processes that died; if none did, the first that gave up."""
+    died = [process for process, reason in gone.items() if reason == DIED]
+    return died or [process for process, reason in gone.items() if reason][:1]
+
+
+def _short(value: str) -> str:
+    return value if len(value) <= 60 else f"{value[:57]}..."
 
 
 def within(timeout_s: float, call: Callable[[], Result]) -> Result:
@@ -207,28 +339,56 @@ def within(timeout_s: float, call: Callable[[], Result]) -> Result:
     return found[0]
 
 
-def _culprits(gone: Mapping[int, str]) -> list[int]:
-    """Processes that died; if none did, the first that gave up."""
-    died = [process for process, reason in gone.items() if reason == DIED]
-    return died or [process for process, reason in gone.items() if reason][:1]
+def join(
+    address: Address,
+    process: int,
+    size: int,
+    *,
+    token: str = "",
+    timeout_s: float = 60.0,
+    host: Host | None = None,
+) -> Control:
+    """Connect to the server, waiting until it is there.
 
-
-def _short(value: str) -> str:
-    return value if len(value) <= 60 else f"{value[:57]}..."
-
-
-def checked_hosts(plan: Plan, placement: Sequence[int] | None, size: int) -> tuple[int, ...]:
-    """Process of every rank of a plan.
-
-    By default endpoint e of the plan is process e; where there are fewer processes than endpoints, neighbours share one.
+    Raises
+    ------
+    FaultError
+        There is none within the timeout, or it refuses.
     """
-    endpoints = plan.ranks.tolist()
-    most = max(endpoints) + 1
-    if placement is None:
-        return tuple(endpoint if most <= size else endpoint * size // most for endpoint in endpoints)
-    found = tuple(int(process) for process in placement)
-    if len(found) != plan.nranks or any(not 0 <= process < size for process in found):
-        raise ConfigError(
-            f"placement must name one process 0..{size - 1} for each of {plan.nranks} ranks; got {list(found)}"
-        )
-    return found
+    until_s = time.monotonic() + timeout_s
+    while True:
+        try:
+            sock = _connected(address, max(0.1, until_s - time.monotonic()))
+            break
+        except OSError as error:
+            if time.monotonic() >= until_s:
+                why = f"rank 0 does not answer at {shown(address)} within {timeout_s:g} s: {error.strerror or error}"
+                raise FaultError(why, (0,)) from None
+            time.sleep(CONNECT_PAUSE_S)
+    channel = Channel(sock)
+    try:
+        introduce(channel, SERVICE, token.encode(), max(0.1, until_s - time.monotonic()))
+        sock.settimeout(None)
+        sock.sendall(encode(Join(process)))
+    except OSError as error:
+        sock.close()
+        what = "" if isinstance(error, RefusedError) else "the connection broke: "
+        raise FaultError(f"rank 0 at {shown(address)}: {what}{error}", (0,)) from None
+    return Control(process, size, timeout_s, channel, host)
+
+
+def _connected(address: Address, timeout_s: float) -> socket.socket:
+    if isinstance(address, tuple):
+        sock = socket.create_connection(address, timeout=timeout_s)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return sock
+    sock = socket.socket(socket.AF_UNIX)
+    try:
+        sock.settimeout(timeout_s)
+        sock.connect(address)
+        if not is_ours(sock):
+            raise ConnectionRefusedError("it belongs to another user")
+    except OSError:
+        sock.close()
+        raise
+    return sock

@@ -9,9 +9,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from realcoll.errors import FaultError
-from realcoll.meeting.control import Control
+from realcoll.meeting.control import Control, join
 from realcoll.meeting.host import Host
-from realcoll.meeting.rendezvous import join
 from simcoll.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -143,14 +142,13 @@ def control_of(job: Job, timeout_s: float) -> Control:
         When the port is taken.
     """
     if job.size == 1:
-        return Control(0, 1, None, timeout_s)
+        return Control(0, 1, timeout_s)
     address, token, host = job.address, job.token, None
     if address[0].startswith("file://"):
         address, token, host = _through_file(address[0].removeprefix("file://"), job, timeout_s)
     elif job.process == 0:
         host = Host(job.size, (listening_at(address[0]), address[1]), token)
-    seat = join(address, job.process, job.size, token=token, timeout_s=timeout_s, host=host)
-    return Control(job.process, job.size, seat, timeout_s)
+    return join(address, job.process, job.size, token=token, timeout_s=timeout_s, host=host)
 
 
 def _through_file(path: str, job: Job, timeout_s: float) -> tuple[tuple[str, int], str, Host | None]:

@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from realcoll.errors import FaultError, MissingError
-from realcoll.meeting.control import Control, within
+from realcoll.meeting.control import Control, join, within
 from realcoll.meeting.host import Host
-from realcoll.meeting.rendezvous import join
 from realcoll.start.environment import listening_at, place_from
 from realcoll.start.pmi import job_name
 from simcoll.errors import ConfigError
@@ -109,7 +108,7 @@ def _met_before(environment: Mapping[str, str], timeout_s: float) -> tuple[Contr
     job, process, size = found
     address = f"\0realcoll {job}"
     host = Host(size, address) if process == 0 else None
-    control = Control(process, size, join(address, process, size, timeout_s=timeout_s, host=host), timeout_s)
+    control = join(address, process, size, timeout_s=timeout_s, host=host)
     try:
         control.gather("start of MPI")
     except FaultError as error:
@@ -164,7 +163,7 @@ def _met(comm: Any, timeout_s: float) -> Control:
     """Let process 0 host the rendezvous: on the loopback interface when all processes run on one machine."""
     process, size = comm.Get_rank(), comm.Get_size()
     if size == 1:
-        return Control(0, 1, None, timeout_s)
+        return Control(0, 1, timeout_s)
     here = socket.gethostname()
     one_machine = len(set(comm.allgather(here))) == 1
     host, offer = None, None
@@ -173,8 +172,7 @@ def _met(comm: Any, timeout_s: float) -> Control:
         host = Host(size, (listening_at("127.0.0.1" if one_machine else here), 0), token)
         offer = ("127.0.0.1" if one_machine else here, host.address[1], token)
     address, port, token = comm.bcast(offer)
-    found = join((address, port), process, size, token=token, timeout_s=timeout_s, host=host)
-    return Control(process, size, found, timeout_s)
+    return join((address, port), process, size, token=token, timeout_s=timeout_s, host=host)
 
 
 def _outlive_notices() -> None:

@@ -92,7 +92,7 @@ class LocalTransport(HostMemory):
     name = "local"
 
     def __init__(self) -> None:
-        self.control = Control(0, 1, None, 0.0)
+        self.control = Control(0, 1, 0.0)
         self._sent: deque[Array] = deque()
         self._wanted: deque[Array] = deque()
 

@@ -6,17 +6,17 @@ of NCCL (``src/graph/trees.cc``).
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from simcoll.algorithms import compose
 from simcoll.algorithms.registered import algorithm
 from simcoll.core.schedule import COPY, REDUCE, Layout, Schedule, Step, joined, transfers
 from simcoll.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from numpy.typing import NDArray
 
@@ -111,25 +111,21 @@ def _edges(parents: list[int], colours: list[int]) -> tuple[Ints, Ints, Ints, in
     return below, np.array(parents, np.int64)[below], np.array(time, np.int64)[below], period
 
 
-def _with_boxes(parents: list[int], colours: list[int], box: int, lead: int) -> tuple[list[int], list[int]]:
-    """A tree over nodes with a chain inside each, from the member ``lead`` on, which talks to the parent node.
+def _with_boxes(parents: list[int], colours: list[int], box: int) -> Tree:
+    """A tree over nodes with a chain inside each, whose first member talks to the parent node.
 
     The first two of the chain talk to a child node each, so that no rank has more than two children.
     """
-    ups, shades = [-1] * (len(parents) * box), [0] * (len(parents) * box)
+    ups, shades = [rank - 1 for rank in range(len(parents) * box)], [1] * (len(parents) * box)
     boxes_below = [0] * len(parents)
-    spread: dict[int, int] = {}
     for home, up in enumerate(parents):
+        ups[home * box] = -1
         if up >= 0:
-            member = up * box + (lead + min(boxes_below[up], box - 1)) % box
+            member = up * box + min(boxes_below[up], box - 1)
             boxes_below[up] += 1
-            head = home * box + lead % box
-            ups[head], shades[head] = member, colours[home]
-            spread.setdefault(member, colours[home])
-    for home in range(len(parents)):
-        chain = [home * box + (lead + place) % box for place in range(box)]
-        for before, rank in pairwise(chain):
-            ups[rank], shades[rank] = before, 1 - spread.get(before, 0)
+            ups[home * box], shades[home * box] = member, colours[home]
+            if member % box < box - 1:
+                shades[member + 1] = 1 - colours[home]
     return ups, shades
 
 
@@ -142,44 +138,34 @@ def _behind(root: int, parents: list[int]) -> list[int]:
     return result
 
 
-def _flows(tree: Tree, pieces: int, *, up: bool, down: bool) -> Iterator[tuple[Ints, Ints, Ints, int]]:
-    """``(src, dst, piece, op)`` of every step: pieces climb and descend the tree, one ``period`` apart."""
+def _ways(tree: Tree, *, up: bool, down: bool) -> list[tuple[Ints, Ints, Ints, int, int]]:
+    """Source, destination and time of every edge on the way up, on the way down, or both; the operation, and steps between pieces."""
     child, parent, time, period = _edges(*tree)
     top = int(time.max(initial=0))
     top += top % 2  # so that colours mean the same steps in both trees on the way down
-    ways = [(child, parent, time, REDUCE)] if up else []
-    if down:
-        ways.append((parent, child, top - time + (top + 1 if up else 0), COPY))
-    last = max((int(when.max(initial=-1)) for *_, when, _ in ways), default=-1)
-    for now in range(last + 1 + (pieces - 1) * period if last >= 0 else 0):
-        for src, dst, when, op in ways:
-            piece, phase = np.divmod(now - when, period)
-            live = (phase == 0) & (piece >= 0) & (piece < pieces)
-            yield src[live], dst[live], piece[live], op
+    ways = [(child, parent, time, REDUCE, period)] if up else []
+    return [*ways, (parent, child, top - time + (top + 1 if up else 0), COPY, period)] if down else ways
 
 
-def _schedule(
-    collective: Collective, trees: list[Tree], pieces: int, params: dict[str, int | None], *, up: bool, down: bool
-) -> Schedule:
-    """The trees side by side, each with its share of the vector; the two of a pair share one channel, whose steps keep them in time."""
-    n, root = collective.nranks, collective.root or 0
-    layout = Layout(collective, len(trees) * pieces)
-    ways = up + down
+def _schedule(collective: Collective, trees: Iterable[Tree], pieces: int, *, up: bool, down: bool) -> Schedule:
+    """Two trees with half of the vector each, on one channel, whose steps keep them in time."""
+    layout, root = Layout(collective, 2 * pieces), collective.root or 0
+    rank = np.arange(collective.nranks) if up else np.array([root])
 
     def steps() -> Iterator[Step]:
-        rank, channel = np.arange(n) if up else np.array([root]), np.arange(len(trees) // 2)[:, None]
-        whole = channel * 2 * pieces
-        yield transfers(rank, layout.input(0, whole), rank, layout.output(0, whole), count=2 * pieces, channel=channel)
-        flows = [list(_flows(tree, pieces, up=up, down=down)) for tree in trees]
-        for at in range(0, max(map(len, flows)), ways):
-            now = []
-            for number, flow in enumerate(flows):
-                for src, dst, piece, op in flow[at : at + ways]:
-                    chunk = layout.output(0, number * pieces + piece)
-                    now.append(transfers(src, chunk, dst, chunk, op=op, channel=number // 2))
-            yield joined(now)
+        yield transfers(rank, layout.input(), rank, layout.output(), count=2 * pieces)
+        moves = [(half * pieces, *way) for half, tree in enumerate(trees) for way in _ways(tree, up=up, down=down)]
+        last = max(int(when.max(initial=-1)) + (pieces - 1) * period for *_, when, _, period in moves)
+        for now in range(last + 1):
+            parts = []
+            for first, src, dst, when, op, period in moves:
+                piece, phase = np.divmod(now - when, period)
+                live = (phase == 0) & (piece >= 0) & (piece < pieces)
+                chunk = layout.output(0, first + piece[live])
+                parts.append(transfers(src[live], chunk, dst[live], chunk, op=op))
+            yield joined(parts)
 
-    return Schedule("double_tree", layout, steps, len(trees) // 2, tuple(params.items()))
+    return Schedule("double_tree", layout, steps)
 
 
 @algorithm(
@@ -200,19 +186,18 @@ def all_reduce(collective: Collective, *, channels: int = 1, pieces: int = 4, bo
     if box is not None and n % box:
         raise ConfigError(f"box={box} does not divide the {n} ranks")
     pair = tree_pair(n // (box or 1))
-    both = list(zip(pair, _coloured(pair), strict=True))
-    trees = [_with_boxes(*tree, box or 1, lead) for lead in range(channels) for tree in both]
-    return _schedule(
-        collective, trees, pieces, {"channels": channels, "pieces": pieces, "box": box}, up=True, down=True
-    )
+    trees = [_with_boxes(*tree, box or 1) for tree in zip(pair, _coloured(pair), strict=True)]
+    made, (home, member) = _schedule(collective, trees, pieces, up=True, down=True), np.divmod(np.arange(n), box or 1)
+    orders = [home * (box or 1) + (member + lead) % (box or 1) for lead in range(channels)]
+    return compose.channels(made, orders, by_rank=True)
 
 
 def _rooted(collective: Collective, channels: int, pieces: int, *, up: bool) -> Schedule:
     """Both trees span the other ranks and hang below the root, which feeds (or drains) them in turn."""
     first, second = tree_pair(collective.nranks - 1) if collective.nranks > 1 else ([], [])
     pair = _behind(collective.root or 0, first), _behind(collective.root or 0, second)
-    trees = list(zip(pair, _coloured(pair), strict=True)) * channels
-    return _schedule(collective, trees, pieces, {"channels": channels, "pieces": pieces}, up=up, down=not up)
+    made = _schedule(collective, list(zip(pair, _coloured(pair), strict=True)), pieces, up=up, down=not up)
+    return compose.in_channels(made, channels=channels)
 
 
 @algorithm(

@@ -12,15 +12,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from simcoll.core.schedule import COPY, Step, transfers
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     Ints = NDArray[np.int64]
-    Moves = Iterator[tuple[Ints, Ints, int]]  # peer of every rank, first chunks [runs, ranks], chunks in a run
+    Moves = Iterable[tuple[Ints, Ints, int]]  # peer of every rank, first chunks [runs, ranks], chunks in a run
 
-__all__ = ["PAIRWISE", "Grid", "all_gather_stage", "reduce_scatter_stage", "weights_of"]
+__all__ = ["PAIRWISE", "Grid", "all_gather_stage", "reduce_scatter_stage", "sent", "weights_of"]
 
 PAIRWISE = 0
 """Way of a stage in which every rank talks to all others of its line in turn; 1 and -1 go round the line as a ring."""
@@ -113,3 +115,11 @@ def all_gather_stage(
         origin = place if way == PAIRWISE else (place - way * (step - 1)) % size
         chunk, count = grid.chunks(weights, {**own, d: origin}, runs=runs)
         yield grid.moved(d, way or step), chunk, count
+
+
+def sent(moves: Moves, at: Callable[[Ints], Ints], *, op: int = COPY, ranks: Ints | None = None) -> Iterator[Step]:
+    """A step for each of the moves, of all ranks or some; ``at`` is the address of their chunks on both sides."""
+    for peer, chunk, count in moves:
+        who = np.arange(len(peer)) if ranks is None else ranks
+        address = at(chunk if ranks is None else chunk[:, ranks])
+        yield transfers(who, address, peer[who], address, count=count, op=op)

@@ -17,18 +17,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from simcoll.algorithms.compose import in_stages
-from simcoll.algorithms.grid import PAIRWISE, Grid, all_gather_stage, reduce_scatter_stage, weights_of
+from simcoll.algorithms.grid import PAIRWISE, Grid, all_gather_stage, reduce_scatter_stage, sent, weights_of
 from simcoll.algorithms.registered import algorithm
 from simcoll.algorithms.tree import binomial_edges
-from simcoll.core.schedule import COPY, REDUCE, Layout, Schedule, Step, transfers
+from simcoll.core.schedule import REDUCE, Layout, Schedule, Step, transfers
 from simcoll.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from numpy.typing import NDArray
 
-    from simcoll.algorithms.grid import Moves
     from simcoll.core.collective import Collective
 
     Ints = NDArray[np.int64]
@@ -57,8 +56,9 @@ def _way(grid: Grid, d: int) -> int:
     return PAIRWISE if d == grid.dims[-1] else 1
 
 
-def _stage(layout: Layout, steps: Callable[[int], Iterator[Step]], which: int) -> Schedule:
-    return Schedule("hierarchical", layout, partial(steps, which))
+def _stages(layout: Layout, *parts: tuple[Callable[[Any], Iterator[Step]], Iterable[Any]]) -> list[Schedule]:
+    """A stage for each of the arguments of each of the functions."""
+    return [Schedule("hierarchical", layout, partial(steps, which)) for steps, every in parts for which in every]
 
 
 @algorithm(
@@ -77,29 +77,24 @@ def all_reduce(collective: Collective, *, box: int | None = None, pod: int | Non
     ``box`` is the number of consecutive ranks in a node, ``pod`` that of consecutive ranks in a pod of nodes.
     """
     grid = _grid(collective, box, pod)
-    n, order = grid.nranks, grid.dims[::-1]
-    layout, rank, weights = Layout(collective, n), np.arange(n), weights_of(grid, order)
-
-    def moved(moves: Moves, op: int) -> Iterator[Step]:
-        for peer, chunk, count in moves:
-            yield transfers(rank, layout.output(0, chunk), peer, layout.output(0, chunk), count=count, op=op)
+    order, rank = grid.dims[::-1], np.arange(grid.nranks)
+    layout, weights = Layout(collective, grid.nranks), weights_of(grid, order)
+    vector, last = partial(layout.output, 0), len(order) - 1
 
     def scattered(position: int) -> Iterator[Step]:
         if position == 0:
-            yield transfers(rank, layout.input(), rank, layout.output(), count=n)
+            yield transfers(rank, layout.input(), rank, layout.output(), count=layout.chunks)
         d = order[position]
-        yield from moved(reduce_scatter_stage(grid, weights, d, order[:position], _way(grid, d)), REDUCE)
+        yield from sent(reduce_scatter_stage(grid, weights, d, order[:position], _way(grid, d)), vector, op=REDUCE)
 
     def gathered(position: int) -> Iterator[Step]:
         d = order[position]
-        yield from moved(all_gather_stage(grid, weights, d, order[:position], _way(grid, d)), COPY)
+        yield from sent(all_gather_stage(grid, weights, d, order[:position], _way(grid, d)), vector)
 
-    inner, outermost = range(len(order) - 1), len(order) - 1
-    return [
-        *(_stage(layout, scattered, position) for position in inner),
-        _stage(layout, lambda position: chain(scattered(position), gathered(position)), outermost),
-        *(_stage(layout, gathered, position) for position in reversed(inner)),
-    ]
+    def reduced(position: int) -> Iterator[Step]:
+        return chain(scattered(position), gathered(position))
+
+    return _stages(layout, (scattered, range(last)), (reduced, [last]), (gathered, reversed(range(last))))
 
 
 @algorithm(
@@ -119,10 +114,9 @@ def all_gather(collective: Collective, *, box: int | None = None, pod: int | Non
     def level(d: int) -> Iterator[Step]:
         if d == 0:
             yield transfers(rank, layout.input(), rank, layout.output(rank))
-        for peer, slot, count in all_gather_stage(grid, grid.strides, d, grid.dims[d + 1 :], _way(grid, d)):
-            yield transfers(rank, layout.output(slot), peer, layout.output(slot), count=count)
+        yield from sent(all_gather_stage(grid, grid.strides, d, grid.dims[d + 1 :], _way(grid, d)), layout.output)
 
-    return [_stage(layout, level, d) for d in grid.dims]
+    return _stages(layout, (level, grid.dims))
 
 
 @algorithm(
@@ -138,18 +132,28 @@ def all_gather(collective: Collective, *, box: int | None = None, pod: int | Non
 def reduce_scatter(collective: Collective, *, box: int | None = None, pod: int | None = None) -> list[Schedule]:
     """The all-gather backwards, first inside every node, so that the rails carry sums."""
     grid = _grid(collective, box, pod)
-    n = grid.nranks
-    layout, rank, slots = Layout(collective, 1, np.arange(n)), np.arange(n), np.arange(n)[:, None]
+    rank, slots = np.arange(grid.nranks), np.arange(grid.nranks)[:, None]
+    layout = Layout(collective, 1, rank)
 
     def level(d: int) -> Iterator[Step]:
         if d == grid.dims[-1]:
             yield transfers(rank, layout.input(slots), rank, layout.scratch_at(slots))
-        for peer, slot, count in reduce_scatter_stage(grid, grid.strides, d, grid.dims[d + 1 :], _way(grid, d)):
-            yield transfers(rank, layout.scratch_at(slot), peer, layout.scratch_at(slot), count=count, op=REDUCE)
+        moves = reduce_scatter_stage(grid, grid.strides, d, grid.dims[d + 1 :], _way(grid, d))
+        yield from sent(moves, layout.scratch_at, op=REDUCE)
         if d == 0:
             yield transfers(rank, layout.scratch_at(rank), rank, layout.output())
 
-    return [_stage(layout, level, d) for d in reversed(grid.dims)]
+    return _stages(layout, (level, reversed(grid.dims)))
+
+
+def _hops(nodes: int, pieces: int) -> list[list[tuple[Any, int]]]:
+    """Stages of hops over the nodes: which hold the data, counted from the root's, and how many nodes on they send it.
+
+    A single piece goes down a binomial tree; several go down a chain, where a node receives one while it sends the one before.
+    """
+    if pieces > 1:
+        return [[(hop, 1)] for hop in range(nodes - 1)]
+    return [[(binomial_edges(nodes, level)[0], 1 << level) for level in reversed(range((nodes - 1).bit_length()))]]
 
 
 @algorithm(
@@ -163,58 +167,34 @@ def reduce_scatter(collective: Collective, *, box: int | None = None, pod: int |
 def broadcast(
     collective: Collective, *, box: int | None = None, pod: int | None = None, channels: int = 1, pieces: int = 1
 ) -> Schedule:
-    """The root's vector is scattered over its node (and pod), broadcast on every rail, then gathered inside every node.
-
-    Over the outermost level a single piece goes down a binomial tree; several go down a chain, whose hops have two channels alternately,
-    so that a rank receives a piece while it passes on the one before.
-    """
-    grid = _grid(collective, box, pod)
-    outer, order, root = grid.sizes[0], grid.dims[:0:-1], collective.root or 0
-    parts = grid.nranks // outer
+    """Scatter the root's vector over its node (and pod), broadcast it on every rail, all-gather it inside every node."""
+    grid, root = _grid(collective, box, pod), collective.root or 0
+    nodes, inner, beyond = grid.sizes[0], grid.dims[:0:-1], [grid.digit(d) - grid.digit(d)[root] for d in grid.dims]
+    layout, hops = Layout(collective, grid.nranks // nodes), _hops(nodes, pieces)
     # The outermost level does not split the vector.
-    weights = (0, *weights_of(Grid(grid.sizes[1:]), [d - 1 for d in order]))
-    layout, rank = Layout(collective, parts), np.arange(grid.nranks)
-    turn = (grid.digit(0) - grid.digit(0)[root]) % outer
-    own, _ = grid.chunks(weights, grid.digits(grid.dims), runs=True)
-
-    def copies(who: Ints, peer: Ints, chunks: Ints, count: int) -> Step:
-        chunk = layout.output(0, chunks[:, who])
-        return transfers(who, chunk, peer[who], chunk, count=count)
+    weights = (0, *weights_of(Grid(grid.sizes[1:]), [d - 1 for d in inner]))
+    vector, (own, _) = partial(layout.output, 0), grid.chunks(weights, grid.digits(grid.dims), runs=True)
 
     def scattered(position: int) -> Iterator[Step]:
-        d, done = order[position], (0, *order[:position])
-        like_root = [grid.digit(e) == grid.digit(e)[root] for e in (0, *order[position:])]
-        senders = np.flatnonzero(np.all(like_root, axis=0))
         if position == 0:
-            yield transfers(root, layout.input(), root, layout.output(), count=parts)
-        for peer, chunks, count in reduce_scatter_stage(grid, weights, d, done, PAIRWISE):
-            yield copies(senders, peer, chunks, count)
+            yield transfers(root, layout.input(), root, layout.output(), count=layout.chunks)
+        senders = np.flatnonzero(np.all([beyond[d] == 0 for d in (0, *inner[position:])], axis=0))
+        moves = reduce_scatter_stage(grid, weights, inner[position], (0, *inner[:position]), PAIRWISE)
+        yield from sent(moves, vector, ranks=senders)
+
+    def passed(stage: list[tuple[Any, int]]) -> Iterator[Step]:
+        for holders, shift in stage:
+            senders = np.flatnonzero(np.isin(beyond[0] % nodes, holders))
+            yield from sent([(grid.moved(0, shift), own, 1)], vector, ranks=senders)
 
     def gathered(position: int) -> Iterator[Step]:
-        d, split = order[position], (0, *order[:position])
-        for peer, chunks, count in all_gather_stage(grid, weights, d, split, _way(grid, d)):
-            yield copies(rank, peer, chunks, count)
+        d = inner[position]
+        yield from sent(all_gather_stage(grid, weights, d, (0, *inner[:position]), _way(grid, d)), vector)
 
-    def down_a_tree(levels: int) -> Iterator[Step]:
-        for level in reversed(range(levels)):
-            yield copies(
-                np.flatnonzero(np.isin(turn, binomial_edges(outer, level)[0])), grid.moved(0, 1 << level), own, 1
-            )
-
-    def along_a_chain(hop: int) -> Iterator[Step]:
-        yield copies(np.flatnonzero(turn == hop), grid.moved(0, 1), own, 1)
-
-    if pieces == 1:
-        hops = [_stage(layout, down_a_tree, (outer - 1).bit_length())]
-    else:
-        hops = [_stage(layout, along_a_chain, hop) for hop in range(outer - 1)]
-    inner, first = range(len(order)), len(order)
-    stages = [
-        *(_stage(layout, scattered, position) for position in inner),
-        *hops,
-        *(_stage(layout, gathered, position) for position in reversed(inner)),
-    ]
-    lanes = [*inner, *(first + hop % 2 for hop in range(len(hops))), *(first + 2 + position for position in inner)]
+    first = len(inner)
+    stages = _stages(layout, (scattered, range(first)), (passed, hops), (gathered, reversed(range(first))))
+    # The hops have two channels alternately.
+    lanes = [*range(first), *(first + hop % 2 for hop in range(len(hops))), *range(first + 2, 2 * first + 2)]
     return in_stages(stages, lanes, channels=channels, pieces=pieces)
 
 
@@ -257,4 +237,4 @@ def all_to_all(
             taken, _ = grid.chunks(grid.strides, {d: grid.digit(d)}, runs=runs)
             yield transfers(rank[:, 0], place(number, given), peer, place(number + 1, taken), count=count)
 
-    return in_stages([_stage(layout, level, number) for number in range(len(order))], channels=channels, pieces=pieces)
+    return in_stages(_stages(layout, (level, range(len(order)))), channels=channels, pieces=pieces)

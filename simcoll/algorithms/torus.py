@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
 from math import isqrt, prod
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simcoll.algorithms.grid import Grid, all_gather_stage, reduce_scatter_stage, weights_of
+from simcoll.algorithms.compose import in_shares
+from simcoll.algorithms.grid import Grid, all_gather_stage, reduce_scatter_stage, sent, weights_of
 from simcoll.algorithms.registered import algorithm
-from simcoll.core.schedule import COPY, REDUCE, Layout, Schedule, Step, joined, transfers
+from simcoll.core.schedule import REDUCE, Layout, Schedule, Step, transfers
 from simcoll.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from simcoll.core.collective import Collective
 
@@ -33,16 +35,10 @@ def _grid(collective: Collective, dims: tuple[int, ...] | None) -> Grid:
     return Grid(dims)
 
 
-def _copies(grid: Grid) -> list[tuple[tuple[int, ...], int]]:
-    """Order of the dimensions and way round of every copy: each starts in another dimension, both ways."""
+def _both_ways(grid: Grid, layout: Layout, steps: Callable[[tuple[int, ...], int], Iterator[Step]]) -> Schedule:
+    """A copy for every dimension to start in and both ways round, side by side; ``steps`` has the order of dimensions and the way."""
     orders = [grid.dims[d:] + grid.dims[:d] for d in grid.dims]
-    return [(order, way) for way in (1, -1) for order in orders]
-
-
-def _together(copies: list[Iterator[Step]]) -> Iterator[Step]:
-    """The steps of all copies side by side; all have as many."""
-    for steps in zip(*copies, strict=True):
-        yield joined(steps)
+    return in_shares([Schedule("torus", layout, partial(steps, order, way)) for way in (1, -1) for order in orders])
 
 
 @algorithm(
@@ -56,24 +52,18 @@ def _together(copies: list[Iterator[Step]]) -> Iterator[Step]:
 def all_reduce(collective: Collective, *, dims: tuple[int, ...] | None = None) -> Schedule:
     """Ring reduce-scatter in every dimension, then ring all-gathers backwards; one copy per dimension and direction."""
     grid = _grid(collective, dims)
-    n, copies = grid.nranks, _copies(grid)
-    layout, rank = Layout(collective, len(copies) * n), np.arange(n)
+    layout, rank = Layout(collective, grid.nranks), np.arange(grid.nranks)
+    vector = partial(layout.output, 0)
 
-    def copy(number: int, order: tuple[int, ...], way: int) -> Iterator[Step]:
-        base, weights = layout.output(0, number * n), weights_of(grid, order)
+    def steps(order: tuple[int, ...], way: int) -> Iterator[Step]:
+        weights = weights_of(grid, order)
+        yield transfers(rank, layout.input(), rank, layout.output(), count=layout.chunks)
         for done, d in enumerate(order):
-            for peer, chunk, count in reduce_scatter_stage(grid, weights, d, order[:done], way):
-                yield transfers(rank, base + chunk, peer, base + chunk, count=count, op=REDUCE, channel=number)
+            yield from sent(reduce_scatter_stage(grid, weights, d, order[:done], way), vector, op=REDUCE)
         for done, d in reversed(list(enumerate(order))):
-            for peer, chunk, count in all_gather_stage(grid, weights, d, order[:done], way):
-                yield transfers(rank, base + chunk, peer, base + chunk, count=count, op=COPY, channel=number)
+            yield from sent(all_gather_stage(grid, weights, d, order[:done], way), vector)
 
-    def steps() -> Iterator[Step]:
-        number = np.arange(len(copies))[:, None]
-        yield transfers(rank, layout.input(0, number * n), rank, layout.output(0, number * n), count=n, channel=number)
-        yield from _together([copy(number, *how) for number, how in enumerate(copies)])
-
-    return Schedule("torus", layout, steps, len(copies), (("dims", grid.sizes),))
+    return _both_ways(grid, layout, steps)
 
 
 @algorithm(
@@ -86,20 +76,15 @@ def all_reduce(collective: Collective, *, dims: tuple[int, ...] | None = None) -
 def all_gather(collective: Collective, *, dims: tuple[int, ...] | None = None) -> Schedule:
     """Ring all-gather in every dimension; one copy per dimension and direction, each with its share of every block."""
     grid = _grid(collective, dims)
-    copies = _copies(grid)
-    layout, rank = Layout(collective, len(copies)), np.arange(grid.nranks)
+    layout, rank = Layout(collective), np.arange(grid.nranks)
 
-    def copy(number: int, order: tuple[int, ...], way: int) -> Iterator[Step]:
+    def steps(order: tuple[int, ...], way: int) -> Iterator[Step]:
+        yield transfers(rank, layout.input(), rank, layout.output(rank))
         for done, d in enumerate(order):
-            for peer, slot, _ in all_gather_stage(grid, grid.strides, d, order[done + 1 :], way, runs=False):
-                yield transfers(rank, layout.output(slot, number), peer, layout.output(slot, number), channel=number)
+            moves = all_gather_stage(grid, grid.strides, d, order[done + 1 :], way, runs=False)
+            yield from sent(moves, layout.output)
 
-    def steps() -> Iterator[Step]:
-        number = np.arange(len(copies))[:, None]
-        yield transfers(rank, layout.input(0, number), rank, layout.output(rank, number), channel=number)
-        yield from _together([copy(number, *how) for number, how in enumerate(copies)])
-
-    return Schedule("torus", layout, steps, len(copies), (("dims", grid.sizes),))
+    return _both_ways(grid, layout, steps)
 
 
 @algorithm(
@@ -113,19 +98,14 @@ def all_gather(collective: Collective, *, dims: tuple[int, ...] | None = None) -
 def reduce_scatter(collective: Collective, *, dims: tuple[int, ...] | None = None) -> Schedule:
     """Ring reduce-scatter in every dimension; one copy per dimension and direction, each with its share of every block."""
     grid = _grid(collective, dims)
-    n, copies = grid.nranks, _copies(grid)
-    layout, rank = Layout(collective, len(copies), np.arange(n)), np.arange(n)
+    rank, slot = np.arange(grid.nranks), np.arange(grid.nranks)[:, None]
+    layout = Layout(collective, 1, rank)
 
-    def copy(number: int, order: tuple[int, ...], way: int) -> Iterator[Step]:
+    def steps(order: tuple[int, ...], way: int) -> Iterator[Step]:
+        yield transfers(rank, layout.input(slot), rank, layout.scratch_at(slot))
         for done, d in enumerate(order):
-            for peer, slot, _ in reduce_scatter_stage(grid, grid.strides, d, order[:done], way, runs=False):
-                chunk = layout.scratch_at(slot, number)
-                yield transfers(rank, chunk, peer, chunk, op=REDUCE, channel=number)
+            moves = reduce_scatter_stage(grid, grid.strides, d, order[:done], way, runs=False)
+            yield from sent(moves, layout.scratch_at, op=REDUCE)
+        yield transfers(rank, layout.scratch_at(rank), rank, layout.output())
 
-    def steps() -> Iterator[Step]:
-        number, slot = np.arange(len(copies))[:, None], np.arange(n)[:, None, None]
-        yield transfers(rank, layout.input(slot, number), rank, layout.scratch_at(slot, number), channel=number)
-        yield from _together([copy(number, *how) for number, how in enumerate(copies)])
-        yield transfers(rank, layout.scratch_at(rank, number), rank, layout.output(0, number), channel=number)
-
-    return Schedule("torus", layout, steps, len(copies), (("dims", grid.sizes),))
+    return _both_ways(grid, layout, steps)

@@ -12,9 +12,9 @@ import sys
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import Parameter
+from cyclopts import App, Parameter
 
-from simcoll.distributed.start.command_line import own_app, separated, status_of
+from simcoll.command_line import separated, status_of
 from simcoll.distributed.start.processes import Job, Worker, run_workers, worker_environment
 from simcoll.errors import ConfigError
 
@@ -23,9 +23,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Job", "launch", "main"]
 
-app = own_app(
-    "python -m simcoll.distributed.launch",
-    "Start a program as several processes, with the environment torchrun gives.",
+app = App(
+    name="python -m simcoll.distributed.launch",
+    help="Start a program as several processes, with the environment torchrun gives.",
+    help_flags=["--help", "-h"],
+    version_flags=[],
 )
 _FLAG = Parameter(negative=())
 _ONE = Job()

@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from cyclopts import Parameter
+from cyclopts import App, Parameter
 
+from simcoll.command_line import separated, status_of
 from simcoll.distributed.linked.links import BACKEND_VARIABLE, EMULATOR, HOMES, world_size_of
 from simcoll.distributed.runtime.objects import ObjectEncodingError, encode
-from simcoll.distributed.start.command_line import complain, own_app, separated, status_of
 from simcoll.distributed.start.results import collected
 from simcoll.distributed.start.spawning import spawn
 from simcoll.errors import ConfigError, nearest
@@ -39,7 +39,12 @@ RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID
 """Set by launchers of several processes."""
 
 
-app = own_app("python -m simcoll.distributed.run", "Run a file of rank programs on the emulator, or for real.")
+app = App(
+    name="python -m simcoll.distributed.run",
+    help="Run a file of rank programs on the emulator, or for real.",
+    help_flags=["--help", "-h"],
+    version_flags=[],
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +171,7 @@ def _tell(result: RunResult, backend: str) -> None:
 def _say(message: str) -> None:
     """Print an error that all processes share on the first of them only."""
     if next((os.environ[key] for key in RANK_VARIABLES if key in os.environ), "0") == "0":
-        complain(message)
+        sys.stderr.write(message)
 
 
 @app.default

@@ -12,7 +12,7 @@ import numpy as np
 
 import realcoll
 import simcoll
-from realcoll.meeting.control import checked_hosts
+from realcoll.executor import checked_hosts
 from realcoll.turns import part
 from simcoll.algorithms import ALGORITHMS
 from simcoll.core.collective import KINDS

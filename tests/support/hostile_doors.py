@@ -8,9 +8,9 @@ import struct
 import threading
 from dataclasses import replace
 
+from realcoll.meeting.control import join
 from realcoll.meeting.host import Host
 from realcoll.meeting.messages import LIMITS, SERVICE, TOLD, Join, Meet, Met
-from realcoll.meeting.rendezvous import join
 from simcoll.distributed.server.frames import Channel, decode, encode, introduce
 from simcoll.distributed.stores import Limits, TCPStore, wire
 from simcoll.distributed.stores.wire import Verb

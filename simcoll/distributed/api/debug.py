@@ -13,8 +13,7 @@ from typing import Any
 from simcoll.distributed.api.collectives import barrier
 from simcoll.distributed.api.groups import get_rank, member_of, members_only
 from simcoll.distributed.api.making_groups import DEFAULT_TIMEOUT
-from simcoll.distributed.runtime.meeting import Arrival
-from simcoll.distributed.runtime.tasks import wait_until
+from simcoll.distributed.runtime.tasks import Arrival, wait_until
 from simcoll.distributed.runtime.work import timeout_fs
 from simcoll.distributed.runtime.world import current_rank, current_rank_or_none
 from simcoll.errors import nearest

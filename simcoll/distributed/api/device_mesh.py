@@ -16,8 +16,7 @@ from simcoll.distributed.api.groups import (
     is_initialized,
 )
 from simcoll.distributed.api.making_groups import count, init_process_group, new_group
-from simcoll.distributed.runtime.meeting import Arrival
-from simcoll.distributed.runtime.tasks import wait_until
+from simcoll.distributed.runtime.tasks import Arrival, wait_until
 from simcoll.distributed.runtime.world import current_rank
 from simcoll.errors import nearest
 

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from simcoll.distributed.api.backends import Backend
 from simcoll.distributed.api.groups import GroupMember, ProcessGroup, default_group, get_process_group_ranks
-from simcoll.distributed.runtime.meeting import Arrival
 from simcoll.distributed.runtime.plans import check_choice
-from simcoll.distributed.runtime.tasks import wait_until
+from simcoll.distributed.runtime.tasks import Arrival, wait_until
 from simcoll.distributed.runtime.work import timeout_fs
 from simcoll.distributed.runtime.world import Communicator, Rank, current_rank, current_rank_or_none
 from simcoll.distributed.stores.rendezvous import parse_init_method
@@ -18,8 +17,8 @@ from simcoll.distributed.stores.rendezvous import parse_init_method
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from simcoll.distributed.runtime.meeting import Meeting
     from simcoll.distributed.runtime.plans import Choice
+    from simcoll.distributed.runtime.tasks import Meeting
 
 __all__ = [
     "destroy_process_group", "init_process_group", "new_group", "new_subgroups", "new_subgroups_by_enumeration",

@@ -21,11 +21,10 @@ import msgspec
 import numpy as np
 
 from simcoll.distributed.linked.mailbox import RemoteMailbox
-from simcoll.distributed.runtime.meeting import Arrival, Meeting
 from simcoll.distributed.runtime.objects import encode
 from simcoll.distributed.runtime.operations import execute
 from simcoll.distributed.runtime.records import History
-from simcoll.distributed.runtime.tasks import Tasks, current_task
+from simcoll.distributed.runtime.tasks import Arrival, Meeting, Tasks, current_task
 from simcoll.distributed.runtime.world import OwnStore, Rank
 from simcoll.distributed.stores.rendezvous import rendezvous
 from simcoll.errors import InternalError

@@ -14,11 +14,10 @@ import simpy
 from simpy.events import EventPriority
 
 from simcoll.distributed.runtime.mailbox import EmulatedMailbox
-from simcoll.distributed.runtime.meeting import Meeting
 from simcoll.distributed.runtime.operations import Streams, execute
 from simcoll.distributed.runtime.playing import Emulator
 from simcoll.distributed.runtime.records import History
-from simcoll.distributed.runtime.tasks import Tasks, Waitable, current_task, wait_until
+from simcoll.distributed.runtime.tasks import Meeting, Tasks, Waitable, current_task, wait_until
 from simcoll.distributed.runtime.world import OwnStore, Rank
 from simcoll.distributed.stores import HashStore
 from simcoll.distributed.stores.rendezvous import rendezvous
@@ -32,9 +31,8 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from simcoll.distributed.runtime.calls import Call
-    from simcoll.distributed.runtime.meeting import Arrival
     from simcoll.distributed.runtime.plans import Plans
-    from simcoll.distributed.runtime.tasks import Task
+    from simcoll.distributed.runtime.tasks import Arrival, Task
     from simcoll.distributed.runtime.work import Work
     from simcoll.distributed.runtime.world import Buffers, Communicator, ProcessGroup
     from simcoll.distributed.stores import Store

@@ -18,10 +18,9 @@ import numpy as np
 from simcoll.core.collective import Collective
 from simcoll.distributed.runtime.calls import ASPECTS, Call, matrix, mismatch, wrong_split
 from simcoll.distributed.runtime.flight import Entry, calling_site
-from simcoll.distributed.runtime.meeting import Arrival, listed
 from simcoll.distributed.runtime.plans import plan_for
 from simcoll.distributed.runtime.playing import Playing
-from simcoll.distributed.runtime.tasks import Waitable, wait_until
+from simcoll.distributed.runtime.tasks import Arrival, Waitable, listed, wait_until
 from simcoll.distributed.runtime.work import Work, timeout_fs
 from simcoll.distributed.runtime.world import current_rank
 
@@ -30,9 +29,8 @@ if TYPE_CHECKING:
 
     from simcoll.core.memory import Array
     from simcoll.core.plan import Plan
-    from simcoll.distributed.runtime.meeting import Meeting
     from simcoll.distributed.runtime.playing import Emulator
-    from simcoll.distributed.runtime.tasks import Task
+    from simcoll.distributed.runtime.tasks import Meeting, Task
     from simcoll.distributed.runtime.world import Buffers, Communicator, Executor, ProcessGroup, Rank
 
 __all__ = ["Streams", "begin", "execute", "play"]

@@ -19,10 +19,9 @@ if TYPE_CHECKING:
     from simcoll.core.memory import Array
     from simcoll.core.plan import Plan
     from simcoll.distributed.runtime.calls import Call, End
-    from simcoll.distributed.runtime.meeting import Arrival, Meeting
     from simcoll.distributed.runtime.plans import Choice, Plans
     from simcoll.distributed.runtime.records import History
-    from simcoll.distributed.runtime.tasks import Waitable
+    from simcoll.distributed.runtime.tasks import Arrival, Meeting, Waitable
     from simcoll.distributed.runtime.work import Work
     from simcoll.distributed.stores import Store
 

@@ -17,11 +17,10 @@ from simcoll.distributed.linked.links import EMULATOR, ControlMessages, connecte
 from simcoll.distributed.linked.world import LinkedWorld
 from simcoll.distributed.runtime.emulated import EmulatedWorld, RankWaiter
 from simcoll.distributed.runtime.flight import document
-from simcoll.distributed.runtime.meeting import Arrival
 from simcoll.distributed.runtime.objects import decode
 from simcoll.distributed.runtime.plans import Plans, check_choice
 from simcoll.distributed.runtime.records import History
-from simcoll.distributed.runtime.tasks import Task, Waitable, current_task, wait_until
+from simcoll.distributed.runtime.tasks import Arrival, Task, Waitable, current_task, wait_until
 from simcoll.distributed.runtime.world import current_rank
 from simcoll.distributed.start.results import RunResult, flight_of, leftovers, result_of
 from simcoll.distributed.stores import PollingWaiter, use_waiter

@@ -12,9 +12,8 @@ from simcoll.distributed.stores import errors as _errors
 from simcoll.distributed.stores.errors import *
 from simcoll.distributed.stores.file_store import FileStore
 from simcoll.distributed.stores.memory import HashStore, PrefixStore
-from simcoll.distributed.stores.store import Store
+from simcoll.distributed.stores.store import PollingWaiter, Store, ThreadWaiter, Waiter, use_waiter
 from simcoll.distributed.stores.tcp.store import TCPStore
-from simcoll.distributed.stores.waiting import PollingWaiter, ThreadWaiter, Waiter, use_waiter
 
 __all__ = [
     "FileStore", "HashStore", "Limits", "PollingWaiter", "PrefixStore", "Store", "TCPStore", "ThreadWaiter", "Waiter", "use_waiter",

@@ -22,9 +22,8 @@ import msgspec
 
 from simcoll.distributed.server.frames import decode
 from simcoll.distributed.stores.errors import DistStoreError
-from simcoll.distributed.stores.store import Store, call_and_wait
+from simcoll.distributed.stores.store import PollingWaiter, Store, call_and_wait
 from simcoll.distributed.stores.table import Table
-from simcoll.distributed.stores.waiting import PollingWaiter
 from simcoll.distributed.stores.wire import REQUESTS, Answer, Request, Verb
 
 if TYPE_CHECKING:

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Self
 
 import msgspec
 
-from simcoll.distributed.stores.store import Store, call_and_wait, key_text
+from simcoll.distributed.stores.store import Store, ThreadWaiter, call_and_wait, key_text
 from simcoll.distributed.stores.table import Table
-from simcoll.distributed.stores.waiting import ThreadWaiter
 
 if TYPE_CHECKING:
     from datetime import timedelta
 
-    from simcoll.distributed.stores.waiting import Waiter
+    from simcoll.distributed.stores.store import Waiter
     from simcoll.distributed.stores.wire import Answer, Request
 
 __all__ = ["HashStore", "PrefixStore"]

@@ -66,7 +66,7 @@ def test_a_placement_names_a_process_for_every_rank(placement):
 
 def test_a_process_without_ranks_has_nothing_to_do():
     transport = realcoll.LocalTransport()
-    transport.control = Control(5, 6, None, 1.0)
+    transport.control = Control(5, 6, 1.0)
     prepared = realcoll.prepare(ring(), transport)
     prepared.load({})
     prepared.run()

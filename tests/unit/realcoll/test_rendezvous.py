@@ -10,9 +10,9 @@ import pytest
 
 import simcoll
 from realcoll.errors import FaultError
-from realcoll.meeting.control import Control, fingerprint
+from realcoll.executor import fingerprint
+from realcoll.meeting.control import join
 from realcoll.meeting.host import Host
-from realcoll.meeting.rendezvous import join
 from simcoll.errors import ConfigError
 
 TOKEN = "secret"
@@ -22,7 +22,7 @@ TOKEN = "secret"
 def seats():
     """Three seats at one server."""
     host = Host(3, token=TOKEN)
-    found = [join(host.address, i, 3, token=TOKEN, host=host if i == 0 else None) for i in range(3)]
+    found = [join(host.address, i, 3, token=TOKEN, timeout_s=20.0, host=host if i == 0 else None) for i in range(3)]
     yield found
     for seat in reversed(found):
         seat.close()
@@ -83,8 +83,7 @@ def test_who_does_not_come_is_missing_and_too_late_afterwards(seats):
 
 @pytest.mark.parametrize("victim", [0, 2])
 def test_a_death_ends_a_meeting_at_once_and_is_named(seats, victim):
-    controls = [Control(seat.process, 3, seat, 20.0) for seat in seats]
-    rest = [control for control in controls if control.process != victim]
+    rest = [seat for seat in seats if seat.process != victim]
     killer = threading.Timer(0.2, die, (seats[victim],))
     if victim == 0:  # the server dies with it: all connections break, and it tells nobody anything
         host, seats[0]._host, seats[0]._over = seats[0]._host, None, True
@@ -96,18 +95,16 @@ def test_a_death_ends_a_meeting_at_once_and_is_named(seats, victim):
 
 
 def test_those_who_wait_for_each_other_find_the_one_who_is_not_there(seats):
-    controls = [Control(seat.process, 3, seat, 20.0) for seat in seats]
     # Rank 0 waits for 1, which waits for 2, which is busy elsewhere.
-    errors = together(lambda: controls[0].stuck([1]), lambda: controls[1].stuck([2]))
+    errors = together(lambda: seats[0].stuck([1]), lambda: seats[1].stuck([2]))
     assert [error.ranks for error in errors] == [(2,)] * 2
 
 
 def test_a_difference_is_blamed_on_the_minority(seats):
-    controls = [Control(seat.process, 3, seat, 20.0) for seat in seats]
     offers = [{"count": "8"}, {"count": "9"}, {"count": "8"}]
-    errors = together(*(lambda c=c, o=o: c.agree(o, (0, 1, 2)) for c, o in zip(controls, offers, strict=True)))
+    errors = together(*(lambda c=c, o=o: c.agree(o, (0, 1, 2)) for c, o in zip(seats, offers, strict=True)))
     assert [str(error) for error in errors] == ["ranks disagree on the count: ranks 0, 2: 8; rank 1: 9"] * 3
-    assert together(*(lambda c=c: c.agree({"count": "8"}, (0, 1, 2)) for c in controls)) == [None] * 3
+    assert together(*(lambda c=c: c.agree({"count": "8"}, (0, 1, 2)) for c in seats)) == [None] * 3
 
 
 @pytest.mark.parametrize(
@@ -141,15 +138,14 @@ def test_a_local_name_is_a_place_to_meet_too(tmp_path):
 
 def test_those_who_failed_hear_each_other_out(seats):
     for seat in seats[:2]:
-        Control(seat.process, 3, seat, 20.0).fail("rank 2 died")
+        seat.fail("rank 2 died")
     limit = time.monotonic() + 20
     while len(seats[2].gone) < 2 and time.monotonic() < limit:
         time.sleep(0.01)
     assert seats[2].gone == dict.fromkeys((0, 1), "gave up: rank 2 died")
     assert seats[2].left == set()
     die(seats[2])
-    controls = [Control(seat.process, 3, seat, 20.0) for seat in seats[:2]]
-    together(*(lambda c=c: c.part(20.0) for c in controls))
+    together(*(lambda seat=seat: seat.part(20.0) for seat in seats[:2]))
     assert [seat.left - {seat.process} for seat in seats[:2]] == [{1, 2}, {0, 2}]
 
 
@@ -181,7 +177,7 @@ def test_no_server_is_a_clear_error_that_names_rank_0():
 
 
 def test_a_broken_transport_stays_broken(seats):
-    control = Control(1, 3, seats[1], 10.0)
+    control = seats[1]
     control.fail("step 3: rank 2 died")
     with pytest.raises(FaultError, match=r"after an earlier failure \(step 3: rank 2 died\)"):
         control.gather("start")

@@ -75,6 +75,7 @@ FACTS = {
     "gb200-nvl72": (18, 4, 7200, 1600),  # 130 TB/s and 28.8 Tbit/s a rack
     "gb300-nvl72": (18, 4, 7200, 3200),
     "alps-gh200": (1, 4, 3600, 800),
+    "jupiter-gh200": (1, 4, 4 * 900, 800),
     "alps-gh200-1": (1, 1, 0, 200),
     "mi300x": (1, 8, 8 * 896, 3200),
     "mi355x": (1, 8, 8 * 1075.2, 3200),
@@ -135,6 +136,12 @@ def test_shipped_machines_load_with_few_nodes(name, nodes):
     topology = load_topology(name, nodes=nodes)
     assert topology.nranks == nodes * gpus
     assert int(topology.groups["box"].max()) == (nodes - 1) // span
+
+
+def test_a_machine_of_two_thousand_gpus():
+    alps = load_topology("alps-gh200", nodes=512)
+    assert alps.nranks == 2048
+    assert alps.groups["leaf"][4 * 15] == alps.groups["leaf"][0] != alps.groups["leaf"][4 * 16]
 
 
 def test_two_cards_in_a_pc_meet_at_the_socket():

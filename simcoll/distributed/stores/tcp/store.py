@@ -8,23 +8,35 @@ import functools
 import os
 import socket
 import threading
+import time
 import weakref
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self, cast
 
 import msgspec
 
-from simcoll.distributed.server.frames import BACKLOG, Limits
+from simcoll.distributed.server.frames import (
+    BACKLOG,
+    HEAD_BYTES,
+    Channel,
+    Limits,
+    MalformedError,
+    Refusal,
+    RefusedError,
+    decode,
+    encode,
+    introduce,
+)
 from simcoll.distributed.stores.errors import DistNetworkError, DistStoreError
-from simcoll.distributed.stores.store import DEFAULT_TIMEOUT, Store, call_and_wait, timed_out
-from simcoll.distributed.stores.tcp.link import Link, connect
-from simcoll.distributed.stores.waiting import PollingWaiter
-from simcoll.distributed.stores.wire import NOT_READY, Answer, Request, Verb
+from simcoll.distributed.stores.store import DEFAULT_TIMEOUT, PollingWaiter, Store, call_and_wait, timed_out
+from simcoll.distributed.stores.wire import ANSWERS, MAX_ITEMS, NOT_READY, SERVICE, Answer, Reply, Request, Verb
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import timedelta
 
     from simcoll.distributed.server.server import Server
+    from simcoll.distributed.stores.store import Waiter
 
 __all__ = ["TCPStore"]
 
@@ -32,6 +44,100 @@ SECRET_VARIABLE = "SIMCOLL_STORE_SECRET"  # noqa: S105  a name, no secret
 BIND_VARIABLE = "SIMCOLL_STORE_BIND"
 # How much longer than the server a client waits before it believes that the server is gone.
 _GRACE_S = 10.0
+
+
+# A client whose master comes later knocks again after pauses that grow to this.
+_KNOCK_S = 0.5
+
+
+@dataclass(slots=True, weakref_slot=True)
+class Connection:
+    """A connection: one question and its answer at a time. The server takes messages of ``max_message_bytes``."""
+
+    channel: Channel
+    lock: threading.Lock
+    pid: int
+    where: str
+    max_message_bytes: int
+
+    def ask(self, request: Request, patience_s: float) -> Reply:
+        """Send a request and receive its reply; a connection on which that failed is closed for good."""
+        sock = self.channel.sock
+        if self.pid != os.getpid():
+            raise DistNetworkError(
+                f"the connection to {self.where} belongs to the process that forked this one; use clone()"
+            )
+        if sock.fileno() < 0:
+            raise DistNetworkError(f"the connection to {self.where} is closed")
+        if max(len(request.keys), len(request.values)) > MAX_ITEMS:
+            raise DistStoreError(f"a request has at most {MAX_ITEMS} keys and as many values")
+        frame = encode(request)
+        if len(frame) - HEAD_BYTES > self.max_message_bytes:
+            raise DistStoreError(
+                f"a request of {len(frame) - HEAD_BYTES} bytes; the server at {self.where} takes {self.max_message_bytes}"
+            )
+        with self.lock:
+            try:
+                patience_s = min(patience_s, threading.TIMEOUT_MAX / 2)
+                until_s = time.monotonic() + patience_s
+                sock.settimeout(patience_s)
+                sock.sendall(frame)
+                reply = decode(self.channel.receive(self.max_message_bytes, until_s), ANSWERS)
+            except BaseException as error:
+                # The reply to this question would be taken for that to the next.
+                sock.close()
+                if isinstance(error, (OSError, MalformedError)):
+                    raise DistNetworkError(f"the connection to the store at {self.where} broke: {error}") from error
+                raise
+        if isinstance(reply, Refusal):
+            sock.close()
+            raise DistNetworkError(f"the store's server refused: {reply.why}")
+        return reply
+
+
+def _connect(host: str, port: int, patience_s: float, secret: bytes, waiter: Waiter | None) -> Connection:
+    """Knock until a server opens, then introduce ourselves; a DistNetworkError unless that is done within ``patience_s``."""
+    deadline_s = time.monotonic() + patience_s
+    sock = _knock(host, port, patience_s, waiter or PollingWaiter(_KNOCK_S))
+    try:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        channel = Channel(sock)
+        most_bytes = introduce(channel, SERVICE, secret, max(deadline_s - time.monotonic(), 1.0))
+    except BaseException as error:
+        sock.close()
+        if isinstance(error, RefusedError):
+            raise DistNetworkError(f"cannot use the store at {host}:{port}: {error}") from error
+        raise
+    return Connection(channel, threading.Lock(), os.getpid(), f"{host}:{port}", most_bytes)
+
+
+def _knock(host: str, port: int, patience_s: float, waiter: Waiter) -> socket.socket:
+    deadline_s = time.monotonic() + patience_s
+    opened: socket.socket | None = None
+    last: Exception | None = None
+
+    def ready() -> bool:
+        nonlocal opened, last
+        try:
+            sock = socket.create_connection((host, port), max(deadline_s - time.monotonic(), 0.001))
+        except (OSError, UnicodeError) as error:
+            last = error
+            return False
+        if sock.getsockname() == sock.getpeername():
+            # Knocking at a free port of this machine can, once in many times, end in a connection to oneself.
+            sock.close()
+            return False
+        opened = sock
+        return True
+
+    waiter.wait(ready, patience_s)
+    if opened is None:
+        raise DistNetworkError(
+            f"The client socket has timed out after {round(patience_s * 1000)}ms while trying to connect to "
+            f"({host}, {port}). The last attempt ended with: {last}"
+        ) from last
+    return opened
 
 
 class TCPStore(Store):
@@ -119,8 +225,8 @@ class TCPStore(Store):
                 # It listens on all addresses: loopback is the nearest.
                 self._reached = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self._reached, self._reached)  # noqa: S104
                 self._tell()
-            self._link = connect(self._reached, self._port, self._patience_s(), self._secret, self.waiter)
-            self._released = weakref.finalize(self, _release, self._link, server)
+            self._connection = _connect(self._reached, self._port, self._patience_s(), self._secret, self.waiter)
+            self._released = weakref.finalize(self, _release, self._connection, server)
             on_failure.pop_all()
             on_failure.callback(self.close)
             if world_size is not None and world_size > 0 and wait_for_workers:
@@ -152,7 +258,7 @@ class TCPStore(Store):
             return call_and_wait(self, self.waiter, request, timeout_s)
         wait_ms = 0 if timeout_s is None else round(min(timeout_s, threading.TIMEOUT_MAX / 2) * 1000)
         patience_s = (self._patience_s() if timeout_s is None else timeout_s) + _GRACE_S
-        reply = self._link.ask(msgspec.structs.replace(request, wait_ms=wait_ms), patience_s)
+        reply = self._connection.ask(msgspec.structs.replace(request, wait_ms=wait_ms), patience_s)
         answer = reply.answer(request.code)
         if answer is NOT_READY and timeout_s is not None:
             raise timed_out(self, request.keys, timeout_s)
@@ -193,12 +299,12 @@ class TCPStore(Store):
             raise DistStoreError(f"Timed out after {waited} waiting for clients. {here}/{world_size} clients joined.")
 
 
-def _release(link: Link, server: Server | None) -> None:
+def _release(connection: Connection, server: Server | None) -> None:
     # Closing under a lock that a waiting thread holds would wait for it; closing the socket ends its wait.
-    if link.pid == os.getpid():
+    if connection.pid == os.getpid():
         with contextlib.suppress(OSError):
-            link.channel.sock.shutdown(socket.SHUT_RDWR)
-    link.channel.sock.close()
+            connection.channel.sock.shutdown(socket.SHUT_RDWR)
+    connection.channel.sock.close()
     if server is not None:
         server.release()
 
