@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from simcoll.libraries.environment import parse_environment
-from simcoll.topology import load_topology
+from simcoll.topology import topology_of_job
 
 if TYPE_CHECKING:
     from simcoll.libraries.environment import Environment
@@ -51,7 +51,7 @@ class Table:
 
     def machine(self) -> Topology:
         """The topology, with the ranks that took part."""
-        return load_topology(self.topology, nodes=self.nodes).take(self.ranks)
+        return topology_of_job(self.topology, self.ranks, nodes=self.nodes)
 
     def settings(self) -> Environment:
         """The environment, read."""
