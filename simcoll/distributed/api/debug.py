@@ -46,7 +46,7 @@ def monitored_barrier(
     found = member_of(group, "monitored_barrier")
     if isinstance(timeout, float):
         warnings.warn(
-            "Please specify timeout arg as a timedelta. Converting a float of seconds.", UserWarning, stacklevel=2
+            "Please specify timeout arg as a timedelta. Converting a float of seconds.", UserWarning, stacklevel=3
         )
         timeout = timedelta(seconds=timeout)
     span = DEFAULT_TIMEOUT if timeout is None else timeout

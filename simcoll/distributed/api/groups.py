@@ -102,14 +102,17 @@ def _named(given: Any) -> ProcessGroup | None:
     return given
 
 
-def member_of(given: Any, operation: str) -> ProcessGroup:
-    """The group that a call names (None: the default); an OutsideError, and a warning, on a rank outside it."""
+def member_of(given: Any, operation: str, depth: int = 4) -> ProcessGroup:
+    """The group that a call names (None: the default); an OutsideError, and a warning, on a rank outside it.
+
+    The program's line is that many calls away; the usual two are of `members_only` and of the operation.
+    """
     found = _named(given)
     if found is None:
         warnings.warn(
             f"Running {operation} on global rank {current_rank().number} which does not belong to the given group.",
             UserWarning,
-            stacklevel=4,
+            stacklevel=depth,
         )
         raise OutsideError
     return found

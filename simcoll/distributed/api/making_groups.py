@@ -12,7 +12,7 @@ from simcoll.distributed.runtime.plans import check_choice
 from simcoll.distributed.runtime.tasks import Arrival, wait_until
 from simcoll.distributed.runtime.work import timeout_fs
 from simcoll.distributed.runtime.world import Communicator, Rank, current_rank, current_rank_or_none
-from simcoll.distributed.stores.rendezvous import parse_init_method
+from simcoll.distributed.stores.rendezvous import check_given, parse_init_method
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -302,8 +302,16 @@ def init_process_group(
     if name != me.world.home:
         Backend.maker(name)
     check_choice(algorithm)
-    _check_device(device_id)
-    _check_meeting_place(me, init_method, world_size, rank, store)
+    index = str(device_id).partition(":")[2]
+    if device_id is not None and (isinstance(device_id, int) or str(device_id).startswith("cpu") or not index):
+        raise ValueError("init_process_group device_id parameter must be an accelerator with an index")
+    if store is not None:
+        check_given(init_method, rank, world_size)
+    elif init_method is not None and not init_method.startswith("env://"):
+        rank, world_size = parse_init_method(init_method, rank, world_size)
+    for what, given, expected in (("rank", rank, me.number), ("world_size", world_size, len(me.world.ranks))):
+        if given not in (-1, expected):
+            raise ValueError(f"init_process_group: {what}={given}, but this program was spawned with {what}={expected}")
     if me.default is not None:
         _leave_groups(me)
     me.generation += 1
@@ -318,28 +326,3 @@ def init_process_group(
         me.own_store = me.world.open_store(me, url, timeout)
         me.store = me.own_store.store
     set_default_group(me, name, timeout=timeout, pg_options=pg_options, algorithm=algorithm, meeting=meeting)
-
-
-def _check_device(device_id: Any) -> None:
-    if device_id is None:
-        return
-    text = str(device_id)
-    if isinstance(device_id, int) or text.startswith("cpu") or ":" not in text:
-        raise ValueError("init_process_group device_id parameter must be an accelerator with an index")
-
-
-def _check_meeting_place(me: Rank, init_method: str | None, world_size: int, rank: int, store: Any) -> None:
-    """Check rendezvous arguments as torch does, and that they agree with spawn's."""
-    if init_method is not None and store is not None:
-        raise AssertionError("Cannot specify both init_method and store.")
-    size = len(me.world.ranks)
-    if store is not None:
-        if world_size <= 0:
-            raise AssertionError("world_size must be positive if using store")
-        if rank < 0:
-            raise AssertionError("rank must be non-negative if using store")
-    elif init_method is not None and not init_method.startswith("env://"):
-        rank, world_size = parse_init_method(init_method, rank, world_size)
-    for what, given, expected in (("rank", rank, me.number), ("world_size", world_size, size)):
-        if given not in (-1, expected):
-            raise ValueError(f"init_process_group: {what}={given}, but this program was spawned with {what}={expected}")

@@ -202,7 +202,7 @@ def recv_object_list(
 ) -> int:
     """Receive objects, from any rank unless one is named; returns the sender's global rank, -1 outside the group."""
     try:
-        found = member_of(group, "recv_object_list")
+        found = member_of(group, "recv_object_list", 3)
     except OutsideError:
         return -1
     sizes = np.zeros(len(object_list), np.int64)

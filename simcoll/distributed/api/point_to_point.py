@@ -33,7 +33,7 @@ def _post(
         raise RuntimeError("input tensor has to be contiguous")
     if not sends and not array.flags.writeable:
         raise RuntimeError("the tensor of a receive is read-only")
-    found = member_of(group, called)
+    found = member_of(group, called, 4 if blocks else 5)
     peer = None if ranks == (None, None) and not sends else root_of(found, *ranks)
     if blocks and peer == found.rank():
         raise ValueError(_ITSELF[called])
@@ -129,7 +129,7 @@ class P2POp:
         self.group = group
         self.tag = tag
         try:
-            found = member_of(group, "P2POp")
+            found = member_of(group, "P2POp", 3)
         except OutsideError:
             text = "Invalid process group specified: this rank is not in the group of a P2POp"
             raise ValueError(text) from None

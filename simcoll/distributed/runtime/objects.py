@@ -137,7 +137,10 @@ def _plain(thing: object, way: _Way, depth: int) -> object:
     if kind in _ATOMS:
         return thing
     if kind is int:
-        return _integer(cast("int", thing))
+        number = cast("int", thing)
+        length = number.bit_length() // 8 + 1
+        fits = -(1 << 63) <= number < 1 << 64
+        return number if fits else _ext(_Kind.INTEGER, number.to_bytes(length, "big", signed=True))
     if depth > MAX_DEPTH:
         raise _refused(way, f"is nested more than {MAX_DEPTH} deep, or contains itself")
     if isinstance(thing, (np.ndarray, np.generic)):
@@ -168,12 +171,6 @@ def _plain(thing: object, way: _Way, depth: int) -> object:
 
 def _ext(kind: _Kind, data: bytes) -> msgspec.msgpack.Ext:
     return msgspec.msgpack.Ext(int(kind), data)
-
-
-def _integer(number: int) -> int | msgspec.msgpack.Ext:
-    if -(1 << 63) <= number < 1 << 64:
-        return number
-    return _ext(_Kind.INTEGER, number.to_bytes(number.bit_length() // 8 + 1, "big", signed=True))
 
 
 def _array(array: np.ndarray[Any, Any] | np.generic, way: _Way) -> msgspec.msgpack.Ext:

@@ -65,15 +65,6 @@ def check_choice(choice: Choice) -> None:
                 find_algorithm(kind, name)
 
 
-def _named(plans: Plans, name: str, collective: Collective, endpoints: tuple[int, ...]) -> Schedule:
-    """The schedule of a named algorithm on these endpoints, with one channel; some take long to make."""
-    key = (name, collective, endpoints)
-    if key not in plans.made:
-        topology = plans.topology.with_ranks(list(endpoints))
-        plans.made[key] = schedule_on(collective, name, topology, most_channels=1)
-    return plans.made[key]
-
-
 def _schedule(
     plans: Plans, choices: tuple[Choice, ...], collective: Collective, endpoints: tuple[int, ...], total_bytes: int
 ) -> Schedule:
@@ -101,7 +92,11 @@ def _schedule(
             raise ConfigError(f"algorithm {choice!r}: expected a name, a Schedule, a mapping or a function")
         serves = any(algorithm.name == choice for algorithm in ALGORITHMS if algorithm.collective == collective.kind)
         if serves or position == 0:
-            return _named(plans, choice, collective, endpoints)
+            key = (choice, collective, endpoints)
+            if key not in plans.made:  # with one channel; some take long to make
+                topology = plans.topology.with_ranks(list(endpoints))
+                plans.made[key] = schedule_on(collective, choice, topology, most_channels=1)
+            return plans.made[key]
     return schedule(collective, default_algorithm(collective, total_bytes=total_bytes))
 
 

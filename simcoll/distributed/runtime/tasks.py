@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import greenlet  # type: ignore[import-untyped]
@@ -116,6 +116,7 @@ class Task(greenlet.greenlet):  # type: ignore[misc]
         self._over(self)
 
 
+@dataclass(slots=True, eq=False)
 class Tasks:
     """The tasks of a world: those that have not ended, those that can continue, and the next deadline.
 
@@ -127,16 +128,13 @@ class Tasks:
         Called whenever a task can continue.
     """
 
-    __slots__ = ("_horizon_fs", "_number", "_on_ready", "deadline_fs", "hub", "live", "ready")
-
-    def __init__(self, horizon_fs: float = math.inf, on_ready: Callable[[], None] | None = None) -> None:
-        self.hub = greenlet.getcurrent()
-        self.live: dict[Task, None] = {}
-        self.ready: list[Task] = []
-        self.deadline_fs: float = math.inf
-        self._horizon_fs = horizon_fs
-        self._on_ready = on_ready
-        self._number = 0
+    horizon_fs: float = math.inf
+    on_ready: Callable[[], None] | None = None
+    hub: greenlet.greenlet = field(default_factory=greenlet.getcurrent)
+    live: dict[Task, None] = field(default_factory=dict)
+    ready: list[Task] = field(default_factory=list)
+    deadline_fs: float = math.inf
+    _number: int = 0
 
     def launch(self, owner: Owner, body: Callable[[], Any], over: Callable[[Task], None]) -> None:
         """Start a program now; ``over`` is called when it has ended."""
@@ -153,14 +151,14 @@ class Tasks:
     def wake(self, task: Task) -> None:
         """Let a task continue at this time."""
         self.ready.append(task)
-        if self._on_ready is not None:
-            self._on_ready()
+        if self.on_ready is not None:
+            self.on_ready()
 
     def block(self, task: Task, timeout_fs: int | None, now: int, *, explicit: bool) -> None:
         """Note until when a task waits."""
         deadline_fs = -1 if timeout_fs is None else now + timeout_fs
         task.waited_from_fs = now
-        task.deadline_fs = deadline_fs if deadline_fs <= self._horizon_fs else -1
+        task.deadline_fs = deadline_fs if deadline_fs <= self.horizon_fs else -1
         task.explicit = explicit and task.deadline_fs >= 0
         if task.deadline_fs >= 0:
             self.deadline_fs = min(self.deadline_fs, task.deadline_fs)

@@ -127,18 +127,14 @@ class _Log:
         body = msgspec.msgpack.encode(request)
         record = (FIRST_LINE if self.position == 0 else b"") + _RECORD.pack(len(body), zlib.crc32(body)) + body
         try:
-            _write(file, self.position, record)
+            done = 0
+            while done < len(record):
+                done += os.pwrite(file, record[done:], self.position + done)
         except OSError as error:
             # The table is ahead of the file: forget it, and play the file again next time.
             self.inode = None
             raise DistStoreError(f"cannot write to {self.path}: {error.strerror}") from error
         self.position += len(record)
-
-
-def _write(file: int, start: int, data: bytes) -> None:
-    done = 0
-    while done < len(data):
-        done += os.pwrite(file, data[done:], start + done)
 
 
 @contextlib.contextmanager
@@ -148,20 +144,18 @@ def _locked(path: str, *, exclusive: bool, create: bool) -> Iterator[int]:
         raise DistStoreError("FileStore needs the file locks of a POSIX system; use a TCPStore")
     import fcntl
 
-    file = -1
-    try:
-        while True:
-            file = _open(path, create)
+    while True:
+        file = _open(path, create)
+        try:
             fcntl.flock(file, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
             # The last user may have removed the file between opening and locking.
+            same = False
             with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(file), os.stat(path)):  # noqa: PTH116
-                    break
-            os.close(file)
-            file = -1
-        yield file
-    finally:
-        if file >= 0:
+                same = os.path.samestat(os.fstat(file), os.stat(path))  # noqa: PTH116
+            if same:
+                yield file
+                return
+        finally:
             os.close(file)
 
 

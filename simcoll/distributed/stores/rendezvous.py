@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from dataclasses import dataclass
 from datetime import timedelta
@@ -14,7 +13,7 @@ from simcoll.distributed.stores import DistNetworkError, FileStore, Store, TCPSt
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["MeetingPlace", "parse_init_method", "rendezvous"]
+__all__ = ["MeetingPlace", "check_given", "parse_init_method", "rendezvous"]
 
 DEFAULT_TIMEOUT = timedelta(minutes=30)
 
@@ -78,7 +77,12 @@ def rendezvous(
     if timeout is not None and not isinstance(timeout, timedelta):
         raise TypeError(f"Expected timeout argument to be of type datetime.timedelta, got {timeout!r}")
     if store is not None:
-        return _given(store, init_method, rank, world_size)
+        check_given(init_method, rank, world_size)
+        if not isinstance(store, Store):
+            raise TypeError(f"store must be a Store, got {store!r} of type {type(store).__name__}")
+        if rank >= world_size:
+            raise AssertionError(f"rank must be 0 to {world_size - 1} (world size {world_size}), got {rank}")
+        return MeetingPlace(store, rank, world_size)
     rank, world_size, opened = _parsed("env://" if init_method is None else init_method, rank, world_size)
     return MeetingPlace(opened(DEFAULT_TIMEOUT if timeout is None else timeout), rank, world_size)
 
@@ -104,38 +108,34 @@ def _parsed(url: object, rank: int, world_size: int) -> tuple[int, int, Callable
         if "rank" in query or "world_size" in query:
             raise AssertionError(f"The url: {url} has node-specific arguments(rank, world_size) already.")
         query |= {name: str(value) for name, value in (("rank", rank), ("world_size", world_size)) if value != -1}
+    # Two slashes and a relative path put its first folder where a host would stand.
+    path = unquote(parts.netloc + parts.path)
     if parts.scheme == "file":
-        # Two slashes and a relative path put its first folder where a host would stand.
-        path = unquote(parts.netloc + parts.path)
         if not path:
             _wrong("file", "path missing")
-        return _both("file", query, lambda _, size, timeout: _file(path, size, timeout))
-    host, port = _tcp(parts) if parts.scheme == "tcp" else _env(query)
+        host, port = "", 0
+    else:
+        host, port = _tcp(parts) if parts.scheme == "tcp" else _env(query)
+    rank, size = _both(parts.scheme, query)
 
-    def server(rank: int, size: int, timeout: timedelta) -> Store:
-        return TCPStore(host, port, size, rank == 0, timeout=timeout, multi_tenant=True)
+    def opened(timeout: timedelta) -> Store:
+        if host:
+            return TCPStore(host, port, size, rank == 0, timeout=timeout, multi_tenant=True)
+        store = FileStore(path, size)
+        store.set_timeout(timeout)
+        return store
 
-    return _both(parts.scheme, query, server)
+    return rank, size, opened
 
 
-def _given(store: Store, init_method: str | None, rank: int, world_size: int) -> MeetingPlace:
+def check_given(init_method: str | None, rank: int, world_size: int) -> None:
+    """Refuse a method beside a store, or a store without rank and world size; AssertionErrors, as in torch."""
     if init_method is not None:
         raise AssertionError("Cannot specify both init_method and store.")
-    if not isinstance(store, Store):
-        raise TypeError(f"store must be a Store, got {store!r} of type {type(store).__name__}")
     if world_size <= 0:
         raise AssertionError(f"world_size must be positive if using store, got {world_size}")
     if rank < 0:
         raise AssertionError(f"rank must be non-negative if using store, got {rank}")
-    if rank >= world_size:
-        raise AssertionError(f"rank must be 0 to {world_size - 1} (world size {world_size}), got {rank}")
-    return MeetingPlace(store, rank, world_size)
-
-
-def _file(path: str, world_size: int, timeout: timedelta) -> Store:
-    store = FileStore(path, world_size)
-    store.set_timeout(timeout)
-    return store
 
 
 def _wrong(scheme: str, why: str) -> NoReturn:
@@ -149,9 +149,7 @@ def _number(scheme: str, name: str, text: str) -> int:
         _wrong(scheme, f"{name} must be a number, got {text!r}")
 
 
-def _both(
-    scheme: str, query: Mapping[str, str], opened: Callable[[int, int, timedelta], Store]
-) -> tuple[int, int, Callable[[timedelta], Store]]:
+def _both(scheme: str, query: Mapping[str, str]) -> tuple[int, int]:
     """The rank and world size, once both are known to fit."""
     for name in ("rank", "world_size"):
         if name not in query:
@@ -160,7 +158,7 @@ def _both(
     world_size = _number(scheme, "world_size", query["world_size"])
     if not 0 <= rank < world_size:
         _wrong(scheme, f"the rank must be 0 to {world_size - 1} (world size {world_size}), got {rank}")
-    return rank, world_size, functools.partial(opened, rank, world_size)
+    return rank, world_size
 
 
 def _tcp(parts: SplitResult) -> tuple[str, int]:

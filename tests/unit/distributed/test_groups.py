@@ -184,8 +184,12 @@ def test_subgroups():
 
 
 def outside(call, name):
-    with pytest.warns(UserWarning, match=f"Running {name} on global rank 0 which does not belong to the given group"):
-        return call()
+    with pytest.warns(
+        UserWarning, match=f"Running {name} on global rank 0 which does not belong to the given group"
+    ) as warned:
+        found = call()
+    assert [warning.filename for warning in warned] == [__file__]
+    return found
 
 
 def test_collectives_outside_of_the_group():

@@ -284,16 +284,14 @@ class TCPStore(Store):
         self._released()
 
     def _join(self, world_size: int, is_master: bool) -> None:
-        def joined(amount: int) -> int:
-            return cast("int", self.call(Request(Verb.COUNT, amount, keys=("members",))))
+        here = 0
 
-        here = joined(1)
-
-        def complete() -> bool:
+        def complete(amount: int = 0) -> bool:
             nonlocal here
-            here = joined(0)
+            here = cast("int", self.call(Request(Verb.COUNT, amount, keys=("members",))))
             return here >= world_size
 
+        complete(1)
         if is_master and not (self.waiter or PollingWaiter()).wait(complete, self._patience_s()):
             waited = f"{self._patience_s():g} seconds"
             raise DistStoreError(f"Timed out after {waited} waiting for clients. {here}/{world_size} clients joined.")
