@@ -149,7 +149,7 @@ class Topology:
 
     @property
     def ranks_per_node(self) -> int | None:
-        """The number of consecutive ranks per node, where ranks fill the nodes in order and evenly; else None."""
+        """Consecutive ranks per node or NVLink domain; None if uneven or unordered."""
         node = self.groups.get("box")
         if node is None:
             return None
