@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from simcoll.algorithms.compose import in_channels
 from simcoll.algorithms.registered import algorithm
 from simcoll.core.schedule import REDUCE, Layout, Schedule, Step, joined, transfers
 
@@ -112,6 +113,7 @@ def _pat_rounds(nranks: int) -> tuple[Ints, list[tuple[int, list[tuple[int, int,
     cost="ceil(lg n) a + (n-1)/n s b",
     source=PAT,
     pattern="tree",
+    shared=in_channels,
 )
 def pat_all_gather(collective: Collective) -> Schedule:
     """Parallel aggregated trees: Bruck's distances, the farthest first, so that long hops carry the least data."""
@@ -140,6 +142,7 @@ def pat_all_gather(collective: Collective) -> Schedule:
     source=PAT,
     pattern="tree",
     order="run-consistent",
+    shared=in_channels,
 )
 def pat_reduce_scatter(collective: Collective) -> Schedule:
     """The all-gather's trees backwards, nearest first, with partial sums for each peer's subtrees."""

@@ -63,9 +63,9 @@ def all_reduce(collective: Collective, *, channels: int = 1, pieces: int = 4, bo
     """Sums go up, and results down, the chain of every node and a binary tree of the nodes' first members.
 
     A rank adds what its children send in one step. Both trees of a pair run at once, each with half of the data; ``channels`` counts
-    the pairs, each on another rail. Up and down are channels of their own, so that neither waits for the other.
+    the pairs, each on another rail. With pieces, up and down are channels of their own, so that neither waits for the other.
     """
-    n = collective.nranks
+    n, lane = collective.nranks, int(pieces > 1)
     size = box or n
     if n % size:
         raise ConfigError(f"box={box} does not divide the {n} ranks")
@@ -79,7 +79,7 @@ def all_reduce(collective: Collective, *, channels: int = 1, pieces: int = 4, bo
         for level in reversed(below):
             yield transfers(level, vector, parent[level], vector, op=REDUCE)
         for level in below:
-            yield transfers(parent[level], vector, level, vector, channel=1)
+            yield transfers(parent[level], vector, level, vector, channel=lane)
 
-    tree = Schedule("nccl_tree", layout, steps, 2)
+    tree = Schedule("nccl_tree", layout, steps, 1 + lane)
     return compose.pipelined(compose.channels(tree, tree_orders(n, size, channels)), pieces)

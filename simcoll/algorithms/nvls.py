@@ -46,20 +46,22 @@ def _one_node(collective: Collective, box: int | None) -> None:
     source=SHARP,
     topologies="switch",
     order="rank-consistent",
-    shared=in_pieces,
+    shared=in_stages,
 )
-def all_reduce(collective: Collective, *, box: int | None = None) -> Schedule:
-    """Rank r fetches the reduction of its share from the switch on one channel, and has it sent to all on another."""
+def all_reduce(collective: Collective, *, box: int | None = None) -> list[Schedule]:
+    """Rank r fetches the reduction of its share from the switch, then has it sent to all: with pieces, on two channels."""
     _one_node(collective, box)
     n = collective.nranks
     layout, rank = Layout(collective, n), np.arange(n)
     share = layout.output(0, rank)
 
-    def steps() -> Iterator[Step]:
+    def fetch() -> Iterator[Step]:
         yield fetched(everyone(n), layout.input(0, rank), share)
-        yield sent(everyone(n), share, share, channel=1)
 
-    return Schedule("nvls", layout, steps, 2)
+    def send() -> Iterator[Step]:
+        yield sent(everyone(n), share, share)
+
+    return [Schedule("nvls", layout, fetch), Schedule("nvls", layout, send)]
 
 
 @algorithm(
@@ -104,8 +106,9 @@ def tree_all_reduce(collective: Collective, *, channels: int = 1, pieces: int = 
     """NVLS in every node, a double binary tree over the nodes on every rail.
 
     Member h of a node fetches the reduction of share h from its switch; sums go up and down the trees of its rail; then the switch
-    sends them to the node. Each of these is a channel of its own; ``channels`` counts the pairs of trees.
+    sends them to the node. With pieces each of these is a channel of its own; ``channels`` counts the pairs of trees.
     """
+    lane = int(pieces > 1)
     nodes, size = _nodes("nvls_tree", collective, box)
     layout, rank = Layout(collective, size), np.arange(collective.nranks)
     node, member = np.divmod(rank, size)
@@ -116,12 +119,12 @@ def tree_all_reduce(collective: Collective, *, channels: int = 1, pieces: int = 
     def steps() -> Iterator[Step]:
         yield fetched(members, layout.input(0, member), share)
         for level in reversed(below):
-            yield transfers(level, share[level], parent[level], share[level], op=REDUCE, channel=1)
+            yield transfers(level, share[level], parent[level], share[level], op=REDUCE, channel=lane)
         for level in below:
-            yield transfers(parent[level], share[level], level, share[level], channel=2)
-        yield sent(members, share, share, channel=3)
+            yield transfers(parent[level], share[level], level, share[level], channel=2 * lane)
+        yield sent(members, share, share, channel=3 * lane)
 
-    tree = Schedule("nvls_tree", layout, steps, 4)
+    tree = Schedule("nvls_tree", layout, steps, 1 + 3 * lane)
     return pipelined(compose.channels(tree, tree_orders(len(rank), size, 1) * channels), pieces)
 
 

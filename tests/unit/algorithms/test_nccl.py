@@ -200,7 +200,8 @@ def test_machines_say_what_their_switches_do():
     two, one = load_topology("dgx-h100", nodes=2), load_topology("dgx-h100")
     collective = simcoll.Collective("all_reduce", 16)
     assert schedule_on(collective, "nvls_tree", two).title == "nvls_tree(channels=8, pieces=4, box=8)"
-    assert schedule_on(simcoll.Collective("all_reduce", 8), "nvls", one).nchannels == 16
+    assert schedule_on(simcoll.Collective("all_reduce", 8), "nvls", one).nchannels == 8
+    assert schedule_on(simcoll.Collective("all_reduce", 8), "nvls", one, {"pieces": 2}).nchannels == 16
     with pytest.raises(simcoll.ConfigError, match="nvls serves the 8 ranks of one node, got 2 nodes; nvls_tree serves"):
         schedule_on(collective, "nvls", two)
     with pytest.raises(simcoll.ConfigError, match="collnet needs a network that reduces"):
@@ -210,6 +211,15 @@ def test_machines_say_what_their_switches_do():
     for name in ("nccl_tree", "nvls_tree", "collnet"):
         with pytest.raises(simcoll.ConfigError, match="box=5"):
             simcoll.schedule("all_reduce", name, nranks=12, box=5)
+
+
+@pytest.mark.parametrize("name", ["nccl_tree", "nvls_tree", "nvls"])
+def test_a_single_piece_needs_one_lane(name):
+    # Then nothing on a rank could happen at the same time, and plans without waits between channels can be folded.
+    for pieces, lanes in ((1, 1), (2, {"nccl_tree": 2, "nvls_tree": 4, "nvls": 2}[name])):
+        made = simcoll.schedule("all_reduce", name, nranks=8, box=8 if name == "nvls" else 2, pieces=pieces)
+        assert made.nchannels == lanes * (1 if name == "nvls" else 2)
+        assert (len(simcoll.bind(made, 64).waits) > 0) == (pieces > 1)
 
 
 def test_large_trees_are_built_at_once():
