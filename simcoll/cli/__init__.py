@@ -1,4 +1,4 @@
-"""The command line: ``simcoll run | perf | verify | show | list``. One command a file; imports wait until a command needs them."""
+"""The command line of simcoll. One command a file; imports wait until a command needs them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from cyclopts import App
 
+from simcoll.cli.calibrate import calibrate_logs
+from simcoll.cli.compare import compare_log
 from simcoll.cli.listing import list_names
 from simcoll.cli.perf import predict
 from simcoll.cli.run import run_scenario
@@ -27,6 +29,8 @@ app = App(
 )
 app.command(run_scenario, name="run")
 app.command(predict, name="perf")
+app.command(compare_log, name="compare")
+app.command(calibrate_logs, name="calibrate")
 app.command(verify_file, name="verify")
 app.command(show_schedule, name="show")
 app.command(list_names, name="list")

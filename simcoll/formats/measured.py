@@ -77,7 +77,7 @@ class Table:
     library, version
         ``nccl``, ``rccl`` or ``realcoll``, and the version, where printed.
     environment
-        Variables of NCCL in the log, with their values.
+        Variables of NCCL in the log, with their values; ``LAUNCHER`` is ``one-process`` where one process drives all GPUs of a node.
     rows
         In the order of the log.
     """
@@ -95,7 +95,7 @@ class Table:
         ranks = f"{self.nranks} ranks" if self.nranks else "an unknown number of ranks"
         nodes = f" on {self.nnodes} node{'s' * (self.nnodes != 1)}" if self.nnodes else ""
         by = f", {self.library} {self.version}".rstrip() if self.library else ""
-        return f"{self.collective or 'unknown collective'}, {ranks}{nodes}, {len(self.rows)} rows{by}"
+        return f"{self.collective or 'unknown collective'}, {ranks}{nodes}, {len(self.rows)} row{'s' * (len(self.rows) != 1)}{by}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +110,11 @@ class Log:
 
 @dataclass(slots=True)
 class Run:
-    """A table as far as a reader knows it; devices are host and name by rank."""
+    """A table as far as a reader knows it; devices are host, process and name by rank."""
 
     collective: str = ""
     nranks: int = 0
-    devices: dict[int, tuple[str, str]] = field(default_factory=dict)
+    devices: dict[int, tuple[str, str, str]] = field(default_factory=dict)
     rows: list[Measured] = field(default_factory=list)
     environment: dict[str, str] = field(default_factory=dict)
     library: str = ""
@@ -134,10 +134,14 @@ def finished(run: Run) -> tuple[Table, tuple[str, ...]]:
         nranks = _nranks(collective, run.rows)
         told = f"taken for {nranks} by its columns" if nranks else "and its columns do not tell it"
         notes.append(f"the number of ranks is not named, {told}")
-    hosts = {host for host, _ in run.devices.values()}
-    names = tuple(dict.fromkeys(name for _, (_, name) in sorted(run.devices.items()) if name))
-    library = run.library or ("rccl" if any("AMD" in name or "Instinct" in name for name in names) else "")
+    hosts = {host for host, _, _ in run.devices.values()}
+    processes = {(host, process) for host, process, _ in run.devices.values()}
+    names = tuple(dict.fromkeys(name for _, (_, _, name) in sorted(run.devices.items()) if name))
+    amd = any("AMD" in name or "Instinct" in name for name in names)
+    library = run.library or ("rccl" if amd else "nccl" if run.version else "")
     environment = tuple(sorted(run.environment.items()))
+    if len(processes) == len(hosts) < len(run.devices) and all(process for _, process in processes):
+        environment = (("LAUNCHER", "one-process"), *environment)
     return Table(collective, nranks, len(hosts), names, library, run.version, environment, tuple(run.rows)), tuple(
         notes
     )

@@ -35,7 +35,10 @@ LARGEST_ERROR = 0.01
 """Until 2021 a column held the largest relative error, which rounding alone may bring to this with half precision."""
 
 _HEADER = re.compile(r"#?\s*(?:size|bytes)\s+(?:count|N)\s+(?:\(elements\)\s+)?type\s+(.*)")
-_RANK = re.compile(r"\bRank\s+(\d{1,7})\s.{0,80}?\bon\s+(\S{1,256})\s+device\s+\d{1,4}\s+\[[^\]]{1,40}\]\s*(.*)")
+_RANK = re.compile(
+    r"\bRank\s+(\d{1,7})\s+(?:Group\s+\d{1,7}\s+)?(?:Pid\s+(\d{1,10})\s+)?on\s+(\S{1,256})\s+"
+    r"device\s+\d{1,4}\s+\[[^\]]{1,40}\]\s*(.*)"
+)
 _PERF = re.compile(r"\b([a-z_]{4,20})_perf(?:_mpi)?\b")
 _STARTING = re.compile(r"Collective test starting:\s*(\w{1,40})")
 _VERSION = re.compile(r"\b([NR]CCL)[ _][vV]ersion\s*:?\s*(\d{1,3}\.\d{1,3}(?:\.\d{1,3})?)")
@@ -69,7 +72,7 @@ class _Reader:
             return
         if "Rank" in text and (device := _RANK.search(text)):
             if len(self._run.devices) < MAX_RANKS:
-                self._run.devices[int(device[1])] = (device[2], printable(device[3].strip())[:80])
+                self._run.devices[int(device[1])] = (device[3], device[2] or "", printable(device[4].strip())[:80])
         elif "nThread" in text:
             self._next()
         elif "bus bandwidth" in text:

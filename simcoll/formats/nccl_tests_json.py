@@ -46,6 +46,7 @@ class _Result(msgspec.Struct, frozen=True):
 
 class _Device(msgspec.Struct, frozen=True):
     rank: int = 0
+    pid: int = 0
     hostname: str = ""
     device_info: str = ""
 
@@ -99,7 +100,7 @@ def tables_of_json(path: str | Path, max_bytes: int, skipped: Skipped) -> tuple[
     )
     run = Run(
         _collective(document.args, ours), document.config.nranks,
-        {device.rank: (device.hostname, printable(device.device_info)) for device in document.config.devices}, rows,
+        {device.rank: (device.hostname, str(device.pid or ""), printable(device.device_info)) for device in document.config.devices}, rows,
         {printable(name): printable(value)[:200] for name, value in pairs if name.startswith("NCCL_")},
         "realcoll" if ours else "rccl" if "rccl" in text else "nccl", printable(str(document.nccl_version)),
     )  # fmt: skip

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from simcoll.libraries.library import Library
     from simcoll.topology import Topology
 
-__all__ = ["PARAMETERS", "LeftOut", "Predictor", "Row", "Series", "fit", "fit_series", "formula", "left_out"]
+__all__ = ["PARAMETERS", "WARM_UP", "LeftOut", "Predictor", "Row", "Series", "fit", "fit_series", "formula", "left_out"]
 
 PARAMETERS = ("launch", "rate", "growth", "fabric_latency")
 """In the order in which they are taken up."""
@@ -335,9 +335,7 @@ def _corrections(
             math.log(time / max(short + fitted.launch_fs, time / 20))
             for short, (_, _, time) in zip(rest.times(own, bare), own, strict=True)
         ]
-        points = [
-            (size, in_millionths(min(max(math.exp(SHARE_OF_RESIDUAL * value), float(LEAST)), float(MOST))))
-            for (_, size, _), value in zip(own, left, strict=True)
-        ]
+        factors = (min(max(math.exp(SHARE_OF_RESIDUAL * value), float(LEAST)), float(MOST)) for value in left)
+        points = [(size, in_millionths(factor)) for (_, size, _), factor in zip(own, factors, strict=True)]
         found.append(Correction(each.collective, each.nranks, tuple(points)))
     return tuple(found)

@@ -11,11 +11,12 @@ from simcoll.planning.sweep import best_rows, bound_rows
 from simcoll.units import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
+    from simcoll.planning.comparison import Compared
     from simcoll.planning.sweep import Row
 
-__all__ = ["busbw_svg"]
+__all__ = ["busbw_svg", "comparison_svg"]
 
 # Distinguishable with every common colour vision (Okabe, Ito 2008).
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -35,22 +36,71 @@ def _curves(rows: Sequence[Row]) -> dict[str, list[Row]]:
 
 def busbw_svg(title: str, kind: str, nranks: int, rows: Sequence[Row]) -> bytes:
     """An SVG picture; the same rows give the same bytes. For a barrier, which has no bytes, the times."""
+
+    def bandwidths(panels: Sequence[Any]) -> None:
+        _draw_bandwidths(panels[0], kind, nranks, rows)
+        _draw_latencies(panels[1], rows)
+        _name_sizes(panels[1], [row.size_bytes for row in rows])
+
+    if any(row.size_bytes for row in rows):
+        return _picture(title, 2, bandwidths)
+    return _picture(title, 1, lambda panels: _draw_times(panels[0], rows))
+
+
+def comparison_svg(title: str, tables: Mapping[str, Sequence[Compared]]) -> bytes:
+    """Measured and predicted time over size with the bound, both axes logarithmic, a panel for every table."""
+
+    def times(panels: Sequence[Any]) -> None:
+        for axes, (name, rows) in zip(panels, tables.items(), strict=True):
+            ordered = sorted(rows, key=lambda each: each.row.size_bytes)
+            sizes = [each.row.size_bytes for each in ordered]
+            axes.plot(
+                sizes,
+                [each.row.time_fs / 1e9 for each in ordered],
+                color=_COLOURS[0],
+                marker="o",
+                markersize=4,
+                label="measured",
+            )
+            axes.plot(sizes, [each.prediction.time_fs / 1e9 for each in ordered], color=_COLOURS[1], marker="^", markersize=4,
+                      label=f"predicted, {ordered[0].prediction.library}")  # fmt: skip
+            bounds = [
+                (each.row.size_bytes, each.prediction.bound_fs / 1e9) for each in ordered if each.prediction.bound_fs
+            ]
+            if bounds:
+                axes.plot(
+                    *zip(*bounds, strict=True), color="grey", linestyle="--", label="lower bound for any schedule"
+                )
+            axes.set_yscale("log")
+            # Far below, where latency counts, the bound would squeeze the curves.
+            axes.set_ylim(bottom=min(min(each.row.time_fs, each.prediction.time_fs) for each in ordered) / 3e9)
+            axes.set_ylabel("time (us)")
+            axes.grid(alpha=0.3)
+            if len(tables) > 1:
+                axes.set_title(name, fontsize="small", parse_math=False)
+            _name_sizes(axes, sizes)
+            for text in axes.legend(frameon=False, loc="upper left").get_texts():
+                text.set_parse_math(False)
+
+    return _picture(title, len(tables), times, shared=False)
+
+
+def _picture(title: str, count: int, draw: Callable[[Sequence[Any]], None], *, shared: bool = True) -> bytes:
+    """Panels one above the other, drawn, as SVG."""
     import matplotlib as mpl
 
     mpl.use("svg")
     from matplotlib import pyplot as plt
 
     with mpl.rc_context({"svg.hashsalt": "simcoll", "svg.fonttype": "none", "font.size": 10}):
-        if any(row.size_bytes for row in rows):
-            figure, panels = plt.subplots(2, figsize=(9, 8), sharex=True, layout="constrained")
-            _draw_bandwidths(panels[0], kind, nranks, rows)
-            _draw_latencies(panels[1], rows)
-            _name_sizes(panels[1], rows)
+        height = 5 if count == 1 else 4 * count
+        figure, grid = plt.subplots(count, figsize=(9, height), sharex=shared, squeeze=False, layout="constrained")
+        panels = list(grid[:, 0])
+        draw(panels)
+        if shared:
+            panels[0].set_title(textwrap.fill(title, 90), parse_math=False)
         else:
-            figure, panels = plt.subplots(1, figsize=(9, 5), squeeze=False, layout="constrained")
-            panels = panels[0]
-            _draw_times(panels[0], rows)
-        panels[0].set_title(textwrap.fill(title, 90), parse_math=False)
+            figure.suptitle(textwrap.fill(title, 90), parse_math=False)
         for axes in panels:
             axes.spines[["top", "right"]].set_visible(False)
         stream = io.BytesIO()
@@ -104,9 +154,9 @@ def _draw_latencies(axes: Any, rows: Sequence[Row]) -> None:
     axes.grid(alpha=0.3)
 
 
-def _name_sizes(axes: Any, rows: Sequence[Row]) -> None:
+def _name_sizes(axes: Any, given: Sequence[int]) -> None:
     axes.set_xscale("log", base=2)
-    sizes = sorted({row.size_bytes for row in rows})
+    sizes = sorted({*given})
     shown = sizes[:: max(1, len(sizes) // 8)]
     axes.set_xticks(shown, [format_size(size) for size in shown])
     axes.minorticks_off()

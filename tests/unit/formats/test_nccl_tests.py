@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import time
 import tracemalloc
 
@@ -149,6 +150,14 @@ def test_several_runs_in_one_log(read):
     ]
 
 
+@pytest.mark.parametrize("hosts", [("a",), TWO])
+def test_one_process_that_drives_all_gpus_of_a_node_is_seen(read, hosts):
+    lines = nccl_tests(SIZES, 1.5, hosts=hosts)
+    same = [re.sub(r"Pid +\d+", f"Pid {4000 + len(hosts[0])}", line) for line in lines]
+    assert read(same).tables[0].environment == (("LAUNCHER", "one-process"),)
+    assert read(nccl_tests(SIZES, 1.5, hosts=TWO, per_host=1)).tables[0].environment == ()
+
+
 def test_rccl(read):
     lines = ["RCCL version : 2.20.5-HEAD:d380693", *nccl_tests(SIZES, 14 / 8, device="AMD Instinct MI300X")]
     (found,) = read(lines).tables
@@ -285,7 +294,7 @@ def document(**changes):
         for size in SIZES
     ]  # fmt: skip
     devices = [
-        {"rank": rank, "pid": 1, "hostname": f"n{rank // 8}", "device_info": "NVIDIA B200"} for rank in range(16)
+        {"rank": rank, "pid": rank, "hostname": f"n{rank // 8}", "device_info": "NVIDIA B200"} for rank in range(16)
     ]
     return {
         "version": 3, "args": ["./build/all_reduce_perf", "-b", "8"], "env": ["NCCL_ALGO=Ring", "PATH=/bin"], "nccl_version": "2.28.7",

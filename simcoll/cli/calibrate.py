@@ -1,0 +1,101 @@
+"""``simcoll calibrate``: few numbers that bring predictions to what was measured on a machine."""
+
+from __future__ import annotations
+
+from pathlib import Path  # noqa: TC003 - cyclopts reads the annotations
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from simcoll.command_line import WHOLE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from simcoll.libraries.calibration import Calibration
+    from simcoll.libraries.fitting import Series
+
+__all__ = ["calibrate_logs"]
+
+
+def calibrate_logs(
+    *logs: Path,
+    topology: Annotated[str, Parameter(name=["--topology", "-t"])],
+    output: Annotated[Path, Parameter(name=["--output", "-o"])],
+    nodes: Annotated[int | None, WHOLE] = None,
+    collective: Annotated[str | None, Parameter(name=["--collective", "-c"])] = None,
+    library: str | None = None,
+    env: str = "",
+    parameters: str | None = None,
+) -> None:
+    """Fit launch offset, rate, fabric latency and growth to measured rows, and write them for --calibration.
+
+    Parameters
+    ----------
+    logs
+        Output of nccl-tests, rccl-tests or realcoll perf; NCCL's own tuning table in them (NCCL_DEBUG_SUBSYS=TUNING) is kept, too.
+    topology
+        The machine, as for simcoll compare.
+    output
+        The file, such as machine.toml.
+    nodes
+        How many nodes. Default: those of the logs.
+    collective
+        What was measured, for logs that do not name it.
+    library
+        A shipped library or a library file. Default: nccl; rccl for a log of RCCL or AMD's GPUs.
+    env
+        NCCL's variables in place of those printed in the logs.
+    parameters
+        Of launch,rate,growth,fabric_latency, what to fit. Default: what the rows allow.
+    """
+    from simcoll.errors import ConfigError
+    from simcoll.formats.output import refuse_folders
+    from simcoll.libraries.calibration import write_calibration
+    from simcoll.planning.calibrating import fitted, gathered
+    from simcoll.units import printable
+
+    if not logs:
+        raise ConfigError("calibrate needs a log; expected output of nccl-tests, rccl-tests or realcoll perf")
+    refuse_folders(output.parent, [output.name])
+    names = tuple(parameters.split(",")) if parameters is not None else None
+    read = gathered(logs, topology, nodes=nodes, library=library, environment=env, collective=collective)
+    for note in read.notes:
+        print(f"# note: {printable(note)}")
+    found = fitted(read, names, topology)
+    for line in _lines(found, read.series, names):
+        print(f"# {printable(line)}")
+    write_calibration(output, found)
+    print(f"# wrote {output}: calibration {found.hash}")
+
+
+def _lines(found: Calibration, series: Sequence[Series], names: tuple[str, ...] | None) -> Iterator[str]:
+    """The parameters, and how much closer they bring rows that they were not fitted on."""
+    from simcoll.libraries.fitting import left_out
+    from simcoll.planning.comparison import band_lines
+    from simcoll.units import format_time
+
+    def signed(time_fs: int) -> str:
+        return f"{'-' if time_fs < 0 else '+'}{format_time(abs(time_fs))}"
+
+    yield from found.sources
+    for table in found.tuning:
+        where = f"{table.nranks or 'any number of'} ranks on {table.nnodes or 'any number of'} nodes"
+        yield f"NCCL's tuning table for {where}: it decides what runs there"
+    if not series:
+        return
+    yield f"launch {signed(found.launch_fs)}: added to every operation"
+    yield f"rate x {float(found.rate):.3f}: of links, NICs and switches"
+    yield f"fabric latency {signed(found.fabric_latency_fs)}: on every hop over the network"
+    yield f"growth x {float(found.growth):.2f}: of how much LL slows down with size"
+    for each in found.corrections:
+        factors = sorted(float(factor) for _, factor in each.points)
+        yield f"correction by size, {each.collective} on {each.nranks} ranks: {factors[0]:.2f} to {factors[-1]:.2f}"
+    rows = left_out(series, names)
+    if not rows:
+        yield "too few rows to leave some out and predict them"
+        return
+    pairs = (("without the calibration", "before"), ("of rows left out of the fit", "after"))
+    for title, which in pairs:
+        for line in band_lines((each.size_bytes, 1 + getattr(each, which)) for each in rows):
+            yield f"error {title}, {line}"

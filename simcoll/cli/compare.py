@@ -1,0 +1,127 @@
+"""``simcoll compare``: a log of measurements beside predictions."""
+
+from __future__ import annotations
+
+from pathlib import Path  # noqa: TC003 - cyclopts reads the annotations
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from simcoll.command_line import WHOLE
+
+if TYPE_CHECKING:
+    from simcoll.formats.nccl_tuning import Chosen
+    from simcoll.planning.comparison import Compared
+
+__all__ = ["compare_log"]
+
+MAX_PANELS = 12
+NOISE = "two publishers' tables of one kind of system differ by a median of 17 / 8 / 1 %"
+
+
+def compare_log(
+    log: Path,
+    /,
+    *,
+    topology: Annotated[str, Parameter(name=["--topology", "-t"])],
+    nodes: Annotated[int | None, WHOLE] = None,
+    collective: Annotated[str | None, Parameter(name=["--collective", "-c"])] = None,
+    library: str | None = None,
+    env: str = "",
+    calibration: Path | None = None,
+    svg: Path | None = None,
+) -> None:
+    """Compare measured times with predictions, row by row, and test hypotheses on the difference.
+
+    Parameters
+    ----------
+    log
+        Output of nccl-tests, rccl-tests or realcoll perf: text, also among other text, or JSON.
+    topology
+        The machine: a shipped topology (simcoll list topologies), a TOML file, or an NCCL topology XML dump.
+    nodes
+        How many nodes. Default: those of the log.
+    collective
+        What was measured, for a log that does not name it.
+    library
+        A shipped library or a library file. Default: nccl; rccl for a log of RCCL or AMD's GPUs.
+    env
+        NCCL's variables, such as NCCL_ALGO=Ring,NCCL_PROTO=^LL128, in place of those printed in the log.
+    calibration
+        A file that simcoll calibrate wrote.
+    svg
+        File for a picture: both curves and the bound.
+    """
+    from simcoll.errors import ConfigError
+    from simcoll.formats.nccl_tests import load_log
+    from simcoll.formats.output import write_file
+    from simcoll.libraries.calibration import load_calibration
+    from simcoll.planning.chart import comparison_svg
+    from simcoll.planning.comparison import band_lines, compare, comparison_lines, deviations, settings_for
+    from simcoll.planning.hypotheses import hypotheses
+    from simcoll.units import printable
+
+    overlay = load_calibration(calibration) if calibration else None
+    found = load_log(log)
+    try:
+        settings, notes = settings_for(
+            found, topology, nodes=nodes, library=library, environment=env, collective=collective
+        )
+    except ConfigError as error:
+        raise (
+            error if error.file else ConfigError("; ".join([error.message, *found.notes[:3]]), file=str(log))
+        ) from None
+    if overlay and any(source.startswith(f"{log.name}:") for source in overlay.sources):
+        notes.append(
+            "the calibration was fitted to a log of this name; simcoll calibrate prints its error on rows left out"
+        )
+    for note in (*found.notes, *notes):
+        print(f"# note: {printable(note)}")
+    tables = {}
+    for number, setting in enumerate(settings, 1):
+        rows = compare(setting, overlay)
+        tables[f"{number}. {printable(str(setting))}"] = rows
+        print(
+            printable(
+                f"# {setting}; predicted by {setting.library}{f', calibration {overlay.hash}' if overlay else ''}"
+            )
+        )
+        if setting.table.environment:
+            print(printable(f"# environment of the log: {' '.join(f'{k}={v}' for k, v in setting.table.environment)}"))
+        for line in comparison_lines(rows):
+            print(line)
+        for line in band_lines((each.row.size_bytes, each.ratio) for each in rows):
+            print(f"# error {line}")
+        print(f"# ({NOISE})")
+        for line in (*deviations(rows), *_choices(rows, found.choices)):
+            print(f"# {line}")
+        told = hypotheses(setting, overlay)
+        if told:
+            print("# Hypotheses, each tested by predicting with that one change:")
+        for each in told:
+            print(f"#   {each}")
+    if svg is not None:
+        if len(tables) > MAX_PANELS:
+            raise ConfigError(
+                f"{len(tables)} tables are too many for one picture; the most is {MAX_PANELS}", file=str(log)
+            )
+        write_file(svg, comparison_svg(f"{log.name} beside predictions for {settings[0].topology.name}", tables))
+        print(f"# wrote {svg}")
+
+
+def _choices(rows: list[Compared], choices: tuple[Chosen, ...]) -> list[str]:
+    """How far NCCL's own choices, where the log has them, are those predicted."""
+    said = {(each.collective, each.size_bytes): f"{each.algorithm} {each.protocol}" for each in choices}
+    known = [
+        (each, said[each.prediction.collective, each.row.size_bytes])
+        for each in rows
+        if (each.prediction.collective, each.row.size_bytes) in said
+    ]
+    other = [(each, name) for each, name in known if name != f"{each.prediction.algorithm} {each.prediction.protocol}"]
+    if not known:
+        return []
+    from simcoll.units import format_size
+
+    shown = [f"{format_size(each.row.size_bytes)} {name}" for each, name in other[:6]]
+    rest = f"; NCCL took {', '.join(shown)}{', ...' if len(other) > 6 else ''}" if other else ""
+    return [f"NCCL's choice is in the log for {len(known)} sizes; {len(known) - len(other)} are as predicted{rest}"]

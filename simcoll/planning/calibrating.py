@@ -1,0 +1,106 @@
+"""From logs of measurements to a calibration of the machine that they were taken on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from simcoll.errors import ConfigError
+from simcoll.formats.nccl_tests import load_log
+from simcoll.libraries.calibration import Calibration
+from simcoll.libraries.fitting import Series, fit_series, formula
+from simcoll.planning.comparison import settings_for
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from simcoll.formats.nccl_tuning import TuningTable
+    from simcoll.libraries.fitting import Predictor
+    from simcoll.planning.comparison import Setting
+
+__all__ = ["Gathered", "fitted", "gathered"]
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """Everything in logs that a calibration is made of.
+
+    Attributes
+    ----------
+    series
+        Measured rows with their predictors; where there is a tuning table, the choices are NCCL's own.
+    tuning
+        NCCL's tables, each once.
+    sources, libraries
+        A line for each series, and the libraries that they are predicted by.
+    notes
+        What was left out.
+    """
+
+    series: tuple[Series, ...]
+    tuning: tuple[TuningTable, ...]
+    sources: tuple[str, ...]
+    libraries: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def gathered(
+    logs: Sequence[str | Path], topology: str, *, nodes: int | None = None, library: str | None = None, environment: str = "",
+    collective: str | None = None,
+) -> Gathered:  # fmt: skip
+    """Read all logs.
+
+    Raises
+    ------
+    ConfigError
+        With the log, when it has nothing to fit.
+    """
+    settings: list[tuple[str, Setting]] = []
+    tuning: dict[TuningTable, None] = {}
+    notes: list[str] = []
+    for log in logs:
+        found, name = load_log(log), Path(log).name
+        tuning |= dict.fromkeys(found.tuning)
+        notes += [f"{name}: {note}" for note in found.notes]
+        if found.tuning and not found.tables:
+            continue
+        try:
+            told, more = settings_for(
+                found, topology, nodes=nodes, library=library, environment=environment, collective=collective
+            )
+        except ConfigError as error:
+            raise error if error.file else ConfigError(error.message, file=str(log)) from None
+        notes += [f"{name}: {note}" for note in more]
+        settings += [(name, each) for each in told]
+    tables = tuple(tuning)
+    series = tuple(
+        Series.of(each.table.collective, each.table.nranks, each.table.rows, _predictor(each, tables))
+        for _, each in settings
+    )
+    sources = tuple(
+        "; set aside: ".join([f"{name}: {each.table}", *made.aside])
+        for (name, each), made in zip(settings, series, strict=True)
+    )
+    libraries = dict.fromkeys(str(each.library) for _, each in settings)
+    return Gathered(series, tables, sources, tuple(libraries), tuple(notes))
+
+
+def _predictor(setting: Setting, tuning: tuple[TuningTable, ...]) -> Predictor:
+    """The formula, choosing as the machine's own tuning tables do."""
+    own = formula(setting.table.collective, setting.topology, setting.library, setting.environment)
+    return (lambda sizes, calibration: own(sizes, replace(calibration, tuning=tuning))) if tuning else own
+
+
+def fitted(found: Gathered, parameters: Sequence[str] | None, topology: str) -> Calibration:
+    """The calibration of a machine, with its sources.
+
+    Raises
+    ------
+    ConfigError
+        For more parameters than there are rows.
+    """
+    made = fit_series(found.series, parameters) if found.series else Calibration()
+    return replace(
+        made, tuning=found.tuning, topology=topology, library=", ".join(found.libraries), sources=found.sources
+    )

@@ -1,0 +1,238 @@
+"""Measured tables beside what a library is predicted to take: ratios, ranges that deviate, and hypotheses that were tested."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from statistics import median
+from typing import TYPE_CHECKING
+
+from simcoll.errors import ConfigError, nearest
+from simcoll.libraries.environment import from_settings, parse_environment
+from simcoll.libraries.fitting import WARM_UP
+from simcoll.libraries.library import load_library
+from simcoll.libraries.prediction import COLLECTIVES, predict
+from simcoll.planning.table import Column, microseconds, table_line, titles
+from simcoll.topology import load_topology, topology_of_job
+from simcoll.units import format_size, printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from simcoll.formats.measured import Log, Measured, Table
+    from simcoll.libraries.calibration import Calibration
+    from simcoll.libraries.environment import Environment
+    from simcoll.libraries.library import Library
+    from simcoll.libraries.prediction import Prediction
+    from simcoll.topology import Topology
+
+__all__ = [
+    "BANDS",
+    "Compared",
+    "Setting",
+    "band_errors",
+    "band_lines",
+    "compare",
+    "comparison_lines",
+    "deviations",
+    "settings_for",
+]
+
+BANDS = (("below 64 KiB", 0, 2**16), ("64 KiB to 64 MiB", 2**16, 2**26), ("from 64 MiB", 2**26, 2**62))
+"""Sizes that are judged apart: by latency, by protocol, by rate."""
+DEVIATES = 1.25
+"""A factor between predicted and measured from which a row is called out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A measured table, and everything that its prediction needs."""
+
+    table: Table
+    topology: Topology
+    library: Library
+    environment: Environment
+
+    def __str__(self) -> str:
+        return f"{self.table} on {self.topology.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """A measured row and its prediction."""
+
+    row: Measured
+    prediction: Prediction
+
+    @property
+    def ratio(self) -> float:
+        """Predicted over measured time."""
+        return self.prediction.time_fs / self.row.time_fs
+
+
+def settings_for(
+    log: Log,
+    topology: str,
+    *,
+    nodes: int | None = None,
+    library: str | None = None,
+    environment: str = "",
+    collective: str | None = None,
+) -> tuple[list[Setting], list[str]]:
+    """What the tables of a log are to be predicted with, and notes on tables that cannot be.
+
+    Parameters
+    ----------
+    topology, nodes
+        As for :func:`~simcoll.topology.load_topology`; without ``nodes`` as many as the log has.
+    library
+        Default: NCCL, and RCCL for a log of RCCL or AMD's GPUs.
+    environment
+        Settings that go before those printed in the log.
+    collective
+        For tables that do not name theirs.
+
+    Raises
+    ------
+    ConfigError
+        When no table is left.
+    """
+    if collective is not None and collective not in COLLECTIVES:
+        raise ConfigError(f"no library model for collective {collective!r}; {nearest(collective, COLLECTIVES)}")
+    given = parse_environment(environment)
+    found, notes = [], []
+    for number, table in enumerate(log.tables, 1):
+        where = f"table {number} ({table})" if len(log.tables) > 1 else f"the table ({table})"
+        known = replace(table, collective=table.collective or collective or "")
+        if known.collective not in COLLECTIVES:
+            reason = (
+                f"simcoll has no model of {known.collective!r}"
+                if known.collective
+                else "--collective says which one it is"
+            )
+            notes.append(f"{where} is left out: {reason}")
+            continue
+        own, ignored = _environment(dict(table.environment)) if not environment else (given, [])
+        notes += [f"{where}: {each} in the log is ignored" for each in ignored]
+        if table.library == "realcoll" and not all(row.library_fs for row in table.rows):
+            notes.append(f"{where} times schedules of realcoll's own, not those that the library would choose")
+        machine = _machine(known, topology, nodes)
+        amd = table.library == "rccl" or machine.traits.get("generation", "").startswith("mi")
+        read = load_library(library or ("rccl" if amd else "nccl"))
+        found.append(Setting(replace(known, nranks=machine.nranks), machine, read, own))
+    if not found:
+        raise ConfigError("; ".join(notes) if notes else "there is no row of nccl-tests' table in it, nor of its JSON")
+    return found, notes
+
+
+def _environment(settings: dict[str, str]) -> tuple[Environment, list[str]]:
+    """The environment of a log; values that are not NCCL's are left out."""
+    ignored = []
+    for name in list(settings):
+        try:
+            from_settings({name: settings[name]})
+        except ConfigError:
+            ignored.append(f"{name}={settings.pop(name)}")
+    return from_settings(settings), ignored
+
+
+def _machine(table: Table, name: str, nodes: int | None) -> Topology:
+    """The topology with as many nodes and ranks as the table has."""
+    if not table.nranks:
+        return load_topology(name, nodes=nodes or table.nnodes or None)
+    if nodes is None and table.nnodes:
+        try:
+            return topology_of_job(name, table.nranks, nodes=table.nnodes)
+        except ConfigError:  # hosts of one name, or a topology whose number of nodes is fixed
+            pass
+    try:
+        return topology_of_job(name, table.nranks, nodes=nodes)
+    except ConfigError as error:
+        if "ranks were requested" not in error.message:
+            raise
+        raise ConfigError(f"{error.message}, as in the log; choose --nodes or another topology") from None
+
+
+def compare(setting: Setting, calibration: Calibration | None = None) -> list[Compared]:
+    """Predict every row."""
+    of_size = partial(
+        predict, setting.table.collective, topology=setting.topology, library=setting.library, calibration=calibration,
+        environment=setting.environment,
+    )  # fmt: skip
+    known = {size: of_size(size) for size in sorted({row.size_bytes for row in setting.table.rows})}
+    return [Compared(row, known[row.size_bytes]) for row in setting.table.rows]
+
+
+def band_errors(ratios: Iterable[tuple[int, float]]) -> list[tuple[str, int, float, float]]:
+    """Rows, median and 90th percentile of the relative error of every band that has rows, from sizes and ratios.
+
+    >>> band_errors([(8, 1.1), (16, 0.8)])
+    [('below 64 KiB', 2, 0.15, 0.2)]
+    """
+    known, found = list(ratios), []
+    for name, least, most in BANDS:
+        errors = sorted(abs(ratio - 1) for size, ratio in known if least <= size < most)
+        if errors:
+            ninth = errors[min(len(errors) - 1, 9 * len(errors) // 10)]
+            found.append((name, len(errors), round(median(errors), 6), round(ninth, 6)))
+    return found
+
+
+def deviations(rows: Sequence[Compared]) -> list[str]:
+    """Ranges of sizes in which predictions are off by more than a quarter, in words; and rows faster than any schedule can be."""
+    ordered = sorted(rows, key=lambda each: each.row.size_bytes)
+    found = []
+    if len(ordered) > 1 and ordered[0].row.time_fs > WARM_UP * ordered[1].row.time_fs:
+        times = ordered[0].row.time_fs / ordered[1].row.time_fs
+        found.append(f"{format_size(ordered[0].row.size_bytes)} took {times:.1f} times the next size: probably warm-up")
+    run: list[Compared] = []
+    for row in [*ordered, None]:
+        side = 0 if row is None else (row.ratio > DEVIATES) - (row.ratio < 1 / DEVIATES)
+        last = 0 if not run else (1 if run[0].ratio > 1 else -1)
+        if run and side != last:
+            found.append(_range(run))
+            run = []
+        if side and row is not None:
+            run.append(row)
+    fast = [each for each in rows if each.row.time_fs < each.prediction.bound_fs]
+    if fast:
+        names = ", ".join(format_size(each.row.size_bytes) for each in fast[:4]) + (", ..." if len(fast) > 4 else "")
+        found.append(
+            f"{names}: measured is less than the bound of this topology, so the machine is another one, or the time is wrong"
+        )
+    return found
+
+
+def _range(run: Sequence[Compared]) -> str:
+    """One range that deviates to one side."""
+    sizes = format_size(run[0].row.size_bytes)
+    if len(run) > 1:
+        sizes += f" to {format_size(run[-1].row.size_bytes)}"
+    factors = sorted(1 / each.ratio for each in run)
+    low, high = f"{factors[0]:.2f}", f"{factors[-1]:.2f}"
+    return f"{sizes}: measured is {low if low == high else f'{low} to {high}'} times the prediction"
+
+
+_COLUMNS: tuple[Column, ...] = (
+    ("size", "(B)", 13), ("measured", "(us)", 11), ("predicted", "(us)", 11), ("pred/meas", "", 10), ("bound", "(us)", 11),
+)  # fmt: skip
+
+
+def comparison_lines(rows: Sequence[Compared]) -> Iterator[str]:
+    """The table of measured, predicted and least possible time, line by line."""
+    names, units = titles(_COLUMNS)
+    chosen = [f"{each.prediction.algorithm} {each.prediction.protocol}" for each in rows]
+    width = max(map(len, chosen), default=0)
+    yield f"{names}  {'predicted is':<{width}}  bottleneck of the bound"
+    yield units
+    for each, choice in zip(rows, chosen, strict=True):
+        times = (each.row.time_fs, each.prediction.time_fs, each.prediction.bound_fs)
+        measured, predicted, bound = (microseconds(time / 1e9) for time in times)
+        cells = (each.row.size_bytes, measured, predicted, f"{each.ratio:.2f}", bound)
+        yield f"{table_line(_COLUMNS, cells)}  {choice:<{width}}  {printable(each.prediction.bottleneck)}".rstrip()
+
+
+def band_lines(ratios: Iterable[tuple[int, float]]) -> Iterator[str]:
+    """Median and 90th percentile of the error, band by band."""
+    for name, rows, middle, ninth in band_errors(ratios):
+        yield f"{name}: median {middle:.0%}, 90th percentile {ninth:.0%} of {rows} row{'s' * (rows != 1)}"

@@ -1,0 +1,207 @@
+"""Comparisons: the machine of a log, ranges that deviate, and hypotheses that find what a log was made with."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+
+from simcoll.errors import ConfigError
+from simcoll.formats.measured import Log, Measured, Table
+from simcoll.formats.nccl_tests import load_log
+from simcoll.libraries.calibration import Calibration
+from simcoll.libraries.corrected import fabric_of
+from simcoll.libraries.environment import DEFAULT, parse_environment
+from simcoll.libraries.fitting import formula
+from simcoll.libraries.library import load_library
+from simcoll.planning.comparison import (
+    Compared,
+    band_errors,
+    band_lines,
+    compare,
+    comparison_lines,
+    deviations,
+    settings_for,
+)
+from simcoll.planning.hypotheses import hypotheses
+from simcoll.topology import load_topology
+from simcoll.topology.machine import machine
+from tests.support.nccl_logs import nccl_tests
+
+US = 10**9
+SIZES = tuple(2**power for power in range(3, 31))
+
+
+def made(
+    topology, *, collective="all_reduce", nodes=2, calibration=None, environment=DEFAULT, library=None, sizes=SIZES
+):
+    """A log with the times that the formula gives."""
+    found = load_topology(topology, nodes=nodes)
+    predictor = formula(collective, found, library or "nccl", environment)
+    times = predictor(sizes, calibration or Calibration())
+    rows = tuple(Measured(size, size // 4, "float", "sum", -1, time) for size, time in zip(sizes, times, strict=True))
+    return Log((Table(collective, found.nranks, nodes, (), "nccl", "2.27.5", (), rows),), (), (), ())
+
+
+def told(log, topology, **how):
+    (setting,), _ = settings_for(log, topology, **how)
+    return hypotheses(setting)
+
+
+def test_a_log_as_predicted_needs_no_hypothesis():
+    log = made("dgx-h100")
+    (setting,), notes = settings_for(log, "dgx-h100")
+    assert (told(log, "dgx-h100"), notes) == ([], [])
+    rows = compare(setting)
+    assert deviations(rows) == []
+    assert all(each.row.time_fs == each.prediction.time_fs for each in rows)
+    assert [
+        (name, middle, ninth)
+        for name, _, middle, ninth in band_errors((each.row.size_bytes, each.ratio) for each in rows)
+    ] == [
+        ("below 64 KiB", 0, 0),
+        ("64 KiB to 64 MiB", 0, 0),
+        ("from 64 MiB", 0, 0),
+    ]
+
+
+def half_the_nics(topology):
+    library = load_library("nccl")
+    share = f"{fabric_of(machine(load_topology(topology, nodes=2)), library)}.share"
+    return library.with_values({share: library.number(share) / 2})
+
+
+CAUSES = [
+    (
+        "dgx-h100",
+        {"calibration": Calibration(launch_fs=22 * US)},
+        "a launch offset of +22 us, as with a loop in PyTorch (18 to 22 us) or one process",
+    ),
+    ("dgx-a100", {"environment": parse_environment("NCCL_PROTO=^LL128"), "nodes": 1}, "no LL128"),
+    ("dgx-h100", {"environment": parse_environment("NCCL_NVLS_ENABLE=0"), "nodes": 1}, "no reduction in switches"),
+    ("dgx-a100", {"environment": parse_environment("NCCL_ALGO=Ring")}, "rings only"),
+    ("dgx-a100", {"environment": parse_environment("NCCL_ALGO=Tree")}, "trees only"),
+    ("dgx-a100", {"library": half_the_nics("dgx-a100")}, "half of the network bandwidth"),
+    ("dgx-a100", {"calibration": Calibration(rate=Fraction(7, 10)), "nodes": 1}, "links and NICs at 0.70 of the rates"),
+    ("dgx-h100", {"calibration": Calibration(fabric_latency_fs=40 * US)}, "+40 us on every hop"),
+]
+
+
+@pytest.mark.parametrize(("topology", "cause", "claim"), CAUSES, ids=[claim for _, _, claim in CAUSES])
+def test_the_first_hypothesis_is_what_the_log_was_made_with(topology, cause, claim):
+    first = told(made(topology, **cause), topology)[0]
+    assert first.claim.startswith(claim)
+    assert first.after < min(0.02, first.before / 5)
+    assert f"the mean error falls from {first.before:.0%} to {first.after:.0%}" in str(first)
+
+
+def test_ll_kept_too_long():
+    log = made("dgx-h100")
+    low = made("dgx-h100", environment=parse_environment("NCCL_PROTO=LL"))
+    rows = tuple(
+        slow if slow.size_bytes <= 2**21 else fast
+        for slow, fast in zip(low.tables[0].rows, log.tables[0].rows, strict=True)
+    )
+    found = told(replace(log, tables=(replace(log.tables[0], rows=rows),)), "dgx-h100")
+    assert any(each.claim.startswith("LL kept up to 2 MiB") and each.after == 0 for each in found)
+
+
+def test_a_variable_that_is_set_is_no_hypothesis():
+    log = made("dgx-a100", environment=parse_environment("NCCL_ALGO=Tree"))
+    table = replace(log.tables[0], environment=(("NCCL_ALGO", "Tree"), ("NCCL_IB_HCA", "mlx5")))
+    (setting,), notes = settings_for(replace(log, tables=(table,)), "dgx-a100")
+    assert setting.environment.algorithms == (("", ("tree",)),)
+    assert (hypotheses(setting), notes) == ([], [])
+    assert told(replace(log, tables=(table,)), "dgx-a100", environment="NCCL_ALGO=Ring") != []
+
+
+def test_a_value_that_is_not_nccl_s_is_named():
+    log = made("dgx-a100")
+    table = replace(log.tables[0], environment=(("NCCL_ALGO", "Spiral"), ("NCCL_PROTO", "^LL128")))
+    (setting,), notes = settings_for(replace(log, tables=(table,)), "dgx-a100")
+    assert notes[0].endswith("NCCL_ALGO=Spiral in the log is ignored")
+    assert setting.environment.protocols == (("", ("LL", "Simple")),)
+
+
+@pytest.mark.parametrize(
+    ("nranks", "nnodes", "nodes", "boxes"),
+    [(16, 2, None, 2), (16, 0, None, 2), (8, 4, None, 4), (0, 0, 2, 2), (12, 2, None, 2), (5, 1, None, 1)],
+)
+def test_the_machine_has_the_nodes_and_ranks_of_the_log(nranks, nnodes, nodes, boxes):
+    log = made("dgx-h100")
+    table = replace(log.tables[0], nranks=nranks, nnodes=nnodes)
+    (setting,), _ = settings_for(replace(log, tables=(table,)), "dgx-h100", nodes=nodes)
+    assert setting.topology.nranks == setting.table.nranks == (nranks or 16)
+    assert len(set(setting.topology.groups["box"].tolist())) == boxes
+
+
+@pytest.mark.parametrize(
+    ("change", "how", "says"),
+    [
+        ({"collective": "hypercube"}, {}, "simcoll has no model of 'hypercube'"),
+        ({"collective": ""}, {}, "--collective says which one it is"),
+        ({"collective": ""}, {"collective": "allreduce"}, "did you mean 'all_reduce'"),
+        ({"nranks": 32}, {"nodes": 2}, "topology 'dgx-h100' has 16 GPUs; 32 ranks were requested, as in the log; choose --nodes"),
+        ({}, {"library": "mccl"}, "unknown library 'mccl'; did you mean 'rccl'"),
+        ({}, {"environment": "NCCL_ALGO=Spiral"}, "NCCL_ALGO: unknown value 'Spiral'"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_compared(change, how, says):
+    log = made("dgx-h100")
+    with pytest.raises(ConfigError, match=says):
+        settings_for(replace(log, tables=(replace(log.tables[0], **change),)), "dgx-h100", **how)
+
+
+def test_tables_without_a_model_are_left_out_of_several():
+    log = made("dgx-h100")
+    other = replace(log.tables[0], collective="alltoallv")
+    found, notes = settings_for(replace(log, tables=(other, *log.tables)), "dgx-h100")
+    assert len(found) == 1
+    assert notes == [
+        "table 1 (alltoallv, 16 ranks on 2 nodes, 28 rows, nccl 2.27.5) is left out: simcoll has no model of 'alltoallv'"
+    ]
+
+
+def test_rccl_is_compared_with_rccl():
+    log = made("mi300x", nodes=1, library="rccl", sizes=SIZES[7:])
+    (setting,), _ = settings_for(replace(log, tables=(replace(log.tables[0], library="rccl"),)), "mi300x")
+    assert setting.library.name == "rccl"
+    assert {each.ratio for each in compare(setting)} == {1.0}
+
+
+def shifted(rows, factors):
+    return [
+        Compared(replace(each.row, out_of_place_fs=round(each.row.out_of_place_fs * factors.get(each.row.size_bytes, 1))), each.prediction)
+        for each in rows
+    ]  # fmt: skip
+
+
+def test_deviations_in_words():
+    (setting,), _ = settings_for(made("dgx-h100"), "dgx-h100")
+    rows = compare(setting)
+    found = deviations(shifted(rows, {8: 2, 16: 1.5, 32: 0.5, 2**20: 1.3, 2**30: 0.01}))
+    assert found == [
+        "8 B to 16 B: measured is 1.50 to 2.00 times the prediction",
+        "32 B: measured is 0.50 times the prediction",
+        "1 MiB: measured is 1.30 times the prediction",
+        "1 GiB: measured is 0.01 times the prediction",
+        "1 GiB: measured is less than the bound of this topology, so the machine is another one, or the time is wrong",
+    ]
+
+
+def test_lines_for_a_person():
+    (setting,), _ = settings_for(made("dgx-h100", sizes=(8, 2**30)), "dgx-h100")
+    lines = list(comparison_lines(compare(setting)))
+    assert lines[2].split()[:1] == ["8"]
+    assert lines[3].split()[3] == "1.00"
+    assert "Simple" in lines[3]
+    assert list(band_lines([(8, 1.5)])) == ["below 64 KiB: median 50%, 90th percentile 50% of 1 row"]
+
+
+def test_a_log_that_was_printed(tmp_path):
+    path = tmp_path / "log.txt"
+    path.write_text("\n".join(nccl_tests(SIZES, 15 / 8, hosts=("a", "b"), version=3, rate=180.0)))
+    (setting,), notes = settings_for(load_log(path), "dgx-h100")
+    assert (str(setting), notes) == ("all_reduce, 16 ranks on 2 nodes, 28 rows, nccl 2.28.7 on dgx-h100", [])
+    assert setting.topology.nranks == 16
