@@ -48,13 +48,8 @@ def _opened(transport: str, timeout_s: float) -> Iterator[Transport]:
             raise ConfigError(
                 f"torchrun started {size} processes, and there is no GPU: start them with mpiexec or realcoll launch for --transport mpi"
             )
-    found: Transport
-    if transport == "mpi":
-        found = MpiTransport(timeout_s=timeout_s)
-    elif transport == "nccl":
-        found = NcclTransport(timeout_s=timeout_s)
-    else:
-        found = LocalTransport()
+    made = {"mpi": MpiTransport, "nccl": NcclTransport}.get(transport)
+    found: Transport = LocalTransport() if made is None else made(timeout_s=timeout_s)
     try:
         yield found
     except (FaultError, KeyboardInterrupt, BrokenPipeError) as error:

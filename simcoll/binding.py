@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,14 +13,13 @@ from simcoll.core.protocol import protocol as find_protocol
 from simcoll.core.reduction import parse_dtype, parse_reduction
 from simcoll.core.schedule import Schedule
 from simcoll.errors import ConfigError, expect
-from simcoll.proving import verify as prove
+from simcoll.proving import verify
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from simcoll.core.proof import Proof
     from simcoll.core.reduction import Reduction
 
     Ints = NDArray[np.int64]
@@ -30,37 +28,6 @@ __all__ = ["bind", "verify"]
 
 MAX_BYTES = 2**62
 TOO_LARGE = "a rank would hold more than 2**62 bytes"
-
-
-def verify(schedule: Schedule, *, exact: bool = False) -> Proof:
-    """Prove that a schedule implements its collective; a schedule is proved once.
-
-    Parameters
-    ----------
-    schedule
-        The schedule to prove.
-    exact
-        Count every contribution instead of comparing 64-bit fingerprints; for small schedules.
-
-    Raises
-    ------
-    ScheduleError
-        With the counter-example, when it does not.
-
-    Examples
-    --------
-    >>> import simcoll
-    >>> print(simcoll.verify(simcoll.schedule("all_gather", "ring", nranks=3)))
-    proved (full, error 2^-64): 9 transfers in 3 steps
-    """
-    expect(schedule, Schedule, "verify takes a schedule, made by simcoll.schedule() or Schedule()")
-    if exact:
-        return prove(schedule, exact=True)
-    known = schedule.known
-    if known.proof is None or known.proof.of is not known:  # none yet, or one put there by other hands
-        known.proof = replace(prove(schedule), of=known)
-        next(schedule.blocks(), None)  # refuses a source that cannot start anew
-    return known.proof
 
 
 def _block_sizes(schedule: Schedule, count: Any) -> tuple[Ints | int, int]:

@@ -18,7 +18,7 @@ from simcoll.core.step import spread
 from simcoll.errors import ScheduleError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
@@ -39,11 +39,8 @@ def _mix(z: int) -> int:
     return z ^ (z >> 31)
 
 
-def follow(schedule: Schedule, pieces: Ints, image_ranks: Callable[[Ints, Ints], Ints]) -> str:
+def follow(schedule: Schedule, pieces: Ints) -> str:
     """Follow some pieces on every rank, in whose transfers a piece stays what it is.
-
-    Beside the contributions and the expression tree of every chunk, the tree of its image under a symmetry is followed, which
-    shows whether all pieces have the same one; ``image_ranks(rank, piece)`` gives the ranks of the images.
 
     Returns
     -------
@@ -60,13 +57,11 @@ def follow(schedule: Schedule, pieces: Ints, image_ranks: Callable[[Ints, Ints],
     place = np.full(layout.size, -1, np.int64)
     place[chunks] = np.arange(width)
     rank, piece = np.repeat(np.arange(n), count), np.tile(pieces, n)
-    memory = np.zeros((3, n, width), np.uint64)
+    memory = np.zeros((2, n, width), np.uint64)
     token = token_at(rank * layout.chunks + piece, 1).reshape(n, count)
     inputs = slice(count, width) if schedule.collective.in_place else slice(count)
-    memory[:, :, inputs] = (
-        token, token_at(rank, 2).reshape(n, count), token_at(image_ranks(rank, piece), 2).reshape(n, count),
-    )  # fmt: skip
-    held, tree, image = (row.reshape(-1).tolist() for row in memory)
+    memory[:, :, inputs] = token, token_at(rank, 2).reshape(n, count)
+    held, tree = (row.reshape(-1).tolist() for row in memory)
 
     def fail(number: int, row: int, reason: str) -> ScheduleError:
         at, where = divmod(row, width)
@@ -79,25 +74,22 @@ def follow(schedule: Schedule, pieces: Ints, image_ranks: Callable[[Ints, Ints],
         if len(set(targets)) != len(targets):
             twice = max(targets, key=targets.count)
             raise fail(number, twice, "is written by several transfers; only the full proof handles that")
-        values = [(held[row], tree[row], image[row]) for row in sources]  # all reads come before the first write
-        for source, target, reduce, (value, made, other) in zip(sources, targets, reduces, values, strict=True):
+        values = [(held[row], tree[row]) for row in sources]  # all reads come before the first write
+        for source, target, reduce, (value, made) in zip(sources, targets, reduces, values, strict=True):
             if not made:
                 raise fail(number, source, "is read but holds nothing yet")
             if reduce:
                 if not tree[target]:
                     raise fail(number, target, "is reduced into but holds nothing yet")
-                value, made, other = (  # noqa: PLW2901
-                    (held[target] + value) & MASK, _mix((tree[target] + made) & MASK), _mix((image[target] + other) & MASK),
-                )  # fmt: skip
-            held[target], tree[target], image[target] = value, made, other
-    found, trees, images = (np.array(row, np.uint64).reshape(n, width)[:, count:] for row in (held, tree, image))
+                value, made = (held[target] + value) & MASK, _mix((tree[target] + made) & MASK)  # noqa: PLW2901
+            held[target], tree[target] = value, made
+    found, trees = (np.array(row, np.uint64).reshape(n, width)[:, count:] for row in (held, tree))
     wrong = np.argwhere((found != token.sum(axis=0, dtype=np.uint64)) | (trees == 0))
     if len(wrong):
         raise fail(number, int(wrong[0] @ [width, 1]) + count, "does not hold the right contributions at the end")
     if (trees != trees[0]).any():
         return LEVELS[0]
-    alike = (trees == trees[0, 0]).all() and (images == trees[0, 0]).all()
-    return LEVELS[3] if alike else LEVELS[2]
+    return LEVELS[3] if (trees == trees[0, 0]).all() else LEVELS[2]
 
 
 def _moves(schedule: Schedule, place: Ints, width: int) -> Iterator[tuple[int, Moves]]:

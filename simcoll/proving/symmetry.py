@@ -5,7 +5,7 @@ required outputs of an all_reduce are alike everywhere. Then the memory after ev
 its images correct. The candidates are rotations of the ring that the first messages run on. A repeat is
 checked once: the symmetry must commute with its shift.
 
-Transfers keep their piece, so one piece of every orbit is followed, on every rank (:mod:`simcoll.proving.columns`).
+Transfers keep their piece, so one piece of every orbit is followed, with its image, on every rank (:mod:`simcoll.proving.columns`).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Symmetry:
 
 
 def verify_by_symmetry(schedule: Schedule) -> Proof:
-    """Prove an all_reduce by following one piece of every orbit under a certified symmetry.
+    """Prove an all_reduce by following a piece of every orbit under a certified symmetry.
 
     Returns
     -------
@@ -83,7 +83,9 @@ def verify_by_symmetry(schedule: Schedule) -> Proof:
         len(least).bit_length()
     ):  # the least piece of every orbit; each turn doubles the distance looked ahead
         least, image = np.minimum(least, least[image]), image[image]
-    order = follow(schedule, np.unique(least), symmetry.ranks)
+    chosen = np.unique(least)
+    # The images show whether the reductions of a piece and its image have one order; then those of the whole orbit do.
+    order = follow(schedule, np.union1d(chosen, symmetry.piece[chosen]))
     steps = transfers = 0
     for number, inner, repeat in _blocks(schedule):
         turns = repeat.count if repeat else 1
