@@ -21,6 +21,7 @@ from simcoll.topology.values import (
     lengths,
     parse_capacity,
 )
+from simcoll.units import MAX_RATE_UBPS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -213,7 +214,8 @@ def boxes(
         ``cpus`` sockets, joined by ``cpu_bandwidth`` and ``cpu_latency``. Without, each GPU has its own link to its
         NIC, by default as fast as its share of the NIC can use.
     boxes_per_leaf, oversubscription, spine_latency
-        The network: a leaf for each rail and group of nodes (by default all), and a spine above the leaves.
+        The network: a leaf for each rail and group of nodes (by default all, or as many as the model's links can carry), and a spine above
+        the leaves.
     tiers
         The tiers in full, in place of the three arguments above and ``nic_latency``.
 
@@ -250,9 +252,19 @@ def boxes(
         _pcie_tree(table, names, kinds, g, per_switch, cards, card_of_gpu, (pcie, hop), count(cpus, "cpus"), trunk)
     box = Box(tuple(names), tuple(kinds), table, tuple(range(g)), cards, card_capacity, card_of_gpu)
     if tiers is None:
+        if boxes_per_leaf is None and cards:
+            boxes_per_leaf = _most_below_a_leaf(
+                domains, card_capacity[0] / factor(oversubscription, "oversubscription")
+            )
         leaf = Tier("leaf", boxes=boxes_per_leaf, rail_only=True, latency=nic_latency)
         tiers = (leaf, Tier("spine", latency=spine_latency, oversubscription=oversubscription))
     return cluster(name, box, domains, tiers).take(ranks)
+
+
+def _most_below_a_leaf(domains: int, uplink: Fraction) -> int | None:
+    """None for all, else the largest power of two whose summed uplinks a link of the model can carry."""
+    most = int(MAX_RATE_UBPS / uplink)
+    return None if domains <= most else 1 << max(most.bit_length() - 1, 0)
 
 
 def _cards(

@@ -276,3 +276,13 @@ def test_the_nvlinks_of_a_dgx_1v_make_a_ring_of_pairs_and_a_ring_of_single_links
     for number, ring in ((2, [0, 3, 2, 1, 5, 6, 7, 4]), (1, [0, 1, 3, 7, 5, 4, 6, 2])):
         hops = {hop for a, b in zip(ring, [*ring[1:], ring[0]], strict=True) for hop in ((a, b), (b, a))}
         assert {ends for ends, count in bricks.items() if count == number} == hops
+
+
+@pytest.mark.parametrize(
+    ("nodes", "oversubscription", "leaves"), [(184, 1, 1), (185, 1, 2), (400, 1, 4), (369, "2:1", 2), (300, "1:2", 5)]
+)
+def test_leaves_hold_as_many_nodes_as_a_link_can_carry(nodes, oversubscription, leaves):
+    # 9.22 TB/s are 184 NICs of 50 GB/s; the largest power of two below is 128. With half the uplinks it is 256, with twice as many 64.
+    topology = boxes(nodes, 1, "450 GB/s", nics=1, nic_bandwidth="50 GB/s", oversubscription=oversubscription)
+    assert sum(name.startswith("leaf") for name in topology.node_names) == leaves
+    assert (topology.route([0], [nodes - 1]).links >= 0).sum() == (6 if leaves > 1 else 4)
