@@ -92,18 +92,11 @@ class Backend(str):
 
 
 def is_available() -> bool:
-    """Whether the package works here: always True."""
+    """Whether the package works here, and groups with ``backend="gloo"`` or ``"nccl"`` (emulated): always True."""
     return True
 
 
-def is_gloo_available() -> bool:
-    """Whether a group can be made with ``backend="gloo"`` (emulated)."""
-    return True
-
-
-def is_nccl_available() -> bool:
-    """Whether a group can be made with ``backend="nccl"`` (emulated)."""
-    return True
+is_gloo_available = is_nccl_available = is_available
 
 
 def is_mpi_available() -> bool:

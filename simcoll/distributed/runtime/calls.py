@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from simcoll.errors import InternalError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     import numpy as np
 
@@ -18,10 +18,9 @@ if TYPE_CHECKING:
 
     Splits = tuple[tuple[int, ...], tuple[int, ...]]
 
-__all__ = ["ASPECTS", "Call", "End", "matrix", "mismatch", "wrong_split"]
+__all__ = ["ASPECTS", "Call", "End", "matrix"]
 
 ASPECTS = ("function", "number of elements", "dtype", "op", "root", "algorithm")
-SHOWN_RANKS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,25 +101,3 @@ class End:
 def matrix(rows: Sequence[Sequence[int]]) -> Any:
     """The sizes of an all_to_all, by sender and receiver; one number when they are equal."""
     return rows[0][0] if len({size for row in rows for size in row}) == 1 else tuple(map(tuple, rows))
-
-
-def wrong_split(splits: Sequence[tuple[Sequence[int], Sequence[int]]]) -> str | None:
-    """The first disagreement of two ranks on their split sizes in an all_to_all, as a sentence."""
-    ranks = range(len(splits))
-    for a in ranks:
-        for b in ranks:
-            sent, expected = splits[a][0][b], splits[b][1][a]
-            if sent != expected:
-                return f"rank {a} sends {sent} elements to rank {b}, which expects {expected}"
-    return None
-
-
-def mismatch(where: str, members: Sequence[int], said: Mapping[int, tuple[str, Any]], reason: str) -> str:
-    """The error that lists the call of every rank and the line that made it, ``said`` by group rank."""
-    lines = [f"Detected mismatch between collectives on ranks: {where}: {reason}"]
-    for rank, member in enumerate(members[:SHOWN_RANKS]):
-        call, site = said.get(rank, ("has not called", None))
-        lines.append(f"  rank {member}: {call}" + (f"    at {site}" if site is not None else ""))
-    if len(members) > SHOWN_RANKS:
-        lines.append(f"  ... and {len(members) - SHOWN_RANKS} more")
-    return "\n".join(lines)

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from simcoll.core.collective import Collective
-from simcoll.distributed.runtime.calls import ASPECTS, Call, matrix, mismatch, wrong_split
+from simcoll.distributed.runtime.calls import ASPECTS, Call, matrix
 from simcoll.distributed.runtime.flight import Entry, calling_site
 from simcoll.distributed.runtime.plans import plan_for
 from simcoll.distributed.runtime.playing import Playing
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Streams", "begin", "execute", "play"]
 
+SHOWN_RANKS = 64
 LINGER_FS = 3 * 10**14
 """How long a rank that has seen another call waits for the rest, so that its report can name them."""
 
@@ -115,15 +116,24 @@ class Operation:
         work.reason = lambda: self.describe(rank)
 
     def joined(self, splits: Sequence[tuple[Sequence[int], Sequence[int]]]) -> str | None:
-        """Make the plan of an all_to_all, whose splits are compared pair by pair; returns a disagreement."""
-        wrong = wrong_split(splits)
-        if wrong is None:
-            self.plan = _plan_of(self.group, next(iter(self.calls.values())), matrix([sends for sends, _ in splits]))
-        return wrong
+        """Make the plan of an all_to_all from every rank's splits; returns the first disagreement of two, as a sentence."""
+        for a, (sends, _) in enumerate(splits):
+            for b, (_, receives) in enumerate(splits):
+                if sends[b] != receives[a]:
+                    return f"rank {a} sends {sends[b]} elements to rank {b}, which expects {receives[a]}"
+        self.plan = _plan_of(self.group, self.calls[min(self.calls)], matrix([sends for sends, _ in splits]))
+        return None
 
     def refusal(self, said: Mapping[int, tuple[str, Any]], reason: str) -> str:
-        """The error that lists every rank's call and the line that made it."""
-        return mismatch(self.where, self.group.members, said, reason)
+        """The error that lists every rank's call and the line that made it, ``said`` by group rank."""
+        members = self.group.members
+        lines = [f"Detected mismatch between collectives on ranks: {self.where}: {reason}"]
+        for rank, member in enumerate(members[:SHOWN_RANKS]):
+            call, site = said.get(rank, ("has not called", None))
+            lines.append(f"  rank {member}: {call}" + (f"    at {site}" if site is not None else ""))
+        if len(members) > SHOWN_RANKS:
+            lines.append(f"  ... and {len(members) - SHOWN_RANKS} more")
+        return "\n".join(lines)
 
 
 @dataclass(slots=True, eq=False)

@@ -67,6 +67,9 @@ class World(Clock, Protocol):
     home: str | None
     """The backend that connects the ranks' processes; None on the emulator."""
 
+    def run(self) -> None:
+        """Run all tasks to their ends."""
+
     def meet(self, me: Rank, arrival: Arrival) -> Meeting:
         """Arrive at a meeting."""
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from simcoll.core.protocol import Protocol
     from simcoll.distributed.linked.links import Link
     from simcoll.distributed.runtime.plans import Choice
-    from simcoll.distributed.runtime.world import Rank
+    from simcoll.distributed.runtime.world import Rank, World
     from simcoll.topology import Topology
 
 __all__ = ["RunResult", "compute", "emulated_time", "flight_record", "run_rank", "spawn"]
@@ -113,11 +113,31 @@ def spawn(
 
     if where != EMULATOR and current_task() is None:
         linked = LinkedWorld(connected(where, nprocs), plans, debug=debug)
-        return _linked_run(linked, body, backend or linked.home or where, init=init)
-    return _emulated_run(EmulatedWorld(nprocs, plans, debug=debug), body, backend or EMULATOR, init=init)
+        return _linked_run(linked, body, (backend or linked.home) if init else None)
+    return _emulated_run(EmulatedWorld(nprocs, plans, debug=debug), body, (backend or EMULATOR) if init else None)
 
 
-def _emulated_run(world: EmulatedWorld, program: Callable[[int], Any], backend: str, *, init: bool) -> RunResult:
+def _play(
+    world: World,
+    ranks: Sequence[Rank],
+    body: Callable[[Rank], Any],
+    over: Callable[[Rank, Task], None],
+    backend: str | None,
+) -> None:
+    """Run ranks of a world to their ends, each with a default group unless ``backend`` is None."""
+    for rank in ranks:
+        if backend is not None:
+            set_default_group(rank, backend, implicit=True)
+        world.tasks.launch(rank, functools.partial(body, rank), functools.partial(over, rank))
+    try:
+        world.run()
+    finally:
+        for rank in ranks:
+            close_store(rank)
+    leftovers(world)
+
+
+def _emulated_run(world: EmulatedWorld, program: Callable[[int], Any], backend: str | None) -> RunResult:
     """Run all ranks here; raises the first failure of a program, if any."""
     waiter = RankWaiter()
 
@@ -125,30 +145,19 @@ def _emulated_run(world: EmulatedWorld, program: Callable[[int], Any], backend: 
         use_waiter(waiter)
         return program(rank.number)
 
-    for rank in world.ranks:
-        if init:
-            set_default_group(rank, backend, implicit=True)
-        world.tasks.launch(rank, functools.partial(body, rank), functools.partial(_ended, rank))
-    try:
-        world.run()
-    finally:
-        for rank in world.ranks:
-            close_store(rank)
-    leftovers(world)
+    _play(world, world.ranks, body, _ended, backend)
     history, finish = world.history, tuple(rank.finish_fs for rank in world.ranks)
     if history.failures:
         raise history.failures[0]
     digest = hashlib.sha256(f"{history.digest:032x} {finish}".encode()).hexdigest()[:32]
     now = world.now if math.isfinite(world.now) else 0
-    return result_of(
-        world, world.ranks, finish, [rank.value for rank in world.ranks], now=max(now, 0), trace_hash=digest
-    )
+    return result_of(world, world.ranks, finish, [rank.value for rank in world.ranks], now=now, trace_hash=digest)
 
 
-def _linked_run(world: LinkedWorld, program: Callable[[int], Any], backend: str, *, init: bool) -> RunResult:
+def _linked_run(world: LinkedWorld, program: Callable[[int], Any], backend: str | None) -> RunResult:
     """Run the rank of this process; raises the error of the first rank that failed."""
     me = world.me
-    _run_linked(world, lambda: program(me.number), backend, init=init)
+    _run_linked(world, lambda: program(me.number), backend)
     returns = []
     for rank in world.everyone:
         end = world.endings[rank]
@@ -166,13 +175,10 @@ AFTER_FAILURE_FS = 5 * 10**15
 """How long a rank whose program has failed waits for the other programs to end."""
 
 
-def _run_linked(world: LinkedWorld, program: Callable[[], Any], backend: str, *, init: bool) -> None:
+def _run_linked(world: LinkedWorld, program: Callable[[], Any], backend: str | None) -> None:
     """Run this rank's program, and wait until all others have ended; raises the error of the first rank that failed."""
-    me = world.me
-    if init:
-        set_default_group(me, backend, implicit=True)
 
-    def body() -> None:
+    def body(me: Rank) -> None:
         # Operations in flight proceed while a store waits.
         use_waiter(PollingWaiter(sleep=lambda _: world.poll()))
         wait_until(world.meet(me, Arrival("start", "the start of the programs", None)), START_FS, explicit=True)
@@ -191,15 +197,10 @@ def _run_linked(world: LinkedWorld, program: Callable[[], Any], backend: str, *,
             if me.failure is None:
                 raise
 
-    def closed(task: Task) -> None:
+    def closed(me: Rank, task: Task) -> None:
         me.failure = me.failure or task.failure
 
-    world.tasks.launch(me, body, closed)
-    try:
-        world.run()
-    finally:
-        close_store(me)
-    leftovers(world)
+    _play(world, [world.me], body, closed, backend)
     failure = _failure(world)
     if failure is not None:
         raise failure
@@ -261,18 +262,16 @@ def run_rank(
     ValueError
         For a backend that is not registered, or a rank out of range.
     """
-    from simcoll.topology import crossbar
-
     if not 0 <= rank < world_size:
         raise ValueError(f"rank {rank} is out of range; expected 0..{world_size - 1}")
     check_choice(algorithm)
-    plans = Plans(crossbar(world_size, "50 GB/s", "1 us"), "ideal", algorithm)
+    plans = Plans(_topology(None, world_size), "ideal", algorithm)
     if link is not None:
         if (link.rank, link.world_size) != (rank, world_size):
             raise ConfigError(f"rank {rank} of {world_size}: the link is that of rank {link.rank} of {link.world_size}")
         world = LinkedWorld(ControlMessages(link), plans, debug=True, history=History(0))
         world.me.store = store
-        _run_linked(world, lambda: program(rank, world_size, *args), backend, init=True)
+        _run_linked(world, lambda: program(rank, world_size, *args), backend)
         return world.me.value
     if Backend.maker(backend) is None:
         raise ValueError(
