@@ -6,6 +6,8 @@ schedule, played by the emulator.
 
 from __future__ import annotations
 
+import warnings
+
 from simcoll.distributed import distributed_c10d
 from simcoll.distributed.api import (
     backends as _backends,
@@ -43,7 +45,7 @@ from simcoll.distributed.api.making_groups import *
 from simcoll.distributed.api.object_collectives import *
 from simcoll.distributed.api.point_to_point import *
 from simcoll.distributed.api.reductions import *
-from simcoll.distributed.api.reductions import deprecated_reduce_op
+from simcoll.distributed.api.reductions import ReduceOp
 from simcoll.distributed.runtime.work import Future, Work
 from simcoll.distributed.start import spawning as _spawning
 from simcoll.distributed.start.spawning import *
@@ -70,5 +72,7 @@ __all__ += _memory.__all__
 
 def __getattr__(name: str) -> object:
     if name == "reduce_op":
-        return deprecated_reduce_op()
+        text = "`torch.distributed.reduce_op` is deprecated, please use `torch.distributed.ReduceOp` instead"
+        warnings.warn(text, FutureWarning, stacklevel=2)
+        return ReduceOp
     raise AttributeError(f"module 'simcoll.distributed' has no attribute {name!r}")

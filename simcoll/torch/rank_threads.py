@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._C._distributed_c10d import _unregister_all_process_groups
 
-from simcoll.distributed.runtime.flight import Site, asked_from, calling_site
+from simcoll.distributed.runtime.records import Site, asked_from, calling_site
 from simcoll.distributed.runtime.tasks import Task, Waitable, wait_until
 from simcoll.distributed.runtime.world import Rank, current_rank
 

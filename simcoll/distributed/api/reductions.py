@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -90,13 +89,3 @@ def check_op(op: Any, dtype: np.dtype[Any], function: str) -> Reduction:
     if op.factor is not None and dtype.kind in "iu" and op.factor != int(op.factor):
         raise RuntimeError(f"ReduceOp.{op} needs a whole factor for dtype {dtype.name}")
     return op.reduction
-
-
-def deprecated_reduce_op() -> type[ReduceOp]:
-    """The class that ``reduce_op`` is an alias of, with a warning."""
-    warnings.warn(
-        "`torch.distributed.reduce_op` is deprecated, please use `torch.distributed.ReduceOp` instead",
-        FutureWarning,
-        stacklevel=3,
-    )
-    return ReduceOp

@@ -17,9 +17,9 @@ import numpy as np
 
 from simcoll.core.collective import Collective
 from simcoll.distributed.runtime.calls import ASPECTS, Call, matrix
-from simcoll.distributed.runtime.flight import Entry, calling_site
 from simcoll.distributed.runtime.plans import plan_for
 from simcoll.distributed.runtime.playing import Playing
+from simcoll.distributed.runtime.records import Entry, calling_site
 from simcoll.distributed.runtime.tasks import Arrival, Waitable, listed, wait_until
 from simcoll.distributed.runtime.work import Work, timeout_fs
 from simcoll.distributed.runtime.world import current_rank

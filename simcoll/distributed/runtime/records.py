@@ -1,17 +1,144 @@
-"""The history of a run: its finished operations, their hash, and what went wrong."""
+"""Records of a run: the last operations of each rank, as PyTorch's Flight Recorder keeps them, and the history of all."""
 
 from __future__ import annotations
 
 import hashlib
+import sys
+from collections import deque
+from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from simcoll.units import format_size
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from simcoll.core.plan import Plan
 
-__all__ = ["History", "Record"]
+__all__ = ["Entry", "Flight", "History", "Record", "Site", "asked_from", "calling_site", "document", "new_flight"]
+
+KEPT = 2000
+_HERE = str(Path(__file__).parents[1])
+_TORCH_TYPES = {
+    "float32": "Float", "float64": "Double", "float16": "Half", "bfloat16": "BFloat16", "int8": "Char", "uint8": "Byte",
+    "int16": "Short", "int32": "Int", "int64": "Long", "bool": "Bool", "complex64": "ComplexFloat",
+    "complex128": "ComplexDouble",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A line of a program."""
+
+    function: str
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+# Each greenlet has its own context: no other rank sees this.
+asked_from: ContextVar[Site | None] = ContextVar("simcoll_asked_from", default=None)
+"""The line to report for a call that another thread makes; None: the caller's own."""
+
+
+def calling_site(*folders: str) -> Site:
+    """The innermost line outside these folders; by default, outside this package."""
+    known = asked_from.get()
+    if known is not None:
+        return known
+    inside = folders or _HERE
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001  # inspect.stack() reads source files; this is on every call
+    while frame is not None and frame.f_code.co_filename.startswith(inside):
+        frame = frame.f_back
+    if frame is None:
+        return Site("?", "?", 0)
+    return Site(frame.f_code.co_name, frame.f_code.co_filename, frame.f_lineno)
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """One operation of one rank; inputs and outputs by shape and dtype, times -1 until known."""
+
+    group: tuple[str, str]
+    name: str
+    sequence: int
+    p2p: bool
+    inputs: list[tuple[tuple[int, ...], str]]
+    outputs: list[tuple[tuple[int, ...], str]]
+    timeout_fs: int
+    created_fs: int
+    site: Site
+    started_fs: int = -1
+    completed_fs: int = -1
+    error: str | None = None
+    number: int = -1
+
+    def fields(self) -> dict[str, Any]:
+        """The entry in PyTorch's field names; times in nanoseconds of the emulated clock."""
+        state = "completed" if self.completed_fs >= 0 else "started" if self.started_fs >= 0 else "scheduled"
+        fields = {
+            "frames": [{"name": self.site.function, "filename": self.site.file, "line": self.site.line}],
+            "record_id": self.number,
+            "pg_id": int(self.group[0]) if self.group[0].isdigit() else 0,
+            "process_group": list(self.group),
+            "collective_seq_id": 0 if self.p2p else self.sequence + 1,
+            "p2p_seq_id": self.sequence + 1 if self.p2p else 0,
+            "op_id": self.number + 1,
+            "profiling_name": f"simcoll:{self.name}",
+            "time_created_ns": _ns(self.created_fs),
+            "input_sizes": [list(shape) for shape, _ in self.inputs],
+            "input_dtypes": [_TORCH_TYPES.get(dtype, dtype) for _, dtype in self.inputs],
+            "output_sizes": [list(shape) for shape, _ in self.outputs],
+            "output_dtypes": [_TORCH_TYPES.get(dtype, dtype) for _, dtype in self.outputs],
+            "state": state,
+            "time_discovered_started_ns": _ns(self.started_fs),
+            "time_discovered_completed_ns": _ns(self.completed_fs),
+            "retired": state == "completed",
+            "timeout_ms": self.timeout_fs // 10**12,
+            "is_p2p": self.p2p,
+        }
+        if state == "completed" and self.started_fs >= 0:
+            fields["duration_ms"] = (self.completed_fs - self.started_fs) / 1e12
+        if self.error is not None:
+            fields["error"] = self.error
+        return fields
+
+
+Flight = deque[Entry]
+"""The last operations of a rank."""
+
+
+def _ns(time_fs: int) -> int | None:
+    return time_fs // 10**6 if time_fs >= 0 else None
+
+
+def new_flight() -> Flight:
+    """A record without operations; beyond ``KEPT``, the oldest is dropped."""
+    return deque(maxlen=KEPT)
+
+
+def document(flight: Flight, groups: list[tuple[str, str, tuple[int, ...]]]) -> dict[str, Any]:
+    """The record of one rank as a JSON document (version 2.4 of the format)."""
+    entries = list(flight)
+    status = {}
+    for name, _, _ in groups:
+        own = [entry for entry in entries if entry.group[0] == name and not entry.p2p]
+        status[name] = {
+            "last_enqueued_collective": max((e.sequence + 1 for e in own), default=-1),
+            "last_started_collective": max((e.sequence + 1 for e in own if e.started_fs >= 0), default=-1),
+            "last_completed_collective": max((e.sequence + 1 for e in own if e.completed_fs >= 0), default=-1),
+        }
+    return {
+        "version": "2.4",
+        "pg_config": {name: {"name": name, "desc": desc, "ranks": str(list(ranks))} for name, desc, ranks in groups},
+        "pg_status": status,
+        "entries": [entry.fields() for entry in entries],
+    }
+
 
 KEPT_RECORDS = 100_000
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from simcoll.core.memory import Array
-    from simcoll.distributed.runtime.flight import Entry
+    from simcoll.distributed.runtime.records import Entry
 
 __all__ = ["Future", "Work", "timeout_fs"]
 

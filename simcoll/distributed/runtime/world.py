@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from simcoll.distributed.runtime.flight import Flight, new_flight
+from simcoll.distributed.runtime.records import Flight, new_flight
 from simcoll.distributed.runtime.tasks import Clock, current_task
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from simcoll.distributed.runtime.flight import Flight, document
+from simcoll.distributed.runtime.records import Flight, document
 from simcoll.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -16,10 +16,9 @@ from simcoll.distributed.api.making_groups import close_store, set_default_group
 from simcoll.distributed.linked.links import EMULATOR, ControlMessages, connected, place_of
 from simcoll.distributed.linked.world import LinkedWorld
 from simcoll.distributed.runtime.emulated import EmulatedWorld, RankWaiter
-from simcoll.distributed.runtime.flight import document
 from simcoll.distributed.runtime.objects import decode
 from simcoll.distributed.runtime.plans import Plans, check_choice
-from simcoll.distributed.runtime.records import History
+from simcoll.distributed.runtime.records import History, document
 from simcoll.distributed.runtime.tasks import Arrival, Task, Waitable, current_task, wait_until
 from simcoll.distributed.runtime.world import current_rank
 from simcoll.distributed.start.results import RunResult, flight_of, leftovers, result_of

@@ -59,9 +59,12 @@ class _Log:
                     self._append(file, request)
                 return result
 
-    def leave(self, world_size: int) -> None:
-        """Count one user less, and remove the file with the last of ``world_size``."""
-        with self.lock, _locked(self.path, exclusive=True, create=False) as file:
+    def leave(self, world_size: int, pid: int) -> None:
+        """Count one user less, unless it is a forked child, and remove the file with the last of ``world_size``."""
+        if os.getpid() != pid:
+            return
+        # A missing file needs no leaving.
+        with contextlib.suppress(DistStoreError), self.lock, _locked(self.path, exclusive=True, create=False) as file:
             self._catch_up(file, True)
             users = self._count(file, "members", -1)
             gone = self._count(file, "gone", 1)
@@ -201,7 +204,7 @@ class FileStore(Store):
         self._world_size = world_size
         self._log = _Log(self._path)
         self._log.run(Request(Verb.COUNT, 1, keys=("members",)), create=True)
-        self._released = weakref.finalize(self, _leave, self._log, world_size, os.getpid())
+        self._released = weakref.finalize(self, self._log.leave, world_size, os.getpid())
 
     @property
     def path(self) -> str:
@@ -226,10 +229,3 @@ class FileStore(Store):
     def close(self) -> None:
         """Stop using the file; the last of ``world_size`` stores removes it."""
         self._released()
-
-
-def _leave(log: _Log, world_size: int, pid: int) -> None:
-    """Count one user less; a forked child does not count, and a missing file needs no leaving."""
-    if os.getpid() == pid:
-        with contextlib.suppress(DistStoreError):
-            log.leave(world_size)

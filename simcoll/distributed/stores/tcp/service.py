@@ -7,7 +7,7 @@ import heapq
 import math
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING
 
 from simcoll.distributed.server.frames import MalformedError
 from simcoll.distributed.stores.errors import DistStoreError
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Parking", "Stay", "StoreService"]
 
-Who = TypeVar("Who")
-
 
 @dataclass(slots=True)
 class Stay:
@@ -35,15 +33,15 @@ class Stay:
 
 
 @dataclass(slots=True)
-class Parking(Generic[Who]):
+class Parking:
     """Waiting clients, each for one key at a time, so that a new key wakes only those it may help."""
 
-    stays: dict[Who, Stay] = field(default_factory=dict)
-    _by_key: dict[str, dict[Who, None]] = field(default_factory=dict)
-    _deadlines: list[tuple[float, int, Who]] = field(default_factory=list)
+    stays: dict[Peer, Stay] = field(default_factory=dict)
+    _by_key: dict[str, dict[Peer, None]] = field(default_factory=dict)
+    _deadlines: list[tuple[float, int, Peer]] = field(default_factory=list)
     _serial: int = 0
 
-    def enter(self, who: Who, stay: Stay) -> None:
+    def enter(self, who: Peer, stay: Stay) -> None:
         """Wait from now on."""
         self.stays[who] = stay
         self._by_key.setdefault(stay.request.keys[stay.at], {})[who] = None
@@ -54,7 +52,7 @@ class Parking(Generic[Who]):
             self._deadlines = [entry for entry in self._deadlines if self._stands(entry[2], entry[0])]
             heapq.heapify(self._deadlines)
 
-    def move(self, who: Who, at: int) -> None:
+    def move(self, who: Peer, at: int) -> None:
         """Wait for another key of the same request; for the same key a client keeps its place in the queue."""
         stay = self.stays[who]
         if stay.request.keys[at] != stay.request.keys[stay.at]:
@@ -62,13 +60,13 @@ class Parking(Generic[Who]):
             self._by_key.setdefault(stay.request.keys[at], {})[who] = None
         stay.at = at
 
-    def leave(self, who: Who) -> None:
+    def leave(self, who: Peer) -> None:
         """Wait no longer, if it did."""
         stay = self.stays.pop(who, None)
         if stay is not None:
             self._forget(who, stay)
 
-    def waiting_for(self, keys: Iterable[str]) -> list[Who]:
+    def waiting_for(self, keys: Iterable[str]) -> list[Peer]:
         """The clients that wait for one of these keys, key by key in order of arrival."""
         return [who for key in keys for who in self._by_key.get(key, ())]
 
@@ -76,7 +74,7 @@ class Parking(Generic[Who]):
         """Time at which the next wait may end; infinite when there is none."""
         return self._deadlines[0][0] if self._deadlines else math.inf
 
-    def due(self, now_s: float) -> list[Who]:
+    def due(self, now_s: float) -> list[Peer]:
         """The clients whose time is up, each once."""
         found = []
         while self._deadlines and self._deadlines[0][0] <= now_s:
@@ -85,12 +83,12 @@ class Parking(Generic[Who]):
                 found.append(who)
         return found
 
-    def _stands(self, who: Who, until_s: float) -> bool:
+    def _stands(self, who: Peer, until_s: float) -> bool:
         """Whether a deadline still counts: it outlives its wait, and its client may wait for another key by now."""
         stay = self.stays.get(who)
         return stay is not None and stay.until_s == until_s
 
-    def _forget(self, who: Who, stay: Stay) -> None:
+    def _forget(self, who: Peer, stay: Stay) -> None:
         key = stay.request.keys[stay.at]
         self._by_key[key].pop(who)
         if not self._by_key[key]:
@@ -107,7 +105,7 @@ class StoreService:
         self.multi_tenant = multi_tenant
         self._limits = limits
         self._table = Table(max_keys=limits.max_keys, max_bytes=limits.max_bytes)
-        self._parking: Parking[Peer] = Parking()
+        self._parking: Parking = Parking()
 
     def received(self, peer: Peer, request: Request) -> None:
         """Answer a request, or let it wait."""
