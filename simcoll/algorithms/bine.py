@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simcoll.algorithms import butterfly
+from simcoll.algorithms.butterfly import fold, rooted_fold
 from simcoll.algorithms.compose import in_channels
-from simcoll.algorithms.recursive import fold, rooted_fold
 from simcoll.algorithms.registered import algorithm
 from simcoll.core.schedule import REDUCE, Layout, Schedule, Step, transfers
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simcoll.algorithms.recursive import fold
 from simcoll.core.schedule import REDUCE, Layout, Schedule, Step, transfers
 
 if TYPE_CHECKING:
@@ -23,7 +22,39 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
 
-__all__ = ["all_gather", "all_reduce", "block_order", "numbered", "reduce_scatter", "swing_peers"]
+__all__ = [
+    "all_gather",
+    "all_reduce",
+    "block_order",
+    "fold",
+    "numbered",
+    "reduce_scatter",
+    "rooted_fold",
+    "swing_peers",
+]
+
+
+def fold(nranks: int, members: int | None = None) -> tuple[int, Ints, Ints, Ints]:
+    """Number of members, the rank of each member, and the ranks that fold: the even ones and their odd partners.
+
+    The members are half of the ranks or more; by default as many as the largest power of two.
+    """
+    members = 1 << (nranks.bit_length() - 1) if members is None else members
+    extra = nranks - members
+    member = np.arange(members, dtype=np.int64)
+    even = np.arange(0, 2 * extra, 2, dtype=np.int64)
+    return members, np.where(member < extra, 2 * member + 1, member + extra), even, even + 1
+
+
+def rooted_fold(nranks: int, root: int) -> tuple[int, Ints, Ints, Ints]:
+    """The same with the ranks counted backwards from the root, so that the root is member 0 and never folds.
+
+    >>> [column.tolist() for column in rooted_fold(5, root=2)[1:]]
+    [[2, 1, 0, 4], [3], [4]]
+    """
+    members, rank_of, even, odd = fold(nranks)
+    moved = root + 1
+    return members, (rank_of[::-1] + moved) % nranks, (even + moved) % nranks, (odd + moved) % nranks
 
 
 def swing_peers(members: int, *, mirrored: bool = False) -> Ints:
@@ -47,11 +78,11 @@ def numbered(peers: Ints) -> Ints:
     [0, 2, 1, 3]
     """
     number = np.zeros(peers.shape[1], np.int64)
-    reached = np.arange(peers.shape[1], dtype=np.int64)[:, None]
+    least = np.arange(peers.shape[1], dtype=np.int64)  # of those reached
     for later, partner in enumerate(peers[::-1]):
-        least = reached.min(axis=1)
-        reached = np.hstack([reached, reached[partner]])
-        number += (least != reached.min(axis=1)).astype(np.int64) << later
+        lower = np.minimum(least, least[partner])
+        number += (least != lower).astype(np.int64) << later
+        least = lower
     return number
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -29,6 +29,14 @@ __all__ = [
 
 PAIRS = "all pairs at once; the messages of a rank share its port"
 LINE = "one rank after the other"
+
+
+def _added(layout: Layout, total: Any) -> Iterator[Step]:
+    """Every rank adds what landed in its scratch slots, in the order of the slots."""
+    rank = np.arange(layout.collective.nranks)
+    for source in rank.tolist():
+        op = REDUCE if source else COPY
+        yield transfers(rank, layout.scratch_at(source), rank, total, op=op)
 
 
 @algorithm(
@@ -64,9 +72,7 @@ def reduce_scatter(collective: Collective) -> Schedule:
     def steps() -> Iterator[Step]:
         owner = rank[:, None]
         yield transfers(rank, layout.input(owner), owner, layout.scratch_at(rank))
-        yield transfers(rank, layout.scratch_at(), rank, layout.output())
-        for source in range(1, n):
-            yield transfers(rank, layout.scratch_at(source), rank, layout.output(), op=REDUCE)
+        yield from _added(layout, layout.output())
 
     return Schedule("direct", layout, steps)
 
@@ -86,9 +92,7 @@ def one_shot_all_reduce(collective: Collective) -> Schedule:
 
     def steps() -> Iterator[Step]:
         yield transfers(rank, layout.input(), rank[:, None], layout.scratch_at(rank))
-        yield transfers(rank, layout.scratch_at(), rank, layout.output())
-        for source in range(1, n):
-            yield transfers(rank, layout.scratch_at(source), rank, layout.output(), op=REDUCE)
+        yield from _added(layout, layout.output())
 
     return Schedule("one_shot", layout, steps)
 
@@ -111,9 +115,7 @@ def two_shot_all_reduce(collective: Collective) -> Schedule:
 
     def steps() -> Iterator[Step]:
         yield transfers(rank, layout.input(0, owner), owner, layout.scratch_at(rank))
-        yield transfers(rank, layout.scratch_at(), rank, layout.output(0, rank))
-        for source in range(1, n):
-            yield transfers(rank, layout.scratch_at(source), rank, layout.output(0, rank), op=REDUCE)
+        yield from _added(layout, layout.output(0, rank))
         sender, receiver = np.nonzero(owner != rank)
         segment = layout.output(0, sender)
         yield transfers(sender, segment, receiver, segment)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simcoll.algorithms import compose
+from simcoll.algorithms.grid import nodes_of
 from simcoll.algorithms.registered import algorithm
 from simcoll.core.schedule import COPY, REDUCE, Layout, Schedule, Step, joined, transfers
-from simcoll.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
     Tree = tuple[list[int], list[int]]  # parent of every rank (-1: the root), colour of the edge to it
 
-__all__ = ["all_reduce", "binary_tree", "broadcast", "reduce", "tree_pair"]
+__all__ = ["all_reduce", "binary_tree", "broadcast", "reduce", "tree_orders", "tree_pair"]
 
 SANDERS = "Sanders, Speck, Träff: Two-tree algorithms for full bandwidth broadcast, reduction and scan, ParCo 35 (2009)"
 
@@ -58,6 +58,20 @@ def tree_pair(nranks: int) -> tuple[list[int], list[int]]:
         return first, [last - up if up >= 0 else -1 for up in reversed(first)]
     moved = [(up + 1) % nranks if up >= 0 else -1 for up in first]
     return first, [moved[(rank - 1) % nranks] for rank in range(nranks)]
+
+
+def tree_orders(nranks: int, box: int, pairs: int) -> list[Ints]:
+    """Numberings of the ranks for pairs of trees: member c of every node leads in pair c, the second tree mirrors the nodes.
+
+    An odd number of nodes is shifted by one instead, so that no node but one has children in both trees.
+
+    >>> [order.tolist() for order in tree_orders(6, 2, 1)]
+    [[0, 1, 2, 3, 4, 5], [2, 3, 4, 5, 0, 1]]
+    """
+    node, member = np.divmod(np.arange(nranks, dtype=np.int64), box)
+    nodes = nranks // box
+    other = (node + 1) % nodes if nodes % 2 else nodes - 1 - node
+    return [home * box + (member + lead) % box for lead in range(pairs) for home in (node, other)]
 
 
 def _coloured(pair: tuple[list[int], list[int]]) -> tuple[list[int], list[int]]:
@@ -182,14 +196,11 @@ def all_reduce(collective: Collective, *, channels: int = 1, pieces: int = 4, bo
     With ``box`` the trees span boxes of that many consecutive ranks; inside a box the ranks are a chain. ``channels`` counts
     pairs of trees, whose chains start at different members.
     """
-    n = collective.nranks
-    if box is not None and n % box:
-        raise ConfigError(f"box={box} does not divide the {n} ranks")
-    pair = tree_pair(n // (box or 1))
-    trees = [_with_boxes(*tree, box or 1) for tree in zip(pair, _coloured(pair), strict=True)]
-    made, (home, member) = _schedule(collective, trees, pieces, up=True, down=True), np.divmod(np.arange(n), box or 1)
-    orders = [home * (box or 1) + (member + lead) % (box or 1) for lead in range(channels)]
-    return compose.channels(made, orders, by_rank=True)
+    nodes, size = nodes_of(collective.nranks, box or 1)
+    pair = tree_pair(nodes)
+    trees = [_with_boxes(*tree, size) for tree in zip(pair, _coloured(pair), strict=True)]
+    made = _schedule(collective, trees, pieces, up=True, down=True)
+    return compose.channels(made, tree_orders(collective.nranks, size, channels)[::2], by_rank=True)
 
 
 def _rooted(collective: Collective, channels: int, pieces: int, *, up: bool) -> Schedule:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simcoll.core.schedule import COPY, Step, transfers
+from simcoll.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,10 +23,24 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
     Moves = Iterable[tuple[Ints, Ints, int]]  # peer of every rank, first chunks [runs, ranks], chunks in a run
 
-__all__ = ["PAIRWISE", "Grid", "all_gather_stage", "reduce_scatter_stage", "sent", "weights_of"]
+__all__ = ["PAIRWISE", "Grid", "all_gather_stage", "nodes_of", "reduce_scatter_stage", "sent", "weights_of"]
 
 PAIRWISE = 0
 """Way of a stage in which every rank talks to all others of its line in turn; 1 and -1 go round the line as a ring."""
+
+
+def nodes_of(nranks: int, box: int | None) -> tuple[int, int]:
+    """Number of nodes and of ranks in each; without ``box`` all ranks are one node.
+
+    Raises
+    ------
+    ConfigError
+        When the ranks do not fill their nodes.
+    """
+    size = box or nranks
+    if nranks % size:
+        raise ConfigError(f"box={box} does not divide the {nranks} ranks")
+    return nranks // size, size
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from simcoll.algorithms.butterfly import fold
 from simcoll.algorithms.compose import in_channels
-from simcoll.algorithms.recursive import fold
 from simcoll.algorithms.registered import algorithm
 from simcoll.core.schedule import COPY, REDUCE, Layout, Schedule, Step, transfers
 from simcoll.errors import ConfigError

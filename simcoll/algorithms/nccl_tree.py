@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simcoll.algorithms import compose
-from simcoll.algorithms.double_tree import SANDERS, binary_tree
+from simcoll.algorithms.double_tree import SANDERS, binary_tree, tree_orders
+from simcoll.algorithms.grid import nodes_of
 from simcoll.algorithms.registered import algorithm
 from simcoll.core.schedule import REDUCE, Layout, Schedule, Step, transfers
-from simcoll.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,21 +21,7 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
 
-__all__ = ["all_reduce", "levels", "tree_orders"]
-
-
-def tree_orders(nranks: int, box: int, pairs: int) -> list[Ints]:
-    """Numberings of the ranks for pairs of trees: member c of every node leads in pair c, the second tree mirrors the nodes.
-
-    An odd number of nodes is shifted by one instead, so that no node but one has children in both trees.
-
-    >>> [order.tolist() for order in tree_orders(6, 2, 1)]
-    [[0, 1, 2, 3, 4, 5], [2, 3, 4, 5, 0, 1]]
-    """
-    node, member = np.divmod(np.arange(nranks, dtype=np.int64), box)
-    nodes = nranks // box
-    other = (node + 1) % nodes if nodes % 2 else nodes - 1 - node
-    return [home * box + (member + lead) % box for lead in range(pairs) for home in (node, other)]
+__all__ = ["all_reduce", "levels"]
 
 
 def levels(parent: Ints) -> list[Ints]:
@@ -65,13 +51,10 @@ def all_reduce(collective: Collective, *, channels: int = 1, pieces: int = 4, bo
     A rank adds what its children send in one step. Both trees of a pair run at once, each with half of the data; ``channels`` counts
     the pairs, each on another rail. With pieces, up and down are channels of their own, so that neither waits for the other.
     """
-    n, lane = collective.nranks, int(pieces > 1)
-    size = box or n
-    if n % size:
-        raise ConfigError(f"box={box} does not divide the {n} ranks")
-    layout, rank = Layout(collective), np.arange(n, dtype=np.int64)
+    n, lane, (nodes, size) = collective.nranks, int(pieces > 1), nodes_of(collective.nranks, box)
+    layout, rank = Layout(collective), np.arange(n)
     parent, vector = rank - 1, layout.output()
-    parent[::size] = np.array(binary_tree(n // size)) * size
+    parent[::size] = np.array(binary_tree(nodes)) * size
     below = levels(parent)
 
     def steps() -> Iterator[Step]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from simcoll.algorithms import chain, compose, ring
 from simcoll.algorithms.forest import topology_of
-from simcoll.algorithms.registered import Algorithm, algorithm
 from simcoll.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -115,16 +115,11 @@ def rows_along_links(schedule: Schedule, *, topology: Topology | None = None, pi
     return chain.from_root(schedule, _orders(schedule, topology), pieces)
 
 
-def _registered(found: Algorithm, cost: str) -> Algorithm:
-    shared = rows_along_links if found.name == "chain" else along_links
-    made = algorithm(
-        found.collective, "nvlink_ring", cost=cost, source=NCCL, topologies="direct", order=found.order, shared=shared
-    )
-    return made(found.written)
+RINGS: dict[str, Any] = {"name": "nvlink_ring", "source": NCCL, "topologies": "direct", "shared": along_links}
+ROWS = RINGS | {"cost": "(n-2+p)(a + s/p b/k), p pieces, k rings on a node", "shared": rows_along_links}
 
-
-all_reduce = _registered(ring.all_reduce, "2(n-1)a + 2(n-1)/n s b/k, k rings on a node")
-all_gather = _registered(ring.all_gather, "(n-1)a + (n-1)/n s b/k, k rings on a node")
-reduce_scatter = _registered(ring.reduce_scatter, "(n-1)a + (n-1)/n s b/k, k rings on a node")
-broadcast = _registered(chain.broadcast, "(n-2+p)(a + s/p b/k), p pieces, k rings on a node")
-reduce = _registered(chain.reduce, "(n-2+p)(a + s/p b/k), p pieces, k rings on a node")
+all_reduce = replace(ring.all_reduce, **RINGS, cost="2(n-1)a + 2(n-1)/n s b/k, k rings on a node")
+all_gather = replace(ring.all_gather, **RINGS, cost="(n-1)a + (n-1)/n s b/k, k rings on a node")
+reduce_scatter = replace(ring.reduce_scatter, **RINGS, cost="(n-1)a + (n-1)/n s b/k, k rings on a node")
+broadcast = replace(chain.broadcast, **ROWS)
+reduce = replace(chain.reduce, **ROWS)

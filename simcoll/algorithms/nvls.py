@@ -8,8 +8,9 @@ import numpy as np
 
 from simcoll.algorithms import compose, switch
 from simcoll.algorithms.compose import in_pieces, in_stages, pipelined
-from simcoll.algorithms.double_tree import binary_tree
-from simcoll.algorithms.nccl_tree import levels, tree_orders
+from simcoll.algorithms.double_tree import binary_tree, tree_orders
+from simcoll.algorithms.grid import nodes_of
+from simcoll.algorithms.nccl_tree import levels
 from simcoll.algorithms.registered import algorithm
 from simcoll.algorithms.switch import SHARP, everyone, fetched, sent
 from simcoll.core.schedule import REDUCE, Layout, Schedule, Step, transfers
@@ -25,16 +26,8 @@ __all__ = ["all_gather", "all_reduce", "collnet_all_reduce", "reduce_scatter", "
 NCCL = "NCCL 2.27: src/device/all_reduce.h, src/transport/nvls.cc and coll_net.cc"
 
 
-def _nodes(name: str, collective: Collective, box: int | None) -> tuple[int, int]:
-    """Number of nodes and ranks in each; without ``box`` all ranks are one node."""
-    n = collective.nranks
-    if n % (box or n):
-        raise ConfigError(f"{name} needs a multiple of box={box} ranks, got {n}")
-    return n // (box or n), box or n
-
-
 def _one_node(collective: Collective, box: int | None) -> None:
-    nodes, size = _nodes("nvls", collective, box)
+    nodes, size = nodes_of(collective.nranks, box)
     if nodes > 1:
         raise ConfigError(f"nvls serves the {size} ranks of one node, got {nodes} nodes; nvls_tree serves several")
 
@@ -109,7 +102,7 @@ def tree_all_reduce(collective: Collective, *, channels: int = 1, pieces: int = 
     sends them to the node. With pieces each of these is a channel of its own; ``channels`` counts the pairs of trees.
     """
     lane = int(pieces > 1)
-    nodes, size = _nodes("nvls_tree", collective, box)
+    nodes, size = nodes_of(collective.nranks, box)
     layout, rank = Layout(collective, size), np.arange(collective.nranks)
     node, member = np.divmod(rank, size)
     members = node[:, None] * size + np.arange(size)
@@ -142,7 +135,7 @@ def collnet_all_reduce(collective: Collective, *, box: int | None = None) -> lis
 
     On every rail each node fetches its part of the share from the switches and has it sent to the others.
     """
-    nodes, size = _nodes("collnet", collective, box)
+    nodes, size = nodes_of(collective.nranks, box)
     layout, rank = Layout(collective, collective.nranks), np.arange(collective.nranks)
     node, member = np.divmod(rank, size)
     shift = np.arange(1, size)[:, None]

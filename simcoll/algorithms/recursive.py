@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from simcoll.algorithms import butterfly
+from simcoll.algorithms.butterfly import fold, rooted_fold
 from simcoll.algorithms.compose import in_channels
 from simcoll.algorithms.registered import algorithm
 from simcoll.core.schedule import REDUCE, Layout, Schedule, Step, transfers
@@ -26,37 +28,12 @@ if TYPE_CHECKING:
 __all__ = [
     "doubling_all_gather",
     "doubling_all_reduce",
-    "fold",
     "halving_reduce_scatter",
     "rabenseifner_all_reduce",
     "rabenseifner_reduce",
-    "rooted_fold",
 ]
 
 THAKUR = "Thakur, Rabenseifner, Gropp: Optimization of collective communication operations in MPICH, IJHPCA 19 (2005)"
-
-
-def fold(nranks: int, members: int | None = None) -> tuple[int, Ints, Ints, Ints]:
-    """Number of members, the rank of each member, and the ranks that fold: the even ones and their odd partners.
-
-    The members are half of the ranks or more; by default as many as the largest power of two.
-    """
-    members = 1 << (nranks.bit_length() - 1) if members is None else members
-    extra = nranks - members
-    member = np.arange(members, dtype=np.int64)
-    even = np.arange(0, 2 * extra, 2, dtype=np.int64)
-    return members, np.where(member < extra, 2 * member + 1, member + extra), even, even + 1
-
-
-def rooted_fold(nranks: int, root: int) -> tuple[int, Ints, Ints, Ints]:
-    """The same with the ranks counted backwards from the root, so that the root is member 0 and never folds.
-
-    >>> [column.tolist() for column in rooted_fold(5, root=2)[1:]]
-    [[2, 1, 0, 4], [3], [4]]
-    """
-    members, rank_of, even, odd = fold(nranks)
-    moved = root + 1
-    return members, (rank_of[::-1] + moved) % nranks, (even + moved) % nranks, (odd + moved) % nranks
 
 
 def _first_blocks(nranks: int) -> Ints:
@@ -134,28 +111,9 @@ def doubling_all_gather(collective: Collective) -> Schedule:
 )
 def rabenseifner_all_reduce(collective: Collective) -> Schedule:
     """Recursive halving reduce-scatter, then recursive doubling all-gather: the bytes of a ring in 2 lg n steps."""
-    members, rank_of, even, odd = fold(collective.nranks)
-    layout = Layout(collective, members)
-    rank, member, vector = np.arange(collective.nranks), np.arange(members), layout.output()
-
-    def steps() -> Iterator[Step]:
-        yield transfers(rank, layout.input(), rank, vector, count=members)
-        yield transfers(even, vector, odd, vector, count=members, op=REDUCE)
-        low, size = np.zeros(members, np.int64), members
-        for mask in _masks(members):
-            size //= 2
-            upper = (member & mask) != 0
-            given = vector + low + np.where(upper, 0, size)
-            yield transfers(rank_of, given, rank_of[member ^ mask], given, count=size, op=REDUCE)
-            low = low + np.where(upper, size, 0)
-        for mask in reversed(_masks(members)):
-            held = vector + low
-            yield transfers(rank_of, held, rank_of[member ^ mask], held, count=size)
-            low = low - np.where((member & mask) != 0, size, 0)
-            size *= 2
-        yield transfers(odd, vector, even, vector, count=members)
-
-    return Schedule("rabenseifner", layout, steps)
+    members = fold(collective.nranks)[0]
+    partners = [np.arange(members) ^ mask for mask in _masks(members)]
+    return butterfly.all_reduce("rabenseifner", collective, np.array(partners, np.int64).reshape(-1, members))
 
 
 @algorithm(

@@ -7,14 +7,15 @@ machines whose links are full duplex rings.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from simcoll.algorithms import compose
+from simcoll.algorithms.grid import nodes_of
 from simcoll.algorithms.registered import algorithm
 from simcoll.core.schedule import REDUCE, Layout, Repeat, Schedule, Step, transfers
-from simcoll.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,8 +48,7 @@ def ring_orders(
     rank = np.arange(nranks, dtype=np.int64)
     if box is None:
         return np.tile(rank, (channels, 1))
-    if nranks % box:
-        raise ConfigError(f"box={box} does not divide the {nranks} ranks")
+    nodes_of(nranks, box)
     if cycles is None:
         cycles = (np.arange(box) + np.arange(channels)[:, None]) % box
     local = rank % box
@@ -129,42 +129,14 @@ def reduce_scatter(collective: Collective) -> Schedule:
     return Schedule("ring", layout, steps)
 
 
-@algorithm(
-    "all_reduce",
-    "bidirectional_ring",
-    cost="as ring, half of the bytes each way round",
-    source=PATARASUK,
-    topologies="torus",
-    order="run-consistent",
-    shared=both_ways,
-)
-def bidirectional_all_reduce(collective: Collective) -> Schedule:
-    """Two ring all-reduces in opposite directions, each with half of the vector; ``channels`` counts such pairs."""
-    return all_reduce(collective)
+BOTH_WAYS: dict[str, Any] = {
+    "name": "bidirectional_ring",
+    "cost": "as ring, half of the bytes each way round",
+    "topologies": "torus",
+    "shared": both_ways,
+}
+"""Two rings in opposite directions, each with half of the data; ``channels`` counts such pairs."""
 
-
-@algorithm(
-    "all_gather",
-    "bidirectional_ring",
-    cost="as ring, half of the bytes each way round",
-    source=PATARASUK,
-    topologies="torus",
-    shared=both_ways,
-)
-def bidirectional_all_gather(collective: Collective) -> Schedule:
-    """Two ring all-gathers in opposite directions, each with half of every block."""
-    return all_gather(collective)
-
-
-@algorithm(
-    "reduce_scatter",
-    "bidirectional_ring",
-    cost="as ring, half of the bytes each way round",
-    source=PATARASUK,
-    topologies="torus",
-    order="run-consistent",
-    shared=both_ways,
-)
-def bidirectional_reduce_scatter(collective: Collective) -> Schedule:
-    """Two ring reduce-scatters in opposite directions, each with half of every block."""
-    return reduce_scatter(collective)
+bidirectional_all_reduce = replace(all_reduce, **BOTH_WAYS)
+bidirectional_all_gather = replace(all_gather, **BOTH_WAYS)
+bidirectional_reduce_scatter = replace(reduce_scatter, **BOTH_WAYS)

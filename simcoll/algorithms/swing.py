@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simcoll.algorithms import butterfly
+from simcoll.algorithms.butterfly import fold
 from simcoll.algorithms.compose import in_shares
-from simcoll.algorithms.recursive import fold
 from simcoll.algorithms.registered import algorithm
 from simcoll.errors import ConfigError
 
