@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, Parameter
 
 from simcoll.command_line import separated, status_of
-from simcoll.distributed.linked.links import BACKEND_VARIABLE, EMULATOR, HOMES, world_size_of
+from simcoll.distributed.linked.links import BACKEND_VARIABLE, EMULATOR, HOMES, connected
 from simcoll.distributed.runtime.objects import ObjectEncodingError, encode
 from simcoll.distributed.start.results import collected
 from simcoll.distributed.start.spawning import spawn
@@ -112,7 +112,7 @@ def _ranks(options: _Options) -> int:
     if options.nproc is not None:
         return options.nproc
     if options.where != EMULATOR:
-        return world_size_of(options.where)
+        return connected(options.where).link.world_size
     if options.topology is None:
         raise ConfigError("how many ranks? Give --nproc, or a --topology to fill")
     from simcoll.topology import load_topology

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from simcoll.core.memory import Array
     from simcoll.core.plan import Plan
 
-__all__ = ["BACKEND_VARIABLE", "EMULATOR", "HOMES", "ControlMessages", "Link", "connected", "place_of", "world_size_of"]
+__all__ = ["BACKEND_VARIABLE", "EMULATOR", "HOMES", "ControlMessages", "Link", "connected", "place_of"]
 
 EMULATOR = "emulator"
 BACKEND_VARIABLE = "SIMCOLL_BACKEND"
@@ -99,23 +99,18 @@ def _connection(name: str) -> ControlMessages:
     return ControlMessages(link)
 
 
-def connected(name: str, world_size: int) -> ControlMessages:
+def connected(name: str, world_size: int | None = None) -> ControlMessages:
     """The connection of this process by a backend, made once; an error when another number of processes is there."""
     if name not in HOMES:
         raise ConfigError(f"no backend {name!r} runs ranks in processes; {nearest(name, [EMULATOR, *HOMES])}")
     connection = _connection(name)
     size = connection.link.world_size
-    if size != world_size:
+    if world_size not in (None, size):
         raise ConfigError(
             f"{world_size} ranks were asked for, but backend {name!r} has {size} process{'es' if size > 1 else ''}; "
             f"start {world_size}, for example: mpiexec -n {world_size} python program.py"
         )
     return connection
-
-
-def world_size_of(name: str) -> int:
-    """The number of processes that a backend has here."""
-    return _connection(name).link.world_size
 
 
 def place_of(backend: str | None) -> str:

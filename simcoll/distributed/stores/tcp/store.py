@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import os
 import socket
 import threading
@@ -32,7 +31,6 @@ from simcoll.distributed.stores.store import DEFAULT_TIMEOUT, PollingWaiter, Sto
 from simcoll.distributed.stores.wire import ANSWERS, MAX_ITEMS, NOT_READY, SERVICE, Answer, Reply, Request, Verb
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from datetime import timedelta
 
     from simcoll.distributed.server.server import Server
@@ -214,12 +212,7 @@ class TCPStore(Store):
             self._reached, self._port = host_name, port
             if is_master:
                 address = bind or os.environ.get(BIND_VARIABLE) or host_name
-                start = functools.partial(_started, limits or Limits(), self._secret, multi_tenant)
-                server = (
-                    start(_adopted(master_listen_fd))
-                    if master_listen_fd is not None
-                    else _server(address, port, multi_tenant, start)
-                )
+                server = _serving(address, port, master_listen_fd, limits or Limits(), self._secret, multi_tenant)
                 on_failure.callback(server.release)
                 self._reached, self._port = server.address[:2]
                 # It listens on all addresses: loopback is the nearest.
@@ -326,30 +319,48 @@ def _resolved(host: str, port: int) -> tuple[int, tuple[str, int]]:
     return family, (str(address[0]), int(address[1]))
 
 
-def _server(host: str, port: int, multi_tenant: bool, start: Callable[[socket.socket], Server]) -> Server:
-    """The server at an address: a new one, or one that tenants of this process share."""
-    family, address = _resolved(host, port)
-    shared = _running_server(address) if multi_tenant else None
-    if shared is not None:
-        return shared
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        # A port whose last connections are still being buried is free.
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(BACKLOG)
-        return start(listener)
-    except OSError as error:
-        listener.close()
-        shared = _running_server(address) if multi_tenant else None
-        if shared is not None:  # another thread was faster
-            return shared
-        name = errno.errorcode.get(error.errno or 0, "error")
-        foreign = f"; {host!r} is not an address of this machine: pass bind="
-        raise DistNetworkError(
-            f"The server socket has failed to listen on {address[0]}. port: {port}, {name}: {error.strerror}"
-            f"{foreign if error.errno == errno.EADDRNOTAVAIL else ''}"
-        ) from error
+def _serving(host: str, port: int, descriptor: int | None, limits: Limits, secret: bytes, multi_tenant: bool) -> Server:
+    """A server at an address or on an adopted socket; tenants of one address in this process share theirs."""
+    # Only the process that holds the store needs the event loop.
+    from simcoll.distributed.server.server import Server
+    from simcoll.distributed.stores.tcp.service import StoreService
+
+    def shared() -> Server | None:
+        # The interpreter's list of threads is the only registry: nothing to keep in step, nothing global of ours.
+        for thread in threading.enumerate() if multi_tenant else ():
+            if isinstance(thread, Server) and thread.address[:2] == address:
+                service = thread.service
+                if isinstance(service, StoreService) and service.multi_tenant and thread.retain():
+                    return thread
+        return None
+
+    if descriptor is not None:
+        listener = _adopted(descriptor)
+    else:
+        family, address = _resolved(host, port)
+        found = shared()
+        if found is not None:
+            return found
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            # A port whose last connections are still being buried is free.
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen(BACKLOG)
+        except OSError as error:
+            listener.close()
+            found = shared()
+            if found is not None:  # another thread was faster
+                return found
+            name = errno.errorcode.get(error.errno or 0, "error")
+            foreign = f"; {host!r} is not an address of this machine: pass bind="
+            raise DistNetworkError(
+                f"The server socket has failed to listen on {address[0]}. port: {port}, {name}: {error.strerror}"
+                f"{foreign if error.errno == errno.EADDRNOTAVAIL else ''}"
+            ) from error
+    server = Server(listener, StoreService(limits, multi_tenant), limits, secret)
+    server.start()
+    return server
 
 
 def _adopted(descriptor: int) -> socket.socket:
@@ -359,29 +370,3 @@ def _adopted(descriptor: int) -> socket.socket:
     except (OSError, TypeError, ValueError) as error:
         raise DistNetworkError(f"master_listen_fd {descriptor!r} is not a bound socket: {error}") from error
     return listener
-
-
-def _started(limits: Limits, secret: bytes, multi_tenant: bool, listener: socket.socket) -> Server:
-    # Only the process that holds the store needs the event loop.
-    from simcoll.distributed.server.server import Server
-    from simcoll.distributed.stores.tcp.service import StoreService
-
-    server = Server(listener, StoreService(limits, multi_tenant), limits, secret)
-    server.start()
-    return server
-
-
-def _running_server(address: tuple[str, int]) -> Server | None:
-    """The server of this process that shares this address, held once more; None when there is none.
-
-    The interpreter's list of threads is the only registry: nothing to keep in step, nothing global of ours.
-    """
-    from simcoll.distributed.server.server import Server
-    from simcoll.distributed.stores.tcp.service import StoreService
-
-    for thread in threading.enumerate():
-        if isinstance(thread, Server) and thread.address[:2] == address:
-            service = thread.service
-            if isinstance(service, StoreService) and service.multi_tenant and thread.retain():
-                return thread
-    return None
