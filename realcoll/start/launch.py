@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from realcoll.start.pmi import Board
-from simcoll.distributed.start.processes import Job, Worker, free_port, run_workers, worker_environment
+from simcoll.distributed.start.processes import Job, Worker, run_workers, worker_environment
 from simcoll.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def launch(processes: int, command: Sequence[str]) -> int:
     if not command:
         raise ConfigError("launch needs a script; for example: realcoll launch -n 4 script.py")
     with contextlib.closing(Board(processes)) as board:
-        workers = _workers(Job(processes, master_port=free_port()), board, command)
+        workers = _workers(Job(processes, master_port=0), board, command)
         return run_workers(workers, last_words_s=LAST_WORDS_S, terminate_s=TERMINATE_S, attend=board.serve)
 
 

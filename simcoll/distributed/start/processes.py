@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     _Started = Sequence[tuple["Worker", subprocess.Popen[bytes]]]
 
-__all__ = ["Job", "Worker", "free_port", "run_workers", "worker_environment"]
+__all__ = ["Job", "Worker", "run_workers", "worker_environment"]
 
 _POLL_S = 0.02
 _PR_SET_PDEATHSIG = 1
@@ -71,7 +71,9 @@ class Job:
         if self.master_port == 0:
             if self.nnodes != 1:
                 raise ConfigError("master_port 0 is for one machine: the others could not know the port")
-            object.__setattr__(self, "master_port", free_port())
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", 0))
+                object.__setattr__(self, "master_port", probe.getsockname()[1])
 
 
 def worker_environment(job: Job, local_rank: int) -> dict[str, str]:
@@ -274,11 +276,3 @@ def _noting_signals() -> Iterator[list[int]]:
     finally:
         for number, handler in before:
             signal.signal(number, handler)
-
-
-def free_port() -> int:
-    """A port of this machine that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

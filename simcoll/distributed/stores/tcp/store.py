@@ -14,18 +14,7 @@ from typing import TYPE_CHECKING, Self, cast
 
 import msgspec
 
-from simcoll.distributed.server.frames import (
-    BACKLOG,
-    HEAD_BYTES,
-    Channel,
-    Limits,
-    MalformedError,
-    Refusal,
-    RefusedError,
-    decode,
-    encode,
-    introduce,
-)
+from simcoll.distributed.server import frames
 from simcoll.distributed.stores.errors import DistNetworkError, DistStoreError
 from simcoll.distributed.stores.store import DEFAULT_TIMEOUT, PollingWaiter, Store, call_and_wait, timed_out
 from simcoll.distributed.stores.wire import ANSWERS, MAX_ITEMS, NOT_READY, SERVICE, Answer, Reply, Request, Verb
@@ -52,7 +41,7 @@ _KNOCK_S = 0.5
 class Connection:
     """A connection: one question and its answer at a time. The server takes messages of ``max_message_bytes``."""
 
-    channel: Channel
+    channel: frames.Channel
     lock: threading.Lock
     pid: int
     where: str
@@ -69,10 +58,10 @@ class Connection:
             raise DistNetworkError(f"the connection to {self.where} is closed")
         if max(len(request.keys), len(request.values)) > MAX_ITEMS:
             raise DistStoreError(f"a request has at most {MAX_ITEMS} keys and as many values")
-        frame = encode(request)
-        if len(frame) - HEAD_BYTES > self.max_message_bytes:
+        frame = frames.encode(request)
+        if len(frame) - frames.HEAD_BYTES > self.max_message_bytes:
             raise DistStoreError(
-                f"a request of {len(frame) - HEAD_BYTES} bytes; the server at {self.where} takes {self.max_message_bytes}"
+                f"a request of {len(frame) - frames.HEAD_BYTES} bytes; the server at {self.where} takes {self.max_message_bytes}"
             )
         with self.lock:
             try:
@@ -80,31 +69,31 @@ class Connection:
                 until_s = time.monotonic() + patience_s
                 sock.settimeout(patience_s)
                 sock.sendall(frame)
-                reply = decode(self.channel.receive(self.max_message_bytes, until_s), ANSWERS)
+                reply = frames.decode(self.channel.receive(self.max_message_bytes, until_s), ANSWERS)
             except BaseException as error:
                 # The reply to this question would be taken for that to the next.
                 sock.close()
-                if isinstance(error, (OSError, MalformedError)):
+                if isinstance(error, (OSError, frames.MalformedError)):
                     raise DistNetworkError(f"the connection to the store at {self.where} broke: {error}") from error
                 raise
-        if isinstance(reply, Refusal):
+        if isinstance(reply, frames.Refusal):
             sock.close()
             raise DistNetworkError(f"the store's server refused: {reply.why}")
         return reply
 
 
 def _connect(host: str, port: int, patience_s: float, secret: bytes, waiter: Waiter | None) -> Connection:
-    """Knock until a server opens, then introduce ourselves; a DistNetworkError unless that is done within ``patience_s``."""
+    """Knock until a server opens, then frames.introduce ourselves; a DistNetworkError unless that is done within ``patience_s``."""
     deadline_s = time.monotonic() + patience_s
     sock = _knock(host, port, patience_s, waiter or PollingWaiter(_KNOCK_S))
     try:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        channel = Channel(sock)
-        most_bytes = introduce(channel, SERVICE, secret, max(deadline_s - time.monotonic(), 1.0))
+        channel = frames.Channel(sock)
+        most_bytes = frames.introduce(channel, SERVICE, secret, max(deadline_s - time.monotonic(), 1.0))
     except BaseException as error:
         sock.close()
-        if isinstance(error, RefusedError):
+        if isinstance(error, frames.RefusedError):
             raise DistNetworkError(f"cannot use the store at {host}:{port}: {error}") from error
         raise
     return Connection(channel, threading.Lock(), os.getpid(), f"{host}:{port}", most_bytes)
@@ -198,7 +187,7 @@ class TCPStore(Store):
         *,
         secret: str | bytes | None = None,
         bind: str | None = None,
-        limits: Limits | None = None,
+        limits: frames.Limits | None = None,
     ) -> None:
         super().__init__()
         _check_address(host_name, port, is_master)
@@ -212,7 +201,9 @@ class TCPStore(Store):
             self._reached, self._port = host_name, port
             if is_master:
                 address = bind or os.environ.get(BIND_VARIABLE) or host_name
-                server = _serving(address, port, master_listen_fd, limits or Limits(), self._secret, multi_tenant)
+                server = _serving(
+                    address, port, master_listen_fd, limits or frames.Limits(), self._secret, multi_tenant
+                )
                 on_failure.callback(server.release)
                 self._reached, self._port = server.address[:2]
                 # It listens on all addresses: loopback is the nearest.
@@ -319,7 +310,9 @@ def _resolved(host: str, port: int) -> tuple[int, tuple[str, int]]:
     return family, (str(address[0]), int(address[1]))
 
 
-def _serving(host: str, port: int, descriptor: int | None, limits: Limits, secret: bytes, multi_tenant: bool) -> Server:
+def _serving(
+    host: str, port: int, descriptor: int | None, limits: frames.Limits, secret: bytes, multi_tenant: bool
+) -> Server:
     """A server at an address or on an adopted socket; tenants of one address in this process share theirs."""
     # Only the process that holds the store needs the event loop.
     from simcoll.distributed.server.server import Server
@@ -346,7 +339,7 @@ def _serving(host: str, port: int, descriptor: int | None, limits: Limits, secre
             # A port whose last connections are still being buried is free.
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(address)
-            listener.listen(BACKLOG)
+            listener.listen(frames.BACKLOG)
         except OSError as error:
             listener.close()
             found = shared()
@@ -366,7 +359,7 @@ def _serving(host: str, port: int, descriptor: int | None, limits: Limits, secre
 def _adopted(descriptor: int) -> socket.socket:
     try:
         listener = socket.socket(fileno=descriptor)
-        listener.listen(BACKLOG)
+        listener.listen(frames.BACKLOG)
     except (OSError, TypeError, ValueError) as error:
         raise DistNetworkError(f"master_listen_fd {descriptor!r} is not a bound socket: {error}") from error
     return listener
