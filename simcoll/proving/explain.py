@@ -12,7 +12,7 @@ import numpy as np
 from simcoll.core.schedule import OP_NAMES, REDUCE, SYNC, fault, lowered, transfer_text
 from simcoll.core.step import expanded
 from simcoll.errors import ScheduleError
-from simcoll.proving.minimal import history, trail
+from simcoll.proving.minimal import Trail, history, trail
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -150,8 +150,14 @@ def wrong_outputs(schedule: Schedule, ranks: Ints, chunks: Ints) -> NoReturn:
         lines.append(f"  (too large to explain: {total:,} transfers)")
     else:
         moves, found = history(schedule, rank, chunk)
-        fault, reason = _fault(schedule, moves, wanted, found)
-        lines += _decisive(schedule, moves, fault, reason, wanted, found)
+        missing = [item for item in wanted if not found[item]][:1]
+        way = trail(schedule, missing[0]) if missing else Trail(None, None)
+        fault, reason = _fault(schedule, moves, wanted, missing, way)
+        if fault >= 0:
+            lines += [f"  =>  {_told(schedule, moves[fault], wanted)}", f"          which {reason}"]
+        if missing:
+            mark = "    " if fault >= 0 else "  =>"
+            lines.append(f"{mark}  {_list(schedule, missing)} {_fate(schedule, way)}")
         lines += [expected, f"  found:    {_list(schedule, sorted(found)) or 'nothing'}"]
         lines += differences(wanted, found, partial(_list, schedule))
         lines.append(shows if writer >= 0 else "  never written")
@@ -168,19 +174,18 @@ def wrong_outputs(schedule: Schedule, ranks: Ints, chunks: Ints) -> NoReturn:
     raise ScheduleError(text, step=stop.step if stop else None, rank=rank, channel=channel, chunk=chunk)
 
 
-def _fate(schedule: Schedule, missing: Cell) -> str:
+def _fate(schedule: Schedule, way: Trail) -> str:
     """The end of a missing contribution."""
-    way = trail(schedule, missing)
     if way.last is None:
         return "is read by no transfer"
     last = f"gets as far as {_list(schedule, [way.last.dst])}, in step {way.last.step}"
     return last if way.overwritten is None else f"{last}; step {way.overwritten} overwrites it there"
 
 
-def _fault(schedule: Schedule, moves: list[Move], wanted: list[Cell], found: Counter[Cell]) -> tuple[int, str]:
-    """The first wrong transfer and its fault, or a sentence that there is none."""
-    missing = [item for item in wanted if not found[item]]
-    way = trail(schedule, missing[0]) if missing else None
+def _fault(
+    schedule: Schedule, moves: list[Move], wanted: list[Cell], missing: list[Cell], way: Trail
+) -> tuple[int, str]:
+    """The first wrong transfer and its fault; -1 where there is none."""
     known = frozenset(wanted)
     for position, move in enumerate(moves):
         if move.doubled:
@@ -188,23 +193,9 @@ def _fault(schedule: Schedule, moves: list[Move], wanted: list[Cell], found: Cou
         extra = sorted(item for item in move.held if item not in known)
         if extra:
             return position, f"brings {_list(schedule, extra)}, which is not wanted"
-        if way and way.last and (move.dst, move.step) == (way.last.dst, way.overwritten):
-            return position, f"overwrites {_list(schedule, missing[:1])}"
+        if way.last and (move.dst, move.step) == (way.last.dst, way.overwritten):
+            return position, f"overwrites {_list(schedule, missing)}"
     return -1, ""
-
-
-def _decisive(
-    schedule: Schedule, moves: list[Move], fault: int, reason: str, wanted: list[Cell], found: Counter[Cell]
-) -> list[str]:
-    """The transfer that makes it wrong; where there is none, how far the missing contribution came."""
-    missing = [item for item in wanted if not found[item]]
-    lines = []
-    if fault >= 0:
-        lines += [f"  =>  {_told(schedule, moves[fault], wanted)}", f"          which {reason}"]
-    if missing:
-        mark = "    " if fault >= 0 else "  =>"
-        lines.append(f"{mark}  {_list(schedule, missing[:1])} {_fate(schedule, missing[0])}")
-    return lines
 
 
 def _told(schedule: Schedule, move: Move, wanted: list[Cell]) -> str:
