@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import functools
 import socket
 import time
 from dataclasses import dataclass, field
@@ -28,6 +28,8 @@ from simcoll.distributed.server.server import Server
 from simcoll.errors import ConfigError
 
 if TYPE_CHECKING:
+    from asyncio import TimerHandle
+
     import msgspec
 
     from realcoll.meeting.messages import Bye
@@ -40,11 +42,11 @@ CLOSE_S = 5.0
 
 @dataclass(slots=True)
 class _Table:
-    """A meeting under way: its members, and for each that came its value and deadline."""
+    """A meeting under way: its members, and for each that came its value and the timer of its patience."""
 
     members: tuple[int, ...]
     values: dict[int, bytes] = field(default_factory=dict)
-    deadlines: dict[int, float] = field(default_factory=dict)
+    timers: dict[int, TimerHandle] = field(default_factory=dict)
 
 
 class _Meetings:
@@ -86,16 +88,6 @@ class _Meetings:
             del self._seats[process]
             self._leave(process, DIED)
 
-    def due_s(self) -> float:
-        """Time at which the first member of a meeting gives up."""
-        return min((end for table in self._tables.values() for end in table.deadlines.values()), default=math.inf)
-
-    def expire(self, now_s: float) -> None:
-        """End the meetings that members have waited for too long."""
-        for name, table in list(self._tables.items()):
-            if any(end <= now_s for end in table.deadlines.values()):
-                self._give_up(name, table)
-
     def _join(self, peer: Peer, seat: int | None, process: int) -> None:
         if seat is not None or process >= self._size or process in self._seats:
             raise MalformedError(f"the seat of process {process} of {self._size} is not free")
@@ -120,7 +112,8 @@ class _Meetings:
                 for member in said.members:
                     self._tell(member, Alarm(said.name))
         table.values[process] = said.value
-        table.deadlines[process] = time.monotonic() + said.timeout_s
+        late = functools.partial(self._expire, said.name, table)
+        table.timers[process] = self._seats[process].later(said.timeout_s, late)
         if len(table.values) == len(table.members):
             self._end(said.name, table)
         elif any(member in self._gone for member in table.members):
@@ -129,10 +122,17 @@ class _Meetings:
     def _end(self, name: str, table: _Table) -> None:
         missing = tuple(member for member in table.members if member not in table.values)
         self._tables.pop(name, None)
+        for timer in table.timers.values():
+            timer.cancel()
         # Our own process last: what it does next may hold the interpreter, and with it this thread, until the others have come.
         # Starting MPI does.
         for process in sorted(table.values, reverse=True):
             self._tell(process, Met(name, table.values, missing, False, self._lost()))
+
+    def _expire(self, name: str, table: _Table, _: Peer) -> None:
+        """End a meeting that a member has waited for too long."""
+        if self._tables.get(name) is table:
+            self._give_up(name, table)
 
     def _give_up(self, name: str, table: _Table) -> None:
         self._given_up[name] = tuple(member for member in table.members if member not in table.values)

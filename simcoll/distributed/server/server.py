@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import os
 import secrets
 import socket
@@ -43,14 +42,6 @@ class Service(Protocol):
 
     def lost(self, peer: Peer) -> None:
         """Forget a client whose connection has ended."""
-        ...
-
-    def due_s(self) -> float:
-        """Next time at which `expire` has work, as of ``time.monotonic()``; infinite for never."""
-        ...
-
-    def expire(self, now_s: float) -> None:
-        """Do the work that is due."""
         ...
 
 
@@ -102,6 +93,10 @@ class Peer:
     def soon(self, action: Callable[[Peer], None]) -> None:
         """Call an action for this client after the current event."""
         self._server.loop.call_soon(self._guarded, action)
+
+    def later(self, delay_s: float, action: Callable[[Peer], None]) -> asyncio.TimerHandle:
+        """Call an action for this client after a time, unless it is cancelled or the client has gone."""
+        return self._server.loop.call_later(delay_s, self._guarded, action)
 
     def close(self) -> None:
         """End the connection at once."""
@@ -198,7 +193,6 @@ class Peer:
         except Exception as error:  # noqa: BLE001  a fault of ours must not take the service from the other ranks
             self.refuse(f"internal error, please report: {error!r}")
         self._server.make_room()
-        self._server.schedule()
 
     def _advance(self) -> None:
         while not (self.closed or self._outbox or self._leaving or self.waiting):
@@ -254,8 +248,6 @@ class Server(threading.Thread):
         self.buffered_bytes = 0
         self.loop = asyncio.SelectorEventLoop()
         self._listener = listener
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_s = math.inf
         self._peers: dict[Peer, None] = {}
         self._strangers: dict[Peer, None] = {}  # of the peers, those that have not introduced themselves
         files = os.sysconf("SC_OPEN_MAX") if hasattr(os, "sysconf") else -1
@@ -314,21 +306,11 @@ class Server(threading.Thread):
         self._strangers.pop(peer, None)
         del self._peers[peer]
         self.service.lost(peer)
-        self.schedule()
 
     def make_room(self) -> None:
         """Close the connections that hold most until the rest fits, so that small requests always get through."""
         while self.buffered_bytes > self.limits.max_buffered_bytes:
             max(self._peers, key=lambda peer: peer.held_bytes).close()
-
-    def schedule(self) -> None:
-        """See to it that the service is called when something is due."""
-        due_s = self.service.due_s()
-        if due_s < self._timer_s:
-            if self._timer is not None:
-                self._timer.cancel()
-            self._timer = self.loop.call_at(due_s, self._expire)
-            self._timer_s = due_s
 
     # The loop
 
@@ -364,14 +346,6 @@ class Server(threading.Thread):
         peer = Peer(self, sock)
         self._peers[peer] = self._strangers[peer] = None
         peer.greet()
-
-    def _expire(self) -> None:
-        due_s, self._timer, self._timer_s = self._timer_s, None, math.inf
-        try:
-            # The loop may call a moment early.
-            self.service.expire(max(due_s, time.monotonic()))
-        finally:
-            self.schedule()
 
     def _sweep(self) -> None:
         """Close the connections that are too slow."""

@@ -662,6 +662,31 @@ def test_waiting_requests_are_bounded():
         store.set("k", "v")
 
 
+def test_an_old_deadline_does_not_end_a_new_wait(store):
+    with introduced(store.port) as sock:
+        sock.sendall(encode(wire.Request(Verb.WAIT, wait_ms=300, keys=("x",))))
+        time.sleep(0.05)
+        store.set("x", "v")
+        assert receive(sock).code == wire.Status.OK
+        began = time.monotonic()
+        sock.sendall(encode(wire.Request(Verb.WAIT, wait_ms=600, keys=("y",))))
+        assert receive(sock).code == wire.Status.NOT_READY
+        assert time.monotonic() - began > 0.55
+
+
+def test_waits_that_ended_early_take_no_memory(store):
+    (server,) = [thread for thread in threading.enumerate() if getattr(thread, "address", ("", 0))[1] == store.port]
+    with introduced(store.port) as sock:
+        for i in range(2000):
+            sock.sendall(encode(wire.Request(Verb.WAIT, wait_ms=10**6, keys=(f"k{i}",))))
+            while not server.service._parking.stays:
+                time.sleep(0)
+            store.set(f"k{i}", "v")
+            assert receive(sock).code == wire.Status.OK
+    assert len(server.loop._scheduled) < 500
+    assert server.service._parking._by_key == {}
+
+
 def test_a_deleted_key_is_waited_for_again(store):
     with store.clone() as other:
         got = []

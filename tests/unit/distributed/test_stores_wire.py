@@ -109,15 +109,22 @@ def test_the_proof_depends_on_everything():
 PROOF = "93b178b3160901a367cbbb8bede2b145c163e7a10eb8decaab1831003074517c"
 
 
-def stay(keys, at=0, until_s=1.0):
-    return Stay(Request(Verb.WAIT, keys=tuple(keys)), at, until_s)
+class Timer:
+    cancelled = False
+
+    def cancel(self):
+        self.cancelled = True
+
+
+def stay(keys, at=0):
+    return Stay(Request(Verb.WAIT, keys=tuple(keys)), at, Timer())
 
 
 def test_who_waits_for_what():
     parking = Parking()
     parking.enter("a", stay("xy"))
     parking.enter("b", stay("x"))
-    parking.enter("c", stay("y", until_s=0.5))
+    parking.enter("c", last := stay("y"))
     assert parking.waiting_for("x") == ["a", "b"]
     assert parking.waiting_for("yzx") == ["c", "a", "b"]
     parking.move("a", 0)  # again the same: keeps its place
@@ -125,31 +132,11 @@ def test_who_waits_for_what():
     parking.move("a", 1)
     assert parking.waiting_for("x") == ["b"]
     assert parking.waiting_for("y") == ["c", "a"]
-    assert parking.next_s() == 0.5
-    assert parking.due(0.4) == []
-    assert parking.due(0.5) == ["c"]
+    assert not last.timer.cancelled
     parking.leave("c")
+    assert last.timer.cancelled
     parking.leave("c")
     parking.leave("b")
     parking.leave("a")
     assert parking.waiting_for("xy") == []
-    assert parking.due(2.0) == []
-    assert parking.next_s() == float("inf")
-
-
-def test_an_old_deadline_does_not_end_a_new_wait():
-    parking = Parking()
-    parking.enter("a", stay("x", until_s=1.0))
-    parking.leave("a")
-    parking.enter("a", stay("y", until_s=9.0))
-    assert parking.due(5.0) == []
-    assert parking.due(9.0) == ["a"]
-
-
-def test_waits_that_ended_early_take_no_memory():
-    parking = Parking()
-    for i in range(10_000):
-        parking.enter("a", stay("x", until_s=1e6 + i))
-        parking.leave("a")
-    assert len(parking._deadlines) < 100
-    assert parking._by_key == {}
+    assert parking == Parking()

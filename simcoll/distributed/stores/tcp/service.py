@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import functools
-import heapq
-import math
-import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -15,6 +12,7 @@ from simcoll.distributed.stores.table import ENTRY_BYTES, Table
 from simcoll.distributed.stores.wire import MAX_ITEMS, NOT_READY, REQUESTS, SERVICE, Answer, Reply, Request
 
 if TYPE_CHECKING:
+    from asyncio import TimerHandle
     from collections.abc import Iterable
 
     from simcoll.distributed.server.frames import Limits
@@ -25,11 +23,16 @@ __all__ = ["Parking", "Stay", "StoreService"]
 
 @dataclass(slots=True)
 class Stay:
-    """A request that waits for its key number ``at``; the keys before it were present."""
+    """A request that waits for its key number ``at`` until a timer ends it; the keys before it were present."""
 
     request: Request
     at: int
-    until_s: float
+    timer: TimerHandle
+
+    @property
+    def key(self) -> str:
+        """The key that it waits for."""
+        return self.request.keys[self.at]
 
 
 @dataclass(slots=True)
@@ -38,25 +41,17 @@ class Parking:
 
     stays: dict[Peer, Stay] = field(default_factory=dict)
     _by_key: dict[str, dict[Peer, None]] = field(default_factory=dict)
-    _deadlines: list[tuple[float, int, Peer]] = field(default_factory=list)
-    _serial: int = 0
 
     def enter(self, who: Peer, stay: Stay) -> None:
         """Wait from now on."""
         self.stays[who] = stay
-        self._by_key.setdefault(stay.request.keys[stay.at], {})[who] = None
-        self._serial += 1
-        heapq.heappush(self._deadlines, (stay.until_s, self._serial, who))
-        if len(self._deadlines) > 64 + 2 * len(self.stays):
-            # Most entries are of waits that ended early.
-            self._deadlines = [entry for entry in self._deadlines if self._stands(entry[2], entry[0])]
-            heapq.heapify(self._deadlines)
+        self._by_key.setdefault(stay.key, {})[who] = None
 
     def move(self, who: Peer, at: int) -> None:
         """Wait for another key of the same request; for the same key a client keeps its place in the queue."""
         stay = self.stays[who]
-        if stay.request.keys[at] != stay.request.keys[stay.at]:
-            self._forget(who, stay)
+        if stay.request.keys[at] != stay.key:
+            self._forget(who, stay.key)
             self._by_key.setdefault(stay.request.keys[at], {})[who] = None
         stay.at = at
 
@@ -64,32 +59,14 @@ class Parking:
         """Wait no longer, if it did."""
         stay = self.stays.pop(who, None)
         if stay is not None:
-            self._forget(who, stay)
+            stay.timer.cancel()
+            self._forget(who, stay.key)
 
     def waiting_for(self, keys: Iterable[str]) -> list[Peer]:
         """The clients that wait for one of these keys, key by key in order of arrival."""
         return [who for key in keys for who in self._by_key.get(key, ())]
 
-    def next_s(self) -> float:
-        """Time at which the next wait may end; infinite when there is none."""
-        return self._deadlines[0][0] if self._deadlines else math.inf
-
-    def due(self, now_s: float) -> list[Peer]:
-        """The clients whose time is up, each once."""
-        found = []
-        while self._deadlines and self._deadlines[0][0] <= now_s:
-            until_s, _, who = heapq.heappop(self._deadlines)
-            if self._stands(who, until_s):
-                found.append(who)
-        return found
-
-    def _stands(self, who: Peer, until_s: float) -> bool:
-        """Whether a deadline still counts: it outlives its wait, and its client may wait for another key by now."""
-        stay = self.stays.get(who)
-        return stay is not None and stay.until_s == until_s
-
-    def _forget(self, who: Peer, stay: Stay) -> None:
-        key = stay.request.keys[stay.at]
+    def _forget(self, who: Peer, key: str) -> None:
         self._by_key[key].pop(who)
         if not self._by_key[key]:
             del self._by_key[key]
@@ -119,21 +96,13 @@ class StoreService:
             peer.send(Reply.failure(ValueError(why)))
         elif not self._attempt(peer, request, last=request.wait_ms <= 0):
             at = self._table.first_missing(request) or 0
-            self._parking.enter(peer, Stay(request, at, time.monotonic() + request.wait_ms / 1000))
+            timer = peer.later(request.wait_ms / 1000, functools.partial(self._retry, last=True))
+            self._parking.enter(peer, Stay(request, at, timer))
             peer.park(sum(len(key) + ENTRY_BYTES for key in request.keys))
 
     def lost(self, peer: Peer) -> None:
         """End the wait of a client that has gone."""
         self._parking.leave(peer)
-
-    def due_s(self) -> float:
-        """Time at which the next wait may end."""
-        return self._parking.next_s()
-
-    def expire(self, now_s: float) -> None:
-        """End the waits whose time is up."""
-        for peer in self._parking.due(now_s):
-            peer.soon(functools.partial(self._retry, last=True))
 
     def _attempt(self, peer: Peer, request: Request, last: bool = False) -> bool:
         """Try a request and reply if it succeeds or this was its last chance; False when it has to wait."""
