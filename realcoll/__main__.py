@@ -203,9 +203,10 @@ def calibrate(
     factor: Annotated[int, Parameter(name=["--stepfactor", "-f"]), WHOLE] = 4,
     iters: Annotated[int, Parameter(name=["--iters", "-n"]), WHOLE] = 20,
     transport: Annotated[str, Parameter(name=["--transport", "-t"])] = "auto",
+    predict: str | None = None,
     timeout: float = 60.0,
 ) -> None:
-    """Measure messages between neighbours and write a topology file that fits them.
+    """Measure messages between neighbours and write a topology file that fits them, or a calibration of a known topology.
 
     Parameters
     ----------
@@ -221,15 +222,22 @@ def calibrate(
         Timed runs of each size.
     transport
         auto, mpi, nccl or local.
+    predict
+        The machine (simcoll list topologies, or a file): write the calibration file that simcoll calibrate writes for it.
     timeout
         Seconds that other ranks may take for their part.
     """
-    from realcoll.measure.calibrate import fit, sizes_and_times, topology_toml
+    from realcoll.measure.calibrate import calibration, fit, sizes_and_times, topology_toml
+    from simcoll.formats.output import write_file
+    from simcoll.libraries.calibration import write_calibration
+    from simcoll.topology import load_topology
     from simcoll.units import format_size
 
     sizes = _sizes(begin, end, factor, None)
     if output.exists():
         raise ConfigError("is already there; choose another name", file=str(output))
+    if predict:
+        load_topology(predict)
     with _opened(transport, timeout) as found:
         nranks = max(2, found.control.size)
         times = sizes_and_times(found, nranks, sizes, iters)
@@ -238,10 +246,14 @@ def calibrate(
             for size, seconds, residual in zip(line.sizes, line.times_s, line.residuals, strict=True):
                 print(f"{format_size(size):>10}  {seconds * 1e6:12.2f} us  {residual:+8.1%}")
             print(f"# latency {line.latency_s * 1e6:.3g} us, bandwidth {line.bandwidth / 1e9:.3g} GB/s")
-            try:
-                output.write_text(topology_toml(line, output.stem, nranks, found.name), encoding="utf-8")
-            except OSError as error:
-                raise ConfigError(f"cannot be written: {error.strerror or error}", file=str(output)) from None
+            if predict:
+                made = calibration(sizes, times, predict, nranks, found.name)
+                print(
+                    f"# launch {made.launch_fs / 1e9:+.3g} us, rates x {float(made.rate):.3g}: calibration {made.hash}"
+                )
+                write_calibration(output, made)
+            else:
+                write_file(output, topology_toml(line, output.stem, nranks, found.name).encode())
             print(f"# wrote {output}")
 
 

@@ -1,4 +1,4 @@
-"""Fits latency and bandwidth to measured messages, and writes them as a topology file."""
+"""Fits latency and bandwidth to measured messages, as a topology file or as a calibration of a known machine."""
 
 from __future__ import annotations
 
@@ -15,6 +15,11 @@ from simcoll.binding import bind
 from simcoll.core.collective import Collective
 from simcoll.core.schedule import Layout, Schedule, transfers
 from simcoll.errors import ConfigError
+from simcoll.formats.measured import Measured
+from simcoll.libraries.fitting import Series, formula
+from simcoll.libraries.library import load_library
+from simcoll.planning.calibrating import Gathered, fitted
+from simcoll.topology import topology_of_job
 from simcoll.units import format_size
 
 if TYPE_CHECKING:
@@ -22,8 +27,9 @@ if TYPE_CHECKING:
 
     from realcoll.transports.interface import Transport
     from simcoll.core.schedule import Step
+    from simcoll.libraries.calibration import Calibration
 
-__all__ = ["Fit", "fit", "shift", "sizes_and_times", "topology_toml"]
+__all__ = ["Fit", "calibration", "fit", "shift", "sizes_and_times", "topology_toml"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,3 +118,19 @@ def topology_toml(found: Fit, name: str, nranks: int, where: str) -> str:
     for size, seconds, residual in zip(found.sizes, found.times_s, found.residuals, strict=True):
         lines.append(f'"measured {format_size(size)}" = "{seconds * 1e6:.6g} us, {residual:+.1%} of the fit"')
     return "\n".join(lines) + "\n"
+
+
+def calibration(sizes: Sequence[int], times_s: Sequence[float], topology: str, nranks: int, where: str) -> Calibration:
+    """The calibration of a known machine, as ``simcoll calibrate`` makes it, from messages that are nccl-tests' sendrecv.
+
+    Raises
+    ------
+    ConfigError
+        When the topology has fewer ranks, or the library no numbers for it.
+    """
+    machine = topology_of_job(topology, nranks)
+    rows = [Measured(size, size, "uint8", "", -1, round(s * 1e15)) for size, s in zip(sizes, times_s, strict=True)]
+    series = Series.of("send_recv", nranks, rows, formula("send_recv", machine))
+    source = f"realcoll calibrate: send_recv on {nranks} ranks with {where}, {len(series.rows)} rows"
+    found = Gathered((series,), (), ("; set aside: ".join([source, *series.aside]),), (str(load_library()),), ())
+    return fitted(found, None, topology)

@@ -7,11 +7,13 @@ import pytest
 
 import simcoll
 from realcoll.__main__ import main
-from realcoll.measure.calibrate import fit, shift, topology_toml
+from realcoll.measure.calibrate import calibration, fit, shift, topology_toml
 from realcoll.measure.perf import Line, Measured
 from realcoll.measure.report import row, write_new
 from realcoll.transports import gpu_is_here
 from simcoll.errors import ConfigError
+from simcoll.libraries.calibration import Calibration, load_calibration
+from simcoll.libraries.fitting import formula
 from simcoll.topology import load_topology
 
 STEPS = ("-b", "100", "-e", "300", "-i", "100", "-n", "1", "-c", "0", "-g", "2", "--predict", "crossbar")
@@ -176,3 +178,23 @@ def test_calibrate_writes_a_file_that_can_be_read(tmp_path, capsys):
     assert main(f"calibrate {path} -t local -b 1K -e 4M -f 64 -n 2".split()) == 0
     assert "# latency" in capsys.readouterr().out
     assert load_topology(str(path)).nranks == 2
+
+
+def test_calibrate_writes_the_file_of_simcoll_for_a_known_machine(tmp_path, capsys):
+    path = tmp_path / "here.toml"
+    assert main(f"calibrate {path} -t local -b 1K -e 4M -f 64 -n 2 --predict dgx-h100".split()) == 0
+    found = load_calibration(path)
+    assert f"calibration {found.hash}" in capsys.readouterr().out
+    assert found.sources[0].startswith("realcoll calibrate: send_recv on 2 ranks with local")
+    assert (found.topology, found.library.split()[0]) == ("dgx-h100", "nccl")
+    assert main(f"calibrate {tmp_path / 'x'} -t local --predict dgx-h1000".split()) == 2
+    assert "did you mean 'dgx-h100'" in capsys.readouterr().err
+
+
+def test_a_calibration_finds_the_start_and_the_rate():
+    sizes = [2**power for power in range(3, 31)]
+    times = formula("send_recv", load_topology("dgx-h100"))(sizes, Calibration(launch_fs=9 * 10**9))
+    found = calibration(sizes, [time / 1e15 for time in times], "dgx-h100", 8, "test")
+    assert (found.launch_fs, found.rate, found.topology) == (9 * 10**9, 1, "dgx-h100")
+    with pytest.raises(ConfigError, match="no measured numbers for MI300X"):
+        calibration(sizes, [1.0] * len(sizes), "mi300x", 8, "test")
