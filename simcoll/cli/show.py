@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from simcoll.core.schedule import Schedule
     from simcoll.topology import Topology
 
-__all__ = ["show_schedule"]
+__all__ = ["named_schedule", "show_schedule"]
 
 
 def show_schedule(
@@ -35,7 +35,7 @@ def show_schedule(
     Parameters
     ----------
     algorithm
-        Its name (simcoll list algorithms), with parameters after colons: ring:channels=2:pieces=4. Or a schedule file.
+        Its name (simcoll list algorithms), with parameters after colons: ring:channels=2:pieces=4. Or a schedule file, or MSCCL XML.
     collective
         The collective that it implements.
     nranks
@@ -61,11 +61,16 @@ def show_schedule(
     from simcoll.planning.drawing import schedule_lines, schedule_svg
     from simcoll.topology import load_topology
 
-    if algorithm.endswith(".json") or Path(algorithm).is_file():
+    if algorithm.endswith(".xml"):
+        from simcoll.formats.msccl_xml import load_msccl_xml
+        from simcoll.proving import program_schedule
+
+        schedule = program_schedule(load_msccl_xml(algorithm))
+    elif algorithm.endswith(".json") or Path(algorithm).is_file():
         schedule = load_schedule(algorithm)
     else:
         machine = degraded(load_topology(topology), degrade) if topology else None
-        schedule = _named(algorithm, collective, nranks, machine, root, in_place=in_place)
+        schedule = named_schedule(algorithm, collective, nranks, machine, root, in_place=in_place)
     # Files come first: a reader that closes the pipe early ends the printing.
     written = []
     if json is not None:
@@ -80,8 +85,14 @@ def show_schedule(
         print(f"wrote {file}")
 
 
-def _named(
-    text: str, kind: str, nranks: int | None, machine: Topology | None, root: int | None, *, in_place: bool
+def named_schedule(
+    text: str,
+    kind: str,
+    nranks: int | None = None,
+    machine: Topology | None = None,
+    root: int | None = None,
+    *,
+    in_place: bool = False,
 ) -> Schedule:
     """The schedule of an algorithm; only those that are made for a topology look at it."""
     from simcoll.algorithms import find_algorithm

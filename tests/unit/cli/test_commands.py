@@ -236,6 +236,38 @@ def test_verify_prints_a_proof(folder, capsys):
         assert "proved (full" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("ring all_reduce -n 8", "ring(channels=1, pieces=1) all_reduce n=8\nproved (full"),
+        ("ring:channels=2 all_gather -n 5 --exact", "ring(channels=2, pieces=1) all_gather n=5\nproved (full, exact)"),
+        ("tree broadcast -n 6 --root 4", "tree(channels=1, pieces=1) broadcast n=6 root=4\nproved"),
+        ("packed all_gather -t dgx-1v", "packed(topology=dgx-1v"),
+        ("ring", "ring(channels=1, pieces=1) all_reduce n=4"),
+    ],
+)
+def test_verify_takes_an_algorithm(folder, capsys, line, says):
+    assert main(["verify", *line.split()]) == 0
+    assert capsys.readouterr().out.startswith(says)
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [("rnig", "rnig: cannot read: No such file"), ("ring all_to_all", "all_to_all"), ("ring all_reduce -n 0", "0")],
+)
+def test_verify_refuses(folder, capsys, line, says):
+    assert main(["verify", *line.split()]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_show_takes_msccl_xml(folder, capsys):
+    assert main(["show", str(ROOT / "docs" / "howto" / "all-gather.xml"), "--limit", "1", "--json", "shown.json"]) == 0
+    out = capsys.readouterr().out
+    assert "all_gather n=" in out.splitlines()[0]
+    assert main(["verify", "shown.json"]) == 0
+    assert "proved" in capsys.readouterr().out
+
+
 def test_show_takes_parameters(capsys):
     assert main(["show", "torus:dims=2x3", "-n", "6", "--limit", "0"]) == 0
     assert "dims=(2, 3)" in capsys.readouterr().out
