@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass, fields, replace
+from functools import cache, lru_cache
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,12 +14,15 @@ from simcoll.libraries import corrected
 from simcoll.libraries.environment import DEFAULT
 from simcoll.libraries.formula import stated
 from simcoll.libraries.library import load_library
+from simcoll.libraries.playing import play
+from simcoll.libraries.remembered import key_of, recall, remember, topology_digest
 from simcoll.topology.machine import machine as machine_of
 from simcoll.units import MAX_TIME_FS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from simcoll.bounds import Bottleneck
     from simcoll.libraries.calibration import Calibration
     from simcoll.libraries.environment import Environment
     from simcoll.libraries.formula import Cost, Floats
@@ -32,6 +36,7 @@ COLLECTIVES = (
     "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all", "gather", "scatter", "send_recv",
 )  # fmt: skip
 """What a library runs by itself."""
+ROOTED = ("broadcast", "reduce", "gather", "scatter")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +61,8 @@ class Prediction:
         The lower bound of this collective on the raw capacities of the machine, and what sets it.
     calibration
         Hash of the calibration; empty without one.
+    note
+        Why events could not carry it, where the formula gave the time.
     """
 
     collective: str
@@ -70,11 +77,15 @@ class Prediction:
     bound_fs: int
     bottleneck: str
     calibration: str
+    note: str = ""
 
     @property
     def time_us(self) -> float:
         """The predicted time in microseconds."""
         return self.time_fs / 1e9
+
+
+_FORM = {field.name: {"str": str, "int": int}[str(field.type)] for field in fields(Prediction)}
 
 
 def chosen(
@@ -155,21 +166,39 @@ def formula_time(
         For an unknown collective, a size below 1, or a machine for which the library has no numbers.
     """
     machine, read = _asked(collective, size_bytes, topology, ranks, library)
-    size = np.array([float(size_bytes)])
     overlaid = calibrated(read, machine, calibration)
-    costs, pick = chosen(machine, collective, size, overlaid, environment, calibration)
-    best = costs[int(pick[0])]
-    time_us = float(best.time_us(size)[0]) + launch_us(machine, overlaid, environment)
-    time_fs = in_time(time_us)
-    if calibration:
-        time_fs = calibration.corrected_fs(
-            max(time_fs + calibration.launch_fs, 1), collective, sum(machine.domain_ranks), size_bytes
-        )
+    costs, pick = chosen(machine, collective, np.array([float(size_bytes)]), overlaid, environment, calibration)
+    made = _formula(costs[int(pick[0])], collective, size_bytes, machine, read, calibration, environment)
+    return replace(made, time_fs=_finished_fs(made, machine, overlaid, calibration, environment))
+
+
+def _formula(
+    best: Cost,
+    collective: str,
+    size_bytes: int,
+    machine: Machine,
+    library: Library,
+    calibration: Calibration | None,
+    environment: Environment,
+) -> Prediction:
+    """What runs, with the formula's time of it, before what the launch and a calibration add."""
+    time_fs = in_time(float(best.time_us(np.array([float(size_bytes)]))[0]))
     channels = channels_for(best, size_bytes, sum(machine.domain_ranks), environment)
     return Prediction(
-        collective, size_bytes, time_fs, best.algorithm, best.protocol, channels, "", "formula", str(read), 0, "",
+        collective, size_bytes, time_fs, best.algorithm, best.protocol, channels, "", "formula", str(library), 0, "",
         calibration.hash if calibration else "",
     )  # fmt: skip
+
+
+def _finished_fs(
+    made: Prediction, machine: Machine, library: Library, calibration: Calibration | None, environment: Environment
+) -> int:
+    """The time with the launch of the run and what a calibration says."""
+    late = made.time_fs + in_time(launch_us(machine, library, environment))
+    if not calibration:
+        return late
+    ranks = sum(machine.domain_ranks)
+    return calibration.corrected_fs(max(late + calibration.launch_fs, 1), made.collective, ranks, made.size_bytes)
 
 
 def in_time(time_us: float) -> int:
@@ -219,8 +248,13 @@ def calibrated(library: Library, machine: Machine, calibration: Calibration | No
 
 
 @lru_cache(maxsize=64)
-def _machine(topology: Topology, ranks: int | None) -> Machine:
-    return machine_of(topology if ranks is None else topology.take(ranks))
+def _placed(topology: Topology, ranks: int | None) -> Topology:
+    return topology if ranks is None else topology.take(ranks)
+
+
+@lru_cache(maxsize=64)
+def _machine(topology: Topology) -> Machine:
+    return machine_of(topology)
 
 
 def _asked(
@@ -231,7 +265,7 @@ def _asked(
         raise ConfigError(f"no library model for collective {collective!r}; {nearest(str(collective), COLLECTIVES)}")
     if type(size_bytes) is not int or size_bytes < 1:
         raise ConfigError(f"size_bytes: expected a whole number of bytes, at least 1, got {size_bytes!r}")
-    machine = _machine(topology, ranks)
+    machine = _machine(_placed(topology, ranks))
     if sum(machine.domain_ranks) < 2:
         raise ConfigError(f"{topology.name} has one rank here; a library moves nothing between fewer than 2")
     return machine, load_library(library)
@@ -276,12 +310,66 @@ def predict(
     >>> found.algorithm, found.protocol, found.library
     ('nvls', 'Simple', 'nccl 2.27')
     """
-    from simcoll.bounds import lower_bound
+    return _predicted(collective, size_bytes, topology, ranks, load_library(library), calibration, environment)
 
-    found = formula_time(
-        collective, size_bytes, topology, ranks=ranks, library=library, calibration=calibration, environment=environment
-    )
-    placed = topology if ranks is None else topology.take(ranks)
-    root = 0 if collective in {"broadcast", "reduce", "gather", "scatter"} else None
-    bound = lower_bound(collective, placed, size_bytes, root=root, in_network=found.algorithm.startswith("nvls"))
-    return replace(found, bound_fs=bound.time_fs, bottleneck=str(bound.bottleneck))
+
+@lru_cache(maxsize=2**16)
+def _predicted(
+    collective: str,
+    size_bytes: int,
+    topology: Topology,
+    ranks: int | None,
+    library: Library,
+    calibration: Calibration | None,
+    environment: Environment,
+) -> Prediction:
+    """A prediction that this process has not made yet: from the disk, or new."""
+    machine, _ = _asked(collective, size_bytes, topology, ranks, library)
+    placed = _placed(topology, ranks)
+    told = (library.name, library.version, library.digest, calibration.hash if calibration else "", environment)
+    key = key_of(collective, size_bytes, topology_digest(placed), *told)
+    known = recall(key, _FORM)
+    if known is not None:
+        return Prediction(**known)  # type: ignore[arg-type]
+    overlaid = calibrated(library, machine, calibration)
+    costs, pick = chosen(machine, collective, np.array([float(size_bytes)]), overlaid, environment, calibration)
+    best = costs[int(pick[0])]
+    made = _formula(best, collective, size_bytes, machine, library, calibration, environment)
+    made = _timed(made, best, placed, machine)
+    made = replace(made, time_fs=_finished_fs(made, machine, overlaid, calibration, environment))
+    remember(key, {name: getattr(made, name) for name in _FORM})
+    return made
+
+
+def _timed(made: Prediction, best: Cost, topology: Topology, machine: Machine) -> Prediction:
+    """The prediction with the time of its events, where they can carry it, and its bound."""
+    from simcoll.binding import bind
+    from simcoll.bounds import lower_bound
+    from simcoll.core.collective import KINDS
+    from simcoll.emulator import emulate
+
+    collective, size = made.collective, made.size_bytes
+    root, switched = 0 if collective in ROOTED else None, best.algorithm.startswith("nvls")
+    known = _bottleneck(topology, collective, root, switched)
+    bound = lower_bound(collective, topology, size, root=root, certificate=known, in_network=switched)
+    made = replace(made, bound_fs=bound.time_fs, bottleneck=str(bound.bottleneck))
+    found = play(best, 0, collective, size, topology, machine)
+    if isinstance(found, str):
+        return replace(made, note=f"timed by the formula: {found}")
+    slots = max(KINDS[collective].input_slots(topology.nranks), KINDS[collective].output_slots(topology.nranks))
+    plan = bind(found.schedule, max(1, size // slots), "uint8", protocol=found.protocol)
+    played = emulate(plan, topology, data="none", bound=False, engine="fast" if _compiled() else "auto")
+    return replace(made, time_fs=played.time_fs, schedule=found.schedule.title, timed_by="events")
+
+
+@cache
+def _compiled() -> bool:
+    """Whether the compiled engine is there."""
+    return find_spec("numba") is not None
+
+
+@lru_cache(maxsize=256)
+def _bottleneck(topology: Topology, collective: str, root: int | None, switched: bool) -> Bottleneck:
+    from simcoll.bounds import bottleneck
+
+    return bottleneck(collective, topology, root=root, in_network=switched)

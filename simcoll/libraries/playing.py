@@ -1,0 +1,272 @@
+"""What a library runs, as a proved schedule and the protocol that gives its messages their costs.
+
+The formula counts steps one after the other and one rate; a schedule has messages, lanes and links. The protocol made here gives both the
+same latency and the same bytes per second where links are free: then the events take the time of the formula. Where links are
+shared, degraded or oversubscribed, the events take longer, and the formula does not know.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cache, lru_cache
+from math import inf
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from simcoll.algorithms.double_tree import binary_tree
+from simcoll.core.protocol import Protocol
+from simcoll.errors import ConfigError
+from simcoll.libraries.formula import ring_steps, shape
+from simcoll.tuning import collective_on, schedule_on
+
+if TYPE_CHECKING:
+    from simcoll.core.schedule import Schedule
+    from simcoll.libraries.formula import Cost, Shape
+    from simcoll.topology import Topology
+    from simcoll.topology.machine import Machine
+
+__all__ = ["Play", "play"]
+
+FIFO_SLOTS = 8
+"""Slots of NCCL's buffers between two GPUs (NCCL_STEPS)."""
+MOST_MESSAGES = 80_000
+"""Messages of schedules that cannot be folded, beyond which the formula's time must do."""
+FREE = 0.98
+"""Share of a link that the rates made here may use, so that a link that is free does not slow them down."""
+_US = 10**9
+_INSIDE = ("nvlink", "link", "pcie", "cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class Play:
+    """A schedule and the protocol to play it with."""
+
+    schedule: Schedule
+    protocol: Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """One size of one way to run a collective: times in microseconds, rates in GB/s."""
+
+    collective: str
+    size_bytes: int
+    topology: Topology
+    machine: Machine
+    shape: Shape
+    protocol: str
+    channels: int
+    start_us: float
+    hops: int
+    hop_us: float
+    nets: int
+    net_us: float
+    rate_GBps: float
+
+
+def play(cost: Cost, place: int, collective: str, size_bytes: int, topology: Topology, machine: Machine) -> Play | str:
+    """The schedule and protocol of a candidate at one of its sizes, or the reason why events cannot carry it."""
+    hop, net = (np.broadcast_to(each, cost.latency_us.shape)[place] for each in (cost.hop_us, cost.net_us))
+    latency = float(cost.latency_us[place])
+    start = latency - cost.hops * float(hop) - cost.nets * float(net)
+    asked = _Asked(
+        collective, size_bytes, topology, machine, shape(machine), cost.protocol, 2 * cost.channels, max(start, 0.0), cost.hops, float(hop),
+        cost.nets, float(net), float(cost.rate_GBps[place]),
+    )  # fmt: skip
+    if len(set(machine.domain_ranks)) > 1:
+        return "domains of different sizes"
+    builders = {"ring": _ring, "tree": _tree, "nvls": _switch, "grouped": _grouped}
+    if cost.algorithm not in builders:
+        return f"{cost.algorithm} over domains has no rate and start of its own in the events"
+    if collective in {"broadcast", "reduce"}:
+        return _chain(asked)
+    try:
+        return builders[cost.algorithm](asked)
+    except ConfigError as error:  # the topology has no such rings or nodes, say
+        return error.message
+
+
+@lru_cache(maxsize=256)
+def _schedule(collective: str, algorithm: str, topology: Topology, params: tuple[tuple[str, int], ...]) -> Schedule:
+    return schedule_on(collective_on(collective, topology.nranks), algorithm, topology, dict(params))
+
+
+def _protocol(
+    asked: _Asked, hop_us: float, net_us: float, channel_GBps: float, start_us: float | None = None
+) -> Protocol:
+    """Times and rates as the engine takes them."""
+    hop, net = round(hop_us * _US), round(net_us * _US)
+    return Protocol(
+        asked.protocol,
+        launch_fs=round((asked.start_us if start_us is None else start_us) * _US),
+        hop_latency_fs=(*((kind, hop) for kind in _INSIDE), ("net", net)),
+        fifo_depth=_depth(asked),
+        channel_rate_uBps=round(channel_GBps * 1e15),
+    )
+
+
+def _depth(asked: _Asked) -> int:
+    """Slots of one emulated channel, which stands for several of the library's."""
+    return FIFO_SLOTS * max(1, asked.channels // _rails(asked))
+
+
+def _raw(asked: _Asked) -> tuple[float, float]:
+    """What the links of a GPU and the NICs of a domain could carry at most, in GB/s."""
+    return asked.machine.gpu_uBps / 1e15 or inf, asked.machine.nic_uBps / 1e15 or inf
+
+
+def _rails(asked: _Asked) -> int:
+    """Channels: over domains one for every NIC, so that all are used."""
+    if asked.shape.domains == 1:
+        return 1
+    return max(asked.machine.nics, asked.shape.per_domain)  # members that share a NIC take turns at the ends
+
+
+def _least_direct(topology: Topology) -> float:
+    """The least capacity of a link between two GPUs."""
+    gpu = np.array([kind == "gpu" for kind in topology.node_kinds])
+    return float(topology.link_capacity_uBps[gpu[topology.link_src] & gpu[topology.link_dst]].min() / 1e15)
+
+
+def _direct(topology: Topology) -> bool:
+    """Whether GPUs have links to each other, not to a switch."""
+    gpu = np.array([kind == "gpu" for kind in topology.node_kinds])
+    return bool((gpu[topology.link_src] & gpu[topology.link_dst]).any())
+
+
+def _net_latency(asked: _Asked, hops: int, nets: int) -> float:
+    """Latency of a message over the network, so that so many hops and crossings take what the formula counts."""
+    total = asked.hops * asked.hop_us + asked.nets * asked.net_us
+    return max(total - hops * asked.hop_us, 0.0) / nets if nets else 0.0
+
+
+def _ring(asked: _Asked) -> Play | str:
+    """A segment goes around the ring, or twice; NCCL counts fewer crossings of the network than a segment sees."""
+    n, domains, g = asked.shape.ranks, asked.shape.domains, asked.shape.per_domain
+    steps = ring_steps(asked.collective, n)
+    bus = asked.rate_GBps * steps / n
+    if g > 1 and _direct(asked.topology):
+        if domains > 1 and asked.machine.inside == "xgmi":
+            return "no rings along direct links were found that share the NICs evenly"
+        schedule = _schedule(asked.collective, "nvlink_ring", asked.topology, ())
+        one = _least_direct(asked.topology)
+        if bus > schedule.nchannels * one:
+            return f"the {schedule.nchannels} rings found along direct links carry less than NCCL's"
+    else:
+        schedule = _schedule(asked.collective, "ring", asked.topology, (("channels", _rails(asked)),))
+    turns = 2 if asked.collective == "all_reduce" else 1
+    crossings = steps if g == 1 else turns * domains - (1 if g == 2 and turns == 2 else 0) if domains > 1 else 0
+    net_us = _net_latency(asked, steps - crossings, crossings)
+    return Play(schedule, _protocol(asked, asked.hop_us, net_us, bus / schedule.nchannels))
+
+
+def _slots(asked: _Asked) -> int:
+    """Most pieces that follow each other at full rate: in the latency of one, a connection's slots must hold what flows meanwhile."""
+    latency = max(asked.hop_us, asked.net_us, 1e-3)
+    return max(1, int(0.75 * _depth(asked) * asked.size_bytes / (1000 * asked.rate_GBps) / latency))
+
+
+def _too_fast(asked: _Asked, gpu_GBps: float, nic_GBps: float) -> bool:
+    """Whether links slow down rates that make up for a pipeline's filling, by more than a small part of the time."""
+    gpu, nic = _raw(asked)
+    beyond = max(gpu_GBps / (FREE * gpu), nic_GBps / (FREE * nic) if asked.shape.domains > 1 else 0.0) - 1
+    flowing = asked.size_bytes / (1000 * asked.rate_GBps)
+    waiting = asked.start_us + asked.hops * asked.hop_us + asked.nets * asked.net_us
+    return beyond * flowing > 0.04 * (flowing + waiting)
+
+
+def _chain(asked: _Asked) -> Play | str:
+    """Pieces follow each other along the chain; a rate a little higher makes up for the first and the last ones."""
+    n, domains = asked.shape.ranks, asked.shape.domains
+    most = (4 if domains == 1 else 16) * n
+    pieces = max(1, min(most, asked.size_bytes // 4096, _slots(asked)))
+    lead = 1 + (n - 2) / pieces
+    rate, channels = asked.rate_GBps * lead, _rails(asked)
+    if n * pieces * channels > MOST_MESSAGES or _too_fast(asked, rate, rate):
+        return "a chain of so many ranks needs more pieces than can be played"
+    if asked.shape.per_domain > 1 and _direct(asked.topology):
+        schedule = _schedule(asked.collective, "nvlink_ring", asked.topology, (("pieces", pieces),))
+    else:
+        schedule = _schedule(asked.collective, "chain", asked.topology, (("channels", channels), ("pieces", pieces)))
+    net_us = _net_latency(asked, n - domains, domains - 1)
+    return Play(schedule, _protocol(asked, asked.hop_us, net_us, rate / schedule.nchannels))
+
+
+def _tree(asked: _Asked) -> Play | str:
+    """Up and down the trees in pieces, as few as links allow: the rate makes up for the time in which the pipeline fills."""
+    s, slots = asked.shape, _slots(asked)
+    depth, fan, stages = _levels(s.domains, s.per_domain)
+    crossing = asked.rate_GBps * (1 if s.domains == 2 else 2)
+    for pieces in (1, 2, 4, 8, 16, 32):
+        lead = 1 + (2 * stages - 1) / pieces
+        if not _too_fast(asked, 2 * asked.rate_GBps * lead, crossing * lead) or 2 * pieces > slots:
+            break
+    rails = _rails(asked)
+    pairs = next((c for c in (1, 2, 4) if c < rails and crossing * lead * rails <= c * FREE * _raw(asked)[1]), rails)
+    if 4 * s.ranks * pairs * pieces > MOST_MESSAGES or _too_fast(asked, 2 * asked.rate_GBps * lead, crossing * lead):
+        return "a tree this deep needs more pieces than can be played"
+    schedule = _schedule(asked.collective, "nccl_tree", asked.topology, (("channels", pairs), ("pieces", pieces)))
+    net_us = asked.nets * asked.net_us / (2 * depth) if depth else 0.0
+    return Play(schedule, _protocol(asked, asked.hop_us, net_us, fan * asked.rate_GBps * lead / (2 * pairs)))
+
+
+@cache
+def _levels(domains: int, per_domain: int) -> tuple[int, int, float]:
+    """Levels of the tree over domains, the most children of a rank, and the stages of a piece on its way up.
+
+    The children of a rank share its rate: with as many as any rank has, a message takes a whole stage, alone a part of it.
+    """
+    parent = np.array(binary_tree(domains)).tolist()
+    level, children = [0] * domains, [int(per_domain > 1)] * domains
+    for up in parent:
+        if up >= 0:
+            children[up] += 1
+    fan = max(1, *children)
+    for _ in range(domains.bit_length() + 1):
+        level = [0 if up < 0 else level[up] + 1 for up in parent]
+    way = [(per_domain - 2) / fan + children[d] / fan if per_domain > 1 else 0.0 for d in range(domains)]
+    for d in sorted(range(domains), key=lambda d: -level[d]):
+        if parent[d] >= 0:
+            way[parent[d]] = max(way[parent[d]], way[d] + children[parent[d]] / fan)
+    return max(level), fan, way[parent.index(-1)]
+
+
+def _switch(asked: _Asked) -> Play:
+    """Reduction in the switches of one domain: shares are fetched and sent to all in pieces, both at once."""
+    n, pieces = asked.shape.ranks, 2
+    schedule = _schedule(asked.collective, "nvls", asked.topology, (("channels", 1), ("pieces", pieces)))
+    # Up: all but the first piece share the links with what is sent to all.
+    load = ((pieces - 1) * (1 + 1 / n) + 1 + (n - 1) / n) / pieces
+    share = min(Fraction(1), Fraction(round(asked.rate_GBps * load / _raw(asked)[0] * 10**6), 10**6))
+    start = asked.start_us + asked.hops * asked.hop_us
+    base = _protocol(asked, 0.0, 0.0, 0.0, start)
+    return Play(schedule, _with_share(base, "nvlink", share))
+
+
+def _grouped(asked: _Asked) -> Play | str:
+    """All sends at once, each GPU and each NIC at the rate that grouped sends reach."""
+    n, domains = asked.shape.ranks, asked.shape.domains
+    if n * n > MOST_MESSAGES:
+        return "too many pairs of ranks"
+    if domains > 1 and asked.collective != "all_to_all":
+        return "one rank's sends use the NICs of its neighbours, which a route does not"
+    away = (n - 1) / n if asked.collective != "send_recv" else 1.0
+    name, params = ("direct", ()) if asked.collective == "send_recv" else ("grouped", (("channels", min(32, n - 1)),))
+    schedule = _schedule(asked.collective, name, asked.topology, params)
+    start = asked.start_us + asked.hops * asked.hop_us
+    bus = asked.rate_GBps * away
+    protocol = _protocol(asked, 0.0, 0.0, 0.0, start)
+    if domains == 1:
+        return Play(schedule, _with_rank_rate(protocol, bus))
+    share = asked.rate_GBps * (n - asked.shape.per_domain) / n * asked.shape.per_domain / _raw(asked)[1]
+    return Play(schedule, _with_share(protocol, "net", min(Fraction(1), Fraction(round(share * 10**6), 10**6))))
+
+
+def _with_share(protocol: Protocol, kind: str, share: Fraction) -> Protocol:
+    return replace(protocol, link_shares=((kind, share),))
+
+
+def _with_rank_rate(protocol: Protocol, rate_GBps: float) -> Protocol:
+    return replace(protocol, rank_rate_uBps=round(rate_GBps * 1e15))

@@ -1,0 +1,109 @@
+"""Predictions remembered on disk, so that a planner that asks again in another process does not wait.
+
+A key is a hash of everything that a prediction depends on: the request, the library's numbers, the calibration, the environment, the
+topology with its routes, and the code. A file that is damaged, of another form or unreadable counts as absent, and a
+folder that cannot be written to is left alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from contextlib import suppress
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from simcoll import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from simcoll.topology import Topology
+
+__all__ = ["VARIABLE", "cache_folder", "key_of", "recall", "remember", "topology_digest"]
+
+VARIABLE = "SIMCOLL_CACHE_DIR"
+"""Where predictions are kept; empty: nowhere. Default is the folder for caches of the user."""
+MAX_BYTES = 4096
+
+
+def cache_folder() -> Path | None:
+    """Folder of the remembered predictions; None where nothing is kept."""
+    named = os.environ.get(VARIABLE)
+    if named is not None:
+        return Path(named) / "predictions" if named else None
+    home = os.environ.get("XDG_CACHE_HOME")
+    try:
+        return (Path(home) if home else Path.home() / ".cache") / "simcoll" / "predictions"
+    except RuntimeError:  # no home
+        return None
+
+
+@cache
+def _code() -> str:
+    """Hash of the version, and of when simcoll's files were written: a source checkout changes without a version."""
+    package = Path(__file__).resolve().parents[1]
+    stamps = [(str(path), path.stat().st_mtime_ns) for path in sorted(package.rglob("*.py"))]
+    return hashlib.sha256(repr((__version__, stamps)).encode()).hexdigest()
+
+
+@lru_cache(maxsize=64)
+def topology_digest(topology: Topology) -> str:
+    """Hash of a topology: links, ranks, traits, and routes between pairs of ranks."""
+    found = hashlib.sha256()
+    for array in (
+        topology.rank_nodes, topology.link_src, topology.link_dst, topology.link_capacity_uBps, topology.link_latency_fs,
+        topology.link_kind,
+    ):  # fmt: skip
+        found.update(np.ascontiguousarray(array).tobytes())
+    groups = sorted((name, ids.tolist()) for name, ids in topology.groups.items())
+    efficiency, traits = sorted(topology.efficiency.items()), sorted(topology.traits.items())
+    found.update(repr((topology.node_kinds, groups, efficiency, traits)).encode())
+    n = topology.nranks
+    ranks = np.arange(n)
+    starts = ranks if n <= 64 else np.unique(np.linspace(0, n - 1, 64).astype(np.int64))
+    found.update(topology.route(np.repeat(starts, n), np.tile(ranks, len(starts))).links.tobytes())
+    return found.hexdigest()
+
+
+def key_of(*parts: object) -> str:
+    """Hash of a request and of the code that answers it."""
+    return hashlib.sha256(repr((_code(), *parts)).encode()).hexdigest()
+
+
+def recall(key: str, form: Mapping[str, type]) -> dict[str, object] | None:
+    """The fields kept under a key, if they are there and of the right types."""
+    folder = cache_folder()
+    if folder is None:
+        return None
+    try:
+        with (folder / key[:2] / f"{key}.json").open("rb") as stream:
+            found = json.loads(stream.read(MAX_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return None
+    if not isinstance(found, dict) or found.pop("key", None) != key or found.keys() != form.keys():
+        return None
+    return found if all(type(found[name]) is kind for name, kind in form.items()) else None
+
+
+def remember(key: str, fields: Mapping[str, object]) -> None:
+    """Keep the fields under a key, or not: a full or read-only disk is no reason to fail."""
+    folder = cache_folder()
+    if folder is None:
+        return
+    place = folder / key[:2]
+    with suppress(OSError):
+        place.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=place, suffix=".part")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as stream:
+                json.dump({"key": key, **fields}, stream)
+            Path(name).replace(place / f"{key}.json")
+        except OSError:
+            with suppress(OSError):
+                Path(name).unlink()

@@ -1,0 +1,60 @@
+"""Events and formula: the same time where links are free, a longer one where they are not."""
+
+import pytest
+
+import simcoll
+from simcoll.libraries.environment import parse_environment
+from simcoll.libraries.prediction import formula_time, predict
+
+SIZES = (8, 2**13, 2**17, 2**21, 2**25, 2**30)
+# Topology, nodes, collective, environment: every algorithm, protocol and kind of link that events carry.
+CASES = [
+    ("dgx-h100", 1, "all_reduce", ""),
+    ("dgx-a100", 1, "all_reduce", "NCCL_ALGO=Ring"),
+    ("dgx-a100", 2, "all_reduce", "NCCL_ALGO=Ring"),
+    ("dgx-a100", 3, "all_reduce", "NCCL_ALGO=Ring"),
+    ("dgx-a100", 2, "all_gather", ""),
+    ("dgx-h100", 4, "reduce_scatter", ""),
+    ("dgx-h100", 2, "all_reduce", "NCCL_ALGO=Tree,NCCL_PROTO=LL,LL128"),
+    ("dgx-h100", 4, "all_reduce", "NCCL_ALGO=Tree,NCCL_PROTO=LL128"),
+    ("alps-gh200-1", 4, "all_reduce", "NCCL_ALGO=Ring"),
+    ("aws-p4de", 2, "all_reduce", "NCCL_ALGO=Ring"),
+    ("dgx-1v", 1, "all_reduce", "NCCL_ALGO=Ring"),
+    ("dgx-a100", 1, "broadcast", ""),
+    ("dgx-h100", 1, "reduce", ""),
+    ("dgx-h100", 1, "all_to_all", ""),
+    ("dgx-a100", 2, "all_to_all", ""),
+    ("dgx-a100", 1, "send_recv", ""),
+    ("rtx-2080ti-pair", 1, "all_gather", ""),
+]
+
+
+@pytest.mark.parametrize(("name", "nodes", "collective", "settings"), CASES)
+def test_events_and_formula_agree_where_links_are_free(name, nodes, collective, settings):
+    topology, environment = simcoll.load_topology(name, nodes=nodes), parse_environment(settings)
+    for size in SIZES:
+        events = predict(collective, size, topology, environment=environment)
+        formula = formula_time(collective, size, topology, environment=environment)
+        assert (events.algorithm, events.protocol) == (formula.algorithm, formula.protocol)
+        if events.timed_by == "formula":  # a tree whose pipeline the links cannot make up for
+            assert (events.algorithm, size) in {("tree", 2**30), ("tree", 2**25)}, (size, events.note)
+            continue
+        assert events.schedule
+        # A block per rank of at least one byte: 8 bytes are more in 16 ranks.
+        assert events.time_fs == pytest.approx(formula.time_fs, rel=0.05), (size, events)
+
+
+def test_only_the_events_see_a_degraded_link():
+    topology = simcoll.load_topology("dgx-a100", nodes=1)
+    slow = topology.degrade("box0.gpu3 <-> box0.nvswitch", "1/4")
+    whole, degraded = (
+        predict("all_reduce", 2**28, each, environment=parse_environment("NCCL_ALGO=Ring")) for each in (topology, slow)
+    )
+    assert degraded.timed_by == "events"
+    assert degraded.time_fs > 2 * whole.time_fs
+
+
+def test_a_prediction_that_events_cannot_carry_says_so():
+    found = predict("all_reduce", 2**30, simcoll.load_topology("dgx-h100", nodes=2))
+    assert (found.algorithm, found.timed_by, found.schedule) == ("nvls_tree", "formula", "")
+    assert "nvls_tree" in found.note

@@ -1,0 +1,90 @@
+"""Predictions on disk: found again, and no harm when the disk is not as it should be."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+import simcoll
+from simcoll.libraries import prediction, remembered
+from simcoll.libraries.environment import Environment
+from simcoll.libraries.prediction import predict
+
+MACHINE = simcoll.load_topology("dgx-a100")
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv(remembered.VARIABLE, str(tmp_path))
+    prediction._predicted.cache_clear()
+    yield tmp_path / "predictions"
+    prediction._predicted.cache_clear()
+
+
+def files(folder):
+    return sorted(folder.rglob("*.json"))
+
+
+def again(*args, **kwargs):
+    """As another process would."""
+    prediction._predicted.cache_clear()
+    return predict(*args, **kwargs)
+
+
+def test_a_prediction_is_found_again_without_being_made(folder, monkeypatch):
+    first = predict("all_gather", 2**20, MACHINE)
+    assert len(files(folder)) == 1
+    monkeypatch.setattr(prediction, "_timed", None)
+    assert again("all_gather", 2**20, MACHINE) == first
+    with pytest.raises(TypeError):
+        again("all_gather", 2**20 + 64, MACHINE)
+
+
+def test_whatever_matters_is_in_the_key(folder):
+    library = simcoll.libraries.library.load_library("nccl")
+    slow = MACHINE.degrade("box0.gpu3 <-> box0.nvswitch", "1/4")
+    variants = [
+        again("all_gather", 2**20, MACHINE),
+        again("all_reduce", 2**20, MACHINE),
+        again("all_gather", 2**21, MACHINE),
+        again("all_gather", 2**20, MACHINE, ranks=4),
+        again("all_gather", 2**20, slow),
+        again("all_gather", 2**20, replace(MACHINE, traits={**MACHINE.traits, "gpu": "V100"})),
+        again("all_gather", 2**20, MACHINE, environment=Environment(launcher="torch")),
+        again("all_gather", 2**20, MACHINE, library=library.with_values({"class.ampere.ring_share": 0.5})),
+    ]
+    assert len(files(folder)) == len(variants)
+    assert len({found.time_fs for found in variants}) > 5
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [b"", b"\xff\xfe", b"[]", b"{", b"[" * 4000, b'{"key": 1}', json.dumps({"time_fs": -1}).encode()],
+)
+def test_a_damaged_file_counts_as_absent(folder, damage):
+    first = predict("all_gather", 2**20, MACHINE)
+    (path,) = files(folder)
+    path.write_bytes(damage)
+    assert again("all_gather", 2**20, MACHINE) == first
+    assert json.loads(path.read_bytes())["time_fs"] == first.time_fs
+
+
+def test_a_field_of_another_type_counts_as_absent(folder):
+    first = predict("all_gather", 2**20, MACHINE)
+    (path,) = files(folder)
+    path.write_text(json.dumps({**json.loads(path.read_text()), "time_fs": "soon"}))
+    assert again("all_gather", 2**20, MACHINE) == first
+
+
+def test_a_place_that_cannot_be_written_is_left_alone(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv(remembered.VARIABLE, str(tmp_path / "file"))
+    assert again("all_gather", 2**20, MACHINE).time_fs > 0
+
+
+def test_nowhere_is_a_place(monkeypatch):
+    monkeypatch.setenv(remembered.VARIABLE, "")
+    assert remembered.cache_folder() is None
+    monkeypatch.delenv(remembered.VARIABLE)
+    monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
+    assert str(remembered.cache_folder()) == "/somewhere/simcoll/predictions"
