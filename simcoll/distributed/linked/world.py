@@ -10,7 +10,6 @@ turn; while it computes, nothing happens.
 
 from __future__ import annotations
 
-import heapq
 import math
 import os
 import time
@@ -30,7 +29,6 @@ from simcoll.distributed.stores.rendezvous import rendezvous
 from simcoll.errors import InternalError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from datetime import timedelta
 
     from simcoll.core.memory import Array
@@ -116,7 +114,6 @@ class LinkedWorld:
         self._early: dict[str, list[tuple[int, list[Any]]]] = {}  # sends to mailboxes that are not made yet
         self.tasks = Tasks()
         self._polling: list[Task] = []
-        self._timers: list[tuple[int, int, Callable[[], None]]] = []
         self._numbers = 0
         self._quiet = 0
         self._begin_ns = time.monotonic_ns()
@@ -227,10 +224,11 @@ class LinkedWorld:
         """Count time from now: the programs start."""
         self._begin_ns = time.monotonic_ns()
 
-    def after(self, delay_fs: int, action: Callable[[], None]) -> None:
-        """Run an action after a delay."""
-        self._numbers += 1
-        heapq.heappush(self._timers, (self.now + delay_fs, self._numbers, action))
+    def pause(self, duration_fs: int) -> None:
+        """Let the running rank spend real time; operations in flight proceed meanwhile."""
+        until_fs = self.now + duration_fs
+        while self.now < until_fs:
+            self.poll()
 
     def poll(self) -> None:
         """Let the other tasks proceed for a round; a RuntimeError when a process has died, so that the wait may never end."""
@@ -258,7 +256,7 @@ class LinkedWorld:
             self.tasks.stop()
 
     def _round(self) -> None:
-        """Read control messages, run due timers, and let every task proceed that can."""
+        """Read control messages, and let every task proceed that can."""
         news = self.control.receive()
         for sender, (kind, key, *rest) in news:
             if kind == "meet":
@@ -268,8 +266,6 @@ class LinkedWorld:
             else:
                 self._early.setdefault(key, []).append((sender, [kind, *rest]))
                 self._refuse_early()
-        while self._timers and self._timers[0][0] <= self.now:
-            heapq.heappop(self._timers)[2]()
         lost = self.control.link.lost()
         if lost or self.now >= self.tasks.deadline_fs:
             tasks = self.tasks

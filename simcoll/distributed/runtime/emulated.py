@@ -157,9 +157,11 @@ class EmulatedWorld:
         self._asked = False
         self.tasks.run_ready()
 
-    def after(self, delay_fs: int, action: Callable[[], None]) -> None:
-        """Run an action after a delay."""
-        self.calendar.at(self.now + delay_fs, lambda _: action(), None)
+    def pause(self, duration_fs: int) -> None:
+        """Let the running rank spend time."""
+        over = Waitable("compute")
+        self.calendar.at(self.now + duration_fs, lambda _: over.finish(), None)
+        wait_until(over)
 
     def poll(self) -> None:
         """Do nothing: no simulated time passes between two polls."""

@@ -63,9 +63,6 @@ class Clock(Protocol):
     def now(self) -> int:
         """Femtoseconds since the start of the run."""
 
-    def after(self, delay_fs: int, action: Callable[[], None]) -> None:
-        """Run an action after a delay."""
-
     def poll(self) -> None:
         """Called on each completion poll; a no-op on the emulator."""
 

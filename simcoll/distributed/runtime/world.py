@@ -70,6 +70,9 @@ class World(Clock, Protocol):
     def run(self) -> None:
         """Run all tasks to their ends."""
 
+    def pause(self, duration_fs: int) -> None:
+        """Let the running rank spend time."""
+
     def meet(self, me: Rank, arrival: Arrival) -> Meeting:
         """Arrive at a meeting."""
 

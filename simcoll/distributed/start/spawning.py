@@ -19,7 +19,7 @@ from simcoll.distributed.runtime.emulated import EmulatedWorld, RankWaiter
 from simcoll.distributed.runtime.objects import decode
 from simcoll.distributed.runtime.plans import Plans, check_choice
 from simcoll.distributed.runtime.records import History, document
-from simcoll.distributed.runtime.tasks import Arrival, Task, Waitable, current_task, wait_until
+from simcoll.distributed.runtime.tasks import Arrival, Task, current_task, wait_until
 from simcoll.distributed.runtime.world import current_rank
 from simcoll.distributed.start.results import RunResult, flight_of, leftovers, result_of
 from simcoll.distributed.stores import PollingWaiter, use_waiter
@@ -342,6 +342,4 @@ def compute(seconds: float | str) -> None:
         if not math.isfinite(seconds) or seconds < 0:
             raise ConfigError(f"compute: seconds={seconds!r}; expected 0 or more")
         duration = round(seconds * 1e15)
-    pause = Waitable("compute")
-    current_rank().world.after(duration, pause.finish)
-    wait_until(pause)
+    current_rank().world.pause(duration)
