@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,7 @@ import numpy as np
 from simcoll.algorithms import chain, compose, ring
 from simcoll.algorithms.forest import topology_of
 from simcoll.errors import ConfigError
+from simcoll.topology.machine import machine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,13 +31,13 @@ MOST_TRIES = 5_000
 
 
 def links_of(topology: Topology, size: int) -> Ints:
-    """Direct links from each to each of the first ranks, counted in the largest unit that divides all: ``[size, size]``."""
+    """Capacity of the direct links from each to each of the first ranks: ``[size, size]``."""
     rank_of = np.full(len(topology.node_names), -1)
     rank_of[topology.rank_nodes[:size]] = np.arange(size)
     src, dst = rank_of[topology.link_src], rank_of[topology.link_dst]
     direct, found = (src >= 0) & (dst >= 0), np.zeros((size, size), np.int64)
     np.add.at(found, (src[direct], dst[direct]), topology.link_capacity_uBps[direct])
-    return found // max(int(np.gcd.reduce(found, axis=None)), 1)
+    return found
 
 
 def link_rings(links: Ints) -> list[Cycle]:
@@ -73,36 +73,31 @@ def link_rings(links: Ints) -> list[Cycle]:
     return rings(links) if len(links) > 1 else [(0,)]
 
 
-def _turned(machine: Topology, size: int, rings: list[Cycle]) -> list[Cycle]:
-    """The rings, each opened where the NICs at its ends carry the least; repeated until there are as many for every NIC."""
-    here = np.arange(size)
-    route = machine.route(here, here + size).links
-    kinds = np.array([kind == "nic" for kind in machine.node_kinds])[machine.link_dst[route]] & (route >= 0)
-    nic = machine.link_dst[route[here, kinds.argmax(axis=1)]].tolist()
-    wanted = -(-len(rings) // len(set(nic))) * len(set(nic))
-    found: dict[int, Cycle] = {}
-    for number in [*range(wanted)] * 3:  # the first to be opened knew nothing of the others
-        carried = Counter((end, nic[path[end]]) for other, path in found.items() if other != number for end in (0, -1))
-        path = rings[number % len(rings)]
-        turns = [path[place:] + path[:place] for place in range(size)]
-        found[number] = min(
-            turns, key=lambda turn: sorted((carried[end, nic[turn[end]]] for end in (0, -1)), reverse=True)
-        )
-    return list(found.values())
+def _through(topology: Topology, size: int) -> list[Cycle]:
+    """Rings through the ranks of a node; of several nodes one that enters at each rank, and one that leaves each.
+
+    The links of a node then carry as many rings as its NICs feed, and the network is one more place that every ring passes.
+    """
+    links = links_of(topology, size)
+    if size == topology.nranks:
+        return link_rings(links // max(int(np.gcd.reduce(links, axis=None)), 1))
+    each = max(machine(topology).nic_uBps // size, 1)
+    around = np.ones((size + 1, size + 1), np.int64)
+    around[0, 0], around[1:, 1:] = 0, np.where(links > 0, np.maximum(links // each, 1), 0)
+    return [tuple(place - 1 for place in ring[1:]) for ring in link_rings(around)]
 
 
 def _orders(schedule: Schedule, topology: Topology | None) -> Ints:
     """The rank at each position of each ring, node by node."""
-    machine = topology_of(schedule.collective, topology, "nvlink_ring")
-    n, size = machine.nranks, machine.ranks_per_node or machine.nranks
-    found = link_rings(links_of(machine, size)) if size <= MOST_RANKS else []
+    where = topology_of(schedule.collective, topology, "nvlink_ring")
+    size = where.ranks_per_node or where.nranks
+    found = _through(where, size) if size <= MOST_RANKS else []
     if not found:
         raise ConfigError(
-            f"nvlink_ring needs rings of direct links through the up to {MOST_RANKS} GPUs of a node, which topology {machine.name!r} "
+            f"nvlink_ring needs rings of direct links through the up to {MOST_RANKS} GPUs of a node, which topology {where.name!r} "
             "does not have; ring serves any topology"
         )
-    found = found if n == size else _turned(machine, size, found)
-    return ring.ring_orders(n, len(found), size, np.array(found))
+    return ring.ring_orders(where.nranks, len(found), size, np.array(found))
 
 
 def along_links(schedule: Schedule, *, topology: Topology | None = None, pieces: int = 1) -> Schedule:

@@ -1,8 +1,8 @@
 """Ring algorithms: every rank passes segments to its neighbour, so that each link carries every byte once.
 
 With ``box``, the ranks of a node, the rings of different channels leave each node through different members, and every other node is
-walked backwards, so that a message between nodes stays on its rail. The bidirectional forms run half of the data the other way round, for
-machines whose links are full duplex rings.
+walked backwards, so that a message between nodes stays on its rail (in nodes of two, only if there is an even number of nodes). The
+bidirectional forms run half of the data the other way round, for machines whose links are full duplex rings.
 """
 
 from __future__ import annotations
@@ -48,11 +48,13 @@ def ring_orders(
     rank = np.arange(nranks, dtype=np.int64)
     if box is None:
         return np.tile(rank, (channels, 1))
-    nodes_of(nranks, box)
+    nodes, local = nodes_of(nranks, box)[0], rank % box
+    walk = np.where(rank // box % 2 == 1, box - 1 - local, local)
     if cycles is None:
         cycles = (np.arange(box) + np.arange(channels)[:, None]) % box
-    local = rank % box
-    return rank - local + cycles[:, np.where(rank // box % 2 == 1, box - 1 - local, local)]
+        if nodes % 2 and nodes > 1 and box > 2:  # the last node is left, and the first entered, by a third rail
+            walk[:2], walk[-box:] = (1, 0), (0, *range(2, box), 1)
+    return rank - local + cycles[:, walk]
 
 
 def rings(schedule: Schedule, *, channels: int = 1, pieces: int = 1, box: int | None = None) -> Schedule:

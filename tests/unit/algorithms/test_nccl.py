@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import simcoll
+from simcoll.algorithms.ring import ring_orders
 from simcoll.core.protocol import ideal
 from simcoll.core.schedule import REDUCE
 from simcoll.topology import load_topology
@@ -91,6 +92,18 @@ def test_messages_between_nodes_stay_on_their_rail(name, nodes, box):
     between = [(src % box, dst % box) for src, dst, _ in sent(schedule) if src // box != dst // box]
     assert all(a == b for a, b in between)
     assert {a for a, _ in between} == (set(range(box)) if nodes > 1 else set())
+
+
+@pytest.mark.parametrize(("nodes", "box"), [(2, 2), (4, 2), (3, 3), (3, 4), (5, 8), (6, 3), (7, 4)])
+def test_rings_use_every_rail_alike(nodes, box):
+    orders = ring_orders(nodes * box, box, box)
+    assert (np.sort(orders, axis=1) == np.arange(nodes * box)).all()
+    ends = np.stack([orders, np.roll(orders, -1, axis=1)], axis=-1).reshape(-1, 2)
+    between = ends[ends[:, 0] // box != ends[:, 1] // box]
+    assert len(between) == nodes * box
+    assert (between[:, 0] % box == between[:, 1] % box).all()
+    # Every member of every node is left once and entered once.
+    assert (np.sort(between, axis=0) == np.arange(nodes * box)[:, None]).all()
 
 
 @pytest.mark.parametrize("kind", ["all_reduce", "all_gather", "reduce_scatter"])

@@ -79,6 +79,18 @@ def test_proved_on_dgx_1v_with_every_nic_used_alike(kind, nodes):
         assert len(set(out.values())) == 1
 
 
+@pytest.mark.parametrize(("name", "nodes"), [("dgx-1v", 2), ("dgx-1v", 4), ("mi300x", 2), ("mi300x", 3)])
+def test_nics_are_filled(name, nodes):
+    # Each NIC carries its share of what a ring sends out of a node; on DGX-1V the PCIe link to it is a little slower.
+    machine, count = load_topology(name, nodes=nodes), 1 << 28
+    made = simcoll.schedule("all_reduce", "nvlink_ring", topology=machine)
+    found = simcoll.emulate(simcoll.bind(made, count, "uint8"), machine, data="none", bound=False).time_us
+    rate = {"dgx-1v": 4 * 12e9, "mi300x": 8 * 50e9}[name]
+    ideal = 2 * (machine.nranks - 1) / machine.nranks * count / rate * 1e6
+    latencies = 2 * (machine.nranks - 1) * 6
+    assert ideal < found < 1.02 * ideal + latencies
+
+
 def test_as_many_times_faster_as_there_are_rings():
     # 6 rings of 25 GB/s: 14 / 8 of the vector on each.
     machine, count = load_topology("dgx-1v"), 48 * 10**6
