@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from simcoll.formats.nccl_tuning import Chosen, TuningTable
 
-__all__ = ["ITEMSIZES", "Log", "Measured", "Run", "Table", "finished"]
+__all__ = ["ITEMSIZES", "Log", "Measured", "Run", "Table", "dotted", "finished"]
 
 ITEMSIZES = {
     "int8": 1, "uint8": 1, "char": 1, "int32": 4, "uint32": 4, "int": 4, "int64": 8, "uint64": 8, "half": 2, "float16": 2, "float": 4,
@@ -125,7 +125,7 @@ def finished(run: Run) -> tuple[Table, tuple[str, ...]]:
     """The table of a run, with notes on what its columns had to tell."""
     notes = []
     collective = _NAMES.get(run.collective, run.collective)
-    nranks = run.nranks or len(run.devices)
+    nranks = run.nranks or max(run.devices, default=-1) + 1  # copies leave out devices in the middle
     if not collective:
         collective = _collective(run.rows)
         told = f"taken for {collective} by its columns" if collective else "and its columns fit several"
@@ -174,3 +174,13 @@ def _nranks(collective: str, rows: Sequence[Measured]) -> int:
     ratio = median(row.bus_ratio for row in exact)
     near = [n for n in range(2, 129) if abs(bus_factor(collective, n) - ratio) < 0.3 / n**2]
     return near[0] if len(near) == 1 else 0
+
+
+def dotted(version: int) -> str:
+    """NCCL's version from its number.
+
+    >>> dotted(22703), dotted(2408)
+    ('2.27.3', '2.4.8')
+    """
+    base = 10_000 if version >= 10_000 else 1000
+    return f"{version // base}.{version % base // 100}.{version % 100}"

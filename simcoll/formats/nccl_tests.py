@@ -11,7 +11,7 @@ import re
 from typing import TYPE_CHECKING
 
 from simcoll.formats.log_lines import Skipped, log_lines
-from simcoll.formats.measured import ITEMSIZES, Log, Measured, Run, Table, finished
+from simcoll.formats.measured import ITEMSIZES, Log, Measured, Run, Table, dotted, finished
 from simcoll.formats.nccl_tests_json import MAX_JSON, tables_of_json
 from simcoll.formats.nccl_tuning import TuningReader
 from simcoll.units import printable
@@ -47,6 +47,7 @@ _SET = re.compile(r"\b(NCCL_[A-Z0-9_]{1,60}) set (?:by environment )?to (\S{1,20
 _GIVEN = re.compile(r"\b(NCCL_[A-Z0-9_]{1,60})=(\"[^\"]{0,200}\"|'[^']{0,200}'|[^\s\"',;]\S{0,199})")
 _REALCOLL = re.compile(r"# realcoll: (\w{1,40}) with (.{1,200}?) on (\w{1,40}): (\d{1,7}) ranks")
 _FAILURE = re.compile(r"\b(?:Test )?(?:NCCL|CUDA|RCCL|HIP) failure\b.{0,200}")
+_COUNT = re.compile(r"[0-9]{1,18}|[0-9](?:\.[0-9]{1,9})?e\+?[0-9]{1,2}")  # copies round it
 _BOUNDS = re.compile(r"Out of bounds values\s*:\s*(\d{1,18})")
 
 
@@ -115,7 +116,7 @@ class _Reader:
         if "ersion" in text and (version := _VERSION.search(text)):
             run.library, run.version = version[1].lower(), version[2]
         elif "nccl-library=" in text and not run.version and (library := _LIBRARY.search(text)):
-            run.version = _dotted(int(library[1]))
+            run.version = dotted(int(library[1]))
         if "NCCL_" in text:
             self._variables(text)
         if "failure" in text and (failure := _FAILURE.search(text)):
@@ -149,9 +150,9 @@ class _Reader:
     def _row(self, number: int, words: Sequence[str]) -> bool:
         """Read a row; False where a line only mentions a data type."""
         place = next((p for p in range(2, min(len(words), 40)) if words[p] in _DTYPES), 0)
-        if not place or not all(map(_is_whole, words[place - 2 : place])):
+        if not place or not (_is_whole(words[place - 2]) and _COUNT.fullmatch(words[place - 1])):
             return False
-        size, count = int(words[place - 2]), int(words[place - 1])
+        size, count = int(words[place - 2]), int(float(words[place - 1]))
         rest = list(words[place + 1 :])
         op = rest.pop(0) if rest and rest[0] in OPS else ""
         if not size or len(self._run.rows) >= MAX_ROWS:
@@ -230,12 +231,6 @@ def _wrong(words: Sequence[str]) -> str:
     except ValueError:  # N/A, or a time stamp where no column is
         return ""
     return "" if fine else word[:20]
-
-
-def _dotted(code: int) -> str:
-    """NCCL's version from its number: 22703 is 2.27.3, 2408 is 2.4.8."""
-    base = 10_000 if code >= 10_000 else 1000
-    return f"{code // base}.{code % base // 100}.{code % 100}"
 
 
 def load_log(path: str | Path) -> Log:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from simcoll.errors import ConfigError
-from simcoll.formats.measured import Measured, Run, Table, finished
+from simcoll.formats.measured import Measured, Run, Table, dotted, finished
 from simcoll.formats.strict import read_file
 from simcoll.units import printable
 
@@ -102,7 +102,7 @@ def tables_of_json(path: str | Path, max_bytes: int, skipped: Skipped) -> tuple[
         _collective(document.args, ours), document.config.nranks,
         {device.rank: (device.hostname, str(device.pid or ""), printable(device.device_info)) for device in document.config.devices}, rows,
         {printable(name): printable(value)[:200] for name, value in pairs if name.startswith("NCCL_")},
-        "realcoll" if ours else "rccl" if "rccl" in text else "nccl", printable(str(document.nccl_version)),
+        "realcoll" if ours else "rccl" if "rccl" in text else "nccl", _version(document.nccl_version),
     )  # fmt: skip
     table, notes = finished(run)
     for note in notes:
@@ -119,6 +119,11 @@ def _collective(args: list[str], ours: bool) -> str:
     return program.partition("_perf")[0] if "_perf" in program else ""
 
 
+def _version(given: str | int) -> str:
+    text = str(given)
+    return dotted(int(text)) if text.isascii() and text.isdecimal() and 4 <= len(text) <= 6 else printable(text)[:40]
+
+
 def _number(value: Number) -> float:
     try:
         number = float(value) if value is not None else 0.0
@@ -127,14 +132,21 @@ def _number(value: Number) -> float:
     return number if 0 < number < MOST_US else 0.0
 
 
-def _fs(group: _Group | None) -> int:
-    return round(_number(group.time if group.time is not None else group.cpu_time) * 1e9) if group else 0
+def _fs(group: _Group | None, size: int) -> int:
+    """The time of a group; from the bandwidth where there is only that."""
+    if group is None:
+        return 0
+    time = _number(group.time if group.time is not None else group.cpu_time)
+    rate = _number(group.alg_bw)
+    return round(time * 1e9) if time else round(size / rate * 1e6) if rate else 0
 
 
 def _row(result: _Result, number: int, skipped: Skipped) -> Measured | None:
     place = f"results[{number}], {result.size} B"
     wrong = [int(_number(group.nwrong)) if group else 0 for group in (result.out_of_place, result.in_place)]
-    outside, inside, own = (_fs(group) for group in (result.out_of_place, result.in_place, result.baseline))
+    outside, inside, own = (
+        _fs(group, result.size) for group in (result.out_of_place, result.in_place, result.baseline)
+    )
     if wrong[0] or not (outside or inside) or result.size < 1:
         reason = f"{wrong[0]} wrong elements" if wrong[0] else "no time"
         if result.size:

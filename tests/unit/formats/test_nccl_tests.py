@@ -101,6 +101,18 @@ def test_columns_that_fit_several_need_a_name(read, name, ours, columns):
     assert (found.collective, found.environment) == (ours, (("NCCL_ALGO", "Ring"),))
 
 
+def test_a_copy_with_devices_left_out_and_rounded_counts(read):
+    lines = [
+        line
+        for line in nccl_tests(SIZES, 15 / 8, hosts=TWO)
+        if "Rank" not in line or "Rank 15" in line or "Rank  0" in line
+    ]
+    lines = [line.replace("268435456     float", "2.68e+8     float") for line in lines]
+    (found,) = read(lines).tables
+    assert (found.nranks, found.nnodes, found.rows[-1].count) == (16, 2, 268_000_000)
+    same_times(found)
+
+
 @pytest.mark.parametrize("nranks", [2, 3, 5, 8, 16, 24])
 def test_ranks_from_the_ratio_of_bandwidths(read, nranks):
     lines = list(nccl_tests(SIZES, 2 * (nranks - 1) / nranks))
@@ -309,6 +321,15 @@ def test_json(read):
     assert (found.collective, found.nranks, found.nnodes, found.version) == ("all_reduce", 16, 2, "2.28.7")
     assert (found.devices, found.environment, log.notes) == (("NVIDIA B200",), (("NCCL_ALGO", "Ring"),), ())
     assert read(json.dumps(document())).tables == log.tables
+
+
+def test_json_with_a_number_for_a_version_and_without_times(read):
+    other = document(nccl_version=22703)
+    for result in other["results"]:
+        result["out_of_place"] = {"alg_bw": result["out_of_place"]["alg_bw"]}
+    (found,) = read(json.dumps(other)).tables
+    assert found.version == "2.27.3"
+    same_times(found)
 
 
 def test_json_rows_that_cannot_be_used(read):

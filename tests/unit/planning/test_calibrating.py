@@ -1,0 +1,97 @@
+"""Calibrations from logs: several collectives at once, and NCCL's own table, which decides what runs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from simcoll import load_topology
+from simcoll.errors import ConfigError
+from simcoll.libraries.calibration import Calibration
+from simcoll.libraries.fitting import formula
+from simcoll.libraries.formula import stated
+from simcoll.libraries.library import load_library
+from simcoll.libraries.prediction import formula_time
+from simcoll.planning.calibrating import fitted, gathered
+from simcoll.topology.machine import machine
+from tests.support.nccl_logs import blocks, nccl_tests
+
+SIZES = tuple(2**power for power in range(3, 31))
+OURS = {"ring": "Ring", "tree": "Tree", "nvls_tree": "NVLSTree", "nvls": "NVLS"}
+SIZE = "node-1:11:22 [0] NCCL INFO comm 0x1 rank 0 nRanks 16 nNodes 2 localRanks 8"
+
+
+def nccl_table(topology, change=None):
+    """What NCCL would log: the formula's numbers without size, as the library file has them."""
+    costs = stated(machine(topology), "all_reduce", np.array([1.0]), load_library(), by_size=False)
+    numbers = {
+        ("AllReduce", OURS[each.algorithm], each.protocol): (each.latency_us[0], each.rate_GBps[0]) for each in costs
+    }
+    for algorithm in {key[1]: None for key in numbers}:
+        for protocol in ("LL", "LL128", "Simple"):
+            numbers.setdefault(("AllReduce", algorithm, protocol), (0.0, 0.0))
+    return numbers | (change or {})
+
+
+def read(tmp_path, lines, **how):
+    path = tmp_path / "run.log"
+    path.write_text("\n".join(lines))
+    return gathered([path], "dgx-h100", **how)
+
+
+def test_nccl_s_own_numbers_lead_to_nccl_s_own_choice(tmp_path):
+    topology = load_topology("dgx-h100", nodes=2)
+    found = fitted(read(tmp_path, [SIZE, *blocks(nccl_table(topology))]), None, "dgx-h100")
+    for size in SIZES:
+        costs = stated(machine(topology), "all_reduce", np.array([float(size)]), load_library())
+        # NCCL prints one decimal, so two that cost almost the same may swap.
+        times = {(each.algorithm, each.protocol): each.time_us(np.array([float(size)]))[0] for each in costs}
+        chosen = formula_time("all_reduce", size, topology, calibration=found)
+        assert times[chosen.algorithm, chosen.protocol] <= min(times.values()) * 1.02
+
+
+def test_a_table_that_says_otherwise_is_followed(tmp_path):
+    topology = load_topology("dgx-h100", nodes=2)
+    slow = nccl_table(topology)
+    slow = {
+        key: (latency * (1 if key[1:] == ("Ring", "LL128") else 1000), rate) for key, (latency, rate) in slow.items()
+    }
+    found = fitted(read(tmp_path, [SIZE, *blocks(slow)]), None, "dgx-h100")
+    assert {formula_time("all_reduce", size, topology, calibration=found).algorithm for size in SIZES[:10]} == {"ring"}
+    # It is of 16 ranks: on 32 the library's own choice counts.
+    other = load_topology("dgx-h100", nodes=4)
+    assert (
+        formula_time("all_reduce", 8, other, calibration=found).algorithm
+        == formula_time("all_reduce", 8, other).algorithm
+    )
+
+
+def test_several_collectives_share_the_machine_s_numbers(tmp_path):
+    truth = Calibration(launch_fs=25 * 10**9)
+    lines = []
+    for name, factor, share, op in (("all_reduce", 1.75, 1, "sum"), ("all_gather", 0.875, 8, "none")):
+        times = formula(name, load_topology("dgx-h100"))(SIZES[5:], truth)
+        rows = list(nccl_tests(SIZES[5:], factor, share=share, op=op, name=name, version=3))
+        for size, time in zip(SIZES[5:], times, strict=True):
+            us = time / 10**9
+            place = next(number for number, row in enumerate(rows) if row.startswith(f"{size:12d} "))
+            algbw = size / us / 1e3
+            rows[place] = (
+                f"{size:12d} {size // 4 // share:12d} float {op} -1 {us:.3f} {algbw:.2f} {algbw * factor:.2f} 0"
+            )
+        lines += rows
+    found = read(tmp_path, lines)
+    assert [each.collective for each in found.series] == ["all_reduce", "all_gather"]
+    made = fitted(found, ("launch", "rate"), "dgx-h100")
+    assert abs(made.launch_fs - truth.launch_fs) < 10**8
+    assert abs(made.rate - 1) < 0.01
+    assert (made.library, made.topology) == (str(load_library()), "dgx-h100")
+    assert made.sources == (
+        "run.log: all_reduce, 8 ranks on 1 node, 23 rows, nccl 2.28.7",
+        "run.log: all_gather, 8 ranks on 1 node, 23 rows, nccl 2.28.7",
+    )
+
+
+def test_a_log_with_nothing_is_refused_with_its_name(tmp_path):
+    with pytest.raises(ConfigError, match=r"run\.log: there is no row"):
+        read(tmp_path, ["nothing"])
