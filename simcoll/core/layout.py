@@ -201,9 +201,10 @@ class Layout:
 
     def wanted(self, rank: Ints, chunk: Ints) -> tuple[Ints, Ints]:
         """Rank (or ``ALL``) and input chunk whose data each output chunk must hold."""
-        slot, piece = np.divmod(chunk - self.output_base, self.chunks)
+        place = chunk - self.output_base
+        slot = place // self.chunks
         source, source_slot = self.collective.source(rank, slot)
-        return source, self.input(source_slot, piece)
+        return source, self.input(source_slot, place - slot * self.chunks)
 
     def writable(self, rank: Ints, chunk: Ints) -> NDArray[np.bool_]:
         """Whether a schedule may write to each (canonical) chunk: everything but inputs that are not also outputs."""

@@ -181,10 +181,9 @@ def expanded(step: Step) -> Step:
     if (step.count == 1).all():
         return step
     row, offset = spread(np.maximum(step.count, 1))
-    one = step.rows(row)
-    return replace(
-        one, src_chunk=one.src_chunk + offset, dst_chunk=one.dst_chunk + offset, count=np.ones(len(row), np.int64)
-    )
+    src, dst = (chunk[row] + offset for _, chunk in step.ends)
+    count = np.ones(len(row), np.int64)
+    return Step(step.src_rank[row], src, step.dst_rank[row], dst, count, step.op[row], step.channel[row])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
