@@ -92,11 +92,12 @@ class Backend(str):
 
 
 def is_available() -> bool:
-    """Whether the package works here, and groups with ``backend="gloo"`` or ``"nccl"`` (emulated): always True."""
+    """Whether the package works here: always True."""
     return True
 
 
 is_gloo_available = is_nccl_available = is_available
+"""Whether a group can be made with ``backend="gloo"`` or ``"nccl"``: always True, since they are emulated."""
 
 
 def is_mpi_available() -> bool:

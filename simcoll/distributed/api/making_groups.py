@@ -29,7 +29,7 @@ DEFAULT_TIMEOUT = timedelta(minutes=30)
 
 def count(me: Rank, what: str) -> int:
     """Number a group or mesh that a rank makes, among those of its kind."""
-    me.created[what] = me.created.get(what, 0) + 1
+    me.created[what] += 1
     return me.created[what]
 
 

@@ -80,7 +80,7 @@ class EmulatedWorld:
         self._streams: dict[Communicator, Streams] = {}
         self._mailboxes: dict[Communicator, EmulatedMailbox] = {}
         self._meetings: dict[str, Meeting] = {}
-        self._store: HashStore | None = None
+        self._store = HashStore()
         self._own_stores: dict[int, OwnStore] = {}
         self.tasks = Tasks(MAX_TIME_FS, self._schedule_tasks)
         self._asked = False
@@ -124,8 +124,6 @@ class EmulatedWorld:
 
     def default_store(self) -> Store:
         """A store that all ranks share."""
-        if self._store is None:
-            self._store = HashStore()
         return self._store
 
     def open_store(self, me: Rank, url: str, timeout: timedelta | None) -> OwnStore:

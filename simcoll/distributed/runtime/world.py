@@ -209,7 +209,7 @@ class Rank:
     implicit: bool = False
     groups: list[ProcessGroup] = field(default_factory=list)
     generation: int = 0
-    created: dict[str, int] = field(default_factory=dict)
+    created: Counter[str] = field(default_factory=Counter)
     store: Any = None
     own_store: OwnStore | None = None
     open_works: dict[Work, None] = field(default_factory=dict)
