@@ -21,13 +21,13 @@ import msgspec
 
 __all__ = [
     "BACKLOG", "HEAD_BYTES", "HELLOS", "HELLO_BYTES", "Channel", "Greeting", "Hello", "Limits", "MalformedError", "Refusal",
-    "RefusedError", "Welcome", "body_length", "decode", "encode", "introduce", "is_ours", "proof",
+    "RefusedError", "Welcome", "body_length", "decode", "encode", "introduce", "is_ours", "proof", "taken",
 ]  # fmt: skip
 
 Sent = TypeVar("Sent")
 
 HEAD_BYTES = 4
-_RECEIVE_BYTES = 1 << 16
+_RECEIVE_BYTES = 1 << 18
 _LENGTH = struct.Struct(">I")
 _ENCODER = msgspec.msgpack.Encoder()
 
@@ -64,6 +64,18 @@ def body_length(buffer: bytes | bytearray) -> int | None:
     return _LENGTH.unpack_from(buffer)[0] if len(buffer) >= HEAD_BYTES else None
 
 
+def taken(arrived: bytearray, most_bytes: int) -> bytes | None:
+    """Take the body of the frame that begins here, of at most that many bytes; None until all of it has arrived."""
+    length = body_length(arrived)
+    if length is not None and length > most_bytes:
+        raise MalformedError(f"it has {length} bytes; the limit is {most_bytes}")
+    if length is None or len(arrived) < HEAD_BYTES + length:
+        return None
+    body = bytes(memoryview(arrived)[HEAD_BYTES : HEAD_BYTES + length])
+    del arrived[: HEAD_BYTES + length]
+    return body
+
+
 @dataclass(slots=True)
 class Channel:
     """A client's end of a connection: a blocking socket and what has arrived on it."""
@@ -73,23 +85,15 @@ class Channel:
 
     def receive(self, most_bytes: int, until_s: float | None = None) -> bytes:
         """The body of the next frame, of at most that many bytes; an OSError when ``time.monotonic()`` passes ``until_s``."""
-        while True:
-            length = body_length(self.arrived)
-            wanted = HEAD_BYTES + (length or 0)
-            if length is not None:
-                if length > most_bytes:
-                    raise MalformedError(f"an answer of {length} bytes exceeds the limit of {most_bytes}")
-                if len(self.arrived) >= wanted:
-                    body = bytes(memoryview(self.arrived)[HEAD_BYTES:wanted])
-                    del self.arrived[:wanted]
-                    return body
+        while (body := taken(self.arrived, most_bytes)) is None:
             if until_s is not None:
                 # One deadline for the whole frame: a sender that drips cannot stretch it.
                 self.sock.settimeout(max(until_s - time.monotonic(), 1e-6))
-            part = self.sock.recv(min(max(wanted - len(self.arrived), _RECEIVE_BYTES), 1 << 20))
+            part = self.sock.recv(_RECEIVE_BYTES)
             if not part:
                 raise ConnectionResetError("closed by the other side")
             self.arrived += part
+        return body
 
 
 BACKLOG = 1024

@@ -196,15 +196,9 @@ class Peer:
 
     def _advance(self) -> None:
         while not (self.closed or self._outbox or self._leaving or self.waiting):
-            length = frames.body_length(self._inbox)
-            if length is None:
+            body = frames.taken(self._inbox, self._most_bytes())
+            if body is None:
                 return
-            if length > self._most_bytes():
-                raise frames.MalformedError(f"it has {length} bytes; the limit is {self._most_bytes()}")
-            if len(self._inbox) < frames.HEAD_BYTES + length:
-                return
-            body = bytes(memoryview(self._inbox)[frames.HEAD_BYTES : frames.HEAD_BYTES + length])
-            del self._inbox[: frames.HEAD_BYTES + length]
             self._account()
             if self.known:
                 self.since_s = time.monotonic()
