@@ -269,7 +269,7 @@ def _launch(rest: Sequence[int], rows: Sequence[tuple[int, int, int]]) -> int:
         if 2 * passed >= all_weights:
             offset = (value + ranked[place + 1][0]) // 2 if 2 * passed == all_weights else value
             break
-    return min(max(offset, -int(min(rest) * (1 - LEAST_SHARE))), MOST_LAUNCH_FS)
+    return min(max(offset, -int(min(rest) * (1 - LEAST_SHARE)), -MOST_LAUNCH_FS), MOST_LAUNCH_FS)
 
 
 def _calibration(units: dict[str, int]) -> Calibration:

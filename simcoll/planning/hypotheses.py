@@ -24,7 +24,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Hypothesis", "hypotheses"]
 
-GAIN, LEAST_GAIN = 0.15, 0.01
+FEWEST_ROWS = 3
+"""Fewer fit too many changes."""
+LARGE_BYTES = 2**26
+"""From here on a launch offset does not show."""
+GAIN, LEAST_GAIN = 0.15, 0.02
 """Share of the mean error, and part of the times, that a change must explain to be told."""
 
 
@@ -66,6 +70,8 @@ def hypotheses(setting: Setting, calibration: Calibration | None = None, most: i
     base = calibration or Calibration()
     rows = sorted((row.size_bytes, row.time_fs) for row in setting.table.rows)
     sizes = [size for size, _ in rows]
+    if len(set(sizes)) < FEWEST_ROWS:
+        return []
     before = formula(setting.table.collective, setting.topology, setting.library, setting.environment)(sizes, base)
     found: list[tuple[float, int, Hypothesis]] = []
     for claim, times in _changes(setting, base, rows, before):
@@ -116,7 +122,8 @@ def _fitted(
     sizes = [size for size, _ in rows]
     series = Series.of(setting.table.collective, setting.table.nranks, setting.table.rows, predictor)
     several = machine_of(setting.topology).domains > 1
-    for name in ("launch", "rate", *(("fabric_latency",) if several else ()), "growth"):
+    names = (("launch",) if sizes[0] < LARGE_BYTES else ()) + ("rate", "growth")
+    for name in (*names, *(("fabric_latency",) if several else ())):
         fitted = fit_series([series], (name,))
         changed = replace(
             base, launch_fs=base.launch_fs + fitted.launch_fs, rate=base.rate * fitted.rate,

@@ -55,15 +55,10 @@ def test_a_log_as_predicted_needs_no_hypothesis():
     assert (told(log, "dgx-h100"), notes) == ([], [])
     rows = compare(setting)
     assert deviations(rows) == []
-    assert all(each.row.time_fs == each.prediction.time_fs for each in rows)
-    assert [
-        (name, middle, ninth)
-        for name, _, middle, ninth in band_errors((each.row.size_bytes, each.ratio) for each in rows)
-    ] == [
-        ("below 64 KiB", 0, 0),
-        ("64 KiB to 64 MiB", 0, 0),
-        ("from 64 MiB", 0, 0),
-    ]
+    assert all(each.ratio == pytest.approx(1, rel=0.06) for each in rows)  # events against the formula
+    errors = band_errors((each.row.size_bytes, each.ratio) for each in rows)
+    assert [name for name, _, _, _ in errors] == ["below 64 KiB", "64 KiB to 64 MiB", "from 64 MiB"]
+    assert all(middle <= ninth < 0.06 for _, _, middle, ninth in errors)
 
 
 def half_the_nics(topology):
@@ -78,7 +73,7 @@ CAUSES = [
         {"calibration": Calibration(launch_fs=22 * US)},
         "a launch offset of +22 us, as with a loop in PyTorch (18 to 22 us) or one process",
     ),
-    ("dgx-a100", {"environment": parse_environment("NCCL_PROTO=^LL128"), "nodes": 1}, "no LL128"),
+    ("dgx-a100", {"environment": parse_environment("NCCL_PROTO=^LL128")}, "no LL128"),
     ("dgx-h100", {"environment": parse_environment("NCCL_NVLS_ENABLE=0"), "nodes": 1}, "no reduction in switches"),
     ("dgx-a100", {"environment": parse_environment("NCCL_ALGO=Ring")}, "rings only"),
     ("dgx-a100", {"environment": parse_environment("NCCL_ALGO=Tree")}, "trees only"),
@@ -105,6 +100,12 @@ def test_ll_kept_too_long():
     )
     found = told(replace(log, tables=(replace(log.tables[0], rows=rows),)), "dgx-h100")
     assert any(each.claim.startswith("LL kept up to 2 MiB") and each.after == 0 for each in found)
+
+
+def test_two_rows_fit_too_many_changes():
+    slow = Calibration(launch_fs=50 * US)
+    assert told(made("dgx-h100", calibration=slow, sizes=(8, 1024)), "dgx-h100") == []
+    assert told(made("dgx-h100", calibration=slow, sizes=(8, 512, 1024)), "dgx-h100") != []
 
 
 def test_a_variable_that_is_set_is_no_hypothesis():
@@ -167,7 +168,7 @@ def test_rccl_is_compared_with_rccl():
     log = made("mi300x", nodes=1, library="rccl", sizes=SIZES[7:])
     (setting,), _ = settings_for(replace(log, tables=(replace(log.tables[0], library="rccl"),)), "mi300x")
     assert setting.library.name == "rccl"
-    assert {each.ratio for each in compare(setting)} == {1.0}
+    assert all(each.ratio == pytest.approx(1, rel=0.06) for each in compare(setting))
 
 
 def shifted(rows, factors):
