@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from realcoll.executor import Prepared
     from realcoll.transports.interface import Transport
+    from simcoll.core.plan import Plan
     from simcoll.topology import Topology
     from simcoll.tuning import Choice
 
@@ -95,22 +96,24 @@ class Measured:
 class Line:
     """One size: out of place, in place where defined, the library's own collective, and the emulator's prediction."""
 
-    size_bytes: int
-    count: int
-    nranks: int
-    kind: str
-    dtype: str
+    plan: Plan
     op: str
-    root: int
     out_of_place: Measured
     in_place: Measured | None
     baseline: Measured | None
     predicted_s: float | None
 
     @property
+    def data(self) -> tuple[int, int, str, str, int]:
+        """Bytes, elements, type, reduction and root, as nccl-tests has them: -1 is no root."""
+        plan, root = self.plan, self.plan.collective.root
+        op = self.op if plan.collective.spec.reduces else "none"
+        return plan.total_bytes, plan.count, plan.dtype.name, op, -1 if root is None else root
+
+    @property
     def factor(self) -> float:
         """Bus bandwidth over algorithm bandwidth."""
-        return bus_factor(self.kind, self.nranks)
+        return bus_factor(self.plan.collective.kind, self.plan.nranks)
 
     @property
     def ratio(self) -> float | None:
@@ -226,11 +229,7 @@ def measure(
         predicted = None
         if topology is not None:
             predicted = simcoll.emulate(plan, topology, data="none", bound=False).time
-        root = plan.collective.root if plan.collective.root is not None else -1
-        line = Line(
-            plan.total_bytes, plan.count, request.nranks, request.collective, plan.dtype.name,
-            request.op if plan.collective.spec.reduces else "none", root, out, within, baseline, predicted,
-        )  # fmt: skip
+        line = Line(plan, request.op, out, within, baseline, predicted)
         lines.append(line)
         if each is not None:
             each(line)

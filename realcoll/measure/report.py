@@ -42,7 +42,7 @@ def header(*, predicts: bool) -> Iterator[str]:
 def _cells(shown: Line, measured: Measured | None) -> tuple[object, ...]:
     if measured is None:
         return ("N/A",) * len(TIMES)
-    algbw = measured.algbw(shown.size_bytes)
+    algbw = measured.algbw(shown.plan.total_bytes)
     wrong = "N/A" if measured.wrong is None else measured.wrong
     return (microseconds(measured.time_s * 1e6), gigabytes(algbw), gigabytes(algbw * shown.factor), wrong)
 
@@ -50,8 +50,7 @@ def _cells(shown: Line, measured: Measured | None) -> tuple[object, ...]:
 def row(shown: Line, *, predicts: bool) -> str:
     """One size."""
     own = microseconds(shown.baseline.time_s * 1e6) if shown.baseline else "-"
-    cells = [shown.size_bytes, shown.count, shown.dtype, shown.op, shown.root]
-    cells += [*_cells(shown, shown.out_of_place), *_cells(shown, shown.in_place)]
+    cells = [*shown.data, *_cells(shown, shown.out_of_place), *_cells(shown, shown.in_place)]
     cells += [own, f"{shown.ratio:.2f}" if shown.ratio else "-"]
     if predicts:
         cells.append(microseconds(shown.predicted_s * 1e6) if shown.predicted_s is not None else "-")
@@ -61,7 +60,7 @@ def row(shown: Line, *, predicts: bool) -> str:
 def _totals(lines: Sequence[Line]) -> tuple[int, float]:
     found = [(line, m) for line in lines for m in (line.out_of_place, line.in_place) if m is not None]
     wrong = sum(m.wrong or 0 for _, m in found)
-    return wrong, sum(m.algbw(line.size_bytes) * line.factor for line, m in found) / max(1, len(found)) / GB
+    return wrong, sum(m.algbw(line.plan.total_bytes) * line.factor for line, m in found) / max(1, len(found)) / GB
 
 
 def footer(lines: Sequence[Line]) -> Iterator[str]:
@@ -74,7 +73,7 @@ def footer(lines: Sequence[Line]) -> Iterator[str]:
 def _entry(line: Line, measured: Measured | None) -> dict[str, Any] | None:
     if measured is None:
         return None
-    algbw = measured.algbw(line.size_bytes) / GB
+    algbw = measured.algbw(line.plan.total_bytes) / GB
     result: dict[str, Any] = {"time": measured.time_s * 1e6, "alg_bw": algbw, "bus_bw": algbw * line.factor}
     if measured.wrong is not None:
         result["nwrong"] = measured.wrong
@@ -86,8 +85,9 @@ def json_document(request: Request, lines: Sequence[Line], config: Mapping[str, 
     wrong, average = _totals(lines)
     results = []
     for line in lines:
+        size, count, dtype, op, root = line.data
         entry = {
-            "size": line.size_bytes, "count": line.count, "type": line.dtype, "redop": line.op, "root": str(line.root),
+            "size": size, "count": count, "type": dtype, "redop": op, "root": str(root),
             "out_of_place": _entry(line, line.out_of_place), "in_place": _entry(line, line.in_place),
         }  # fmt: skip
         if line.baseline is not None:
@@ -107,8 +107,8 @@ def json_document(request: Request, lines: Sequence[Line], config: Mapping[str, 
         "config": {
             "nranks": request.nranks,
             "algorithm": str(request.choice),
-            "minimum_bytes": min((line.size_bytes for line in lines), default=0),
-            "maximum_bytes": max((line.size_bytes for line in lines), default=0),
+            "minimum_bytes": min((line.plan.total_bytes for line in lines), default=0),
+            "maximum_bytes": max((line.plan.total_bytes for line in lines), default=0),
             "warmup_iters": request.warmup,
             "iterations": request.iterations,
             "validation": str(request.check).lower(),

@@ -98,7 +98,8 @@ def test_json_is_that_of_nccl_tests(tmp_path, capsys):
 
 
 def test_ratio_is_ours_over_the_library_s():
-    line = Line(8000, 2000, 4, "all_reduce", "float32", "sum", -1, Measured(2e-6, 0), None, Measured(1e-6, None), 3e-6)
+    plan = simcoll.bind(simcoll.schedule("all_reduce", "ring", nranks=4), 2000)
+    line = Line(plan, "sum", Measured(2e-6, 0), None, Measured(1e-6, None), 3e-6)
     assert line.ratio == 0.5
     cells = row(line, predicts=True).split()
     assert cells[5:9] == ["2.00", "4.00", "6.00", "0"]
