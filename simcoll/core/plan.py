@@ -316,14 +316,28 @@ class Plan:
         return f"{self.schedule} count={self.count} {self.dtype.name} {self.protocol.name}, {shown}"
 
 
-def switch_groups(step: PlanStep) -> list[list[int]]:
-    """The transfers of a step that share one switch operation, as lists of rows.
+def switch_leaders(step: Step | PlanStep) -> Ints:
+    """For every transfer the first one that shares its switch operation, as a row; -1 for transfers that no switch does.
 
     A multicast has one source chunk, a switch reduction one destination chunk; both have one channel.
     """
-    groups: dict[tuple[int, int, int, int], list[int]] = {}
-    for row in np.flatnonzero((step.op == MULTICAST) | (step.op == SWITCH_REDUCE)).tolist():
-        op, channel = int(step.op[row]), int(step.channel[row])
-        end = (step.src_rank, step.src_chunk) if op == MULTICAST else (step.dst_rank, step.dst_chunk)
-        groups.setdefault((op, channel, int(end[0][row]), int(end[1][row])), []).append(row)
+    leaders = np.full(len(step), -1)
+    rows = np.flatnonzero((step.op == MULTICAST) | (step.op == SWITCH_REDUCE))
+    if len(rows):
+        down = step.op == MULTICAST
+        rank, chunk = (
+            np.where(down, *ends) for ends in ((step.src_rank, step.dst_rank), (step.src_chunk, step.dst_chunk))
+        )
+        keys = np.stack([step.op, step.channel, rank, chunk], axis=1)[rows]
+        _, first, group = np.unique(keys, axis=0, return_index=True, return_inverse=True)
+        leaders[rows] = rows[first][group.reshape(-1)]
+    return leaders
+
+
+def switch_groups(step: PlanStep) -> list[list[int]]:
+    """The transfers of a step that share one switch operation, as lists of rows."""
+    leaders = switch_leaders(step)
+    groups: dict[int, list[int]] = {}
+    for row in np.flatnonzero(leaders >= 0).tolist():
+        groups.setdefault(int(leaders[row]), []).append(row)
     return list(groups.values())

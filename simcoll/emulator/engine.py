@@ -15,8 +15,8 @@ from simcoll.core.schedule import OP_NAMES
 from simcoll.emulator.digest import TraceHash
 from simcoll.emulator.fast.timed import summary
 from simcoll.emulator.messages import Lane, blocks, parts, where_stuck
-from simcoll.emulator.score import cap_links
-from simcoll.errors import ConfigError, InternalError
+from simcoll.emulator.score import cap_links, check_switches
+from simcoll.errors import InternalError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -119,11 +119,8 @@ class Player:
         self._summary = replace(seen or (summary(plan) if score is None else score.summary), groups=None)
         self.steps = self._summary.steps
         self.switched = self._summary.switched
-        if self.switched and "switch_reduce" not in topology.traits:
-            raise ConfigError(
-                f"{plan.schedule.title} needs switches that reduce and multicast, which topology {topology.name!r} does "
-                "not have (trait switch_reduce)"
-            )
+        if self.switched:
+            check_switches(plan, topology)
         if keep:
             self.done_fs = np.full(self._summary.messages, -1, np.int64)
         steps = self._summary.lane_steps.tolist()

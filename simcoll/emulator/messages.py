@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from simcoll.core.plan import switch_groups
+from simcoll.core.schedule import SWITCH_REDUCE
 from simcoll.emulator.fast.timed import StepTimer, moves_of
 
 if TYPE_CHECKING:
@@ -117,12 +118,14 @@ class Bundle:
 
 def _ways_up(plan: Plan, topology: Topology, step: PlanStep, rows: list[int]) -> list[int]:
     """The link to the switch of a rank that contributes to its own reduction, like all other operands."""
+    if step.op[rows[0]] != SWITCH_REDUCE:
+        return []
     local = [row for row in rows if step.src_rank[row] == step.dst_rank[row]]
     others = [int(rank) for rank in step.src_rank[rows] if rank != step.dst_rank[rows[0]]]
     if not local or not others:
         return []
     own = plan.ranks[step.src_rank[local[0]]]
-    return [int(topology.route([own], [plan.ranks[others[0]]]).links[0, 0])]
+    return [link for link in topology.route([own], [plan.ranks[others[0]]]).links[0, :1].tolist() if link >= 0]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -17,7 +17,7 @@ from simcoll.emulator.fast.timed import Summary, Timed, summary, timed_steps
 from simcoll.emulator.model import effective_capacities
 from simcoll.emulator.quotient import Quotient, fold, no_quotient
 from simcoll.emulator.result import Result
-from simcoll.emulator.score import cap_name, cap_rates
+from simcoll.emulator.score import cap_name, cap_rates, check_switches
 from simcoll.errors import ConfigError, InternalError, nearest
 
 if TYPE_CHECKING:
@@ -64,8 +64,6 @@ def choose(
     if watched:
         return "simpy", "an observer follows every transfer", None
     seen = summary(plan)
-    if seen.switched:
-        return "simpy", "switches multicast or reduce", seen
     if not 0 <= plan.protocol.fifo_depth <= DEEPEST_FIFO:
         return "simpy", f"fifo_depth {plan.protocol.fifo_depth} is more than {DEEPEST_FIFO}", seen
     if quotient is not False:
@@ -146,6 +144,8 @@ def play_fast(plan: Plan, topology: Topology, seen: Summary, why: str, *, keep: 
     """Play every message with the compiled loops."""
     from simcoll.emulator.fast.machine import Machine  # brings in numba
 
+    if seen.switched:
+        check_switches(plan, topology)
     capacity, cap_base, name = _links(plan, topology)
     done = np.full(seen.messages, -1, np.int64) if keep else None
 
@@ -204,6 +204,8 @@ def play_quotient(plan: Plan, topology: Topology, seen: Summary, *, keep: bool, 
     """
     from simcoll.emulator.fast.machine import Machine  # brings in numba
 
+    if seen.switched:
+        check_switches(plan, topology)
     capacity, cap_base, name = _links(plan, topology)
     depth = plan.protocol.fifo_depth
     stream = timed_steps(plan, topology, cap_base, seen.groups)

@@ -102,6 +102,8 @@ def fold(
         if rows > MOST_ROWS:
             return f"more than {MOST_ROWS} different transfers"
         groups.append((tuple(numbers[step] for step in group), times))
+    if any(step.shape.leader is not None for step in numbers):
+        return "switches multicast or reduce"
     nlanes = len(lane_steps)
     partition = refine(tuple(numbers), capacity, nlanes, nlanes // 4 if worth_it else nlanes, fifo=fifo)
     if partition is None:

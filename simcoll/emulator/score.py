@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from simcoll.emulator.fast.timed import summary
 from simcoll.emulator.messages import parts
+from simcoll.errors import ConfigError
 
 if TYPE_CHECKING:
     from simcoll.core.plan import Plan
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from simcoll.emulator.messages import Part
     from simcoll.topology import Topology
 
-__all__ = ["Score", "cap_links", "cap_name", "cap_rates"]
+__all__ = ["Score", "cap_links", "cap_name", "cap_rates", "check_switches"]
 
 
 class Score:
@@ -39,6 +40,21 @@ def cap_links(plan: Plan, fabric: Fabric) -> int | None:
     """Give the fabric the links of :func:`cap_rates`, if there are any; returns the first."""
     rates = cap_rates(plan)
     return fabric.add_links(rates, lambda position: cap_name(plan, position)) if rates else None
+
+
+def check_switches(plan: Plan, topology: Topology) -> None:
+    """Refuse a plan with switch operations on a topology whose switches do none.
+
+    Raises
+    ------
+    ConfigError
+        When the topology has no trait ``switch_reduce``.
+    """
+    if "switch_reduce" not in topology.traits:
+        raise ConfigError(
+            f"{plan.schedule.title} needs switches that reduce and multicast, which topology {topology.name!r} does "
+            "not have (trait switch_reduce)"
+        )
 
 
 def cap_name(plan: Plan, position: int) -> str:

@@ -4,6 +4,7 @@ from collections import Counter
 
 import pytest
 
+from simcoll.core.schedule import SYNC
 from simcoll.emulator.fast.compiled import COMPILED
 from tests.support.agreement_cases import case, compare
 
@@ -37,6 +38,7 @@ def test_the_sample_has_every_cost_and_coincidence():
         seen["capped ranks"] += bool(protocol.rank_rate_uBps)
         seen["shares"] += bool(protocol.link_shares)
         seen["channels"] += plan.nchannels > 1
+        seen["switches"] += any((step.op > SYNC).any() for step in steps)
         seen["waits"] += bool(plan.waits)
         seen["inside a rank"] += any((step.src_rank == step.dst_rank).any() for step in steps)
         seen["nothing to do"] += not steps

@@ -10,7 +10,7 @@ from simcoll.algorithms import ALGORITHMS
 from simcoll.binding import bind
 from simcoll.core.collective import Collective
 from simcoll.core.protocol import Protocol
-from simcoll.core.schedule import REDUCE, Layout, Repeat, Schedule, transfers
+from simcoll.core.schedule import MULTICAST, REDUCE, SWITCH_REDUCE, Layout, Repeat, Schedule, transfers
 from simcoll.emulator import emulate
 from simcoll.emulator.quotient import no_quotient
 from simcoll.errors import ConfigError
@@ -65,6 +65,7 @@ def table_topology(rng, nranks, nlinks, width, copies=1):
         link_kind=np.tile(rng.integers(0, 5, nlinks), copies).astype(np.int8),
         router=TableRouter(table),
         rank_endpoints=np.arange(total),
+        traits={"switch_reduce": "yes"},
     )
 
 
@@ -101,6 +102,8 @@ def random_protocol(rng, jitter=True):
 
 def random_rows(rng, nranks, channels):
     """Transfers of one step: each (destination, slot) once."""
+    if rng.random() < 0.15:
+        return switch_rows(rng, nranks, channels)
     count = int(rng.integers(1, 2 * nranks + 1))
     cell = rng.choice(nranks * nranks, min(count, nranks * nranks), replace=False)
     src, slot = rng.integers(0, nranks, len(cell)), rng.integers(0, nranks, len(cell))
@@ -111,6 +114,22 @@ def random_rows(rng, nranks, channels):
         cell % nranks,
         rng.integers(0, 2, len(cell)) * REDUCE,
         rng.integers(0, channels, len(cell)),
+    )
+
+
+def switch_rows(rng, nranks, channels):
+    """Transfers of one step by switches: a multicast and a reduction, on places of their own."""
+    sources = rng.permutation(nranks)[: int(rng.integers(1, nranks + 1))]
+    targets = rng.permutation(nranks)[: int(rng.integers(1, nranks + 1))]
+    one, two = rng.permutation(nranks)[:2]
+    up, down = np.full_like(sources, 1), np.full_like(targets, 1)
+    return (
+        np.concatenate([sources, down * rng.integers(0, nranks)]),
+        np.concatenate([up * rng.integers(0, nranks), down * rng.integers(0, nranks)]),
+        np.concatenate([up * rng.integers(0, nranks), targets]),
+        np.concatenate([up * one, down * two]),
+        np.concatenate([up * SWITCH_REDUCE, down * MULTICAST]),
+        np.concatenate([up * rng.integers(0, channels), down * rng.integers(0, channels)]),
     )
 
 

@@ -19,6 +19,7 @@ from simcoll.emulator.fast.state import (
     DEPTH,
     DIRTY,
     DONE,
+    EAGER,
     EDGE,
     FINISHED,
     FLOW,
@@ -30,6 +31,7 @@ from simcoll.emulator.fast.state import (
     LAST,
     LATE,
     MAX,
+    MEMBER,
     MOVING,
     NEED_STEP,
     NEXT_ID,
@@ -40,6 +42,7 @@ from simcoll.emulator.fast.state import (
     STACK,
     STARTED,
     STOP,
+    SWITCHED,
     TIMER,
     WAITING,
 )
@@ -68,29 +71,6 @@ def mixed(value: np.uint64) -> np.uint64:
 
 
 @part
-def _next(s: State, m: int) -> None:
-    """Give a slot whose phase has changed its next time. The one place for it, so that it is compiled once."""
-    phase = s.phase[m]
-    if phase == WAITING and s.delay_fs[m] >= 0:
-        s.phase[m] = PRE
-        delay = s.delay_fs[m]
-        if s.reg[DEPTH] > 0:
-            lane = natural(s.sender[m])
-            s.lane_free[lane] = max(s.lane_free[lane], s.reg[NOW] + min(s.busy_fs[m], MAX - s.reg[NOW]))
-            delay = 0
-    elif phase == LATE:
-        delay = s.delay_fs[m]
-    elif phase == LANE:
-        delay = s.lane_free[natural(m - len(s.level))] - s.reg[NOW]
-    else:
-        if phase == WAITING:  # inside a rank
-            s.start_fs[m] = s.end_fs[m] = s.reg[NOW]
-        s.phase[m] = POST
-        delay = s.post_fs[m]
-    at_time(s, m, delay)
-
-
-@part
 def _put(s: State, m: int) -> None:
     """Let a slot go on, before anything else happens.
 
@@ -106,6 +86,32 @@ def _need_met(s: State, m: int) -> None:
     s.needs[m] -= 1
     if s.needs[m] == 0:
         _put(s, m)
+
+
+@part
+def _next(s: State, m: int) -> None:
+    """Give a slot whose phase has changed its next time. The one place for it, so that it is compiled once."""
+    phase = s.phase[m]
+    if phase == WAITING and s.delay_fs[m] >= 0:
+        s.phase[m] = PRE
+        delay = s.delay_fs[m]
+        if s.rule[m] == EAGER:
+            lane = natural(s.sender[m])
+            s.lane_free[lane] = max(s.lane_free[lane], s.reg[NOW] + min(s.busy_fs[m], MAX - s.reg[NOW]))
+            delay = 0
+    elif phase == MEMBER:
+        _need_met(s, natural(s.leader[m]))
+        return
+    elif phase == LATE:
+        delay = s.delay_fs[m]
+    elif phase == LANE:
+        delay = s.lane_free[natural(m - len(s.level))] - s.reg[NOW]
+    else:
+        if phase == WAITING:  # inside a rank
+            s.start_fs[m] = s.end_fs[m] = s.reg[NOW]
+        s.phase[m] = POST
+        delay = s.post_fs[m]
+    at_time(s, m, delay)
 
 
 @part
@@ -138,7 +144,7 @@ def _enter(s: State, lane: int) -> None:
     s.lane_pending[lane] = end - first
     for place in range(first, end):
         m = natural(s.entries[natural(place)])
-        if s.reg[DEPTH] > 0 and s.sender[m] != lane:
+        if s.rule[m] == EAGER and s.sender[m] != lane:
             if s.phase[m] == ARRIVED:
                 _consume(s, m)
         else:
@@ -191,10 +197,17 @@ def _done(s: State, m: int) -> None:
         edge = following
     s.waiters[m] = -1
     sender, receiver = natural(s.sender[m]), natural(s.receiver[m])
-    if sender == receiver or s.reg[DEPTH] == 0:
+    rule = s.rule[m]
+    if sender == receiver or rule != EAGER:
         _leave(s, sender)
     if sender != receiver:
         _leave(s, receiver)
+    if rule == SWITCHED and s.partner[m] >= 0:
+        partner = natural(s.partner[m])
+        s.start_fs[partner], s.end_fs[partner] = s.start_fs[m], s.end_fs[m]
+        s.phase[partner] = POST
+        s.after[partner] = s.reg[CHAIN]
+        s.reg[CHAIN] = partner
     block = natural(s.block[m])
     s.block_left[block] -= 1
     if s.block_left[block] == 0:
@@ -206,7 +219,7 @@ def _arrive(s: State, m: int) -> bool:
     """End a flow; returns whether the message is done at once."""
     s.end_fs[m] = s.reg[NOW]
     s.phase[m] = ARRIVED
-    if s.reg[DEPTH] == 0:
+    if s.rule[m] != EAGER:
         if s.post_fs[m] == 0:
             return True
         _put(s, m)
@@ -260,7 +273,10 @@ def _load(s: State, block: int) -> None:
     for each in range(base, base + rows):
         m = natural(each)
         s.phase[m] = WAITING
-        s.needs[m] = 1 + (depth == 0 and s.sender[m] != s.receiver[m])
+        s.needs[m] = 1 + (s.rule[m] != EAGER and s.sender[m] != s.receiver[m])
+        if s.rule[m] == SWITCHED and s.leader[m] >= 0:  # which comes before it
+            s.phase[m] = MEMBER
+            s.needs[natural(s.leader[m])] += 1
     if depth > 0:
         _connect(s, base, rows)
     for each in range(2 * base, 2 * base + s.block_nodes[block]):
@@ -280,7 +296,7 @@ def _connect(s: State, base: int, rows: int) -> None:
     depth = s.reg[DEPTH]
     for m in range(base, base + rows):
         s.follower[m] = -1
-        if s.delay_fs[m] < 0:
+        if s.rule[m] != EAGER:
             continue
         connection = s.ring_place[m] // depth
         place = connection * depth + s.ring_count[connection] % depth

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from itertools import chain
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from simcoll.emulator.fast.compiled import announced
 from simcoll.emulator.fast.filling import index_block, wait_for
+from simcoll.emulator.fast.joint import partners
 from simcoll.emulator.fast.kernel import load, run
 from simcoll.emulator.fast.room import (
     PER_BLOCK,
+    edges,
     larger_calendar,
     lengthened,
-    more_edges,
     more_hops,
     more_slots,
     new_state,
@@ -21,11 +23,13 @@ from simcoll.emulator.fast.room import (
 from simcoll.emulator.fast.state import (
     AGAIN,
     ARGUMENT,
+    BOTH,
     CLOCK,
     CONTENT,
     DELIVERED,
     DEPTH,
     DONE,
+    EAGER,
     FLOW,
     FULL,
     HASHED,
@@ -37,6 +41,7 @@ from simcoll.emulator.fast.state import (
     NO_RATE,
     NOW,
     RETIRED,
+    SWITCHED,
 )
 from simcoll.emulator.model import checked_time, flow_delay_fs
 from simcoll.errors import ConfigError, InternalError
@@ -101,12 +106,12 @@ class Machine:
         self.hop_room: list[int] = []
         self.hops_used = 0
         self.free: dict[int, dict[Timed, list[int]]] = {}
-        self.connections: dict[Any, int] = {}
-        self.waits = dict(waits or {})
-        self.waiting = np.array(sorted(self.waits), np.int64)
+        self.connections = np.zeros(0, np.int64), np.zeros(0, np.int64)  # names, ascending, and numbers
+        self.waits = _pairs(waits or {})  # later and earlier messages
         self.live: dict[int, tuple[int, int]] = {}  # first message of a block under way: block, rows
         self.state = new_state(capacities_uBps, lane_steps, launch_fs, depth)
         self.state.reg[HASHED] = hashed
+        self.state = edges(self.state, len(self.waits[0]))
         self.slots_used = len(self.state.phase)  # timers
 
     @property
@@ -200,7 +205,7 @@ class Machine:
             blocks = [self._block(timed) for _ in range(count)]
             first = int(self.state.reg[NEXT_ID])
             load(self.state, np.array(blocks, np.int64))
-            if self.waits:
+            if len(self.waits[0]):
                 self._wait(blocks, first, len(timed))
             self._count(timed, count)
             rows += count * len(timed)
@@ -261,6 +266,12 @@ class Machine:
         if before is not None and before.shape is shape:
             return
         s.sender[here], s.receiver[here], s.src[here], s.dst[here] = shape.sender, shape.receiver, shape.src, shape.dst
+        s.rule[here] = np.where((timed.delay_fs >= 0) & (s.reg[DEPTH] > 0), EAGER, BOTH)
+        if shape.leader is not None:
+            following = partners(shape.leader)
+            s.partner[here] = np.where(following >= 0, base + following, -1)
+            s.leader[here] = np.where(shape.leader != np.arange(rows), base + shape.leader, -1)
+            s.rule[here][shape.leader >= 0] = SWITCHED
         # As the compiled function has it: writable, row by row.
         links, weight = (np.require(each, np.int32, ["C", "W"]) for each in (shape.links, shape.weight))
         index_block(s, block, links, weight, np.zeros(len(s.lane_left), np.int32))
@@ -279,42 +290,38 @@ class Machine:
 
     def _connect(self, here: slice, shape: Shape) -> None:
         """Number the connections of a block."""
-        known, depth = self.connections, int(self.state.reg[DEPTH])
-        if shape.connection is None:
-            names: list[Any] = list(zip(shape.sender.tolist(), shape.receiver.tolist(), strict=True))
-        else:
-            names = shape.connection.tolist()
-        numbers = [known.setdefault(name, len(known)) for name in names]
+        depth, names = int(self.state.reg[DEPTH]), shape.connection
+        if names is None:
+            names = shape.sender * len(self.state.lane_left) + shape.receiver
+        wanted, place = np.unique(names, return_inverse=True)
+        known, numbers = self.connections
+        new = wanted[np.append(known, -1)[np.searchsorted(known, wanted)] != wanted]
+        if len(new):
+            numbers = np.append(numbers, len(known) + np.arange(len(new)))
+            known = np.append(known, new)
+            order = np.argsort(known)
+            known, numbers = self.connections = known[order], numbers[order]
         if len(known) > len(self.state.ring_count):
             old = len(self.state.ring)
             self.state = lengthened(self.state, ("ring_count",), 2 * len(known))
             self.state = lengthened(self.state, ("ring",), 2 * len(known) * depth)
             self.state.ring[old:] = -1
-        self.state.ring_place[here] = np.array(numbers, np.int64) * depth
+        self.state.ring_place[here] = numbers[np.searchsorted(known, wanted)][place] * depth
 
     def _wait(self, blocks: list[int], first: int, rows: int) -> None:
         """Let the messages of blocks just loaded wait for earlier ones; ``first`` is their first."""
         for turn, block in enumerate(blocks):
             self.live[first + turn * rows] = block, rows
-        begin, end = np.searchsorted(self.waiting, [first, first + len(blocks) * rows])
-        slots = [
-            (slot, self._slot(later))
-            for later in self.waiting[begin:end].tolist()
-            for earlier in self.waits[later]
-            if (slot := self._slot(earlier)) >= 0
-        ]
-        if not slots:
-            return
-        self.state = more_edges(self.state, len(slots))
-        pairs = np.array(slots, np.int64)
-        wait_for(self.state, np.ascontiguousarray(pairs[:, 0]), np.ascontiguousarray(pairs[:, 1]))
-
-    def _slot(self, message: int) -> int:
-        """Slot of a message; -1 if its whole step has finished."""
-        for first, (block, rows) in self.live.items():
-            if first <= message < first + rows:
-                return int(self.state.block_base[block]) + message - first
-        return -1
+        begin, end = np.searchsorted(self.waits[0], [first, first + len(blocks) * rows])
+        # Steps are loaded in order, so these are ascending; a message whose whole step has finished is in none of them.
+        starts = np.fromiter(self.live, np.int64, len(self.live))
+        block, length = np.array(list(self.live.values()), np.int64).T
+        base = self.state.block_base[block].astype(np.int64) - starts
+        later, earlier = self.waits[0][begin:end], self.waits[1][begin:end]
+        at = np.searchsorted(starts, earlier, side="right") - 1
+        lives = (at >= 0) & (earlier < (starts + length)[at])
+        later, earlier, at = later[lives], earlier[lives], at[lives]
+        wait_for(self.state, base[at] + earlier, base[np.searchsorted(starts, later, side="right") - 1] + later)
 
     def _take_back(self) -> None:
         s = self.state
@@ -331,12 +338,21 @@ class Machine:
             if content is None:
                 raise InternalError(f"block {block} has finished, but was never filled")
             first = int(s.block_first_id[block])
-            if self.waits:
+            if len(self.waits[0]):
                 del self.live[first]
             if self.over is not None:
                 here = slice(int(s.block_base[block]), int(s.block_base[block]) + len(content))
                 self.over(first, content, s.start_fs[here], s.end_fs[here], s.done_fs[here])
             self.free[self.room[block]].setdefault(content, []).append(block)
+
+
+def _pairs(waits: Mapping[int, tuple[int, ...]]) -> tuple[Ints, Ints]:
+    """Each message and one that it waits for, by message."""
+    counts = np.fromiter(map(len, waits.values()), np.int64, len(waits))
+    later = np.repeat(np.fromiter(waits, np.int64, len(waits)), counts)
+    earlier = np.fromiter(chain.from_iterable(waits.values()), np.int64, len(later))
+    order = np.argsort(later, kind="stable")
+    return later[order], earlier[order]
 
 
 def _singles(steps: Iterator[tuple[tuple[Timed, ...], int]]) -> Iterator[tuple[Timed, int]]:

@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
 
-__all__ = ["PER_BLOCK", "larger_calendar", "lengthened", "more_edges", "more_hops", "more_slots", "new_state"]
+__all__ = ["PER_BLOCK", "edges", "larger_calendar", "lengthened", "more_hops", "more_slots", "new_state"]
 
 PER_SLOT = (
-    "sender", "receiver", "src", "dst", "delay_fs", "busy_fs", "wire", "post_fs", "size", "block", "entry", "hops", "ring_place",
-    "needs", "phase", "follower", "waiters", "start_fs", "end_fs", "done_fs", "left", "rate", "own", "since_fs", "finish_fs",
-    "cover", "rated", "key", "before", "after", "limits", "weights", "started", "moving",
+    "sender", "receiver", "src", "dst", "delay_fs", "busy_fs", "wire", "post_fs", "size", "block", "entry", "hops",
+    "ring_place", "rule", "leader", "partner", "needs", "phase", "follower", "waiters", "start_fs", "end_fs", "done_fs",
+    "left", "rate", "own", "since_fs", "finish_fs", "cover", "rated", "key", "before", "after", "limits", "weights", "started", "moving",
 )  # fmt: skip
 PER_NODE = ("node_lane", "node_next", "node_first", "node_end", "entries")
 PER_BLOCK = (
@@ -59,7 +59,9 @@ def _types() -> dict[str, type]:
         "since_fs", "finish_fs", "rated", "key", "limits", "weights", "block_first_id", "block_content", "lane_left",
         "lane_free", "capacity", "level", "used", "flows", "heap", "table_key", "ring_count", "reg",
     }  # fmt: skip
-    special = {"left": np.float64, "sums": np.uint64} | dict.fromkeys(("phase", "shared", "queued", "marked"), np.int8)
+    special = {"left": np.float64, "sums": np.uint64} | dict.fromkeys(
+        ("phase", "rule", "shared", "queued", "marked"), np.int8
+    )
     return {name: special.get(name, np.int64 if name in wide else np.int32) for name in State._fields}
 
 
@@ -129,18 +131,11 @@ def larger_calendar(state: State) -> State:
     return state
 
 
-def more_edges(state: State, wanted: int) -> State:
-    """At least so many free edges."""
-    at, count = int(state.reg[EDGE]), 0
-    while at >= 0 and count < wanted:
-        at, count = int(state.edge_next[at]), count + 1
-    if count >= wanted:
-        return state
-    old = len(state.edge_next)
-    new = 2 * old + wanted
-    _check_room(new, 1, "waits")
-    state = lengthened(state, ("edge_next", "edge_slot"), new)
-    state.edge_next[old:new] = np.arange(old + 1, new + 1)
-    state.edge_next[new - 1] = state.reg[EDGE]
-    state.reg[EDGE] = old
+def edges(state: State, count: int) -> State:
+    """The edges of a run: one for each time that a message waits for another."""
+    _check_room(count, 1, "waits")
+    state = lengthened(state, ("edge_next", "edge_slot"), count)
+    state.edge_next[:] = np.arange(1, count + 1)
+    state.edge_next[-1:] = -1
+    state.reg[EDGE] = 0 if count else -1
     return state

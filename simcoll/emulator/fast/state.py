@@ -25,8 +25,10 @@ DEPTH, STOP, ARGUMENT, HASHED, EDGE, MOVING, SETTLED, NEXT_ID = range(10, 18)
 AGAIN, CONTENT, REGISTERS = range(18, 21)
 # Why the loop stopped.
 IDLE, NEED_STEP, FULL, NO_RATE, CLOCK, OVER = range(6)
+# Rules of a slot: those of rendezvous, of FIFOs, of parts of a switch operation.
+BOTH, EAGER, SWITCHED = range(3)
 # Phases of a slot.
-WAITING, PRE, FLOW, POST, ARRIVED, FINISHED, TIMER, LATE, LANE = range(9)
+WAITING, PRE, FLOW, POST, ARRIVED, FINISHED, TIMER, LATE, LANE, MEMBER = range(10)
 
 
 class State(NamedTuple):
@@ -48,6 +50,9 @@ class State(NamedTuple):
     entry: Shorts  # the first of its hops
     hops: Shorts
     ring_place: Ints
+    rule: NDArray[np.int8]
+    leader: Shorts  # of the switch operation that it is a further part of; -1: it is the leader
+    partner: Shorts  # the next part of its switch operation; -1: none
     # per slot: changes
     needs: Shorts
     phase: NDArray[np.int8]

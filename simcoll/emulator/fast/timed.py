@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from simcoll.core.plan import switch_leaders
 from simcoll.core.schedule import MULTICAST, OP_NAMES, SWITCH_REDUCE, SYNC, Repeat
 from simcoll.core.step import in_fold_order
+from simcoll.emulator.fast.joint import joint_costs, joint_links
 from simcoll.emulator.model import message_costs
 from simcoll.topology import Routes
 
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
     Group = tuple[tuple["Moves", ...], int]
-    Key = tuple[bytes, bytes, bytes]
+    Key = tuple[bytes, ...]
 
 __all__ = ["Moves", "Shape", "StepTimer", "Summary", "Timed", "moves_of", "summary", "timed_steps", "turns"]
 
@@ -42,7 +44,7 @@ class Shape:
 
     ``sender`` and ``receiver`` are lanes; ``links`` is ``[rows, hops]``, padded with -1, and ``weight`` of the same
     shape: how many flows like this one are on one such link. ``connection`` numbers connections where they are more than the pairs
-    of lanes.
+    of lanes. ``leader`` has for each row that a switch does the first row of its operation, which stands for the flow of all; else -1.
     """
 
     sender: Ints
@@ -52,6 +54,7 @@ class Shape:
     links: NDArray[np.int32]
     weight: Ints
     connection: Ints | None = None
+    leader: Ints | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,6 +82,7 @@ class Moves(NamedTuple):
     size_bytes: Ints
     op: NDArray[np.int8]
     operands: Ints
+    leader: Ints | None  # of its switch operation, a row; -1 for others
 
     @property
     def rows(self) -> int:
@@ -119,7 +123,13 @@ def _alike(plan: Plan, block: Step | Repeat) -> bool:
 
 def moves_of(plan: Plan, step: PlanStep) -> Moves:
     """The columns of a step that time depends on."""
-    return Moves(step.src_rank, step.dst_rank, step.channel, step.size_bytes, step.op, _operands(plan, step))
+    fixed = (step.src_rank, step.dst_rank, step.channel, step.size_bytes, step.op, _operands(plan, step))
+    return Moves(*fixed, _leaders(step))
+
+
+def _leaders(step: Step | PlanStep) -> Ints | None:
+    """Leaders of the switch operations, if there are any."""
+    return switch_leaders(step) if (step.op > SYNC).any() else None
 
 
 def _moves(plan: Plan, blocks: Iterable[Step | Repeat]) -> Iterator[Moves]:
@@ -140,9 +150,14 @@ def _moves(plan: Plan, blocks: Iterable[Step | Repeat]) -> Iterator[Moves]:
             step = in_fold_order(step, layout.size)
             sync = step.op == SYNC
         size_bytes = np.where(sync, 0, step.count * each)
-        moves = Moves(step.src_rank, step.dst_rank, step.channel, size_bytes, step.op, _operands(plan, step))
-        if keep.any():
-            yield moves if keep.all() else Moves(*(column[keep] for column in moves))
+        moves = Moves(step.src_rank, step.dst_rank, step.channel, size_bytes, step.op, _operands(plan, step), None)
+        if not keep.any():
+            continue
+        if keep.all():
+            yield moves._replace(leader=_leaders(step))
+        else:
+            src, dst, channel, size, op, operands, _ = moves
+            yield Moves(src[keep], dst[keep], channel[keep], size[keep], op[keep], operands[keep], None)
 
 
 def _operands(plan: Plan, step: Step | PlanStep) -> Ints:
@@ -199,10 +214,14 @@ def summary(plan: Plan) -> Summary:
 
 
 class StepTimer:
-    """Gives steps their routes and costs in batches; an unchanged step is handed out again."""
+    """Gives steps their routes and costs in batches; an unchanged step is handed out again.
 
-    def __init__(self, plan: Plan, topology: Topology, cap_base: int | None) -> None:
+    ``joint``: the transfers of a switch operation are one flow, that of its leader.
+    """
+
+    def __init__(self, plan: Plan, topology: Topology, cap_base: int | None, *, joint: bool = False) -> None:
         self.plan = plan
+        self.joint = joint
         self.topology = topology
         self.cap_base = cap_base
         self.last: tuple[Moves, Timed] | None = None
@@ -222,13 +241,17 @@ class StepTimer:
             here, first = slice(first, first + step.rows), first + step.rows
             if self.last is None or self.plan.protocol.jitter_fs or not _same(step, self.last[0]):
                 fixed = (delay[here], costs.busy_fs[here], costs.wire_bytes[here], costs.post_fs[here])
+                if shape.leader is not None:
+                    fixed = joint_costs(shape.leader, *fixed)
                 self.last = step, Timed(shape, *fixed, step.size_bytes, _bytes_by_op(step))
             made.append(self.last[1])
         return made
 
     def _remembered(self, steps: list[Moves]) -> list[tuple[Routes, Shape]]:
         """Routes and shape of each step, from the latest ones if they are there."""
-        keys = [(step.src_rank.tobytes(), step.dst_rank.tobytes(), step.channel.tobytes()) for step in steps]
+        keys = [
+            tuple(b"" if column is None else column.tobytes() for column in (*step[:3], step.leader)) for step in steps
+        ]
         new = {key: step for key, step in zip(keys, steps, strict=True) if key not in self.known}
         if new:
             self.known |= zip(new, self._ways(list(new.values())), strict=True)
@@ -241,7 +264,9 @@ class StepTimer:
     def _ways(self, steps: list[Moves]) -> Iterator[tuple[Routes, Shape]]:
         """Routes and shapes, found at once."""
         ranks, channels = self.plan.ranks, self.plan.nchannels
-        src, dst, channel = (np.concatenate(columns) for columns in list(zip(*steps, strict=True))[:3])
+        src, dst, channel = (
+            np.concatenate(columns) for columns in list(zip(*(step[:3] for step in steps), strict=True))
+        )
         routes = self.topology.route(ranks[src], ranks[dst])
         sender, receiver, links = src * channels + channel, dst * channels + channel, routes.links
         if self.cap_base is not None:
@@ -252,7 +277,22 @@ class StepTimer:
             here, first = slice(first, first + step.rows), first + step.rows
             once = np.broadcast_to(np.int64(1), links[here].shape)
             shape = Shape(sender[here], receiver[here], step.src_rank, step.dst_rank, links[here], once)
+            if self.joint and step.leader is not None:
+                shape = self._joint(shape, step, step.leader)
             yield Routes(routes.links[here], routes.latency_fs[here], routes.kind[here]), shape
+
+    def _joint(self, shape: Shape, step: Moves, leader: Ints) -> Shape:
+        """With the links of every switch operation at its leader."""
+        # An operand in the rank that gets the reduction goes up to the switch like the others.
+        own = np.flatnonzero((step.op == SWITCH_REDUCE) & (step.src_rank == step.dst_rank))
+        other = np.full(len(leader), -1)
+        far = np.flatnonzero((step.op == SWITCH_REDUCE) & (step.src_rank != step.dst_rank))[::-1]
+        other[leader[far]] = step.src_rank[far]
+        own = own[other[leader[own]] >= 0]
+        ranks = self.plan.ranks
+        up = self.topology.route(ranks[step.src_rank[own]], ranks[other[leader[own]]]).links[:, :1]
+        links = joint_links(leader, shape.links, own, up)
+        return replace(shape, links=links, weight=np.broadcast_to(np.int64(1), links.shape), leader=leader)
 
     def _caps(self, src: Ints, dst: Ints, channel: Ints) -> Ints:
         """The links that cap the rates of channels, and those for ranks, in the order of :func:`simcoll.emulator.score.cap_rates`."""
@@ -313,7 +353,7 @@ def timed_steps(
     ``groups`` are those of :func:`summary`, if it kept them. ``cap_base`` is the first of the links that cap the rates of channels
     and ranks, if the protocol caps them.
     """
-    make, first = StepTimer(plan, topology, cap_base), 0
+    make, first = StepTimer(plan, topology, cap_base, joint=True), 0
     groups = turns(plan) if groups is None else groups
     for steps, times in _batches(groups, unrolled=plan.protocol.jitter_fs > 0):
         made = make(steps, first)

@@ -1,0 +1,56 @@
+"""Switch operations as single flows: all of its transfers' links and costs at the *leader*, the first of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Ints = NDArray[np.int64]
+
+__all__ = ["joint_costs", "joint_links", "partners"]
+
+
+def joint_links(leader: Ints, links: NDArray[np.int32], own: Ints, up: NDArray[np.int32]) -> NDArray[np.int32]:
+    """The links of all transfers of an operation in the row of its leader, each once, and none in its other rows.
+
+    ``leader`` is -1 for rows of no operation, which keep their links; the rows ``own`` have the links ``up`` as well.
+    """
+    base = int(max(links.max(initial=0), up.max(initial=0))) + 1
+    row, column = np.nonzero((links >= 0) & (leader[:, None] >= 0))
+    more, place = np.nonzero(up >= 0)
+    pairs = np.concatenate([leader[row] * base + links[row, column], leader[own[more]] * base + up[more, place]])
+    rows, link = np.divmod(np.unique(pairs), base)
+    place = np.arange(len(rows)) - np.searchsorted(rows, rows)
+    width = max(links.shape[1], int(place.max(initial=-1)) + 1)
+    made = np.full((len(leader), width), -1, np.int32)
+    made[:, : links.shape[1]] = np.where(leader[:, None] >= 0, -1, links)
+    made[rows, place] = link
+    return made
+
+
+def joint_costs(
+    leader: Ints, delay_fs: Ints, busy_fs: Ints, wire: Ints, post_fs: Ints
+) -> tuple[Ints, Ints, Ints, Ints]:
+    """The longest delays and the most bytes of an operation at its leader; its other transfers put nothing on a wire."""
+    rows = np.flatnonzero(leader >= 0)
+    most = []
+    for column in (np.maximum(delay_fs, 0), wire, post_fs):
+        largest = np.zeros_like(column)
+        np.maximum.at(largest, leader[rows], column[rows])
+        most.append(largest)
+    joined = [np.where(leader >= 0, top, column) for top, column in zip(most, (delay_fs, wire, post_fs), strict=True)]
+    return joined[0], busy_fs, joined[1], joined[2]
+
+
+def partners(leader: Ints) -> Ints:
+    """The next row of the same operation; -1 at the end and for rows of none."""
+    found = np.full(len(leader), -1)
+    rows = np.flatnonzero(leader >= 0)
+    rows = rows[np.argsort(leader[rows], kind="stable")]
+    same = leader[rows[1:]] == leader[rows[:-1]]
+    found[rows[:-1][same]] = rows[1:][same]
+    return found
