@@ -75,6 +75,8 @@ def compare_log(
         notes.append(
             "the calibration was fitted to a log of this name; simcoll calibrate prints its error on rows left out"
         )
+    if overlay and overlay.topology not in {"", topology}:
+        notes.append(f"the calibration was fitted on topology {overlay.topology!r}, another than {topology!r}")
     for note in (*found.notes, *notes):
         print(f"# note: {printable(note)}")
     tables = {}

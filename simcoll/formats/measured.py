@@ -119,6 +119,7 @@ class Run:
     environment: dict[str, str] = field(default_factory=dict)
     library: str = ""
     version: str = ""
+    gpus_per_thread: int = 0
 
 
 def finished(run: Run) -> tuple[Table, tuple[str, ...]]:
@@ -140,7 +141,9 @@ def finished(run: Run) -> tuple[Table, tuple[str, ...]]:
     amd = any("AMD" in name or "Instinct" in name for name in names)
     library = run.library or ("rccl" if amd else "nccl" if run.version else "")
     environment = tuple(sorted(run.environment.items()))
-    if len(processes) == len(hosts) < len(run.devices) and all(process for _, process in processes):
+    # Containers may number processes alike; then a thread still has one GPU.
+    shared = run.gpus_per_thread != 1 and all(process for _, process in processes)
+    if shared and len(processes) == len(hosts) < len(run.devices):
         environment = (("LAUNCHER", "one-process"), *environment)
     return Table(collective, nranks, len(hosts), names, library, run.version, environment, tuple(run.rows)), tuple(
         notes

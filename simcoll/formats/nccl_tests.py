@@ -39,6 +39,7 @@ _RANK = re.compile(
     r"\bRank\s+(\d{1,7})\s+(?:Group\s+\d{1,7}\s+)?(?:Pid\s+(\d{1,10})\s+)?on\s+(\S{1,256})\s+"
     r"device\s+\d{1,4}\s+\[[^\]]{1,40}\]\s*(.*)"
 )
+_GPUS = re.compile(r"\bnGpus (\d{1,6})\b")
 _PERF = re.compile(r"\b([a-z_]{4,20})_perf(?:_mpi)?\b")
 _STARTING = re.compile(r"Collective test starting:\s*(\w{1,40})")
 _VERSION = re.compile(r"\b([NR]CCL)[ _][vV]ersion\s*:?\s*(\d{1,3}\.\d{1,3}(?:\.\d{1,3})?)")
@@ -76,6 +77,7 @@ class _Reader:
                 self._run.devices[int(device[1])] = (device[3], device[2] or "", printable(device[4].strip())[:80])
         elif "nThread" in text:
             self._next()
+            self._run.gpus_per_thread = int(gpus[1]) if (gpus := _GPUS.search(text)) else 0
         elif "bus bandwidth" in text:
             self._complete = True
         elif " time " in text and (header := _HEADER.search(text)):

@@ -53,6 +53,7 @@ class _Device(msgspec.Struct, frozen=True):
 
 class _Config(msgspec.Struct, frozen=True):
     devices: list[_Device] = []
+    ngpus: int = 0
     nranks: int = 0
     algorithm: str = ""
     transport: str = ""
@@ -102,7 +103,7 @@ def tables_of_json(path: str | Path, max_bytes: int, skipped: Skipped) -> tuple[
         _collective(document.args, ours), document.config.nranks,
         {device.rank: (device.hostname, str(device.pid or ""), printable(device.device_info)) for device in document.config.devices}, rows,
         {printable(name): printable(value)[:200] for name, value in pairs if name.startswith("NCCL_")},
-        "realcoll" if ours else "rccl" if "rccl" in text else "nccl", _version(document.nccl_version),
+        "realcoll" if ours else "rccl" if "rccl" in text else "nccl", _version(document.nccl_version), document.config.ngpus,
     )  # fmt: skip
     table, notes = finished(run)
     for note in notes:

@@ -76,6 +76,11 @@ def test_a_calibration_brings_predictions_closer_and_is_named(capsys, here):
         return float(line.split("median ")[1].split("%")[0])
 
     assert median_of(closer) < 4 < median_of(plain)
+    assert "# note: the calibration was fitted to a log of this name" in closer
+    assert (
+        "on topology 'dgx-h100', another than 'dgx-h200'"
+        in run("compare run.log -t dgx-h200 --calibration mine.toml", capsys)[1]
+    )
     first = (here / "mine.toml").read_bytes()
     run("calibrate run.log tuned.log -t dgx-h100 -o mine.toml", capsys)
     assert (here / "mine.toml").read_bytes() == first

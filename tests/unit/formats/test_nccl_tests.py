@@ -166,6 +166,8 @@ def test_several_runs_in_one_log(read):
 def test_one_process_that_drives_all_gpus_of_a_node_is_seen(read, hosts):
     lines = nccl_tests(SIZES, 1.5, hosts=hosts)
     same = [re.sub(r"Pid +\d+", f"Pid {4000 + len(hosts[0])}", line) for line in lines]
+    assert read(same).tables[0].environment == ()  # process numbers of containers
+    same = [line.replace("nGpus 1", "nGpus 8") for line in same]
     assert read(same).tables[0].environment == (("LAUNCHER", "one-process"),)
     assert read(nccl_tests(SIZES, 1.5, hosts=TWO, per_host=1)).tables[0].environment == ()
 
