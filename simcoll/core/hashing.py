@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
     Words = NDArray[np.uint64]
 
-__all__ = ["mix", "mix_in_place", "token_at", "tokens"]
+__all__ = ["mix", "mix_in_place", "token_at"]
 
 
 def mix(values: Words) -> Words:
@@ -37,8 +37,3 @@ def token_at(index: Ints, salt: int) -> Words:
     """Pseudo-random 64-bit words, a function of (salt, index)."""
     with np.errstate(over="ignore"):
         return mix((index.astype(np.uint64) + np.uint64(1 + (salt << 40))) * np.uint64(0x9E3779B97F4A7C15))
-
-
-def tokens(count: int, salt: int) -> Words:
-    """The first ``count`` words of a salt."""
-    return token_at(np.arange(count), salt)

@@ -64,24 +64,11 @@ __all__ = [
 
 
 @dataclass(slots=True, eq=False)
-class _Seen:
-    """Digests of the steps that a source has yielded so far, and whether these were all."""
+class Known:
+    """Facts found out about a schedule, each computed once; of its source, the digests of all blocks or of those so far."""
 
     digests: list[int] = field(default_factory=list)
     complete: bool = False
-
-    def like_before(self, number: int, value: int) -> bool:
-        """Whether block ``number`` is as it was, or comes for the first time."""
-        if number == len(self.digests) and not self.complete:
-            self.digests.append(value)
-        return number < len(self.digests) and self.digests[number] == value
-
-
-@dataclass(slots=True, eq=False)
-class Known:
-    """Facts found out about a schedule, each computed once."""
-
-    seen: _Seen = field(default_factory=_Seen)
     checked: bool = False
     content_hash: str = ""
     folds: bool | None = None
@@ -156,19 +143,21 @@ class Schedule:
         blocks = self.source()
         if not isinstance(blocks, Iterable):
             raise ConfigError(f"{self.title}: its source returns {blocks!r:.60}; expected steps, yielded one by one")
-        seen = self.known.seen
-        number = 0
+        known, number = self.known, 0
         for number, block in enumerate(blocks, 1):
             if not isinstance(block, (Step, Repeat)):
                 raise ConfigError(f"{self.title}: its source yields {block!r:.60}; expected steps, made by transfers()")
-            if not seen.like_before(number - 1, digest(block)):
+            value = digest(block)
+            if number > len(known.digests) and not known.complete:
+                known.digests.append(value)
+            if known.digests[number - 1 : number] != [value]:
                 raise self._changed(number - 1)
             moving = moving_part(block)
             if moving is not None:
                 yield moving
-        if number < len(seen.digests):
+        if number < len(known.digests):
             raise self._changed(number)
-        seen.complete = True
+        known.complete = True
 
     def _changed(self, block: int) -> ScheduleError:
         return ScheduleError(

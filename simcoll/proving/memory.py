@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simcoll.core.hashing import token_at, tokens
+from simcoll.core.hashing import token_at
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -67,7 +67,7 @@ def start(schedule: Schedule, *, exact: bool) -> Memory:
         np.zeros(rows, np.uint64),
         np.full(layout.size, -1, np.int64),
     )
-    leaf = tokens(n, 2)
+    leaf = token_at(np.arange(n), 2)
     for ranks in in_groups(np.flatnonzero(collective.has_input(np.arange(n))), per_rank):
         rank, chunk = np.tile(ranks, per_rank), np.repeat(np.arange(per_rank), len(ranks))
         at, token = memory.rows(rank, layout.canonical(rank, chunk)), rank * per_rank + chunk

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
-from simcoll.core.hashing import mix, tokens
+from simcoll.core.hashing import mix, token_at
 from simcoll.core.program import Program, place
 from simcoll.core.proof import LEVELS
 from simcoll.core.schedule import Layout
@@ -214,7 +214,7 @@ class _Memory:
         self.writer = np.full(n * self.chunks, -1)
         self.read_only = np.zeros(n * self.chunks, np.bool_)
         reduces = op_where(code, "reads") & (op_where(code, "receives") | op_where(code, "updates"))
-        self.values = _Values(np.repeat(tokens(n, 2), inputs), int(code.count[reduces].sum()))
+        self.values = _Values(np.repeat(token_at(np.arange(n), 2), inputs), int(code.count[reduces].sum()))
         layout = program.layout
         rank, chunk = (cells.reshape(-1) for cells in np.meshgrid(np.arange(n), np.arange(inputs), indexing="ij"))
         if layout is None:
