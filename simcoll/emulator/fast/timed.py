@@ -175,8 +175,17 @@ def turns(plan: Plan) -> Iterator[Group]:
                     if steps and block.count:
                         yield steps, block.count
         else:
+            last, times = None, 0
+            # The steps of a ring whose blocks have numbers of their own differ in chunks, not in time.
             for step in _moves(plan, blocks):
-                yield (step,), 1
+                if last is not None and _same(step, last):
+                    times += 1
+                    continue
+                if last is not None:
+                    yield (last,), times
+                last, times = step, 1
+            if last is not None:
+                yield (last,), times
 
 
 def _bytes_by_op(step: Moves) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ import pytest
 import simcoll
 from simcoll.core.protocol import Protocol
 from simcoll.emulator import emulate
-from simcoll.emulator.fast.timed import summary, timed_steps
+from simcoll.emulator.fast.timed import summary, timed_steps, turns
 from simcoll.emulator.model import effective_capacities
 from simcoll.emulator.quotient import Quotient, fold, folded
 from simcoll.emulator.quotient_partition import Partition, certify, connections_in_order, refine
@@ -221,3 +221,13 @@ def test_a_million_messages_are_not_expanded_unless_asked():
     assert result.path.endswith("; too many for a trace hash")
     # 2 (n - 1) steps of 1 us and 4 bytes at 50 GB/s
     assert result.time_fs == 2046 * (10**9 + 80_000)
+
+
+@pytest.mark.parametrize("kind", ["all_gather", "reduce_scatter"])
+def test_steps_that_differ_in_their_blocks_only_are_one_step_in_time(kind):
+    # On rails every channel numbers the ranks in its own way, so that no repeat of chunks can say it.
+    made = simcoll.schedule(kind, "ring", nranks=32, channels=8, box=8)
+    plan = simcoll.bind(made, 1 << 10, "uint8")
+    seen = summary(plan)
+    assert [times for _, times in turns(plan)] == [1, 31]  # the copies in each rank, then the ring
+    assert 4 * seen.rows < seen.messages
