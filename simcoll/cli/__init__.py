@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from cyclopts import App
 
+from simcoll.cli.accuracy import show_accuracy
 from simcoll.cli.calibrate import calibrate_logs
 from simcoll.cli.compare import compare_log
 from simcoll.cli.listing import list_names
@@ -31,6 +32,7 @@ app.command(run_scenario, name="run")
 app.command(predict, name="perf")
 app.command(compare_log, name="compare")
 app.command(calibrate_logs, name="calibrate")
+app.command(show_accuracy, name="accuracy")
 app.command(verify_file, name="verify")
 app.command(show_schedule, name="show")
 app.command(list_names, name="list")

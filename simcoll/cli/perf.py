@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from dataclasses import dataclass
+from pathlib import Path  # noqa: TC003 - cyclopts reads the annotations
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from simcoll.command_line import WHOLE
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from simcoll.libraries.prediction import Prediction
+    from simcoll.topology import Topology
 
 __all__ = ["predict"]
 
@@ -27,6 +35,9 @@ def predict(
     op: Annotated[str, Parameter(name=["--op", "-o"])] = "sum",
     root: Annotated[int | None, Parameter(name=["--root", "-r"]), WHOLE] = None,
     check: Annotated[str, Parameter(name=["--check", "-c"])] = "64K",
+    library: str | None = None,
+    env: str = "",
+    calibration: Path | None = None,
 ) -> None:
     """Predict a collective over a range of sizes: the nccl-tests table with bound, headroom and bottleneck.
 
@@ -60,9 +71,18 @@ def predict(
         Root rank of broadcast, reduce, gather and scatter.
     check
         Largest size for which real data moves and is compared with the definition of the collective.
+    library
+        Show only what this library would run: nccl, rccl, or the path of a library file.
+        Without --library, --algorithm and --protocol: NCCL's lines, then the best of all algorithms.
+    env
+        NCCL's variables for its lines, such as NCCL_ALGO=Ring,NCCL_PROTO=^LL128.
+    calibration
+        A file that simcoll calibrate wrote, for NCCL's lines.
     """
     from simcoll.cli.sweeping import degraded, print_sweep
-    from simcoll.planning.sweep import Sweep, prepare, size_ladder
+    from simcoll.errors import ConfigError
+    from simcoll.planning.library_table import gain_lines
+    from simcoll.planning.sweep import Sweep, best_rows, prepare, size_ladder
     from simcoll.topology import load_topology
     from simcoll.tuning import candidates, collective_on, default_protocols, parse_choice
     from simcoll.units import parse_size
@@ -71,6 +91,17 @@ def predict(
     wanted = collective_on(collective, machine.nranks, root)
     ladder = size_ladder(parse_size(begin, what="-b"), parse_size(end, what="-e"), factor)
     checked = parse_size(check, what="-c")
+    asked = _Library(library, env, calibration)
+    alone = library is not None or bool(env) or calibration is not None
+    if alone and (algorithm is not None or protocol is not None):
+        raise ConfigError(
+            "--library, --env and --calibration are for what a library chooses, -a and -p for what you choose"
+        )
+    shown = None
+    if algorithm is None and protocol is None and root in {None, 0}:
+        shown = asked.show(collective, ladder, machine, needed=alone)
+    if alone:
+        return
     notes: list[str] = []
     protocols = tuple(protocol.split(",")) if protocol is not None else ()
     if not protocols:
@@ -85,4 +116,40 @@ def predict(
     for note in notes:
         print(f"# {note}")
     sweep = Sweep(collective, ladder, choices, protocols, dtype, op, root, checked)
-    print_sweep(f"{collective} on {machine.name}", sweep, prepare(sweep, machine, built), machine)
+    rows, _ = print_sweep(f"{collective} on {machine.name}", sweep, prepare(sweep, machine, built), machine)
+    if shown:
+        best = {row.size_bytes: (str(row), row.time_fs) for row in best_rows(rows)}
+        for line in gain_lines(shown, best):
+            print(line)
+
+
+@dataclass(frozen=True, slots=True)
+class _Library:
+    """The options for what a library would run."""
+
+    name: str | None
+    env: str
+    calibration: Path | None
+
+    def show(self, collective: str, sizes: Sequence[int], topology: Topology, *, needed: bool) -> list[Prediction]:
+        """Print the lines of the library; where they were not asked for, a reason in their place if there are none."""
+        from simcoll.errors import ConfigError
+        from simcoll.libraries.calibration import load_calibration
+        from simcoll.libraries.environment import parse_environment
+        from simcoll.planning.library_table import library_for, library_lines, library_predictions
+
+        environment = parse_environment(self.env)
+        overlay = None if self.calibration is None else load_calibration(self.calibration)
+        try:
+            library = library_for(self.name, topology)
+            found = library_predictions(collective, sizes, topology, library, environment, overlay)
+        except ConfigError as error:
+            if needed:
+                raise
+            print(f"# no line of NCCL: {error.message}")
+            return []
+        for line in library_lines(found, topology, library, environment):
+            print(line)
+        if not needed:
+            print()
+        return found

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simcoll.libraries.calibration import Calibration
 from simcoll.libraries.fitting import Series, fit_series, formula
 from simcoll.libraries.library import load_library
+from simcoll.libraries.prediction import predict
 from simcoll.planning.measurements import Table, measurement_folder, published_tables
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
+    from simcoll.libraries.calibration import Calibration
     from simcoll.libraries.library import Library, Value
 
 __all__ = ["BANDS", "WAYS", "Error", "errors_of", "left_out_library", "measure", "medians"]
@@ -39,6 +40,7 @@ class Error:
     size_bytes: int
     measured_ns: int
     predicted_ns: int
+    timed_by: str = ""
 
     @property
     def relative(self) -> float:
@@ -85,18 +87,27 @@ def left_out_library(name: str, system: str) -> Library:
 
 def errors_of(table: Table) -> list[Error]:
     """All rows of a table, uncalibrated, and without the calibrated rows with two and six points."""
-    library = left_out_library(table.library, table.system)
-    predictor = formula(table.collective, table.machine(), library, table.settings())
+    library, machine = left_out_library(table.library, table.system), table.machine()
+    settings, fitter = table.settings(), formula(table.collective, machine, library, table.settings())
     measured = [(size, time * 10**6) for size, time in table.rows]
-    found = _compared(table, WAYS[0], measured, predictor([size for size, _ in measured], Calibration()))
+
+    def compared(way: str, rows: Sequence[tuple[int, int]], calibration: Calibration | None = None) -> list[Error]:
+        made = [
+            predict(table.collective, size, machine, library=library, environment=settings, calibration=calibration)
+            for size, _ in rows
+        ]
+        return [
+            Error(table, way, size, time // 10**6, round(each.time_fs / 10**6), each.timed_by)
+            for (size, time), each in zip(rows, made, strict=True)
+        ]
+
+    found = compared(WAYS[0], measured)
     if len(measured) < FEWEST_ROWS:
         return found
     for way, sizes in ((WAYS[1], (SIX[0], SIX[-1])), (WAYS[2], SIX)):
         points = _nearest(measured, sizes)
-        series = Series(table.collective, table.ranks, points, predictor)
-        calibration = fit_series([series])
-        rest = [row for row in measured if row not in points]
-        found += _compared(table, way, rest, predictor([size for size, _ in rest], calibration))
+        calibration = fit_series([Series(table.collective, table.ranks, points, fitter)])
+        found += compared(way, [row for row in measured if row not in points], calibration)
     return found
 
 
@@ -110,16 +121,14 @@ def _nearest(rows: Sequence[tuple[int, int]], sizes: Iterable[int]) -> tuple[tup
     return tuple(sorted(chosen))
 
 
-def _compared(table: Table, way: str, rows: Sequence[tuple[int, int]], times_fs: Sequence[int]) -> list[Error]:
-    return [
-        Error(table, way, size, time // 10**6, round(predicted / 10**6))
-        for (size, time), predicted in zip(rows, times_fs, strict=True)
-    ]
-
-
-def measure() -> list[Error]:
+def measure(progress: Callable[[str], None] | None = None) -> list[Error]:
     """Every row of every published table."""
-    return [error for table in published_tables() for error in errors_of(table)]
+    found = []
+    for table in published_tables():
+        if progress is not None:
+            progress(table.name)
+        found += errors_of(table)
+    return found
 
 
 def medians(errors: Iterable[Error]) -> dict[str, float]:

@@ -1,0 +1,37 @@
+"""``simcoll accuracy``: predictions against published measurements."""
+
+from __future__ import annotations
+
+from pathlib import Path  # noqa: TC003 - cyclopts reads the annotations
+from typing import Annotated
+
+from cyclopts import Parameter
+
+__all__ = ["show_accuracy"]
+
+
+def show_accuracy(*, output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None) -> None:
+    """Compare predictions with published tables, each system predicted without having been fitted to.
+
+    Parameters
+    ----------
+    output
+        File to write the page to, in Markdown. Default: the terminal.
+    """
+    import sys
+
+    from simcoll.formats.output import write_file
+    from simcoll.planning.accuracy import measure
+    from simcoll.planning.accuracy_page import page
+
+    def told(name: str) -> None:
+        if sys.stderr.isatty():
+            print(f"\r{name:<60}", end="", file=sys.stderr, flush=True)
+
+    text = page(measure(told))
+    told("")
+    if output is None:
+        print(text, end="")
+    else:
+        write_file(output, text.encode())
+        print(f"# wrote {output}")

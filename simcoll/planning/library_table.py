@@ -1,0 +1,98 @@
+"""What a communication library would run, size by size, as a table in the form of nccl-tests."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from simcoll.core.collective import bus_factor
+from simcoll.libraries.environment import DEFAULT
+from simcoll.libraries.library import load_library
+from simcoll.libraries.prediction import predict
+from simcoll.planning.table import TIMES, Column, gigabytes, microseconds, table_line, titles
+from simcoll.units import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from simcoll.libraries.calibration import Calibration
+    from simcoll.libraries.environment import Environment
+    from simcoll.libraries.library import Library
+    from simcoll.libraries.prediction import Prediction
+    from simcoll.topology import Topology
+
+__all__ = ["gain_lines", "library_for", "library_lines", "library_predictions"]
+
+_SIZE: Column = ("size", "(B)", 12)
+_BOUND: tuple[Column, ...] = (("bound", "(us)", 11), ("headroom", "", 9))
+_TIMES = TIMES[:3]
+
+
+def library_for(name: str | None, topology: Topology) -> Library:
+    """The named library, or the one that is usual on the GPUs of a machine."""
+    usual = "rccl" if topology.traits.get("generation", "").startswith("mi") else "nccl"
+    return load_library(name or usual)
+
+
+def library_predictions(
+    collective: str,
+    sizes: Iterable[int],
+    topology: Topology,
+    library: Library,
+    environment: Environment = DEFAULT,
+    calibration: Calibration | None = None,
+) -> list[Prediction]:
+    """A prediction for every size."""
+    return [
+        predict(collective, size, topology, library=library, environment=environment, calibration=calibration)
+        for size in sizes
+    ]
+
+
+def library_lines(
+    found: Sequence[Prediction], topology: Topology, library: Library, environment: Environment
+) -> Iterator[str]:
+    """The table, and what it is of: choice, channels, bound, and which times are not of events."""
+    given = f"; {', '.join(environment.ignored)} changes nothing here" if environment.ignored else ""
+    yield printable(f"# {library} on {topology.name}, {topology.nranks} ranks{given}")
+    if found[0].calibration:
+        yield f"# calibration {found[0].calibration}"
+    width = max(len(_choice(each)) for each in found) + 2
+    for left, right, name, last in zip(
+        titles((_SIZE, *_TIMES)), titles(_BOUND), ("runs", ""), ("bottleneck", ""), strict=True
+    ):
+        yield f"{left}  {name:<{width}} {right[1:]}  {last}".rstrip()
+    notes: dict[str, int] = {}
+    for each in found:
+        rate = each.size_bytes / (each.time_fs / 1e15)
+        factor = bus_factor(each.collective, topology.nranks)
+        cells = (each.size_bytes, microseconds(each.time_us), gigabytes(rate), gigabytes(rate * float(factor)))
+        headroom = f"{each.time_fs / each.bound_fs:.3g}x" if each.bound_fs else "-"
+        bound = table_line(_BOUND, (microseconds(each.bound_fs / 1e9), headroom))
+        line = f"{table_line((_SIZE, *_TIMES), cells)}  {_choice(each):<{width}}{bound}  {each.bottleneck}"
+        yield printable(line)
+        if each.note:
+            notes[each.note] = notes.get(each.note, 0) + 1
+    for note, count in notes.items():
+        yield printable(f"# {count} size{'s' * (count > 1)} {note}")
+    yield f"# not in the model: {'; '.join(library.missing)}"
+
+
+def gain_lines(found: Sequence[Prediction], best: dict[int, tuple[str, int]]) -> Iterator[str]:
+    """What the best of the whole library would save, beside what the communication library runs.
+
+    ``best`` is, for every size, the name and the time of the fastest run.
+    """
+    ratios = [each.time_fs / best[each.size_bytes][1] for each in found if each.size_bytes in best]
+    if ratios:
+        place = int(np.argmax(ratios))
+        size = [each.size_bytes for each in found if each.size_bytes in best][place]
+        yield (
+            f"# most to win at {size} B: NCCL takes {ratios[place]:.2f} times as long as {best[size][0]}. The table above has NCCL's own "
+            "constants, without what measurements add"
+        )
+
+
+def _choice(each: Prediction) -> str:
+    return f"{each.algorithm} {each.protocol} x{each.channels}"

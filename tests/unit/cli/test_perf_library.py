@@ -1,0 +1,70 @@
+"""``simcoll perf`` with what a library would run."""
+
+import pytest
+
+from simcoll.cli import main
+from simcoll.libraries.calibration import Calibration, write_calibration
+
+
+def run(capsys, *words):
+    status = main(["perf", *words])
+    said = capsys.readouterr()
+    return status, said.out, said.err
+
+
+def test_a_library_alone_shows_its_lines_and_proves_nothing(capsys):
+    status, out, _ = run(
+        capsys, "all_reduce", "-t", "dgx-h100", "-b", "1K", "-e", "1G", "-f", "1024", "--library", "nccl"
+    )
+    assert status == 0
+    lines = [line for line in out.splitlines() if line and not line.startswith("#")]
+    assert [line.split()[0] for line in lines] == ["1024", "1048576", "1073741824"]
+    assert "ring LL x1" in lines[0]
+    assert "nvls Simple" in lines[2]
+    assert "proved" not in out
+
+
+def test_the_environment_and_a_calibration_count(capsys, tmp_path):
+    words = ("all_reduce", "-t", "dgx-h100", "-b", "1G", "-e", "1G", "-f", "2")
+    _, plain, _ = run(capsys, *words, "--library", "nccl")
+    status, ring, _ = run(capsys, *words, "--env", "NCCL_NVLS_ENABLE=0,NCCL_DEBUG=INFO")
+    assert status == 0
+    assert ("nvls" in plain, "nvls" in ring, "NCCL_DEBUG=INFO changes nothing" in ring) == (True, False, True)
+    overlay = Calibration(launch_fs=10**12)
+    write_calibration(tmp_path / "c.toml", overlay)
+    _, late, _ = run(capsys, *words, "--calibration", str(tmp_path / "c.toml"))
+    assert f"# calibration {overlay.hash}" in late
+    times = [
+        float(next(x for x in out.splitlines() if x.strip().startswith("1073741824")).split()[1])
+        for out in (plain, late)
+    ]
+    assert times[1] == pytest.approx(times[0] + 1000, abs=0.1)
+
+
+def test_by_default_nccl_comes_before_the_best_of_all(capsys):
+    status, out, _ = run(capsys, "all_gather", "-t", "dgx-a100", "-b", "1M", "-e", "1M", "-f", "2", "-c", "0")
+    assert status == 0
+    assert out.startswith("# nccl 2.27 on dgx-a100, 8 ranks")
+    assert out.index("ring LL") < out.index("# simcoll: all_gather on dgx-a100")
+    assert "# most to win at 1048576 B: NCCL takes" in out
+
+
+def test_a_machine_without_numbers_is_no_obstacle(capsys):
+    status, out, _ = run(capsys, "all_gather", "-t", "crossbar", "-b", "1K", "-e", "1K", "-f", "2")
+    assert status == 0
+    assert out.startswith("# no line of NCCL: nccl 2.27 has no constants")
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (("--library", "nccl", "-a", "ring"), "for what a library chooses"),
+        (("--library", "ncll"), "did you mean 'nccl'"),
+        (("--env", "NCCL_ALGO=Rnig"), "did you mean 'ring'"),
+        (("--library", "nccl", "-t", "crossbar"), "no constants for GPUs"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(capsys, words, what):
+    status, _, err = run(capsys, "all_reduce", "-b", "1K", "-e", "1K", "-f", "2", *words)
+    assert status == 2
+    assert what in err
