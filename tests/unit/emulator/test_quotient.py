@@ -228,6 +228,4 @@ def test_steps_that_differ_in_their_blocks_only_are_one_step_in_time(kind):
     # On rails every channel numbers the ranks in its own way, so that no repeat of chunks can say it.
     made = simcoll.schedule(kind, "ring", nranks=32, channels=8, box=8)
     plan = simcoll.bind(made, 1 << 10, "uint8")
-    seen = summary(plan)
     assert [times for _, times in turns(plan)] == [1, 31]  # the copies in each rank, then the ring
-    assert 4 * seen.rows < seen.messages
