@@ -36,10 +36,9 @@ def test_left_out_numbers_are_of_places_that_the_libraries_have():
 
 
 def test_calibrated_rows_are_not_compared():
-    table = TABLES["all_reduce-h100-16-issue309"]
-    errors = errors_of(table)
+    errors = errors_of(TABLES["all_gather-b200-2-google"])  # from 64 MiB to 8 GiB
     count = {way: sum(error.way == way for error in errors) for way in ("uncalibrated", "two points", "six points")}
-    assert count == {"uncalibrated": 32, "two points": 30, "six points": 26}
+    assert count == {"uncalibrated": 8, "two points": 6, "six points": 6}
 
 
 def test_few_rows_are_only_predicted():
