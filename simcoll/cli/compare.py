@@ -52,6 +52,7 @@ def compare_log(
     svg
         File for a picture: both curves and the bound.
     """
+    from simcoll.cli.sweeping import progress_bar
     from simcoll.errors import ConfigError
     from simcoll.formats.nccl_tests import load_log
     from simcoll.formats.output import write_file
@@ -81,7 +82,8 @@ def compare_log(
         print(f"# note: {printable(note)}")
     tables = {}
     for number, setting in enumerate(settings, 1):
-        rows = compare(setting, overlay)
+        with progress_bar() as progress:
+            rows = compare(setting, overlay, progress)
         tables[f"{number}. {printable(str(setting))}"] = rows
         print(
             printable(

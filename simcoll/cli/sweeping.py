@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from simcoll.planning.sweep import Row, Sweep
     from simcoll.topology import Topology
 
-__all__ = ["degraded", "print_sweep"]
+__all__ = ["degraded", "print_sweep", "progress_bar"]
 
 
 def degraded(machine: Topology, given: Sequence[str]) -> Topology:
@@ -30,7 +30,7 @@ def degraded(machine: Topology, given: Sequence[str]) -> Topology:
 
 
 @contextmanager
-def _progress() -> Iterator[Callable[[int, int, str], None] | None]:
+def progress_bar() -> Iterator[Callable[[int, int, str], None] | None]:
     """A progress bar on the terminal, nothing elsewhere."""
     if not sys.stderr.isatty():
         yield None
@@ -57,7 +57,7 @@ def print_sweep(
     proofs = [f"{printable(schedule.title)}: {verify(schedule)}" for schedule in schedules]
     for proof in proofs:
         print(f"# {proof}")
-    with _progress() as progress:
+    with progress_bar() as progress:
         rows = run_sweep(sweep, schedules, topology, progress)
     for line in (*table_lines(sweep, rows), *engine_lines(rows)):
         print(line)

@@ -17,7 +17,7 @@ from simcoll.topology import load_topology, topology_of_job
 from simcoll.units import format_size, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from simcoll.formats.measured import Log, Measured, Table
     from simcoll.libraries.calibration import Calibration
@@ -153,13 +153,22 @@ def _machine(table: Table, name: str, nodes: int | None) -> Topology:
         raise ConfigError(f"{error.message}, as in the log; choose --nodes or another topology") from None
 
 
-def compare(setting: Setting, calibration: Calibration | None = None) -> list[Compared]:
-    """Predict every row."""
+def compare(
+    setting: Setting,
+    calibration: Calibration | None = None,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> list[Compared]:
+    """Predict every row; calls ``progress(sizes done, sizes in all, next size)``."""
     of_size = partial(
         predict, setting.table.collective, topology=setting.topology, library=setting.library, calibration=calibration,
         environment=setting.environment,
     )  # fmt: skip
-    known = {size: of_size(size) for size in sorted({row.size_bytes for row in setting.table.rows})}
+    sizes = sorted({row.size_bytes for row in setting.table.rows})
+    known = {}
+    for number, size in enumerate(sizes):
+        if progress is not None:
+            progress(number, len(sizes), format_size(size))
+        known[size] = of_size(size)
     return [Compared(row, known[row.size_bytes]) for row in setting.table.rows]
 
 
