@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from simcoll.binding import bind, verify
 from simcoll.core.collective import Collective
-from simcoll.core.reduction import premul_sum
 from simcoll.core.schedule import COPY, REDUCE, Layout, Schedule, transfers
 from simcoll.errors import ConfigError, ScheduleError
 from simcoll.tuning import schedule
@@ -35,7 +34,6 @@ __all__ = [
     "load_schedule",
     "load_topology",
     "predict",
-    "premul_sum",
     "schedule",
     "transfers",
     "verify",

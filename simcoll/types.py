@@ -6,7 +6,7 @@ from simcoll.bounds import Bound
 from simcoll.core.plan import Plan
 from simcoll.core.proof import Proof
 from simcoll.core.protocol import Protocol
-from simcoll.core.reduction import Reduction
+from simcoll.core.reduction import Reduction, premul_sum
 from simcoll.core.step import COPY, MULTICAST, REDUCE, SWITCH_REDUCE, SYNC, Repeat, Step
 from simcoll.emulator import Observer, Result
 from simcoll.errors import InternalError, SimcollError
@@ -30,4 +30,5 @@ __all__ = [
     "SimcollError",
     "Step",
     "Topology",
+    "premul_sum",
 ]

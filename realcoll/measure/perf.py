@@ -213,7 +213,7 @@ def measure(
     outside, inside = schedules(request)
     if topology is not None and topology.nranks < request.nranks:
         raise ConfigError(f"topology {topology.name!r} has {topology.nranks} ranks; {request.nranks} are measured")
-    op: Any = simcoll.premul_sum(2) if request.op == "premul_sum" else request.op
+    op: Any = simcoll.types.premul_sum(2) if request.op == "premul_sum" else request.op
     lines = []
     for count in request.counts:
         plan = bind(outside, count, request.dtype, op)

@@ -164,7 +164,7 @@ def parse_reduction(op: str | Reduction, dtype: np.dtype[Any]) -> Reduction:
     if name not in REDUCTIONS and name not in _DERIVED:
         raise ConfigError(f"unknown reduction {op!r}; {nearest(_MEANT.get(name, name), [*REDUCTIONS, *_DERIVED])}")
     if name == "premul_sum" and found.factor is None:
-        raise ConfigError("premul_sum needs its factor: simcoll.premul_sum(0.5), or as text premul_sum:0.5")
+        raise ConfigError("premul_sum needs its factor: simcoll.types.premul_sum(0.5), or as text premul_sum:0.5")
     if name != "premul_sum" and found.factor is not None:
         raise ConfigError(
             f"reduction {name!r} takes no factor, got {found.factor!r:.60}; only premul_sum scales its inputs"

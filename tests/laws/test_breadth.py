@@ -36,7 +36,7 @@ DTYPES = [
     "bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64",
     "bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "complex64", "complex128",
 ]  # fmt: skip
-OPS = [*REDUCTIONS, "avg", simcoll.premul_sum(2)]
+OPS = [*REDUCTIONS, "avg", simcoll.types.premul_sum(2)]
 
 
 def collective_of(kind, n, root=None, *, in_place=False):
@@ -246,8 +246,12 @@ def test_the_exact_dtypes_come_from_ml_dtypes():
         ("bfloat16", "bxor", "reduction 'bxor' needs an integer or bool dtype, got bfloat16"),
         ("complex64", "max", "reduction 'max' is not defined on complex64: complex numbers have no order"),
         ("bool", "avg", "reduction 'avg' is not defined on bool"),
-        ("int32", simcoll.premul_sum(0.5), "premul_sum(0.5) needs a whole factor on int32"),
-        ("float32", "premul_sum", "premul_sum needs its factor: simcoll.premul_sum(0.5), or as text premul_sum:0.5"),
+        ("int32", simcoll.types.premul_sum(0.5), "premul_sum(0.5) needs a whole factor on int32"),
+        (
+            "float32",
+            "premul_sum",
+            "premul_sum needs its factor: simcoll.types.premul_sum(0.5), or as text premul_sum:0.5",
+        ),
         ("float32", "mean", "unknown reduction 'mean'"),
         ("str", "sum", "dtype 'str' is not a number type"),
     ],
@@ -303,5 +307,5 @@ def test_overwriting_an_input_out_of_place_is_an_error():
 
 
 def test_a_factor_scales_nothing_where_nothing_is_reduced():
-    plan = simcoll.bind(simcoll.schedule("all_gather", "ring", nranks=3), 4, "float32", simcoll.premul_sum(3))
+    plan = simcoll.bind(simcoll.schedule("all_gather", "ring", nranks=3), 4, "float32", simcoll.types.premul_sum(3))
     assert simcoll.emulate(plan, crossbar(3, "1 GB/s")).wrong == 0

@@ -307,7 +307,7 @@ def test_half_a_byte_on_the_wire():
 @pytest.mark.parametrize("factor", [float("nan"), float("inf"), "x", True])
 def test_factors_that_are_not_numbers(factor):
     with pytest.raises(ConfigError, match="finite number"):
-        simcoll.premul_sum(factor)
+        simcoll.types.premul_sum(factor)
 
 
 @pytest.mark.parametrize(
@@ -316,7 +316,7 @@ def test_factors_that_are_not_numbers(factor):
 def test_factors_that_do_not_fit(factor, dtype):
     schedule = simcoll.schedule("all_reduce", "ring", nranks=2)
     with pytest.raises(ConfigError, match="does not fit"):
-        simcoll.bind(schedule, 4, dtype, simcoll.premul_sum(factor))
+        simcoll.bind(schedule, 4, dtype, simcoll.types.premul_sum(factor))
 
 
 def test_what_is_said_twice():

@@ -68,7 +68,7 @@ class Case:
         count = {"0": 0, "1": 1, "n-1": n - 1, "n": n, "n+1": n + 1, "257": 257}[self.count]
         if kind == "barrier":
             count = 0
-        op: Any = simcoll.premul_sum(2) if self.op == "premul_sum" else self.op
+        op: Any = simcoll.types.premul_sum(2) if self.op == "premul_sum" else self.op
         ranks = {"straight": range(n), "reversed": range(n - 1, -1, -1), "apart": [r * MOST // n for r in range(n)]}
         if not KINDS[kind].reduces and self.op != "sum":
             return None  # without a reduction there is only one

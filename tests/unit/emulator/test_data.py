@@ -126,7 +126,7 @@ def test_control_groups_count(tmp_path):
     ("kind", "algorithm", "in_place", "op", "protocol"),
     [
         *product(["all_reduce"], ["ring", "recursive_doubling"], [False, True], ["sum"], ["ideal"]),
-        ("all_reduce", "ring", False, simcoll.premul_sum(0.5), "ideal"),
+        ("all_reduce", "ring", False, simcoll.types.premul_sum(0.5), "ideal"),
         ("all_reduce", "ring", False, "sum", Protocol("fifo", fifo_depth=4)),
         ("all_gather", "bruck", False, "sum", "ideal"),
         ("all_to_all", "direct", False, "sum", "ideal"),

@@ -36,7 +36,7 @@ def test_inputs_are_not_changed_and_may_come_by_rank():
 def test_premul_sum_scales_and_avg_divides():
     schedule = simcoll.schedule("all_reduce", "ring", nranks=2)
     arrays = [np.array([3, -5], "int32"), np.array([4, -4], "int32")]
-    scaled = realcoll.execute(simcoll.bind(schedule, 2, "int32", simcoll.premul_sum(3)), arrays)
+    scaled = realcoll.execute(simcoll.bind(schedule, 2, "int32", simcoll.types.premul_sum(3)), arrays)
     assert scaled[1].tolist() == [21, -27]
     assert realcoll.execute(simcoll.bind(schedule, 2, "int32", "avg"), arrays)[0].tolist() == [3, -4]
 

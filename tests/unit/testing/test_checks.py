@@ -76,10 +76,13 @@ def test_scaled_sums_of_a_right_schedule_pass():
         ("float16", 6e4),
     ):
         assert_implements(
-            simcoll.schedule("all_reduce", "ring", nranks=8), counts=[64], dtypes=[dtype], op=simcoll.premul_sum(factor)
+            simcoll.schedule("all_reduce", "ring", nranks=8),
+            counts=[64],
+            dtypes=[dtype],
+            op=simcoll.types.premul_sum(factor),
         )
         with pytest.raises(AssertionError, match="wrong output elements"):
-            checked_run(simcoll.bind(broken(8), 64, dtype, simcoll.premul_sum(factor), unproved=True), None)
+            checked_run(simcoll.bind(broken(8), 64, dtype, simcoll.types.premul_sum(factor), unproved=True), None)
 
 
 @pytest.mark.parametrize(("dtype", "n"), [("float8_e4m3fn", 17), ("float8_e4m3fnuz", 241), ("float8_e4m3fn", 512)])
@@ -111,7 +114,7 @@ def replayed(text, **names):
     return str(error.value)
 
 
-@pytest.mark.parametrize("op", ["sum", "avg", simcoll.premul_sum(0.25), simcoll.types.Reduction("max")], ids=str)
+@pytest.mark.parametrize("op", ["sum", "avg", simcoll.types.premul_sum(0.25), simcoll.types.Reduction("max")], ids=str)
 @pytest.mark.parametrize("topology", [None, torus([3], "10 GB/s", "1 us")], ids=["crossbar", "torus"])
 def test_replay_lines_replay(op, topology, monkeypatch):
     def fails(*_, **__):
