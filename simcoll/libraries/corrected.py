@@ -221,7 +221,10 @@ def _grouped(machine: Machine, collective: str, size_bytes: Floats, library: Lib
         start += number(f"{fabric}.latency") + number("correction.p2p_net")
         nic = machine.nic_uBps / 1e15 * number(f"{fabric}.p2p_share")
         away = (s.ranks - s.per_domain) / s.ranks * (s.per_domain if collective == "all_to_all" else 1)
-        seconds_per_GB = max((s.per_domain - 1) / s.ranks / gpu, (1.0 if collective == "send_recv" else away) / nic)
+        near = (
+            (s.per_domain - 1) / s.ranks if collective == "all_to_all" else sent
+        )  # a root reaches all NICs over its own links
+        seconds_per_GB = max(near / gpu, (1.0 if collective == "send_recv" else away) / nic)
     simple = piece > number("correction.p2p_ll_bytes")
     latency = start + np.where(simple, number("correction.p2p_simple_start"), 0.0)
     rate = np.full(len(size_bytes), 1 / seconds_per_GB)

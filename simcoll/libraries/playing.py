@@ -20,6 +20,7 @@ from simcoll.core.protocol import Protocol
 from simcoll.errors import ConfigError
 from simcoll.libraries.formula import ring_steps, shape
 from simcoll.tuning import collective_on, schedule_on
+from simcoll.units import MAX_RATE_UBPS
 
 if TYPE_CHECKING:
     from simcoll.core.schedule import Schedule
@@ -33,6 +34,8 @@ FIFO_SLOTS = 8
 """Slots of NCCL's buffers between two GPUs (NCCL_STEPS)."""
 MOST_MESSAGES = 80_000
 """Messages of schedules that cannot be folded, beyond which the formula's time must do."""
+MOST_ON_A_SWITCH = 32
+"""GPUs of a domain, beyond which a reduction in its switches takes seconds to play."""
 FREE = 0.98
 """Share of a link that the rates made here may use, so that a link that is free does not slow them down."""
 _US = 10**9
@@ -103,7 +106,7 @@ def _protocol(
         launch_fs=round((asked.start_us if start_us is None else start_us) * _US),
         hop_latency_fs=(*((kind, hop) for kind in _INSIDE), ("net", net)),
         fifo_depth=_depth(asked),
-        channel_rate_uBps=round(channel_GBps * 1e15),
+        channel_rate_uBps=min(round(channel_GBps * 1e15), MAX_RATE_UBPS),
     )
 
 
@@ -190,7 +193,9 @@ def _chain(asked: _Asked) -> Play | str:
         schedule = _schedule(asked.collective, "nvlink_ring", asked.topology, (("pieces", pieces),))
     else:
         schedule = _schedule(asked.collective, "chain", asked.topology, (("channels", channels), ("pieces", pieces)))
-    net_us = _net_latency(asked, n - domains, domains - 1)
+    # The root starts within its node's part of the ring, which therefore ends where it began.
+    crossings = domains - (asked.shape.per_domain == 1) if domains > 1 else 0
+    net_us = _net_latency(asked, n - 1 - crossings, crossings)
     return Play(schedule, _protocol(asked, asked.hop_us, net_us, rate / schedule.nchannels))
 
 
@@ -233,9 +238,11 @@ def _levels(domains: int, per_domain: int) -> tuple[int, int, float]:
     return max(level), fan, way[parent.index(-1)]
 
 
-def _switch(asked: _Asked) -> Play:
+def _switch(asked: _Asked) -> Play | str:
     """Reduction in the switches of one domain: shares are fetched and sent to all in pieces, both at once."""
     n, pieces = asked.shape.ranks, 2
+    if n > MOST_ON_A_SWITCH:
+        return "too many GPUs share a switch to be played share by share"
     schedule = _schedule(asked.collective, "nvls", asked.topology, (("channels", 1), ("pieces", pieces)))
     # Up: all but the first piece share the links with what is sent to all.
     load = ((pieces - 1) * (1 + 1 / n) + 1 + (n - 1) / n) / pieces

@@ -355,7 +355,7 @@ def _timed(made: Prediction, best: Cost, topology: Topology, machine: Machine) -
     made = replace(made, bound_fs=bound.time_fs, bottleneck=str(bound.bottleneck))
     found = play(best, 0, collective, size, topology, machine)
     if isinstance(found, str):
-        return replace(made, note=f"timed by the formula: {found}")
+        return replace(made, time_fs=max(made.time_fs, bound.time_fs), note=f"timed by the formula: {found}")
     slots = max(KINDS[collective].input_slots(topology.nranks), KINDS[collective].output_slots(topology.nranks))
     plan = bind(found.schedule, max(1, size // slots), "uint8", protocol=found.protocol)
     played = emulate(plan, topology, data="none", bound=False, engine="fast" if _compiled() else "auto")

@@ -54,6 +54,16 @@ def test_only_the_events_see_a_degraded_link():
     assert degraded.time_fs > 2 * whole.time_fs
 
 
+def test_a_few_bytes_to_a_rack_and_a_formula_that_would_beat_the_bound():
+    rack = simcoll.load_topology("gb200-nvl72").take(64)
+    assert predict("broadcast", 3, rack).timed_by == "events"
+    assert "share a switch" in predict("all_reduce", 2**30, rack).note
+    two = simcoll.load_topology("dgx-h100", nodes=2)
+    for collective in ("gather", "scatter"):
+        found = predict(collective, 2**30, two)
+        assert found.time_fs >= found.bound_fs
+
+
 def test_a_prediction_that_events_cannot_carry_says_so():
     found = predict("all_reduce", 2**30, simcoll.load_topology("dgx-h100", nodes=2))
     assert (found.algorithm, found.timed_by, found.schedule) == ("nvls_tree", "formula", "")
