@@ -95,7 +95,7 @@ def costs(
         When the library has no numbers for the GPUs or the fabric of the machine.
     """
     if collective in P2P:
-        return [_grouped(machine, collective, size_bytes, library)]
+        return [_started(_grouped(machine, collective, size_bytes, library), machine, library)]
     found, s, fabric = measured(machine, library, environment), shape(machine), fabric_of(machine, library)
     found_costs = []
     for each in stated_terms(machine, collective, library, found):
@@ -105,7 +105,14 @@ def costs(
             found_costs.append(_switched(each, machine, size_bytes, library, found, s))
         else:
             found_costs.append(_linked(each, machine, collective, size_bytes, library, found, s))
-    return found_costs
+    return [_started(cost, machine, library) for cost in found_costs]
+
+
+def _started(cost: Cost, machine: Machine, library: Library) -> Cost:
+    """A cost with what starting takes on usual machines beyond NCCL's constants, which are those of a quiet one."""
+    fabric = fabric_of(machine, library)
+    late = library.number(f"{fabric}.launch" if fabric else f"{class_of(machine, library)}.launch", 0.0)
+    return replace(cost, latency_us=cost.latency_us + late)
 
 
 def _offered(
@@ -148,6 +155,8 @@ def _linked(
             rate = rate * number(f"{kind}.ll_factor", 1.0)
     elif each.protocol == "LL128":
         rate, hop = rate * number(f"{kind}.ll128_factor", 1.0), hop * number(f"{kind}.ll128_hop_factor", 1.0)
+        if s.domains > 1 and each.algorithm == "ring":
+            rate = rate * number(f"{kind}.net_ll128_share", 1.0)
     if collective in ONE_WAY and s.domains == 1:
         # A rank copies its own block, and does not send meanwhile.
         rate = rate * (s.ranks - 1) / (s.ranks - 1 + number("correction.copy_share", 0.0))
@@ -218,13 +227,17 @@ def _grouped(machine: Machine, collective: str, size_bytes: Floats, library: Lib
     sent = 1.0 if collective == "send_recv" else (s.ranks - 1) / s.ranks  # of the size, by one GPU
     seconds_per_GB = sent / gpu
     if s.domains > 1:
+        remote = 1 if collective == "send_recv" else s.ranks - s.per_domain
         start += number(f"{fabric}.latency") + number("correction.p2p_net")
+        start += number(f"{fabric}.p2p_peer", 0.0) * remote
         nic = machine.nic_uBps / 1e15 * number(f"{fabric}.p2p_share")
-        away = (s.ranks - s.per_domain) / s.ranks * (s.per_domain if collective == "all_to_all" else 1)
-        near = (
-            (s.per_domain - 1) / s.ranks if collective == "all_to_all" else sent
-        )  # a root reaches all NICs over its own links
-        seconds_per_GB = max(near / gpu, (1.0 if collective == "send_recv" else away) / nic)
+        if collective == "send_recv":  # to the next rank: one rank of a domain sends to the network, by its own NIC
+            seconds_per_GB = max((s.per_domain > 1) / gpu, machine.nics / nic)
+        else:
+            away = remote / s.ranks * (s.per_domain if collective == "all_to_all" else 1)
+            # A root reaches all NICs over its own links.
+            near = (s.per_domain - 1) / s.ranks if collective == "all_to_all" else sent
+            seconds_per_GB = max(near / gpu, away / nic)
     simple = piece > number("correction.p2p_ll_bytes")
     latency = start + np.where(simple, number("correction.p2p_simple_start"), 0.0)
     rate = np.full(len(size_bytes), 1 / seconds_per_GB)

@@ -58,6 +58,8 @@ _KEYS = {
     "fabric.*.ll_rate": "rate",
     "fabric.*.steps": "time_list",
     "fabric.*.latency": "time",
+    "fabric.*.launch": "time",
+    "fabric.*.p2p_peer": "time",
     "fabric.*.ll_growth": "time",
     "fabric.*_start": "time",
     "correction.net_post": "times",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from simcoll.libraries.calibration import Calibration
 from simcoll.libraries.fitting import Series, fit_series, formula
 from simcoll.libraries.library import load_library
 from simcoll.libraries.prediction import predict
@@ -17,7 +18,6 @@ from simcoll.planning.measurements import Table, measurement_folder, published_t
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from simcoll.libraries.calibration import Calibration
     from simcoll.libraries.library import Library, Value
 
 __all__ = ["BANDS", "WAYS", "Error", "errors_of", "left_out_library", "measure", "medians"]
@@ -85,13 +85,22 @@ def left_out_library(name: str, system: str) -> Library:
     return library.with_values(changes | {key: tuple(values) for key, values in lists.items()})
 
 
-def errors_of(table: Table) -> list[Error]:
-    """All rows of a table, uncalibrated, and without the calibrated rows with two and six points."""
+def errors_of(table: Table, *, by_formula: bool = False) -> list[Error]:
+    """All rows of a table, uncalibrated, and without the calibrated rows with two and six points.
+
+    ``by_formula`` plays no events, which takes long for thousands of ranks.
+    """
     library, machine = left_out_library(table.library, table.system), table.machine()
     settings, fitter = table.settings(), formula(table.collective, machine, library, table.settings())
     measured = [(size, time * 10**6) for size, time in table.rows]
 
     def compared(way: str, rows: Sequence[tuple[int, int]], calibration: Calibration | None = None) -> list[Error]:
+        if by_formula:
+            times = fitter([size for size, _ in rows], calibration or Calibration())
+            return [
+                Error(table, way, size, time // 10**6, round(found / 10**6), "formula")
+                for (size, time), found in zip(rows, times, strict=True)
+            ]
         made = [
             predict(table.collective, size, machine, library=library, environment=settings, calibration=calibration)
             for size, _ in rows

@@ -23,8 +23,9 @@ class Table:
 
     Attributes
     ----------
-    name, system
-        The table, and who measured on what; tables of one system share machine and publisher.
+    name, part, system
+        The table; whether it belongs to the ``"development"`` tables or was ``"added"``, after it had been predicted blind; and who
+        measured on what: tables of one system share machine and publisher.
     collective, topology, nodes, ranks
         What ran, and the shipped machine: so many nodes of the topology, the first so many ranks of them.
     environment
@@ -38,6 +39,7 @@ class Table:
     """
 
     name: str
+    part: str
     system: str
     collective: str
     topology: str
@@ -65,12 +67,14 @@ def measurement_folder() -> Path:
     return inside if inside.is_dir() else package.parent / "measurements"
 
 
-def published_tables() -> tuple[Table, ...]:
-    """All shipped tables, those of a system together.
+def published_tables(*, added: bool = False) -> tuple[Table, ...]:
+    """The development tables, and if asked those added later, too.
 
     >>> tables = published_tables()
     >>> len(tables), sum(len(table.rows) for table in tables)
     (77, 979)
+    >>> len(published_tables(added=True))
+    228
     """
     folder = measurement_folder()
     rows: dict[str, list[tuple[int, int]]] = {}
@@ -80,9 +84,10 @@ def published_tables() -> tuple[Table, ...]:
     with (folder / "tables.csv").open(encoding="utf-8", newline="") as stream:
         return tuple(
             Table(
-                about["table"], about["system"], about["collective"], about["topology"], int(about["nodes"]),
+                about["table"], about["set"], about["system"], about["collective"], about["topology"], int(about["nodes"]),
                 int(about["ranks"]), about["environment"], about["library"], about["version"], about["source"],
                 tuple(sorted(rows[about["table"]])),
             )
             for about in csv.DictReader(stream)
+            if added or about["set"] == "development"
         )  # fmt: skip

@@ -24,6 +24,7 @@ FABRICS = {
     "efa-p4": "AWS Elastic Fabric Adapter of the P4 instances",
     "efa-p5": "AWS Elastic Fabric Adapter from the P5 instances on",
     "slingshot": "HPE Slingshot through libfabric",
+    "slingshot-alps": "HPE Slingshot as NCCL 2.23 with aws-ofi-nccl 1.9 to 1.13 drove it on CSCS Alps",
     "tcpx": "Google GPUDirect-TCPX (a3-highgpu)",
     "tcpxo": "Google GPUDirect-TCPXO (a3-megagpu)",
     "socket": "TCP sockets through host memory",

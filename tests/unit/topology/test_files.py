@@ -60,6 +60,7 @@ def test_shipped_topology_loads_and_every_number_has_a_source(name):
 # Nodes of a domain, GPUs of a node, and as the vendors state them, per node: GPU links in GB/s, both ways together; network in Gbit/s.
 FACTS = {
     "dgx-1v": (1, 8, 8 * 300, 400),
+    "azure-nd40rs-v2": (1, 8, 8 * 300, 100),
     "dgx-2": (1, 16, 4800, 800),
     "dgx-a100": (1, 8, 4800, 1600),
     "dgx-h100": (1, 8, 7200, 3200),
@@ -75,7 +76,12 @@ FACTS = {
     "gb200-nvl72": (18, 4, 7200, 1600),  # 130 TB/s and 28.8 Tbit/s a rack
     "gb300-nvl72": (18, 4, 7200, 3200),
     "alps-gh200": (1, 4, 3600, 800),
+    "alps-gh200-cxi": (1, 4, 3600, 800),
     "jupiter-gh200": (1, 4, 4 * 900, 800),
+    "snellius-h100": (1, 4, 4 * 900, 800),
+    "kestrel-h100": (1, 4, 4 * 900, 400),
+    "perlmutter-a100": (1, 4, 4 * 600, 800),
+    "polaris-a100": (1, 4, 4 * 600, 400),
     "alps-gh200-1": (1, 1, 0, 200),
     "mi300x": (1, 8, 8 * 896, 3200),
     "mi355x": (1, 8, 8 * 1075.2, 3200),
@@ -101,12 +107,13 @@ FACTS = {
     "oci-gb200-v3": (16, 4, 7200, 3200),
     "gcp-a4x": (18, 4, 7200, 2000 - 400),
     "gcp-a4x-max": (18, 4, 7200, 3600 - 400),
+    "gcp-a4x-max-apart": (1, 4, 7200, 3600 - 400),
     "oci-gb300": (16, 4, 7200, 3200),
     "oci-mi300x": (1, 8, 8 * 896, 3200),
     "oci-mi355x": (1, 8, 8 * 1075.2, 3200),
     "rtx-pro-6000": (1, 8, 0, 3200),
 }
-NO_MACHINE = {"crossbar", "fat-tree", "tpu-v4", "tpu-v5e", "rtx-2080ti-pair"}
+NO_MACHINE = {"crossbar", "fat-tree", "tpu-v4", "tpu-v5e", "rtx-2080ti-pair", "azure-nc-a100-v4"}
 
 
 def test_facts_are_there_for_every_machine():
