@@ -10,7 +10,6 @@ import numpy as np
 from simcoll.algorithms import chain, compose, ring
 from simcoll.algorithms.forest import topology_of
 from simcoll.errors import ConfigError
-from simcoll.topology.machine import machine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -81,6 +80,8 @@ def _through(topology: Topology, size: int) -> list[Cycle]:
     links = links_of(topology, size)
     if size == topology.nranks:
         return link_rings(links // max(int(np.gcd.reduce(links, axis=None)), 1))
+    from simcoll.topology.machine import machine  # topologies are loaded when one is used
+
     each = max(machine(topology).nic_uBps // size, 1)
     around = np.ones((size + 1, size + 1), np.int64)
     around[0, 0], around[1:, 1:] = 0, np.where(links > 0, np.maximum(links // each, 1), 0)

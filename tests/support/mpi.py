@@ -21,7 +21,8 @@ needs_mpi = pytest.mark.skipif(
 
 def environment():
     """With this simcoll, and one thread a process."""
-    return os.environ | {"PYTHONPATH": str(Path(simcoll.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    folders = (Path(simcoll.__file__).parents[1], Path(__file__).parents[2])
+    return os.environ | {"PYTHONPATH": os.pathsep.join(map(str, folders)), "OMP_NUM_THREADS": "1"}
 
 
 def run_mpi(processes, *arguments):

@@ -7,11 +7,11 @@ import sys
 import warnings
 
 import numpy as np
-from conformance_cases import RANKS, check, exact_inputs, expected_outputs, select
 
 import realcoll
 from realcoll.start.mpi_start import load_mpi
 from realcoll.transports.vendor import mpi_collective
+from tests.support.conformance_cases import RANKS, check, exact_inputs, expected_outputs, select
 
 
 def vendor_faults(cases, transport):

@@ -218,8 +218,9 @@ def test_perf_every_collective(collective, capsys):
 def test_perf_leaves_out_what_does_not_fit(folder, capsys):
     assert main(["perf", "all_gather", "-t", "dgx-h100", "--nodes", "1", "-b", "1K", "-e", "1K", "-p", "ideal"]) == 0
     out = capsys.readouterr().out
-    assert out.count("left out") == 1
+    assert out.count("left out") == 2
     assert "# left out bfb: bfb needs direct links between the ranks" in out
+    assert "# left out nvlink_ring: nvlink_ring needs rings of direct links" in out
     assert main(["perf", "all_gather", "-t", "dgx-1v", "--nodes", "1", "-b", "1K", "-e", "1K", "-p", "ideal"]) == 0
     assert "# left out switch: switch needs switches that reduce; those of dgx-1v do not" in capsys.readouterr().out
     (folder / "three.toml").write_text(PAIR.replace("nranks = 2", "nranks = 3"))
