@@ -15,8 +15,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
 
 from simcoll.core.hazards import hazards
 from simcoll.core.program import NAMES, OPS, Program
@@ -61,6 +59,9 @@ def _coloured(units: list[frozenset[int]]) -> list[int]:
 
 def _by_blocks(wiring: Wiring) -> _Channels | None:
     """A channel for each set of lanes joined by connections; None if a set has two lanes of one rank."""
+    from scipy.sparse import coo_array  # a quarter of a second, and most proofs do not come here
+    from scipy.sparse.csgraph import connected_components
+
     ranks, ends = wiring.code.rank, np.array([(c.sender, c.receiver) for c in wiring.connections]).reshape(-1, 2).T
     joined = coo_array((np.ones(ends.shape[1]), tuple(ends)), shape=(len(ranks), len(ranks)))
     count, unit = connected_components(joined, directed=False)
