@@ -35,7 +35,7 @@ def show_schedule(
     Parameters
     ----------
     algorithm
-        Its name (simcoll list algorithms), with parameters after colons: ring:channels=2:pieces=4. Or a schedule file, or MSCCL XML.
+        Its name (simcoll list algorithms), with parameters after colons: ring:channels=2:pieces=4. Or a file.
     collective
         The collective that it implements.
     nranks
@@ -57,17 +57,13 @@ def show_schedule(
     """
     from simcoll.cli.sweeping import degraded
     from simcoll.formats.output import write_file
-    from simcoll.formats.schedule_json import dump_schedule, load_schedule
+    from simcoll.formats.schedule_files import load_algorithm, schedule_of
+    from simcoll.formats.schedule_json import dump_schedule
     from simcoll.planning.drawing import schedule_lines, schedule_svg
     from simcoll.topology import load_topology
 
-    if algorithm.endswith(".xml"):
-        from simcoll.formats.msccl_xml import load_msccl_xml
-        from simcoll.proving import program_schedule
-
-        schedule = program_schedule(load_msccl_xml(algorithm))
-    elif algorithm.endswith(".json") or Path(algorithm).is_file():
-        schedule = load_schedule(algorithm)
+    if Path(algorithm).is_file() or algorithm.endswith((".json", ".xml")):
+        schedule = schedule_of(load_algorithm(algorithm))
     else:
         machine = degraded(load_topology(topology), degrade) if topology else None
         schedule = named_schedule(algorithm, collective, nranks, machine, root, in_place=in_place)

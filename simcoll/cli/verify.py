@@ -22,7 +22,7 @@ def verify_file(
     root: Annotated[int | None, WHOLE] = None,
     exact: bool = False,
 ) -> None:
-    """Prove a schedule file (JSON), an MSCCL XML file or an algorithm by name, or print a counter-example.
+    """Prove a file of any format that holds an algorithm, or an algorithm by name, or print a counter-example.
 
     Parameters
     ----------
@@ -41,8 +41,9 @@ def verify_file(
     """
     from simcoll.algorithms import ALGORITHMS
     from simcoll.binding import verify
-    from simcoll.formats.schedule_json import MAX_BYTES, parse_schedule
-    from simcoll.formats.strict import read_file
+    from simcoll.core.schedule import Schedule
+    from simcoll.formats.schedule_files import load_algorithm
+    from simcoll.proving import verify_program
     from simcoll.units import printable
 
     if not Path(file).exists() and file.partition(":")[0] in {each.name for each in ALGORITHMS}:
@@ -52,15 +53,6 @@ def verify_file(
         named = named_schedule(file, collective, nranks, load_topology(topology) if topology else None, root)
         print(f"{printable(str(named))}\n{verify(named, exact=exact)}")
         return
-
-    content = read_file(file, MAX_BYTES)
-    if content.lstrip()[:1] == b"<":
-        from simcoll.formats.msccl_xml import load_msccl_xml
-        from simcoll.proving import verify_program
-
-        program = load_msccl_xml(file)
-        print(f"{file}: {printable(str(program))}\n{verify_program(program)}")
-        return
-
-    schedule = parse_schedule(content, file)
-    print(f"{file}: {printable(str(schedule))}\n{verify(schedule, exact=exact)}")
+    found = load_algorithm(file)
+    proof = verify(found, exact=exact) if isinstance(found, Schedule) else verify_program(found)
+    print(f"{file}: {printable(str(found))}\n{proof}")

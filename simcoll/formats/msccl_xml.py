@@ -149,7 +149,9 @@ class _Memory:
         return chunk if self.layout is None else int(self.layout.canonical(np.array(self.rank), np.array(chunk)))
 
 
-def load_msccl_xml(source: str | Path | bytes, *, in_place: bool | None = None, root: int | None = None) -> Program:
+def load_msccl_xml(
+    source: str | Path | bytes, *, in_place: bool | None = None, root: int | None = None, file: str | None = None
+) -> Program:
     """Read an MSCCL XML file.
 
     Parameters
@@ -160,6 +162,8 @@ def load_msccl_xml(source: str | Path | bytes, *, in_place: bool | None = None, 
         How to read a file that allows both (``inplace="1" outofplace="1"``); default: out of place.
     root
         Root of a broadcast, reduce, gather or scatter, which the format does not name; default 0.
+    file
+        Name of the file whose content is given, for messages.
 
     Returns
     -------
@@ -172,7 +176,7 @@ def load_msccl_xml(source: str | Path | bytes, *, in_place: bool | None = None, 
         When the file is not MSCCL XML or breaks a rule or limit of the runtimes; the message names GPU, thread block and step.
     """
     if isinstance(source, bytes):
-        place, data = _Place(None), source
+        place, data = _Place(file), source
         if len(data) > MAX_BYTES:
             place.refuse(f"larger than {MAX_BYTES >> 20} MiB")
     else:

@@ -1,0 +1,166 @@
+"""What a file is, told from its content: the formats of schedules, topologies, logs and dumps that the field uses.
+
+A name may lie and many of these formats share an ending, so nothing here looks at it.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+import tomllib
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["TITLES", "recognise", "title_of"]
+
+TITLES: Mapping[str, str] = {
+    "schedule": "a simcoll schedule file",
+    "msccl": "an MSCCL XML file",
+    "mscclpp": "an MSCCL++ execution plan",
+    "mscclpp-old": "an MSCCL++ execution plan of the format before August 2025",
+    "goal": "a GOAL text",
+    "goal-binary": "a GOAL binary (txt2bin)",
+    "chakra": "a Chakra execution trace",
+    "nccl-topology": "an NCCL topology dump (NCCL_TOPO_DUMP_FILE)",
+    "nccl-graph": "an NCCL graph dump (NCCL_GRAPH_DUMP_FILE)",
+    "nccl-log": "a log of NCCL_DEBUG=INFO",
+    "nccl-tuner": "a configuration of NCCL's tuner plugin (CSV)",
+    "nccl-tests": "a log of nccl-tests",
+    "nccl-tests-json": "a JSON report of nccl-tests",
+    "flight-record": "a flight record of PyTorch",
+    "inspector": "a report of NCCL's inspector plugin",
+    "ras": "a report of NCCL's RAS",
+    "smi-topology": "a matrix of nvidia-smi topo -m",
+    "ib-fabric": "a listing of an InfiniBand fabric (ibnetdiscover, iblinkinfo)",
+    "openmpi-rules": "a rules file of Open MPI",
+    "mpich-selection": "a selection file of MPICH",
+    "oneccl": "environment variables of oneCCL",
+    "simgrid": "a SimGrid platform",
+    "graphml": "a GraphML graph",
+    "topology": "a simcoll topology file",
+    "scenario": "a simcoll scenario file",
+    "library": "a simcoll library file",
+    "toml": "a TOML file of no kind known here",
+    "chrome-trace": "a Chrome or Perfetto trace",
+    "xml": "an XML file of no kind known here",
+    "json": "a JSON file of no kind known here",
+    "gzip": "a compressed file (gzip)",
+    "pickle": "a Python pickle",
+    "empty": "an empty file",
+    "binary": "a binary file of no kind known here",
+    "text": "a text of no kind known here",
+}
+"""Every format by its short name, in words that follow "this is"."""
+
+_ROOTS = {
+    "algo": "msccl", "system": "nccl-topology", "graphs": "nccl-graph", "platform": "simgrid", "graphml": "graphml",
+}  # fmt: skip
+# Keys that tell a JSON object apart; the first row that fits decides.
+_KEYS: tuple[tuple[str, frozenset[str]], ...] = (
+    ("schedule", frozenset({"format", "version"})),
+    ("flight-record", frozenset({"entries", "version"})),
+    ("chrome-trace", frozenset({"traceEvents"})),
+    ("inspector", frozenset({"coll_perf"})),
+    ("ras", frozenset({"communicators"})),
+    ("nccl-tests-json", frozenset({"results", "nccl_version"})),
+    ("openmpi-rules", frozenset({"rule_file_version"})),
+)
+_GOAL_COOKIE = 4223
+# Texts, by a line that only they have; the first row that fits any line decides.
+_LINES: tuple[tuple[str, re.Pattern[str]], ...] = (
+    ("goal", re.compile(r"num_ranks\s+\d")),
+    ("nccl-tests", re.compile(r".*# ?nThread \d|.*#.* out-of-place ")),
+    ("nccl-log", re.compile(r".*\bNCCL (?:INFO|WARN) ")),
+    ("smi-topology", re.compile(r"GPU0\s+X\s")),
+    ("ib-fabric", re.compile(r"(?:Switch|Ca|CA|Hca)\s+\d+\s+\"|(?:Switch|CA): .*:$|vendid=0x")),
+    ("nccl-tuner", re.compile(r"(?:allreduce|allgather|reducescatter|broadcast|reduce),\d+,\d+,\w+,")),
+    ("oneccl", re.compile(r"(?:export )?CCL_[A-Z_]+=")),
+)
+_LONGEST, _MOST_LINES = 400, 4000
+_HEAD = 1 << 20
+
+
+def recognise(content: bytes) -> str:
+    """The short name of a file's format, a key of :data:`TITLES`.
+
+    Only the start of a text is looked at. That a file has the marks of a format does not say that it is sound: its reader does.
+
+    >>> recognise(b"<algo name='ring'/>"), recognise(b"num_ranks 2"), recognise(b"hello")
+    ('msccl', 'goal', 'text')
+    """
+    head = content[:_HEAD]
+    if not head.strip():
+        return "empty"
+    if head[:2] == b"\x1f\x8b":
+        return "gzip"
+    if len(head) >= 14 and struct.unpack_from("<Q", head)[0] == _GOAL_COOKIE:
+        return "goal-binary"
+    if head[:1] == b"\x80" and b"entries" in head:
+        return "flight-record"
+    if head[:2] in {b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"}:
+        return "pickle"
+    text = head.decode("utf-8", "replace")
+    first = text.lstrip("\ufeff \t\r\n")[:1]
+    if first == "<":
+        return _xml(text)
+    if first in {"{", "["}:
+        found = _json(content)
+        if found is not None:
+            return found
+    return _text(text, content)
+
+
+def title_of(content: bytes) -> str:
+    """What a file is, in words.
+
+    >>> title_of(b"<graphs version='1'/>")
+    'an NCCL graph dump (NCCL_GRAPH_DUMP_FILE)'
+    """
+    return TITLES[recognise(content)]
+
+
+def _xml(text: str) -> str:
+    bare = re.sub(r"<!--.*?-->|<[?!][^>]*>", "", text, flags=re.DOTALL)
+    root = re.search(r"<(?:\w+:)?(\w+)", bare)
+    return _ROOTS.get(root[1], "xml") if root else "xml"
+
+
+def _json(content: bytes) -> str | None:
+    """The format of a JSON object or list, also of one that is cut or broken; None for what is not like JSON."""
+    try:
+        found: object = msgspec.json.decode(content, type=dict[str, msgspec.Raw] | list[msgspec.Raw])
+        keys = set(found) if isinstance(found, dict) else set()
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        keys = {key.decode() for key in re.findall(rb'"([\w=]{1,40})"\s*:', content[:_HEAD])}
+        if not keys:
+            return None
+    if {"gpus", "name"} <= keys:
+        return "mscclpp-old" if b'"inputChunks"' in content else "mscclpp"
+    for name, marks in _KEYS:
+        if marks <= keys:
+            return name
+    return "mpich-selection" if any(key.startswith("collective=") for key in keys) else "json"
+
+
+def _text(text: str, content: bytes) -> str:
+    lines = [line.strip()[:_LONGEST] for line in text.split("\n", _MOST_LINES)[:_MOST_LINES]]
+    for name, pattern in _LINES:
+        if any(map(pattern.match, lines)):
+            return name
+    if "\0" in text or "\ufffd" in text:
+        return "chakra" if b"\x12" in content[:4] and b"comm_" in content else "binary"
+    try:
+        table = tomllib.loads(content.decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError):
+        return "text"
+    if "version" in table and ("base" in table or "extends" in table):
+        return "library"
+    if "family" in table or "extends" in table:
+        return "topology"
+    if {"topology", "collective", "sizes"} <= table.keys():
+        return "scenario"
+    return "toml" if table else "text"

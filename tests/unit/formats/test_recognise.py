@@ -1,0 +1,95 @@
+"""What a file is, by its content; and algorithms from files of any format."""
+
+import gzip
+import json
+import pickle
+import struct
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simcoll.core.schedule import Schedule
+from simcoll.errors import ConfigError, SimcollError
+from simcoll.formats.recognise import TITLES, recognise, title_of
+from simcoll.formats.schedule_files import FORMATS, load_algorithm, parse_algorithm, schedule_of
+
+ROOT = Path(__file__).resolve().parents[3]
+DATA = Path(__file__).parent / "data"
+PLAN = {"name": "p", "collective": "allgather", "gpus": []}
+
+MARKS = [
+    (b"<!-- made by hand --><algo name='a'/>", "msccl"),
+    (b"\n<system version='1'/>", "nccl-topology"),
+    (b"<graphs version='1'/>", "nccl-graph"),
+    (b"<?xml version='1.0'?><!DOCTYPE platform SYSTEM 'simgrid.dtd'><platform/>", "simgrid"),
+    (b"<graphml xmlns='x'/>", "graphml"),
+    (b"<html>", "xml"),
+    (json.dumps({"format": "f", "version": 1, "blocks": []}).encode(), "schedule"),
+    (json.dumps(PLAN).encode(), "mscclpp"),
+    (json.dumps(PLAN | {"gpus": [{"inputChunks": 1}]}).encode(), "mscclpp-old"),
+    (b'{"version": "2.4", "entries": []}', "flight-record"),
+    (pickle.dumps({"version": "2.4", "entries": []}), "flight-record"),
+    (pickle.dumps([1]), "pickle"),
+    (b'{"header": {}, "coll_perf": {}}\n{"header": {}, "coll_perf": {}}\n', "inspector"),
+    (b'{"traceEvents": []}', "chrome-trace"),
+    (b"[1, 2]", "json"),
+    (b"// a tree\n/* of\n two */\nnum_ranks 2\nrank 0 {\n}\n", "goal"),
+    (struct.pack("<QI", 4223, 2) + b"\0\0", "goal-binary"),
+    (b"node1:1:2 [0] NCCL INFO Bootstrap", "nccl-log"),
+    (b"\t\x1b[4mGPU0\tGPU1\x1b[0m\nGPU0\t X \tNV4\n", "smi-topology"),
+    (b'vendid=0x2c9\nSwitch\t36 "S-1" # x\n', "ib-fabric"),
+    (b"# comment\nallreduce,0,65536,tree,ll,-1,-1,-1\n", "nccl-tuner"),
+    (b'export CCL_ALLREDUCE="ring:0-max"\n', "oneccl"),
+    (b'{"rule_file_version": 3}', "openmpi-rules"),
+    (b'{"collective=bcast": {}}', "mpich-selection"),
+    (gzip.compress(b"x"), "gzip"),
+    (b"  \n", "empty"),
+    (b"hello", "text"),
+    (b"\x7fELF\0\0", "binary"),
+    (b"a = 1", "toml"),
+]
+
+
+@pytest.mark.parametrize(("content", "name"), MARKS, ids=[name for _, name in MARKS])
+def test_marks(content, name):
+    assert recognise(content) == name
+
+
+@pytest.mark.parametrize(
+    ("folder", "name"), [("topologies", "topology"), ("scenarios", "scenario"), ("libraries", "library")]
+)
+def test_shipped_files(folder, name):
+    found = {path.name: recognise(path.read_bytes()) for path in (ROOT / folder).glob("*.toml")}
+    assert found
+    assert set(found.values()) == {name}
+
+
+def test_every_format_has_a_title():
+    assert {each.name for each in FORMATS} <= set(TITLES)
+
+
+def test_the_content_decides_not_the_name(tmp_path):
+    file = tmp_path / "ring.json"
+    file.write_bytes((DATA / "all_gather.xml").read_bytes())
+    found = load_algorithm(file)
+    assert not isinstance(found, Schedule)
+    assert schedule_of(found).collective.kind == "all_gather"
+    file.write_text("allreduce,0,65536,tree,ll,-1,-1,-1")
+    with pytest.raises(
+        ConfigError, match=r"ring.json: this is a configuration of NCCL's tuner plugin \(CSV\); expected"
+    ):
+        load_algorithm(file)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.binary(max_size=80), st.integers(0, len(MARKS) - 1), st.integers(0, 100))
+def test_any_bytes_have_a_title(noise, which, at):
+    content = MARKS[which][0]
+    content = content[:at] + noise + content[at:]
+    assert title_of(content)
+    try:
+        parse_algorithm(content)
+    except SimcollError:
+        return
