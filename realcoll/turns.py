@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from simcoll.core.program import NAMES, OPS, Op
+from simcoll.core.rank_program import NAMES, OPS, Op
 from simcoll.proving.lowering import lowering
 
 if TYPE_CHECKING:

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
-from simcoll.core.program import OPS, place
+from simcoll.core.rank_program import OPS, place
 from simcoll.errors import ScheduleError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from simcoll.core.program import Code, Program
+    from simcoll.core.rank_program import Code, RankProgram
 
     Ints = NDArray[np.int64]
 
@@ -65,7 +65,7 @@ class Wiring:
         For every instruction the message that it receives and the one that it sends, -1 for none.
     """
 
-    program: Program
+    program: RankProgram
     code: Code
     lane: Ints
     position: Ints
@@ -108,7 +108,7 @@ class Wiring:
         return f"rank {rank} lane {lane - self.first[rank]} step {self.position[number]} ({' '.join(parts)})"
 
 
-def wire(program: Program) -> Wiring:
+def wire(program: RankProgram) -> Wiring:
     """Number the lanes and join sends with receives.
 
     Raises

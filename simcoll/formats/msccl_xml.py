@@ -17,7 +17,7 @@ from defusedxml import DefusedXmlException
 from defusedxml.ElementTree import iterparse
 
 from simcoll.core.collective import Collective
-from simcoll.core.program import OPS, Instruction, Lane, Program
+from simcoll.core.rank_program import OPS, Instruction, Lane, RankProgram
 from simcoll.core.schedule import Layout
 from simcoll.errors import ConfigError, ScheduleError, nearest
 from simcoll.formats.strict import read_file
@@ -151,7 +151,7 @@ class _Memory:
 
 def load_msccl_xml(
     source: str | Path | bytes, *, in_place: bool | None = None, root: int | None = None, file: str | None = None
-) -> Program:
+) -> RankProgram:
     """Read an MSCCL XML file.
 
     Parameters
@@ -167,7 +167,7 @@ def load_msccl_xml(
 
     Returns
     -------
-    Program
+    RankProgram
         Not proved yet: see :func:`simcoll.proving.verify_program`.
 
     Raises
@@ -205,7 +205,7 @@ def load_msccl_xml(
         for rank, gpu in enumerate(gpus)
     )
     try:
-        return Program(
+        return RankProgram(
             head.name, head.nranks, lanes, (totals[0], totals[1], totals[2]), head.collective, chunks, head.in_place,
             head.protocol, _FIFO_DEPTH[head.protocol], head.min_bytes, head.max_bytes,
         )  # fmt: skip

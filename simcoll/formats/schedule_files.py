@@ -1,6 +1,6 @@
 """Every file format that holds an algorithm, read by one function: what a file is comes from its content.
 
-Formats with one program per rank give a :class:`~simcoll.core.program.Program`; the others a schedule.
+Formats with one program per rank give a :class:`~simcoll.core.rank_program.RankProgram`; the others a schedule.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from simcoll.core.program import Program
+    from simcoll.core.rank_program import RankProgram
 
 __all__ = ["FORMATS", "ScheduleFormat", "load_algorithm", "parse_algorithm", "schedule_of"]
 
@@ -41,7 +41,7 @@ class ScheduleFormat:
 
     name: str
     endings: tuple[str, ...]
-    read: Callable[[bytes, str | None], Schedule | Program]
+    read: Callable[[bytes, str | None], Schedule | RankProgram]
 
 
 FORMATS: tuple[ScheduleFormat, ...] = (
@@ -50,7 +50,7 @@ FORMATS: tuple[ScheduleFormat, ...] = (
 )
 
 
-def parse_algorithm(content: bytes, file: str | None = None) -> Schedule | Program:
+def parse_algorithm(content: bytes, file: str | None = None) -> Schedule | RankProgram:
     """The algorithm in a file's content.
 
     Raises
@@ -66,7 +66,7 @@ def parse_algorithm(content: bytes, file: str | None = None) -> Schedule | Progr
     raise ConfigError(f"this is {title_of(content)}; expected an algorithm in one of the formats {known}", file=file)
 
 
-def load_algorithm(path: str | Path) -> Schedule | Program:
+def load_algorithm(path: str | Path) -> Schedule | RankProgram:
     """Read a file that holds an algorithm, whatever its format.
 
     Raises
@@ -82,7 +82,7 @@ def load_algorithm(path: str | Path) -> Schedule | Program:
     return parse_algorithm(read_file(path, MAX_BYTES), str(path))
 
 
-def schedule_of(loaded: Schedule | Program) -> Schedule:
+def schedule_of(loaded: Schedule | RankProgram) -> Schedule:
     """A loaded algorithm as a schedule; per-rank programs are proved and joined.
 
     Raises

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from simcoll.core.plan import Plan
-from simcoll.core.program import NAMES, Code, Lanes, Program
+from simcoll.core.rank_program import NAMES, Code, Lanes, RankProgram
 from simcoll.core.schedule import COPY, REDUCE, SWITCH_REDUCE, SYNC, lowered
 from simcoll.core.step import distinct, spread
 from simcoll.core.wiring import wire
@@ -269,7 +269,7 @@ def _row_waits(plan: Plan, rows: _Rows, parts: _Parts) -> Iterator[tuple[Ints, I
             yield from ((one[a[same]], early[-1][b[same]]) for one in late)
 
 
-def lower(plan: Plan, *, ranks: Sequence[int] | None = None) -> Program:
+def lower(plan: Plan, *, ranks: Sequence[int] | None = None) -> RankProgram:
     """The per-rank program of a plan.
 
     Parameters
@@ -281,7 +281,7 @@ def lower(plan: Plan, *, ranks: Sequence[int] | None = None) -> Program:
 
     Returns
     -------
-    Program
+    RankProgram
         A lane for each end of each connection and for each local operation that runs beside others. Sources that
         their own step overwrites are copied aside first, to scratch after that of the schedule; the waits of the plan
         are explicit.
@@ -297,7 +297,7 @@ def lower(plan: Plan, *, ranks: Sequence[int] | None = None) -> Program:
     found, layout = lowering(plan, ranks), plan.schedule.layout
     inputs, outputs = layout.output_base, layout.scratch_base - layout.output_base
     buffers = inputs, outputs, layout.size - layout.scratch_base + found.staging
-    return Program(
+    return RankProgram(
         plan.schedule.title, plan.nranks, Lanes(found.code, plan.nranks), buffers, plan.collective, layout.chunks,
         plan.collective.in_place,
     )  # fmt: skip

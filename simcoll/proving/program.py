@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, NoReturn
 import numpy as np
 
 from simcoll.core.hashing import mix, token_at
-from simcoll.core.program import Program, place
 from simcoll.core.proof import LEVELS
+from simcoll.core.rank_program import RankProgram, place
 from simcoll.core.schedule import Layout
 from simcoll.core.step import distinct, spread
 from simcoll.core.wiring import op_where, wire
@@ -89,7 +89,7 @@ class ProgramProof:
         )
 
 
-def verify_program(program: Program, *, depths: Sequence[int | None] = DEPTHS) -> ProgramProof:
+def verify_program(program: RankProgram, *, depths: Sequence[int | None] = DEPTHS) -> ProgramProof:
     """Prove that a per-rank program implements its collective in every legal order.
 
     Parameters
@@ -112,7 +112,7 @@ def verify_program(program: Program, *, depths: Sequence[int | None] = DEPTHS) -
     ConfigError
         For an invalid FIFO depth.
     """
-    expect(program, Program, "verify_program takes a program, made by load_msccl_xml(file) or lower(plan)")
+    expect(program, RankProgram, "verify_program takes a program, made by load_msccl_xml(file) or lower(plan)")
     for depth in depths:
         if depth is not None and (type(depth) is not int or depth < 0):
             raise ConfigError(f"FIFO depth {depth!r}: expected a whole number from 0, or None for unbounded")

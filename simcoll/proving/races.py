@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NoReturn
 import numpy as np
 
 from simcoll.core.hazards import hazards
-from simcoll.core.program import place
+from simcoll.core.rank_program import place
 from simcoll.core.step import spread
 from simcoll.core.wiring import op_where
 from simcoll.proving.deadlock import local_order

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simcoll.core.hazards import hazards
-from simcoll.core.program import NAMES, OPS, Program
+from simcoll.core.rank_program import NAMES, OPS, RankProgram
 from simcoll.core.schedule import COPY, REDUCE, Layout, Schedule, Step, transfers
 from simcoll.core.step import spread
 from simcoll.core.wiring import wire
@@ -211,7 +211,7 @@ def _ways(wiring: Wiring) -> Iterator[_Channels]:
     yield _by_connections(wiring, "buffered")
 
 
-def program_schedule(program: Program) -> Schedule:
+def program_schedule(program: RankProgram) -> Schedule:
     """Convert a per-rank program to a schedule, to bind, emulate and run.
 
     Parameters
@@ -235,7 +235,7 @@ def program_schedule(program: Program) -> Schedule:
     ConfigError
         When the program's collective is not known, or moves no data.
     """
-    expect(program, Program, "program_schedule takes a program, made by load_msccl_xml(file) or lower(plan)")
+    expect(program, RankProgram, "program_schedule takes a program, made by load_msccl_xml(file) or lower(plan)")
     if program.collective is None or program.collective.kind == "barrier":
         what = "no collective is known" if program.collective is None else "a barrier moves no data"
         raise ConfigError(f"{program}: {what}, so it is not a schedule")

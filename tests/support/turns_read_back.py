@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from realcoll.turns import STAGING
-from simcoll.core.program import Instruction, Lane, Program
+from simcoll.core.rank_program import Instruction, Lane, RankProgram
 
 
 class _Reader:
@@ -79,6 +79,6 @@ def program_of(plan, parts):
         tuple(Lane(channel, tuple(code)) for channel, code in zip(reader.channels, reader.code, strict=True))
         for reader in readers
     )
-    return Program(
+    return RankProgram(
         f"{plan.schedule} in {len(parts)} processes", len(parts), lanes, (max(r.size for r in readers), 0, 0)
     )

@@ -7,7 +7,7 @@ import pytest
 
 import simcoll
 from simcoll.algorithms import ALGORITHMS
-from simcoll.core.program import OPS
+from simcoll.core.rank_program import OPS
 from simcoll.core.schedule import REDUCE, Layout, Schedule, transfers
 from simcoll.errors import ConfigError, ScheduleError
 from simcoll.proving import check_lowering, lower, verify_program

@@ -8,7 +8,7 @@ import pytest
 
 import simcoll
 from simcoll.core.collective import Collective
-from simcoll.core.program import Instruction, Lane, Program
+from simcoll.core.rank_program import Instruction, Lane, RankProgram
 from simcoll.errors import ConfigError, ScheduleError
 from simcoll.formats import load_msccl_xml
 from simcoll.proving import program_schedule, verify_program
@@ -23,7 +23,7 @@ INPUT, FIRST, SECOND, SCRATCH = 0, 1, 2, 3
 def gather(rank0, rank1, scratch=0, **facts):
     """An all_gather program from the lanes of two ranks: lists of instructions, on channel 0."""
     lanes = tuple(tuple(Lane(0, tuple(code)) for code in lanes) for lanes in (rank0, rank1))
-    return Program("two", 2, lanes, (1, 2, scratch), GATHER, **facts)
+    return RankProgram("two", 2, lanes, (1, 2, scratch), GATHER, **facts)
 
 
 def direct(rank):
@@ -96,7 +96,7 @@ def test_a_circle_of_waits_is_a_deadlock_at_any_depth():
 
 
 def test_rendezvous_chains_through_forwarding_ranks():
-    forward = Program(
+    forward = RankProgram(
         "chain",
         3,
         (
@@ -233,7 +233,7 @@ def test_the_interpreter_adds_the_local_source():
 
 
 def test_double_counting():
-    program = Program(
+    program = RankProgram(
         "double",
         2,
         (
@@ -249,7 +249,7 @@ def test_double_counting():
 
 def test_a_bomb_of_reductions_stays_small():
     doubling = [Instruction("copy", 0, 1), *[Instruction("reduce", 1, 1)] * 200]
-    program = Program("bomb", 1, ((Lane(0, tuple(doubling)),),), (1, 1, 0), Collective("all_reduce", 1))
+    program = RankProgram("bomb", 1, ((Lane(0, tuple(doubling)),),), (1, 1, 0), Collective("all_reduce", 1))
     with pytest.raises(ScheduleError, match="counted more than once"):
         verify_program(program)
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
 
 __all__ = [
-    "NAMES", "OPS", "Code", "Instruction", "Lane", "Lanes", "Op", "Program", "place",
+    "NAMES", "OPS", "Code", "Instruction", "Lane", "Lanes", "Op", "RankProgram", "place",
 ]  # fmt: skip
 
 
@@ -198,7 +198,7 @@ def _code(lanes: Sequence[Sequence[Lane]]) -> Code:
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class RankProgram:
     """The instructions of every rank.
 
     Parameters
@@ -301,10 +301,10 @@ class Program:
         return f"{self.name} {what}"
 
 
-def place(program: Program, chunk: int) -> str:
+def place(program: RankProgram, chunk: int) -> str:
     """A chunk in a person's words.
 
-    >>> place(Program("two", 1, ((),), (4, 4, 0)), 6)
+    >>> place(RankProgram("two", 1, ((),), (4, 4, 0)), 6)
     'output[2]'
     """
     inputs, outputs, _ = program.buffers
