@@ -10,6 +10,7 @@ from cyclopts import App
 from simcoll.cli.accuracy import show_accuracy
 from simcoll.cli.calibrate import calibrate_logs
 from simcoll.cli.compare import compare_log
+from simcoll.cli.convert import convert_file
 from simcoll.cli.listing import list_names
 from simcoll.cli.perf import predict
 from simcoll.cli.run import run_scenario
@@ -35,6 +36,7 @@ app.command(calibrate_logs, name="calibrate")
 app.command(show_accuracy, name="accuracy")
 app.command(verify_file, name="verify")
 app.command(show_schedule, name="show")
+app.command(convert_file, name="convert")
 app.command(list_names, name="list")
 
 

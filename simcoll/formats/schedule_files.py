@@ -6,23 +6,26 @@ Formats with one program per rank give a :class:`~simcoll.core.rank_program.Rank
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from simcoll.core.schedule import Schedule
-from simcoll.errors import ConfigError
+from simcoll.errors import ConfigError, nearest
+from simcoll.formats.msccl_writer import dump_msccl_xml
 from simcoll.formats.msccl_xml import load_msccl_xml
 from simcoll.formats.recognise import recognise, title_of
-from simcoll.formats.schedule_json import MAX_BYTES, parse_schedule
+from simcoll.formats.schedule_json import MAX_BYTES, dump_schedule, parse_schedule
 from simcoll.formats.strict import read_file
 from simcoll.proving import program_schedule
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from simcoll.core.rank_program import RankProgram
 
-__all__ = ["FORMATS", "ScheduleFormat", "load_algorithm", "parse_algorithm", "schedule_of"]
+__all__ = [
+    "FORMATS", "ScheduleFormat", "algorithm_content", "load_algorithm", "parse_algorithm", "schedule_of", "target_format",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,17 +40,26 @@ class ScheduleFormat:
         Usual endings of its files, which decide what is written and never what is read.
     read
         From content and file name.
+    write
+        To content, from a schedule and the options below; None where files are read only.
+    options
+        What a writer can be told, beside the schedule.
     """
 
     name: str
     endings: tuple[str, ...]
     read: Callable[[bytes, str | None], Schedule | RankProgram]
+    write: Callable[..., bytes] | None = None
+    options: tuple[str, ...] = ()
 
 
 FORMATS: tuple[ScheduleFormat, ...] = (
-    ScheduleFormat("schedule", (".json",), parse_schedule),
-    ScheduleFormat("msccl", (".xml",), lambda content, file: load_msccl_xml(content, file=file)),
-)
+    ScheduleFormat("schedule", (".json",), parse_schedule, dump_schedule),
+    ScheduleFormat(
+        "msccl", (".xml",), lambda content, file: load_msccl_xml(content, file=file), dump_msccl_xml,
+        ("dialect", "protocol", "min_bytes", "max_bytes"),
+    ),
+)  # fmt: skip
 
 
 def parse_algorithm(content: bytes, file: str | None = None) -> Schedule | RankProgram:
@@ -93,3 +105,46 @@ def schedule_of(loaded: Schedule | RankProgram) -> Schedule:
         When a program's collective is not known.
     """
     return loaded if isinstance(loaded, Schedule) else program_schedule(loaded)
+
+
+def target_format(path: str | Path, name: str | None = None) -> ScheduleFormat:
+    """The format to write: the one that is named, else the first with the ending of the path.
+
+    Raises
+    ------
+    ConfigError
+        For a format that is not written, or an ending that none has.
+
+    >>> target_format("ring.xml").name
+    'msccl'
+    """
+    written = {each.name: each for each in FORMATS if each.write is not None}
+    if name is not None:
+        if name not in written:
+            raise ConfigError(f"format {name!r} cannot be written; {nearest(name, written)}")
+        return written[name]
+    ending = Path(path).suffix
+    for each in written.values():
+        if ending in each.endings:
+            return each
+    endings = ", ".join(f"{'/'.join(each.endings)} {each.name}" for each in written.values())
+    raise ConfigError(f"no format has the ending {ending!r}; name one, or use one of {endings}", file=str(path))
+
+
+def algorithm_content(loaded: Schedule | RankProgram, target: ScheduleFormat, **options: Any) -> bytes:
+    """An algorithm in a format; its writer reads it back and proves it.
+
+    Raises
+    ------
+    ScheduleError
+        When the algorithm is wrong.
+    ConfigError
+        For what the format cannot say, by its name, and for options that it does not have.
+    """
+    for key in options:
+        if key not in target.options:
+            takes = f"it has {', '.join(target.options)}" if target.options else "it has none"
+            raise ConfigError(f"format {target.name!r} has no option {key!r}; {takes}")
+    if target.write is None:
+        raise ConfigError(f"format {target.name!r} cannot be written")
+    return target.write(schedule_of(loaded), **options)

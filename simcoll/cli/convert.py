@@ -1,0 +1,83 @@
+"""``simcoll convert``: an algorithm or a topology from one file format to another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from simcoll.command_line import WHOLE
+
+if TYPE_CHECKING:
+    from simcoll.core.rank_program import RankProgram
+    from simcoll.core.schedule import Schedule
+
+__all__ = ["convert_file"]
+
+
+def convert_file(
+    source: Annotated[str, Parameter(name="IN")],
+    target: Annotated[Path, Parameter(name="OUT")],
+    /,
+    *,
+    to: str | None = None,
+    collective: Annotated[str, Parameter(name=["--collective", "-c"])] = "all_reduce",
+    nranks: Annotated[int | None, Parameter(name=["--nranks", "-n"]), WHOLE] = None,
+    topology: Annotated[str | None, Parameter(name=["--topology", "-t"])] = None,
+    root: Annotated[int | None, WHOLE] = None,
+    in_place: bool = False,
+    dialect: str | None = None,
+    protocol: Annotated[str | None, Parameter(name=["--protocol", "-p"])] = None,
+    min_bytes: str | None = None,
+    max_bytes: str | None = None,
+) -> None:
+    """Write a file in another format; what the target cannot say is an error that names it.
+
+    Parameters
+    ----------
+    source
+        A file that holds an algorithm, in any format; or an algorithm with parameters: ring:channels=2.
+    target
+        The file to write. Its ending says the format, unless --to does.
+    to
+        Format: schedule or msccl.
+    collective, nranks, topology, root, in_place
+        Of an algorithm by name, as for simcoll show.
+    dialect
+        Runtime of an MSCCL XML file: msccl, azure or rccl.
+    protocol
+        NCCL's protocol that a file asks for: Simple, LL or LL128.
+    min_bytes, max_bytes
+        Sizes that a file is meant for, such as 64K.
+    """
+    from simcoll.formats.output import write_file
+    from simcoll.formats.schedule_files import algorithm_content, target_format
+    from simcoll.units import parse_size
+
+    chosen = target_format(target, to)
+    given = {
+        "dialect": dialect,
+        "protocol": protocol,
+        "min_bytes": None if min_bytes is None else parse_size(min_bytes),
+        "max_bytes": None if max_bytes is None else parse_size(max_bytes),
+    }
+    found = _source(source, collective, nranks, topology, root, in_place=in_place)
+    content = algorithm_content(found, chosen, **{key: value for key, value in given.items() if value is not None})
+    write_file(target, content)
+    print(f"wrote {target}: {found}, {len(content):,} bytes of format {chosen.name}")
+
+
+def _source(
+    text: str, kind: str, nranks: int | None, topology: str | None, root: int | None, *, in_place: bool
+) -> Schedule | RankProgram:
+    """The algorithm of a file, or the named one."""
+    from simcoll.algorithms import ALGORITHMS
+    from simcoll.cli.show import named_schedule
+    from simcoll.formats.schedule_files import load_algorithm
+    from simcoll.topology import load_topology
+
+    if Path(text).exists() or text.partition(":")[0] not in {each.name for each in ALGORITHMS}:
+        return load_algorithm(text)
+    machine = load_topology(topology) if topology else None
+    return named_schedule(text, kind, nranks, machine, root, in_place=in_place)
