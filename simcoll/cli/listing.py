@@ -15,12 +15,12 @@ Lines = list[tuple[str, ...]]
 
 
 def list_names(what: str, /) -> None:
-    """List topologies, algorithms, scenarios, collectives or protocols.
+    """List topologies, algorithms, scenarios, collectives, protocols, GPUs or models.
 
     Parameters
     ----------
     what
-        topologies, algorithms, scenarios, collectives or protocols.
+        topologies, algorithms, scenarios, collectives, protocols, gpus or models.
     """
     listings: dict[str, Callable[[], Lines]] = {
         "topologies": _topologies,
@@ -28,6 +28,8 @@ def list_names(what: str, /) -> None:
         "scenarios": _scenarios,
         "collectives": _collectives,
         "protocols": _protocols,
+        "gpus": _gpus,
+        "models": _models,
     }
     if what not in listings:
         raise ConfigError(f"cannot list {what!r}; {nearest(what, listings)}")
@@ -44,6 +46,28 @@ def _scenarios() -> Lines:
     from simcoll.planning.scenario import shipped_scenarios
 
     return list(shipped_scenarios().items())
+
+
+def _gpus() -> Lines:
+    from simcoll.workload.gpu import shipped_gpus
+
+    return list(shipped_gpus().items())
+
+
+def _models() -> Lines:
+    from simcoll.workload.model import shipped_model, shipped_models
+
+    head = ("model", "parameters", "met by a token", "source of its sizes")
+    rows = [
+        (
+            name,
+            f"{shipped_model(name).parameters / 1e9:.1f}B",
+            f"{shipped_model(name).active_parameters / 1e9:.1f}B",
+            source,
+        )
+        for name, source in shipped_models().items()
+    ]
+    return [head, *rows]
 
 
 def _algorithms() -> Lines:

@@ -11,7 +11,7 @@ import msgspec
 
 from simcoll.errors import ConfigError, nearest
 
-__all__ = ["decode_json", "decode_toml", "read_file"]
+__all__ = ["convert_table", "decode_json", "decode_toml", "read_file", "toml_table"]
 
 Record = TypeVar("Record", bound=msgspec.Struct)
 
@@ -108,10 +108,31 @@ def decode_toml(data: bytes, record: type[Record], file: str | None = None) -> R
     ConfigError
         With the file and the path inside it.
     """
+    return convert_table(toml_table(data, file), record, file)
+
+
+def toml_table(data: bytes, file: str | None = None) -> dict[str, Any]:
+    """The tables of a TOML file.
+
+    Raises
+    ------
+    ConfigError
+        When it is not TOML.
+    """
     try:
-        table = tomllib.loads(data.decode())
+        return tomllib.loads(data.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"not a TOML file: {error}", file=file) from None
+
+
+def convert_table(table: object, record: type[Record], file: str | None = None) -> Record:
+    """A record from tables and lists that were read already.
+
+    Raises
+    ------
+    ConfigError
+        With the file and the path inside it.
+    """
     try:
         return msgspec.convert(table, record)
     except msgspec.ValidationError as error:

@@ -1,0 +1,119 @@
+"""What measured steps say about a GPU and its software: few named constants, hashed into every result."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from simcoll.errors import ConfigError
+from simcoll.formats.strict import decode_toml, read_file
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["UNCALIBRATED", "Calibration", "calibration_toml", "load_calibration"]
+
+MAX_FILE_BYTES = 2**20
+_RANGES = {
+    "rate": (0.01, 1.5), "hbm": (0.01, 1.0), "host_layer_us": (0, 1e7), "host_tp_us": (0, 1e7), "step_ms": (0, 1e7),
+    "overlap": (0, 10),
+}  # fmt: skip
+
+
+class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Constants that no data sheet has.
+
+    Attributes
+    ----------
+    rate
+        Share of the highest measured rate of matrix products that those of a training step reach (clocks under load).
+    hbm
+        Share of the memory's rate that element-wise kernels reach.
+    host_layer_us
+        Time in which the host launches the kernels of the forward pass of a layer, in microseconds; the GPU waits where it is faster.
+    host_tp_us
+        More of it where a layer has collectives of tensor parallelism.
+    step_ms
+        Time of a step that no operation explains, in milliseconds.
+    overlap
+        By how much computation is slower while a collective runs on the same GPU: 0.1 is a tenth. 0, the default, is off.
+    rows
+        Measured steps that it was made from.
+    error
+        Mean error of rows that the fit had not seen.
+    source
+        Where they come from.
+
+    Examples
+    --------
+    >>> UNCALIBRATED.hash == Calibration().hash, Calibration(rate=0.9).hash == UNCALIBRATED.hash
+    (True, False)
+    """
+
+    rate: float = 1.0
+    hbm: float = 0.8
+    host_layer_us: float = 0.0
+    host_tp_us: float = 0.0
+    step_ms: float = 0.0
+    overlap: float = 0.0
+    rows: int = 0
+    error: float | None = None
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        for name, (least, most) in _RANGES.items():
+            value = getattr(self, name)
+            if not least <= value <= most:
+                raise ConfigError(f"calibration: {name}: expected {least} to {most}, got {value}")
+
+    @property
+    def hash(self) -> str:
+        """Hash of the constants."""
+        values = (self.rate, self.hbm, self.host_layer_us, self.host_tp_us, self.step_ms, self.overlap)
+        return hashlib.sha256(repr(tuple(float(value) for value in values)).encode()).hexdigest()[:16]
+
+    @property
+    def state(self) -> str:
+        """One line for every result.
+
+        >>> UNCALIBRATED.state
+        'uncalibrated: rates of data sheets and single kernels'
+        """
+        if self.hash == UNCALIBRATED.hash:
+            return "uncalibrated: rates of data sheets and single kernels"
+        made = f" from {self.rows} measured steps" if self.rows else ""
+        left = f", {100 * self.error:.1f} % off on steps not fitted" if self.error is not None else ""
+        return f"calibration {self.hash}{made}{left}"
+
+
+UNCALIBRATED = Calibration()
+
+
+def load_calibration(path: str | Path) -> Calibration:
+    """A calibration file, as ``simcoll calibrate step`` writes it.
+
+    Raises
+    ------
+    ConfigError
+        With the file and the place in it.
+    """
+    try:
+        return decode_toml(read_file(path, MAX_FILE_BYTES), Calibration, str(path))
+    except ConfigError as error:
+        raise error if error.file else ConfigError(error.message, file=str(path)) from None
+
+
+def calibration_toml(found: Calibration) -> str:
+    """The text of a calibration file.
+
+    >>> print(calibration_toml(Calibration(rate=0.9)).splitlines()[0])
+    rate = 0.9
+    """
+    lines = []
+    for field in msgspec.structs.fields(found):
+        value = getattr(found, field.name)
+        if value is not None:
+            lines.append(f"{field.name} = {msgspec.json.encode(value).decode()}")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,324 @@
+"""A design: one model, one cluster, one way to train the one on the other, from a TOML file."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from simcoll.errors import ConfigError, nearest
+from simcoll.formats.strict import convert_table, read_file, toml_table
+from simcoll.libraries.remembered import topology_digest
+from simcoll.topology import load_topology
+from simcoll.units import parse_size
+from simcoll.workload.calibration import UNCALIBRATED, Calibration, load_calibration
+from simcoll.workload.gpu import Gpu, load_gpu, shipped_gpus
+from simcoll.workload.mesh import Mesh, mesh_of
+from simcoll.workload.model import Model, model_from_hf, shipped_model
+from simcoll.workload.parallel import Parallel, layers_of_chunks
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from simcoll.topology import Topology
+
+__all__ = ["PLANNING_TABLES", "Cluster", "Design", "design_from", "load_design"]
+
+MAX_FILE_BYTES = 2**20
+PLANNING_TABLES = ("variants", "objective", "cost", "failures")
+"""Tables of a design file that ask for more than one step."""
+
+
+class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """``[topology]``: what the design runs on.
+
+    Attributes
+    ----------
+    name, nodes
+        A shipped topology or a file, and its number of nodes.
+    gpus
+        Take only the first so many GPUs.
+    set
+        Other values of the topology file, by place: ``{"network.oversubscription" = 2}``.
+    degraded
+        Share of their capacity that links have left, by link.
+    slow
+        By how much GPUs compute slower, by rank: ``{"37" = 1.1}``.
+    """
+
+    name: str
+    nodes: int | None = None
+    gpus: int | None = None
+    set: dict[str, Any] = {}
+    degraded: dict[str, str | int | float] = {}
+    slow: dict[str, float] = {}
+
+
+class _GpuTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    name: str = ""
+    calibration: str = ""
+
+
+class _Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    memory: str = ""
+
+
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    title: str = ""
+    model: dict[str, Any]
+    topology: Cluster
+    gpu: _GpuTable = _GpuTable()
+    parallel: Parallel = Parallel()
+    limits: _Limits = _Limits()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Design:
+    """A training step to be timed.
+
+    Attributes
+    ----------
+    title
+        For tables and pictures.
+    model, sequence, global_batch, dtype
+        What is trained: sequences of so many tokens, so many of them a step; the type of matrix products.
+    gpu, calibration
+        What computes, and what measurements say about it.
+    cluster, topology
+        As asked, and as loaded.
+    parallel, mesh
+        How the one is spread over the other.
+    memory_limit
+        Bytes of a GPU that a design may use.
+    """
+
+    title: str
+    model: Model
+    sequence: int
+    global_batch: int
+    dtype: str
+    gpu: Gpu
+    calibration: Calibration
+    cluster: Cluster
+    topology: Topology
+    parallel: Parallel
+    mesh: Mesh
+    memory_limit: int
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches of a step on every pipeline."""
+        return self.global_batch // (self.mesh.size("dp") * self.parallel.micro_batch)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a step."""
+        return self.global_batch * self.sequence
+
+    @property
+    def slow(self) -> dict[int, float]:
+        """Ranks that compute slower, with their factors."""
+        return {int(rank): factor for rank, factor in self.cluster.slow.items()}
+
+    @property
+    def hash(self) -> str:
+        """Hash of everything that decides the result."""
+        parts = (
+            self.model, self.sequence, self.global_batch, self.dtype, sorted(self.gpu.values.items()), self.calibration.hash,
+            topology_digest(self.topology), sorted(self.cluster.slow.items()), self.parallel, self.mesh.axes, self.memory_limit,
+        )  # fmt: skip
+        return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+
+
+def load_design(path: str | Path) -> Design:
+    """A design from its file; paths in it are relative to it. Tables that only a plan has are left out.
+
+    Raises
+    ------
+    ConfigError
+        With the file, the place in it, and the nearest valid choice.
+    """
+    return design_from(toml_table(read_file(path, MAX_FILE_BYTES), str(path)), file=str(path))
+
+
+def design_from(document: Mapping[str, Any], *, file: str = "design") -> Design:
+    """A design from the tables of its file.
+
+    Raises
+    ------
+    ConfigError
+        As :func:`load_design`.
+
+    Examples
+    --------
+    >>> made = design_from({
+    ...     "model": {"name": "llama-3.1-8b", "sequence": 8192, "global_batch": 16, "dtype": "bf16"},
+    ...     "topology": {"name": "dgx-h100"}, "gpu": {"name": "h100"}, "parallel": {"tp": 2, "shard": "optimizer"},
+    ... })
+    >>> made.mesh.axes, made.micro_batches
+    ((('tp', 2), ('cp', 1), ('dp', 4), ('pp', 1)), 4)
+    """
+    tables = {key: value for key, value in document.items() if key not in PLANNING_TABLES}
+    try:
+        _refuse_lists(tables.get("parallel"))
+        read = convert_table(tables, _File)
+        folder = Path(file).parent
+        topology = _loaded(msgspec.json.encode(read.topology), str(folder))
+        return _checked(read, topology, folder, Path(file).stem)
+    except ConfigError as error:
+        raise error if error.file else ConfigError(error.message, file=file, path=error.path) from None
+
+
+def _refuse_lists(parallel: object) -> None:
+    """A list where a step needs one value is a space of designs."""
+    for key, value in parallel.items() if isinstance(parallel, dict) else ():
+        if isinstance(value, list) and key not in {"split", "offload"}:
+            raise ConfigError(
+                "a list is a space of designs, for simcoll plan; a step needs one value", path=f"$.parallel.{key}"
+            )
+
+
+@lru_cache(maxsize=64)
+def _loaded(cluster: bytes, folder: str) -> Topology:
+    """The topology of a cluster, once for all designs on it."""
+    asked = msgspec.json.decode(cluster, type=Cluster)
+    beside = Path(folder) / asked.name
+    name = str(beside) if beside.is_file() else asked.name
+    overrides = {place.replace(".", "__"): value for place, value in asked.set.items()}
+    found = load_topology(name, nodes=asked.nodes, **overrides)
+    for link, share in asked.degraded.items():
+        found = found.degrade(link, share)
+    if asked.gpus is not None:
+        found = found.take(asked.gpus)
+    for rank, factor in asked.slow.items():
+        if not rank.isdecimal() or int(rank) >= found.nranks:
+            raise ConfigError(f"slow: {rank!r} is not a rank; expected 0 to {found.nranks - 1}", path="$.topology.slow")
+        if not 0.1 <= factor <= 100:
+            raise ConfigError(
+                f"slow: rank {rank}: expected a factor of 0.1 to 100, got {factor}", path="$.topology.slow"
+            )
+    return found
+
+
+def _checked(read: _File, topology: Topology, folder: Path, stem: str) -> Design:
+    """The design of a file, when its parts fit."""
+    model, asked = _model(dict(read.model), folder)
+    gpu = _gpu(read.gpu.name, topology, folder)
+    gpu.peak(asked.dtype)
+    calibration = UNCALIBRATED
+    if read.gpu.calibration:
+        calibration = load_calibration(folder / read.gpu.calibration)
+    limit = (
+        parse_size(read.limits.memory, what="memory", path="$.limits.memory")
+        if read.limits.memory
+        else gpu.memory_bytes
+    )
+    parallel = read.parallel
+    inner = parallel.tp * parallel.cp * parallel.pp
+    dp = parallel.dp or max(1, topology.nranks // inner)
+    mesh = mesh_of(parallel.order, {"tp": parallel.tp, "cp": parallel.cp, "dp": dp, "pp": parallel.pp}, topology.nranks)
+    layers_of_chunks(model, parallel)
+    _divides(model, asked, parallel, dp)
+    return Design(
+        read.title or stem, model, asked.sequence, asked.global_batch, asked.dtype, gpu, calibration, read.topology, topology,
+        parallel, mesh, limit,
+    )  # fmt: skip
+
+
+class _Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """The keys of ``[model]`` that are not of the model."""
+
+    sequence: int
+    global_batch: int
+    dtype: str = "bf16"
+
+
+def _model(table: dict[str, Any], folder: Path) -> tuple[Model, _Asked]:
+    """The model, by name, from a file of Hugging Face, or by its sizes, and how it is trained."""
+    own = {key: table.pop(key) for key in ("sequence", "global_batch", "dtype") if key in table}
+    try:
+        asked = convert_table(own, _Asked)
+    except ConfigError as error:
+        raise ConfigError(error.message, path=f"$.model{(error.path or '$')[1:]}") from None
+    for name in ("sequence", "global_batch"):
+        if getattr(asked, name) < 1:
+            raise ConfigError(f"expected at least 1, got {getattr(asked, name)}", path=f"$.model.{name}")
+    if "hf" in table:
+        path = table.pop("hf")
+        if table or not isinstance(path, str):
+            raise ConfigError(
+                f"expected hf = 'config.json' and no sizes beside it, got {path!r} and {sorted(table)}",
+                path="$.model.hf",
+            )
+        return model_from_hf(folder / path), asked
+    if "layers" in table:
+        try:
+            return convert_table(table, Model), asked
+        except ConfigError as error:
+            raise ConfigError(error.message, path=f"$.model{(error.path or '$')[1:]}") from None
+    name = table.pop("name", None)
+    changes = [field.name for field in msgspec.structs.fields(Model)]
+    if not isinstance(name, str):
+        raise ConfigError("missing; expected name, hf, or the sizes from layers on", path="$.model.name")
+    for key in table:
+        if key not in changes:
+            raise ConfigError(
+                f"unknown key; {nearest(key, [*changes, 'hf', 'sequence', 'global_batch', 'dtype'])}",
+                path=f"$.model.{key}",
+            )
+    return convert_table({**msgspec.structs.asdict(shipped_model(name)), **table}, Model), asked
+
+
+def _gpu(name: str, topology: Topology, folder: Path) -> Gpu:
+    """The GPU by name; else the one that the topology names."""
+    if name:
+        beside = folder / name
+        return load_gpu(beside if beside.is_file() else name)
+    trait = topology.traits.get("gpu", "").lower()
+    if trait not in shipped_gpus():
+        said = f"topology {topology.name!r} names {trait!r}" if trait else f"topology {topology.name!r} names none"
+        raise ConfigError(f"missing; {said}; {nearest(trait, shipped_gpus())}", path="$.gpu.name")
+    return load_gpu(trait)
+
+
+def _divides(model: Model, asked: _Asked, parallel: Parallel, dp: int) -> None:
+    """Refuse what does not divide: the batch, the sequence, heads, matrices and experts."""
+    share = dp * parallel.micro_batch
+    if asked.global_batch % share:
+        lower = asked.global_batch // share * share
+        near = share if lower == 0 else min((lower, lower + share), key=lambda batch: abs(batch - asked.global_batch))
+        raise ConfigError(
+            f"global_batch {asked.global_batch} does not divide over {dp} data-parallel ranks with micro-batches of "
+            f"{parallel.micro_batch}; the nearest that does is {near}",
+            path="$.model.global_batch",
+        )
+    if parallel.virtual > 1 and (asked.global_batch // share) % parallel.pp:
+        count = asked.global_batch // share
+        raise ConfigError(
+            f"interleaving needs micro-batches in multiples of pp {parallel.pp}; there are {count}",
+            path="$.parallel.virtual",
+        )
+    heads = parallel.tp * (parallel.cp if parallel.context == "ulysses" else 1)
+    divisions = [
+        ("heads", model.heads, heads, "tp" if heads == parallel.tp else "tp x cp"),
+        ("inner width of the MLP", model.inner, parallel.tp, "tp"),
+        (
+            "sequence",
+            asked.sequence,
+            parallel.cp * (parallel.tp if parallel.sequence_parallel else 1),
+            "cp (x tp with sequence_parallel)",
+        ),
+        ("ranks for experts (tp x cp x dp)", parallel.tp * parallel.cp * dp, parallel.ep, "ep"),
+        ("ranks of a shard (dp x cp)", dp * parallel.cp, parallel.shard_group or 1, "shard_group"),
+    ]
+    if parallel.ep > 1:
+        if not model.experts:
+            raise ConfigError(f"ep {parallel.ep}: the model has no experts", path="$.parallel.ep")
+        divisions.append(("experts", model.experts, parallel.ep, "ep"))
+    for what, whole, parts, name in divisions:
+        if whole % parts:
+            raise ConfigError(f"{what} {whole}: {name} = {parts} does not divide them", path="$.parallel")

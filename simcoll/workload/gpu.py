@@ -1,0 +1,201 @@
+"""GPUs: peaks, measured ceilings, memory and power from files, each number with its source.
+
+A roofline of these numbers times the operators of a model; a table of measured operators can stand in for it.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from simcoll.errors import ConfigError, nearest
+from simcoll.formats.strict import read_file
+from simcoll.units import UBPS_PER_BPS, parse_rate, parse_size
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["DTYPE_BYTES", "Gpu", "load_gpu", "shipped_gpus"]
+
+MAX_FILE_BYTES = 2**20
+DTYPE_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1, "fp4": 0.5}
+"""Bytes of an element, by data type."""
+_TABLES = {
+    "peak": "flops",
+    "gemm": "flops",
+    "attention": "flops",
+    "memory": "memory",
+    "units": "number",
+    "power": "watts",
+    "price": "number",
+}
+_MEMORY = {"size": "size", "bandwidth": "rate", "measured": "rate"}
+_FLOPS = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([GTP])FLOPS\s*")
+_WATTS = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(k?)W\s*")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Gpu:
+    """One accelerator: FLOP/s, bytes and bytes per second by place in its file.
+
+    Attributes
+    ----------
+    name, description
+        Such as ``"h100"``.
+    values
+        Numbers by place: ``peak.bf16`` and ``gemm.bf16`` (the highest rate that a dense matrix product was measured at) in FLOP/s,
+        ``attention.forward`` and ``attention.backward`` (fused attention) in FLOP/s, ``memory.size`` in bytes, ``memory.bandwidth`` and
+        ``memory.measured`` in bytes per second, ``units.count`` (streaming multiprocessors), ``power.watts``, ``price.usd_per_hour``.
+    sources
+        Where each of them comes from.
+    """
+
+    name: str
+    description: str
+    values: Mapping[str, float]
+    sources: Mapping[str, str]
+
+    def number(self, place: str, default: float | None = None) -> float:
+        """One number.
+
+        Raises
+        ------
+        ConfigError
+            When the file has none and there is no default.
+        """
+        found = self.values.get(place, default)
+        if found is None:
+            raise ConfigError(f"GPU {self.name!r} has no number {place!r}; {nearest(place, self.values)}")
+        return found
+
+    def peak(self, dtype: str) -> float:
+        """FLOP/s of dense matrix products of a data type, as the vendor states it.
+
+        Raises
+        ------
+        ConfigError
+            When the file has no number for this type.
+        """
+        if f"peak.{dtype}" not in self.values:
+            known = [place.partition(".")[2] for place in self.values if place.startswith("peak.")]
+            raise ConfigError(f"GPU {self.name!r} has no peak for dtype {dtype!r}; {nearest(dtype, known)}")
+        return self.values[f"peak.{dtype}"]
+
+    def gemm(self, dtype: str) -> float:
+        """FLOP/s that the best dense matrix product reaches; where nobody measured it, four fifths of the peak."""
+        return self.values.get(f"gemm.{dtype}", 0.8 * self.peak(dtype))
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of memory."""
+        return int(self.number("memory.size"))
+
+
+def load_gpu(name: str | Path) -> Gpu:
+    """Load a shipped GPU by name, or a file.
+
+    Raises
+    ------
+    ConfigError
+        With the file, the place in it, and the nearest valid choice.
+
+    Examples
+    --------
+    >>> gpu = load_gpu("h100")
+    >>> round(gpu.gemm("bf16") / gpu.peak("bf16"), 3), gpu.sources["gemm.bf16"][:20]
+    (0.803, 'stas00/ml-engineerin')
+    """
+    text = str(name)
+    shipped = {path.stem: path for path in _shipped_files()}
+    if text in shipped:
+        return _load(shipped[text])
+    if text.endswith(".toml") or "/" in text or "\\" in text:
+        return parse_gpu(read_file(text, MAX_FILE_BYTES), text)
+    raise ConfigError(f"unknown GPU {text!r}; {nearest(text, shipped)}; or give the path of a .toml file")
+
+
+def shipped_gpus() -> dict[str, str]:
+    """Names of the shipped GPUs, each with its one-line description."""
+    return {path.stem: _load(path).description for path in _shipped_files()}
+
+
+@cache
+def _load(path: Path) -> Gpu:
+    return parse_gpu(path.read_bytes(), path.name)
+
+
+def _shipped_files() -> list[Path]:
+    return shipped_files("gpus")
+
+
+def shipped_files(folder: str) -> list[Path]:
+    """Data files of a folder: package data in a wheel, beside the package in a source checkout."""
+    package = Path(__file__).resolve().parents[1]
+    for place in (package / "data" / folder, package.parent / folder):
+        if place.is_dir():
+            return sorted(place.glob("*.toml"))
+    return []
+
+
+def parse_gpu(content: bytes, file: str) -> Gpu:
+    """A GPU from the text of its file.
+
+    Raises
+    ------
+    ConfigError
+        With the place in the file.
+    """
+    try:
+        document = tomllib.loads(content.decode("utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(f"not a TOML file: {error}", file=file) from None
+    description = document.pop("description", "")
+    if not isinstance(description, str):
+        raise ConfigError(f"expected text, got {description!r}", file=file, path="$.description")
+    values: dict[str, float] = {}
+    sources: dict[str, str] = {}
+    for table, entries in document.items():
+        if table not in _TABLES:
+            raise ConfigError(f"unknown key; {nearest(table, [*_TABLES, 'description'])}", file=file, path=f"$.{table}")
+        if not isinstance(entries, dict):
+            raise ConfigError(f"expected a table [{table}], got {entries!r}", file=file, path=f"$.{table}")
+        for key, entry in entries.items():
+            place = f"{table}.{key}"
+            if not isinstance(entry, dict) or set(entry) != {"value", "source"} or not str(entry["source"]).strip():
+                wrong = f"expected {{ value = ..., source = '...' }}, got {entry!r}"
+                raise ConfigError(wrong, file=file, path=f"$.{place}")
+            values[place] = _typed(entry["value"], table, key, file)
+            sources[place] = str(entry["source"])
+    for needed in ("memory.size", "memory.bandwidth"):
+        if needed not in values:
+            raise ConfigError("missing", file=file, path=f"$.{needed}")
+    return Gpu(Path(file).stem, description, values, sources)
+
+
+def _typed(value: Any, table: str, key: str, file: str) -> float:
+    """FLOP/s, bytes, bytes per second, watts or a plain number."""
+    where = f"$.{table}.{key}"
+    kind = _TABLES[table]
+    if kind == "memory":
+        if key not in _MEMORY:
+            raise ConfigError(f"unknown key; {nearest(key, _MEMORY)}", file=file, path=where)
+        kind = _MEMORY[key]
+    if table in {"peak", "gemm"} and key not in DTYPE_BYTES:
+        raise ConfigError(f"unknown data type; {nearest(key, DTYPE_BYTES)}", file=file, path=where)
+    if kind == "size":
+        return parse_size(value, what=key, file=file, path=where)
+    if kind == "rate":
+        return parse_rate(value, what=key, file=file, path=where) / UBPS_PER_BPS
+    if kind == "number":
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e9:
+            raise ConfigError(f"expected a number above 0, got {value!r}", file=file, path=where)
+        return float(value)
+    match = (_FLOPS if kind == "flops" else _WATTS).fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        example = "'989 TFLOPS'" if kind == "flops" else "'700 W'"
+        raise ConfigError(f"expected text with a unit such as {example}, got {value!r}", file=file, path=where)
+    return float(match[1]) * {"G": 1e9, "T": 1e12, "P": 1e15, "": 1.0, "k": 1e3}[match[2]]

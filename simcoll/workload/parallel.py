@@ -1,0 +1,167 @@
+"""How a model is spread over a cluster: degrees of parallelism, pipeline schedule, sharding, recomputation."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from simcoll.errors import ConfigError, nearest
+
+if TYPE_CHECKING:
+    from simcoll.workload.model import Model
+
+__all__ = ["CHOICES", "Parallel", "layers_of_chunks"]
+
+CHOICES = {
+    "schedule": ("1f1b", "zero-bubble"),
+    "shard": ("none", "optimizer", "gradients", "parameters"),
+    "recompute": ("none", "selective", "full"),
+    "context": ("ring", "all_gather", "ulysses"),
+    "attention": ("fused", "plain"),
+    "gradients": ("fp32", "bf16", "fp16"),
+}
+OFFLOADS = ("weights", "activations", "optimizer")
+
+
+class Parallel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The parallelism of a training step.
+
+    Attributes
+    ----------
+    tp, cp, pp, ep, dp
+        Degrees of tensor, context, pipeline, expert and data parallelism; ``dp`` 0: what fills the cluster. Experts are spread over
+        ``ep`` of the ranks of tensor, context and data parallelism.
+    order
+        The axes, the fastest first.
+    virtual
+        Chunks of layers of each stage: more than 1 interleaves.
+    micro_batch
+        Sequences of a micro-batch.
+    schedule
+        ``"1f1b"`` (interleaved where ``virtual`` is above 1) or ``"zero-bubble"`` (ZB-H1: the backward pass of weights fills bubbles).
+    shard
+        What data parallelism shards: nothing (DDP), optimizer state (ZeRO-1), gradients too (ZeRO-2), parameters too (ZeRO-3, FSDP).
+    shard_group
+        Ranks that share one copy of what is sharded; 0: all of data and context parallelism. Fewer: hybrid sharding (HSDP).
+    sequence_parallel
+        Whether norms, dropout and residuals are split along the sequence over the tensor-parallel ranks.
+    recompute
+        Activations that are computed again in the backward pass: none, the attention core, or whole layers.
+    context
+        How context parallelism meets keys and values: passed around a ring, gathered, or with sequence traded for heads (Ulysses).
+    attention
+        ``"fused"`` (FlashAttention) or ``"plain"``: matrix products with a softmax between.
+    gradients
+        Type of accumulated and reduced gradients.
+    imbalance
+        Load of the most loaded expert rank, over the mean.
+    overlap_dp, overlap_pp, overlap_ep
+        Whether collectives of data parallelism, sends between stages, and exchanges of tokens run beside computation. Default: sends
+        when interleaved; nothing else.
+    split
+        Layers of each stage and chunk: ``"even"``; ``"embeddings"``, where embedding and head count as a layer each; or a list.
+    offload
+        What lies in host memory: any of ``"weights"``, ``"activations"``, ``"optimizer"``.
+
+    Raises
+    ------
+    ConfigError
+        For a value that is not among the choices or out of range.
+    """
+
+    tp: int = 1
+    cp: int = 1
+    dp: int = 0
+    pp: int = 1
+    ep: int = 1
+    order: str = "tp-cp-dp-pp"
+    virtual: int = 1
+    micro_batch: int = 1
+    schedule: str = "1f1b"
+    shard: str = "none"
+    shard_group: int = 0
+    sequence_parallel: bool = False
+    recompute: str = "none"
+    context: str = "ring"
+    attention: str = "fused"
+    gradients: str = "fp32"
+    imbalance: float = 1.0
+    overlap_dp: bool = False
+    overlap_pp: bool | None = None
+    overlap_ep: bool = False
+    split: str | tuple[int, ...] = "even"
+    offload: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, choices in CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise ConfigError(f"{name}: unknown {getattr(self, name)!r}; {nearest(getattr(self, name), choices)}")
+        for name in ("tp", "cp", "pp", "ep", "virtual", "micro_batch"):
+            if not 1 <= getattr(self, name) < 2**31:
+                raise ConfigError(f"{name}: expected a whole number, at least 1, got {getattr(self, name)}")
+        for name in ("dp", "shard_group"):
+            if not 0 <= getattr(self, name) < 2**31:
+                raise ConfigError(f"{name}: expected a whole number, at least 0, got {getattr(self, name)}")
+        for part in self.offload:
+            if part not in OFFLOADS:
+                raise ConfigError(f"offload: unknown {part!r}; {nearest(part, OFFLOADS)}")
+        if not 1 <= self.imbalance < 1e6:
+            raise ConfigError(f"imbalance: expected a number, at least 1, got {self.imbalance}")
+        if self.virtual > 1 and (self.pp == 1 or self.schedule != "1f1b"):
+            raise ConfigError(f"virtual {self.virtual}: interleaving needs schedule '1f1b' and pp above 1")
+        if isinstance(self.split, str) and self.split not in ("even", "embeddings"):
+            raise ConfigError(
+                f"split: unknown {self.split!r}; {nearest(self.split, ['even', 'embeddings'])}, or a list"
+            )
+
+    @property
+    def sends_overlap(self) -> bool:
+        """Whether sends between stages run beside computation."""
+        return self.virtual > 1 if self.overlap_pp is None else self.overlap_pp
+
+
+def layers_of_chunks(model: Model, parallel: Parallel) -> list[list[tuple[int, ...]]]:
+    """Numbers of the layers of every chunk of every stage: ``[stage][chunk]``; chunk c of stage s is part ``c * pp + s`` of the model.
+
+    Raises
+    ------
+    ConfigError
+        When the layers cannot be split like that.
+
+    Examples
+    --------
+    >>> from simcoll.workload.model import Model
+    >>> small = Model(layers=4, hidden=8, heads=2, vocabulary=8)
+    >>> layers_of_chunks(small, Parallel(pp=2, virtual=2))
+    [[(0,), (2,)], [(1,), (3,)]]
+    """
+    parts = parallel.pp * parallel.virtual
+    if not isinstance(parallel.split, str):
+        counts = list(parallel.split)
+        if len(counts) != parts or sum(counts) != model.layers or min(counts) < 0:
+            raise ConfigError(
+                f"split: {len(counts)} parts with {sum(counts)} layers; expected {parts} parts (pp x virtual) with {model.layers}"
+            )
+    else:
+        extra = 2 if parallel.split == "embeddings" else 0
+        each, left = divmod(model.layers + extra, parts)
+        if left or (extra and each < 1):
+            raise ConfigError(_uneven(model.layers, parts))
+        counts = [each] * parts
+        if extra:
+            counts[0] -= 1
+            counts[-1] -= 1
+    starts = [sum(counts[:place]) for place in range(parts)]
+    chunks = [tuple(range(start, start + count)) for start, count in zip(starts, counts, strict=True)]
+    return [[chunks[c * parallel.pp + s] for c in range(parallel.virtual)] for s in range(parallel.pp)]
+
+
+def _uneven(layers: int, parts: int) -> str:
+    """The error of layers that cannot be split evenly, with what would."""
+    if (layers + 2) % parts == 0:
+        return f"{layers} layers do not divide into {parts} parts (pp x virtual); they do with split = 'embeddings'"
+    near = [count for count in range(1, layers + 1) if layers % count == 0]
+    best = min(near, key=lambda count: (abs(count - parts), count))
+    said = f"{layers} layers do not divide into {parts} parts (pp x virtual)"
+    return f"{said}; the nearest number that does is {best}, or give split as a list"

@@ -1,0 +1,121 @@
+"""What a step takes, and where the time goes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from simcoll.workload.memory import Memory
+
+__all__ = ["AxisTime", "StepResult"]
+
+
+@dataclass(frozen=True, slots=True)
+class AxisTime:
+    """Communication of one axis, in femtoseconds.
+
+    Attributes
+    ----------
+    total_fs
+        What its operations take on the busiest class, each played alone with all groups of the axis.
+    exposed_fs
+        By how much the step would be shorter without the traffic of this axis: found by playing again.
+    bytes
+        What a rank of the busiest class gives to its operations.
+    """
+
+    total_fs: int
+    exposed_fs: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """The time of a step and its parts.
+
+    Attributes
+    ----------
+    title, design_hash, calibration
+        What was timed, the hash of the design, and the state of the calibration.
+    tier
+        1: collectives timed once and the pipeline played; 2: everything emulated together.
+    time_fs
+        The step.
+    tokens, nranks
+        Tokens of the step, and GPUs.
+    compute_fs, bubble_fs
+        Computation of the busiest class, and what it waits for other stages: its idle time when no axis moves bytes.
+    axes
+        Communication by axis.
+    memory, memory_limit
+        Of one GPU of every stage, and what it may be, in bytes.
+    model_flops, hardware_flops, peak_flops
+        Of the step on all GPUs: multiplications and additions of matrices that the model needs, and that are done; and what the GPUs
+        could do in a second.
+    flops_formula
+        How ``model_flops`` is counted, in words.
+    bound_fs, limit
+        No step can be faster; and what limits it.
+    link_use
+        Busiest links with the share of their capacity that the step uses.
+    classes
+        Classes of messages that were played; 0 in tier 1.
+    path
+        Engine.
+    trace_hash
+        Hash of all times.
+    notes
+        What to know before the time is trusted.
+    """
+
+    title: str
+    design_hash: str
+    calibration: str
+    tier: int
+    time_fs: int
+    tokens: int
+    nranks: int
+    compute_fs: int
+    bubble_fs: int
+    axes: Mapping[str, AxisTime]
+    memory: tuple[Memory, ...]
+    memory_limit: int
+    model_flops: float
+    hardware_flops: float
+    peak_flops: float
+    flops_formula: str
+    bound_fs: int
+    limit: str
+    link_use: tuple[tuple[str, float], ...] = ()
+    classes: int = 0
+    path: str = ""
+    trace_hash: str = ""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def seconds(self) -> float:
+        """The step in seconds."""
+        return self.time_fs / 1e15
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens of all GPUs in a second."""
+        return self.tokens / self.seconds
+
+    @property
+    def mfu(self) -> float:
+        """Model FLOPs utilisation: what the model needs, over what the GPUs could do."""
+        return self.model_flops / self.seconds / self.peak_flops
+
+    @property
+    def hfu(self) -> float:
+        """Hardware FLOPs utilisation: what is done, with what is computed again, over what the GPUs could do."""
+        return self.hardware_flops / self.seconds / self.peak_flops
+
+    @property
+    def fits(self) -> bool:
+        """Whether every stage has enough memory."""
+        return max(each.total for each in self.memory) <= self.memory_limit

@@ -1,0 +1,341 @@
+"""A workload: what the ranks of a program compute and say to each other, on streams, in which order, after what.
+
+Ranks that do the same form a class. Operations of one stream happen on each rank in the order of the workload; ``after`` names
+operations that must be done first, on each rank those it takes part in. The file format is JSON: :func:`write_workload` and
+:func:`read_workload`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
+
+import msgspec
+import numpy as np
+
+from simcoll.core.collective import KINDS
+from simcoll.errors import ConfigError, nearest
+from simcoll.formats.strict import decode_json
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+__all__ = ["Call", "Compute", "Inside", "Operation", "Send", "Workload", "read_workload", "write_workload"]
+
+FORMAT = "simcoll workload 1"
+
+
+class Inside(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """A collective that a computation waits for, such as those of tensor parallelism.
+
+    Attributes
+    ----------
+    kind, group, size_bytes
+        As of a :class:`Call`.
+    count
+        How many of them, spread evenly over the pieces of the computation.
+    imbalance
+        Load of the most loaded rank over the mean (all_to_all only).
+    """
+
+    kind: str
+    group: str
+    size_bytes: int
+    count: int = 1
+    imbalance: float = 1.0
+
+
+class Compute(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="op", tag="compute"):
+    """A computation on every rank of a class.
+
+    Attributes
+    ----------
+    id
+        Unique in the workload.
+    on
+        The class.
+    time_fs
+        How long it takes, in femtoseconds, without what is inside.
+    stream, after
+        Where and after what it runs.
+    inside
+        Collectives that it waits for, in ``pieces`` equal pieces.
+    name
+        For tables and timelines: operations of one name belong together.
+    flops
+        What it computes on each rank; for utilisation.
+    """
+
+    id: str
+    on: str
+    time_fs: int
+    stream: str = "compute"
+    after: tuple[str, ...] = ()
+    inside: tuple[Inside, ...] = ()
+    pieces: int = 1
+    name: str = ""
+    flops: float = 0.0
+
+
+class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="op", tag="call"):
+    """A collective on every group of an axis that lies in some classes.
+
+    Attributes
+    ----------
+    id, stream, after, name
+        As of a :class:`Compute`.
+    on
+        The classes; none: all groups.
+    kind, size_bytes
+        The collective, and its size as nccl-tests counts it: the larger of a rank's input and output.
+    group
+        The axis: a name in ``Workload.groups``.
+    algorithm
+        What runs it; empty: what the library would choose.
+    imbalance
+        Load of the most loaded rank over the mean (all_to_all only).
+    """
+
+    id: str
+    kind: str
+    group: str
+    size_bytes: int
+    on: tuple[str, ...] = ()
+    stream: str = "communication"
+    after: tuple[str, ...] = ()
+    algorithm: str = ""
+    imbalance: float = 1.0
+    name: str = ""
+
+
+class Send(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="op", tag="send"):
+    """A message from each rank of a class to the rank at the same place of another.
+
+    Attributes
+    ----------
+    id, stream, after, name
+        As of a :class:`Compute`; the stream is that of both ends.
+    source, target
+        The classes.
+    size_bytes
+        Of each message.
+    group
+        The axis whose traffic it is.
+    """
+
+    id: str
+    source: str
+    target: str
+    size_bytes: int
+    stream: str = "send"
+    after: tuple[str, ...] = ()
+    group: str = "pp"
+    name: str = ""
+
+
+Operation: TypeAlias = Compute | Call | Send
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Workload:
+    """Operations of all ranks.
+
+    Attributes
+    ----------
+    nranks
+        Ranks are 0 to ``nranks - 1``.
+    classes
+        Ranks of each class; every rank is in exactly one.
+    groups
+        Process groups of each axis: ``[groups, ranks]``.
+    operations
+        In an order in which they could run one after the other.
+    title, tokens, model_flops, hardware_flops
+        For results: what it is, tokens of the whole program, and operations on matrices that the model needs and that are done, with
+        what is computed again.
+    """
+
+    nranks: int
+    classes: Mapping[str, NDArray[np.int64]]
+    groups: Mapping[str, NDArray[np.int64]]
+    operations: tuple[Operation, ...]
+    title: str = ""
+    tokens: int = 0
+    model_flops: float = 0.0
+    hardware_flops: float = 0.0
+    classes_of: Mapping[int, str] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "classes_of", _partition(self.classes, self.nranks))
+        _check_groups(self.groups, self.nranks)
+        _check_operations(self)
+
+    def involved(self, operation: Operation) -> tuple[str, ...]:
+        """The classes that take part in an operation."""
+        if isinstance(operation, Compute):
+            return (operation.on,)
+        if isinstance(operation, Send):
+            return tuple(dict.fromkeys((operation.source, operation.target)))
+        return operation.on or tuple(self.classes)
+
+    def groups_of(self, call: Call) -> NDArray[np.int64]:
+        """The groups of a call that lie in its classes.
+
+        Raises
+        ------
+        ConfigError
+            When a group has ranks inside and outside of them.
+        """
+        found = self.groups[call.group]
+        if not call.on:
+            return found
+        member = np.zeros(self.nranks, bool)
+        for name in call.on:
+            member[self.classes[name]] = True
+        inside = member[found]
+        if (inside.any(axis=1) != inside.all(axis=1)).any():
+            raise ConfigError(
+                f"operation {call.id!r}: a group of {call.group!r} is only partly in {', '.join(call.on)}"
+            )
+        return found[inside.all(axis=1)]
+
+
+def _partition(classes: Mapping[str, NDArray[np.int64]], nranks: int) -> dict[int, str]:
+    found: dict[int, str] = {}
+    for name, ranks in classes.items():
+        for rank in ranks.tolist():
+            if rank in found or not 0 <= rank < nranks:
+                where = f"is in {found[rank]!r} as well" if rank in found else f"is not among 0 to {nranks - 1}"
+                raise ConfigError(f"class {name!r}: rank {rank} {where}")
+            found[rank] = name
+    if len(found) != nranks:
+        missing = next(rank for rank in range(nranks) if rank not in found)
+        raise ConfigError(f"rank {missing} is in no class; each must be in exactly one")
+    return found
+
+
+def _check_groups(groups: Mapping[str, NDArray[np.int64]], nranks: int) -> None:
+    for name, found in groups.items():
+        ranks = found.reshape(-1)
+        if found.ndim != 2 or not len(ranks) or ranks.min() < 0 or ranks.max() >= nranks:
+            raise ConfigError(f"group {name!r}: expected lists of equally many ranks, 0 to {nranks - 1}")
+        if len(np.unique(ranks)) != len(ranks):
+            raise ConfigError(f"group {name!r}: a rank is in two groups")
+
+
+def _check_operations(workload: Workload) -> None:
+    """Every name must be known, and known before it is used: then nothing waits in a circle."""
+    ids = {operation.id: place for place, operation in enumerate(workload.operations)}
+    seen: set[str] = set()
+    for operation in workload.operations:
+        where = f"operation {operation.id!r}"
+        if operation.id in seen:
+            raise ConfigError(f"{where} is there twice")
+        for name in workload.involved(operation):
+            if name not in workload.classes:
+                raise ConfigError(f"{where}: unknown class {name!r}; {nearest(name, workload.classes)}")
+        for other in operation.after:
+            if other not in ids:
+                raise ConfigError(f"{where}: after: unknown operation {other!r}; {nearest(other, ids)}")
+            if other not in seen:
+                raise ConfigError(
+                    f"{where} is after {other!r}, which comes later: in a cycle of dependencies nothing can start"
+                )
+        seen.add(operation.id)
+        _check_sizes(workload, operation, where)
+
+
+def _check_sizes(workload: Workload, operation: Operation, where: str) -> None:
+    if isinstance(operation, Compute):
+        if operation.time_fs < 0 or operation.pieces < 1:
+            raise ConfigError(f"{where}: expected a time of at least 0 and at least one piece")
+        for inner in operation.inside:
+            _check_call(workload, inner.kind, inner.group, inner.size_bytes, inner.imbalance, where)
+    elif isinstance(operation, Call):
+        _check_call(workload, operation.kind, operation.group, operation.size_bytes, operation.imbalance, where)
+    else:
+        ends = [len(workload.classes[name]) for name in (operation.source, operation.target)]
+        if ends[0] != ends[1] or operation.source == operation.target:
+            raise ConfigError(f"{where}: expected two classes of equally many ranks, got {ends[0]} and {ends[1]}")
+        if operation.size_bytes < 0:
+            raise ConfigError(f"{where}: size_bytes: expected at least 0, got {operation.size_bytes}")
+
+
+def _check_call(workload: Workload, kind: str, group: str, size_bytes: int, imbalance: float, where: str) -> None:
+    if kind not in KINDS or kind == "send_recv":
+        valid = [name for name in KINDS if name != "send_recv"]
+        raise ConfigError(f"{where}: unknown collective {kind!r}; {nearest(kind, valid)}")
+    if group not in workload.groups:
+        raise ConfigError(f"{where}: unknown group {group!r}; {nearest(group, workload.groups)}")
+    if size_bytes < 0 or not imbalance >= 1:
+        raise ConfigError(f"{where}: expected a size of at least 0 and an imbalance of at least 1")
+
+
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    format: str
+    nranks: int
+    classes: dict[str, list[int]]
+    groups: dict[str, list[list[int]]] = {}
+    operations: list[Compute | Call | Send]
+    title: str = ""
+    tokens: int = 0
+    model_flops: float = 0.0
+    hardware_flops: float = 0.0
+
+
+def write_workload(workload: Workload) -> bytes:
+    """The JSON of a workload."""
+    made = _File(
+        format=FORMAT,
+        nranks=workload.nranks,
+        classes={name: ranks.tolist() for name, ranks in workload.classes.items()},
+        groups={name: groups.tolist() for name, groups in workload.groups.items()},
+        operations=list(workload.operations),
+        title=workload.title,
+        tokens=workload.tokens,
+        model_flops=workload.model_flops,
+        hardware_flops=workload.hardware_flops,
+    )
+    return msgspec.json.format(msgspec.json.encode(made), indent=1) + b"\n"
+
+
+def read_workload(content: bytes, file: str | None = None) -> Workload:
+    """A workload from its JSON.
+
+    Raises
+    ------
+    ConfigError
+        With the file and the place in it.
+
+    Examples
+    --------
+    >>> two = {"all": np.arange(2)}
+    >>> made = Workload(2, two, {"dp": np.array([[0, 1]])}, (Call(id="sum", kind="all_reduce", group="dp", size_bytes=8),))
+    >>> read_workload(write_workload(made)).operations == made.operations
+    True
+    """
+    read = decode_json(content, _File, file)
+    if read.format != FORMAT:
+        raise ConfigError(f"expected {FORMAT!r}, got {read.format!r}", file=file, path="$.format")
+    if not 1 <= read.nranks < 2**24:
+        raise ConfigError(f"expected 1 to {2**24 - 1} ranks, got {read.nranks}", file=file, path="$.nranks")
+    for name, groups in read.groups.items():
+        if len({len(group) for group in groups}) != 1:
+            raise ConfigError("expected lists of equally many ranks", file=file, path=f"$.groups.{name}")
+    try:
+        return Workload(
+            read.nranks,
+            {name: np.array(ranks, np.int64) for name, ranks in read.classes.items()},
+            {name: np.array(groups, np.int64) for name, groups in read.groups.items()},
+            tuple(read.operations),
+            read.title,
+            read.tokens,
+            read.model_flops,
+            read.hardware_flops,
+        )
+    except ConfigError as error:
+        raise ConfigError(error.message, file=file) from None
+    except (OverflowError, ValueError) as error:
+        raise ConfigError(f"ranks must be whole numbers of 64 bits: {error}", file=file) from None

@@ -1,0 +1,379 @@
+"""Meshes, GPUs, models, designs, memory and workloads; oracles are published numbers and formulas by hand."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simcoll.errors import ConfigError
+from simcoll.workload.design import design_from, load_design
+from simcoll.workload.gpu import DTYPE_BYTES, load_gpu, parse_gpu, shipped_gpus
+from simcoll.workload.memory import activation_bytes, chunks_in_flight, memory_by_stage
+from simcoll.workload.mesh import Mesh, mesh_of
+from simcoll.workload.model import Model, model_from_hf, shipped_model, shipped_models
+from simcoll.workload.parallel import Parallel, layers_of_chunks
+from simcoll.workload.workload import Call, Compute, Inside, Send, Workload, read_workload, write_workload
+
+
+def document(**tables):
+    whole = {
+        "model": {"name": "llama-3.1-8b", "sequence": 8192, "global_batch": 16, "dtype": "bf16"},
+        "topology": {"name": "dgx-h100"},
+        "gpu": {"name": "h100"},
+        "parallel": {},
+    }
+    return {key: {**whole[key], **tables.get(key, {})} for key in whole} | {
+        key: value for key, value in tables.items() if key not in whole
+    }
+
+
+# Parameters in 10**9, all and those that a token meets, as their publishers say.
+PUBLISHED = {
+    "llama-3.1-8b": (8.03, 8.03),  # Hugging Face, meta-llama/Llama-3.1-8B
+    "llama-3.1-70b": (70.55, 70.55),  # Hugging Face, meta-llama/Llama-3.1-70B
+    "llama-3.1-405b": (405.85, 405.85),  # Hugging Face, meta-llama/Llama-3.1-405B
+    "gpt3-175b": (
+        174.6,
+        174.6,
+    ),  # Megatron-LM (arXiv 2104.04473), table 1, formula P = 12 L h^2 (1 + 13/(12h) + (V+s)/(12 L h))
+    "megatron-22b": (22.0, 22.0),  # arXiv 2205.05198, table 3
+    "megatron-530b": (529.6, 529.6),
+    "megatron-1t": (1008.0, 1008.0),
+    "mixtral-8x7b": (46.7, 12.9),  # arXiv 2401.04088: 47B and 13B
+    "deepseek-v3": (671.0, 37.6),  # arXiv 2412.19437: 671B and 37B
+}
+
+
+def test_models_have_the_parameters_that_their_publishers_say():
+    assert sorted(PUBLISHED) == list(shipped_models())
+    for name, (total, active) in PUBLISHED.items():
+        model = shipped_model(name)
+        assert model.parameters / 1e9 == pytest.approx(total, rel=0.005)
+        assert model.active_parameters / 1e9 == pytest.approx(active, rel=0.005)
+
+
+def test_hugging_face_configurations(tmp_path):
+    config = {
+        "model_type": "deepseek_v3", "num_hidden_layers": 61, "hidden_size": 7168, "num_attention_heads": 128, "vocab_size": 129280,
+        "num_key_value_heads": 128, "intermediate_size": 18432, "n_routed_experts": 256, "num_experts_per_tok": 8,
+        "moe_intermediate_size": 2048,
+        "n_shared_experts": 1, "first_k_dense_replace": 3, "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_rope_head_dim": 64,
+        "qk_nope_head_dim": 128, "v_head_dim": 128, "tie_word_embeddings": False,
+    }  # fmt: skip
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    assert model_from_hf(path).parameters == shipped_model("deepseek-v3").parameters
+    for wrong, said in (
+        ({"model_type": "lama"}, "did you mean 'llama'"),
+        ({"model_type": "llama", "hidden_size": 8}, "layers"),
+        ({**config, "num_hidden_layers": "x"}, "layers"),
+        ({**config, "num_key_value_heads": 7}, "kv_heads 7"),
+    ):
+        path.write_text(json.dumps(wrong))
+        with pytest.raises(ConfigError, match=said):
+            model_from_hf(path)
+    path.write_text("[")
+    with pytest.raises(ConfigError, match="not a JSON object"):
+        model_from_hf(path)
+
+
+def test_gpus_have_a_source_for_every_number():
+    assert {
+        "v100",
+        "a100-40",
+        "a100-80",
+        "h100",
+        "h200",
+        "b200",
+        "gb200",
+        "gb300",
+        "mi300x",
+        "tpu-v4",
+        "tpu-v5e",
+    } == set(shipped_gpus())
+    for name in shipped_gpus():
+        gpu = load_gpu(name)
+        assert gpu.sources.keys() == gpu.values.keys()
+        for dtype in DTYPE_BYTES:
+            if f"peak.{dtype}" in gpu.values:
+                assert 0.4 * gpu.peak(dtype) < gpu.gemm(dtype) <= gpu.peak(dtype)
+    assert load_gpu("h100").peak("fp8") == pytest.approx(2 * load_gpu("h100").peak("bf16"), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[peak]\nbf17 = { value = '1 TFLOPS', source = 'x' }", "unknown data type; did you mean 'bf16'"),
+        ("[peak]\nbf16 = { value = '1 TFLOP', source = 'x' }", "'989 TFLOPS'"),
+        ("[peak]\nbf16 = '1 TFLOPS'", "expected { value = ..., source = '...' }"),
+        ("[memory]\nsize = { value = '8 GB', source = 'x' }", "memory.bandwidth: missing"),
+        ("[peek]\n", "did you mean 'peak'"),
+    ],
+)
+def test_wrong_gpu_files(text, said):
+    with pytest.raises(ConfigError) as caught:
+        parse_gpu(text.encode(), "own.toml")
+    assert said in str(caught.value)
+
+
+def test_groups_of_a_mesh():
+    mesh = mesh_of("tp-cp-dp-pp", {"tp": 2, "cp": 2, "dp": 3, "pp": 2}, 24)
+    for axes in (("tp",), ("cp",), ("dp",), ("pp",), ("dp", "cp"), ("tp", "cp", "dp")):
+        groups = mesh.groups(*axes)
+        assert sorted(groups.reshape(-1).tolist()) == list(range(24))
+        for other in {"tp", "cp", "dp", "pp"} - set(axes):
+            place = mesh.coordinate(other)[groups]
+            assert (place == place[:, :1]).all()
+    inside, across = mesh.blocks(("tp", "cp", "dp"), 4)
+    assert inside.tolist()[:2] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert across.tolist()[0] == [0, 4, 8]
+    with pytest.raises(ConfigError, match="5 does not divide"):
+        mesh.blocks(("dp",), 5)
+    with pytest.raises(ConfigError, match="no axis 'ep'"):
+        mesh.groups("ep")
+    with pytest.raises(ConfigError, match="twice"):
+        Mesh((("tp", 1), ("tp", 2)))
+
+
+@pytest.mark.parametrize(
+    ("tables", "said"),
+    [
+        ({"parallel": {"tp": 3}}, "6 ranks, the cluster 8 GPUs"),
+        ({"model": {"global_batch": 17}}, "the nearest that does is 16"),
+        ({"parallel": {"pp": 8, "virtual": 3}}, "32 layers do not divide into 24 parts"),
+        ({"model": {"dtype": "fp4"}}, "no peak for dtype 'fp4'"),
+        ({"parallel": {"tp": [1, 2]}}, "space of designs"),
+        ({"parallel": {"ep": 8}}, "no experts"),
+        ({"parallel": {"order": "tp-dp"}}, "each of tp, cp, dp, pp once"),
+        ({"parallel": {"schedule": "1f1"}}, "did you mean '1f1b'"),
+        ({"model": {"name": "llama"}}, "unknown model 'llama'"),
+        ({"model": {"sequence": 0}}, "$.model.sequence"),
+        ({"gpu": {"name": "h10"}}, "did you mean 'h100'"),
+        ({"gpu": {"name": ""}, "topology": {"name": "dgx-a100"}}, "topology 'dgx-a100' names 'a100'"),
+        ({"paralel": {}}, "did you mean 'parallel'"),
+        ({"topology": {"slow": {"8": 1.1}}}, "'8' is not a rank"),
+        ({"limits": {"memory": "80"}, "model": {"hf": "missing.json"}}, "no sizes beside it"),
+        ({"parallel": {"virtual": 2}}, "needs schedule '1f1b' and pp above 1"),
+        ({"parallel": {"pp": 8, "virtual": 2}, "model": {"global_batch": 12}}, "multiples of pp 8"),
+    ],
+)
+def test_designs_that_make_no_sense(tables, said):
+    with pytest.raises(ConfigError) as caught:
+        design_from(document(**tables))
+    assert said in str(caught.value)
+
+
+def test_design_files(tmp_path):
+    path = tmp_path / "small.toml"
+    path.write_text(
+        "[model]\nlayers = 2\nhidden = 64\nheads = 4\nvocabulary = 128\nsequence = 32\nglobal_batch = 8\n"
+        "[topology]\nname = 'dgx-h100'\n[objective]\nmaximise = 'tokens_per_second'\n"
+    )
+    design = load_design(path)
+    assert (design.title, design.gpu.name, design.mesh.size("dp"), design.tokens) == ("small", "h100", 8, 256)
+    assert design.hash == load_design(path).hash != design_from(document()).hash
+    assert design.hash != replace(design, global_batch=16).hash
+    path.write_text("[model\n")
+    with pytest.raises(ConfigError, match=r"small.toml: not a TOML file"):
+        load_design(path)
+
+
+def test_layers_of_chunks():
+    model = shipped_model("llama-3.1-405b")
+    chunks = layers_of_chunks(model, Parallel(pp=8, virtual=8, split="embeddings"))
+    flat = sorted(layer for stage in chunks for chunk in stage for layer in chunk)
+    assert flat == list(range(126))
+    assert [len(chunks[0][0]), len(chunks[1][0]), len(chunks[7][7])] == [1, 2, 1]
+    assert layers_of_chunks(model, Parallel(pp=2, split=(100, 26)))[1] == [tuple(range(100, 126))]
+    with pytest.raises(ConfigError, match="they do with split = 'embeddings'"):
+        layers_of_chunks(model, Parallel(pp=16))
+
+
+GPT = {
+    "hidden": 12288,
+    "heads": 96,
+    "layers": 96,
+    "vocabulary": 51200,
+    "gated": False,
+    "dropout": True,
+    "tied": True,
+    "positions": 2048,
+}
+
+
+@pytest.mark.parametrize("micro_batch", [1, 2])
+@pytest.mark.parametrize(
+    ("options", "formula"),
+    [
+        # Korthikanti et al. (arXiv 2205.05198), table 2: bytes of activations per transformer layer.
+        ({}, lambda sbh, _t, ash: sbh * (34 + 5 * ash)),
+        ({"tp": 8}, lambda sbh, t, ash: sbh * (10 + 24 / t + 5 * ash / t)),
+        ({"tp": 8, "sequence_parallel": True}, lambda sbh, t, ash: sbh / t * (34 + 5 * ash)),
+        ({"tp": 8, "recompute": "selective"}, lambda sbh, t, _ash: sbh * (10 + 24 / t)),
+        ({"tp": 8, "sequence_parallel": True, "recompute": "selective"}, lambda sbh, t, _ash: 34 * sbh / t),
+        ({"tp": 8, "recompute": "full"}, lambda sbh, _t, _ash: 2 * sbh),
+    ],
+)
+def test_activations_are_those_of_korthikanti(micro_batch, options, formula):
+    design = design_from(
+        document(
+            model={"name": None, **GPT, "sequence": 2048, "global_batch": 16, "dtype": "bf16"} | {"name": "gpt"},
+            parallel={"attention": "plain", "micro_batch": micro_batch, **options},
+        )
+    )
+    s, h, a, t = 2048, 12288, 96, options.get("tp", 1)
+    assert activation_bytes(design, moe=False) == formula(s * micro_batch * h, t, a * s / h)
+
+
+def test_activations_of_an_interleaved_pipeline_are_those_of_korthikanti():
+    # Equation 5's extension: the first stage keeps s b h L (1 + (p - 1) / (p m)) (34 / t), with m chunks a stage, and the mask
+    # of the embedding's dropout, s b h p / t.
+    p, m, t, s, b, h, L = 8, 3, 8, 2048, 1, 12288, 96
+    design = design_from(
+        document(
+            model={"name": "gpt3-175b", "sequence": s, "global_batch": 64},
+            topology={"name": "superpod-h100", "nodes": 8},
+            parallel={
+                "tp": t,
+                "pp": p,
+                "virtual": m,
+                "sequence_parallel": True,
+                "recompute": "selective",
+                "attention": "plain",
+            },
+        )
+    )
+    assert chunks_in_flight(design, 0) * (L // (p * m)) == L * (1 + (p - 1) / (p * m))
+    assert (
+        memory_by_stage(design)[0].activations == 34 * s * b * h / t * L * (1 + (p - 1) / (p * m)) + s * b * h * p / t
+    )
+
+
+def test_sharding_divides_what_it_shards():
+    found = {}
+    for shard in ("none", "optimizer", "gradients", "parameters"):
+        found[shard] = memory_by_stage(design_from(document(parallel={"shard": shard})))[0]
+    n = shipped_model("llama-3.1-8b").parameters
+    assert (found["none"].weights, found["none"].gradients, found["none"].optimizer) == (2 * n, 4 * n, 12 * n)
+    assert found["optimizer"].optimizer == -(-12 * n // 8)
+    assert (found["optimizer"].gradients, found["gradients"].gradients) == (4 * n, -(-4 * n // 8))
+    assert (found["gradients"].weights, found["parameters"].weights) == (2 * n, -(-2 * n // 8))
+    half = memory_by_stage(design_from(document(parallel={"shard": "parameters", "shard_group": 4})))[0]
+    assert half.weights == -(-2 * n // 4)
+    away = memory_by_stage(design_from(document(parallel={"offload": ["optimizer"]})))[0]
+    assert (away.optimizer, away.host) == (0, 12 * n)
+
+
+names = st.text("abcdefg", min_size=1, max_size=4)
+
+
+@st.composite
+def workloads(draw):
+    """Two classes of equally many ranks, groups across and inside, any operations in a legal order."""
+    half = draw(st.integers(1, 4))
+    n = 2 * half
+    inside = [list(range(half)), list(range(half, n))]
+    made, known = [], []
+    for number in range(draw(st.integers(0, 8))):
+        after = tuple(draw(st.lists(st.sampled_from(known), unique=True, max_size=2))) if known else ()
+        common = {"id": f"op{number}", "after": after, "stream": draw(names), "name": draw(names)}
+        kind = draw(st.sampled_from(["compute", "call", "send"]))
+        size = draw(st.integers(0, 2**40))
+        if kind == "compute":
+            calls = draw(
+                st.lists(st.builds(Inside, st.just("all_reduce"), st.just("tp"), st.integers(0, 99)), max_size=2)
+            )
+            made.append(
+                Compute(
+                    **common,
+                    on="a",
+                    time_fs=draw(st.integers(0, 10**15)),
+                    inside=tuple(calls),
+                    flops=draw(st.floats(0, 1e18)),
+                )
+            )
+        elif kind == "call":
+            made.append(
+                Call(
+                    **common,
+                    kind="all_to_all",
+                    group=draw(st.sampled_from(["tp", "all"])),
+                    size_bytes=size,
+                    imbalance=1.5,
+                )
+            )
+        else:
+            made.append(Send(**common, source="a", target="b", size_bytes=size))
+        known.append(f"op{number}")
+    classes = {"a": np.arange(half), "b": np.arange(half, n)}
+    return Workload(
+        n, classes, {"tp": np.array(inside), "all": np.arange(n)[None]}, tuple(made), draw(names), 7, 1.5, 2.5
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(workloads())
+def test_a_workload_is_read_as_written(workload):
+    content = write_workload(workload)
+    again = read_workload(content)
+    assert write_workload(again) == content
+    assert again.operations == workload.operations
+    assert (again.title, again.tokens, again.model_flops, again.hardware_flops) == (workload.title, 7, 1.5, 2.5)
+    assert {name: ranks.tolist() for name, ranks in again.groups.items()} == {
+        name: ranks.tolist() for name, ranks in workload.groups.items()
+    }
+
+
+def file_of(**changes):
+    whole = {
+        "format": "simcoll workload 1", "nranks": 2, "classes": {"all": [0, 1]}, "groups": {"dp": [[0, 1]]},
+        "operations": [{"op": "call", "id": "x", "kind": "all_reduce", "group": "dp", "size_bytes": 8}],
+    }  # fmt: skip
+    return json.dumps({**whole, **changes}).encode()
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"format": "other"}, "$.format"),
+        ({"classes": {"all": [0]}}, "rank 1 is in no class"),
+        ({"classes": {"all": [0, 1, 1]}}, "rank 1 is in 'all' as well"),
+        ({"groups": {"dp": [[0, 1], [0]]}}, "$.groups.dp"),
+        ({"groups": {"dp": [[0, 2]]}}, "0 to 1"),
+        ({"groups": {"tp": [[0, 1]]}}, "unknown group 'dp'"),
+        ({"operations": [{"op": "compute", "id": "a", "on": "all", "time_fs": 1, "after": ["b"]},
+                         {"op": "compute", "id": "b", "on": "all", "time_fs": 1, "after": ["a"]}]}, "cycle"),
+        ({"operations": [{"op": "compute", "id": "a", "on": "al", "time_fs": 1}]}, "did you mean 'all'"),
+        ({"operations": [{"op": "call", "id": "x", "kind": "allreduce", "group": "dp", "size_bytes": 8}]}, "did you mean 'all_reduce'"),
+        ({"operations": [{"op": "compute", "id": "a", "on": "all", "time_fs": -1}]}, "at least 0"),
+        ({"operations": [{"op": "copy", "id": "a"}]}, "copy"),
+        ({"nranks": 10**12}, "ranks"),
+    ],
+)  # fmt: skip
+def test_workload_files_that_make_no_sense(changes, said):
+    with pytest.raises(ConfigError) as caught:
+        read_workload(file_of(**changes), "w.json")
+    assert said in str(caught.value)
+
+
+def test_a_group_may_not_leave_the_classes_of_a_call():
+    workload = read_workload(file_of(classes={"a": [0], "b": [1]}))
+    with pytest.raises(ConfigError, match="only partly in a"):
+        workload.groups_of(Call(id="y", kind="all_reduce", group="dp", size_bytes=8, on=("a",)))
+
+
+def test_sizes_of_a_model_are_checked():
+    for sizes, said in (
+        ({"heads": 3}, "give head_size"),
+        ({"kv_heads": 3}, "kv_heads 3"),
+        ({"experts": 4}, "top_k 0"),
+        ({"dense_layers": 9}, "there are 2 layers"),
+        ({"layers": 0}, "layers: 0"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            Model(**{"layers": 2, "hidden": 64, "heads": 4, "vocabulary": 8, **sizes})
