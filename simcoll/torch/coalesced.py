@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from simcoll.distributed.api.arguments import contiguous
 from simcoll.distributed.api.reductions import ReduceOp, check_op
 from simcoll.distributed.runtime.calls import Call
 from simcoll.distributed.runtime.operations import play
@@ -30,7 +31,7 @@ def by_rank(array: Array, size: int) -> list[Array]:
     RuntimeError
         When it cannot be divided equally, or is not contiguous.
     """
-    if not array.flags.c_contiguous or array.size % size:
+    if not contiguous(array) or array.size % size:
         raise RuntimeError(
             f"a tensor of {list(array.shape)} elements has to be contiguous and divide into {size} equal parts, one for each rank"
         )

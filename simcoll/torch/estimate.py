@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simcoll.distributed.runtime.emulated import EmulatedWorld
+from simcoll.distributed.runtime.history import History
 from simcoll.distributed.runtime.plans import Plans
-from simcoll.distributed.runtime.records import History
 from simcoll.distributed.runtime.world import Communicator, ProcessGroup
 from simcoll.emulator import emulate
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from simcoll.core.memory import array_on
 from simcoll.distributed.api.groups import ProcessGroup, rank_in_group
+from simcoll.distributed.runtime.fake import FakeArray
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from simcoll.core.memory import Array
 
 __all__ = [
-    "as_array", "as_arrays", "check_alike", "check_length", "check_list_of_root", "check_whole", "one_dtype", "one_per_rank",
+    "as_array", "as_arrays", "check_alike", "check_length", "check_list_of_root", "check_whole", "contiguous", "one_dtype", "one_per_rank",
     "root_of", "shapes_of", "sizes_of", "split_sizes",
 ]  # fmt: skip
 
@@ -46,6 +47,11 @@ def as_arrays(values: Any, parameter: str) -> list[Array]:
             "instead."
         )
     return [as_array(value, parameter) for value in values]
+
+
+def contiguous(array: Array) -> bool:
+    """Whether it lies in memory in C order; fake arrays, which lie nowhere, do."""
+    return array.flags.c_contiguous or isinstance(array, FakeArray)
 
 
 def root_of(found: ProcessGroup, global_rank: int | None, group_rank: int | None, default: int | None = None) -> int:

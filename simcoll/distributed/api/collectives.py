@@ -18,6 +18,7 @@ from simcoll.distributed.api.arguments import (
     check_length,
     check_list_of_root,
     check_whole,
+    contiguous,
     one_dtype,
     one_per_rank,
     root_of,
@@ -259,7 +260,7 @@ def all_to_all_single(
     target, source = as_array(output, "output"), as_array(input, "input")
     found = member_of(group, "all_to_all_single")
     dtype = one_dtype([target, source], "all_to_all_single")
-    if not (target.flags.c_contiguous and source.flags.c_contiguous):
+    if not (contiguous(target) and contiguous(source)):
         raise ValueError("Tensors must be contiguous")
     n = found.size()
     splits = (split_sizes(source, input_split_sizes, n), split_sizes(target, output_split_sizes, n))

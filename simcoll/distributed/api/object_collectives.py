@@ -14,6 +14,7 @@ from simcoll.distributed.api.arguments import check_length, check_list_of_root, 
 from simcoll.distributed.api.collectives import all_gather, broadcast, gather, scatter
 from simcoll.distributed.api.groups import OutsideError, ProcessGroup, member_of, members_only
 from simcoll.distributed.api.point_to_point import recv, send
+from simcoll.distributed.runtime.fake import always_moved
 from simcoll.distributed.runtime.objects import decode, encode
 
 if TYPE_CHECKING:
@@ -64,13 +65,14 @@ def _gather(
     """Collect one object per rank in the lists of one rank, or of all."""
     (data,), size = _encoded([obj], trusted)
     sizes = np.zeros(found.size(), np.int64)
-    all_gather(list(sizes[:, None]), size, found)
-    largest = int(sizes.max())
-    parts = [np.zeros(largest, np.uint8) for _ in sizes] if root is None or found.rank() == root else None
-    if root is None:
-        all_gather(parts, _padded(data, largest), found)
-    else:
-        gather(_padded(data, largest), parts, group=found, group_dst=root)
+    with always_moved():
+        all_gather(list(sizes[:, None]), size, found)
+        largest = int(sizes.max())
+        parts = [np.zeros(largest, np.uint8) for _ in sizes] if root is None or found.rank() == root else None
+        if root is None:
+            all_gather(parts, _padded(data, largest), found)
+        else:
+            gather(_padded(data, largest), parts, group=found, group_dst=root)
     if parts is not None and object_list is not None:
         _decode(object_list, parts, sizes, trusted)
 
@@ -128,9 +130,10 @@ def broadcast_object_list(
     root = root_of(found, src, group_src, default=0)
     mine = found.rank() == root
     parts, sizes = _encoded(object_list, trusted) if mine else ([], np.zeros(len(object_list), np.int64))
-    broadcast(sizes, group=found, group_src=root)
-    data = _joined(parts) if mine else np.zeros(int(sizes.sum()), np.uint8)
-    broadcast(data, group=found, group_src=root)
+    with always_moved():
+        broadcast(sizes, group=found, group_src=root)
+        data = _joined(parts) if mine else np.zeros(int(sizes.sum()), np.uint8)
+        broadcast(data, group=found, group_src=root)
     if not mine:
         _split(object_list, data, sizes, trusted)
 
@@ -164,10 +167,11 @@ def scatter_object_list(
         check_length(things, found)
     encoded, sizes = _encoded(things, trusted)
     largest = np.array([sizes.max(initial=0)], np.int64)
-    broadcast(largest, group=found, group_src=root)
-    part, size = np.zeros(int(largest[0]), np.uint8), np.zeros(1, np.int64)
-    scatter(part, [_padded(data, part.size) for data in encoded] if mine else None, group=found, group_src=root)
-    scatter(size, list(sizes[:, None]) if mine else None, group=found, group_src=root)
+    with always_moved():
+        broadcast(largest, group=found, group_src=root)
+        part, size = np.zeros(int(largest[0]), np.uint8), np.zeros(1, np.int64)
+        scatter(part, [_padded(data, part.size) for data in encoded] if mine else None, group=found, group_src=root)
+        scatter(size, list(sizes[:, None]) if mine else None, group=found, group_src=root)
     _decode(scatter_object_output_list, [part], size, trusted)
 
 
@@ -186,8 +190,9 @@ def send_object_list(
     found = member_of(group, "send_object_list")
     peer = root_of(found, dst, group_dst)
     parts, sizes = _encoded(object_list, trusted)
-    send(sizes, group=found, group_dst=peer)
-    send(_joined(parts), group=found, group_dst=peer)
+    with always_moved():
+        send(sizes, group=found, group_dst=peer)
+        send(_joined(parts), group=found, group_dst=peer)
 
 
 def recv_object_list(
@@ -207,8 +212,9 @@ def recv_object_list(
         return -1
     sizes = np.zeros(len(object_list), np.int64)
     named = {} if src is None and group_src is None else {"group_src": root_of(found, src, group_src)}
-    sender = recv(sizes, group=found, **named)
-    data = np.zeros(int(sizes.sum()), np.uint8)
-    recv(data, src=sender, group=found)
+    with always_moved():
+        sender = recv(sizes, group=found, **named)
+        data = np.zeros(int(sizes.sum()), np.uint8)
+        recv(data, src=sender, group=found)
     _split(object_list, data, sizes, trusted)
     return sender

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from simcoll.distributed.api.arguments import as_array, root_of
+from simcoll.distributed.api.arguments import as_array, contiguous, root_of
 from simcoll.distributed.api.groups import OutsideError, ProcessGroup, get_rank, member_of, members_only
 from simcoll.distributed.runtime.calls import End
+from simcoll.distributed.runtime.fake import is_fake
 from simcoll.distributed.runtime.operations import begin
 from simcoll.distributed.runtime.world import current_rank
 
@@ -29,7 +30,8 @@ def _post(
 ) -> tuple[ProcessGroup, Work]:
     """Post one end of a message; ``ranks`` name the other one, by its global rank or its group rank."""
     array, sends, blocks = as_array(tensor), called in {"send", "isend"}, called in {"send", "recv"}
-    if not array.flags.c_contiguous:
+    fake = is_fake([array], timed=current_rank().world.timed)
+    if not contiguous(array):
         raise RuntimeError("input tensor has to be contiguous")
     if not sends and not array.flags.writeable:
         raise RuntimeError("the tensor of a receive is read-only")
@@ -48,9 +50,9 @@ def _post(
     work.reason = lambda: f"{name} {way} {other}, tag {tag}, on {shared} ({work.entry.site}) waits for {awaited}"
     if not blocks:
         work.rank.open_works[work] = None
-        if shared.world.debug:
+        if shared.world.debug and not fake:
             work.guard()
-    mailbox.post(End(sends, found.rank(), peer, tag, array.size, array.dtype.name, work))
+    mailbox.post(End(sends, found.rank(), peer, tag, array.size, array.dtype.name, work, fake=fake))
     return found, work
 
 

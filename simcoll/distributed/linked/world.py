@@ -20,9 +20,9 @@ import msgspec
 import numpy as np
 
 from simcoll.distributed.linked.mailbox import RemoteMailbox
+from simcoll.distributed.runtime.history import History
 from simcoll.distributed.runtime.objects import encode
 from simcoll.distributed.runtime.operations import execute
-from simcoll.distributed.runtime.records import History
 from simcoll.distributed.runtime.tasks import Arrival, Meeting, Tasks, current_task
 from simcoll.distributed.runtime.world import OwnStore, Rank
 from simcoll.distributed.stores.rendezvous import rendezvous
@@ -100,6 +100,7 @@ class LinkedWorld:
         control.open()
         self.control = control
         self.debug = debug
+        self.timed = False
         self.plans = plans
         self.history = History() if history is None else history
         self.groups: dict[str, Communicator] = {}
@@ -156,6 +157,8 @@ class LinkedWorld:
         """Play a call over the group's executor; the ranks compare calls in debug mode, and where sizes may differ."""
         if group.executor is None:
             raise InternalError(f"{group!r} has no executor between processes")
+        if call.fake:
+            raise RuntimeError(f"{call}: fake tensors are for the emulator; here ranks are processes, which move data")
         announce = self.debug or call.splits is not None
         return execute(group, group.executor, me, call, buffers, guard=guard and self.debug, announce=announce)
 
@@ -224,7 +227,7 @@ class LinkedWorld:
         """Count time from now: the programs start."""
         self._begin_ns = time.monotonic_ns()
 
-    def pause(self, duration_fs: int) -> None:
+    def pause(self, duration_fs: int, name: str) -> None:  # noqa: ARG002  # there is no timeline of a real run
         """Let the running rank spend real time; operations in flight proceed meanwhile."""
         until_fs = self.now + duration_fs
         while self.now < until_fs:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ASPECTS", "Call", "End", "matrix"]
 
-ASPECTS = ("function", "number of elements", "dtype", "op", "root", "algorithm")
+ASPECTS = ("function", "number of elements", "dtype", "op", "root", "algorithm", "whether tensors are fake")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,8 @@ class Call:
         Shapes, as messages show them.
     splits
         Elements sent to and received from every rank, for an all_to_all with splits.
+    fake
+        Whether it moves nothing, and only takes time.
     """
 
     name: str
@@ -50,11 +52,12 @@ class Call:
     root: int | None = None
     splits: Splits | None = None
     algorithm: Choice = None
+    fake: bool = False
 
     def aspects(self) -> tuple[Any, ...]:
         """The properties that must be equal on all ranks, in the order of ``ASPECTS``."""
         algorithm = self.algorithm if isinstance(self.algorithm, str) else None
-        return self.name, self.sizes, self.dtype, self.op, self.root, algorithm
+        return self.name, self.sizes, self.dtype, self.op, self.root, algorithm, self.fake
 
     def differences(self, other: Call) -> list[str]:
         """The aspects in which two calls differ."""
@@ -71,6 +74,8 @@ class Call:
             parts.append(f"sends {list(self.splits[0])} receives {list(self.splits[1])} elements")
         if isinstance(self.algorithm, str):
             parts.append(f"algorithm={self.algorithm}")
+        if self.fake:
+            parts.append("fake")
         return " ".join(part for part in parts if part)
 
 
@@ -89,6 +94,7 @@ class End:
     dtype: str
     work: Work | None
     number: int = 0
+    fake: bool = False
 
     @property
     def posted(self) -> Work:

@@ -13,11 +13,12 @@ import numpy as np
 import simpy
 from simpy.events import EventPriority
 
+from simcoll.distributed.runtime.history import History
 from simcoll.distributed.runtime.mailbox import EmulatedMailbox
 from simcoll.distributed.runtime.operations import Streams, execute
 from simcoll.distributed.runtime.playing import Emulator
-from simcoll.distributed.runtime.records import History
 from simcoll.distributed.runtime.tasks import Meeting, Tasks, Waitable, current_task, wait_until
+from simcoll.distributed.runtime.timeline import Span
 from simcoll.distributed.runtime.world import OwnStore, Rank
 from simcoll.distributed.stores import HashStore
 from simcoll.distributed.stores.rendezvous import rendezvous
@@ -48,6 +49,12 @@ REPEATED_HANGS = 100
 SHOWN_RANKS = 64
 
 
+class _Pause(Waitable):
+    """The end of a time that a rank spends computing."""
+
+    __slots__ = ()
+
+
 class EmulatedWorld:
     """The ranks of one run, their clock and the links that they share.
 
@@ -55,6 +62,8 @@ class EmulatedWorld:
     ----------
     plans
         With the topology and protocol of the run; a protocol's name is that of the pattern of each schedule.
+    timed
+        Whether no data moves, only time passes.
     alone
         Whether only one rank runs here, and nothing is known of the others but what its backend plays.
     """
@@ -62,10 +71,18 @@ class EmulatedWorld:
     home: str | None = None
 
     def __init__(
-        self, nranks: int, plans: Plans, *, debug: bool, history: History | None = None, alone: bool = False
+        self,
+        nranks: int,
+        plans: Plans,
+        *,
+        debug: bool,
+        timed: bool = False,
+        history: History | None = None,
+        alone: bool = False,
     ) -> None:
         topology = plans.topology
         self.debug = debug
+        self.timed = timed
         self.plans = plans
         self.history = History() if history is None else history
         self.groups: dict[str, Communicator] = {}
@@ -83,6 +100,8 @@ class EmulatedWorld:
         self._store = HashStore()
         self._own_stores: dict[int, OwnStore] = {}
         self.tasks = Tasks(MAX_TIME_FS, self._schedule_tasks)
+        if self.history.timeline is not None:
+            self.tasks.on_waited = self._waited
         self._asked = False
 
     # What rank programs ask
@@ -155,11 +174,18 @@ class EmulatedWorld:
         self._asked = False
         self.tasks.run_ready()
 
-    def pause(self, duration_fs: int) -> None:
+    def pause(self, duration_fs: int, name: str) -> None:
         """Let the running rank spend time."""
-        over = Waitable("compute")
+        over = _Pause(name)
         self.calendar.at(self.now + duration_fs, lambda _: over.finish(), None)
         wait_until(over)
+
+    def _waited(self, task: Task, what: Waitable, reason: str, begin_fs: int) -> None:
+        """Note a wait of a rank in the timeline."""
+        timeline = self.history.timeline
+        if timeline is not None and self.now > begin_fs:
+            spans = timeline.computed if isinstance(what, _Pause) else timeline.waited
+            spans.append(Span(task.owner.number, reason, begin_fs, self.now))
 
     def poll(self) -> None:
         """Do nothing: no simulated time passes between two polls."""

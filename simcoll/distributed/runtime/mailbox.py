@@ -53,9 +53,12 @@ class MatchingMailbox:
     def _misfit(self, send: End, receive: End) -> str | None:
         """The reason why two ends cannot be one message, if there is one. Only debug mode refuses receives that are too long."""
         shorter = send.size < receive.size and not self.group.world.debug
+        members = self.group.members
+        if send.fake != receive.fake:
+            fake, real = (send, receive) if send.fake else (receive, send)
+            return f"the tensor of rank {members[fake.rank]} is fake, that of rank {members[real.rank]} has data"
         if send.dtype == receive.dtype and (send.size == receive.size or shorter):
             return None
-        members = self.group.members
         return (
             f"rank {members[send.rank]} sends {send.size} elements of {send.dtype} with tag {send.tag}; "
             f"rank {members[receive.rank]} receives {receive.size} of {receive.dtype}"
@@ -78,6 +81,10 @@ class EmulatedMailbox(MatchingMailbox):
         last = plan.nranks - 1
         work = send.posted
         work.entry.started_fs = receive.posted.entry.started_fs = self._emulator.calendar.now
+        timeline = self._emulator.history.timeline
+        if timeline is not None:
+            ends = ((self.group.members[end.rank], end.posted.entry) for end in (send, receive))
+            timeline.messages.append((next(ends), next(ends)))
 
         def leave(rank: int, values: Array | None) -> None:
             if rank == 0:
@@ -86,7 +93,7 @@ class EmulatedMailbox(MatchingMailbox):
                 deliver_message(receive, send.rank, values)
 
         label = (self.group.name, work.entry.sequence, message_name(self.group, send, receive))
-        playing = Playing(self._emulator, plan, label, leave)
+        playing = Playing(self._emulator, plan, label, leave, fake=send.fake)
         for rank in range(plan.nranks):
             playing.enter(rank, work.sources)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -17,6 +17,7 @@ import numpy as np
 
 from simcoll.core.collective import Collective
 from simcoll.distributed.runtime.calls import ASPECTS, Call, matrix
+from simcoll.distributed.runtime.fake import is_fake
 from simcoll.distributed.runtime.plans import plan_for
 from simcoll.distributed.runtime.playing import Playing
 from simcoll.distributed.runtime.records import Entry, calling_site
@@ -54,6 +55,9 @@ def begin(group: Communicator, me: Rank, name: str, buffers: Buffers, *, p2p: bo
     made[here] += 1
     entry.number = me.flight[-1].number + 1 if me.flight else 0
     me.flight.append(entry)
+    timeline = group.world.history.timeline
+    if timeline is not None:
+        timeline.operations.append((me.number, entry))
     work = Work(me, name, *buffers, entry)
     work.deadline_fs = now + group.timeout_fs
     work.explicit = group.explicit
@@ -242,7 +246,8 @@ class _Matched(Operation):
         if self.playing is None:
             label = (self.group.name, self.sequence, self.calls[rank].name)
             close = functools.partial(self.streams.open.pop, self.sequence, None)
-            self.playing = Playing(self.streams.emulator, plan, label, self._leave, close)
+            fake = self.calls[rank].fake
+            self.playing = Playing(self.streams.emulator, plan, label, self._leave, close, fake=fake)
         self.playing.enter(rank, self.works[rank].sources, self.calls[rank].op)
 
     def _leave(self, rank: int, values: Array | None) -> None:
@@ -369,7 +374,9 @@ def play(
     ``results`` are the caller's own objects for the outputs.
     """
     me = current_rank()
-    work = me.world.issue(group, me, call, (sources, targets), guard=async_op)
+    if is_fake([*sources, *targets], timed=me.world.timed):
+        call = replace(call, fake=True)
+    work = me.world.issue(group, me, call, (sources, targets), guard=async_op and not call.fake)
     work.results = list(results)
     if async_op:
         me.open_works[work] = None

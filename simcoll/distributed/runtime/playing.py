@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from simcoll.core.memory import Array
     from simcoll.core.plan import Plan
     from simcoll.core.reduction import Reduction
-    from simcoll.distributed.runtime.records import History
+    from simcoll.distributed.runtime.history import History
     from simcoll.emulator.fabric import Calendar, Fabric
     from simcoll.topology import Topology
 
@@ -35,7 +35,7 @@ class Emulator:
     Attributes
     ----------
     stages
-        Buffers that are not in use, by the identity of their plan.
+        Buffers that are not in use, by the identity of their plan and whether they are fake.
     kept_bytes
         What they hold together.
     unsettled
@@ -46,15 +46,15 @@ class Emulator:
     calendar: Calendar
     fabric: Fabric
     history: History
-    stages: dict[int, list[Stage]] = field(default_factory=dict)
+    stages: dict[tuple[int, bool], list[Stage]] = field(default_factory=dict)
     kept_bytes: int = 0
     unsettled: dict[Callable[[], None], None] = field(default_factory=dict)
 
-    def stage(self, plan: Plan) -> Stage:
+    def stage(self, plan: Plan, *, fake: bool) -> Stage:
         """Buffers for a plan: those of an earlier run of it, or new ones."""
-        waiting = self.stages.get(id(plan))
+        waiting = self.stages.get((id(plan), fake))
         if not waiting:
-            return Stage(self, plan)
+            return Stage(self, plan, fake=fake)
         stage = waiting.pop()
         self.kept_bytes -= stage.size_bytes
         return stage
@@ -64,24 +64,29 @@ class Emulator:
         held = self.kept_bytes + stage.size_bytes
         if stage.score is not None and stage.size_bytes <= KEPT_BYTES and held <= 16 * KEPT_BYTES:
             self.kept_bytes = held
-            self.stages.setdefault(id(stage.plan), []).append(stage)
+            self.stages.setdefault((id(stage.plan), stage.storage is None), []).append(stage)
 
 
 class Stage:
     """Buffers to play a plan on, apart from the caller's; each rank's input is copied in on its arrival.
 
-    ``inputs`` and ``outputs`` are per rank a flat array; ``None`` where there is none.
+    ``inputs`` and ``outputs`` are per rank a flat array; ``None`` where there is none, and everywhere if they are fake.
     """
 
     __slots__ = ("inputs", "outputs", "plan", "score", "size_bytes", "storage")
 
-    def __init__(self, emulator: Emulator, plan: Plan) -> None:
+    def __init__(self, emulator: Emulator, plan: Plan, *, fake: bool) -> None:
         self.plan = plan
-        elements = [plan.view(rank, INPUT)[2] for rank in range(plan.nranks)]
-        self.inputs: list[Array | None] = [np.zeros(count, plan.dtype) if count else None for count in elements]
-        self.storage = Storage(plan, self.inputs)
-        self.outputs = self.storage.outputs()
-        self.size_bytes = int(plan.buffer_elements().sum()) * plan.dtype.itemsize
+        self.inputs: list[Array | None] = [None] * plan.nranks
+        self.outputs: tuple[Array | None, ...] = (None,) * plan.nranks
+        self.storage: Storage | None = None
+        self.size_bytes = 0
+        if not fake:
+            elements = [plan.view(rank, INPUT)[2] for rank in range(plan.nranks)]
+            self.inputs = [np.zeros(count, plan.dtype) if count else None for count in elements]
+            self.storage = Storage(plan, self.inputs)
+            self.outputs = tuple(self.storage.outputs())
+            self.size_bytes = int(plan.buffer_elements().sum()) * plan.dtype.itemsize
         few = plan.proof is not None and plan.proof.transfers <= KEPT_TRANSFERS
         self.score = Score(plan, emulator.topology, emulator.fabric, self.storage) if few else None
 
@@ -98,6 +103,8 @@ class Playing:
         Called with every rank whose last transfer is done, and its output.
     over
         Called when the last rank has left.
+    fake
+        Whether nothing moves.
     """
 
     emulator: Emulator
@@ -105,6 +112,7 @@ class Playing:
     label: tuple[str, int, str]
     leave: Callable[[int, Array | None], None]
     over: Callable[[], object] | None = None
+    fake: bool = False
     stopped: bool = False
     _left: int = 0
     _begin_fs: int = field(init=False)
@@ -115,7 +123,7 @@ class Playing:
         """Take buffers, and start the clock."""
         emulator = self.emulator
         self._begin_fs = emulator.calendar.now
-        self._stage = stage = emulator.stage(self.plan)
+        self._stage = stage = emulator.stage(self.plan, fake=self.fake)
         self._player = Player(
             self.plan, emulator.topology, emulator.fabric, stage.storage, score=stage.score, left=self._rank_left
         )

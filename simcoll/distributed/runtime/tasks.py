@@ -123,10 +123,13 @@ class Tasks:
         No wait expires later than this.
     on_ready
         Called whenever a task can continue.
+    on_waited
+        Called after every wait: the task, what it waited for, that in words when it began, and when that was.
     """
 
     horizon_fs: float = math.inf
     on_ready: Callable[[], None] | None = None
+    on_waited: Callable[[Task, Waitable, str, int], None] | None = None
     hub: greenlet.greenlet = field(default_factory=greenlet.getcurrent)
     live: dict[Task, None] = field(default_factory=dict)
     ready: list[Task] = field(default_factory=list)
@@ -219,6 +222,7 @@ def _block(waitable: Waitable, timeout_fs: int | None, *, explicit: bool) -> Non
     tasks.block(task, timeout_fs, task.owner.world.now, explicit=explicit)
     wake = functools.partial(tasks.wake, task)
     waitable.watchers.append(wake)
+    begin_fs, reason = task.waited_from_fs, "" if tasks.on_waited is None else waitable.waits_for()
     while not waitable.done:
         task.waiting = waitable
         tasks.hub.switch()
@@ -226,6 +230,8 @@ def _block(waitable: Waitable, timeout_fs: int | None, *, explicit: bool) -> Non
         if message is not None and not waitable.done:
             waitable.watchers.remove(wake)
             raise RuntimeError(message)
+    if tasks.on_waited is not None:
+        tasks.on_waited(task, waitable, reason, begin_fs)
 
 
 def listed(ranks: Iterable[int]) -> str:

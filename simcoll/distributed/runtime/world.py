@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from simcoll.core.memory import Array
     from simcoll.core.plan import Plan
     from simcoll.distributed.runtime.calls import Call, End
+    from simcoll.distributed.runtime.history import History
     from simcoll.distributed.runtime.plans import Choice, Plans
-    from simcoll.distributed.runtime.records import History
     from simcoll.distributed.runtime.tasks import Arrival, Meeting, Waitable
     from simcoll.distributed.runtime.work import Work
     from simcoll.distributed.stores import Store
@@ -59,6 +59,8 @@ class World(Clock, Protocol):
     """The state that the ranks of a run share."""
 
     debug: bool
+    timed: bool
+    """Whether no data moves, only time passes."""
     ranks: list[Rank]
     everyone: tuple[int, ...]
     plans: Plans
@@ -70,8 +72,8 @@ class World(Clock, Protocol):
     def run(self) -> None:
         """Run all tasks to their ends."""
 
-    def pause(self, duration_fs: int) -> None:
-        """Let the running rank spend time."""
+    def pause(self, duration_fs: int, name: str) -> None:
+        """Let the running rank spend time; the timeline shows it under a name."""
 
     def meet(self, me: Rank, arrival: Arrival) -> Meeting:
         """Arrive at a meeting."""

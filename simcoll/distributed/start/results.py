@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from simcoll.distributed.runtime.records import Record
+    from simcoll.distributed.runtime.history import Record
+    from simcoll.distributed.runtime.timeline import Timeline
     from simcoll.distributed.runtime.world import Rank, World
 
     Groups = list[tuple[str, str, tuple[int, ...]]]
@@ -47,6 +48,8 @@ class RunResult:
         The first 100,000 operations, in order of completion.
     findings
         Problems short of an error: a Work that was never waited for, a return value that could not be sent.
+    timeline
+        When each rank computed, communicated and waited, if spawn was called with ``trace=``.
     """
 
     time_fs: int
@@ -58,6 +61,7 @@ class RunResult:
     records: tuple[Record, ...]
     findings: tuple[str, ...]
     topology: str
+    timeline: Timeline | None
     _flights: Mapping[int, tuple[Flight, Groups]] = field(repr=False)
 
     @property
@@ -122,6 +126,8 @@ def result_of(
 ) -> RunResult:
     """The result of a run that has ended well; its findings become warnings at the line that called spawn."""
     history = world.history
+    if history.timeline is not None:
+        history.timeline.finish_fs = tuple(finish)
     for finding in history.findings[:8]:
         warnings.warn(finding, UserWarning, stacklevel=4)
     result = RunResult(
@@ -134,6 +140,7 @@ def result_of(
         records=tuple(history.records),
         findings=tuple(history.findings),
         topology=world.plans.topology.name,
+        timeline=history.timeline,
         _flights={rank.number: flight_of(rank) for rank in own},
     )
     found = _COLLECTED.get()

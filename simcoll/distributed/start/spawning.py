@@ -16,14 +16,18 @@ from simcoll.distributed.api.making_groups import close_store, set_default_group
 from simcoll.distributed.linked.links import EMULATOR, ControlMessages, connected, place_of
 from simcoll.distributed.linked.world import LinkedWorld
 from simcoll.distributed.runtime.emulated import EmulatedWorld, RankWaiter
+from simcoll.distributed.runtime.fake import fake_array
+from simcoll.distributed.runtime.history import History
 from simcoll.distributed.runtime.objects import decode
 from simcoll.distributed.runtime.plans import Plans, check_choice
-from simcoll.distributed.runtime.records import History, document
+from simcoll.distributed.runtime.records import document
 from simcoll.distributed.runtime.tasks import Arrival, Task, current_task, wait_until
+from simcoll.distributed.runtime.timeline import Timeline
 from simcoll.distributed.runtime.world import current_rank
 from simcoll.distributed.start.results import RunResult, flight_of, leftovers, result_of
+from simcoll.distributed.start.timeline_file import write_timeline
 from simcoll.distributed.stores import PollingWaiter, use_waiter
-from simcoll.errors import ConfigError
+from simcoll.errors import ConfigError, nearest
 from simcoll.units import parse_time
 
 if TYPE_CHECKING:
@@ -36,9 +40,10 @@ if TYPE_CHECKING:
     from simcoll.distributed.runtime.world import Rank, World
     from simcoll.topology import Topology
 
-__all__ = ["RunResult", "compute", "emulated_time", "flight_record", "run_rank", "spawn"]
+__all__ = ["RunResult", "compute", "emulated_time", "fake_array", "flight_record", "run_rank", "spawn"]
 
 MAX_RANKS = 1 << 16
+DATA = ("exact", "none")
 
 
 def spawn(
@@ -52,6 +57,8 @@ def spawn(
     backend: str | None = None,
     init: bool = True,
     debug: bool = True,
+    data: str = "exact",
+    trace: str | Path | bool = False,
     kwargs: Mapping[str, Any] | None = None,
 ) -> RunResult:
     """Run ``program(rank, world_size, *args)`` on every rank, under one simulated clock, or for real.
@@ -81,6 +88,12 @@ def spawn(
         Give every rank a default group. A program that calls init_process_group itself replaces it.
     debug
         Watch the buffers of asynchronous operations, and refuse receives that are too long.
+    data
+        ``"none"``: collectives and messages only take time, and leave tensors as they are, which may then be
+        :func:`fake_array`; object collectives work as always.
+    trace
+        Keep a timeline of the run, ``RunResult.timeline``; with a path, write it there: a file for Perfetto (``t.json`` or
+        ``t.json.gz``), or a folder with a file per rank, as PyTorch's profiler writes them. Not for real backends.
 
     Raises
     ------
@@ -106,6 +119,10 @@ def spawn(
     check_choice(algorithm)
     plans = Plans(_topology(topology, nprocs), protocol, algorithm)
     where = place_of(backend)
+    if data not in DATA:
+        raise ConfigError(f"data {data!r}; {nearest(data, DATA)}")
+    if where != EMULATOR and (data != "exact" or trace):
+        raise ConfigError(f"backend {where!r} runs for real: data='none' and trace= are for the emulator")
 
     def body(rank: int) -> Any:
         return program(rank, nprocs, *args, **(kwargs or {}))
@@ -113,7 +130,12 @@ def spawn(
     if where != EMULATOR and current_task() is None:
         linked = LinkedWorld(connected(where, nprocs), plans, debug=debug)
         return _linked_run(linked, body, (backend or linked.home) if init else None)
-    return _emulated_run(EmulatedWorld(nprocs, plans, debug=debug), body, (backend or EMULATOR) if init else None)
+    history = History(timeline=Timeline() if trace else None)
+    world = EmulatedWorld(nprocs, plans, debug=debug, timed=data == "none", history=history)
+    result = _emulated_run(world, body, (backend or EMULATOR) if init else None)
+    if not isinstance(trace, bool):
+        write_timeline(trace, result, plans.topology)
+    return result
 
 
 def _play(
@@ -326,8 +348,8 @@ def emulated_time() -> float:
     return current_rank().world.now / 1e15
 
 
-def compute(seconds: float | str) -> None:
-    """Model computation on this rank: a number of seconds, or text such as ``"20 us"``.
+def compute(seconds: float | str, name: str = "compute") -> None:
+    """Model computation on this rank: a number of seconds, or text such as ``"20 us"``; ``name`` is for the timeline.
 
     Where ranks are processes it takes as long on the real clock, and operations in flight proceed meanwhile.
 
@@ -342,4 +364,4 @@ def compute(seconds: float | str) -> None:
         if not math.isfinite(seconds) or seconds < 0:
             raise ConfigError(f"compute: seconds={seconds!r}; expected 0 or more")
         duration = round(seconds * 1e15)
-    current_rank().world.pause(duration)
+    current_rank().world.pause(duration, name)

@@ -1,0 +1,80 @@
+"""Fake arrays: a shape and a dtype without memory, for programs that are only timed."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from simcoll.core.reduction import parse_dtype
+from simcoll.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from simcoll.core.memory import Array
+
+__all__ = ["FakeArray", "always_moved", "fake_array", "is_fake"]
+
+
+class FakeArray(np.ndarray[Any, Any]):
+    """An array whose elements are all the same one in memory; arithmetic gives fake arrays of the right shape and dtype."""
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, out: Any = None, **kwargs: Any) -> Any:
+        """Shape and dtype of an elementwise operation."""
+        if method != "__call__" or ufunc.signature is not None:
+            raise TypeError(f"a fake array has no elements: {ufunc.__name__}.{method} needs them")
+        scalars = [np.zeros((), each.dtype) if isinstance(each, np.ndarray) else each for each in inputs]
+        with np.errstate(all="ignore"):
+            found = ufunc(*scalars, **kwargs)
+        if out is not None:
+            return out[0] if len(out) == 1 else out
+        shape = np.broadcast_shapes(*(getattr(each, "shape", ()) for each in inputs))
+        results = [fake_array(shape, each.dtype) for each in (found if isinstance(found, tuple) else (found,))]
+        return tuple(results) if isinstance(found, tuple) else results[0]
+
+    def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:  # numpy's protocol
+        """Refuse what needs elements."""
+        raise TypeError(f"a fake array has no elements: numpy.{func.__name__} needs them")
+
+
+def fake_array(shape: int | Sequence[int], dtype: Any = "float32") -> FakeArray:
+    """An array with a shape and a dtype, but no memory; collectives of fake arrays are timed and move nothing.
+
+    Raises
+    ------
+    ConfigError
+        For a negative dimension.
+
+    Examples
+    --------
+    >>> gradients = fake_array((1 << 20, 4096), "bfloat16")
+    >>> gradients.nbytes, (gradients * 0.5).shape
+    (8589934592, (1048576, 4096))
+    """
+    kind = dtype if isinstance(dtype, np.dtype) else parse_dtype(dtype)
+    sizes = (shape,) if isinstance(shape, int) else tuple(int(size) for size in shape)
+    if any(size < 0 for size in sizes):
+        raise ConfigError(f"shape {sizes} of a fake array: expected sizes of 0 or more")
+    one = np.zeros(1, kind)
+    return np.lib.stride_tricks.as_strided(one, sizes, (0,) * len(sizes)).view(FakeArray)
+
+
+_ALWAYS_MOVED: ContextVar[bool] = ContextVar("simcoll_always_moved", default=False)
+
+
+@contextmanager
+def always_moved() -> Iterator[None]:
+    """Move data inside the block also in a run that is only timed: the program needs its content, as in object collectives."""
+    token = _ALWAYS_MOVED.set(True)
+    try:
+        yield
+    finally:
+        _ALWAYS_MOVED.reset(token)
+
+
+def is_fake(arrays: Iterable[Array], *, timed: bool) -> bool:
+    """Whether an operation on these buffers moves nothing; ``timed``: the run is only timed."""
+    return (timed and not _ALWAYS_MOVED.get()) or any(isinstance(array, FakeArray) for array in arrays)

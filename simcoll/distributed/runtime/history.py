@@ -1,0 +1,92 @@
+"""The history of a run: its finished operations, and what was wrong."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from simcoll.units import format_size
+
+if TYPE_CHECKING:
+    from simcoll.core.plan import Plan
+    from simcoll.distributed.runtime.timeline import Timeline
+
+__all__ = ["History", "Record"]
+
+KEPT_RECORDS = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A finished operation.
+
+    ``begin_fs`` is when the first rank entered, ``end_fs`` when the last was done.
+    """
+
+    group: str
+    sequence: int
+    name: str
+    schedule: str
+    protocol: str
+    size_bytes: int
+    messages: int
+    begin_fs: int
+    end_fs: int
+    trace_hash: str
+
+    def __str__(self) -> str:
+        size = format_size(self.size_bytes)
+        return f"{self.name} #{self.sequence} of group {self.group}: {self.schedule}, {size}, {self.messages} messages"
+
+
+@dataclass(slots=True)
+class History:
+    """The findings of a run so far.
+
+    Attributes
+    ----------
+    max_records
+        How many records are kept.
+    digest
+        Sum of the operations' hashes: independent of their order.
+    findings
+        What was not wrong enough for an error.
+    failures
+        What programs raised; the first is the cause, others may only have waited for it.
+    timeline
+        Everything that happened, if it is wanted.
+    """
+
+    max_records: int = KEPT_RECORDS
+    records: list[Record] = field(default_factory=list)
+    operations: int = 0
+    messages: int = 0
+    digest: int = 0
+    findings: list[str] = field(default_factory=list)
+    failures: list[BaseException] = field(default_factory=list)
+    timeline: Timeline | None = None
+
+    def add(
+        self,
+        group: str,
+        sequence: int,
+        name: str,
+        plan: Plan,
+        times_fs: tuple[int, int],
+        messages: int = 0,
+        trace_hash: str = "",
+    ) -> None:
+        """Add a finished operation; ``times_fs`` is its begin and end."""
+        record = Record(
+            group, sequence, name, plan.schedule.title, plan.protocol.name, plan.total_bytes, messages, *times_fs, trace_hash
+        )  # fmt: skip
+        text = f"{group} {sequence} {name} {record.schedule} {trace_hash}"
+        number = int.from_bytes(hashlib.sha256(text.encode()).digest()[:16], "little")
+        self.digest = (self.digest + number) % 2**128
+        self.messages += messages
+        self.operations += 1
+        if self.timeline is not None:
+            self.timeline.played.append((plan, times_fs))
+        if len(self.records) < self.max_records:
+            self.records.append(record)

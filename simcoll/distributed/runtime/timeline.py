@@ -1,0 +1,146 @@
+"""The timeline of a run: when each rank computed, communicated and waited, and the share of communication that was exposed."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from simcoll.units import format_time
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from simcoll.core.plan import Plan
+    from simcoll.distributed.runtime.records import Entry
+
+    Interval = tuple[int, int]
+
+__all__ = ["Span", "Summary", "Timeline", "covered", "overlap"]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Time that a rank spent computing, or waiting for something."""
+
+    rank: int
+    name: str
+    begin_fs: int
+    end_fs: int
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """The time of one rank, in femtoseconds.
+
+    Attributes
+    ----------
+    total_fs
+        Until its program, and the last of its operations, had ended.
+    compute_fs, communication_fs
+        Time in which it computed, and in which at least one of its operations was in flight; the two may overlap.
+    exposed_fs
+        By group: time in which an operation of the group was in flight and the rank did not compute.
+    idle_fs
+        Time in which it did neither.
+    """
+
+    rank: int
+    total_fs: int
+    compute_fs: int
+    communication_fs: int
+    exposed_fs: dict[str, int]
+    idle_fs: int
+
+    def __str__(self) -> str:
+        exposed = ", ".join(f"{format_time(time)} of {group}" for group, time in self.exposed_fs.items() if time)
+        return (
+            f"rank {self.rank}: {format_time(self.total_fs)}, compute {format_time(self.compute_fs)}, communication "
+            f"{format_time(self.communication_fs)} (exposed: {exposed or 'none'}), idle {format_time(self.idle_fs)}"
+        )
+
+
+@dataclass(slots=True)
+class Timeline:
+    """Everything that happened in a run, as it happened.
+
+    Attributes
+    ----------
+    computed, waited
+        Time that ranks spent in ``compute``, and blocked in a call, with what they waited for.
+    operations
+        Every call of a collective and every end of a message, with the rank that made it.
+    messages
+        The two ends of every message of send and receive.
+    played
+        Every plan that was played, with its begin and end.
+    finish_fs
+        When each rank's program ended.
+    """
+
+    computed: list[Span] = field(default_factory=list)
+    waited: list[Span] = field(default_factory=list)
+    operations: list[tuple[int, Entry]] = field(default_factory=list)
+    messages: list[tuple[tuple[int, Entry], tuple[int, Entry]]] = field(default_factory=list)
+    played: list[tuple[Plan, Interval]] = field(default_factory=list)
+    finish_fs: tuple[int, ...] = ()
+
+    def summary(self, rank: int) -> Summary:
+        """The time of a rank, by what it did."""
+        compute = covered((span.begin_fs, span.end_fs) for span in self.computed if span.rank == rank)
+        groups: defaultdict[str, list[Interval]] = defaultdict(list)
+        for owner, entry in self.operations:
+            if owner == rank and entry.completed_fs >= 0:
+                groups[": ".join(dict.fromkeys(entry.group))].append((entry.started_fs, entry.completed_fs))
+        flying = {name: covered(intervals) for name, intervals in groups.items()}
+        every = covered(interval for intervals in flying.values() for interval in intervals)
+        total = max(self.finish_fs[rank], every[-1][1] if every else 0)
+        busy = covered([*compute, *every])
+        return Summary(
+            rank,
+            total,
+            _length(compute),
+            _length(every),
+            {name: _length(intervals) - overlap(intervals, compute) for name, intervals in flying.items()},
+            total - _length(busy),
+        )
+
+
+def _length(intervals: Iterable[Interval]) -> int:
+    return sum(end - begin for begin, end in intervals)
+
+
+def covered(intervals: Iterable[Interval]) -> list[Interval]:
+    """The time in any of some intervals, as disjoint intervals in order.
+
+    >>> covered([(5, 7), (0, 2), (1, 3)])
+    [(0, 3), (5, 7)]
+    """
+    found: list[Interval] = []
+    for begin, end in sorted(intervals):
+        if found and begin <= found[-1][1]:
+            found[-1] = (found[-1][0], max(found[-1][1], end))
+        else:
+            found.append((begin, end))
+    return found
+
+
+def overlap(one: list[Interval], other: list[Interval]) -> int:
+    """The time that two lists of disjoint intervals have in common.
+
+    >>> overlap([(0, 3), (5, 7)], [(2, 6)])
+    2
+    """
+    return sum(end - begin for begin, end in _common(one, other))
+
+
+def _common(one: list[Interval], other: list[Interval]) -> Iterator[Interval]:
+    i = j = 0
+    while i < len(one) and j < len(other):
+        begin, end = max(one[i][0], other[j][0]), min(one[i][1], other[j][1])
+        if begin < end:
+            yield begin, end
+        if one[i][1] < other[j][1]:
+            i += 1
+        else:
+            j += 1

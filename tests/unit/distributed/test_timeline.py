@@ -1,0 +1,117 @@
+"""The timeline of a run, its summary and its file."""
+
+import gzip
+import json
+
+import numpy as np
+import pytest
+
+import simcoll.distributed as dist
+from simcoll.errors import ConfigError
+from simcoll.topology import crossbar
+
+US = 10**9
+TWO = crossbar(2, "1 GB/s", "0 us")
+
+
+def overlapping(rank, world_size):
+    """A message of 40 us beside 30 us of computation, then one of 40 us alone; rank 1 is 5 us late."""
+    dist.compute("5 us" if rank else 0, "load")
+    x = np.zeros(40_000, np.uint8)
+    call, peer = ((dist.isend, 1), (dist.irecv, 0))[rank]
+    work = call(x, peer)
+    dist.compute("30 us", "forward")
+    work.wait()
+    (dist.send, dist.recv)[rank](x, peer)
+
+
+@pytest.fixture(scope="module")
+def result():
+    return dist.spawn(overlapping, 2, topology=TWO, trace=True)
+
+
+def test_the_summary_is_that_worked_out_by_hand(result):
+    assert result.time_fs == 85 * US
+    sender, receiver = (result.timeline.summary(rank) for rank in (0, 1))
+    assert (sender.total_fs, receiver.total_fs) == (85 * US, 85 * US)
+    assert (sender.compute_fs, receiver.compute_fs) == (30 * US, 35 * US)
+    # Messages fly from 5 to 45 us and from 45 to 85 us; the sender computes until 30 us, the receiver from 0 to 35 us.
+    assert sender.communication_fs == receiver.communication_fs == 80 * US
+    assert sender.exposed_fs == {"0: default_pg": 55 * US}
+    assert receiver.exposed_fs == {"0: default_pg": 50 * US}
+    assert sender.idle_fs == receiver.idle_fs == 0
+    assert str(receiver) == (
+        "rank 1: 85 us, compute 35 us, communication 80 us (exposed: 50 us of 0: default_pg), idle 0 s"
+    )
+
+
+def test_waits_name_what_they_wait_for(result):
+    (first, second) = [span for span in result.timeline.waited if span.rank == 0]
+    assert (first.begin_fs, first.end_fs) == (30 * US, 45 * US)
+    assert "to rank 1, tag 0" in first.name
+    assert (second.begin_fs, second.end_fs) == (45 * US, 85 * US)
+
+
+def test_the_file_has_every_rank_and_an_arrow_for_every_message(tmp_path):
+    path = tmp_path / "t.json.gz"
+    once = dist.spawn(overlapping, 2, topology=TWO, trace=path)
+    first = path.read_bytes()
+    dist.spawn(overlapping, 2, topology=TWO, trace=path)
+    assert path.read_bytes() == first
+    document = json.loads(gzip.decompress(first))
+    assert document["otherData"]["trace_hash"] == once.trace_hash
+    events = document["traceEvents"]
+    spans = [event for event in events if event["ph"] == "X"]
+    assert [(e["pid"], e["ts"], e["dur"]) for e in spans if e["name"] == "forward"] == [(0, 0, 30), (1, 5, 30)]
+    kernels = [event for event in spans if event["name"] == "ncclDevKernel_recv"]
+    assert [(event["ts"], event["dur"]) for event in kernels] == [(5, 40), (45, 40)]
+    assert kernels[0]["args"]["Out msg nelems"] == 40_000
+    arrows = [event for event in events if event["ph"] in "sf"]
+    assert [(event["ph"], event["pid"], event["ts"]) for event in arrows] == [
+        ("s", 0, 5), ("f", 1, 45), ("s", 0, 45), ("f", 1, 85),
+    ]  # fmt: skip
+    counters = [event for event in events if event["ph"] == "C"]
+    assert {event["name"] for event in counters} == {"link gpu0 -> switch", "link switch -> gpu1"}
+    # Values hold for a thousandth of the run: the messages begin at 5 us, in the middle of one that ends at 5.015 us.
+    values = [(e["ts"], e["args"]["share in use"]) for e in counters if e["name"] == "link gpu0 -> switch"]
+    assert values == [(0, 0), (4.93, 0.1765), (5.015, 1), (85, 0)]
+
+
+def test_events_of_a_track_do_not_overlap(tmp_path):
+    def program(rank, world_size):
+        call, peer = ((dist.isend, 1), (dist.irecv, 0))[rank]
+        works = [call(np.zeros(1000), peer, tag=tag) for tag in range(4)]
+        for work in works:
+            work.wait()
+
+    path = tmp_path / "t.json"
+    result = dist.spawn(program, 2, topology=TWO, trace=path)
+    assert result.timeline.summary(0).communication_fs == 32 * US
+    spans = [event for event in json.loads(path.read_text())["traceEvents"] if event["ph"] == "X" and event["tid"]]
+    assert len({(event["pid"], event["tid"]) for event in spans}) == len(spans) == 8
+
+
+def test_a_folder_has_a_file_for_each_rank(tmp_path):
+    dist.spawn(overlapping, 2, topology=TWO, trace=tmp_path / "ranks")
+    for rank in (0, 1):
+        text = gzip.decompress((tmp_path / "ranks" / f"rank-{rank}.json.gz").read_bytes()).decode()
+        assert f'"rank": {rank},' in text
+        assert {event["pid"] for event in json.loads(text)["traceEvents"]} == {rank}
+
+
+def test_there_is_no_timeline_unless_asked():
+    assert dist.spawn(overlapping, 2, topology=TWO).timeline is None
+
+
+def test_a_trace_that_cannot_be_written_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError):
+        dist.spawn(overlapping, 2, topology=TWO, trace=tmp_path / "file" / "t.json")
+
+
+def test_holistic_trace_analysis_agrees(tmp_path):
+    analysis = pytest.importorskip("hta.trace_analysis")
+    dist.spawn(overlapping, 2, topology=TWO, trace=tmp_path)
+    table = analysis.TraceAnalysis(trace_dir=str(tmp_path)).get_temporal_breakdown(visualize=False)
+    assert table["compute_time(us)"].tolist() == [30, 35]
+    assert table["non_compute_time(us)"].tolist() == [55, 50]
