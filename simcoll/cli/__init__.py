@@ -11,10 +11,12 @@ from simcoll.cli.accuracy import show_accuracy
 from simcoll.cli.calibrate import calibrate_logs
 from simcoll.cli.compare import compare_log
 from simcoll.cli.convert import convert_file
+from simcoll.cli.diff import diff_results
 from simcoll.cli.listing import list_names
 from simcoll.cli.perf import predict
 from simcoll.cli.run import run_scenario
 from simcoll.cli.show import show_schedule
+from simcoll.cli.sweep import sweep_all
 from simcoll.cli.verify import verify_file
 from simcoll.command_line import run_app
 
@@ -31,6 +33,8 @@ app = App(
 )
 app.command(run_scenario, name="run")
 app.command(predict, name="perf")
+app.command(sweep_all, name="sweep")
+app.command(diff_results, name="diff")
 app.command(compare_log, name="compare")
 app.command(calibrate_logs, name="calibrate")
 app.command(show_accuracy, name="accuracy")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from simcoll.planning.sweep import Row, Sweep
     from simcoll.topology import Topology
 
-__all__ = ["engine_lines", "results_csv", "results_json", "sweep_hash", "table_lines"]
+__all__ = ["engine_lines", "results_csv", "results_json", "row_columns", "sweep_hash", "table_lines"]
 
 FORMAT, VERSION = "simcoll-results", 1
 
@@ -77,7 +77,7 @@ def engine_lines(rows: Sequence[Row]) -> Iterator[str]:
         yield f"# engine {engine}: {runs}, {messages:,} messages, {wall:.2f} s ({why})"
 
 
-def _columns(row: Row) -> dict[str, Any]:
+def row_columns(row: Row) -> dict[str, Any]:
     """The columns of a run in files; they leave out the seconds it took here."""
     result, bound = row.result, row.result.bound
     return {
@@ -106,10 +106,10 @@ def _columns(row: Row) -> dict[str, Any]:
 def results_csv(rows: Sequence[Row]) -> str:
     """Every run as one line of CSV."""
     stream = io.StringIO()
-    writer = csv.DictWriter(stream, list(_columns(rows[0])) if rows else [], lineterminator="\n")
+    writer = csv.DictWriter(stream, list(row_columns(rows[0])) if rows else [], lineterminator="\n")
     writer.writeheader()
     for row in rows:
-        writer.writerow(_columns(row))
+        writer.writerow(row_columns(row))
     return stream.getvalue()
 
 
@@ -141,7 +141,7 @@ def results_json(title: str, sweep: Sweep, topology: Topology, rows: Sequence[Ro
         "sweep": {**asdict(sweep), "choices": [str(choice) for choice in sweep.choices]},
         "proofs": list(proofs),
         "trace_hash": sweep_hash(rows),
-        "runs": [_columns(row) for row in rows],
+        "runs": [row_columns(row) for row in rows],
         "best": [_summary(row, bound) for row, bound in zip(best_rows(rows), bound_rows(rows), strict=True)],
     }
     return msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n"

@@ -1,0 +1,56 @@
+"""``simcoll diff``: what moved between two folders of results."""
+
+from __future__ import annotations
+
+from pathlib import Path  # noqa: TC003 - cyclopts reads the annotations
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from simcoll.command_line import WHOLE
+
+__all__ = ["diff_results"]
+
+
+def diff_results(
+    before: Path,
+    after: Path,
+    /,
+    *,
+    metric: Annotated[str, Parameter(name=["--metric", "-m"])] = "time_fs",
+    threshold: Annotated[str, Parameter(name=["--threshold", "-t"])] = "0",
+    limit: Annotated[int, WHOLE] = 20,
+) -> int:
+    """Show what moved between two folders of results; the exit status is 1 when something moved further than the threshold.
+
+    Parameters
+    ----------
+    before, after
+        Folders that simcoll run, sweep, plan or goodput wrote.
+    metric
+        The figure to compare, a number in the rows.
+    threshold
+        A share, such as 1% or 0.01. A point that ran before and does not now is beyond any threshold.
+    limit
+        Most lines of each kind.
+    """
+    from simcoll.planning.moved import difference, parse_share
+
+    allowed = parse_share(threshold)
+    found = difference(before, after, metric)
+    beyond = found.beyond(allowed)
+    for move in beyond[:limit]:
+        print(f"{move.change:+10.3%}  {move.before:>22,} -> {move.after:>22,}  {move.name}")
+    if len(beyond) > limit:
+        print(f"# and {len(beyond) - limit:,} more (--limit)")
+    for what, names in (("gone", found.gone), ("new", found.new)):
+        for name in names[:limit]:
+            print(f"{what:>10}  {name}")
+        if len(names) > limit:
+            print(f"# and {len(names) - limit:,} more {what} (--limit)")
+    still = sum(move.change == 0 for move in found.moves)
+    print(
+        f"# {metric}: {len(found.moves):,} points in both, {still:,} equal, {len(beyond):,} moved by more than {allowed:.4%}; "
+        f"{len(found.gone):,} gone, {len(found.new):,} new"
+    )
+    return int(bool(beyond or found.gone))

@@ -1,0 +1,129 @@
+"""Commands that play a grid: their shared options, and how they tell of its progress."""
+
+from __future__ import annotations
+
+import sys
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from simcoll.command_line import WHOLE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from simcoll.planning.grid import Grid, GridRun
+
+__all__ = ["GridOptions", "play_grid"]
+
+LINE_S = 60
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class GridOptions:
+    """How a grid is played.
+
+    Parameters
+    ----------
+    output
+        Folder for the rows and results; default out/<name of the file>.
+    jobs
+        Processes; default one for each core.
+    executor
+        processes, dask://host:port (a scheduler of dask.distributed), or mpi (under mpiexec).
+    resume
+        Go on with the rows that the folder has.
+    shard
+        Play one part of the grid, such as 3/16; parts may share a folder, and --resume without --shard collects them.
+    """
+
+    output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None
+    jobs: Annotated[int | None, Parameter(name=["--jobs", "-j"]), WHOLE] = None
+    executor: str = "processes"
+    resume: Annotated[bool, Parameter(negative=())] = False
+    shard: str | None = None
+
+
+def play_grid(
+    options: GridOptions, file: Path, make: Callable[[], Grid], results: tuple[str, ...]
+) -> tuple[GridRun, Path] | None:
+    """Play a grid as the options say; ``None`` on the ranks of an MPI job that only helped.
+
+    Prints how many points there are, how many ran, and what kept the others from running.
+    """
+    from simcoll.formats.output import open_folder
+    from simcoll.planning.executors import open_pool
+    from simcoll.planning.grid import run_grid
+
+    with open_pool(options.executor, options.jobs) as pool:
+        if pool is None:
+            return None
+        grid = make()
+        folder = options.output or Path("out") / file.stem
+        open_folder(folder, results)
+        print(f"# {len(grid):,} points, rows in {folder}", flush=True)
+        with _progress() as told:
+            try:
+                run = run_grid(grid, folder, pool, resume=options.resume, shard=options.shard, progress=told)
+            except KeyboardInterrupt:
+                print(f"# stopped; rows that are done are kept, and --resume goes on: {folder}", flush=True)
+                raise
+    kept = len(run.rows) - run.played
+    print(f"# {run.played:,} points played" + (f", {kept:,} kept from earlier" if kept else ""))
+    for reason, count in sorted(run.errors.items(), key=lambda each: -each[1])[:8]:
+        print(f"# {count:,} point{'s' * (count > 1)} did not run: {reason}")
+    if len(run.errors) > 8:
+        print(f"# and {len(run.errors) - 8:,} more reasons; the rows have them")
+    return run, folder
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[int, int], None]]:
+    """A bar with rate and remaining time on a terminal, elsewhere a line a minute; both on standard error."""
+    if not sys.stderr.isatty():
+        yield _Lines().tell
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    rate = TextColumn("{task.fields[rate]}")
+    columns = (BarColumn(), MofNCompleteColumn(), rate, TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=None, rate="")
+
+        def tell(done: int, total: int) -> None:
+            speed = bar.tasks[task].speed
+            bar.update(task, completed=done, total=total, rate=f"{speed:.1f}/s" if speed else "")
+
+        yield tell
+
+
+class _Lines:
+    """Tells once a minute how far it is."""
+
+    def __init__(self) -> None:
+        self.begin = self.last = time.monotonic()
+        self.first: int | None = None
+
+    def tell(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        if self.first is None:
+            self.first = done
+        if now - self.last < LINE_S:
+            return
+        self.last = now
+        rate = (done - self.first) / (now - self.begin)
+        left = f", {(total - done) / rate / 60:.1f} min left" if rate else ""
+        print(f"# {done:,} of {total:,} points, {rate:.1f}/s{left}", file=sys.stderr, flush=True)

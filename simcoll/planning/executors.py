@@ -1,0 +1,162 @@
+"""Who plays the points of a grid: this process, processes of this machine, a dask cluster, or the ranks of an MPI job."""
+
+from __future__ import annotations
+
+import os
+import signal
+from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing import active_children, get_context, parent_process
+from threading import Thread
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from simcoll.errors import ConfigError, nearest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+__all__ = ["Pool", "open_pool"]
+
+Answer = TypeVar("Answer")
+
+HOLD_S = 0.1
+"""A worker keeps its rows this long before it hands them over: short enough to lose, long enough for rows of a millisecond."""
+KINDS = ("processes", "dask://host:port", "mpi")
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """An executor for a grid.
+
+    Attributes
+    ----------
+    executor
+        Any :class:`concurrent.futures.Executor` whose workers can import simcoll.
+    workers
+        How many it has now.
+    ahead
+        Requests for each worker at a time: with two, none waits for the next.
+    hold_s
+        Seconds for which a worker may keep its rows before it hands them over.
+    lost
+        What its futures raise when a worker dies and no other can take over.
+    """
+
+    executor: Executor
+    workers: Callable[[], int]
+    ahead: int = 2
+    hold_s: float = HOLD_S
+    lost: tuple[type[BaseException], ...] = (BrokenExecutor,)
+
+
+class _Here(Executor):
+    """Plays what is submitted at once, in this process."""
+
+    def submit(self, fn: Callable[..., Answer], /, *args: Any, **kwargs: Any) -> Future[Answer]:
+        future: Future[Answer] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:  # noqa: BLE001 - whoever asks for the result gets it; Ctrl-C goes on
+            future.set_exception(error)
+        return future
+
+
+@contextmanager
+def open_pool(kind: str = "processes", jobs: int | None = None) -> Iterator[Pool | None]:
+    """Open an executor, and end it with the block.
+
+    Parameters
+    ----------
+    kind
+        ``"processes"``; ``"dask://host:port"``, the address of a scheduler; or ``"mpi"``: the other ranks of an MPI job.
+    jobs
+        How many processes; default one for every core that this process may use. With one, this process plays.
+
+    Yields
+    ------
+    Pool | None
+        ``None`` on ranks of an MPI job other than 0: their work is done when the block begins.
+
+    Raises
+    ------
+    ConfigError
+        For an unknown kind, a number of jobs below 1 or where the kind has its own, a missing package, or a scheduler that does not answer.
+    """
+    if jobs is not None and jobs < 1:
+        raise ConfigError(f"--jobs {jobs}: expected 1 or more")
+    if kind == "processes":
+        with _processes(jobs) as pool:
+            yield pool
+        return
+    opened = _dask if kind.startswith("dask://") else _mpi if kind == "mpi" else None
+    if opened is None:
+        raise ConfigError(f"unknown executor {kind!r}; {nearest(kind, KINDS)}")
+    if jobs is not None:
+        raise ConfigError(f"--jobs is for processes; how many workers {kind} has is said where it was started")
+    with opened(kind) as found:
+        yield found
+
+
+def _begin_worker() -> None:
+    """Leave Ctrl-C to the parent, and end with it, even when it is killed: a pool's processes would wait for ever."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = parent_process()
+
+    def end() -> None:
+        if parent is not None:
+            parent.join()
+        os._exit(1)
+
+    Thread(target=end, daemon=True).start()
+
+
+@contextmanager
+def _processes(jobs: int | None) -> Iterator[Pool]:
+    many = jobs or len(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1))
+    if many == 1:
+        yield Pool(_Here(), lambda: 1, ahead=1, hold_s=0)
+        return
+    ours = set(active_children())
+    # Fresh processes: a fork would copy the threads' locks of compiled code.
+    executor = ProcessPoolExecutor(many, get_context("spawn"), _begin_worker)
+    try:
+        yield Pool(executor, lambda: many)
+    except BaseException:
+        executor.shutdown(wait=False, cancel_futures=True)
+        for process in set(active_children()) - ours:
+            process.terminate()
+        raise
+    executor.shutdown()
+
+
+@contextmanager
+def _dask(kind: str) -> Iterator[Pool]:
+    try:
+        from distributed import Client, KilledWorker
+    except ImportError:
+        raise ConfigError(f"--executor {kind} needs dask.distributed: pip install 'simcoll[cluster]'") from None
+    address = kind.replace("dask://", "tcp://", 1)
+    try:
+        client = Client(address, timeout=20)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--executor {kind}: no dask scheduler answers there ({error})") from None
+    with client:
+        # Not even the scheduler may take two requests for one: a point that is played again shall be played.
+        yield Pool(
+            client.get_executor(pure=False), lambda: max(1, sum(client.nthreads().values())), lost=(KilledWorker,)
+        )
+
+
+@contextmanager
+def _mpi(_kind: str) -> Iterator[Pool | None]:
+    try:
+        from mpi4py import MPI
+        from mpi4py.futures import MPICommExecutor
+    except ImportError:
+        raise ConfigError("--executor mpi needs mpi4py: pip install 'simcoll[mpi]'") from None
+    others = MPI.COMM_WORLD.size - 1
+    if others < 1:
+        raise ConfigError("--executor mpi: there is one rank; start it as mpiexec -n 4 simcoll ..., and 3 of them play")
+    with MPICommExecutor(MPI.COMM_WORLD, root=0) as executor:
+        yield None if executor is None else Pool(cast("Executor", executor), lambda: others)

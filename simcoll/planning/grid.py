@@ -1,0 +1,277 @@
+"""A grid of independent points, each played by one function, its rows appended to a file as they finish.
+
+A point is a JSON object that says all about one run. Its key is a hash of its content, so a row is found again whatever the order, the
+number of workers or the place where it was made: a run that was stopped goes on, and shards of one grid share a folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import FIRST_COMPLETED, wait
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Self, cast
+
+import msgspec
+
+from simcoll import __version__
+from simcoll.errors import ConfigError, InternalError, SimcollError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+    from concurrent.futures import Future
+    from pathlib import Path
+
+    from simcoll.planning.executors import Pool
+
+__all__ = ["Grid", "GridRun", "Point", "Row", "read_rows", "run_grid", "shard_of"]
+
+Point = dict[str, Any]
+"""JSON: text, whole numbers, booleans, lists and objects; what a point holds decides its key."""
+Row = dict[str, Any]
+"""``key``, ``point``, and either ``result`` or ``error``."""
+
+ROWS = "rows.jsonl"
+SHARD_BLOCK = 8
+"""Neighbours in a grid share schedules and topologies, so shards take blocks of points."""
+MAX_BATCH = 64
+REPORT_S = 0.25
+
+
+Work = Callable[[Point], Mapping[str, Any]]
+"""Plays a point."""
+
+
+def _key(work: Work, point: Point) -> str:
+    told = (__version__, f"{work.__module__}.{work.__qualname__}", point)
+    return hashlib.sha256(msgspec.json.encode(told, order="sorted")).hexdigest()[:32]
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Points in the order in which results list them, and the function that plays one.
+
+    Attributes
+    ----------
+    work
+        A function of a module, so that another process finds it: takes a point, gives a JSON object. A :class:`ConfigError` or
+        ``ScheduleError`` of it becomes the row's ``error``: one point that does not fit stops no grid.
+    points
+        Each once; the second of two equal ones is dropped.
+    """
+
+    work: Work
+    points: tuple[Point, ...]
+    keys: tuple[str, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        named: dict[str, Point] = {}
+        for point in self.points:
+            named.setdefault(_key(self.work, point), point)
+        object.__setattr__(self, "keys", tuple(named))
+        object.__setattr__(self, "points", tuple(named.values()))
+
+    def __len__(self) -> int:
+        return len(self.points)
+
+
+def shard_of(grid: Grid, shard: str) -> Grid:
+    """The part of a grid that one job of an array runs: ``"3/16"`` is the third of sixteen.
+
+    Raises
+    ------
+    ConfigError
+        For text that names no shard.
+    """
+    match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", shard)
+    if match is None or not 1 <= int(match[1]) <= int(match[2]):
+        raise ConfigError(f"shard {shard!r}: expected which of how many, such as 3/16, from 1/16 to 16/16")
+    which, many = int(match[1]) - 1, int(match[2])
+    return Grid(grid.work, tuple(p for at, p in enumerate(grid.points) if at // SHARD_BLOCK % many == which))
+
+
+@dataclass(frozen=True, slots=True)
+class GridRun:
+    """The rows of a grid: ``rows`` in its order, of which ``played`` are new."""
+
+    rows: tuple[Row, ...]
+    played: int
+
+    @property
+    def errors(self) -> dict[str, int]:
+        """What kept points from running, and how many."""
+        found: dict[str, int] = {}
+        for row in self.rows:
+            if "error" in row:
+                found[row["error"]] = found.get(row["error"], 0) + 1
+        return found
+
+
+def run_grid(
+    grid: Grid,
+    folder: Path,
+    pool: Pool,
+    *,
+    resume: bool = False,
+    shard: str | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> GridRun:
+    """Play the points that have no row yet.
+
+    Parameters
+    ----------
+    folder
+        Has the rows: ``rows.jsonl``, or ``rows-3-of-16.jsonl`` of a shard. Rows are there as soon as this function has them: after
+        ``kill -9`` the file lacks what workers had in hand, and at most its last line is torn.
+    pool
+        Who plays. Whoever it is, the same points give the same rows.
+    resume
+        Go on with what the folder has, whichever shard wrote it; otherwise a folder with rows is refused.
+    progress
+        Called with the points done and the points in all, at least four times a second.
+
+    Raises
+    ------
+    ConfigError
+        When the folder has rows and ``resume`` is not given, when rows cannot be read or written, when a worker dies.
+    KeyboardInterrupt
+        After Ctrl-C; what was done is in the file.
+    """
+    known = read_rows(folder)
+    if known and not resume:
+        raise ConfigError(
+            f"has {len(known):,} rows of an earlier run; --resume goes on with them, --output names another folder",
+            file=str(folder),
+        )
+    wanted = shard_of(grid, shard) if shard else grid
+    rows = {key: known[key] for key in wanted.keys if key in known}
+    todo = [point for key, point in zip(wanted.keys, wanted.points, strict=True) if key not in rows]
+    name = f"rows-{shard.replace('/', '-of-')}.jsonl" if shard else ROWS
+    before = len(rows)
+    with _Appended(folder / name) as file:
+        for new in _play(wanted, todo, pool, lambda: progress and progress(len(rows), len(wanted))):
+            file.append(new)
+            rows.update((row["key"], row) for row in new)
+    return GridRun(tuple(rows[key] for key in wanted.keys), len(rows) - before)
+
+
+def read_rows(folder: Path) -> dict[str, Row]:
+    """The rows of a folder by key, from all its shards; a torn last line is left out.
+
+    Raises
+    ------
+    ConfigError
+        For a file that is no file of rows, with the line.
+    """
+    found: dict[str, Row] = {}
+    for path in sorted(folder.glob("rows*.jsonl")):
+        try:
+            *lines, _torn = path.read_bytes().split(b"\n")
+        except OSError as error:
+            raise ConfigError(f"cannot read: {error.strerror}", file=str(path)) from None
+        for number, line in enumerate(lines, 1):
+            try:
+                row = msgspec.json.decode(line, type=dict[str, Any])
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                row = {}
+            if not isinstance(row.get("key"), str) or not isinstance(row.get("point"), dict):
+                raise ConfigError("not a row of a grid; remove the line, and --resume plays its point again", file=str(path),
+                                  path=f"line {number}")  # fmt: skip
+            found[row["key"]] = row
+    return found
+
+
+class _Appended:
+    """A file of lines that other programs may read while it grows."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __enter__(self) -> Self:
+        try:
+            self._drop_torn_line()
+            self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        except OSError as error:
+            raise ConfigError(f"cannot be written: {error.strerror}", file=str(self.path)) from None
+        return self
+
+    def _drop_torn_line(self) -> None:
+        if self.path.exists():
+            content = self.path.read_bytes()
+            if not content.endswith(b"\n"):
+                os.truncate(self.path, content.rfind(b"\n") + 1)
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._file)
+
+    def append(self, rows: Sequence[Row]) -> None:
+        """Write whole lines, and wait until the disk has them."""
+        content = b"".join(msgspec.json.encode(row, order="sorted") + b"\n" for row in rows)
+        try:
+            while content:
+                content = content[os.write(self._file, content) :]
+            os.fsync(self._file)
+        except OSError as error:
+            raise ConfigError(f"cannot be written: {error.strerror}", file=str(self.path)) from None
+
+
+def _play(grid: Grid, todo: Iterable[Point], pool: Pool, report: Callable[[], object]) -> Iterator[list[Row]]:
+    """New rows, as they come back from the pool."""
+    waiting = deque(todo)
+    running: dict[Future[list[Row]], list[Point]] = {}
+    report()
+    try:
+        while waiting or running:
+            while waiting and len(running) < pool.ahead * pool.workers():
+                # Small near the end, so that no worker has the last ones alone.
+                size = max(1, min(MAX_BATCH, len(waiting) // (4 * pool.workers())))
+                batch = [waiting.popleft() for _ in range(size)]
+                running[pool.executor.submit(_some, grid.work, batch, pool.hold_s)] = batch
+            wait(running, timeout=REPORT_S, return_when=FIRST_COMPLETED)
+            for future in [each for each in running if each.done()]:
+                rows, batch = future.result(), running.pop(future)
+                waiting.extendleft(reversed(batch[len(rows) :]))
+                yield rows
+            report()
+    except pool.lost as error:
+        raise ConfigError(
+            f"a worker died, perhaps for want of memory ({type(error).__name__}); all finished rows are kept: --resume goes on with them, "
+            "and fewer workers (--jobs) need less"
+        ) from None
+    except KeyboardInterrupt:
+        yield from _in_hand(running)
+        raise
+
+
+def _in_hand(running: Iterable[Future[list[Row]]]) -> Iterator[list[Row]]:
+    """After Ctrl-C: what is done, and what workers will have done in a moment."""
+    left = [future for future in running if not future.cancel()]
+    for future in wait(left, timeout=4 * REPORT_S).done:
+        if future.exception() is None:
+            yield future.result()
+
+
+def _some(work: Work, points: Sequence[Point], hold_s: float) -> list[Row]:
+    """The rows of the first points, at least one, until ``hold_s`` seconds have passed."""
+    rows, end = [], time.monotonic() + hold_s
+    for point in points:
+        rows.append(_row(work, point))
+        if time.monotonic() > end:
+            break
+    return rows
+
+
+def _row(work: Work, point: Point) -> Row:
+    row: Row = {"key": _key(work, point), "point": point}
+    try:
+        row["result"] = work(point)
+    except InternalError:
+        raise
+    except SimcollError as error:
+        row["error"] = str(error)
+    # As it will be read again.
+    return cast("Row", msgspec.json.decode(msgspec.json.encode(row, order="sorted")))

@@ -1,0 +1,163 @@
+"""What moved between two folders of results: point by point, whatever version of simcoll or of a topology made them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from simcoll.errors import ConfigError, nearest
+from simcoll.formats.strict import read_file
+from simcoll.planning.grid import read_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from simcoll.planning.grid import Point
+
+__all__ = ["Difference", "Move", "difference", "parse_share"]
+
+MAX_BYTES = 2**30
+NO_HASHES = "_hash"
+"""What ends so tells of the input's content, not which point it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A point that ran in both.
+
+    Attributes
+    ----------
+    name
+        What tells the point from the others.
+    before, after
+        The figure in each.
+    """
+
+    name: str
+    before: float
+    after: float
+
+    @property
+    def change(self) -> float:
+        """Relative change; infinite from 0."""
+        if self.before == self.after:
+            return 0.0
+        return (self.after - self.before) / abs(self.before) if self.before else float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Two folders compared.
+
+    Attributes
+    ----------
+    metric
+        Name of the figure.
+    moves
+        The points that ran in both, the largest change first.
+    gone, new
+        Names of points that ran in the first folder only, with the error in the second if it has one, and of those only in the second.
+    """
+
+    metric: str
+    moves: tuple[Move, ...]
+    gone: tuple[str, ...]
+    new: tuple[str, ...]
+
+    def beyond(self, threshold: float) -> tuple[Move, ...]:
+        """The moves of more than a threshold (a share: 0.01 is one percent)."""
+        return tuple(move for move in self.moves if abs(move.change) > threshold)
+
+
+def parse_share(text: str) -> float:
+    """A share: ``"1%"`` or ``"0.01"``.
+
+    >>> parse_share("1%"), parse_share("0.02")
+    (0.01, 0.02)
+    """
+    try:
+        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share < float("inf"):
+        raise ConfigError(f"threshold {text!r}: expected a share, such as 1% or 0.01")
+    return share
+
+
+def difference(before: Path, after: Path, metric: str = "time_fs") -> Difference:
+    """Compare one figure of two folders that ``simcoll run``, ``sweep``, ``plan`` or ``goodput`` wrote.
+
+    Raises
+    ------
+    ConfigError
+        When a folder has no results, or none with such a figure.
+    """
+    old, new = _ran(before), _ran(after)
+    names = _names([point for point, _, _ in (*old.values(), *new.values())])
+    moves, gone = [], []
+    for key, (point, told, _) in old.items():
+        if metric not in told:
+            continue
+        other = new.get(key)
+        if other is not None and metric in other[1]:
+            moves.append(Move(names(point), told[metric], other[1][metric]))
+        else:
+            gone.append(names(point) + (f": {other[2]}" if other is not None else ""))
+    if not moves and not gone:
+        known = {name for _, told, _ in old.values() for name, value in told.items() if _is_number(value)}
+        raise ConfigError(f"no figure {metric!r}; {nearest(metric, known)}", file=str(before))
+    added = [
+        names(point)
+        for key, (point, told, _) in new.items()
+        if metric in told and metric not in old.get(key, ({}, {}, ""))[1]
+    ]
+    moves.sort(key=lambda move: (-abs(move.change), move.name))
+    return Difference(metric, tuple(moves), tuple(sorted(gone)), tuple(sorted(added)))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _ran(folder: Path) -> dict[bytes, tuple[Point, Mapping[str, Any], str]]:
+    """Every point by what it is: the point, its numbers, and its error."""
+    rows: Sequence[Mapping[str, Any]] = list(read_rows(folder).values())
+    if not rows and (folder / "results.json").is_file():
+        rows = [{"point": _point(run), "result": run} for run in _runs(folder / "results.json")]
+    if not rows:
+        raise ConfigError("has no rows.jsonl and no results.json of simcoll", file=str(folder))
+    found: dict[bytes, tuple[Point, Mapping[str, Any], str]] = {}
+    for row in rows:
+        point = {name: value for name, value in row["point"].items() if not name.endswith(NO_HASHES)}
+        told = {name: value for name, value in row.get("result", {}).items() if _is_number(value)}
+        found[msgspec.json.encode(point, order="sorted")] = (point, told, str(row.get("error", "")))
+    return found
+
+
+def _runs(path: Path) -> list[dict[str, Any]]:
+    try:
+        document = msgspec.json.decode(read_file(path, MAX_BYTES))
+        return [dict(run) for run in document["runs"] if _point(run)]
+    except (msgspec.DecodeError, KeyError, TypeError, ValueError):
+        raise ConfigError("not the results of a scenario", file=str(path)) from None
+
+
+def _point(run: Mapping[str, Any]) -> Point:
+    return {name: run[name] for name in ("choice", "protocol", "size_bytes")}
+
+
+def _names(points: Sequence[Point]) -> Any:
+    """A function that names a point by what differs among all of them."""
+    values: dict[str, set[str]] = {}
+    for point in points:
+        for name, value in point.items():
+            values.setdefault(name, set()).add(str(value))
+    told = [name for name, seen in values.items() if len(seen) > 1]
+
+    def name_of(point: Point) -> str:
+        return " ".join(f"{name}={point[name]}" for name in told if name in point) or "the only point"
+
+    return name_of

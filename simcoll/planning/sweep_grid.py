@@ -1,0 +1,227 @@
+"""Sweep files: one collective after another over topologies, nodes, damage, algorithms, protocols, seeds and sizes, as a grid."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+from dataclasses import replace
+from functools import lru_cache
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from simcoll.algorithms import ALGORITHMS
+from simcoll.binding import bind
+from simcoll.core.collective import KINDS
+from simcoll.core.reduction import parse_dtype
+from simcoll.errors import ConfigError, nearest
+from simcoll.formats.strict import decode_toml, read_file
+from simcoll.planning.grid import Grid
+from simcoll.planning.report import row_columns
+from simcoll.planning.sweep import Row, Sweep, build, counts_for, play, size_ladder
+from simcoll.topology import load_topology
+from simcoll.topology.layers import layers_of
+from simcoll.tuning import costs, parse_choice
+from simcoll.units import parse_size, parse_time
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from simcoll.core.schedule import Schedule
+    from simcoll.planning.grid import Point
+    from simcoll.planning.grid import Row as GridRow
+    from simcoll.topology import Topology
+
+__all__ = ["SweepFile", "load_sweep", "sweep_csv", "sweep_grid", "time_point"]
+
+MAX_BYTES = 2**20
+MAX_POINTS = 10**6
+AXES = ("topology", "nodes", "degraded", "collective", "algorithm", "protocol", "seed", "size")
+"""In this order, the last fastest: neighbours share topology and schedule."""
+FIGURES = (
+    "size_bytes", "count", "schedule", "proof", "time_fs", "algbw", "busbw", "bound_fs", "bound_kind", "bottleneck", "headroom",
+    "wrong", "messages", "trace_hash",
+)  # fmt: skip
+
+
+class Sizes(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """``[sizes]``, as in a scenario."""
+
+    begin: str | int
+    end: str | int
+    factor: int = 2
+
+
+class SweepFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """A sweep file: every list is an axis of the grid. ``nodes`` and ``degraded`` empty: as the topology is."""
+
+    title: str
+    topologies: list[str]
+    collectives: list[str]
+    sizes: Sizes | list[str | int]
+    nodes: list[int] = []
+    degraded: list[dict[str, str | int | float]] = []
+    algorithms: list[str] = []
+    protocols: tuple[str, ...] = ("ideal",)
+    seeds: tuple[int, ...] = (0,)
+    jitter: str = "0"
+    dtype: str = "float32"
+    op: str = "sum"
+    root: int | None = None
+    check_up_to: str | int = "0"
+
+
+def load_sweep(path: str | Path) -> SweepFile:
+    """A sweep file.
+
+    Raises
+    ------
+    ConfigError
+        When it cannot be read or does not fit the format.
+    """
+    return decode_toml(read_file(path, MAX_BYTES), SweepFile, str(path))
+
+
+def sweep_grid(sweep: SweepFile, path: Path) -> Grid:
+    """Every combination of a sweep file, as points.
+
+    A collective is played with those of the named algorithms that serve it; without any, with all that do. What does not fit a topology
+    becomes a row that says why.
+
+    Raises
+    ------
+    ConfigError
+        For names, sizes and numbers that no combination could use, an axis without a value, and more than a million points.
+    """
+    file = str(path)
+    axes = _axes(sweep, path)
+    for name, values in axes.items():
+        if not values:
+            raise ConfigError(
+                "an empty list; give at least one value, or leave the key out", file=file, path=f"$.{name}"
+            )
+    jitter_fs = parse_time(sweep.jitter, file=file, path="$.jitter")
+    if len(axes["seeds"]) > 1 and not jitter_fs:
+        raise ConfigError(
+            "seeds differ only where there is jitter; add a key such as jitter = '1 us'", file=file, path="$.seeds"
+        )
+    fixed = {
+        "dtype": parse_dtype(sweep.dtype).name, "op": sweep.op, "root": sweep.root, "jitter_fs": jitter_fs,
+        "check_up_to": parse_size(sweep.check_up_to, file=file, path="$.check_up_to"),
+    }  # fmt: skip
+    points: list[Point] = []
+    for topology, nodes, degraded, collective in product(
+        *(axes[n] for n in ("topologies", "nodes", "degraded", "collectives"))
+    ):
+        serving = _all_of(collective)
+        named = [text for text in axes["algorithms"] if parse_choice(text).algorithm in serving]
+        given = named if sweep.algorithms else serving
+        rest = product(given, *(axes[name] for name in ("protocols", "seeds", "sizes")))
+        for values in rest:
+            point = dict(zip(AXES, ((), nodes, degraded, collective, *values), strict=True))
+            points.append({**point, **topology, **fixed})
+            if len(points) > MAX_POINTS:
+                raise ConfigError(f"more than {MAX_POINTS:,} points; split the file", file=file)
+    return Grid(time_point, tuple(points))
+
+
+def _all_of(collective: str) -> list[str]:
+    return [found.name for found in ALGORITHMS if found.collective == collective]
+
+
+def _axes(sweep: SweepFile, path: Path) -> dict[str, Sequence[Any]]:
+    """The checked values of every axis."""
+    file = str(path)
+    for at, kind in enumerate(sweep.collectives):
+        if kind not in KINDS:
+            raise ConfigError(
+                f"unknown collective {kind!r}; {nearest(kind, KINDS)}", file=file, path=f"$.collectives[{at}]"
+            )
+    names = {found.name for found in ALGORITHMS if found.collective in sweep.collectives}
+    for at, text in enumerate(sweep.algorithms):
+        if (name := parse_choice(text).algorithm) not in names:
+            told = f"no algorithm {name!r} for {', '.join(sweep.collectives)}; {nearest(name, names)}"
+            raise ConfigError(told, file=file, path=f"$.algorithms[{at}]")
+    for at, nodes in enumerate(sweep.nodes):
+        if nodes < 1:
+            raise ConfigError(f"expected at least one node, got {nodes}", file=file, path=f"$.nodes[{at}]")
+    if isinstance(sweep.sizes, list):
+        sizes = [parse_size(size, file=file, path=f"$.sizes[{at}]") for at, size in enumerate(sweep.sizes)]
+    else:
+        begin = parse_size(sweep.sizes.begin, file=file, path="$.sizes.begin")
+        end = parse_size(sweep.sizes.end, file=file, path="$.sizes.end")
+        try:
+            sizes = list(size_ladder(begin, end, sweep.sizes.factor))
+        except ConfigError as error:
+            raise ConfigError(error.message, file=file, path="$.sizes") from None
+    return {
+        "topologies": [_named(name, path.parent) for name in sweep.topologies],
+        "nodes": sweep.nodes or [None],
+        "degraded": sweep.degraded or [{}],
+        "collectives": sweep.collectives,
+        "algorithms": [str(parse_choice(text)) for text in sweep.algorithms],
+        "protocols": sweep.protocols,
+        "seeds": sweep.seeds,
+        "sizes": sizes,
+    }
+
+
+def _named(name: str, folder: Path) -> dict[str, str]:
+    """A topology in a point: its name or path, and a hash of its files, so that a changed file makes other points."""
+    beside = folder / name
+    where = str(beside.resolve()) if beside.is_file() else name
+    layers = layers_of(where)
+    told = msgspec.json.encode([(layer.document, layer.dump) for layer in layers], order="sorted", enc_hook=str)
+    return {"topology": where, "topology_hash": hashlib.sha256(told).hexdigest()[:16]}
+
+
+def time_point(point: Point) -> dict[str, Any]:
+    """Prove, bind and emulate one point of a sweep."""
+    machine = _machine(point["topology"], point["nodes"], tuple(point["degraded"].items()))
+    schedule = _schedule(machine, point["collective"], point["root"], point["algorithm"])
+    choice, name = parse_choice(point["algorithm"]), point["protocol"]
+    sweep = Sweep(
+        point["collective"],
+        (point["size"],),
+        (choice,),
+        (name,),
+        point["dtype"],
+        point["op"],
+        point["root"],
+        point["check_up_to"],
+    )
+    count = counts_for(sweep.collective, sweep.sizes, machine.nranks, parse_dtype(sweep.dtype).itemsize)[0]
+    protocol = replace(costs(name, machine, schedule), jitter_fs=point["jitter_fs"], seed=point["seed"])
+    result = play(sweep, bind(schedule, count, sweep.dtype, sweep.op, protocol=protocol), machine)
+    columns = row_columns(Row(choice, name, result))
+    return {name: columns[name] for name in FIGURES}
+
+
+@lru_cache(maxsize=4)
+def _machine(name: str, nodes: int | None, degraded: tuple[tuple[str, Any], ...]) -> Topology:
+    machine = load_topology(name, nodes=nodes)
+    for link, share in degraded:
+        machine = machine.degrade(link, share)
+    return machine
+
+
+@lru_cache(maxsize=16)
+def _schedule(machine: Topology, collective: str, root: int | None, algorithm: str) -> Schedule:
+    choice = parse_choice(algorithm)
+    return build(Sweep(collective, (), (choice,), root=root), choice, machine)
+
+
+def sweep_csv(rows: Sequence[GridRow]) -> bytes:
+    """The rows as CSV, those that did not run with the reason in the column ``error``."""
+    stream = io.StringIO()
+    names = (*AXES, *FIGURES, "error")
+    writer = csv.DictWriter(stream, names, lineterminator="\n", extrasaction="ignore")
+    writer.writeheader()
+    for row in rows:
+        told: Mapping[str, Any] = row.get("result", {})
+        point = {**row["point"], "degraded": " ".join(f"{k}={v}" for k, v in row["point"]["degraded"].items())}
+        writer.writerow({**point, **told, "error": row.get("error", "")})
+    return stream.getvalue().encode()

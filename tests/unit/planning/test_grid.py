@@ -1,0 +1,288 @@
+"""A grid gives the same rows whoever plays it, however often it was stopped."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import BrokenExecutor, Executor, Future, ThreadPoolExecutor
+from importlib.util import find_spec
+
+import pytest
+
+from simcoll.errors import ConfigError, InternalError
+from simcoll.planning.executors import Pool, open_pool
+from simcoll.planning.grid import Grid, read_rows, run_grid, shard_of
+from tests.support.mpi import environment, needs_mpi, run_mpi
+
+SWEEP = """
+title = "a sweep of {points} points"
+topologies = ["pair.toml"]
+collectives = ["all_reduce", "all_gather"]
+algorithms = ["ring", "direct"]
+seeds = {seeds}
+jitter = "1 us"
+sizes = ["1K", "64K"]
+"""
+PAIR = """
+name = "four"
+family = "crossbar"
+nranks = 4
+bandwidth = "10 GB/s"
+latency = "1 us"
+"""
+
+
+def squared(point):
+    if point["x"] == 13:
+        raise ConfigError("thirteen does not fit")
+    return {"square": point["x"] ** 2}
+
+
+def faulty(point):
+    if point["x"] == 3:
+        raise InternalError("broken")
+    return {}
+
+
+def grid(n=40, work=squared):
+    return Grid(work, tuple({"x": x} for x in range(n)))
+
+
+def played(folder, n=40, pool=None, **options):
+    if pool is not None:
+        return run_grid(grid(n), folder, pool, **options)
+    with open_pool(jobs=1) as here:
+        return run_grid(grid(n), folder, here, **options)
+
+
+def sorted_lines(folder):
+    return sorted(line for path in folder.glob("rows*.jsonl") for line in path.read_bytes().splitlines(keepends=True))
+
+
+def test_a_key_tells_the_content():
+    one, two = Grid(squared, ({"a": 1, "b": 2},)), Grid(squared, ({"b": 2, "a": 1},))
+    assert one.keys == two.keys
+    assert len({*one.keys, *Grid(squared, ({"a": 1, "b": 3},)).keys, *Grid(faulty, ({"a": 1, "b": 2},)).keys}) == 3
+    assert [p["x"] for p in Grid(squared, ({"x": 2}, {"x": 1}, {"x": 2})).points] == [2, 1]
+
+
+def test_rows_are_in_order_and_errors_stop_nothing(tmp_path):
+    run = played(tmp_path)
+    assert [row["point"]["x"] for row in run.rows] == list(range(40))
+    assert [row["result"]["square"] for row in run.rows if "result" in row] == [x * x for x in range(40) if x != 13]
+    assert run.errors == {"thirteen does not fit": 1}
+    assert run.played == 40
+
+
+def test_any_executor_gives_the_same_bytes(tmp_path):
+    for name in ("here", "threads"):
+        (tmp_path / name).mkdir()
+    played(tmp_path / "here")
+    with ThreadPoolExecutor(3) as threads:
+        played(tmp_path / "threads", pool=Pool(threads, lambda: 3))
+    assert sorted_lines(tmp_path / "here") == sorted_lines(tmp_path / "threads")
+
+
+@pytest.mark.parametrize("kept", [0, 1, 7, 39])
+def test_a_run_goes_on_wherever_its_file_was_cut(tmp_path, kept):
+    played(tmp_path)
+    whole = (tmp_path / "rows.jsonl").read_bytes()
+    lines = whole.splitlines(keepends=True)
+    start = b"".join(lines[:kept])
+    for torn in range(len(lines[kept])):
+        (tmp_path / "rows.jsonl").write_bytes(start + lines[kept][:torn])
+        assert len(read_rows(tmp_path)) == kept
+        if torn in {0, 1, len(lines[kept]) // 2, len(lines[kept]) - 1}:
+            assert played(tmp_path, resume=True).played == 40 - kept
+            assert (tmp_path / "rows.jsonl").read_bytes() == whole
+
+
+def test_rows_of_an_earlier_run_are_not_mixed_up(tmp_path):
+    played(tmp_path)
+    with pytest.raises(ConfigError, match=r"40 rows of an earlier run; --resume"):
+        played(tmp_path)
+    assert played(tmp_path, n=42, resume=True).played == 2
+    assert played(tmp_path, n=3, resume=True).played == 0
+    (tmp_path / "rows.jsonl").write_text('{"key": "1", "point": {}}\nnonsense\n{"key": "2", "point": {}}\n')
+    with pytest.raises(ConfigError, match=r"rows.jsonl: line 2: not a row of a grid"):
+        played(tmp_path, resume=True)
+
+
+@pytest.mark.parametrize("many", [1, 3, 16])
+def test_shards_are_the_grid(tmp_path, many):
+    parts = [shard_of(grid(100), f"{k}/{many}") for k in range(1, many + 1)]
+    assert sorted(key for part in parts for key in part.keys) == sorted(grid(100).keys)
+    for k in range(1, many + 1):
+        played(tmp_path, n=100, shard=f"{k}/{many}", resume=True)
+    assert len(list(tmp_path.glob("rows-*.jsonl"))) == many
+    assert played(tmp_path, n=100, resume=True).played == 0
+
+
+@pytest.mark.parametrize("shard", ["0/4", "5/4", "1", "a/b", "1/0", "-1/4"])
+def test_wrong_shards_are_named(shard):
+    with pytest.raises(ConfigError, match="expected which of how many, such as 3/16"):
+        shard_of(grid(), shard)
+
+
+def test_a_fault_of_ours_ends_the_grid_and_keeps_what_was_done(tmp_path):
+    with open_pool(jobs=1) as pool, pytest.raises(InternalError):
+        run_grid(grid(work=faulty), tmp_path, pool)
+    assert [row["point"]["x"] for row in read_rows(tmp_path).values()] == [0, 1, 2]
+
+
+class Stopping(Executor):
+    """Plays, until something happens to it."""
+
+    def __init__(self, error, after):
+        self.error, self.left = error, after
+
+    def submit(self, fn, /, *args, **kwargs):
+        future = Future()
+        self.left -= 1
+        if self.left < 0 and not isinstance(self.error, Exception):
+            raise self.error
+        if self.left < 0:
+            future.set_exception(self.error)
+        else:
+            future.set_result(fn(*args, **kwargs))
+        return future
+
+
+def test_a_dead_worker_is_said(tmp_path):
+    with pytest.raises(ConfigError, match=r"a worker died, perhaps for want of memory .*--resume"):
+        played(tmp_path, pool=Pool(Stopping(BrokenExecutor(), 5), lambda: 1))
+    assert 0 < len(read_rows(tmp_path)) < 40
+    assert played(tmp_path, resume=True).played > 0
+
+
+def test_ctrl_c_keeps_what_is_done(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        played(tmp_path, pool=Pool(Stopping(KeyboardInterrupt(), 6), lambda: 2, hold_s=0))
+    assert len(read_rows(tmp_path)) == 6
+
+
+@pytest.mark.parametrize(
+    ("kind", "jobs", "said"),
+    [
+        ("proceses", None, "did you mean 'processes'"),
+        ("processes", 0, "expected 1 or more"),
+        ("mpi", 2, "--jobs is for processes"),
+    ],
+)
+def test_wrong_executors_are_named(kind, jobs, said):
+    with pytest.raises(ConfigError, match=said), open_pool(kind, jobs):
+        pass
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    """Writes a sweep file; gives the command that plays it and the folder."""
+    (tmp_path / "pair.toml").write_text(PAIR)
+
+    def command(folder, *options, seeds=6):
+        (tmp_path / "s.toml").write_text(SWEEP.format(points=6 * seeds, seeds=list(range(seeds))))
+        return ["-m", "simcoll", "sweep", str(tmp_path / "s.toml"), "-o", str(tmp_path / folder), *options]
+
+    return command
+
+
+def finished(arguments):
+    done = subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, env=environment(), timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def same_results(folder, *others):
+    assert len(sorted_lines(folder)) == len(set(sorted_lines(folder))) > 0
+    for other in others:
+        assert sorted_lines(other) == sorted_lines(folder)
+        assert (other / "results.csv").read_bytes() == (folder / "results.csv").read_bytes()
+
+
+@pytest.mark.slow
+def test_processes_give_the_bytes_of_one(sweep, tmp_path):
+    for jobs in ("1", "2", "5"):
+        finished(sweep(jobs, "-j", jobs))
+    same_results(tmp_path / "1", tmp_path / "2", tmp_path / "5")
+    rows = [json.loads(line) for line in sorted_lines(tmp_path / "1")]
+    assert len(rows) == 36
+    assert all("result" in row for row in rows)
+    # Seeds move the times of what jitters, and only those.
+    assert len({row["result"]["time_fs"] for row in rows}) > 12
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["SIGKILL", "SIGINT"])
+def test_a_stopped_sweep_goes_on(sweep, tmp_path, how):
+    finished(sweep("whole", "-j", "1", seeds=20))
+    process = subprocess.Popen(
+        [sys.executable, *sweep("cut", "-j", "2", seeds=20)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+    )
+    rows = tmp_path / "cut" / "rows.jsonl"
+    while process.poll() is None and not (rows.exists() and rows.read_bytes().count(b"\n") > 20):
+        time.sleep(0.01)
+    seen = rows.read_bytes()
+    process.send_signal(getattr(signal, how))
+    out, err = process.communicate(timeout=60)
+    assert rows.read_bytes().startswith(seen)
+    if how == "SIGINT" and process.returncode != 0:
+        assert (process.returncode, err.removesuffix("simcoll: stopped\n")) == (130, "")
+        assert "--resume goes on" in out
+    finished(sweep("cut", "-j", "2", "--resume", seeds=20))
+    same_results(tmp_path / "whole", tmp_path / "cut")
+
+
+@pytest.mark.slow
+@needs_mpi
+def test_mpi_gives_the_bytes_of_one(sweep, tmp_path):
+    finished(sweep("one", "-j", "1"))
+    done = run_mpi(3, *sweep("mpi", "--executor", "mpi"))
+    assert done.returncode == 0, done.stderr
+    same_results(tmp_path / "one", tmp_path / "mpi")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("distributed") is None, reason="needs dask.distributed: pip install '.[cluster]'")
+def test_dask_gives_the_bytes_of_one_though_a_worker_is_killed(sweep, tmp_path):
+    finished(sweep("one", "-j", "1", seeds=20))
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "env": environment(), "cwd": tmp_path}
+    dask = [sys.executable, "-m", "dask"]
+    started = [
+        subprocess.Popen([*dask, "scheduler", "--port", "0", "--no-dashboard", "--scheduler-file", "s.json"], **quiet)
+    ]
+    try:
+        until(lambda: (tmp_path / "s.json").exists() and (tmp_path / "s.json").read_text().endswith("}"))
+        address = json.loads((tmp_path / "s.json").read_text())["address"].removeprefix("tcp://")
+        worker = [*dask, "worker", address, "--nthreads", "1", "--no-nanny", "--no-dashboard"]
+        started += [subprocess.Popen(worker, **quiet) for _ in range(2)]
+        process = subprocess.Popen(
+            [sys.executable, *sweep("dask", "--executor", f"dask://{address}", seeds=20)], stderr=subprocess.PIPE, text=True,
+            env=environment(), stdout=subprocess.DEVNULL,
+        )  # fmt: skip
+        started.append(process)
+        rows = tmp_path / "dask" / "rows.jsonl"
+        until(lambda: process.poll() is not None or (rows.exists() and rows.read_bytes().count(b"\n") > 10))
+        assert process.poll() is None
+        started[1].kill()
+        assert (process.communicate(timeout=120)[1], process.returncode) == ("", 0)
+    finally:
+        for each in reversed(started):
+            each.kill()
+            each.wait()
+    same_results(tmp_path / "one", tmp_path / "dask")
+
+
+def until(done):
+    end = time.monotonic() + 60
+    while not done():
+        assert time.monotonic() < end
+        time.sleep(0.02)

@@ -1,0 +1,111 @@
+"""Sweep files: the grid that they mean, the errors that they get, and what diff says of two sweeps."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from simcoll.cli import main
+from simcoll.errors import ConfigError
+from simcoll.planning.sweep_grid import load_sweep, sweep_grid
+
+SMALL = """
+title = "small"
+topologies = ["crossbar"]
+collectives = ["all_reduce", "broadcast"]
+algorithms = ["ring", "tree"]
+sizes = ["1K", "64K"]
+"""
+
+
+def grid_of(path, text):
+    path = Path(path) / "s.toml"
+    path.write_text(text)
+    return sweep_grid(load_sweep(path), path)
+
+
+def test_a_grid_is_every_combination_that_an_algorithm_serves(tmp_path):
+    points = grid_of(tmp_path, SMALL + 'jitter = "1 us"\nseeds = [1, 2]\nprotocols = ["ideal"]\nnodes = []\n').points
+    assert len(points) == 3 * 2 * 2
+    assert {(p["collective"], p["algorithm"]) for p in points} == {
+        ("all_reduce", "ring"), ("all_reduce", "tree"), ("broadcast", "tree"),
+    }  # fmt: skip
+    assert [p["size"] for p in points[:2]] == [1024, 65536]  # neighbours share a schedule
+
+
+def test_a_changed_topology_file_makes_other_points(tmp_path):
+    text = 'name = "x"\nfamily = "crossbar"\nnranks = 4\nbandwidth = "{} GB/s"\nlatency = "1 us"\n'
+    keys = []
+    for rate in (10, 10, 20):
+        (tmp_path / "x.toml").write_text(text.format(rate))
+        keys.append(grid_of(tmp_path, SMALL.replace('"crossbar"', '"x.toml"')).keys)
+    assert keys[0] == keys[1]
+    assert not {*keys[0]} & {*keys[2]}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('"all_reduce"', '"all_reduse"', r"\$\.collectives\[0\]: unknown collective 'all_reduse'; did you mean 'all_reduce'"),
+        ('"ring"', '"rnig"', r"\$\.algorithms\[0\]: no algorithm 'rnig' for all_reduce, broadcast; did you mean 'ring'"),
+        ('"crossbar"', '"crosbar"', "unknown topology 'crosbar'; did you mean 'crossbar'"),
+        ('"64K"', '"64X"', r"\$\.sizes\[1\]: .*64X"),
+        ('["1K", "64K"]', "[]", r"\$\.sizes: an empty list"),
+        ('["1K", "64K"]', '{ begin = "1M", end = "1K" }', r"\$\.sizes: the largest size"),
+        ("title", "seeds = [1, 2]\ntitle", r"\$\.seeds: seeds differ only where there is jitter"),
+        ("title", "nodes = [0]\ntitle", r"\$\.nodes\[0\]: expected at least one node, got 0"),
+        ("title", 'dtype = "float23"\ntitle', "float23"),
+        ("title", "nodess = [2]\ntitle", r"unknown key; did you mean 'nodes'"),
+        ("title", "protocols = []\ntitle", r"\$\.protocols: an empty list"),
+    ],
+)  # fmt: skip
+def test_what_no_point_could_use_is_refused(tmp_path, old, new, said):
+    with pytest.raises(ConfigError, match=said):
+        grid_of(tmp_path, SMALL.replace(old, new))
+
+
+@pytest.fixture
+def folders(tmp_path, monkeypatch, capsys):
+    """Two sweeps, of which the second has one time changed, one point gone and one new."""
+    monkeypatch.chdir(tmp_path)
+    Path("s.toml").write_text(SMALL)
+    assert main(["sweep", "s.toml", "-j", "1", "-o", "a"]) == 0
+    Path("s.toml").write_text(SMALL.replace("64K", "32K").replace('"1K"', '"1K", "64K"'))
+    assert main(["sweep", "s.toml", "-j", "1", "-o", "b"]) == 0
+    capsys.readouterr()
+    rows = [json.loads(line) for line in Path("b/rows.jsonl").read_text().splitlines()]
+    first = next(r for r in rows if r["point"]["size"] == 1024 and r["point"]["collective"] == "all_reduce")
+    first["result"]["time_fs"] = first["result"]["time_fs"] * 51 // 50
+    gone = next(r for r in rows if r["point"]["size"] == 65536 and r["point"]["collective"] == "broadcast")
+    Path("b/rows.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows if r is not gone))
+    return capsys
+
+
+def test_diff_says_what_moved(folders):
+    assert main(["diff", "a", "a"]) == 0
+    assert "6 points in both, 6 equal, 0 moved" in folders.readouterr().out
+    assert main(["diff", "a", "b", "-t", "1%"]) == 1
+    out = folders.readouterr().out
+    assert "+2.0" in out
+    assert "5 points in both, 4 equal, 1 moved by more than 1.0000%; 1 gone, 3 new" in out
+    assert main(["diff", "a", "b", "-t", "3%"]) == 1  # a point is gone
+    assert main(["diff", "b", "b", "-t", "0"]) == 0
+
+
+def test_diff_reads_scenarios_and_names_what_it_cannot_compare(folders, tmp_path):
+    for name, size in (("c", 8), ("d", 8)):
+        Path(name).mkdir()
+        run = {"choice": "ring", "protocol": "LL", "size_bytes": size, "time_fs": 5 if name == "c" else 4}
+        Path(name, "results.json").write_text(json.dumps({"runs": [run]}))
+    assert main(["diff", "c", "d"]) == 1
+    assert "-20.000%" in folders.readouterr().out
+    Path("e").mkdir()
+    for arguments, said in (
+        (["a", "e"], "e: has no rows.jsonl and no results.json of simcoll"),
+        (["a", "b", "-m", "time"], "did you mean 'time_fs'"),
+        (["a", "b", "-t", "much"], "threshold 'much': expected a share"),
+    ):
+        assert main(["diff", *arguments]) == 2
+        assert said in folders.readouterr().err
