@@ -10,8 +10,7 @@ from cyclopts import Parameter
 from simcoll.command_line import WHOLE
 
 if TYPE_CHECKING:
-    from simcoll.core.rank_program import RankProgram
-    from simcoll.core.schedule import Schedule
+    from simcoll.formats.schedule_files import Algorithm
 
 __all__ = ["convert_file"]
 
@@ -31,6 +30,8 @@ def convert_file(
     protocol: Annotated[str | None, Parameter(name=["--protocol", "-p"])] = None,
     min_bytes: str | None = None,
     max_bytes: str | None = None,
+    size: Annotated[str | None, Parameter(name=["--size", "-s"])] = None,
+    dtype: Annotated[str | None, Parameter(name=["--dtype", "-d"])] = None,
 ) -> None:
     """Write a file in another format; what the target cannot say is an error that names it.
 
@@ -41,7 +42,7 @@ def convert_file(
     target
         The file to write. Its ending says the format, unless --to does.
     to
-        Format: schedule or msccl.
+        Format: schedule, msccl, goal or goal-binary.
     collective, nranks, topology, root, in_place
         Of an algorithm by name, as for simcoll show.
     dialect
@@ -50,6 +51,8 @@ def convert_file(
         NCCL's protocol that a file asks for: Simple, LL or LL128.
     min_bytes, max_bytes
         Sizes that a file is meant for, such as 64K.
+    size, dtype
+        Bytes, as in nccl-tests, and element type of formats that hold sizes: GOAL. Default: 1M, float32.
     """
     from simcoll.formats.output import write_file
     from simcoll.formats.schedule_files import algorithm_content, target_format
@@ -61,6 +64,8 @@ def convert_file(
         "protocol": protocol,
         "min_bytes": None if min_bytes is None else parse_size(min_bytes),
         "max_bytes": None if max_bytes is None else parse_size(max_bytes),
+        "size": None if size is None else parse_size(size),
+        "dtype": dtype,
     }
     found = _source(source, collective, nranks, topology, root, in_place=in_place)
     content = algorithm_content(found, chosen, **{key: value for key, value in given.items() if value is not None})
@@ -70,7 +75,7 @@ def convert_file(
 
 def _source(
     text: str, kind: str, nranks: int | None, topology: str | None, root: int | None, *, in_place: bool
-) -> Schedule | RankProgram:
+) -> Algorithm:
     """The algorithm of a file, or the named one."""
     from simcoll.algorithms import ALGORITHMS
     from simcoll.cli.show import named_schedule

@@ -1,7 +1,21 @@
 """Readers and writers of files, one format a file, without knowledge of the emulator or the command line."""
 
+from simcoll.formats.goal import goal_text, parse_goal
+from simcoll.formats.goal_binary import goal_binary, parse_goal_binary
+from simcoll.formats.goal_writer import dump_goal, dump_goal_binary
 from simcoll.formats.msccl_writer import dump_msccl_xml
 from simcoll.formats.msccl_xml import load_msccl_xml
 from simcoll.formats.schedule_files import load_algorithm, schedule_of
 
-__all__ = ["dump_msccl_xml", "load_algorithm", "load_msccl_xml", "schedule_of"]
+__all__ = [
+    "dump_goal",
+    "dump_goal_binary",
+    "dump_msccl_xml",
+    "goal_binary",
+    "goal_text",
+    "load_algorithm",
+    "load_msccl_xml",
+    "parse_goal",
+    "parse_goal_binary",
+    "schedule_of",
+]

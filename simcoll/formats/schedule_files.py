@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from simcoll.core.schedule import Schedule
 from simcoll.errors import ConfigError, nearest
+from simcoll.formats.goal import Goal, goal_text, parse_goal
+from simcoll.formats.goal_binary import goal_binary, parse_goal_binary
+from simcoll.formats.goal_writer import dump_goal, dump_goal_binary
 from simcoll.formats.msccl_writer import dump_msccl_xml
 from simcoll.formats.msccl_xml import load_msccl_xml
 from simcoll.formats.recognise import recognise, title_of
@@ -19,13 +22,16 @@ from simcoll.formats.strict import read_file
 from simcoll.proving import program_schedule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from simcoll.core.rank_program import RankProgram
 
 __all__ = [
-    "FORMATS", "ScheduleFormat", "algorithm_content", "load_algorithm", "parse_algorithm", "schedule_of", "target_format",
+    "FORMATS", "Algorithm", "ScheduleFormat", "algorithm_content", "load_algorithm", "parse_algorithm", "schedule_of", "target_format",
 ]  # fmt: skip
+
+Algorithm: TypeAlias = "Schedule | RankProgram | Goal"
+"""The content of such a file: a schedule, a program per rank, or messages whose data is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +54,7 @@ class ScheduleFormat:
 
     name: str
     endings: tuple[str, ...]
-    read: Callable[[bytes, str | None], Schedule | RankProgram]
+    read: Callable[[bytes, str | None], Algorithm]
     write: Callable[..., bytes] | None = None
     options: tuple[str, ...] = ()
 
@@ -59,10 +65,14 @@ FORMATS: tuple[ScheduleFormat, ...] = (
         "msccl", (".xml",), lambda content, file: load_msccl_xml(content, file=file), dump_msccl_xml,
         ("dialect", "protocol", "min_bytes", "max_bytes"),
     ),
+    ScheduleFormat("goal", (".goal",), parse_goal, dump_goal, ("size", "dtype")),
+    ScheduleFormat("goal-binary", (".bin",), parse_goal_binary, dump_goal_binary, ("size", "dtype")),
 )  # fmt: skip
 
+_OF_GOAL: Mapping[str, Callable[[Goal], bytes]] = {"goal": goal_text, "goal-binary": goal_binary}
 
-def parse_algorithm(content: bytes, file: str | None = None) -> Schedule | RankProgram:
+
+def parse_algorithm(content: bytes, file: str | None = None) -> Algorithm:
     """The algorithm in a file's content.
 
     Raises
@@ -78,7 +88,7 @@ def parse_algorithm(content: bytes, file: str | None = None) -> Schedule | RankP
     raise ConfigError(f"this is {title_of(content)}; expected an algorithm in one of the formats {known}", file=file)
 
 
-def load_algorithm(path: str | Path) -> Schedule | RankProgram:
+def load_algorithm(path: str | Path) -> Algorithm:
     """Read a file that holds an algorithm, whatever its format.
 
     Raises
@@ -94,7 +104,7 @@ def load_algorithm(path: str | Path) -> Schedule | RankProgram:
     return parse_algorithm(read_file(path, MAX_BYTES), str(path))
 
 
-def schedule_of(loaded: Schedule | RankProgram) -> Schedule:
+def schedule_of(loaded: Algorithm) -> Schedule:
     """A loaded algorithm as a schedule; per-rank programs are proved and joined.
 
     Raises
@@ -102,8 +112,10 @@ def schedule_of(loaded: Schedule | RankProgram) -> Schedule:
     ScheduleError
         When a program is wrong.
     ConfigError
-        When a program's collective is not known.
+        When a program's collective, or the data of its messages, is not known.
     """
+    if isinstance(loaded, Goal):
+        raise ConfigError(f"{loaded}: GOAL says how much is sent, not which data, so it is not a schedule")
     return loaded if isinstance(loaded, Schedule) else program_schedule(loaded)
 
 
@@ -131,7 +143,7 @@ def target_format(path: str | Path, name: str | None = None) -> ScheduleFormat:
     raise ConfigError(f"no format has the ending {ending!r}; name one, or use one of {endings}", file=str(path))
 
 
-def algorithm_content(loaded: Schedule | RankProgram, target: ScheduleFormat, **options: Any) -> bytes:
+def algorithm_content(loaded: Algorithm, target: ScheduleFormat, **options: Any) -> bytes:
     """An algorithm in a format; its writer reads it back and proves it.
 
     Raises
@@ -145,6 +157,9 @@ def algorithm_content(loaded: Schedule | RankProgram, target: ScheduleFormat, **
         if key not in target.options:
             takes = f"it has {', '.join(target.options)}" if target.options else "it has none"
             raise ConfigError(f"format {target.name!r} has no option {key!r}; {takes}")
+    if isinstance(loaded, Goal) and target.name in _OF_GOAL:
+        loaded.check()
+        return _OF_GOAL[target.name](loaded)
     if target.write is None:
         raise ConfigError(f"format {target.name!r} cannot be written")
     return target.write(schedule_of(loaded), **options)
