@@ -12,7 +12,7 @@ from pathlib import Path
 
 import simcoll
 from simcoll.algorithms import bfb, packed
-from simcoll.bounds import all_gather_cut
+from simcoll.bounds import all_gather_cut, bottleneck
 from simcoll.bounds.packing import pack_trees
 from simcoll.core.collective import Collective
 from simcoll.proving import check_lowering, verify
@@ -54,16 +54,28 @@ def main() -> None:
     print(f"machine: {cpu_name()}, {os.cpu_count()} cores, Python {platform.python_version()}")
     print(f"{'':62} {'measured':>10} {'target':>10} {'ratio':>7}")
     large, pod = simcoll.schedule("all_reduce", "ring", nranks=16384), load_topology("superpod-h100", nodes=128)
-    timed("proof of the 16,384-rank ring all_reduce, by symmetry", 1.0, lambda: verify(large))
+    timed("proof of the 16,384-rank ring all_reduce, by symmetry", 1.0, lambda: verify(replace(large)))
     middle = simcoll.schedule("all_reduce", "ring", nranks=1024)
-    timed("proof of the 1,024-rank ring all_reduce, by symmetry", None, lambda: verify(middle))
+    timed("proof of the 1,024-rank ring all_reduce, by symmetry", None, lambda: verify(replace(middle)))
     told = replace(middle, source=middle.steps)
-    timed("proof of the 1,024-rank ring all_reduce, full", None, lambda: verify(told))
+    timed("proof of the 1,024-rank ring all_reduce, full", None, lambda: verify(replace(told)))
     for ranks, target in ((128, 1.0), (512, 10.0)):
         plan = simcoll.bind(simcoll.schedule("all_reduce", "ring", nranks=ranks), ranks)
         timed(f"check of what each rank does in a {ranks}-rank ring", target, lambda plan=plan: check_lowering(plan))
     timed("cut bound, 1,024 GPUs, all sinks", 0.5, lambda: all_gather_cut(pod, by_orbit=False))
-    timed("cut bound, 1,024 GPUs, by orbit", 0.02, lambda: all_gather_cut(pod))
+    timed("cut bound, 1,024 GPUs, by orbit", 0.02, lambda: all_gather_cut(replace(pod)))
+    for name, nodes, kinds in (
+        ("dgx-h100", 128, ("all_reduce", "all_to_all", "broadcast")),
+        ("dgx-2", 2, ("gather", "scatter", "reduce_scatter")),
+    ):
+        machine = load_topology(name, nodes=nodes)
+        for kind in kinds:
+            # A copy knows nothing yet.
+            timed(
+                f"bound of {kind}, {name} x {nodes}",
+                None,
+                lambda kind=kind, machine=machine: bottleneck(kind, replace(machine)),
+            )
     grid = torus([4, 4, 4], "25 GB/s", "1 us")
     lost = hybrid_cube_mesh(2, "25 GB/s", "1 us").degrade("gpu0 -> gpu4", 0).degrade("gpu4 -> gpu0", 0)
     boxes = load_topology("dgx-a100", nodes=2)

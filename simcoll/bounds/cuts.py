@@ -152,7 +152,7 @@ def _first_guess(
     """
     reverse = flow_graph(topology, backwards=not backwards)
     # Around a single rank, its own links; the flows find a better cut behind them if there is one.
-    entering = np.zeros(graph.nvertices, np.int64)
+    entering = np.zeros(graph.nvertices, graph.capacity.dtype)
     np.add.at(entering, graph.head, graph.capacity)
     least = min(sinks, key=lambda rank: int(entering[graph.ranks[rank]]))
     alone = np.ones(graph.nvertices, bool)

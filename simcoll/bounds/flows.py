@@ -26,6 +26,8 @@ FLOW_LIMIT = 1024
 class FlowGraph:
     """Links between vertices, capacities divided by their greatest common divisor ``unit_uBps``.
 
+    They are Python integers where the sum of all might not fit 64 bits.
+
     ``out_links[v]`` and ``in_links[v]`` list the links at a vertex (only beyond ``FLOW_LIMIT`` ranks, where greedy cuts need them);
     ``ranks`` are vertices, ``kept`` the topology's
     number of each.
@@ -34,7 +36,7 @@ class FlowGraph:
     nvertices: int
     tail: NDArray[np.int64]
     head: NDArray[np.int64]
-    capacity: NDArray[np.int64]
+    capacity: NDArray[Any]
     unit_uBps: int
     ranks: NDArray[np.int64]
     kept: NDArray[np.int64]
@@ -67,12 +69,15 @@ def flow_graph(topology: Topology, *, backwards: bool = False) -> FlowGraph:
         tail, head = head, tail
     capacity = topology.link_capacity_uBps[links]
     unit = int(np.gcd.reduce(capacity)) if capacity.size else 1
+    capacity //= unit
+    if int(capacity.max(initial=0)) * (capacity.size + 1) >= 2**62:
+        capacity = capacity.astype(object)
     total = int(keep.sum())
     return FlowGraph(
         nvertices=total,
         tail=tail,
         head=head,
-        capacity=capacity // unit,
+        capacity=capacity,
         unit_uBps=unit,
         ranks=number[topology.rank_nodes],
         kept=np.flatnonzero(keep),
@@ -137,9 +142,8 @@ def egress(graph: FlowGraph, members: NDArray[np.int64]) -> tuple[int, NDArray[n
         source, sink = graph.nvertices, graph.nvertices + 1
         tail = np.concatenate([graph.tail, np.full(members.size, source), others])
         head = np.concatenate([graph.head, graph.ranks[members], np.full(others.size, sink)])
-        free = np.full(
-            members.size + others.size, int(graph.capacity.max(initial=1)) * graph.capacity.size, dtype=object
-        )
+        every = int(graph.capacity.max(initial=1)) * graph.capacity.size
+        free = np.full(members.size + others.size, every, graph.capacity.dtype)
         _, inside, _ = min_cut(sink + 1, tail, head, np.concatenate([graph.capacity, free]), source, sink)
         inside = inside[: graph.nvertices]
     return int(graph.capacity[graph.leaving(inside)].sum()), inside

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simcoll.bounds.cuts import all_gather_cut, candidate_groups, cut_name, scatter_cut
-from simcoll.bounds.flows import FLOW_LIMIT, FlowGraph, alike_both_ways, egress, flow_graph, min_cut
+from simcoll.bounds.flows import FLOW_LIMIT, alike_both_ways, egress, flow_graph, min_cut
 from simcoll.bounds.programs import (
     VARIABLE_LIMIT,
     all_to_all_bound,
@@ -24,7 +24,7 @@ from simcoll.bounds.programs import (
     routed_bound,
 )
 from simcoll.errors import ConfigError, nearest
-from simcoll.topology.orbits import rank_orbits
+from simcoll.topology.orbits import rank_orbits, set_orbits
 from simcoll.units import FS_PER_SECOND, UBPS_PER_BPS
 
 if TYPE_CHECKING:
@@ -146,7 +146,10 @@ def lower_bound(
 
 
 def bottleneck(kind: str, topology: Topology, *, root: int | None = None, in_network: bool = False) -> Bottleneck:
-    """The bound of a collective on a topology for all sizes; see :func:`lower_bound`."""
+    """The bound of a collective on a topology for all sizes; see :func:`lower_bound`.
+
+    It is computed once for a topology.
+    """
     if kind not in (*_KINDS, "all_reduce"):
         raise ConfigError(f"no lower bound for collective {kind!r}; {nearest(kind, (*_KINDS, 'all_reduce'))}")
     start = 0 if root is None else root
@@ -154,11 +157,19 @@ def bottleneck(kind: str, topology: Topology, *, root: int | None = None, in_net
         raise ConfigError(
             f"root {root} is not a rank of topology {topology.name!r}; expected 0 to {topology.nranks - 1}"
         )
+    known, question = topology.known.bounds, (kind, start if kind in _ROOTED else 0, in_network)
+    if question not in known:
+        known[question] = _found(kind, topology, start, in_network=in_network)
+    found: Bottleneck = known[question]
+    return found
+
+
+def _found(kind: str, topology: Topology, root: int, *, in_network: bool) -> Bottleneck:
     if topology.nranks == 1:
         return Bottleneck(Fraction(0), "a single rank", "nothing to send")
-    found = _all_reduce(topology, in_network=in_network) if kind == "all_reduce" else _KINDS[kind](topology, start)
+    found = _all_reduce(topology, in_network=in_network) if kind == "all_reduce" else _KINDS[kind](topology, root)
     if kind in _ROOTED:
-        return _rooted(kind, topology, start, found, in_network=in_network)
+        return _rooted(kind, topology, root, found, in_network=in_network)
     return found if in_network or kind not in _ROUTED else _routed(kind, topology, found)
 
 
@@ -210,13 +221,15 @@ def _from_root(topology: Topology, root: int, *, backwards: bool) -> Bottleneck:
     graph, reverse = flow_graph(topology, backwards=backwards), flow_graph(topology, backwards=not backwards)
     sides = [egress(graph, np.array([root]))[1]]
     if topology.nranks <= FLOW_LIMIT:
-        for sink in np.delete(graph.ranks, root).tolist():
+        ranks = rank_orbits(topology, fixed=root)
+        for sink in graph.ranks[ranks[ranks != root]].tolist():
             ends = (int(graph.ranks[root]), sink)
             sides.append(min_cut(graph.nvertices, graph.tail, graph.head, graph.capacity, *ends)[1])
     else:
         for _level, groups in candidate_groups(topology):
             sides += [
-                egress(graph, members)[1] if root in members else ~egress(reverse, members)[1] for members in groups
+                egress(graph, members)[1] if root in members else ~egress(reverse, members)[1]
+                for members in _unlike(topology, groups, root)
             ]
     best = min(((int(graph.capacity[graph.leaving(side)].sum()), side) for side in sides), key=lambda cut: cut[0])
     rate = best[0] * graph.unit_uBps
@@ -232,16 +245,17 @@ def _all_reduce(topology: Topology, *, in_network: bool) -> Bottleneck:
     reduce and multicast, only the latter counts.
     """
     found: list[Bottleneck] = []
-    alike = len(rank_orbits(topology)) == 1
     for backwards in _directions(topology):
         graph = flow_graph(topology, backwards=backwards)
         for level, groups in candidate_groups(topology):
-            capacities, sides = _egresses(graph, groups, alike=alike and level == "rank")
+            first, alike = np.unique(set_orbits(topology, groups), return_counts=True)
+            cuts = {number: egress(graph, groups[number]) for number in first.tolist()}
             if not in_network:
-                found.append(_partition(topology, level, len(groups), sum(capacities) * graph.unit_uBps))
-            least = min(range(len(groups)), key=capacities.__getitem__)
-            single = Fraction(UBPS_PER_BPS, capacities[least] * graph.unit_uBps)
-            name = cut_name(topology, graph, sides[least], backwards=backwards)
+                total = sum(each * capacity for each, (capacity, _) in zip(alike.tolist(), cuts.values(), strict=True))
+                found.append(_partition(topology, level, len(groups), total * graph.unit_uBps))
+            least = min(cuts, key=lambda number: cuts[number][0])
+            single = Fraction(UBPS_PER_BPS, cuts[least][0] * graph.unit_uBps)
+            name = cut_name(topology, graph, cuts[least][1], backwards=backwards)
             members = tuple(groups[least].tolist())
             argument = f"the group's data must {'reach' if backwards else 'leave'} it"
             found.append(Bottleneck(single, name, argument, members, exact=False))
@@ -265,23 +279,18 @@ def _all_to_all(topology: Topology, _: int) -> Bottleneck:
     groups. If routes cannot reach that, a linear program looks for a better bound.
     """
     n = topology.nranks
-    alike = len(rank_orbits(topology)) == 1
-    sets = [
-        group
-        for level, groups in candidate_groups(topology)
-        for group in (groups[:1] if alike and level == "rank" else groups)
-    ]
+    sets = [group for _level, groups in candidate_groups(topology) for group in _unlike(topology, groups)]
     sets += [np.sort(np.concatenate(groups[: len(groups) // 2])) for _level, groups in candidate_groups(topology)]
     found: list[Bottleneck] = []
     for backwards in _directions(topology):
         graph = flow_graph(topology, backwards=backwards)
-        capacities, sides = _egresses(graph, sets)
+        cuts = [egress(graph, members) for members in sets]
         rates = [
             Fraction(members.size * (n - members.size), n * capacity)
-            for members, capacity in zip(sets, capacities, strict=True)
+            for members, (capacity, _) in zip(sets, cuts, strict=True)
         ]
         worst = max(range(len(sets)), key=rates.__getitem__)
-        name = cut_name(topology, graph, sides[worst], backwards=backwards)
+        name = cut_name(topology, graph, cuts[worst][1], backwards=backwards)
         per_byte = rates[worst] / graph.unit_uBps * UBPS_PER_BPS
         argument = "the blocks from one side of the cut to the other"
         found.append(Bottleneck(per_byte, name, argument, tuple(sets[worst].tolist()), exact=False))
@@ -307,15 +316,9 @@ def _directions(topology: Topology) -> tuple[bool, ...]:
     return (False,) if alike_both_ways(topology) else (False, True)
 
 
-def _egresses(
-    graph: FlowGraph, groups: list[NDArray[np.int64]], *, alike: bool = False
-) -> tuple[list[int], list[NDArray[np.bool_]]]:
-    """Capacity out of each group, and its side of the cut; where all groups are alike, those of the first."""
-    if alike:
-        capacity, side = egress(graph, groups[0])
-        return [capacity] * len(groups), [side] * len(groups)
-    cuts = [egress(graph, members) for members in groups]
-    return [capacity for capacity, _ in cuts], [side for _, side in cuts]
+def _unlike(topology: Topology, sets: list[NDArray[np.int64]], fixed: int | None = None) -> list[NDArray[np.int64]]:
+    """One set of ranks of each orbit."""
+    return [sets[number] for number in np.unique(set_orbits(topology, sets, fixed)).tolist()]
 
 
 _KINDS: dict[str, Callable[[Topology, int], Bottleneck]] = {

@@ -34,6 +34,7 @@ __all__ = [
     "TOLERANCE",
     "BestLinks",
     "Pairs",
+    "best_flow",
     "best_links",
     "best_weights",
     "fair",
@@ -193,10 +194,13 @@ def best_weights(pairs: Pairs, outward: Floats, inward: Floats) -> tuple[float, 
     return float(found.fun) / scale, found.x[:n]
 
 
-def best_links(pairs: Pairs, ends: Ints, weights: Floats, sinks: Sequence[int]) -> BestLinks:
+def best_links(
+    pairs: Pairs, ends: Ints, weights: Floats, sinks: Sequence[int], shares: Floats | None = None
+) -> BestLinks:
     """The best capacities of the pairs when rank u sends ``weights[u]`` to all ``sinks``.
 
-    ``ends`` are those of the pairs, or reversed.
+    ``ends`` are those of the pairs, or reversed. Of equally good capacities those nearest to ``shares`` are found much sooner than those
+    that the solver comes upon, which leave most pairs unused and violate cut after cut.
     """
     n, m, links = pairs.nranks, pairs.ends.shape[1], len(pairs.capacity)
 
@@ -210,7 +214,8 @@ def best_links(pairs: Pairs, ends: Ints, weights: Floats, sinks: Sequence[int]) 
     rows = csr_array(hstack([csr_array((links, n)), csr_array(-pairs.capacity[:, None] / scale), pairs.load]))
     cost = np.zeros(n + 1 + m)
     cost[n] = 1
-    found, cuts = _solved(n, cost, rows, row, lambda found: [(ends, found[n + 1 :])], weights, sinks)
+    near = None if shares is None else np.concatenate([np.zeros(n + 1), shares / shares.max()])
+    found, cuts = _solved(n, cost, rows, row, lambda found: [(ends, found[n + 1 :])], weights, sinks, near)
     duals = np.maximum(-found.ineqlin.marginals, 0)
     return BestLinks(
         time=found.fun / scale,
@@ -218,6 +223,40 @@ def best_links(pairs: Pairs, ends: Ints, weights: Floats, sinks: Sequence[int]) 
         prices=duals[:links],
         sides=np.array([side for _, side in cuts]),
         worths=duals[links:],
+    )
+
+
+def best_flow(pairs: Pairs, ends: Ints, weights: Floats, sink: int) -> BestLinks:
+    """The same for a single sink: what leaves every rank on its pairs is what enters it and its own.
+
+    The dual solution gives every rank a height, and the cuts are between heights.
+    """
+    n, m = pairs.nranks, pairs.ends.shape[1]
+    scale, others = float(pairs.capacity.max()), np.delete(np.arange(n), sink)
+    pair = np.arange(m)
+    leaving = csr_array((np.ones(m), (ends[0], pair)), shape=(n, m)) - csr_array(
+        (np.ones(m), (ends[1], pair)), shape=(n, m)
+    )
+    found = linprog(
+        np.append(np.zeros(m), 1.0),
+        hstack([pairs.load, csr_array(-pairs.capacity[:, None] / scale)]).tocsr(),
+        np.zeros(len(pairs.capacity)),
+        hstack([leaving[others], csr_array((n - 1, 1))]).tocsr(),
+        weights[others],
+        bounds=(0, None),
+        method="highs",
+    )
+    if not found.success:
+        raise InternalError(f"the program of the best flow has no solution: {found.message}")
+    height = np.zeros(n)
+    height[others] = np.maximum(found.eqlin.marginals, 0)
+    steps = np.unique(np.append(height, 0.0))
+    return BestLinks(
+        time=found.fun / scale,
+        capacity=found.x[:m] / found.fun * scale,
+        prices=np.maximum(-found.ineqlin.marginals, 0),
+        sides=height[None, :] > steps[:-1, None],
+        worths=np.diff(steps),
     )
 
 
@@ -239,11 +278,12 @@ def _solved(
     capacities: Callable[[Floats], list[tuple[Ints, Floats]]],
     fixed: Floats | None,
     sinks: Sequence[int],
+    near: Floats | None = None,
 ) -> tuple[Any, list[tuple[int, NDArray[np.bool_]]]]:
     """Solve a program whose first variables are the weights of the roots (``fixed``, or free), adding the cuts that its solution violates.
 
-    ``rows`` are at most 0, and so is the ``row`` of every cut; ``capacities`` are those of a solution. Also returns the cuts, in
-    the order of their rows.
+    ``rows`` are at most 0, and so is the ``row`` of every cut; ``capacities`` are those of a solution. Of all solutions it is the one
+    that comes nearest to the proportions of ``near``. Also returns the cuts, in the order of their rows.
     """
     equal = csr_array((np.ones(n), (np.zeros(n, int), np.arange(n))), shape=(1, len(cost)))
     weights = [(0, None)] * n if fixed is None else [(weight, weight) for weight in fixed.tolist()]
@@ -255,6 +295,8 @@ def _solved(
         found = linprog(cost, table, np.zeros(table.shape[0]), equal, np.ones(1), bounds=bounds, method="highs")
         if not found.success:
             raise InternalError(f"the program of the best trees has no solution: {found.message}")
+        if near is not None:
+            found.x = _levelled(cost, found, table, equal, bounds, near)
         for way, (ends, capacity) in enumerate(capacities(found.x)):
             for sink in sinks:
                 flow, side = _cut(n, ends, capacity, found.x[:n], sink)
@@ -263,3 +305,28 @@ def _solved(
                     cuts.append((way, side))
         if len(cuts) == table.shape[0] - rows.shape[0]:
             return found, cuts
+
+
+def _levelled(cost: Floats, found: Any, rows: csr_array, equal: csr_array, bounds: list[Any], near: Floats) -> Floats:
+    """Of the solutions of a program (rows at most 0) the one with the largest multiple of ``near`` in it."""
+    some = np.flatnonzero(near)
+    kept = csr_array((-np.ones(len(some)), (np.arange(len(some)), some)), shape=(len(some), len(near)))
+    table = vstack(
+        [
+            hstack([rows, csr_array((rows.shape[0], 1))]),
+            hstack([kept, csr_array(near[some][:, None])]),
+            csr_array(np.append(cost, 0.0)[None, :]),
+        ]
+    )
+    most = np.append(np.zeros(table.shape[0] - 1), found.fun * (1 + TOLERANCE / 10))
+    again = linprog(
+        np.append(np.zeros(len(near)), -1.0),
+        table.tocsr(),
+        most,
+        hstack([equal, csr_array((1, 1))]).tocsr(),
+        np.ones(1),
+        bounds=[*bounds, (0, None)],
+        method="highs",
+    )
+    solution: Floats = again.x[:-1] if again.success else found.x
+    return solution

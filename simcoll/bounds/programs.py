@@ -19,7 +19,7 @@ from scipy.optimize import linprog
 from scipy.sparse import csr_array, identity, kron
 from scipy.sparse.csgraph import dijkstra
 
-from simcoll.bounds.pairs import LINKS_LIMIT, TOLERANCE, best_links, fair, pair_prices, pairs_of, slowest
+from simcoll.bounds.pairs import LINKS_LIMIT, TOLERANCE, best_flow, best_links, fair, pair_prices, pairs_of, slowest
 from simcoll.errors import ConfigError
 from simcoll.units import UBPS_PER_BPS
 
@@ -99,7 +99,7 @@ def _lengths(graph: FlowGraph) -> NDArray[np.float64]:
     scale = float(graph.capacity.max())
     # Minimise the time t: sum over sources of the flow on a link is at most t times its capacity.
     load = kron(np.ones((1, n)), identity(links))
-    rows = csr_array(np.concatenate([load.toarray(), -(graph.capacity / scale)[:, None]], axis=1))
+    rows = csr_array(np.concatenate([load.toarray(), -(graph.capacity.astype(np.float64) / scale)[:, None]], axis=1))
     conserved = csr_array((flows.data, flows.indices, flows.indptr) if flows.format == "csr" else flows.tocsr())
     conserved.resize((n * vertices, n * links + 1))
     cost = np.zeros(n * links + 1)
@@ -173,7 +173,7 @@ def routed_bound(kind: str, topology: Topology, worth: Fraction) -> Fraction:
     entering = np.bincount(ends[1], weights=capacity, minlength=n).min()
     if (n - 1) / n <= known * entering or ends.shape[1] > LINKS_LIMIT:
         return Fraction(0)
-    found = best_links(pairs, ends, np.full(n, 1 / n), range(n))
+    found = best_links(pairs, ends, np.full(n, 1 / n), range(n), capacity)
     return seconds * _by_cuts(topology, pairs, found, found.sides.sum(axis=1), backwards=backwards) / n
 
 
@@ -194,11 +194,12 @@ def rooted_bound(kind: str, topology: Topology, root: int, worth: Fraction) -> t
     sinks = [root] if gathers else np.delete(np.arange(n), root).tolist()
     seconds = Fraction(UBPS_PER_BPS, pairs.unit_uBps)
     near = float(worth / seconds) * (1 + TOLERANCE)
-    if slowest(n, ends, fair(pairs), weights, sinks) <= near:
+    shares = fair(pairs)
+    if slowest(n, ends, shares, weights, sinks) <= near:
         return Fraction(0), True
     if ends.shape[1] > LINKS_LIMIT:
         return Fraction(0), False
-    found = best_links(pairs, ends, weights, sinks)
+    found = best_flow(pairs, ends, weights, root) if gathers else best_links(pairs, ends, weights, sinks, shares)
     if found.time <= near:
         return Fraction(0), True
     gain = found.sides.sum(axis=1) if gathers else found.sides[:, root]

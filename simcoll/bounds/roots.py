@@ -80,7 +80,7 @@ def best_roots(topology: Topology, *, in_network: bool = False) -> tuple[float, 
     found = linprog(
         cost,
         A_ub=vstack([shared, within]).tocsr(),
-        b_ub=np.concatenate([graph.capacity / scale, np.zeros(2 * n * links)]),
+        b_ub=np.concatenate([graph.capacity.astype(np.float64) / scale, np.zeros(2 * n * links)]),
         A_eq=conserved.tocsr(),
         b_eq=np.zeros(conserved.shape[0]),
         bounds=(0, None),

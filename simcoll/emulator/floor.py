@@ -21,6 +21,8 @@ __all__ = ["latency_floor_fs"]
 EXACT_RANKS = 256
 """Up to here relays are followed exactly; the work grows with the cube."""
 SAMPLED_SOURCES = 64
+REMEMBERED = 64
+"""So many floors of a topology are remembered; each is the same for all sizes."""
 
 
 def latency_floor_fs(plan: Plan, topology: Topology) -> int:
@@ -32,17 +34,26 @@ def latency_floor_fs(plan: Plan, topology: Topology) -> int:
     dependent. Beyond 256 ranks only the cheapest first message of some ranks is counted, which is lower but still a
     floor.
     """
-    n, collective = plan.nranks, plan.collective
-    if n == 1 or _may_be_empty(plan):
+    if plan.nranks == 1 or _may_be_empty(plan):
         return 0
+    known, question = topology.known.floors, (plan.collective, plan.protocol, plan.ranks.tobytes())
+    if question not in known:
+        if len(known) == REMEMBERED:
+            known.pop(next(iter(known)))
+        known[question] = _floor_fs(plan, topology)
+    return known[question]
+
+
+def _floor_fs(plan: Plan, topology: Topology) -> int:
+    n, collective = plan.nranks, plan.collective
     if n > EXACT_RANKS:
         if collective.kind == "send_recv" or collective.root is not None:
             return plan.protocol.launch_fs
         sources = np.linspace(0, n - 1, SAMPLED_SOURCES).astype(np.int64)
-        return plan.protocol.launch_fs + max(
-            int(np.delete(_costs(plan, topology, [s])[0], s).min()) for s in sources.tolist()
-        )
-    cost = _costs(plan, topology, range(n))
+        cost = _costs(plan, topology, sources)
+        cost[np.arange(SAMPLED_SOURCES), sources] = np.iinfo(np.int64).max
+        return plan.protocol.launch_fs + int(cost.min(axis=1).max())
+    cost = _costs(plan, topology, np.arange(n))
     np.fill_diagonal(cost, 0)
     for relay in range(n):
         cost = np.minimum(cost, cost[:, relay, None] + cost[None, relay, :])
@@ -60,9 +71,9 @@ def _may_be_empty(plan: Plan) -> bool:
     return plan.sizes == 0 if isinstance(plan.sizes, int) else bool((plan.sizes == 0).any())
 
 
-def _costs(plan: Plan, topology: Topology, sources: range | list[int]) -> Ints:
+def _costs(plan: Plan, topology: Topology, sources: Ints) -> Ints:
     """Least time of a message from each source to each rank: ``[sources, nranks]``."""
-    src = np.repeat(plan.ranks[np.array(sources, np.int64)], plan.nranks)
+    src = np.repeat(plan.ranks[sources], plan.nranks)
     dst = np.tile(plan.ranks, len(sources))
     routes, protocol = topology.route(src, dst), plan.protocol
     delay = latency_fs(routes, protocol) + protocol.receive_overhead_fs

@@ -60,6 +60,15 @@ class Routes:
         return LINK_KINDS
 
 
+@dataclass(slots=True, eq=False)
+class Known:
+    """Facts worked out about a topology, each computed once: symmetries by the rank that they keep; bounds and floors by their question."""
+
+    symmetries: dict[int | None, tuple[NDArray[np.int64], ...]] = field(default_factory=dict)
+    bounds: dict[tuple[str, int, bool], Any] = field(default_factory=dict)
+    floors: dict[tuple[Any, ...], int] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Topology:
     """A frozen cluster. All arrays are read-only; do not change the mappings either.
@@ -103,6 +112,8 @@ class Topology:
     traits: Mapping[str, str] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)
     description: str = ""
+    # Not passed on by dataclasses.replace: what is known of a topology does not hold for a changed one.
+    known: Known = field(default_factory=Known, repr=False, init=False)
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -207,6 +218,8 @@ class Topology:
             )
         if np.unique(chosen).size != chosen.size:
             raise ConfigError("a placement puts two ranks on one GPU; expected distinct numbers")
+        if np.array_equal(chosen, np.arange(self.nranks)):
+            return self
         return replace(
             self,
             rank_nodes=self.rank_nodes[chosen],

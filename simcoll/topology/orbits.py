@@ -1,23 +1,21 @@
 """Ranks that a topology cannot tell apart: orbits under symmetries guessed from structure and checked link by link.
 
-Candidates rotate one digit of the rank number: a dimension of a torus, the GPUs of a node, the nodes of a pod. Switches and NICs
-follow their neighbours. A candidate counts only if it maps every link onto a link of equal capacity, so a symmetry that is not
-found costs time and never correctness.
+Candidates turn the ranks: one step along a dimension of a torus, or, elsewhere, at one level of the groups, every part (a GPU of a node, a
+node of a leaf) to the next part of its whole that looks the same from where it is. Switches and NICs follow their neighbours. A
+candidate counts only if it maps every link onto a link of equal capacity, so a symmetry that is not found costs time and never
+correctness.
 """
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
 
 from simcoll.topology.routing import TorusRouter
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -26,13 +24,17 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
     Words = NDArray[np.uint64]
 
-__all__ = ["is_symmetry", "rank_orbits"]
+__all__ = ["is_symmetry", "rank_orbits", "set_orbits", "symmetries"]
 
 ROUNDS = 6
+FAR = 16
+"""Most links between a rank and what makes it differ from another."""
 
 
-def rank_orbits(topology: Topology) -> Ints:
+def rank_orbits(topology: Topology, fixed: int | None = None) -> Ints:
     """The first rank of every orbit, in order; ranks of an orbit have the same links and capacities.
+
+    With ``fixed`` they also have the same place as seen from that rank.
 
     Examples
     --------
@@ -40,19 +42,53 @@ def rank_orbits(topology: Topology) -> Ints:
     >>> rank_orbits(crossbar(5, "50 GB/s")).tolist()
     [0]
     >>> rank_orbits(crossbar(5, "50 GB/s").degrade("gpu2 -> switch", "1/2")).tolist()
-    [0, 1, 2, 3, 4]
+    [0, 2]
+    >>> rank_orbits(crossbar(5, "50 GB/s"), fixed=3).tolist()
+    [0, 3]
     """
-    n = topology.nranks
-    pairs = [np.stack([np.arange(n)] * 2)]
-    for image in _turns(topology):
-        nodes = _extended(topology, image)
-        if nodes is not None and is_symmetry(topology, nodes):
-            pairs.append(np.stack([np.arange(n), image]))
-    ends = np.concatenate(pairs, axis=1)
-    _, orbit = connected_components(
-        coo_array((np.ones(ends.shape[1]), (ends[0], ends[1])), shape=(n, n)), directed=False
-    )
-    first: Ints = np.sort(np.unique(orbit, return_index=True)[1])
+    every = np.arange(topology.nranks)
+    return np.unique(_joined(topology.nranks, [(every, image) for image in symmetries(topology, fixed)]))
+
+
+def set_orbits(topology: Topology, sets: Sequence[Ints], fixed: int | None = None) -> Ints:
+    """For each of some disjoint sets of ranks the first that a symmetry maps onto it as a whole."""
+    size = np.array([len(ranks) for ranks in sets])
+    start, ranks = np.cumsum(size) - size, np.concatenate(sets)
+    member = np.full(topology.nranks, -1)
+    member[ranks] = np.repeat(np.arange(len(sets)), size)
+    pairs = []
+    for image in symmetries(topology, fixed):
+        there = member[image[ranks]]
+        to = np.minimum.reduceat(there, start)
+        whole = np.flatnonzero((to >= 0) & (to == np.maximum.reduceat(there, start)) & (size[to] == size))
+        pairs.append((whole, to[whole]))
+    return _joined(len(sets), pairs)
+
+
+def symmetries(topology: Topology, fixed: int | None = None) -> tuple[Ints, ...]:
+    """Permutations of the ranks (``image[rank]``) that keep all links, and the rank ``fixed`` in its place."""
+    known = topology.known.symmetries
+    if fixed not in known:
+        candidates = (_extended(topology, image) for image in _turns(topology, fixed))
+        rank = np.zeros(len(topology.node_names), np.int64)
+        rank[topology.rank_nodes] = np.arange(topology.nranks)
+        known[fixed] = tuple(
+            rank[nodes[topology.rank_nodes]]
+            for nodes in candidates
+            if nodes is not None and is_symmetry(topology, nodes)
+        )
+    return known[fixed]
+
+
+def _joined(count: int, pairs: Sequence[tuple[Ints, Ints]]) -> Ints:
+    """The least number that is joined to each of ``count`` numbers by some of the pairs."""
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    ends = np.concatenate([np.zeros((2, 0), np.int64), *(np.stack(pair) for pair in pairs)], axis=1)
+    links = coo_array((np.ones(ends.shape[1]), (ends[0], ends[1])), shape=(count, count))
+    _, orbit = connected_components(links, directed=False)
+    first: Ints = np.unique(orbit, return_index=True)[1][orbit]
     return first
 
 
@@ -69,23 +105,70 @@ def is_symmetry(topology: Topology, nodes: Ints) -> bool:
     )
 
 
-def _turns(topology: Topology) -> Iterator[Ints]:
-    """Permutations of the ranks that rotate one digit of their numbers."""
+def _turns(topology: Topology, fixed: int | None) -> Iterator[Ints]:
+    """Permutations of the ranks that may be symmetries."""
     n, rank = topology.nranks, np.arange(topology.nranks)
-    sizes = [1, n]
     if isinstance(topology.router, TorusRouter) and int(np.prod(topology.router.dims)) == n:
-        sizes += [int(np.prod(topology.router.dims[d:])) for d in range(len(topology.router.dims))]
-    else:
-        for ids in topology.groups.values():
-            size = int((ids == ids[0]).sum())
-            if n % size == 0 and np.array_equal(ids, rank // size):
-                sizes.append(size)
-    strides = sorted(set(sizes))
-    if any(b % a for a, b in pairwise(strides)):
-        strides = [1, n]
-    for stride, period in pairwise(strides):
-        digit = rank // stride % (period // stride)
-        yield rank + ((digit + 1) % (period // stride) - digit) * stride
+        dims = topology.router.dims
+        for number, size in enumerate(dims):
+            stride = int(np.prod(dims[number + 1 :]))
+            at = rank // stride % size
+            # Around a rank that stays, a dimension can only be reversed.
+            to = at + 1 if fixed is None else 2 * (fixed // stride % size) - at
+            yield rank + (to % size - at) * stride
+        return
+    look = _looks(topology, fixed)
+    parts = _levels(topology)
+    for part, whole in zip(parts, [*parts[1:], np.zeros(n, np.int64)], strict=True):
+        yield _next_alike(part, whole, look)
+
+
+def _levels(topology: Topology) -> list[Ints]:
+    """Partitions of the ranks, each of which unites parts of the one before: the groups, and the parts of nodes that share a leaf."""
+    given = list(topology.groups.values())
+    found = [np.arange(topology.nranks)]
+    inside = [np.unique(given[0] * (1 + ids.max()) + ids, return_inverse=True)[1] for ids in given[1:]]
+    for ids in sorted((*inside, *given), key=lambda ids: -int(ids.max())):
+        parts, count = found[-1], 1 + int(ids.max())
+        if 1 < count <= parts.max() and len(np.unique(parts * count + ids)) == parts.max() + 1:
+            found.append(ids)
+    return found
+
+
+def _next_alike(part: Ints, whole: Ints, look: Words) -> Ints:
+    """Every part to the next of its whole whose ranks look the same one by one, and the last of these to the first."""
+    order = np.argsort(part, kind="stable")
+    start = np.flatnonzero(np.diff(part[order], prepend=-1))
+    size = np.diff(start, append=len(order))
+    place = np.arange(len(order)) - np.repeat(start, size)
+    with np.errstate(over="ignore"):
+        seen = np.add.reduceat(_mix(look[order] + _mix(place.astype(np.uint64))), start)
+    keys = np.stack([whole[order][start], size, seen.view(np.int64)])
+    run = np.lexsort(keys[::-1])
+    new = np.append(True, (keys[:, run[1:]] != keys[:, run[:-1]]).any(axis=0))
+    first = np.flatnonzero(new)[np.cumsum(new) - 1]
+    following = np.where(np.append(new[1:], True), first, np.arange(1, len(run) + 1))
+    to = np.empty_like(run)
+    to[run] = run[following]
+    image = np.empty_like(order)
+    image[order] = order[np.repeat(start[to], size) + place]
+    return image
+
+
+def _looks(topology: Topology, fixed: int | None) -> Words:
+    """A word for each rank, equal for those whose surroundings are alike as far as links lead."""
+    _, kind = np.unique(np.array(topology.node_kinds), return_inverse=True)
+    label = kind.astype(np.uint64)
+    label[topology.rank_nodes] += np.uint64(100)
+    if fixed is not None:
+        label[topology.rank_nodes[fixed]] += np.uint64(100)
+    label, classes = _mix(label), 0
+    for _ in range(FAR):
+        label = _refined(topology, label)
+        before, classes = classes, len(np.unique(label))
+        if classes == before:
+            break
+    return label[topology.rank_nodes]
 
 
 def _extended(topology: Topology, image: Ints) -> Ints | None:

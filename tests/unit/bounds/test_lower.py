@@ -2,12 +2,14 @@
 
 from fractions import Fraction
 
+import networkx as nx
+import numpy as np
 import pytest
 
 from simcoll.binding import bind
 from simcoll.bounds import all_gather_cut, bottleneck, flows, lower_bound
 from simcoll.errors import ConfigError
-from simcoll.topology import crossbar, fat_tree, load_topology, torus
+from simcoll.topology import boxes, crossbar, fat_tree, load_topology, torus
 from tests.support import cuts
 
 
@@ -151,6 +153,28 @@ def test_doubling_every_rate_halves_every_bound():
     slow, fast = (fat_tree(3, 2, f"{b} GB/s", oversubscription=3) for b in (20, 40))
     for kind in KINDS:
         assert bottleneck(kind, slow, root=1).seconds_per_byte == 2 * bottleneck(kind, fast, root=1).seconds_per_byte
+
+
+def test_capacities_whose_sum_is_beyond_64_bits():
+    whole = boxes(2, 4, "9 TB/s", nics=4, nic_bandwidth="9 TB/s")
+    topology = whole.degrade("box0.nic1 -> leaf0.rail1", "1/7")
+    leaving = 3 * 9 * 10**18 + 9 * 10**18 // 7
+    graph = flows.flow_graph(topology)
+    capacity, _ = flows.egress(graph, np.arange(4))
+    assert capacity * graph.unit_uBps == leaving > 2**63
+    for kind in KINDS:
+        assert bottleneck(kind, topology).seconds_per_byte >= bottleneck(kind, whole).seconds_per_byte > 0
+
+
+@pytest.mark.parametrize("kind", ["broadcast", "reduce"])
+def test_one_sink_of_each_orbit_stands_for_all(kind):
+    machine = load_topology("dgx-h100", nodes=3).degrade("box1.gpu2 -> box1.nvswitch", "1/30")
+    graph = machine.to_networkx()
+    names = [machine.node_names[vertex] for vertex in machine.rank_nodes]
+    for root in (0, 10, 17):
+        ends = [(names[root], name) if kind == "broadcast" else (name, names[root]) for name in names]
+        least = min(nx.maximum_flow_value(graph, a, b, "capacity_uBps") for a, b in ends if a != b)
+        assert bottleneck(kind, machine, root=root).seconds_per_byte == Fraction(10**6, least)
 
 
 @pytest.mark.slow

@@ -129,8 +129,9 @@ def test_links_that_no_route_takes_prove_nothing(kind):
         torus([4, 4], "25 GB/s"),
         load_topology("dgx-h100"),
         load_topology("dgx-1v"),
+        load_topology("dgx-2"),
     ],
-    ids=["crossbar", "torus", "dgx-h100", "dgx-1v"],
+    ids=["crossbar", "torus", "dgx-h100", "dgx-1v", "dgx-2"],
 )
 def test_regular_machines(kind, topology):
     proof = bottleneck(kind, topology)

@@ -196,9 +196,9 @@ def test_what_is_cut_off_is_named():
 @pytest.mark.parametrize(
     ("make", "links", "orbits"),
     [
-        (lambda: torus([4, 3], "25 GB/s"), ["gpu0 -> gpu1"], 12),
+        (lambda: torus([4, 3], "25 GB/s"), ["gpu0 -> gpu1"], 9),
         (lambda: torus([5], "25 GB/s"), [f"gpu{v} -> gpu{(v - 1) % 5}" for v in range(5)], 1),
-        (lambda: clos(3, 2, 2, "50 GB/s"), ["leaf0 -> spine0"], 3),
+        (lambda: clos(3, 2, 2, "50 GB/s"), ["leaf0 -> spine0"], 2),
         (lambda: fat_tree(2, 2, "50 GB/s"), [], 1),
         (lambda: boxes(2, 2, "300 GB/s", nics=2, nic_bandwidth="25 GB/s"), ["box0.gpu0 -> box0.nvswitch"], 4),
     ],
@@ -207,9 +207,7 @@ def test_orbits_and_cuts_of_what_is_left(make, links, orbits):
     topology = make()
     for link in links:
         topology = topology.degrade(link, 0)
-    assert len(rank_orbits(topology)) >= orbits
-    if orbits == 1:
-        assert len(rank_orbits(topology)) == 1
+    assert len(rank_orbits(topology)) == orbits
     short, full = all_gather_cut(topology), all_gather_cut(topology, by_orbit=False)
     assert short.ratio == full.ratio
 
