@@ -14,6 +14,7 @@ from realcoll.transports.local import LocalTransport
 from realcoll.turns import STAGING, Span, part
 from simcoll.core.plan import INPUT, OUTPUT
 from simcoll.errors import ConfigError
+from simcoll.limits.memory import check_room
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -228,8 +229,15 @@ def checked_hosts(plan: Plan, placement: Sequence[int] | None, size: int) -> tup
     return found
 
 
+ON_HOST = ("local", "mpi")
+"""Transports whose memory is the machine's; a device has its own."""
+
+
 def _prepared(plan: Plan, transport: Transport, hosts: Sequence[int], here: Sequence[int]) -> Prepared:
     item, sizes = plan.dtype.itemsize, plan.buffer_elements()
+    if transport.name in ON_HOST:
+        wanted = item * sum(sum(sizes[rank].tolist()) for rank in here)
+        check_room(wanted, f"the buffers of {len(here)} ranks", "use fewer elements, or fewer ranks in a process")
     memory = {rank: [transport.alloc(int(count) * item) for count in sizes[rank]] for rank in here}
     lanes = transport.lanes(plan, len(set(hosts)))
     found = part(plan, hosts, transport.control.process, apart=len(lanes) > 1)

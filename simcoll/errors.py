@@ -2,13 +2,48 @@
 
 from __future__ import annotations
 
+import reprlib
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["ConfigError", "InternalError", "ScheduleError", "SimcollError", "expect", "nearest"]
+__all__ = ["ConfigError", "InternalError", "ScheduleError", "SimcollError", "expect", "nearest", "shown"]
+
+MOST_LETTERS = 4000
+"""Of a message, and of the file and the place that it names: they may quote a file of any size."""
+MOST_PLACE = 400
+
+
+def _clipped(text: str, most: int) -> str:
+    half = most // 2
+    return text if len(text) <= most else f"{text[:half]} ... {text[-half:]}"
+
+
+class _Short(reprlib.Repr):
+    """Values from files: deep, long and with numbers that Python refuses to print."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel, self.maxstring, self.maxother, self.maxlong = 3, 60, 60, 60
+
+    def repr_int(self, x: int, level: int) -> str:
+        return super().repr_int(x, level) if x.bit_length() < 1000 else f"a number of {x.bit_length()} bits"
+
+
+_SHORT = _Short()
+
+
+def shown(value: object) -> str:
+    """A value as messages quote it: of any length and depth, in at most a few lines.
+
+    >>> shown("50 GB"), shown(2**5000)
+    ("'50 GB'", 'a number of 5001 bits')
+    >>> shown([[[[[[]]]]]])
+    '[[[[...]]]]'
+    """
+    return _clipped(_SHORT.repr(value), 200)
 
 
 class SimcollError(Exception):
@@ -29,9 +64,9 @@ class ConfigError(SimcollError):
     """
 
     def __init__(self, message: str, *, file: str | None = None, path: str | None = None) -> None:
-        self.message = message
+        self.message = message = _clipped(message, MOST_LETTERS)
         self.file = file
-        self.path = path
+        self.path = path = _clipped(path, MOST_PLACE) if path else path
         where = ": ".join(str(part) for part in (file, path) if part)
         super().__init__(f"{where}: {message}" if where else message)
 
@@ -51,7 +86,7 @@ class ScheduleError(SimcollError):
         channel: int | None = None,
         chunk: int | None = None,
     ) -> None:
-        self.message = message
+        self.message = message = _clipped(message, MOST_LETTERS)
         self.step = step
         self.rank = rank
         self.channel = channel
@@ -88,6 +123,7 @@ def nearest(given: str, valid: Iterable[str]) -> str:
     'valid: ring, tree'
     """
     choices = sorted(set(valid))
+    given = given[:MOST_PLACE]
     listed = f"valid: {', '.join(choices)}" if choices else "there are none"
     folded = {choice.lower(): choice for choice in reversed(choices)}
     same = folded.get(given.lower())

@@ -11,7 +11,7 @@ import re
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from simcoll.errors import ConfigError, nearest
+from simcoll.errors import ConfigError, nearest, shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,6 +25,7 @@ __all__ = [
     "format_size",
     "format_time",
     "parse_rate",
+    "parse_ratio",
     "parse_size",
     "parse_time",
     "printable",
@@ -39,7 +40,10 @@ MAX_RATE_UBPS = MAX_INT64
 """About 9.22 TB/s. A faster aggregated link must be split into several."""
 
 _NUMBER = r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?"
-_QUANTITY = re.compile(rf"\s*({_NUMBER})\s*([A-Za-zµμ/]*)\s*")
+# Digits of other scripts are refused: who reads the file must see the same number.
+_QUANTITY = re.compile(rf"\s*({_NUMBER})\s*([A-Za-zµμ/]*)\s*", re.ASCII)
+_RATIO = re.compile(rf"\s*({_NUMBER})\s*(?:[:/]\s*({_NUMBER})\s*)?", re.ASCII)
+MOST_DIGITS, MOST_EXPONENT = 40, 30
 
 _BINARY = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _DECIMAL = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
@@ -74,26 +78,49 @@ def _read(
 ) -> tuple[Fraction, str]:
     """A quantity in the smallest unit, and the unit that was given."""
     if not isinstance(text, str):
-        raise ConfigError(f"{what}: expected text with a unit such as {example!r}, got {text!r}", **where)
+        raise ConfigError(f"{what}: expected text with a unit such as {example!r}, got {shown(text)}", **where)
     match = _QUANTITY.fullmatch(text)
     if match is None:
-        raise ConfigError(f"{what}: cannot read {text!r}; expected a number and a unit such as {example!r}", **where)
+        wanted = f"expected a number and a unit such as {example!r}"
+        raise ConfigError(f"{what}: cannot read {shown(text)}; {wanted}", **where)
     number, unit = match.groups()
-    exponent = re.search(r"[eE]([+-]?\d+)", number)
-    if len(number) > 40 or (exponent and abs(int(exponent.group(1))) > 30):
-        raise ConfigError(f"{what}: {text!r} is out of range", **where)
-    value = Fraction(number)
+    value = _exact(number)
+    if value is None:
+        raise ConfigError(f"{what}: {shown(text)} is out of range", **where)
     if value < 0:
-        raise ConfigError(f"{what}: {text!r} is negative; expected a value such as {example!r}", **where)
+        raise ConfigError(f"{what}: {shown(text)} is negative; expected a value such as {example!r}", **where)
     if unit and unit not in units:
-        raise ConfigError(f"{what}: unknown unit {unit!r} in {text!r}; {nearest(unit, units)}", **where)
+        raise ConfigError(f"{what}: unknown unit {shown(unit)} in {shown(text)}; {nearest(unit, units)}", **where)
     return value * units.get(unit, 1), unit
+
+
+def _exact(number: str, most_letters: int = MOST_DIGITS) -> Fraction | None:
+    """A number as it is written; None for one whose power of ten would take long to compute."""
+    _, _, exponent = number.lower().partition("e")
+    if len(number) > most_letters or (exponent and abs(int(exponent)) > MOST_EXPONENT):
+        return None
+    return Fraction(number)
+
+
+def parse_ratio(text: str) -> Fraction | None:
+    """A number, or one number over another, exactly; None for other text and for what no ratio of a machine can be.
+
+    >>> parse_ratio("7:1"), parse_ratio("370/450"), parse_ratio("1e-3")
+    (Fraction(7, 1), Fraction(37, 45), Fraction(1, 1000))
+    >>> parse_ratio("1e9999999999") is parse_ratio("1/0") is parse_ratio("1_0") is None
+    True
+    """
+    match = _RATIO.fullmatch(text)
+    if match is None:
+        return None
+    above, below = (_exact(number, most_letters=80) for number in (match[1], match[2] or "1"))
+    return above / below if above is not None and below else None
 
 
 def _whole(exact: Fraction, what: str, text: object, limit: int, where: dict[str, str | None]) -> int:
     result = int(exact + Fraction(1, 2))
     if result > limit:
-        raise ConfigError(f"{what}: {text!r} is too large for the model (limit {limit})", **where)
+        raise ConfigError(f"{what}: {shown(text)} is too large for the model (limit {limit})", **where)
     return result
 
 
@@ -114,10 +141,11 @@ def parse_size(text: str | int, *, what: str = "size", file: str | None = None, 
     (67108864, 8, 1610612736, 10000000)
     """
     where = {"file": file, "path": path}
-    given = str(text) if isinstance(text, int) and not isinstance(text, bool) else text
+    plain = isinstance(text, int) and not isinstance(text, bool) and text.bit_length() <= 128
+    given = str(text) if plain else text
     exact, _ = _read(given, what, "64M", _SIZE_UNITS, where)
     if exact.denominator != 1:
-        raise ConfigError(f"{what}: {text!r} is not a whole number of bytes", **where)
+        raise ConfigError(f"{what}: {shown(text)} is not a whole number of bytes", **where)
     return _whole(exact, what, text, MAX_INT64, where)
 
 
@@ -138,7 +166,8 @@ def parse_rate(text: str, *, what: str = "bandwidth", file: str | None = None, p
     exact, unit = _read(text, what, "50 GB/s", _RATE_UNITS, where)
     if not unit:
         raise ConfigError(
-            f"{what}: {text!r} has no unit; write for example '{text.strip()} GB/s' or '{text.strip()} Gbps'", **where
+            f"{what}: {shown(text)} has no unit; write for example '{text.strip()} GB/s' or '{text.strip()} Gbps'",
+            **where,
         )
     return _whole(exact * UBPS_PER_BPS, what, text, MAX_RATE_UBPS, where)
 
@@ -159,7 +188,7 @@ def parse_time(text: str, *, what: str = "time", file: str | None = None, path: 
     where = {"file": file, "path": path}
     exact, unit = _read(text, what, "1.5 us", _TIME_UNITS, where)
     if not unit and exact:
-        raise ConfigError(f"{what}: {text!r} has no unit; write for example '{text.strip()} us'", **where)
+        raise ConfigError(f"{what}: {shown(text)} has no unit; write for example '{text.strip()} us'", **where)
     return _whole(exact, what, text, MAX_TIME_FS, where)
 
 

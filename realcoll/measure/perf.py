@@ -15,7 +15,9 @@ from simcoll.binding import bind, verify
 from simcoll.core.collective import KINDS, bus_factor
 from simcoll.core.reduction import parse_dtype
 from simcoll.core.reference import count_wrong, exact_inputs, expected_outputs
+from simcoll.emulator.budget import exact_bytes
 from simcoll.errors import ConfigError
+from simcoll.limits.memory import check_room
 from simcoll.tuning import collective_on
 
 if TYPE_CHECKING:
@@ -176,6 +178,7 @@ def timed(call: Callable[[], object], transport: Transport, iterations: int, war
 def _checked(prepared: Prepared) -> int:
     """Wrong elements over all processes, on data whose result is exact."""
     plan = prepared.plan
+    check_room(exact_bytes(plan), "checking the data of all ranks", "measure without it (-c 0), or smaller sizes (-e)")
     inputs = exact_inputs(plan)
     prepared.load(inputs)
     prepared.run()

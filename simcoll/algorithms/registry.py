@@ -33,7 +33,7 @@ from simcoll.algorithms import (
 )
 from simcoll.algorithms.registered import Algorithm
 from simcoll.core.collective import KINDS, Collective
-from simcoll.errors import ConfigError, nearest
+from simcoll.errors import ConfigError, nearest, shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -172,14 +172,17 @@ def checked_params(found: Algorithm, collective: Collective, params: Mapping[str
 
 
 MAX_PARAM = 2**20
+MAX_CUTS = 2**16
+"""Of pieces and channels: each step has a transfer for each, on each rank."""
 
 
 def _checked_param(name: str, value: Any) -> Any:
     """A topology, or whole numbers from 1 on: several for ``dims``, else one."""
+    most = MAX_CUTS if name in {"pieces", "channels"} else MAX_PARAM
 
     def whole(given: Any) -> bool:
         number = isinstance(given, (int, np.integer)) and not isinstance(given, bool)
-        return number and 1 <= int(given) <= MAX_PARAM
+        return number and 1 <= int(given) <= most
 
     if name == "topology":
         if not hasattr(value, "rank_nodes"):
@@ -188,8 +191,10 @@ def _checked_param(name: str, value: Any) -> Any:
     if name == "dims":
         sizes = tuple(value) if isinstance(value, (tuple, list, np.ndarray)) else ()
         if not (sizes and all(map(whole, sizes))):
-            raise ConfigError(f"dims={value!r}: expected a tuple of whole numbers, such as (4, 4), each at least 1")
+            raise ConfigError(
+                f"dims={shown(value)}: expected a tuple of whole numbers, such as (4, 4), each at least 1"
+            )
         return tuple(map(int, sizes))
     if not whole(value):
-        raise ConfigError(f"{name}={value!r}: expected a whole number, at least 1 and at most {MAX_PARAM}")
+        raise ConfigError(f"{name}={shown(value)}: expected a whole number, at least 1 and at most {most}")
     return int(value)

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from simcoll.core.plan import Plan
-from simcoll.emulator.budget import VARIABLE, check_room, exact_bytes, in_words, largest_automatic
+from simcoll.emulator.budget import check_exact, exact_bytes
 from simcoll.emulator.dataplane import Storage
 from simcoll.emulator.floor import latency_floor_fs
 from simcoll.emulator.paths import choose, play_fast, play_quotient, play_simpy
 from simcoll.emulator.result import Result
 from simcoll.errors import ConfigError, InternalError, expect, nearest
+from simcoll.limits.memory import VARIABLE, in_words, largest_automatic
 from simcoll.topology import Topology
 
 if TYPE_CHECKING:
@@ -145,7 +146,7 @@ def _run(
 def _inputs(plan: Plan, data: str | Sequence[Array | None], seed: int) -> tuple[Sequence[Array | None] | None, str]:
     """The data to move, or the reason for moving none; nothing is allocated before there is room for all."""
     if not isinstance(data, str):
-        check_room(exact_bytes(plan, given=True))
+        check_exact(exact_bytes(plan, given=True))
         return data, ""
     if data not in WAYS:
         raise ConfigError(f"data {data!r} is not known; {nearest(data, WAYS)}, or one array per rank")
@@ -154,7 +155,7 @@ def _inputs(plan: Plan, data: str | Sequence[Array | None], seed: int) -> tuple[
     wanted = exact_bytes(plan)
     if data == "auto" and wanted > (most := largest_automatic()):
         return None, f"exact data takes {in_words(wanted)}, more than the {in_words(most)} of {VARIABLE}"
-    check_room(wanted)
+    check_exact(wanted)
     from simcoll.core.reference import exact_inputs
 
     return exact_inputs(plan, seed), ""

@@ -7,20 +7,17 @@ Rules and limits are those of microsoft/msccl ``src/graph/topo.cc``, ``src/inclu
 
 from __future__ import annotations
 
-import io
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NoReturn
-from xml.etree.ElementTree import ParseError
 
 import numpy as np
-from defusedxml import DefusedXmlException
-from defusedxml.ElementTree import iterparse
 
 from simcoll.core.collective import Collective
 from simcoll.core.rank_program import OPS, Instruction, Lane, RankProgram
 from simcoll.core.schedule import Layout
-from simcoll.errors import ConfigError, ScheduleError, nearest
+from simcoll.errors import ConfigError, ScheduleError, nearest, shown
 from simcoll.formats.strict import read_file
+from simcoll.limits.xml import XmlLimits, parse_xml
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -29,12 +26,13 @@ if TYPE_CHECKING:
 
 __all__ = ["load_msccl_xml"]
 
-MAX_BYTES, MAX_DEPTH, MAX_ELEMENTS = 64 << 20, 16, 1_000_000
+MAX_BYTES = 64 << 20
+LIMITS = XmlLimits(depth=16, elements=1_000_000, attributes=16, letters=255)
 MAX_CHUNKS = 1 << 22
 """Chunks of all ranks together: far above what any runtime takes, low enough to follow every one."""
 MAX_CHANNELS, MAX_BLOCKS, MAX_STEPS, MAX_COUNT = 32, 216, 256, 71
 MAX_DEPENDENCY = 127
-MAX_NODES, MAX_ATTRIBUTES, MAX_TEXT = 4096, 16, 255
+MAX_NODES = 4096
 INT_LIMIT = 2**31
 
 # Chunks in flight per connection: NCCL_STEPS is 8, and Simple takes 4 of them for a chunk.
@@ -95,7 +93,7 @@ class _Place:
         text = self.text(element, name)
         choices = list(valid)
         if text not in choices:
-            self.refuse(f"{name}={text!r}; {nearest(text, choices)}")
+            self.refuse(f"{name}={shown(text)}; {nearest(text, choices)}")
         return text
 
 
@@ -214,31 +212,10 @@ def load_msccl_xml(
 
 
 def _parse(place: _Place, data: bytes) -> Element:
-    """The element tree; malformed XML, a DTD, and too many levels or elements are refused."""
-    stack: list[str] = []
-    count = 0
-    top: Element | None = None
-    try:
-        for event, element in iterparse(io.BytesIO(data), events=("start", "end"), forbid_dtd=True):
-            if event == "end":
-                stack.pop()
-                continue
-            count += 1
-            top = element if top is None else top
-            stack.append(element.tag)
-            here = place.at("/".join(stack))
-            if len(stack) > MAX_DEPTH or count > MAX_ELEMENTS:
-                here.refuse(f"more than {MAX_DEPTH} levels or {MAX_ELEMENTS} elements")
-            if len(element.attrib) > MAX_ATTRIBUTES or any(len(text) > MAX_TEXT for text in element.attrib.values()):
-                here.refuse(f"an element may have {MAX_ATTRIBUTES} attributes of {MAX_TEXT} characters")
-    except ParseError as error:
-        raise ConfigError(f"not complete XML: {error}", file=place.file) from None
-    except DefusedXmlException:
-        raise ConfigError("document type definitions and entities are not allowed", file=place.file) from None
-    except (ValueError, LookupError) as error:
-        raise ConfigError(f"not readable as XML: {error}", file=place.file) from None
-    if top is None or top.tag != "algo":
-        place.refuse(f"the root element is {'missing' if top is None else f'<{top.tag[:40]}>'}; expected <algo>")
+    """The element tree."""
+    top = parse_xml(data, LIMITS, place.file)
+    if top.tag != "algo":
+        place.refuse(f"the root element is <{top.tag[:40]}>; expected <algo>")
     return top
 
 
@@ -249,7 +226,7 @@ def _head(place: _Place, algo: Element, in_place: bool | None, root: int | None)
     protocol = place.choice(algo, "proto", _FIFO_DEPTH)
     nchannels = place.integer(algo, "nchannels", 1, MAX_CHANNELS)
     per_loop = place.integer(algo, "nchunksperloop", 1, INT_LIMIT)
-    nranks = place.integer(algo, "ngpus", 1, MAX_ELEMENTS)
+    nranks = place.integer(algo, "ngpus", 1, LIMITS.elements)
     coll = place.choice(algo, "coll", _KINDS)
     inside = place.integer(algo, "inplace", 0, 1) == 1
     outside = place.integer(algo, "outofplace", 0, 1, default=int(not inside)) == 1

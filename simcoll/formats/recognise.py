@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import re
 import struct
-import tomllib
 from typing import TYPE_CHECKING
 
 import msgspec
+
+from simcoll.errors import ConfigError
+from simcoll.limits.text import parse_toml
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -73,7 +75,7 @@ _GOAL_COOKIE = 4223
 # Texts, by a line that only they have; the first row that fits any line decides.
 _LINES: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("goal", re.compile(r"num_ranks\s+\d")),
-    ("nccl-tests", re.compile(r".*# ?nThread \d|.*#.* out-of-place ")),
+    ("nccl-tests", re.compile(r".*# ?nThread \d|[^#]*#.* out-of-place ")),
     ("nccl-log", re.compile(r".*\bNCCL (?:INFO|WARN) ")),
     ("smi-topology", re.compile(r"GPU0\s+X\s")),
     ("ib-fabric", re.compile(r"(?:Switch|Ca|CA|Hca)\s+\d+\s+\"|(?:Switch|CA): .*:$|vendid=0x")),
@@ -124,8 +126,14 @@ def title_of(content: bytes) -> str:
 
 
 def _xml(text: str) -> str:
-    bare = re.sub(r"<!--.*?-->|<[?!][^>]*>", "", text, flags=re.DOTALL)
-    root = re.search(r"<(?:\w+:)?(\w+)", bare)
+    at = text.find("<")
+    while text.startswith(("<?", "<!"), at):  # comments and declarations before the root
+        close = "-->" if text.startswith("<!--", at) else ">"
+        end = text.find(close, at)
+        at = text.find("<", end) if end >= 0 else -1
+        if at < 0:
+            return "xml"
+    root = re.compile(r"<(?:\w+:)?(\w+)").match(text, at)
     return _ROOTS.get(root[1], "xml") if root else "xml"
 
 
@@ -154,8 +162,8 @@ def _text(text: str, content: bytes) -> str:
     if "\0" in text or "\ufffd" in text:
         return "chakra" if b"\x12" in content[:4] and b"comm_" in content else "binary"
     try:
-        table = tomllib.loads(content.decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError):
+        table = parse_toml(content)
+    except ConfigError:
         return "text"
     if "version" in table and ("base" in table or "extends" in table):
         return "library"

@@ -21,6 +21,8 @@ __all__ = ["dump_schedule", "load_schedule", "parse_schedule"]
 FORMAT, VERSION = "simcoll-schedule", 1
 MAX_BYTES = 2**28
 MAX_TRANSFERS = 2**31
+MAX_STEPS = 2**21
+"""As many as a ring of a million ranks has; a proof takes a minute or two for them."""
 MAX_CHANNELS = 2**16
 Column = int | list[int]
 Names = str | list[str]
@@ -61,8 +63,8 @@ class _File(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     chunks: int
     blocks: list[_Block]
     channels: int = 1
-    scratch: list[Any] = []
-    scratch_pieces: list[Any] | None = None
+    scratch: list[int | list[int]] = []
+    scratch_pieces: list[int | list[int]] | None = None
     divisible: bool = False
     params: dict[str, Value | list[Value | list[Value]]] = {}
 
@@ -224,6 +226,8 @@ def _schedule(record: _File, file: str | None) -> Schedule:
         )
     if sum(block.repeat * sum(map(_length, block.steps)) for block in record.blocks) > MAX_TRANSFERS:
         raise ConfigError(f"its repeats expand to more than {MAX_TRANSFERS:,} transfers", file=file, path="$.blocks")
+    if sum(block.repeat * len(block.steps) for block in record.blocks) > MAX_STEPS:
+        raise ConfigError(f"its repeats expand to more than {MAX_STEPS:,} steps", file=file, path="$.blocks")
     items = [_block(block, file, f"$.blocks[{index}]") for index, block in enumerate(record.blocks)]
     schedule = Schedule(record.name, layout, lambda: iter(items), record.channels, params, record.divisible)
     number = 0
@@ -251,8 +255,6 @@ def _per_slot(given: list[Any], what: str, rows: int, limit: int, file: str | No
         values = np.array(given, np.int64)
     except (ValueError, TypeError, OverflowError):
         raise ConfigError(f"expected {what} numbers, or rows of equal length of them", file=file, path=path) from None
-    if values.ndim > 2:
-        raise ConfigError("nested too deeply", file=file, path=path)
     if values.ndim > 1 and values.shape[0] != rows:
         raise ConfigError(f"expected one row per rank, got {values.shape[0]} rows", file=file, path=path)
     if values.size and not (values.min() >= 0 and values.max() < limit):

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 import msgspec
 
 from simcoll.errors import ConfigError, nearest
+from simcoll.limits.text import parse_toml, refuse_repeated_keys
 
-__all__ = ["convert_table", "decode_json", "decode_toml", "read_file", "toml_table"]
+__all__ = ["convert_table", "decode_json", "decode_toml", "read_file"]
 
 Record = TypeVar("Record", bound=msgspec.Struct)
 
@@ -93,11 +93,13 @@ def decode_json(data: bytes | str, record: type[Record], file: str | None = None
     if not data.strip():
         raise ConfigError("the file is empty", file=file)
     try:
-        return msgspec.json.decode(data, type=record)
+        found = msgspec.json.decode(data, type=record)
     except msgspec.ValidationError as error:
         raise _refuse(error, record, file) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"not a JSON file: {error}", file=file) from None
+    refuse_repeated_keys(data.encode() if isinstance(data, str) else data, file)
+    return found
 
 
 def decode_toml(data: bytes, record: type[Record], file: str | None = None) -> Record:
@@ -108,21 +110,7 @@ def decode_toml(data: bytes, record: type[Record], file: str | None = None) -> R
     ConfigError
         With the file and the path inside it.
     """
-    return convert_table(toml_table(data, file), record, file)
-
-
-def toml_table(data: bytes, file: str | None = None) -> dict[str, Any]:
-    """The tables of a TOML file.
-
-    Raises
-    ------
-    ConfigError
-        When it is not TOML.
-    """
-    try:
-        return tomllib.loads(data.decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"not a TOML file: {error}", file=file) from None
+    return convert_table(parse_toml(data, file), record, file)
 
 
 def convert_table(table: object, record: type[Record], file: str | None = None) -> Record:

@@ -9,15 +9,15 @@ A file that ``extends`` another has the values of that one where it gives none.
 from __future__ import annotations
 
 import hashlib
-import tomllib
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from simcoll.errors import ConfigError, nearest
+from simcoll.errors import ConfigError, nearest, shown
 from simcoll.formats.strict import read_file
+from simcoll.limits.text import parse_toml
 from simcoll.units import parse_rate, parse_time
 
 if TYPE_CHECKING:
@@ -200,15 +200,12 @@ def parse_library(content: bytes, file: str) -> Library:
     ConfigError
         With the place in the file.
     """
-    try:
-        document = tomllib.loads(content.decode("utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"not a TOML file: {error}", file=file) from None
+    document = parse_toml(content, file)
     heads = {key: document.pop(key, [] if key in {"missing", "extends"} else None) for key in _TEXTS}
     for key, head in heads.items():
         texts = head if key == "missing" and isinstance(head, list) else [head] if head or key != "extends" else []
         if not all(isinstance(text, str) and text.strip() for text in texts):
-            raise ConfigError(f"expected text, got {head!r}", file=file, path=f"$.{key}")
+            raise ConfigError(f"expected text, got {shown(head)}", file=file, path=f"$.{key}")
     base = load_library(heads["extends"]) if heads["extends"] else None
     values: dict[str, Value] = dict(base.values) if base else {}
     sources: dict[str, str] = dict(base.sources) if base else {}
@@ -231,7 +228,7 @@ def _walk(table: Mapping[str, Any], above: str, values: dict[str, Value], source
         where = f"$.{place}"
         if not isinstance(entry, dict):
             raise ConfigError(
-                f"expected a table or {{ value = ..., source = '...' }}, got {entry!r}", file=file, path=where
+                f"expected a table or {{ value = ..., source = '...' }}, got {shown(entry)}", file=file, path=where
             )
         if "value" not in entry and "source" not in entry:
             _walk(entry, place, values, sources, file)
@@ -252,12 +249,12 @@ def _typed(value: Any, kind: str, file: str, where: str) -> Value:
     if kind in {"text", "texts"}:
         texts = value if kind == "texts" and isinstance(value, list) else [value]
         if not all(isinstance(text, str) and text for text in texts):
-            raise ConfigError(f"expected text, got {value!r}", file=file, path=where)
+            raise ConfigError(f"expected text, got {shown(value)}", file=file, path=where)
         return tuple(texts) if kind == "texts" else str(value)
     many = kind in {"times", "rates", "numbers", "time_list"}
     if many and not (isinstance(value, list) and value and (kind != "times" or len(value) == 3)):
         expected = "three values, for LL, LL128 and Simple" if kind == "times" else "a list of values"
-        raise ConfigError(f"expected {expected}, got {value!r}", file=file, path=where)
+        raise ConfigError(f"expected {expected}, got {shown(value)}", file=file, path=where)
     found = tuple(_single(item, kind, file, where) for item in (value if many else [value]))
     return found if many else found[0]
 
@@ -268,7 +265,7 @@ def _single(item: Any, kind: str, file: str, where: str) -> float:
     if kind.startswith("rate"):
         return float(parse_rate(item, what="rate", file=file, path=where)) / 1e15
     if isinstance(item, bool) or not isinstance(item, (int, float)) or not 0 <= item < 1e15:
-        raise ConfigError(f"expected a number, at least 0, got {item!r}", file=file, path=where)
+        raise ConfigError(f"expected a number, at least 0, got {shown(item)}", file=file, path=where)
     return float(item)
 
 

@@ -34,6 +34,7 @@ __all__ = [
 ]
 
 MAX_BYTES = 2**20
+MAX_ALGORITHMS, MAX_PROTOCOLS = 256, 16
 RESULT_FILES = ("results.json", "results.csv", "busbw.svg", "trace.json.gz")
 
 
@@ -147,6 +148,12 @@ def sweep_of(scenario: Scenario, file: str) -> Sweep:
         raise ConfigError("the title has control characters; write it in one line", file=file, path="$.title")
     if not scenario.protocols:
         raise ConfigError("an empty list; leave it out for 'ideal'", file=file, path="$.protocols")
+    for name, given, most in (
+        ("algorithms", scenario.algorithms, MAX_ALGORITHMS),
+        ("protocols", scenario.protocols, MAX_PROTOCOLS),
+    ):
+        if len(given) > most:
+            raise ConfigError(f"{len(given)} entries; at most {most}", file=file, path=f"$.{name}")
     size(scenario.trace_size, "$.trace_size")
     with blamed_on(file):
         choices = tuple(parse_choice(text) for text in scenario.algorithms)

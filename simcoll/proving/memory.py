@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simcoll.core.hashing import token_at
+from simcoll.limits.memory import check_room
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -60,6 +61,10 @@ def start(schedule: Schedule, *, exact: bool) -> Memory:
     """The memory before the first step: what the inputs hold."""
     layout, collective, n = schedule.layout, schedule.collective, schedule.nranks
     rows, per_rank = n * layout.size, layout.output_base
+    words = rows * ((n * per_rank if exact else 1) + 1) + layout.size
+    check_room(
+        8 * words, f"proving a schedule with {layout.size} chunks on each of {n} ranks", "cut its blocks into fewer"
+    )
     memory = Memory(
         layout,
         (layout.size, 1) if collective.nblocks == 1 else (1, n),

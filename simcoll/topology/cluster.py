@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simcoll.errors import ConfigError
-from simcoll.topology.links import LinkTable, assemble
+from simcoll.topology.links import LinkTable, assemble, room_for_links
 from simcoll.topology.routing import BoxRouter, Level, shortest_path_router
 from simcoll.topology.values import Quantity, checked_capacity, count, duration_fs, factor, halves_fs
 
@@ -87,6 +87,7 @@ def cluster(name: str, box: Box, nodes: int, tiers: Sequence[Tier]) -> Topology:
     pairs = _paths(name, box, inside, *np.divmod(np.arange(g * g), g)).reshape(g, g, -1)
     box_columns = box.links.columns()
     per_box = box_columns.shape[1]
+    room_for_links(nodes * (per_box + 2 * len(box.nics)), f"topology {name!r}")
     columns = np.tile(box_columns, (1, nodes))
     shift = np.repeat(np.arange(nodes) * size, per_box)
     columns[:2] += shift

@@ -13,7 +13,7 @@ import numpy as np
 
 from simcoll.errors import ConfigError
 from simcoll.topology.families import torus
-from simcoll.topology.links import LinkTable, assemble
+from simcoll.topology.links import LinkTable, assemble, room_for_links
 from simcoll.topology.routing import graph_router
 from simcoll.topology.values import checked_capacity, count, duration_fs, halves_fs, lengths, parse_capacity
 
@@ -100,6 +100,7 @@ def hyperx(
     hosts, sizes = count(hosts_per_switch, "hosts_per_switch"), lengths(dims, "dims")
     switches = math.prod(sizes)
     n = count(hosts * switches, "number of ranks", most=2**20)
+    room_for_links(2 * n + switches * sum(size - 1 for size in sizes), "this HyperX")
     links = LinkTable([])
     _hosts(links, n, hosts, bandwidth, latency, link_kind)
     capacity = parse_capacity(bandwidth if switch_bandwidth is None else switch_bandwidth, "switch_bandwidth")

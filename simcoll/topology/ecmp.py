@@ -13,7 +13,7 @@ import numpy as np
 
 from simcoll.errors import ConfigError, nearest
 from simcoll.topology.families import fat_tree
-from simcoll.topology.links import LinkTable, assemble
+from simcoll.topology.links import LinkTable, assemble, room_for_links
 from simcoll.topology.values import count, duration_fs, halves_fs, parse_capacity, whole
 
 if TYPE_CHECKING:
@@ -159,6 +159,7 @@ def clos(
             below, hosts, capacity * p, latency,
             oversubscription=share, spine_latency=spine_latency, name=name, link_kind=link_kind,
         )  # fmt: skip
+    room_for_links(2 * p * (n + below * roots), "this Clos network")
     links, halves = LinkTable([]), halves_fs(duration_fs(latency, "latency"))
     rise = halves_fs(duration_fs(spine_latency, "spine_latency"))
     names = [f"gpu{v}" for v in range(n)]

@@ -9,7 +9,7 @@ import numpy as np
 
 from simcoll.errors import ConfigError, nearest
 from simcoll.topology.cluster import Box, Tier, cluster
-from simcoll.topology.links import LinkTable, assemble, checked_kind
+from simcoll.topology.links import LinkTable, assemble, checked_kind, room_for_links
 from simcoll.topology.routing import BoxRouter, Level, TorusRouter
 from simcoll.topology.values import (
     Quantity,
@@ -56,6 +56,7 @@ def crossbar(
     ('gpu0 -> switch', [2000000000])
     """
     n = count(nranks, "nranks", most=MAX_RANKS)
+    room_for_links(2 * n, "this crossbar")
     links = LinkTable([])
     capacity, halves = parse_capacity(bandwidth, "bandwidth"), halves_fs(duration_fs(latency, "latency"))
     ends = np.array([links.add_pair(v, n, capacity, halves, checked_kind(link_kind)) for v in range(n)], dtype=np.int32)
@@ -95,6 +96,7 @@ def fat_tree(
     """
     leaves, hosts = count(leaves, "leaves"), count(hosts_per_leaf, "hosts_per_leaf")
     n = count(leaves * hosts, "number of ranks", most=MAX_RANKS)
+    room_for_links(2 * (n + leaves), "this tree")
     links, kind = LinkTable([]), checked_kind(link_kind)
     capacity, halves = parse_capacity(bandwidth, "bandwidth"), halves_fs(duration_fs(latency, "latency"))
     leaf = np.arange(n) // hosts
@@ -147,6 +149,7 @@ def torus(
     if len(wraps) != len(sizes):
         raise ConfigError(f"wrap: expected one value, or one for each of {len(sizes)} dimensions, got {len(wraps)}")
     n = count(math.prod(sizes), "number of ranks", most=MAX_RANKS)
+    room_for_links(sum((1 if k == 2 else 2) * n for k in sizes if k > 1), "this torus")
     closed = tuple(w and k > 2 for w, k in zip(wraps, sizes, strict=True))
     capacity, latency_fs = parse_capacity(bandwidth, "bandwidth"), duration_fs(latency, "latency")
     links, kind = LinkTable([]), checked_kind(link_kind)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from simcoll.errors import ConfigError, nearest
+from simcoll.errors import ConfigError, nearest, shown
 from simcoll.topology import direct, ecmp, families
 from simcoll.topology.cluster import Tier
 from simcoll.topology.graph import LINK_KINDS, Topology
@@ -165,7 +165,7 @@ def _family(layers: list[Layer]) -> str:
         return _DUMP
     family = first.document.get("family")
     if not isinstance(family, str) or family not in _FAMILIES:
-        wrong = f"unknown family {family!r}; {nearest(str(family), _FAMILIES)}"
+        wrong = f"unknown family {shown(family)}; {nearest(str(family), _FAMILIES)}"
         raise ConfigError(wrong, file=first.file, path="$.family")
     return family
 
@@ -183,14 +183,14 @@ def _decode(layers: list[Layer], changes: Mapping[str, object]) -> Topology:
             traits |= _traits({path.partition(".")[2]: value}, None)
             continue
         if path not in valid:
-            where = f"family {family!r} of {file} has no {path!r}"
+            where = f"family {shown(family)} of {file} has no {path!r}"
             raise ConfigError(f"{where}; {nearest(path, [*valid, *(f'traits.{name}' for name in TRAIT_VALUES)])}")
         values[path] = _value(value, keys[path], path, None, sources)
         sources[f"$.{path}"] = "argument"
     arguments = {own[path].parameter: value for path, value in values.items() if path in own}
     for path, key in own.items():
         if key.required and path not in values:
-            raise ConfigError(f"missing; family {family!r} needs it", file=file, path=f"$.{path}")
+            raise ConfigError(f"missing; family {shown(family)} needs it", file=file, path=f"$.{path}")
     title = str(values.get("name", Path(file).stem))
     try:
         topology = _built(family, layers[0], title, arguments)
@@ -229,7 +229,7 @@ def _merged(
     traits: dict[str, str] = {}
     for layer in layers:
         if layer.document.get("family", family) != family:
-            wrong = f"{layer.document['family']!r} is not the family of {layers[0].file}; expected {family!r}, or no family here"
+            wrong = f"{shown(layer.document['family'])} is not the family of {layers[0].file}; expected {shown(family)}, or no family here"
             raise ConfigError(wrong, file=layer.file, path="$.family")
         new_sources: dict[str, str] = {}
         new = _walk(layer.document, keys, new_sources, layer.file)
@@ -249,7 +249,7 @@ def _walk(document: Mapping[str, Any], keys: Mapping[str, str], sources: dict[st
             continue
         if key in tables:
             if not isinstance(entry, dict):
-                raise ConfigError(f"expected a table [{key}], got {entry!r}", file=file, path=f"$.{key}")
+                raise ConfigError(f"expected a table [{key}], got {shown(entry)}", file=file, path=f"$.{key}")
             inner = {path.partition(".")[2]: path for path in keys if path.startswith(f"{key}.")}
             for name, value in entry.items():
                 if name not in inner:
@@ -271,11 +271,11 @@ def _value(entry: object, kind: str, path: str, file: str | None, sources: dict[
         extra = [key for key in entry if key not in {"value", "source"}]
         if extra or "value" not in entry:
             given = extra[0] if extra else "no value"
-            raise ConfigError(f"expected {{ value = ..., source = '...' }}, got {given!r}", file=file, path=where)
+            raise ConfigError(f"expected {{ value = ..., source = '...' }}, got {shown(given)}", file=file, path=where)
         value, source = entry["value"], entry.get("source")
         if source is not None:
             if not isinstance(source, str) or not source.strip():
-                raise ConfigError(f"source: expected text, got {source!r}", file=file, path=where)
+                raise ConfigError(f"source: expected text, got {shown(source)}", file=file, path=where)
             sources[where] = source
     try:
         return _typed(value, kind, path, file, sources)
@@ -300,12 +300,12 @@ def _typed(value: Any, kind: str, path: str, file: str | None, sources: dict[str
     if kind in {"ratio", "share"}:
         ratio = factor(value, what)
         if kind == "share" and ratio > 1:
-            raise ConfigError(f"{what}: expected at most 1, got {value!r}")
+            raise ConfigError(f"{what}: expected at most 1, got {shown(value)}")
         return ratio
     if kind == "flags":
         flags = value if isinstance(value, list) else [value]
         if not flags or not all(isinstance(flag, bool) for flag in flags):
-            raise ConfigError(f"{what}: expected true or false, got {value!r}")
+            raise ConfigError(f"{what}: expected true or false, got {shown(value)}")
         return value
     if kind == "counts":
         return [count(item, what) for item in _expect(value, list, what, "a list of whole numbers such as [4, 4]")]
@@ -313,7 +313,7 @@ def _typed(value: Any, kind: str, path: str, file: str | None, sources: dict[str
         rows = _expect(value, list, what, "a list such as [[0, 1, 2]]: GPU, GPU, number of parallel links")
         for row in rows:
             if not isinstance(row, list) or [type(item) for item in row] != [int, int, int]:
-                raise ConfigError(f"{what}: expected [GPU, GPU, number of parallel links], got {row!r}")
+                raise ConfigError(f"{what}: expected [GPU, GPU, number of parallel links], got {shown(row)}")
         return [tuple(row) for row in rows]
     if kind == "tiers":
         rows = _expect(value, list, what, "tables [[network.tiers]]")
@@ -323,7 +323,7 @@ def _typed(value: Any, kind: str, path: str, file: str | None, sources: dict[str
 
 def _tier(row: object, path: str, file: str | None, sources: dict[str, str]) -> Tier:
     if not isinstance(row, dict):
-        raise ConfigError(f"expected a table, got {row!r}", file=file, path=f"$.{path}")
+        raise ConfigError(f"expected a table, got {shown(row)}", file=file, path=f"$.{path}")
     for key in row:
         if key not in _TIER_KEYS:
             raise ConfigError(f"unknown key; {nearest(key, _TIER_KEYS)}", file=file, path=f"$.{path}.{key}")
@@ -334,18 +334,18 @@ def _tier(row: object, path: str, file: str | None, sources: dict[str, str]) -> 
 
 def _expect(value: Any, kind: type, what: str, expected: str) -> Any:
     if not isinstance(value, kind):
-        raise ConfigError(f"{what}: expected {expected}, got {value!r}")
+        raise ConfigError(f"{what}: expected {expected}, got {shown(value)}")
     return value
 
 
 def _traits(table: object, file: str | None) -> dict[str, str]:
     """Facts by name, all text; any names are allowed, and some have a fixed choice of values."""
     if not isinstance(table, dict):
-        raise ConfigError(f"expected a table [traits], got {table!r}", file=file, path="$.traits")
+        raise ConfigError(f"expected a table [traits], got {shown(table)}", file=file, path="$.traits")
     for key, value in table.items():
         if not isinstance(value, str):
-            raise ConfigError(f"expected text, got {value!r}", file=file, path=f"$.traits.{key}")
+            raise ConfigError(f"expected text, got {shown(value)}", file=file, path=f"$.traits.{key}")
         if value not in TRAIT_VALUES.get(key, (value,)):
-            wrong = f"unknown {key} {value!r}; {nearest(value, TRAIT_VALUES[key])}"
+            wrong = f"unknown {key} {shown(value)}; {nearest(value, TRAIT_VALUES[key])}"
             raise ConfigError(wrong, file=file, path=f"$.traits.{key}")
     return dict(table)

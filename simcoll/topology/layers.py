@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from simcoll.errors import ConfigError, expect, nearest
+from simcoll.limits.text import parse_toml
 
 __all__ = ["Layer", "layers_of", "shipped_topologies"]
 
@@ -97,7 +98,4 @@ def _parsed(content: bytes, file: str) -> Layer:
         return Layer(file, {}, content)
     if len(content) > MAX_FILE_BYTES:
         raise ConfigError(f"larger than {MAX_FILE_BYTES} bytes; is this a topology file?", file=file)
-    try:
-        return Layer(file, tomllib.loads(content.decode("utf-8")))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"not a TOML file: {error}", file=file) from None
+    return Layer(file, parse_toml(content, file))

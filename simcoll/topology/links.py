@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simcoll.errors import ConfigError, nearest
+from simcoll.limits.memory import check_room
 from simcoll.topology.graph import LINK_KINDS, Topology
 from simcoll.topology.values import checked_capacity
 
@@ -18,7 +19,23 @@ if TYPE_CHECKING:
 
     from simcoll.topology.routing import Router
 
-__all__ = ["LinkTable", "assemble", "checked_kind"]
+__all__ = ["LinkTable", "assemble", "checked_kind", "room_for_links"]
+
+MAX_LINKS = 2**23
+LINK_BYTES = 400
+"""Of a link under construction, with its share of names and routes."""
+
+
+def room_for_links(number: int, what: str) -> None:
+    """Refuse a topology with more links than can be made in a minute or so, or than there is memory for.
+
+    >>> room_for_links(1 << 30, "this torus")
+    Traceback (most recent call last):
+    simcoll.errors.ConfigError: this torus has 1073741824 links; at most 8388608 can be made
+    """
+    if number > MAX_LINKS:
+        raise ConfigError(f"{what} has {number} links; at most {MAX_LINKS} can be made")
+    check_room(number * LINK_BYTES, f"making the {number} links of {what}", "a smaller topology needs less")
 
 
 def checked_kind(kind: str) -> str:

@@ -8,23 +8,18 @@ no latencies: those here are assumptions.
 
 from __future__ import annotations
 
-import io
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
-from xml.etree.ElementTree import ParseError
-
-from defusedxml import DefusedXmlException
-from defusedxml.ElementTree import iterparse
 
 from simcoll.errors import ConfigError
+from simcoll.limits.xml import XmlLimits, parse_xml
 from simcoll.topology.cluster import Box, Tier, cluster
 from simcoll.topology.link_speeds import XGMI, nvlink, pcie_rate, rate_between_sockets
 from simcoll.topology.links import LinkTable
 from simcoll.topology.values import halves_fs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from xml.etree.ElementTree import Element
 
     from simcoll.topology.graph import Topology
@@ -32,8 +27,9 @@ if TYPE_CHECKING:
 __all__ = ["parse_nccl_xml"]
 
 MAX_BYTES = 2**24
-MAX_DEPTH = 64
-MAX_ELEMENTS = 100_000
+LIMITS = XmlLimits(depth=64, elements=100_000)
+MAX_GPUS = MAX_CARDS = 1024
+MAX_CPUS = 64
 
 GBps = 10**15  # in micro-bytes per second
 NVLINK_FS = 700_000_000
@@ -64,6 +60,7 @@ class _Dump:
     """The contents of the file, in order."""
 
     names: list[str] = field(default_factory=list)
+    taken: set[str] = field(default_factory=set)
     kinds: list[str] = field(default_factory=list)
     links: LinkTable = field(default_factory=lambda: LinkTable([]))
     up: dict[int, int] = field(default_factory=dict)  # PCIe parent of a vertex
@@ -74,8 +71,9 @@ class _Dump:
     gpu_devices: list[str] = field(default_factory=list)  # PCI devices of a GPU's class without <gpu>
 
     def vertex(self, name: str, kind: str) -> int:
-        if name in self.names:
+        if name in self.taken:
             raise ConfigError(f"{name!r} occurs twice")
+        self.taken.add(name)
         self.names.append(name)
         self.kinds.append(kind)
         return len(self.names) - 1
@@ -156,30 +154,12 @@ def _box(dump: _Dump, gpus: list[_Gpu]) -> Box:
 
 
 def _parse(content: bytes) -> Element:
-    """The root element, within limits of size, depth and number of elements."""
+    """The root element."""
     if len(content) > MAX_BYTES:
         raise ConfigError(f"larger than {MAX_BYTES >> 20} MiB; is this a topology dump?")
-    depth = elements = 0
-    root: Element | None = None
-    try:
-        for event, element in iterparse(io.BytesIO(content), events=("start", "end"), forbid_dtd=True):
-            depth += 1 if event == "start" else -1
-            elements += event == "start"
-            if root is None:
-                root = element
-            if depth > MAX_DEPTH or elements > MAX_ELEMENTS:
-                what = f"nested deeper than {MAX_DEPTH}" if depth > MAX_DEPTH else f"more than {MAX_ELEMENTS} elements"
-                raise ConfigError(f"{what}; is this a topology dump?")
-    except DefusedXmlException:
-        raise ConfigError("contains a DTD or entities, which a topology dump never does; refused") from None
-    except ParseError as error:
-        line, column = error.position
-        reason = str(error).partition(":")[0]
-        raise ConfigError(f"not well-formed XML: {reason} (column {column + 1})", path=f"line {line}") from None
-    except (ValueError, LookupError) as error:
-        raise ConfigError(f"not readable XML: {error}") from None
-    if root is None or root.tag != "system":
-        found = "nothing" if root is None else f"<{root.tag}>"
+    root = parse_xml(content, LIMITS)
+    if root.tag != "system":
+        found = f"<{root.tag[:40]}>"
         hint = "; this is a graph file (NCCL_GRAPH_DUMP_FILE), not a topology" if found == "<graphs>" else ""
         raise ConfigError(f"expected <system> as the outermost element, found {found}{hint}")
     return root
@@ -197,6 +177,8 @@ def _read_children(dump: _Dump, element: Element, parent: int | None) -> None:
 
 
 def _read_cpu(dump: _Dump, element: Element) -> None:
+    if len(dump.cpus) == MAX_CPUS:
+        raise ConfigError(f"more than {MAX_CPUS} CPUs; is this the dump of one node?")
     vertex = dump.vertex(f"cpu{len(dump.cpus)}", "cpu")
     vendor = {"GenuineIntel": "intel", "AuthenticAMD": "amd"}.get(
         element.get("vendor", ""), element.get("arch", "unknown")
@@ -238,10 +220,14 @@ def _read_gpu(dump: _Dump, element: Element, vertex: int, busid: str) -> None:
             )
         if not 1 <= number <= 1000:
             raise ConfigError(f"GPU {busid}: {number} links to {target!r}; expected 1 to 1000")
+    rank = _integer(element, "rank", _integer(element, "dev", len(dump.gpus)))
+    if rank < 0 or len(dump.gpus) == MAX_GPUS:
+        wrong = f"rank='{rank}' is none" if rank < 0 else f"more than {MAX_GPUS} GPUs; is this the dump of one node?"
+        raise ConfigError(f"<gpu> of <pci busid={busid!r}>: {wrong}")
     dump.gpus.append(
         _Gpu(
             vertex=vertex,
-            rank=_integer(element, "rank", _integer(element, "dev", len(dump.gpus))),
+            rank=rank,
             sm=_compute_capability(element, busid),
             gcn=element.get("gcn", ""),
             busid=busid,
@@ -275,6 +261,8 @@ def _read_nic(dump: _Dump, element: Element, parent: int | None, pcie: int | Non
     usable = sum(speed for speed in speeds if speed > 0)
     home = parent if parent is not None else (dump.cpus[0][0] if dump.cpus else None)
     if usable and home is not None:
+        if len(dump.cards) == MAX_CARDS:
+            raise ConfigError(f"more than {MAX_CARDS} network cards; is this the dump of one node?")
         dump.cards.append(_Card(home, pcie, usable))
 
 
@@ -316,40 +304,55 @@ def _rails(dump: _Dump, gpus: list[_Gpu]) -> tuple[list[list[_Card]], list[int]]
     """NICs of each rail and rail of each GPU: those nearest by PCIe, shared evenly among GPUs at equal distance."""
     if not dump.cards:
         return [], []
-    steps = _pcie_steps(dump)
-    nearest: list[tuple[int, ...]] = []
-    for gpu in gpus:
-        away = [steps(gpu.vertex, card.parent) for card in dump.cards]
-        nearest.append(tuple(c for c, distance in enumerate(away) if distance == min(away)))
-    rails: list[tuple[int, ...]] = []
+    reach = _reach(dump)
+    nearest = [_nearest_cards(dump, reach, gpu.vertex) for gpu in gpus]
+    peers: dict[tuple[int, ...], list[int]] = {}
+    for number, cards in enumerate(nearest):
+        peers.setdefault(cards, []).append(number)
+    places = {number: place for group in peers.values() for place, number in enumerate(group)}
+    rails: dict[tuple[int, ...], int] = {}
     rail_of_gpu: list[int] = []
     for number, cards in enumerate(nearest):
-        peers = [other for other, theirs in enumerate(nearest) if theirs == cards]
-        place, n, m = peers.index(number), len(peers), len(cards)
+        place, n, m = places[number], len(peers[cards]), len(cards)
         mine = cards[place * m // n : (place + 1) * m // n] if m >= n else (cards[place * m // n],)
-        if mine not in rails:
-            rails.append(mine)
-        rail_of_gpu.append(rails.index(mine))
+        rail_of_gpu.append(rails.setdefault(mine, len(rails)))
     return [[dump.cards[c] for c in cards] for cards in rails], rail_of_gpu
 
 
-def _pcie_steps(dump: _Dump) -> Callable[[int, int], int]:
-    """Distance in links over PCIe and CPUs; the sockets are joined, so all trees have a common root."""
+_JOINED = -1
+"""Stands for all sockets together, one link from each to each."""
 
-    def ancestors(vertex: int) -> list[int]:
-        chain = [vertex]
-        while chain[-1] in dump.up:
-            chain.append(dump.up[chain[-1]])
-        return chain
 
-    def steps(a: int, b: int) -> int:
-        from_a, from_b = ancestors(a), ancestors(b)
-        common = [vertex for vertex in from_a if vertex in from_b]
-        if common:
-            return from_a.index(common[0]) + from_b.index(common[0])
-        return len(from_a) + len(from_b) - 1
+def _above(dump: _Dump, vertex: int) -> list[int]:
+    """The vertex, those above it in its PCIe tree, and the sockets together."""
+    chain = [vertex]
+    while chain[-1] in dump.up:
+        chain.append(dump.up[chain[-1]])
+    return [*chain, _JOINED]
 
-    return steps
+
+def _reach(dump: _Dump) -> dict[int, tuple[int, list[int]]]:
+    """For each vertex above a card: how many links down to the nearest ones, and which these are."""
+    reach: dict[int, tuple[int, list[int]]] = {}
+    for number, card in enumerate(dump.cards):
+        chain = _above(dump, card.parent)
+        for away, vertex in enumerate(chain):
+            # From one socket to the other it is one link, not two.
+            down = away - (vertex == _JOINED)
+            least, cards = reach.get(vertex, (down, []))
+            if down <= least:
+                reach[vertex] = (down, [*(cards if down == least else []), number])
+    return reach
+
+
+def _nearest_cards(dump: _Dump, reach: dict[int, tuple[int, list[int]]], gpu: int) -> tuple[int, ...]:
+    """Cards with the fewest links from a GPU.
+
+    A card that is reached by way of a vertex too far up seems farther than it is, so it cannot be taken for a nearest one.
+    """
+    ways = [(up + reach[vertex][0], reach[vertex][1]) for up, vertex in enumerate(_above(dump, gpu)) if vertex in reach]
+    least = min(away for away, _ in ways)
+    return tuple(sorted({card for away, cards in ways if away == least for card in cards}))
 
 
 def _no_gpus(dump: _Dump) -> str:
@@ -368,8 +371,7 @@ def _integer(element: Element, attribute: str, default: int) -> int:
     text = element.get(attribute)
     if text is None:
         return default
-    try:
-        value = int(text[:20])
-    except ValueError:
-        raise ConfigError(f"<{element.tag}>: {attribute}={text[:40]!r} is not a whole number") from None
-    return value
+    digits = text.strip().removeprefix("-")
+    if not (digits.isascii() and digits.isdigit() and len(digits) < 20):
+        raise ConfigError(f"<{element.tag}>: {attribute}={text[:40]!r} is not a whole number")
+    return int(text)

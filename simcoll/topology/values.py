@@ -6,8 +6,8 @@ import operator
 from fractions import Fraction
 from typing import TYPE_CHECKING, SupportsIndex, TypeAlias, cast
 
-from simcoll.errors import ConfigError
-from simcoll.units import MAX_RATE_UBPS, MAX_TIME_FS, parse_rate, parse_time
+from simcoll.errors import ConfigError, shown
+from simcoll.units import MAX_RATE_UBPS, MAX_TIME_FS, parse_rate, parse_ratio, parse_time
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,13 +44,18 @@ def checked_capacity(rate_uBps: int | Fraction, what: str) -> int:
     """Round down to whole micro-bytes per second; refuse rates that the integer model cannot hold."""
     rate = int(rate_uBps)
     if rate <= 0:
-        raise ConfigError(f"{what}: expected a positive rate, got {rate} uB/s")
+        raise ConfigError(f"{what}: expected a positive rate, got {shown(rate)} uB/s")
     if rate > MAX_RATE_UBPS:
         raise ConfigError(
-            f"{what}: {rate / 1e18:.3g} TB/s on one link is more than the model's 9.22 TB/s; "
+            f"{what}: {_terabytes(rate)} TB/s on one link is more than the model's 9.22 TB/s; "
             "split it, for example with fewer nodes per switch"
         )
     return rate
+
+
+def _terabytes(rate_uBps: int) -> str:
+    """Three digits, of a number that may be too large for a float."""
+    return f"{rate_uBps / 1e18:.3g}" if rate_uBps < 10**300 else shown(rate_uBps)
 
 
 def duration_fs(value: Quantity, what: str) -> int:
@@ -63,7 +68,7 @@ def duration_fs(value: Quantity, what: str) -> int:
     """
     time = value if isinstance(value, int) and not isinstance(value, bool) else parse_time(str(value), what=what)
     if not 0 <= time <= MAX_TIME_FS:
-        raise ConfigError(f"{what}: {time} fs is out of range; expected 0 to {MAX_TIME_FS} fs (2.5 hours)")
+        raise ConfigError(f"{what}: {shown(time)} fs is out of range; expected 0 to {MAX_TIME_FS} fs (2.5 hours)")
     return time
 
 
@@ -85,7 +90,7 @@ def whole(value: object, what: str) -> int:
     except TypeError:
         number = None
     if number is None or isinstance(value, bool):
-        raise ConfigError(f"{what}: expected a whole number, got {value!r}")
+        raise ConfigError(f"{what}: expected a whole number, got {shown(value)}")
     return number
 
 
@@ -93,7 +98,7 @@ def count(value: object, what: str, *, least: int = 1, most: int = 2**31 - 1) ->
     """A whole number in a range."""
     number = whole(value, what)
     if not least <= number <= most:
-        raise ConfigError(f"{what}: {number} is out of range; expected {least} to {most}")
+        raise ConfigError(f"{what}: {shown(number)} is out of range; expected {least} to {most}")
     return number
 
 
@@ -116,12 +121,11 @@ def factor(value: str | float | Fraction, what: str, *, zero: bool = False) -> F
     >>> factor("7:1", "oversubscription"), factor(1.5, "oversubscription"), factor("370/450", "efficiency")
     (Fraction(7, 1), Fraction(3, 2), Fraction(37, 45))
     """
-    try:
-        # A float is read as the decimal number that its author wrote.
-        ratio = Fraction(str(value).replace(":", "/"))
-    except (ValueError, ZeroDivisionError):
-        ratio = Fraction(-1)
-    if isinstance(value, bool) or ratio < 0 or not (ratio or zero):
+    if isinstance(value, (int, Fraction)):
+        ratio: Fraction | None = Fraction(value)
+    else:  # a float is read as the decimal number that its author wrote
+        ratio = parse_ratio(str(value))
+    if isinstance(value, bool) or ratio is None or ratio < 0 or not (ratio or zero):
         expected = "0, or a positive number or ratio" if zero else "a positive number or ratio such as 2, 1.5 or '7:1'"
-        raise ConfigError(f"{what}: expected {expected}, got {value!r}")
+        raise ConfigError(f"{what}: expected {expected}, got {shown(value)}")
     return ratio

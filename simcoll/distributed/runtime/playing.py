@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simcoll.core.plan import INPUT
+from simcoll.emulator.budget import check_exact, exact_bytes
 from simcoll.emulator.dataplane import Storage
 from simcoll.emulator.engine import Player
 from simcoll.emulator.score import Score
@@ -82,6 +83,8 @@ class Stage:
         self.storage: Storage | None = None
         self.size_bytes = 0
         if not fake:
+            taken = plan.dtype.itemsize * sum(plan.visible_elements()[:, INPUT].tolist())
+            check_exact(taken + exact_bytes(plan, given=True))
             elements = [plan.view(rank, INPUT)[2] for rank in range(plan.nranks)]
             self.inputs = [np.zeros(count, plan.dtype) if count else None for count in elements]
             self.storage = Storage(plan, self.inputs)

@@ -27,8 +27,8 @@ from simcoll.distributed.runtime.world import current_rank
 from simcoll.distributed.start.results import RunResult, flight_of, leftovers, result_of
 from simcoll.distributed.start.timeline_file import write_timeline
 from simcoll.distributed.stores import PollingWaiter, use_waiter
-from simcoll.errors import ConfigError, nearest
-from simcoll.units import parse_time
+from simcoll.errors import ConfigError, nearest, shown
+from simcoll.units import FS_PER_SECOND, MAX_TIME_FS, parse_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -361,7 +361,8 @@ def compute(seconds: float | str, name: str = "compute") -> None:
     if isinstance(seconds, str):
         duration = parse_time(seconds)
     else:
-        if not math.isfinite(seconds) or seconds < 0:
-            raise ConfigError(f"compute: seconds={seconds!r}; expected 0 or more")
+        most_s = MAX_TIME_FS // FS_PER_SECOND
+        if not 0 <= seconds <= most_s:  # not a number is not either
+            raise ConfigError(f"compute: seconds={shown(seconds)}; expected 0 to {most_s}, which is 2.5 hours")
         duration = round(seconds * 1e15)
     current_rank().world.pause(duration, name)

@@ -11,6 +11,7 @@ import simcoll
 from simcoll.core.protocol import Protocol
 from simcoll.emulator import budget, emulate
 from simcoll.errors import ConfigError
+from simcoll.limits import memory
 from simcoll.topology import crossbar
 
 
@@ -76,7 +77,7 @@ def test_exact_data_that_does_not_fit_is_refused_before_it_is_made(untouched):
 
 
 def test_data_of_the_callers_own_must_fit_as_well(untouched, monkeypatch):
-    monkeypatch.setattr(budget, "available_bytes", lambda: 1000)
+    monkeypatch.setattr(memory, "available_bytes", lambda: 1000)
     with pytest.raises(ConfigError, match="this machine can give 1000 B"):
         emulate(ring(count=1 << 24), crossbar(4, "50 GB/s"), data=[np.zeros(1 << 24, np.float32)] * 4)
 
@@ -96,8 +97,8 @@ def test_limits_of_the_process_count(limit):
     before = resource.getrlimit(kind)
     try:
         resource.setrlimit(kind, (1 << 40, before[1]))
-        assert budget.available_bytes() < 1 << 40
-        assert any((1 << 39) < left < (1 << 40) for left in budget._limits())
+        assert memory.available_bytes() < 1 << 40
+        assert any((1 << 39) < left < (1 << 40) for left in memory._limits())
     finally:
         resource.setrlimit(kind, before)
 
@@ -111,14 +112,14 @@ def test_control_groups_count(tmp_path):
         (folder / "memory.max").write_text(f"{most}\n")
         (folder / "memory.current").write_text(f"{used}\n")
     (group.parent / "memory.stat").write_text("anon 5\ninactive_file 100\n")
-    assert budget._control_groups(tmp_path / "v2", own) == [1000 - 300 + 100, 5000 - 600]
+    assert memory._control_groups(tmp_path / "v2", own) == [1000 - 300 + 100, 5000 - 600]
     old = tmp_path / "v1" / "memory" / "job"
     old.mkdir(parents=True)
     own.write_text("3:cpuset:/\n4:memory:/job\n0::/\n")
     (old / "memory.limit_in_bytes").write_text("4096\n")
     (old / "memory.usage_in_bytes").write_text("5000\n")
     (old.parent / "memory.limit_in_bytes").write_text("9223372036854771712\n")
-    assert budget._control_groups(tmp_path / "v1", own) == [0]
+    assert memory._control_groups(tmp_path / "v1", own) == [0]
 
 
 @pytest.mark.slow

@@ -1,0 +1,141 @@
+"""Memory, needed and available: whatever allocates by a number from outside asks here before its first allocation."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from pathlib import Path
+
+from simcoll.errors import ConfigError
+from simcoll.units import parse_size
+
+__all__ = ["VARIABLE", "available_bytes", "check_room", "in_words", "largest_automatic"]
+
+VARIABLE = "SIMCOLL_MAX_BYTES"
+AUTOMATIC_BYTES = 2 << 30
+"""Fixed, so that a run does not depend on the machine."""
+UNQUESTIONED = 64 << 20
+"""Up to here the system is not asked, which would take longer than a small run."""
+UNLIMITED = 1 << 60
+"""Control groups write a number of about 2**63 where there is no limit."""
+
+
+def largest_automatic() -> int:
+    """Most bytes that ``data="auto"`` moves.
+
+    Raises
+    ------
+    ConfigError
+        When the environment variable ``SIMCOLL_MAX_BYTES`` is set to something that is not a size.
+    """
+    text = os.environ.get(VARIABLE)
+    return AUTOMATIC_BYTES if text is None else parse_size(text, what=VARIABLE)
+
+
+def check_room(wanted: int, what: str, remedy: str) -> None:
+    """Refuse work that the machine has no room for.
+
+    Parameters
+    ----------
+    wanted
+        Most bytes that it holds at a time, as an estimate.
+    what, remedy
+        The work and a way around it, as the message has them.
+
+    Raises
+    ------
+    ConfigError
+        With both sizes and the remedy.
+
+    Examples
+    --------
+    >>> check_room(1 << 49, "proving this schedule", "fewer chunks need less")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    simcoll.errors.ConfigError: proving this schedule takes 512 TiB, and this machine can give ...; fewer chunks need less
+    """
+    if wanted <= UNQUESTIONED:
+        return
+    free = available_bytes()
+    if free is not None and wanted > free:
+        raise ConfigError(f"{what} takes {in_words(wanted)}, and this machine can give {in_words(free)}; {remedy}")
+
+
+def in_words(size: int) -> str:
+    """A size with three digits: binary, as everywhere.
+
+    >>> in_words(3 << 40), in_words(1_500_000_000), in_words(12)
+    ('3 TiB', '1.4 GiB', '12 B')
+    """
+    for prefix, factor in (("T", 1 << 40), ("G", 1 << 30), ("M", 1 << 20), ("K", 1 << 10)):
+        if size >= factor:
+            return f"{size / factor:.3g} {prefix}iB"
+    return f"{size} B"
+
+
+def available_bytes() -> int | None:
+    """Bytes that this process can still get from machine, control group and limits; ``None`` where none is stated."""
+    return min((free for free in (_machine(), *_control_groups(), *_limits()) if free is not None), default=None)
+
+
+def _machine() -> int | None:
+    with contextlib.suppress(OSError, ValueError, StopIteration):
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        return 1024 * int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1])
+    with contextlib.suppress(AttributeError, OSError, ValueError):  # macOS: all there is; Windows: not known
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return None
+
+
+def _control_groups(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> list[int]:
+    """Memory left in this process's control group and those above it, for both versions of cgroups."""
+    found = []
+    with contextlib.suppress(OSError):
+        for line in own.read_text(encoding="utf-8").splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers and "memory" not in controllers.split(","):
+                continue
+            top = root / "memory" if controllers else root
+            limit, usage = (
+                ("memory.limit_in_bytes", "memory.usage_in_bytes") if controllers else ("memory.max", "memory.current")
+            )
+            group = top / path.strip("/")
+            for each in (group, *group.parents):
+                with contextlib.suppress(OSError, ValueError):
+                    most = int((each / limit).read_text(encoding="ascii"))
+                    if most < UNLIMITED:
+                        found.append(
+                            max(0, most - int((each / usage).read_text(encoding="ascii")) + _reclaimable(each))
+                        )
+                if each == top:
+                    break
+    return found
+
+
+def _reclaimable(group: Path) -> int:
+    """File pages that a control group counts and the system takes back when it needs them."""
+    with contextlib.suppress(OSError, ValueError, StopIteration):
+        lines = (group / "memory.stat").read_text(encoding="ascii").splitlines()
+        return int(
+            next(line for line in lines if line.split()[0] in ("inactive_file", "total_inactive_file")).split()[1]
+        )
+    return 0
+
+
+def _limits() -> list[int]:
+    """Memory left under the process's limits on address space and data."""
+    if sys.platform == "win32":
+        return []
+    import resource
+
+    try:
+        pages = [int(field) for field in Path("/proc/self/statm").read_text(encoding="ascii").split()]
+    except (OSError, ValueError):
+        pages = [0] * 7
+    used = {resource.RLIMIT_AS: pages[0], resource.RLIMIT_DATA: pages[5]}
+    page = resource.getpagesize()
+    return [
+        max(0, most - count * page)
+        for kind, count in used.items()
+        if (most := resource.getrlimit(kind)[0]) != resource.RLIM_INFINITY
+    ]
