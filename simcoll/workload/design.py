@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from simcoll.errors import ConfigError, nearest
-from simcoll.formats.strict import convert_table, read_file, toml_table
+from simcoll.formats.strict import convert_table, read_file
 from simcoll.libraries.remembered import topology_digest
+from simcoll.limits.text import parse_toml
 from simcoll.topology import load_topology
 from simcoll.units import parse_size
 from simcoll.workload.calibration import UNCALIBRATED, Calibration, load_calibration
@@ -142,7 +143,7 @@ def load_design(path: str | Path) -> Design:
     ConfigError
         With the file, the place in it, and the nearest valid choice.
     """
-    return design_from(toml_table(read_file(path, MAX_FILE_BYTES), str(path)), file=str(path))
+    return design_from(parse_toml(read_file(path, MAX_FILE_BYTES), str(path)), file=str(path))
 
 
 def design_from(document: Mapping[str, Any], *, file: str = "design") -> Design:

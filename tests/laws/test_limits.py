@@ -32,7 +32,9 @@ MOVE = {"src_rank": [0], "src_chunk": 0, "dst_rank": [1], "dst_chunk": 0}
 
 def short(value):
     """The name of a case whose value may be of any size."""
-    return type(value).__name__ if isinstance(value, (int, float, list, dict)) else None if callable(value) else value[:16]
+    return (
+        type(value).__name__ if isinstance(value, (int, float, list, dict)) else None if callable(value) else value[:16]
+    )
 
 
 def ring_with(**changes):
