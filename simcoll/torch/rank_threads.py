@@ -5,29 +5,37 @@ calls back into Python from the middle of C++. So a rank cannot be a greenlet he
 under the simulated clock pass a baton. The task hands it over and waits; the thread runs the program until that needs the clock (a
 collective, a wait), hands the baton back, and receives it again with the answer. Scheduling (which rank is next, what time it is)
 stays with :mod:`simcoll.distributed.runtime.emulated`, so that a run depends on its program only.
+
+Threads that the program starts are threads of its rank, and take turns likewise (:mod:`simcoll.torch.thread_waits`).
 """
 
 from __future__ import annotations
 
+import _thread
 import functools
+import os
+import sys
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import greenlet  # type: ignore[import-untyped]
 import torch
-from torch._C._distributed_c10d import _unregister_all_process_groups
+from torch._C._distributed_c10d import _register_process_group, _unregister_all_process_groups
 
 from simcoll.distributed.runtime.records import Site, asked_from, calling_site
-from simcoll.distributed.runtime.tasks import Task, Waitable, wait_until
+from simcoll.distributed.runtime.tasks import Task, Waitable, current_task, wait_until
 from simcoll.distributed.runtime.world import Rank, current_rank
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Job", "RankThread", "current_thread", "current_thread_or_none"]
+__all__ = ["Groups", "Job", "Process", "RankThread", "current_thread", "current_thread_or_none", "rank_thread_of"]
 
-_NOT_THE_PROGRAM = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent))
+_NOT_THE_PROGRAM = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent), threading.__file__)
+_MARK = "simcoll_rank_thread"
+"""Attribute of a :class:`threading.Thread`: the RankThread that runs in it."""
 
 
 class _StoppedError(BaseException):
@@ -74,42 +82,87 @@ class Job(Waitable):
             self.failure = error
 
 
-class RankThread(threading.Thread):
-    """The thread of a rank.
+@dataclass(slots=True, eq=False)
+class Groups:
+    """The groups that a process knows: the fields of ``distributed_c10d._World``."""
 
-    Parameters
+    default_pg: Any = None
+    pg_map: dict[Any, Any] = field(default_factory=dict)
+    pg_names: dict[Any, str] = field(default_factory=dict)
+    pg_group_ranks: dict[Any, dict[int, int]] = field(default_factory=dict)
+    pg_backend_config: dict[Any, str] = field(default_factory=dict)
+    group_count: int = 0
+    tags_to_pg: dict[str, list[Any]] = field(default_factory=dict)
+    pg_to_tag: dict[Any, str] = field(default_factory=dict)
+    pg_coalesce_state: dict[Any, list[Any]] = field(default_factory=dict)
+    comms: list[Any] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class Process:
+    """The process that a rank's program believes to have for itself.
+
+    Attributes
     ----------
-    number
-        The rank.
     environment
         Variables of the rank in ``os.environ``.
     rng_state
         State of the default random generator while it is not the rank's turn.
     take_turn
-        Called by the clock's thread before it hands a rank the baton.
+        Called by the clock's thread before it hands one of the rank's threads the baton.
+    threads
+        The program's own threads and those that it has started, as long as they live.
+    outside
+        Names of threads that it has started and that take no turns.
+    pid
+        The process that the run is in; another one was forked from it.
     """
 
-    def __init__(
-        self,
-        number: int,
-        environment: dict[str, str],
-        rng_state: torch.Tensor,
-        take_turn: Callable[[RankThread], None],
-    ) -> None:
-        super().__init__(name=f"rank {number}", daemon=True)
-        self.number = number
-        self.environment = environment
-        self.rng_state = rng_state
-        self.store: Any = None
-        self._take_turn = take_turn
+    number: int
+    environment: dict[str, str]
+    rng_state: torch.Tensor
+    take_turn: Callable[[Process], None]
+    groups: Groups = field(default_factory=Groups)
+    store: Any = None
+    threads: list[RankThread] = field(default_factory=list)
+    outside: list[threading.Thread] = field(default_factory=list)
+    pid: int = field(default_factory=os.getpid)
+
+
+class RankThread:
+    """A thread of a rank: the one that runs its program, or one that the program has started.
+
+    Parameters
+    ----------
+    process
+        The rank's.
+    thread
+        The thread of the program; None: a new one.
+    """
+
+    def __init__(self, process: Process, thread: threading.Thread | None = None) -> None:
+        self.process = process
+        self.main = thread is None
+        self.thread = thread or threading.Thread(target=self.run, name=f"rank {process.number}", daemon=True)
+        setattr(self.thread, _MARK, self)
+        self.over = Waitable(f"the end of thread {self.thread.name!r}")
+        self.starting = False
         self._rank: Rank | None = None
+        self._task: Task | None = None
         self._jobs: list[Job] = []
         self._message: Any = None
-        self._rank_turn = threading.Lock()
-        self._clock_turn = threading.Lock()
+        self._rank_turn = _thread.allocate_lock()  # threading.Lock() would take turns
+        self._clock_turn = _thread.allocate_lock()
         self._rank_turn.acquire()
         self._clock_turn.acquire()
-        self._stopping = threading.Event()
+        self._stopping = False
+        self._known: tuple[Any, ...] = ()
+        process.threads.append(self)
+
+    @property
+    def number(self) -> int:
+        """The rank."""
+        return self.process.number
 
     # In the rank's thread
 
@@ -125,16 +178,24 @@ class RankThread(threading.Thread):
         Raises
         ------
         RuntimeError
-            In another thread.
+            In a thread of another rank, or in a process that was forked.
         Exception
             What the function raised.
         """
-        if threading.current_thread() is not self:
+        here = rank_thread_of()
+        if here is not self:
+            if here is not None and here.process is self.process:
+                return here.call(function, *args, **kwargs)
             raise RuntimeError(
-                f"thread {threading.current_thread().name!r} uses a process group of rank {self.number}; "
-                "only the thread that runs the rank's program may"
+                f"thread {threading.current_thread().name!r} uses a process group of rank {self.number}; only the "
+                "threads of that rank may: the one that runs its program, and those that it starts and that take turns"
             )
-        if self._stopping.is_set():
+        if os.getpid() != self.process.pid:
+            raise RuntimeError(
+                f"process {os.getpid()}, forked from rank {self.number}, calls torch.distributed; ranks of a simulated run are "
+                "threads of one process, and a forked process has no simulated clock"
+            )
+        if self._stopping:
             raise _StoppedError
         self._send(_Request(functools.partial(function, *args, **kwargs), calling_site(*_NOT_THE_PROGRAM)))
         answer = self._receive()
@@ -157,16 +218,30 @@ class RankThread(threading.Thread):
 
     def _receive(self) -> _Answer:
         """Wait for an answer; run the jobs that arrive before it."""
-        while not self._stopping.is_set():
+        while not self._stopping:
             self._rank_turn.acquire()
             message, self._message = self._message, None
-            if self._stopping.is_set():
+            if message is None:  # stopping
                 break
+            self._learn_groups()
             if isinstance(message, _Answer):
                 return message
             message.run()
+            if os.getpid() != self.process.pid:
+                _end_forked(message)
             self._send(message)
         return _Answer(failure=_StoppedError())
+
+    def _learn_groups(self) -> None:
+        """Register the groups that other threads of the rank have made; PyTorch's C++ registry is one per thread."""
+        if len(self.process.threads) < 2 and self.main:
+            return
+        groups = tuple(self.process.groups.pg_names.items())
+        if groups != self._known:
+            self._known = groups
+            _unregister_all_process_groups()
+            for group, name in groups:
+                _register_process_group(name, group)
 
     # In the clock's thread
 
@@ -175,7 +250,7 @@ class RankThread(threading.Thread):
 
         Several tasks of the rank may do so: the thread runs the latest first, and the others continue when it has ended.
         """
-        self._rank = current_rank()
+        self._rank, self._task = current_rank(), self._task or current_task()
         job = Job(function)
         self._jobs.append(job)
         message = self._hand_over(job)
@@ -205,24 +280,60 @@ class RankThread(threading.Thread):
 
         rank.world.tasks.launch(rank, functools.partial(self.serve, function), over)
 
+    def begin(self, function: Callable[[], Any]) -> None:
+        """Run a function in the thread, which the calling task's rank has started, and end the thread then."""
+        rank = current_rank()
+        rank.world.tasks.launch(rank, functools.partial(self.serve, function), lambda _: self.end())
+
     def _hand_over(self, message: Any) -> Any:
-        self._take_turn(self)
+        self.process.take_turn(self.process)
         self._message = message
         self._rank_turn.release()
         self._clock_turn.acquire()
         return self._message
 
-    def stop(self) -> None:
-        """Unwind the program if it still runs, and end the thread."""
-        self._stopping.set()
-        self._rank_turn.release()
-        self.join()
+    def end(self) -> None:
+        """Unwind the function if it still runs, and end the thread."""
+        if self in self.process.threads:
+            self.process.threads.remove(self)
+        if not self._stopping:
+            self._stopping, self._message = True, None
+            self._rank_turn.release()
+            self.thread.join()
+        self.over.finish()
+
+    def abandon(self) -> None:
+        """Unwind a thread that still waits when its rank's program has ended."""
+        task = self._task
+        if task is not None and not task.dead:
+            task.parent = greenlet.getcurrent()  # where it goes when it ends
+            task.throw()
+            task.close()
+        self.end()
+
+
+def _end_forked(job: Job) -> None:
+    """End a process that was forked from a rank and has reached the end of the rank's program."""
+    failure = job.failure
+    status = failure.code if isinstance(failure, SystemExit) else failure is not None
+    if failure is not None and not isinstance(failure, SystemExit):
+        sys.excepthook(type(failure), failure, failure.__traceback__)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status if isinstance(status, int) else 1)
+
+
+def rank_thread_of(thread: threading.Thread | None = None) -> RankThread | None:
+    """The RankThread that runs in a thread, by default the current one, if it is one of a rank's."""
+    if thread is None:  # threading.current_thread() would make an object for a thread that is just starting
+        thread = threading._active.get(threading.get_ident())  # type: ignore[attr-defined]
+    return getattr(thread, _MARK, None)
 
 
 def current_thread_or_none() -> RankThread | None:
-    """The current thread, if it is that of a rank."""
-    thread = threading.current_thread()
-    return thread if isinstance(thread, RankThread) else None
+    """The current thread, if it is that of a rank, in the process of the run."""
+    found = rank_thread_of()
+    return found if found is None or os.getpid() == found.process.pid else None
 
 
 def current_thread() -> RankThread:
@@ -233,7 +344,7 @@ def current_thread() -> RankThread:
     RuntimeError
         Outside rank programs.
     """
-    thread = current_thread_or_none()
+    thread = rank_thread_of()
     if thread is None:
         raise RuntimeError(
             "backend 'simcoll' works in the programs that simcoll.torch.spawn(program, nprocs) starts: its ranks share a "

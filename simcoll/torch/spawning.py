@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from simcoll import distributed as ours
 from simcoll.distributed.runtime.world import current_rank
 from simcoll.torch.rank_threads import current_thread
+from simcoll.torch.thread_waits import end_threads
 from simcoll.torch.torch_state import prepared
 
 if TYPE_CHECKING:
@@ -79,7 +80,13 @@ def spawn(
 
         def body(rank: int, world_size: int) -> Any:
             thread = ranks.start(rank, _environment(rank, world_size))
-            return thread.serve(functools.partial(program, rank, world_size, *args, **(kwargs or {})))
+            try:
+                value = thread.serve(functools.partial(program, rank, world_size, *args, **(kwargs or {})))
+            except Exception:
+                end_threads(thread.process, failed=True)
+                raise
+            end_threads(thread.process, failed=False)
+            return value
 
         return ours.spawn(
             body, nprocs, topology=topology, protocol=protocol, algorithm=algorithm, init=False, debug=debug

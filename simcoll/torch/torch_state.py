@@ -1,7 +1,8 @@
 """The PyTorch state that a run changes and restores: PyTorch expects one rank per process.
 
-* ``distributed_c10d._world``, the groups of a process: one per thread;
-* the C++ registry of groups: one per thread (PyTorch has a mode for it);
+* ``distributed_c10d._world``, the groups of a process: one per rank;
+* the C++ registry of groups: one per thread (PyTorch has a mode for it), equal in all threads of a rank;
+* threads that a rank starts, and what they wait with (:mod:`simcoll.torch.thread_waits`);
 * ``rendezvous``: the ranks meet in memory;
 * ``BackendConfig``: every backend name stands for this backend;
 * ``Future.wait``: waits in simulated time in a rank's thread;
@@ -27,7 +28,8 @@ from torch.distributed import distributed_c10d
 
 from simcoll.distributed.stores import HashStore
 from simcoll.torch.process_group import SimcollGroup
-from simcoll.torch.rank_threads import RankThread, current_thread_or_none
+from simcoll.torch.rank_threads import Process, RankThread, current_thread_or_none, rank_thread_of
+from simcoll.torch.thread_waits import OUTSIDE_MARK, replacements
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -37,20 +39,26 @@ __all__ = ["Ranks", "prepared"]
 _ONE_RUN = threading.Lock()
 
 
-class _WorldOfThread(threading.local):
-    """A ``distributed_c10d._World`` per thread."""
+class _WorldOfRank:
+    """A ``distributed_c10d._World`` per rank; outside of ranks, that of before."""
 
-    def __init__(self) -> None:
-        self.default_pg: Any = None
-        self.pg_map: dict[Any, Any] = {}
-        self.pg_names: dict[Any, str] = {}
-        self.pg_group_ranks: dict[Any, dict[int, int]] = {}
-        self.pg_backend_config: dict[Any, str] = {}
-        self.group_count = 0
-        self.tags_to_pg: dict[str, list[Any]] = {}
-        self.pg_to_tag: dict[Any, str] = {}
-        self.pg_coalesce_state: dict[Any, list[Any]] = {}
-        self.comms: list[Any] = []
+    def __init__(self, outside: Any) -> None:
+        vars(self)["outside"] = outside
+
+    def _here(self) -> Any:
+        thread = rank_thread_of()
+        if thread is not None:
+            return thread.process.groups
+        told = getattr(threading.current_thread(), OUTSIDE_MARK, None)
+        if told is not None:
+            raise RuntimeError(told)
+        return vars(self)["outside"]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._here(), name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._here(), name, value)
 
     pg_config_info = distributed_c10d._World.pg_config_info
 
@@ -97,23 +105,30 @@ class Ranks:
     def __init__(self, undo: contextlib.ExitStack) -> None:
         self._undo = undo
         self._at_start = torch.get_rng_state()
-        self._last: RankThread | None = None
+        self._last: Process | None = None
 
     def start(self, number: int, environment: dict[str, str]) -> RankThread:
         """Start the thread of a rank; it ends with the run."""
-        thread = RankThread(number, environment, self._at_start, self._take_turn)
-        thread.start()
-        self._undo.callback(thread.stop)
+        process = Process(number, environment, self._at_start, self._take_turn)
+        thread = RankThread(process)
+        thread.thread.start()
+        thread.thread._daemonic = False  # type: ignore[attr-defined]  # threads that it starts inherit this
+        self._undo.callback(_end_all, process)
         return thread
 
-    def _take_turn(self, thread: RankThread) -> None:
-        if self._last is thread:
+    def _take_turn(self, process: Process) -> None:
+        if self._last is process:
             return
         if self._last is not None:
             self._last.rng_state = torch.get_rng_state()
-        torch.set_rng_state(thread.rng_state)
-        os.environ.update(thread.environment)
-        self._last = thread
+        torch.set_rng_state(process.rng_state)
+        os.environ.update(process.environment)
+        self._last = process
+
+
+def _end_all(process: Process) -> None:
+    for thread in list(process.threads):
+        thread.end()
 
 
 @contextlib.contextmanager
@@ -144,9 +159,9 @@ def _change_torch(undo: contextlib.ExitStack) -> None:
         if thread is None:
             yield from standard_rendezvous(url, rank, world_size, **kwargs)
             return
-        size = int(thread.environment["WORLD_SIZE"])
-        thread.store = RankStore(thread, store)  # PyTorch keeps only the C++ half alive
-        yield thread.store, thread.number if rank < 0 else rank, size if world_size < 0 else world_size
+        size = int(thread.process.environment["WORLD_SIZE"])
+        made = thread.process.store = RankStore(thread, store)  # PyTorch keeps only the C++ half alive
+        yield made, thread.number if rank < 0 else rank, size if world_size < 0 else world_size
 
     def wait(future: torch.futures.Future[Any]) -> Any:
         thread = current_thread_or_none()
@@ -154,7 +169,9 @@ def _change_torch(undo: contextlib.ExitStack) -> None:
             thread.wait_for(future)
         return standard_wait(future)
 
-    _replace(undo, distributed_c10d, "_world", _WorldOfThread())
+    _replace(undo, distributed_c10d, "_world", _WorldOfRank(distributed_c10d._world))
+    for owner, name, value in replacements():
+        _replace(undo, owner, name, value)
     _replace(undo, distributed_c10d, "rendezvous", rendezvous)
     _replace(undo, distributed_c10d, "BackendConfig", _BackendConfig)
     _replace(undo, torch._C.Future, "wait", wait)

@@ -44,7 +44,7 @@ PROGRAMS = EventPriority(5)
 """After the events of a timestamp, before the fabric settles its rates (priority 10)."""
 
 REPEATED_HANGS = 100
-"""A program that catches this many reports of the same hang is stopped."""
+"""A program that catches this many reports of the same hang is stopped; so often may threads that wait idly look up meanwhile."""
 
 SHOWN_RANKS = 64
 
@@ -103,6 +103,8 @@ class EmulatedWorld:
         if self.history.timeline is not None:
             self.tasks.on_waited = self._waited
         self._asked = False
+        self._blocked: set[int] = set()
+        self._idle_rounds = 0
 
     # What rank programs ask
 
@@ -222,21 +224,28 @@ class EmulatedWorld:
         tasks.deadline_fs = first
         if first > upcoming or first == math.inf:
             return
-        if upcoming == math.inf and not any(task.explicit for task in waiting):
+        if upcoming == math.inf and not self._may_expire(waiting):
             tasks.deadline_fs = math.inf
             return
         tasks.deadline_fs = min((time for time in times if time > first), default=math.inf)
         self.calendar.at(int(first), lambda _: tasks.interrupt(self.now), None)
 
+    def _may_expire(self, waiting: list[Task]) -> bool:
+        """Whether a timeout of the program's own will end a wait, and not again and again that of idle waits only."""
+        busy = _busy(waiting)
+        blocked = {id(task.waiting) for task in busy}
+        self._idle_rounds, self._blocked = (self._idle_rounds + 1 if blocked == self._blocked else 0), blocked
+        return any(task.explicit for task in (busy if self._idle_rounds > REPEATED_HANGS else waiting))
+
     def _unstick(self) -> None:
         """Let the next explicit timeout expire, or report the hang: no event is left, but tasks wait."""
         live = sorted(self.tasks.live, key=lambda task: task.order)
         waiting = [task for task in live if task.waiting is not None]
-        if any(task.explicit for task in waiting):
+        if self._may_expire(waiting):
             self.tasks.deadline_fs = min(task.deadline_fs for task in waiting if task.explicit)
             return
         report = self._hang_report(waiting)
-        for task in waiting:
+        for task in _busy(waiting) or waiting:
             task.hangs += 1
             if task.hangs > REPEATED_HANGS:
                 task.throw()
@@ -250,7 +259,9 @@ class EmulatedWorld:
         gone = next((rank for rank in self.ranks if rank.failure is not None), None)
         ended = [str(rank.number) for rank in self.ranks if rank.finish_fs >= 0 and rank.failure is None]
         if gone is None:
-            lines = [f"Hang at {self.now} fs: no event is left, and {len(waiting)} ranks wait."]
+            lines = [
+                f"Hang at {self.now} fs: no event is left, and {len({task.owner.number for task in waiting})} ranks wait."
+            ]
         else:
             name = type(gone.failure).__name__
             lines = [f"Connection closed by peer: rank {gone.number} ended with {name}: {gone.failure}"]
@@ -261,6 +272,10 @@ class EmulatedWorld:
         if ended:
             lines.append(f"  ended: rank {', '.join(ended[:SHOWN_RANKS])}")
         return "\n".join(lines)
+
+
+def _busy(waiting: list[Task]) -> list[Task]:
+    return [task for task in waiting if task.waiting and not task.waiting.idle]
 
 
 class RankWaiter:

@@ -18,12 +18,16 @@ SHOWN_RANKS = 16
 
 
 class Waitable:
-    """Something that will finish: a Work, a future, a meeting of ranks, or the event named by ``label``."""
+    """Something that will finish: a Work, a future, a meeting of ranks, or the event named by ``label``.
 
-    __slots__ = ("done", "error", "label", "watchers")
+    ``idle``: who waits for it may do so for ever, so that a hang is reported to others.
+    """
+
+    __slots__ = ("done", "error", "idle", "label", "watchers")
 
     def __init__(self, label: str = "an event") -> None:
         self.label = label
+        self.idle = False
         self.done = False
         self.error: str | None = None
         self.watchers: list[Callable[[], None]] = []

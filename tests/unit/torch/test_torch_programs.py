@@ -8,7 +8,6 @@ import os
 import re
 import subprocess
 import sys
-import threading
 from datetime import timedelta
 from pathlib import Path
 
@@ -675,24 +674,6 @@ def test_one_run_at_a_time_and_only_inside():
     assert not dist.is_initialized()
     with pytest.raises(RuntimeError, match=r"programs that simcoll.torch.spawn"):
         backend.compute(1.0)
-
-
-def test_groups_belong_to_the_thread_of_their_rank():
-    def body(rank, world_size):
-        caught, group = [], dist.group.WORLD
-
-        def other():
-            try:
-                group.barrier()
-            except RuntimeError as error:
-                caught.append(str(error))
-
-        thread = threading.Thread(target=other, name="loader")
-        thread.start()
-        thread.join()
-        return caught
-
-    assert "thread 'loader' uses a process group of rank 1" in on_ranks(body, 2).returns[1][0]
 
 
 # The process

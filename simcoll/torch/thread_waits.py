@@ -1,0 +1,284 @@
+"""Threads that a rank's program starts, and their waits for each other: all take turns under the simulated clock.
+
+While a run is active, ``threading`` and ``queue`` behave as follows in the threads of ranks, and elsewhere as always. A thread
+that a rank starts belongs to that rank. It runs when the thread that has started it waits. Waits for a condition (events,
+semaphores, barriers, queues and executors are made of those), for a lock and for the end of a thread let other threads and ranks
+run; timeouts and ``time.sleep`` are simulated time. Threads of ``multiprocessing`` and of an event loop wait for other processes
+and for sockets, so they take no turns, and calls of ``torch.distributed`` are refused there.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from concurrent.futures import thread as executors
+from typing import TYPE_CHECKING, Any
+
+from simcoll import distributed as ours
+from simcoll.distributed.runtime.tasks import Waitable, wait_until
+from simcoll.distributed.runtime.world import current_rank
+from simcoll.torch.rank_threads import Process, RankThread, current_thread_or_none, rank_thread_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["OUTSIDE_MARK", "end_threads", "replacements"]
+
+_OUTSIDE = ("multiprocessing.", "torch.multiprocessing.", "torch.utils.data.", "concurrent.futures.process")
+"""Modules whose threads exchange bytes with other processes."""
+OUTSIDE_MARK = "simcoll_refusal"
+"""Attribute of a thread that takes no turns: the error of its calls."""
+
+
+class _Signal(Waitable):
+    """A wait for another thread; ``release`` is what :class:`threading.Condition` calls on its waiters."""
+
+    __slots__ = ()
+
+    def __init__(self, label: str, *, idle: bool) -> None:
+        super().__init__(label)
+        self.idle = idle
+
+    def release(self) -> None:
+        self.finish()
+
+
+def _awaited(signal: Waitable, timeout_fs: int | None, *, explicit: bool) -> bool:
+    """Wait in the rank's task; False after the timeout."""
+    world, begin_fs = current_rank().world, current_rank().world.now
+    try:
+        wait_until(signal, timeout_fs, explicit=explicit)
+    except RuntimeError:
+        if timeout_fs is not None and world.now - begin_fs >= timeout_fs:
+            return False
+        raise
+    return True
+
+
+def _wait(thread: RankThread, signal: Waitable, timeout: float | None) -> bool:
+    limit = None if timeout is None else round(max(0.0, timeout) * 1e15)
+    return bool(thread.call(_awaited, signal, limit, explicit=limit is not None))
+
+
+def _alone(thread: RankThread) -> bool:
+    """Whether only threads that take no turns can end a wait of this thread."""
+    process = thread.process
+    process.outside = [each for each in process.outside if each.is_alive()]
+    return bool(process.outside) and len(process.threads) == 1
+
+
+class _TurnLock:
+    """A lock whose owner may wait in simulated time: then, who wants it waits in simulated time too."""
+
+    def __init__(self) -> None:
+        self._lock = _standard_lock()
+        self._owner: RankThread | None = None
+        self._waiting: list[_Signal] = []
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        thread = current_thread_or_none()
+        if thread is None or not blocking:
+            taken = self._lock.acquire(blocking, timeout)
+        else:
+            taken = self._lock.acquire(blocking=False) or self._acquire(thread, timeout)
+        if taken:
+            self._owner = thread
+        return taken
+
+    def _acquire(self, thread: RankThread, timeout: float) -> bool:
+        """Acquire a lock that another thread has."""
+        while True:
+            if self._owner is None:  # a thread that takes no turns: it will go on meanwhile
+                return self._lock.acquire(timeout=timeout)
+            signal = _Signal(f"a lock that thread {self._owner.thread.name!r} has", idle=not thread.main)
+            self._waiting.append(signal)
+            if not _wait(thread, signal, None if timeout < 0 else timeout):
+                return False
+            if self._lock.acquire(blocking=False):
+                return True
+
+    def release(self) -> None:
+        self._owner = None
+        self._lock.release()
+        if self._waiting and current_thread_or_none() is not None:
+            self._waiting.pop(0).finish()
+
+    def locked(self) -> bool:
+        return self._lock.locked()
+
+    def _at_fork_reinit(self) -> None:
+        self._lock, self._owner, self._waiting = _standard_lock(), None, []
+
+    __enter__ = acquire
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+_standard_lock = threading.Lock
+
+
+def _lock() -> Any:
+    return _standard_lock() if current_thread_or_none() is None else _TurnLock()
+
+
+def _recursive_lock_maker(standard: Callable[[], Any]) -> Callable[[], Any]:
+    def recursive_lock() -> Any:
+        if current_thread_or_none() is None:
+            return standard()
+        made = threading._PyRLock()  # type: ignore[attr-defined]  # the one that is written in Python, on a lock of ours
+        made._block = _TurnLock()
+        return made
+
+    return recursive_lock
+
+
+def _condition_wait(standard: Callable[..., bool]) -> Callable[..., bool]:
+    def wait(self: Any, timeout: float | None = None) -> bool:
+        thread = current_thread_or_none()
+        if thread is None or thread.starting or _alone(thread):
+            return standard(self, timeout)
+        if not self._is_owned():
+            raise RuntimeError("cannot wait on un-acquired lock")
+        if timeout is not None and timeout <= 0:
+            return False
+        signal = _Signal("another thread, in threading.Condition.wait", idle=not thread.main)
+        self._waiters.append(signal)
+        saved = self._release_save()
+        woken = False
+        try:
+            woken = _wait(thread, signal, timeout)
+            return woken
+        finally:
+            self._acquire_restore(saved)
+            if not woken and signal in self._waiters:
+                self._waiters.remove(signal)
+
+    return wait
+
+
+def _thread_start(standard: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
+    def start(self: threading.Thread) -> None:
+        parent = current_thread_or_none()
+        if parent is None:
+            standard(self)
+        elif _is_outside(self):
+            parent.process.outside.append(self)
+            told = (
+                f"thread {self.name!r}, which rank {parent.number} has started, calls torch.distributed; threads of multiprocessing "
+                "and of event loops cannot: use threading.Thread or concurrent.futures.ThreadPoolExecutor"
+            )
+            setattr(self, OUTSIDE_MARK, told)
+            _start(parent, self, standard)
+        else:
+            program = self.run
+            child = RankThread(parent.process, self)
+
+            def body() -> None:
+                try:
+                    program()
+                except Exception:  # noqa: BLE001  # as every thread tells of it
+                    self._invoke_excepthook(self)  # type: ignore[attr-defined]
+                except SystemExit:
+                    pass
+
+            self.run = child.run  # type: ignore[method-assign]
+            _start(parent, self, standard)
+            parent.call(child.begin, body)
+
+    return start
+
+
+def _start(parent: RankThread, thread: threading.Thread, standard: Callable[[threading.Thread], None]) -> None:
+    parent.starting = True  # waits for the thread's first steps, which need no turn
+    try:
+        standard(thread)
+    finally:
+        parent.starting = False
+
+
+def _is_outside(thread: threading.Thread) -> bool:
+    target = getattr(thread, "_target", None)
+    modules = (type(thread).__module__, str(getattr(target, "__module__", "")))
+    return any(module.startswith(_OUTSIDE) for module in modules) or thread.name.startswith("asyncio_")
+
+
+def _thread_join(standard: Callable[..., None]) -> Callable[..., None]:
+    def join(self: threading.Thread, timeout: float | None = None) -> None:
+        here, other = current_thread_or_none(), rank_thread_of(self)
+        if here is not None and other is not None and here is not other and not other.main:
+            _wait(here, other.over, timeout)
+            if not other.over.done:
+                return
+        standard(self, timeout)
+
+    return join
+
+
+def _simple_queue(standard: type) -> Callable[[], Any]:
+    def simple_queue() -> Any:
+        return standard() if current_thread_or_none() is None else queue._PySimpleQueue()  # type: ignore[attr-defined]
+
+    return simple_queue
+
+
+def _sleep(standard: Callable[[float], None]) -> Callable[[float], None]:
+    def sleep(seconds: float) -> None:
+        thread = current_thread_or_none()
+        if thread is None:
+            standard(seconds)
+        elif seconds < 0:
+            raise ValueError("sleep length must be non-negative")
+        elif thread.main:
+            thread.call(ours.compute, float(seconds))
+        else:  # the rank's program may end meanwhile, and the run with it
+            _wait(thread, _Signal("the end of time.sleep", idle=True), float(seconds))
+
+    return sleep
+
+
+def _clock(standard: Callable[[], float]) -> Callable[[], float]:
+    def clock() -> float:
+        thread = current_thread_or_none()
+        return standard() if thread is None else float(thread.call(ours.emulated_time))
+
+    return clock
+
+
+def replacements() -> list[tuple[Any, str, Any]]:
+    """Owner, name and replacement of everything that waits."""
+    return [
+        (threading.Thread, "start", _thread_start(threading.Thread.start)),
+        (threading.Thread, "join", _thread_join(threading.Thread.join)),
+        (threading.Condition, "wait", _condition_wait(threading.Condition.wait)),
+        (threading, "Lock", _lock),
+        (threading, "RLock", _recursive_lock_maker(threading.RLock)),
+        (queue, "SimpleQueue", _simple_queue(queue.SimpleQueue)),
+        (threading, "_time", _clock(threading._time)),  # type: ignore[attr-defined]  # what timeouts are counted with
+        (queue, "time", _clock(queue.time)),  # type: ignore[attr-defined]
+        (time, "sleep", _sleep(time.sleep)),
+    ]
+
+
+def end_threads(process: Process, *, failed: bool) -> None:
+    """End the threads that a rank has started, when its program has ended, as Python does it at exit.
+
+    Work that was given to executors is finished, other threads that are no daemons are waited for, and daemons are stopped;
+    when the program has failed, all are. Runs in the rank's task.
+    """
+    others = [thread for thread in process.threads if not thread.main]
+    for thread in others:
+        work = executors._threads_queues.get(thread.thread)
+        executor = None if work is None else thread.thread._args[0]()  # type: ignore[attr-defined]
+        if executor is not None:
+            executor.shutdown(wait=False, cancel_futures=failed)
+        elif work is not None:
+            work.put(None)  # its executor is gone
+    for thread in others:
+        if not failed and not thread.thread.daemon:
+            wait_until(thread.over)
+        else:
+            _awaited(thread.over, 0, explicit=True)  # those that have been told to end do so now
+    for thread in others:
+        thread.abandon()
