@@ -23,10 +23,12 @@ __all__ = [
     "UBPS_PER_BPS",
     "format_rate",
     "format_size",
+    "format_span",
     "format_time",
     "parse_rate",
     "parse_ratio",
     "parse_size",
+    "parse_span",
     "parse_time",
     "printable",
 ]
@@ -71,6 +73,12 @@ _TIME_UNITS: dict[str, int] = {
     "ps": 10**3,
     "fs": 1,
 }
+_SPAN_UNITS: dict[str, int] = {
+    "us": 1, "ms": 10**3, "s": 10**6, "min": 60 * 10**6, "h": 3600 * 10**6, "hours": 3600 * 10**6, "day": 86400 * 10**6,
+    "days": 86400 * 10**6,
+}  # fmt: skip
+MAX_SPAN_US = 100 * 366 * 86400 * 10**6
+"""A hundred years."""
 
 
 def _read(
@@ -190,6 +198,36 @@ def parse_time(text: str, *, what: str = "time", file: str | None = None, path: 
     if not unit and exact:
         raise ConfigError(f"{what}: {shown(text)} has no unit; write for example '{text.strip()} us'", **where)
     return _whole(exact, what, text, MAX_TIME_FS, where)
+
+
+def parse_span(text: str, *, what: str = "time", file: str | None = None, path: str | None = None) -> int:
+    """Microseconds of a span that may be long, such as ``"90 s"``, ``"5 min"``, ``"1.5 h"`` or ``"54 days"``. The unit is required.
+
+    Raises
+    ------
+    ConfigError
+        When the unit is missing or unknown, the span is negative, or it exceeds a hundred years.
+
+    Examples
+    --------
+    >>> parse_span("5 min"), parse_span("54 days") // 10**6 // 86400
+    (300000000, 54)
+    """
+    where = {"file": file, "path": path}
+    exact, unit = _read(text, what, "5 min", _SPAN_UNITS, where)
+    if not unit and exact:
+        raise ConfigError(f"{what}: {text!r} has no unit; write for example '{text.strip()} min'", **where)
+    return _whole(exact, what, text, MAX_SPAN_US, where)
+
+
+def format_span(span_us: int) -> str:
+    """A span with three significant digits.
+
+    >>> format_span(90_000_000), format_span(300_000_000), format_span(11_134_000_000)
+    ('1.5 min', '5 min', '3.09 h')
+    """
+    unit = next((name for name in ("days", "h", "min", "s") if span_us >= _SPAN_UNITS[name]), "ms")
+    return f"{_three_digits(span_us / _SPAN_UNITS[unit])} {unit}"
 
 
 def format_size(size_bytes: int) -> str:

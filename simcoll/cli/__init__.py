@@ -12,6 +12,7 @@ from simcoll.cli.calibrate import calibrate_logs
 from simcoll.cli.compare import compare_log
 from simcoll.cli.convert import convert_file
 from simcoll.cli.diff import diff_results
+from simcoll.cli.goodput import simulate_goodput
 from simcoll.cli.listing import list_names
 from simcoll.cli.perf import predict
 from simcoll.cli.run import run_scenario
@@ -34,6 +35,7 @@ app = App(
 app.command(run_scenario, name="run")
 app.command(predict, name="perf")
 app.command(sweep_all, name="sweep")
+app.command(simulate_goodput, name="goodput")
 app.command(diff_results, name="diff")
 app.command(compare_log, name="compare")
 app.command(calibrate_logs, name="calibrate")

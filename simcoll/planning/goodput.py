@@ -1,0 +1,408 @@
+"""Goodput files: what is left of training under failures, checkpoints, restarts, spares and slow nodes."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from dataclasses import asdict, dataclass
+from fractions import Fraction
+from itertools import product
+from statistics import mean, stdev
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from simcoll.errors import ConfigError
+from simcoll.formats.strict import convert_table, read_file
+from simcoll.limits.text import parse_toml
+from simcoll.planning.failures import PPM, Cause, Job, Slowness, simulate
+from simcoll.planning.grid import Grid
+from simcoll.units import MAX_SPAN_US, format_span, parse_span
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from simcoll.planning.grid import Point, Row
+
+__all__ = [
+    "Goodput",
+    "GoodputFile",
+    "goodput_csv",
+    "goodput_grid",
+    "goodput_of",
+    "job_of",
+    "renewal",
+    "simulate_point",
+    "young_daly",
+]
+
+MAX_BYTES = 2**20
+MAX_CASES, MAX_SEEDS = 10_000, 100_000
+HOUR_US = 3600 * 10**6
+SWEPT = ("job", "checkpoint", "restart", "spares")
+"""Tables in which a list is swept."""
+SPENT = ("useful", "slow", "checkpoint", "lost", "detect", "restart", "waiting")
+
+
+class _Job(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    gpus: int
+    gpus_per_node: int = 8
+    replica_gpus: int = 0
+    tokens_per_second: float = 0.0
+    usd_per_gpu_hour: float = 0.0
+
+
+class _Checkpoint(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    save: str
+    blocking: str = ""
+    interval: str = "young"
+
+
+class _Restart(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    load: str
+    detect: str = "0"
+
+
+class _Spares(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    nodes: int = 0
+
+
+class _Failure(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    cause: str
+    gpu_hours: float
+    count: int = 1
+    shape: float = 1.0
+    nodes: int = 0
+    repair: str = "0"
+    repair_shape: float = 0.0
+
+
+class _Straggler(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    gpu_hours: float
+    longer: float
+    noticed: str
+    repair: str = "0"
+
+
+class GoodputFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """A goodput file, of one case."""
+
+    title: str
+    days: float
+    job: _Job
+    checkpoint: _Checkpoint
+    restart: _Restart
+    failure: list[_Failure] = []
+    straggler: _Straggler | None = None
+    spares: _Spares = _Spares()
+    seeds: int = 20
+
+
+def young_daly(cost_us: int, mtbf_us: int, *, higher_order: bool = False) -> int:
+    """Training between two checkpoints that loses least: Young's square root, or Daly's estimate of higher order.
+
+    Both are in whole microseconds: sqrt(2 C M), and sqrt(2 C M) (1 + sqrt(C / 2M) / 3 + C / 18M) - C for C < 2M, else M (J. T. Daly, *A
+    higher order estimate of the optimum checkpoint interval for restart dumps*, 2006, equation 37).
+
+    >>> young_daly(50, 10_000), young_daly(50, 10_000, higher_order=True)
+    (1000, 966)
+    """
+    root = math.isqrt(2 * cost_us * mtbf_us)
+    if not higher_order:
+        return root
+    if cost_us >= 2 * mtbf_us:
+        return mtbf_us
+    return root + cost_us // 3 + root * cost_us // (18 * mtbf_us) - cost_us
+
+
+def renewal(job: Job) -> float | None:
+    """Goodput of a job that runs for ever, where a formula has it; otherwise ``None``.
+
+    With exponential failures of mean M, that cost only a restart or a node for which there is a spare, every failure begins the same
+    story anew: noticing (D, in which nothing fails), loading (R), and checkpoints every T + B that are safe W later. So the training
+    kept per failure is exp(-(R + W) / M) T / (exp((T + B) / M) - 1), and the time per failure M + D.
+    """
+    exponential = all(cause.shape == 1 for cause in job.causes)
+    always_placed = all(not cause.nodes or not cause.repair_us for cause in job.causes)
+    if not (exponential and always_placed) or job.slowness is not None:
+        return None
+    if not job.causes:
+        return job.interval_us / (job.interval_us + job.blocking_us)
+    failing = float(1 / sum(Fraction(1, cause.mean_us) for cause in job.causes))
+    cycle, unsafe = job.interval_us + job.blocking_us, job.saving_us - job.blocking_us
+    kept = math.exp(-(job.load_us + unsafe) / failing) * job.interval_us / math.expm1(cycle / failing)
+    return kept / (failing + job.detect_us)
+
+
+def _expanded(document: Mapping[str, Any], file: str) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Every case of a file, with the values that differ between cases."""
+    axes = {
+        f"{table}.{key}": value
+        for table in SWEPT
+        if isinstance(document.get(table), dict)
+        for key, value in document[table].items()
+        if isinstance(value, list)
+    }
+    if any(not values for values in axes.values()):
+        empty = next(name for name, values in axes.items() if not values)
+        raise ConfigError("an empty list; give at least one value", file=file, path=f"$.{empty}")
+    if math.prod(map(len, axes.values())) > MAX_CASES:
+        raise ConfigError(f"more than {MAX_CASES:,} cases; split the file", file=file)
+    cases = []
+    for values in product(*axes.values()):
+        chosen = dict(zip(axes, values, strict=True))
+        case = {
+            key: dict(value) if key in SWEPT and isinstance(value, dict) else value for key, value in document.items()
+        }
+        for place, value in chosen.items():
+            table, _, key = place.partition(".")
+            case[table][key] = value
+        cases.append((case, chosen))
+    return cases
+
+
+def goodput_grid(path: Path) -> tuple[str, Grid]:
+    """The title of a goodput file, and its cases with every seed as points.
+
+    Raises
+    ------
+    ConfigError
+        When it cannot be read, does not fit the format, or asks for what cannot be.
+    """
+    file = str(path)
+    points: list[Point] = []
+    title = ""
+    for case, chosen in _expanded(parse_toml(read_file(path, MAX_BYTES), file), file):
+        try:
+            asked = convert_table(case, GoodputFile)
+            title, job = asked.title, job_of(asked)
+            span_us = _whole_us(asked.days, 86400 * 10**6, "days", "$.days")
+        except ConfigError as error:
+            raise error if error.file else ConfigError(error.message, file=file, path=error.path) from None
+        shared = {
+            "case": chosen, "job": asdict(job), "span_us": span_us, "gpus": asked.job.gpus,
+            "tokens_per_second": asked.job.tokens_per_second, "usd_per_gpu_hour": asked.job.usd_per_gpu_hour,
+        }  # fmt: skip
+        points += [{**shared, "seed": seed} for seed in range(asked.seeds)]
+    return title, Grid(simulate_point, tuple(points))
+
+
+def _whole_us(value: float, unit_us: int, what: str, path: str) -> int:
+    if not 0 < value * unit_us <= MAX_SPAN_US:
+        raise ConfigError(f"{what}: expected a number above 0 and at most a hundred years, got {value}", path=path)
+    return max(1, int(Fraction(repr(value)) * unit_us))
+
+
+def job_of(asked: GoodputFile) -> Job:
+    """The job of a file.
+
+    Raises
+    ------
+    ConfigError
+        With the place of a number that cannot be.
+    """
+    job = asked.job
+    for place, value, least in (
+        ("gpus", job.gpus, 1),
+        ("gpus_per_node", job.gpus_per_node, 1),
+        ("replica_gpus", job.replica_gpus, 0),
+    ):
+        if not least <= value < 2**31:
+            raise ConfigError(f"expected a whole number, at least {least}, got {value}", path=f"$.job.{place}")
+    for place, value in (("gpus", job.gpus), ("replica_gpus", job.replica_gpus)):
+        if value % job.gpus_per_node:
+            raise ConfigError(
+                f"{value} GPUs are no whole number of nodes of {job.gpus_per_node}", path=f"$.job.{place}"
+            )
+    if job.replica_gpus and job.gpus % job.replica_gpus:
+        raise ConfigError(
+            f"{job.gpus} GPUs are no whole number of replicas of {job.replica_gpus}", path="$.job.replica_gpus"
+        )
+    if not 0 <= asked.spares.nodes < 2**31:
+        raise ConfigError(f"expected a number of nodes, got {asked.spares.nodes}", path="$.spares.nodes")
+    if not 1 <= asked.seeds <= MAX_SEEDS:
+        raise ConfigError(f"expected 1 to {MAX_SEEDS:,} seeds, got {asked.seeds}", path="$.seeds")
+    causes = tuple(_cause(failure, job.gpus, f"$.failure[{at}]") for at, failure in enumerate(asked.failure))
+    saving = parse_span(asked.checkpoint.save, path="$.checkpoint.save")
+    blocking = (
+        parse_span(asked.checkpoint.blocking, path="$.checkpoint.blocking") if asked.checkpoint.blocking else saving
+    )
+    if blocking > saving:
+        raise ConfigError(
+            f"a checkpoint cannot stop training for longer ({asked.checkpoint.blocking}) than it takes ({asked.checkpoint.save})",
+            path="$.checkpoint.blocking",
+        )
+    slow = asked.straggler
+    return Job(
+        nodes=job.gpus // job.gpus_per_node,
+        interval_us=_interval(asked.checkpoint.interval, blocking, saving, causes),
+        blocking_us=blocking,
+        saving_us=saving,
+        detect_us=parse_span(asked.restart.detect, path="$.restart.detect"),
+        load_us=parse_span(asked.restart.load, path="$.restart.load"),
+        causes=causes,
+        slowness=None if slow is None else _slowness(slow, job.gpus),
+        spares=asked.spares.nodes,
+        replica_nodes=job.replica_gpus // job.gpus_per_node,
+    )
+
+
+def _cause(failure: _Failure, gpus: int, place: str) -> Cause:
+    for name, value in (("shape", failure.shape), ("repair_shape", failure.repair_shape or 1.0)):
+        if not 0.1 <= value <= 20:
+            raise ConfigError(
+                f"expected the shape of a Weibull distribution, 0.1 to 20, got {value}", path=f"{place}.{name}"
+            )
+    if failure.count < 1 or failure.nodes < 0:
+        raise ConfigError(
+            f"expected a count of at least 1 and no fewer than 0 nodes, got {failure.count} and {failure.nodes}",
+            path=place,
+        )
+    repair_us = parse_span(failure.repair, path=f"{place}.repair")
+    mean_us = _whole_us(failure.gpu_hours / failure.count / gpus, HOUR_US, "gpu_hours", f"{place}.gpu_hours")
+    return Cause(failure.cause, mean_us, failure.shape, failure.nodes, repair_us, failure.repair_shape)
+
+
+def _slowness(asked: _Straggler, gpus: int) -> Slowness:
+    if not 0 < asked.longer <= 100:
+        raise ConfigError(
+            f"expected by how much a step is longer, such as 0.1, got {asked.longer}", path="$.straggler.longer"
+        )
+    return Slowness(
+        _whole_us(asked.gpu_hours / gpus, HOUR_US, "gpu_hours", "$.straggler.gpu_hours"),
+        round(asked.longer * PPM),
+        parse_span(asked.noticed, path="$.straggler.noticed"),
+        parse_span(asked.repair, path="$.straggler.repair"),
+    )
+
+
+def _interval(text: str, blocking_us: int, saving_us: int, causes: Sequence[Cause]) -> int:
+    """Training between checkpoints; never shorter than what is still being written."""
+    place = "$.checkpoint.interval"
+    if text in {"young", "daly"}:
+        if not causes:
+            raise ConfigError(f"interval {text!r} follows from failures, and there are none", path=place)
+        mtbf_us = int(1 / sum(Fraction(1, cause.mean_us) for cause in causes))
+        found = young_daly(blocking_us, mtbf_us, higher_order=text == "daly")
+        return max(1, found, saving_us - blocking_us)
+    try:
+        found = parse_span(text, what="interval", path=place)
+    except ConfigError as error:
+        raise ConfigError(f"{error.message}; or 'young' or 'daly'", path=place) from None
+    if found < max(1, saving_us - blocking_us):
+        raise ConfigError(
+            f"{text}: the checkpoint before would still be written; expected at least {format_span(saving_us - blocking_us)}",
+            path=place,
+        )
+    return found
+
+
+def _told(described: Mapping[str, Any]) -> Job:
+    """The job of a point."""
+    slow = described["slowness"]
+    causes = tuple(Cause(**cause) for cause in described["causes"])
+    return Job(**{**described, "causes": causes, "slowness": None if slow is None else Slowness(**slow)})
+
+
+def simulate_point(point: Point) -> dict[str, Any]:
+    """Simulate one case with one seed."""
+    spent = simulate(_told(point["job"]), point["span_us"], point["seed"])
+    return {"goodput": spent.useful / point["span_us"], **asdict(spent), "causes": dict(sorted(spent.causes.items()))}
+
+
+@dataclass(frozen=True, slots=True)
+class Goodput:
+    """A case over its seeds.
+
+    Attributes
+    ----------
+    case
+        The values that differ between cases.
+    interval_us
+        Training between checkpoints.
+    mean, error, low, high
+        Share of the time that was useful training: mean over seeds, its standard error, and the least and the most of the middle nine
+        tenths of the seeds.
+    formula
+        What :func:`renewal` says, if it holds.
+    shares
+        Where the time went, as shares, by the names of :class:`~simcoll.planning.failures.Spent`.
+    interruptions
+        Mean over seeds, of the whole time.
+    tokens_per_second, usd_per_mtoken
+        Of training that was kept; 0 where the file does not say how fast and how dear the job is.
+    """
+
+    case: Mapping[str, Any]
+    interval_us: int
+    mean: float
+    error: float
+    low: float
+    high: float
+    formula: float | None
+    shares: Mapping[str, float]
+    interruptions: float
+    tokens_per_second: float = 0.0
+    usd_per_mtoken: float = 0.0
+
+
+def goodput_of(rows: Sequence[Row]) -> list[Goodput]:
+    """The cases of the rows of a grid, in its order."""
+    cases: dict[bytes, list[Row]] = {}
+    for row in rows:
+        cases.setdefault(msgspec.json.encode(row["point"]["case"], order="sorted"), []).append(row)
+    return [_case(own) for own in cases.values()]
+
+
+def _case(rows: Sequence[Row]) -> Goodput:
+    point = rows[0]["point"]
+    job = _told(point["job"])
+    goodputs = sorted(row["result"]["goodput"] for row in rows)
+    count, average = len(goodputs), mean(goodputs)
+    kept = point["tokens_per_second"] * average
+    dollars = point["usd_per_gpu_hour"] * point["gpus"] / 3600
+    return Goodput(
+        case=point["case"],
+        interval_us=job.interval_us,
+        mean=average,
+        error=stdev(goodputs) / math.sqrt(count) if count > 1 else 0.0,
+        low=goodputs[(count - 1) // 20],
+        high=goodputs[-1 - (count - 1) // 20],
+        formula=renewal(job),
+        shares={name: mean(row["result"][name] for row in rows) / point["span_us"] for name in SPENT},
+        interruptions=mean(row["result"]["interruptions"] for row in rows),
+        tokens_per_second=kept,
+        usd_per_mtoken=dollars / kept * 1e6 if kept else 0.0,
+    )
+
+
+def goodput_csv(cases: Sequence[Goodput]) -> bytes:
+    """The cases as CSV."""
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    axes = list(cases[0].case) if cases else []
+    figures = (
+        "goodput",
+        "standard_error",
+        "low",
+        "high",
+        "formula",
+        "interruptions",
+        "tokens_per_second",
+        "usd_per_mtoken",
+    )
+    writer.writerow([*axes, "interval_us", *figures, *SPENT])
+    for case in cases:
+        numbers = (
+            case.mean,
+            case.error,
+            case.low,
+            case.high,
+            "" if case.formula is None else case.formula,
+            case.interruptions,
+        )
+        told = (*case.case.values(), case.interval_us, *numbers, case.tokens_per_second, case.usd_per_mtoken)
+        writer.writerow([*told, *(case.shares[name] for name in SPENT)])
+    return stream.getvalue().encode()
