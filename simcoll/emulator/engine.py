@@ -7,15 +7,16 @@ dropped when its last message is done, so that memory follows the steps in fligh
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from simcoll.core.schedule import OP_NAMES
 from simcoll.emulator.digest import TraceHash
-from simcoll.emulator.fast.timed import summary
+from simcoll.emulator.fast.turns import summary
 from simcoll.emulator.messages import Lane, blocks, parts, where_stuck
-from simcoll.emulator.score import cap_links, check_switches
+from simcoll.emulator.score import add_caps, check_switches
 from simcoll.errors import InternalError
 
 if TYPE_CHECKING:
@@ -27,9 +28,10 @@ if TYPE_CHECKING:
     from simcoll.core.plan import Plan
     from simcoll.emulator.dataplane import Storage
     from simcoll.emulator.fabric import Fabric
-    from simcoll.emulator.fast.timed import Summary
+    from simcoll.emulator.fast.turns import Summary
     from simcoll.emulator.messages import Block, Bundle, Message
     from simcoll.emulator.score import Score
+    from simcoll.emulator.seats import Seats
     from simcoll.topology import Topology
 
 __all__ = ["Observer", "Player"]
@@ -77,6 +79,10 @@ class Player:
         The first pass over the plan, if there was one.
     score
         The same plan, topology and storage made ready before.
+    seats
+        Where ranks are and what caps their rates, if not as of a plan that runs alone.
+    recent
+        The latest messages of connections between places, shared by plans that use the same connections.
     left
         Called with every rank whose last transfer is done.
 
@@ -103,6 +109,8 @@ class Player:
         keep: bool = False,
         seen: Summary | None = None,
         score: Score | None = None,
+        seats: Seats | None = None,
+        recent: dict[tuple[int, int, int], list[Message]] | None = None,
         left: Callable[[int], None] | None = None,
     ) -> None:
         self.plan = plan
@@ -125,13 +133,14 @@ class Player:
             self.done_fs = np.full(self._summary.messages, -1, np.int64)
         steps = self._summary.lane_steps.tolist()
         self._lanes = [Lane(*divmod(number, plan.nchannels), count) for number, count in enumerate(steps)]
-        streamed = parts(plan, topology, storage, cap_links(plan, fabric)) if score is None else score.parts
+        streamed = score.parts if score else parts(plan, topology, storage, seats or add_caps(plan, fabric))
         self._blocks = blocks(streamed, self._lanes)
         self._left = left
         self._busy_lanes = [0] * plan.nranks
         for lane in self._lanes:
             self._busy_lanes[lane.rank] += lane.steps_left > 0
-        self._recent: dict[tuple[int, int, int], list[Message]] = {}
+        self._recent = {} if recent is None else recent
+        self._places = (plan.ranks if seats is None else seats.endpoints).tolist()
         self._waits = plan.waits
         self._awaited = frozenset(earlier for each in self._waits.values() for earlier in each)
         self._over: set[int] = set()  # awaited messages that are done
@@ -173,13 +182,13 @@ class Player:
             lane.pending += 1
             if lane is message.sender:
                 self._source_need_met(message)
+                if depth and message.bundle is None and lane is not message.receiver:
+                    self._follow(message)
             elif depth and message.bundle is None:
                 if message.arrived:
                     self._consume(message)
                 continue
-            message.needs -= 1
-            if not message.needs:
-                self._ready(message)
+            self._need_met(message)
 
     def _source_need_met(self, message: Message) -> None:
         """Set a staged source aside as soon as it surely holds the data that the step must read."""
@@ -200,9 +209,7 @@ class Player:
             sender.queue.append(message)
             if receiver is not sender:
                 receiver.queue.append(message)
-                if self._depth and message.bundle is None:
-                    self._follow(message)
-                else:
+                if not self._depth or message.bundle is not None:
                     message.needs = 2
         if self._waits:
             for message in block.messages:
@@ -214,13 +221,22 @@ class Player:
 
     def _follow(self, message: Message) -> None:
         """Let a message wait until the one ``fifo_depth`` before it on its connection is consumed."""
-        recent = self._recent.setdefault(message.connection, [])
+        recent = self._recent.setdefault(self._connection(message), [])
         if len(recent) == self._depth:
             before = recent.pop(0)
             if not before.consumed:
-                before.follower = message
+                before.follower = partial(self._need_met, message)  # it may be of another player
                 message.needs += 1
         recent.append(message)
+
+    def _need_met(self, message: Message) -> None:
+        message.needs -= 1
+        if not message.needs:
+            self._ready(message)
+
+    def _connection(self, message: Message) -> tuple[int, int, int]:
+        """Source and destination, as endpoints, and channel."""
+        return self._places[message.sender.rank], self._places[message.receiver.rank], message.sender.channel
 
     def _ready(self, message: Message) -> None:
         now = message.ready_fs = self._calendar.now
@@ -276,15 +292,14 @@ class Player:
 
     def _consume(self, message: Message) -> None:
         message.consumed = True
-        recent = self._recent.get(message.connection)
+        connection = self._connection(message)
+        recent = self._recent.get(connection)
         if recent is not None and all(other.consumed for other in recent):
-            del self._recent[message.connection]
+            del self._recent[connection]
         follower = message.follower
         if follower is not None:
             message.follower = None
-            follower.needs -= 1
-            if not follower.needs:
-                self._ready(follower)
+            follower()
         self._calendar.at(self._calendar.now + message.post_fs, self._done, message)
 
     def _done(self, message: Message) -> None:
@@ -297,9 +312,7 @@ class Player:
             self._over.add(message.id)
             for waiter in self._waiters.pop(message.id, ()):
                 self._source_need_met(waiter)
-                waiter.needs -= 1
-                if not waiter.needs:
-                    self._ready(waiter)
+                self._need_met(waiter)
         sender, receiver = message.sender, message.receiver
         if sender is receiver or not self._depth or message.bundle is not None:
             self._leave(sender)

@@ -10,13 +10,15 @@ import numpy as np
 
 from simcoll.core.plan import switch_groups
 from simcoll.core.schedule import SWITCH_REDUCE
-from simcoll.emulator.fast.timed import StepTimer, moves_of
+from simcoll.emulator.fast.timed import StepTimer
+from simcoll.emulator.fast.turns import moves_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from simcoll.core.plan import Plan, PlanStep
     from simcoll.emulator.dataplane import Storage
+    from simcoll.emulator.seats import Seats
     from simcoll.topology import Topology
 
 __all__ = ["Block", "Bundle", "Lane", "Message", "Part", "blocks", "parts", "where_stuck"]
@@ -89,14 +91,9 @@ class Message:
         self.payload: Any = None
         self.needs = self.source_needs = 1
         self.bundle: Bundle | None = None
-        self.follower: Message | None = None
+        self.follower: Callable[[], None] | None = None
         self.arrived = self.consumed = False
         self.ready_fs = self.start_fs = self.end_fs = self.done_fs = -1
-
-    @property
-    def connection(self) -> tuple[int, int, int]:
-        """Source, destination and channel."""
-        return self.sender.rank, self.receiver.rank, self.sender.channel
 
 
 class Bundle:
@@ -116,7 +113,7 @@ class Bundle:
         self.wire = max(message.wire for message in messages)
 
 
-def _ways_up(plan: Plan, topology: Topology, step: PlanStep, rows: list[int]) -> list[int]:
+def _ways_up(seats: Seats, topology: Topology, step: PlanStep, rows: list[int]) -> list[int]:
     """The link to the switch of a rank that contributes to its own reduction, like all other operands."""
     if step.op[rows[0]] != SWITCH_REDUCE:
         return []
@@ -124,8 +121,8 @@ def _ways_up(plan: Plan, topology: Topology, step: PlanStep, rows: list[int]) ->
     others = [int(rank) for rank in step.src_rank[rows] if rank != step.dst_rank[rows[0]]]
     if not local or not others:
         return []
-    own = plan.ranks[step.src_rank[local[0]]]
-    return [link for link in topology.route([own], [plan.ranks[others[0]]]).links[0, :1].tolist() if link >= 0]
+    own = seats.endpoints[step.src_rank[local[0]]]
+    return [link for link in topology.route([own], [seats.endpoints[others[0]]]).links[0, :1].tolist() if link >= 0]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -142,12 +139,12 @@ class Part:
     wire_bytes: int
 
 
-def parts(plan: Plan, topology: Topology, storage: Storage | None, cap_base: int | None) -> Iterator[Part]:
+def parts(plan: Plan, topology: Topology, storage: Storage | None, seats: Seats) -> Iterator[Part]:
     """The steps of a plan that move anything, with routes and costs, streamed.
 
-    ``cap_base`` is the first of the links that cap the rates of channels and ranks, if the protocol caps them.
+    Lanes are numbered as ``seats`` says.
     """
-    timer, first_message, shape = StepTimer(plan, topology, cap_base), 0, None
+    timer, first_message, shape = StepTimer(plan.protocol, topology, seats), 0, None
     paths: list[tuple[int, ...]] = []
     for step in plan.steps():
         timed = timer([moves_of(plan, step)], first_message)[0]
@@ -171,7 +168,7 @@ def parts(plan: Plan, topology: Topology, storage: Storage | None, cap_base: int
         wire_bytes = int(timed.wire.sum()) - sum(
             int(timed.wire[rows].sum() - timed.wire[rows].max()) for rows in groups
         )
-        switched = tuple((rows, _ways_up(plan, topology, step, rows)) for rows in groups)
+        switched = tuple((rows, _ways_up(seats, topology, step, rows)) for rows in groups)
         yield Part(step, tuple(columns), switched, wire_bytes)
 
 

@@ -13,11 +13,13 @@ from simcoll.emulator.digest import TraceHash
 from simcoll.emulator.engine import Player
 from simcoll.emulator.fabric import Calendar, Fabric
 from simcoll.emulator.fast.compiled import COMPILED
-from simcoll.emulator.fast.timed import Summary, Timed, summary, timed_steps
+from simcoll.emulator.fast.timed import Timed, timed_steps
+from simcoll.emulator.fast.turns import Summary, summary
 from simcoll.emulator.model import effective_capacities
 from simcoll.emulator.quotient import Quotient, fold, no_quotient
 from simcoll.emulator.result import Result
-from simcoll.emulator.score import cap_name, cap_rates, check_switches
+from simcoll.emulator.score import check_switches
+from simcoll.emulator.seats import Seats, seats_of
 from simcoll.errors import ConfigError, InternalError, nearest
 
 if TYPE_CHECKING:
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
 
-__all__ = ["ENGINES", "choose", "play_fast", "play_quotient", "play_simpy"]
+__all__ = ["ENGINES", "check_engine", "choose", "play_fast", "play_quotient", "play_simpy"]
 
 ENGINES = ("auto", "simpy", "fast")
 FEW_MESSAGES = 20_000
@@ -43,6 +45,22 @@ DEEPEST_FIFO = 64
 INSTALL = "pip install 'simcoll[fast]'"
 
 
+def check_engine(engine: str, quotient: bool | None) -> None:
+    """Refuse engines that do not exist, are not installed, or cannot play a requested quotient.
+
+    Raises
+    ------
+    ConfigError
+        With those that can be asked for.
+    """
+    if engine not in ENGINES:
+        raise ConfigError(f"engine {engine!r} is not known; {nearest(str(engine), ENGINES)}")
+    if engine == "fast" and not COMPILED:
+        raise ConfigError(f"engine 'fast' needs numba: {INSTALL}")
+    if engine == "simpy" and quotient:
+        raise ConfigError("engine 'simpy' plays every message; expected engine='auto' with quotient=True")
+
+
 def choose(
     plan: Plan, engine: str, quotient: bool | None, *, watched: bool, timing_only: bool
 ) -> tuple[str, str, Summary | None]:
@@ -51,14 +69,9 @@ def choose(
     Raises
     ------
     ConfigError
-        For an engine that does not exist, is not installed, or cannot play the requested quotient.
+        As :func:`check_engine`.
     """
-    if engine not in ENGINES:
-        raise ConfigError(f"engine {engine!r} is not known; {nearest(str(engine), ENGINES)}")
-    if engine == "fast" and not COMPILED:
-        raise ConfigError(f"engine 'fast' needs numba: {INSTALL}")
-    if engine == "simpy" and quotient:
-        raise ConfigError("engine 'simpy' plays every message; expected engine='auto' with quotient=True")
+    check_engine(engine, quotient)
     if engine == "simpy":
         return "simpy", "asked for", None
     if watched:
@@ -82,17 +95,19 @@ def choose(
     return "fast", f"{seen.messages} messages", seen
 
 
-def _links(plan: Plan, topology: Topology) -> tuple[Ints, int | None, Callable[[int], str]]:
-    """Capacities of all links, the first of those that cap channels and ranks, and the names of links."""
+def _links(plan: Plan, topology: Topology) -> tuple[Ints, Seats, Callable[[int], str]]:
+    """Capacities of all links, those that cap rates included; where ranks are; and the names of links."""
     capacity = np.array(effective_capacities(topology, plan.protocol), np.int64)
-    caps, links = cap_rates(plan), topology.nlinks
-    if not caps:
-        return capacity, None, topology.link_name
+    links = topology.nlinks
+    seats = seats_of(plan, links)
+    caps = seats.caps
+    if caps is None:
+        return capacity, seats, topology.link_name
 
     def name(link: int) -> str:
-        return topology.link_name(link) if link < links else cap_name(plan, link - links)
+        return topology.link_name(link) if link < links else caps.name(link - links)
 
-    return np.concatenate([capacity, np.array(caps, np.int64)]), links, name
+    return np.concatenate([capacity, np.array(caps.rates, np.int64)]), seats, name
 
 
 def play_simpy(
@@ -146,7 +161,7 @@ def play_fast(plan: Plan, topology: Topology, seen: Summary, why: str, *, keep: 
 
     if seen.switched:
         check_switches(plan, topology)
-    capacity, cap_base, name = _links(plan, topology)
+    capacity, seats, name = _links(plan, topology)
     done = np.full(seen.messages, -1, np.int64) if keep else None
 
     def over(first: int, _timed: Timed, _start: Ints, _end: Ints, done_fs: Ints) -> None:
@@ -156,9 +171,9 @@ def play_fast(plan: Plan, topology: Topology, seen: Summary, why: str, *, keep: 
     machine = Machine(
         capacity,
         seen.lane_steps,
-        timed_steps(plan, topology, cap_base, seen.groups),
+        timed_steps(plan, topology, seats, seen.groups),
         launch_fs=plan.protocol.launch_fs,
-        depth=plan.protocol.fifo_depth,
+        fifo=plan.protocol.fifo_depth > 0,
         waits=plan.waits,
         over=over if keep else None,
     )
@@ -206,10 +221,9 @@ def play_quotient(plan: Plan, topology: Topology, seen: Summary, *, keep: bool, 
 
     if seen.switched:
         check_switches(plan, topology)
-    capacity, cap_base, name = _links(plan, topology)
-    depth = plan.protocol.fifo_depth
-    stream = timed_steps(plan, topology, cap_base, seen.groups)
-    found = fold(stream, capacity, seen.lane_steps, worth_it=worth_it, fifo=depth > 0)
+    capacity, seats, name = _links(plan, topology)
+    stream = timed_steps(plan, topology, seats, seen.groups)
+    found = fold(stream, capacity, seen.lane_steps, worth_it=worth_it)
     if isinstance(found, str):
         return found
     expansion = _Expansion(found, seen.messages, keep=keep) if keep or seen.messages <= MOST_HASHED else None
@@ -218,7 +232,7 @@ def play_quotient(plan: Plan, topology: Topology, seen: Summary, *, keep: bool, 
         found.lane_steps,
         found.stream(),
         launch_fs=plan.protocol.launch_fs,
-        depth=depth,
+        fifo=plan.protocol.fifo_depth > 0,
         hashed=False,
         over=expansion,
     )

@@ -88,9 +88,8 @@ def fold(
     lane_steps: Ints,
     *,
     worth_it: bool,
-    fifo: bool = False,
 ) -> Quotient | str:
-    """The quotient of timed steps, with a FIFO or without, or why there is none; ``worth_it``: not when it would save little."""
+    """The quotient of timed steps, or why there is none; ``worth_it``: not when it would save little."""
     numbers: dict[Timed, int] = {}
     groups: list[tuple[tuple[int, ...], int]] = []
     rows = 0
@@ -105,7 +104,7 @@ def fold(
     if any(step.shape.leader is not None for step in numbers):
         return "switches multicast or reduce"
     nlanes = len(lane_steps)
-    partition = refine(tuple(numbers), capacity, nlanes, nlanes // 4 if worth_it else nlanes, fifo=fifo)
+    partition = refine(tuple(numbers), capacity, nlanes, nlanes // 4 if worth_it else nlanes)
     if partition is None:
         return "too little symmetry: more than a quarter of the lanes differ"
     return folded(tuple(numbers), tuple(groups), capacity, lane_steps, partition)
@@ -155,11 +154,12 @@ def _weights(
 
 
 def _ways(patterns: tuple[Timed, ...], partition: Partition) -> list[Ints | None]:
-    """Class of the connection of every message of every step, with a FIFO."""
+    """Class of the connection of every message of every step that has connections."""
     classes = partition.connections
     if classes is None:
         return [None] * len(patterns)
-    return [classes[numbers] for numbers in connections_in_order(patterns)[0]]
+    numbers = connections_in_order(patterns)[0]
+    return [classes[own] if step.connected else None for step, own in zip(patterns, numbers, strict=True)]
 
 
 def _image(
@@ -181,6 +181,5 @@ def _image(
     connection = None if way is None else way[row]
     image = Shape(sender, receiver, sender, receiver, links.astype(np.int32), weight, connection)
     nothing = tuple(0 for _ in step.bytes_by_op)
-    return Timed(
-        image, step.delay_fs[row], step.busy_fs[row], step.wire[row], step.post_fs[row], step.size[row], nothing
-    )
+    costs = (step.delay_fs[row], step.busy_fs[row], step.wire[row], step.post_fs[row], step.size[row])
+    return Timed(image, *costs, nothing, step.depth, step.role)

@@ -70,11 +70,14 @@ def dense(*columns: Ints) -> Ints:
 
 
 def connections_in_order(patterns: Sequence[Timed]) -> tuple[list[Ints], list[Ints], int]:
-    """For every step the connection of each message and its place among those of the step there; and the number of connections."""
+    """For every step the connection of each message and its place among those of the step there; and the number of connections.
+
+    Steps that have no connections get empty arrays.
+    """
     lanes = 1 + max((int(step.shape.receiver.max(initial=-1)) for step in patterns), default=-1)
-    pairs = [step.shape.sender * lanes + step.shape.receiver for step in patterns]
-    known, every = np.unique(np.concatenate(pairs), return_inverse=True) if pairs else (np.zeros(0), np.zeros(0))
-    numbers = np.split(every.astype(np.int64), np.cumsum([len(step) for step in patterns])[:-1]) if pairs else []
+    pairs = [_connections(step, lanes) for step in patterns]
+    known, every = np.unique(np.concatenate([*pairs, np.zeros(0, np.int64)]), return_inverse=True)
+    numbers = np.split(every.astype(np.int64), np.cumsum([len(pair) for pair in pairs]))[: len(pairs)]
     places = []
     for number in numbers:
         order = np.argsort(number, kind="stable")
@@ -86,6 +89,14 @@ def connections_in_order(patterns: Sequence[Timed]) -> tuple[list[Ints], list[In
     return numbers, places, len(known)
 
 
+def _connections(step: Timed, lanes: int) -> Ints:
+    """Names of the connections of a step; none where it has none."""
+    if not step.connected:
+        return np.zeros(0, np.int64)
+    given = step.shape.connection
+    return step.shape.sender * lanes + step.shape.receiver if given is None else given
+
+
 def _colour(hashes: Hashes) -> tuple[Ints, int]:
     values, names = np.unique(hashes, return_inverse=True)
     return names, len(values)
@@ -95,18 +106,17 @@ def _hashed(names: Ints, salt: np.uint64) -> Hashes:
     return mix(names.astype(np.uint64) + salt)
 
 
-def refine(
-    patterns: Sequence[Timed], capacity: Ints, nlanes: int, most_classes: int, *, fifo: bool = False
-) -> Partition | None:
+def refine(patterns: Sequence[Timed], capacity: Ints, nlanes: int, most_classes: int) -> Partition | None:
     """The coarsest partition that colour refinement finds; ``None`` when it needs more than ``most_classes`` of lanes."""
     lanes, links = np.zeros(nlanes, np.int64), dense(capacity)
-    numbers, places, count = connections_in_order(patterns) if fifo else ([], [], 0)
+    numbers, places, count = connections_in_order(patterns)
     ways = np.zeros(count, np.int64)
     counts = (1, int(links.max(initial=-1)) + 1, min(count, 1))
     # Equal numbers of dense() mean equal costs only inside a step, and a step is only compared with itself.
     fixed = [
         _hashed(
-            dense(step.delay_fs, step.busy_fs, step.wire, step.post_fs, *places[number : number + 1]), np.uint64(number)
+            dense(step.delay_fs, step.busy_fs, step.wire, step.post_fs, *places[number : number + step.connected]),
+            np.uint64(number),
         )
         for number, step in enumerate(patterns)
     ]
@@ -117,7 +127,7 @@ def refine(
             shape = step.shape
             message = mix(cost + lane_hash[shape.sender] + mix(lane_hash[shape.receiver] + SALTS[2]))
             message = mix(message + link_hash[shape.links].sum(axis=1, dtype=np.uint64))
-            if fifo:
+            if step.connected:
                 message = mix(message + way_hash[numbers[number]])
                 np.add.at(way_sum, numbers[number], message)
             np.add.at(lane_sum, shape.sender, mix(message + SALTS[0]))
@@ -130,7 +140,7 @@ def refine(
         if lane_count > most_classes:
             return None
         if (lane_count, link_count, way_count) == counts:
-            return Partition(lanes, links, ways if fifo else None)
+            return Partition(lanes, links, ways if count else None)
         counts = lane_count, link_count, way_count
 
 
@@ -168,7 +178,9 @@ def certify(patterns: Sequence[Timed], capacity: Ints, partition: Partition) -> 
     With connections, the classes of messages of one connection are numbered in their order.
     """
     lanes, links, ways = partition.lanes, partition.links, partition.connections
-    numbers, places, count = ([], [], 0) if ways is None else connections_in_order(patterns)
+    numbers, places, count = connections_in_order(patterns)
+    if count and ways is None:
+        return f"no classes are given of {count} connections"
     if refused := _not_a_partition(patterns, capacity, partition, count):
         return refused
     found: list[Ints] = []
@@ -180,7 +192,7 @@ def certify(patterns: Sequence[Timed], capacity: Ints, partition: Partition) -> 
     for number, step in enumerate(patterns):
         shape = step.shape
         crossed = np.sort(np.append(links, -1)[shape.links], axis=1)
-        ordered = () if ways is None else (places[number], ways[numbers[number]])
+        ordered = (places[number], ways[numbers[number]]) if step.connected and ways is not None else ()
         names = dense(
             *ordered,
             step.delay_fs,
@@ -206,6 +218,7 @@ def certify(patterns: Sequence[Timed], capacity: Ints, partition: Partition) -> 
         return "lanes of one class take part in different messages"
     if not _same_lists(np.concatenate(on_links), links, np.concatenate(carried)):
         return "links of one class carry different messages"
-    if ways is not None and not _same_lists(np.concatenate(numbers), ways, np.concatenate(roles[::2])):
+    connected = [role for step, role in zip(patterns, roles[::2], strict=True) if step.connected]
+    if ways is not None and not _same_lists(np.concatenate(numbers), ways, np.concatenate(connected)):
         return "connections of one class carry different messages"
     return found

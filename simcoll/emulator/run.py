@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from fractions import Fraction
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from simcoll.emulator.budget import check_exact, exact_bytes
 from simcoll.emulator.dataplane import Storage
 from simcoll.emulator.floor import latency_floor_fs
 from simcoll.emulator.paths import choose, play_fast, play_quotient, play_simpy
+from simcoll.emulator.programs import Program, emulate_program
 from simcoll.emulator.result import Result
 from simcoll.errors import ConfigError, InternalError, expect, nearest
 from simcoll.limits.memory import VARIABLE, in_words, largest_automatic
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from simcoll.bounds import Bottleneck, Bound
     from simcoll.emulator.engine import Observer
+    from simcoll.emulator.programs import ProgramObserver, ProgramResult
 
     Array = NDArray[Any]
 
@@ -34,6 +36,7 @@ __all__ = ["emulate"]
 WAYS = ("auto", "exact", "none")
 
 
+@overload
 def emulate(
     plan: Plan,
     topology: Topology,
@@ -45,28 +48,53 @@ def emulate(
     keep: bool = False,
     engine: str = "auto",
     quotient: bool | None = None,
-) -> Result:
-    """Play a plan on a topology, and check the run.
+) -> Result: ...
+@overload
+def emulate(
+    plan: Program | Sequence[Plan],
+    topology: Topology,
+    *,
+    data: str = "auto",
+    seed: int = 0,
+    observer: ProgramObserver | None = None,
+    keep: bool = False,
+    engine: str = "auto",
+    quotient: bool | None = None,
+) -> ProgramResult: ...
+def emulate(
+    plan: Plan | Program | Sequence[Plan],
+    topology: Topology,
+    *,
+    data: str | Sequence[Array | None] = "auto",
+    seed: int = 0,
+    observer: Any = None,
+    bound: bool | Bottleneck = True,
+    keep: bool = False,
+    engine: str = "auto",
+    quotient: bool | None = None,
+) -> Result | ProgramResult:
+    """Play a plan, plans at once, or a program on a topology, and check the run.
 
     Parameters
     ----------
     plan
-        A bound schedule.
+        A bound schedule, a list of them that run at once, or a :class:`simcoll.planning.Program`.
     topology
         The cluster; it must have every endpoint in ``plan.ranks``.
     data
         ``"exact"``: move generated data whose result does not depend on the order of reduction, and compare it with
         the definition of the collective. ``"none"``: timing only. ``"auto"``: exact if that takes at most 2 GiB (or what the
-        environment variable ``SIMCOLL_MAX_BYTES`` says), else timing only. Or one input array per rank.
+        environment variable ``SIMCOLL_MAX_BYTES`` says), else timing only. Or one input array per rank of a plan.
     seed
         Of the generated data.
     observer
-        Called for every transfer, for example a :class:`simcoll.emulator.trace.Trace`.
+        Called for every transfer, for example a :class:`simcoll.emulator.trace.Trace`; of a program a
+        :class:`simcoll.planning.ProgramObserver`.
     bound
-        Whether the lower bound is computed; a proved schedule that beats it is an error. The ``certificate`` of an
+        Whether the lower bound is computed, of a plan; a proved schedule that beats it is an error. The ``certificate`` of an
         earlier bound for the same collective and placement saves its time.
     keep
-        Whether the result has the done time of every transfer.
+        Whether the result has the done time of every transfer, and of a program those of its operations.
     engine
         ``"simpy"``, the reference; ``"fast"``, compiled, with the same times to the last femtosecond; ``"auto"``, the fast one
         where it is installed and there is enough to do. ``simpy`` plays what the fast engine cannot, and ``Result.path``
@@ -92,7 +120,15 @@ def emulate(
     >>> result.time_us, result.wrong
     (131.82912, 0)
     """
-    expect(plan, Plan, "emulate takes a plan, made by bind(schedule, count)")
+    if isinstance(plan, (list, tuple)):
+        plan = Program.of(plan)
+    if isinstance(plan, Program):
+        how: Any = {"data": data, "seed": seed, "observer": observer, "keep": keep}
+        return emulate_program(plan, topology, **how, engine=engine, quotient=quotient)
+    if not isinstance(plan, Plan):
+        raise ConfigError(
+            f"emulate takes a plan, made by bind(schedule, count), a list of plans, or a program; got {plan!r:.60}"
+        )
     expect(topology, Topology, "emulate takes a topology, made by load_topology(name)")
     _check_placement(plan, topology)
     inputs, no_data = _inputs(plan, data, seed)

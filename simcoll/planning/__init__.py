@@ -6,6 +6,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from simcoll.emulator.programs import (
+        Call,
+        Compute,
+        Operation,
+        Program,
+        ProgramObserver,
+        ProgramResult,
+        Send,
+    )
     from simcoll.workload.calibration import Calibration
     from simcoll.workload.design import Design, design_from, load_design
     from simcoll.workload.gpu import Gpu, load_gpu
@@ -18,12 +27,19 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Calibration",
+    "Call",
+    "Compute",
     "Design",
     "Gpu",
     "Memory",
     "Mesh",
     "Model",
+    "Operation",
     "Parallel",
+    "Program",
+    "ProgramObserver",
+    "ProgramResult",
+    "Send",
     "StepResult",
     "Workload",
     "design_from",
@@ -46,6 +62,9 @@ _HOMES = {
     "workload": ("Workload", "read_workload", "write_workload"),
 }
 _MODULES = {name: f"simcoll.workload.{module}" for module, names in _HOMES.items() for name in names}
+_MODULES |= dict.fromkeys(
+    ("Call", "Compute", "Operation", "Program", "ProgramObserver", "ProgramResult", "Send"), "simcoll.emulator.programs"
+)
 
 
 def __getattr__(name: str) -> Any:

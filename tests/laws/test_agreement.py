@@ -6,6 +6,7 @@ import pytest
 
 from simcoll.core.schedule import SYNC
 from simcoll.emulator.fast.compiled import COMPILED
+from tests.support import program_cases
 from tests.support.agreement_cases import case, compare
 
 pytestmark = pytest.mark.skipif(not COMPILED, reason="needs numba")
@@ -21,6 +22,15 @@ def test_engines_agree_on_every_message(kind):
     assert took_part["fast"] >= 40
     if kind != "dag":
         assert took_part["quotient"] >= 5
+
+
+@pytest.mark.slow
+def test_engines_agree_on_programs():
+    took_part = Counter()
+    for seed in range(60):
+        took_part.update(program_cases.compare("program", seed))
+    assert took_part["fast"] >= 30
+    assert took_part["quotient"] >= 2
 
 
 def test_the_sample_has_every_cost_and_coincidence():

@@ -1,27 +1,28 @@
 """Compare all engines on random runs, message by message, to the last femtosecond.
 
 ``python tests/support/run_agreement.py --cases 2000`` takes that many of each kind (``dag``: random steps, links, sizes and costs;
-``algorithm``: registered algorithms on small machines; ``lift``: covers of random runs, for the quotient). A difference ends it
-with the line that repeats the case.
+``algorithm``: registered algorithms on small machines; ``lift``: covers of random runs, for the quotient; ``program``: random
+operations with dependencies). A difference ends it with the line that repeats the case.
 """
 
 import argparse
 from collections import Counter
 
+import program_cases
 from agreement_cases import KINDS, compare
 
 
 def main() -> None:
     """Run and count."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kind", choices=KINDS, action="append", help="default: all")
+    parser.add_argument("--kind", choices=(*KINDS, *program_cases.KINDS), action="append", help="default: all")
     parser.add_argument("--cases", type=int, default=2000)
     parser.add_argument("--first", type=int, default=0)
     given = parser.parse_args()
-    for kind in given.kind or KINDS:
+    for kind in given.kind or (*KINDS, *program_cases.KINDS):
         took_part: Counter[str] = Counter()
         for seed in range(given.first, given.first + given.cases):
-            took_part.update(compare(kind, seed))
+            took_part.update((compare if kind in KINDS else program_cases.compare)(kind, seed))
         print(f"{kind}: {given.cases} cases agree; " + ", ".join(f"{way} {n}" for way, n in took_part.items()))
 
 

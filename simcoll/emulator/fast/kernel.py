@@ -16,7 +16,6 @@ from simcoll.emulator.fast.state import (
     ARRIVED,
     CHAIN,
     CONTENT,
-    DEPTH,
     DIRTY,
     DONE,
     EAGER,
@@ -30,20 +29,25 @@ from simcoll.emulator.fast.state import (
     LANE,
     LAST,
     LATE,
+    LAUNCHES,
     MAX,
     MEMBER,
+    MOVES,
     MOVING,
     NEED_STEP,
     NEXT_ID,
+    NEXT_NUMBER,
     NOW,
     POST,
     PRE,
+    RECORD,
     RETIRED,
     STACK,
     STARTED,
     STOP,
     SWITCHED,
     TIMER,
+    WAIT,
     WAITING,
 )
 
@@ -108,10 +112,35 @@ def _next(s: State, m: int) -> None:
         delay = s.lane_free[natural(m - len(s.level))] - s.reg[NOW]
     else:
         if phase == WAITING:  # inside a rank
+            if s.rule[m] == RECORD:
+                _record(s, natural(s.connection[m]))
+            elif s.rule[m] == WAIT and not _recorded(s, m):
+                return
             s.start_fs[m] = s.end_fs[m] = s.reg[NOW]
         s.phase[m] = POST
         delay = s.post_fs[m]
     at_time(s, m, delay)
+
+
+@part
+def _record(s: State, connection: int) -> None:
+    """Make a record, and let the slot go on that waits for it."""
+    s.ring_done[connection] += 1
+    place = natural(s.ring_base[connection])
+    m = s.ring[place]
+    if m >= 0 and s.ring_place[m] < s.ring_done[connection]:
+        s.ring[place] = -1
+        _put(s, m)
+
+
+@part
+def _recorded(s: State, m: int) -> bool:
+    """Whether a slot need not wait; otherwise its connection remembers it."""
+    connection = natural(s.connection[m])
+    if s.ring_place[m] < s.ring_done[connection]:
+        return True
+    s.ring[natural(s.ring_base[connection])] = m
+    return False
 
 
 @part
@@ -171,10 +200,11 @@ def _retire(s: State, block: int) -> None:
     r = s.reg
     s.retired[r[RETIRED]] = block
     r[RETIRED] += 1
-    base, rows, first = natural(s.block_base[block]), s.block_rows[block], s.block_first_id[block]
+    base, rows, first = natural(s.block_base[block]), s.block_rows[block], s.block_first_number[block]
     r[DONE] += rows
-    r[LAST] = r[NOW]
-    if r[HASHED] == 0:
+    if s.block_role[block] <= LAUNCHES:
+        r[LAST] = r[NOW]
+    if r[HASHED] == 0 or s.block_role[block] != MOVES:
         return
     a, b = s.sums[0], s.sums[1]
     for row in range(rows):
@@ -265,10 +295,12 @@ def _handle(s: State, m: int) -> None:
 def _load(s: State, block: int) -> None:
     """Hand a block, filled, to its lanes."""
     r = s.reg
-    depth = r[DEPTH]
     base, rows = natural(s.block_base[block]), s.block_rows[block]
     s.block_first_id[block] = r[NEXT_ID]
     r[NEXT_ID] += rows
+    if s.block_role[block] == MOVES:
+        s.block_first_number[block] = r[NEXT_NUMBER]
+        r[NEXT_NUMBER] += rows
     s.block_left[block] = rows
     for each in range(base, base + rows):
         m = natural(each)
@@ -277,7 +309,7 @@ def _load(s: State, block: int) -> None:
         if s.rule[m] == SWITCHED and s.leader[m] >= 0:  # which comes before it
             s.phase[m] = MEMBER
             s.needs[natural(s.leader[m])] += 1
-    if depth > 0:
+    if s.block_connected[block]:
         _connect(s, base, rows)
     for each in range(2 * base, 2 * base + s.block_nodes[block]):
         node = natural(each)
@@ -292,15 +324,18 @@ def _load(s: State, block: int) -> None:
 
 @part
 def _connect(s: State, base: int, rows: int) -> None:
-    """Give messages their places in the FIFOs of their connections."""
-    depth = s.reg[DEPTH]
+    """Give messages their places in the FIFOs of their connections, and waits their numbers."""
     for m in range(base, base + rows):
         s.follower[m] = -1
-        if s.rule[m] != EAGER:
+        if s.rule[m] != EAGER and s.rule[m] != WAIT:
             continue
-        connection = s.ring_place[m] // depth
-        place = connection * depth + s.ring_count[connection] % depth
+        connection = natural(s.connection[m])
+        count = s.ring_count[connection]
         s.ring_count[connection] += 1
+        if s.rule[m] == WAIT:
+            s.ring_place[m] = count
+            continue
+        place = natural(s.ring_base[connection] + count % s.ring_size[connection])
         s.ring_place[m] = place
         if s.ring[place] >= 0:
             s.follower[s.ring[place]] = m

@@ -13,10 +13,12 @@ from simcoll.emulator.fast.joint import partners
 from simcoll.emulator.fast.kernel import load, run
 from simcoll.emulator.fast.room import (
     PER_BLOCK,
+    PER_CONNECTION,
     edges,
     larger_calendar,
     lengthened,
     more_hops,
+    more_rings,
     more_slots,
     new_state,
 )
@@ -27,7 +29,6 @@ from simcoll.emulator.fast.state import (
     CLOCK,
     CONTENT,
     DELIVERED,
-    DEPTH,
     DONE,
     EAGER,
     FLOW,
@@ -40,8 +41,12 @@ from simcoll.emulator.fast.state import (
     NEXT_ID,
     NO_RATE,
     NOW,
+    RECORD,
+    RECORDS,
     RETIRED,
     SWITCHED,
+    WAIT,
+    WAITS,
 )
 from simcoll.emulator.model import checked_time, flow_delay_fs
 from simcoll.errors import ConfigError, InternalError
@@ -51,12 +56,14 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from simcoll.emulator.fast.timed import Shape, Timed
+    from simcoll.emulator.fast.timed import Timed
 
     Ints = NDArray[np.int64]
 
 __all__ = ["Machine"]
 
+RULES = {RECORDS: RECORD, WAITS: WAIT}
+"""The rule of all slots of a step, by its role."""
 AHEAD_ROWS, AHEAD_STEPS = 2048, 256
 """How far the plan is loaded ahead, so that one call of the loops is worth its cost."""
 
@@ -70,8 +77,8 @@ class Machine:
         Of every link, channel caps included.
     lane_steps
         Steps that each lane takes part in.
-    depth
-        ``fifo_depth`` of the protocol.
+    fifo
+        Whether any step has FIFOs.
     hashed
         Whether the trace hash is computed.
     steps
@@ -90,7 +97,7 @@ class Machine:
         steps: Iterator[tuple[tuple[Timed, ...], int]],
         *,
         launch_fs: int = 0,
-        depth: int = 0,
+        fifo: bool = False,
         hashed: bool = True,
         waits: Mapping[int, tuple[int, ...]] | None = None,
         over: Callable[[int, Timed, Ints, Ints, Ints], None] | None = None,
@@ -106,10 +113,12 @@ class Machine:
         self.hop_room: list[int] = []
         self.hops_used = 0
         self.free: dict[int, dict[Timed, list[int]]] = {}
+        self.ring_used = 0
+        self.lanes_seen = np.zeros(len(lane_steps), np.int32)
         self.connections = np.zeros(0, np.int64), np.zeros(0, np.int64)  # names, ascending, and numbers
         self.waits = _pairs(waits or {})  # later and earlier messages
         self.live: dict[int, tuple[int, int]] = {}  # first message of a block under way: block, rows
-        self.state = new_state(capacities_uBps, lane_steps, launch_fs, depth)
+        self.state = new_state(capacities_uBps, lane_steps, launch_fs, fifo=fifo)
         self.state.reg[HASHED] = hashed
         self.state = edges(self.state, len(self.waits[0]))
         self.slots_used = len(self.state.phase)  # timers
@@ -261,12 +270,13 @@ class Machine:
         s, here = self.state, slice(base, base + rows)
         # Its address names the content: ``contents`` keeps it alive, so no other step can have it.
         s.block_rows[block], s.block_content[block] = rows, id(timed)
+        s.block_role[block], s.block_connected[block] = timed.role, timed.connected
         s.delay_fs[here], s.busy_fs[here], s.wire[here] = timed.delay_fs, timed.busy_fs, timed.wire
         s.post_fs[here], s.size[here] = timed.post_fs, timed.size
         if before is not None and before.shape is shape:
             return
         s.sender[here], s.receiver[here], s.src[here], s.dst[here] = shape.sender, shape.receiver, shape.src, shape.dst
-        s.rule[here] = np.where((timed.delay_fs >= 0) & (s.reg[DEPTH] > 0), EAGER, BOTH)
+        s.rule[here] = RULES.get(timed.role, np.where((timed.delay_fs >= 0) & (timed.depth > 0), EAGER, BOTH))
         if shape.leader is not None:
             following = partners(shape.leader)
             s.partner[here] = np.where(following >= 0, base + following, -1)
@@ -274,9 +284,9 @@ class Machine:
             s.rule[here][shape.leader >= 0] = SWITCHED
         # As the compiled function has it: writable, row by row.
         links, weight = (np.require(each, np.int32, ["C", "W"]) for each in (shape.links, shape.weight))
-        index_block(s, block, links, weight, np.zeros(len(s.lane_left), np.int32))
-        if s.reg[DEPTH]:
-            self._connect(here, shape)
+        index_block(s, block, links, weight, self.lanes_seen)
+        if timed.connected:
+            self._connect(here, timed)
 
     def _give_hops(self, block: int, wanted: int) -> None:
         """Make room for a block's hops; a smaller room that it had is given up, which bounds the total."""
@@ -288,25 +298,29 @@ class Machine:
         if self.hops_used > len(self.state.link):
             self.state = more_hops(self.state, 3 * self.hops_used // 2)
 
-    def _connect(self, here: slice, shape: Shape) -> None:
-        """Number the connections of a block."""
-        depth, names = int(self.state.reg[DEPTH]), shape.connection
+    def _connect(self, here: slice, timed: Timed) -> None:
+        """Number the connections of a block, and give new ones room."""
+        shape, size = timed.shape, max(timed.depth, 1)
+        names = shape.connection
         if names is None:
             names = shape.sender * len(self.state.lane_left) + shape.receiver
         wanted, place = np.unique(names, return_inverse=True)
         known, numbers = self.connections
         new = wanted[np.append(known, -1)[np.searchsorted(known, wanted)] != wanted]
         if len(new):
-            numbers = np.append(numbers, len(known) + np.arange(len(new)))
+            begin, end = len(known), len(known) + len(new)
+            numbers = np.append(numbers, np.arange(begin, end))
             known = np.append(known, new)
             order = np.argsort(known)
             known, numbers = self.connections = known[order], numbers[order]
-        if len(known) > len(self.state.ring_count):
-            old = len(self.state.ring)
-            self.state = lengthened(self.state, ("ring_count",), 2 * len(known))
-            self.state = lengthened(self.state, ("ring",), 2 * len(known) * depth)
-            self.state.ring[old:] = -1
-        self.state.ring_place[here] = numbers[np.searchsorted(known, wanted)][place] * depth
+            if end > len(self.state.ring_count):
+                self.state = lengthened(self.state, PER_CONNECTION, 2 * end)
+            ring, self.ring_used = self.ring_used, self.ring_used + size * len(new)
+            if self.ring_used > len(self.state.ring):
+                self.state = more_rings(self.state, 2 * self.ring_used)
+            self.state.ring_base[begin:end] = np.arange(ring, self.ring_used, size)
+            self.state.ring_size[begin:end] = size
+        self.state.connection[here] = numbers[np.searchsorted(known, wanted)][place]
 
     def _wait(self, blocks: list[int], first: int, rows: int) -> None:
         """Let the messages of blocks just loaded wait for earlier ones; ``first`` is their first."""

@@ -9,7 +9,6 @@ import numpy as np
 from simcoll.emulator.fast.calendar import rehash
 from simcoll.emulator.fast.state import (
     CHAIN,
-    DEPTH,
     EDGE,
     HEAP,
     LANE,
@@ -28,11 +27,21 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
 
-__all__ = ["PER_BLOCK", "edges", "larger_calendar", "lengthened", "more_hops", "more_slots", "new_state"]
+__all__ = [
+    "PER_BLOCK",
+    "PER_CONNECTION",
+    "edges",
+    "larger_calendar",
+    "lengthened",
+    "more_hops",
+    "more_rings",
+    "more_slots",
+    "new_state",
+]
 
 PER_SLOT = (
     "sender", "receiver", "src", "dst", "delay_fs", "busy_fs", "wire", "post_fs", "size", "block", "entry", "hops",
-    "ring_place", "rule", "leader", "partner", "needs", "phase", "follower", "waiters", "start_fs", "end_fs", "done_fs",
+    "ring_place", "connection", "rule", "leader", "partner", "needs", "phase", "follower", "waiters", "start_fs", "end_fs", "done_fs",
     "left", "rate", "own", "since_fs", "finish_fs", "cover", "rated", "key", "before", "after", "limits", "weights", "started", "moving",
 )  # fmt: skip
 PER_NODE = ("node_lane", "node_next", "node_first", "node_end", "entries")
@@ -42,7 +51,10 @@ PER_BLOCK = (
     "block_hop",
     "block_nodes",
     "block_left",
+    "block_role",
+    "block_connected",
     "block_first_id",
+    "block_first_number",
     "block_content",
     "retired",
 )
@@ -50,6 +62,7 @@ PER_LANE = ("lane_left", "lane_pending", "lane_free", "lane_block", "lane_head",
 PER_LINK = ("capacity", "level", "used", "flows", "head", "queued", "marked", "queue", "changed", "touched")
 MOST_ENTRIES = 2**31 - 1
 """Entries are numbered by int32: half the memory, and twice as many of them in a cache."""
+PER_CONNECTION = ("ring_base", "ring_size", "ring_count", "ring_done")
 PER_HOP = ("link", "owner", "weight", "shared", "next_flow", "last_flow")
 
 
@@ -57,7 +70,7 @@ def _types() -> dict[str, type]:
     wide = {
         "delay_fs", "busy_fs", "wire", "post_fs", "size", "ring_place", "start_fs", "end_fs", "done_fs", "rate", "own",
         "since_fs", "finish_fs", "rated", "key", "limits", "weights", "block_first_id", "block_content", "lane_left",
-        "lane_free", "capacity", "level", "used", "flows", "heap", "table_key", "ring_count", "reg",
+        "lane_free", "capacity", "level", "used", "flows", "heap", "table_key", "ring_count", "ring_done", "block_first_number", "reg",
     }  # fmt: skip
     special = {"left": np.float64, "sums": np.uint64} | dict.fromkeys(
         ("phase", "rule", "shared", "queued", "marked"), np.int8
@@ -65,18 +78,17 @@ def _types() -> dict[str, type]:
     return {name: special.get(name, np.int64 if name in wide else np.int32) for name in State._fields}
 
 
-def new_state(capacities_uBps: Ints, lane_steps: Ints, launch_fs: int, depth: int) -> State:
+def new_state(capacities_uBps: Ints, lane_steps: Ints, launch_fs: int, *, fifo: bool) -> State:
     """The arrays of a new run; the first slots are the timers of the links and, with a FIFO, of the lanes."""
     kinds = _types()
     links, lanes = len(capacities_uBps), len(lane_steps)
-    timers = links + (lanes if depth else 0)
+    timers = links + (lanes if fifo else 0)
     sizes = dict.fromkeys(PER_LANE, lanes) | dict.fromkeys(PER_LINK, links) | dict.fromkeys(PER_SLOT, timers)
     sizes |= dict.fromkeys(PER_NODE, 2 * timers)
     sizes |= {"reg": REGISTERS, "sums": 2, "heap": 64, "table_key": 128, "table_head": 128}
     s = State(**{name: np.zeros(sizes.get(name, 0), kinds[name]) for name in State._fields})
     s.reg[NOW] = s.reg[LAST] = launch_fs
     s.reg[CHAIN] = s.reg[EDGE] = -1
-    s.reg[DEPTH] = depth
     s.capacity[:] = capacities_uBps
     s.level[:] = MAX
     s.lane_left[:] = lane_steps
@@ -110,6 +122,15 @@ def more_hops(state: State, hops: int) -> State:
     """Room for so many hops."""
     _check_room(hops, 1, "links of messages")
     return lengthened(state, PER_HOP, hops)
+
+
+def more_rings(state: State, entries: int) -> State:
+    """Room for so many places of connections."""
+    _check_room(entries, 1, "places of connections")
+    old = len(state.ring)
+    state = lengthened(state, ("ring",), entries)
+    state.ring[old:] = -1
+    return state
 
 
 def _check_room(wanted: int, entries: int, what: str) -> None:

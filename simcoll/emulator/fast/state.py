@@ -21,12 +21,15 @@ if TYPE_CHECKING:
 MAX = 2**63 - 1
 # Places of ``reg``.
 NOW, CHAIN, HEAP, STACK, DONE, LAST, RETIRED, STARTED, DIRTY, DELIVERED = range(10)
-DEPTH, STOP, ARGUMENT, HASHED, EDGE, MOVING, SETTLED, NEXT_ID = range(10, 18)
+STOP, ARGUMENT, HASHED, EDGE, MOVING, SETTLED, NEXT_ID, NEXT_NUMBER = range(10, 18)
 AGAIN, CONTENT, REGISTERS = range(18, 21)
 # Why the loop stopped.
 IDLE, NEED_STEP, FULL, NO_RATE, CLOCK, OVER = range(6)
-# Rules of a slot: those of rendezvous, of FIFOs, of parts of a switch operation.
-BOTH, EAGER, SWITCHED = range(3)
+# Roles of a step: transfers and work, which are numbered and hashed; a launch, which the time of the run counts; what only joins and
+# splits lanes; records, and waits for them: the n-th wait of a connection is over when its n-th record is made.
+MOVES, LAUNCHES, SILENT, RECORDS, WAITS = range(5)
+# Rules of a slot: those of rendezvous, of FIFOs, of parts of a switch operation, of records and of waits.
+BOTH, EAGER, SWITCHED, RECORD, WAIT = range(5)
 # Phases of a slot.
 WAITING, PRE, FLOW, POST, ARRIVED, FINISHED, TIMER, LATE, LANE, MEMBER = range(10)
 
@@ -49,7 +52,8 @@ class State(NamedTuple):
     block: Shorts
     entry: Shorts  # the first of its hops
     hops: Shorts
-    ring_place: Ints
+    ring_place: Ints  # of a wait: the number of waits before it on its connection
+    connection: Shorts
     rule: NDArray[np.int8]
     leader: Shorts  # of the switch operation that it is a further part of; -1: it is the leader
     partner: Shorts  # the next part of its switch operation; -1: none
@@ -94,7 +98,10 @@ class State(NamedTuple):
     block_hop: Shorts  # the first of its hops
     block_nodes: Shorts
     block_left: Shorts
+    block_role: Shorts
+    block_connected: Shorts  # whether its slots have connections
     block_first_id: Ints
+    block_first_number: Ints  # among those that are hashed
     block_content: Ints
     retired: Shorts
     # per lane
@@ -120,8 +127,11 @@ class State(NamedTuple):
     heap: Ints
     table_key: Ints
     table_head: Shorts
-    # connections (with a FIFO) and explicit waits
-    ring: Shorts
-    ring_count: Ints
+    # connections (FIFOs; records and waits) and explicit waits
+    ring: Shorts  # latest messages of a FIFO; of records the slot that waits
+    ring_base: Shorts
+    ring_size: Shorts
+    ring_count: Ints  # messages, or waits
+    ring_done: Ints  # records
     edge_next: Shorts
     edge_slot: Shorts

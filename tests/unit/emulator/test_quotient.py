@@ -8,10 +8,12 @@ import pytest
 import simcoll
 from simcoll.core.protocol import Protocol
 from simcoll.emulator import emulate
-from simcoll.emulator.fast.timed import summary, timed_steps, turns
+from simcoll.emulator.fast.timed import timed_steps
+from simcoll.emulator.fast.turns import summary, turns
 from simcoll.emulator.model import effective_capacities
 from simcoll.emulator.quotient import Quotient, fold, folded
 from simcoll.emulator.quotient_partition import Partition, certify, connections_in_order, refine
+from simcoll.emulator.seats import seats_of
 from simcoll.errors import ConfigError
 from simcoll.topology import boxes, crossbar, fat_tree
 
@@ -29,7 +31,7 @@ def ring(n=16, count=1 << 12, **bound_to):
 def pieces(plan, topology):
     """Distinct steps, groups, capacities and steps per lane."""
     patterns, groups = {}, []
-    for group, times in timed_steps(plan, topology, None):
+    for group, times in timed_steps(plan, topology, seats_of(plan, 0)):
         groups.append((tuple(patterns.setdefault(step, len(patterns)) for step in group), times))
     capacity = np.array(effective_capacities(topology, plan.protocol), np.int64)
     return tuple(patterns), tuple(groups), capacity, summary(plan).lane_steps
@@ -75,7 +77,9 @@ def test_every_message_has_the_time_of_the_full_run(topology, kind, algorithm, d
 
 def test_a_ring_on_a_crossbar_is_one_message_a_step():
     found = fold(
-        timed_steps(ring(), crossbar(16, "1 GB/s"), None), *pieces(ring(), crossbar(16, "1 GB/s"))[2:], worth_it=True
+        timed_steps(ring(), crossbar(16, "1 GB/s"), seats_of(ring(), 0)),
+        *pieces(ring(), crossbar(16, "1 GB/s"))[2:],
+        worth_it=True,
     )
     assert isinstance(found, Quotient)
     assert (found.messages, len(found.lane_steps), [len(step) for step in found.steps]) == (30, 1, [1, 1])
@@ -112,7 +116,7 @@ def test_connections_of_one_class_carry_the_same_messages():
     schedule = simcoll.Schedule("uneven", layout, steps)
     plan = simcoll.bind(schedule, 1000, "uint8", protocol=Protocol("fifo", fifo_depth=1), unproved=True)
     patterns, groups, capacity, lane_steps = pieces(plan, crossbar(4, "1 GB/s"))
-    found = refine(patterns, capacity, 4, 4, fifo=True)
+    found = refine(patterns, capacity, 4, 4)
     assert isinstance(folded(patterns, groups, capacity, lane_steps, found), Quotient)
     numbers, places, count = connections_in_order(patterns)
     assert [[each.tolist() for each in column] for column in (numbers, places)] == [

@@ -1,0 +1,187 @@
+"""The columns of a plan's steps that time depends on, with its repeats."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import chain, groupby
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from simcoll.core.plan import switch_leaders
+from simcoll.core.schedule import MULTICAST, OP_NAMES, SWITCH_REDUCE, SYNC, Repeat
+from simcoll.core.step import in_fold_order
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from numpy.typing import NDArray
+
+    from simcoll.core.plan import Plan, PlanStep
+    from simcoll.core.schedule import Step
+
+    Ints = NDArray[np.int64]
+    Group = tuple[tuple["Moves", ...], int]
+
+__all__ = ["Moves", "Summary", "bytes_by_op", "moves_of", "same_moves", "summary", "turns"]
+
+KEPT_ROWS = 1 << 21
+"""Up to here the first pass over a plan is kept for the second (33 bytes a row)."""
+
+
+class Moves(NamedTuple):
+    """The columns of a step that time depends on."""
+
+    src_rank: Ints
+    dst_rank: Ints
+    channel: Ints
+    size_bytes: Ints
+    op: NDArray[np.int8]
+    operands: Ints
+    leader: Ints | None  # of its switch operation, a row; -1 for others
+
+    @property
+    def rows(self) -> int:
+        """The number of transfers."""
+        return len(self.src_rank)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Summary:
+    """Counts from a first pass over a plan.
+
+    ``rows`` counts transfers of steps that are given, not repeated; ``groups`` are the :func:`turns` again, if they are few;
+    ``switched``: some of them between ranks are done by switches.
+    """
+
+    lane_steps: Ints
+    steps: int
+    messages: int
+    rows: int
+    bytes_by_op: tuple[int, ...]
+    switched: bool
+    groups: list[Group] | None
+
+
+def _even(plan: Plan) -> bool:
+    """Whether all chunks have one size."""
+    return isinstance(plan.sizes, int) and plan.sizes % plan.schedule.layout.chunks == 0
+
+
+def _alike(plan: Plan, block: Step | Repeat) -> bool:
+    """Whether all turns of a repeat take the same time: equal chunks, and no transfer that an alias can make vanish."""
+    return (
+        isinstance(block, Repeat)
+        and _even(plan)
+        and not any((step.src_rank == step.dst_rank).any() for step in block.steps)
+    )
+
+
+def moves_of(plan: Plan, step: PlanStep) -> Moves:
+    """The columns of a step that time depends on."""
+    fixed = (step.src_rank, step.dst_rank, step.channel, step.size_bytes, step.op, _operands(plan, step))
+    return Moves(*fixed, _leaders(step))
+
+
+def _leaders(step: Step | PlanStep) -> Ints | None:
+    """Leaders of the switch operations, if there are any."""
+    return switch_leaders(step) if (step.op > SYNC).any() else None
+
+
+def _moves(plan: Plan, blocks: Iterable[Step | Repeat]) -> Iterator[Moves]:
+    """The steps of some blocks as the plan has them: empty transfers are left out, and so are empty steps."""
+    if not _even(plan):
+        part = replace(plan.schedule, source=lambda: blocks)
+        for bound in replace(plan, schedule=part, proof=None).steps():
+            yield moves_of(plan, bound)
+        return
+    # Sizes without addresses: a third of the time.
+    layout = plan.schedule.layout
+    each = int(plan.sizes) // layout.chunks * plan.dtype.itemsize
+    for given in chain.from_iterable(block.unrolled() if isinstance(block, Repeat) else (block,) for block in blocks):
+        step = layout.one_address(given)
+        sync = step.op == SYNC
+        keep = sync if each == 0 else np.ones(len(step), np.bool_)
+        if plan.schedule.known.folds is not False:
+            step = in_fold_order(step, layout.size)
+            sync = step.op == SYNC
+        size_bytes = np.where(sync, 0, step.count * each)
+        moves = Moves(step.src_rank, step.dst_rank, step.channel, size_bytes, step.op, _operands(plan, step), None)
+        if not keep.any():
+            continue
+        if keep.all():
+            yield moves._replace(leader=_leaders(step))
+        else:
+            src, dst, channel, size, op, operands, _ = moves
+            yield Moves(src[keep], dst[keep], channel[keep], size[keep], op[keep], operands[keep], None)
+
+
+def _operands(plan: Plan, step: Step | PlanStep) -> Ints:
+    """:meth:`Plan.operands` as a column, which takes no memory where nothing folds."""
+    return np.broadcast_to(np.asarray(plan.operands(step), np.int64), (len(step),))
+
+
+def turns(plan: Plan) -> Iterator[Group]:
+    """The steps of a plan in order, as groups of steps, each with its number of repeats."""
+    for alike, blocks in groupby(plan.schedule.blocks(), lambda block: _alike(plan, block)):
+        if alike:
+            for block in blocks:
+                if isinstance(block, Repeat):
+                    steps = tuple(_moves(plan, block.steps))
+                    if steps and block.count:
+                        yield steps, block.count
+        else:
+            last, times = None, 0
+            # The steps of a ring whose blocks have numbers of their own differ in chunks, not in time.
+            for step in _moves(plan, blocks):
+                if last is not None and same_moves(step, last):
+                    times += 1
+                    continue
+                if last is not None:
+                    yield (last,), times
+                last, times = step, 1
+            if last is not None:
+                yield (last,), times
+
+
+def bytes_by_op(step: Moves) -> tuple[int, ...]:
+    """Payload of a step by operation."""
+    first = int(step.op[0])
+    if (step.op == first).all():
+        whole = int(step.size_bytes.sum())
+        return tuple(whole if op == first else 0 for op in range(len(OP_NAMES)))
+    return tuple(int(step.size_bytes[step.op == op].sum()) for op in range(len(OP_NAMES)))
+
+
+def summary(plan: Plan) -> Summary:
+    """Pass once over a plan."""
+    groups: list[Group] | None = []
+    lane_steps = np.zeros(plan.nranks * plan.nchannels, np.int64)
+    steps = messages = rows = 0
+    moved = [0] * len(OP_NAMES)
+    switched = False
+    for group, times in turns(plan):
+        for step in group:
+            part = np.zeros(len(lane_steps), np.bool_)
+            part[step.src_rank * plan.nchannels + step.channel] = True
+            part[step.dst_rank * plan.nchannels + step.channel] = True
+            lane_steps += part * times
+            steps += times
+            rows += step.rows
+            messages += step.rows * times
+            moved = [sum_ + times * more for sum_, more in zip(moved, bytes_by_op(step), strict=True)]
+            by_switch = (step.op == MULTICAST) | (step.op == SWITCH_REDUCE)
+            switched = switched or bool((by_switch & (step.src_rank != step.dst_rank)).any())
+        if groups is not None:
+            groups.append((group, times))
+        if rows > KEPT_ROWS:
+            groups = None
+    return Summary(lane_steps, steps, messages, rows, tuple(moved), switched, groups)
+
+
+def same_moves(a: Moves, b: Moves) -> bool:
+    """Whether two steps take the same time."""
+    return all(
+        getattr(a, name) is getattr(b, name) or np.array_equal(getattr(a, name), getattr(b, name))
+        for name in Moves._fields
+    )

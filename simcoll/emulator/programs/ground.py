@@ -1,0 +1,151 @@
+"""What the operations of a program share: streams and their lanes, the capacity of links, and the links that protocols add."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from simcoll.emulator.model import effective_capacities
+from simcoll.emulator.programs.operations import Call, Send
+from simcoll.emulator.seats import Caps, Seats
+from simcoll.errors import ConfigError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from simcoll.core.protocol import Protocol
+    from simcoll.emulator.programs.operations import Operation
+    from simcoll.emulator.programs.program import Program
+    from simcoll.topology import Topology
+
+    Ints = NDArray[np.int64]
+
+__all__ = ["Ground", "call_of"]
+
+
+def call_of(operation: Operation) -> Call | None:
+    """An operation as a collective; ``None`` for work."""
+    if isinstance(operation, Send):
+        return operation.call
+    return operation if isinstance(operation, Call) else None
+
+
+class Ground:
+    """Lanes and links of a program on a topology.
+
+    A stream has as many lanes on a rank as the collective with the most channels on it. What calls of one protocol on one stream
+    share: their FIFOs, and the links that cap their rates. Protocols may leave different shares of a link to data: its
+    capacity is then the largest, and the calls of the others cross one more link, with what is theirs.
+
+    Attributes
+    ----------
+    channels, offset
+        Of every stream: its lanes on a rank, and the number of the first among all lanes of a rank.
+    stride
+        Lanes of a rank.
+    capacity
+        Of all links: those of the topology, then those that the protocols add.
+    fifo
+        Whether any protocol has FIFOs.
+
+    Raises
+    ------
+    ConfigError
+        When the topology has too few ranks, or a protocol has jitter.
+    """
+
+    def __init__(self, program: Program, topology: Topology) -> None:
+        if program.nranks > topology.nranks:
+            raise ConfigError(
+                f"the program has {program.nranks} ranks; topology {topology.name!r} has {topology.nranks}"
+            )
+        self.program, self.topology = program, topology
+        self.channels: dict[str, int] = {}
+        calls: dict[tuple[str, Protocol], None] = {}
+        for number, operation in enumerate(program.operations):
+            call = call_of(operation)
+            here = 1 if call is None else call.plan.nchannels
+            self.channels[operation.stream] = max(self.channels.get(operation.stream, 1), here)
+            if call is not None:
+                if call.plan.protocol.jitter_fs:
+                    raise ConfigError(
+                        f"operation {number} {operation!r} has a protocol with jitter, which programs cannot have"
+                    )
+                calls[operation.stream, call.plan.protocol] = None
+        widths = list(self.channels.values())
+        self.offset = dict(zip(self.channels, [sum(widths[:at]) for at in range(len(widths))], strict=True))
+        self.stride = sum(widths)
+        protocols = dict.fromkeys(protocol for _, protocol in calls)
+        self.depths = sorted({protocol.fifo_depth for protocol in protocols})
+        self.fifo = self.depths[-1:] > [0]
+        self.added: list[tuple[int, str | Caps]] = []
+        self._link(protocols, list(calls))
+
+    def _link(self, protocols: dict[Protocol, None], calls: list[tuple[str, Protocol]]) -> None:
+        """Give capacities to all links."""
+        topology, nranks = self.topology, self.program.nranks
+        own = {each: np.array(effective_capacities(topology, each), np.int64) for each in protocols}
+        capacity = np.max(list(own.values()), axis=0) if own else topology.link_capacity_uBps
+        every, first = [capacity], topology.nlinks
+        self.shares: dict[Protocol, NDArray[np.int32]] = {}
+        for protocol, less in own.items():
+            lower = np.flatnonzero(less < capacity)
+            if len(lower):
+                self.shares[protocol] = np.full(topology.nlinks, -1, np.int32)
+                self.shares[protocol][lower] = np.arange(first, first + len(lower))
+                self.added += [
+                    (first + at, f"{topology.link_name(link)} ({protocol.name})")
+                    for at, link in enumerate(lower.tolist())
+                ]
+                every.append(less[lower])
+                first += len(lower)
+        self.caps: dict[tuple[str, Protocol], Caps] = {}
+        for stream, protocol in calls:
+            caps = Caps(protocol, nranks, self.channels[stream], first)
+            if caps.rates:
+                self.caps[stream, protocol] = caps
+                self.added.append((first, caps))
+                every.append(np.array(caps.rates, np.int64))
+                first += len(caps.rates)
+        self.capacity = np.concatenate(every)
+
+    def link_name(self, link: int) -> str:
+        """Name of a link."""
+        if link < self.topology.nlinks:
+            return self.topology.link_name(link)
+        first, what = next(entry for entry in reversed(self.added) if entry[0] <= link)
+        return what if isinstance(what, str) else what.name(link - first)
+
+    @property
+    def lanes(self) -> int:
+        """Lanes of all ranks."""
+        return self.program.nranks * self.stride
+
+    def lane(self, ranks: Ints, stream: str, channel: Ints | int = 0) -> Ints:
+        """The lanes of a channel of a stream."""
+        return ranks * self.stride + self.offset[stream] + channel
+
+    def all_seats(self, stream: str, protocol: Protocol) -> Seats:
+        """Where all ranks of the program are, for calls on a stream."""
+        turn = self.depths.index(protocol.fifo_depth)
+        return Seats(
+            np.arange(self.program.nranks),
+            self.stride,
+            self.offset[stream],
+            self.caps.get((stream, protocol)),
+            None,
+            self.shares.get(protocol),
+            (self.lanes, turn * self.lanes**2) if protocol.fifo_depth else None,
+        )
+
+    def seats(self, stream: str, group: Ints, protocol: Protocol, channels: int) -> Seats:
+        """Where the ranks of one group are, for a player of its own."""
+        caps = self.caps.get((stream, protocol))
+        return Seats(group, channels, 0, caps, group, self.shares.get(protocol))
+
+    def records(self, ranks: Ints, stream: str, other: str) -> Ints:
+        """Numbers of the connections on which a stream tells another of the same rank."""
+        names = list(self.channels)
+        pair = names.index(stream) * len(names) + names.index(other)
+        return len(self.depths) * self.lanes**2 + ranks * len(names) ** 2 + pair

@@ -1,0 +1,275 @@
+"""From a program to timed steps, which the compiled engine and the quotient play.
+
+All ranks of an operation are rows of the same steps. Every stream of a rank has a first lane, on which its operations follow each
+other; further channels of a collective leave it and come back by messages without bytes. A dependency is two rows, as events are on
+a GPU: the stream that is waited for makes a record, and the other one waits for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from simcoll.core.schedule import OP_NAMES
+from simcoll.emulator.fast.state import LAUNCHES, MOVES, RECORDS, SILENT, WAITS
+from simcoll.emulator.fast.timed import Shape, StepTimer, Timed
+from simcoll.emulator.fast.turns import Moves, Summary, summary, turns
+from simcoll.emulator.programs.ground import Ground, call_of
+from simcoll.emulator.programs.operations import Compute, rank_array
+from simcoll.emulator.score import check_switches
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from numpy.typing import NDArray
+
+    from simcoll.core.plan import Plan
+    from simcoll.core.protocol import Protocol
+    from simcoll.emulator.programs.operations import Call
+    from simcoll.emulator.programs.program import Program
+    from simcoll.topology import Topology
+
+    Ints = NDArray[np.int64]
+    Steps = tuple[tuple[Timed, ...], int]
+
+__all__ = ["BEGINS", "ENDS", "Lowered", "lower"]
+
+NOTHING = tuple(0 for _ in OP_NAMES)
+BEGINS, ENDS = range(2)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lowered:
+    """A program as timed steps.
+
+    Attributes
+    ----------
+    ground
+        Its lanes and links.
+    stream
+        Groups of steps, and how often each comes.
+    lane_steps
+        Steps of every lane.
+    marks
+        For every operation the places in the stream at which its ranks say that it begins and ends; empty if nobody asked.
+    steps, messages, rows, bytes_by_op
+        Steps; transfers and works; all rows, those that only order included; and payload.
+    distinct
+        Rows of different steps.
+    """
+
+    ground: Ground
+    stream: tuple[Steps, ...]
+    lane_steps: Ints
+    marks: dict[int, tuple[int, int]]
+    steps: int
+    messages: int
+    rows: int
+    distinct: int
+    bytes_by_op: tuple[int, ...]
+
+
+def lower(program: Program, topology: Topology, *, marked: bool = False) -> Lowered:
+    """The timed steps of a program; ``marked``: with rows that tell when operations begin and end.
+
+    Raises
+    ------
+    ConfigError
+        When the topology cannot play it.
+    """
+    ground = Ground(program, topology)
+    made = _Steps(ground)
+    stream: list[Steps] = []
+    marks: dict[int, tuple[int, int]] = {}
+    records, waits = _dependencies(ground, made)
+    stream += made.starts()
+    for number, operation in enumerate(program.operations):
+        call, ranks = call_of(operation), rank_array(operation)
+        stream += ((step, 1) for step in waits[number])
+        begin = len(stream)
+        if marked and ranks.size:
+            stream.append((made.local(ranks, operation.stream, 0, SILENT), 1))
+        if call is not None:
+            stream += made.call(call, operation.stream)
+        elif isinstance(operation, Compute) and ranks.size:
+            stream.append((made.local(ranks, operation.stream, operation.duration_fs, MOVES), 1))
+        if marked and ranks.size:
+            marks[number] = begin, len(stream)
+            stream.append((made.local(ranks, operation.stream, 0, SILENT), 1))
+        stream += ((step, 1) for step in records[number])
+    return _counted(ground, tuple(stream), marks)
+
+
+def _counted(ground: Ground, stream: tuple[Steps, ...], marks: dict[int, tuple[int, int]]) -> Lowered:
+    """With its numbers of steps and rows."""
+    comes: dict[Timed, int] = {}
+    for group, times in stream:
+        for step in group:
+            comes[step] = comes.get(step, 0) + times
+    lane_steps = np.zeros(ground.lanes, np.int64)
+    moved = [0] * len(OP_NAMES)
+    for step, times in comes.items():
+        lanes = step.shape.sender
+        if step.shape.receiver is not lanes:
+            lanes = np.unique(np.concatenate([lanes, step.shape.receiver]))
+        lane_steps[lanes] += times
+        moved = [before + times * more for before, more in zip(moved, step.bytes_by_op, strict=True)]
+    return Lowered(
+        ground,
+        stream,
+        lane_steps,
+        marks,
+        steps=sum(times for step, times in comes.items() if step.role == MOVES),
+        messages=sum(times * len(step) for step, times in comes.items() if step.role == MOVES),
+        rows=sum(times * len(step) for step, times in comes.items()),
+        distinct=sum(map(len, comes)),
+        bytes_by_op=tuple(moved),
+    )
+
+
+class _Steps:
+    """Makes timed steps; equal ones are one object."""
+
+    def __init__(self, ground: Ground) -> None:
+        self.ground = ground
+        self.known: dict[Any, Any] = {}
+        self.kept: list[Any] = []  # keys have addresses of these
+        self.plans: dict[Plan, tuple[list[tuple[tuple[Moves, ...], int]], Summary]] = {}
+        self.timers: dict[tuple[str, Protocol], StepTimer] = {}
+
+    def _once(self, key: tuple[Any, ...], *kept: Any, make: Callable[[], Any]) -> Any:
+        """What was made for a key, which may hold addresses of ``kept``."""
+        if key not in self.known:
+            self.kept += kept
+            self.known[key] = make()
+        return self.known[key]
+
+    def local(self, ranks: Ints, stream: str, post_fs: Ints | int, role: int, other: str = "") -> tuple[Timed, ...]:
+        """A row for each rank, on the first lane of a stream, which takes a time."""
+        key = ("local", id(ranks), stream, post_fs if isinstance(post_fs, int) else id(post_fs), role, other)
+        made: tuple[Timed, ...] = self._once(
+            key, ranks, post_fs, make=partial(self._local, ranks.reshape(-1), stream, post_fs, role, other)
+        )
+        return made
+
+    def _local(self, ranks: Ints, stream: str, post_fs: Ints | int, role: int, other: str) -> tuple[Timed, ...]:
+        lanes, count, connection = self.ground.lane(ranks, stream), len(ranks), None
+        if role in {RECORDS, WAITS}:
+            connection = self.ground.records(ranks, *((stream, other) if role == RECORDS else (other, stream)))
+        shape = Shape(lanes, lanes, ranks, ranks, *_no_links(count), connection)
+        nothing, post = np.zeros(count, np.int64), np.broadcast_to(np.int64(post_fs), (count,))
+        return (Timed(shape, nothing - 1, nothing, nothing, post, nothing, NOTHING, 0, role),)
+
+    def starts(self) -> Iterator[Steps]:
+        """Rows that keep the streams of ranks until these begin."""
+        program = self.ground.program
+        starts = np.broadcast_to(np.int64(program.starts_fs), (program.nranks,))
+        if not starts.any():
+            return
+        for stream in self.ground.channels:
+            used = np.zeros(program.nranks, np.bool_)
+            for operation in program.operations:
+                if operation.stream == stream:
+                    used[rank_array(operation)] = True
+            ranks = np.flatnonzero(used & (starts > 0))
+            if len(ranks):
+                yield self.local(ranks, stream, starts[ranks], SILENT), 1
+
+    def call(self, call: Call, stream: str) -> list[Steps]:
+        """All steps of a collective, for all of its groups."""
+        made: list[Steps] = self._once(
+            ("call", id(call.plan), id(call.groups), stream),
+            call.plan,
+            call.groups,
+            make=lambda: list(self._call(call, stream)),
+        )
+        return made
+
+    def _call(self, call: Call, stream: str) -> Iterator[Steps]:
+        plan, groups = call.plan, call.groups
+        if plan not in self.plans:
+            seen = summary(plan)
+            self.plans[plan] = list(turns(plan)) if seen.groups is None else seen.groups, seen
+        steps, seen = self.plans[plan]
+        if seen.switched:
+            check_switches(plan, self.ground.topology)
+        protocol, channels = plan.protocol, plan.nchannels
+        quiet = seen.lane_steps.reshape(plan.nranks, channels).sum(axis=1) == 0
+        waiting = groups if protocol.launch_fs else groups[:, quiet]
+        if waiting.size:
+            yield self.local(waiting, stream, protocol.launch_fs, LAUNCHES), 1
+        aside = self._once(
+            ("aside", id(groups), stream, channels), groups, make=lambda: self._aside(groups, stream, channels)
+        )
+        if aside:
+            yield aside, 1
+        if (stream, protocol) not in self.timers:
+            seats = self.ground.all_seats(stream, protocol)
+            self.timers[stream, protocol] = StepTimer(protocol, self.ground.topology, seats, joint=True)
+        timer = self.timers[stream, protocol]
+        for group, times in steps:
+            yield tuple(timer([_spread(step, groups) for step in group], 0)), times
+        if aside:
+            yield aside, 1
+
+    def _aside(self, groups: Ints, stream: str, channels: int) -> tuple[Timed, ...]:
+        """A row for each further channel of each rank, which it and the first meet in."""
+        if channels == 1:
+            return ()
+        ranks = np.repeat(groups.reshape(-1), channels - 1)
+        other = np.tile(np.arange(1, channels), groups.size)
+        lanes = self.ground.lane(ranks, stream), self.ground.lane(ranks, stream, other)
+        nothing = np.zeros(len(ranks), np.int64)
+        shape = Shape(*lanes, ranks, ranks, *_no_links(len(ranks)))
+        return (Timed(shape, nothing, nothing, nothing, nothing, nothing, NOTHING, 0, SILENT),)
+
+
+def _no_links(rows: int) -> tuple[NDArray[np.int32], Ints]:
+    return np.zeros((rows, 0), np.int32), np.zeros((rows, 0), np.int64)
+
+
+def _spread(step: Moves, groups: Ints) -> Moves:
+    """A step of a plan by all groups at once, group after group, between ranks of the program."""
+    count = len(groups)
+    src, dst = groups[:, step.src_rank].reshape(-1), groups[:, step.dst_rank].reshape(-1)
+    channel, size, operands = (np.tile(column, count) for column in (step.channel, step.size_bytes, step.operands))
+    leader = step.leader
+    if leader is not None:
+        first = step.rows * np.arange(count)[:, None]
+        leader = np.where(leader >= 0, first + leader, -1).reshape(-1)
+    return Moves(src, dst, channel, size, np.tile(step.op, count), operands, leader)
+
+
+def _dependencies(ground: Ground, made: _Steps) -> tuple[list[list[tuple[Timed, ...]]], list[list[tuple[Timed, ...]]]]:
+    """For every operation the steps of records that follow it, and of waits that come before it.
+
+    The n-th wait of a stream of a rank for another one meets the n-th record that this makes for it. So a dependency that an
+    earlier one of the same two streams holds already has neither.
+    """
+    program = ground.program
+    records: list[list[tuple[Timed, ...]]] = [[] for _ in program.operations]
+    waits: list[list[tuple[Timed, ...]]] = [[] for _ in program.operations]
+    latest: dict[tuple[str, str], Ints] = {}
+    shared: dict[tuple[int, int], Ints] = {}
+    for number, operation in enumerate(program.operations):
+        for earlier in sorted(set(program.before[number]), reverse=True):
+            other = program.operations[earlier]
+            if other.stream == operation.stream:
+                continue
+            pair = rank_array(other), rank_array(operation)
+            key = id(pair[0]), id(pair[1])
+            if key not in shared:
+                shared[key] = pair[0] if pair[0] is pair[1] else np.intersect1d(*pair)
+            ranks = shared[key]
+            seen = latest.setdefault((other.stream, operation.stream), np.full(program.nranks, -1))
+            new = seen[ranks] < earlier
+            if not new.all():
+                ranks = ranks[new]
+            if ranks.size:
+                seen[ranks] = earlier
+                records[earlier].append(made.local(ranks, other.stream, 0, RECORDS, operation.stream))
+                waits[number].append(made.local(ranks, operation.stream, 0, WAITS, other.stream))
+    return records, waits

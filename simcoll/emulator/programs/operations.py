@@ -1,0 +1,292 @@
+"""Programs: work, collectives and messages of many ranks, on streams, with dependencies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from simcoll.core.numbers import whole_number, whole_numbers
+from simcoll.core.plan import Plan
+from simcoll.core.protocol import IDEAL, Protocol
+from simcoll.core.protocol import protocol as find_protocol
+from simcoll.errors import ConfigError, expect
+from simcoll.units import MAX_TIME_FS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import ArrayLike, NDArray
+
+    Ints = NDArray[np.int64]
+    After = int | str | Sequence[int | str]
+
+__all__ = ["Call", "Compute", "Operation", "Send", "rank_array", "times_of"]
+
+
+def _frozen(what: str, values: ArrayLike, dimensions: int) -> Ints:
+    """Whole numbers as a read-only array; one that is read-only already is not copied."""
+    if isinstance(values, np.ndarray) and values.dtype == np.int64 and not values.flags.writeable:
+        array = values
+    else:
+        array = whole_numbers(what, values, "iu").copy()
+        array.setflags(write=False)
+    if array.ndim != dimensions:
+        shape = ("a number", "a list", "a matrix")[dimensions]
+        raise ConfigError(f"{what} must be {shape} of whole numbers, got {values!r:.60}")
+    return array
+
+
+def times_of(what: str, values: int | ArrayLike, count: int) -> int | Ints:
+    """One time in femtoseconds for all, or one for each."""
+    if isinstance(values, (int, np.integer)):
+        return whole_number(what, values, 0, MAX_TIME_FS)
+    times = _frozen(what, values, 1)
+    if len(times) != count:
+        raise ConfigError(f"{what} must be one time, or one for each of {count} ranks; got {len(times)}")
+    if count and times.min() < 0:
+        raise ConfigError(f"{what} must be at least 0, got {times.min()}")
+    return times
+
+
+def _after(given: After) -> tuple[int | str, ...]:
+    if isinstance(given, (int, str, np.integer)):
+        given = (given,)
+    try:
+        entries = tuple(entry if isinstance(entry, str) else int(entry) for entry in given)
+    except (TypeError, ValueError):
+        entries = None
+    if entries is None or any(isinstance(entry, (bool, float)) for entry in given):
+        raise ConfigError(f"after must be numbers or names of earlier operations, got {given!r:.60}")
+    return entries
+
+
+def _text(what: str, given: object) -> None:
+    if not isinstance(given, str):
+        raise ConfigError(f"the {what} of an operation must be a text, got {given!r:.60}")
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Compute:
+    """Work of some ranks, each by itself.
+
+    Parameters
+    ----------
+    ranks
+        The ranks that do it.
+    duration_fs
+        How long it takes, in femtoseconds: one number for all, or one for each of ``ranks`` (a straggler).
+    stream
+        Name of the stream that it is on.
+    after
+        Operations that must be over before it begins, on the ranks that it shares with them: their numbers in the program, or their
+        names.
+    name
+        For ``after``, messages and timelines.
+
+    Raises
+    ------
+    ConfigError
+        For ranks that are no list of different whole numbers, negative durations, or one too few.
+
+    Examples
+    --------
+    >>> Compute([0, 1], [10**12, 11 * 10**11], name="forward")
+    <Compute 'forward' of 2 ranks on stream 'compute'>
+    """
+
+    ranks: Ints
+    duration_fs: int | Ints
+    stream: str = "compute"
+    after: tuple[int | str, ...] = ()
+    name: str = ""
+
+    def __init__(
+        self, ranks: ArrayLike, duration_fs: int | ArrayLike, stream: str = "compute", after: After = (), name: str = ""
+    ) -> None:
+        _set(self, stream, after, name)
+        object.__setattr__(self, "ranks", _frozen("ranks of a Compute", ranks, 1))
+        object.__setattr__(self, "duration_fs", times_of("duration_fs", duration_fs, len(self.ranks)))
+
+    def __repr__(self) -> str:
+        return _shown(self)
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Call:
+    """A collective, by several groups of ranks at once.
+
+    Parameters
+    ----------
+    plan
+        What every group does, made by :func:`simcoll.bind`; it brings its protocol. Where the plan itself is placed does not matter.
+    groups
+        The ranks of every group: ``[groups, plan.nranks]``, no rank twice. Default: one group, the plan's own ``ranks``.
+    stream, after, name
+        As of :class:`Compute`.
+
+    Raises
+    ------
+    ConfigError
+        When the groups are no matrix with a column for each rank of the plan.
+
+    Examples
+    --------
+    >>> import simcoll
+    >>> plan = simcoll.bind(simcoll.schedule("all_reduce", "ring", nranks=2), count=1024)
+    >>> Call(plan, [[0, 1], [2, 3]], stream="tp", after=0)
+    <Call of all_reduce by 2 groups of 2 ranks on stream 'tp'>
+    """
+
+    plan: Plan
+    groups: Ints
+    stream: str = "comm"
+    after: tuple[int | str, ...] = ()
+    name: str = ""
+
+    def __init__(
+        self, plan: Plan, groups: ArrayLike | None = None, stream: str = "comm", after: After = (), name: str = ""
+    ) -> None:
+        expect(plan, Plan, "a Call takes a plan, made by bind(schedule, count)")
+        _set(self, stream, after, name)
+        given = _frozen("groups of a Call", plan.ranks[None] if groups is None else groups, 2)
+        if given.shape[1] != plan.nranks or not given.size:
+            raise ConfigError(
+                f"groups of {plan.collective} are lists of {plan.nranks} ranks; got a matrix of shape {given.shape}"
+            )
+        object.__setattr__(self, "plan", plan)
+        object.__setattr__(self, "groups", given)
+
+    @property
+    def ranks(self) -> Ints:
+        """All of its ranks, group after group."""
+        return self.groups.reshape(-1)
+
+    def __repr__(self) -> str:
+        return _shown(self, self.plan.collective.kind)
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Send:
+    """Messages between pairs of ranks, all at once.
+
+    Parameters
+    ----------
+    pairs
+        ``[pairs, 2]``: source and destination. A rank may be the source of one pair and the destination of one.
+    nbytes
+        Size of every message.
+    stream, after, name
+        As of :class:`Compute`; source and destination are busy until the message is done.
+    protocol
+        Costs of a message, or the name of a protocol.
+
+    Raises
+    ------
+    ConfigError
+        For pairs that are no matrix of two columns, ranks that are twice source or twice destination, and negative sizes.
+
+    Examples
+    --------
+    >>> Send([(0, 2), (1, 3)], 1 << 20, name="activations")
+    <Send 'activations' of 2 pairs on stream 'comm'>
+    """
+
+    pairs: Ints
+    nbytes: int
+    stream: str = "comm"
+    after: tuple[int | str, ...] = ()
+    protocol: Protocol = IDEAL
+    name: str = ""
+    call: Call = field(init=False)
+
+    def __init__(
+        self,
+        pairs: ArrayLike,
+        nbytes: int,
+        stream: str = "comm",
+        after: After = (),
+        protocol: Protocol | str = IDEAL,
+        name: str = "",
+    ) -> None:
+        _set(self, stream, after, name)
+        given = _frozen("pairs of a Send", pairs, 2)
+        if given.shape[1] != 2 or not given.size:
+            raise ConfigError(f"pairs of a Send are (source, destination); got a matrix of shape {given.shape}")
+        found = find_protocol(protocol) if isinstance(protocol, str) else protocol
+        if not isinstance(found, Protocol):
+            raise ConfigError(f"protocol must be a name or a Protocol, got {protocol!r:.60}")
+        for end, ranks in zip(("source", "destination"), given.T, strict=True):
+            twice = np.sort(ranks)[1:][np.diff(np.sort(ranks)) == 0]
+            if len(twice):
+                raise ConfigError(f"rank {twice[0]} is the {end} of two pairs of a Send; expected of one")
+        if (given[:, 0] == given[:, 1]).any():
+            own = given[given[:, 0] == given[:, 1]][0, 0]
+            raise ConfigError(f"rank {own} sends to itself; work inside a rank is a Compute")
+        object.__setattr__(self, "pairs", given)
+        object.__setattr__(self, "nbytes", whole_number("nbytes of a Send", nbytes, 0, MAX_TIME_FS))
+        object.__setattr__(self, "protocol", found)
+        object.__setattr__(self, "call", self._call())
+
+    def _call(self) -> Call:
+        """The same as a collective: send_recv of two ranks by every pair, or of all ranks where pairs meet."""
+        ranks, place = np.unique(self.pairs, return_inverse=True)
+        if len(ranks) == self.pairs.size:
+            plan, groups = _send_recv(((0, 1),), self.nbytes, self.protocol), self.pairs
+        else:
+            pairs = tuple(map(tuple, place.reshape(-1, 2).tolist()))
+            plan, groups = _send_recv(pairs, self.nbytes, self.protocol), ranks[None]
+        return Call(plan, groups, self.stream, self.after, self.name)
+
+    @property
+    def ranks(self) -> Ints:
+        """All sources and destinations, each once."""
+        return self.call.ranks
+
+    def __repr__(self) -> str:
+        return _shown(self)
+
+
+Operation = Compute | Call | Send
+
+
+def rank_array(operation: Operation) -> Ints:
+    """The array that an operation holds its ranks in, the same one every time."""
+    if isinstance(operation, Compute):
+        return operation.ranks
+    return operation.groups if isinstance(operation, Call) else operation.call.groups
+
+
+@lru_cache(256)
+def _send_recv(pairs: tuple[tuple[int, int], ...], nbytes: int, protocol: Protocol) -> Plan:
+    return _bound(pairs, nbytes, protocol)
+
+
+def _bound(pairs: tuple[tuple[int, int], ...], nbytes: int, protocol: Protocol) -> Plan:
+    from simcoll.algorithms import schedule
+    from simcoll.binding import bind
+    from simcoll.core.collective import Collective
+
+    collective = Collective("send_recv", 1 + max(chain.from_iterable(pairs)), pairs=pairs)
+    return bind(schedule(collective, "direct"), nbytes, "uint8", protocol=protocol)
+
+
+def _set(operation: Any, stream: str, after: After, name: str) -> None:
+    _text("stream", stream)
+    _text("name", name)
+    object.__setattr__(operation, "stream", stream)
+    object.__setattr__(operation, "after", _after(after))
+    object.__setattr__(operation, "name", name)
+
+
+def _shown(operation: Operation, kind: str = "") -> str:
+    what = f"{type(operation).__name__}{operation.name and ' '}{repr(operation.name) if operation.name else ''}"
+    if isinstance(operation, Call):
+        groups, size = operation.groups.shape
+        ranks = f"{kind} by {groups} groups of {size} ranks"
+    else:
+        ranks = f"{len(operation.pairs)} pairs" if isinstance(operation, Send) else f"{len(operation.ranks)} ranks"
+    return f"<{what} of {ranks} on stream {operation.stream!r}>"

@@ -1,0 +1,145 @@
+"""Operations of many ranks in an order, checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from simcoll.core.numbers import whole_number
+from simcoll.core.plan import Plan
+from simcoll.emulator.programs.operations import Call, Compute, Send, rank_array, times_of
+from simcoll.errors import ConfigError, expect
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import ArrayLike, NDArray
+
+    from simcoll.emulator.programs.operations import Operation
+
+    Ints = NDArray[np.int64]
+
+__all__ = ["Program"]
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Program:
+    """Operations of many ranks. Play it with :func:`simcoll.emulate`.
+
+    A stream of a rank does its operations in the order of the program. On a rank, an operation begins when the one before it on its
+    stream is over there, and with it all those in ``after`` that the rank takes part in. Ranks meet only in collectives and messages.
+
+    Parameters
+    ----------
+    nranks
+        Ranks are ``0 .. nranks - 1``; a topology must have as many.
+    operations
+        In an order that each stream keeps.
+    starts_fs
+        When the ranks begin, in femtoseconds: one number for all, or one for each.
+
+    Attributes
+    ----------
+    before
+        For every operation the numbers of those that it comes after.
+
+    Raises
+    ------
+    ConfigError
+        For ranks that do not exist or are twice in one operation, and for operations that come after themselves, after later ones
+        (which a cycle must), or after ones that do not exist.
+
+    Examples
+    --------
+    Two ranks work, exchange gradients while they work on, and wait for the exchange.
+
+    >>> import simcoll
+    >>> from simcoll.topology import crossbar
+    >>> plan = simcoll.bind(simcoll.schedule("all_reduce", "ring", nranks=2), count=1 << 20)
+    >>> program = Program(2, [
+    ...     Compute([0, 1], 50 * 10**9, name="backward 1"),
+    ...     Call(plan, [[0, 1]], after="backward 1", name="gradients"),
+    ...     Compute([0, 1], 50 * 10**9, name="backward 0"),
+    ...     Compute([0, 1], [10**9, 2 * 10**9], after="gradients", name="optimizer"),
+    ... ])
+    >>> simcoll.emulate(program, crossbar(2, "50 GB/s", "1 us")).time_us
+    137.88608
+    """
+
+    nranks: int
+    operations: tuple[Operation, ...]
+    starts_fs: int | Ints = 0
+    before: tuple[tuple[int, ...], ...] = field(init=False)
+
+    def __init__(self, nranks: int, operations: Sequence[Operation], starts_fs: int | ArrayLike = 0) -> None:
+        object.__setattr__(self, "nranks", whole_number("nranks of a Program", nranks, 1))
+        try:
+            given = tuple(operations)
+        except TypeError:
+            raise ConfigError(f"operations of a Program must be a list, got {operations!r:.60}") from None
+        object.__setattr__(self, "operations", given)
+        object.__setattr__(self, "starts_fs", times_of("starts_fs", starts_fs, self.nranks))
+        self._check_ranks()
+        object.__setattr__(self, "before", self._before())
+
+    def _check_ranks(self) -> None:
+        """Refuse ranks that do not exist or are twice in an operation; arrays that operations share are looked at once."""
+        seen: dict[int, Ints] = {}
+        for number, operation in enumerate(self.operations):
+            if not isinstance(operation, (Compute, Call, Send)):
+                raise ConfigError(f"operation {number} must be a Compute, Call or Send, got {operation!r:.60}")
+            array = rank_array(operation)
+            if id(array) in seen:
+                continue
+            seen[id(array)] = array
+            ranks = np.sort(array, axis=None)
+            where = f"operation {number} {operation!r}"
+            if len(ranks) and (ranks[0] < 0 or ranks[-1] >= self.nranks):
+                bad = ranks[0] if ranks[0] < 0 else ranks[-1]
+                raise ConfigError(f"{where} has rank {bad}; the program has ranks 0 to {self.nranks - 1}")
+            twice = ranks[1:][ranks[1:] == ranks[:-1]]
+            if len(twice):
+                raise ConfigError(f"{where} has rank {twice[0]} twice; a rank takes part in an operation once")
+
+    def _before(self) -> tuple[tuple[int, ...], ...]:
+        """Numbers of the operations that each comes after."""
+        named: dict[str, list[int]] = {}
+        for number, operation in enumerate(self.operations):
+            if operation.name:
+                named.setdefault(operation.name, []).append(number)
+        return tuple(
+            tuple(self._number(number, entry, named) for entry in operation.after)
+            for number, operation in enumerate(self.operations)
+        )
+
+    def _number(self, number: int, entry: int | str, named: dict[str, list[int]]) -> int:
+        """The number of an operation that operation ``number`` comes after."""
+        where = f"operation {number} {self.operations[number]!r}"
+        found = entry
+        if isinstance(found, str):
+            numbers = named.get(found, [])
+            if len(numbers) != 1:
+                raise ConfigError(
+                    f"{where} comes after {found!r}, a name that {len(numbers)} operations have; expected 1"
+                )
+            found = numbers[0]
+        if not 0 <= found < number:
+            raise ConfigError(
+                f"{where} comes after operation {found}; expected an earlier one, 0 to {number - 1}"
+                if number
+                else f"{where} comes after operation {found}; the first operation comes after none"
+            )
+        return found
+
+    @classmethod
+    def of(cls, plans: Sequence[Plan]) -> Program:
+        """Plans at once, each where it is placed and on a stream of its own."""
+        for plan in plans:
+            expect(plan, Plan, "emulate takes a plan, a list of plans, or a program")
+        calls = [Call(plan, stream=f"plan {number}", name=f"plan {number}") for number, plan in enumerate(plans)]
+        return cls(1 + max((int(plan.ranks.max()) for plan in plans), default=0), calls)
+
+    def __repr__(self) -> str:
+        return f"<Program: {len(self.operations)} operations of {self.nranks} ranks>"

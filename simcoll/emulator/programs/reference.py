@@ -1,0 +1,241 @@
+"""The reference for programs: a player for every group of every collective, under one SimPy clock."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+import simpy
+
+from simcoll.core.schedule import OP_NAMES
+from simcoll.emulator.digest import TraceHash
+from simcoll.emulator.engine import Player
+from simcoll.emulator.fabric import Calendar, Fabric
+from simcoll.emulator.fast.turns import summary
+from simcoll.emulator.programs.ground import Ground, call_of
+from simcoll.emulator.programs.operations import Compute, rank_array
+from simcoll.errors import InternalError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from simcoll.emulator.dataplane import Storage
+    from simcoll.emulator.messages import Message
+    from simcoll.emulator.programs.operations import Call
+    from simcoll.emulator.programs.program import Program
+    from simcoll.topology import Topology
+
+    Ints = NDArray[np.int64]
+    Row = tuple[int, int, int, int, int, int, int]
+
+__all__ = ["Conductor"]
+
+HASH_BATCH = 4096
+
+
+class Conductor:
+    """Plays a program, operation by operation and rank by rank.
+
+    Parameters
+    ----------
+    program, topology
+        The program, and the machine that runs it.
+    storages
+        Buffers of every group of every collective, by number of the operation and group; missing ones move no data.
+    watch
+        Called for every transfer and work that is done: operation, group, and the row that is hashed.
+
+    Attributes
+    ----------
+    begin_fs, end_fs
+        By operation, then by rank.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        topology: Topology,
+        storages: dict[tuple[int, int], Storage] | None = None,
+        watch: Callable[[int, int, Row], None] | None = None,
+    ) -> None:
+        self.program, self.topology = program, topology
+        self.ground = ground = Ground(program, topology)
+        self.fabric = Fabric(Calendar(simpy.Environment()), ground.capacity.tolist(), ground.link_name)
+        self.calendar = self.fabric.calendar
+        self.storages, self.watch = storages or {}, watch
+        self.hash = TraceHash()
+        self.rows: list[Row] = []
+        self.time_fs = self.messages = 0
+        self.bytes_by_op = [0] * len(OP_NAMES)
+        self.begin_fs: list[dict[int, int]] = [{} for _ in program.operations]
+        self.end_fs: list[dict[int, int]] = [{} for _ in program.operations]
+        self.recent: dict[tuple[str, object], dict[tuple[int, int, int], list[Message]]] = {}
+        self.players: list[Player] = []
+        self.needs: list[dict[int, int]] = []
+        self.followers: dict[tuple[int, int], list[int]] = {}
+        self._order()
+        self.first = self._numbers()
+        self.enter = [self._make(number) for number in range(len(program.operations))]
+
+    def _order(self) -> None:
+        """What every operation of every rank waits for."""
+        latest: dict[tuple[str, int], int] = {}
+        for number, operation in enumerate(self.program.operations):
+            ranks = rank_array(operation).reshape(-1).tolist()
+            self.needs.append({})
+            for rank in ranks:
+                earlier = {each for each in self.program.before[number] if rank in self.needs[each]}
+                earlier |= {latest[operation.stream, rank]} if (operation.stream, rank) in latest else set()
+                self.needs[number][rank] = len(earlier)
+                for each in sorted(earlier):
+                    self.followers.setdefault((each, rank), []).append(number)
+                latest[operation.stream, rank] = number
+
+    def _numbers(self) -> list[int]:
+        """Number of the first transfer or work of every operation."""
+        found, known = [0], {0: 0}
+        for operation in self.program.operations:
+            call = call_of(operation)
+            if call is None:
+                found.append(found[-1] + len(operation.ranks))
+                continue
+            if id(call.plan) not in known:
+                known[id(call.plan)] = summary(call.plan).messages
+            found.append(found[-1] + known[id(call.plan)] * len(call.groups))
+        return found
+
+    def _make(self, number: int) -> Callable[[int], None]:
+        """What lets a rank begin an operation."""
+        operation = self.program.operations[number]
+        call = call_of(operation)
+        if call is not None:
+            return self._call(number, call)
+        if not isinstance(operation, Compute):
+            raise InternalError(f"{operation!r} is no operation")
+        ranks, first = operation.ranks.tolist(), self.first[number]
+        times = np.broadcast_to(operation.duration_fs, (len(ranks),)).tolist()
+        place = {rank: at for at, rank in enumerate(ranks)}
+
+        def work(rank: int) -> None:
+            begin = self.calendar.now
+            done = begin + times[place[rank]]
+            self.calendar.at(done, worked, (rank, begin, done))
+
+        def worked(when: tuple[int, int, int]) -> None:
+            rank, begin, done = when
+            self._count(number, 0, (first + place[rank], rank, rank, 0, begin, begin, done))
+            self._over(number, rank)
+
+        return work
+
+    def _call(self, number: int, call: Call) -> Callable[[int], None]:
+        """Players of a collective, one for each group."""
+        plan, count = call.plan, len(call.groups)
+        protocol = plan.protocol
+        recent = self.recent.setdefault((call.stream, protocol), {})
+        sizes = [len(step) for step in plan.steps()]
+        starts = np.cumsum([0, *sizes])
+        enter: dict[int, Callable[[int], None]] = {}
+        for at, group in enumerate(call.groups):
+            ranks = group.tolist()
+            player = Player(
+                plan,
+                self.topology,
+                self.fabric,
+                self.storages.get((number, at)),
+                self._observer(number, at, ranks, starts, count),
+                seats=self.ground.seats(call.stream, group, protocol, plan.nchannels),
+                recent=recent,
+                left=partial(self._left, number, ranks),
+            )
+            self.players.append(player)
+            for local, rank in enumerate(ranks):
+                enter[rank] = partial(_enter, player, local)
+        return lambda rank: enter[rank](rank)
+
+    def _left(self, number: int, ranks: list[int], local: int) -> None:
+        """A group's rank has done its part."""
+        self._over(number, ranks[local])
+
+    def _observer(self, number: int, group: int, ranks: list[int], starts: Ints, count: int) -> Callable[..., None]:
+        """Hears of the transfers of one group."""
+
+        def told(
+            message: int,
+            _step: int,
+            src: int,
+            dst: int,
+            _channel: int,
+            op: int,
+            size: int,
+            _ready: int,
+            start: int,
+            end: int,
+            done: int,
+        ) -> None:
+            step = int(np.searchsorted(starts, message, "right")) - 1
+            before, rows = int(starts[step]), int(starts[step + 1] - starts[step])
+            name = self.first[number] + before * count + group * rows + message - before
+            self.bytes_by_op[op] += size
+            self._count(number, group, (name, ranks[src], ranks[dst], size, start, end, done))
+
+        return told
+
+    def _count(self, number: int, group: int, row: Row) -> None:
+        """A transfer or work is done."""
+        self.messages += 1
+        self.time_fs = max(self.time_fs, row[-1])
+        self.rows.append(row)
+        if len(self.rows) >= HASH_BATCH:
+            self._hash()
+        if self.watch is not None:
+            self.watch(number, group, row)
+
+    def _hash(self) -> None:
+        if self.rows:
+            self.hash.add(list(np.array(self.rows, np.int64).T))
+            self.rows.clear()
+
+    def _begin(self, which: tuple[int, int]) -> None:
+        number, rank = which
+        self.begin_fs[number][rank] = self.calendar.now
+        self.enter[number](rank)
+
+    def _over(self, number: int, rank: int) -> None:
+        """An operation is over on a rank."""
+        self.end_fs[number][rank] = self.calendar.now
+        for later in self.followers.get((number, rank), ()):
+            self.needs[later][rank] -= 1
+            if not self.needs[later][rank]:
+                self.calendar.at(self.calendar.now, self._begin, (later, rank))
+
+    def play(self) -> None:
+        """Run to the end.
+
+        Raises
+        ------
+        InternalError
+            When something is left over, or the bytes that moved are not those of the plans.
+        """
+        starts = np.broadcast_to(self.program.starts_fs, (self.program.nranks,)).tolist()
+        for number, needs in enumerate(self.needs):
+            for rank, count in needs.items():
+                if not count:
+                    self.calendar.at(starts[rank], self._begin, (number, rank))
+        self.fabric.env.run()
+        self._hash()
+        self.time_fs = max([self.time_fs, *(player.time_fs for player in self.players)])
+        for player in self.players:
+            player.check()
+        missing = [number for number, needs in enumerate(self.needs) if len(self.end_fs[number]) != len(needs)]
+        if missing or self.messages != self.first[-1]:
+            raise InternalError(
+                f"operations {missing[:8]} are not over; {self.messages} of {self.first[-1]} messages are"
+            )
+
+
+def _enter(player: Player, local: int, _rank: int) -> None:
+    player.enter(local)

@@ -1,0 +1,137 @@
+"""The record of a program's run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from simcoll.emulator.programs.lowering import lower
+from simcoll.errors import ConfigError
+from simcoll.units import format_time, printable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from simcoll.emulator.programs.program import Program
+    from simcoll.topology import Topology
+
+    Ints = NDArray[np.int64]
+
+__all__ = ["ProgramResult", "Times"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Times:
+    """When an operation began and ended on each of its ranks; the times may be those of classes, of which ``classes`` tells each rank's."""
+
+    begin_fs: Ints
+    end_fs: Ints
+    classes: tuple[Ints, Ints] | None = None
+
+    def of_ranks(self) -> tuple[Ints, Ints]:
+        """Begin and end, by rank."""
+        if self.classes is None:
+            return self.begin_fs, self.end_fs
+        return self.begin_fs[self.classes[0]], self.end_fs[self.classes[1]]
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class ProgramResult:
+    """The record of a program's run.
+
+    Attributes
+    ----------
+    program, topology
+        The program that ran, and where.
+    engine, path
+        Which engine ran, and why; or which quotient stood in for all.
+    time_fs
+        When the last transfer or work was done.
+    messages, bytes_moved
+        Transfers and works, and the payload of the transfers.
+    trace_hash
+        Hash of everything that happened (:mod:`simcoll.emulator.digest`); messages are numbered by operation, step and group. Empty for
+        a quotient of more than a million messages without ``keep``.
+    classes
+        Rows of the quotient that were played; ``None`` when all were.
+    done_fs
+        When each transfer and work was done, by number; ``None`` without ``keep``.
+    data
+        ``"exact"`` (generated and checked) or ``"none"``: timing only.
+    wrong
+        Output elements of all collectives that differ from their definition; ``None`` when that was not checked.
+    wall_s
+        Seconds that the run took on this machine; in no hash.
+    """
+
+    program: Program
+    topology: Topology
+    engine: str
+    path: str
+    time_fs: int
+    messages: int
+    bytes_moved: int
+    trace_hash: str
+    classes: int | None = None
+    done_fs: Ints | None = None
+    data: str = "none"
+    wrong: int | None = None
+    wall_s: float = 0.0
+    _times: Mapping[int, Times] | None = field(default=None, kw_only=True)
+
+    @property
+    def time(self) -> float:
+        """Seconds."""
+        return self.time_fs / 1e15
+
+    @property
+    def time_us(self) -> float:
+        """Microseconds."""
+        return self.time_fs / 1e9
+
+    def begin_fs(self, operation: int) -> Ints:
+        """When an operation began on each of its ranks, in the order of its ``ranks``. The run must have been made with ``keep``."""
+        return self._of(operation)[0]
+
+    def end_fs(self, operation: int) -> Ints:
+        """When an operation was over on each of its ranks, in the order of its ``ranks``. The run must have been made with ``keep``."""
+        return self._of(operation)[1]
+
+    def _of(self, operation: int) -> tuple[Ints, Ints]:
+        count = len(self.program.operations)
+        if self._times is None:
+            raise ConfigError("times of operations are kept by emulate(program, topology, keep=True)")
+        if not 0 <= operation < count:
+            raise ConfigError(f"there is no operation {operation}; the program has 0 to {count - 1}")
+        none = np.zeros(0, np.int64)
+        return self._times[operation].of_ranks() if operation in self._times else (none, none)
+
+    def link_bytes(self) -> Ints:
+        """Bytes that each link of the topology carried."""
+        carried = np.zeros(self.topology.nlinks, np.int64)
+        comes: dict[int, int] = {}
+        lowered = lower(self.program, self.topology)
+        for group, times in lowered.stream:
+            for step in group:
+                comes[id(step)] = comes.get(id(step), 0) + times
+        for group, _ in lowered.stream:
+            for step in group:
+                times, links = comes.pop(id(step), 0), step.shape.links
+                used = (links >= 0) & (links < len(carried))
+                if times and used.any():
+                    wire = np.broadcast_to(step.wire[:, None], links.shape)
+                    np.add.at(carried, links[used], times * wire[used])
+        return carried
+
+    def utilization(self) -> NDArray[np.float64]:
+        """Share of its capacity that each link of the topology carried over the whole run."""
+        most = self.topology.link_capacity_uBps.astype(np.float64) * self.time_fs
+        share: NDArray[np.float64] = self.link_bytes() * 1e21 / np.maximum(most, 1)
+        return share
+
+    def __repr__(self) -> str:
+        return printable(f"<ProgramResult: {self.program}, {format_time(self.time_fs)} on {self.topology.name}>")

@@ -1,0 +1,251 @@
+"""From a program and a topology to a checked prediction."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from time import perf_counter
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from simcoll.core.reference import count_wrong, exact_inputs, expected_outputs
+from simcoll.emulator.budget import check_exact, exact_bytes
+from simcoll.emulator.dataplane import Storage
+from simcoll.emulator.fast.compiled import COMPILED
+from simcoll.emulator.paths import DEEPEST_FIFO, FEW_MESSAGES, INSTALL, MOST_HASHED, check_engine
+from simcoll.emulator.programs.ground import call_of
+from simcoll.emulator.programs.lowering import lower
+from simcoll.emulator.programs.operations import rank_array
+from simcoll.emulator.programs.playing import play_all, play_classes
+from simcoll.emulator.programs.reference import Conductor
+from simcoll.emulator.programs.result import ProgramResult, Times
+from simcoll.errors import ConfigError, expect, nearest
+from simcoll.limits.memory import largest_automatic
+from simcoll.topology import Topology
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from simcoll.emulator.programs.lowering import Lowered
+    from simcoll.emulator.programs.operations import Call
+    from simcoll.emulator.programs.playing import Played
+    from simcoll.emulator.programs.program import Program
+
+__all__ = ["ProgramObserver", "emulate_program"]
+
+WAYS = ("auto", "exact", "none")
+
+
+class ProgramObserver(Protocol):
+    """A callback for every transfer and work of a program, in the order in which steps finish."""
+
+    def __call__(
+        self,
+        operation: int,
+        group: int,
+        message: int,
+        src: int,
+        dst: int,
+        size_bytes: int,
+        start_fs: int,
+        end_fs: int,
+        done_fs: int,
+        /,
+    ) -> None:
+        """Transfer ``message`` from rank ``src`` to ``dst``, of a group of an operation, flowed and was done; work has equal ranks."""
+
+
+def emulate_program(
+    program: Program,
+    topology: Topology,
+    *,
+    data: str = "auto",
+    seed: int = 0,
+    observer: ProgramObserver | None = None,
+    keep: bool = False,
+    engine: str = "auto",
+    quotient: bool | None = None,
+) -> ProgramResult:
+    """Play a program; :func:`simcoll.emulate` has the meaning of the arguments."""
+    expect(topology, Topology, "emulate takes a topology, made by load_topology(name)")
+    if data not in WAYS:
+        raise ConfigError(f"data {data!r:.60} is not known for programs; {nearest(str(data), WAYS)}")
+    check_engine(engine, quotient)
+    moves = _moves_data(program, data)
+    began = perf_counter()
+    way, why, lowered = _choose(
+        program, topology, engine, quotient, watched=observer is not None, moves=moves, keep=keep
+    )
+    wrong: int | None = None
+    if way == "quotient" and lowered is not None:
+        expand = keep or lowered.messages <= MOST_HASHED
+        folded = play_classes(lowered, keep=keep, expand=expand, worth_it=quotient is None)
+        if not isinstance(folded, str):
+            why = f"quotient: {folded.classes} classes stand for {lowered.rows} rows"
+            return _result(program, topology, why, lowered, folded, perf_counter() - began, keep=keep)
+        way, why = ("fast" if COMPILED else "simpy"), f"no quotient: {folded}"
+    if way == "fast" and lowered is not None:
+        played = play_all(lowered, keep=keep)
+        result = _result(program, topology, why, lowered, played, perf_counter() - began, keep=keep)
+        if moves:
+            wrong = sum(_moved_alone(call, number, seed) for number, call in _calls(program))
+    else:
+        storages = _storages(program, seed) if moves else {}
+        result = _referenced(program, topology, why, storages, observer, keep=keep)
+        result = replace(result, wall_s=perf_counter() - began)
+        if moves:
+            wrong = sum(
+                _wrong(call, number, group, seed, storages[number, group])
+                for number, call in _calls(program)
+                for group in range(len(call.groups))
+            )
+    return replace(result, data="exact", wrong=wrong) if moves else result
+
+
+def _calls(program: Program) -> Iterator[tuple[int, Call]]:
+    """The collectives of a program, and the numbers of their operations."""
+    for number, operation in enumerate(program.operations):
+        call = call_of(operation)
+        if call is not None:
+            yield number, call
+
+
+def _moves_data(program: Program, data: str) -> bool:
+    """Whether data is moved."""
+    if data == "none":
+        return False
+    wanted = sum(exact_bytes(call.plan) * len(call.groups) for _, call in _calls(program))
+    if data == "auto":
+        return wanted <= largest_automatic()
+    check_exact(wanted)
+    return True
+
+
+def _choose(
+    program: Program,
+    topology: Topology,
+    engine: str,
+    quotient: bool | None,
+    *,
+    watched: bool,
+    moves: bool,
+    keep: bool,
+) -> tuple[str, str, Lowered | None]:
+    """``"simpy"``, ``"fast"`` or ``"quotient"``, why, and the program's steps unless SimPy plays it."""
+    if engine == "simpy":
+        return "simpy", "asked for", None
+    if watched:
+        return "simpy", "an observer follows every transfer", None
+    for number, call in _calls(program):
+        depth = call.plan.protocol.fifo_depth
+        if depth > DEEPEST_FIFO:
+            return "simpy", f"fifo_depth {depth} is more than {DEEPEST_FIFO}", None
+        if call.plan.waits:
+            return "simpy", f"operation {number} has messages of different channels that wait for each other", None
+    lowered = lower(program, topology, marked=keep)
+    if quotient is not False:
+        pays = quotient or (4 * lowered.distinct <= lowered.rows and lowered.rows > FEW_MESSAGES)
+        if pays and not moves:
+            return "quotient", "", lowered
+        if quotient:
+            return ("fast" if COMPILED else "simpy"), "no quotient: data is moved", lowered
+    if engine == "fast":
+        return "fast", "asked for", lowered
+    if lowered.rows <= FEW_MESSAGES:
+        return "simpy", f"only {lowered.rows} rows", None
+    if not COMPILED:
+        return "simpy", f"numba is not installed; {INSTALL} makes this faster", None
+    return "fast", f"{lowered.rows} rows", lowered
+
+
+def _result(
+    program: Program, topology: Topology, why: str, lowered: Lowered, played: Played, wall_s: float, *, keep: bool
+) -> ProgramResult:
+    """The record of a compiled run."""
+    return ProgramResult(
+        program,
+        topology,
+        "fast",
+        why,
+        played.time_fs,
+        lowered.messages,
+        sum(lowered.bytes_by_op),
+        played.trace_hash,
+        played.classes or None,
+        played.done_fs,
+        wall_s=wall_s,
+        _times=played.times() if keep else None,
+    )
+
+
+def _referenced(
+    program: Program,
+    topology: Topology,
+    why: str,
+    storages: dict[tuple[int, int], Storage],
+    observer: ProgramObserver | None,
+    *,
+    keep: bool,
+) -> ProgramResult:
+    """Play a program under the SimPy clock."""
+    done: dict[int, int] = {}
+
+    def watch(operation: int, group: int, row: tuple[int, ...]) -> None:
+        if keep:
+            done[row[0]] = row[-1]
+        if observer is not None:
+            observer(operation, group, *row)
+
+    conductor = Conductor(program, topology, storages, watch if keep or observer is not None else None)
+    conductor.play()
+    times = None
+    if keep:
+        times = {}
+        for number, operation in enumerate(program.operations):
+            ranks = rank_array(operation).reshape(-1).tolist()
+            begin, end = ([each[number][rank] for rank in ranks] for each in (conductor.begin_fs, conductor.end_fs))
+            times[number] = Times(np.array(begin, np.int64), np.array(end, np.int64))
+    return ProgramResult(
+        program,
+        topology,
+        "simpy",
+        why,
+        conductor.time_fs,
+        conductor.messages,
+        sum(conductor.bytes_by_op),
+        conductor.hash.hexdigest(),
+        done_fs=np.array([done[number] for number in range(conductor.messages)], np.int64) if keep else None,
+        _times=times,
+    )
+
+
+# ---- data: each group of each collective has inputs of its own
+
+
+def _seed(number: int, group: int, seed: int) -> int:
+    return seed + (number << 20) + group
+
+
+def _storages(program: Program, seed: int) -> dict[tuple[int, int], Storage]:
+    """Buffers of every group of every collective."""
+    return {
+        (number, group): Storage(call.plan, exact_inputs(call.plan, _seed(number, group, seed)))
+        for number, call in _calls(program)
+        for group in range(len(call.groups))
+    }
+
+
+def _moved_alone(call: Call, number: int, seed: int) -> int:
+    """Wrong elements of a collective whose data is moved without a clock, group after group."""
+    wrong = 0
+    for group in range(len(call.groups)):
+        storage = Storage(call.plan, exact_inputs(call.plan, _seed(number, group, seed)))
+        storage.play()
+        wrong += _wrong(call, number, group, seed, storage)
+    return wrong
+
+
+def _wrong(call: Call, number: int, group: int, seed: int, storage: Storage) -> int:
+    """Elements of a group's outputs that differ from the definition of its collective."""
+    given = exact_inputs(call.plan, _seed(number, group, seed))
+    return count_wrong(storage.outputs(), expected_outputs(call.plan, given))

@@ -1,0 +1,116 @@
+"""Where a plan's ranks and channels are: endpoints of the topology, lanes of a run, and the links that cap their rates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from simcoll.core.plan import Plan
+    from simcoll.core.protocol import Protocol
+
+    Ints = NDArray[np.int64]
+    Links = NDArray[np.int32]
+
+__all__ = ["Caps", "Seats", "seats_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Caps:
+    """The links that only a protocol adds, out and in: two for each channel of each rank if it caps channels, then two for each rank.
+
+    ``first`` is the first of them among all links.
+    """
+
+    protocol: Protocol
+    nranks: int
+    nchannels: int
+    first: int = 0
+
+    @property
+    def rates(self) -> list[int]:
+        """Their capacities."""
+        channels, ranks = self.protocol.channel_rate_uBps, self.protocol.rank_rate_uBps
+        rates = [channels] * (2 * self.nranks * self.nchannels) if channels else []
+        return rates + ([ranks] * (2 * self.nranks) if ranks else [])
+
+    def links(self, src: Ints, dst: Ints, channel: Ints) -> list[Ints]:
+        """Columns of those that each message crosses."""
+        channels, first, columns = self.nchannels, self.first, []
+        if self.protocol.channel_rate_uBps:
+            columns += [first + 2 * (src * channels + channel), first + 2 * (dst * channels + channel) + 1]
+            first += 2 * self.nranks * channels
+        if self.protocol.rank_rate_uBps:
+            columns += [first + 2 * src, first + 2 * dst + 1]
+        return columns
+
+    def name(self, position: int) -> str:
+        """Name of one, counted from the first."""
+        number, inward = divmod(position, 2)
+        lanes = self.nranks * self.nchannels if self.protocol.channel_rate_uBps else 0
+        rank, channel = divmod(number, self.nchannels)
+        name = f"rank {rank} channel {channel}" if number < lanes else f"rank {number - lanes}"
+        return f"{name} {('out', 'in')[inward]}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Seats:
+    """Where ranks and channels are.
+
+    Attributes
+    ----------
+    endpoints
+        Endpoint of the topology for every rank.
+    stride, offset
+        Channel c of rank r is lane ``r * stride + offset + c``.
+    caps, capped
+        The links that cap rates, and the rank that each rank is there.
+    shares
+        For every link of the topology the one that stands for the protocol's share of it, or -1; ``None`` if there are none.
+    connections
+        Added to numbers of connections, which are then given: ``sender * lanes + receiver`` with all ``lanes`` of the run.
+    """
+
+    endpoints: Ints
+    stride: int
+    offset: int = 0
+    caps: Caps | None = None
+    capped: Ints | None = None
+    shares: Links | None = None
+    connections: tuple[int, int] | None = None
+
+    def lane(self, rank: Ints, channel: Ints) -> Ints:
+        """Lanes of some channels of some ranks."""
+        return rank * self.stride + self.offset + channel
+
+    def connection(self, sender: Ints, receiver: Ints) -> Ints | None:
+        """Numbers of the connections between lanes; ``None``: pairs of lanes name them."""
+        if self.connections is None:
+            return None
+        lanes, first = self.connections
+        return first + sender * lanes + receiver
+
+    def links(self, src: Ints, dst: Ints, channel: Ints, route: Links) -> Links:
+        """All links of messages with these routes: the routes', and those that the protocol adds."""
+        if self.shares is not None and route.shape[1]:
+            more = np.where(route >= 0, self.shares[route], -1)
+            route = np.concatenate([route, more], axis=1)
+            route = np.take_along_axis(route, np.argsort(route < 0, axis=1, kind="stable"), axis=1)
+        if self.caps is None:
+            return route
+        own = (src, dst) if self.capped is None else (self.capped[src], self.capped[dst])
+        columns = self.caps.links(*own, channel)
+        if not columns:
+            return route
+        linked = route[:, :1] >= 0 if route.shape[1] else np.zeros((len(src), 1), np.bool_)
+        return np.concatenate([np.where(linked, np.stack(columns, axis=1), -1), route], axis=1).astype(np.int32)
+
+
+def seats_of(plan: Plan, first_cap: int) -> Seats:
+    """Those of a plan that runs alone; its caps are the links from ``first_cap`` on."""
+    caps = Caps(plan.protocol, plan.nranks, plan.nchannels, first_cap)
+    return Seats(plan.ranks, plan.nchannels, caps=caps if caps.rates else None)
