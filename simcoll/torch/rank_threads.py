@@ -138,6 +138,17 @@ class RankThread:
         The rank's.
     thread
         The thread of the program; None: a new one.
+
+    Attributes
+    ----------
+    over
+        The end of the thread.
+    starting
+        Whether it is starting another thread.
+    awake
+        Called when the thread goes on after a call of the clock; must make none.
+    profile
+        The profile that is open in the thread.
     """
 
     def __init__(self, process: Process, thread: threading.Thread | None = None) -> None:
@@ -147,6 +158,8 @@ class RankThread:
         setattr(self.thread, _MARK, self)
         self.over = Waitable(f"the end of thread {self.thread.name!r}")
         self.starting = False
+        self.awake: Callable[[], None] | None = None
+        self.profile: Any = None
         self._rank: Rank | None = None
         self._task: Task | None = None
         self._jobs: list[Job] = []
@@ -199,9 +212,15 @@ class RankThread:
             raise _StoppedError
         self._send(_Request(functools.partial(function, *args, **kwargs), calling_site(*_NOT_THE_PROGRAM)))
         answer = self._receive()
+        if self.awake is not None:
+            self.awake()
         if answer.failure is not None:
             raise answer.failure
         return answer.value
+
+    def now_fs(self) -> int:
+        """Simulated time."""
+        return 0 if self._rank is None else self._rank.world.now
 
     def wait_for(self, future: torch.futures.Future[Any]) -> None:
         """Wait in simulated time until a future of this rank is done."""

@@ -5,6 +5,7 @@
 * threads that a rank starts, and what they wait with (:mod:`simcoll.torch.thread_waits`);
 * ``rendezvous``: the ranks meet in memory;
 * ``BackendConfig``: every backend name stands for this backend;
+* the profiler: each rank has its own (:mod:`simcoll.torch.profiling`);
 * ``Future.wait``: waits in simulated time in a rank's thread;
 * two C++ operators that PyTorch cannot dispatch to a group written in Python;
 * the default random generator and torchrun's variables: those of the running rank;
@@ -28,6 +29,7 @@ from torch.distributed import distributed_c10d
 
 from simcoll.distributed.stores import HashStore
 from simcoll.torch.process_group import SimcollGroup
+from simcoll.torch.profiling import profiler_replacements
 from simcoll.torch.rank_threads import Process, RankThread, current_thread_or_none, rank_thread_of
 from simcoll.torch.thread_waits import OUTSIDE_MARK, replacements
 
@@ -170,11 +172,12 @@ def _change_torch(undo: contextlib.ExitStack) -> None:
         return standard_wait(future)
 
     _replace(undo, distributed_c10d, "_world", _WorldOfRank(distributed_c10d._world))
-    for owner, name, value in replacements():
+    for owner, name, value in (*replacements(), *profiler_replacements()):
         _replace(undo, owner, name, value)
     _replace(undo, distributed_c10d, "rendezvous", rendezvous)
     _replace(undo, distributed_c10d, "BackendConfig", _BackendConfig)
     _replace(undo, torch._C.Future, "wait", wait)
+    _replace(undo, torch.cuda.nccl, "version", _nccl_version(torch.cuda.nccl.version))
     _replace(undo, sys, "excepthook", sys.excepthook)  # init_process_group sets it
     undo.callback(torch.set_num_threads, torch.get_num_threads())
     torch.set_num_threads(1)
@@ -186,6 +189,11 @@ def _change_torch(undo: contextlib.ExitStack) -> None:
         warnings.simplefilter("ignore")  # that the operators existed before
         operators.impl("_allgather_base_", _all_gather_single, "CPU", allow_override=True)
         operators.impl("_reduce_scatter_base_", _reduce_scatter_single, "CPU", allow_override=True)
+
+
+def _nccl_version(standard: Callable[[], Any]) -> Callable[[], Any]:
+    """PyTorch asks for it when it logs an error of a group that the program calls ``nccl``; no NCCL runs here."""
+    return lambda: standard() if current_thread_or_none() is None else (0, 0, 0)
 
 
 def _replace(undo: contextlib.ExitStack, owner: Any, name: str, value: Any) -> None:
