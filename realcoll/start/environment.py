@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from realcoll.errors import FaultError
 from realcoll.meeting.control import Control, join
 from realcoll.meeting.host import Host
-from simcoll.errors import ConfigError
+from simcoll.errors import ConfigError, shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -108,8 +108,8 @@ def job_from(environment: Mapping[str, str]) -> Job:
 
 def _number(environment: Mapping[str, str], key: str) -> int:
     text = environment[key]
-    if not text.strip().isdecimal():
-        raise ConfigError(f"environment variable {key}={text!r}: expected a whole number")
+    if not (text.isascii() and text.strip().isdecimal() and len(text) < 20):
+        raise ConfigError(f"environment variable {key}={shown(text)}: expected a whole number")
     return int(text)
 
 

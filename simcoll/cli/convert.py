@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from simcoll.command_line import WHOLE
+from simcoll.limits.paths import is_file
 
 if TYPE_CHECKING:
     from simcoll.formats.schedule_files import Algorithm
@@ -82,7 +83,7 @@ def _source(
     from simcoll.formats.schedule_files import load_algorithm
     from simcoll.topology import load_topology
 
-    if Path(text).exists() or text.partition(":")[0] not in {each.name for each in ALGORITHMS}:
+    if is_file(Path(text)) or text.partition(":")[0] not in {each.name for each in ALGORITHMS}:
         return load_algorithm(text)
     machine = load_topology(topology) if topology else None
     return named_schedule(text, kind, nranks, machine, root, in_place=in_place)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from simcoll.command_line import WHOLE
+from simcoll.limits.paths import is_file
 
 if TYPE_CHECKING:
     from simcoll.core.schedule import Schedule
@@ -62,7 +63,7 @@ def show_schedule(
     from simcoll.planning.drawing import schedule_lines, schedule_svg
     from simcoll.topology import load_topology
 
-    if Path(algorithm).is_file() or algorithm.endswith((".json", ".xml")):
+    if is_file(Path(algorithm)) or algorithm.endswith((".json", ".xml")):
         schedule = schedule_of(load_algorithm(algorithm))
     else:
         machine = degraded(load_topology(topology), degrade) if topology else None

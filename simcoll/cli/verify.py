@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
 from simcoll.command_line import WHOLE
+from simcoll.limits.paths import is_file
 
 __all__ = ["verify_file"]
 
@@ -47,7 +47,7 @@ def verify_file(
     from simcoll.proving import verify_program
     from simcoll.units import printable
 
-    if not Path(file).exists() and file.partition(":")[0] in {each.name for each in ALGORITHMS}:
+    if not is_file(file) and file.partition(":")[0] in {each.name for each in ALGORITHMS}:
         from simcoll.cli.show import named_schedule
         from simcoll.topology import load_topology
 

@@ -26,6 +26,7 @@ from simcoll.distributed.runtime.objects import ObjectEncodingError, encode
 from simcoll.distributed.start.results import collected
 from simcoll.distributed.start.spawning import spawn
 from simcoll.errors import ConfigError, nearest
+from simcoll.limits.paths import is_file
 from simcoll.units import format_time
 
 if TYPE_CHECKING:
@@ -192,7 +193,7 @@ def _command(
     """
     if options.where not in (EMULATOR, *HOMES):
         raise ConfigError(f"unknown backend {options.where!r}; {nearest(options.where, [EMULATOR, *HOMES])}")
-    if not Path(program).is_file():
+    if not is_file(program):
         raise ConfigError("there is no such file", file=program)
     started = any(key in os.environ for key in RANK_VARIABLES)
     if options.where != EMULATOR and not started and (options.nproc or 1) > 1:

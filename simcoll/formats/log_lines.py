@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from simcoll.errors import ConfigError
+from simcoll.limits.paths import is_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,7 +47,7 @@ class Skipped:
 
 def _encoding(path: Path) -> str:
     """UTF-8, unless a byte order mark says otherwise; what is in no such encoding is replaced, not refused."""
-    if not path.is_file():
+    if not is_file(path):
         return "utf-8"  # a pipe can be read once only
     with path.open("rb") as stream:
         start = stream.read(4)

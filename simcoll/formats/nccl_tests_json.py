@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -157,7 +158,7 @@ def _row(result: _Result, number: int, skipped: Skipped) -> Measured | None:
         skipped.add(0, f"{place}: {wrong[1]} wrong elements in place; that time is left out")
     algbw = _number(result.out_of_place.alg_bw) if result.out_of_place else 0.0
     busbw = _number(result.out_of_place.bus_bw) if result.out_of_place else 0.0
-    root = int(result.root) if str(result.root).removeprefix("-").isdecimal() else -1
+    root = int(result.root) if re.fullmatch(r"-?[0-9]{1,9}", str(result.root)[:12]) else -1
     checked = result.in_place is not None and result.in_place.nwrong is not None
     return Measured(
         result.size, result.count, result.type, result.redop, root, outside, 0 if wrong[1] else inside, own,

@@ -199,7 +199,7 @@ class TuningReader:
 
 
 def _by_number(text: str, names: tuple[str, ...]) -> str:
-    return names[int(text)] if text.isdecimal() and int(text) < len(names) else ""
+    return names[int(text)] if text.isascii() and text.isdecimal() and len(text) < 9 and int(text) < len(names) else ""
 
 
 def load_tuning(path: str | Path) -> tuple[TuningTable, ...]:

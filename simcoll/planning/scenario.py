@@ -12,6 +12,7 @@ import msgspec
 from simcoll.errors import ConfigError, nearest
 from simcoll.formats.output import write_files
 from simcoll.formats.strict import decode_toml, read_file
+from simcoll.limits.paths import is_file
 from simcoll.planning.report import results_csv, results_json
 from simcoll.planning.sweep import Sweep, best_rows, play, size_ladder
 from simcoll.tuning import parse_choice
@@ -98,7 +99,7 @@ def load_scenario(name: str | Path) -> tuple[Scenario, Path]:
         When it cannot be read or does not fit the format.
     """
     path = Path(name)
-    if not path.exists():
+    if not is_file(path):
         shipped = {entry.stem: entry for entry in sorted(_folder().glob("*.toml"))}
         if (
             path.stem not in shipped
@@ -126,7 +127,7 @@ def scenario_topology(scenario: Scenario, path: Path) -> Topology:
     from simcoll.topology import load_topology
 
     beside = path.parent / scenario.topology.name
-    found = load_topology(beside if beside.is_file() else scenario.topology.name, nodes=scenario.topology.nodes)
+    found = load_topology(beside if is_file(beside) else scenario.topology.name, nodes=scenario.topology.nodes)
     for link, share in scenario.topology.degraded.items():
         found = found.degrade(link, share)
     return found

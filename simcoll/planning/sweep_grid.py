@@ -18,6 +18,7 @@ from simcoll.core.collective import KINDS
 from simcoll.core.reduction import parse_dtype
 from simcoll.errors import ConfigError, nearest
 from simcoll.formats.strict import decode_toml, read_file
+from simcoll.limits.paths import is_file
 from simcoll.planning.grid import Grid
 from simcoll.planning.report import row_columns
 from simcoll.planning.sweep import Row, Sweep, build, counts_for, play, size_ladder
@@ -172,7 +173,7 @@ def _axes(sweep: SweepFile, path: Path) -> dict[str, Sequence[Any]]:
 def _named(name: str, folder: Path) -> dict[str, str]:
     """A topology in a point: its name or path, and a hash of its files, so that a changed file makes other points."""
     beside = folder / name
-    where = str(beside.resolve()) if beside.is_file() else name
+    where = str(beside.resolve()) if is_file(beside) else name
     layers = layers_of(where)
     told = msgspec.json.encode([(layer.document, layer.dump) for layer in layers], order="sorted", enc_hook=str)
     return {"topology": where, "topology_hash": hashlib.sha256(told).hexdigest()[:16]}

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from simcoll.errors import ConfigError, expect, nearest
+from simcoll.limits.paths import is_file
 from simcoll.limits.text import parse_toml
 
 __all__ = ["Layer", "layers_of", "shipped_topologies"]
@@ -29,8 +29,7 @@ class Layer:
 def shipped_topologies() -> dict[str, str]:
     """Names of the shipped topologies, each with its one-line description."""
     return {
-        path.stem: str(tomllib.loads(path.read_text(encoding="utf-8")).get("description", ""))
-        for path in _shipped_files()
+        path.stem: str(parse_toml(path.read_bytes(), path.name).get("description", "")) for path in _shipped_files()
     }
 
 
@@ -69,7 +68,7 @@ def _located(name: str, folder: Path) -> tuple[Path, str]:
     shipped = {path.stem: path for path in _shipped_files()}
     if name in shipped:
         return shipped[name], f"{name}.toml"
-    if name.endswith((".toml", ".xml")) or "/" in name or "\\" in name or (folder / name).is_file():
+    if name.endswith((".toml", ".xml")) or "/" in name or "\\" in name or is_file(folder / name):
         return folder / name, str(folder / name)
     raise ConfigError(f"unknown topology {name!r}; {nearest(name, shipped)}; or give the path of a file")
 

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from simcoll.errors import ConfigError, nearest
+from simcoll.errors import ConfigError, nearest, shown
 from simcoll.formats.strict import convert_table, read_file
 from simcoll.libraries.remembered import topology_digest
+from simcoll.limits.paths import is_file
 from simcoll.limits.text import parse_toml
 from simcoll.topology import load_topology
 from simcoll.units import parse_size
@@ -188,7 +189,7 @@ def _loaded(cluster: bytes, folder: str) -> Topology:
     """The topology of a cluster, once for all designs on it."""
     asked = msgspec.json.decode(cluster, type=Cluster)
     beside = Path(folder) / asked.name
-    name = str(beside) if beside.is_file() else asked.name
+    name = str(beside) if is_file(beside) else asked.name
     overrides = {place.replace(".", "__"): value for place, value in asked.set.items()}
     found = load_topology(name, nodes=asked.nodes, **overrides)
     for link, share in asked.degraded.items():
@@ -196,8 +197,10 @@ def _loaded(cluster: bytes, folder: str) -> Topology:
     if asked.gpus is not None:
         found = found.take(asked.gpus)
     for rank, factor in asked.slow.items():
-        if not rank.isdecimal() or int(rank) >= found.nranks:
-            raise ConfigError(f"slow: {rank!r} is not a rank; expected 0 to {found.nranks - 1}", path="$.topology.slow")
+        if not (rank.isascii() and rank.isdecimal() and len(rank) < 12) or int(rank) >= found.nranks:
+            raise ConfigError(
+                f"slow: {shown(rank)} is not a rank; expected 0 to {found.nranks - 1}", path="$.topology.slow"
+            )
         if not 0.1 <= factor <= 100:
             raise ConfigError(
                 f"slow: rank {rank}: expected a factor of 0.1 to 100, got {factor}", path="$.topology.slow"
@@ -278,7 +281,7 @@ def _gpu(name: str, topology: Topology, folder: Path) -> Gpu:
     """The GPU by name; else the one that the topology names."""
     if name:
         beside = folder / name
-        return load_gpu(beside if beside.is_file() else name)
+        return load_gpu(beside if is_file(beside) else name)
     trait = topology.traits.get("gpu", "").lower()
     if trait not in shipped_gpus():
         said = f"topology {topology.name!r} names {trait!r}" if trait else f"topology {topology.name!r} names none"

@@ -6,14 +6,14 @@ A roofline of these numbers times the operators of a model; a table of measured 
 from __future__ import annotations
 
 import re
-import tomllib
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from simcoll.errors import ConfigError, nearest
+from simcoll.errors import ConfigError, nearest, shown
 from simcoll.formats.strict import read_file
+from simcoll.limits.text import parse_toml
 from simcoll.units import UBPS_PER_BPS, parse_rate, parse_size
 
 if TYPE_CHECKING:
@@ -149,24 +149,21 @@ def parse_gpu(content: bytes, file: str) -> Gpu:
     ConfigError
         With the place in the file.
     """
-    try:
-        document = tomllib.loads(content.decode("utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"not a TOML file: {error}", file=file) from None
+    document = parse_toml(content, file)
     description = document.pop("description", "")
     if not isinstance(description, str):
-        raise ConfigError(f"expected text, got {description!r}", file=file, path="$.description")
+        raise ConfigError(f"expected text, got {shown(description)}", file=file, path="$.description")
     values: dict[str, float] = {}
     sources: dict[str, str] = {}
     for table, entries in document.items():
         if table not in _TABLES:
             raise ConfigError(f"unknown key; {nearest(table, [*_TABLES, 'description'])}", file=file, path=f"$.{table}")
         if not isinstance(entries, dict):
-            raise ConfigError(f"expected a table [{table}], got {entries!r}", file=file, path=f"$.{table}")
+            raise ConfigError(f"expected a table [{table}], got {shown(entries)}", file=file, path=f"$.{table}")
         for key, entry in entries.items():
             place = f"{table}.{key}"
             if not isinstance(entry, dict) or set(entry) != {"value", "source"} or not str(entry["source"]).strip():
-                wrong = f"expected {{ value = ..., source = '...' }}, got {entry!r}"
+                wrong = f"expected {{ value = ..., source = '...' }}, got {shown(entry)}"
                 raise ConfigError(wrong, file=file, path=f"$.{place}")
             values[place] = _typed(entry["value"], table, key, file)
             sources[place] = str(entry["source"])
@@ -192,10 +189,10 @@ def _typed(value: Any, table: str, key: str, file: str) -> float:
         return parse_rate(value, what=key, file=file, path=where) / UBPS_PER_BPS
     if kind == "number":
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e9:
-            raise ConfigError(f"expected a number above 0, got {value!r}", file=file, path=where)
+            raise ConfigError(f"expected a number above 0, got {shown(value)}", file=file, path=where)
         return float(value)
     match = (_FLOPS if kind == "flops" else _WATTS).fullmatch(value) if isinstance(value, str) else None
     if match is None:
         example = "'989 TFLOPS'" if kind == "flops" else "'700 W'"
-        raise ConfigError(f"expected text with a unit such as {example}, got {value!r}", file=file, path=where)
+        raise ConfigError(f"expected text with a unit such as {example}, got {shown(value)}", file=file, path=where)
     return float(match[1]) * {"G": 1e9, "T": 1e12, "P": 1e15, "": 1.0, "k": 1e3}[match[2]]

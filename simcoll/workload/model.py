@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from simcoll.errors import ConfigError, nearest
+from simcoll.errors import ConfigError, nearest, shown
 from simcoll.formats.strict import read_file
+from simcoll.limits.text import parse_toml
 from simcoll.workload.gpu import shipped_files
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Linear", "Model", "linears", "model_from_hf", "shipped_model", "shipped_models"]
 
+MAX_LAYERS = 2**14
 MAX_FILE_BYTES = 2**20
 
 
@@ -78,12 +79,12 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     def __post_init__(self) -> None:
         least = {"layers": 1, "hidden": 1, "heads": 1, "vocabulary": 1}
+        most = {"layers": MAX_LAYERS}
         for field in msgspec.structs.fields(self):
             value = getattr(self, field.name)
-            if type(value) is int and not least.get(field.name, 0) <= value < 2**31:
-                raise ConfigError(
-                    f"model: {field.name}: {value} is out of range; expected {least.get(field.name, 0)} or more"
-                )
+            low, high = least.get(field.name, 0), most.get(field.name, 2**31 - 1)
+            if type(value) is int and not low <= value <= high:
+                raise ConfigError(f"model: {field.name}: {shown(value)} is out of range; expected {low} to {high}")
         if not self.head_size and self.hidden % self.heads:
             raise ConfigError(f"model: {self.heads} heads do not divide hidden {self.hidden}; give head_size")
         if self.kv_heads and self.heads % self.kv_heads:
@@ -238,7 +239,7 @@ def shipped_model(name: str) -> Model:
 
 
 def _document(path: Path) -> tuple[dict[str, Any], str]:
-    document = tomllib.loads(path.read_text(encoding="utf-8"))
+    document = parse_toml(path.read_bytes(), path.name)
     return document, str(document.pop("source"))
 
 
@@ -290,7 +291,7 @@ def model_from_hf(path: str | Path) -> Model:
         raise ConfigError(f"not a JSON object: {error}", file=str(path)) from None
     kind = str(config.get("model_type", ""))
     if kind not in (*_LLAMA, "gpt2"):
-        raise ConfigError(f"unknown model_type {kind!r}; {nearest(kind, [*_LLAMA, 'gpt2'])}", file=str(path))
+        raise ConfigError(f"unknown model_type {shown(kind)}; {nearest(kind, [*_LLAMA, 'gpt2'])}", file=str(path))
     sizes: dict[str, Any] = {field: _first(config, names) for field, names in _NAMES.items()}
     sizes = {field: value for field, value in sizes.items() if value is not None}
     if not sizes.get("kv_rank"):
@@ -300,7 +301,10 @@ def model_from_hf(path: str | Path) -> Model:
         and config.get("shared_expert_intermediate_size")
         and sizes.get("expert_ffn")
     ):
-        sizes["shared_experts"] = config["shared_expert_intermediate_size"] // sizes["expert_ffn"]
+        whole, each = config["shared_expert_intermediate_size"], sizes["expert_ffn"]
+        if not (isinstance(whole, int) and isinstance(each, int)):
+            raise ConfigError("expected whole numbers as sizes of experts", file=str(path))
+        sizes["shared_experts"] = whole // each
     sizes |= {"gated": kind != "gpt2", "tied": bool(config.get("tie_word_embeddings", kind == "gpt2"))}
     sizes |= {"positions": config.get("n_positions", 1024) if kind == "gpt2" else 0, "name": kind}
     try:

@@ -2,8 +2,10 @@
 
 import json
 import random
+import re
 from collections import deque
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -347,3 +349,17 @@ def emulated():
 def test_memory_is_asked_for_before_it_is_taken(small_machine, work, says):
     with pytest.raises(ConfigError, match=f"{says}.*and this machine can give 1 MiB; "):
         work()
+
+
+def test_readers_of_toml_and_xml_are_the_limited_ones():
+    root = Path(simcoll.__file__).parent
+    using = {
+        str(path.relative_to(root))
+        for path in root.rglob("*.py")
+        if re.search(
+            r"^ *import tomllib|tomllib\.load|defusedxml|xml\.etree\.ElementTree import (?!Element$)",
+            path.read_text(),
+            re.MULTILINE,
+        )
+    }
+    assert using == {"limits/text.py", "limits/xml.py"}

@@ -1,0 +1,70 @@
+"""Readers and damaged files: a slice of ``python -m tests.laws.fuzz_readers``, and inputs that have got through before."""
+
+import json
+
+import pytest
+
+from tests.support.fuzzing import DESIGN, MODEL, READERS, Tally, damaged, fuzz, judged
+
+SLICE = 60
+LONG, DIGITS = b"A" * 5000, b"9" * 5000
+# Found by the command, then made small.
+CORPUS = {
+    "a number that Python does not print": ("gpu", b"[memory]\nsize = " + DIGITS),
+    "a name that no file can have": ("design", DESIGN.replace(b"dgx-h100", LONG)),
+    "the same beside a scenario": ("scenario", READERS["scenario"].seeds()[0].replace(b'name = "', b'name = "' + LONG)),
+    "the same beside a sweep": ("sweep", READERS["sweep"].seeds()[0].replace(b"dgx-h100", LONG)),
+    "a rank of 5,000 digits": ("design", DESIGN.replace(b'"3"', b'"' + DIGITS + b'"')),
+    "two billion layers": ("design", DESIGN.replace(b"layers = 2", b"layers = 2147483647")),
+    "an expert's size in words": ("model", json.dumps(MODEL | {"shared_expert_intermediate_size": "x"}).encode()),
+    "an expert of no size": ("model", json.dumps(MODEL | {"moe_intermediate_size": 0.5}).encode()),
+    "XML comments without an end": ("recognise", b"<!--" * 200_000),
+    "XML declarations without an end": ("recognise", b"<!a" * 200_000),
+    "lines of number signs": ("recognise", (b"#" * 400 + b"\n") * 4000),
+    "a root of 5,000 digits": ("log", READERS["log"].seeds()[3].replace(b'"root": -1', b'"root": "' + DIGITS + b'"')),
+    "an algorithm of 5,000 digits": (
+        "log",
+        READERS["log"].seeds()[0] + b"\nNCCL INFO AllReduce: 8 Bytes -> Algo " + DIGITS,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_damaged_files(name):
+    tally = Tally()
+    fuzz(name, range(SLICE), 0, tally)
+    assert [(finding.number, finding.what) for finding in tally.findings] == []
+    assert tally.accepted[name] + tally.refused[name] == SLICE
+    assert tally.accepted[name]  # damage reaches beyond the first look at a file
+    assert tally.refused[name] or name == "recognise"
+
+
+@pytest.mark.parametrize("case", CORPUS)
+def test_inputs_that_got_through_once(case):
+    assert not judged(*CORPUS[case])
+
+
+@pytest.mark.slow
+def test_sound_files_are_accepted():
+    refused = [
+        (name, number)
+        for name, reader in READERS.items()
+        for number, seed in enumerate(reader.seeds())
+        if judged(name, seed) is not None
+    ]
+    assert refused == []
+
+
+def test_an_input_is_made_again_from_its_number():
+    assert damaged("log", 3, 77) == damaged("log", 3, 77) != damaged("log", 3, 78)
+
+
+@pytest.mark.parametrize(("raised", "found"), [(KeyError("x"), "KeyError at"), (None, None)])
+def test_what_gets_through_is_found(raised, found, monkeypatch):
+    def read(_):
+        if raised:
+            raise raised
+
+    monkeypatch.setitem(READERS, "log", type(READERS["log"])(read, list))
+    what = judged("log", b"")
+    assert what is None if found is None else what.startswith(found)

@@ -1,0 +1,346 @@
+"""Damaged files for every reader, from sound ones; nothing but ConfigError and ScheduleError may come back.
+
+A mutation is a function of (seed, reader, number), so every input can be made again.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import signal
+import tempfile
+from collections import Counter
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+import simcoll
+from simcoll.distributed.runtime.objects import ObjectDecodingError, decode, encode
+from simcoll.errors import MOST_LETTERS, ConfigError, ScheduleError
+from simcoll.formats.goal import parse_goal
+from simcoll.formats.goal_binary import parse_goal_binary
+from simcoll.formats.goal_writer import dump_goal, dump_goal_binary
+from simcoll.formats.msccl_xml import load_msccl_xml
+from simcoll.formats.nccl_tests import load_log
+from simcoll.formats.recognise import recognise
+from simcoll.formats.schedule_files import parse_algorithm
+from simcoll.formats.schedule_json import dump_schedule, parse_schedule
+from simcoll.libraries.calibration import Calibration, calibration_toml, parse_calibration
+from simcoll.libraries.environment import parse_environment
+from simcoll.libraries.library import parse_library
+from simcoll.planning.scenario import load_scenario, scenario_topology, sweep_of
+from simcoll.planning.sweep_grid import load_sweep, sweep_grid
+from simcoll.topology import load_topology
+from simcoll.topology.nccl_xml import parse_nccl_xml
+from simcoll.workload.design import load_design
+from simcoll.workload.gpu import parse_gpu
+from simcoll.workload.model import model_from_hf
+from tests.support import nccl_logs
+
+__all__ = ["READERS", "Finding", "Tally", "damaged", "fuzz", "judged"]
+
+ROOT = Path(__file__).resolve().parents[2]
+EXPECTED = (ConfigError, ScheduleError, ObjectDecodingError)
+SLOW_S = 6.0
+"""CPU seconds that one input may take."""
+WORDS = [
+    b"0", b"-1", b"1", b"2147483647", b"2147483648", b"9223372036854775807", b"9223372036854775808", b"1e400", b"-0.0", b"0.9", b"nan",
+    b"inf", b"1_0", b"0x10", b"9" * 5000, b"1e-300", b"true", b"null", b"[]", b"{}", b'""', b'"0"', b"\xef\xbc\x95", b"\xd9\xa3", b"\x00",
+    b"\xff\xfe", b"\xed\xa0\x80", b"\x1b[2J", b"\xe2\x80\xae", b"<!DOCTYPE a>", b"&amp;", b"&x;", b"--", b"-->", b"<!--", b"'''", b'"""',
+    b"a.b.c", b"[[", b"]]", b" " * 300, b"\n" * 50, b"(" * 200, b"[" * 200, b"A" * 70_000,
+]  # fmt: skip
+_TOKENS = re.compile(rb'"[^"\n]{0,80}"|[A-Za-z_][\w.-]*|-?\d[\d.eE+-]*|[^\w\s]|\s+')
+
+
+@contextmanager
+def _file(content, ending):
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / f"input{ending}"
+        path.write_bytes(content)
+        yield path
+
+
+def _at_path(load, ending):
+    """A reader of files as one of bytes."""
+
+    def read(content):
+        with _file(content, ending) as path:
+            return load(path)
+
+    return read
+
+
+def _proved(parse):
+    """A reader whose small results are proved as well: the proof must survive them, too."""
+
+    def read(content):
+        found = parse(content)
+        if isinstance(found, simcoll.Schedule) and found.nranks * found.layout.size <= 1 << 14:
+            simcoll.verify(found)
+        return found
+
+    return read
+
+
+def _scenario(path):
+    scenario, _ = load_scenario(path)
+    return sweep_of(scenario, str(path)), scenario_topology(scenario, path)
+
+
+def _sweep(path):
+    return sweep_grid(load_sweep(path), path)
+
+
+def _logs():
+    numbers = nccl_logs.table(["Tree", "Ring", "NVLS"], ["AllReduce", "AllGather"])
+    yield "\n".join(nccl_logs.blocks(numbers)).encode()
+    yield "\n".join(nccl_logs.one_line(numbers)).encode()
+    yield (ROOT / "docs" / "howto" / "two-nodes.log").read_bytes()
+    yield json.dumps({
+        "version": 1, "args": ["./all_reduce_perf", "-b", "8"], "env": ["NCCL_ALGO=Ring"], "nccl_version": 22703,
+        "config": {"nranks": 2, "ngpus": 1, "devices": [{"rank": 0, "hostname": "a", "pid": 1, "device_info": "H100"}]},
+        "results": [{"size": 8, "count": 2, "type": "float", "redop": "sum", "root": -1,
+                     "out_of_place": {"time": 10.0, "alg_bw": 1.0, "bus_bw": 1.0, "nwrong": 0},
+                     "in_place": {"time": 10.0, "alg_bw": 1.0, "bus_bw": 1.0, "nwrong": 0}}],
+    }).encode()  # fmt: skip
+
+
+def _of_folder(*patterns):
+    return [path.read_bytes() for pattern in patterns for path in sorted(ROOT.glob(pattern))]
+
+
+SCHEDULES = [
+    ("all_reduce", "ring", 4),
+    ("all_gather", "bruck", 4),
+    ("all_to_all", "direct", 4),
+    ("broadcast", "tree", 4),
+    ("barrier", None, 4),
+]
+
+
+def _schedules():
+    for kind, name, n in SCHEDULES:
+        yield simcoll.schedule(kind, name, nranks=n)
+    yield simcoll.schedule("all_reduce", "hierarchical", nranks=8, box=4)
+
+
+MODEL = {
+    "model_type": "llama", "num_hidden_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 100, "num_key_value_heads": 2,
+    "intermediate_size": 128, "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 64, "tie_word_embeddings": False,
+}  # fmt: skip
+SWEEP = b"""title = "t"\ntopologies = ["dgx-h100"]\ncollectives = ["all_reduce"]\nsizes = { begin = "8", end = "1M", factor = 4 }
+nodes = [1, 2]\nalgorithms = ["ring:channels=2"]\nprotocols = ["LL"]\nseeds = [0, 1]\njitter = "1 us"\n"""
+LATENT = {
+    "model_type": "deepseek_v3", "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8, "q_lora_rank": 8,
+}  # fmt: skip
+DESIGN = b"""[model]\nlayers = 2\nhidden = 64\nheads = 4\nvocabulary = 128\nsequence = 32\nglobal_batch = 8
+[topology]\nname = "dgx-h100"\nslow = { "3" = 1.1 }\n[parallel]\ntp = 2\npp = 2\nmicro_batch = 1\n"""
+OBJECTS = [["foo", 12, {1: 2}, (3, {4}), None, 2.5, b"x", 10**30, 1j, range(4)], {"a": [{"b": ()}]}]
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A reader of bytes, and how to get sound files for it."""
+
+    read: object
+    seeds: object
+
+
+READERS = {
+    "schedule": Reader(_proved(parse_schedule), lambda: [dump_schedule(each) for each in _schedules()]),
+    "msccl": Reader(
+        load_msccl_xml, lambda: _of_folder("tests/unit/formats/data/*.xml", "docs/howto/all-gather.xml")
+    ),
+    "goal": Reader(parse_goal, lambda: [dump_goal(each) for each in _schedules()]),
+    "goal-binary": Reader(parse_goal_binary, lambda: [dump_goal_binary(each) for each in _schedules()]),
+    "algorithm": Reader(_proved(parse_algorithm), lambda: [READERS[name].seeds()[0] for name in ("schedule", "msccl", "goal")]),
+    "recognise": Reader(
+        recognise, lambda: [seed for name in ("schedule", "msccl", "goal", "log", "topology") for seed in READERS[name].seeds()]
+    ),
+    "nccl-topology": Reader(parse_nccl_xml, lambda: _of_folder("docs/howto/four-gpu-box.xml")),
+    "topology": Reader(_at_path(load_topology, ".toml"), lambda: _of_folder("topologies/*.toml")),
+    "scenario": Reader(_at_path(_scenario, ".toml"), lambda: _of_folder("scenarios/*.toml")),
+    "sweep": Reader(_at_path(_sweep, ".toml"), lambda: [SWEEP]),
+    "library": Reader(lambda content: parse_library(content, "file"), lambda: _of_folder("libraries/*.toml")),
+    "calibration": Reader(parse_calibration, lambda: [calibration_toml(Calibration(launch_fs=-15 * 10**8)).encode()]),
+    "log": Reader(_at_path(load_log, ".log"), lambda: list(_logs())),
+    "environment": Reader(
+        lambda content: parse_environment(content.decode(errors="replace")),
+        lambda: [b"NCCL_ALGO=Ring,Tree,NCCL_PROTO=^LL128", b"NCCL_NVLS_ENABLE=0 NCCL_MIN_CTAS=4 LAUNCHER=torch"],
+    ),
+    "gpu": Reader(lambda content: parse_gpu(content, "file"), lambda: _of_folder("gpus/*.toml")),
+    "design": Reader(_at_path(load_design, ".toml"), lambda: [DESIGN, *_of_folder("designs/*.toml")]),
+    "model": Reader(_at_path(model_from_hf, ".json"), lambda: [json.dumps(MODEL | more).encode() for more in ({}, LATENT)]),
+    "objects": Reader(decode, lambda: [encode(each) for each in OBJECTS]),
+}  # fmt: skip
+
+
+@cache
+def _seeds(name):
+    return tuple(READERS[name].seeds())
+
+
+def damaged(name, seed, number):
+    """An input: a sound file with a few changes."""
+    chance = random.Random(f"{seed} {name} {number}")
+    seeds = _seeds(name)
+    data = bytearray(chance.choice(seeds))
+    for _ in range(chance.choice((1, 1, 1, 2, 3, 8))):
+        if not data:
+            break
+        chance.choice(_WAYS)(data, chance, seeds)
+    return bytes(data)
+
+
+def _span(data, chance, most=64):
+    begin = chance.randrange(len(data))
+    return begin, min(len(data), begin + chance.randint(1, most))
+
+
+def _flip(data, chance, _seeds):
+    data[chance.randrange(len(data))] = chance.randrange(256)
+
+
+def _cut(data, chance, _seeds):
+    begin, end = _span(data, chance)
+    del data[begin:end]
+
+
+def _truncate(data, chance, _seeds):
+    del data[chance.randrange(len(data)) :]
+
+
+def _repeat(data, chance, _seeds):
+    begin, end = _span(data, chance, 400)
+    data[end:end] = data[begin:end] * chance.choice((1, 1, 2, 50))
+
+
+def _splice(data, chance, seeds):
+    other = chance.choice(seeds)
+    if other:
+        begin, end = _span(other, chance, 400)
+        at = chance.randrange(len(data) + 1)
+        data[at:at] = other[begin:end]
+
+
+def _word(data, chance, _seeds):
+    at = chance.randrange(len(data) + 1)
+    data[at:at] = chance.choice(WORDS)
+
+
+def _token(data, chance, seeds):
+    """Another word in the place of one: of the list above, or of a sound file."""
+    begin = chance.randrange(len(data))
+    token = _TOKENS.search(data, begin)
+    if token:
+        other = _TOKENS.search(source := chance.choice(seeds), chance.randrange(len(source) or 1))
+        data[slice(*token.span())] = other[0] if other and chance.random() < 0.5 else chance.choice(WORDS)
+
+
+def _number(data, chance, _seeds):
+    """Another number in the place of one, nearby or far."""
+    numbers = list(re.finditer(rb"\d+", data))
+    if numbers:
+        found = chance.choice(numbers)
+        value = int(found[0][:18])
+        new = chance.choice(
+            (value + 1, value - 1, -value, value * 2, value**2, 0, 1 << chance.randrange(70), chance.randrange(100))
+        )
+        data[slice(*found.span())] = str(new).encode()
+
+
+def _line(data, chance, _seeds):
+    """Lines swapped, dropped or doubled."""
+    lines = bytes(data).split(b"\n")
+    a, b = chance.randrange(len(lines)), chance.randrange(len(lines))
+    way = chance.randrange(3)
+    if way == 0:
+        lines[a], lines[b] = lines[b], lines[a]
+    elif way == 1:
+        del lines[a]
+    else:
+        lines.insert(b, lines[a])
+    data[:] = b"\n".join(lines)
+
+
+_WAYS = (
+    _flip,
+    _cut,
+    _truncate,
+    _repeat,
+    _splice,
+    _word,
+    _token,
+    _token,
+    _token,
+    _number,
+    _number,
+    _number,
+    _line,
+    _line,
+)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """An input that was not refused as it should be."""
+
+    reader: str
+    number: int
+    what: str
+    content: bytes
+
+
+@dataclass
+class Tally:
+    """Outcomes by reader."""
+
+    accepted: Counter = field(default_factory=Counter)
+    refused: Counter = field(default_factory=Counter)
+    findings: list[Finding] = field(default_factory=list)
+
+
+class _Slow(BaseException):
+    """Passes every ``except Exception``."""
+
+
+def judged(name, content):
+    """None for an accepted input, "" for one that was properly refused, else what is wrong."""
+
+    def stop(*_):
+        raise _Slow
+
+    before = signal.signal(signal.SIGVTALRM, stop)
+    signal.setitimer(signal.ITIMER_VIRTUAL, SLOW_S)
+    try:
+        READERS[name].read(content)
+    except EXPECTED as error:
+        return "" if len(str(error)) < 2 * MOST_LETTERS else f"a message of {len(str(error))} letters"
+    except _Slow:
+        return f"more than {SLOW_S:g} CPU seconds"
+    except Exception as error:  # noqa: BLE001  that is what is looked for
+        last = error.__traceback__
+        while last.tb_next is not None:
+            last = last.tb_next
+        place = f"{Path(last.tb_frame.f_code.co_filename).name}:{last.tb_lineno}"
+        return f"{type(error).__name__} at {place}: {str(error)[:100]}"
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
+    return None
+
+
+def fuzz(name, numbers, seed, tally):
+    """Judge some inputs of a reader."""
+    for number in numbers:
+        content = damaged(name, seed, number)
+        what = judged(name, content)
+        if what is None:
+            tally.accepted[name] += 1
+        elif not what:
+            tally.refused[name] += 1
+        else:
+            tally.findings.append(Finding(name, number, what, content))
