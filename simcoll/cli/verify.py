@@ -21,6 +21,7 @@ def verify_file(
     topology: Annotated[str | None, Parameter(name=["--topology", "-t"])] = None,
     root: Annotated[int | None, WHOLE] = None,
     exact: bool = False,
+    trust_relaxed: bool = False,
 ) -> None:
     """Prove a file of any format that holds an algorithm, or an algorithm by name, or print a counter-example.
 
@@ -38,13 +39,16 @@ def verify_file(
         Root rank of an algorithm.
     exact
         Count contributions exactly instead of by 64-bit fingerprints.
+    trust_relaxed
+        Take relaxed signals of an MSCCL++ plan to carry data, which the memory model does not promise.
     """
     from simcoll.algorithms import ALGORITHMS
     from simcoll.binding import verify
+    from simcoll.core.device_program import DeviceProgram
     from simcoll.core.schedule import Schedule
     from simcoll.formats.goal import Goal
     from simcoll.formats.schedule_files import load_algorithm
-    from simcoll.proving import verify_program
+    from simcoll.proving import verify_device_program, verify_program
     from simcoll.units import printable
 
     if not is_file(file) and file.partition(":")[0] in {each.name for each in ALGORITHMS}:
@@ -59,6 +63,8 @@ def verify_file(
         proof: object = (
             f"unproved, for its data is not known: {found.check():,} messages match, and no operation waits for itself"
         )
+    elif isinstance(found, DeviceProgram):
+        proof = verify_device_program(found, trust_relaxed=trust_relaxed)
     else:
         proof = verify(found, exact=exact) if isinstance(found, Schedule) else verify_program(found)
     print(f"{file}: {printable(str(found))}\n{proof}")

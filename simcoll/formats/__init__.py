@@ -5,6 +5,7 @@ from simcoll.formats.goal_binary import goal_binary, parse_goal_binary
 from simcoll.formats.goal_writer import dump_goal, dump_goal_binary
 from simcoll.formats.msccl_writer import dump_msccl_xml
 from simcoll.formats.msccl_xml import load_msccl_xml
+from simcoll.formats.mscclpp_plan import load_mscclpp_plan, parse_mscclpp_plan
 from simcoll.formats.schedule_files import load_algorithm, schedule_of
 
 __all__ = [
@@ -15,7 +16,9 @@ __all__ = [
     "goal_text",
     "load_algorithm",
     "load_msccl_xml",
+    "load_mscclpp_plan",
     "parse_goal",
     "parse_goal_binary",
+    "parse_mscclpp_plan",
     "schedule_of",
 ]

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from simcoll.core.device_program import DeviceProgram
 from simcoll.core.schedule import Schedule
 from simcoll.errors import ConfigError, nearest
 from simcoll.formats.goal import Goal, goal_text, parse_goal
@@ -16,10 +17,11 @@ from simcoll.formats.goal_binary import goal_binary, parse_goal_binary
 from simcoll.formats.goal_writer import dump_goal, dump_goal_binary
 from simcoll.formats.msccl_writer import dump_msccl_xml
 from simcoll.formats.msccl_xml import load_msccl_xml
+from simcoll.formats.mscclpp_plan import parse_mscclpp_plan
 from simcoll.formats.recognise import recognise, title_of
 from simcoll.formats.schedule_json import MAX_BYTES, dump_schedule, parse_schedule
 from simcoll.formats.strict import read_file
-from simcoll.proving import program_schedule
+from simcoll.proving import device_schedule, program_schedule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -30,8 +32,8 @@ __all__ = [
     "FORMATS", "Algorithm", "ScheduleFormat", "algorithm_content", "load_algorithm", "parse_algorithm", "schedule_of", "target_format",
 ]  # fmt: skip
 
-Algorithm: TypeAlias = "Schedule | RankProgram | Goal"
-"""The content of such a file: a schedule, a program per rank, or messages whose data is not known."""
+Algorithm: TypeAlias = "Schedule | RankProgram | DeviceProgram | Goal"
+"""The content of such a file: a schedule, a program per rank, thread blocks that share memory, or messages whose data is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,8 @@ FORMATS: tuple[ScheduleFormat, ...] = (
         "msccl", (".xml",), lambda content, file: load_msccl_xml(content, file=file), dump_msccl_xml,
         ("dialect", "protocol", "min_bytes", "max_bytes"),
     ),
+    ScheduleFormat("mscclpp", (".json",), parse_mscclpp_plan),
+    ScheduleFormat("mscclpp-old", (), parse_mscclpp_plan),
     ScheduleFormat("goal", (".goal",), parse_goal, dump_goal, ("size", "dtype")),
     ScheduleFormat("goal-binary", (".bin",), parse_goal_binary, dump_goal_binary, ("size", "dtype")),
 )  # fmt: skip
@@ -84,7 +88,7 @@ def parse_algorithm(content: bytes, file: str | None = None) -> Algorithm:
     for each in FORMATS:
         if each.name == name:
             return each.read(content, file)
-    known = ", ".join(each.name for each in FORMATS)
+    known = ", ".join(each.name for each in FORMATS if each.endings)
     raise ConfigError(f"this is {title_of(content)}; expected an algorithm in one of the formats {known}", file=file)
 
 
@@ -116,6 +120,8 @@ def schedule_of(loaded: Algorithm) -> Schedule:
     """
     if isinstance(loaded, Goal):
         raise ConfigError(f"{loaded}: GOAL says how much is sent, not which data, so it is not a schedule")
+    if isinstance(loaded, DeviceProgram):
+        return device_schedule(loaded)
     return loaded if isinstance(loaded, Schedule) else program_schedule(loaded)
 
 

@@ -1,0 +1,339 @@
+"""What comes before what in a program of thread blocks, and whether it can run to its end.
+
+Two orders count. *Execution*: an operation begins after another has ended. *Data*: and sees what the other wrote. Relaxed signals give the
+first only. Operations of one block are ordered where all its threads meet; between two such places each thread goes on alone, so only
+the signals and waits that the same thread does have an order there.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NoReturn
+
+from simcoll.core.device_program import EACH
+from simcoll.errors import ConfigError, ScheduleError
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterable, Iterator, Mapping
+
+    from simcoll.core.device_program import DeviceOp, DeviceProgram
+
+__all__ = ["Access", "Order", "device_order"]
+
+MAX_EVENTS = 1 << 14
+Counter = tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """An access to a cell, ``(rank, cell)``."""
+
+    event: int
+    cell: tuple[int, int]
+    writes: bool
+    where: str
+
+
+@dataclass(slots=True)
+class Order:
+    """Events of a program, the order between them, and the order in which one run played the operations.
+
+    ``data[e]`` and ``executed[e]`` are sets of events that come before e, as bits.
+    """
+
+    events: int = 0
+    edges: list[tuple[int, int, bool]] = field(default_factory=list)  # before, after, whether it also carries data
+    played: list[tuple[int, int, int]] = field(default_factory=list)
+    accesses: list[Access] = field(default_factory=list)
+    packets: dict[tuple[int, int], int] = field(default_factory=dict)  # event that wrote each
+    begin: list[int] = field(default_factory=list)
+    end: list[int] = field(default_factory=list)
+    data: list[int] = field(default_factory=list)
+    executed: list[int] = field(default_factory=list)
+
+    def event(self) -> int:
+        """A new event."""
+        self.events += 1
+        if self.events > MAX_EVENTS:
+            raise ConfigError(f"more than {MAX_EVENTS} events; programs of so many operations are not followed")
+        return self.events - 1
+
+    def edge(self, before: int, after: int, *, data: bool = True) -> None:
+        """Say that an event comes before another."""
+        self.edges.append((before, after, data))
+
+    def close(self) -> None:
+        """Work out all that comes before each event."""
+        after: list[list[tuple[int, bool]]] = [[] for _ in range(self.events)]
+        left = [0] * self.events
+        for before, later, data in self.edges:
+            after[before].append((later, data))
+            left[later] += 1
+        self.data, self.executed = [0] * self.events, [0] * self.events
+        ready = [event for event in range(self.events) if not left[event]]
+        for event in ready:
+            bit = 1 << event
+            for later, data in after[event]:
+                self.executed[later] |= self.executed[event] | bit
+                if data:
+                    self.data[later] |= self.data[event] | bit
+                left[later] -= 1
+                if not left[later]:
+                    ready.append(later)
+
+
+def where(program: DeviceProgram, rank: int, block: int, position: int) -> str:
+    """An operation in words."""
+    return f"rank {rank} thread block {block} operation {position} ({program.blocks[rank][block][position].name})"
+
+
+def device_order(program: DeviceProgram) -> Order:
+    """Play a program and note what orders its operations.
+
+    Raises
+    ------
+    ScheduleError
+        For a deadlock, barriers that do not agree, and signals that nobody waits for.
+    ConfigError
+        For counters and semaphores that several thread blocks wait for, and programs of too many operations.
+    """
+    order = Order()
+    for _ in program.blocks:
+        order.begin.append(order.event())
+        order.end.append(order.event())
+    found = _Counters(program, order)
+    blocks = {
+        (rank, block): _Block(program, order, rank, block)
+        for rank, each in enumerate(program.blocks)
+        for block in range(len(each))
+    }
+    _play(program, order, found, blocks)
+    for (rank, _), block in blocks.items():
+        order.edge(block.fence(), order.end[rank])
+    found.connect()
+    order.close()
+    return order
+
+
+class _Block:
+    """The events of one thread block, made as it is played."""
+
+    def __init__(self, program: DeviceProgram, order: Order, rank: int, block: int) -> None:
+        self.program, self.order, self.rank, self.block = program, order, rank, block
+        self.entry = order.begin[rank]  # since when all threads have met
+        self.open: list[int] = []  # events since then
+        self.threads: dict[int, int] = {}  # last signal or wait of each thread since then
+        self.moving: dict[Counter, list[int]] = {}  # what proxies still move
+
+    def fence(self, joined: int | None = None) -> int:
+        """All threads meet; returns that event."""
+        event = self.order.event() if joined is None else joined
+        for each in (self.entry, *self.open):
+            self.order.edge(each, event)
+        self.entry, self.open, self.threads = event, [], {}
+        return event
+
+    def add(self, thread: int | None = None) -> int:
+        """An event of all threads, or of one."""
+        event = self.order.event()
+        self.order.edge(self.entry if thread is None else self.threads.get(thread, self.entry), event)
+        self.open.append(event)
+        if thread is not None:
+            self.threads[thread] = event
+        return event
+
+
+class _Counters:
+    """Signals and semaphores: who raised them, who waited, and which raise each wait is sure to follow."""
+
+    def __init__(self, program: DeviceProgram, order: Order) -> None:
+        self.program, self.order = program, order
+        # Of each counter the events that raised it, by thread block, and those that waited, with the number that they needed.
+        self.raised: dict[Hashable, list[tuple[int, int, bool]]] = defaultdict(list)
+        self.taken: dict[Hashable, list[tuple[int, int, bool]]] = defaultdict(list)
+        self.waiter: dict[Hashable, int] = {}
+
+    def initial(self, key: Hashable) -> int:
+        """Value before the first raise; a semaphore's key is ``(rank, number)``."""
+        if isinstance(key, tuple) and len(key) == 2:
+            return self.program.semaphores[key[0]][key[1]]
+        return 0
+
+    def can_take(self, key: Hashable, more: int = 1) -> bool:
+        """Whether so many waits more can end."""
+        return len(self.raised[key]) + self.initial(key) >= len(self.taken[key]) + more
+
+    def take(self, key: Hashable, block: int, event: int, *, data: bool, at: str) -> None:
+        """Note a wait that ended."""
+        if self.waiter.setdefault(key, block) != block:
+            raise ConfigError(
+                f"{self.program}: {at} waits for what thread block {self.waiter[key]} waits for, too; which goes on is not known"
+            )
+        self.taken[key].append((block, event, data))
+
+    def connect(self) -> None:
+        """A wait follows the raises without which it could not have ended."""
+        for key, waits in self.taken.items():
+            raised, initial = self.raised[key], self.initial(key)
+            single = len({block for block, _, _ in raised}) <= 1
+            for number, (_, event, strict) in enumerate(waits, 1):
+                needed = max(number - initial, 0)
+                # Raises of one block come in its order; of several, only all of them are sure to have happened.
+                sure = raised[:needed] if single else raised if needed == len(raised) else []
+                for _, cause, data in sure:
+                    self.order.edge(cause, event, data=data and strict)
+
+    def leftovers(self) -> Iterable[tuple[Counter, int]]:
+        """Signals that nobody waited for."""
+        for key, raised in self.raised.items():
+            if isinstance(key, tuple) and len(key) == 3 and len(raised) > len(self.taken[key]):
+                yield key, len(raised) - len(self.taken[key])
+
+
+def _play(program: DeviceProgram, order: Order, found: _Counters, blocks: dict[tuple[int, int], _Block]) -> None:
+    """Let every block do its operations in order until all end or none can go on."""
+    positions = dict.fromkeys(blocks, 0)
+    meetings: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
+    moved = True
+    while moved:
+        moved = False
+        for key, block in blocks.items():
+            while positions[key] < len(program.blocks[key[0]][key[1]]):
+                operation = program.blocks[key[0]][key[1]][positions[key]]
+                if operation.barrier is not None:
+                    place = (key[0], operation.barrier[0])
+                    if key not in meetings[place]:
+                        meetings[place].append(key)
+                    if len(meetings[place]) < operation.barrier[1]:
+                        break
+                    _meet(program, order, blocks, meetings.pop(place), positions)
+                    moved = True
+                    continue
+                if not _ready(operation, found, key[0], order.packets, program.packets):
+                    break
+                order.played.append((*key, positions[key]))
+                _do(program, order, found, block, operation, positions[key])
+                positions[key] += 1
+                moved = True
+    stuck = [key for key, at in positions.items() if at < len(program.blocks[key[0]][key[1]])]
+    if stuck:
+        _deadlock(program, stuck, positions)
+    for (src, dst, number), more in found.leftovers():
+        raise ScheduleError(
+            f"{program}: rank {dst} never waits for {more} signal(s) of rank {src} on their channel {number}; the next run would take them",
+            rank=dst,
+        )
+
+
+def _meet(
+    program: DeviceProgram,
+    order: Order,
+    blocks: dict[tuple[int, int], _Block],
+    members: list[tuple[int, int]],
+    positions: dict[tuple[int, int], int],
+) -> None:
+    """All members of a barrier go on."""
+    event = order.event()
+    counts = set()
+    for key in members:
+        operation = program.blocks[key[0]][key[1]][positions[key]]
+        counts.add(operation.barrier)
+        blocks[key].fence(event)
+        order.played.append((*key, positions[key]))
+        positions[key] += 1
+    if len(counts) > 1:
+        rank, block = members[-1]
+        raise ScheduleError(
+            f"{program}: {where(program, rank, block, positions[rank, block] - 1)}: thread blocks disagree on how many meet",
+            rank=rank,
+        )
+
+
+def _ready(
+    operation: DeviceOp, found: _Counters, rank: int, filled: Mapping[tuple[int, int], int], packets: int
+) -> bool:
+    keys: list[Hashable] = [*operation.waits, *((rank, number) for number in operation.acquires)]
+    if not all(found.can_take(key, keys.count(key)) for key in keys):
+        return False
+    return all(
+        (region.rank, cell) in filled
+        for region in operation.reads
+        if region.cell >= packets
+        for cell in range(region.cell, region.cell + region.count)
+    )
+
+
+def _do(
+    program: DeviceProgram, order: Order, found: _Counters, block: _Block, operation: DeviceOp, position: int
+) -> None:
+    """Make the events of an operation."""
+    at = where(program, block.rank, block.block, position)
+    if operation.fence:
+        block.fence()
+    moved = []
+    for reads, writes in _cells(operation):
+        event = moving = block.add()
+        if operation.proxies:
+            moving = order.event()
+            order.edge(event, moving)
+        for cell in reads:
+            # Whoever has read a packet knows that it was written, and nothing else of its writer.
+            if cell in order.packets:
+                order.edge(order.packets[cell], event, data=False)
+        order.packets |= {cell: moving for cell in writes if cell[1] >= program.packets}
+        order.accesses += [
+            Access(moving, cell, of_writes, at)
+            for of_writes, cells in ((False, reads), (True, writes))
+            for cell in cells
+        ]
+        moved.append(moving)
+        for counter in operation.proxies:
+            block.moving.setdefault(counter, []).append(moving)
+    data = not operation.relaxed
+    for thread, counter in enumerate(operation.signals):
+        event = block.add(thread)
+        if operation.proxied:
+            asked, event = event, order.event()
+            order.edge(asked, event)
+            moved = block.moving.get(counter, [])
+            block.moving[counter] = [event]
+        for before in moved:
+            order.edge(before, event)
+        found.raised[counter].append((block.block, event, data))
+    for thread, counter in enumerate(operation.waits):
+        found.take(counter, block.block, block.add(thread), data=data, at=at)
+    for thread, number in enumerate(operation.releases):
+        found.raised[block.rank, number].append((block.block, block.add(thread), True))
+    for thread, number in enumerate(operation.acquires):
+        found.take((block.rank, number), block.block, block.add(thread), data=True, at=at)
+
+
+def _cells(operation: DeviceOp) -> Iterator[tuple[list[tuple[int, int]], list[tuple[int, int]]]]:
+    """What is read and written for each cell of an operation, which are independent of each other."""
+    if operation.how == EACH:
+        groups = [([read], [write]) for read, write in zip(operation.reads, operation.writes, strict=True)]
+    else:
+        groups = [(list(operation.reads), list(operation.writes))] if operation.how else []
+    for reads, writes in groups:
+        for offset in range(reads[0].count):
+            yield (
+                [(each.rank, each.cell + offset) for each in reads],
+                [(each.rank, each.cell + offset) for each in writes],
+            )
+
+
+def _deadlock(program: DeviceProgram, stuck: list[tuple[int, int]], positions: dict[tuple[int, int], int]) -> NoReturn:
+    lines = []
+    for rank, block in stuck[:8]:
+        operation = program.blocks[rank][block][positions[rank, block]]
+        what = [
+            *(f"signal {number} of rank {src}" for src, _, number in operation.waits),
+            *(f"semaphore {number}" for number in operation.acquires),
+            *([f"barrier {operation.barrier[0]} of {operation.barrier[1]} blocks"] if operation.barrier else []),
+        ] or ["packets"]
+        lines.append(f"  {where(program, rank, block, positions[rank, block])} waits for {', '.join(what)}")
+    more = f"\n  and {len(stuck) - 8} more" if len(stuck) > 8 else ""
+    raise ScheduleError(
+        f"{program}: deadlock: {len(stuck)} thread blocks cannot go on\n" + "\n".join(lines) + more, rank=stuck[0][0]
+    )

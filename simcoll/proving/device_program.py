@@ -1,0 +1,313 @@
+"""Proof of programs of thread blocks: they end, nothing races, and every output cell holds the right contributions.
+
+Two accesses to a cell race when one of them writes and neither order is certain: a read or write after a write needs an order that carries
+data, a write after a read one of execution. The caller is one of the parties: it filled the inputs before a rank began, and takes the
+outputs, and may fill the inputs again, when a rank has ended.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from itertools import starmap
+from typing import TYPE_CHECKING, NoReturn
+
+import numpy as np
+
+from simcoll.core.device_program import EACH, SWITCH, DeviceProgram, Region
+from simcoll.core.proof import LEVELS
+from simcoll.errors import ScheduleError, expect
+from simcoll.proving.device_order import Access, device_order, where
+from simcoll.proving.explain import differences, listed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from simcoll.core.device_program import DeviceOp
+    from simcoll.core.layout import Layout
+    from simcoll.proving.device_order import Order
+
+__all__ = ["DeviceProof", "verify_device_program"]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceProof:
+    """The result of a proof of a program of thread blocks.
+
+    Attributes
+    ----------
+    data
+        Every output cell was shown to hold the right contributions. False where no collective is known.
+    order
+        One of ``LEVELS``; empty where nothing is reduced.
+    operations, blocks, signals
+        Their numbers.
+    trusted
+        Relaxed signals were taken to carry data, which the memory model does not promise.
+    """
+
+    data: bool
+    order: str
+    operations: int
+    blocks: int
+    signals: int
+    trusted: bool
+
+    def __str__(self) -> str:
+        what = (
+            "proved (full, exact, every order)"
+            if self.data
+            else "no post-condition: only deadlock and races were checked"
+        )
+        order = f", reduction order {self.order}" if self.order else ""
+        trusted = "; unproved where relaxed signals must carry data" if self.trusted else ""
+        return f"{what}: {self.operations:,} operations in {self.blocks:,} thread blocks, {self.signals:,} signals{order}{trusted}"
+
+
+def verify_device_program(program: DeviceProgram, *, trust_relaxed: bool = False) -> DeviceProof:
+    """Prove that a program of thread blocks implements its collective in every legal order.
+
+    Parameters
+    ----------
+    program
+        From :func:`simcoll.formats.load_mscclpp_plan`.
+    trust_relaxed
+        Take relaxed signals to carry data. The memory model does not promise it, and the proof says so.
+
+    Raises
+    ------
+    ScheduleError
+        For a deadlock, a race (with both accesses), a read of memory that holds nothing, or a wrong output.
+    ConfigError
+        As :func:`~simcoll.proving.device_order.device_order`.
+    """
+    expect(program, DeviceProgram, "verify_device_program takes a program, made by load_mscclpp_plan(file)")
+    order = device_order(program)
+    accesses = _cells(program, order)
+    relaxed = any(operation.relaxed for *_, operation in program.operations())
+    trusted = trust_relaxed and relaxed
+    for cell, touching in accesses.items():
+        _check_cell(program, order, cell, touching, trusted=trusted)
+    values = _Values(program)
+    for rank, block, position in order.played:
+        values.do(program.blocks[rank][block][position], rank, block, position)
+    layout = program.layout
+    level = "" if layout is None else _check_outputs(values, layout)
+    signals = sum(len(operation.signals) for *_, operation in program.operations())
+    return DeviceProof(layout is not None, level, len(order.played), sum(map(len, program.blocks)), signals, trusted)
+
+
+def _cells(program: DeviceProgram, order: Order) -> dict[tuple[int, int], list[Access]]:
+    """The accesses to each cell, with those of the caller before and after."""
+    scratch = sum(program.buffers[:2])
+    found: dict[tuple[int, int], list[Access]] = {}
+    for access in order.accesses:
+        rank, number = cell = access.cell
+        if cell not in found:
+            before = Access(
+                order.begin[rank], cell, writes=True, where="the caller, who fills buffers before that rank begins"
+            )
+            after = Access(
+                order.end[rank], cell, writes=True, where="the caller, who has buffers back when that rank has ended"
+            )
+            # Packets come with a flag of this run; scratch belongs to the plan, but may be in use from the run before.
+            found[cell] = [] if number >= program.packets else [before] if number >= scratch else [before, after]
+        found[cell].append(access)
+    return found
+
+
+def _check_cell(
+    program: DeviceProgram, order: Order, cell: tuple[int, int], touching: list[Access], *, trusted: bool
+) -> None:
+    """Refuse two accesses to a cell that race."""
+    packet = cell[1] >= program.packets
+    visible = order.executed if trusted else order.data
+    writers = [access for access in touching if access.writes]
+    if packet and len(writers) > 1:
+        _race(program, cell, writers[0], writers[1], "a reader cannot tell the packets of two writes from each other")
+    if packet:
+        return  # a reader waits for the flag
+    for write in writers:
+        for other in touching:
+            if other.event == write.event:
+                continue
+            if other.writes:
+                fine = visible[other.event] >> write.event & 1 or visible[write.event] >> other.event & 1
+                # The caller fills inputs and starts the kernel: that a rank has begun shows that its inputs are there.
+                fine = fine or _began(order, write, other) or _began(order, other, write)
+            else:
+                fine = visible[other.event] >> write.event & 1 or order.executed[write.event] >> other.event & 1
+                fine = fine or _began(order, write, other)
+            if not fine:
+                seen = order.executed[other.event] >> write.event & 1 or order.executed[write.event] >> other.event & 1
+                why = (
+                    "only relaxed signals lie between them, which order what is executed and not what is visible"
+                    if seen
+                    else "nothing orders them"
+                )
+                _race(program, cell, write, other, why)
+
+
+def _began(order: Order, first: Access, later: Access) -> bool:
+    return first.event in order.begin and bool(order.executed[later.event] >> first.event & 1)
+
+
+def _race(program: DeviceProgram, cell: tuple[int, int], a: Access, b: Access, why: str) -> NoReturn:
+    rank, number = cell
+    name = program.place(Region(rank, number, 1))
+    verbs = ["writes" if access.writes else "reads" for access in (a, b)]
+    lines = [
+        f"{program}: race on {name}: {why}",
+        *(f"  {verb} it: {access.where}" for verb, access in zip(verbs, (a, b), strict=True)),
+    ]
+    raise ScheduleError("\n".join(lines), rank=rank, chunk=number // program.pieces)
+
+
+class _Values:
+    """The contents of every cell as expressions: a leaf is ``(rank, input cell)``, a node reduces two others."""
+
+    def __init__(self, program: DeviceProgram) -> None:
+        self.program = program
+        self.nodes: list[tuple[int, ...]] = []  # a leaf (rank, cell), or a node (left, right, 0 or 1: by a switch)
+        self.known: dict[tuple[int, ...], int] = {}
+        self.held: dict[tuple[int, int], int] = {}
+        self.counted: dict[int, Counter[int]] = {}
+        layout, inputs = program.layout, program.buffers[0]
+        for rank in range(program.nranks):
+            given = layout is None or bool(layout.collective.has_input([rank])[0])
+            for cell in range(inputs if given else 0):
+                stored = cell if layout is None else int(layout.canonical(np.array(rank), np.array(cell)))
+                if layout is None and program.in_place:
+                    stored = cell + inputs
+                self.held[rank, stored] = self.node((rank, cell))
+
+    def node(self, key: tuple[int, ...]) -> int:
+        """The number of an expression."""
+        if key not in self.known:
+            self.known[key] = len(self.nodes)
+            self.nodes.append(key)
+        return self.known[key]
+
+    def do(self, operation: DeviceOp, rank: int, block: int, position: int) -> None:
+        """Play one operation."""
+        if not operation.how:
+            return
+        found = [list(starmap(self._read, self._each(region, rank, block, position))) for region in operation.reads]
+        if operation.how == EACH:
+            results = found
+        else:
+            total = found[0]
+            for more in found[1:]:
+                total = [
+                    self.node((*sorted((a, b)), 1)) if operation.how == SWITCH else self.node((*sorted((a, b)), 0))
+                    for a, b in zip(total, more, strict=True)
+                ]
+            results = [total] * len(operation.writes)
+        for region, values in zip(operation.writes, results, strict=True):
+            for cell, value in zip(range(region.cell, region.cell + region.count), values, strict=True):
+                self.held[region.rank, cell] = value
+
+    @staticmethod
+    def _each(region: Region, rank: int, block: int, position: int) -> Iterator[tuple[int, int, int, int, int]]:
+        for cell in range(region.cell, region.cell + region.count):
+            yield region.rank, cell, rank, block, position
+
+    def _read(self, owner: int, cell: int, rank: int, block: int, position: int) -> int:
+        if (owner, cell) not in self.held:
+            name = self.program.place(Region(owner, cell, 1))
+            raise ScheduleError(
+                f"{self.program}: {where(self.program, rank, block, position)} reads {name}, which holds nothing yet",
+                rank=owner,
+            )
+        return self.held[owner, cell]
+
+    def contributions(self, node: int) -> Counter[int]:
+        """How often each leaf occurs below a node; operands have lower numbers."""
+        times: Counter[int] = Counter({node: 1})
+        found: Counter[int] = Counter()
+        while times:
+            at = max(times)
+            often = times.pop(at)
+            if len(self.nodes[at]) == 2:
+                found[at] = often
+            else:
+                for operand in self.nodes[at][:2]:
+                    times[operand] += often
+        return found
+
+    def switched(self, node: int) -> bool:
+        """Whether a switch reduced on the way."""
+        open_, seen = [node], {node}
+        while open_:
+            at = open_.pop()
+            if len(self.nodes[at]) == 3:
+                if self.nodes[at][2]:
+                    return True
+                for each in self.nodes[at][:2]:
+                    if each not in seen:
+                        seen.add(each)
+                        open_.append(each)
+        return False
+
+
+def _check_outputs(values: _Values, layout: Layout) -> str:
+    """Compare every output that the caller sees; the order of the reductions."""
+    program, collective = values.program, layout.collective
+    trees: dict[int, set[int]] = {}
+    shapes: set[tuple[object, ...]] = set()
+    unordered = False
+    for rank in range(program.nranks):
+        if not collective.has_output([rank])[0]:
+            continue
+        for output in range(layout.output_base, layout.scratch_base):
+            source, leaf = (int(each[0]) for each in layout.wanted(np.array([rank]), np.array([output])))
+            cell = int(layout.canonical(np.array([rank]), np.array([output]))[0])
+            node = values.held.get((rank, cell), -1)
+            origins = range(program.nranks) if source < 0 else (source,)
+            wanted = [values.known[origin, leaf] for origin in origins]
+            found = values.contributions(node) if node >= 0 else Counter[int]()
+            if found != Counter(wanted):
+                _wrong_output(values, Region(rank, cell, 1), wanted, found)
+            if source < 0:
+                trees.setdefault(leaf, set()).add(node)
+                unordered |= values.switched(node)
+                shapes.add(_shape(values, node))
+    if not trees:
+        return ""
+    if any(len(each) > 1 for each in trees.values()):
+        return LEVELS[0]
+    return LEVELS[1] if unordered else LEVELS[3] if len(shapes) == 1 else LEVELS[2]
+
+
+def _shape(values: _Values, node: int) -> tuple[object, ...]:
+    """An expression without its cell numbers: what is reduced with what, by rank."""
+    made: dict[int, tuple[object, ...]] = {}
+    stack = [node]
+    while stack:
+        at = stack[-1]
+        key = values.nodes[at]
+        if len(key) == 2:
+            made[at] = (key[0],)
+        else:
+            missing = [each for each in key[:2] if each not in made]
+            if missing:
+                stack += missing
+                continue
+            made[at] = tuple(sorted((hash(made[key[0]]), hash(made[key[1]]))))
+        stack.pop()
+    return made[node]
+
+
+def _wrong_output(values: _Values, region: Region, wanted: list[int], found: Counter[int]) -> NoReturn:
+    program = values.program
+
+    def names(leaves: list[int]) -> str:
+        return listed([program.place(Region(values.nodes[leaf][0], values.nodes[leaf][1], 1)) for leaf in leaves])
+
+    lines = [
+        f"{program}: {program.place(region)} is wrong at the end",
+        f"  expected: {names(wanted)}",
+        f"  found:    {names(sorted(found)) or 'nothing'}",
+        *differences(wanted, found, names),
+    ]
+    raise ScheduleError("\n".join(lines), rank=region.rank, chunk=region.cell // program.pieces)
