@@ -110,6 +110,8 @@ class Process:
         State of the default random generator while it is not the rank's turn.
     take_turn
         Called by the clock's thread before it hands one of the rank's threads the baton.
+    functional
+        Functional collectives of fake tensors in flight, by the storage of their outputs.
     threads
         The program's own threads and those that it has started, as long as they live.
     outside
@@ -124,6 +126,7 @@ class Process:
     take_turn: Callable[[Process], None]
     groups: Groups = field(default_factory=Groups)
     store: Any = None
+    functional: dict[int, Any] = field(default_factory=dict)
     threads: list[RankThread] = field(default_factory=list)
     outside: list[threading.Thread] = field(default_factory=list)
     pid: int = field(default_factory=os.getpid)

@@ -32,6 +32,7 @@ def spawn(
     protocol: str | Protocol = "ideal",
     algorithm: Choice = None,
     debug: bool = True,
+    trace: str | Path | bool = False,
     kwargs: Mapping[str, Any] | None = None,
 ) -> RunResult:
     """Run ``program(rank, world_size, *args)``, a PyTorch program, on every rank, under one simulated clock.
@@ -39,13 +40,13 @@ def spawn(
     All ranks run in this process, each in a thread of its own, one at a time, in an order that depends only on the program.
     Each has its own random numbers (from the generator's state at the call), ``RANK`` and ``LOCAL_RANK``. The program calls
     ``torch.distributed.init_process_group("simcoll")`` and continues as on any cluster. Only :func:`compute` and communication
-    take simulated time.
+    take simulated time. Under ``FakeTensorMode`` tensors need no memory, and collectives take the same time.
 
     Parameters
     ----------
     program
         A function. Objects that it uses from outside, such as a model, are shared by all ranks.
-    nprocs, args, kwargs, topology, protocol, algorithm, debug
+    nprocs, args, kwargs, topology, protocol, algorithm, debug, trace
         As for :func:`simcoll.distributed.spawn`.
 
     Returns
@@ -89,7 +90,7 @@ def spawn(
             return value
 
         return ours.spawn(
-            body, nprocs, topology=topology, protocol=protocol, algorithm=algorithm, init=False, debug=debug
+            body, nprocs, topology=topology, protocol=protocol, algorithm=algorithm, init=False, debug=debug, trace=trace
         )
 
 
@@ -108,8 +109,8 @@ def _environment(rank: int, world_size: int) -> dict[str, str]:
     return {name: str(value) for name, value in variables.items()}
 
 
-def compute(seconds: float | str) -> None:
-    """Model computation on this rank: a number of seconds, or text such as ``"20 us"``.
+def compute(seconds: float | str, name: str = "compute") -> None:
+    """Model computation on this rank: a number of seconds, or text such as ``"20 us"``; ``name`` is for the timeline.
 
     Raises
     ------
@@ -118,7 +119,7 @@ def compute(seconds: float | str) -> None:
     RuntimeError
         Outside rank programs.
     """
-    current_thread().call(ours.compute, seconds)
+    current_thread().call(ours.compute, seconds, name)
 
 
 def emulated_time() -> float:

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 import ml_dtypes
 import numpy as np
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from simcoll.distributed.api.reductions import ReduceOp, premul_sum
+from simcoll.distributed.runtime.fake import fake_array
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,11 +51,13 @@ def array_of(tensor: torch.Tensor) -> NDArray[Any]:
     RuntimeError
         For a tensor that is not dense, not on the CPU, has no memory, or has a dtype that numpy and ml_dtypes lack.
     """
-    if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+    if (tensor.device.type != "cpu" and not isinstance(tensor, FakeTensor)) or tensor.layout is not torch.strided:
         raise RuntimeError(
             f"backend 'simcoll' moves dense tensors on the CPU; got one of layout {tensor.layout} on {tensor.device}"
         )
     dtype = _DTYPES.get(tensor.dtype)
+    if dtype is not None and isinstance(tensor, FakeTensor):
+        return fake_array(tuple(tensor.shape), dtype)
     if dtype is None or tensor.is_conj() or tensor.is_neg():
         lazy = (
             " with a pending conjugation or negation; use resolve_conj() or resolve_neg()" if dtype is not None else ""

@@ -7,6 +7,7 @@
 * ``BackendConfig``: every backend name stands for this backend;
 * the profiler: each rank has its own (:mod:`simcoll.torch.profiling`);
 * ``Future.wait``: waits in simulated time in a rank's thread;
+* functional collectives of fake tensors, and DistributedDataParallel's reducer under FakeTensorMode;
 * two C++ operators that PyTorch cannot dispatch to a group written in Python;
 * the default random generator and torchrun's variables: those of the running rank;
 * one compute thread, as torchrun sets it.
@@ -28,6 +29,7 @@ from torch._C import _distributed_c10d as c10d
 from torch.distributed import distributed_c10d
 
 from simcoll.distributed.stores import HashStore
+from simcoll.torch.fake_tensors import change_fake_tensors
 from simcoll.torch.process_group import SimcollGroup
 from simcoll.torch.profiling import profiler_replacements
 from simcoll.torch.rank_threads import Process, RankThread, current_thread_or_none, rank_thread_of
@@ -183,6 +185,7 @@ def _change_torch(undo: contextlib.ExitStack) -> None:
     torch.set_num_threads(1)
     undo.callback(c10d._set_thread_isolation_mode, False)
     c10d._set_thread_isolation_mode(True)
+    change_fake_tensors(undo, _replace)
     operators = torch.library.Library("c10d", "IMPL")
     undo.callback(operators._destroy)
     with warnings.catch_warnings():

@@ -1,0 +1,166 @@
+"""Collectives of fake tensors: they take their time on the simulated clock, and move nothing.
+
+PyTorch's ordinary collectives reach a process group with fake tensors as they are. Functional collectives do not, since PyTorch answers them by shape
+alone; and the reducer of DistributedDataParallel reads memory that fake tensors do not have. Both are changed during a run.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
+from torch._subclasses import fake_impls
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.utils._python_dispatch import _disable_current_modes
+
+from simcoll.torch.rank_threads import current_thread_or_none
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from contextlib import ExitStack
+
+    Tensor = torch.Tensor
+    Started = tuple[list[Tensor], list[Any]]
+
+__all__ = ["change_fake_tensors"]
+
+OPS = torch.ops._c10d_functional
+
+
+def change_fake_tensors(undo: ExitStack, replace: Callable[[ExitStack, Any, str, Any], None]) -> None:
+    """Let functional collectives of fake tensors take time, and DistributedDataParallel run under FakeTensorMode."""
+    table = fake_impls.op_implementations_dict
+    changes = {getattr(OPS, name).default: _answer(start) for name, start in _STARTS.items()}
+    changes[OPS.wait_tensor.default] = _wait
+    for operator, answer in changes.items():
+        if operator in table:
+            undo.callback(table.__setitem__, operator, table[operator])
+        else:
+            undo.callback(table.pop, operator, None)
+        table[operator] = answer
+
+    check_shapes, rebuild = dist._verify_params_across_processes, c10d.Reducer._rebuild_buckets
+
+    def checked(*args: Any) -> Any:
+        if not _faking():
+            return check_shapes(*args)
+        with _disable_current_modes():  # it compares shapes in real tensors
+            return check_shapes(*args)
+
+    def rebuilt(reducer: Any) -> bool:
+        """Buckets stay as they are made: in the order of parameters, last first."""
+        return False if _faking() else bool(rebuild(reducer))
+
+    make_mesh = DeviceMesh.__init__
+
+    def made(mesh: Any, *args: Any, **kwargs: Any) -> None:
+        if not _faking():
+            make_mesh(mesh, *args, **kwargs)
+            return
+        with _disable_current_modes():  # its ranks are the values of a tensor
+            given = kwargs.get("_rank_map")
+            if isinstance(given, FakeTensor):  # init_device_mesh numbers all ranks in order
+                kwargs["_rank_map"] = torch.arange(given.numel(), dtype=given.dtype)
+            make_mesh(mesh, *args, **kwargs)
+
+    replace(undo, DeviceMesh, "__init__", made)
+    replace(undo, dist, "_verify_params_across_processes", checked)
+    replace(undo, c10d.Reducer, "_rebuild_buckets", rebuilt)
+
+
+def _faking() -> bool:
+    mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
+    return mode is not None and current_thread_or_none() is not None
+
+
+def _answer(start: Callable[..., Started]) -> Callable[..., Any]:
+    """The operator's answer: outputs of the right shapes, whose collectives are in flight in a rank's thread."""
+
+    def answer(_mode: Any, func: Any, *args: Any, **kwargs: Any) -> Any:
+        outputs, works = start(*args, **kwargs)
+        thread = current_thread_or_none()
+        for output, work in zip(outputs, works, strict=True):
+            if thread is not None:
+                thread.process.functional[output.untyped_storage()._cdata] = work
+        return outputs if func._schema.returns[0].type.kind() == "ListType" else outputs[0]
+
+    return answer
+
+
+def _wait(_mode: Any, _func: Any, tensor: Tensor) -> Tensor:
+    thread = current_thread_or_none()
+    work = None if thread is None else thread.process.functional.pop(tensor.untyped_storage()._cdata, None)
+    if work is not None:
+        work.wait()
+    return tensor
+
+
+def _group(given: Any) -> Any:
+    return c10d._resolve_process_group(given) if isinstance(given, str) else dist.ProcessGroup.unbox(given)
+
+
+def _operator(name: str) -> Any:
+    return getattr(dist.ReduceOp, name.upper())
+
+
+def _in_flight(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """The Work of a collective; None outside of rank programs, where nothing takes time."""
+    return None if current_thread_or_none() is None else call(*args, **kwargs, async_op=True)
+
+
+def _all_reduce_in_place(inputs: Sequence[Tensor], op: str, group: Any) -> Started:
+    works = [_in_flight(dist.all_reduce, each, _operator(op), _group(group)) for each in inputs]
+    return list(inputs), works
+
+
+def _all_gather_out(inputs: Sequence[Tensor], outputs: list[Tensor], group: Any) -> Started:
+    pairs = zip(outputs, inputs, strict=True)
+    return outputs, [_in_flight(dist.all_gather_single, output, each, _group(group)) for output, each in pairs]
+
+
+def _reduce_scatter_out(inputs: Sequence[Tensor], outputs: list[Tensor], op: str, group: Any) -> Started:
+    pairs, operator = zip(outputs, inputs, strict=True), _operator(op)
+    return outputs, [
+        _in_flight(dist.reduce_scatter_single, output, each, operator, _group(group)) for output, each in pairs
+    ]
+
+
+def _all_gather(inputs: Sequence[Tensor], size: int, group: Any) -> Started:
+    return _all_gather_out(inputs, [_with_rows(each, each.shape[0] * size) for each in inputs], group)
+
+
+def _reduce_scatter(inputs: Sequence[Tensor], op: str, size: int, group: Any) -> Started:
+    return _reduce_scatter_out(inputs, [_with_rows(each, each.shape[0] // size) for each in inputs], op, group)
+
+
+def _all_to_all(source: Tensor, receives: list[int], sends: list[int], group: Any) -> Started:
+    output = _with_rows(source, sum(receives) if receives else source.shape[0])
+    return [output], [_in_flight(dist.all_to_all_single, output, source, receives, sends, _group(group))]
+
+
+def _broadcast(tensor: Tensor, root: int, group: Any) -> Started:
+    return [tensor], [_in_flight(dist.broadcast, tensor, group=_group(group), group_src=root)]
+
+
+def _with_rows(like: Tensor, rows: int) -> Tensor:
+    return like.new_empty([rows, *like.shape[1:]])
+
+
+_STARTS: dict[str, Callable[..., Started]] = {
+    "all_reduce": lambda each, op, group: _all_reduce_in_place([torch.empty_like(each)], op, group),
+    "all_reduce_": lambda each, op, group: _all_reduce_in_place([each], op, group),
+    "all_reduce_coalesced": lambda inputs, op, group: _all_reduce_in_place(list(map(torch.empty_like, inputs)), op, group),
+    "all_reduce_coalesced_": _all_reduce_in_place,
+    "all_gather_into_tensor": lambda each, size, group: _all_gather([each], size, group),
+    "all_gather_into_tensor_out": lambda each, size, group, *, out: _all_gather_out([each], [out], group),  # noqa: ARG005
+    "all_gather_into_tensor_coalesced": _all_gather,
+    "reduce_scatter_tensor": lambda each, op, size, group: _reduce_scatter([each], op, size, group),
+    "reduce_scatter_tensor_out": lambda each, op, size, group, *, out: _reduce_scatter_out([each], [out], op, group),  # noqa: ARG005
+    "reduce_scatter_tensor_coalesced": _reduce_scatter,
+    "all_to_all_single": _all_to_all,
+    "broadcast": lambda each, root, group: _broadcast(torch.empty_like(each), root, group),
+    "broadcast_": _broadcast,
+}
