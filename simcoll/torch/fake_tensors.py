@@ -1,7 +1,8 @@
 """Collectives of fake tensors: they take their time on the simulated clock, and move nothing.
 
-PyTorch's ordinary collectives reach a process group with fake tensors as they are. Functional collectives do not, since PyTorch answers them by shape
-alone; and the reducer of DistributedDataParallel reads memory that fake tensors do not have. Both are changed during a run.
+PyTorch's ordinary collectives reach a process group with fake tensors as they are. Functional collectives do not, since PyTorch answers
+them by shape alone; and the reducer of DistributedDataParallel reads memory that fake tensors do not have. Both are changed during a
+run.
 """
 
 from __future__ import annotations
@@ -22,8 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from contextlib import ExitStack
 
-    Tensor = torch.Tensor
-    Started = tuple[list[Tensor], list[Any]]
+    Started = tuple[list[torch.Tensor], Any]
 
 __all__ = ["change_fake_tensors"]
 
@@ -80,17 +80,16 @@ def _answer(start: Callable[..., Started]) -> Callable[..., Any]:
     """The operator's answer: outputs of the right shapes, whose collectives are in flight in a rank's thread."""
 
     def answer(_mode: Any, func: Any, *args: Any, **kwargs: Any) -> Any:
-        outputs, works = start(*args, **kwargs)
+        outputs, work = start(*args, **kwargs)
         thread = current_thread_or_none()
-        for output, work in zip(outputs, works, strict=True):
-            if thread is not None:
-                thread.process.functional[output.untyped_storage()._cdata] = work
+        if thread is not None:
+            thread.process.functional.update((output.untyped_storage()._cdata, work) for output in outputs)
         return outputs if func._schema.returns[0].type.kind() == "ListType" else outputs[0]
 
     return answer
 
 
-def _wait(_mode: Any, _func: Any, tensor: Tensor) -> Tensor:
+def _wait(_mode: Any, _func: Any, tensor: torch.Tensor) -> torch.Tensor:
     thread = current_thread_or_none()
     work = None if thread is None else thread.process.functional.pop(tensor.untyped_storage()._cdata, None)
     if work is not None:
@@ -102,64 +101,69 @@ def _group(given: Any) -> Any:
     return c10d._resolve_process_group(given) if isinstance(given, str) else dist.ProcessGroup.unbox(given)
 
 
-def _operator(name: str) -> Any:
-    return getattr(dist.ReduceOp, name.upper())
-
-
 def _in_flight(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """The Work of a collective; None outside of rank programs, where nothing takes time."""
-    return None if current_thread_or_none() is None else call(*args, **kwargs, async_op=True)
+    return None if current_thread_or_none() is None else call(*args, **kwargs)
 
 
-def _all_reduce_in_place(inputs: Sequence[Tensor], op: str, group: Any) -> Started:
-    works = [_in_flight(dist.all_reduce, each, _operator(op), _group(group)) for each in inputs]
-    return list(inputs), works
+def _together(method: str, options: Any, op: str | None, group: Any, *tensors: Sequence[torch.Tensor]) -> Any:
+    """The Work of one call of the process group for several tensors."""
+    options.asyncOp = True
+    if op is not None:
+        options.reduceOp = getattr(dist.ReduceOp, op.upper())
+    return _in_flight(getattr(_group(group), method), *tensors, options)
 
 
-def _all_gather_out(inputs: Sequence[Tensor], outputs: list[Tensor], group: Any) -> Started:
-    pairs = zip(outputs, inputs, strict=True)
-    return outputs, [_in_flight(dist.all_gather_single, output, each, _group(group)) for output, each in pairs]
+def _all_reduce(tensors: list[torch.Tensor], op: str, group: Any) -> Started:
+    method = "allreduce_coalesced" if len(tensors) > 1 else "allreduce"
+    options = c10d.AllreduceCoalescedOptions() if len(tensors) > 1 else c10d.AllreduceOptions()
+    return tensors, _together(method, options, op, group, tensors)
 
 
-def _reduce_scatter_out(inputs: Sequence[Tensor], outputs: list[Tensor], op: str, group: Any) -> Started:
-    pairs, operator = zip(outputs, inputs, strict=True), _operator(op)
-    return outputs, [
-        _in_flight(dist.reduce_scatter_single, output, each, operator, _group(group)) for output, each in pairs
-    ]
+def _all_gather(inputs: list[torch.Tensor], outputs: list[torch.Tensor], group: Any) -> Started:
+    options = c10d.AllgatherOptions()
+    return outputs, _together("allgather_into_tensor_coalesced", options, None, group, outputs, inputs)
 
 
-def _all_gather(inputs: Sequence[Tensor], size: int, group: Any) -> Started:
-    return _all_gather_out(inputs, [_with_rows(each, each.shape[0] * size) for each in inputs], group)
+def _reduce_scatter(inputs: list[torch.Tensor], outputs: list[torch.Tensor], op: str, group: Any) -> Started:
+    options = c10d.ReduceScatterOptions()
+    return outputs, _together("reduce_scatter_tensor_coalesced", options, op, group, outputs, inputs)
 
 
-def _reduce_scatter(inputs: Sequence[Tensor], op: str, size: int, group: Any) -> Started:
-    return _reduce_scatter_out(inputs, [_with_rows(each, each.shape[0] // size) for each in inputs], op, group)
-
-
-def _all_to_all(source: Tensor, receives: list[int], sends: list[int], group: Any) -> Started:
+def _all_to_all(source: torch.Tensor, receives: list[int], sends: list[int], group: Any) -> Started:
     output = _with_rows(source, sum(receives) if receives else source.shape[0])
-    return [output], [_in_flight(dist.all_to_all_single, output, source, receives, sends, _group(group))]
+    return [output], _in_flight(dist.all_to_all_single, output, source, receives, sends, _group(group), async_op=True)
 
 
-def _broadcast(tensor: Tensor, root: int, group: Any) -> Started:
-    return [tensor], [_in_flight(dist.broadcast, tensor, group=_group(group), group_src=root)]
+def _broadcast(tensor: torch.Tensor, root: int, group: Any) -> Started:
+    return [tensor], _in_flight(dist.broadcast, tensor, group=_group(group), group_src=root, async_op=True)
 
 
-def _with_rows(like: Tensor, rows: int) -> Tensor:
+def _with_rows(like: torch.Tensor, rows: int) -> torch.Tensor:
     return like.new_empty([rows, *like.shape[1:]])
 
 
+def _gathered(inputs: list[torch.Tensor], size: int) -> list[torch.Tensor]:
+    return [_with_rows(each, each.shape[0] * size) for each in inputs]
+
+
+def _scattered(inputs: list[torch.Tensor], size: int) -> list[torch.Tensor]:
+    return [_with_rows(each, each.shape[0] // size) for each in inputs]
+
+
 _STARTS: dict[str, Callable[..., Started]] = {
-    "all_reduce": lambda each, op, group: _all_reduce_in_place([torch.empty_like(each)], op, group),
-    "all_reduce_": lambda each, op, group: _all_reduce_in_place([each], op, group),
-    "all_reduce_coalesced": lambda inputs, op, group: _all_reduce_in_place(list(map(torch.empty_like, inputs)), op, group),
-    "all_reduce_coalesced_": _all_reduce_in_place,
-    "all_gather_into_tensor": lambda each, size, group: _all_gather([each], size, group),
-    "all_gather_into_tensor_out": lambda each, size, group, *, out: _all_gather_out([each], [out], group),  # noqa: ARG005
-    "all_gather_into_tensor_coalesced": _all_gather,
-    "reduce_scatter_tensor": lambda each, op, size, group: _reduce_scatter([each], op, size, group),
-    "reduce_scatter_tensor_out": lambda each, op, size, group, *, out: _reduce_scatter_out([each], [out], op, group),  # noqa: ARG005
-    "reduce_scatter_tensor_coalesced": _reduce_scatter,
+    "all_reduce": lambda each, op, group: _all_reduce([torch.empty_like(each)], op, group),
+    "all_reduce_": lambda each, op, group: _all_reduce([each], op, group),
+    "all_reduce_coalesced": lambda inputs, op, group: _all_reduce(list(map(torch.empty_like, inputs)), op, group),
+    "all_reduce_coalesced_": _all_reduce,
+    "all_gather_into_tensor": lambda each, size, group: _all_gather([each], _gathered([each], size), group),
+    "all_gather_into_tensor_out": lambda each, _, group, *, out: _all_gather([each], [out], group),
+    "all_gather_into_tensor_coalesced": lambda inputs, size, group: _all_gather(inputs, _gathered(inputs, size), group),
+    "reduce_scatter_tensor": lambda each, op, size, group: _reduce_scatter([each], _scattered([each], size), op, group),
+    "reduce_scatter_tensor_out": lambda each, op, _, group, *, out: _reduce_scatter([each], [out], op, group),
+    "reduce_scatter_tensor_coalesced": lambda inputs, op, size, group: _reduce_scatter(
+        inputs, _scattered(inputs, size), op, group
+    ),
     "all_to_all_single": _all_to_all,
     "broadcast": lambda each, root, group: _broadcast(torch.empty_like(each), root, group),
     "broadcast_": _broadcast,

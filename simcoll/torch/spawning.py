@@ -32,6 +32,7 @@ def spawn(
     protocol: str | Protocol = "ideal",
     algorithm: Choice = None,
     debug: bool = True,
+    alike: str | Sequence[Sequence[int]] | None = None,
     trace: str | Path | bool = False,
     kwargs: Mapping[str, Any] | None = None,
 ) -> RunResult:
@@ -46,7 +47,7 @@ def spawn(
     ----------
     program
         A function. Objects that it uses from outside, such as a model, are shared by all ranks.
-    nprocs, args, kwargs, topology, protocol, algorithm, debug, trace
+    nprocs, args, kwargs, topology, protocol, algorithm, debug, alike, trace
         As for :func:`simcoll.distributed.spawn`.
 
     Returns
@@ -90,7 +91,15 @@ def spawn(
             return value
 
         return ours.spawn(
-            body, nprocs, topology=topology, protocol=protocol, algorithm=algorithm, init=False, debug=debug, trace=trace
+            body,
+            nprocs,
+            topology=topology,
+            protocol=protocol,
+            algorithm=algorithm,
+            init=False,
+            debug=debug,
+            alike=alike,
+            trace=trace,
         )
 
 

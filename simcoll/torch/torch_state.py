@@ -28,6 +28,7 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 from torch.distributed import distributed_c10d
 
+from simcoll.distributed.api.making_groups import note_group
 from simcoll.distributed.stores import HashStore
 from simcoll.torch.fake_tensors import change_fake_tensors
 from simcoll.torch.process_group import SimcollGroup
@@ -173,6 +174,15 @@ def _change_torch(undo: contextlib.ExitStack) -> None:
             thread.wait_for(future)
         return standard_wait(future)
 
+    make_group = distributed_c10d._new_process_group_helper
+
+    def noted(size: int, rank: int, members: list[int], *args: Any, **kwargs: Any) -> Any:
+        thread = current_thread_or_none()
+        if thread is not None and members:
+            thread.call(note_group, members)
+        return make_group(size, rank, members, *args, **kwargs)
+
+    _replace(undo, distributed_c10d, "_new_process_group_helper", noted)
     _replace(undo, distributed_c10d, "_world", _WorldOfRank(distributed_c10d._world))
     for owner, name, value in (*replacements(), *profiler_replacements()):
         _replace(undo, owner, name, value)

@@ -101,6 +101,7 @@ def new_group(
     check_choice(algorithm)
     name = default.communicator.backend if backend is None else Backend(backend)
     me = current_rank()
+    note_group(chosen)
     if use_local_synchronization:
         if name == Backend.MPI and me.world.home is None:
             raise ValueError("MPI backend doesn't support use_local_synchronization=True")
@@ -120,6 +121,13 @@ def new_group(
     communicator = shared_group(me, label, chosen, limit, name, algorithm, desc=group_desc or "undefined")
     me.groups.append(_joined(me, communicator, span, pg_options, meeting))
     return me.groups[-1]
+
+
+def note_group(members: Sequence[int]) -> None:
+    """Note a group that the calling rank makes, whether it is a member or not."""
+    alike = current_rank().world.alike
+    if alike is not None:
+        alike.note_group(members)
 
 
 def shared_group(

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from simcoll.core.memory import Array
     from simcoll.core.plan import Plan
     from simcoll.distributed.linked.links import ControlMessages
+    from simcoll.distributed.runtime.alike import Alike
     from simcoll.distributed.runtime.calls import Call
     from simcoll.distributed.runtime.plans import Plans
     from simcoll.distributed.runtime.tasks import Task
@@ -101,6 +102,7 @@ class LinkedWorld:
         self.control = control
         self.debug = debug
         self.timed = False
+        self.alike: Alike | None = None
         self.plans = plans
         self.history = History() if history is None else history
         self.groups: dict[str, Communicator] = {}

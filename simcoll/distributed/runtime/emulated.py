@@ -15,8 +15,9 @@ from simpy.events import EventPriority
 
 from simcoll.distributed.runtime.history import History
 from simcoll.distributed.runtime.mailbox import EmulatedMailbox
-from simcoll.distributed.runtime.operations import Streams, execute
+from simcoll.distributed.runtime.operations import execute
 from simcoll.distributed.runtime.playing import Emulator
+from simcoll.distributed.runtime.streams import Streams
 from simcoll.distributed.runtime.tasks import Meeting, Tasks, Waitable, current_task, wait_until
 from simcoll.distributed.runtime.timeline import Span
 from simcoll.distributed.runtime.world import OwnStore, Rank
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import timedelta
 
+    from simcoll.distributed.runtime.alike import Alike
     from simcoll.distributed.runtime.calls import Call
     from simcoll.distributed.runtime.plans import Plans
     from simcoll.distributed.runtime.tasks import Arrival, Task
@@ -64,6 +66,8 @@ class EmulatedWorld:
         With the topology and protocol of the run; a protocol's name is that of the pattern of each schedule.
     timed
         Whether no data moves, only time passes.
+    alike
+        The ranks that behave alike, by class; the programs of all others are in classes of their own.
     alone
         Whether only one rank runs here, and nothing is known of the others but what its backend plays.
     """
@@ -77,12 +81,14 @@ class EmulatedWorld:
         *,
         debug: bool,
         timed: bool = False,
+        alike: Alike | None = None,
         history: History | None = None,
         alone: bool = False,
     ) -> None:
         topology = plans.topology
         self.debug = debug
         self.timed = timed
+        self.alike = alike
         self.plans = plans
         self.history = History() if history is None else history
         self.groups: dict[str, Communicator] = {}
@@ -111,13 +117,17 @@ class EmulatedWorld:
     def meet(self, me: Rank, arrival: Arrival) -> Meeting:
         """Arrive at a meeting; the first rank opens it, the last one closes it."""
         key, expected = arrival.key, arrival.expected
+        tell = arrival.tell
+        if self.alike is not None:
+            expected = None if expected is None else self.alike.leaders_of(expected)
+            tell = None if tell is None else self.alike.leaders_of(tell)
         meeting = self._meetings.get(key)
         if meeting is None:
             meeting = self._meetings[key] = Meeting()
             meeting.what, meeting.expected = arrival.what, () if expected is None or self._alone else tuple(expected)
         meeting.arrive(me.number, arrival.subject, arrival.value)
         meeting.settle({})
-        if len(meeting.subjects) == len(meeting.expected if arrival.tell is None else arrival.tell):
+        if len(meeting.subjects) == len(meeting.expected if tell is None else tell):
             del self._meetings[key]
         return meeting
 

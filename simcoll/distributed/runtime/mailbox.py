@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from simcoll.core.collective import Collective
 from simcoll.core.reduction import parse_dtype
+from simcoll.distributed.runtime.followers import Followers
 from simcoll.distributed.runtime.plans import plan_for
 from simcoll.distributed.runtime.playing import Playing
 
@@ -93,9 +94,16 @@ class EmulatedMailbox(MatchingMailbox):
                 deliver_message(receive, send.rank, values)
 
         label = (self.group.name, work.entry.sequence, message_name(self.group, send, receive))
-        playing = Playing(self._emulator, plan, label, leave, fake=send.fake)
+        followers, alike = None, self.group.world.alike
+        if alike is not None:
+            pairs = alike.pairs_like(*(self.group.members[end.rank] for end in (send, receive)))
+            followers = Followers(alike, self._emulator, {rank: (rank,) for rank in range(plan.nranks)}, leave)
+            followers.play((plan_of_pair(self.group, pair, send) for pair in pairs), label)
+        playing = Playing(self._emulator, plan, label, leave if followers is None else followers.left, fake=send.fake)
         for rank in range(plan.nranks):
             playing.enter(rank, work.sources)
+            if followers is not None:
+                followers.enter(rank)
 
 
 def message_name(group: Communicator, send: End, receive: End) -> str:
@@ -115,7 +123,12 @@ def deliver_message(receive: End, sender: int, values: Array | None) -> None:
 
 def plan_of_message(group: Communicator, send: End, receive: End) -> Plan:
     """The plan of a message between two ranks, or of one to the rank itself."""
-    same = send.rank == receive.rank
-    endpoints = (group.members[send.rank],) if same else (group.members[send.rank], group.members[receive.rank])
+    return plan_of_pair(group, (group.members[send.rank], group.members[receive.rank]), send)
+
+
+def plan_of_pair(group: Communicator, pair: tuple[int, int], send: End) -> Plan:
+    """The plan of a message like ``send`` between two global ranks."""
+    same = pair[0] == pair[1]
+    endpoints = pair[:1] if same else pair
     collective = Collective("send_recv", len(endpoints), pairs=((0, 0),) if same else ((0, 1),))
     return plan_for(group.world.plans, collective, send.size, parse_dtype(send.dtype), "sum", endpoints, (None,))

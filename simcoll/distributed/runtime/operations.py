@@ -1,14 +1,10 @@
-"""Collectives: the calls of a group's ranks are matched, compared and played, on the emulator or by an executor.
+"""Collectives: the calls of a group's ranks, the plans that they agree on, and the play of one rank's part by an executor.
 
-A group is a stream: a rank enters an operation when its part of the one before has finished, and when it has called; it does
-not wait for the calls of the others. Only transfers that need a rank that has not called wait. Operations of different groups
-overlap, and share the links.
+On the emulator, :mod:`simcoll.distributed.runtime.streams` matches and plays them.
 """
 
 from __future__ import annotations
 
-import functools
-from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +15,6 @@ from simcoll.core.collective import Collective
 from simcoll.distributed.runtime.calls import ASPECTS, Call, matrix
 from simcoll.distributed.runtime.fake import is_fake
 from simcoll.distributed.runtime.plans import plan_for
-from simcoll.distributed.runtime.playing import Playing
 from simcoll.distributed.runtime.records import Entry, calling_site
 from simcoll.distributed.runtime.tasks import Arrival, Waitable, listed, wait_until
 from simcoll.distributed.runtime.work import Work, timeout_fs
@@ -30,11 +25,10 @@ if TYPE_CHECKING:
 
     from simcoll.core.memory import Array
     from simcoll.core.plan import Plan
-    from simcoll.distributed.runtime.playing import Emulator
     from simcoll.distributed.runtime.tasks import Meeting, Task
     from simcoll.distributed.runtime.world import Buffers, Communicator, Executor, ProcessGroup, Rank
 
-__all__ = ["Streams", "begin", "execute", "play"]
+__all__ = ["Operation", "begin", "deliver", "execute", "plan_of", "play"]
 
 SHOWN_RANKS = 64
 LINGER_FS = 3 * 10**14
@@ -64,16 +58,16 @@ def begin(group: Communicator, me: Rank, name: str, buffers: Buffers, *, p2p: bo
     return work
 
 
-def _plan_of(group: Communicator, call: Call, sizes: Any) -> Plan:
-    """The plan of a call, whose ``sizes`` are those that all ranks agree on."""
+def plan_of(group: Communicator, call: Call, sizes: Any, members: tuple[int, ...] | None = None) -> Plan:
+    """The plan of a call, whose ``sizes`` are those that all ranks agree on; for other members, if given."""
     plans = group.world.plans
     collective = Collective(call.kind, len(group.members), root=call.root)
     op = call.op.pairwise if call.op is not None else "sum"
     choices = (call.algorithm, group.algorithm, plans.algorithm)
-    return plan_for(plans, collective, sizes, call.dtype, op, group.members, choices)
+    return plan_for(plans, collective, sizes, call.dtype, op, members or group.members, choices)
 
 
-def _deliver(work: Work, call: Call, values: Array | None, nranks: int) -> str | None:
+def deliver(work: Work, call: Call, values: Array | None, nranks: int) -> str | None:
     """Fill a call's outputs from a plan's flat output; returns a fault of the buffers, if there is one."""
     error = work.guarded()
     if error is None and values is not None:
@@ -114,7 +108,7 @@ class Operation:
     def add(self, rank: int, call: Call, work: Work) -> None:
         """Note the call of a rank; the first one's plan is that of all."""
         if not self.calls and call.splits is None:
-            self.plan = _plan_of(self.group, call, call.sizes)
+            self.plan = plan_of(self.group, call, call.sizes)
         self.calls[rank] = call
         self.works[rank] = work
         work.reason = lambda: self.describe(rank)
@@ -125,7 +119,7 @@ class Operation:
             for b, (_, receives) in enumerate(splits):
                 if sends[b] != receives[a]:
                     return f"rank {a} sends {sends[b]} elements to rank {b}, which expects {receives[a]}"
-        self.plan = _plan_of(self.group, self.calls[min(self.calls)], matrix([sends for sends, _ in splits]))
+        self.plan = plan_of(self.group, self.calls[min(self.calls)], matrix([sends for sends, _ in splits]))
         return None
 
     def refusal(self, said: Mapping[int, tuple[str, Any]], reason: str) -> str:
@@ -138,122 +132,6 @@ class Operation:
         if len(members) > SHOWN_RANKS:
             lines.append(f"  ... and {len(members) - SHOWN_RANKS} more")
         return "\n".join(lines)
-
-
-@dataclass(slots=True, eq=False)
-class Streams:
-    """A group's operations on the emulator: each rank's stream, and the operations that some rank has yet to call."""
-
-    group: Communicator
-    emulator: Emulator
-    streams: defaultdict[int, list[_Matched]] = field(default_factory=lambda: defaultdict(list))
-    open: dict[int, _Matched] = field(default_factory=dict)
-
-    def issue(self, me: Rank, call: Call, buffers: Buffers, *, guard: bool) -> Work:
-        """Match a call with those of the other ranks and put it on the rank's stream."""
-        work = begin(self.group, me, call.name, buffers)
-        here, sequence = self.group.group_rank[me.number], work.entry.sequence
-        operation = self.open.get(sequence)
-        if operation is None:
-            operation = self.open[sequence] = _Matched(self.group, sequence, streams=self)
-        operation.match(here, call, work)
-        if not work.done:
-            if guard:
-                work.guard()
-            stream = self.streams[here]
-            stream.append(operation)
-            if len(stream) == 1:
-                operation.enter(here)
-        return work
-
-    def leave(self, rank: int) -> None:
-        """Let a rank enter the next operation: its part of the one at the head of its stream has finished."""
-        stream = self.streams[rank]
-        stream.pop(0)
-        if stream:
-            stream[0].enter(rank)
-
-    def fail(self, error: str, sequence: int) -> None:
-        """Fail this operation and all later ones, including calls to come: none can be trusted any more."""
-        self.group.failure = self.group.failure or error
-        for number in [number for number in self.open if number >= sequence]:
-            self.open.pop(number).fail(error)
-        for stream in self.streams.values():
-            stream[:] = [operation for operation in stream if not operation.failed]
-
-
-@dataclass(slots=True, eq=False, kw_only=True)
-class _Matched(Operation):
-    """An operation whose ranks are all in this process, from the first call to the last departure."""
-
-    streams: Streams
-    mismatch: bool = False
-    failed: bool = False
-    playing: Playing | None = None
-    early: list[int] = field(default_factory=list)
-
-    def match(self, rank: int, call: Call, work: Work) -> None:
-        """Compare the call of a rank with the first one."""
-        if self.calls and call.differences(next(iter(self.calls.values()))):
-            self.mismatch = True
-            self.streams.emulator.unsettled[self.settle] = None
-        self.add(rank, call, work)
-        if len(self.calls) == len(self.group.members):
-            if self.mismatch:
-                self.settle()
-            elif call.splits is not None:
-                self._join_splits()
-
-    def _join_splits(self) -> None:
-        wrong = self.joined([self.calls[rank].splits or ((), ()) for rank in range(len(self.calls))])
-        if wrong is not None:
-            self._refuse(wrong)
-        elif self.plan is not None:
-            for rank in self.early:
-                self._enter(rank, self.plan)
-
-    def settle(self) -> None:
-        """Report a disagreement to every rank, once all have called or no more calls can come."""
-        if not self.failed:
-            first = next(iter(self.calls.values()))
-            found = dict.fromkeys(aspect for call in self.calls.values() for aspect in call.differences(first))
-            self._refuse(f"they differ in {', '.join(found)}")
-
-    def _refuse(self, reason: str) -> None:
-        said = {rank: (str(call), self.works[rank].entry.site) for rank, call in self.calls.items()}
-        self.streams.fail(self.refusal(said, reason), self.sequence)
-
-    def fail(self, error: str) -> None:
-        """End it with an error on all ranks."""
-        self.failed = True
-        if self.playing is not None:
-            self.playing.stopped = True
-        self.streams.emulator.unsettled.pop(self.settle, None)
-        for work in self.works.values():
-            work.over(error)
-
-    def enter(self, rank: int) -> None:
-        """Let a rank begin, whose stream has reached the operation."""
-        self.works[rank].entry.started_fs = self.streams.emulator.calendar.now
-        if self.mismatch:
-            return
-        if self.plan is None:
-            self.early.append(rank)
-        else:
-            self._enter(rank, self.plan)
-
-    def _enter(self, rank: int, plan: Plan) -> None:
-        if self.playing is None:
-            label = (self.group.name, self.sequence, self.calls[rank].name)
-            close = functools.partial(self.streams.open.pop, self.sequence, None)
-            fake = self.calls[rank].fake
-            self.playing = Playing(self.streams.emulator, plan, label, self._leave, close, fake=fake)
-        self.playing.enter(rank, self.works[rank].sources, self.calls[rank].op)
-
-    def _leave(self, rank: int, values: Array | None) -> None:
-        work = self.works[rank]
-        work.over(_deliver(work, self.calls[rank], values, len(self.group.members)))
-        self.streams.leave(rank)
 
 
 class _Announced(msgspec.Struct, frozen=True, array_like=True):
@@ -297,12 +175,12 @@ class _Executed(Operation):
             raise RuntimeError(group.failure)
         if self.agreement is not None:
             self._agree(self.agreement)
-        plan = self.plan or _plan_of(group, call, self._all_sizes(call))
+        plan = self.plan or plan_of(group, call, self._all_sizes(call))
         begin_fs = work.entry.started_fs = group.world.now
         data = np.concatenate([np.zeros(0, call.dtype), *(source.reshape(-1) for source in work.sources)])
         if call.op is not None:
             data = call.op.prepared(data)
-        error = _deliver(work, call, self.executor.execute(plan, self.here, data), len(group.members))
+        error = deliver(work, call, self.executor.execute(plan, self.here, data), len(group.members))
         if error is not None:
             raise RuntimeError(error)
         group.world.history.add(group.name, self.sequence, call.name, plan, (begin_fs, group.world.now))
@@ -332,7 +210,7 @@ class _Executed(Operation):
     def _all_sizes(self, call: Call) -> Any:
         """The sizes of an all_to_all whose calls were not announced: the splits are collected first."""
         own = np.array(() if call.splits is None else call.splits[0], np.int64)
-        plan = _plan_of(self.group, Call("splits", "all_gather", own.size, own.dtype), own.size)
+        plan = plan_of(self.group, Call("splits", "all_gather", own.size, own.dtype), own.size)
         rows = np.asarray(self.executor.execute(plan, self.here, own)).reshape(own.size, own.size)
         return matrix([tuple(row) for row in rows.tolist()])
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from simcoll.core.memory import Array
     from simcoll.core.plan import Plan
+    from simcoll.distributed.runtime.alike import Alike
     from simcoll.distributed.runtime.calls import Call, End
     from simcoll.distributed.runtime.history import History
     from simcoll.distributed.runtime.plans import Choice, Plans
@@ -61,6 +62,8 @@ class World(Clock, Protocol):
     debug: bool
     timed: bool
     """Whether no data moves, only time passes."""
+    alike: Alike | None
+    """The ranks that do what another rank's program does; None where every rank runs its own."""
     ranks: list[Rank]
     everyone: tuple[int, ...]
     plans: Plans

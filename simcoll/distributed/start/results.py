@@ -48,6 +48,8 @@ class RunResult:
         The first 100,000 operations, in order of completion.
     findings
         Problems short of an error: a Work that was never waited for, a return value that could not be sent.
+    skew_fs
+        Of ranks that are alike, how far apart they ended one call at most.
     timeline
         When each rank computed, communicated and waited, if spawn was called with ``trace=``.
     """
@@ -61,6 +63,7 @@ class RunResult:
     records: tuple[Record, ...]
     findings: tuple[str, ...]
     topology: str
+    skew_fs: int
     timeline: Timeline | None
     _flights: Mapping[int, tuple[Flight, Groups]] = field(repr=False)
 
@@ -140,6 +143,7 @@ def result_of(
         records=tuple(history.records),
         findings=tuple(history.findings),
         topology=world.plans.topology.name,
+        skew_fs=0 if world.alike is None else world.alike.skew_fs,
         timeline=history.timeline,
         _flights={rank.number: flight_of(rank) for rank in own},
     )

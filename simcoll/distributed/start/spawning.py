@@ -15,6 +15,7 @@ from simcoll.distributed.api.backends import Backend
 from simcoll.distributed.api.making_groups import close_store, set_default_group
 from simcoll.distributed.linked.links import EMULATOR, ControlMessages, connected, place_of
 from simcoll.distributed.linked.world import LinkedWorld
+from simcoll.distributed.runtime.alike import read_classes
 from simcoll.distributed.runtime.emulated import EmulatedWorld, RankWaiter
 from simcoll.distributed.runtime.fake import fake_array
 from simcoll.distributed.runtime.history import History
@@ -58,6 +59,7 @@ def spawn(
     init: bool = True,
     debug: bool = True,
     data: str = "exact",
+    alike: str | Sequence[Sequence[int]] | None = None,
     trace: str | Path | bool = False,
     kwargs: Mapping[str, Any] | None = None,
 ) -> RunResult:
@@ -91,6 +93,10 @@ def spawn(
     data
         ``"none"``: collectives and messages only take time, and leave tensors as they are, which may then be
         :func:`fake_array`; object collectives work as always.
+    alike
+        Classes of ranks that behave alike, as lists of ranks, or ``"all"``: only the program of the lowest rank of each runs, and the
+        others make its calls at the same time. A call has ended when it has ended on the whole class; ``RunResult.skew_fs`` says how
+        far apart that was at most.
     trace
         Keep a timeline of the run, ``RunResult.timeline``; with a path, write it there: a file for Perfetto (``t.json`` or
         ``t.json.gz``), or a folder with a file per rank, as PyTorch's profiler writes them. Not for real backends.
@@ -121,8 +127,8 @@ def spawn(
     where = place_of(backend)
     if data not in DATA:
         raise ConfigError(f"data {data!r}; {nearest(data, DATA)}")
-    if where != EMULATOR and (data != "exact" or trace):
-        raise ConfigError(f"backend {where!r} runs for real: data='none' and trace= are for the emulator")
+    if where != EMULATOR and (data != "exact" or trace or alike is not None):
+        raise ConfigError(f"backend {where!r} runs for real: data='none', alike= and trace= are for the emulator")
 
     def body(rank: int) -> Any:
         return program(rank, nprocs, *args, **(kwargs or {}))
@@ -131,7 +137,8 @@ def spawn(
         linked = LinkedWorld(connected(where, nprocs), plans, debug=debug)
         return _linked_run(linked, body, (backend or linked.home) if init else None)
     history = History(timeline=Timeline() if trace else None)
-    world = EmulatedWorld(nprocs, plans, debug=debug, timed=data == "none", history=history)
+    classes = None if alike is None else read_classes(alike, nprocs)
+    world = EmulatedWorld(nprocs, plans, debug=debug, timed=data == "none", alike=classes, history=history)
     result = _emulated_run(world, body, (backend or EMULATOR) if init else None)
     if not isinstance(trace, bool):
         write_timeline(trace, result, plans.topology)
@@ -166,13 +173,15 @@ def _emulated_run(world: EmulatedWorld, program: Callable[[int], Any], backend: 
         use_waiter(waiter)
         return program(rank.number)
 
-    _play(world, world.ranks, body, _ended, backend)
-    history, finish = world.history, tuple(rank.finish_fs for rank in world.ranks)
+    leader = world.everyone if world.alike is None else world.alike.leader
+    own = [world.ranks[number] for number in dict.fromkeys(leader)]
+    _play(world, own, body, _ended, backend)
+    history, finish = world.history, tuple(world.ranks[number].finish_fs for number in leader)
     if history.failures:
         raise history.failures[0]
     digest = hashlib.sha256(f"{history.digest:032x} {finish}".encode()).hexdigest()[:32]
     now = world.now if math.isfinite(world.now) else 0
-    return result_of(world, world.ranks, finish, [rank.value for rank in world.ranks], now=now, trace_hash=digest)
+    return result_of(world, own, finish, [world.ranks[number].value for number in leader], now=now, trace_hash=digest)
 
 
 def _linked_run(world: LinkedWorld, program: Callable[[int], Any], backend: str | None) -> RunResult:

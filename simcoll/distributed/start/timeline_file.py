@@ -54,20 +54,19 @@ def write_timeline(path: str | Path, result: RunResult, topology: Topology) -> N
     timeline, target = result.timeline, Path(path)
     if timeline is None:
         raise ConfigError("this run has no timeline: call spawn with trace=True or a path")
-    ranks = range(len(timeline.finish_fs))
-    by_rank = [_Events(timeline, rank).found for rank in ranks]
-    shared = [*_arrows(timeline, by_rank), *_counters(timeline, topology, result.time_fs)]
+    by_rank = {rank: _Events(timeline, rank).found for rank in result.own_ranks}
+    shared = [*_arrows(timeline, by_rank.values()), *_counters(timeline, topology, result.time_fs)]
     about = {"topology": result.topology, "time_us": result.time_fs / FS_PER_US, "trace_hash": result.trace_hash}
     if target.suffix in {".json", ".gz"}:
-        events = [*_names(topology, ranks), *(event for found in by_rank for event in found), *shared]
+        events = [*_names(topology, by_rank), *(event for found in by_rank.values() for event in found), *shared]
         content = _encoded({"otherData": about, "traceEvents": events}, compressed=target.suffix == ".gz")
         write_files(target.parent, {target.name: content})
         return
     target.mkdir(parents=True, exist_ok=True)
     files = {}
-    for rank in ranks:
-        info = {"rank": rank, "world_size": len(ranks), "backend": "nccl"}
-        document = {"distributedInfo": info, "otherData": about, "traceEvents": by_rank[rank]}
+    for rank, events in by_rank.items():
+        info = {"rank": rank, "world_size": len(timeline.finish_fs), "backend": "nccl"}
+        document = {"distributedInfo": info, "otherData": about, "traceEvents": events}
         files[f"rank-{rank}.json.gz"] = _encoded(document, compressed=True)
     write_files(target, files)
 
@@ -157,7 +156,7 @@ def _arguments(entry: Entry, rank: int) -> Event:
     }
 
 
-def _arrows(timeline: Timeline, by_rank: list[list[Event]]) -> Iterable[Event]:
+def _arrows(timeline: Timeline, by_rank: Iterable[list[Event]]) -> Iterable[Event]:
     """An arrow from every send to its receive."""
     place = {
         (event["pid"], event["args"]["External id"]): event

@@ -1,0 +1,126 @@
+"""Ranks that behave alike: the program of one, the leader, runs for all of its class.
+
+The others, its followers, make every call of their leader at the same time, each in its own place: in the leader's group, or in the
+group that is like it. All their transfers are played. A call has ended on the leader when it has ended on its whole class; how far
+apart that was is noted.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from simcoll.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+__all__ = ["Alike", "read_classes"]
+
+
+class Alike:
+    """The classes of ranks of a run, and the groups that its programs made.
+
+    Attributes
+    ----------
+    leader
+        The leader of every rank: the lowest of its class.
+    skew_fs
+        The longest time between the ends of one call on two ranks of a class; 0 if they behaved exactly alike.
+    """
+
+    def __init__(self, leader: Sequence[int]) -> None:
+        self.leader = tuple(leader)
+        self.skew_fs = 0
+        self._classes: dict[int, list[int]] = {}
+        for rank, first in enumerate(self.leader):
+            self._classes.setdefault(first, []).append(rank)
+        self._groups: dict[tuple[int, ...], None] = {}
+
+    @property
+    def leaders(self) -> list[int]:
+        """The ranks whose programs run."""
+        return list(self._classes)
+
+    def leaders_of(self, ranks: Iterable[int]) -> list[int]:
+        """Those among some ranks that are leaders."""
+        return [rank for rank in ranks if self.leader[rank] == rank]
+
+    def note_group(self, members: Sequence[int]) -> None:
+        """Note that the programs make a group, perhaps one that no leader is in."""
+        self._groups[tuple(members)] = None
+
+    def classes_of(self, members: Sequence[int]) -> dict[int, Sequence[int]]:
+        """The group ranks of a group by the group rank of their leaders.
+
+        Raises
+        ------
+        RuntimeError
+            When the leader of a member is not in the group: nobody would make the member's calls.
+        """
+        place = {member: number for number, member in enumerate(members)}
+        found: dict[int, list[int]] = {}
+        for number, member in enumerate(members):
+            first = self.leader[member]
+            if first not in place:
+                raise RuntimeError(
+                    f"rank {member} does what rank {first} does, which is not in the group {list(members)}; "
+                    "a group of ranks that are alike must have their leaders as members"
+                )
+            found.setdefault(place[first], []).append(number)
+        return dict(found)
+
+    def like(self, members: Sequence[int]) -> list[tuple[int, ...]]:
+        """The groups of the same dimension without a leader whose members are of the same classes, rank by rank."""
+        pattern = [self.leader[member] for member in members]
+        return [
+            group
+            for group in self._dimension(tuple(members))
+            if not self.leaders_of(group) and [self.leader[member] for member in group] == pattern
+        ]
+
+    def _dimension(self, members: tuple[int, ...]) -> list[tuple[int, ...]]:
+        """The groups of one size without common ranks that were made one after the other with a group."""
+        dimension: list[tuple[int, ...]] = []
+        taken: set[int] = set()
+        for group in self._groups:
+            if not taken.isdisjoint(group) or (dimension and len(dimension[0]) != len(group)):
+                if members in dimension:
+                    break
+                dimension, taken = [], set()
+            dimension.append(group)
+            taken.update(group)
+        return dimension if members in dimension else []
+
+    def pairs_like(self, source: int, target: int) -> list[tuple[int, int]]:
+        """The pairs of followers that exchange the same message, by their places in their classes."""
+        pair = self._classes[self.leader[source]], self._classes[self.leader[target]]
+        places = tuple(ranks.index(rank) for ranks, rank in zip(pair, (source, target), strict=True))
+        if pair[0] is pair[1] or len(pair[0]) != len(pair[1]) or places[0] != places[1]:
+            return []
+        return [(a, b) for a, b in zip(*pair, strict=True) if a != source]
+
+
+def read_classes(given: str | Sequence[Sequence[int]], nranks: int) -> Alike:
+    """Classes of ranks from ``"all"``, or lists of ranks; a rank in no list is in a class of its own.
+
+    Raises
+    ------
+    ConfigError
+        For a rank that does not exist or is in two classes.
+    """
+    if isinstance(given, str):
+        if given != "all":
+            raise ConfigError(f'alike {given!r}: expected "all", or lists of ranks such as [range(0, 8), range(8, 16)]')
+        return Alike([0] * nranks)
+    leader = list(range(nranks))
+    seen: dict[int, int] = {}
+    for number, ranks in enumerate(map(list, given)):
+        for rank in ranks:
+            if rank not in range(nranks):
+                raise ConfigError(f"alike: rank {rank!r} of class {number} does not exist; expected 0 to {nranks - 1}")
+            if rank in seen:
+                raise ConfigError(
+                    f"alike: rank {rank} is in classes {seen[rank]} and {number}; expected one class each"
+                )
+            seen[rank], leader[rank] = number, min(ranks)
+    return Alike(leader)

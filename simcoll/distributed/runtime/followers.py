@@ -1,0 +1,83 @@
+"""The part that followers have in their leaders' operations: they enter with them, and a leader goes on when all have left."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+from simcoll.distributed.runtime.playing import Playing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from simcoll.core.memory import Array
+    from simcoll.core.plan import Plan
+    from simcoll.distributed.runtime.alike import Alike
+    from simcoll.distributed.runtime.playing import Emulator
+
+__all__ = ["Followers"]
+
+
+@dataclass(slots=True, eq=False)
+class _Class:
+    """What is left to do before the leader of a class leaves an operation."""
+
+    missing: int
+    first_fs: int = -1
+    values: Array | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Followers:
+    """One operation of a group, with the same operation of the groups that are like it.
+
+    Parameters
+    ----------
+    classes
+        By the group rank of every leader, those that enter with it.
+    leave
+        Called with the group rank of every leader whose class has left, and the leader's output.
+    """
+
+    alike: Alike
+    emulator: Emulator
+    classes: dict[int, Sequence[int]]
+    leave: Callable[[int, Array | None], None]
+    elsewhere: list[Playing] = field(default_factory=list)
+    _classes: dict[int, _Class] = field(default_factory=dict)
+    _leader: dict[int, int] = field(default_factory=dict)
+
+    def play(self, plans: Iterable[Plan], label: tuple[str, int, str]) -> None:
+        """Begin the operation in the groups that are like the leaders'."""
+        self.elsewhere = [Playing(self.emulator, plan, label, self.follower_left, fake=True) for plan in plans]
+        for leader, ranks in self.classes.items():
+            self._classes[leader] = _Class(len(ranks) * (1 + len(self.elsewhere)))
+            self._leader.update(dict.fromkeys(ranks, leader))
+
+    def enter(self, leader: int) -> None:
+        """Let a class enter, except in the leaders' own group."""
+        for playing in self.elsewhere:
+            for rank in self.classes[leader]:
+                playing.enter(rank, ())
+
+    def left(self, rank: int, values: Array | None) -> None:
+        """Note that a rank of the leaders' group has left."""
+        if rank == self._leader[rank]:
+            self._classes[rank].values = values
+        self.follower_left(rank, None)
+
+    def follower_left(self, rank: int, _values: Array | None) -> None:
+        """Note that a rank has left; the last one of a class lets its leader go on."""
+        leader, now = self._leader[rank], self.emulator.calendar.now
+        entry = self._classes[leader]
+        if entry.first_fs < 0:
+            entry.first_fs = now
+        entry.missing -= 1
+        if not entry.missing:
+            self.alike.skew_fs = max(self.alike.skew_fs, now - entry.first_fs)
+            # Ranks leave as seen from their players; the leader goes on after these.
+            self.emulator.calendar.at(now, partial(self._go_on, leader), None)
+
+    def _go_on(self, leader: int, _nothing: None) -> None:
+        self.leave(leader, self._classes[leader].values)

@@ -1,0 +1,172 @@
+"""The collectives of a group on the emulator: calls are matched, compared and played.
+
+A group is a stream: a rank enters an operation when its part of the one before has finished, and when it has called; it does
+not wait for the calls of the others. Only transfers that need a rank that has not called wait. Operations of different groups
+overlap, and share the links.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from simcoll.distributed.runtime.followers import Followers
+from simcoll.distributed.runtime.operations import Operation, begin, deliver, plan_of
+from simcoll.distributed.runtime.playing import Playing
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from simcoll.core.memory import Array
+    from simcoll.core.plan import Plan
+    from simcoll.distributed.runtime.alike import Alike
+    from simcoll.distributed.runtime.calls import Call
+    from simcoll.distributed.runtime.playing import Emulator
+    from simcoll.distributed.runtime.work import Work
+    from simcoll.distributed.runtime.world import Buffers, Communicator, Rank
+
+__all__ = ["Streams"]
+
+
+@dataclass(slots=True, eq=False)
+class Streams:
+    """A group's operations on the emulator: each rank's stream, and the operations that some rank has yet to call."""
+
+    group: Communicator
+    emulator: Emulator
+    streams: defaultdict[int, list[_Matched]] = field(default_factory=lambda: defaultdict(list))
+    together: dict[int, Sequence[int]] = field(default_factory=dict)
+    open: dict[int, _Matched] = field(default_factory=dict)
+
+    def issue(self, me: Rank, call: Call, buffers: Buffers, *, guard: bool) -> Work:
+        """Match a call with those of the other ranks and put it on the rank's stream."""
+        work = begin(self.group, me, call.name, buffers)
+        here, sequence = self.group.group_rank[me.number], work.entry.sequence
+        operation = self.open.get(sequence)
+        if operation is None:
+            operation = self.open[sequence] = _Matched(self.group, sequence, streams=self)
+        operation.match(here, call, work)
+        if not work.done:
+            if guard:
+                work.guard()
+            stream = self.streams[here]
+            stream.append(operation)
+            if len(stream) == 1:
+                operation.enter(here)
+        return work
+
+    def entering(self, rank: int) -> Sequence[int]:
+        """The group ranks that enter with a rank: itself and its followers."""
+        alike = self.group.world.alike
+        return (rank,) if alike is None else self.classes(alike)[rank]
+
+    def classes(self, alike: Alike) -> dict[int, Sequence[int]]:
+        """The ranks of the group by the group rank of their leaders."""
+        if not self.together:
+            self.together = alike.classes_of(self.group.members)
+        return self.together
+
+    def leave(self, rank: int) -> None:
+        """Let a rank enter the next operation: its part of the one at the head of its stream has finished."""
+        stream = self.streams[rank]
+        stream.pop(0)
+        if stream:
+            stream[0].enter(rank)
+
+    def fail(self, error: str, sequence: int) -> None:
+        """Fail this operation and all later ones, including calls to come: none can be trusted any more."""
+        self.group.failure = self.group.failure or error
+        for number in [number for number in self.open if number >= sequence]:
+            self.open.pop(number).fail(error)
+        for stream in self.streams.values():
+            stream[:] = [operation for operation in stream if not operation.failed]
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class _Matched(Operation):
+    """An operation whose ranks are all in this process, from the first call to the last departure."""
+
+    streams: Streams
+    mismatch: bool = False
+    failed: bool = False
+    playing: Playing | None = None
+    early: list[int] = field(default_factory=list)
+    followers: Followers | None = None
+
+    def match(self, rank: int, call: Call, work: Work) -> None:
+        """Compare the call of a rank with the first one."""
+        if self.calls and call.differences(next(iter(self.calls.values()))):
+            self.mismatch = True
+            self.streams.emulator.unsettled[self.settle] = None
+        for number in self.streams.entering(rank):
+            self.add(number, call, work)
+        if len(self.calls) == len(self.group.members):
+            if self.mismatch:
+                self.settle()
+            elif call.splits is not None:
+                self._join_splits()
+
+    def _join_splits(self) -> None:
+        wrong = self.joined([self.calls[rank].splits or ((), ()) for rank in range(len(self.calls))])
+        if wrong is not None:
+            self._refuse(wrong)
+        elif self.plan is not None:
+            for rank in self.early:
+                self._enter(rank, self.plan)
+
+    def settle(self) -> None:
+        """Report a disagreement to every rank, once all have called or no more calls can come."""
+        if not self.failed:
+            first = next(iter(self.calls.values()))
+            found = dict.fromkeys(aspect for call in self.calls.values() for aspect in call.differences(first))
+            self._refuse(f"they differ in {', '.join(found)}")
+
+    def _refuse(self, reason: str) -> None:
+        said = {rank: (str(call), self.works[rank].entry.site) for rank, call in self.calls.items()}
+        self.streams.fail(self.refusal(said, reason), self.sequence)
+
+    def fail(self, error: str) -> None:
+        """End it with an error on all ranks."""
+        self.failed = True
+        if self.playing is not None:
+            self.playing.stopped = True
+        self.streams.emulator.unsettled.pop(self.settle, None)
+        for work in self.works.values():
+            work.over(error)
+
+    def enter(self, rank: int) -> None:
+        """Let a rank begin, whose stream has reached the operation."""
+        self.works[rank].entry.started_fs = self.streams.emulator.calendar.now
+        if self.mismatch:
+            return
+        if self.plan is None:
+            self.early.append(rank)
+        else:
+            self._enter(rank, self.plan)
+
+    def _enter(self, rank: int, plan: Plan) -> None:
+        if self.playing is None:
+            self.playing = self._begin(self.calls[rank], plan)
+        for number in self.streams.entering(rank):
+            self.playing.enter(number, self.works[rank].sources, self.calls[rank].op)
+        if self.followers is not None:
+            self.followers.enter(rank)
+
+    def _begin(self, call: Call, plan: Plan) -> Playing:
+        """Start to play, also in the groups of followers that are like this one."""
+        streams, alike, leave = self.streams, self.group.world.alike, self._leave
+        label = (self.group.name, self.sequence, call.name)
+        close = functools.partial(streams.open.pop, self.sequence, None)
+        if alike is not None:
+            self.followers = Followers(alike, streams.emulator, streams.classes(alike), leave)
+            groups = alike.like(self.group.members)
+            self.followers.play((plan_of(self.group, call, call.sizes, members) for members in groups), label)
+            leave = self.followers.left
+        return Playing(streams.emulator, plan, label, leave, close, fake=call.fake)
+
+    def _leave(self, rank: int, values: Array | None) -> None:
+        work = self.works[rank]
+        work.over(deliver(work, self.calls[rank], values, len(self.group.members)))
+        self.streams.leave(rank)

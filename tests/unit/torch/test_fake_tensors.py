@@ -1,0 +1,133 @@
+"""PyTorch programs on fake tensors: no memory, the same times."""
+
+import resource
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.distributed as dist  # noqa: E402
+import torch.distributed._functional_collectives as functional  # noqa: E402
+from torch import nn  # noqa: E402
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
+from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
+from torch.distributed.fsdp import fully_shard  # noqa: E402
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module  # noqa: E402
+
+import simcoll.torch  # noqa: E402
+
+N = 4
+
+
+def timed(step, fake, **options):
+    """The times that a step takes on each rank, on real or fake tensors."""
+
+    def program(rank, world_size):
+        dist.init_process_group("simcoll")
+        if not fake:
+            step(rank, world_size)
+        else:
+            with FakeTensorMode():
+                step(rank, world_size)
+
+    return simcoll.torch.spawn(program, N, topology="dgx-h100", **options)
+
+
+def collectives(rank, n):
+    x, whole = torch.ones(1 << 12), torch.ones(n << 12)
+    dist.all_reduce(x)
+    dist.all_gather([torch.empty(1 << 12) for _ in range(n)], x)
+    dist.all_gather_single(whole, x)
+    dist.reduce_scatter_single(x, whole, op=dist.ReduceOp.AVG)
+    dist.all_to_all_single(whole, torch.ones(n << 12))
+    work = dist.broadcast(x, 1, async_op=True)
+    simcoll.torch.compute("5 us")
+    work.wait()
+    dist.barrier()
+    if rank == 0:
+        dist.send(x, 2)
+    elif rank == 2:
+        dist.recv(x, 0)
+
+
+def functional_collectives(rank, n):
+    x, world = torch.ones(8 * n, 16), dist.group.WORLD
+    results = [
+        functional.all_reduce(x, "sum", world),
+        functional.all_gather_single(x, 0, world),
+        functional.all_gather_single(x, 1, world),
+        functional.reduce_scatter_single(x, "sum", 0, world),
+        functional.all_to_all_single(x, None, None, world),
+        functional.broadcast(x, 0, world),
+        *functional.all_reduce_coalesced([x, x[:3]], "sum", world),
+    ]
+    shapes = [functional.wait_tensor(result).shape for result in results]
+    assert shapes == [
+        (32, 16),
+        (128, 16),
+        (32, 64),
+        (8, 16),
+        (32, 16),
+        (32, 16),
+        (32, 16),
+        (3, 16),
+    ]
+
+
+def two_linear():
+    return nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64))
+
+
+def trained(model):
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(2):
+        model(torch.ones(8, 64)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def sharded(rank, n):
+    model, mesh = two_linear(), init_device_mesh("cpu", (n,))
+    for layer in (model[0], model[2], model):
+        fully_shard(layer, mesh=mesh)
+    trained(model)
+
+
+def tensor_parallel(rank, n):
+    mesh = init_device_mesh("cpu", (2, n // 2), mesh_dim_names=("dp", "tp"))
+    trained(parallelize_module(two_linear(), mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()}))
+
+
+@pytest.mark.parametrize("step", [collectives, functional_collectives, sharded, tensor_parallel])
+def test_fake_tensors_take_the_same_time_as_real_ones(step):
+    real, fake = timed(step, fake=False), timed(step, fake=True)
+    assert fake.operations == real.operations > 0
+    assert fake.finish_fs == real.finish_fs
+
+
+def test_distributed_data_parallel_runs_with_its_first_buckets():
+    def step(rank, n):
+        trained(nn.parallel.DistributedDataParallel(two_linear()))
+
+    calls = [record.name for record in timed(step, fake=True).records]
+    assert calls.count("all_reduce") == 2  # one bucket, two steps
+    # Real tensors have two calls more: ranks agree on new buckets after the first step.
+    assert len(calls) == timed(step, fake=False).operations - 2
+
+
+def test_a_model_that_fits_no_memory_here_can_be_stepped():
+    def step(rank, n):
+        mesh = init_device_mesh("cpu", (n,))
+        model = nn.Sequential(*(nn.Linear(8192, 8192, bias=False) for _ in range(4)))
+        for layer in (*model, model):
+            fully_shard(layer, mesh=mesh)
+        model(torch.ones(1024, 8192)).sum().backward()
+
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    result = timed(step, fake=True, alike="all")
+    assert result.skew_fs == 0
+    assert result.own_ranks == (0,)
+    # 4 ranks with a gibibyte of parameters and as much of gradients each.
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20
+    gathered = 4 * 8192 * 8192 * (N - 1) / N * 2 * 4  # of each layer, forward and backward
+    assert result.time > gathered / 450e9
