@@ -36,6 +36,9 @@ from simcoll.distributed.api import (
 from simcoll.distributed.api import (
     reductions as _reductions,
 )
+from simcoll.distributed.api import (
+    subgroups as _subgroups,
+)
 from simcoll.distributed.api.backends import *
 from simcoll.distributed.api.collectives import *
 from simcoll.distributed.api.debug import *
@@ -46,6 +49,7 @@ from simcoll.distributed.api.object_collectives import *
 from simcoll.distributed.api.point_to_point import *
 from simcoll.distributed.api.reductions import *
 from simcoll.distributed.api.reductions import ReduceOp
+from simcoll.distributed.api.subgroups import *
 from simcoll.distributed.runtime.work import Future, Work
 from simcoll.distributed.start import spawning as _spawning
 from simcoll.distributed.start.spawning import *
@@ -65,6 +69,7 @@ __all__ += _making_groups.__all__
 __all__ += _object_collectives.__all__
 __all__ += _point_to_point.__all__
 __all__ += _reductions.__all__
+__all__ += _subgroups.__all__
 __all__ += _spawning.__all__
 __all__ += _errors.__all__
 __all__ += _memory.__all__

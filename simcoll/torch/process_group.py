@@ -14,11 +14,16 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from simcoll import distributed as ours
+from simcoll.distributed.api.coalesced import (
+    all_gather_coalesced,
+    all_reduce_coalesced,
+    by_rank,
+    reduce_scatter_coalesced,
+)
 from simcoll.distributed.api.groups import default_group
 from simcoll.distributed.api.making_groups import shared_group
 from simcoll.distributed.runtime.work import timeout_fs
 from simcoll.distributed.runtime.world import ProcessGroup, current_rank
-from simcoll.torch.coalesced import all_gather_coalesced, all_reduce_coalesced, by_rank, reduce_scatter_coalesced
 from simcoll.torch.estimate import Estimator, estimating
 from simcoll.torch.rank_threads import current_thread
 from simcoll.torch.tensors import array_of, arrays_of, reduce_op_of
@@ -120,8 +125,28 @@ class SimcollGroup(dist.ProcessGroup):
     def allreduce(self, tensors: Tensors, opts: Any = None) -> RankWork:
         """Reduce the tensors of all ranks; every rank gets the result."""
         tensor = _single(tensors, "allreduce")
+        if tensor.layout is torch.sparse_coo:
+            return self._allreduce_sparse(tensor, opts)
         op = reduce_op_of(opts.reduceOp if opts is not None else dist.ReduceOp.SUM)
         return self._run(ours.all_reduce, array_of(tensor), op, opts=opts, results=[tensor])
+
+    def _allreduce_sparse(self, tensor: torch.Tensor, opts: Any) -> RankWork:
+        """Sum sparse tensors: every rank gets all indices and values. It waits here, as the sizes have to be known first."""
+        op = reduce_op_of(opts.reduceOp if opts is not None else dist.ReduceOp.SUM)
+        if op != ours.ReduceOp.SUM:
+            raise RuntimeError(f"all_reduce of sparse tensors is a SUM; got {op}")
+        mine = tensor.detach().coalesce()
+        group, call = self._handle, self._thread.call
+        counts = torch.zeros(self.size(), dtype=torch.int64)
+        call(ours.all_gather_into_tensor, array_of(counts), array_of(torch.tensor([mine._nnz()])), group=group)
+        parts = []
+        for part in (mine.indices().t().contiguous(), mine.values().contiguous()):
+            listed = [part.new_empty((count, *part.shape[1:])) for count in counts.tolist()]
+            call(ours.all_gather, arrays_of(listed), array_of(part), group=group)
+            parts.append(torch.cat(listed))
+        with torch.no_grad():
+            tensor.copy_(torch.sparse_coo_tensor(parts[0].t(), parts[1], tensor.shape).coalesce())
+        return self._noted(RankWork(self._thread, (), [tensor]))
 
     def broadcast(self, tensors: Tensors, opts: Any) -> RankWork:
         """Copy the root's tensor to the others."""
@@ -297,7 +322,7 @@ class SimcollGroup(dist.ProcessGroup):
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """A barrier that names the missing ranks: see :func:`simcoll.distributed.monitored_barrier`."""
-        self._thread.call(ours.monitored_barrier, self._handle, timeout or None, wait_all_ranks)
+        self._thread.call(ours.monitored_barrier, self._handle, timeout, wait_all_ranks)
 
     def shutdown(self) -> None:
         """Leave the group."""

@@ -125,7 +125,7 @@ class Process:
     rng_state: torch.Tensor
     take_turn: Callable[[Process], None]
     groups: Groups = field(default_factory=Groups)
-    store: Any = None
+    stores: list[Any] = field(default_factory=list)
     functional: dict[int, Any] = field(default_factory=dict)
     threads: list[RankThread] = field(default_factory=list)
     outside: list[threading.Thread] = field(default_factory=list)

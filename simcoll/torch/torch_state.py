@@ -25,11 +25,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional  # its functions keep the default group of their import, which has to be none
 from torch._C import _distributed_c10d as c10d
 from torch.distributed import distributed_c10d
 
 from simcoll.distributed.api.making_groups import note_group
-from simcoll.distributed.stores import HashStore
+from simcoll.distributed.stores import HashStore, PrefixStore
 from simcoll.torch.fake_tensors import change_fake_tensors
 from simcoll.torch.process_group import SimcollGroup
 from simcoll.torch.profiling import profiler_replacements
@@ -80,25 +81,43 @@ def _forwarded(name: str) -> Callable[..., Any]:
 class RankStore(dist.Store):
     """One rank's handle of the store of a run, with torch's methods: while it waits for a key, the others run."""
 
-    def __init__(self, thread: RankThread, shared: HashStore) -> None:
+    def __init__(self, thread: RankThread, shared: Any) -> None:
         super().__init__()
         self.thread = thread
         self.shared = shared
+        thread.process.stores.append(self)  # PyTorch keeps only the C++ half alive
 
     set, get, add, append = map(_forwarded, ("set", "get", "add", "append"))
     compare_set, check, wait, delete_key = map(_forwarded, ("compare_set", "check", "wait", "delete_key"))
-    num_keys, multi_get, multi_set = map(_forwarded, ("num_keys", "multi_get", "multi_set"))
+    num_keys, multi_get, multi_set, list_keys = map(_forwarded, ("num_keys", "multi_get", "multi_set", "list_keys"))
+    queue_push, queue_pop, queue_len = map(_forwarded, ("queue_push", "queue_pop", "queue_len"))
+
+    def clone(self) -> RankStore:
+        """Another handle of the same store."""
+        return RankStore(self.thread, self.shared)
+
+    @property
+    def underlying_store(self) -> RankStore:
+        """The store without the prefix."""
+        return RankStore(self.thread, self.shared.underlying_store)
 
     def has_extended_api(self) -> bool:
         """Whether append, multi_get and multi_set are supported: True."""
         return True
 
 
+def _prefixed(prefix: str, store: Any) -> Any:
+    """A store whose keys have a prefix. PyTorch's, which is C++, would not pass on all methods of a rank's store."""
+    if isinstance(store, RankStore):
+        return RankStore(store.thread, PrefixStore(prefix, store.shared))
+    return dist.PrefixStore(prefix, store)
+
+
 class _BackendConfig(distributed_c10d.BackendConfig):
-    """The backend of each device: simcoll's in a rank's thread. Gloo would wait for other processes."""
+    """The backend of each device: simcoll's in a rank's thread. Gloo would wait for other processes; PyTorch's ``fake`` does not."""
 
     def get_device_backend_map(self) -> dict[str, str]:
-        if current_thread_or_none() is not None:
+        if current_thread_or_none() is not None and dict.fromkeys(self.device_backend_map.values()) != {"fake": None}:
             return {"cpu": "simcoll"}
         found: dict[str, str] = super().get_device_backend_map()
         return found
@@ -165,8 +184,7 @@ def _change_torch(undo: contextlib.ExitStack) -> None:
             yield from standard_rendezvous(url, rank, world_size, **kwargs)
             return
         size = int(thread.process.environment["WORLD_SIZE"])
-        made = thread.process.store = RankStore(thread, store)  # PyTorch keeps only the C++ half alive
-        yield made, thread.number if rank < 0 else rank, size if world_size < 0 else world_size
+        yield RankStore(thread, store), thread.number if rank < 0 else rank, size if world_size < 0 else world_size
 
     def wait(future: torch.futures.Future[Any]) -> Any:
         thread = current_thread_or_none()
@@ -188,7 +206,10 @@ def _change_torch(undo: contextlib.ExitStack) -> None:
         _replace(undo, owner, name, value)
     _replace(undo, distributed_c10d, "rendezvous", rendezvous)
     _replace(undo, distributed_c10d, "BackendConfig", _BackendConfig)
+    _replace(undo, distributed_c10d, "PrefixStore", _prefixed)
     _replace(undo, torch._C.Future, "wait", wait)
+    for module in (dist, distributed_c10d):
+        _replace(undo, module, "monitored_barrier", _monitored_barrier(distributed_c10d.monitored_barrier))
     _replace(undo, torch.cuda.nccl, "version", _nccl_version(torch.cuda.nccl.version))
     _replace(undo, sys, "excepthook", sys.excepthook)  # init_process_group sets it
     undo.callback(torch.set_num_threads, torch.get_num_threads())
@@ -202,6 +223,22 @@ def _change_torch(undo: contextlib.ExitStack) -> None:
         warnings.simplefilter("ignore")  # that the operators existed before
         operators.impl("_allgather_base_", _all_gather_single, "CPU", allow_override=True)
         operators.impl("_reduce_scatter_base_", _reduce_scatter_single, "CPU", allow_override=True)
+
+
+def _monitored_barrier(standard: Callable[..., None]) -> Callable[..., None]:
+    """PyTorch's function, without its refusal of every backend that is not called gloo."""
+
+    @functools.wraps(standard)
+    def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+        found = distributed_c10d.GroupMember.WORLD if group is None else group
+        if current_thread_or_none() is None or not isinstance(found, SimcollGroup):
+            standard(group, timeout, wait_all_ranks)
+            return
+        if timeout is not None:
+            distributed_c10d._check_valid_timeout(timeout)
+        found.monitored_barrier(timeout, wait_all_ranks)
+
+    return monitored_barrier
 
 
 def _nccl_version(standard: Callable[[], Any]) -> Callable[[], Any]:

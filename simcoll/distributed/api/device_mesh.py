@@ -16,6 +16,7 @@ from simcoll.distributed.api.groups import (
     is_initialized,
 )
 from simcoll.distributed.api.making_groups import count, init_process_group, new_group
+from simcoll.distributed.api.subgroups import group_among
 from simcoll.distributed.runtime.tasks import Arrival, wait_until
 from simcoll.distributed.runtime.world import current_rank
 from simcoll.errors import nearest
@@ -82,6 +83,7 @@ class DeviceMesh:
         mesh_dim_names: Sequence[str] | None = None,
         _init_backend: bool = True,
         _groups: Sequence[ProcessGroup | None] | None = None,
+        _root: DeviceMesh | None = None,
     ) -> None:
         self.device_type = _check_device(device_type)
         self.mesh: Ints = np.array(mesh, np.int64)
@@ -89,6 +91,8 @@ class DeviceMesh:
         if not is_initialized():
             init_process_group()
         self._rank = get_rank()
+        self._root = self if _root is None else _root
+        self._flattened: dict[str, DeviceMesh] = {} if _root is None else _root._flattened  # noqa: SLF001  # one for all slices
         self._groups: list[ProcessGroup | None] = []
         if _groups is not None:
             self._groups = list(_groups)
@@ -216,6 +220,8 @@ class DeviceMesh:
         if self.mesh_dim_names is None:
             raise RuntimeError("Cannot slice a DeviceMesh without mesh_dim_names!")
         chosen = (names,) if isinstance(names, str) else tuple(names)
+        if len(chosen) == 1 and chosen[0] in self._flattened:
+            return self._flattened[chosen[0]]
         dims = [self._dim(name) for name in chosen]
         if dims != sorted(set(dims)):
             raise KeyError(
@@ -224,7 +230,42 @@ class DeviceMesh:
         coordinate = self._coordinate()
         index = tuple(slice(None) if dim in dims else coordinate[dim] for dim in range(self.mesh.ndim))
         groups = [self._groups[dim] for dim in dims] if self._groups else []
-        return DeviceMesh(self.device_type, self.mesh[index], mesh_dim_names=chosen, _groups=groups)
+        return DeviceMesh(self.device_type, self.mesh[index], mesh_dim_names=chosen, _groups=groups, _root=self._root)
+
+    def _flatten(self, mesh_dim_name: str | None = None) -> DeviceMesh:
+        """A mesh of one dimension with the same ranks, which all call; the mesh that this one is a slice of knows it by name.
+
+        Parameters
+        ----------
+        mesh_dim_name
+            Its name; by default those of the dimensions, joined by ``_``.
+
+        Raises
+        ------
+        RuntimeError
+            For a mesh without names.
+        ValueError
+            For a name that the mesh has already.
+        """
+        if self.mesh_dim_names is None:
+            raise RuntimeError("Cannot flatten a DeviceMesh without mesh_dim_names!")
+        name = "_".join(self.mesh_dim_names) if mesh_dim_name is None else mesh_dim_name
+        if self.mesh.ndim == 1 and name == self.mesh_dim_names[0]:
+            return self
+        ranks = self.mesh.reshape(-1).tolist()
+        made = self._flattened.get(name)
+        if made is not None and made.mesh.tolist() == ranks:
+            return made
+        if made is not None or name in (self._root.mesh_dim_names or ()):
+            raise ValueError(f"'{name}' already exists in the mesh {self._root!r}; choose another mesh_dim_name")
+        found = None
+        if self.get_coordinate() is not None:
+            world = group.WORLD
+            whole = world is not None and ranks == list(range(world.size()))
+            found = world if whole else group_among(ranks, f"mesh_{name}")
+        flat = DeviceMesh(self.device_type, ranks, mesh_dim_names=(name,), _groups=[found], _root=self._root)
+        self._flattened[name] = flat
+        return flat
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, DeviceMesh) and repr(self) == repr(other)

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from simcoll.distributed.api.backends import Backend
-from simcoll.distributed.api.groups import GroupMember, ProcessGroup, default_group, get_process_group_ranks
+from simcoll.distributed.api.groups import GroupMember, ProcessGroup, default_group
 from simcoll.distributed.runtime.plans import check_choice
 from simcoll.distributed.runtime.tasks import Arrival, wait_until
 from simcoll.distributed.runtime.work import timeout_fs
@@ -20,9 +20,7 @@ if TYPE_CHECKING:
     from simcoll.distributed.runtime.plans import Choice
     from simcoll.distributed.runtime.tasks import Meeting
 
-__all__ = [
-    "destroy_process_group", "init_process_group", "new_group", "new_subgroups", "new_subgroups_by_enumeration",
-]  # fmt: skip
+__all__ = ["destroy_process_group", "init_process_group", "new_group"]
 
 DEFAULT_TIMEOUT = timedelta(minutes=30)
 
@@ -92,9 +90,33 @@ def new_group(
     RuntimeError
         When the ranks ask for different groups.
     """
+    return group_of(
+        ranks,
+        timeout,
+        backend,
+        pg_options,
+        use_local_synchronization,
+        group_desc,
+        sort_ranks=sort_ranks,
+        algorithm=algorithm,
+    )
+
+
+def group_of(
+    ranks: Sequence[int] | None,
+    timeout: timedelta | None,
+    backend: str | None,
+    pg_options: Any = None,
+    use_local_synchronization: bool = False,
+    group_desc: str | None = None,
+    *,
+    sort_ranks: bool = True,
+    algorithm: Choice = None,
+    callers: Sequence[int] | None = None,
+) -> Any:
+    """Create a group; ``callers`` are the ranks that call, None: all."""
     default = default_group()
-    size = default.size()
-    chosen = _checked_ranks(ranks, size, sort_ranks=sort_ranks)
+    chosen = _checked_ranks(ranks, default.size(), sort_ranks=sort_ranks)
     span = default.timeout if timeout is None else timeout
     explicit = default.communicator.explicit if timeout is None else True
     limit = (timeout_fs(span), explicit)
@@ -109,6 +131,9 @@ def new_group(
             return None
         members = "-".join(map(str, chosen))
         label, tell = f"{members}:{count(me, members)}", chosen
+    elif callers is not None and len(callers) < default.size():
+        members = "-".join(map(str, callers))
+        label, tell = f"among {members}:{count(me, f'among {members}')}", tuple(callers)
     else:
         label, tell = str(count(me, "group")), me.world.everyone
     key, what = f"new_group {me.generation} {label}", f"new_group (number {label})"
@@ -140,13 +165,21 @@ def shared_group(
     *,
     desc: str = "undefined",
 ) -> Communicator:
-    """The record that the ranks of a group share, found by name; the first rank makes it, and the others must agree."""
+    """The record that the ranks of a group share; the first rank makes it.
+
+    Names are those of each rank: groups without a common rank may have the same. Other groups of one name are a disagreement.
+    """
     groups, key = me.world.groups, f"{me.generation}/{name}"
-    found = groups.get(key)
+    named = groups.setdefault(key, [])
+    found = next(
+        (each for each in named if me.number in each.group_rank or not each.group_rank.keys().isdisjoint(members)), None
+    )
     if found is None:
         if algorithm is None and me.default is not None:
             algorithm = me.default.communicator.algorithm
-        found = groups[key] = Communicator(me.world, name, key, desc, members, *limit, backend, algorithm)
+        unique = f"{key}/{len(named)}" if named else key
+        found = Communicator(me.world, name, unique, desc, members, *limit, backend, algorithm)
+        named.append(found)
     if found.members is not members and found.members != members:
         raise RuntimeError(
             f"new_group differs between ranks: rank {me.number} makes group {name} of {list(members)}, which another rank made of "
@@ -177,36 +210,6 @@ def _joined(
         }  # fmt: skip
         executor = maker[0](options, pg_options)
     return ProcessGroup(communicator, me.number, timeout, executor)
-
-
-def new_subgroups(
-    group_size: int | None = None, group: Any = None, timeout: timedelta | None = None, backend: str | None = None
-) -> tuple[Any, list[Any]]:
-    """Divide all ranks into groups of ``group_size`` neighbours, which divides them; returns this rank's group, and all."""
-    members = get_process_group_ranks(group)
-    size = len(members) if group_size is None else group_size
-    if not 0 < size <= len(members):
-        raise ValueError(
-            f"The arg 'group_size' ({size}) must be at least 1 and not exceed the world size ({len(members)})"
-        )
-    if len(members) % size:
-        raise ValueError(f"The world size ({len(members)}) must be divisible by 'group_size={size}'")
-    return new_subgroups_by_enumeration([members[i : i + size] for i in range(0, len(members), size)], timeout, backend)
-
-
-def new_subgroups_by_enumeration(
-    ranks_per_subgroup_list: Sequence[Sequence[int]], timeout: timedelta | None = None, backend: str | None = None
-) -> tuple[Any, list[Any]]:
-    """Create one group per list of ranks, each in one at most; returns this rank's group (None if in none), and all."""
-    seen: dict[int, int] = {}
-    for number, ranks in enumerate(ranks_per_subgroup_list):
-        for rank in ranks:
-            if rank in seen:
-                raise ValueError(f"Rank {rank} has appeared in both subgroup {seen[rank]} and {number}")
-            seen[rank] = number
-    made = [new_group(list(ranks), timeout, backend) for ranks in ranks_per_subgroup_list]
-    mine = next((each for each in made if isinstance(each, ProcessGroup)), None)
-    return mine, made
 
 
 def _leave_groups(me: Rank) -> None:

@@ -105,7 +105,7 @@ class LinkedWorld:
         self.alike: Alike | None = None
         self.plans = plans
         self.history = History() if history is None else history
-        self.groups: dict[str, Communicator] = {}
+        self.groups: dict[str, list[Communicator]] = {}
         self.everyone = tuple(range(control.link.world_size))
         self.ranks = [Rank(number, self) for number in self.everyone]
         self.home: str | None = control.link.name

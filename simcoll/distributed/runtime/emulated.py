@@ -91,7 +91,7 @@ class EmulatedWorld:
         self.alike = alike
         self.plans = plans
         self.history = History() if history is None else history
-        self.groups: dict[str, Communicator] = {}
+        self.groups: dict[str, list[Communicator]] = {}
         self.env = simpy.Environment()
         self.calendar = Calendar(self.env)
         capacities = effective_capacities(topology, costs(plans.protocol, topology))

@@ -249,9 +249,13 @@ def play(
 ) -> Work | None:
     """Run a checked call: ``sources``, concatenated, are its input; its output fills ``targets``.
 
-    ``results`` are the caller's own objects for the outputs.
+    ``results`` are the caller's own objects for the outputs. Inside a block of `coalescing` it is only noted.
     """
     me = current_rank()
+    pending = me.coalescing.get(group.communicator) if me.coalescing else None
+    if pending is not None:
+        pending.append((call, sources, targets))
+        return None
     if is_fake([*sources, *targets], timed=me.world.timed):
         call = replace(call, fake=True)
     work = me.world.issue(group, me, call, (sources, targets), guard=async_op and not call.fake)

@@ -68,7 +68,7 @@ class World(Clock, Protocol):
     everyone: tuple[int, ...]
     plans: Plans
     history: History
-    groups: dict[str, Communicator]
+    groups: dict[str, list[Communicator]]
     home: str | None
     """The backend that connects the ranks' processes; None on the emulator."""
 
@@ -201,6 +201,8 @@ class Rank:
         Its default store, and the store that init_process_group made for it.
     open_works
         Asynchronous operations that it has not waited for.
+    coalescing
+        The calls that wait for the end of a block, by group.
     debug_level, breakpoints
         What it set, and how many breakpoints it has passed.
     value, failure, finish_fs
@@ -218,6 +220,7 @@ class Rank:
     store: Any = None
     own_store: OwnStore | None = None
     open_works: dict[Work, None] = field(default_factory=dict)
+    coalescing: dict[Communicator, list[tuple[Call, list[Array], list[Array]]]] = field(default_factory=dict)
     debug_level: int | None = None
     breakpoints: int = 0
     value: Any = None

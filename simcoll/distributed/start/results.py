@@ -7,6 +7,7 @@ import json
 import warnings
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from simcoll.distributed.runtime.records import Flight, document
@@ -14,7 +15,6 @@ from simcoll.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
 
     from simcoll.distributed.runtime.history import Record
     from simcoll.distributed.runtime.timeline import Timeline
@@ -84,9 +84,9 @@ class RunResult:
             raise ConfigError(f"flight record of rank {rank!r}: this process has those of rank {listed}")
         return document(*self._flights[rank])
 
-    def write_flight_record(self, rank: int, path: Path) -> None:
+    def write_flight_record(self, rank: int, path: str | Path) -> None:
         """Write the flight record of a rank as JSON."""
-        path.write_text(json.dumps(self.flight_record(rank), indent=1) + "\n", encoding="utf-8")
+        Path(path).write_text(json.dumps(self.flight_record(rank), indent=1) + "\n", encoding="utf-8")
 
 
 # Each thread has a context, so this is no state that others could see.

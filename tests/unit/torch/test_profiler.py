@@ -19,7 +19,10 @@ def test_each_rank_has_its_own_profile(tmp_path):
         dist.init_process_group("gloo")
         pair = dist.new_group([0, 1])
         profiler, activities = torch.profiler, [torch.profiler.ProfilerActivity.CPU]
-        with profiler.profile(activities, record_shapes=True) as profile, profiler.record_function(f"step of {rank}"):
+        with (
+            profiler.profile(activities=activities, record_shapes=True) as profile,
+            profiler.record_function(f"step of {rank}"),
+        ):
             x = torch.ones(4, 4) @ torch.ones(4, 4)
             backend.compute("10 us")
             dist.all_reduce(x)

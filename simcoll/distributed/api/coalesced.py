@@ -1,0 +1,159 @@
+"""Several tensors as one operation on their concatenated elements, with the checks and errors of the collectives."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from simcoll.core.reduction import Reduction
+from simcoll.distributed.api.arguments import contiguous
+from simcoll.distributed.api.groups import default_group
+from simcoll.distributed.api.reductions import ReduceOp, check_op
+from simcoll.distributed.runtime.calls import Call
+from simcoll.distributed.runtime.operations import play
+from simcoll.distributed.runtime.world import current_rank
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from simcoll.core.memory import Array
+    from simcoll.distributed.runtime.work import Work
+    from simcoll.distributed.runtime.world import ProcessGroup
+
+__all__ = [
+    "Coalesced",
+    "all_gather_coalesced",
+    "all_reduce_coalesced",
+    "by_rank",
+    "coalescing",
+    "reduce_scatter_coalesced",
+]
+
+
+def _shapes(arrays: Sequence[Array]) -> str:
+    return f"{sum(array.size for array in arrays)} elements in {len(arrays)} tensors"
+
+
+def by_rank(array: Array, size: int) -> list[Array]:
+    """The equal parts of a tensor, one for each rank of a group.
+
+    Raises
+    ------
+    RuntimeError
+        When it cannot be divided equally, or is not contiguous.
+    """
+    if not contiguous(array) or array.size % size:
+        raise RuntimeError(
+            f"a tensor of {list(array.shape)} elements has to be contiguous and divide into {size} equal parts, one for each rank"
+        )
+    return list(array.reshape(size, -1))
+
+
+def all_reduce_coalesced(
+    arrays: list[Array], op: ReduceOp | Reduction, group: ProcessGroup, *, async_op: bool
+) -> Work | None:
+    """Reduce tensors of one dtype in place, as one tensor."""
+    reduction = op if isinstance(op, Reduction) else check_op(op, arrays[0].dtype, "all_reduce")
+    size = sum(array.size for array in arrays)
+    call = Call("all_reduce_coalesced", "all_reduce", size, arrays[0].dtype, _shapes(arrays), reduction)
+    return play(group, call, arrays, arrays, arrays, async_op=async_op)
+
+
+def all_gather_coalesced(
+    outputs: list[list[Array]], inputs: list[Array], group: ProcessGroup, *, async_op: bool
+) -> Work | None:
+    """Collect tensors of one dtype; ``outputs[r]`` receive those of rank r."""
+    size = sum(array.size for array in inputs)
+    if len(outputs) != group.size() or any(sum(array.size for array in each) != size for each in outputs):
+        raise RuntimeError(
+            f"all_gather_coalesced: expected room for {size} elements of each of {group.size()} ranks, got "
+            f"{[sum(array.size for array in each) for each in outputs]}"
+        )
+    call = Call("all_gather_coalesced", "all_gather", size, inputs[0].dtype, _shapes(inputs))
+    targets = [array for each in outputs for array in each]
+    return play(group, call, inputs, targets, targets, async_op=async_op)
+
+
+def reduce_scatter_coalesced(
+    outputs: list[Array], inputs: list[list[Array]], op: ReduceOp | Reduction, group: ProcessGroup, *, async_op: bool
+) -> Work | None:
+    """Reduce tensors of one dtype; rank r gets the reduction of all ranks' ``inputs[r]``."""
+    reduction = op if isinstance(op, Reduction) else check_op(op, outputs[0].dtype, "reduce_scatter")
+    size = sum(array.size for array in outputs)
+    if any(sum(array.size for array in each) != size for each in inputs):
+        raise RuntimeError(
+            f"reduce_scatter_coalesced: expected {size} elements for each of {group.size()} ranks, got "
+            f"{[sum(array.size for array in each) for each in inputs]}"
+        )
+    sources = [array for each in inputs for array in each]
+    call = Call("reduce_scatter_coalesced", "reduce_scatter", size, outputs[0].dtype, _shapes(sources), reduction)
+    return play(group, call, sources, outputs, outputs, async_op=async_op)
+
+
+@dataclass(slots=True, eq=False)
+class Coalesced:
+    """The operations of a :func:`coalescing` block."""
+
+    works: list[Work] = field(default_factory=list)
+
+    def wait(self) -> None:
+        """Wait for all of them."""
+        for work in self.works:
+            work.wait()
+
+
+@contextlib.contextmanager
+def coalescing(group: Any = None, device: Any = None, async_ops: bool = False) -> Iterator[Coalesced]:  # noqa: ARG001  # torch's signature
+    """Start the collectives that the block calls on a group at its end, those that are alike as one operation.
+
+    All-reduces, all-gathers of single tensors and reduce-scatters of single tensors are put together, by dtype and operator. Others
+    start one after another, without waiting for each other.
+
+    Parameters
+    ----------
+    async_ops
+        Do not wait at the end: the program waits for what the block gives.
+
+    Raises
+    ------
+    ValueError
+        Inside another such block of the same group.
+    """
+    found = group or default_group()
+    me = current_rank()
+    if found.communicator in me.coalescing:
+        raise ValueError("ProcessGroup has non-empty op list at the start of coalescing: blocks cannot be nested")
+    calls = me.coalescing[found.communicator] = []
+    together = Coalesced()
+    try:
+        yield together
+    finally:
+        del me.coalescing[found.communicator]
+    alike: dict[Any, list[tuple[Call, list[Array], list[Array]]]] = {}
+    for each in calls:
+        call = each[0]
+        single = call.kind == "all_reduce" or call.name in ("all_gather_into_tensor", "reduce_scatter_tensor")
+        alike.setdefault((call.kind, call.dtype, call.op) if single else id(each), []).append(each)
+    for batch in alike.values():
+        work = _start(found, batch)
+        if work is not None:
+            together.works.append(work)
+    if not async_ops:
+        together.wait()
+
+
+def _start(group: ProcessGroup, batch: list[tuple[Call, list[Array], list[Array]]]) -> Work | None:
+    """Start one call, or several that are alike."""
+    call, sources, targets = batch[0]
+    if len(batch) == 1:
+        return play(group, call, sources, targets, targets, async_op=True)
+    inputs = [array for _, arrays, _ in batch for array in arrays]
+    outputs = [array for _, _, arrays in batch for array in arrays]
+    if call.kind == "all_reduce" and call.op is not None:
+        return all_reduce_coalesced(outputs, call.op, group, async_op=True)
+    whole = outputs if call.kind == "all_gather" else inputs
+    rows = list(map(list, zip(*(by_rank(array, group.size()) for array in whole), strict=True)))
+    if call.op is None:
+        return all_gather_coalesced(rows, inputs, group, async_op=True)
+    return reduce_scatter_coalesced(outputs, rows, call.op, group, async_op=True)

@@ -1,0 +1,120 @@
+"""Groups, stores and tensors of PyTorch programs that need care: names per process, C++ defaults, sparse gradients."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from tests.support.deferred import Deferred, needs_torch
+
+torch, nn, dist = Deferred("torch"), Deferred("torch.nn"), Deferred("torch.distributed")
+c10d = Deferred("torch.distributed.distributed_c10d")
+backend = Deferred("simcoll.torch")
+
+pytestmark = needs_torch
+
+
+def on_ranks(body, nprocs=4):
+    def program(rank, world_size):
+        dist.init_process_group("simcoll")
+        return body(rank, world_size)
+
+    return backend.spawn(program, nprocs)
+
+
+def test_groups_without_common_ranks_may_share_a_name():
+    def body(rank, world_size):
+        half, _ = dist.new_subgroups(2)
+        own, _ = dist.new_subgroups(1, group=half)
+        x, alone = torch.tensor([rank]), torch.tensor([rank])
+        dist.all_reduce(x, group=half)
+        dist.all_reduce(alone, group=own)
+        return x.item(), alone.item()
+
+    assert on_ranks(body).returns == ((1, 0), (1, 1), (5, 2), (5, 3))
+
+
+def test_groups_with_common_ranks_may_not():
+    def body(rank, world_size):
+        dist.new_group([0, 1] if rank == 0 else [1, 2])
+
+    with pytest.raises(RuntimeError, match=r"new_group differs between ranks: rank . makes group 1 of"):
+        on_ranks(body, 3)
+
+
+def test_the_default_store_has_all_methods():
+    def body(rank, world_size):
+        store = c10d._get_default_store()
+        if rank == 0:
+            store.set("first", "a")
+            store.queue_push("line", "x")
+        dist.barrier()
+        found = [store.clone().get("first"), store.num_keys(), store.list_keys(), store.queue_len("line")]
+        dist.barrier()
+        if rank == 1:
+            found += [store.queue_pop("line"), store.delete_key("first")]
+        dist.barrier()
+        assert not store.check(["first"])
+        return found
+
+    ranks = on_ranks(body, 2).returns
+    assert ranks[0] == [b"a", 1, ["first"], 1]
+    assert ranks[1] == [*ranks[0], b"x", True]
+
+
+def test_monitored_barriers_under_every_name_and_without_patience():
+    def body(rank, world_size):
+        dist.monitored_barrier()
+        begin = backend.emulated_time()
+        if rank == 0:
+            with pytest.raises(RuntimeError, match="Rank 1 failed to pass monitoredBarrier in 0 ms"):
+                dist.monitored_barrier(timeout=timedelta(0))
+            assert backend.emulated_time() == begin
+        with pytest.raises(TypeError, match="timedelta"):
+            dist.monitored_barrier(timeout=3)
+
+    on_ranks(body, 2)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")
+def test_sparse_tensors_are_summed():
+    def body(rank, world_size):
+        x = torch.sparse_coo_tensor([[rank, 3]], [1.0, 2.0], (5,))
+        dist.all_reduce(x)
+        with pytest.raises(RuntimeError, match="of sparse tensors is a SUM"):
+            dist.all_reduce(x, op=dist.ReduceOp.MAX)
+        model = nn.parallel.DistributedDataParallel(nn.Embedding(6, 2, sparse=True))
+        model(torch.tensor([rank, 5])).sum().backward()
+        return x.to_dense().tolist(), model.module.weight.grad.to_dense()[:, 0].tolist()
+
+    for summed, gradient in on_ranks(body).returns:
+        assert summed == [1, 1, 1, 9, 0]
+        assert gradient == [0.25, 0.25, 0.25, 0.25, 0, 1]
+
+
+@pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")
+def test_functions_that_autograd_knows_use_the_default_group_of_each_rank():
+    def body(rank, world_size):
+        from torch.distributed.nn import functional
+
+        x = torch.full((2,), float(rank), requires_grad=True)
+        y = functional.all_reduce(x)
+        y.sum().backward()
+        return y.tolist(), x.grad.tolist()
+
+    assert on_ranks(body, 3).returns == (([3.0, 3.0], [3.0, 3.0]),) * 3
+
+
+def test_the_fake_backend_stays_what_it_is():
+    def program(rank, world_size):
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+
+        dist.init_process_group("fake", rank=rank, world_size=64, store=FakeStore())
+        x = torch.ones(2)
+        dist.all_reduce(x)
+        return dist.get_world_size(), x.tolist()
+
+    result = backend.spawn(program, 2)
+    assert result.returns == ((64, [1.0, 1.0]),) * 2
+    assert result.operations == 0
