@@ -34,6 +34,8 @@ def _jit(function: Function, **options: Any) -> Function:
         return function
     import numba
 
+    import simcoll.emulator.fast.columns  # noqa: F401  (numba learns of the state)
+
     # Without reference counts (_nrt) a helper may take arrays at no cost; nothing compiled here allocates.
     settings: Any = {"error_model": "numpy", "_nrt": False, **options}
     ready: Function = numba.njit(**settings)(function)
@@ -41,13 +43,13 @@ def _jit(function: Function, **options: Any) -> Function:
 
 
 def part(function: Function) -> Function:
-    """A piece of a loop; becomes part of its caller, which is compiled whole."""
-    return _jit(function, inline="always")
+    """A piece of a loop, which only compiled code calls."""
+    return _jit(function, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 
 
 def number(function: Function) -> Function:
     """A function of a few numbers; compiled once."""
-    return _jit(function)
+    return _jit(function, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 
 
 def entry(function: Function) -> Function:
@@ -71,7 +73,7 @@ def announced(function: Callable[..., Any]) -> Iterator[None]:
 
     def tell(_listener: Any, begun: Any) -> None:
         if begun.data["dispatcher"] is function:
-            sys.stderr.write("simcoll: compiling the fast engine, which takes some 20 seconds the first time\n")
+            sys.stderr.write("simcoll: compiling the fast engine, which takes some 7 seconds the first time\n")
             sys.stderr.flush()
 
     listener = type("Announcement", (event.Listener,), {"on_start": tell, "on_end": lambda _listener, _done: None})

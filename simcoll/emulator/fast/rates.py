@@ -26,6 +26,7 @@ from simcoll.emulator.fast.state import (
     SETTLED,
     STARTED,
     STOP,
+    TOUCHED,
 )
 
 if TYPE_CHECKING:
@@ -136,7 +137,7 @@ def part_links(s: State, m: int) -> None:
 
 @part
 def _limit(s: State, m: int, without: int) -> int:
-    """The rate that all links of a flow except one leave it."""
+    """The rate that all links of a flow except one leave it; ``without`` may be no link."""
     lowest: int = s.own[m]
     for each in range(s.entry[m], s.entry[m] + s.hops[m]):
         e = natural(each)
@@ -233,16 +234,16 @@ def _spread(s: State) -> int:
 
 
 @part
-def _set_rate(s: State, m: int, cover: int, touched: int) -> int:
-    """Bring the rate of a flow to the levels of its links; returns how many links are marked as touched."""
+def _set_rate(s: State, m: int, cover: int) -> None:
+    """Bring the rate of a flow to the levels of its links."""
     r = s.reg
     s.rated[m] = r[SETTLED]
-    rate, old = _limit(s, m, -1), s.rate[m]
+    rate, old = _limit(s, m, len(s.level)), s.rate[m]
     if rate == old and rate > 0:
-        return touched
+        return
     if rate <= 0:
         r[STOP], r[ARGUMENT] = NO_RATE, m
-        return touched
+        return
     gain = rate - old
     for each in range(s.entry[m], s.entry[m] + s.hops[m]):
         e = natural(each)
@@ -252,8 +253,8 @@ def _set_rate(s: State, m: int, cover: int, touched: int) -> int:
         s.used[l] += gain * s.weight[e]
         if s.marked[l] == 0:
             s.marked[l] = 1
-            s.touched[touched] = l
-            touched += 1
+            s.touched[r[TOUCHED]] = l
+            r[TOUCHED] += 1
     if old:
         s.left[m] -= float(old) * float(r[NOW] - s.since_fs[m]) / FS_PER_SECOND_UBPS
         if s.cover[m] < 0:
@@ -268,7 +269,6 @@ def _set_rate(s: State, m: int, cover: int, touched: int) -> int:
         s.finish_fs[m] = r[NOW] + whole
     elif old == 0:
         r[STOP], r[ARGUMENT] = CLOCK, whole
-    return touched
 
 
 @part
@@ -307,7 +307,7 @@ def settle(s: State) -> None:
     for i in range(changed):
         s.marked[natural(s.changed[i])] = 0
     r[SETTLED] += 1  # a new stamp, so that no mark of the last settlement has to be cleared
-    touched = 0
+    r[TOUCHED] = 0
     for i in range(changed + r[STARTED]):
         if i < changed:  # every flow on a link
             slot = natural(s.changed[i])
@@ -321,13 +321,13 @@ def settle(s: State) -> None:
         while e >= 0:
             m = natural(s.owner[e])
             if s.rated[m] != r[SETTLED]:
-                touched = _set_rate(s, m, link, touched)
+                _set_rate(s, m, link)
             if s.cover[m] == link:
                 earliest = min(earliest, s.finish_fs[m])
             e = s.next_flow[e] if link >= 0 else -1
         _set_timer(s, slot, earliest)
     r[STARTED] = 0
-    for i in range(touched):
+    for i in range(r[TOUCHED]):
         l = natural(s.touched[i])
         s.marked[l] = 0
         if s.used[l] > s.capacity[l]:

@@ -9,6 +9,7 @@ import numpy as np
 from simcoll.emulator.fast.calendar import rehash
 from simcoll.emulator.fast.state import (
     CHAIN,
+    DTYPES,
     EDGE,
     HEAP,
     LANE,
@@ -66,27 +67,14 @@ PER_CONNECTION = ("ring_base", "ring_size", "ring_count", "ring_done")
 PER_HOP = ("link", "owner", "weight", "shared", "next_flow", "last_flow")
 
 
-def _types() -> dict[str, type]:
-    wide = {
-        "delay_fs", "busy_fs", "wire", "post_fs", "size", "ring_place", "start_fs", "end_fs", "done_fs", "rate", "own",
-        "since_fs", "finish_fs", "rated", "key", "limits", "weights", "block_first_id", "block_content", "lane_left",
-        "lane_free", "capacity", "level", "used", "flows", "heap", "table_key", "ring_count", "ring_done", "block_first_number", "reg",
-    }  # fmt: skip
-    special = {"left": np.float64, "sums": np.uint64} | dict.fromkeys(
-        ("phase", "rule", "shared", "queued", "marked"), np.int8
-    )
-    return {name: special.get(name, np.int64 if name in wide else np.int32) for name in State._fields}
-
-
 def new_state(capacities_uBps: Ints, lane_steps: Ints, launch_fs: int, *, fifo: bool) -> State:
     """The arrays of a new run; the first slots are the timers of the links and, with a FIFO, of the lanes."""
-    kinds = _types()
     links, lanes = len(capacities_uBps), len(lane_steps)
     timers = links + (lanes if fifo else 0)
     sizes = dict.fromkeys(PER_LANE, lanes) | dict.fromkeys(PER_LINK, links) | dict.fromkeys(PER_SLOT, timers)
     sizes |= dict.fromkeys(PER_NODE, 2 * timers)
     sizes |= {"reg": REGISTERS, "sums": 2, "heap": 64, "table_key": 128, "table_head": 128}
-    s = State(**{name: np.zeros(sizes.get(name, 0), kinds[name]) for name in State._fields})
+    s = _placed(State(**{name: np.zeros(sizes.get(name, 0), kind) for name, kind in DTYPES.items()}))
     s.reg[NOW] = s.reg[LAST] = launch_fs
     s.reg[CHAIN] = s.reg[EDGE] = -1
     s.capacity[:] = capacities_uBps
@@ -108,7 +96,13 @@ def lengthened(state: State, names: tuple[str, ...], length: int) -> State:
         old = getattr(state, name)
         longer[name] = np.zeros(length, old.dtype)
         longer[name][: len(old)] = old
-    return state._replace(**longer)
+    return _placed(state._replace(**longer))
+
+
+def _placed(state: State) -> State:
+    """With the table of where its arrays are."""
+    places = [(array.ctypes.data, len(array)) for array in state[:-1]]
+    return state._replace(table=np.array(places, np.int64).reshape(-1))
 
 
 def more_slots(state: State, slots: int) -> State:
@@ -147,7 +141,9 @@ def larger_calendar(state: State) -> State:
     while size < int(state.reg[HEAP]) + 4 * len(state.phase):
         size *= 2
     state = lengthened(state, ("heap",), size)
-    state = state._replace(table_key=np.full(2 * size, -1, np.int64), table_head=np.full(2 * size, -1, np.int32))
+    state = _placed(
+        state._replace(table_key=np.full(2 * size, -1, np.int64), table_head=np.full(2 * size, -1, np.int32))
+    )
     rehash(state)
     return state
 

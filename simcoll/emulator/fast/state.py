@@ -11,18 +11,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     Ints = NDArray[np.int64]
     Shorts = NDArray[np.int32]
+    Bytes = NDArray[np.int8]
+    Words = NDArray[np.uint64]
+    Reals = NDArray[np.float64]
 
 MAX = 2**63 - 1
 # Places of ``reg``.
 NOW, CHAIN, HEAP, STACK, DONE, LAST, RETIRED, STARTED, DIRTY, DELIVERED = range(10)
 STOP, ARGUMENT, HASHED, EDGE, MOVING, SETTLED, NEXT_ID, NEXT_NUMBER = range(10, 18)
-AGAIN, CONTENT, REGISTERS = range(18, 21)
+AGAIN, CONTENT, TOUCHED, REGISTERS = range(18, 22)
 # Why the loop stopped.
 IDLE, NEED_STEP, FULL, NO_RATE, CLOCK, OVER = range(6)
 # Roles of a step: transfers and work, which are numbered and hashed; a launch, which the time of the run counts; what only joins and
@@ -38,7 +42,7 @@ class State(NamedTuple):
     """Everything the loops read and write."""
 
     reg: Ints
-    sums: NDArray[np.uint64]
+    sums: Words
     # per slot: fixed while the block has the same content
     sender: Shorts
     receiver: Shorts
@@ -54,18 +58,18 @@ class State(NamedTuple):
     hops: Shorts
     ring_place: Ints  # of a wait: the number of waits before it on its connection
     connection: Shorts
-    rule: NDArray[np.int8]
+    rule: Bytes
     leader: Shorts  # of the switch operation that it is a further part of; -1: it is the leader
     partner: Shorts  # the next part of its switch operation; -1: none
     # per slot: changes
     needs: Shorts
-    phase: NDArray[np.int8]
+    phase: Bytes
     follower: Shorts
     waiters: Shorts
     start_fs: Ints
     end_fs: Ints
     done_fs: Ints
-    left: NDArray[np.float64]
+    left: Reals
     rate: Ints
     own: Ints  # the least that a private hop gives it
     since_fs: Ints
@@ -82,7 +86,7 @@ class State(NamedTuple):
     # per hop
     link: Shorts
     owner: Shorts  # slot
-    shared: NDArray[np.int8]  # whether other flows are on the link
+    shared: Bytes  # whether other flows are on the link
     weight: Shorts
     next_flow: Shorts
     last_flow: Shorts
@@ -118,8 +122,8 @@ class State(NamedTuple):
     used: Ints
     flows: Ints
     head: Shorts
-    queued: NDArray[np.int8]
-    marked: NDArray[np.int8]
+    queued: Bytes
+    marked: Bytes
     queue: Shorts
     changed: Shorts
     touched: Shorts
@@ -135,3 +139,13 @@ class State(NamedTuple):
     ring_done: Ints  # records
     edge_next: Shorts
     edge_slot: Shorts
+    # addresses and lengths of all of these
+    table: Ints
+
+
+DTYPES = {
+    name: {"Ints": np.int64, "Shorts": np.int32, "Bytes": np.int8, "Words": np.uint64, "Reals": np.float64}[
+        kind.__forward_arg__
+    ]
+    for name, kind in State.__annotations__.items()
+}

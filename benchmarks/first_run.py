@@ -1,0 +1,44 @@
+"""The first compiled run after installation, and those that follow: CPU time and memory of whole processes.
+
+``python benchmarks/first_run.py`` prints the machine, a run with an empty cache of machine code, and the best of three that find it filled.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+
+from scale import cpu_name
+
+RUN = """
+import json, resource, sys
+import simcoll
+from simcoll.emulator import emulate
+from simcoll.topology import crossbar
+plan = simcoll.bind(simcoll.schedule("all_reduce", "ring", nranks=4), count=4)
+emulate(plan, crossbar(4, "1 GB/s"), data="none", bound=False, engine="fast", quotient=False)
+used = resource.getrusage(resource.RUSAGE_SELF)
+json.dump([used.ru_utime + used.ru_stime, used.ru_maxrss / 1024], sys.stdout)
+"""
+
+
+def run(folder: str) -> tuple[float, float]:
+    """CPU seconds and peak MiB of a process that makes one small run by the compiled engine."""
+    environment = os.environ | {"NUMBA_CACHE_DIR": folder}
+    done = subprocess.run([sys.executable, "-c", RUN], env=environment, capture_output=True, check=True, text=True)
+    seconds, peak = json.loads(done.stdout)
+    return seconds, peak
+
+
+def main() -> None:
+    """Run and print."""
+    print(f"{os.cpu_count()} cores, {cpu_name()}")
+    with tempfile.TemporaryDirectory() as folder:
+        for name, times, target in (("first", 1, 8.0), ("later", 3, 1.0)):
+            seconds, peak = min(run(folder) for _ in range(times))
+            print(f"{name} run: {seconds:.2f} s CPU, {peak:.0f} MB, {seconds / target:.2f} of {target:.0f} s")
+
+
+if __name__ == "__main__":
+    main()

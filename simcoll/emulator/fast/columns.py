@@ -1,0 +1,133 @@
+"""The state as compiled code sees it: the address of a table with the address and length of every array.
+
+To numba a tuple of arrays is a value of several hundred numbers, of which every function that takes it makes a copy. LLVM spent
+nine tenths of the time that compiling took on removing these copies. Integers are read as int64, whatever they are kept as, so
+that every function is compiled once. Indices are taken as they are: none is negative.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba.core import types
+from numba.core.imputils import lower_builtin, lower_getattr_generic
+from numba.core.typing.templates import AbstractTemplate, AttributeTemplate, infer_getattr, infer_global, signature
+from numba.extending import NativeValue, models, register_model, typeof_impl, unbox
+from numba.np.numpy_support import from_dtype
+
+from simcoll.emulator.fast.state import DTYPES, State
+
+__all__ = ["Column", "StateType"]
+
+_WORD = ir.IntType(64)
+
+
+class StateType(types.Type):
+    """The state."""
+
+    def __init__(self) -> None:
+        super().__init__(name="simcoll.State")
+
+
+class Column(types.Type):
+    """One of its arrays."""
+
+    def __init__(self, dtype: types.Type) -> None:
+        self.dtype = dtype
+        super().__init__(name=f"simcoll.Column({dtype})")
+
+
+@register_model(StateType)
+@register_model(Column)
+class _Address(models.PrimitiveModel):
+    """Into the table: its begin, or a column's place."""
+
+    def __init__(self, manager: Any, kind: types.Type) -> None:
+        super().__init__(manager, kind, _WORD.as_pointer())
+
+
+@typeof_impl.register(State)
+def _typeof(_state: State, _context: Any) -> StateType:
+    return StateType()
+
+
+@unbox(StateType)
+def _unbox(_kind: StateType, state: Any, c: Any) -> NativeValue:
+    table = c.pyapi.object_getattr_string(state, "table")
+    kind = types.Array(types.int64, 1, "C")
+    found = c.unbox(kind, table)
+    c.pyapi.decref(table)  # the state keeps it alive
+    array = c.context.make_array(kind)(c.context, c.builder, value=found.value)
+    return NativeValue(array.data, is_error=found.is_error)
+
+
+@infer_getattr
+class _Attribute(AttributeTemplate):
+    key = StateType
+
+    def generic_resolve(self, _state: Any, name: str) -> Any:  # type: ignore[override]  # not a method there
+        return Column(from_dtype(np.dtype(DTYPES[name]))) if name in DTYPES else None
+
+
+@lower_getattr_generic(StateType)
+def _column(_context: Any, builder: Any, _state: StateType, table: Any, name: str) -> Any:
+    return builder.gep(table, [_WORD(2 * list(DTYPES).index(name))], inbounds=True)
+
+
+def _word(builder: Any, column: Any, which: int) -> Any:
+    """The address (0) or the length (1) of a column."""
+    found = builder.load(builder.gep(column, [_WORD(which)], inbounds=True))
+    # The table does not change while compiled code runs.
+    found.set_metadata("invariant.load", builder.module.add_metadata([]))
+    return found
+
+
+def _item(context: Any, builder: Any, kind: Column, column: Any, index: Any) -> Any:
+    """The address of an item."""
+    pointer = context.get_data_type(kind.dtype).as_pointer()
+    return builder.gep(builder.inttoptr(_word(builder, column, 0), pointer), [index], inbounds=True)
+
+
+def _indexed(args: Any) -> bool:
+    return isinstance(args[0], Column) and isinstance(args[1], types.Integer)
+
+
+@infer_global(operator.getitem)
+class _Get(AbstractTemplate):
+    def generic(self, args: Any, _named: Any) -> Any:
+        if not _indexed(args):
+            return None
+        kind = args[0].dtype
+        whole = isinstance(kind, types.Integer) and kind != types.uint64
+        return signature(types.int64 if whole else kind, args[0], types.intp)
+
+
+@infer_global(operator.setitem)
+class _Set(AbstractTemplate):
+    def generic(self, args: Any, _named: Any) -> Any:
+        return signature(types.none, args[0], types.intp, args[0].dtype) if _indexed(args) else None
+
+
+@infer_global(len)
+class _Len(AbstractTemplate):
+    def generic(self, args: Any, _named: Any) -> Any:
+        return signature(types.intp, args[0]) if isinstance(args[0], Column) else None
+
+
+@lower_builtin(operator.getitem, Column, types.intp)
+def _get(context: Any, builder: Any, kinds: Any, values: Any) -> Any:
+    found = builder.load(_item(context, builder, kinds.args[0], *values))
+    return context.cast(builder, found, kinds.args[0].dtype, kinds.return_type)
+
+
+@lower_builtin(operator.setitem, Column, types.intp, types.Any)
+def _set(context: Any, builder: Any, kinds: Any, values: Any) -> None:
+    builder.store(values[2], _item(context, builder, kinds.args[0], *values[:2]))
+
+
+@lower_builtin(len, Column)
+def _length(_context: Any, builder: Any, _kinds: Any, values: Any) -> Any:
+    return _word(builder, values[0], 1)
