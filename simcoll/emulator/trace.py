@@ -56,7 +56,7 @@ class Trace:
         if message < self._limit:
             self._rows.append((message, *rest))
 
-    def document(self, result: Result) -> dict[str, Any]:
+    def document(self, result: Result, run: str = "") -> dict[str, Any]:
         """The trace as a JSON object."""
         spans: dict[tuple[int, int, str], list[tuple[int, int, str, dict[str, Any]]]] = {}
         for message, step, src, dst, channel, op, size, ready, start, end, done in sorted(self._rows):
@@ -75,7 +75,7 @@ class Trace:
             spans.setdefault((dst, channel, "receive"), []).append((start, done, f"receive <- {src}", args))
         return {
             "displayTimeUnit": "ns",
-            "otherData": self._about(result),
+            "otherData": self._about(result) | ({"run": run} if run else {}),
             "traceEvents": [*self._processes(), *_tracks(spans)],
         }
 
@@ -89,11 +89,11 @@ class Trace:
         """
         write_file(path, self.content(result))
 
-    def content(self, result: Result) -> bytes:
-        """The compressed trace, as :meth:`write` writes it."""
+    def content(self, result: Result, *, run: str = "") -> bytes:
+        """The compressed trace, as :meth:`write` writes it; ``run`` names the results that it belongs to."""
         buffer = io.BytesIO()
         with gzip.GzipFile(filename="", mode="wb", fileobj=buffer, mtime=0) as stream:
-            stream.write(json.dumps(self.document(result), separators=(",", ":")).encode())
+            stream.write(json.dumps(self.document(result, run), separators=(",", ":")).encode())
         return buffer.getvalue()
 
     def _about(self, result: Result) -> dict[str, Any]:

@@ -1,17 +1,31 @@
-"""Writing files so that a reader never sees half of one."""
+"""Writing files so that a reader never sees half of one, nor does whoever comes after a crash.
+
+A file is written under a random name, flushed to the disk, and then renamed to take the place of the old one. So it is whole or not there.
+What a killed process was writing is removed by the next that writes the same file.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import glob
+import os
+import secrets
+import stat
 import tempfile
+import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from simcoll.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
 __all__ = ["open_folder", "write_file", "write_files"]
+
+LOCK_S = 5.0
+"""Longest wait for another process that puts files into the same folder, which takes it microseconds."""
 
 
 def open_folder(path: Path, names: Iterable[str] = ()) -> None:
@@ -38,14 +52,74 @@ def refuse_folders(folder: Path, names: Iterable[str]) -> None:
             raise ConfigError("cannot be written: there is a folder of this name", file=str(folder / name))
 
 
-def _written_first(target: Path) -> Path:
-    """Name under which a file is written first: its own for devices, pipes and links, which a renamed file would replace."""
-    special = target.is_symlink() or (target.exists() and not target.is_file())
-    return target if special else target.with_name(f".{target.name}.part")
+@dataclass(slots=True)
+class _New:
+    """A file on its way to a place: locked while its writer lives, under a name that nobody can foresee."""
+
+    target: Path
+    part: Path
+    descriptor: int
+
+    @classmethod
+    def beside(cls, target: Path) -> _New:
+        """An empty one; what a killed process left for the same place is removed."""
+        for old in target.parent.glob(f".{glob.escape(target.name)}.*.part"):
+            with contextlib.suppress(OSError):
+                _remove_unless_locked(old)
+        part = target.with_name(f".{target.name}.{secrets.token_hex(8)}.part")
+        descriptor = os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)  # never follows a link
+        _locked(descriptor)
+        return cls(target, part, descriptor)
+
+    def write(self, content: bytes) -> None:
+        """Write everything, and wait until the disk has it."""
+        left = memoryview(content)
+        while left:
+            left = left[os.write(self.descriptor, left) :]
+        os.fsync(self.descriptor)
+
+    def put(self) -> None:
+        """Take the place of the old file; a link there is replaced, not followed."""
+        self.part.replace(self.target)
+
+    def discard(self) -> None:
+        """Close it, and remove it unless it has its place."""
+        os.close(self.descriptor)
+        with contextlib.suppress(OSError):
+            self.part.unlink()
+
+
+def _remove_unless_locked(part: Path) -> None:
+    descriptor = os.open(part, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
+    try:
+        if _locked(descriptor):
+            part.unlink()
+    finally:
+        os.close(descriptor)
+
+
+def _locked(descriptor: int) -> bool:
+    """Lock a file until it is closed; False where another process has it, and where there are no locks."""
+    try:
+        import fcntl
+
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (ImportError, OSError):
+        return False
+    return True
+
+
+def _is_special(target: Path) -> bool:
+    """Whether it is a device or a pipe, which gets the content itself; a link to one, as /dev/stdout, is one."""
+    try:
+        mode = target.stat().st_mode
+    except FileNotFoundError:
+        return False
+    return not stat.S_ISREG(mode)
 
 
 def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Write all files under other names first, then put them in place.
+    """Write all files, then put them in place; of two processes that do so in one folder, one comes after the other.
 
     Raises
     ------
@@ -54,23 +128,46 @@ def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
         them: the error says which are new.
     """
     shown = str(folder / next(iter(files))) if len(files) == 1 else str(folder)
-    parts: dict[Path, Path] = {}
+    new: list[_New] = []
     done: list[str] = []
     try:
         refuse_folders(folder, files)
-        parts.update((_written_first(folder / name), folder / name) for name in files)
-        for part, content in zip(parts, files.values(), strict=True):
-            part.write_bytes(content)
-        for part, target in parts.items():
-            part.replace(target)
-            done.append(target.name)
+        special = [name for name in files if _is_special(folder / name)]
+        for name in special:
+            (folder / name).write_bytes(files[name])
+        with _alone_in(folder):
+            new.extend(_New.beside(folder / name) for name in files if name not in special)
+        for each in new:
+            each.write(files[each.target.name])
+        with _alone_in(folder):
+            for each in new:
+                each.put()
+                done.append(each.target.name)
     except (OSError, ValueError) as error:  # a path with a zero byte is a ValueError
-        for part, target in parts.items():
-            # The folder itself may be what is missing or a file.
-            if part != target and part.is_file():
-                part.unlink()
         mixed = f"; new already: {', '.join(done)}" if done else ""
         raise ConfigError(f"cannot be written: {getattr(error, 'strerror', error)}{mixed}", file=shown) from None
+    finally:
+        for each in new:
+            each.discard()
+
+
+@contextlib.contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Keep others out of a folder while its names change, and have the disk take the change before they may come.
+
+    Whoever keeps it for seconds is stopped, and waited for no longer.
+    """
+    descriptor = os.open(folder, os.O_RDONLY) if os.name == "posix" else -1
+    try:
+        until_s = time.monotonic() + LOCK_S
+        while descriptor >= 0 and not _locked(descriptor) and time.monotonic() < until_s:
+            time.sleep(0.005)
+        yield
+        if descriptor >= 0:
+            os.fsync(descriptor)
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)
 
 
 def write_file(path: str | Path, content: bytes) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["is_file"]
+__all__ = ["exists", "is_file"]
 
 
 def is_file(path: str | Path) -> bool:
@@ -18,3 +18,12 @@ def is_file(path: str | Path) -> bool:
     (False, False)
     """
     return os.path.isfile(path)  # noqa: PTH113 - Path.is_file raises for such names
+
+
+def exists(path: str | Path) -> bool:
+    """Whether there is a file or folder of this name.
+
+    >>> exists("a" * 10_000), exists(".")
+    (False, True)
+    """
+    return os.path.exists(path)  # noqa: PTH110 - Path.exists raises, too

@@ -34,8 +34,11 @@ def _curves(rows: Sequence[Row]) -> dict[str, list[Row]]:
     return {f"{name} ({', '.join(dict.fromkeys(row.protocol for row in own))})": own for name, own in best.items()}
 
 
-def busbw_svg(title: str, kind: str, nranks: int, rows: Sequence[Row]) -> bytes:
-    """An SVG picture; the same rows give the same bytes. For a barrier, which has no bytes, the times."""
+def busbw_svg(title: str, kind: str, nranks: int, rows: Sequence[Row], *, run: str = "") -> bytes:
+    """An SVG picture; the same rows give the same bytes. For a barrier, which has no bytes, the times.
+
+    ``run`` names the results that it belongs to, in the picture's metadata.
+    """
 
     def bandwidths(panels: Sequence[Any]) -> None:
         _draw_bandwidths(panels[0], kind, nranks, rows)
@@ -43,8 +46,8 @@ def busbw_svg(title: str, kind: str, nranks: int, rows: Sequence[Row]) -> bytes:
         _name_sizes(panels[1], [row.size_bytes for row in rows])
 
     if any(row.size_bytes for row in rows):
-        return _picture(title, 2, bandwidths)
-    return _picture(title, 1, lambda panels: _draw_times(panels[0], rows))
+        return _picture(title, 2, bandwidths, run=run)
+    return _picture(title, 1, lambda panels: _draw_times(panels[0], rows), run=run)
 
 
 def comparison_svg(title: str, tables: Mapping[str, Sequence[Compared]]) -> bytes:
@@ -85,7 +88,9 @@ def comparison_svg(title: str, tables: Mapping[str, Sequence[Compared]]) -> byte
     return _picture(title, len(tables), times, shared=False)
 
 
-def _picture(title: str, count: int, draw: Callable[[Sequence[Any]], None], *, shared: bool = True) -> bytes:
+def _picture(
+    title: str, count: int, draw: Callable[[Sequence[Any]], None], *, shared: bool = True, run: str = ""
+) -> bytes:
     """Panels one above the other, drawn, as SVG."""
     import matplotlib as mpl
 
@@ -104,7 +109,9 @@ def _picture(title: str, count: int, draw: Callable[[Sequence[Any]], None], *, s
         for axes in panels:
             axes.spines[["top", "right"]].set_visible(False)
         stream = io.BytesIO()
-        figure.savefig(stream, format="svg", metadata={"Date": None, "Creator": "simcoll"})
+        figure.savefig(
+            stream, format="svg", metadata={"Date": None, "Creator": "simcoll"} | ({"Identifier": run} if run else {})
+        )
         plt.close(figure)
     return stream.getvalue()
 

@@ -103,13 +103,13 @@ def row_columns(row: Row) -> dict[str, Any]:
     }
 
 
-def results_csv(rows: Sequence[Row]) -> str:
-    """Every run as one line of CSV."""
+def results_csv(rows: Sequence[Row], run: str) -> str:
+    """Every run as one line of CSV; the last column names the results that it is of."""
     stream = io.StringIO()
-    writer = csv.DictWriter(stream, list(row_columns(rows[0])) if rows else [], lineterminator="\n")
+    writer = csv.DictWriter(stream, [*row_columns(rows[0]), "run"] if rows else [], lineterminator="\n")
     writer.writeheader()
     for row in rows:
-        writer.writerow(row_columns(row))
+        writer.writerow(row_columns(row) | {"run": run})
     return stream.getvalue()
 
 
@@ -126,11 +126,11 @@ def _summary(row: Row, bound: Row) -> dict[str, Any]:
     }
 
 
-def results_json(title: str, sweep: Sweep, topology: Topology, rows: Sequence[Row], proofs: Sequence[str]) -> bytes:
-    """Everything about a sweep as JSON. The same input gives the same bytes."""
+def results_json(
+    title: str, sweep: Sweep, topology: Topology, rows: Sequence[Row], proofs: Sequence[str]
+) -> tuple[bytes, str]:
+    """Everything about a sweep as JSON, and its hash, which the file has as ``run``. The same input gives the same bytes."""
     document: dict[str, Any] = {
-        "format": FORMAT,
-        "version": VERSION,
         "title": title,
         "topology": {
             "name": topology.name,
@@ -144,4 +144,6 @@ def results_json(title: str, sweep: Sweep, topology: Topology, rows: Sequence[Ro
         "runs": [row_columns(row) for row in rows],
         "best": [_summary(row, bound) for row, bound in zip(best_rows(rows), bound_rows(rows), strict=True)],
     }
-    return msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n"
+    run = hashlib.sha256(msgspec.json.encode(document)).hexdigest()[:16]
+    document = {"format": FORMAT, "version": VERSION, "run": run, **document}
+    return msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n", run

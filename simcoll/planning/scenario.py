@@ -12,7 +12,7 @@ import msgspec
 from simcoll.errors import ConfigError, nearest
 from simcoll.formats.output import write_files
 from simcoll.formats.strict import decode_toml, read_file
-from simcoll.limits.paths import is_file
+from simcoll.limits.paths import exists, is_file
 from simcoll.planning.report import results_csv, results_json
 from simcoll.planning.sweep import Sweep, best_rows, play, size_ladder
 from simcoll.tuning import parse_choice
@@ -99,7 +99,7 @@ def load_scenario(name: str | Path) -> tuple[Scenario, Path]:
         When it cannot be read or does not fit the format.
     """
     path = Path(name)
-    if not is_file(path):
+    if not exists(path):
         shipped = {entry.stem: entry for entry in sorted(_folder().glob("*.toml"))}
         if (
             path.stem not in shipped
@@ -170,7 +170,7 @@ def sweep_of(scenario: Scenario, file: str) -> Sweep:
 def write_results(
     folder: Path, scenario: Scenario, sweep: Sweep, topology: Topology, rows: Sequence[Row], proofs: Sequence[str]
 ) -> list[str]:
-    """Write ``results.json``, ``results.csv``, ``busbw.svg`` and ``trace.json.gz``; returns their names."""
+    """Write ``results.json``, ``results.csv``, ``busbw.svg`` and ``trace.json.gz``, each with the hash of all; returns the names."""
     from simcoll.emulator import Trace
     from simcoll.planning.chart import busbw_svg
 
@@ -178,11 +178,12 @@ def write_results(
     traced = min(best_rows(rows), key=lambda row: abs(row.size_bytes - near))
     trace = Trace(traced.result.plan, topology)
     result = play(sweep, traced.result.plan, topology, observer=trace)
+    content, run = results_json(scenario.title, sweep, topology, rows, proofs)
     files = {
-        "results.json": results_json(scenario.title, sweep, topology, rows, proofs),
-        "results.csv": results_csv(rows).encode(),
-        "busbw.svg": busbw_svg(scenario.title, sweep.collective, topology.nranks, rows),
-        "trace.json.gz": trace.content(result),
+        "results.json": content,
+        "results.csv": results_csv(rows, run).encode(),
+        "busbw.svg": busbw_svg(scenario.title, sweep.collective, topology.nranks, rows, run=run),
+        "trace.json.gz": trace.content(result, run=run),
     }
     write_files(folder, files)
     return list(files)

@@ -169,7 +169,7 @@ def design_from(document: Mapping[str, Any], *, file: str = "design") -> Design:
         _refuse_lists(tables.get("parallel"))
         read = convert_table(tables, _File)
         folder = Path(file).parent
-        topology = _loaded(msgspec.json.encode(read.topology), str(folder))
+        topology = _loaded(msgspec.msgpack.encode(read.topology), str(folder))
         return _checked(read, topology, folder, Path(file).stem)
     except ConfigError as error:
         raise error if error.file else ConfigError(error.message, file=file, path=error.path) from None
@@ -187,7 +187,7 @@ def _refuse_lists(parallel: object) -> None:
 @lru_cache(maxsize=64)
 def _loaded(cluster: bytes, folder: str) -> Topology:
     """The topology of a cluster, once for all designs on it."""
-    asked = msgspec.json.decode(cluster, type=Cluster)
+    asked = msgspec.msgpack.decode(cluster, type=Cluster)
     beside = Path(folder) / asked.name
     name = str(beside) if is_file(beside) else asked.name
     overrides = {place.replace(".", "__"): value for place, value in asked.set.items()}

@@ -15,6 +15,7 @@ CORPUS = {
     "the same beside a scenario": ("scenario", READERS["scenario"].seeds()[0].replace(b'name = "', b'name = "' + LONG)),
     "the same beside a sweep": ("sweep", READERS["sweep"].seeds()[0].replace(b"dgx-h100", LONG)),
     "a rank of 5,000 digits": ("design", DESIGN.replace(b'"3"', b'"' + DIGITS + b'"')),
+    "an infinite factor": ("design", DESIGN.replace(b"1.1", b"inf")),
     "two billion layers": ("design", DESIGN.replace(b"layers = 2", b"layers = 2147483647")),
     "an expert's size in words": ("model", json.dumps(MODEL | {"shared_expert_intermediate_size": "x"}).encode()),
     "an expert of no size": ("model", json.dumps(MODEL | {"moe_intermediate_size": 0.5}).encode()),

@@ -7,14 +7,15 @@ import json
 import warnings
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from simcoll.distributed.runtime.records import Flight, document
 from simcoll.errors import ConfigError
+from simcoll.formats.output import write_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from simcoll.distributed.runtime.history import Record
     from simcoll.distributed.runtime.timeline import Timeline
@@ -85,8 +86,8 @@ class RunResult:
         return document(*self._flights[rank])
 
     def write_flight_record(self, rank: int, path: str | Path) -> None:
-        """Write the flight record of a rank as JSON."""
-        Path(path).write_text(json.dumps(self.flight_record(rank), indent=1) + "\n", encoding="utf-8")
+        """Write the flight record of a rank as JSON; a ConfigError when it cannot be written, and the old file stays."""
+        write_file(path, f"{json.dumps(self.flight_record(rank), indent=1)}\n".encode())
 
 
 # Each thread has a context, so this is no state that others could see.

@@ -1,4 +1,4 @@
-"""What is written to a device, a pipe or a link goes into it: the file itself is not replaced."""
+"""What is written to a device or a pipe goes into it, and no other way leads out of the folder."""
 
 import os
 import stat
@@ -24,18 +24,22 @@ def test_a_pipe_gets_the_content_and_stays_a_pipe(tmp_path):
         os.close(end)
 
 
-def test_a_link_stays_a_link_and_its_file_gets_the_content(tmp_path):
-    (tmp_path / "link.svg").symlink_to(tmp_path / "real.svg")
+@pytest.mark.parametrize("target", ["real.svg", "no folder/real.svg"])
+def test_a_link_is_replaced_and_its_file_left_alone(target, tmp_path):
+    (tmp_path / "real.svg").write_bytes(b"of somebody else")
+    (tmp_path / "link.svg").symlink_to(tmp_path / target)
     write_files(tmp_path, {"link.svg": b"drawn"})
-    assert (tmp_path / "link.svg").is_symlink()
-    assert (tmp_path / "real.svg").read_bytes() == b"drawn"
+    assert not (tmp_path / "link.svg").is_symlink()
+    assert (tmp_path / "link.svg").read_bytes() == b"drawn"
+    assert (tmp_path / "real.svg").read_bytes() == b"of somebody else"
 
 
-def test_a_link_that_cannot_be_written_through_is_left_alone(tmp_path):
-    (tmp_path / "link.svg").symlink_to(tmp_path / "no folder" / "real.svg")
-    with pytest.raises(ConfigError, match="cannot be written"):
-        write_files(tmp_path, {"link.svg": b"drawn"})
-    assert (tmp_path / "link.svg").is_symlink()
+def test_a_link_to_a_device_is_the_device(tmp_path):
+    (tmp_path / "out").symlink_to("/dev/stdout")
+    command = f"from simcoll.formats.output import write_file; write_file({str(tmp_path / 'out')!r}, b'drawn')"
+    done = subprocess.run([sys.executable, "-c", command], stdout=subprocess.PIPE, check=True)
+    assert done.stdout == b"drawn"
+    assert (tmp_path / "out").is_symlink()
 
 
 @pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="no device that is always full")
