@@ -17,6 +17,7 @@ from simcoll.cli.listing import list_names
 from simcoll.cli.perf import predict
 from simcoll.cli.run import run_scenario
 from simcoll.cli.show import show_schedule
+from simcoll.cli.step import time_step
 from simcoll.cli.sweep import sweep_all
 from simcoll.cli.verify import verify_file
 from simcoll.command_line import run_app
@@ -40,6 +41,7 @@ app.command(diff_results, name="diff")
 app.command(compare_log, name="compare")
 app.command(calibrate_logs, name="calibrate")
 app.command(show_accuracy, name="accuracy")
+app.command(time_step, name="step")
 app.command(verify_file, name="verify")
 app.command(show_schedule, name="show")
 app.command(convert_file, name="convert")

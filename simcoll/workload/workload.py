@@ -38,6 +38,8 @@ class Inside(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like
         How many of them, spread evenly over the pieces of the computation.
     imbalance
         Load of the most loaded rank over the mean (all_to_all only).
+    hidden_fs
+        Computation of the same piece that each of them runs beside: it is waited for only where it takes longer.
     """
 
     kind: str
@@ -45,6 +47,7 @@ class Inside(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like
     size_bytes: int
     count: int = 1
     imbalance: float = 1.0
+    hidden_fs: int = 0
 
 
 class Compute(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="op", tag="compute"):
@@ -62,6 +65,8 @@ class Compute(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         Where and after what it runs.
     inside
         Collectives that it waits for, in ``pieces`` equal pieces.
+    least_fs
+        What it takes at least, with what is inside: the host's time to launch it.
     name
         For tables and timelines: operations of one name belong together.
     flops
@@ -75,6 +80,7 @@ class Compute(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     after: tuple[str, ...] = ()
     inside: tuple[Inside, ...] = ()
     pieces: int = 1
+    least_fs: int = 0
     name: str = ""
     flops: float = 0.0
 
@@ -249,9 +255,11 @@ def _check_operations(workload: Workload) -> None:
 
 def _check_sizes(workload: Workload, operation: Operation, where: str) -> None:
     if isinstance(operation, Compute):
-        if operation.time_fs < 0 or operation.pieces < 1:
+        if min(operation.time_fs, operation.least_fs) < 0 or operation.pieces < 1:
             raise ConfigError(f"{where}: expected a time of at least 0 and at least one piece")
         for inner in operation.inside:
+            if inner.count < 0 or inner.hidden_fs < 0:
+                raise ConfigError(f"{where}: inside: expected a count and a hidden time of at least 0")
             _check_call(workload, inner.kind, inner.group, inner.size_bytes, inner.imbalance, where)
     elif isinstance(operation, Call):
         _check_call(workload, operation.kind, operation.group, operation.size_bytes, operation.imbalance, where)

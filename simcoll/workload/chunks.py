@@ -1,0 +1,157 @@
+"""What a chunk of a stage computes in each kind of turn, and the parameters that are synchronised for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from simcoll.workload.layers import Pass, ends_of, in_fs, layer_of
+from simcoll.workload.memory import stage_parameters
+from simcoll.workload.model import linears
+from simcoll.workload.parallel import layers_of_chunks
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from simcoll.workload.design import Design
+    from simcoll.workload.layers import Ends, Layer
+    from simcoll.workload.workload import Inside
+
+__all__ = ["Costs", "Work", "merged"]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Some layers in one direction: a computation of a workload before it has a place.
+
+    Attributes
+    ----------
+    time_fs, flops, inside, pieces, least_fs
+        As of :class:`~simcoll.workload.workload.Compute`.
+    """
+
+    time_fs: int
+    flops: float
+    inside: tuple[Inside, ...]
+    pieces: int
+    least_fs: int
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Costs of all chunks of a design, each found once."""
+
+    design: Design
+
+    @cached_property
+    def chunks(self) -> list[list[tuple[int, ...]]]:
+        """Layers by stage and chunk."""
+        return layers_of_chunks(self.design.model, self.design.parallel)
+
+    @cached_property
+    def _layers(self) -> dict[bool, Layer]:
+        kinds = {self.design.model.is_moe(layer) for layer in range(self.design.model.layers)}
+        return {moe: layer_of(self.design, moe=moe) for moe in sorted(kinds)}
+
+    @cached_property
+    def _ends(self) -> Ends:
+        return ends_of(self.design)
+
+    @cached_property
+    def parameters(self) -> list[tuple[int, int]]:
+        """Parameters on one GPU of each stage: ordinary ones, and those of experts."""
+        return [stage_parameters(self.design, stage) for stage in range(self.design.parallel.pp)]
+
+    def layer_parameters(self, layer: int) -> tuple[int, int]:
+        """Parameters of a layer on one GPU: ordinary ones, and those of experts."""
+        model, parallel = self.design.model, self.design.parallel
+        dense, experts = 2 * model.hidden, 0
+        for linear in linears(model, moe=model.is_moe(layer)):
+            count = linear.inputs * linear.outputs
+            if linear.part == "expert":
+                experts += count * model.experts // parallel.ep
+            else:
+                dense += count // (parallel.tp if linear.split else 1)
+        return dense, experts
+
+    def is_first(self, stage: int, chunk: int) -> bool:
+        """Whether the embedding is here."""
+        return stage == 0 and chunk == 0
+
+    def is_last(self, stage: int, chunk: int) -> bool:
+        """Whether the head is here."""
+        return stage == self.design.parallel.pp - 1 and chunk == self.design.parallel.virtual - 1
+
+    @cached_property
+    def _turns(self) -> dict[tuple[str, int, int, tuple[int, ...] | None], Work]:
+        return {}
+
+    def turn(self, kind: str, stage: int, chunk: int, layers: tuple[int, ...] | None = None) -> Work:
+        """A turn of a chunk, or of some of its layers: ``"F"``, ``"B"``, ``"W"``, or ``"BW"`` for both backward parts."""
+        key = (kind, stage, chunk, layers)
+        if key not in self._turns:
+            self._turns[key] = self._turn(*key)
+        return self._turns[key]
+
+    def _turn(self, kind: str, stage: int, chunk: int, layers: tuple[int, ...] | None) -> Work:
+        which = self.chunks[stage][chunk] if layers is None else layers
+        whole = self.chunks[stage][chunk]
+        passes = [part for layer in which for part in self._of_layer(kind, layer)]
+        first = self.is_first(stage, chunk) and (not whole or whole[0] in which)
+        last = self.is_last(stage, chunk) and (not whole or whole[-1] in which)
+        for here, (forward, backward) in ((first, self._ends.embedding), (last, self._ends.head)):
+            if here and kind != "W":
+                passes.append(forward if kind == "F" else backward)
+        inside = merged([inner for part in passes for inner in part.inside])
+        host = self.design.calibration.host_layer_us
+        host += self.design.calibration.host_tp_us if self.design.parallel.tp > 1 else 0.0
+        launches = len(which) * self._launches(kind)
+        return Work(
+            in_fs(sum(part.seconds for part in passes)),
+            sum(part.flops for part in passes),
+            inside,
+            max(1, len(which)),
+            in_fs(launches * host * 1e-6),
+        )
+
+    def _of_layer(self, kind: str, number: int) -> tuple[Pass, ...]:
+        layer = self._layers[self.design.model.is_moe(number)]
+        return {
+            "F": (layer.forward,),
+            "B": (layer.again, layer.to_input),
+            "W": (layer.to_weights,),
+            "BW": (layer.again, layer.to_input, layer.to_weights),
+        }[kind]
+
+    def _launches(self, kind: str) -> int:
+        """Forward passes that launch as many kernels: a backward pass has two products for each one."""
+        again = 1 if self.design.parallel.recompute == "full" else 0
+        return {"F": 1, "B": 1 + again, "W": 1, "BW": 2 + again}[kind]
+
+    def flops(self) -> tuple[float, float]:
+        """Operations of a step on all GPUs: those that the model needs, and those that are done."""
+        design = self.design
+        each = design.micro_batches * design.mesh.nranks / design.parallel.pp
+        needed = done = 0.0
+        for layer in range(design.model.layers):
+            of = self._layers[design.model.is_moe(layer)]
+            core = of.forward.flops - of.to_weights.flops  # attention: its backward pass has twice the products
+            if design.parallel.attention == "plain":
+                core /= 2  # what a causal model needs
+            needed += 3 * (of.to_weights.flops + core)
+            done += of.forward.flops + of.to_input.flops + of.to_weights.flops + of.again.flops
+        head = sum(part.flops for part in self._ends.head)
+        return each * (needed + head), each * (done + head)
+
+
+def merged(inside: Sequence[Inside]) -> tuple[Inside, ...]:
+    """The same collectives as one entry with their count."""
+    counts: dict[Inside, int] = {}
+    for inner in inside:
+        one = type(inner)(inner.kind, inner.group, inner.size_bytes, 1, inner.imbalance, inner.hidden_fs)
+        counts[one] = counts.get(one, 0) + inner.count
+    return tuple(
+        type(one)(one.kind, one.group, one.size_bytes, count, one.imbalance, one.hidden_fs)
+        for one, count in counts.items()
+    )

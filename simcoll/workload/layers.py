@@ -1,0 +1,255 @@
+"""What one layer of a transformer computes and says on one GPU, in its forward and its backward pass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from simcoll.units import FS_PER_SECOND
+from simcoll.workload.gpu import DTYPE_BYTES
+from simcoll.workload.model import linears
+from simcoll.workload.operators import Roofline
+from simcoll.workload.workload import Inside
+
+if TYPE_CHECKING:
+    from simcoll.workload.design import Design
+    from simcoll.workload.model import Linear
+
+__all__ = ["Ends", "Layer", "Pass", "ends_of", "in_fs", "layer_of", "optimizer_seconds"]
+
+ELEMENT = 2
+"""Bytes of an activation."""
+
+
+def in_fs(seconds: float) -> int:
+    """Femtoseconds of a time in seconds."""
+    return round(seconds * FS_PER_SECOND)
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One direction of a layer on one GPU for one micro-batch.
+
+    Attributes
+    ----------
+    seconds
+        Computation.
+    flops
+        Of matrices.
+    inside
+        Collectives that it waits for.
+    """
+
+    seconds: float
+    flops: float
+    inside: tuple[Inside, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A layer on one GPU: forward, backward towards its input, backward towards its weights, and what is computed again before it."""
+
+    forward: Pass
+    to_input: Pass
+    to_weights: Pass
+    again: Pass
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """Embedding, and head with the loss: forward and backward of each."""
+
+    embedding: tuple[Pass, Pass]
+    head: tuple[Pass, Pass]
+
+
+@dataclass(frozen=True, slots=True)
+class _Sizes:
+    """Sizes of a micro-batch on one GPU: rows of activations, and how many ranks split norms and residuals."""
+
+    rows: int
+    hidden: int
+    split: int
+
+
+def _sizes(design: Design) -> _Sizes:
+    parallel = design.parallel
+    rows = parallel.micro_batch * (design.sequence // parallel.cp)
+    return _Sizes(rows, design.model.hidden, parallel.tp if parallel.sequence_parallel else 1)
+
+
+def layer_of(design: Design, *, moe: bool) -> Layer:
+    """One layer of a design."""
+    roof = Roofline(design.gpu, design.calibration, design.dtype)
+    forward, to_input, to_weights, flops = 0.0, 0.0, 0.0, 0.0
+    for linear in linears(design.model, moe=moe):
+        times, done = _linear(design, roof, linear)
+        forward, to_input, to_weights = forward + times[0], to_input + times[1], to_weights + times[2]
+        flops += done
+    core = _attention(design, roof)
+    seconds = _elementwise(design, roof, moe=moe)
+    inside = _collectives(design, core[0].seconds, forward + core[0].seconds, moe=moe)
+    done_forward = Pass(forward + core[0].seconds + seconds[0], flops + core[0].flops, inside[0])
+    done_input = Pass(to_input + core[1].seconds + seconds[1], flops + core[1].flops, inside[1])
+    again = {"none": Pass(0.0, 0.0), "selective": core[0], "full": done_forward}[design.parallel.recompute]
+    if design.parallel.attention == "fused" and design.parallel.recompute == "selective":
+        again = Pass(0.0, 0.0)  # fused attention does so by itself
+    return Layer(done_forward, done_input, Pass(to_weights, flops), again)
+
+
+def _linear(design: Design, roof: Roofline, linear: Linear) -> tuple[tuple[float, float, float], float]:
+    """Seconds of forward and both backward products of a weight matrix, and operations of one of them."""
+    parallel, sizes = design.parallel, _sizes(design)
+    rows, batch = float(sizes.rows), 1
+    inputs, outputs = linear.inputs, linear.outputs
+    if linear.part == "expert":
+        batch = design.model.experts // parallel.ep
+        rows = sizes.rows / sizes.split * design.model.top_k * parallel.ep * parallel.imbalance / design.model.experts
+        if parallel.ep == 1 and sizes.split == 1:
+            rows /= parallel.tp  # every rank has the experts, and computes a part of the tokens
+    elif linear.split == "outputs":
+        outputs //= parallel.tp
+    elif linear.split == "inputs":
+        inputs //= parallel.tp
+    if linear.part == "router":
+        rows /= sizes.split
+    times = (
+        roof.gemm(rows, outputs, inputs, batch=batch),
+        roof.gemm(rows, inputs, outputs, batch=batch),
+        roof.gemm(inputs, outputs, rows, batch=batch),
+    )
+    return times, 2.0 * batch * rows * inputs * outputs
+
+
+def _attention(design: Design, roof: Roofline) -> tuple[Pass, Pass]:
+    """The attention core, forward and backward."""
+    model, parallel = design.model, design.parallel
+    heads, b = model.heads / parallel.tp, parallel.micro_batch
+    s, every = design.sequence // parallel.cp, design.sequence
+    if parallel.attention == "fused":  # causal: half of the products
+        flops = b * heads * s * every * (model.key_width + model.value_width)
+        return (
+            Pass(roof.attention(flops), flops),
+            Pass(roof.attention(2.5 * flops, backward=True), 2.5 * flops),
+        )
+    batch = max(1, round(b * heads))
+    flops = 2.0 * batch * s * every * (model.key_width + model.value_width)
+    products = roof.gemm(s, every, model.key_width, batch=batch, wide=True)
+    products += roof.gemm(s, model.value_width, every, batch=batch, wide=True)
+    back = 2 * roof.gemm(s, every, model.value_width, batch=batch, wide=True)
+    back += 2 * roof.gemm(s, model.key_width, every, batch=batch, wide=True)
+    scores = batch * s * every
+    masks = (2 * ELEMENT + 1) if model.dropout else 0
+    return (
+        Pass(products + roof.elementwise(scores * (2 * ELEMENT + masks)), flops),
+        Pass(back + roof.elementwise(scores * (3 * ELEMENT + masks)), 2 * flops),
+    )
+
+
+def _elementwise(design: Design, roof: Roofline, *, moe: bool) -> tuple[float, float]:
+    """Norms, dropout with residual, activation function, and moving heads: forward and backward.
+
+    Each counts the tensors that its fused kernel reads and writes.
+    """
+    model, parallel, sizes = design.model, design.parallel, _sizes(design)
+    x = sizes.rows * sizes.hidden / sizes.split
+    mask = 1 if model.dropout else 0
+    heads = sizes.rows * (model.heads * model.key_width + 2 * model.groups * model.key_width) / parallel.tp
+    wide = (3, 5) if model.gated else (2, 3)
+    inner = sizes.rows * model.inner / parallel.tp
+    if moe:
+        routed = sizes.rows / sizes.split * model.top_k * parallel.imbalance
+        inner = sizes.rows * model.shared_experts * model.expert_inner / parallel.tp + routed * model.expert_inner
+        x += routed * sizes.hidden / 2  # tokens are put in the order of experts, and back
+    forward = 2 * (2 * ELEMENT) * x + 2 * (3 * ELEMENT + mask) * x + wide[0] * ELEMENT * inner + 2 * ELEMENT * heads
+    backward = 2 * (3 * ELEMENT) * x + 2 * (5 * ELEMENT + mask) * x + wide[1] * ELEMENT * inner + 2 * ELEMENT * heads
+    return roof.elementwise(forward), roof.elementwise(backward)
+
+
+def _collectives(
+    design: Design, attention: float, computed: float, *, moe: bool
+) -> tuple[tuple[Inside, ...], tuple[Inside, ...]]:
+    """What a layer waits for in its forward and its backward pass."""
+    forward, backward = _tensor(design)
+    for there, back in (_context(design, attention), _experts(design, computed) if moe else ((), ())):
+        forward, backward = (*forward, *there), (*backward, *back)
+    return forward, backward
+
+
+def _tensor(design: Design) -> tuple[tuple[Inside, ...], tuple[Inside, ...]]:
+    parallel, sizes = design.parallel, _sizes(design)
+    if parallel.tp == 1:
+        return (), ()
+    size = sizes.rows * sizes.hidden * ELEMENT
+    if not parallel.sequence_parallel:
+        both = (Inside("all_reduce", "tp", size, 2),)
+        return both, both
+    split = (Inside("all_gather", "tp", size, 2), Inside("reduce_scatter", "tp", size, 2))
+    return split, split
+
+
+def _context(design: Design, attention: float) -> tuple[tuple[Inside, ...], tuple[Inside, ...]]:
+    """Keys and values of the other context-parallel ranks; in a ring they come while those before are used."""
+    model, parallel = design.model, design.parallel
+    if parallel.cp == 1:
+        return (), ()
+    tokens = parallel.micro_batch * design.sequence
+    both = tokens * model.groups * (model.key_width + model.value_width) * ELEMENT // parallel.tp
+    if parallel.context == "ulysses":
+        each = both + tokens * model.heads * (model.key_width + model.value_width) * ELEMENT // parallel.tp
+        exchange = Inside("all_to_all", "cp", each // parallel.cp // 4, 4)
+        return (exchange,), (exchange,)
+    hidden = in_fs(attention) if parallel.context == "ring" else 0
+    forward = Inside("all_gather", "cp", both, 1, 1.0, hidden)
+    again = Inside("all_gather", "cp", both, 1, 1.0, 2 * hidden)
+    back = Inside("reduce_scatter", "cp", both, 1, 1.0, hidden // 2)
+    return (forward,), (again, back)
+
+
+def _experts(design: Design, computed: float) -> tuple[tuple[Inside, ...], tuple[Inside, ...]]:
+    """Tokens go to the ranks of their experts, and back."""
+    model, parallel, sizes = design.model, design.parallel, _sizes(design)
+    if parallel.ep == 1:
+        return (), ()
+    tokens = sizes.rows // sizes.split
+    size = tokens * model.top_k * model.hidden * ELEMENT
+    hidden = in_fs(computed) // 2 if parallel.overlap_ep else 0
+    both = (Inside("all_to_all", "ep", size, 2, parallel.imbalance, hidden),)
+    return both, both
+
+
+def ends_of(design: Design) -> Ends:
+    """Embedding and head of a design."""
+    model, parallel, sizes = design.model, design.parallel, _sizes(design)
+    roof = Roofline(design.gpu, design.calibration, design.dtype)
+    x, columns = sizes.rows * sizes.hidden, model.vocabulary / parallel.tp
+    look = roof.elementwise(2 * ELEMENT * x + (3 * ELEMENT * x if model.positions else 0))
+    spread = roof.elementwise(3 * ELEMENT * x)
+    flops = 2.0 * x * columns
+    logits = sizes.rows * columns
+    loss = roof.elementwise(
+        30 * logits + 2 * ELEMENT * x / sizes.split
+    )  # in 32 bits: cast, maximum, difference, exponential, sum
+    back = roof.elementwise(14 * logits + 3 * ELEMENT * x / sizes.split)
+    forward = roof.gemm(sizes.rows, columns, sizes.hidden, wide=True)
+    both = roof.gemm(sizes.rows, sizes.hidden, columns, wide=True) + roof.gemm(
+        sizes.hidden, columns, sizes.rows, wide=True
+    )
+    shared: tuple[Inside, ...] = ()
+    if parallel.tp > 1:
+        kind = "reduce_scatter" if parallel.sequence_parallel else "all_reduce"
+        shared = (Inside(kind, "tp", round(x * ELEMENT)),)
+    return Ends(
+        (Pass(look, 0.0, shared), Pass(spread, 0.0)),
+        (Pass(forward + loss, flops), Pass(both + back, 2 * flops, shared)),
+    )
+
+
+def optimizer_seconds(design: Design, parameters: int) -> float:
+    """The update of so many parameters: Adam on 32-bit state, the norm of gradients, and their scaling where they are of 16 bits.
+
+    Read are gradient, weight and two moments, written the latter three and the 16-bit weight: 30 bytes; the norm reads gradients again.
+    """
+    gradient = DTYPE_BYTES[design.parallel.gradients]
+    nbytes = 4 * 3 * 2 + 2 + 2 * gradient + (8 if gradient < 4 else 0)
+    return Roofline(design.gpu, design.calibration, design.dtype).elementwise(nbytes * parameters)

@@ -1,0 +1,236 @@
+"""From a workload to a program of the emulator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from simcoll.algorithms import schedule as schedule_named
+from simcoll.binding import bind
+from simcoll.core.protocol import Protocol
+from simcoll.emulator import programs
+from simcoll.libraries.plans import library_plan, library_play
+from simcoll.topology.graph import LINK_KINDS
+from simcoll.workload.workload import Call, Compute, Inside, Send
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from numpy.typing import NDArray
+
+    from simcoll.core.plan import Plan
+    from simcoll.topology import Topology
+    from simcoll.workload.workload import Operation, Workload
+
+__all__ = ["NOTHING", "Plans", "lower"]
+
+NOTHING = Protocol("nothing", hop_latency_fs=tuple((kind, 0) for kind in LINK_KINDS))
+"""Of messages whose traffic is left out: they only order."""
+
+
+@dataclass(eq=False)
+class Plans:
+    """Plans and protocols of collectives and sends on a topology, each chosen once.
+
+    All groups of an axis are taken to be alike: the first one chooses. Groups that lie alike on the nodes of a cluster play the same
+    plan, as long as all nodes are alike.
+
+    Attributes
+    ----------
+    topology
+        Where they run.
+    alike
+        Whether no link of the cluster is degraded.
+    """
+
+    topology: Topology
+    alike: bool = False
+    _lies: dict[bytes, bytes] = field(default_factory=dict)
+    _plans: dict[tuple[object, ...], Plan] = field(default_factory=dict)
+    _protocols: dict[tuple[object, ...], Protocol] = field(default_factory=dict)
+
+    def lie(self, groups: NDArray[np.int64]) -> bytes:
+        """How groups lie: which of their ranks share nodes and leaves, and their places in the nodes."""
+        own = groups.tobytes()
+        if own not in self._lies:
+            box = self.topology.groups.get("box")
+            if not self.alike or box is None:
+                self._lies[own] = own
+            else:
+                levels = [np.unique(ids[groups], return_inverse=True)[1] for ids in self.topology.groups.values()]
+                first = np.full(int(box.max()) + 1, self.topology.nranks)
+                np.minimum.at(first, box, np.arange(self.topology.nranks))
+                levels.append((np.arange(self.topology.nranks) - first[box])[groups])
+                self._lies[own] = np.stack([level.reshape(-1) for level in levels]).astype(np.int32).tobytes()
+        return self._lies[own]
+
+    def plan(self, kind: str, ranks: NDArray[np.int64], size_bytes: int, imbalance: float, algorithm: str = "") -> Plan:
+        """What one group of ranks plays."""
+        key = (kind, len(ranks), self.lie(ranks), size_bytes, imbalance, algorithm)
+        if key not in self._plans:
+            self._plans[key] = library_plan(
+                kind, size_bytes, self.topology.with_ranks(ranks), imbalance=imbalance, algorithm=algorithm
+            )
+        return self._plans[key]
+
+    def protocol(self, source: int, target: int, size_bytes: int) -> Protocol:
+        """Costs of a message from one rank to another."""
+        key = (self.lie(np.array([source, target])), size_bytes)
+        if key not in self._protocols:
+            pair = self.topology.with_ranks(np.array([source, target]))
+            self._protocols[key] = library_play("send_recv", size_bytes, pair)[1]
+        return self._protocols[key]
+
+
+def lower(
+    workload: Workload,
+    plans: Plans,
+    waits: Mapping[tuple[str, Inside], int] | None = None,
+    *,
+    slow: Mapping[int, float] | None = None,
+) -> tuple[programs.Program, tuple[int, ...]]:
+    """A program that does what a workload says.
+
+    Parameters
+    ----------
+    waits
+        How long collectives inside computations take, by class, where that is known; all others are played.
+    slow
+        By how much ranks compute slower.
+
+    Returns
+    -------
+    :
+        The program, and for each of its operations the place of the workload's.
+    """
+    return _Lowering(workload, plans, waits or {}, slow or {}).program()
+
+
+class _Lowering:
+    def __init__(
+        self, workload: Workload, plans: Plans, waits: Mapping[tuple[str, Inside], int], slow: Mapping[int, float]
+    ) -> None:
+        self.workload, self.plans, self.waits = workload, plans, waits
+        self.made: list[programs.Operation] = []
+        self.places: list[int] = []
+        self.ends: dict[str, tuple[int, ...]] = {}
+        self.ranks = {name: _kept(ranks) for name, ranks in workload.classes.items()}
+        self.groups: dict[tuple[str, tuple[str, ...]], NDArray[np.int64]] = {}
+        self.pairs: dict[tuple[str, str], NDArray[np.int64]] = {}
+        self.slow = self._factors(slow)
+        self.durations: dict[tuple[str, int, int, int], NDArray[np.int64]] = {}
+
+    def _factors(self, slow: Mapping[int, float]) -> dict[str, list[Fraction]]:
+        """By how much each rank of a class is slower, where one is: ranks that meet inside a computation are as slow as the slowest."""
+        factor = [Fraction(str(slow.get(rank, 1))) for rank in range(self.workload.nranks)]
+        for group in {inner.group for _, inner in self.waits} if slow else ():
+            for ranks in self.workload.groups[group].tolist():
+                most = max(factor[rank] for rank in ranks)
+                for rank in ranks:
+                    factor[rank] = most
+        found = {name: [factor[rank] for rank in ranks.tolist()] for name, ranks in self.ranks.items()}
+        return {name: factors for name, factors in found.items() if max(factors) != min(factors) or factors[0] != 1}
+
+    def program(self) -> tuple[programs.Program, tuple[int, ...]]:
+        for place, operation in enumerate(self.workload.operations):
+            before = len(self.made)
+            after = tuple(dict.fromkeys(number for name in operation.after for number in self.ends[name]))
+            self.ends[operation.id] = self._operation(operation, after)
+            self.places += [place] * (len(self.made) - before)
+        return programs.Program(self.workload.nranks, self.made), tuple(self.places)
+
+    def _add(self, operation: programs.Operation) -> int:
+        self.made.append(operation)
+        return len(self.made) - 1
+
+    def _operation(self, operation: Operation, after: tuple[int, ...]) -> tuple[int, ...]:
+        if isinstance(operation, Compute):
+            return self._computation(operation, after)
+        if isinstance(operation, Call):
+            return self._call(operation, after)
+        return self._send(operation, after)
+
+    def _compute(
+        self, on: str, time_fs: int, stream: str, after: Iterable[int], waited: int = 0, least: int = 0
+    ) -> int:
+        """A time of a class and what it waits for; of every rank its own time where some are slower."""
+        duration: int | NDArray[np.int64] = max(time_fs + waited, least)
+        if on in self.slow:
+            key = (on, time_fs, waited, least)
+            if key not in self.durations:
+                times = [max(int(time_fs * factor) + waited, least) for factor in self.slow[on]]
+                self.durations[key] = _kept(np.array(times, np.int64))
+            duration = self.durations[key]
+        return self._add(programs.Compute(self.ranks[on], duration, stream, tuple(after)))
+
+    def _computation(self, operation: Compute, after: tuple[int, ...]) -> tuple[int, ...]:
+        """A computation; what it waits for is part of its time where that is known, else played piece by piece."""
+        known = [inner for inner in operation.inside if (operation.on, inner) in self.waits or not inner.size_bytes]
+        played = [inner for inner in operation.inside if inner not in known and inner.count]
+        waits = {inner: self.waits[operation.on, inner] for inner in known if inner.size_bytes}
+        waited = sum(inner.count * max(0, wait - inner.hidden_fs) for inner, wait in waits.items())
+        if not played:
+            least = operation.least_fs
+            return (self._compute(operation.on, operation.time_fs, operation.stream, after, waited, least),)
+        whole = max(operation.time_fs + waited, operation.least_fs)
+        number = operation.pieces
+        beside = sum(inner.hidden_fs * inner.count for inner in played)
+        rest = max(0, whole - beside)
+        for piece in range(number):
+            time_fs = rest * (piece + 1) // number - rest * piece // number
+            after = (self._compute(operation.on, time_fs, operation.stream, after),)
+            for inner in played:
+                count = inner.count * (piece + 1) // number - inner.count * piece // number
+                for _ in range(count):
+                    after = self._inside(operation, inner, after)
+        return after
+
+    def _inside(self, operation: Compute, inner: Inside, after: tuple[int, ...]) -> tuple[int, ...]:
+        """One collective, beside the computation that hides it."""
+        groups = self._groups_in(inner.group, (operation.on,))
+        plan = self.plans.plan(inner.kind, groups[0], inner.size_bytes, inner.imbalance)
+        if not inner.hidden_fs:
+            return (self._add(programs.Call(plan, groups, operation.stream, after)),)
+        call = self._add(programs.Call(plan, groups, f"{operation.stream} {inner.group}", after))
+        work = self._compute(operation.on, inner.hidden_fs, operation.stream, after)
+        return call, work
+
+    def _groups_in(self, group: str, classes: tuple[str, ...]) -> NDArray[np.int64]:
+        if (group, classes) not in self.groups:
+            call = Call(id="", kind="all_reduce", group=group, size_bytes=1, on=classes)
+            self.groups[group, classes] = _kept(self.workload.groups_of(call))
+        return self.groups[group, classes]
+
+    def _call(self, call: Call, after: tuple[int, ...]) -> tuple[int, ...]:
+        if not call.size_bytes:
+            return tuple(self._compute(name, 0, call.stream, after) for name in self.workload.involved(call))
+        groups = self._groups_in(call.group, call.on)
+        plan = self.plans.plan(call.kind, groups[0], call.size_bytes, call.imbalance, call.algorithm)
+        return (self._add(programs.Call(plan, groups, call.stream, after)),)
+
+    def _send(self, send: Send, after: tuple[int, ...]) -> tuple[int, ...]:
+        key = (send.source, send.target)
+        if key not in self.pairs:
+            self.pairs[key] = _kept(np.stack([self.ranks[send.source], self.ranks[send.target]], axis=1))
+        pairs = self.pairs[key]
+        if not send.size_bytes:
+            return (self._add(programs.Call(_meeting(), pairs, send.stream, after)),)
+        protocol = self.plans.protocol(int(pairs[0, 0]), int(pairs[0, 1]), send.size_bytes)
+        return (self._add(programs.Send(pairs, send.size_bytes, send.stream, after, protocol)),)
+
+
+@cache
+def _meeting() -> Plan:
+    """Two ranks meet, in no time: what is left of a message without bytes."""
+    return bind(schedule_named("barrier", "dissemination", nranks=2), 1, "uint8", protocol=NOTHING)
+
+
+def _kept(values: NDArray[np.int64]) -> NDArray[np.int64]:
+    """A read-only array, which programs share."""
+    array = np.ascontiguousarray(values, np.int64).copy()
+    array.setflags(write=False)
+    return array

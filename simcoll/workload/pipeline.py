@@ -1,0 +1,62 @@
+"""The order in which a stage of a pipeline does the passes of its micro-batches."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+__all__ = ["Turn", "stage_order"]
+
+
+class Turn(NamedTuple):
+    """One pass of one micro-batch through one chunk: ``"F"`` forward, ``"B"`` backward, ``"W"`` backward towards weights only.
+
+    Where weights have turns of their own, ``"B"`` is backward towards the input only.
+    """
+
+    kind: str
+    micro: int
+    chunk: int
+
+
+def stage_order(stages: int, chunks: int, micro_batches: int, stage: int, schedule: str = "1f1b") -> list[Turn]:
+    """The turns of a stage.
+
+    One chunk: 1F1B (Narayanan et al., *Memory-efficient pipeline-parallel DNN training*). Several: interleaved, as Megatron-LM does
+    it (Narayanan et al., *Efficient large-scale language model training*). ``zero-bubble``: ZB-H1 (Qi et al., *Zero bubble pipeline
+    parallelism*), where stage s does the weights of a micro-batch after the backward pass of the s-th after it.
+
+    Examples
+    --------
+    >>> "".join(turn.kind for turn in stage_order(4, 1, 4, 2))
+    'FFBFBFBB'
+    >>> "".join(turn.kind for turn in stage_order(4, 1, 4, 2, "zero-bubble"))
+    'FFBFBFBWBWWW'
+    """
+    p, v, m = stages, chunks, micro_batches
+    if v == 1:
+        ahead = min(p - 1 - stage, m)
+        turns = [Turn("F", k, 0) for k in range(ahead)]
+        for k in range(m):
+            if ahead + k < m:
+                turns.append(Turn("F", ahead + k, 0))
+            turns.append(Turn("B", k, 0))
+            if schedule == "zero-bubble" and k >= stage:
+                turns.append(Turn("W", k - stage, 0))
+        if schedule == "zero-bubble":
+            turns += [Turn("W", k, 0) for k in range(max(0, m - stage), m)]
+        return turns
+    total = m * v
+    ahead = min((p - stage - 1) * 2 + (v - 1) * p, total)
+    turns = [_interleaved("F", i, p, v) for i in range(ahead)]
+    for i in range(total):
+        if ahead + i < total:
+            turns.append(_interleaved("F", ahead + i, p, v))
+        turns.append(_interleaved("B", i, p, v))
+    return turns
+
+
+def _interleaved(kind: str, turn: int, stages: int, chunks: int) -> Turn:
+    """Micro-batch and chunk of the n-th forward or backward pass of a stage: rounds of ``stages`` micro-batches, chunk after chunk."""
+    whole, place = divmod(turn, stages * chunks)
+    chunk, micro = divmod(place, stages)
+    return Turn(kind, whole * stages + micro, chunk if kind == "F" else chunks - 1 - chunk)

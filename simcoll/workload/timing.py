@@ -1,0 +1,146 @@
+"""How long collectives and sends of a workload take when nothing else runs: all groups at once, on the emulator, each once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from simcoll.emulator import programs
+from simcoll.libraries.remembered import key_of, recall, remember, topology_digest
+from simcoll.workload.lower import Plans
+from simcoll.workload.workload import Call, Compute, Send
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from simcoll.emulator.programs import ProgramResult
+    from simcoll.topology import Topology
+    from simcoll.workload.workload import Inside, Workload
+
+__all__ = ["Alone", "Measured", "WorkloadTimes"]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """An operation played alone: its time, and whether all of its ranks were done at that time."""
+
+    time_fs: int
+    together: bool
+
+
+_FORM = {"time_fs": int, "together": bool}
+
+
+@dataclass(eq=False)
+class Alone:
+    """Times of operations alone on a topology; kept for all workloads on it, and on disk for other processes.
+
+    Groups that lie alike on the nodes of a cluster take the same time, as long as all nodes are alike.
+
+    Attributes
+    ----------
+    topology
+        Where they run.
+    alike
+        Whether no link of the cluster is degraded.
+    """
+
+    topology: Topology
+    alike: bool = False
+    plans: Plans = field(init=False)
+    _known: dict[tuple[object, ...], Measured] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.plans = Plans(self.topology, self.alike)
+
+    def collective(
+        self, kind: str, groups: NDArray[np.int64], size_bytes: int, imbalance: float = 1.0, algorithm: str = ""
+    ) -> Measured:
+        """All groups at once."""
+        if not size_bytes or groups.shape[1] < 2:
+            return Measured(0, together=True)
+        key = (kind, groups.shape, self.plans.lie(groups), size_bytes, imbalance, algorithm)
+        if key not in self._known:
+            self._known[key] = self._remembered(
+                key,
+                lambda: programs.Call(self.plans.plan(kind, groups[0], size_bytes, imbalance, algorithm), groups),
+            )
+        return self._known[key]
+
+    def messages(self, pairs: NDArray[np.int64], size_bytes: int) -> Measured:
+        """All pairs at once."""
+        if not size_bytes:
+            return Measured(0, together=True)
+        key = ("send", pairs.shape, self.plans.lie(pairs), size_bytes)
+        if key not in self._known:
+            one, other = pairs[0].tolist()
+            self._known[key] = self._remembered(
+                key,
+                lambda: programs.Send(pairs, size_bytes, protocol=self.plans.protocol(one, other, size_bytes)),
+            )
+        return self._known[key]
+
+    def _remembered(self, key: tuple[object, ...], make: Callable[[], programs.Operation]) -> Measured:
+        place = key_of("alone", topology_digest(self.topology), self.alike, *key)
+        known = recall(place, _FORM)
+        if known is not None:
+            return Measured(**known)  # type: ignore[arg-type]
+        made = self._play(make())
+        remember(place, {"time_fs": made.time_fs, "together": made.together})
+        return made
+
+    def _play(self, operation: programs.Operation) -> Measured:
+        result: ProgramResult = programs.emulate_program(
+            programs.Program(self.topology.nranks, [operation]), self.topology, data="none", keep=True
+        )
+        ends = result.end_fs(0)
+        return Measured(result.time_fs, bool((ends == ends[0]).all()))
+
+
+@dataclass(frozen=True, eq=False)
+class WorkloadTimes:
+    """The times of one workload's operations, as :class:`~simcoll.workload.timeline.Times`."""
+
+    workload: Workload
+    alone: Alone
+    _memo: dict[object, int] = field(default_factory=dict)
+
+    def call(self, call: Call) -> int:
+        """Femtoseconds of all groups of a call at once."""
+        if not call.size_bytes:
+            return 0
+        key = (call.kind, call.group, call.on, call.size_bytes, call.imbalance, call.algorithm)
+        if key not in self._memo:
+            groups = self.workload.groups_of(call)
+            self._memo[key] = self.alone.collective(
+                call.kind, groups, call.size_bytes, call.imbalance, call.algorithm
+            ).time_fs
+        return self._memo[key]
+
+    def inside(self, operation: Compute, inner: Inside) -> int:
+        """Femtoseconds of one collective that a computation waits for."""
+        return self.call(
+            Call(
+                id="", kind=inner.kind, group=inner.group, size_bytes=inner.size_bytes, on=(operation.on,), imbalance=inner.imbalance
+            )
+        )  # fmt: skip
+
+    def together(self, operation: Compute, inner: Inside) -> bool:
+        """Whether all ranks are done with a collective at the same time."""
+        groups = self.workload.groups_of(
+            Call(id="", kind=inner.kind, group=inner.group, size_bytes=inner.size_bytes, on=(operation.on,))
+        )
+        return self.alone.collective(inner.kind, groups, inner.size_bytes, inner.imbalance).together
+
+    def send(self, send: Send) -> int:
+        """Femtoseconds of all messages of a send at once."""
+        key = (send.source, send.target, send.size_bytes)
+        if key not in self._memo:
+            classes = self.workload.classes
+            pairs = np.stack([classes[send.source], classes[send.target]], axis=1)
+            self._memo[key] = self.alone.messages(pairs, send.size_bytes).time_fs
+        return self._memo[key]

@@ -1,0 +1,109 @@
+"""Bytes that operations put on each link, and which links they share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+from simcoll.workload.workload import Call, Compute, Send
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from simcoll.core.plan import Plan
+    from simcoll.workload.lower import Plans
+    from simcoll.workload.workload import Operation, Workload
+
+    Ints: TypeAlias = NDArray[np.int64]
+
+__all__ = ["Traffic", "alike"]
+
+
+@dataclass(eq=False)
+class Traffic:
+    """What operations of a workload put on the links of a topology."""
+
+    workload: Workload
+    plans: Plans
+    _pairs: dict[int, tuple[Plan, Ints, Ints, Ints]] = field(default_factory=dict)
+    _known: dict[tuple[object, ...], Ints] = field(default_factory=dict)
+
+    def of(self, operation: Operation) -> Ints:
+        """Bytes on every link: ``[nlinks]``."""
+        found = np.zeros(self.plans.topology.nlinks, np.int64)
+        if isinstance(operation, Send):
+            if operation.size_bytes:
+                classes = self.workload.classes
+                found += operation.size_bytes * self._routes(classes[operation.source], classes[operation.target])
+        elif isinstance(operation, Call):
+            found += self._call(operation)
+        else:
+            for inner in operation.inside:
+                found += inner.count * self._call(
+                    Call(
+                        id="", kind=inner.kind, group=inner.group, size_bytes=inner.size_bytes,
+                        on=(operation.on,), imbalance=inner.imbalance,
+                    )
+                )  # fmt: skip
+        return found
+
+    def total(self) -> Ints:
+        """Bytes of all operations on every link."""
+        counts: dict[tuple[object, ...], int] = {}
+        first: dict[tuple[object, ...], Operation] = {}
+        for operation in self.workload.operations:
+            key = alike(operation)
+            counts[key] = counts.get(key, 0) + 1
+            first.setdefault(key, operation)
+        found = np.zeros(self.plans.topology.nlinks, np.int64)
+        for key, count in counts.items():
+            found += count * self.of(first[key])
+        return found
+
+    def _call(self, call: Call) -> Ints:
+        key = (call.kind, call.group, call.on, call.size_bytes, call.imbalance, call.algorithm)
+        if key not in self._known:
+            groups = self.workload.groups_of(call)
+            found = np.zeros(self.plans.topology.nlinks, np.int64)
+            if call.size_bytes and groups.shape[1] > 1:
+                plan = self.plans.plan(call.kind, groups[0], call.size_bytes, call.imbalance, call.algorithm)
+                source, target, size = self._exchanged(plan)
+                for one, other, each in zip(source.tolist(), target.tolist(), size.tolist(), strict=True):
+                    found += each * self._routes(groups[:, one], groups[:, other])
+            self._known[key] = found
+        return self._known[key]
+
+    def _exchanged(self, plan: Plan) -> tuple[Ints, Ints, Ints]:
+        """Source, destination and bytes of every pair of ranks of a plan."""
+        if id(plan) not in self._pairs:
+            matrix = np.zeros((plan.nranks, plan.nranks), np.int64)
+            for step in plan.steps():
+                np.add.at(matrix, (step.src_rank, step.dst_rank), step.size_bytes)
+            np.fill_diagonal(matrix, 0)
+            source, target = np.nonzero(matrix)
+            self._pairs[id(plan)] = (plan, source, target, matrix[source, target])
+        return self._pairs[id(plan)][1:]
+
+    def _routes(self, source: Ints, target: Ints) -> Ints:
+        """How many of the routes use each link."""
+        links = self.plans.topology.route(source, target).links
+        return np.bincount(links[links >= 0], minlength=self.plans.topology.nlinks)
+
+
+def alike(operation: Operation) -> tuple[object, ...]:
+    """What decides the traffic of an operation."""
+    if isinstance(operation, Compute):
+        return ("inside", operation.on, operation.inside)
+    if isinstance(operation, Send):
+        return ("send", operation.source, operation.target, operation.size_bytes)
+    return (
+        "call",
+        operation.kind,
+        operation.group,
+        operation.on,
+        operation.size_bytes,
+        operation.imbalance,
+        operation.algorithm,
+    )

@@ -1,0 +1,320 @@
+"""Training steps: schedules against closed forms, tiers against each other, exposure, stragglers, the command."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from dataclasses import astuple, replace
+
+import numpy as np
+import pytest
+
+from simcoll.cli import main
+from simcoll.emulator.programs import emulate_program
+from simcoll.errors import ConfigError
+from simcoll.topology import crossbar, load_topology
+from simcoll.workload.calibration import UNCALIBRATED, Calibration
+from simcoll.workload.design import design_from
+from simcoll.workload.gpu import load_gpu
+from simcoll.workload.layers import layer_of
+from simcoll.workload.lower import lower
+from simcoll.workload.operators import Roofline
+from simcoll.workload.pipeline import stage_order
+from simcoll.workload.steps import Step, alone_on, play_workload, step
+from simcoll.workload.timeline import play_classes
+from simcoll.workload.training import training_step
+from simcoll.workload.workload import Call, Compute, Inside, Send, Workload
+
+MS = 10**12
+SMALL = {"layers": 8, "hidden": 2048, "heads": 16, "vocabulary": 32000, "sequence": 2048, "global_batch": 32}
+
+
+def design(nodes=1, model=None, topology=None, **parallel):
+    return design_from(
+        {
+            "model": {**SMALL, **(model or {})},
+            "topology": {"name": "dgx-h100", "nodes": nodes, **(topology or {})},
+            "gpu": {"name": "h100"},
+            "parallel": parallel,
+        }
+    )
+
+
+class Free:
+    """Everything said takes no time."""
+
+    def call(self, _call):
+        return 0
+
+    def inside(self, _operation, _inner):
+        return 0
+
+    def send(self, _send):
+        return 0
+
+
+def pipeline(p, v, m, forward, backward, weights, schedule):
+    """A pipeline of equal turns, without communication."""
+    orders = [stage_order(p, v, m, stage, schedule) for stage in range(p)]
+    takes = {"F": forward, "B": backward, "W": weights}
+    done, free, places = {}, [0] * p, [0] * p
+    while any(places[s] < len(orders[s]) for s in range(p)):
+        moved = False
+        for s in range(p):
+            while places[s] < len(orders[s]):
+                kind, micro, chunk = orders[s][places[s]]
+                part = chunk * p + s
+                needs = {"F": ("F", micro, part - 1), "B": ("B", micro, part + 1), "W": ("B", micro, part)}[kind]
+                if kind == "B" and part == p * v - 1:
+                    needs = ("F", micro, part)
+                if needs[2] >= 0 and needs not in done:
+                    break
+                free[s] = max(free[s], done.get(needs, 0)) + takes[kind]
+                done[kind, micro, part] = free[s]
+                places[s], moved = places[s] + 1, True
+        assert moved, "the schedule deadlocks"
+    return max(free)
+
+
+@pytest.mark.parametrize("p", [1, 2, 4, 8])
+@pytest.mark.parametrize("rounds", [1, 2, 4])
+def test_bubbles_are_those_of_the_papers(p, rounds):
+    # Narayanan et al. 2021: (p - 1)(F + B) for 1F1B, a v-th of it interleaved; Qi et al. 2023, table 1: (p - 1)(F + B - W) for ZB-H1,
+    # where B is the part towards the input, with enough micro-batches.
+    m = p * rounds
+    assert pipeline(p, 1, m, 10, 20, 0, "1f1b") == m * 30 + (p - 1) * 30
+    for v in (2, 4):
+        if p > 1:
+            assert pipeline(p, v, m, 10, 20, 0, "1f1b") == v * m * 30 + (p - 1) * 30
+    if rounds > 1:
+        assert pipeline(p, 1, m, 10, 10, 10, "zero-bubble") == m * 30 + (p - 1) * 10
+
+
+def test_every_turn_comes_once():
+    for p, v, m, schedule in ((4, 1, 3, "1f1b"), (4, 2, 8, "1f1b"), (4, 1, 2, "zero-bubble"), (3, 1, 7, "zero-bubble")):
+        for stage in range(p):
+            turns = stage_order(p, v, m, stage, schedule)
+            kinds = "FBW" if schedule == "zero-bubble" else "FB"
+            assert sorted(turns) == sorted((kind, k, c) for kind in kinds for k in range(m) for c in range(v))
+
+
+def test_matrix_products_are_quantised_in_waves():
+    # Exactly one wave of 256 x 128 tiles on 132 multiprocessors, and one tile more: a second wave, of smaller tiles at best.
+    h100 = Roofline(load_gpu("h100"), UNCALIBRATED, "bf16")
+    full = h100.gemm(12 * 256, 11 * 128, 8192)
+    assert full == pytest.approx(2 * 132 * 256 * 128 * 8192 / 794.5e12)
+    assert h100.gemm(12 * 256 + 1, 11 * 128, 8192) > 1.2 * full
+    assert h100.gemm(12 * 256, 11 * 128, 1) > 2 * 132 * 256 * 128 / 3.35e12  # memory counts
+    slower = Roofline(load_gpu("h100"), Calibration(rate=0.5), "bf16")
+    assert slower.gemm(12 * 256, 11 * 128, 8192) == pytest.approx(2 * full)
+
+
+def test_operations_of_a_step_are_counted_by_hand():
+    # 6 operations a token and parameter of a matrix, and causal attention: 6 L h s^2 / 2 x 2 products a sequence.
+    made = training_step(design(tp=2, pp=2, shard="optimizer"))
+    h, layers, s, batch, v = 2048, 8, 2048, 32, 32000
+    matrices = layers * 16 * h * h + v * h  # attention 4, gated MLP of 4 h: 12
+    assert made.model_flops == pytest.approx(batch * s * (6 * matrices + 6 * layers * h * s))
+    assert made.hardware_flops == pytest.approx(batch * s * (6 * matrices + 7 * layers * h * s))  # scores again
+    full = training_step(design(tp=2, pp=2, recompute="full"))
+    assert full.hardware_flops == pytest.approx(
+        batch * s * (6 * matrices + 2 * layers * 16 * h * h + 9 * layers * h * s)
+    )
+
+
+def test_a_layer_says_what_megatron_says():
+    # 2 all_reduces of b s h elements in each direction; with sequence parallelism each is a reduce_scatter and an all_gather.
+    plain = layer_of(design(tp=8), moe=False)
+    assert plain.forward.inside == (Inside("all_reduce", "tp", 2048 * 2048 * 2, 2),) == plain.to_input.inside
+    split = layer_of(design(tp=8, sequence_parallel=True), moe=False)
+    assert {(inner.kind, inner.count) for inner in split.forward.inside} == {("all_gather", 2), ("reduce_scatter", 2)}
+    assert split.forward.seconds < plain.forward.seconds
+
+
+CASES = {
+    "tp": {"tp": 8, "sequence_parallel": True},
+    "pipeline of nodes": {"nodes": 2, "tp": 8, "pp": 2},
+    "interleaved": {"nodes": 2, "tp": 8, "pp": 2, "virtual": 2},
+    "zero bubble": {"nodes": 2, "tp": 8, "pp": 2, "schedule": "zero-bubble"},
+    "data parallel": {"nodes": 2, "tp": 8},
+    "optimizer sharded": {"nodes": 2, "tp": 8, "shard": "optimizer"},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_tiers_agree_where_links_are_disjoint(name):
+    asked = Step(design(**CASES[name]))
+    one, two = (asked.clock(tier=tier) for tier in (1, 2))
+    assert one.clock.time_fs == two.clock.time_fs
+    assert sorted(map(astuple, one.clock.spans)) == sorted(map(astuple, two.clock.spans))
+
+
+SHARED = {
+    "fsdp": {"nodes": 2, "shard": "parameters"},
+    "hybrid": {"nodes": 2, "shard": "parameters", "shard_group": 8},
+    "experts": {
+        "nodes": 2,
+        "ep": 16,
+        "imbalance": 1.3,
+        "model": {"experts": 16, "top_k": 2, "expert_ffn": 1024, "global_batch": 16},
+    },
+    "context ring": {"nodes": 2, "tp": 4, "cp": 4},
+    "context gathered": {"nodes": 2, "tp": 4, "cp": 4, "context": "all_gather"},
+    "ulysses": {"nodes": 2, "cp": 4, "tp": 2, "context": "ulysses"},
+    "overlapped": {"nodes": 2, "tp": 4, "pp": 2, "shard": "optimizer", "overlap_dp": True},
+    "experts overlapped": {
+        "nodes": 2,
+        "ep": 8,
+        "overlap_ep": True,
+        "model": {"experts": 8, "top_k": 2, "global_batch": 16},
+    },
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SHARED)
+def test_every_parallelism_is_played(name):
+    made = design(**{**SHARED[name], "model": {"layers": 2, **SHARED[name].get("model", {})}})
+    result = step(made)
+    free = {axis: each for axis, each in result.axes.items() if each.exposed_fs < 0}
+    assert free == {}
+    assert result.bound_fs <= result.time_fs
+    assert result.time_fs <= result.compute_fs + result.bubble_fs + 3 * sum(
+        axis.total_fs for axis in result.axes.values()
+    )
+    assert 0 < result.mfu <= result.hfu < 1
+
+
+@pytest.mark.slow
+def test_engines_agree_on_a_step():
+    asked = Step(
+        design(nodes=2, tp=4, pp=2, shard="optimizer", overlap_dp=True, model={"layers": 2, "global_batch": 8})
+    )
+    program, _ = lower(asked.workload, asked.alone.plans)
+    found = {
+        emulate_program(program, asked.design.topology, data="none", engine=engine, quotient=quotient).time_fs
+        for engine, quotient in (("simpy", False), ("fast", False), ("auto", True))
+    }
+    assert len(found) == 1
+
+
+def test_axes_that_share_a_nic_slow_each_other_down():
+    """Both axes cross one link: together they need the sum, as formulas of a maximum do not see."""
+    topology = crossbar(2, "10 GB/s")
+    both = {"all": np.arange(2)}
+    group = np.array([[0, 1]])
+    size = 10**8
+    operations = (
+        Call(id="a", kind="all_to_all", group="ep", size_bytes=size, stream="a"),
+        Call(id="b", kind="all_to_all", group="dp", size_bytes=size, stream="b"),
+    )
+    workload = Workload(2, both, {"ep": group, "dp": group}, operations)
+    alone = alone_on(topology, alike=False)
+    one, two = (play_workload(workload, alone, tier=tier).clock.time_fs for tier in (1, 2))
+    assert one == size // 2 * 10**5  # half of it leaves each rank: 5 ms
+    assert two == 2 * one
+
+
+def test_what_runs_beside_computation_is_hidden():
+    topology = crossbar(2, "10 GB/s")
+    size = 10**8  # an all_to_all takes 5 ms
+    for hidden, expected in ((0, 15), (3, 12), (5, 10), (9, 10)):
+        inner = Inside("all_to_all", "ep", size, 1, 1.0, hidden * MS)
+        work = Compute(id="c", on="all", time_fs=10 * MS, inside=(inner,))
+        beside = Call(
+            id="other", kind="all_to_all", group="dp", size_bytes=2, stream="x"
+        )  # shares the link: nothing is memoised
+        workload = Workload(
+            2, {"all": np.arange(2)}, {"ep": np.array([[0, 1]]), "dp": np.array([[0, 1]])}, (beside, work)
+        )
+        for tier in (1, 2):
+            found = play_workload(workload, alone_on(topology, alike=False), tier=tier).clock.time_fs
+            assert found == pytest.approx(expected * MS, rel=1e-4)
+
+
+def test_what_an_axis_exposes_is_what_is_saved_without_it():
+    result = step(design(nodes=2, tp=8, pp=2, shard="optimizer"), tier=1)
+    assert set(result.axes) == {"tp", "pp"}
+    rest = result.time_fs - sum(axis.exposed_fs for axis in result.axes.values())
+    assert rest <= result.compute_fs + result.bubble_fs  # together they save at least as much
+    assert result.axes["tp"].exposed_fs >= result.axes["tp"].total_fs  # nothing hides it, and the bubble has it, too
+
+
+def test_a_slow_rank_slows_its_group():
+    usual, slow = (
+        step(design(nodes=2, tp=8, topology={"slow": ranks}), tier=2, exposed=False).time_fs
+        for ranks in ({}, {"3": 1.1})
+    )
+    work = step(design(nodes=2, tp=8), tier=1, exposed=False).compute_fs
+    assert slow - usual == pytest.approx(work * 0.1, rel=0.01)
+    assert step(design(nodes=2, tp=8, topology={"slow": {"3": 1.1}}), tier=1, exposed=False).time_fs == pytest.approx(
+        slow, rel=0.01
+    )
+
+
+def test_degraded_links_count():
+    usual = step(design(nodes=2), tier=1, exposed=False).time_fs
+    nic = load_topology("dgx-h100", nodes=2).path(0, 8)[0]
+    slow = step(design(nodes=2, topology={"degraded": {nic: 0.1}}), tier=1, exposed=False).time_fs
+    assert slow > usual
+
+
+def test_a_design_that_does_not_fit_is_said_not_to():
+    result = step(
+        design(model={"global_batch": 512, "layers": 96, "hidden": 8192, "heads": 64}, micro_batch=64),
+        tier=1,
+        exposed=False,
+    )
+    assert not result.fits
+    assert any(note.startswith("does not fit: stage 0 needs") for note in result.notes)
+
+
+def test_host_time_is_a_floor():
+    base = design()
+    launches = replace(base, calibration=Calibration(host_layer_us=10_000))
+    # 32 / 8 micro-batches of 8 layers: 10 ms forward, 20 ms backward.
+    found = step(launches, tier=1, exposed=False).time_fs - step(base, tier=1, exposed=False).time_fs
+    assert 4 * 8 * 25 * MS < found < 4 * 8 * 30 * MS
+
+
+def test_play_classes_keeps_streams_in_order():
+    operations = (
+        Compute(id="a", on="x", time_fs=5),
+        Compute(id="b", on="y", time_fs=7),
+        Send(id="s", source="x", target="y", size_bytes=0, after=("a", "b")),
+        Compute(id="c", on="x", time_fs=1, stream="other"),
+        Compute(id="d", on="x", time_fs=1, after=("s", "c")),
+    )
+    workload = Workload(2, {"x": np.array([0]), "y": np.array([1])}, {}, operations)
+    clock = play_classes(workload, Free())
+    assert [(span.operation, span.begin_fs, span.end_fs) for span in clock.spans] == [
+        (0, 0, 5), (1, 0, 7), (2, 7, 7), (2, 7, 7), (3, 0, 1), (4, 7, 8),
+    ]  # fmt: skip
+    with pytest.raises(ConfigError, match="tier 3"):
+        play_workload(workload, alone_on(crossbar(2, "1 GB/s"), alike=False), tier=3)
+
+
+def test_the_command(tmp_path, capsys):
+    path = tmp_path / "small.toml"
+    path.write_text(
+        "[model]\nlayers = 2\nhidden = 1024\nheads = 8\nvocabulary = 1024\nsequence = 512\nglobal_batch = 8\n"
+        "[topology]\nname = 'dgx-h100'\n[parallel]\ntp = 4\n"
+    )
+    folder = tmp_path / "out"
+    assert main(["step", str(path), "-o", str(folder), "--tier", "1"]) == 0
+    text = capsys.readouterr().out
+    assert all(f"\n{name}" in text for name in ("step ", "MFU, HFU", "tp ", "dp ", "bound", "memory", "# played"))
+    found = json.loads((folder / "step.json").read_text())
+    assert found["time_fs"] > found["compute_fs"] > 0
+    events = json.loads(gzip.decompress((folder / "trace.json.gz").read_bytes()))["traceEvents"]
+    assert {event["args"]["name"] for event in events if event["name"] == "thread_name"} == {"compute", "reduce"}
+    ends = [event["ts"] + event["dur"] for event in events if event["ph"] == "X"]
+    assert max(ends) == pytest.approx(found["time_fs"] / 1e9)
+    assert (folder / "step.svg").read_bytes().startswith(b"<?xml")
+    first = {file.name: file.read_bytes() for file in folder.iterdir()}
+    assert main(["step", str(path), "-o", str(folder), "--tier", "1"]) == 0
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == first
+    path.write_text(path.read_text() + "pp = 3\n")
+    assert main(["step", str(path)]) == 2
+    assert "small.toml" in capsys.readouterr().err
