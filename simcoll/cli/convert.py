@@ -43,7 +43,7 @@ def convert_file(
     target
         The file to write. Its ending says the format, unless --to does.
     to
-        Format: schedule, msccl, goal or goal-binary.
+        Format: schedule, msccl, mscclpp, goal or goal-binary.
     collective, nranks, topology, root, in_place
         Of an algorithm by name, as for simcoll show.
     dialect

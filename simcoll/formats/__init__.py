@@ -6,12 +6,14 @@ from simcoll.formats.goal_writer import dump_goal, dump_goal_binary
 from simcoll.formats.msccl_writer import dump_msccl_xml
 from simcoll.formats.msccl_xml import load_msccl_xml
 from simcoll.formats.mscclpp_plan import load_mscclpp_plan, parse_mscclpp_plan
+from simcoll.formats.mscclpp_writer import dump_mscclpp_plan
 from simcoll.formats.schedule_files import load_algorithm, schedule_of
 
 __all__ = [
     "dump_goal",
     "dump_goal_binary",
     "dump_msccl_xml",
+    "dump_mscclpp_plan",
     "goal_binary",
     "goal_text",
     "load_algorithm",

@@ -117,7 +117,10 @@ class Rank:
             self._channel(place.at(f".channels[{number}]"), number)
         for number, buffer in enumerate(self.gpu.remote_buffers):
             place.at(f".remote_buffers[{number}]").within("rank", buffer.rank, 0, len(plan.gpus) - 1)
-        self.packets: set[bool] = set()  # whether scratch holds packets, plain data or both
+        self.used: dict[bool, set[tuple[int, int]]] = {
+            True: set(),
+            False: set(),
+        }  # chunks of scratch of packets, of plain data
 
     def _channel(self, here: Place, number: int) -> None:
         channel, last = self.gpu.channels[number], len(self.plan.gpus) - 1
@@ -150,8 +153,13 @@ class Rank:
                 here.refuse(f"id is {block.id}; thread blocks are indexed by it, so {number} is expected")
             here.within("number of operations", sum(1 for _ in every_operation(block.ops)), 0, MAX_OPERATIONS)
             found.append(tuple(_Block(here, self, block).operations()))
-        if len(self.packets) > 1:
-            self.place.refuse("scratch holds packets and plain data, which overlap; they are not followed together")
+        # Packets with their flags take twice their size.
+        both = {(owner, 2 * index + k) for owner, index in self.used[True] for k in range(2)} & self.used[False]
+        if self.plan.protocol == "LL" and both:
+            owner, index = min(both)
+            self.place.refuse(
+                f"scratch chunk {index} of rank {owner} holds plain data where packets with their flags lie"
+            )
         return tuple(found)
 
     def region(
@@ -160,6 +168,8 @@ class Rank:
         """The cells of a chunk reference."""
         gpu, pieces = self.plan.gpus[owner], self.shape.pieces
         chunks = {"i": gpu.input_chunks, "o": gpu.output_chunks, "s": gpu.scratch_chunks}[buffer]
+        if buffer == "s" and self.plan.protocol == "LL" and not packet:
+            chunks *= 2  # the room of flags
         if chunk.size < 1 or not 0 <= chunk.index <= chunks - chunk.size:
             here.refuse(
                 f"chunks {chunk.index}..{chunk.index + chunk.size - 1} of buffer {buffer!r} of rank {owner}, which has {chunks}"
@@ -169,7 +179,7 @@ class Rank:
         if packet and self.plan.protocol != "LL":
             here.refuse("packets need protocol 'LL', which makes room for their flags")
         if buffer == "s":
-            self.packets.add(packet)
+            self.used[packet] |= {(owner, chunk.index + k) for k in range(chunk.size)}
         inputs, outputs, scratch, _ = self.shape.buffers
         base = {"i": 0, "o": inputs, "s": inputs + outputs + (scratch if packet else 0)}[buffer]
         which, of = part

@@ -131,7 +131,8 @@ def _shape(top: Place, plan: Plan, pieces: int) -> DeviceProgram:
                 f"{first.input_chunks} input and {first.output_chunks} output chunks do not fit an {plan.collective} of {n} ranks"
             )
     scratch = max(gpu.scratch_chunks for gpu in plan.gpus)
-    buffers = (first.input_chunks * pieces, first.output_chunks * pieces, scratch * pieces, scratch * pieces)
+    plain = scratch * (2 if plan.protocol == "LL" else 1)
+    buffers = (first.input_chunks * pieces, first.output_chunks * pieces, plain * pieces, scratch * pieces)
     if sum(buffers) * n > MAX_CELLS:
         top.refuse(f"{sum(buffers)} cells on each of {n} ranks; at most {MAX_CELLS} in all are followed")
     semaphores = []

@@ -18,6 +18,7 @@ from simcoll.formats.goal_writer import dump_goal, dump_goal_binary
 from simcoll.formats.msccl_writer import dump_msccl_xml
 from simcoll.formats.msccl_xml import load_msccl_xml
 from simcoll.formats.mscclpp_plan import parse_mscclpp_plan
+from simcoll.formats.mscclpp_writer import dump_mscclpp_plan
 from simcoll.formats.recognise import recognise, title_of
 from simcoll.formats.schedule_json import MAX_BYTES, dump_schedule, parse_schedule
 from simcoll.formats.strict import read_file
@@ -67,7 +68,9 @@ FORMATS: tuple[ScheduleFormat, ...] = (
         "msccl", (".xml",), lambda content, file: load_msccl_xml(content, file=file), dump_msccl_xml,
         ("dialect", "protocol", "min_bytes", "max_bytes"),
     ),
-    ScheduleFormat("mscclpp", (".json",), parse_mscclpp_plan),
+    ScheduleFormat(
+        "mscclpp", (".json",), parse_mscclpp_plan, dump_mscclpp_plan, ("protocol", "min_bytes", "max_bytes"),
+    ),
     ScheduleFormat("mscclpp-old", (), parse_mscclpp_plan),
     ScheduleFormat("goal", (".goal",), parse_goal, dump_goal, ("size", "dtype")),
     ScheduleFormat("goal-binary", (".bin",), parse_goal_binary, dump_goal_binary, ("size", "dtype")),
