@@ -34,6 +34,9 @@ of its capacity and, for each of its flows, the lowest level among the flow's ot
 is below the lowest share ``L`` of all, so after each stale level was computed once, the links with share L stay at L;
 then the same holds for the next share, and so on. Updates in any order therefore end, and end in the same integers.)
 
+**Slack.** A link as wide as all links together that lead to it, or that it leads to, need never bind. But shares are rounded
+down, and it could take a micro-byte per second from some flow. It has ``SLACK`` more, which nothing else can notice.
+
 **Rounding.** All events of a timestamp, with their zero-delay consequences, come first; then rates are settled, once.
 A flow's remaining bytes are touched only when its integer rate changes (:func:`bytes_left`); its end is then ``now``
 plus :func:`flow_delay_fs`. A flow that ends in no time does so at the same timestamp, after which rates are settled
@@ -67,6 +70,7 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
 
 __all__ = [
+    "SLACK",
     "UNLIMITED",
     "Costs",
     "bytes_left",
@@ -77,8 +81,10 @@ __all__ = [
     "latency_fs",
     "message_costs",
     "send_busy_fs",
+    "shared_capacities",
     "water_level",
     "wire_bytes",
+    "with_slack",
 ]
 
 JITTER = 0x6A09E667F3BCC909
@@ -86,6 +92,12 @@ JITTER = 0x6A09E667F3BCC909
 
 UNLIMITED = 2**63 - 1
 """Level of a link that limits none of its flows."""
+
+SLACK = 2**31
+"""More than the flows that a run has at a time, in micro-bytes per second: some 2 kB/s."""
+
+LOW = 0xFFFFFFFF
+"""The low word of a number."""
 
 FS_PER_SECOND_UBPS = 1e21
 """Femtoseconds per second times micro-bytes per byte; exact in float64."""
@@ -259,16 +271,55 @@ def message_costs(
     return Costs(delay, busy, np.where(linked, wire_bytes(size_bytes, protocol), 0), post)
 
 
-def effective_capacities(topology: Topology, protocol: Protocol) -> list[int]:
-    """Capacity of every link under the protocol: raw, or times the share of its kind, rounded down."""
-    capacities: list[int] = topology.link_capacity_uBps.tolist()
+def shared_capacities(topology: Topology, protocol: Protocol) -> Ints:
+    """Capacity of every link that a protocol leaves to data: raw, or times the share of its kind, rounded down."""
     shares = dict(topology.efficiency) if protocol.use_efficiency else {}
     shares |= protocol.link_shares
+    capacity = topology.link_capacity_uBps
     if not shares:
-        return capacities
+        return capacity
     from simcoll.topology import LINK_KINDS
 
     for kind in shares:
         _known(kind, LINK_KINDS)
-    share = [shares.get(kind, 1) for kind in LINK_KINDS]
-    return [int(capacity * share[kind]) for capacity, kind in zip(capacities, topology.link_kind.tolist(), strict=True)]
+    result = capacity.copy()
+    for number, kind in enumerate(LINK_KINDS):
+        here = topology.link_kind == number
+        if kind in shares and here.any():
+            raw, place = np.unique(capacity[here], return_inverse=True)
+            result[here] = np.array([int(each * shares[kind]) for each in raw.tolist()], np.int64)[place]
+    return result
+
+
+def with_slack(topology: Topology, capacity: Ints) -> Ints:
+    """Capacities, more by ``SLACK`` for each link that is as wide as several which all of its flows come from, or go to, together.
+
+    All flows of a link that does not begin at a rank come from those that lead to it, except from where it leads; likewise at its end.
+    One other link must be narrower, so that of two as wide as each other one keeps its capacity.
+    """
+    src, dst = topology.link_src, topology.link_dst
+    nodes = len(topology.node_names)
+    ranks = np.zeros(nodes, np.bool_)
+    ranks[topology.rank_nodes] = True
+    pairs, place = np.unique(src * nodes + dst, return_inverse=True)
+    back = np.searchsorted(pairs, dst * nodes + src)
+    back = np.where(np.append(pairs, -1)[back] == dst * nodes + src, back, len(pairs))
+    sums = []  # at both ends of each link: high and low words of capacities, which may need more than 63 bits, and links
+    for part in (capacity >> 32, capacity & LOW, (capacity > 0).astype(np.int64)):
+        into, out, joined = (np.zeros(size, np.int64) for size in (nodes, nodes, len(pairs) + 1))
+        for total, owner in ((into, dst), (out, src), (joined, place)):
+            np.add.at(total, owner, part)
+        sums.append((into[src] - joined[back], out[dst] - joined[back]))
+    wide = np.zeros(len(capacity), np.bool_)
+    for at, high, low, links in zip((src, dst), *sums, strict=True):
+        top, rest = high + (low >> 32), low & LOW
+        same = (top == capacity >> 32) & (rest == capacity & LOW)
+        less = (top < capacity >> 32) | ((top == capacity >> 32) & (rest < capacity & LOW))
+        wide |= (less | (same & (links > 1))) & ~ranks[at]
+    return np.where(wide & (capacity <= UNLIMITED - SLACK), capacity + SLACK, capacity)
+
+
+def effective_capacities(topology: Topology, protocol: Protocol) -> list[int]:
+    """Capacity of every link under the protocol, with the slack of those that never bind."""
+    capacities: list[int] = with_slack(topology, shared_capacities(topology, protocol)).tolist()
+    return capacities

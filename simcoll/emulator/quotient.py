@@ -167,7 +167,8 @@ def _image(
 ) -> Timed:
     """One message of every class of a step."""
     row, shape = _representatives(names), step.shape
-    links = np.sort(np.append(partition.links, -1)[shape.links[row]], axis=1)
+    own = shape.links[row]
+    links = np.sort(np.where(own >= 0, partition.links[own], -1), axis=1)
     # A class that a message crosses twice counts once: its weight is that of all messages on one link.
     links[:, 1:][links[:, 1:] == links[:, :-1]] = -1
     links = np.take_along_axis(links, np.argsort(links < 0, axis=1, kind="stable"), axis=1)

@@ -146,8 +146,12 @@ def refine(patterns: Sequence[Timed], capacity: Ints, nlanes: int, most_classes:
 
 def _same_lists(owner: Ints, owner_class: Ints, value: Ints) -> bool:
     """Whether all owners of a class have the same multiset of values."""
-    order = np.lexsort((value, owner))
-    owner, value = owner[order], value[order]
+    most = int(value.max(initial=0)) + 1
+    if len(owner_class) * most < 2**63:  # as one number they sort ten times as fast
+        owner, value = np.divmod(np.sort(owner * most + value), most)
+    else:
+        order = np.lexsort((value, owner))
+        owner, value = owner[order], value[order]
     count = np.bincount(owner, minlength=len(owner_class))
     start = np.concatenate([[0], np.cumsum(count)])
     first = np.zeros(int(owner_class.max(initial=-1)) + 1, np.int64)
@@ -188,10 +192,10 @@ def certify(patterns: Sequence[Timed], capacity: Ints, partition: Partition) -> 
     roles: list[Ints] = []
     on_links: list[Ints] = []
     carried: list[Ints] = []
-    first = 0
+    first, padded = 0, np.append(links, -1)
     for number, step in enumerate(patterns):
         shape = step.shape
-        crossed = np.sort(np.append(links, -1)[shape.links], axis=1)
+        crossed = np.sort(padded[shape.links], axis=1)
         ordered = (places[number], ways[numbers[number]]) if step.connected and ways is not None else ()
         names = dense(
             *ordered,

@@ -33,6 +33,23 @@ def test_engines_agree_on_programs():
     assert took_part["quotient"] >= 2
 
 
+@pytest.mark.slow
+def test_engines_agree_on_training_steps():
+    took_part = Counter()
+    for seed in range(25):
+        took_part.update(program_cases.compare("step", seed))
+    assert took_part["fast"] == 25
+    assert took_part["quotient"] >= 10
+
+
+@pytest.mark.slow
+def test_nothing_changes_without_links_that_never_bind():
+    took_part = Counter()
+    for seed in range(60):
+        took_part.update(program_cases.compare("tree", seed))
+    assert took_part["fewer links"] >= 30
+
+
 def test_the_sample_has_every_cost_and_coincidence():
     seen = Counter()
     for seed in range(60):

@@ -1,8 +1,9 @@
 """Compare all engines on random runs, message by message, to the last femtosecond.
 
-``python tests/support/run_agreement.py --cases 2000`` takes that many of each kind (``dag``: random steps, links, sizes and costs;
-``algorithm``: registered algorithms on small machines; ``lift``: covers of random runs, for the quotient; ``program``: random
-operations with dependencies). A difference ends it with the line that repeats the case.
+``python tests/support/run_agreement.py --cases 2000`` takes that many of each kind: ``dag``, random steps, links, sizes and costs;
+``algorithm``, registered algorithms on small machines; ``lift``, covers of random runs, for the quotient; ``program``, random operations
+with dependencies; ``step``, training steps; ``tree``, programs with all links and without those that never bind. A difference ends it
+with the line that repeats the case.
 """
 
 import argparse

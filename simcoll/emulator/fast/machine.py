@@ -109,6 +109,7 @@ class Machine:
         self.bytes_by_op = [0, 0, 0, 0, 0]
         self.loaded_wire = 0
         self.contents: list[Timed | None] = []
+        self.wire: list[int] = []  # bytes of the contents
         self.room: list[int] = []  # rows that a block can hold
         self.hop_room: list[int] = []
         self.hops_used = 0
@@ -201,28 +202,31 @@ class Machine:
     def _feed(self, lane: int) -> None:
         """Load some more steps."""
         rows = steps = 0
+        blocks: list[int] = []
         while rows < AHEAD_ROWS and steps < AHEAD_STEPS:
             timed, times = self.left_of_run or next(self.steps, (None, 0))
             if timed is None:
                 if steps:
-                    return
+                    break
                 raise InternalError(
                     f"lane {lane} expects {self.state.lane_left[lane]} more steps, but the plan has ended"
                 )
             count = min(times, AHEAD_STEPS - steps, max(1, -(-(AHEAD_ROWS - rows) // len(timed))))
             self.left_of_run = (timed, times - count) if times > count else None
-            blocks = [self._block(timed) for _ in range(count)]
-            first = int(self.state.reg[NEXT_ID])
-            load(self.state, np.array(blocks, np.int64))
+            blocks += [self._block(timed) for _ in range(count)]
+            self._count(timed, count, self.wire[blocks[-1]])
             if len(self.waits[0]):
+                first = int(self.state.reg[NEXT_ID])
+                load(self.state, np.array(blocks, np.int64))
                 self._wait(blocks, first, len(timed))
-            self._count(timed, count)
+                blocks = []
             rows += count * len(timed)
             steps += count
+        load(self.state, np.array(blocks, np.int64))
 
-    def _count(self, timed: Timed, times: int) -> None:
-        """A step has been loaded."""
-        self.loaded_wire += times * int(timed.wire.sum())
+    def _count(self, timed: Timed, times: int, wire: int) -> None:
+        """A step, with so many bytes on the wire, has been loaded."""
+        self.loaded_wire += times * wire
         for op, moved in enumerate(timed.bytes_by_op):
             self.bytes_by_op[op] += times * moved
 
@@ -250,6 +254,7 @@ class Machine:
     def _new_block(self, size: int) -> int:
         block, base = len(self.contents), self.slots_used
         self.contents.append(None)
+        self.wire.append(0)
         self.room.append(size)
         self.hop_room.append(0)
         self.slots_used += size
@@ -264,7 +269,7 @@ class Machine:
 
     def _fill(self, block: int, timed: Timed) -> None:
         before = self.contents[block]
-        self.contents[block] = timed
+        self.contents[block], self.wire[block] = timed, int(timed.wire.sum())
         base, rows, shape = int(self.state.block_base[block]), len(timed), timed.shape
         self._give_hops(block, shape.links.size)
         s, here = self.state, slice(base, base + rows)
@@ -342,7 +347,7 @@ class Machine:
         if self.left_of_run is not None and not self.sees_all:
             timed, times = self.left_of_run
             left = int(s.reg[AGAIN])
-            self._count(timed, times - left)
+            self._count(timed, times - left, int(timed.wire.sum()))
             self.left_of_run = (timed, left) if left else None
             s.reg[AGAIN] = 0
         count = int(s.reg[RETIRED])

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simcoll.emulator.model import effective_capacities
+from simcoll.emulator.model import shared_capacities, with_slack
 from simcoll.emulator.programs.operations import Call, Send
 from simcoll.emulator.seats import Caps, Seats
 from simcoll.errors import ConfigError
@@ -85,9 +85,9 @@ class Ground:
     def _link(self, protocols: dict[Protocol, None], calls: list[tuple[str, Protocol]]) -> None:
         """Give capacities to all links."""
         topology, nranks = self.topology, self.program.nranks
-        own = {each: np.array(effective_capacities(topology, each), np.int64) for each in protocols}
+        own = {each: shared_capacities(topology, each) for each in protocols}
         capacity = np.max(list(own.values()), axis=0) if own else topology.link_capacity_uBps
-        every, first = [capacity], topology.nlinks
+        every, first = [with_slack(topology, capacity)], topology.nlinks
         self.shares: dict[Protocol, NDArray[np.int32]] = {}
         for protocol, less in own.items():
             lower = np.flatnonzero(less < capacity)

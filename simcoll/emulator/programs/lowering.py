@@ -19,6 +19,7 @@ from simcoll.emulator.fast.timed import Shape, StepTimer, Timed
 from simcoll.emulator.fast.turns import Moves, Summary, summary, turns
 from simcoll.emulator.programs.ground import Ground, call_of
 from simcoll.emulator.programs.operations import Compute, rank_array
+from simcoll.emulator.pruning import never_bind
 from simcoll.emulator.score import check_switches
 
 if TYPE_CHECKING:
@@ -51,6 +52,8 @@ class Lowered:
         Its lanes and links.
     stream
         Groups of steps, and how often each comes.
+    dropped
+        Links that can never bind.
     lane_steps
         Steps of every lane.
     marks
@@ -63,6 +66,7 @@ class Lowered:
 
     ground: Ground
     stream: tuple[Steps, ...]
+    dropped: NDArray[np.bool_]
     lane_steps: Ints
     marks: dict[int, tuple[int, int]]
     steps: int
@@ -84,11 +88,11 @@ def lower(program: Program, topology: Topology, *, marked: bool = False) -> Lowe
     made = _Steps(ground)
     stream: list[Steps] = []
     marks: dict[int, tuple[int, int]] = {}
-    records, waits = _dependencies(ground, made)
+    events = _dependencies(ground, made)
     stream += made.starts()
+    stream += ((step, 1) for step in events[-1])
     for number, operation in enumerate(program.operations):
         call, ranks = call_of(operation), rank_array(operation)
-        stream += ((step, 1) for step in waits[number])
         begin = len(stream)
         if marked and ranks.size:
             stream.append((made.local(ranks, operation.stream, 0, SILENT), 1))
@@ -99,7 +103,7 @@ def lower(program: Program, topology: Topology, *, marked: bool = False) -> Lowe
         if marked and ranks.size:
             marks[number] = begin, len(stream)
             stream.append((made.local(ranks, operation.stream, 0, SILENT), 1))
-        stream += ((step, 1) for step in records[number])
+        stream += ((step, 1) for step in events[number])
     return _counted(ground, tuple(stream), marks)
 
 
@@ -117,9 +121,11 @@ def _counted(ground: Ground, stream: tuple[Steps, ...], marks: dict[int, tuple[i
             lanes = np.unique(np.concatenate([lanes, step.shape.receiver]))
         lane_steps[lanes] += times
         moved = [before + times * more for before, more in zip(moved, step.bytes_by_op, strict=True)]
+    dropped = never_bind((step.shape for step in comes), ground.capacity)
     return Lowered(
         ground,
         stream,
+        dropped,
         lane_steps,
         marks,
         steps=sum(times for step, times in comes.items() if step.role == MOVES),
@@ -243,33 +249,37 @@ def _spread(step: Moves, groups: Ints) -> Moves:
     return Moves(src, dst, channel, size, np.tile(step.op, count), operands, leader)
 
 
-def _dependencies(ground: Ground, made: _Steps) -> tuple[list[list[tuple[Timed, ...]]], list[list[tuple[Timed, ...]]]]:
-    """For every operation the steps of records that follow it, and of waits that come before it.
+def _dependencies(ground: Ground, made: _Steps) -> list[list[tuple[Timed, ...]]]:
+    """The steps of records and waits that follow every operation; the last entry has those that come before all.
 
     The n-th wait of a stream of a rank for another one meets the n-th record that this makes for it. So a dependency that an
-    earlier one of the same two streams holds already has neither.
+    earlier one of the same two streams holds already has neither. A wait comes right after the operation before it on its stream,
+    long before the record perhaps: a lane that waits asks for no further steps.
     """
     program = ground.program
-    records: list[list[tuple[Timed, ...]]] = [[] for _ in program.operations]
-    waits: list[list[tuple[Timed, ...]]] = [[] for _ in program.operations]
-    latest: dict[tuple[str, str], Ints] = {}
+    records: list[list[tuple[Timed, ...]]] = [[] for _ in range(len(program.operations) + 1)]
+    waits: list[list[tuple[Timed, ...]]] = [[] for _ in records]
+    waited: dict[tuple[str, str], Ints] = {}
+    latest = {stream: np.full(program.nranks, -1) for stream in ground.channels}
     shared: dict[tuple[int, int], Ints] = {}
     for number, operation in enumerate(program.operations):
+        own, before = rank_array(operation), latest[operation.stream]
         for earlier in sorted(set(program.before[number]), reverse=True):
             other = program.operations[earlier]
             if other.stream == operation.stream:
                 continue
-            pair = rank_array(other), rank_array(operation)
-            key = id(pair[0]), id(pair[1])
+            theirs = rank_array(other)
+            key = id(theirs), id(own)
             if key not in shared:
-                shared[key] = pair[0] if pair[0] is pair[1] else np.intersect1d(*pair)
+                shared[key] = own if theirs is own else np.intersect1d(theirs, own)
             ranks = shared[key]
-            seen = latest.setdefault((other.stream, operation.stream), np.full(program.nranks, -1))
+            seen = waited.setdefault((other.stream, operation.stream), np.full(program.nranks, -1))
             new = seen[ranks] < earlier
             if not new.all():
                 ranks = ranks[new]
             if ranks.size:
                 seen[ranks] = earlier
                 records[earlier].append(made.local(ranks, other.stream, 0, RECORDS, operation.stream))
-                waits[number].append(made.local(ranks, operation.stream, 0, WAITS, other.stream))
-    return records, waits
+                waits[before[ranks].max()].append(made.local(ranks, operation.stream, 0, WAITS, other.stream))
+        before[own] = number
+    return [[*made, *more] for made, more in zip(records, waits, strict=True)]

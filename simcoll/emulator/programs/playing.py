@@ -10,6 +10,7 @@ from simcoll.emulator.digest import TraceHash
 from simcoll.emulator.fast.state import MOVES
 from simcoll.emulator.programs.lowering import BEGINS, ENDS
 from simcoll.emulator.programs.result import Times
+from simcoll.emulator.pruning import without_links
 from simcoll.emulator.quotient import fold
 from simcoll.errors import InternalError
 
@@ -108,7 +109,7 @@ def play_classes(lowered: Lowered, *, keep: bool, expand: bool, worth_it: bool) 
     from simcoll.emulator.fast.machine import Machine  # brings in numba
 
     ground = lowered.ground
-    found = fold(lowered.stream, ground.capacity, lowered.lane_steps, worth_it=worth_it)
+    found = fold(without_links(lowered.stream, lowered.dropped), ground.capacity, lowered.lane_steps, worth_it=worth_it)
     if isinstance(found, str):
         return found
     played = Played(lowered, found, keep=keep) if keep or expand else None

@@ -1,0 +1,115 @@
+"""Links that can never bind, dropped before a run: fewer to keep level, and fewer that tell classes apart.
+
+**Claim.** Let every flow on link l cross some link of a set U as well, and let l have at least the capacities of U and ``SLACK``
+together. Then the rates of all flows are the same without l.
+
+**Why.** Compare the rounds of the model with l and without it, and let them be equal so far. Let L be the lowest share without l in
+the next round. A link u has a share of at least L, so what is left of it is at least L times its flows that have no rate yet. What
+is left of l is at least what is left of all U together, and ``SLACK``: the flows on l that have a rate already take no more from l
+than from U. That is at least L n + SLACK for its n flows without a rate. So the share of l is at least L + SLACK // n > L, because a
+run has fewer than ``SLACK`` flows at a time, and l is not settled in this round, which is then the same with it and without it. (Without
+the slack this fails: a link of 10 behind links of 3, 3 and 4 gives each of three flows 10 // 3 = 3.)
+
+A link of U may be dropped in turn. It has less capacity than l, so drop the widest link first: at each drop all that excuse it are
+still there.
+
+Only routes tell which links excuse which. For each flow on l take the narrowest of the links before l, or for each the narrowest of
+those after it. For either choice U is the set of the links taken.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from simcoll.emulator.model import LOW, SLACK
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from numpy.typing import NDArray
+
+    from simcoll.emulator.fast.timed import Shape, Timed
+
+    Ints = NDArray[np.int64]
+    Steps = tuple[tuple[Timed, ...], int]
+
+__all__ = ["never_bind", "without_links"]
+
+
+def never_bind(shapes: Iterable[Shape], capacity: Ints) -> NDArray[np.bool_]:
+    """Which links can never bind the flows of some steps."""
+    routes = {id(shape.links): shape.links for shape in shapes if shape.links.shape[1] > 1}
+    found = np.zeros(len(capacity), np.bool_)
+    for turn in (1, -1):
+        pairs = [np.zeros(0, np.int64), *(_excuses(links[:, ::turn], capacity) for links in routes.values())]
+        link, excuse = np.divmod(_distinct(np.concatenate(pairs)), len(capacity) + 1)
+        found |= _covered(link, excuse, capacity)
+    return found
+
+
+def _distinct(keys: Ints) -> Ints:
+    """As np.unique, and for some thousand keys several times as fast."""
+    keys = np.sort(keys)
+    return keys[np.append(True, keys[1:] != keys[:-1])] if len(keys) else keys
+
+
+def _excuses(links: NDArray[np.int32], capacity: Ints) -> Ints:
+    """Each link together with the narrowest before it on a route; with one more than the last link, where there is none before."""
+    none = len(capacity)
+    wide = np.append(capacity, np.iinfo(np.int64).max)
+    best = np.full(len(links), none)
+    pairs = []
+    for column in links.T:
+        here = np.flatnonzero(column >= 0)
+        link = column[here].astype(np.int64)
+        pairs.append(_distinct(link * (none + 1) + best[here]))
+        best[here] = np.where(wide[link] < wide[best[here]], link, best[here])
+    return np.concatenate(pairs)
+
+
+def _covered(link: Ints, excuse: Ints, capacity: Ints) -> NDArray[np.bool_]:
+    """Whether each link is wider than all that excuse it together, and all its flows are excused."""
+    wide = np.append(capacity, np.iinfo(np.int64).max)[excuse]
+    used = np.zeros(len(capacity), np.bool_)
+    used[link] = True
+    sums = []
+    for part in (wide >> 32, wide & LOW):  # a sum may need more than 63 bits
+        total = np.zeros(len(capacity), np.int64)
+        np.add.at(total, link, part)
+        sums.append(total)
+    high, low = sums[0] + (sums[1] + SLACK >> 32), sums[1] + SLACK & LOW
+    own_high, own_low = capacity >> 32, capacity & LOW
+    unexcused = np.zeros(len(capacity), np.bool_)
+    unexcused[link[excuse == len(capacity)]] = True
+    fits: NDArray[np.bool_] = used & ~unexcused & ((high < own_high) | ((high == own_high) & (low <= own_low)))
+    return fits
+
+
+def without_links(stream: Sequence[Steps], dropped: NDArray[np.bool_]) -> tuple[Steps, ...]:
+    """Steps whose flows do not cross some links."""
+    shapes: dict[Shape, Shape] = {}
+    steps: dict[Timed, Timed] = {}
+    for group, _ in stream:
+        for step in group:
+            if step not in steps:
+                shape = step.shape
+                if shape not in shapes:
+                    shapes[shape] = _without(shape, dropped)
+                steps[step] = step if shapes[shape] is shape else replace(step, shape=shapes[shape])
+    return tuple((tuple(steps[step] for step in group), times) for group, times in stream)
+
+
+def _without(shape: Shape, dropped: NDArray[np.bool_]) -> Shape:
+    """A step's rows that do not cross some links."""
+    links = shape.links
+    gone = (links >= 0) & dropped[links]
+    if not gone.any():
+        return shape
+    order = np.argsort(gone | (links < 0), axis=1, kind="stable")
+    left = np.take_along_axis(np.where(gone, np.int32(-1), links), order, axis=1)
+    width = int((left >= 0).sum(axis=1).max(initial=0))
+    left = np.ascontiguousarray(left[:, :width])
+    return replace(shape, links=left, weight=np.broadcast_to(np.int64(1), left.shape))

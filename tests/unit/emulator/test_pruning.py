@@ -1,0 +1,85 @@
+"""Links that never bind: which they are, that they have slack, and that nothing changes without them."""
+
+import networkx as nx
+import numpy as np
+import pytest
+
+import simcoll
+from simcoll.core.protocol import IDEAL
+from simcoll.emulator import emulate
+from simcoll.emulator.model import SLACK, effective_capacities
+from simcoll.emulator.programs.lowering import lower
+from simcoll.planning import Call, Program, Send
+from simcoll.topology import boxes, fat_tree, from_networkx
+
+
+def two_leaves(rates, uplink, other=10**9):
+    """Hosts with these rates on one leaf, as many fast ones on another."""
+    graph = nx.DiGraph()
+    for leaf, hosts in enumerate((rates, [other] * len(rates))):
+        for host, rate in enumerate(hosts):
+            name = f"h{leaf}.{host}"
+            graph.add_node(name, kind="gpu")
+            graph.add_edge(name, f"leaf{leaf}", capacity_uBps=rate)
+            graph.add_edge(f"leaf{leaf}", name, capacity_uBps=rate)
+    graph.add_edge("leaf0", "leaf1", capacity_uBps=uplink)
+    graph.add_edge("leaf1", "leaf0", capacity_uBps=uplink)
+    for leaf in ("leaf0", "leaf1"):
+        graph.nodes[leaf]["kind"] = "switch"
+    return from_networkx(graph)
+
+
+@pytest.mark.parametrize("engine", ["simpy", "fast"])
+def test_a_link_as_wide_as_its_sources_takes_nothing_from_them(engine):
+    # (3 c + 1) // 3 = c: with shares rounded down the uplink would give the third flow c, not c + 1.
+    if engine == "fast":
+        pytest.importorskip("numba")
+    rates = [10**6, 10**6, 10**6 + 1]
+    pairs = simcoll.Collective("send_recv", 6, pairs=((0, 3), (1, 4), (2, 5)))
+    plan = simcoll.bind(simcoll.schedule(pairs, "direct"), 1, "uint8")
+    alone = [(10**21 + rate // 3) // rate for rate in (10**6, 10**6 + 1)]
+    done = emulate(plan, two_leaves(rates, sum(rates)), engine=engine, keep=True).done_fs.tolist()
+    assert done == [alone[0], alone[0], alone[1]]
+    narrow = emulate(plan, two_leaves(rates, sum(rates) - 1), engine=engine, keep=True).done_fs.tolist()
+    assert narrow == [alone[0]] * 3
+
+
+def names(topology, links):
+    return [topology.link_name(link) for link in np.flatnonzero(links)]
+
+
+def test_only_wide_links_have_slack():
+    def wide(topology):
+        more = np.array(effective_capacities(topology, IDEAL)) - topology.link_capacity_uBps
+        assert set(more.tolist()) <= {0, SLACK}
+        return names(topology, more > 0)
+
+    both = ["leaf0 -> leaf1", "leaf1 -> leaf0"]
+    assert wide(two_leaves([5 * 10**8, 5 * 10**8], 10**9)) == both
+    assert wide(two_leaves([5 * 10**8, 5 * 10**8], 10**9 - 1)) == []
+    assert wide(two_leaves([10**9], 10**9)) == []  # one of two as wide as each other must keep its capacity
+    assert len(wide(fat_tree(2, 4, "50 GB/s", "1 us"))) == 4
+    assert wide(fat_tree(2, 4, "50 GB/s", "1 us", oversubscription=2)) == []
+
+
+def test_sums_beyond_63_bits():
+    most = 9 * 10**18
+    topology = two_leaves([most] * 3, most, most)
+    assert effective_capacities(topology, IDEAL) == topology.link_capacity_uBps.tolist()
+    assert not lower(Program(6, [Send([(0, 3), (1, 4), (2, 5)], 5)]), topology).dropped.any()
+
+
+def test_links_are_dropped_by_what_crosses_them():
+    topology = boxes(4, 2, "400 GB/s", "1 us", nics=2, nic_bandwidth="50 GB/s", boxes_per_leaf=2, oversubscription=2)
+    plan = simcoll.bind(simcoll.schedule("all_reduce", "ring", nranks=4, in_place=True), count=1 << 20)
+    both = lower(Program(8, [Call(plan, [[0, 2, 4, 6], [1, 3, 5, 7]])]), topology)
+    assert [
+        name for name in names(topology, both.dropped) if "spine" in name
+    ] == []  # one NIC of two may use half of it, but no more
+    far = lower(Program(8, [Send([(0, 4)], 5)]), topology)
+    assert names(topology, far.dropped) == []  # 50 GB/s behind 50 GB/s: either excuses the other
+    plain = boxes(4, 2, "400 GB/s", "1 us", nics=2, nic_bandwidth="50 GB/s", boxes_per_leaf=2)
+    crossed = lower(Program(8, [Call(plan, [[0, 2, 4, 6], [1, 3, 5, 7]])]), plain)
+    assert {name for name in names(plain, crossed.dropped) if "spine" in name} == {
+        name for name in map(plain.link_name, range(plain.nlinks)) if "spine" in name
+    }
