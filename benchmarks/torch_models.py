@@ -72,22 +72,28 @@ def program(_rank: int, world_size: int, layers: int) -> float:
         for module in (*model.blocks, model):
             fully_shard(module, mesh=mesh, mp_policy=policy)
         optimizer = torch.optim.AdamW(model.parameters())
+        torch.cpu.synchronize()
         begin = simcoll.torch.emulated_time()
         tokens = torch.zeros(1, SEQUENCE, dtype=torch.int64)
         functional.cross_entropy(model(tokens).view(-1, VOCABULARY).float(), tokens.view(-1)).backward()
         optimizer.step()
+        torch.cpu.synchronize()
         return simcoll.torch.emulated_time() - begin
+
+
+MACHINE = {"topology": "superpod-h100", "compute": "roofline", "gpu": "h100"}
 
 
 def main() -> None:
     ranks, layers = (int(word) for word in (sys.argv[1:] + ["256", "32"][len(sys.argv) - 1 :]))
     begin = process_time()
-    result = simcoll.torch.spawn(program, ranks, args=(layers,), topology="superpod-h100", alike="all")
+    result = simcoll.torch.spawn(program, ranks, args=(layers,), alike="all", trace=True, **MACHINE)
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
     print(
-        f"{layers} layers on {ranks} ranks: {result.returns[0] * 1e3:.1f} ms of communication, {result.messages:,} messages, skew "
+        f"{layers} layers on {ranks} ranks: {result.returns[0] * 1e3:.0f} ms a step, {result.messages:,} messages, skew "
         f"{result.skew_fs / 1e9:.1f} us; {process_time() - begin:.1f} CPU s, {memory:,} MiB"
     )
+    print(result.timeline.summary(0), "(with making the model)")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed import distributed_c10d
 
 from simcoll import distributed as ours
@@ -22,6 +23,7 @@ from simcoll.distributed.api.coalesced import (
 )
 from simcoll.distributed.api.groups import default_group
 from simcoll.distributed.api.making_groups import shared_group
+from simcoll.distributed.runtime.device import after
 from simcoll.distributed.runtime.work import timeout_fs
 from simcoll.distributed.runtime.world import ProcessGroup, current_rank
 from simcoll.torch.estimate import Estimator, estimating
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from datetime import timedelta
 
+    from simcoll.distributed.runtime.device import Device
     from simcoll.distributed.runtime.plans import Choice
 
     Tensors = Sequence[torch.Tensor]
@@ -112,8 +115,31 @@ class SimcollGroup(dist.ProcessGroup):
     ) -> RankWork:
         """Call a collective, and wait here if the caller does not want the Work."""
         waits = opts is not None and not opts.asyncOp and self._coalescing is None
+        device = self._device(results)
+        if device is not None:
+            work = self._enqueued(device, function, *args, results=results, async_op=True, **kwargs)
+            if waits:
+                work.wait()
+            return self._noted(work)
         part = self._thread.call(function, *args, group=self._handle, async_op=not waits, **kwargs)
         return self._noted(RankWork(self._thread, () if part is None else (part,), results))
+
+    def _device(self, tensors: list[torch.Tensor]) -> Device | None:
+        """The device on which fake tensors are, where computation takes time."""
+        fake = any(isinstance(tensor, FakeTensor) for tensor in tensors)
+        return self._thread.process.device if fake else None
+
+    def _enqueued(
+        self, device: Device, function: Callable[..., Any], *args: Any, results: list[torch.Tensor], **kwargs: Any
+    ) -> RankWork:
+        """Call an operation that begins when the selected stream has come so far."""
+
+        def call() -> Any:
+            with after(device.current):
+                return function(*args, group=self._handle, **kwargs)
+
+        part = self._thread.call(call)
+        return RankWork(self._thread, () if part is None else (part,), results, device)
 
     def _noted(self, work: RankWork) -> RankWork:
         if self._coalescing is not None:
@@ -251,7 +277,8 @@ class SimcollGroup(dist.ProcessGroup):
         return self._together(works, list(outputs))
 
     def _together(self, works: list[RankWork], results: list[torch.Tensor]) -> RankWork:
-        return RankWork(self._thread, tuple(part for work in works for part in work.parts), results)
+        parts = tuple(part for work in works for part in work.parts)
+        return RankWork(self._thread, parts, results, next((work.device for work in works), None))
 
     def _start_coalescing(self, device: torch.device) -> None:  # noqa: ARG002  # torch's signature
         self._coalescing = []
@@ -278,6 +305,9 @@ class SimcollGroup(dist.ProcessGroup):
     def _message(self, function: Callable[..., Any], tensor: torch.Tensor, tag: int, **peer: int) -> RankWork:
         if self._estimator is not None:
             raise RuntimeError("the time estimator supports collectives only, not send and recv")
+        device = self._device([tensor])
+        if device is not None:
+            return self._noted(self._enqueued(device, function, array_of(tensor), results=[tensor], tag=tag, **peer))
         part = self._thread.call(function, array_of(tensor), group=self._handle, tag=tag, **peer)
         return self._noted(RankWork(self._thread, (part,), [tensor]))
 

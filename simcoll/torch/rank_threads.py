@@ -31,6 +31,8 @@ from simcoll.distributed.runtime.world import Rank, current_rank
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from simcoll.distributed.runtime.device import Device
+
 __all__ = ["Groups", "Job", "Process", "RankThread", "current_thread", "current_thread_or_none", "rank_thread_of"]
 
 _NOT_THE_PROGRAM = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent), threading.__file__)
@@ -110,6 +112,8 @@ class Process:
         State of the default random generator while it is not the rank's turn.
     take_turn
         Called by the clock's thread before it hands one of the rank's threads the baton.
+    device, timed
+        The streams of the rank, and what adds the time of operators to them, where computation takes time.
     functional
         Functional collectives of fake tensors in flight, by the storage of their outputs.
     threads
@@ -127,6 +131,8 @@ class Process:
     groups: Groups = field(default_factory=Groups)
     stores: list[Any] = field(default_factory=list)
     functional: dict[int, Any] = field(default_factory=dict)
+    device: Device | None = None
+    timed: Any = None
     threads: list[RankThread] = field(default_factory=list)
     outside: list[threading.Thread] = field(default_factory=list)
     pid: int = field(default_factory=os.getpid)

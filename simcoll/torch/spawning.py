@@ -6,8 +6,12 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from simcoll import distributed as ours
+from simcoll.distributed.runtime.device import Device
+from simcoll.distributed.runtime.tasks import wait_until
 from simcoll.distributed.runtime.world import current_rank
+from simcoll.torch.compute_time import Timed, timed_program
 from simcoll.torch.rank_threads import current_thread
+from simcoll.torch.roofline import read_costs
 from simcoll.torch.thread_waits import end_threads
 from simcoll.torch.torch_state import prepared
 
@@ -19,6 +23,8 @@ if TYPE_CHECKING:
     from simcoll.distributed.runtime.plans import Choice
     from simcoll.distributed.start.spawning import RunResult
     from simcoll.topology import Topology
+    from simcoll.torch.rank_threads import RankThread
+    from simcoll.torch.roofline import Costs
 
 __all__ = ["compute", "emulated_time", "spawn"]
 
@@ -34,6 +40,8 @@ def spawn(
     debug: bool = True,
     alike: str | Sequence[Sequence[int]] | None = None,
     trace: str | Path | bool = False,
+    compute: str | Path = "none",
+    gpu: str | Path | None = None,
     kwargs: Mapping[str, Any] | None = None,
 ) -> RunResult:
     """Run ``program(rank, world_size, *args)``, a PyTorch program, on every rank, under one simulated clock.
@@ -49,6 +57,12 @@ def spawn(
         A function. Objects that it uses from outside, such as a model, are shared by all ranks.
     nprocs, args, kwargs, topology, protocol, algorithm, debug, alike, trace
         As for :func:`simcoll.distributed.spawn`.
+    compute
+        The time of PyTorch's operators. ``"none"``: they take none. ``"roofline"``: floating-point operations over the rate that the
+        GPU was measured at, or bytes over that of its memory, whichever is longer. Or a TOML file with times of operators. Fake
+        tensors are then on streams, as on a GPU; with real ones, the rank waits for every operator.
+    gpu
+        A shipped GPU such as ``"h100"``, or a file.
 
     Returns
     -------
@@ -78,12 +92,14 @@ def spawn(
     >>> result.returns[3], result.time
     ([6.0, 10.0], 2.00032e-06)
     """
+    costs = read_costs(compute, gpu)
     with prepared() as ranks:
 
         def body(rank: int, world_size: int) -> Any:
             thread = ranks.start(rank, _environment(rank, world_size))
+            job = functools.partial(program, rank, world_size, *args, **(kwargs or {}))
             try:
-                value = thread.serve(functools.partial(program, rank, world_size, *args, **(kwargs or {})))
+                value = thread.serve(job) if costs is None else _timed(thread, job, costs)
             except Exception:
                 end_threads(thread.process, failed=True)
                 raise
@@ -101,6 +117,19 @@ def spawn(
             alike=alike,
             trace=trace,
         )
+
+
+def _timed(thread: RankThread, job: Callable[[], Any], costs: Costs) -> Any:
+    """Run a program whose operators take time, and wait until its streams are empty."""
+    process, me = thread.process, current_rank()
+    process.device = device = Device(me)
+    process.timed = Timed(device, costs)
+    value = thread.serve(functools.partial(timed_program, job, process.timed))
+    wait_until(device.tail())
+    for name, count in costs.unknown.items():
+        me.world.history.findings.append(f"operator {name} has no rule: its {count} calls were timed by their bytes")
+    costs.unknown.clear()
+    return value
 
 
 def _environment(rank: int, world_size: int) -> dict[str, str]:

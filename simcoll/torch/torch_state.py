@@ -31,6 +31,7 @@ from torch.distributed import distributed_c10d
 
 from simcoll.distributed.api.making_groups import note_group
 from simcoll.distributed.stores import HashStore, PrefixStore
+from simcoll.torch.compute_time import compute_replacements
 from simcoll.torch.fake_tensors import change_fake_tensors
 from simcoll.torch.process_group import SimcollGroup
 from simcoll.torch.profiling import profiler_replacements
@@ -202,7 +203,7 @@ def _change_torch(undo: contextlib.ExitStack) -> None:
 
     _replace(undo, distributed_c10d, "_new_process_group_helper", noted)
     _replace(undo, distributed_c10d, "_world", _WorldOfRank(distributed_c10d._world))
-    for owner, name, value in (*replacements(), *profiler_replacements()):
+    for owner, name, value in (*replacements(), *profiler_replacements(), *compute_replacements()):
         _replace(undo, owner, name, value)
     _replace(undo, distributed_c10d, "rendezvous", rendezvous)
     _replace(undo, distributed_c10d, "BackendConfig", _BackendConfig)

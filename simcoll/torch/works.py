@@ -12,6 +12,7 @@ from simcoll.distributed.start.spawning import compute
 if TYPE_CHECKING:
     from datetime import timedelta
 
+    from simcoll.distributed.runtime.device import Device
     from simcoll.distributed.runtime.work import Work
     from simcoll.torch.rank_threads import RankThread
 
@@ -32,10 +33,15 @@ class RankWork(dist.Work):
         The operations; none if the call itself has waited.
     results
         The output tensors.
+    device
+        Where fake tensors are whose computation takes time: a wait is one of its selected stream, as on a GPU.
     """
 
-    def __init__(self, thread: RankThread, parts: tuple[Work, ...], results: list[torch.Tensor]) -> None:
+    def __init__(
+        self, thread: RankThread, parts: tuple[Work, ...], results: list[torch.Tensor], device: Device | None = None
+    ) -> None:
         super().__init__()
+        self.device = device
         self.thread = thread
         self.parts = parts
         self.results = results
@@ -50,7 +56,11 @@ class RankWork(dist.Work):
             When it failed, or takes too long.
         """
         for part in self.parts:
-            self.thread.call(part.wait, timeout)
+            if self.device is None:
+                self.thread.call(part.wait, timeout)
+            else:
+                self.device.current.wait(part)
+                part.rank.open_works.pop(part, None)
         return True
 
     def synchronize(self) -> None:

@@ -52,7 +52,11 @@ def _post(
         work.rank.open_works[work] = None
         if shared.world.debug and not fake:
             work.guard()
-    mailbox.post(End(sends, found.rank(), peer, tag, array.size, array.dtype.name, work, fake=fake))
+    end = End(sends, found.rank(), peer, tag, array.size, array.dtype.name, work, fake=fake)
+    if work.gate is None:
+        mailbox.post(end)
+    else:
+        work.gate.when_done(lambda: mailbox.post(end))
     return found, work
 
 

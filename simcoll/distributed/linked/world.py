@@ -29,6 +29,7 @@ from simcoll.distributed.stores.rendezvous import rendezvous
 from simcoll.errors import InternalError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from datetime import timedelta
 
     from simcoll.core.memory import Array
@@ -228,6 +229,10 @@ class LinkedWorld:
     def start_clock(self) -> None:
         """Count time from now: the programs start."""
         self._begin_ns = time.monotonic_ns()
+
+    def later(self, time_fs: int, action: Callable[[], None]) -> None:  # noqa: ARG002  # as on the emulator
+        """Refuse: real time does not wait."""
+        raise InternalError("streams of simulated devices are for the emulator")
 
     def pause(self, duration_fs: int, name: str) -> None:  # noqa: ARG002  # there is no timeline of a real run
         """Let the running rank spend real time; operations in flight proceed meanwhile."""

@@ -189,8 +189,12 @@ class EmulatedWorld:
     def pause(self, duration_fs: int, name: str) -> None:
         """Let the running rank spend time."""
         over = _Pause(name)
-        self.calendar.at(self.now + duration_fs, lambda _: over.finish(), None)
+        self.later(self.now + duration_fs, over.finish)
         wait_until(over)
+
+    def later(self, time_fs: int, action: Callable[[], None]) -> None:
+        """Act at a time."""
+        self.calendar.at(time_fs, lambda _: action(), None)
 
     def _waited(self, task: Task, what: Waitable, reason: str, begin_fs: int) -> None:
         """Note a wait of a rank in the timeline."""

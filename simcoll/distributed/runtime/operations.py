@@ -13,6 +13,7 @@ import numpy as np
 
 from simcoll.core.collective import Collective
 from simcoll.distributed.runtime.calls import ASPECTS, Call, matrix
+from simcoll.distributed.runtime.device import start_of_calls
 from simcoll.distributed.runtime.fake import is_fake
 from simcoll.distributed.runtime.plans import plan_for
 from simcoll.distributed.runtime.records import Entry, calling_site
@@ -55,6 +56,7 @@ def begin(group: Communicator, me: Rank, name: str, buffers: Buffers, *, p2p: bo
     work = Work(me, name, *buffers, entry)
     work.deadline_fs = now + group.timeout_fs
     work.explicit = group.explicit
+    work.gate = start_of_calls()
     return work
 
 

@@ -137,7 +137,14 @@ class _Matched(Operation):
             work.over(error)
 
     def enter(self, rank: int) -> None:
-        """Let a rank begin, whose stream has reached the operation."""
+        """Let a rank begin, whose stream has reached the operation, when its device has come so far."""
+        gate = self.works[rank].gate
+        if gate is not None and not gate.done:
+            gate.when_done(functools.partial(self.enter, rank))
+            return
+        if gate is not None and gate.error is not None:
+            self.works[rank].over(gate.error)
+            return
         self.works[rank].entry.started_fs = self.streams.emulator.calendar.now
         if self.mismatch:
             return

@@ -99,7 +99,7 @@ class Work(Waitable):
     """One rank's handle of an operation, as ``async_op=True``, ``isend`` and ``irecv`` return it."""
 
     __slots__ = (
-        "_checks", "_future", "_watched", "deadline_fs", "entry", "explicit", "name", "rank", "reason", "results",
+        "_checks", "_future", "_watched", "deadline_fs", "entry", "explicit", "gate", "name", "rank", "reason", "results",
         "sender", "sources", "targets",
     )  # fmt: skip
 
@@ -112,6 +112,7 @@ class Work(Waitable):
         self.results: list[Any] = list(targets)
         self.entry = entry
         self.sender: int | None = None
+        self.gate: Waitable | None = None
         self.explicit = False
         self.deadline_fs = -1
         self.reason: Callable[[], str] = lambda: name

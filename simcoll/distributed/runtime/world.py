@@ -14,6 +14,7 @@ from simcoll.distributed.runtime.records import Flight, new_flight
 from simcoll.distributed.runtime.tasks import Clock, current_task
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from datetime import timedelta
 
     from simcoll.core.memory import Array
@@ -77,6 +78,9 @@ class World(Clock, Protocol):
 
     def pause(self, duration_fs: int, name: str) -> None:
         """Let the running rank spend time; the timeline shows it under a name."""
+
+    def later(self, time_fs: int, action: Callable[[], None]) -> None:
+        """Act at a time; only on the emulator."""
 
     def meet(self, me: Rank, arrival: Arrival) -> Meeting:
         """Arrive at a meeting."""

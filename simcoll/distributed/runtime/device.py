@@ -1,0 +1,122 @@
+"""Streams of a rank's accelerator: work that the program enqueues and does not wait for.
+
+A stream does one thing after another: an operator that takes time, a wait for an event of another stream, a wait for a collective. A
+collective begins on a rank when the stream on which it was called has come so far, as NCCL's do.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING
+
+from simcoll.distributed.runtime.tasks import Waitable
+from simcoll.distributed.runtime.timeline import Span
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from simcoll.distributed.runtime.world import Rank
+
+__all__ = ["Device", "DeviceStream", "after", "start_of_calls"]
+
+
+class DeviceStream:
+    """A stream of a rank.
+
+    Attributes
+    ----------
+    tail
+        Finishes when everything that has been enqueued is done.
+    """
+
+    __slots__ = ("name", "rank", "tail")
+
+    def __init__(self, rank: Rank, name: str) -> None:
+        self.rank = rank
+        self.name = name
+        self.tail = Waitable(f"the work on {name}")
+        self.tail.finish()
+
+    def run(self, duration_fs: int, name: str) -> None:
+        """Enqueue an operator."""
+        world, timeline = self.rank.world, self.rank.world.history.timeline
+
+        def start(done: Waitable) -> None:
+            begin_fs = world.now
+            if timeline is not None:
+                timeline.computed.append(Span(self.rank.number, name, begin_fs, begin_fs + duration_fs))
+            world.later(begin_fs + duration_fs, done.finish)
+
+        self._then(start)
+
+    def wait(self, other: Waitable) -> None:
+        """Let what comes after wait for something else."""
+        if not other.done or other.error is not None:
+            self._then(lambda done: other.when_done(lambda: done.finish(other.error)), other)
+
+    def _then(self, start: Callable[[Waitable], None], other: Waitable | None = None) -> None:
+        before, done = self.tail, _Enqueued(self, other)
+
+        def begin() -> None:
+            if before.error is None:
+                start(done)
+            else:
+                done.finish(before.error)
+
+        self.tail = done
+        before.when_done(begin)
+
+
+class _Enqueued(Waitable):
+    """The end of something on a stream."""
+
+    __slots__ = ("other",)
+
+    def __init__(self, stream: DeviceStream, other: Waitable | None) -> None:
+        super().__init__(f"the work on {stream.name}")
+        self.other = other
+
+    def waits_for(self) -> str:
+        """What the stream waits for, if not for an operator."""
+        return self.label if self.other is None else f"{self.label}, which waits for {self.other.waits_for()}"
+
+
+class Device:
+    """The accelerator of a rank: the stream that is selected, and all that there are."""
+
+    def __init__(self, rank: Rank) -> None:
+        self.rank = rank
+        self.streams: list[DeviceStream] = []
+        self.default = self.current = self.stream()
+
+    def stream(self) -> DeviceStream:
+        """Make a stream."""
+        made = DeviceStream(self.rank, f"stream {len(self.streams)} of rank {self.rank.number}")
+        self.streams.append(made)
+        return made
+
+    def tail(self) -> Waitable:
+        """Finishes when all that has been enqueued on any stream is done."""
+        join = DeviceStream(self.rank, f"all streams of rank {self.rank.number}")
+        for stream in self.streams:
+            join.wait(stream.tail)
+        return join.tail
+
+
+_START: ContextVar[Waitable | None] = ContextVar("simcoll_start_of_calls", default=None)
+
+
+def start_of_calls() -> Waitable | None:
+    """What the calls that are made now wait for before they begin; None if they begin at once."""
+    return _START.get()
+
+
+@contextmanager
+def after(stream: DeviceStream) -> Iterator[None]:
+    """Let the calls that are made inside begin when a stream has come so far."""
+    token = _START.set(stream.tail)
+    try:
+        yield
+    finally:
+        _START.reset(token)

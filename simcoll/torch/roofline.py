@@ -1,0 +1,125 @@
+"""The time of PyTorch operators on a GPU: floating-point operations or bytes, whichever takes longer, or a table of measured times."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop, sdpa_flop
+
+from simcoll.errors import ConfigError
+from simcoll.formats.strict import read_file
+from simcoll.limits.text import parse_toml
+from simcoll.units import parse_time
+from simcoll.workload.gpu import load_gpu
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from simcoll.workload.gpu import Gpu
+
+__all__ = ["Costs", "read_costs"]
+
+FS = 10**15
+MAX_FILE_BYTES = 2**20
+_DTYPES = {
+    torch.float32: "fp32",
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+    torch.float8_e4m3fn: "fp8",
+    torch.float8_e5m2: "fp8",
+    torch.int8: "int8",
+}
+_FLOPS: dict[Any, Callable[..., int]] = {
+    **flop_registry,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: sdpa_flop,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: sdpa_backward_flop,
+}
+_FREE = {
+    "empty",
+    "empty_like",
+    "empty_strided",
+    "new_empty",
+    "new_empty_strided",
+    "detach",
+    "lift_fresh",
+    "is_same_size",
+}
+"""Operators that launch no kernel, besides views and those that answer questions."""
+
+
+class Costs:
+    """The time of each operator, and the names of those that no rule is made for.
+
+    Parameters
+    ----------
+    gpu
+        Its measured ceilings: of matrix products and fused attention in FLOP/s, of memory in bytes per second.
+    measured
+        Times in femtoseconds by operator (``aten::mm``), or by operator and shapes of its tensors (``aten::mm [8, 4096] [4096, 4096]``).
+    """
+
+    def __init__(self, gpu: Gpu, measured: Mapping[str, int]) -> None:
+        self.gpu = gpu
+        self.measured = measured
+        self.unknown: Counter[str] = Counter()
+        self._bandwidth = gpu.number("memory.measured", gpu.number("memory.bandwidth"))
+
+    def time_fs(self, func: Any, args: Any, kwargs: Any, result: Any) -> int:
+        """The time of one call of an operator."""
+        inputs = [each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
+        if self.measured:
+            name = func._schema.name
+            shapes = " ".join(str(list(each.shape)) for each in inputs)
+            known = self.measured.get(f"{name} {shapes}", self.measured.get(name))
+            if known is not None:
+                return known
+        outputs = [each for each in tree_leaves(result) if isinstance(each, torch.Tensor)]
+        if func.is_view or func.overloadpacket.__name__ in _FREE or not (outputs or func._schema.is_mutable):
+            return 0
+        moved = sum(each.numel() * each.element_size() for each in [*inputs, *outputs]) / self._bandwidth
+        count = _FLOPS.get(func.overloadpacket)
+        if count is None and func.namespace not in {"aten", "prims", "fsdp"}:
+            self.unknown[func._schema.name] += 1
+        flops = 0.0 if count is None else count(*args, **kwargs, out_val=result) / self._rate(func, inputs)
+        return round(float(max(moved, flops)) * FS)
+
+    def _rate(self, func: Any, inputs: list[torch.Tensor]) -> float:
+        """FLOP/s of a matrix product, convolution or attention."""
+        name = func.overloadpacket.__name__
+        if "attention" in name:
+            measured = self.gpu.values.get("attention.backward" if "backward" in name else "attention.forward")
+            if measured is not None:
+                return measured
+        dtype = _DTYPES.get(inputs[-1].dtype)
+        if dtype is None:
+            raise ConfigError(f"{func._schema.name}: GPU {self.gpu.name!r} has no rate for {inputs[-1].dtype}")
+        return self.gpu.gemm(dtype)
+
+
+def read_costs(compute: str | Path, gpu: str | Path | None) -> Costs | None:
+    """The costs that ``compute`` names: ``"none"``, ``"roofline"``, or a file with a table ``[operators]`` of measured times.
+
+    Raises
+    ------
+    ConfigError
+        When there is no such file, or no GPU is named.
+    """
+    if compute == "none":
+        return None
+    if gpu is None:
+        raise ConfigError(f"compute={str(compute)!r} needs gpu=, such as gpu='h100'")
+    measured: dict[str, int] = {}
+    if compute != "roofline":
+        file = str(compute)
+        if not file.endswith(".toml"):
+            raise ConfigError(f"compute {file!r}: expected 'none', 'roofline' or a .toml file of measured operators")
+        document = parse_toml(read_file(file, MAX_FILE_BYTES), file)
+        if set(document) != {"operators"} or not isinstance(document["operators"], dict):
+            raise ConfigError('expected one table, [operators], such as "aten::mm" = "1.5 ms"', file=file, path="$")
+        for name, value in document["operators"].items():
+            measured[name] = parse_time(value, what=name, file=file, path=f"$.operators.{name}")
+    return Costs(load_gpu(gpu), measured)

@@ -1,0 +1,201 @@
+"""Operators take time: rooflines by hand, and streams as on a GPU."""
+
+from __future__ import annotations
+
+import pytest
+
+from simcoll.errors import ConfigError
+from simcoll.topology import crossbar
+from tests.support.deferred import Deferred, needs_torch
+
+torch, nn, dist = Deferred("torch"), Deferred("torch.nn"), Deferred("torch.distributed")
+fake, mesh, fsdp = (
+    Deferred("torch._subclasses.fake_tensor"),
+    Deferred("torch.distributed.device_mesh"),
+    Deferred("torch.distributed.fsdp"),
+)
+parallel = Deferred("torch.distributed.tensor.parallel")
+backend = Deferred("simcoll.torch")
+
+pytestmark = needs_torch
+
+GPU = """
+[peak]
+fp32 = { value = "1 TFLOPS", source = "round" }
+[gemm]
+fp32 = { value = "1 TFLOPS", source = "round" }
+[memory]
+size = { value = "80 GB", source = "round" }
+bandwidth = { value = "1 TB/s", source = "round" }
+"""
+US = 10**9
+BANDWIDTH = 10**12
+RATE = 10**9  # bytes per second of a link
+N = 2
+
+
+@pytest.fixture
+def gpu(tmp_path):
+    """A GPU of round numbers: a matrix product of 2 n^3 operations and n = 1000 takes 2 ms, a megabyte of memory 1 us."""
+    path = tmp_path / "round.toml"
+    path.write_text(GPU)
+    return path
+
+
+def step_time(gpu, step, **options):
+    """Simulated seconds of a step on fake tensors, and the run."""
+
+    def program(rank, world_size):
+        dist.init_process_group("simcoll")
+        with fake.FakeTensorMode():
+            ready = step(rank)
+            torch.cpu.synchronize()
+            begin = backend.emulated_time()
+            ready()
+            torch.cpu.synchronize()
+            return backend.emulated_time() - begin
+
+    place, choices = crossbar(N, "1 GB/s", "0 us"), {"algorithm": "ring", "compute": "roofline", "gpu": gpu}
+    result = backend.spawn(program, N, topology=place, trace=True, **choices | options)
+    return result.returns[0], result
+
+
+PRODUCT = 2e-3
+ELEMENTS = 500_000
+REDUCE = ELEMENTS * 4 / RATE  # a ring of two ranks: every link carries half of the vector twice
+ADD = 2 * 4e6 / BANDWIDTH  # reads a million numbers and writes them
+
+
+def test_parts_add_up_without_overlap(gpu):
+    def step(rank):
+        x, vector = torch.empty(1000, 1000), torch.empty(ELEMENTS)
+
+        def ready():
+            y = x @ x
+            dist.all_reduce(vector)
+            y.add_(1)
+
+        return ready
+
+    assert step_time(gpu, step)[0] == pytest.approx(PRODUCT + REDUCE + ADD, rel=1e-9)
+
+
+def test_the_longer_one_counts_where_they_overlap(gpu):
+    def step(rank):
+        x, vector = torch.empty(1000, 1000), torch.empty(ELEMENTS)
+
+        def ready():
+            y = x @ x
+            work = dist.all_reduce(vector, async_op=True)  # begins when the product is there
+            y = y @ x
+            y = y @ x
+            work.wait()
+            y.add_(1)
+
+        return ready
+
+    seconds, result = step_time(gpu, step)
+    assert seconds == pytest.approx(PRODUCT + max(REDUCE, 2 * PRODUCT) + ADD, rel=1e-9)
+    summary = result.timeline.summary(0)
+    assert summary.communication_fs == round(REDUCE * 1e15)
+    assert sum(summary.exposed_fs.values()) == 0
+
+
+def test_streams_and_events_order_what_the_program_does_not_wait_for(gpu):
+    def step(rank):
+        x, vector, side = torch.empty(1000, 1000), torch.empty(ELEMENTS), torch.cpu.Stream()
+
+        def ready():
+            y = x @ x
+            with torch.cpu.stream(side):  # at once: it does not wait for the product
+                dist.all_reduce(vector)
+                done = side.record_event()
+                vector.add_(1)
+            torch.cpu.current_stream().wait_event(done)
+            y @ x
+
+        return ready
+
+    # The addition on the side stream takes 4 us beside the second product.
+    assert step_time(gpu, step)[0] == pytest.approx(max(REDUCE, PRODUCT) + PRODUCT, rel=1e-9)
+
+
+def test_a_tensor_parallel_block_is_the_sum_of_its_parts(gpu):
+    rows, width, hidden = 500, 1000, 4000
+
+    def step(rank):
+        grid = mesh.init_device_mesh("cpu", (N,))
+        block = nn.Sequential(nn.Linear(width, hidden, bias=False), nn.ReLU(), nn.Linear(hidden, width, bias=False))
+        plan = {"0": parallel.ColwiseParallel(), "2": parallel.RowwiseParallel()}
+        block, x = parallel.parallelize_module(block, grid, plan).requires_grad_(False), torch.empty(rows, width)
+        return lambda: block(x) + 1
+
+    products = 2 * 2 * rows * width * (hidden / N) / 1e12
+    relu, add = (2 * rows * columns * 4 / BANDWIDTH for columns in (hidden / N, width))
+    reduce = rows * width * 4 / RATE
+    assert step_time(gpu, step)[0] == pytest.approx(products + relu + reduce + add, rel=1e-9)
+
+
+def test_sharded_layers_are_gathered_while_the_one_before_computes(gpu):
+    width, layers, rows = 500, 4, 4000
+
+    def step(rank):
+        grid = mesh.init_device_mesh("cpu", (N,))
+        model = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(layers)))
+        for layer in (*model, model):
+            fsdp.fully_shard(layer, mesh=grid)
+        x = torch.empty(rows, width)
+
+        def ready():
+            with torch.no_grad():
+                model(x)
+
+        return ready
+
+    seconds, _ = step_time(gpu, step)
+    gather, product = width * width * 4 / 2 / RATE, 2 * rows * width * width / 1e12
+    assert product > 2 * gather
+    # The first gather is exposed; the others fly beside products. Copies in and out of buffers take a few microseconds.
+    assert seconds == pytest.approx(gather + layers * product, rel=0.02)
+    assert seconds > gather + layers * product
+
+
+def test_real_tensors_wait_for_every_operator(gpu):
+    def program(rank, world_size):
+        dist.init_process_group("simcoll")
+        x = torch.ones(100, 100)
+        begin = backend.emulated_time()
+        y = x @ x
+        return backend.emulated_time() - begin, y[0, 0].item()
+
+    result = backend.spawn(program, N, compute="roofline", gpu=gpu)
+    assert result.returns == ((pytest.approx(2e-6), 100.0),) * N
+
+
+def test_measured_times_take_the_place_of_the_roofline(gpu, tmp_path):
+    table = tmp_path / "operators.toml"
+    table.write_text('[operators]\n"aten::mm" = "5 us"\n"aten::mm [1000, 1000] [1000, 1000]" = "7 ms"\n')
+
+    def step(rank):
+        x, y = torch.empty(1000, 1000), torch.empty(10, 1000)
+
+        def ready():
+            x @ x
+            y @ x
+
+        return ready
+
+    assert step_time(gpu, step, compute=table)[0] == pytest.approx(7.005e-3, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"compute": "roofline"}, "needs gpu="),
+        ({"compute": "roofline", "gpu": "h10"}, "did you mean 'h100'"),
+        ({"compute": "rooflin", "gpu": "h100"}, "expected 'none', 'roofline' or a .toml file"),
+    ],
+)
+def test_what_cannot_be_is_refused(options, said):
+    with pytest.raises(ConfigError, match=said):
+        backend.spawn(print, N, **options)
