@@ -41,7 +41,7 @@ __all__ = ["never_bind", "without_links"]
 
 def never_bind(shapes: Iterable[Shape], capacity: Ints) -> NDArray[np.bool_]:
     """Which links can never bind the flows of some steps."""
-    routes = {id(shape.links): shape.links for shape in shapes if shape.links.shape[1] > 1}
+    routes = {id(shape.links): shape.links for shape in shapes if shape.links.size}
     found = np.zeros(len(capacity), np.bool_)
     for turn in (1, -1):
         pairs = [np.zeros(0, np.int64), *(_excuses(links[:, ::turn], capacity) for links in routes.values())]

@@ -83,3 +83,20 @@ def test_links_are_dropped_by_what_crosses_them():
     assert {name for name in names(plain, crossed.dropped) if "spine" in name} == {
         name for name in map(plain.link_name, range(plain.nlinks)) if "spine" in name
     }
+
+
+def test_a_flow_without_an_excuse_keeps_its_link():
+    # Whatever the others cross: one message takes the uplink alone, inside a step of its own.
+    graph = nx.DiGraph()
+    for one, two, rate in (("a", "s", 10**9), ("b", "s", 10**9), ("s", "c", 10**10), ("c", "d", 10**10)):
+        graph.add_edge(one, two, capacity_uBps=rate)
+        graph.add_edge(two, one, capacity_uBps=rate)
+    for name in "abcd":
+        graph.nodes[name]["kind"] = "gpu"
+    graph.nodes["s"]["kind"] = "switch"
+    topology = from_networkx(graph, gpus_forward=True)
+    a, b, c, d = range(4)
+    through = Send([(a, d), (b, c)], 5, name="through")
+    assert "c -> d" in names(topology, lower(Program(4, [through]), topology).dropped)
+    own = Send([(c, d)], 5, after="through")
+    assert "c -> d" not in names(topology, lower(Program(4, [through, own]), topology).dropped)
