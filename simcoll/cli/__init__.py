@@ -32,6 +32,7 @@ app = App(
     help="Specify a collective once, prove it, see how fast it will be on any cluster, run it unchanged on GPUs.",
     help_flags=["--help", "-h"],
     version_flags=["--version"],
+    suppress_keyboard_interrupt=False,  # run_app says so
 )
 app.command(run_scenario, name="run")
 app.command(predict, name="perf")

@@ -52,7 +52,7 @@ def compare_log(
     svg
         File for a picture: both curves and the bound.
     """
-    from simcoll.cli.sweeping import progress_bar
+    from simcoll.cli.progress import Progress
     from simcoll.errors import ConfigError
     from simcoll.formats.nccl_tests import load_log
     from simcoll.formats.output import write_file
@@ -82,7 +82,7 @@ def compare_log(
         print(f"# note: {printable(note)}")
     tables = {}
     for number, setting in enumerate(settings, 1):
-        with progress_bar() as progress:
+        with Progress() as progress:
             rows = compare(setting, overlay, progress)
         tables[f"{number}. {printable(str(setting))}"] = rows
         print(

@@ -11,9 +11,10 @@ from cyclopts import Parameter
 from simcoll.command_line import WHOLE
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from simcoll.libraries.prediction import Prediction
+    from simcoll.planning.running import Table
     from simcoll.topology import Topology
 
 __all__ = ["predict"]
@@ -34,10 +35,11 @@ def predict(
     dtype: Annotated[str, Parameter(name=["--dtype", "-d"])] = "float32",
     op: Annotated[str, Parameter(name=["--op", "-o"])] = "sum",
     root: Annotated[int | None, Parameter(name=["--root", "-r"]), WHOLE] = None,
-    check: Annotated[str, Parameter(name=["--check", "-c"])] = "64K",
+    check: Annotated[str, Parameter(name=["--check", "-c"])] = "0",
     library: str | None = None,
     env: str = "",
     calibration: Path | None = None,
+    files: Files | None = None,
 ) -> None:
     """Predict a collective over a range of sizes: the nccl-tests table with bound, headroom and bottleneck.
 
@@ -70,7 +72,7 @@ def predict(
     root
         Root rank of broadcast, reduce, gather and scatter.
     check
-        Largest size for which real data moves and is compared with the definition of the collective.
+        Largest size at which every run moves real data. Beside that, data is moved once through every algorithm.
     library
         Show only what this library would run: nccl, rccl, or the path of a library file.
         Without --library, --algorithm and --protocol: NCCL's lines, then the best of all algorithms.
@@ -116,11 +118,66 @@ def predict(
     for note in notes:
         print(f"# {note}")
     sweep = Sweep(collective, ladder, choices, protocols, dtype, op, root, checked)
-    rows, _ = print_sweep(f"{collective} on {machine.name}", sweep, prepare(sweep, machine, built), machine)
-    if shown:
-        best = {row.size_bytes: (str(row), row.time_fs) for row in best_rows(rows)}
+    schedules = prepare(sweep, machine, built)
+    wanted_files = files or Files()
+    wanted_files.check()
+    table, proofs, stopped = print_sweep(f"{collective} on {machine.name}", sweep, schedules, machine)
+    if shown and not stopped:
+        best = {row.size_bytes: (str(row), row.time_fs) for row in best_rows(table.rows)}
         for line in gain_lines(shown, best):
             print(line)
+    if table:
+        wanted_files.write(f"{collective} on {machine.name}", table, machine, proofs)
+    if stopped:
+        raise KeyboardInterrupt
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Files:
+    """Files for the runs, also for those that Ctrl-C left.
+
+    Parameters
+    ----------
+    json
+        Result file of nccl-tests (version 3), with best, bound and bottleneck beside.
+    csv
+        Every run as a line.
+    svg
+        Picture: bus bandwidth and time of every algorithm, and the bound.
+    trace
+        Timeline of the best run of the size nearest to 1 MiB, for Perfetto (.json.gz).
+    """
+
+    json: Annotated[Path | None, Parameter(name=["--json", "-J"])] = None
+    csv: Path | None = None
+    svg: Path | None = None
+    trace: Path | None = None
+
+    def check(self) -> None:
+        """Refuse places that cannot be written, before anything is computed."""
+        from simcoll.formats.output import refuse_folders
+
+        for path in filter(None, (self.json, self.csv, self.svg, self.trace)):
+            refuse_folders(path.parent, [path.name])
+
+    def write(self, title: str, table: Table, machine: Topology, proofs: Sequence[str]) -> None:
+        """Write what was asked for; every file has the hash of all results."""
+        from simcoll.formats.output import write_file
+        from simcoll.planning.report import results_csv, results_json
+        from simcoll.planning.result_files import nccl_tests_json, picture, timeline
+
+        _, run = results_json(title, table.sweep, machine, table.rows, proofs)
+        contents: tuple[tuple[Path | None, Callable[[], bytes]], ...] = (
+            (self.json, lambda: nccl_tests_json(table, run)),
+            (self.csv, lambda: results_csv(table.rows, run).encode()),
+            (self.svg, lambda: picture(title, table, machine, run)),
+            (self.trace, lambda: timeline(table, machine, 1 << 20, run)),
+        )
+        for path, content in contents:
+            if path is not None:
+                write_file(path, content())
+                print(f"# wrote {path}")
 
 
 @dataclass(frozen=True, slots=True)

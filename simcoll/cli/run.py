@@ -34,6 +34,9 @@ def run_scenario(
         schedules = prepare(sweep, topology)
     folder = output or Path("out") / path.stem
     open_folder(folder, scenarios.RESULT_FILES)
-    rows, proofs = print_sweep(content.title, sweep, schedules, topology)
-    names = scenarios.write_results(folder, content, sweep, topology, rows, proofs)
-    print(f"# wrote {', '.join(str(folder / name) for name in names)}")
+    table, proofs, stopped = print_sweep(content.title, sweep, schedules, topology)
+    if table:
+        names = scenarios.write_results(folder, content, topology, table, proofs)
+        print(f"# wrote {', '.join(str(folder / name) for name in names)}")
+    if stopped:
+        raise KeyboardInterrupt

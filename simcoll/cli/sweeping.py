@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import sys
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from simcoll.binding import verify
+from simcoll.cli.progress import Progress
 from simcoll.errors import ConfigError, InternalError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from simcoll.core.schedule import Schedule
+    from simcoll.planning.running import Table
     from simcoll.planning.sweep import Row, Sweep
     from simcoll.topology import Topology
 
-__all__ = ["degraded", "print_sweep", "progress_bar"]
+__all__ = ["degraded", "print_sweep"]
 
 
 def degraded(machine: Topology, given: Sequence[str]) -> Topology:
@@ -29,27 +29,16 @@ def degraded(machine: Topology, given: Sequence[str]) -> Topology:
     return machine
 
 
-@contextmanager
-def progress_bar() -> Iterator[Callable[[int, int, str], None] | None]:
-    """A progress bar on the terminal, nothing elsewhere."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.description:<32}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("proving", total=None)
-        yield lambda done, total, next_up: bar.update(task, completed=done, total=total, description=next_up)
-
-
 def print_sweep(
     title: str, sweep: Sweep, schedules: Sequence[Schedule], topology: Topology
-) -> tuple[list[Row], list[str]]:
-    """Run and print a prepared sweep; its rows, and a line for every proof."""
-    from simcoll.planning.report import engine_lines, sweep_hash, table_lines
-    from simcoll.planning.sweep import run_sweep
+) -> tuple[Table, list[str], bool]:
+    """Run and print a prepared sweep, each size when it is done.
+
+    Returns the runs, a line for every proof, and whether Ctrl-C ended it early: then the runs are those of the sizes that were done.
+    """
+    from simcoll.planning.report import engine_lines, foot_lines, head_lines, size_line
+    from simcoll.planning.running import Table, runs
+    from simcoll.planning.sweep import best_rows
     from simcoll.units import printable
 
     print(f"# simcoll: {printable(title)}")
@@ -57,14 +46,37 @@ def print_sweep(
     proofs = [f"{printable(schedule.title)}: {verify(schedule)}" for schedule in schedules]
     for proof in proofs:
         print(f"# {proof}")
-    with progress_bar() as progress:
-        rows = run_sweep(sweep, schedules, topology, progress)
-    for line in (*table_lines(sweep, rows), *engine_lines(rows)):
+    for line in head_lines(sweep):
+        print(line, flush=True)
+    rows: list[Row] = []
+    stopped = False
+    with Progress() as progress:
+        try:
+            for of_size in runs(sweep, schedules, topology, progress):
+                progress.clear()
+                print(size_line(sweep, of_size), flush=True)
+                rows += of_size
+        except KeyboardInterrupt:
+            stopped = True
+    for line in (*foot_lines(rows), *engine_lines(rows), *_summary(rows)):
         print(line)
-    checked = [row.result.wrong for row in rows if row.result.wrong is not None]
+    if stopped:
+        print(f"# stopped after {len(best_rows(rows))} of {len(sweep.sizes)} sizes; these are kept", flush=True)
+    wrong = sum({row.choice: row.wrong or 0 for row in rows}.values())
+    if wrong:
+        raise InternalError(f"{wrong} wrong elements in a proved schedule")
+    return Table(sweep, topology.name, tuple(rows)), proofs, stopped
+
+
+def _summary(rows: Sequence[Row]) -> Iterator[str]:
+    from simcoll.planning.report import sweep_hash
+
+    moved = [row.result.wrong for row in rows if row.result.wrong is not None]
+    checks = {row.choice: row.checked.wrong for row in rows if row.checked and row.checked.wrong is not None}
+    wrong = sum(moved) + sum(checks.values())
     found = sweep_hash(rows)
-    told = f"trace hash {found}" if found else "no trace hash"
-    print(f"# {len(rows)} run{'s' * (len(rows) != 1)}, data checked in {len(checked)}: {sum(checked)} wrong. {told}")
-    if sum(checked):
-        raise InternalError(f"{sum(checked)} wrong elements in a proved schedule")
-    return rows, proofs
+    every = f" and in {len(moved)} runs" if moved else ""
+    yield (
+        f"# {len(rows)} run{'s' * (len(rows) != 1)}, data checked in {len(checks)} schedule{'s' * (len(checks) != 1)}{every}: "
+        f"{wrong} wrong. {f'trace hash {found}' if found else 'no trace hash'}"
+    )

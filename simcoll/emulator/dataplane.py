@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-__all__ = ["Place", "Storage"]
+__all__ = ["Place", "Storage", "unwritten"]
 
 
 class Place:
@@ -104,7 +104,7 @@ class Storage:
             buffer, offset, length = plan.view(rank, INPUT)
             whole = buffer == INPUT and not plan.collective.in_place
             store = [
-                _unwritten(0 if whole and which == INPUT else count, plan.dtype) for which, count in enumerate(elements)
+                unwritten(0 if whole and which == INPUT else count, plan.dtype) for which, count in enumerate(elements)
             ]
             if length:
                 array = _checked(given, rank, length, plan.dtype)
@@ -195,7 +195,8 @@ def _checked(given: Array | None, rank: int, length: int, dtype: np.dtype[Any]) 
     return array.reshape(-1)
 
 
-def _unwritten(count: int, dtype: np.dtype[Any]) -> Array:
+def unwritten(count: int, dtype: np.dtype[Any]) -> Array:
+    """Memory with a pattern (NaN, or odd integers), so that reading it shows."""
     array = np.empty(count, dtype)
     if dtype.kind in "iu":
         array.view(np.uint8)[:] = 0xA5

@@ -22,7 +22,18 @@ if TYPE_CHECKING:
     from simcoll.planning.sweep import Row, Sweep
     from simcoll.topology import Topology
 
-__all__ = ["engine_lines", "results_csv", "results_json", "row_columns", "sweep_hash", "table_lines"]
+__all__ = [
+    "cells",
+    "engine_lines",
+    "foot_lines",
+    "head_lines",
+    "results_csv",
+    "results_json",
+    "row_columns",
+    "size_line",
+    "sweep_hash",
+    "titles_of",
+]
 
 FORMAT, VERSION = "simcoll-results", 1
 
@@ -41,27 +52,56 @@ def _root(sweep: Sweep) -> int:
     return (sweep.root or 0) if KINDS[sweep.collective].rooted else -1
 
 
-def table_lines(sweep: Sweep, rows: Sequence[Row]) -> Iterator[str]:
-    """The table of the best run of every size, line by line.
+def titles_of() -> tuple[tuple[str, str], ...]:
+    """Title and unit of every column: those of nccl-tests, then algorithm, bound, headroom and bottleneck."""
+    parts = ((*DATA, *TIMES), (("best", "", 0),), _BOUND, (("bottleneck", "", 0),))
+    return tuple((title, unit) for part in parts for title, unit, _ in part)
 
-    The columns of nccl-tests come first, then algorithm, bound, headroom and bottleneck.
-    """
-    best = best_rows(rows)
-    width = max((len(str(row)) for row in best), default=4) + 2
+
+def cells(sweep: Sweep, rows: Sequence[Row]) -> tuple[object, ...]:
+    """The line of one size, cell by cell: its best run and the bound of all."""
+    (row,), (bound,) = best_rows(rows), bound_rows(rows)
+    return (
+        row.size_bytes, row.count, sweep.dtype, sweep.op if KINDS[sweep.collective].reduces else "none", _root(sweep),
+        microseconds(row.time_fs / 1e9), gigabytes(row.algbw), gigabytes(row.busbw), "-" if row.wrong is None else row.wrong,
+        str(row), microseconds(bound.bound_fs / 1e9), f"{row.time_fs / bound.bound_fs:.2f}x" if bound.bound_fs else "-",
+        bound.result.bottleneck,
+    )  # fmt: skip
+
+
+def _width(sweep: Sweep) -> int:
+    """Room for any algorithm and protocol, since the first line is printed before the last run."""
+    return 2 + max((len(f"{choice} {name}") for choice in sweep.choices for name in sweep.protocols), default=4)
+
+
+def head_lines(sweep: Sweep) -> Iterator[str]:
+    """The two lines of titles."""
     for left, right, name, last in zip(
         titles((*DATA, *TIMES)), titles(_BOUND), ("best", ""), ("bottleneck", ""), strict=True
     ):
-        yield f"{left}  {name:<{width}} {right[1:]}  {last}".rstrip()
-    op = sweep.op if KINDS[sweep.collective].reduces else "none"
-    for row, bound in zip(best, bound_rows(rows), strict=True):
-        wrong = "-" if row.result.wrong is None else row.result.wrong
-        data = (row.size_bytes, row.count, sweep.dtype, op, _root(sweep))
-        times = (microseconds(row.time_fs / 1e9), gigabytes(row.algbw), gigabytes(row.busbw), wrong)
-        headroom = f"{row.time_fs / bound.bound_fs:.2f}x" if bound.bound_fs else "-"
-        right = table_line(_BOUND, (microseconds(bound.bound_fs / 1e9), headroom))
-        yield f"{table_line((*DATA, *TIMES), (*data, *times))}  {row!s:<{width}}{right}  {bound.result.bottleneck}"
-    if any(row.result.wrong is None for row in best):
-        yield "# '-' under #wrong: timing only above the size to which data is moved; the proofs hold for every size"
+        yield f"{left}  {name:<{_width(sweep)}} {right[1:]}  {last}".rstrip()
+
+
+def size_line(sweep: Sweep, rows: Sequence[Row]) -> str:
+    """The line of one size."""
+    numbers = len((*DATA, *TIMES))
+    found = cells(sweep, rows)
+    left = table_line((*DATA, *TIMES), found[:numbers])
+    name, *bound, last = found[numbers:]
+    return f"{left}  {name:<{_width(sweep)}}{table_line(_BOUND, bound)}  {last}"
+
+
+def foot_lines(rows: Sequence[Row]) -> Iterator[str]:
+    """What stands under ``#wrong``."""
+    checks = {row.choice: row.checked for row in rows if row.checked}
+    counts = [check.count for check in checks.values() if check.wrong is not None]
+    if counts:
+        least, most = min(counts), max(counts)
+        elements = f"{least:,} elements" if least == most else f"{least:,} to {most:,} elements"
+        which = "the algorithm" if len(checks) == 1 else "every algorithm"
+        yield f"# #wrong: of real data moved once through {which}, {elements}; the proofs hold for every size"
+    for reason in dict.fromkeys(check.reason for check in checks.values() if check.reason):
+        yield f"# '-' under #wrong: {reason}"
 
 
 def engine_lines(rows: Sequence[Row]) -> Iterator[str]:
@@ -90,7 +130,8 @@ def row_columns(row: Row) -> dict[str, Any]:
         "time_fs": row.time_fs,
         "algbw": row.algbw,
         "busbw": row.busbw,
-        "wrong": result.wrong,
+        "wrong": row.wrong,
+        "checked_count": row.checked.count if row.checked else None,
         "bound_fs": row.bound_fs,
         "bound_kind": bound.kind if bound else "",
         "bottleneck": result.bottleneck,

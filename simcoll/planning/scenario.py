@@ -14,14 +14,15 @@ from simcoll.formats.output import write_files
 from simcoll.formats.strict import decode_toml, read_file
 from simcoll.limits.paths import exists, is_file
 from simcoll.planning.report import results_csv, results_json
-from simcoll.planning.sweep import Sweep, best_rows, play, size_ladder
+from simcoll.planning.result_files import picture, timeline
+from simcoll.planning.sweep import Sweep, size_ladder
 from simcoll.tuning import parse_choice
 from simcoll.units import parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from simcoll.planning.sweep import Row
+    from simcoll.planning.running import Table
     from simcoll.topology import Topology
 
 __all__ = [
@@ -73,7 +74,7 @@ class Scenario(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     sizes: SizesTable
     algorithms: list[str]
     protocols: tuple[str, ...] = ("ideal",)
-    check_up_to: str | int = "64K"
+    check_up_to: str | int = "0"
     trace_size: str | int = "1M"
 
 
@@ -168,22 +169,16 @@ def sweep_of(scenario: Scenario, file: str) -> Sweep:
 
 
 def write_results(
-    folder: Path, scenario: Scenario, sweep: Sweep, topology: Topology, rows: Sequence[Row], proofs: Sequence[str]
+    folder: Path, scenario: Scenario, topology: Topology, table: Table, proofs: Sequence[str]
 ) -> list[str]:
     """Write ``results.json``, ``results.csv``, ``busbw.svg`` and ``trace.json.gz``, each with the hash of all; returns the names."""
-    from simcoll.emulator import Trace
-    from simcoll.planning.chart import busbw_svg
-
+    content, run = results_json(scenario.title, table.sweep, topology, table.rows, proofs)
     near = parse_size(scenario.trace_size, what="trace_size")
-    traced = min(best_rows(rows), key=lambda row: abs(row.size_bytes - near))
-    trace = Trace(traced.result.plan, topology)
-    result = play(sweep, traced.result.plan, topology, observer=trace)
-    content, run = results_json(scenario.title, sweep, topology, rows, proofs)
     files = {
         "results.json": content,
-        "results.csv": results_csv(rows, run).encode(),
-        "busbw.svg": busbw_svg(scenario.title, sweep.collective, topology.nranks, rows, run=run),
-        "trace.json.gz": trace.content(result, run=run),
+        "results.csv": results_csv(table.rows, run).encode(),
+        "busbw.svg": picture(scenario.title, table, topology, run),
+        "trace.json.gz": timeline(table, topology, near, run),
     }
     write_files(folder, files)
     return list(files)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from simcoll.algorithms import ALGORITHMS
@@ -14,7 +14,7 @@ from simcoll.errors import ConfigError
 from simcoll.tuning import collective_on, costs, schedule_on
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from simcoll.core.plan import Plan
     from simcoll.core.schedule import Schedule
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from simcoll.tuning import Choice
 
 __all__ = [
+    "DataCheck",
     "Row",
     "Sweep",
     "best_rows",
@@ -32,7 +33,6 @@ __all__ = [
     "counts_for",
     "play",
     "prepare",
-    "run_sweep",
     "size_ladder",
 ]
 
@@ -50,7 +50,7 @@ class Sweep:
     choices, protocols
         Every algorithm is run with every protocol.
     check_up_to
-        Largest size in bytes for which real data moves and is compared with the definition.
+        Largest size in bytes for which every run moves real data. Beside that data is checked once for every algorithm.
     """
 
     collective: str
@@ -60,7 +60,7 @@ class Sweep:
     dtype: str = "float32"
     op: str = "sum"
     root: int | None = None
-    check_up_to: int = 2**16
+    check_up_to: int = 0
 
     def __post_init__(self) -> None:
         for name in ("choices", "protocols"):  # what is named twice runs once
@@ -68,12 +68,25 @@ class Sweep:
 
 
 @dataclass(frozen=True, slots=True)
+class DataCheck:
+    """Generated data, moved once through a schedule: elements, and how many outputs differ from the definition.
+
+    ``reason``: why none was moved.
+    """
+
+    count: int = 0
+    wrong: int | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Row:
-    """One run of a sweep: the requested algorithm and protocol, and the result."""
+    """One run of a sweep: the requested algorithm and protocol, the result, and the check of the schedule's data."""
 
     choice: Choice
     protocol: str
     result: Result
+    checked: DataCheck | None = None
 
     def __str__(self) -> str:
         return f"{self.choice} {self.protocol}"
@@ -102,6 +115,12 @@ class Row:
     def busbw(self) -> float:
         """Bus bandwidth in bytes per second; 0 where nothing takes time."""
         return self.result.busbw if self.time_fs else 0.0
+
+    @property
+    def wrong(self) -> int | None:
+        """Wrong elements of this run if it moved data, else of the check of its schedule; ``None`` without either."""
+        checked = self.checked.wrong if self.checked else None
+        return checked if self.result.wrong is None else self.result.wrong + (checked or 0)
 
     @property
     def bound_fs(self) -> int:
@@ -171,29 +190,8 @@ def prepare(sweep: Sweep, topology: Topology, built: Sequence[Schedule] | None =
 
 def play(sweep: Sweep, plan: Plan, topology: Topology, observer: Observer | None = None) -> Result:
     """Emulate one plan, with real data up to the size to which the sweep checks."""
-    data = "exact" if plan.total_bytes <= sweep.check_up_to else "none"
+    data = "exact" if 0 < plan.total_bytes <= sweep.check_up_to else "none"
     return emulate(plan, topology, data=data, observer=observer)
-
-
-def run_sweep(
-    sweep: Sweep,
-    schedules: Sequence[Schedule],
-    topology: Topology,
-    progress: Callable[[int, int, str], None] | None = None,
-) -> list[Row]:
-    """Run the prepared choices, sizes outermost; calls ``progress(runs done, runs in all, next run)``."""
-    counts = counts_for(sweep.collective, sweep.sizes, topology.nranks, parse_dtype(sweep.dtype).itemsize)
-    total = len(counts) * len(schedules) * len(sweep.protocols)
-    rows: list[Row] = []
-    for count in counts:
-        for choice, schedule in zip(sweep.choices, schedules, strict=True):
-            for name in sweep.protocols:
-                if progress is not None:
-                    progress(len(rows), total, f"{choice} {name}")
-                protocol = costs(name, topology, schedule)
-                result = play(sweep, bind(schedule, count, sweep.dtype, sweep.op, protocol=protocol), topology)
-                rows.append(Row(choice, name, replace(result, outputs=None)))  # checked, and large
-    return rows
 
 
 def best_rows(rows: Sequence[Row]) -> list[Row]:

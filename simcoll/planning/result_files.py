@@ -1,0 +1,73 @@
+"""Files of a sweep: its picture, a timeline, and the JSON of nccl-tests."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from simcoll.planning.report import cells
+from simcoll.planning.sweep import best_rows, bound_rows, play
+
+if TYPE_CHECKING:
+    from simcoll.planning.running import Table
+    from simcoll.topology import Topology
+
+__all__ = ["nccl_tests_json", "picture", "timeline"]
+
+NCCL_TESTS_VERSION = 3
+
+
+def picture(title: str, table: Table, topology: Topology, run: str) -> bytes:
+    """The curves of a sweep, as SVG; ``run`` names the results that it belongs to."""
+    from simcoll.planning.chart import busbw_svg
+
+    return busbw_svg(title, table.sweep.collective, topology.nranks, table.rows, run=run)
+
+
+def timeline(table: Table, topology: Topology, near: int, run: str) -> bytes:
+    """The timeline of the best run of the size nearest to ``near`` bytes."""
+    from simcoll.emulator import Trace
+
+    traced = min(best_rows(table.rows), key=lambda row: abs(row.size_bytes - near))
+    trace = Trace(traced.result.plan, topology)
+    return trace.content(play(table.sweep, traced.result.plan, topology, observer=trace), run=run)
+
+
+def nccl_tests_json(table: Table, run: str) -> bytes:
+    """The best run of each size as the result file of nccl-tests has it, without what only a measurement has (times of day, hosts).
+
+    Beside the fields of nccl-tests each result has ``best``, ``bound`` (microseconds) and ``bottleneck``. Booleans and the root are
+    text there, rates are GB/s.
+    """
+    best, bounds = best_rows(table.rows), bound_rows(table.rows)
+    results: list[dict[str, Any]] = []
+    for row, bound in zip(best, bounds, strict=True):
+        size, count, dtype, op, root, *_ = cells(table.sweep, [row])
+        timed = {"time": row.time_fs / 1e9, "alg_bw": row.algbw / 1e9, "bus_bw": row.busbw / 1e9}
+        results.append(
+            {
+                "size": size, "count": count, "type": dtype, "redop": op, "root": str(root),
+                "out_of_place": timed if row.wrong is None else {**timed, "nwrong": row.wrong}, "in_place": None,
+                "best": str(row), "bound": bound.bound_fs / 1e9, "bottleneck": bound.result.bottleneck,
+            }
+        )  # fmt: skip
+    wrong = sum(row.wrong or 0 for row in best)
+    average = sum(row.busbw for row in best) / max(1, len(best)) / 1e9
+    document = {
+        "version": NCCL_TESTS_VERSION,
+        "run": run,
+        "args": [f"{table.sweep.collective}_perf"],
+        "config": {
+            "collective": table.sweep.collective,
+            "topology": table.topology,
+            "nranks": best[0].result.nranks,
+            "minimum_bytes": best[0].size_bytes,
+            "maximum_bytes": best[-1].size_bytes,
+        },
+        "results": results,
+        "out_of_bounds": {"count": wrong, "okay": str(not wrong).lower()},
+        "average_bus_bandwidth": {"bandwidth": average, "okay": "true"},
+        "errors": [],
+    }
+    return msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n"

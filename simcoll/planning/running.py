@@ -1,0 +1,126 @@
+"""Running a sweep: the data of every schedule once, then its times, size by size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from html import escape
+from typing import TYPE_CHECKING, overload
+
+from simcoll.binding import bind
+from simcoll.core.reduction import parse_dtype
+from simcoll.emulator.at_once import data_errors
+from simcoll.emulator.budget import exact_bytes
+from simcoll.limits.memory import in_words
+from simcoll.planning.report import cells, foot_lines, head_lines, size_line, titles_of
+from simcoll.planning.sweep import DataCheck, Row, counts_for, play
+from simcoll.tuning import costs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from simcoll.core.schedule import Schedule
+    from simcoll.planning.sweep import Sweep
+    from simcoll.topology import Topology
+
+__all__ = ["Table", "check_data", "run_sweep", "runs"]
+
+CHECKED_BYTES = 512 << 20
+"""Data that takes more is not moved for a check."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Table:
+    """The runs of a sweep, a sequence of rows; printed and shown as the table of the best run of each size."""
+
+    sweep: Sweep
+    topology: str
+    rows: tuple[Row, ...]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self.rows)
+
+    @overload
+    def __getitem__(self, index: int) -> Row: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Row, ...]: ...
+    def __getitem__(self, index: int | slice) -> Row | tuple[Row, ...]:
+        return self.rows[index]
+
+    def sizes(self) -> list[list[Row]]:
+        """The runs of each size."""
+        found: dict[int, list[Row]] = {}
+        for row in self.rows:
+            found.setdefault(row.count, []).append(row)
+        return list(found.values())
+
+    def __repr__(self) -> str:
+        return (
+            f"<Table: {self.sweep.collective} on {self.topology}, {len(self.rows)} runs of {len(self.sizes())} sizes>"
+        )
+
+    def __str__(self) -> str:
+        lines = [size_line(self.sweep, rows) for rows in self.sizes()]
+        return "\n".join([*head_lines(self.sweep), *lines, *foot_lines(self.rows)])
+
+    def _repr_html_(self) -> str:
+        head = "".join(f"<th>{escape(' '.join(title))}</th>" for title in titles_of())
+        body = "".join(
+            f"<tr>{''.join(f'<td>{escape(str(cell))}</td>' for cell in cells(self.sweep, rows))}</tr>"
+            for rows in self.sizes()
+        )
+        return f"<table><tr>{head}</tr>{body}</table>"
+
+
+def check_data(sweep: Sweep, schedule: Schedule) -> DataCheck:
+    """Move generated data through a schedule once, at a size at which chunks differ and each has an element.
+
+    The proof covers every size, since offsets and lengths of chunks follow from one rule; this shows that what is proved is what moves.
+    """
+    chunks = schedule.layout.chunks
+    if sweep.collective == "barrier":
+        return DataCheck(reason="a barrier moves no data")
+    plan = bind(schedule, chunks if schedule.divisible else chunks + chunks // 4 + 1, sweep.dtype, sweep.op)
+    needed = exact_bytes(plan)
+    if needed > CHECKED_BYTES:
+        return DataCheck(reason=f"{schedule.title}: its data would take {in_words(needed)}")
+    return DataCheck(plan.count, data_errors(plan))
+
+
+def runs(
+    sweep: Sweep,
+    schedules: Sequence[Schedule],
+    topology: Topology,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> Iterator[list[Row]]:
+    """The runs of the prepared choices, size by size; calls ``progress(runs done, runs in all, next run)``."""
+    counts = counts_for(sweep.collective, sweep.sizes, topology.nranks, parse_dtype(sweep.dtype).itemsize)
+    done, total = 0, len(counts) * len(schedules) * len(sweep.protocols)
+    tell = progress or (lambda _done, _total, _next: None)
+    checks: list[DataCheck] = []
+    for choice, schedule in zip(sweep.choices, schedules, strict=True):
+        tell(done, total, f"data of {choice}")
+        checks.append(check_data(sweep, schedule))
+    for count in counts:
+        rows: list[Row] = []
+        for choice, schedule, check in zip(sweep.choices, schedules, checks, strict=True):
+            for name in sweep.protocols:
+                tell(done, total, f"{choice} {name}")
+                protocol = costs(name, topology, schedule)
+                result = play(sweep, bind(schedule, count, sweep.dtype, sweep.op, protocol=protocol), topology)
+                rows.append(Row(choice, name, replace(result, outputs=None), check))  # checked, and large
+                done += 1
+        yield rows
+
+
+def run_sweep(
+    sweep: Sweep,
+    schedules: Sequence[Schedule],
+    topology: Topology,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> Table:
+    """Run the prepared choices; see :func:`runs`."""
+    rows = [row for of_size in runs(sweep, schedules, topology, progress) for row in of_size]
+    return Table(sweep, topology.name, tuple(rows))

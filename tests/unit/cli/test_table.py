@@ -1,0 +1,115 @@
+"""The table of perf while it runs: lines, files, Ctrl-C, progress."""
+
+import csv
+import gzip
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from simcoll.cli import main
+from simcoll.cli.progress import Progress
+from simcoll.formats.nccl_tests import load_log
+from simcoll.planning import sweep
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_files_of_perf(folder, capsys):
+    argv = [
+        "perf",
+        "all_reduce",
+        "-t",
+        "dgx-h100",
+        "-b",
+        "1K",
+        "-e",
+        "64K",
+        "-f",
+        "8",
+        "-a",
+        "ring,tree",
+        "-p",
+        "LL,Simple",
+    ]
+    assert main([*argv, "-J", "a.json", "--csv", "a.csv", "--svg", "a.svg", "--trace", "a.json.gz"]) == 0
+    printed = capsys.readouterr().out
+    assert "# wrote a.json" in printed
+    assert len(list(csv.DictReader((folder / "a.csv").read_text().splitlines()))) == 3 * 2 * 2
+    ET.fromstring((folder / "a.svg").read_text())
+    assert gzip.decompress((folder / "a.json.gz").read_bytes()).startswith(b"{")
+    (table,) = load_log(folder / "a.json").tables  # as any other result file of nccl-tests
+    assert (table.collective, table.nranks, table.library) == ("all_reduce", 8, "nccl")
+    assert [row.size_bytes for row in table.rows] == [1024, 8192, 65536]
+    best = [line.split() for line in printed.splitlines() if line.lstrip()[:1].isdigit()]
+    assert [f"{row.time_fs / 1e9:.2f}" for row in table.rows] == [line[5] for line in best]
+
+
+def test_ctrl_c_keeps_what_is_done(folder, capsys, monkeypatch):
+    played = []
+
+    def play(*arguments, **options):
+        if len(played) == 5:
+            raise KeyboardInterrupt
+        played.append(sweep.play(*arguments, **options))
+        return played[-1]
+
+    monkeypatch.setattr("simcoll.planning.running.play", play)
+    assert (
+        main(
+            [
+                "perf",
+                "all_reduce",
+                "-t",
+                "dgx-h100",
+                "-b",
+                "1K",
+                "-e",
+                "64K",
+                "-f",
+                "2",
+                "-a",
+                "ring,tree",
+                "-p",
+                "LL",
+                "--csv",
+                "a.csv",
+            ]
+        )
+        == 130
+    )
+    printed = capsys.readouterr()
+    assert "# stopped after 2 of 7 sizes; these are kept" in printed.out
+    assert printed.err.strip() == "simcoll: stopped"
+    rows = list(csv.DictReader((folder / "a.csv").read_text().splitlines()))
+    assert [(row["size_bytes"], row["choice"]) for row in rows] == [
+        ("1024", "ring"), ("1024", "tree"), ("2048", "ring"), ("2048", "tree")
+    ]  # fmt: skip
+
+
+def test_lines_of_a_table_come_one_by_one(folder, capsys, monkeypatch):
+    """When a size is played, those before it have been printed."""
+    seen = []
+
+    def play(*arguments, **options):
+        seen.append(sum(line.lstrip()[:1].isdigit() for line in capsys.readouterr().out.splitlines()))
+        return sweep.play(*arguments, **options)
+
+    monkeypatch.setattr("simcoll.planning.running.play", play)
+    assert main(["perf", "all_reduce", "-t", "dgx-h100", "-b", "1K", "-e", "4K", "-a", "ring", "-p", "LL"]) == 0
+    assert seen == [0, 1, 1]
+
+
+def test_progress_off_a_terminal_is_a_line_a_minute(capsys, monkeypatch):
+    clock = iter([0.0, 1.0, 61.0, 90.0, 125.0])
+    monkeypatch.setattr("simcoll.cli.progress.time.monotonic", lambda: next(clock))
+    with Progress() as progress:
+        for done in range(4):
+            progress(done, 1674, "ring LL")
+    assert capsys.readouterr().err.splitlines() == [
+        "# 1 of 1,674 done in 1:01, now ring LL",
+        "# 3 of 1,674 done in 2:05, now ring LL",
+    ]

@@ -1,0 +1,75 @@
+"""Sweeps: what is checked once, and the table as an object."""
+
+import xml.etree.ElementTree as ET
+
+import pytest
+
+from simcoll.planning import running
+from simcoll.planning.running import check_data, run_sweep
+from simcoll.planning.sweep import Sweep, prepare
+from simcoll.topology import load_topology
+from simcoll.tuning import parse_choice
+
+MACHINE = load_topology("dgx-h100")
+
+
+def sweep(*algorithms, sizes=(1 << 10, 1 << 20), **more):
+    return Sweep("all_reduce", sizes, tuple(map(parse_choice, algorithms)), ("LL", "Simple"), **more)
+
+
+def test_data_is_checked_once_for_an_algorithm():
+    wanted = sweep("ring:channels=4:pieces=3", "tree")
+    table = run_sweep(wanted, prepare(wanted, MACHINE), MACHINE)
+    ring, tree = table[0].checked, table[2].checked
+    assert ring.count == 8 * 4 * 3 * 5 // 4 + 1  # uneven: ranks x channels x pieces chunks of one element or two
+    assert tree.count >= 8
+    assert {row.checked for row in table} == {ring, tree}
+    assert {row.wrong for row in table} == {0}
+    assert {row.result.wrong for row in table} == {None}
+
+
+def test_what_takes_too_much_memory_is_not_checked_and_says_so(monkeypatch):
+    monkeypatch.setattr(running, "CHECKED_BYTES", 1000)
+    wanted = sweep("ring", sizes=(1 << 10,))
+    table = run_sweep(wanted, prepare(wanted, MACHINE), MACHINE)
+    assert {row.wrong for row in table} == {None}
+    assert "'-' under #wrong: ring(channels=8, pieces=1): its data would take" in str(table)
+
+
+def test_wrong_data_is_counted(monkeypatch):
+    monkeypatch.setattr(running, "data_errors", lambda _plan: 7)
+    wanted = sweep("ring", sizes=(1 << 10,), check_up_to=1 << 20)
+    table = run_sweep(wanted, prepare(wanted, MACHINE), MACHINE)
+    assert {row.wrong for row in table} == {7}
+
+
+def test_a_barrier_has_no_data():
+    wanted = Sweep("barrier", (8,), (parse_choice("dissemination"),))
+    (schedule,) = prepare(wanted, MACHINE)
+    assert check_data(wanted, schedule).reason == "a barrier moves no data"
+    assert str(run_sweep(wanted, [schedule], MACHINE)).splitlines()[2].split()[8] == "-"
+
+
+@pytest.fixture(scope="module")
+def table():
+    wanted = sweep("ring", "tree")
+    return run_sweep(wanted, prepare(wanted, MACHINE), MACHINE)
+
+
+def test_a_table_is_a_sequence(table):
+    assert len(table) == 8
+    assert [row.size_bytes for row in table] == [1 << 10] * 4 + [1 << 20] * 4
+    assert table[-1] is table.rows[-1]
+    assert table[:2] == table.rows[:2]
+    assert repr(table) == "<Table: all_reduce on dgx-h100, 8 runs of 2 sizes>"
+
+
+def test_a_table_prints_and_shows_the_best_of_each_size(table):
+    lines = [line.split() for line in str(table).splitlines() if line.lstrip()[:1].isdigit()]
+    rows = ET.fromstring(table._repr_html_()).findall("tr")
+    assert [cell.text for cell in rows[0]][:2] == ["size (B)", "count (elements)"]
+    for line, row, size in zip(lines, rows[1:], (1 << 10, 1 << 20), strict=True):
+        best = min((each for each in table if each.size_bytes == size), key=lambda each: each.time_fs)
+        shown = [cell.text for cell in row]
+        assert " ".join(shown).split() == line
+        assert shown[9] == str(best)
