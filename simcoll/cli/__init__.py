@@ -15,6 +15,7 @@ from simcoll.cli.diff import diff_results
 from simcoll.cli.goodput import simulate_goodput
 from simcoll.cli.listing import list_names
 from simcoll.cli.perf import predict
+from simcoll.cli.plan import plan_designs
 from simcoll.cli.run import run_scenario
 from simcoll.cli.show import show_schedule
 from simcoll.cli.step import time_step
@@ -38,6 +39,7 @@ app.command(run_scenario, name="run")
 app.command(predict, name="perf")
 app.command(sweep_all, name="sweep")
 app.command(simulate_goodput, name="goodput")
+app.command(plan_designs, name="plan")
 app.command(diff_results, name="diff")
 app.command(compare_log, name="compare")
 app.command(calibrate_logs, name="calibrate")

@@ -32,7 +32,7 @@ def simulate_goodput(file: Path, /, *, options: Annotated[GridOptions, Parameter
     played = play_grid(options, file, lambda: goodput_grid(file)[1], ("results.csv",))
     if played is None or options.shard:
         return
-    run, folder = played
+    (run,), folder = played
     cases = goodput_of(run.rows)
     for line in _table(cases):
         print(line)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,11 +17,13 @@ from simcoll.command_line import WHOLE
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from simcoll.planning.executors import Pool
     from simcoll.planning.grid import Grid, GridRun
 
 __all__ = ["GridOptions", "play_grid"]
 
 LINE_S = 60
+MOST_REASONS = 6
 
 
 @Parameter(name="*")
@@ -50,15 +53,18 @@ class GridOptions:
 
 
 def play_grid(
-    options: GridOptions, file: Path, make: Callable[[], Grid], results: tuple[str, ...]
-) -> tuple[GridRun, Path] | None:
-    """Play a grid as the options say; ``None`` on the ranks of an MPI job that only helped.
+    options: GridOptions,
+    file: Path,
+    make: Callable[[], Grid],
+    results: tuple[str, ...],
+    then: Callable[[GridRun], Grid | None] | None = None,
+) -> tuple[list[GridRun], Path] | None:
+    """Play a grid as the options say, and another that depends on it; ``None`` on the ranks of an MPI job that only helped.
 
     Prints how many points there are, how many ran, and what kept the others from running.
     """
     from simcoll.formats.output import open_folder
     from simcoll.planning.executors import open_pool
-    from simcoll.planning.grid import run_grid
 
     with open_pool(options.executor, options.jobs) as pool:
         if pool is None:
@@ -67,19 +73,34 @@ def play_grid(
         folder = options.output or Path("out") / file.stem
         open_folder(folder, results)
         print(f"# {len(grid):,} points, rows in {folder}", flush=True)
-        with _progress() as told:
-            try:
-                run = run_grid(grid, folder, pool, resume=options.resume, shard=options.shard, progress=told)
-            except KeyboardInterrupt:
-                print(f"# stopped; rows that are done are kept, and --resume goes on: {folder}", flush=True)
-                raise
+        runs = [_played(grid, folder, pool, options)]
+        second = then(runs[0]) if then is not None and not options.shard else None
+        if second is not None:
+            print(f"# {len(second):,} of them again, exactly", flush=True)
+            runs.append(_played(second, folder, pool, replace(options, resume=True)))
+    return runs, folder
+
+
+def _played(grid: Grid, folder: Path, pool: Pool, options: GridOptions) -> GridRun:
+    from simcoll.planning.grid import run_grid
+
+    with _progress() as told:
+        try:
+            run = run_grid(grid, folder, pool, resume=options.resume, shard=options.shard, progress=told)
+        except KeyboardInterrupt:
+            print(f"# stopped; rows that are done are kept, and --resume goes on: {folder}", flush=True)
+            raise
     kept = len(run.rows) - run.played
     print(f"# {run.played:,} points played" + (f", {kept:,} kept from earlier" if kept else ""))
-    for reason, count in sorted(run.errors.items(), key=lambda each: -each[1])[:8]:
-        print(f"# {count:,} point{'s' * (count > 1)} did not run: {reason}")
-    if len(run.errors) > 8:
-        print(f"# and {len(run.errors) - 8:,} more reasons; the rows have them")
-    return run, folder
+    alike: dict[str, list[str]] = {}
+    for reason, count in run.errors.items():
+        alike.setdefault(re.sub(r"\d+", "#", reason), []).extend([reason] * count)
+    ordered = sorted(alike.values(), key=lambda reasons: (-len(reasons), reasons[0]))
+    for reasons in ordered[:MOST_REASONS]:
+        print(f"# {len(reasons):,} point{'s' * (len(reasons) > 1)} did not run: {reasons[0]}")
+    if len(ordered) > MOST_REASONS:
+        print(f"# and {sum(map(len, ordered[MOST_REASONS:])):,} for other reasons; the rows have them")
+    return run
 
 
 @contextmanager

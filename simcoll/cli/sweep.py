@@ -27,7 +27,7 @@ def sweep_all(file: Path, /, *, options: Annotated[GridOptions, Parameter(name="
     played = play_grid(options, file, lambda: sweep_grid(load_sweep(file), file), ("results.csv",))
     if played is None:
         return
-    run, folder = played
+    (run,), folder = played
     if options.shard:
         print(f"# a part of the grid; once all are there, --resume without --shard writes {folder / 'results.csv'}")
         return

@@ -151,13 +151,22 @@ def _point(run: Mapping[str, Any]) -> Point:
 
 def _names(points: Sequence[Point]) -> Any:
     """A function that names a point by what differs among all of them."""
+    flat = [_flat(point) for point in points]
     values: dict[str, set[str]] = {}
-    for point in points:
+    for point in flat:
         for name, value in point.items():
             values.setdefault(name, set()).add(str(value))
     told = [name for name, seen in values.items() if len(seen) > 1]
 
     def name_of(point: Point) -> str:
-        return " ".join(f"{name}={point[name]}" for name in told if name in point) or "the only point"
+        own = _flat(point)
+        return " ".join(f"{name}={own[name]}" for name in told if name in own) or "the only point"
 
     return name_of
+
+
+def _flat(point: Point) -> Point:
+    """What names a point: of a plan or a goodput file, the values that its cases differ in."""
+    if "case" not in point:
+        return point
+    return {**point["case"], **{name: point[name] for name in ("tier", "seed") if name in point}}

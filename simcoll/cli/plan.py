@@ -1,0 +1,113 @@
+"""``simcoll plan``: the best of a space of designs."""
+
+from __future__ import annotations
+
+from pathlib import Path  # noqa: TC003 - cyclopts reads the annotations
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from simcoll.cli.grids import GridOptions
+from simcoll.command_line import WHOLE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from simcoll.planning.grid import Grid, Row
+    from simcoll.planning.space import Space
+
+__all__ = ["plan_designs"]
+
+FILES = ("results.csv", "best.toml", "trace.json.gz", "report.html")
+
+
+def plan_designs(
+    file: Path,
+    /,
+    *,
+    exact: Annotated[int, WHOLE] = 8,
+    top: Annotated[int, WHOLE] = 10,
+    options: Annotated[GridOptions, Parameter(name="*")] = GridOptions(),  # noqa: B008
+) -> None:
+    """Time every design of a space, the best ones exactly; write tables, the best design, its timeline and a report.
+
+    Parameters
+    ----------
+    file
+        A plan file: a design file whose lists are swept, with an objective, limits, costs and failures.
+    exact
+        How many of the best designs are emulated with everything together (tier 2), beside those on the Pareto front.
+    top
+        How many lines of the table are printed.
+    """
+    from simcoll.cli.grids import play_grid
+    from simcoll.errors import ConfigError
+    from simcoll.formats.output import write_files
+    from simcoll.planning.designs import best_of, latest, refined, space_grid
+    from simcoll.planning.space import load_space
+
+    if exact < 0 or top < 1:
+        raise ConfigError(f"--exact {exact} --top {top}: expected at least 0 and 1")
+    space: list[Space] = []
+
+    def grid_of_file() -> Grid:
+        space.append(load_space(file))
+        return space_grid(space[0])
+
+    played = play_grid(options, file, grid_of_file, FILES, then=lambda run: refined(run.rows, space[0], exact))
+    if played is None:
+        return
+    runs, folder = played
+    if options.shard:
+        print("# a part of the designs; once all are there, --resume without --shard makes the rest")
+        return
+    rows = latest(runs[0].rows, runs[1].rows)
+    best, front = best_of(rows, space[0])
+    for line in _table(best[:top], space[0], front):
+        print(line)
+    write_files(folder, _files(space[0], rows, best, front))
+    print(f"# wrote {', '.join(str(folder / name) for name in ('rows.jsonl', *FILES))}")
+
+
+def _files(space: Space, rows: Sequence[Row], best: Sequence[Row], front: Sequence[Row]) -> dict[str, bytes]:
+    """What a plan leaves behind."""
+    from simcoll.formats.toml_text import toml_text
+    from simcoll.planning.design_report import design_page
+    from simcoll.planning.designs import bars_of, design_of, designs_csv
+    from simcoll.planning.page import page_html
+    from simcoll.planning.step_report import step_trace
+    from simcoll.workload.steps import Step
+
+    step = Step(design_of(best[0]))
+    clock = step.clock(tier=best[0]["result"]["tier"]).clock
+    page = design_page(space, rows, best, front, bars_of(step.workload, clock), step.design)
+    contents = (
+        designs_csv(rows),
+        toml_text({"title": space.title, **best[0]["point"]["design"]}).encode(),
+        step_trace(step.workload, clock, space.title),
+        page_html(page),
+    )
+    return dict(zip(FILES, contents, strict=True))
+
+
+def _table(best: Sequence[Row], space: Space, front: Sequence[Row]) -> Iterator[str]:
+    """The best designs; a star is on the Pareto front."""
+    from simcoll.planning.designs import front_figures
+    from simcoll.planning.figures import FIGURES
+
+    axes = list(dict.fromkeys(name for _, case in space.documents for name in case))
+    wanted = (space.objective.figure, *front_figures(space, best[0]["result"]), "step_s", "mfu", "memory_gib")
+    names = list(dict.fromkeys(wanted))
+    on_front = {row["key"] for row in front}
+    lines = [
+        ["", "tier", *axes, *(f"{FIGURES[name].title} ({FIGURES[name].unit})".removesuffix(" ()") for name in names)]
+    ]
+    for row in best:
+        told = row["result"]
+        values = [str(row["point"]["case"].get(name, "")) for name in axes]
+        figures = [FIGURES[name].text(told[name]) for name in names]
+        lines.append(["*" if row["key"] in on_front else "", str(told["tier"]), *values, *figures])
+    widths = [max(len(line[at]) for line in lines) for at in range(len(lines[0]))]
+    for number, line in enumerate(lines):
+        text = "  ".join(f"{cell:>{width}}" for cell, width in zip(line, widths, strict=True)).rstrip()
+        yield f"# {text}" if number == 0 else f"  {text}"

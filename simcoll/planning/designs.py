@@ -1,0 +1,269 @@
+"""Designs of training steps, timed and compared: tier 1 for all, tier 2 for the best and for the Pareto front."""
+
+from __future__ import annotations
+
+import csv
+import io
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from simcoll.errors import ConfigError
+from simcoll.planning.failures import Cause, Job
+from simcoll.planning.figures import FIGURES, better_of, pareto_front
+from simcoll.planning.goodput import HOUR_US, renewal, young_daly
+from simcoll.planning.grid import Grid
+from simcoll.units import parse_span
+from simcoll.workload.design import design_from
+from simcoll.workload.memory import memory_by_stage
+from simcoll.workload.steps import step
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from simcoll.planning.grid import Point, Row
+    from simcoll.planning.space import Space
+    from simcoll.workload.design import Design
+    from simcoll.workload.result import StepResult
+    from simcoll.workload.timeline import Clock
+    from simcoll.workload.workload import Workload
+
+__all__ = [
+    "Bar",
+    "bars_of",
+    "best_of",
+    "design_of",
+    "designs_csv",
+    "front_figures",
+    "latest",
+    "refined",
+    "space_grid",
+    "time_design",
+]
+
+MOST_BARS = 2500
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A stretch of time on a lane of a timeline, in femtoseconds."""
+
+    lane: str
+    name: str
+    begin_fs: int
+    end_fs: int
+
+
+def space_grid(space: Space, tier: int = 1) -> Grid:
+    """All designs of a space, as a grid."""
+    return Grid(time_design, space.points(tier))
+
+
+def time_design(point: Point) -> dict[str, Any]:
+    """Time one design.
+
+    The figures of a design that does not fit the memory or a limit are left out, and ``fits`` says why.
+
+    Raises
+    ------
+    ConfigError
+        For a design that cannot be: a mesh that does not fill the cluster, a batch that does not divide.
+    """
+    try:
+        design = design_from(point["design"], file="plan")
+    except ConfigError as error:
+        raise ConfigError(error.message, path=error.path) from None
+    memory = memory_by_stage(design)
+    worst = max(memory, key=lambda stage: stage.total)
+    parts = {part: getattr(worst, part) for part in ("weights", "gradients", "optimizer", "activations", "buffers")}
+    shared = {"fits": _fits(design, worst.total, point["terms"]), "memory_bytes": worst.total, "memory": parts}
+    if shared["fits"] != "yes":
+        return shared
+    found = step(design, tier=point["tier"], exposed=point["tier"] == 2)
+    return {**shared, **_figures(design, found, point["terms"]), **_told(found)}
+
+
+def _price(design: Design, terms: Mapping[str, Any]) -> float:
+    """Dollars for an hour of the cluster."""
+    return float(terms["cost"]["gpu_hour"]) * design.mesh.nranks
+
+
+def _power(design: Design) -> float:
+    """Kilowatts of the GPUs, at their limit."""
+    return design.gpu.values.get("power.watts", 0.0) * design.mesh.nranks / 1000
+
+
+def _fits(design: Design, memory_bytes: int, terms: Mapping[str, Any]) -> str:
+    """``"yes"``, or what is exceeded."""
+    limits = terms["limits"]
+    given = (
+        ("memory", memory_bytes / 2**30, design.memory_limit / 2**30, "GiB"),
+        ("gpus", design.mesh.nranks, limits["gpus"], "GPUs"),
+        ("usd_per_hour", _price(design, terms), limits["usd_per_hour"], "$ an hour"),
+        ("kilowatts", _power(design), limits["kilowatts"], "kW"),
+    )
+    return next(
+        (f"{value:,.1f} of {limit:,.1f} {unit}" for _, value, limit, unit in given if limit and value > limit), "yes"
+    )
+
+
+def _figures(design: Design, found: StepResult, terms: Mapping[str, Any]) -> dict[str, float]:
+    """Every figure that the file has the numbers for."""
+    rate, price = found.tokens_per_second, _price(design, terms)
+    figures = {
+        "tokens_per_second": rate,
+        "tokens_per_second_per_gpu": rate / found.nranks,
+        "step_s": found.seconds,
+        "mfu": found.mfu,
+        "memory_gib": max(stage.total for stage in found.memory) / 2**30,
+        "gpus": found.nranks,
+        "kilowatts": _power(design),
+    }
+    kept = rate
+    if terms["failures"] is not None:
+        share = _goodput(terms["failures"], found.nranks)
+        kept = rate * share
+        figures |= {"goodput": share, "goodput_tokens_per_second": kept}
+    if price:
+        figures |= {
+            "usd_per_hour": price,
+            "usd_per_mtoken": price / 3600 / rate * 1e6,
+            "tokens_per_dollar": rate * 3600 / price,
+        }
+        if terms["failures"] is not None:
+            figures["goodput_tokens_per_dollar"] = kept * 3600 / price
+    if terms["tokens"]:
+        hours = terms["tokens"] / kept / 3600
+        figures["days"] = hours / 24
+        if price:
+            figures["usd"] = hours * price
+    return figures
+
+
+def _goodput(failures: Mapping[str, Any], gpus: int) -> float:
+    """The renewal formula, with checkpoints as often as Daly says."""
+    mean_us = max(1, int(failures["gpu_hours"] / gpus * HOUR_US))
+    saving = parse_span(failures["checkpoint"])
+    blocking = parse_span(failures["blocking"]) if failures.get("blocking") else saving
+    interval = max(1, young_daly(blocking, mean_us, higher_order=True), saving - blocking)
+    detect, load = parse_span(failures.get("detect", "0")), parse_span(failures["restart"])
+    return renewal(Job(1, interval, blocking, saving, detect, load, (Cause("all", mean_us),))) or 0.0
+
+
+def _told(found: StepResult) -> dict[str, Any]:
+    """The parts of a step, in a row."""
+    return {
+        "tier": found.tier,
+        "time_fs": found.time_fs,
+        "compute_fs": found.compute_fs,
+        "bubble_fs": found.bubble_fs,
+        "axes": {
+            name: {"total_fs": axis.total_fs, "exposed_fs": axis.exposed_fs, "bytes": axis.bytes}
+            for name, axis in found.axes.items()
+        },
+        "hfu": found.hfu,
+        "bound_fs": found.bound_fs,
+        "limit": found.limit,
+        "link_use": dict(found.link_use),
+        "design_hash": found.design_hash,
+        "calibration": found.calibration,
+        "trace_hash": found.trace_hash,
+        "notes": list(found.notes),
+    }
+
+
+def _ran(rows: Sequence[Row]) -> list[Row]:
+    return [row for row in rows if row.get("result", {}).get("fits") == "yes"]
+
+
+def best_of(rows: Sequence[Row], space: Space) -> tuple[list[Row], list[Row]]:
+    """The rows that ran, the best first, and those on the Pareto front.
+
+    Raises
+    ------
+    ConfigError
+        When no design ran.
+    """
+    ran = _ran(rows)
+    if not ran:
+        tight = sum("result" in row for row in rows)
+        raise ConfigError(
+            f"none of {len(rows):,} designs ran: {tight:,} do not fit, {len(rows) - tight:,} cannot be", file=space.file
+        )
+    figures = front_figures(space, ran[0]["result"])
+    results = [row["result"] for row in ran]
+    front = [ran[place] for place in pareto_front(results, figures)]
+    key = better_of(space.objective.figure)
+    return sorted(ran, key=lambda row: (key(row["result"]), row["key"])), sorted(
+        front, key=lambda row: (key(row["result"]), row["key"])
+    )
+
+
+def front_figures(space: Space, result: Mapping[str, Any]) -> tuple[str, ...]:
+    """The figures of the Pareto front: those asked for, or the objective with cost (else memory), or with speed if it is efficiency."""
+    if space.objective.pareto:
+        return space.objective.pareto
+    chosen = space.objective.figure
+    if any(word in chosen for word in ("usd", "dollar", "per_gpu", "mfu")):
+        return (chosen, "tokens_per_second")
+    return (chosen, "usd_per_mtoken" if "usd_per_mtoken" in result else "memory_gib")
+
+
+def refined(rows: Sequence[Row], space: Space, exact: int) -> Grid:
+    """The best designs and the Pareto front, to be timed in tier 2."""
+    best, front = best_of(rows, space)
+    chosen = {row["key"]: row for row in (*best[:exact], *front)}
+    return Grid(time_design, tuple({**row["point"], "tier": 2} for row in chosen.values()))
+
+
+def latest(rows: Sequence[Row], exact: Sequence[Row]) -> list[Row]:
+    """Each design once: as tier 2 timed it, where it did."""
+    better = {_of(row): row for row in exact}
+    return [better.get(_of(row), row) for row in rows]
+
+
+def _of(row: Row) -> str:
+    return repr(row["point"]["case"])
+
+
+def design_of(row: Row) -> Design:
+    """The design of a row."""
+    return design_from(row["point"]["design"], file="plan")
+
+
+def bars_of(workload: Workload, clock: Clock) -> list[Bar]:
+    """The first part of a step, with what follows itself drawn as one bar."""
+    bars: list[Bar] = []
+    last: dict[str, int] = {}
+    for span in sorted(clock.spans, key=lambda span: (span.begin_fs, span.on, span.stream)):
+        if span.end_fs == span.begin_fs:
+            continue
+        lane, name = f"{span.on} {span.stream}", workload.operations[span.operation].name or span.stream
+        before = last.get(lane)
+        if before is not None and bars[before].name == name and bars[before].end_fs == span.begin_fs:
+            bars[before] = replace(bars[before], end_fs=span.end_fs)
+            continue
+        if len(bars) == MOST_BARS:
+            break
+        last[lane] = len(bars)
+        bars.append(Bar(lane, name, span.begin_fs, span.end_fs))
+    return sorted(bars, key=lambda bar: (bar.lane, bar.begin_fs))
+
+
+def designs_csv(rows: Sequence[Row]) -> bytes:
+    """Every design as one line of CSV, with why it does not fit or cannot be."""
+    stream = io.StringIO()
+    axes = list(dict.fromkeys(name for row in rows for name in row["point"]["case"]))
+    parts = ("time_fs", "compute_fs", "bubble_fs", "bound_fs", "hfu", "limit", "design_hash")
+    exposed = list(dict.fromkeys(name for row in rows for name in row.get("result", {}).get("axes", ())))
+    names = [*axes, "tier", "fits", *FIGURES, *parts, *(f"{name}_exposed_fs" for name in exposed), "error"]
+    writer = csv.DictWriter(stream, names, lineterminator="\n", extrasaction="ignore")
+    writer.writeheader()
+    for row in rows:
+        told = row.get("result", {})
+        tier2 = {
+            f"{name}_exposed_fs": axis["exposed_fs"] for name, axis in told.get("axes", {}).items() if told["tier"] == 2
+        }
+        tier = {"tier": told.get("tier", ""), "error": row.get("error", "")}
+        memory = {"memory_gib": told["memory_bytes"] / 2**30} if "memory_bytes" in told else {}
+        writer.writerow({**row["point"]["case"], **memory, **told, **tier2, **tier})
+    return stream.getvalue().encode()

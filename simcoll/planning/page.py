@@ -1,0 +1,115 @@
+"""One HTML page that needs nothing else: sections of text, tables and Vega-Lite charts, their libraries inside.
+
+A page allows no request: its content security policy refuses every source, and charts are interpreted, not evaluated.
+"""
+
+from __future__ import annotations
+
+import importlib.resources
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from simcoll import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["Cell", "Column", "Comparison", "Page", "Section", "Table", "page_html"]
+
+SCRIPTS = ("vega.min.js", "vega-lite.min.js", "vega-embed.min.js", "report.js")
+
+
+class Column(msgspec.Struct, frozen=True):
+    """A column: its title and unit, whether it holds numbers, and whether more is better (1), less (-1) or neither (0)."""
+
+    title: str
+    unit: str = ""
+    number: bool = False
+    better: int = 0
+
+
+class Cell(msgspec.Struct, frozen=True):
+    """A cell: what is shown, and by what it is sorted."""
+
+    text: str
+    value: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Columns and rows; ``sortable`` by a click or the keyboard."""
+
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[Cell]]
+    sortable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Rows of which a reader puts any two beside each other."""
+
+    names: Sequence[str]
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[Cell]]
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A part of a page, under a heading; ``chart`` is a Vega-Lite specification."""
+
+    id: str
+    title: str
+    text: str = ""
+    chart: Mapping[str, Any] | None = None
+    table: Table | None = None
+    comparison: Comparison | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A page: title, sentences, sections, and a line at the end."""
+
+    title: str
+    summary: Sequence[str]
+    sections: list[Section]
+    footer: str = ""
+
+
+def _asset(name: str) -> str:
+    return importlib.resources.files("simcoll.planning").joinpath("html", name).read_text(encoding="utf-8")
+
+
+def page_html(page: Page) -> bytes:
+    """The page as HTML. The same page gives the same bytes.
+
+    Examples
+    --------
+    >>> page_html(Page("A <title>", ["One sentence."], [])).count(b"A &lt;title&gt;")
+    2
+    """
+    from jinja2 import Environment
+    from markupsafe import Markup
+
+    compared = next((section.comparison for section in page.sections if section.comparison), None)
+    data = {
+        "charts": {section.id: section.chart for section in page.sections if section.chart},
+        "compare": None if compared is None else {"columns": compared.columns, "rows": compared.rows},
+    }
+    # Inside a script element only "<" could end it.
+    told = msgspec.json.encode(data).decode().replace("<", "\\u003c")
+    template = Environment(autoescape=True, trim_blocks=False).from_string(_asset("report.html.jinja"))
+    text = template.render(
+        title=page.title, summary=page.summary, footer=page.footer, version=__version__,
+        sections=[
+            {
+                "id": section.id, "title": section.title, "text": section.text, "chart": bool(section.chart), "table": section.table,
+                "compare": section.comparison.names if section.comparison else None,
+            }
+            for section in page.sections
+        ],
+        licences=_asset("LICENSES.txt"), style=Markup(_asset("report.css")), data=Markup(told),  # noqa: S704 - our own files, and escaped above
+        scripts=[Markup(_asset(name)) for name in SCRIPTS],  # noqa: S704 - our own files
+    )  # fmt: skip
+    return text.encode()

@@ -1,0 +1,159 @@
+"""``simcoll plan`` from the file to the report, and the report in a browser."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from simcoll.cli import main
+from simcoll.planning.page import Cell, Column, Comparison, Page, Section, Table, page_html
+from simcoll.workload.design import load_design
+from simcoll.workload.steps import step
+from tests.support.chromium import Browser, needs_chromium
+from tests.unit.planning.test_space import PLAN
+
+DRAWN = "document.documentElement.dataset.drawn === 'light'"
+
+
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory):
+    """A plan, played once."""
+    folder = tmp_path_factory.mktemp("plan")
+    (folder / "plan.toml").write_text(PLAN)
+    assert main(["plan", str(folder / "plan.toml"), "-o", str(folder / "out"), "-j", "1", "--exact", "2"]) == 0
+    return folder
+
+
+@pytest.mark.slow
+def test_a_plan_writes_all_of_it(planned):
+    out = planned / "out"
+    assert {path.name for path in out.iterdir()} == {
+        "rows.jsonl",
+        "results.csv",
+        "best.toml",
+        "trace.json.gz",
+        "report.html",
+    }
+    with (out / "results.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 12
+    ran = [row for row in rows if row["fits"] == "yes"]
+    assert len(ran) == 8  # pp 3 does not divide 8 GPUs
+    assert sum(row["tier"] == "2" for row in ran) >= 2
+    assert all("#" not in row["error"] and row["error"] for row in rows if row["fits"] != "yes")
+    best = max(ran, key=lambda row: (row["tier"] == "2", float(row["tokens_per_second"])))
+    design = load_design(out / "best.toml")
+    assert step(design, tier=2, exposed=False).time_fs == int(best["time_fs"])
+    assert design.hash == best["design_hash"]
+
+
+@pytest.mark.slow
+def test_a_plan_goes_on_and_writes_the_same_bytes(planned, tmp_path, capsys):
+    rows = (planned / "out" / "rows.jsonl").read_bytes().splitlines(keepends=True)
+    (tmp_path / "rows.jsonl").write_bytes(b"".join(rows[:7]) + rows[7][:30])
+    assert main(["plan", str(planned / "plan.toml"), "-o", str(tmp_path), "-j", "1", "--exact", "2", "--resume"]) == 0
+    assert "7 kept from earlier" in capsys.readouterr().out
+    for name in ("rows.jsonl", "results.csv", "best.toml", "trace.json.gz", "report.html"):
+        assert (tmp_path / name).read_bytes() == (planned / "out" / name).read_bytes(), name
+
+
+@pytest.mark.slow
+def test_no_design_is_one_clear_error(planned, tmp_path, capsys):
+    (tmp_path / "none.toml").write_text(PLAN + '[limits]\nmemory = "1 MiB"\n')
+    assert main(["plan", str(tmp_path / "none.toml"), "-o", str(tmp_path / "out"), "-j", "1"]) == 2
+    assert "none of 12 designs ran: 8 do not fit, 4 cannot be" in capsys.readouterr().err
+
+
+def hostile_page():
+    """What files may name, where HTML and scripts could end."""
+    evil = "</script><script>document.title='owned'</script><img src=http://example.com/x>"
+    spec = {"data": {"values": [{"a": evil, "b": 1}]}, "mark": "bar", "width": "container",
+            "encoding": {"x": {"field": "b", "type": "quantitative"}, "y": {"field": "a", "type": "nominal"}}}  # fmt: skip
+    columns = [Column(evil), Column("n", number=True)]
+    rows = [[Cell(evil), Cell(str(n), n)] for n in (10, 9, 100)]
+    two = Comparison([evil, "b"], columns, rows[:2])
+    return Page(
+        evil,
+        [evil],
+        [Section("x", evil, evil, chart=spec, table=Table(columns, rows, sortable=True), comparison=two)],
+        evil,
+    )
+
+
+def test_nothing_in_a_name_is_html():
+    text = page_html(hostile_page()).decode()
+    assert "<img src=http" not in text
+    assert text.count("<script") == text.count("</script>") == 5  # the data and four files of ours
+    assert "default-src 'none'" in text
+
+
+@needs_chromium
+@pytest.mark.slow
+def test_a_report_in_a_browser(planned, tmp_path):
+    report = planned / "out" / "report.html"
+    assert report.stat().st_size < 2_000_000
+    with Browser(tmp_path) as page:
+        page.scheme("light")
+        page.open(report.as_uri(), DRAWN)
+        charts = page.value("document.querySelectorAll('[data-chart]').length")
+        assert charts == page.value("document.querySelectorAll('[data-chart] svg').length") >= 4
+        marks = "document.querySelectorAll('#chart-pareto .mark-symbol path').length"
+        assert page.value(marks) >= 8
+
+        # The keyboard alone: to the head of the second column, sort, and back.
+        page.value("document.querySelector('#best .scroll').focus()")
+        for _ in range(2):
+            page.press("Tab")
+        page.press("Enter", text="\r")
+        head = "document.activeElement.closest('th')"
+        assert page.value(f"{head}.getAttribute('aria-sort')") == "ascending"
+        column = page.value(f"{head}.cellIndex")
+        cells = f"[...document.querySelectorAll('#best tbody tr')].map(row => row.cells[{column}].textContent)"
+        first = page.value(cells)
+        assert first == sorted(first)
+        page.press(" ", "Space", text=" ")
+        assert page.value(f"{head}.getAttribute('aria-sort')") == "descending"
+        assert page.value(cells) == sorted(first, reverse=True)
+
+        # What if: another design against the first.
+        page.value("document.getElementById('compare-b').focus()")
+        before = page.value("document.getElementById('compare-rows').textContent")
+        page.press("ArrowDown")
+        page.until(f"document.getElementById('compare-rows').textContent !== {json.dumps(before)}")
+
+        # Dark: other ink, on a dark page.
+        ink = page.value("getComputedStyle(document.body).color")
+        page.scheme("dark")
+        page.until("document.documentElement.dataset.drawn === 'dark'")
+        assert page.value("getComputedStyle(document.body).color") != ink
+        assert page.value("document.querySelector('#chart-pareto svg text').getAttribute('fill')").lower() == "#e6edf3"
+
+        sizes = {
+            tuple(map(float, found)) for found in re.findall(rb"/MediaBox \[0 0 ([\d.]+) ([\d.]+)\]", page.printed())
+        }
+        assert {(round(width), round(height)) for width, height in sizes} == {(595, 842)}  # A4
+        assert set(page.requests) == {report.as_uri()}
+        assert page.said == []
+
+
+@needs_chromium
+@pytest.mark.slow
+def test_hostile_names_in_a_browser(tmp_path):
+    path = Path(tmp_path) / "page.html"
+    path.write_bytes(page_html(hostile_page()))
+    with Browser(tmp_path) as page:
+        page.scheme("light")
+        page.open(path.as_uri(), DRAWN)
+        assert page.value("document.title").startswith("</script>")
+        assert page.value("document.images.length") == 0
+        page.value("document.querySelectorAll('th button')[1].click()")
+        numbers = "[...document.querySelectorAll('#x tbody tr')].slice(0, 3).map(row => row.cells[1].textContent)"
+        assert page.value(numbers) == ["9", "10", "100"]  # as numbers, not as text
+        assert set(page.requests) == {path.as_uri()}
+        # The policy itself: a request that a page tries is refused.
+        page.value("fetch('http://example.com/').catch(() => { document.title = 'refused' })")
+        page.until("document.title === 'refused'")

@@ -1,0 +1,169 @@
+"""Plan files: the designs that they mean, the figures of a design, and what is best."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import tomllib
+
+import pytest
+
+from simcoll.errors import ConfigError
+from simcoll.formats.toml_text import toml_text
+from simcoll.planning.designs import time_design
+from simcoll.planning.figures import FIGURES, pareto_front
+from simcoll.planning.space import load_space
+from simcoll.workload.design import design_from
+
+PLAN = """
+title = "small"
+[model]
+layers = 4
+hidden = 1024
+heads = 8
+vocabulary = 1000
+sequence = 1024
+global_batch = 16
+[gpu]
+name = "h100"
+[topology]
+name = "dgx-h100"
+nodes = 1
+[parallel]
+tp = [1, 2]
+pp = [1, 2, 3]
+[variants]
+"gpu.bandwidth" = ["450 GB/s", "225 GB/s"]
+[objective]
+maximise = "tokens_per_second"
+tokens = "1B"
+[cost]
+gpu_hour = 2.0
+[failures]
+gpu_hours = 50_000
+checkpoint = "30 s"
+restart = "5 min"
+"""
+
+
+def space_of(folder, text=PLAN):
+    path = folder / "plan.toml"
+    path.write_text(text)
+    return load_space(path)
+
+
+def test_a_space_is_every_combination(tmp_path):
+    space = space_of(tmp_path)
+    cases = [case for _, case in space.documents]
+    assert [tuple(case.values()) for case in cases] == list(
+        itertools.product(["450 GB/s", "225 GB/s"], [1, 2], [1, 2, 3])
+    )
+    document, _ = space.documents[-1]
+    assert document["parallel"] == {"tp": 2, "pp": 3}
+    assert document["topology"]["set"] == {"gpu.bandwidth": "225 GB/s"}
+    assert len({point["inputs_hash"] for point in space.points(1)}) == 1
+
+
+def test_alternatives_replace_tables_and_sweep_their_own(tmp_path):
+    more = '\n[[alternative]]\nname = "A"\n[[alternative]]\nname = "B"\ncost = { gpu_hour = 3.0 }\ntopology = { nodes = [2, 3] }\n'
+    space = space_of(tmp_path, PLAN + more)
+    assert [case["alternative"] for _, case in space.documents].count("A") == 12
+    assert {case.get("topology.nodes") for _, case in space.documents} == {None, 2, 3}
+    assert {terms["cost"]["gpu_hour"] for terms in space.terms} == {2.0, 3.0}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        (
+            'maximise = "tokens_per_second"',
+            'maximise = "token_per_second"',
+            r"\$\.objective\.maximise: .*did you mean 'tokens_per_second'",
+        ),
+        ('maximise = "tokens_per_second"', 'minimise = "mfu"', r"\$\.objective: minimise mfu: expected maximise"),
+        ('maximise = "tokens_per_second"', 'pareto = ["mfu"]', r"\$\.objective\.pareto: expected at least two"),
+        (
+            'maximise = "tokens_per_second"',
+            'pareto = ["mfu", "dayz"]',
+            r"\$\.objective\.pareto\[1\]: .*did you mean 'days'",
+        ),
+        ('"1B"', '"many"', r"\$\.objective\.tokens: 'many': expected a number such as '15T'"),
+        ("tp = [1, 2]", "tp = []", r"\$\.parallel\.tp: an empty list"),
+        ('["450 GB/s", "225 GB/s"]', '"450 GB/s"', r"\$\.variants\.gpu\.bandwidth: expected a list"),
+        ('maximise = "tokens_per_second"\ntokens = "1B"', 'minimise = "usd"', r"\$\.objective: usd needs tokens"),
+        (
+            'tokens = "1B"\n[cost]\ngpu_hour = 2.0',
+            'pareto = ["mfu", "usd_per_mtoken"]',
+            r"usd_per_mtoken needs gpu_hour under \[cost\]",
+        ),
+        ("gpu_hour = 2.0", "gpu_hours = 2.0", "did you mean 'gpu_hour'"),
+        ('restart = "5 min"', 'restart = "5"', r"\$\.failures\.restart: .*no unit"),
+        ("gpu_hours = 50_000", "gpu_hours = 0", r"\$\.failures\.gpu_hours: expected GPU-hours above 0"),
+        ('name = "dgx-h100"', 'name = "dgx-h1000"', "did you mean 'dgx-h100'"),
+    ],
+)
+def test_bad_files_are_named(tmp_path, old, new, said):
+    assert old in PLAN
+    with pytest.raises(ConfigError, match=said):
+        space_of(tmp_path, PLAN.replace(old, new, 1))
+
+
+def test_the_figures_of_a_design_follow_from_its_step(tmp_path):
+    point = space_of(tmp_path).points(1)[0]
+    found = time_design(point)
+    rate = 16 * 1024 / (found["time_fs"] / 1e15)
+    assert found["fits"] == "yes"
+    assert found["tokens_per_second"] == pytest.approx(rate)
+    assert found["usd_per_mtoken"] == pytest.approx(8 * 2.0 / 3600 / rate * 1e6)
+    assert found["days"] == pytest.approx(1e9 / (rate * found["goodput"]) / 86400)
+    assert found["usd"] == pytest.approx(found["days"] * 24 * 16)
+    mean_s = 50_000 / 8 * 3600  # first order: a failure loses half an interval and a restart
+    assert found["goodput"] == pytest.approx(1 - math.sqrt(2 * 30 / mean_s) - 300 / mean_s, abs=2e-5)
+    assert set(FIGURES) <= set(found)
+
+
+@pytest.mark.parametrize(
+    ("limits", "said"),
+    [
+        ('memory = "200 MiB"', "of 0.2 GiB"),
+        ("gpus = 4", "8.0 of 4.0 GPUs"),
+        ("usd_per_hour = 10", "16.0 of 10.0 $ an hour"),
+        ("kilowatts = 2", "5.6 of 2.0 kW"),
+    ],
+)
+def test_what_does_not_fit_is_not_timed(tmp_path, limits, said):
+    found = time_design(space_of(tmp_path, PLAN + f"[limits]\n{limits}\n").points(1)[0])
+    assert found["fits"].endswith(said)
+    assert "time_fs" not in found
+
+
+def test_a_design_that_cannot_be_says_why(tmp_path):
+    point = next(p for p in space_of(tmp_path).points(1) if p["case"]["pp"] == 3)
+    with pytest.raises(ConfigError, match=r"4 layers do not divide into 3 parts|equal"):
+        time_design(point)
+
+
+def test_a_pareto_front_is_what_nothing_beats():
+    draw = random.Random(5)
+    results = [{"mfu": draw.randrange(9), "gpus": draw.randrange(9), "days": draw.randrange(9)} for _ in range(300)]
+    front = pareto_front(results, ["mfu", "gpus", "days"])
+
+    def beats(a, b):
+        as_good = a["mfu"] >= b["mfu"] and a["gpus"] <= b["gpus"] and a["days"] <= b["days"]
+        return as_good and a != b
+
+    best = [r for r in results if not any(beats(other, r) for other in results)]
+    assert {tuple(results[at].values()) for at in front} == {tuple(r.values()) for r in best}
+    assert len(front) == len({tuple(r.values()) for r in best})  # of equals the first
+
+
+def test_toml_is_read_as_written(tmp_path):
+    document = {
+        "title": 'quotes " and \\ and é and \x7f',
+        "n": 3,
+        "x": {"a b": [1, 2.5, True, "s"], "t": {"box0.nic0 <-> leaf": "1/2", "empty": {}}, "big": 1e300},
+    }
+    assert tomllib.loads(toml_text(document)) == document
+    document, _ = space_of(tmp_path).documents[0]
+    assert design_from(tomllib.loads(toml_text(document))).hash == design_from(document).hash
