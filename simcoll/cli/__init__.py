@@ -20,6 +20,7 @@ from simcoll.cli.run import run_scenario
 from simcoll.cli.show import show_schedule
 from simcoll.cli.step import time_step
 from simcoll.cli.sweep import sweep_all
+from simcoll.cli.tune import tune_library
 from simcoll.cli.verify import verify_file
 from simcoll.command_line import run_app
 
@@ -48,6 +49,7 @@ app.command(time_step, name="step")
 app.command(verify_file, name="verify")
 app.command(show_schedule, name="show")
 app.command(convert_file, name="convert")
+app.command(tune_library, name="tune")
 app.command(list_names, name="list")
 
 

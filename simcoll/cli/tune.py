@@ -1,0 +1,97 @@
+"""``simcoll tune``: a file that tells a library what to run on a machine."""
+
+from __future__ import annotations
+
+from pathlib import Path  # noqa: TC003 - cyclopts reads the annotations
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from simcoll.command_line import WHOLE
+
+if TYPE_CHECKING:
+    from simcoll.planning.tuner_choices import Picked
+
+__all__ = ["tune_library"]
+
+
+def tune_library(
+    *,
+    topology: Annotated[str, Parameter(name=["--topology", "-t"])],
+    output: Annotated[Path, Parameter(name=["--output", "-o"])],
+    format: Annotated[str, Parameter(name="--format")] = "nccl-csv",  # noqa: A002 - the option's name
+    nodes: Annotated[int | None, WHOLE] = None,
+    collectives: Annotated[str | None, Parameter(name=["--collectives", "-c"])] = None,
+    begin: Annotated[str, Parameter(name=["-b", "--begin"])] = "8",
+    end: Annotated[str, Parameter(name=["-e", "--end"])] = "1G",
+    factor: Annotated[int, Parameter(name=["-f", "--factor"]), WHOLE] = 4,
+    protocol: Annotated[str, Parameter(name=["--protocol", "-p"])] = "ideal",
+    library: str = "nccl",
+) -> None:
+    """Write the fastest choice for each size, and print what it gains over the default.
+
+    Parameters
+    ----------
+    topology, nodes
+        The machine, as for simcoll perf.
+    output
+        The file to write.
+    format
+        nccl-csv (NCCL's tuner plugin), openmpi, openmpi-han, mpich or oneccl.
+    collectives
+        Names separated by commas; default: all that the format and the models have.
+    begin, end, factor
+        Smallest and largest size, and the factor between them.
+    protocol
+        Of the messages of MPI libraries.
+    library
+        Model of NCCL, as for simcoll perf.
+    """
+    from simcoll.errors import ConfigError
+    from simcoll.formats.output import write_file
+    from simcoll.formats.tuner_files import tuner_format
+    from simcoll.planning.table import microseconds
+    from simcoll.planning.tuner_choices import names_of, nccl_choices, played_choices, rules_of
+    from simcoll.topology import load_topology
+    from simcoll.units import parse_size, printable
+
+    chosen = tuner_format(format)
+    machine = load_topology(topology, nodes=nodes)
+    low, high = parse_size(begin), parse_size(end)
+    if not (1 <= low <= high and factor >= 2):
+        raise ConfigError(
+            f"sizes {begin} to {end} by {factor}: expected a smallest size from 1, a largest, and a factor from 2"
+        )
+    sizes = [low]
+    while sizes[-1] * factor <= high:
+        sizes.append(sizes[-1] * factor)
+    known = tuple(chosen.names) if format == "nccl-csv" else tuple(names_of(format))
+    wanted = [each.strip() for each in collectives.split(",")] if collectives else list(known)
+    for each in wanted:
+        if each not in known:
+            raise ConfigError(f"format {format!r} has no {each!r} known here; known: {', '.join(known)}")
+    found = (
+        nccl_choices(machine, wanted, sizes, library)
+        if format == "nccl-csv"
+        else played_choices(machine, wanted, sizes, format, protocol)
+    )
+    picked: list[Picked] = []
+    print(printable(f"# topology {machine.name}: {machine.nranks} ranks"))
+    print(
+        "# collective            size  choice                  time (us)  default               time (us)    gain  error"
+    )
+    for row in found:
+        choice = f"{row.algorithm} {row.protocol} {row.channels if row.channels > 0 else ''}".strip()
+        error = "-" if row.error is None else f"{100 * row.error:.0f} %"
+        print(
+            f"  {row.collective:<14} {row.size_bytes:>11}  {choice:<22} {microseconds(row.time_fs / 1e9):>10}  "
+            f"{row.default:<20} {microseconds(row.default_fs / 1e9):>10}  {row.gain:>5.2f}x  {error:>5}{' *' * row.certain}"
+        )
+        picked.append(row)
+    rules = rules_of(picked, machine, exact=format == "nccl-csv")
+    write_file(output, chosen.dump(rules))
+    if format == "nccl-csv":
+        print("# error: median error of predictions of this collective and size; * the gain exceeds it on both sides")
+    else:
+        print("# default: what simcoll runs when no algorithm is named; the library's own is not modelled")
+    print(f"# wrote {output}: {len(rules)} rules")
