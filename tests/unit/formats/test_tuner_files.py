@@ -135,7 +135,7 @@ def test_what_formats_cannot_say(name, rule, says):
         ("openmpi", OPENMPI.replace(b'"alg"', b'"al"'), "a rule needs alg"),
         ("openmpi-han", HAN.replace(b"1 2  0", b"2 2  0"), "the first configuration size is 2; expected 1"),
         ("openmpi-han", HAN[:30], "the file ends inside a rule"),
-        ("openmpi-han", HAN + b"7", "line 7: '7' after the last rule"),
+        ("openmpi-han", HAN + b"7", "line 8: '7' after the last rule"),
         ("mpich", b'{"a": {}}', "unknown key 'a'"),
         ("mpich", b"[1]", "expected an object"),
         ("oneccl", b"CCL_ALLREDUC=ring", "did you mean 'CCL_ALLREDUCE'"),
