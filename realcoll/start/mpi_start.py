@@ -9,9 +9,10 @@ import os
 import secrets
 import signal
 import socket
-import subprocess
 import sys
 import threading
+import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,13 +21,16 @@ from realcoll.meeting.control import Control, join, within
 from realcoll.meeting.host import Host
 from realcoll.start.environment import listening_at, place_from
 from realcoll.start.pmi import job_name
+from realcoll.start.watcher import ends_in_time, starts_in_time
 from simcoll.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
 __all__ = ["LAST_WORDS_S", "job_of", "joined", "load_mpi"]
 
+LEAST_START_S = 1.0
+"""Time to start MPI when meeting has taken all there was."""
 LAST_WORDS_S = 3.0
 """Time that a failed process gives the others to report before it ends the job."""
 
@@ -69,12 +73,18 @@ def joined(comm: Any, timeout_s: float, start_timeout_s: float) -> tuple[Any, An
         Naming processes that do not come.
     """
     before = None
+    until_s = time.monotonic() + start_timeout_s
+
+    def left_s() -> float:
+        return max(LEAST_START_S, until_s - time.monotonic())
+
+    launcher, _, size, _ = place_from(os.environ)
     if comm is None and "mpi4py.MPI" not in sys.modules:
         before = _met_before(os.environ, start_timeout_s)
-    first_here = os.environ.get("MPI_LOCALRANKID") == "0"  # of MPICH's
-    mpi = _swept(before[1], load_mpi) if before and first_here else load_mpi()
+        mpi = _started(before, left_s()) if size > 1 else load_mpi()
+    else:
+        mpi = load_mpi()
     world = mpi.COMM_WORLD if comm is None else comm
-    launcher, _, size, _ = place_from(os.environ)
     if comm is None and world.Get_size() == 1 < size:
         library = mpi.get_vendor()[0]
         raise ConfigError(
@@ -85,22 +95,33 @@ def joined(comm: Any, timeout_s: float, start_timeout_s: float) -> tuple[Any, An
 
     def own() -> tuple[Any, Control]:
         copy = world.Dup()
-        return copy, before[0] if before else _met(copy, start_timeout_s)
+        return copy, before.control if before else _met(copy, left_s())
 
     try:
-        found, control = within(start_timeout_s, own)
+        found, control = within(left_s(), own)
     except TimeoutError:
         atexit.register(world.Abort, 1)
         reason = f"not all {world.Get_size()} processes made an MpiTransport within {start_timeout_s:g} s"
         raise FaultError(reason) from None
     control.timeout_s = timeout_s
+    if before:
+        atexit.register(ends_in_time, timeout_s, before.pids)
     return mpi, found, control
 
 
-def _met_before(environment: Mapping[str, str], timeout_s: float) -> tuple[Control, str] | None:
+@dataclass(frozen=True, slots=True)
+class _Before:
+    """The processes of a job on one machine, met before MPI starts: their numbers there by rank, and the launcher's name of the job."""
+
+    control: Control
+    job: str
+    pids: dict[int, int]
+
+
+def _met_before(environment: Mapping[str, str], timeout_s: float) -> _Before | None:
     """Meet before MPI starts, since MPI waits for missing processes forever; ``None`` if no place is known.
 
-    On one machine the launcher's name of the job is the place; it is returned beside the connection.
+    On one machine the launcher's name of the job is the place.
     """
     found = job_of(environment) if sys.platform == "linux" else None
     if found is None:
@@ -110,12 +131,12 @@ def _met_before(environment: Mapping[str, str], timeout_s: float) -> tuple[Contr
     host = Host(size, address) if process == 0 else None
     control = join(address, process, size, timeout_s=timeout_s, host=host)
     try:
-        control.gather("start of MPI")
+        told = control.gather("start of MPI", str(os.getpid()).encode())
     except FaultError as error:
         control.fail(error.message)
         atexit.register(_leave, control)
         raise
-    return control, job
+    return _Before(control, job, {rank: int(pid) for rank, pid in told.items()})
 
 
 def job_of(environment: Mapping[str, str]) -> tuple[str, int, int] | None:
@@ -140,18 +161,19 @@ def _name(environment: Mapping[str, str], prefix: str) -> str:
         return job_name(launcher)
 
 
-def _swept(job: str, start: Callable[[], Any]) -> Any:
-    """Start MPI, with a helper process that unlinks the shared memory should this one be killed meanwhile.
+def _started(before: _Before | None, limit_s: float) -> Any:
+    """MPI, started in time or this process ended; the first of a machine sees to the name of MPICH's shared memory.
 
-    MPICH makes the name from the job's: FNV-1a, in 32 bits.
+    MPICH makes that name from the job's: FNV-1a, in 32 bits.
     """
-    number = 0x811C9DC5
-    for byte in job.encode():
-        number = (number ^ byte) * 0x01000193 & 0xFFFFFFFF
-    path = f"/dev/shm/mpich_shm_{number:x}_0"  # noqa: S108 - its name, nothing is made
-    command = ["/bin/sh", "-c", 'read -r line; exec rm -f "$0"', path]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True):  # noqa: S603
-        return start()
+    path = ""
+    if before and os.environ.get("MPI_LOCALRANKID") == "0":
+        number = 0x811C9DC5
+        for byte in before.job.encode():
+            number = (number ^ byte) * 0x01000193 & 0xFFFFFFFF
+        path = f"/dev/shm/mpich_shm_{number:x}_0"  # noqa: S108 - its name, nothing is made
+    with starts_in_time(limit_s, before.pids if before else {}, path):
+        return load_mpi()
 
 
 def _leave(control: Control) -> None:

@@ -156,9 +156,8 @@ class MpiTransport(HostMemory):
             [peer for peer, request in zip(peers, requests, strict=True) if not request.Test()]
             for requests, peers in groups
         ]
-        if left == [[-1]]:  # a barrier: a missing process blocks another one, now or later
-            who = self.control.loss() or f"not all ranks came to the barrier within {self.control.timeout_s:g} s"
-            raise FaultError(who)
+        if left == [[-1]]:  # in a barrier, which all have come to
+            raise self.control.stuck(set(range(self.control.size)) - {self.control.process})
         if all(left):
             raise self.control.stuck(peer for waiting in left for peer in waiting)
 
@@ -186,7 +185,8 @@ class MpiTransport(HostMemory):
         """Nothing is ever under way outside a group."""
 
     def barrier(self) -> None:
-        """Wait for all processes."""
+        """Wait for all processes; one that does not come is named."""
+        self.control.gather("barrier")
         self._requests.append(self.comm.Ibarrier())
         self._peers.append(-1)
         self.wait([self.group_post()])

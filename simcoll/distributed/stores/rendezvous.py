@@ -120,7 +120,12 @@ def _parsed(url: object, rank: int, world_size: int) -> tuple[int, int, Callable
 
     def opened(timeout: timedelta) -> Store:
         if host:
-            return TCPStore(host, port, size, rank == 0, timeout=timeout, multi_tenant=True)
+            try:
+                return TCPStore(host, port, size, rank == 0, timeout=timeout, multi_tenant=True, rank=rank)
+            except DistNetworkError as error:
+                if rank == 0:
+                    raise
+                raise DistNetworkError(f"rank 0 has the store, and did not let this rank in: {error}") from error
         store = FileStore(path, size)
         store.set_timeout(timeout)
         return store

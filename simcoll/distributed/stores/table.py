@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["ENTRY_BYTES", "Table"]
 
 ENTRY_BYTES = 128
-_COUNTERS: Final = frozenset({"members", "gone"})
+_COUNTER = re.compile(r"members|gone|rank [0-9]{1,9}")
 _NUMBER = re.compile(rb"\s*[+-]?[0-9]{1,19}")
 
 
@@ -182,8 +182,10 @@ class Table:
 
     def _count(self, asked: Request) -> int:
         key = asked.keys[0]
-        if key not in _COUNTERS:
-            raise ValueError(f"a store counts {', '.join(sorted(_COUNTERS))}, not {key!r}")
+        if not _COUNTER.fullmatch(key):
+            raise ValueError(f"a store counts 'members', 'gone' and each 'rank 0', not {key!r:.60}")
+        if asked.number == 0:
+            return self.counters.get(key, 0)
         self.counters[key] = self.counters.get(key, 0) + asked.number
         return self.counters[key]
 

@@ -29,8 +29,9 @@ __all__ = ["TCPStore"]
 
 SECRET_VARIABLE = "SIMCOLL_STORE_SECRET"  # noqa: S105  a name, no secret
 BIND_VARIABLE = "SIMCOLL_STORE_BIND"
+_MOST_NAMED = 4096
 # How much longer than the server a client waits before it believes that the server is gone.
-_GRACE_S = 10.0
+_GRACE_S = 2.0
 
 
 # A client whose master comes later knocks again after pauses that grow to this.
@@ -157,6 +158,8 @@ class TCPStore(Store):
         environment variable SIMCOLL_STORE_BIND.
     limits
         Bounds on clients of the server.
+    rank
+        Whose store this is, where that is known: when some do not come, the master names them.
 
     Raises
     ------
@@ -188,6 +191,7 @@ class TCPStore(Store):
         secret: str | bytes | None = None,
         bind: str | None = None,
         limits: frames.Limits | None = None,
+        rank: int | None = None,
     ) -> None:
         super().__init__()
         _check_address(host_name, port, is_master)
@@ -210,11 +214,13 @@ class TCPStore(Store):
                 self._reached = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self._reached, self._reached)  # noqa: S104
                 self._tell()
             self._connection = _connect(self._reached, self._port, self._patience_s(), self._secret, self.waiter)
+            if rank is not None and not is_master:
+                self._connection.where += ", of rank 0,"
             self._released = weakref.finalize(self, _release, self._connection, server)
             on_failure.pop_all()
             on_failure.callback(self.close)
             if world_size is not None and world_size > 0 and wait_for_workers:
-                self._join(world_size, is_master)
+                self._join(world_size, is_master, rank)
             on_failure.pop_all()
 
     @property
@@ -267,18 +273,32 @@ class TCPStore(Store):
         """Close the connection, and the server if this is the master's (last) object."""
         self._released()
 
-    def _join(self, world_size: int, is_master: bool) -> None:
+    def _join(self, world_size: int, is_master: bool, rank: int | None) -> None:
         here = 0
 
-        def complete(amount: int = 0) -> bool:
+        def counted(what: str, amount: int = 0) -> int:
+            return cast("int", self.call(Request(Verb.COUNT, amount, keys=(what,))))
+
+        def complete() -> bool:
             nonlocal here
-            here = cast("int", self.call(Request(Verb.COUNT, amount, keys=("members",))))
+            here = counted("members")
             return here >= world_size
 
-        complete(1)
+        if rank is not None:
+            counted(f"rank {rank}", 1)
+        counted("members", 1)
         if is_master and not (self.waiter or PollingWaiter()).wait(complete, self._patience_s()):
             waited = f"{self._patience_s():g} seconds"
-            raise DistStoreError(f"Timed out after {waited} waiting for clients. {here}/{world_size} clients joined.")
+            known = range(min(world_size, _MOST_NAMED)) if rank is not None else ()
+            missing = [str(each) for each in known if not counted(f"rank {each}")]
+            named = (
+                f" Missing: rank{'s' * (len(missing) > 1)} {', '.join(missing[:8])}{', ...' * (len(missing) > 8)}."
+                if missing
+                else ""
+            )
+            raise DistStoreError(
+                f"Timed out after {waited} waiting for clients. {here}/{world_size} clients joined.{named}"
+            )
 
 
 def _release(connection: Connection, server: Server | None) -> None:

@@ -1,0 +1,86 @@
+"""A helper process that ends this one where Python cannot: MPI holds the interpreter while it starts and ends, and waits without limit.
+
+It also removes the shared memory of MPICH, should its owner be killed before the name is of no more use.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+__all__ = ["ends_in_time", "starts_in_time"]
+
+# Needs no module of ours, so that it is there in milliseconds. Every quarter of a second it looks at the states of the other processes in
+# /proc: T is stopped, Z has ended. Its parent writes when it is through, and the pipe closes when it dies.
+_SCRIPT = """
+import os, select, signal, sys, time
+parent, limit_s, starting, ranks, path = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3] == "start", sys.argv[4], sys.argv[5]
+pids = dict(pair.split(":") for pair in ranks.split(",") if pair)
+states = {"T": "is stopped", "t": "is stopped", "Z": "has ended", "": "has ended"}
+
+def state(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
+
+begin, held = time.monotonic(), {}
+while not select.select([0], [], [], 0.25)[0]:
+    now, seen = time.monotonic(), {rank: states.get(state(pid)) for rank, pid in pids.items()}
+    held = {(rank, how): held.get((rank, how), now) for rank, how in seen.items() if how}
+    long = [now - since > limit_s for (rank, how), since in held.items() if how == "is stopped"]
+    if not (now - begin > limit_s if starting else any(long)):
+        continue
+    # Not those that their own helpers have just ended for the same reason.
+    found = [f"rank {rank} {how}" for (rank, how), since in held.items() if now - since > 1 or how == "is stopped"]
+    why = "; ".join(found) or "not all processes came so far"
+    verb = "start" if starting else "end"
+    os.write(2, f"realcoll: MPI did not {verb} within {limit_s:.3g} s: {why}\\n".encode())
+    if os.getppid() == parent:
+        os.kill(parent, signal.SIGKILL)
+    break
+if path:
+    try:
+        os.unlink(path)
+    except OSError:
+        pass
+"""
+
+
+@contextlib.contextmanager
+def starts_in_time(limit_s: float, pids: Mapping[int, int], path: str = "") -> Iterator[None]:
+    """End this process if the block, which starts MPI, takes longer, with a message that names ranks that are stopped or dead.
+
+    Parameters
+    ----------
+    limit_s
+        Seconds.
+    pids
+        The processes of this machine by rank, where they are known.
+    path
+        A file to be removed at the end of the block, or when this process dies.
+    """
+    helper = _helper("start", limit_s, pids, path)
+    try:
+        yield
+    finally:
+        helper.communicate(b".")
+
+
+def ends_in_time(limit_s: float, pids: Mapping[int, int]) -> None:
+    """End this process, which is about to end MPI, as soon as another has been stopped for so long: it would be waited for."""
+    _helper("end", limit_s, pids, "")  # it goes with this process
+
+
+def _helper(what: str, limit_s: float, pids: Mapping[int, int], path: str) -> subprocess.Popen[bytes]:
+    ranks = ",".join(f"{rank}:{pid}" for rank, pid in sorted(pids.items()))
+    words = [sys.executable, "-I", "-S", "-c", _SCRIPT, str(os.getpid()), str(limit_s), what, ranks, path]
+    # In a session of its own, it outlives a launcher's kill of this process's group for as long as it takes to remove the file.
+    return subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)  # noqa: S603
