@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from simcoll.core.proof import Proof
     from simcoll.core.protocol import Protocol
     from simcoll.core.reduction import Reduction
+    from simcoll.core.schedule import Known as ScheduleKnown
     from simcoll.core.schedule import Schedule
 
     Ints = NDArray[np.int64]
@@ -235,14 +236,15 @@ class Plan:
 
         Keys and values are running numbers over :meth:`steps`. Empty unless two channels touch the same chunk.
         """
-        if self.known.waits is None:
-            shared = self.proof is None or self.proof.shared_chunks
-            self.known.waits = (
-                derive_waits(self.transfers, self.nranks, self.schedule.layout.size)
-                if shared and self.nchannels > 1
-                else {}
-            )
-        return self.known.waits
+        if self.nchannels == 1 or (self.proof is not None and not self.proof.shared_chunks):
+            return {}
+        layout = self.schedule.layout
+        # Where no chunk is empty, every transfer is there, whatever the sizes: these are the waits of the schedule.
+        whole = int(np.min(self.sizes, initial=np.iinfo(np.int64).max)) >= layout.chunks
+        known: Known | ScheduleKnown = self.schedule.known if whole else self.known
+        if known.waits is None:
+            known.waits = derive_waits(self.transfers, self.nranks, layout.size)
+        return known.waits
 
     def buffer_elements(self) -> Ints:
         """Elements of the input, output and scratch storage of every rank: ``[nranks, 3]``.

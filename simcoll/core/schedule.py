@@ -35,7 +35,7 @@ from simcoll.core.step import (
 from simcoll.errors import ConfigError, ScheduleError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from numpy.typing import NDArray
 
@@ -73,6 +73,7 @@ class Known:
     content_hash: str = ""
     folds: bool | None = None
     proof: Proof | None = None
+    waits: Mapping[int, tuple[int, ...]] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -39,6 +39,8 @@ __all__ = ["ENGINES", "check_engine", "choose", "play_fast", "play_quotient", "p
 ENGINES = ("auto", "simpy", "fast")
 FEW_MESSAGES = 20_000
 """Up to here the SimPy engine finishes before the compiled loops are loaded."""
+MANY_MESSAGES = 1 << 17
+"""Up to here the compiled loops have played every message before the classes are found."""
 MOST_HASHED = 1 << 20
 """Up to here a quotient is expanded for the trace hash without being asked."""
 DEEPEST_FIFO = 64
@@ -81,7 +83,8 @@ def choose(
         return "simpy", f"fifo_depth {plan.protocol.fifo_depth} is more than {DEEPEST_FIFO}", seen
     if quotient is not False:
         reason = no_quotient(plan) if timing_only else "data is moved"
-        pays = quotient or (4 * seen.rows <= seen.messages and seen.messages > FEW_MESSAGES)
+        few = MANY_MESSAGES if COMPILED else FEW_MESSAGES
+        pays = quotient or (4 * seen.rows <= seen.messages and seen.messages > few)
         if not reason and pays:
             return "quotient", "", seen
         if quotient:
@@ -243,7 +246,7 @@ def play_quotient(plan: Plan, topology: Topology, seen: Summary, *, keep: bool, 
     if expansion is None:
         why = f"{why}; too many for a trace hash"
         return _result(plan, topology, why, seen, machine.time_fs, "", None, machine.messages)
-    trace_hash = expansion.hash.hexdigest()
+    trace_hash = expansion.hexdigest()
     return _result(plan, topology, why, seen, machine.time_fs, trace_hash, expansion.done_fs, machine.messages)
 
 
@@ -254,7 +257,12 @@ class _Expansion:
         self.quotient = quotient
         self.first_small, self.first_large, self.which = quotient.starts()
         self.done_fs = np.full(messages, -1, np.int64) if keep else None
+        self.sums = np.zeros(2, np.uint64)
         self.hash = TraceHash()
+
+    def hexdigest(self) -> str:
+        """The trace hash of all messages."""
+        return "".join(f"{int(value):016x}" for value in self.sums) if COMPILED else self.hash.hexdigest()
 
     def __call__(self, first: int, _timed: Timed, start: Ints, end: Ints, done: Ints) -> None:
         place = int(np.searchsorted(self.first_small, first))
@@ -263,5 +271,14 @@ class _Expansion:
         if self.done_fs is not None:
             self.done_fs[begin : begin + len(step)] = done[names]
         shape = step.shape
+        if COMPILED:
+            from simcoll.emulator.fast.hashing import hash_expanded  # brings in numba
+
+            # As the compiled function has it: writable, row by row.
+            src, dst, size, names = (
+                np.require(c, np.int64, ["C", "W"]) for c in (shape.src, shape.dst, step.size, names)
+            )
+            hash_expanded(self.sums, begin, (src, dst, size), names, (start, end, done))
+            return
         number = np.arange(begin, begin + len(step))
         self.hash.add([number, shape.src, shape.dst, step.size, start[names], end[names], done[names]])

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from simcoll.emulator.fast.calendar import at_time, next_time
-from simcoll.emulator.fast.compiled import SOURCES, entry, number, part
+from simcoll.emulator.fast.compiled import SOURCES, entry, part
+from simcoll.emulator.fast.hashing import SEED_A, SEED_B, row_hash
 from simcoll.emulator.fast.natural import natural
 from simcoll.emulator.fast.rates import join, part_links, settle, timer
 from simcoll.emulator.fast.state import (
@@ -52,6 +51,7 @@ from simcoll.emulator.fast.state import (
 )
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
     from simcoll.emulator.fast.state import State
@@ -60,18 +60,6 @@ if TYPE_CHECKING:
     Shorts = NDArray[np.int32]
 
 __all__ = ["load", "run"]
-
-SEED_A, SEED_B = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD1B54A32D192ED03)
-SHIFTS = (np.uint64(30), np.uint64(27), np.uint64(31))
-FACTORS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
-
-
-@number
-def mixed(value: np.uint64) -> np.uint64:
-    """:func:`simcoll.core.hashing.mix` of one word."""
-    value = (value ^ (value >> SHIFTS[0])) * FACTORS[0]
-    value = (value ^ (value >> SHIFTS[1])) * FACTORS[1]
-    return value ^ (value >> SHIFTS[2])
 
 
 @part
@@ -180,20 +168,6 @@ def _enter(s: State, lane: int) -> None:
             _need_met(s, m)
 
 
-@number
-def _row_hash(
-    seed: np.uint64, number: int, src: int, dst: int, size: int, start: int, end: int, done: int
-) -> np.uint64:
-    """See :mod:`simcoll.emulator.digest`."""
-    state = mixed((seed ^ np.uint64(number)) + seed)
-    state = mixed((state ^ np.uint64(src)) + seed)
-    state = mixed((state ^ np.uint64(dst)) + seed)
-    state = mixed((state ^ np.uint64(size)) + seed)
-    state = mixed((state ^ np.uint64(start)) + seed)
-    state = mixed((state ^ np.uint64(end)) + seed)
-    return mixed((state ^ np.uint64(done)) + seed)
-
-
 @part
 def _retire(s: State, block: int) -> None:
     """Account for a finished step."""
@@ -209,8 +183,8 @@ def _retire(s: State, block: int) -> None:
     a, b = s.sums[0], s.sums[1]
     for row in range(rows):
         m = natural(base + row)
-        a += _row_hash(SEED_A, first + row, s.src[m], s.dst[m], s.size[m], s.start_fs[m], s.end_fs[m], s.done_fs[m])
-        b += _row_hash(SEED_B, first + row, s.src[m], s.dst[m], s.size[m], s.start_fs[m], s.end_fs[m], s.done_fs[m])
+        a += row_hash(SEED_A, first + row, s.src[m], s.dst[m], s.size[m], s.start_fs[m], s.end_fs[m], s.done_fs[m])
+        b += row_hash(SEED_B, first + row, s.src[m], s.dst[m], s.size[m], s.start_fs[m], s.end_fs[m], s.done_fs[m])
     s.sums[0], s.sums[1] = a, b
 
 

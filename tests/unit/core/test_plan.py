@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import simcoll
 from simcoll.binding import bind
 from simcoll.core.collective import KINDS, Collective
-from simcoll.core.hazards import overwritten
+from simcoll.core.hazards import derive_waits, overwritten
 from simcoll.core.plan import INPUT, OUTPUT, SCRATCH
 from simcoll.core.schedule import COPY, REDUCE, SYNC, Layout, Schedule, lowered, transfers
 from simcoll.errors import ConfigError
@@ -249,3 +249,13 @@ def test_offsets_of_large_buffers_do_not_wrap():
     assert max(ends) == 2**40 + 3
     assert all(b >= 0 for b in ends)
     assert all(a <= b for a, b in pairwise(sorted(ends)))
+
+
+def test_waits_are_those_of_the_schedule_where_no_chunk_is_empty():
+    schedule = simcoll.schedule("all_reduce", "hierarchical", nranks=4, box=2, pieces=3)
+    large, larger, small = (simcoll.bind(schedule, count=count) for count in (64, 100, 5))
+    assert large.waits
+    assert large.waits is larger.waits
+    for plan in (larger, small):
+        assert plan.waits == derive_waits(plan.transfers, plan.nranks, schedule.layout.size)
+    assert small.waits != large.waits

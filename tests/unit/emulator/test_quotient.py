@@ -21,7 +21,7 @@ RAILS = boxes(
     4, 4, "400 GB/s", "1 us", nics=4, nic_bandwidth="50 GB/s", nic_latency="3 us", boxes_per_leaf=2, oversubscription=2
 )
 
-RAILS_OF_128 = boxes(16, 8, "400 GB/s", "1 us", nics=8, nic_bandwidth="50 GB/s", nic_latency="3 us")
+RAILS_OF_320 = boxes(40, 8, "400 GB/s", "1 us", nics=8, nic_bandwidth="50 GB/s", nic_latency="3 us")
 
 
 def ring(n=16, count=1 << 12, **bound_to):
@@ -137,7 +137,7 @@ def test_connections_of_one_class_carry_the_same_messages():
 
 def test_a_long_ring_with_a_fifo_is_folded_without_being_asked():
     protocol = Protocol("fifo", fifo_depth=4, send_overhead_fs=10**9, receive_overhead_fs=10**8)
-    plan, topology = ring(128, count=128 * 64, protocol=protocol), RAILS_OF_128
+    plan, topology = ring(320, count=320 * 64, protocol=protocol), RAILS_OF_320
     result = emulate(plan, topology, data="none", bound=False)
     assert result.classes < result.messages // 10
     assert result.trace_hash == emulate(plan, topology, data="none", bound=False, quotient=False).trace_hash != ""
@@ -183,8 +183,8 @@ def test_everything_its_own_class_is_certified_and_changes_nothing():
 
 @pytest.mark.slow
 def test_a_degraded_machine_is_run_in_full_with_the_reason():
-    slow = crossbar(128, "50 GB/s", "1 us").degrade(3, "1/2")
-    plan = ring(128, count=128 * 64)
+    slow = crossbar(320, "50 GB/s", "1 us").degrade(3, "1/2")
+    plan = ring(320, count=320 * 64)
     result = emulate(plan, slow, data="none", bound=False)
     assert result.classes is None
     assert result.path == "no quotient: too little symmetry: more than a quarter of the lanes differ"
@@ -212,9 +212,9 @@ def test_the_reference_engine_refuses_a_quotient():
 
 
 def test_many_equal_steps_are_folded_without_being_asked():
-    plan, topology = ring(128, count=128 * 64), crossbar(128, "50 GB/s", "1 us")
+    plan, topology = ring(320, count=320 * 64), crossbar(320, "50 GB/s", "1 us")
     result = emulate(plan, topology, data="none", bound=False)
-    assert (result.messages, result.classes) == (32512, 254)
+    assert (result.messages, result.classes) == (2 * 319 * 320, 2 * 319)
     assert result.trace_hash == emulate(plan, topology, data="none", bound=False, quotient=False).trace_hash != ""
 
 

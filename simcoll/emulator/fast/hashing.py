@@ -1,0 +1,60 @@
+"""The trace hash (:mod:`simcoll.emulator.digest`) in compiled code."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from simcoll.emulator.fast.compiled import SOURCES, entry, number
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Ints = NDArray[np.int64]
+
+__all__ = ["SEED_A", "SEED_B", "hash_expanded", "row_hash"]
+
+SEED_A, SEED_B = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD1B54A32D192ED03)
+SHIFTS = (np.uint64(30), np.uint64(27), np.uint64(31))
+FACTORS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
+
+
+@number
+def mixed(value: np.uint64) -> np.uint64:
+    """:func:`simcoll.core.hashing.mix` of one word."""
+    value = (value ^ (value >> SHIFTS[0])) * FACTORS[0]
+    value = (value ^ (value >> SHIFTS[1])) * FACTORS[1]
+    return value ^ (value >> SHIFTS[2])
+
+
+@number
+def row_hash(seed: np.uint64, number: int, src: int, dst: int, size: int, start: int, end: int, done: int) -> np.uint64:
+    """See :mod:`simcoll.emulator.digest`."""
+    state = mixed((seed ^ np.uint64(number)) + seed)
+    state = mixed((state ^ np.uint64(src)) + seed)
+    state = mixed((state ^ np.uint64(dst)) + seed)
+    state = mixed((state ^ np.uint64(size)) + seed)
+    state = mixed((state ^ np.uint64(start)) + seed)
+    state = mixed((state ^ np.uint64(end)) + seed)
+    return mixed((state ^ np.uint64(done)) + seed)
+
+
+@entry
+def hash_expanded(
+    sums: NDArray[np.uint64],
+    begin: int,
+    ends: tuple[Ints, Ints, Ints],
+    names: Ints,
+    times: tuple[Ints, Ints, Ints],
+    _sources: int = SOURCES,
+) -> None:
+    """Add the messages of a step from ``begin`` on: source, destination and size of each, and start, end and done of its class."""
+    src, dst, size = ends
+    start, end, done = times
+    a, b = sums[0], sums[1]
+    for row in range(len(names)):
+        m = names[row]
+        a += row_hash(SEED_A, begin + row, src[row], dst[row], size[row], start[m], end[m], done[m])
+        b += row_hash(SEED_B, begin + row, src[row], dst[row], size[row], start[m], end[m], done[m])
+    sums[0], sums[1] = a, b
