@@ -16,6 +16,7 @@ import functools
 import os
 import sys
 import threading
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -116,6 +117,10 @@ class Process:
         The streams of the rank, and what adds the time of operators to them, where computation takes time.
     functional
         Functional collectives of fake tensors in flight, by the storage of their outputs.
+    modules
+        Its own modules, by name.
+    around
+        A context for each of its threads.
     threads
         The program's own threads and those that it has started, as long as they live.
     outside
@@ -133,6 +138,8 @@ class Process:
     functional: dict[int, Any] = field(default_factory=dict)
     device: Device | None = None
     timed: Any = None
+    modules: dict[str, Any] = field(default_factory=dict)
+    around: Callable[[], AbstractContextManager[Any]] = nullcontext
     threads: list[RankThread] = field(default_factory=list)
     outside: list[threading.Thread] = field(default_factory=list)
     pid: int = field(default_factory=os.getpid)
@@ -190,7 +197,10 @@ class RankThread:
 
     def run(self) -> None:
         """Run jobs until the run ends."""
-        with torch.autograd.set_multithreading_enabled(False):  # backward passes call us in this thread
+        with (
+            torch.autograd.set_multithreading_enabled(False),
+            self.process.around(),
+        ):  # backward passes call us in this thread
             self._receive()
         _unregister_all_process_groups()  # the next thread with this thread's number would find them
 
@@ -345,7 +355,7 @@ def _end_forked(job: Job) -> None:
     failure = job.failure
     status = failure.code if isinstance(failure, SystemExit) else failure is not None
     if failure is not None and not isinstance(failure, SystemExit):
-        sys.excepthook(type(failure), failure, failure.__traceback__)
+        sys.stderr.write(f"simcoll.torch: a forked process ended with {type(failure).__name__}: {failure}\n")
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status if isinstance(status, int) else 1)

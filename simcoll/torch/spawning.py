@@ -10,6 +10,7 @@ from simcoll.distributed.runtime.device import Device
 from simcoll.distributed.runtime.tasks import wait_until
 from simcoll.distributed.runtime.world import current_rank
 from simcoll.torch.compute_time import Timed, timed_program
+from simcoll.torch.own_modules import OwnModules
 from simcoll.torch.rank_threads import current_thread
 from simcoll.torch.roofline import read_costs
 from simcoll.torch.thread_waits import end_threads
@@ -42,6 +43,8 @@ def spawn(
     trace: str | Path | bool = False,
     compute: str | Path = "none",
     gpu: str | Path | None = None,
+    own_modules: bool | Sequence[str] | OwnModules = False,
+    cuda_is_cpu: bool = False,
     kwargs: Mapping[str, Any] | None = None,
 ) -> RunResult:
     """Run ``program(rank, world_size, *args)``, a PyTorch program, on every rank, under one simulated clock.
@@ -63,6 +66,11 @@ def spawn(
         tensors are then on streams, as on a GPU; with real ones, the rank waits for every operator.
     gpu
         A shipped GPU such as ``"h100"``, or a file.
+    own_modules
+        Packages that each rank imports for itself, for programs whose modules keep a state per process; True: every pure-Python
+        package that is loaded during the run. See :mod:`simcoll.torch.own_modules`.
+    cuda_is_cpu
+        Let CUDA devices stand for the CPU. See :mod:`simcoll.torch.devices`.
 
     Returns
     -------
@@ -93,7 +101,11 @@ def spawn(
     ([6.0, 10.0], 2.00032e-06)
     """
     costs = read_costs(compute, gpu)
-    with prepared() as ranks:
+    if isinstance(own_modules, OwnModules) or own_modules is False:
+        modules = own_modules or None
+    else:
+        modules = OwnModules(None if own_modules is True else own_modules)
+    with prepared(modules, cuda_is_cpu=cuda_is_cpu) as ranks:
 
         def body(rank: int, world_size: int) -> Any:
             thread = ranks.start(rank, _environment(rank, world_size))
@@ -141,6 +153,12 @@ def _environment(rank: int, world_size: int) -> dict[str, str]:
         "WORLD_SIZE": world_size,
         "LOCAL_RANK": mates.index(rank),
         "LOCAL_WORLD_SIZE": len(mates),
+        "GROUP_RANK": 0
+        if box is None
+        else sorted({int(box[other]) for other in range(world_size)}).index(int(box[rank])),
+        "GROUP_WORLD_SIZE": 1 if box is None else len({int(box[other]) for other in range(world_size)}),
+        "ROLE_RANK": rank,
+        "ROLE_WORLD_SIZE": world_size,
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": 29500,
     }

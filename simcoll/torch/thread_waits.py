@@ -9,6 +9,7 @@ and for sockets, so they take no turns, and calls of ``torch.distributed`` are r
 
 from __future__ import annotations
 
+import importlib
 import queue
 import threading
 import time
@@ -223,6 +224,20 @@ def _simple_queue(standard: type) -> Callable[[], Any]:
     return simple_queue
 
 
+def _module_lock(standard: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Locks of imports: a module may call collectives while it is imported, so that other ranks come to import it."""
+    locks: dict[str, Any] = {}
+
+    def module_lock(name: str) -> Any:
+        if current_thread_or_none() is None:
+            return standard(name)
+        if name not in locks:
+            locks[name] = threading.RLock()
+        return locks[name]
+
+    return module_lock
+
+
 def _sleep(standard: Callable[[float], None]) -> Callable[[float], None]:
     def sleep(seconds: float) -> None:
         thread = current_thread_or_none()
@@ -258,6 +273,7 @@ def replacements() -> list[tuple[Any, str, Any]]:
         (threading, "_time", _clock(threading._time)),  # type: ignore[attr-defined]  # what timeouts are counted with
         (queue, "time", _clock(queue.time)),  # type: ignore[attr-defined]
         (time, "sleep", _sleep(time.sleep)),
+        (importlib._bootstrap, "_get_module_lock", _module_lock(importlib._bootstrap._get_module_lock)),  # type: ignore[attr-defined]
     ]
 
 

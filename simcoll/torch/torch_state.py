@@ -10,6 +10,7 @@
 * functional collectives of fake tensors, and DistributedDataParallel's reducer under FakeTensorMode;
 * two C++ operators that PyTorch cannot dispatch to a group written in Python;
 * the default random generator and torchrun's variables: those of the running rank;
+* modules, if each rank has its own (:mod:`simcoll.torch.own_modules`), and CUDA devices, if they stand for the CPU;
 * one compute thread, as torchrun sets it.
 """
 
@@ -32,6 +33,7 @@ from torch.distributed import distributed_c10d
 from simcoll.distributed.api.making_groups import note_group
 from simcoll.distributed.stores import HashStore, PrefixStore
 from simcoll.torch.compute_time import compute_replacements
+from simcoll.torch.devices import CudaIsCpu, device_replacements
 from simcoll.torch.fake_tensors import change_fake_tensors
 from simcoll.torch.process_group import SimcollGroup
 from simcoll.torch.profiling import profiler_replacements
@@ -40,6 +42,8 @@ from simcoll.torch.thread_waits import OUTSIDE_MARK, replacements
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from simcoll.torch.own_modules import OwnModules
 
 __all__ = ["Ranks", "prepared"]
 
@@ -127,14 +131,16 @@ class _BackendConfig(distributed_c10d.BackendConfig):
 class Ranks:
     """The threads of a run, and the process state that is swapped when the next rank runs."""
 
-    def __init__(self, undo: contextlib.ExitStack) -> None:
+    def __init__(self, undo: contextlib.ExitStack, modules: OwnModules | None, *, cuda_is_cpu: bool) -> None:
         self._undo = undo
+        self._modules = modules
+        self._around = CudaIsCpu if cuda_is_cpu else contextlib.nullcontext
         self._at_start = torch.get_rng_state()
         self._last: Process | None = None
 
     def start(self, number: int, environment: dict[str, str]) -> RankThread:
         """Start the thread of a rank; it ends with the run."""
-        process = Process(number, environment, self._at_start, self._take_turn)
+        process = Process(number, environment, self._at_start, self._take_turn, around=self._around)
         thread = RankThread(process)
         thread.thread.start()
         thread.thread._daemonic = False  # type: ignore[attr-defined]  # threads that it starts inherit this
@@ -148,7 +154,15 @@ class Ranks:
             self._last.rng_state = torch.get_rng_state()
         torch.set_rng_state(process.rng_state)
         os.environ.update(process.environment)
+        if self._modules is not None:
+            self._modules.switch(self._last, process)
         self._last = process
+
+    def leave(self) -> None:
+        """Forget the modules of the rank that ran last."""
+        if self._modules is not None and self._last is not None:
+            for name in self._last.modules:
+                sys.modules.pop(name, None)
 
 
 def _end_all(process: Process) -> None:
@@ -157,8 +171,15 @@ def _end_all(process: Process) -> None:
 
 
 @contextlib.contextmanager
-def prepared() -> Iterator[Ranks]:
+def prepared(modules: OwnModules | None = None, *, cuda_is_cpu: bool = False) -> Iterator[Ranks]:
     """Prepare PyTorch for ranks in threads, and restore it at the end.
+
+    Parameters
+    ----------
+    modules
+        Those that each rank has for itself.
+    cuda_is_cpu
+        Whether CUDA devices stand for the CPU.
 
     Raises
     ------
@@ -171,8 +192,16 @@ def prepared() -> Iterator[Ranks]:
         undo.callback(_ONE_RUN.release)
         undo.callback(_put_back_environment, dict(os.environ))
         undo.callback(torch.set_rng_state, torch.get_rng_state())
+        _replace_all(undo, [*replacements(), *profiler_replacements(), *compute_replacements()])
+        if cuda_is_cpu:
+            _replace_all(undo, device_replacements())
+        if modules is not None:
+            undo.callback(sys.modules.update, modules.hidden())
+            _replace_all(undo, modules.replacements())
         _change_torch(undo)
-        yield Ranks(undo)
+        ranks = Ranks(undo, modules, cuda_is_cpu=cuda_is_cpu)
+        undo.callback(ranks.leave)
+        yield ranks
 
 
 def _change_torch(undo: contextlib.ExitStack) -> None:
@@ -203,8 +232,6 @@ def _change_torch(undo: contextlib.ExitStack) -> None:
 
     _replace(undo, distributed_c10d, "_new_process_group_helper", noted)
     _replace(undo, distributed_c10d, "_world", _WorldOfRank(distributed_c10d._world))
-    for owner, name, value in (*replacements(), *profiler_replacements(), *compute_replacements()):
-        _replace(undo, owner, name, value)
     _replace(undo, distributed_c10d, "rendezvous", rendezvous)
     _replace(undo, distributed_c10d, "BackendConfig", _BackendConfig)
     _replace(undo, distributed_c10d, "PrefixStore", _prefixed)
@@ -250,6 +277,11 @@ def _nccl_version(standard: Callable[[], Any]) -> Callable[[], Any]:
 def _replace(undo: contextlib.ExitStack, owner: Any, name: str, value: Any) -> None:
     undo.callback(setattr, owner, name, getattr(owner, name))
     setattr(owner, name, value)
+
+
+def _replace_all(undo: contextlib.ExitStack, changes: list[tuple[Any, str, Any]]) -> None:
+    for owner, name, value in changes:
+        _replace(undo, owner, name, value)
 
 
 def _put_back_environment(before: dict[str, str]) -> None:

@@ -273,9 +273,9 @@ class EmulatedWorld:
         gone = next((rank for rank in self.ranks if rank.failure is not None), None)
         ended = [str(rank.number) for rank in self.ranks if rank.finish_fs >= 0 and rank.failure is None]
         if gone is None:
-            lines = [
-                f"Hang at {self.now} fs: no event is left, and {len({task.owner.number for task in waiting})} ranks wait."
-            ]
+            stuck = len({task.owner.number for task in waiting})
+            who = "1 rank waits" if stuck == 1 else f"{stuck} ranks wait"
+            lines = [f"Hang at {self.now} fs: no event is left, and {who}."]
         else:
             name = type(gone.failure).__name__
             lines = [f"Connection closed by peer: rank {gone.number} ended with {name}: {gone.failure}"]

@@ -1,0 +1,119 @@
+"""Run a PyTorch script on every rank of a simulated cluster, as torchrun runs it on a real one.
+
+``python -m simcoll.torch -n 16 --topology dgx-h100 --trace t.json.gz train.py --its arguments``
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import App, Parameter
+
+from simcoll.command_line import separated, status_of
+from simcoll.errors import ConfigError
+from simcoll.topology import load_topology
+from simcoll.torch.scripts import Script, run_script
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["main"]
+
+app = App(
+    name="python -m simcoll.torch",
+    help="Run a PyTorch script on every rank of a simulated cluster, as torchrun runs it on a real one.",
+    help_flags=["--help", "-h"],
+    version_flags=[],
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Options:
+    """How to run the script.
+
+    Attributes
+    ----------
+    nproc
+        Ranks; by default those of the topology.
+    topology
+        A shipped topology or a topology file.
+    nodes
+        Nodes of the topology.
+    protocol
+        ideal, LL, LL128 or Simple.
+    algorithm
+        The algorithm of collectives, where it serves.
+    compute
+        The time of operators: none, roofline, or a file of times.
+    gpu
+        The GPU whose rates are taken: a shipped one, such as h100, or a file.
+    trace
+        Write the timeline of the run there: t.json or t.json.gz, for Perfetto.
+    shared
+        A package that all ranks share, instead of importing it each; repeat it for more.
+    module
+        The script is a module, as in python -m.
+    """
+
+    nproc: Annotated[int | None, Parameter(name=["--nproc", "-n"])] = None
+    topology: Annotated[str | None, Parameter(name=["--topology", "-t"])] = None
+    nodes: Annotated[int | None, Parameter(name=["--nodes", "--nnodes"])] = None
+    protocol: Annotated[str, Parameter(name=["--protocol", "-p"])] = "ideal"
+    algorithm: Annotated[str | None, Parameter(name=["--algorithm", "-a"])] = None
+    compute: str = "none"
+    gpu: str | None = None
+    trace: str | None = None
+    shared: tuple[str, ...] = ()
+    module: Annotated[bool, Parameter(name=["--module", "-m"], negative=())] = False
+
+
+@app.default
+def _command(
+    script: str,
+    /,
+    *arguments: Annotated[str, Parameter(allow_leading_hyphen=True)],
+    options: Annotated[_Options, Parameter(name="*")] = _Options(),  # it cannot change
+) -> int:
+    """Run a PyTorch script on every rank of a simulated cluster, as torchrun runs it on a real one.
+
+    Parameters
+    ----------
+    script
+        A Python file; with --module, a module.
+    arguments
+        Its arguments.
+    """
+    if options.topology is None and options.nodes is not None:
+        raise ConfigError("--nodes is for a --topology")
+    place = None if options.topology is None else load_topology(options.topology, nodes=options.nodes)
+    if place is None and options.nproc is None:
+        raise ConfigError("how many ranks? Give -n, or a --topology to fill")
+    ranks = options.nproc if options.nproc is not None else place.nranks if place is not None else 0
+    grows = place is not None and options.nodes is None and ranks > place.nranks
+    if not options.module and not Path(script).is_file():
+        raise ConfigError("there is no such file", file=script)
+    return run_script(
+        Script(script, arguments, options.module),
+        ranks,
+        shared=options.shared,
+        topology=options.topology if grows else place,
+        protocol=options.protocol,
+        algorithm=options.algorithm,
+        compute=options.compute,
+        gpu=options.gpu,
+        trace=options.trace if options.trace is not None else False,
+    )
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """The command line; the exit status is the script's, or 2 for arguments that cannot be."""
+    names = ("--nproc", "-n", "--topology", "-t", "--nodes", "--nnodes", "--protocol", "-p")
+    valued = (*names, "--algorithm", "-a", "--trace", "--shared", "--compute", "--gpu")
+    return status_of(app, separated(sys.argv[1:] if words is None else words, valued))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

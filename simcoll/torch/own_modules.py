@@ -1,0 +1,150 @@
+"""Modules of which each rank has its own copy, as it would in a process of its own.
+
+Frameworks keep a state per process in their modules: which groups there are, which device is current. So each rank imports pure-Python
+packages anew; ``sys.modules`` shows the copies of the rank that runs. A module stays one for all ranks, if it
+
+* belongs to Python, PyTorch, numpy or simcoll, or to what those require,
+* was loaded before the run,
+* has a C extension in its package, which Python can load only once,
+* registers something with PyTorch (operators, backends) or with another C extension, which has one register,
+* is imported by a module that is shared.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.machinery
+import importlib.metadata
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from simcoll.torch.rank_threads import current_thread_or_none
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from simcoll.torch.rank_threads import Process
+
+__all__ = ["OwnModules"]
+
+_FOUNDATION = ("torch", "numpy", "simcoll", "ml_dtypes")
+_REGISTERS = re.compile(
+    rb"torch\.library\.(Library|define|custom_op|triton_op|register_kernel|impl)\b|torch\.ops\.load_library|"
+    rb"rename_privateuse1_backend|Backend\.register_backend|register_pytree_node|register_extension_type"
+)
+_IMPORTING = ("importlib", "_frozen_importlib", "runpy", "pkgutil", "pickle", "_pickle", __name__)
+
+
+class _NoLock:
+    """In place of the lock of a module's import: only one rank runs, and each imports its own."""
+
+    def acquire(self) -> None: ...
+
+    def release(self) -> None: ...
+
+
+class OwnModules:
+    """Decides which modules ranks have for themselves, and exchanges them when another rank runs.
+
+    Parameters
+    ----------
+    names
+        Packages of which each rank has its own; None: all that can be.
+    shared
+        Packages of which there is one for all.
+
+    Attributes
+    ----------
+    shared
+        By package that ranks have imported and that is one for all: why.
+    """
+
+    def __init__(self, names: Sequence[str] | None = None, shared: Sequence[str] = ()) -> None:
+        self.shared: dict[str, str] = dict.fromkeys(shared, "as asked for")
+        self._following: set[str] = set()
+        self._chosen = None if names is None else set(names)
+        self._own: set[str] = set(names or ())
+        self._known = {name.partition(".")[0] for name in sys.modules} - self._own
+        self._required = set(_FOUNDATION) | {each for name in _FOUNDATION for each in _requirements(name)}
+
+    def replacements(self) -> list[tuple[Any, str, Any]]:
+        """Owner, name and replacement of what the import system asks."""
+        system: Any = importlib._bootstrap
+        standard: Callable[[str], Any] = system._get_module_lock
+
+        def module_lock(name: str) -> Any:
+            own = current_thread_or_none() is not None and self._is_own(name.partition(".")[0])
+            return _NoLock() if own else standard(name)
+
+        return [(system, "_get_module_lock", module_lock), (sys, "meta_path", [self, *sys.meta_path])]
+
+    def hidden(self) -> dict[str, Any]:
+        """Take chosen packages that are loaded already out of ``sys.modules``; they are put back after the run."""
+        names = [name for name in sys.modules if self._chosen and name.partition(".")[0] in self._chosen]
+        return {name: sys.modules.pop(name) for name in names}
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:  # noqa: ARG002  # of a meta path finder
+        """Note that a rank imports a module; who finds it is the next finder."""
+        thread = current_thread_or_none()
+        if thread is not None and self._is_own(name.partition(".")[0]):
+            thread.process.modules.setdefault(name, None)
+
+    def switch(self, last: Process | None, process: Process) -> None:
+        """Put the modules of a rank in the place of those of another."""
+        if last is not None:
+            last.modules = {name: sys.modules.pop(name, None) for name in last.modules}
+        sys.modules.update({name: module for name, module in process.modules.items() if module is not None})
+
+    def _is_own(self, package: str) -> bool:
+        if package in self._own:
+            return True
+        if self._chosen is not None or package in self._known or package in self.shared or package in self._following:
+            return False
+        if package in sys.stdlib_module_names or package in self._required:
+            return False
+        importer = _importer()
+        if any(importer in each for each in (self.shared, self._following, self._required, sys.stdlib_module_names)):
+            self._following.add(package)
+            return False
+        reason = _obstacle(package)
+        if reason == "":
+            self._own.add(package)
+        elif reason is not None:
+            self.shared[package] = reason
+        return reason == ""
+
+
+def _obstacle(package: str) -> str | None:
+    """Why ranks cannot have a package of their own; empty, if they can; None, if there is no such package."""
+    spec = importlib.machinery.PathFinder.find_spec(package)
+    if spec is None:
+        return None
+    places = [Path(place) for place in spec.submodule_search_locations or ()]
+    suffixes = tuple(importlib.machinery.EXTENSION_SUFFIXES)
+    if str(spec.origin).endswith(suffixes):
+        return "C extension"
+    files = [file for place in places for file in place.rglob("*.*")] or [Path(str(spec.origin))]
+    if any(file.name.endswith(suffixes) for file in files):
+        return "C extension"
+    sources = (file for file in files if file.suffix == ".py" and file.is_file())
+    return "registers with a C extension" if any(_REGISTERS.search(file.read_bytes()) for file in sources) else ""
+
+
+def _importer() -> str:
+    """The package of the line that imports."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_IMPORTING):
+        frame = frame.f_back
+    return str(frame.f_globals.get("__name__", "?")).partition(".")[0]
+
+
+def _requirements(name: str) -> list[str]:
+    """The packages that a distribution requires, as their modules are usually called."""
+    try:
+        listed = importlib.metadata.requires(name) or []
+    except importlib.metadata.PackageNotFoundError:
+        return []
+    found = [re.match(r"[A-Za-z0-9_.-]+", text) for text in listed if "extra ==" not in text]
+    return [match.group().lower().replace("-", "_") for match in found if match]

@@ -1,0 +1,247 @@
+"""Run a script on every rank, as torchrun does."""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import io
+import os
+import runpy
+import signal
+import statistics
+import sys
+import threading
+import traceback
+import types
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.optim import optimizer
+
+from simcoll.errors import ConfigError
+from simcoll.torch.own_modules import OwnModules
+from simcoll.torch.rank_threads import current_thread, current_thread_or_none
+from simcoll.torch.spawning import spawn
+from simcoll.units import format_time
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+__all__ = ["Script", "run_script"]
+
+_OURS = str(Path(__file__).parents[1])
+_TORCH = str(Path(torch.__file__).parent)
+
+
+class _ExitedError(Exception):
+    """A rank has ended with ``sys.exit`` and a status that says failure."""
+
+    def __init__(self, status: object) -> None:
+        super().__init__(f"sys.exit({status!r})")
+        self.status = status
+
+
+class _NoInput(io.TextIOBase):
+    """Standard input in ranks."""
+
+    def readline(self, size: int | None = -1, /) -> str:  # type: ignore[override]  # noqa: ARG002
+        raise RuntimeError(
+            "the script reads standard input, which the ranks of a run share: give it a file or an argument"
+        )
+
+    read = readline
+
+    def isatty(self) -> bool:
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A script, or with ``module`` a module, and its arguments."""
+
+    name: str
+    arguments: Sequence[str] = ()
+    module: bool = False
+
+    def code(self) -> tuple[Any, str]:
+        """Its code and its file; a ConfigError when there is none, or it is no Python."""
+        try:
+            if self.module:
+                _, spec, code = runpy._get_module_details(self.name)  # type: ignore[attr-defined]
+                return code, str(spec.origin)
+            return compile(Path(self.name).read_bytes(), self.name, "exec"), self.name
+        except SyntaxError as error:
+            raise ConfigError("".join(traceback.format_exception_only(error)).rstrip()) from error
+        except (OSError, ImportError, ValueError) as error:
+            raise ConfigError(f"cannot be read: {error}", file=self.name) from error
+
+
+@dataclass(slots=True, eq=False)
+class _Notes:
+    """What is told at the end: the ends of optimizer steps, and the files that ranks have written."""
+
+    steps_fs: defaultdict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    writers: defaultdict[str, dict[int, None]] = field(default_factory=lambda: defaultdict(dict))
+
+    def step(self, *_: Any) -> None:
+        thread = current_thread_or_none()
+        if thread is not None:
+            self.steps_fs[thread.number].append(thread.now_fs())
+
+    def wrote(self, path: str) -> None:
+        thread = current_thread_or_none()
+        if thread is not None and not path.startswith("/dev/"):
+            self.writers[str(Path(path).absolute())][thread.number] = None
+
+
+def run_script(script: Script, nprocs: int, *, shared: Sequence[str] = (), **guides: Any) -> int:
+    """Run a script on every rank, and tell on standard output what it took.
+
+    Parameters
+    ----------
+    shared
+        Packages that all ranks share.
+    guides
+        Arguments of :func:`simcoll.torch.spawn`.
+
+    Returns
+    -------
+    int
+        The exit status: 0, that of the first rank that called ``sys.exit``, or 1 after an exception, which is reported on
+        standard error.
+
+    Raises
+    ------
+    ConfigError
+        For a script that does not exist or is no Python.
+    """
+    code, file = script.code()
+    notes, own = _Notes(), OwnModules(shared=shared)
+
+    def program(_rank: int, _world_size: int) -> None:
+        module = types.ModuleType("__main__")
+        vars(module).update(__file__=file, __builtins__=__builtins__, __spec__=None, __package__=None)
+        process = current_thread().process
+        process.modules["__main__"] = sys.modules["__main__"] = module
+        try:
+            exec(code, vars(module))  # noqa: S102  # the user's own file
+        except SystemExit as end:
+            if end.code not in (None, 0):
+                raise _ExitedError(end.code) from end
+
+    with _as_script(script, file, notes):
+        try:
+            result = spawn(program, nprocs, own_modules=own, cuda_is_cpu=True, **guides)
+        except _ExitedError as end:
+            if not isinstance(end.status, int):
+                sys.stderr.write(f"{end.status}\n")
+            return end.status if isinstance(end.status, int) else 1
+        except ConfigError as error:
+            if not getattr(error, "__notes__", None):  # not of a rank
+                raise
+            sys.stderr.write(_report(error))
+            return 1
+        except Exception as error:  # noqa: BLE001  # the script's own
+            sys.stderr.write(_report(error))
+            return 1
+    sys.stdout.write(
+        f"# {nprocs} ranks ({result.topology}): {result.operations} operations, {format_time(result.time_fs)}{_steps(notes)}\n"
+    )
+    if own.shared:
+        listed = ", ".join(f"{name} ({reason})" for name, reason in sorted(own.shared.items()))
+        sys.stderr.write(f"simcoll.torch: modules that all ranks share: {listed}\n")
+    for line in _same_files(notes, nprocs):
+        sys.stderr.write(line)
+    return 0
+
+
+def _steps(notes: _Notes) -> str:
+    """The time of the optimizer steps of rank 0."""
+    ends = notes.steps_fs.get(0, [])
+    if not ends:
+        return ""
+    times = [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
+    usual = format_time(int(statistics.median(times[1:] or times)))
+    return f"; {len(times)} optimizer steps on rank 0, the first {format_time(times[0])}, the others {usual} (median)"
+
+
+def _same_files(notes: _Notes, nprocs: int) -> Iterator[str]:
+    for path, ranks in notes.writers.items():
+        if len(ranks) > 1:
+            who = "all ranks" if len(ranks) == nprocs else f"ranks {', '.join(map(str, sorted(ranks)[:8]))}"
+            yield f"simcoll.torch: {path} was written by {who}, each over the one before; write on one rank, or a file for each\n"
+
+
+def _report(error: BaseException) -> str:
+    """The program's part of a traceback, and the error; each line with its rank."""
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith((_OURS, "<frozen"))
+    ]
+    shown = [frame for frame in frames if not frame.filename.startswith((_TORCH, threading.__file__))] or frames
+    notes = getattr(error, "__notes__", [])
+    said = next((note for note in notes if note.startswith("[rank")), "")
+    prefix = said.partition(":")[0] or "[rank?]"
+    lines = traceback.format_list(shown) + traceback.format_exception_only(type(error), error)[: 1 if notes else None]
+    text = "".join(["Traceback (most recent call last):\n", *lines])
+    return (
+        "".join(f"{prefix}: {line}\n" for line in text.splitlines())
+        + f"simcoll.torch: {said.partition(': ')[2] or 'failed'}\n"
+    )
+
+
+def _set_handler(standard: Callable[[int, Any], Any]) -> Callable[[int, Any], Any]:
+    """Handlers of signals belong to a process's main thread, where no rank runs: a rank's are never called."""
+
+    def set_handler(number: int, handler: Any) -> Any:
+        return standard(number, handler) if current_thread_or_none() is None else signal.getsignal(number)
+
+    return set_handler
+
+
+def _open(standard: Callable[..., Any], notes: _Notes) -> Callable[..., Any]:
+    def open_file(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        if isinstance(file, (str, os.PathLike)) and set(mode) & set("wx"):
+            notes.wrote(os.fspath(file))
+        return standard(file, mode, *args, **kwargs)
+
+    return open_file
+
+
+def _save(standard: Callable[..., Any], notes: _Notes) -> Callable[..., Any]:
+    def save(value: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(f, (str, os.PathLike)):
+            notes.wrote(os.fspath(f))
+        return standard(value, f, *args, **kwargs)
+
+    return save
+
+
+@contextlib.contextmanager
+def _as_script(script: Script, file: str, notes: _Notes) -> Iterator[None]:
+    """Make the process look to the script as torchrun's would."""
+    folder = str(Path.cwd() if script.module else Path(script.name).resolve().parent)
+    changes: list[tuple[Any, str, Any]] = [
+        (sys, "argv", [file, *script.arguments]),
+        (sys, "path", [folder, *sys.path]),
+        (sys, "stdin", _NoInput()),
+        (signal, "signal", _set_handler(signal.signal)),
+        (builtins, "open", _open(builtins.open, notes)),
+        (io, "open", _open(io.open, notes)),
+        (torch, "save", _save(torch.save, notes)),
+    ]
+    handle, main = optimizer.register_optimizer_step_post_hook(notes.step), sys.modules["__main__"]
+    before = [(owner, name, getattr(owner, name)) for owner, name, _ in changes]
+    try:
+        for owner, name, value in changes:
+            setattr(owner, name, value)
+        yield
+    finally:
+        for owner, name, value in before:
+            setattr(owner, name, value)
+        handle.remove()
+        sys.modules["__main__"] = main

@@ -1,0 +1,304 @@
+"""``python -m simcoll.torch``: scripts as torchrun runs them, with modules of their own on every rank."""
+
+from __future__ import annotations
+
+import gzip
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+
+import pytest
+
+import simcoll
+from tests.support.deferred import Deferred, needs_torch
+
+torch, dist = Deferred("torch"), Deferred("torch.distributed")
+backend, command, own_modules = (
+    Deferred("simcoll.torch"),
+    Deferred("simcoll.torch.__main__"),
+    Deferred("simcoll.torch.own_modules"),
+)
+
+pytestmark = needs_torch
+
+
+@pytest.fixture
+def script(tmp_path, monkeypatch):
+    """Write files and run the first of them: exit status, standard output, standard error."""
+
+    def run(capsys, text, *words, options=("-n", "4"), **modules):
+        monkeypatch.chdir(tmp_path)
+        for name, content in {"train": text, **modules}.items():
+            (tmp_path / f"{name}.py").write_text(textwrap.dedent(content))
+        before = dict(os.environ), sys.argv, sys.path[:], sys.stdin, set(sys.modules), threading.active_count()
+        status = command.main([*options, "train.py", *words])
+        # Nothing is left behind; what the run itself has imported, as every first run does, is not the script's.
+        assert (dict(os.environ), sys.argv, sys.path[:], sys.stdin) == before[:4]
+        assert not {"train", *modules} & set(sys.modules)
+        assert threading.active_count() == before[5]
+        return status, *capsys.readouterr()
+
+    return run
+
+
+TRAIN = """
+    import argparse, os, sys
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    import parallel_state
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int)
+    steps = parser.parse_args().steps
+    dist.init_process_group("nccl")
+    local = int(os.environ["LOCAL_RANK"])
+    torch.cuda.set_device(local)
+    parallel_state.initialize(2)
+    device = torch.device("cuda", torch.cuda.current_device())
+    torch.manual_seed(0)
+    model = DistributedDataParallel(torch.nn.Linear(4, 2).to(device), device_ids=[local])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin.record()
+    for step in range(steps):
+        x = torch.full((2, 4), float(dist.get_rank()), device="cuda").cuda()
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            loss = model(x).float().square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    end.record()
+    torch.cuda.synchronize()
+    assert end.elapsed_time(begin) < 0
+    total = torch.tensor([dist.get_rank()])
+    dist.all_reduce(total, group=parallel_state.tensor_group())
+    print(__name__, sys.argv, local, os.environ["GROUP_RANK"], os.environ["LOCAL_WORLD_SIZE"], total.item())
+"""
+
+PARALLEL_STATE = """
+    import torch.distributed as dist
+
+    _TENSOR_GROUP = None
+
+    def initialize(size):
+        global _TENSOR_GROUP
+        assert _TENSOR_GROUP is None, "already initialized"
+        for begin in range(0, dist.get_world_size(), size):
+            group = dist.new_group(range(begin, begin + size))
+            if begin <= dist.get_rank() < begin + size:
+                _TENSOR_GROUP = group
+
+    def tensor_group():
+        return _TENSOR_GROUP
+"""
+
+
+@pytest.mark.filterwarnings("ignore:.*NCCL support is not compiled:UserWarning")
+def test_a_script_for_gpus_runs_unchanged(script, capsys, tmp_path):
+    options = ("-n", "10", "--topology", "dgx-h100", "--trace", str(tmp_path / "t.json.gz"))
+    status, out, err = script(capsys, TRAIN, "--steps", "3", options=options, parallel_state=PARALLEL_STATE)
+    assert status == 0, err
+    lines = sorted(out.splitlines()[:-1])
+    pairs = [2 * (rank - rank % 2) + 1 for rank in range(10)]
+    assert lines == sorted(
+        f"__main__ ['train.py', '--steps', '3'] {rank % 8} {rank // 8} {8 if rank < 8 else 2} {pairs[rank]}"
+        for rank in range(10)
+    )
+    assert out.splitlines()[-1].startswith("# 10 ranks (dgx-h100): ")
+    assert "; 3 optimizer steps on rank 0, the first " in out
+    with gzip.open(tmp_path / "t.json.gz") as file:
+        assert json.load(file)["traceEvents"]
+
+
+BAD = """
+    import os, sys
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "status", "said"),
+    [
+        (
+            "if rank == 2: raise KeyError('lost')",
+            1,
+            ["[rank2]: KeyError: 'lost'", '[rank2]:   File "train.py", line 8'],
+        ),
+        ("if rank == 2: sys.exit(7)", 7, []),
+        ("if rank == 2: sys.exit('no data')", 1, ["no data"]),
+        ("sys.exit(0)", 0, []),
+        (
+            "if rank == 2: dist.barrier()",
+            1,
+            ["no event is left, and 1 rank waits", "train.py:8) waits for rank 0, 1, 3"],
+        ),
+        ("dist.all_reduce(torch.zeros(2 + rank // 3))", 1, ["differ in number of elements", "rank 3: all_reduce [3]"]),
+        ("torch.cuda.Stream()", 1, ["torch.cuda.Stream has no meaning in a simulated run"]),
+        ("torch.cuda._compile_kernel('', 'f')", 1, ["_compile_kernel has no meaning in a simulated run"]),
+        ("input('name? ')", 1, ["reads standard input, which the ranks of a run share"]),
+        ("open('out.txt', 'w').close()", 0, ["out.txt was written by all ranks, each over the one before"]),
+        ("if rank < 2: torch.save(1, 'out.pt')", 0, ["out.pt was written by ranks 0, 1, each over the one before"]),
+        ("def f(: pass", 2, ["SyntaxError"]),
+    ],
+)
+def test_scripts_end_with_one_report_and_their_status(script, capsys, line, status, said):
+    found, _, err = script(capsys, BAD + f"    {line}\n")
+    assert found == status, err
+    assert all(text in err for text in said)
+    assert bool(err) == bool(said)
+    assert err.count("Traceback") <= 1
+
+
+def test_forks_of_a_script(script, capfd):
+    text = BAD + "    if os.fork() == 0: dist.barrier()\n    else: print(os.wait()[1] >> 8)\n    dist.barrier()\n"
+    status, out, err = script(capfd, text, options=("-n", "2"))
+    assert (status, out.splitlines()[:2]) == (0, ["1", "1"])
+    assert err.count("forked from rank") == 2
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["-n", "2", "absent.py"], "absent.py: there is no such file"),
+        (["-n", "2", "-m", "absent_module"], "cannot be read: No module named absent_module"),
+        (["x.py"], "how many ranks? Give -n, or a --topology to fill"),
+        (["-n", "2", "--nodes", "2", "x.py"], "--nodes is for a --topology"),
+        (["-n", "99", "-t", "dgx-h100", "--nodes", "2", "x.py"], "has 16 ranks; 99 were asked for"),
+    ],
+)
+def test_what_cannot_be_run(tmp_path, monkeypatch, capsys, words, said):
+    monkeypatch.chdir(tmp_path)
+    Path("x.py").write_text("")
+    assert command.main(words) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_command_runs_modules():
+    environment = os.environ | {"PYTHONPATH": str(Path(simcoll.__file__).parents[1])}
+    words = ["-m", "simcoll.torch", "-n", "2", "-m", "this"]
+    done = subprocess.run([sys.executable, *words], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("# 2 ranks (crossbar): 0 operations, 0 s\n")
+    assert done.stdout.count("Beautiful is better than ugly.") == 2
+
+
+# Modules
+
+
+def test_ranks_have_their_own_modules(tmp_path, monkeypatch):
+    (tmp_path / "counting").mkdir()
+    (tmp_path / "counting" / "__init__.py").write_text(
+        "from counting import inner\nimport torch.distributed as dist\ndist.barrier()\n"
+    )
+    (tmp_path / "counting" / "inner.py").write_text("class Counter:\n    seen = []\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def body(rank, world_size):
+        dist.init_process_group()
+        import counting.inner
+
+        counting.inner.Counter.seen.append(rank)
+        dist.barrier()
+        import counting.inner as again
+
+        everyone = [None] * world_size
+        dist.all_gather_object(everyone, counting.inner.Counter())  # pickled by the name of its class
+        assert all(type(each) is again.Counter for each in everyone)
+        return again.Counter.seen
+
+    assert backend.spawn(body, 3, own_modules=["counting"]).returns == ([0], [1], [2])
+    assert "counting" not in sys.modules
+    assert backend.spawn(body, 3, own_modules=True).returns == ([0], [1], [2])
+
+
+def test_modules_that_were_loaded_before_are_put_back(tmp_path, monkeypatch):
+    (tmp_path / "loaded.py").write_text("seen = []\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    import loaded
+
+    def body(rank, world_size):
+        import loaded as here
+
+        here.seen.append(rank)
+        return here.seen
+
+    assert backend.spawn(body, 2, own_modules=["loaded"]).returns == ([0], [1])
+    assert sys.modules.pop("loaded") is loaded
+    assert loaded.seen == []
+
+
+def test_what_ranks_share(tmp_path, monkeypatch):
+    suffix = importlib.machinery.EXTENSION_SUFFIXES[0]
+    for name in ("compiled", "registering", "plain"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("seen = []\n")
+    (tmp_path / "compiled" / f"fast{suffix}").write_bytes(b"")
+    (tmp_path / "registering" / "ops.py").write_text("@torch.library.custom_op('a::b')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    own = own_modules.OwnModules()
+    source = "import compiled, registering, plain, json, torch.fx\n"
+
+    def body(rank, world_size):
+        found = {"__name__": "__main__"}
+        exec(source, found)
+        dist.init_process_group()
+        dist.barrier()
+        return [id(found[name]) for name in ("compiled", "registering", "json", "torch", "plain")]
+
+    one, other = backend.spawn(body, 2, own_modules=own).returns
+    assert [a == b for a, b in zip(one, other, strict=True)] == [True] * 4 + [False]
+    assert own.shared == {"compiled": "C extension", "registering": "registers with a C extension"}
+    for name in ("compiled", "registering"):
+        del sys.modules[name]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("accelerate") is None, reason="needs accelerate")
+def test_accelerate_trains_as_on_processes(tmp_path):
+    """The loss of every rank is that of the same steps without distribution."""
+    (tmp_path / "train.py").write_text(
+        textwrap.dedent("""
+            import torch
+            from accelerate import Accelerator
+
+            accelerator = Accelerator(cpu=True)
+            torch.manual_seed(0)
+            model = torch.nn.Linear(4, 2)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            data = torch.utils.data.TensorDataset(torch.arange(64.0).reshape(16, 4) / 64)
+            model, optimizer, loader = accelerator.prepare(model, optimizer, torch.utils.data.DataLoader(data, batch_size=2))
+            for (x,) in loader:
+                accelerator.backward(model(x).square().mean())
+                optimizer.step()
+                optimizer.zero_grad()
+            print(accelerator.process_index, [p.double().sum().item() for p in model.parameters()])
+        """)
+    )
+    environment = os.environ | {"PYTHONPATH": str(Path(simcoll.__file__).parents[1])}
+    words = [sys.executable, "-W", "ignore", "-m", "simcoll.torch", "-n", "4", "train.py"]
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x in (torch.arange(64.0).reshape(16, 4) / 64).split(8):
+        model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    sums = [parameter.double().sum().item() for parameter in model.parameters()]
+    for rank, line in enumerate(sorted(done.stdout.splitlines())[1:]):
+        number, _, listed = line.partition(" ")
+        assert int(number) == rank
+        assert json.loads(listed) == pytest.approx(sums, rel=1e-6)
