@@ -39,11 +39,11 @@ def convert_file(
     Parameters
     ----------
     source
-        A file that holds an algorithm, in any format; or an algorithm with parameters: ring:channels=2.
+        A file that holds an algorithm, in any format; or an algorithm with parameters: ring:channels=2. Or a topology.
     target
         The file to write. Its ending says the format, unless --to does.
     to
-        Format: schedule, msccl, mscclpp, goal or goal-binary.
+        Format: schedule, msccl, mscclpp, goal or goal-binary; of a topology graphml or simgrid.
     collective, nranks, topology, root, in_place
         Of an algorithm by name, as for simcoll show.
     dialect
@@ -59,6 +59,9 @@ def convert_file(
     from simcoll.formats.schedule_files import algorithm_content, target_format
     from simcoll.units import parse_size
 
+    if (to or _TOPOLOGY_ENDINGS.get(target.suffix)) in _TOPOLOGIES:
+        _convert_topology(source, target, to or _TOPOLOGY_ENDINGS[target.suffix])
+        return
     chosen = target_format(target, to)
     given = {
         "dialect": dialect,
@@ -72,6 +75,22 @@ def convert_file(
     content = algorithm_content(found, chosen, **{key: value for key, value in given.items() if value is not None})
     write_file(target, content)
     print(f"wrote {target}: {found}, {len(content):,} bytes of format {chosen.name}")
+
+
+_TOPOLOGIES = ("graphml", "simgrid")
+_TOPOLOGY_ENDINGS = {".graphml": "graphml"}
+
+
+def _convert_topology(source: str, target: Path, name: str) -> None:
+    from simcoll.formats.output import write_file
+    from simcoll.topology import load_topology
+    from simcoll.topology.graph_files import graphml_text, simgrid_text
+
+    writers = {"graphml": graphml_text, "simgrid": simgrid_text}
+    machine = load_topology(source)
+    content = writers[name](machine)
+    write_file(target, content)
+    print(f"wrote {target}: {machine.name}, {machine.nranks} ranks, {len(content):,} bytes of format {name}")
 
 
 def _source(

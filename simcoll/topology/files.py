@@ -26,6 +26,9 @@ __all__ = ["load_topology", "shipped_topologies", "topology_of_job"]
 
 _COMMON = {"name": "text", "description": "text", "family": "text"}
 _DUMP = "NCCL dump"
+_GRAPH = "graph"
+_MATRIX = "nvidia-smi matrix"
+_RATES = ("nvlink", "pcie", "nic", "cpu")
 _OWN = ("name", "description")  # never taken from a base
 _FAMILIES: dict[str, Callable[..., Topology]] = {
     "crossbar": families.crossbar,
@@ -74,8 +77,12 @@ class _Key:
 
 def _keys(family: str) -> dict[str, _Key]:
     """The keys of a family by their places in the file, from the parameters of its function."""
-    if family == _DUMP:
-        return {"nodes": _Key("nodes", "count", required=False)}
+    if family == _GRAPH:
+        return {}
+    if family in {_DUMP, _MATRIX}:
+        rates = _RATES if family == _MATRIX else ()
+        own = {f"{part}.bandwidth": _Key(f"{part}_bandwidth", "rate", required=False) for part in rates}
+        return own | {"nodes": _Key("nodes", "count", required=False)}
     found = {}
     for name, parameter in inspect.signature(_FAMILIES[family]).parameters.items():
         ending = {"bandwidth": "rate", "latency": "time"}.get(name.rpartition("_")[2], "count")
@@ -162,7 +169,11 @@ def _family(layers: list[Layer]) -> str:
     """The family of the most basic file, which those that extend it share."""
     first = layers[0]
     if first.dump is not None:
-        return _DUMP
+        root = first.dump.lstrip()[:1]
+        if root != b"<" and not first.file.endswith(".xml"):
+            return _MATRIX
+        marks = (b"<graphml", b"<platform")
+        return _GRAPH if any(mark in first.dump[:4096] for mark in marks) else _DUMP
     family = first.document.get("family")
     if not isinstance(family, str) or family not in _FAMILIES:
         wrong = f"unknown family {shown(family)}; {nearest(str(family), _FAMILIES)}"
@@ -215,6 +226,15 @@ def _built(family: str, first: Layer, title: str, arguments: dict[str, Any]) -> 
     """The topology of a family's function, or of a dump."""
     if first.dump is None:
         return _FAMILIES[family](name=title, **arguments)
+    if family == _MATRIX:
+        from simcoll.topology.smi_matrix import parse_smi_matrix
+
+        return replace(parse_smi_matrix(first.dump, file=first.file, **arguments), name=title)
+    if family == _GRAPH:
+        from simcoll.topology.graph_files import parse_graphml, parse_simgrid
+
+        read = parse_graphml if b"<graphml" in first.dump[:4096] else parse_simgrid
+        return replace(read(first.dump, first.file), name=title)
     from simcoll.topology.nccl_xml import parse_nccl_xml
 
     return replace(parse_nccl_xml(first.dump, file=first.file, **arguments), name=title)

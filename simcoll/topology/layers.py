@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,9 @@ __all__ = ["Layer", "layers_of", "shipped_topologies"]
 MAX_FILE_BYTES = 2**20
 MAX_DUMP_BYTES = 2**24
 MAX_BASES = 4
+
+_MATRIX = re.compile(rb"^\W{0,8}(?:\x1b\[[0-9;]{0,4}m)?\s{0,8}GPU0\s", re.MULTILINE)
+"""The titles of a matrix of ``nvidia-smi topo -m``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +97,7 @@ def _read(path: Path, file: str) -> bytes:
 
 
 def _parsed(content: bytes, file: str) -> Layer:
-    if file.endswith(".xml") or content.lstrip()[:1] == b"<":
+    if file.endswith(".xml") or content.lstrip()[:1] == b"<" or _MATRIX.search(content[:4096]):
         return Layer(file, {}, content)
     if len(content) > MAX_FILE_BYTES:
         raise ConfigError(f"larger than {MAX_FILE_BYTES} bytes; is this a topology file?", file=file)
