@@ -38,6 +38,7 @@ def spawn(
     topology: str | Path | Topology | None = None,
     protocol: str | Protocol = "ideal",
     algorithm: Choice = None,
+    library: str | None = None,
     debug: bool = True,
     alike: str | Sequence[Sequence[int]] | None = None,
     trace: str | Path | bool = False,
@@ -58,7 +59,7 @@ def spawn(
     ----------
     program
         A function. Objects that it uses from outside, such as a model, are shared by all ranks.
-    nprocs, args, kwargs, topology, protocol, algorithm, debug, alike, trace
+    nprocs, args, kwargs, topology, protocol, algorithm, library, debug, alike, trace
         As for :func:`simcoll.distributed.spawn`.
     compute
         The time of PyTorch's operators. ``"none"``: they take none. ``"roofline"``: floating-point operations over the rate that the
@@ -124,6 +125,7 @@ def spawn(
             topology=topology,
             protocol=protocol,
             algorithm=algorithm,
+            library=library,
             init=False,
             debug=debug,
             alike=alike,

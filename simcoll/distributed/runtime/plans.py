@@ -15,6 +15,7 @@ from simcoll.algorithms import ALGORITHMS, find_algorithm
 from simcoll.binding import bind
 from simcoll.core.schedule import Schedule
 from simcoll.errors import ConfigError
+from simcoll.libraries.plans import library_play
 from simcoll.tuning import costs, default_algorithm, schedule, schedule_on
 
 if TYPE_CHECKING:
@@ -45,11 +46,14 @@ class Plans:
         Costs of a message: a name, or the costs themselves.
     algorithm
         What collectives run when neither the call nor its group says.
+    library
+        A communication library, whose choice of schedule and protocol then applies.
     """
 
     topology: Topology
     protocol: str | Protocol
     algorithm: Choice = None
+    library: str | None = None
     made: dict[Any, Schedule] = field(default_factory=dict)
     schedules: dict[Any, Schedule] = field(default_factory=dict)
     plans: dict[Any, tuple[Plan, Any]] = field(default_factory=dict)
@@ -67,8 +71,8 @@ def check_choice(choice: Choice) -> None:
 
 def _schedule(
     plans: Plans, choices: tuple[Choice, ...], collective: Collective, endpoints: tuple[int, ...], total_bytes: int
-) -> Schedule:
-    """The schedule of the first choice that says something about the collective.
+) -> Schedule | None:
+    """The schedule of the first choice that says something about the collective; None if none does.
 
     The first choice is that of the call and must fit; those of the group and the world apply where they serve.
     """
@@ -97,7 +101,19 @@ def _schedule(
                 topology = plans.topology.with_ranks(list(endpoints))
                 plans.made[key] = schedule_on(collective, choice, topology, most_channels=1)
             return plans.made[key]
-    return schedule(collective, default_algorithm(collective, total_bytes=total_bytes))
+    return None
+
+
+def _chosen_by_library(
+    plans: Plans, library: str, collective: Collective, endpoints: tuple[int, ...], total_bytes: int
+) -> tuple[Schedule, Protocol]:
+    """What a library runs on these ranks, and the protocol that times it; for another root or other pairs, its algorithm for these."""
+    topology = plans.topology.with_ranks(list(endpoints))
+    found, protocol = library_play(collective.kind, total_bytes, topology, library=library)
+    if found.collective != collective:
+        params = {name: value for name, value in found.params if name in {"channels", "pieces"}}
+        found = schedule_on(collective, found.name, topology, params)
+    return found, protocol
 
 
 def plan_for(
@@ -118,13 +134,17 @@ def plan_for(
     if known is None:
         total = (sizes if isinstance(sizes, int) else int(np.max(sizes, initial=0))) * dtype.itemsize
         total *= max(collective.input_slots, collective.output_slots)
-        chosen = _schedule(plans, choices, collective, endpoints, total)
+        chosen, protocol = _schedule(plans, choices, collective, endpoints, total), None
+        if chosen is None and plans.library is not None and len(endpoints) > 1:
+            chosen, protocol = _chosen_by_library(plans, plans.library, collective, endpoints, total)
+        if chosen is None:
+            chosen = schedule(collective, default_algorithm(collective, total_bytes=total))
         # Equal schedules share their proof: it is the expensive part.
         own = id(chosen) if chosen in choices else 0
         place = endpoints if "topology" in dict(chosen.params) else ()
         kept = plans.schedules.setdefault((chosen.title, collective, own, place), chosen)
         count: Any = sizes if isinstance(sizes, int) else list(sizes)
-        protocol = costs(plans.protocol, plans.topology, kept)
+        protocol = costs(plans.protocol, plans.topology, kept) if protocol is None else protocol
         plan = bind(kept, count, dtype, op, ranks=list(endpoints), protocol=protocol)
         if len(plans.plans) >= KEPT_PLANS:
             plans.plans.clear()

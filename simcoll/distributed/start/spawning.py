@@ -29,6 +29,7 @@ from simcoll.distributed.start.results import RunResult, flight_of, leftovers, r
 from simcoll.distributed.start.timeline_file import write_timeline
 from simcoll.distributed.stores import PollingWaiter, use_waiter
 from simcoll.errors import ConfigError, nearest, shown
+from simcoll.libraries.library import load_library
 from simcoll.units import FS_PER_SECOND, MAX_TIME_FS, parse_time
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ def spawn(
     topology: str | Path | Topology | None = None,
     protocol: str | Protocol = "ideal",
     algorithm: Choice = None,
+    library: str | None = None,
     backend: str | None = None,
     init: bool = True,
     debug: bool = True,
@@ -82,6 +84,8 @@ def spawn(
     algorithm
         What collectives run: an algorithm's name (where it serves), a schedule, a mapping from collective to one of these, or
         a function of (collective, ranks, bytes). None: few steps for small sizes, few bytes for large ones.
+    library
+        Run what a communication library would, such as ``"nccl"``, at its speed, where no algorithm is given.
     backend
         ``"mpi"``: ranks are the processes that ``mpiexec`` started. None: the environment variable ``SIMCOLL_BACKEND``,
         else the emulator. Other names run on the emulator, and get_backend returns them; a registered backend plays the
@@ -123,7 +127,9 @@ def spawn(
     if type(nprocs) is not int or not 1 <= nprocs <= MAX_RANKS:
         raise ConfigError(f"nprocs {nprocs!r}: expected a whole number of ranks, 1 to {MAX_RANKS}")
     check_choice(algorithm)
-    plans = Plans(_topology(topology, nprocs), protocol, algorithm)
+    if library is not None:
+        load_library(library)  # an unknown name is an error here
+    plans = Plans(_topology(topology, nprocs), protocol, algorithm, library)
     where = place_of(backend)
     if data not in DATA:
         raise ConfigError(f"data {data!r}; {nearest(data, DATA)}")
