@@ -24,6 +24,7 @@ from realcoll.meeting.messages import (
     shown,
 )
 from simcoll.distributed.server.frames import BACKLOG, Limits, MalformedError
+from simcoll.distributed.server.secret import check_reach
 from simcoll.distributed.server.server import Server
 from simcoll.errors import ConfigError
 
@@ -193,13 +194,15 @@ class Host:
     Raises
     ------
     ConfigError
-        The address is taken, or not one of this machine.
+        The address is taken, or not one of this machine, or others can reach it and there is no token.
     """
 
     def __init__(
         self, size: int, address: Address = ("127.0.0.1", 0), token: str = "", limits: Limits = LIMITS
     ) -> None:
         self.token = token
+        if isinstance(address, tuple):
+            check_reach(address[0], token)
         try:
             listener = _listening(address)
         except OSError as error:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from realcoll.errors import FaultError
 from realcoll.meeting.control import Control, join
 from realcoll.meeting.host import Host
+from simcoll.distributed.server.secret import is_own_file, job_secret
 from simcoll.errors import ConfigError, shown
 
 if TYPE_CHECKING:
@@ -26,6 +27,15 @@ _LAUNCHERS = (
     ("MPICH", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
     ("Slurm", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
 )
+
+
+# Of each launcher the variable with the number of processes on this machine; of Slurm that of machines, and what it is for one.
+_LOCAL_SIZES = {
+    "torchrun": ("LOCAL_WORLD_SIZE", ""),
+    "Open MPI": ("OMPI_COMM_WORLD_LOCAL_SIZE", ""),
+    "MPICH": ("MPI_LOCALNRANKS", ""),
+    "Slurm": ("SLURM_NNODES", "1"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +110,15 @@ def job_from(environment: Mapping[str, str]) -> Job:
     port = _number(environment, "MASTER_PORT") if "MASTER_PORT" in environment else PORT
     if environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         port += 1  # the agent of torchrun listens on the port itself
-    token = environment.get("REALCOLL_TOKEN") or environment.get("TORCHELASTIC_RUN_ID", "") + environment.get(
-        "SLURM_JOB_ID", ""
-    )
-    return Job(launcher, process, size, local, (host or "127.0.0.1", port), token)
+    if not host.startswith("file://") and _on_one_machine(environment, launcher, size):
+        host = "127.0.0.1"  # whatever its name is, others need not reach it
+    return Job(launcher, process, size, local, (host or "127.0.0.1", port), job_secret(environment))
+
+
+def _on_one_machine(environment: Mapping[str, str], launcher: str, size: int) -> bool:
+    """Whether the launcher says that all processes run on this machine."""
+    key, expected = _LOCAL_SIZES.get(launcher, ("", ""))
+    return environment.get(key) == (expected or str(size))
 
 
 def _number(environment: Mapping[str, str], key: str) -> int:
@@ -151,6 +166,13 @@ def control_of(job: Job, timeout_s: float) -> Control:
     return join(address, job.process, job.size, token=token, timeout_s=timeout_s, host=host)
 
 
+def _check_own(path: str) -> None:
+    """Refuse a file of another user, who could send the processes anywhere."""
+    with open(path, "rb") as stream:  # noqa: PTH123 - as the store opens it
+        if not is_own_file(stream.fileno()):
+            raise ConfigError("others may read or replace it; expected a file of your own with mode 0600", file=path)
+
+
 def _through_file(path: str, job: Job, timeout_s: float) -> tuple[tuple[str, int], str, Host | None]:
     """Address, token and, in process 0, the server.
 
@@ -162,6 +184,7 @@ def _through_file(path: str, job: Job, timeout_s: float) -> tuple[tuple[str, int
     host = None
     try:
         store = FileStore(path, job.size)
+        _check_own(path)
         store.set_timeout(timedelta(seconds=timeout_s))
         if job.process == 0:
             host = Host(job.size, (listening_at(socket.gethostname()), 0), secrets.token_hex(16))

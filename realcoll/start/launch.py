@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import sys
 from typing import TYPE_CHECKING
 
 from realcoll.start.pmi import Board
+from simcoll.distributed.server.secret import VARIABLE, job_secret, new_secret
 from simcoll.distributed.start.processes import Job, Worker, run_workers, worker_environment
 from simcoll.errors import ConfigError
 
@@ -54,7 +54,7 @@ def launch(processes: int, command: Sequence[str]) -> int:
 def _workers(job: Job, board: Board, command: Sequence[str]) -> Iterator[Worker]:
     """The workers in turn, each with a seat at the board; our copy of the seat is closed once the worker has started."""
     shared = {name: value for name, value in os.environ.items() if name.partition("_")[0] not in LAUNCHERS}
-    shared["REALCOLL_TOKEN"] = secrets.token_hex(16)
+    shared.setdefault(VARIABLE, job_secret(shared) or new_secret())
     for rank in range(job.nproc_per_node):
         seat, pmi = board.seat(rank)
         with seat:

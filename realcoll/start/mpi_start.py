@@ -22,6 +22,7 @@ from realcoll.meeting.host import Host
 from realcoll.start.environment import listening_at, place_from
 from realcoll.start.pmi import job_name
 from realcoll.start.watcher import ends_in_time, starts_in_time
+from simcoll.distributed.server.secret import job_secret
 from simcoll.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -128,8 +129,9 @@ def _met_before(environment: Mapping[str, str], timeout_s: float) -> _Before | N
         return None
     job, process, size = found
     address = f"\0realcoll {job}"
-    host = Host(size, address) if process == 0 else None
-    control = join(address, process, size, timeout_s=timeout_s, host=host)
+    secret = job_secret(environment)
+    host = Host(size, address, secret) if process == 0 else None
+    control = join(address, process, size, token=secret, timeout_s=timeout_s, host=host)
     try:
         told = control.gather("start of MPI", str(os.getpid()).encode())
     except FaultError as error:

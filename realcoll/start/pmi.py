@@ -12,12 +12,16 @@ import re
 import secrets
 import selectors
 import socket
+import time
 from dataclasses import dataclass, field
 
 __all__ = ["Board", "job_name"]
 
 MAX_LINE = 2**16
-LIMITS = "kvsname_max=256 keylen_max=64 vallen_max=1024"
+MAX_BOARD_BYTES = 2**26
+"""Of all values that the processes put; a process needs a few hundred."""
+KEY_BYTES, VALUE_BYTES, NAME_S = 64, 1024, 10.0
+LIMITS = f"kvsname_max=256 keylen_max={KEY_BYTES} vallen_max={VALUE_BYTES}"
 
 
 def job_name(launcher: socket.socket) -> str:
@@ -27,22 +31,28 @@ def job_name(launcher: socket.socket) -> str:
     ------
     ValueError
         When it answers something else.
+    OSError
+        When it does not answer within ten seconds.
     """
+    limit_s = time.monotonic() + NAME_S
     for question in ("init pmi_version=1 pmi_subversion=1", "get_my_kvsname"):
         launcher.sendall(f"cmd={question}\n".encode())
         answer = b""
         while not answer.endswith(b"\n"):
+            launcher.settimeout(max(0.001, limit_s - time.monotonic()))
             data = launcher.recv(MAX_LINE)
             if not data:
                 raise ValueError("the launcher has ended")
             answer += data
+            if len(answer) > MAX_LINE:
+                raise ValueError("the launcher's answer has no end")
     name = re.search(rb"kvsname=(\S+)", answer)
     if name is None:
         raise ValueError(answer)
     return name[1].decode()
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Seat:
     """Our end of a process's socket, and the bytes that have arrived."""
 
@@ -51,7 +61,9 @@ class _Seat:
 
 
 class Board:
-    """Answers the processes of a job.
+    """Answers the processes of a job, which have their sockets from their launcher: nobody else can speak to it.
+
+    A process that says too much, comes to a barrier twice or does not take its answers loses its own seat. No other waits for it here.
 
     Parameters
     ----------
@@ -64,13 +76,14 @@ class Board:
         self._name = f"realcoll_{os.getpid()}_{secrets.token_hex(8)}"
         # Which processes share memory: size of them on 1 machine, from number 0 on.
         self._values = {"PMI_process_mapping": f"(vector,(0,1,{size}))"}
+        self._held_bytes = 0
         self._waiting: list[_Seat] = []
         self._selector = selectors.DefaultSelector()
 
     def seat(self, process: int) -> tuple[socket.socket, dict[str, str]]:
         """The socket end that a new process inherits, and its variables; the caller closes its copy."""
         ours, theirs = socket.socketpair()
-        ours.settimeout(1.0)
+        ours.setblocking(False)  # a process that takes no answers must not hold up the others
         self._selector.register(ours, selectors.EVENT_READ, _Seat(ours))
         here = {"MPI_LOCALRANKID": str(process), "MPI_LOCALNRANKS": str(self._size)}
         job = {"PMI_RANK": str(process), "PMI_SIZE": str(self._size), "PMI_FD": str(theirs.fileno())}
@@ -85,7 +98,7 @@ class Board:
                 seat.arrived += data
                 if not data or len(seat.arrived) > MAX_LINE:
                     self._drop(seat)
-                while b"\n" in seat.arrived:
+                while b"\n" in seat.arrived and seat.socket.fileno() >= 0:
                     line, _, seat.arrived = seat.arrived.partition(b"\n")
                     self._answer(seat, line.decode(errors="replace"))
             except OSError:
@@ -98,9 +111,18 @@ class Board:
         self._selector.close()
 
     def _drop(self, seat: _Seat) -> None:
-        with contextlib.suppress(KeyError):
+        with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(seat.socket)
         seat.socket.close()
+
+    def _put(self, key: str, value: str) -> bool:
+        """Keep a value; False when it is too long, or there is too much."""
+        sizes = len(key.encode()), len(value.encode())
+        if sizes[0] > KEY_BYTES or sizes[1] > VALUE_BYTES or self._held_bytes + sum(sizes) > MAX_BOARD_BYTES:
+            return False
+        self._held_bytes += sum(sizes)
+        self._values[key] = value
+        return True
 
     def _answer(self, seat: _Seat, line: str) -> None:
         # A value comes last and may hold spaces and equals signs.
@@ -108,12 +130,15 @@ class Board:
         words = dict(word.partition("=")[::2] for word in head.split())
         command = words.get("cmd", "")
         if command == "put":
-            self._values[words.get("key", "")] = value
-            reply = "put_result rc=0 msg=success"
+            kept = self._put(words.get("key", ""), value)
+            reply = f"put_result rc={0 if kept else -1} msg={'success' if kept else 'too_long'}"
         elif command == "get":
             found = self._values.get(words.get("key", ""))
             reply = f"get_result rc={-1 if found is None else 0} msg={found is not None} value={found or ''}"
         elif command == "barrier_in":
+            if seat in self._waiting:
+                self._drop(seat)
+                return
             self._waiting.append(seat)
             if len(self._waiting) == self._size:
                 for each in self._waiting:
@@ -132,5 +157,5 @@ class Board:
             }
             if command == "abort":  # the process ends by itself, and the launcher sees that
                 return
-            reply = known.get(command, f"{command}_result rc=-1 msg=unknown_command")
+            reply = known.get(command, f"{command[:KEY_BYTES]}_result rc=-1 msg=unknown_command")
         seat.socket.sendall(f"cmd={reply}\n".encode())

@@ -7,7 +7,6 @@ Several machines need the same call on each, with ``--nnodes``, ``--node-rank``,
 from __future__ import annotations
 
 import os
-import secrets
 import sys
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Annotated
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import App, Parameter
 
 from simcoll.command_line import separated, status_of
+from simcoll.distributed.server.secret import VARIABLE, job_secret, new_secret
 from simcoll.distributed.start.processes import Job, Worker, run_workers, worker_environment
 from simcoll.errors import ConfigError
 
@@ -72,7 +72,7 @@ def launch(
         shared.setdefault("OMP_NUM_THREADS", "1")
     if job.nnodes == 1:
         # Only these workers use their store.
-        shared.setdefault("SIMCOLL_STORE_SECRET", secrets.token_hex(16))
+        shared.setdefault(VARIABLE, job_secret(shared) or new_secret())
 
     def worker(local_rank: int) -> Worker:
         rank_words = [f"--local-rank={local_rank}"] if local_rank_argument else []

@@ -24,7 +24,7 @@ variables = {name: os.environ.get(name) for name in sys.argv[1].split(",")}
 with open(f"{sys.argv[2]}/{os.environ['RANK']}", "w") as file:
     json.dump([variables, sys.argv[3:]], file)
 """
-NAMES = "RANK,LOCAL_RANK,WORLD_SIZE,LOCAL_WORLD_SIZE,GROUP_RANK,MASTER_ADDR,MASTER_PORT,OMP_NUM_THREADS,SIMCOLL_STORE_SECRET"
+NAMES = "RANK,LOCAL_RANK,WORLD_SIZE,LOCAL_WORLD_SIZE,GROUP_RANK,MASTER_ADDR,MASTER_PORT,OMP_NUM_THREADS,SIMCOLL_SECRET"
 
 
 @pytest.fixture
@@ -91,15 +91,15 @@ def test_jobs_that_cannot_be(wrong, message):
 def test_workers_get_their_variables_and_arguments(program, tmp_path, monkeypatch):
     """LA-01: RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT are set."""
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.delenv("SIMCOLL_STORE_SECRET", raising=False)
+    monkeypatch.delenv("SIMCOLL_SECRET", raising=False)
     script = program(REPORT)
     job = Job(nproc_per_node=3, master_port=1234)
     assert launch([sys.executable, script], [NAMES, str(tmp_path), "--its", "own"], job) == 0
     found = reports(tmp_path, range(3))
     assert [arguments for _, arguments in found] == [["--its", "own"]] * 3
-    secrets = {variables.pop("SIMCOLL_STORE_SECRET") for variables, _ in found}
+    secrets = {variables.pop("SIMCOLL_SECRET") for variables, _ in found}
     assert len(secrets) == 1
-    assert len(secrets.pop()) == 32
+    assert len(secrets.pop()) == 64
     assert [variables for variables, _ in found] == [
         {
             "RANK": str(rank),
@@ -117,20 +117,20 @@ def test_workers_get_their_variables_and_arguments(program, tmp_path, monkeypatc
 
 def test_what_is_set_is_left_alone(program, tmp_path):
     script = program(REPORT)
-    mine = os.environ | {"OMP_NUM_THREADS": "7", "SIMCOLL_STORE_SECRET": "mine", "RANK": "99"}
+    mine = os.environ | {"OMP_NUM_THREADS": "7", "SIMCOLL_SECRET": "mine", "RANK": "99"}
     assert launch([sys.executable, script], [NAMES, str(tmp_path)], Job(2), environment=mine) == 0
     for rank, (variables, _) in enumerate(reports(tmp_path, range(2))):
         assert variables["OMP_NUM_THREADS"] == "7"
-        assert variables["SIMCOLL_STORE_SECRET"] == "mine"
+        assert variables["SIMCOLL_SECRET"] == "mine"
         assert variables["RANK"] == str(rank)
 
 
 def test_machines_of_a_larger_job_share_no_secret_by_chance(program, tmp_path, monkeypatch):
-    monkeypatch.delenv("SIMCOLL_STORE_SECRET", raising=False)
+    monkeypatch.delenv("SIMCOLL_SECRET", raising=False)
     script = program(REPORT)
     assert launch([sys.executable, script], [NAMES, str(tmp_path)], Job(1, 2, 1)) == 0
     ((variables, _),) = reports(tmp_path, [1])
-    assert variables["SIMCOLL_STORE_SECRET"] is None
+    assert variables["SIMCOLL_SECRET"] is None
     assert variables["RANK"] == "1"
 
 

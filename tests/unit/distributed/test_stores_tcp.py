@@ -82,7 +82,7 @@ def test_the_server_listens_on_loopback_only(store):
 
 
 def test_bind_says_otherwise():
-    with master(bind="0.0.0.0") as store, TCPStore("127.0.0.2", store.port) as other:
+    with master(bind="0.0.0.0", secret="s") as store, TCPStore("127.0.0.2", store.port, secret="s") as other:
         other.set("k", "v")
         assert store.get("k") == b"v"
 
@@ -447,7 +447,7 @@ def test_the_secret_opens(monkeypatch):
                 client(store.port, secret=wrong)
         with pytest.raises(DistNetworkError, match="secret is missing or wrong"):
             client(store.port)
-        monkeypatch.setenv("SIMCOLL_STORE_SECRET", "open sesame")
+        monkeypatch.setenv("SIMCOLL_SECRET", "open sesame")
         with client(store.port) as other:
             assert other.get("k") == b"v"
 

@@ -50,7 +50,45 @@ def test_address_and_token():
     two = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "node1", "MASTER_PORT": "4000"}
     assert job_from(two).address == ("node1", 4000)
     assert job_from(two | {"TORCHELASTIC_USE_AGENT_STORE": "True"}).address == ("node1", 4001)
-    assert job_from(two | {"REALCOLL_TOKEN": "x"}).token == "x"
+    assert job_from(two | {"SIMCOLL_SECRET": "x"}).token == "x"
+
+
+def test_what_others_can_list_is_no_secret():
+    job = {
+        "RANK": "0",
+        "WORLD_SIZE": "2",
+        "TORCHELASTIC_RUN_ID": "none",
+        "SLURM_JOB_ID": "1234",
+        "MASTER_ADDR": "node1",
+    }
+    assert job_from(job).token == ""
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"},
+        {"PMI_RANK": "0", "PMI_SIZE": "2", "MPI_LOCALNRANKS": "2"},
+        {"SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURM_NNODES": "1"},
+    ],
+)
+def test_processes_of_one_machine_meet_on_loopback(variables):
+    assert job_from(variables | {"MASTER_ADDR": "node1", "MASTER_PORT": "4000"}).address == ("127.0.0.1", 4000)
+
+
+def test_without_a_secret_no_other_machine_is_served():
+    job = Job("torchrun", 0, 2, 0, ("192.0.2.1", 0))  # of another machine: it would listen everywhere
+    with pytest.raises(
+        ConfigError, match=r"without a secret only this machine is served, and others can reach 0\.0\.0\.0"
+    ):
+        control_of(job, 5)
+
+
+def test_the_file_of_a_meeting_is_of_this_user_alone(tmp_path):
+    place = tmp_path / "meet"
+    place.touch(mode=0o644)
+    with pytest.raises(ConfigError, match="others may read or replace it"):
+        control_of(Job("torchrun", 0, 2, 0, (f"file://{place}", 0)), 5)
 
 
 def test_the_rendezvous_listens_at_the_address_asked_for_and_no_other():

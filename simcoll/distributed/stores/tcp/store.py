@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Self, cast
 import msgspec
 
 from simcoll.distributed.server import frames
+from simcoll.distributed.server.secret import check_reach, job_secret
 from simcoll.distributed.stores.errors import DistNetworkError, DistStoreError
 from simcoll.distributed.stores.store import DEFAULT_TIMEOUT, PollingWaiter, Store, call_and_wait, timed_out
 from simcoll.distributed.stores.wire import ANSWERS, MAX_ITEMS, NOT_READY, SERVICE, Answer, Reply, Request, Verb
+from simcoll.errors import ConfigError
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -27,7 +29,6 @@ if TYPE_CHECKING:
 
 __all__ = ["TCPStore"]
 
-SECRET_VARIABLE = "SIMCOLL_STORE_SECRET"  # noqa: S105  a name, no secret
 BIND_VARIABLE = "SIMCOLL_STORE_BIND"
 _MOST_NAMED = 4096
 # How much longer than the server a client waits before it believes that the server is gone.
@@ -151,8 +152,8 @@ class TCPStore(Store):
     use_libuv
         Accepted and returned by `libuvBackend`; there is one kind of server.
     secret
-        Known to all clients; by default the environment variable SIMCOLL_STORE_SECRET. Each side shows the
-        other that it knows it, without sending it. Keys and values are not encrypted.
+        Known to all clients; by default that of the job, in SIMCOLL_SECRET or the file that SIMCOLL_SECRET_FILE names. Each side shows
+        the other that it knows it, without sending it. Without one only loopback is served. Keys and values are not encrypted.
     bind
         The address the server binds to where that is not ``host_name``'s; "0.0.0.0" or "::" for all. By default the
         environment variable SIMCOLL_STORE_BIND.
@@ -164,7 +165,8 @@ class TCPStore(Store):
     Raises
     ------
     DistNetworkError
-        The address is in use or not of this machine; no server answered in time, or not one of this kind.
+        The address is in use, not of this machine, or open to others without a secret; no server answered in time, or not one of
+        this kind.
     DistStoreError
         Not all workers came in time.
 
@@ -197,7 +199,10 @@ class TCPStore(Store):
         _check_address(host_name, port, is_master)
         self._host = host_name
         self._use_libuv = use_libuv
-        chosen = os.environ.get(SECRET_VARIABLE, "") if secret is None else secret
+        try:
+            chosen = job_secret(os.environ) if secret is None else secret
+        except ConfigError as error:
+            raise DistNetworkError(str(error)) from None
         self._secret = chosen.encode() if isinstance(chosen, str) else chosen
         self.set_timeout(timeout)
         with contextlib.ExitStack() as on_failure:
@@ -371,6 +376,11 @@ def _serving(
                 f"The server socket has failed to listen on {address[0]}. port: {port}, {name}: {error.strerror}"
                 f"{foreign if error.errno == errno.EADDRNOTAVAIL else ''}"
             ) from error
+    try:
+        check_reach(listener.getsockname()[0], secret)
+    except ConfigError as error:
+        listener.close()
+        raise DistNetworkError(str(error)) from None
     server = Server(listener, StoreService(limits, multi_tenant), limits, secret)
     server.start()
     return server
