@@ -43,7 +43,7 @@ def convert_file(
     target
         The file to write. Its ending says the format, unless --to does.
     to
-        Format: schedule, msccl, mscclpp, goal or goal-binary; of a topology graphml or simgrid.
+        Format: schedule, msccl, mscclpp, goal or goal-binary; of a topology graphml, simgrid or nccl-topology.
     collective, nranks, topology, root, in_place
         Of an algorithm by name, as for simcoll show.
     dialect
@@ -77,7 +77,7 @@ def convert_file(
     print(f"wrote {target}: {found}, {len(content):,} bytes of format {chosen.name}")
 
 
-_TOPOLOGIES = ("graphml", "simgrid")
+_TOPOLOGIES = ("graphml", "simgrid", "nccl-topology")
 _TOPOLOGY_ENDINGS = {".graphml": "graphml"}
 
 
@@ -85,9 +85,10 @@ def _convert_topology(source: str, target: Path, name: str) -> None:
     from simcoll.formats.output import write_file
     from simcoll.topology import load_topology
     from simcoll.topology.graph_files import graphml_text, simgrid_text
+    from simcoll.topology.nccl_xml_writer import nccl_topology_xml
 
-    writers = {"graphml": graphml_text, "simgrid": simgrid_text}
-    machine = load_topology(source)
+    writers = {"graphml": graphml_text, "simgrid": simgrid_text, "nccl-topology": nccl_topology_xml}
+    machine = load_topology(source, nodes=1 if name == "nccl-topology" else None)
     content = writers[name](machine)
     write_file(target, content)
     print(f"wrote {target}: {machine.name}, {machine.nranks} ranks, {len(content):,} bytes of format {name}")

@@ -1,0 +1,73 @@
+"""NCCL topology files written from topologies: what NCCL would see again, and what it has no words for."""
+
+from dataclasses import replace
+
+import pytest
+
+from simcoll.cli import main
+from simcoll.errors import ConfigError
+from simcoll.topology import crossbar, load_topology, shipped_topologies
+from simcoll.topology.nccl_xml import parse_nccl_xml
+from simcoll.topology.nccl_xml_writer import nccl_topology_xml
+
+
+@pytest.mark.parametrize(
+    ("name", "links"),
+    [
+        ("dgx-h100", '<nvlink target="fffffff:ff:ff.0" count="18" tclass="0x068000"/>'),
+        ("dgx-a100", '<nvlink target="fffffff:ff:ff.0" count="12" tclass="0x068000"/>'),
+        ("mi300x", 'tclass="0x030200"/>'),
+        ("rtx-pro-6000", 'class="0x060400" link_speed="32.0 GT/s PCIe" link_width="16"'),
+    ],
+)
+def test_links_are_counted(name, links):
+    topology = load_topology(name, nodes=1)
+    text = nccl_topology_xml(topology).decode()
+    assert links in text
+    again = parse_nccl_xml(text.encode())
+    assert again.nranks == topology.nranks
+    assert again.traits["generation"] == topology.traits["generation"]
+    if "pcie" not in topology.node_kinds:
+        ends = [[each.rpartition(".")[2] for each in machine.path(0, 1)] for machine in (again, topology)]
+        assert ends[0] == ends[1]
+
+
+@pytest.mark.slow
+def test_every_machine_with_a_known_gpu():
+    written = 0
+    for name in shipped_topologies():
+        try:
+            topology = load_topology(name, nodes=1)
+        except ConfigError:
+            continue
+        if topology.traits.get("generation"):
+            assert parse_nccl_xml(nccl_topology_xml(topology)).nranks == topology.nranks
+            written += 1
+    assert written > 50
+
+
+@pytest.mark.parametrize(
+    ("topology", "says"),
+    [
+        (crossbar(4, "25 GB/s"), "its GPUs are of generation '', and links cannot be counted without; known: pascal"),
+        (load_topology("dgx-h100", nodes=2), "'dgx-h100' has several nodes"),
+        (load_topology("dgx-h100", nodes=1, gpu__bandwidth="440 GB/s"), "440 GB/s from gpu0 to switch is no number of links of 25 GB/s"),
+    ],
+)  # fmt: skip
+def test_what_nccl_has_no_words_for(topology, says):
+    with pytest.raises(ConfigError, match=says):
+        nccl_topology_xml(topology)
+
+
+def test_rates_of_pcie_that_do_not_exist():
+    topology = load_topology("rtx-pro-6000", nodes=1)
+    slow = replace(topology, link_capacity_uBps=topology.link_capacity_uBps * 2 // 3)
+    with pytest.raises(ConfigError, match=r"GB/s between .* is no generation and width of PCIe"):
+        nccl_topology_xml(slow)
+
+
+def test_on_the_command_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["convert", "dgx-h100", "topo.xml", "--to", "nccl-topology"]) == 0
+    assert "8 ranks" in capsys.readouterr().out
+    assert load_topology("topo.xml").nranks == 8
