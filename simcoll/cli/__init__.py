@@ -12,6 +12,7 @@ from simcoll.cli.calibrate import calibrate_logs
 from simcoll.cli.compare import compare_log
 from simcoll.cli.convert import convert_file
 from simcoll.cli.diff import diff_results
+from simcoll.cli.flight import read_flight
 from simcoll.cli.goodput import simulate_goodput
 from simcoll.cli.listing import list_names
 from simcoll.cli.perf import predict
@@ -50,6 +51,7 @@ app.command(verify_file, name="verify")
 app.command(show_schedule, name="show")
 app.command(convert_file, name="convert")
 app.command(tune_library, name="tune")
+app.command(read_flight, name="flight")
 app.command(list_names, name="list")
 
 
