@@ -10,6 +10,7 @@ import contextlib
 import os
 import re
 import secrets
+import select
 import selectors
 import socket
 import time
@@ -39,7 +40,9 @@ def job_name(launcher: socket.socket) -> str:
         launcher.sendall(f"cmd={question}\n".encode())
         answer = b""
         while not answer.endswith(b"\n"):
-            launcher.settimeout(max(0.001, limit_s - time.monotonic()))
+            # No timeout of the socket's own: it would change the launcher's descriptor, which MPI expects to block.
+            if not select.select([launcher], [], [], max(0.0, limit_s - time.monotonic()))[0]:
+                raise TimeoutError("the launcher does not answer")
             data = launcher.recv(MAX_LINE)
             if not data:
                 raise ValueError("the launcher has ended")
