@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["array_of", "arrays_of", "reduce_op_of"]
+__all__ = ["array_of", "arrays_of", "reduce_op_of", "tensor_of"]
 
 _NAMES = (
     "bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "complex64",
@@ -73,6 +73,14 @@ def array_of(tensor: torch.Tensor) -> NDArray[Any]:
 def arrays_of(tensors: Sequence[torch.Tensor]) -> list[NDArray[Any]]:
     """An array on the memory of each tensor."""
     return [array_of(tensor) for tensor in tensors]
+
+
+def tensor_of(array: NDArray[Any]) -> torch.Tensor:
+    """A tensor on the memory of an array."""
+    name = array.dtype.name
+    if name in _NAMES:
+        return torch.from_numpy(array)
+    return torch.from_numpy(array.view(f"u{array.dtype.itemsize}")).view(getattr(torch, name))
 
 
 def reduce_op_of(op: Any) -> ReduceOp:

@@ -238,6 +238,7 @@ def _change_torch(undo: contextlib.ExitStack) -> None:
     _replace(undo, torch._C.Future, "wait", wait)
     for module in (dist, distributed_c10d):
         _replace(undo, module, "monitored_barrier", _monitored_barrier(distributed_c10d.monitored_barrier))
+    _replace(undo, torch.autocast, "__init__", _without_cache(torch.autocast.__init__))
     _replace(undo, torch.cuda.nccl, "version", _nccl_version(torch.cuda.nccl.version))
     _replace(undo, sys, "excepthook", sys.excepthook)  # init_process_group sets it
     undo.callback(torch.set_num_threads, torch.get_num_threads())
@@ -267,6 +268,18 @@ def _monitored_barrier(standard: Callable[..., None]) -> Callable[..., None]:
         found.monitored_barrier(timeout, wait_all_ranks)
 
     return monitored_barrier
+
+
+def _without_cache(standard: Callable[..., None]) -> Callable[..., None]:
+    """Autocast casts weights under a lock of the process, where the rank may have to wait for its operators; so it keeps no cache."""
+
+    @functools.wraps(standard)
+    def initialize(self: Any, *args: Any, **kwargs: Any) -> None:
+        standard(self, *args, **kwargs)
+        if current_thread_or_none() is not None:
+            self._cache_enabled = False
+
+    return initialize
 
 
 def _nccl_version(standard: Callable[[], Any]) -> Callable[[], Any]:

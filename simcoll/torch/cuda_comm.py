@@ -1,0 +1,208 @@
+"""``torch.cuda.comm`` on tensors and emulated devices: broadcast, reduce_add, scatter and gather among the GPUs of one process.
+
+A :class:`DeviceTensor` is a tensor in the memory of the CPU that says it is on a CUDA device. Arguments, results and errors are
+those of ``torch.cuda.comm``, and the data is moved by :mod:`simcoll.cuda_comm`, with proved schedules. Nothing here is
+differentiable, as in PyTorch.
+
+>>> import torch
+>>> parts = scatter(torch.arange(5), ["cuda:0", "cuda:1"])
+>>> [(part.tolist(), str(part.device)) for part in parts]
+[([0, 1, 2], 'cuda:0'), ([3, 4], 'cuda:1')]
+>>> gather(parts, destination="cpu")
+tensor([0, 1, 2, 3, 4])
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from simcoll import cuda_comm
+from simcoll.cuda_comm.devices import BUFFER_BYTES, device_number
+from simcoll.torch.tensors import array_of, tensor_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from simcoll.cuda_comm.devices import Tensor
+
+__all__ = [
+    "DeviceTensor",
+    "broadcast",
+    "broadcast_coalesced",
+    "gather",
+    "on_device",
+    "reduce_add",
+    "reduce_add_coalesced",
+    "scatter",
+]
+
+
+class DeviceTensor(torch.Tensor):
+    """A tensor on an emulated CUDA device. Operators of PyTorch take tensors of one device, and keep it."""
+
+    number: int = 0
+
+    @property
+    def device(self) -> torch.device:
+        """``cuda:N``."""
+        return torch.device("cuda", self.number)
+
+    @property
+    def is_cuda(self) -> bool:
+        """True."""
+        return True
+
+    def get_device(self) -> int:
+        """The number of the device."""
+        return self.number
+
+    def cpu(self, *_: Any, **__: Any) -> torch.Tensor:
+        """A copy on the CPU."""
+        return self.as_subclass(torch.Tensor).clone()
+
+    def to(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """The tensor on another device, or of another dtype."""
+        given = [*args, kwargs.get("device")]
+        where = next(
+            (each for each in given if isinstance(each, (str, torch.device, int)) and not isinstance(each, bool)), None
+        )
+        if where is None:
+            return super().to(*args, **kwargs)
+        if str(where) == "cpu":
+            return self.cpu()
+        return self if _number(where) == self.number else on_device(self.cpu(), where)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call an operator, whose results are on the device of its tensors; a RuntimeError for tensors of two devices."""
+        found = {each.number for each in _flat((args, kwargs or {})) if isinstance(each, DeviceTensor)}
+        if len(found) > 1 and func is not torch.Tensor.copy_:
+            names = " and ".join(f"cuda:{number}" for number in sorted(found)[:2])
+            raise RuntimeError(
+                f"Expected all tensors to be on the same device, but found at least two devices, {names}!"
+            )
+        result = super().__torch_function__(func, types, args, kwargs or {})
+        for each in _flat(result):
+            if isinstance(each, DeviceTensor):
+                each.number = min(found)
+        return result
+
+
+def _flat(values: Any) -> list[Any]:
+    """The tensors and other things in nested arguments."""
+    if isinstance(values, dict):
+        values = list(values.values())
+    if isinstance(values, (list, tuple)):
+        return [each for value in values for each in _flat(value)]
+    return [values]
+
+
+def _number(device: Any) -> int:
+    return device_number(str(device) if isinstance(device, torch.device) else device)
+
+
+def on_device(tensor: torch.Tensor, device: Any) -> DeviceTensor:
+    """A tensor on an emulated device, on the memory of the given one.
+
+    Parameters
+    ----------
+    device
+        A number, ``"cuda:1"``, or a :class:`torch.device` with an index; errors as of ``torch.cuda.comm``.
+    """
+    made: DeviceTensor = tensor.detach().as_subclass(DeviceTensor)
+    made.number = _number(device)
+    return made
+
+
+class _Arrays:
+    """Tensors as simcoll's arrays on devices, and results as tensors: those that were given, where they are the same."""
+
+    def __init__(self) -> None:
+        self._given: dict[int, torch.Tensor] = {}
+        self._kept: list[Any] = []
+
+    def of(self, tensor: torch.Tensor) -> Any:
+        """The array of a tensor, on its device."""
+        plain = tensor.as_subclass(torch.Tensor) if isinstance(tensor, DeviceTensor) else tensor
+        array = array_of(plain)
+        self._given[id(array)] = tensor
+        found = cuda_comm.DeviceArray(array, tensor.number) if isinstance(tensor, DeviceTensor) else array
+        self._kept.append((array, found))  # so that no other array gets its identity
+        return found
+
+    def back(self, found: Tensor) -> torch.Tensor:
+        """The tensor of a result."""
+        array = found.array if isinstance(found, cuda_comm.DeviceArray) else found
+        given = self._given.get(id(array))
+        if given is not None:
+            return given
+        made = tensor_of(array)
+        return on_device(made, found.device) if isinstance(found, cuda_comm.DeviceArray) else made
+
+
+def _devices(devices: Iterable[Any] | None) -> list[int] | None:
+    return None if devices is None else [_number(device) for device in devices]
+
+
+def broadcast(
+    tensor: torch.Tensor, devices: Iterable[Any] | None = None, *, out: Sequence[torch.Tensor] | None = None
+) -> tuple[torch.Tensor, ...]:
+    """Copy a tensor to devices, or to the tensors ``out``; on its own device it is not copied."""
+    arrays = _Arrays()
+    given = None if out is None else [arrays.of(each) for each in out]
+    found = cuda_comm.broadcast(arrays.of(tensor), _devices(devices), out=given)
+    return tuple(map(arrays.back, found))
+
+
+def broadcast_coalesced(
+    tensors: Sequence[torch.Tensor], devices: Iterable[Any], buffer_size: int = BUFFER_BYTES
+) -> tuple[tuple[torch.Tensor, ...], ...]:
+    """Copy several tensors of ``devices[0]`` to devices, small ones together; for every device, the tensors on it."""
+    arrays = _Arrays()
+    found = cuda_comm.broadcast_coalesced([arrays.of(each) for each in tensors], _devices(devices) or [], buffer_size)
+    return tuple(tuple(map(arrays.back, row)) for row in found)
+
+
+def reduce_add(inputs: Sequence[torch.Tensor], destination: Any = None) -> torch.Tensor:
+    """The sum of tensors of one shape on different devices, of which one is the destination (default 0)."""
+    arrays = _Arrays()
+    place = None if destination is None else _number(destination)
+    return arrays.back(cuda_comm.reduce_add([arrays.of(each) for each in inputs], place))
+
+
+def reduce_add_coalesced(
+    inputs: Sequence[Sequence[torch.Tensor]], destination: Any = None, buffer_size: int = BUFFER_BYTES
+) -> tuple[torch.Tensor, ...]:
+    """Sum several tensors over devices, small ones together: entry i of every row."""
+    arrays = _Arrays()
+    place = None if destination is None else _number(destination)
+    rows = [[arrays.of(each) for each in row] for row in inputs]
+    return tuple(map(arrays.back, cuda_comm.reduce_add_coalesced(rows, place, buffer_size)))
+
+
+def scatter(
+    tensor: torch.Tensor,
+    devices: Iterable[Any] | None = None,
+    chunk_sizes: Iterable[int] | None = None,
+    dim: int = 0,
+    streams: Iterable[Any] | None = None,
+    *,
+    out: Sequence[torch.Tensor] | None = None,
+) -> tuple[torch.Tensor, ...]:
+    """Split a tensor along a dimension, and put each chunk on a device; one on the tensor's own device is a view of it."""
+    arrays = _Arrays()
+    given = None if out is None else [arrays.of(each) for each in out]
+    found = cuda_comm.scatter(arrays.of(tensor), _devices(devices), chunk_sizes, dim, streams, out=given)
+    return tuple(map(arrays.back, found))
+
+
+def gather(
+    tensors: Sequence[torch.Tensor], dim: int = 0, destination: Any = None, *, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Concatenate tensors from devices along a dimension, on a device (default 0), on the CPU, or in ``out``."""
+    arrays = _Arrays()
+    place = str(destination) if isinstance(destination, torch.device) else destination
+    given = None if out is None else arrays.of(out)
+    return arrays.back(cuda_comm.gather([arrays.of(each) for each in tensors], dim, place, out=given))

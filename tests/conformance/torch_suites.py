@@ -1,0 +1,221 @@
+"""PyTorch's own distributed tests, played on the backend ``simcoll``, beside gloo on this machine.
+
+``python -m tests.conformance.torch_suites --ranks 4`` runs ``torch.testing._internal.distributed.distributed_test``, which ships with
+PyTorch, three times: on gloo between processes; on simcoll under gloo's name, so that nothing is skipped because of the name; and on
+simcoll under its own. Every test has a process of its own, so that a crash or a hang is one test's. It prints a line for every
+difference, and a table. Profiling is on, as the tests have it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+import unittest
+from collections import Counter
+from pathlib import Path
+
+LIMIT_S = 120
+"""A test that takes longer hangs."""
+RUNS = (("gloo", "gloo"), ("simcoll", "gloo"), ("simcoll", "simcoll"))
+"""Who plays the tests, and under which name."""
+
+
+def _suite():
+    """The test class, with its tests for every rank, and the exit statuses that mean "skipped"."""
+    from torch.testing._internal.common_distributed import TEST_SKIPS
+    from torch.testing._internal.distributed import distributed_test
+
+    class Suite(distributed_test.TestDistBackend, distributed_test.DistributedTest._DistTestBase):
+        """The suite as PyTorch's test_distributed_spawn has it."""
+
+    names = unittest.TestLoader().getTestCaseNames(Suite)
+    return distributed_test, Suite, names, {skip.exit_code for skip in TEST_SKIPS.values()}
+
+
+def _outcome(body, skips):
+    """``pass``, ``skip``, or the error."""
+    try:
+        body()
+    except unittest.SkipTest:
+        return "skip"
+    except SystemExit as end:
+        return "skip" if end.code in skips else "pass" if not end.code else f"sys.exit({end.code})"
+    except BaseException as error:  # noqa: BLE001  # whatever a test raises is its result
+        where = [frame for frame in traceback.extract_tb(error.__traceback__) if "distributed_test" in frame.filename]
+        line = f" (line {where[-1].lineno})" if where else ""
+        return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}{line}"
+    return "pass"
+
+
+def _prepared(suite, name, rank, path):
+    test = suite(name)
+    test.rank, test.file_name = rank, path
+    return test
+
+
+def _steps(module, test, name, backend, destroy):
+    """What PyTorch's harness does on a rank."""
+    import torch.distributed as dist
+    from torch.testing._internal import common_utils
+
+    timeout = module.timedelta(seconds=module.CUSTOM_PG_TIMEOUT.get(name, module.default_pg_timeout))
+    size = int(os.environ["WORLD_SIZE"])
+    dist.init_process_group(backend, test.init_method, timeout, size, test.rank)
+    test._barrier()
+    common_utils.set_rng_seed()
+    getattr(test, name)()
+    test._barrier()
+    if destroy:
+        dist.destroy_process_group()
+
+
+def _on_simcoll(name, backend, path):
+    """The outcomes of a test's ranks, in one simulated run."""
+    import simcoll.torch
+
+    module, suite, _, skips = _suite()
+    barrier = threading.Barrier(int(os.environ["WORLD_SIZE"]))
+    module.Barrier.sync = classmethod(lambda *_, **__: barrier.wait())  # the standard one counts processes by their ids
+    outcomes = {}
+
+    def program(rank, _):
+        test = _prepared(suite, name, rank, path)
+        outcomes[rank] = _outcome(lambda: _steps(module, test, name, backend, destroy=True), skips)
+        if outcomes[rank] not in ("pass", "skip"):
+            raise RuntimeError(outcomes[rank])
+
+    failure = _outcome(lambda: simcoll.torch.spawn(program, int(os.environ["WORLD_SIZE"])), skips)
+    return list(outcomes.values()) or [failure]
+
+
+def _on_gloo(name, backend, path):
+    """The outcomes of a test's ranks, each in a process."""
+    module, suite, _, skips = _suite()
+    module.Barrier.init()
+    children = []
+    for rank in range(int(os.environ["WORLD_SIZE"])):
+        read, write = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            test = _prepared(suite, name, rank, path)
+            said = _outcome(lambda test=test: _steps(module, test, name, backend, destroy=False), skips)
+            os.write(write, said.encode())
+            os._exit(0)
+        os.close(write)
+        children.append((pid, read))
+    found = []
+    for pid, read in children:
+        said = os.read(read, 1 << 16).decode()
+        _, status = os.waitpid(pid, 0)
+        found.append(said or f"crash: signal {status & 127}")
+    return found
+
+
+def _summary(outcomes):
+    failed = [text for text in outcomes if text not in ("pass", "skip")]
+    return failed[0] if failed else "skip" if "skip" in outcomes else "pass"
+
+
+def _one(player, name, backend):
+    """The outcome of a test, in a process of its own."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.setpgid(0, 0)
+        folder = tempfile.mkdtemp()
+        quiet = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(quiet, 1)
+        os.dup2(quiet, 2)
+        play = _on_simcoll if player == "simcoll" else _on_gloo
+        os.write(write, _summary(play(name, backend, f"{folder}/store")).encode())
+        os._exit(0)
+    os.close(write)
+    ready, _, _ = select.select([read], [], [], LIMIT_S)
+    said = os.read(read, 1 << 16).decode() if ready else "hang"
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)  # ours: the test and its ranks
+    _, status = os.waitpid(pid, 0)
+    os.close(read)
+    return said or f"crash: signal {status & 127}"
+
+
+def play(player, backend, only=None):
+    """The outcome of every test, by name, in this process, whose environment is set."""
+    module, _, names, _ = _suite()
+    module.initialize_temp_directories()
+    if player == "simcoll":
+        import simcoll.torch  # noqa: F401  # once, before the tests fork
+    found = {}
+    for name in names if only is None else only:
+        found[name] = _one(player, name, backend)
+        sys.stderr.write(f"{player} as {backend}: {name}: {found[name]}\n")
+    return found
+
+
+def run(player, backend, ranks, only=None):
+    """The outcome of every test, by name, in another process."""
+    environment = os.environ | {"BACKEND": backend, "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1"}
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        environment["MASTER_PORT"] = str(free.getsockname()[1])
+    with tempfile.TemporaryDirectory() as folder:
+        environment |= {"TEMP_DIR": folder, "TMPDIR": folder}
+        words = [
+            sys.executable,
+            "-W",
+            "ignore",
+            "-m",
+            "tests.conformance.torch_suites",
+            "--play",
+            player,
+            *(only or ()),
+        ]
+        root = Path(__file__).parents[2]
+        done = subprocess.run(words, env=environment, cwd=root, stdout=subprocess.PIPE, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def counts(outcomes):
+    """``pass / fail / skip`` and how many of the failures were crashes or hangs."""
+    kinds = Counter("fail" if said not in ("pass", "skip") else said for said in outcomes.values())
+    ended = sum(said.startswith(("crash", "hang")) for said in outcomes.values())
+    return kinds["pass"], kinds["fail"], kinds["skip"], ended
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--play", choices=["gloo", "simcoll"], help="play the tests here; the environment has the rest")
+    parser.add_argument("--no-gloo", action="store_true", help="only simcoll")
+    parser.add_argument("only", nargs="*", help="names of tests; by default all")
+    options = parser.parse_args()
+    if options.play:
+        sys.stdout.write(json.dumps(play(options.play, os.environ["BACKEND"], options.only or None)) + "\n")
+        return
+    rows = {}
+    for player, name in RUNS[1 if options.no_gloo else 0 :]:
+        begin = time.monotonic()
+        rows[player, name] = run(player, name, options.ranks, options.only)
+        sys.stderr.write(f"{player} as {name}: {counts(rows[player, name])}, {time.monotonic() - begin:.0f} s\n")
+    for (player, name), outcomes in rows.items():
+        for test, said in outcomes.items():
+            if said not in ("pass", "skip"):
+                print(f"{player} as {name}: {test}: {said}")
+    print(f"| {options.ranks} ranks | pass | fail | skip | crashed or hung |\n|---|---:|---:|---:|---:|")
+    for (player, name), outcomes in rows.items():
+        print(f"| {player}, called {name} |", " | ".join(map(str, counts(outcomes))), "|")
+
+
+if __name__ == "__main__":
+    main()
