@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import simpy
 
-from simcoll.emulator.digest import TraceHash
 from simcoll.emulator.engine import Player
+from simcoll.emulator.expanding import ExpandedHash
 from simcoll.emulator.fabric import Calendar, Fabric
 from simcoll.emulator.fast.compiled import COMPILED
 from simcoll.emulator.fast.timed import Timed, timed_steps
@@ -246,7 +246,7 @@ def play_quotient(plan: Plan, topology: Topology, seen: Summary, *, keep: bool, 
     if expansion is None:
         why = f"{why}; too many for a trace hash"
         return _result(plan, topology, why, seen, machine.time_fs, "", None, machine.messages)
-    trace_hash = expansion.hexdigest()
+    trace_hash = expansion.hash.hexdigest()
     return _result(plan, topology, why, seen, machine.time_fs, trace_hash, expansion.done_fs, machine.messages)
 
 
@@ -257,12 +257,7 @@ class _Expansion:
         self.quotient = quotient
         self.first_small, self.first_large, self.which = quotient.starts()
         self.done_fs = np.full(messages, -1, np.int64) if keep else None
-        self.sums = np.zeros(2, np.uint64)
-        self.hash = TraceHash()
-
-    def hexdigest(self) -> str:
-        """The trace hash of all messages."""
-        return "".join(f"{int(value):016x}" for value in self.sums) if COMPILED else self.hash.hexdigest()
+        self.hash = ExpandedHash()
 
     def __call__(self, first: int, _timed: Timed, start: Ints, end: Ints, done: Ints) -> None:
         place = int(np.searchsorted(self.first_small, first))
@@ -270,15 +265,4 @@ class _Expansion:
         step, names = self.quotient.patterns[which], self.quotient.classes[which]
         if self.done_fs is not None:
             self.done_fs[begin : begin + len(step)] = done[names]
-        shape = step.shape
-        if COMPILED:
-            from simcoll.emulator.fast.hashing import hash_expanded  # brings in numba
-
-            # As the compiled function has it: writable, row by row.
-            src, dst, size, names = (
-                np.require(c, np.int64, ["C", "W"]) for c in (shape.src, shape.dst, step.size, names)
-            )
-            hash_expanded(self.sums, begin, (src, dst, size), names, (start, end, done))
-            return
-        number = np.arange(begin, begin + len(step))
-        self.hash.add([number, shape.src, shape.dst, step.size, start[names], end[names], done[names]])
+        self.hash.add(begin, step, names, start, end, done)

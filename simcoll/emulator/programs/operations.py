@@ -219,13 +219,6 @@ class Send:
         found = find_protocol(protocol) if isinstance(protocol, str) else protocol
         if not isinstance(found, Protocol):
             raise ConfigError(f"protocol must be a name or a Protocol, got {protocol!r:.60}")
-        for end, ranks in zip(("source", "destination"), given.T, strict=True):
-            twice = np.sort(ranks)[1:][np.diff(np.sort(ranks)) == 0]
-            if len(twice):
-                raise ConfigError(f"rank {twice[0]} is the {end} of two pairs of a Send; expected of one")
-        if (given[:, 0] == given[:, 1]).any():
-            own = given[given[:, 0] == given[:, 1]][0, 0]
-            raise ConfigError(f"rank {own} sends to itself; work inside a rank is a Compute")
         object.__setattr__(self, "pairs", given)
         object.__setattr__(self, "nbytes", whole_number("nbytes of a Send", nbytes, 0, MAX_TIME_FS))
         object.__setattr__(self, "protocol", found)
@@ -233,13 +226,27 @@ class Send:
 
     def _call(self) -> Call:
         """The same as a collective: send_recv of two ranks by every pair, or of all ranks where pairs meet."""
-        ranks, place = np.unique(self.pairs, return_inverse=True)
-        if len(ranks) == self.pairs.size:
+        ordered = np.sort(self.pairs, axis=None)
+        if (ordered[1:] != ordered[:-1]).all():
             plan, groups = _send_recv(((0, 1),), self.nbytes, self.protocol), self.pairs
         else:
+            self._check_pairs()
+            ranks, place = np.unique(self.pairs, return_inverse=True)
             pairs = tuple(map(tuple, place.reshape(-1, 2).tolist()))
             plan, groups = _send_recv(pairs, self.nbytes, self.protocol), ranks[None]
         return Call(plan, groups, self.stream, self.after, self.name)
+
+    def _check_pairs(self) -> None:
+        """Refuse ranks that are twice source or twice destination, or send to themselves."""
+        for end, ranks in zip(("source", "destination"), self.pairs.T, strict=True):
+            different, times = np.unique(ranks, return_counts=True)
+            if (times > 1).any():
+                raise ConfigError(
+                    f"rank {different[times > 1][0]} is the {end} of two pairs of a Send; expected of one"
+                )
+        own = self.pairs[self.pairs[:, 0] == self.pairs[:, 1]]
+        if len(own):
+            raise ConfigError(f"rank {own[0, 0]} sends to itself; work inside a rank is a Compute")
 
     @property
     def ranks(self) -> Ints:

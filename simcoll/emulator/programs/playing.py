@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simcoll.emulator.digest import TraceHash
+from simcoll.emulator.expanding import ExpandedHash
 from simcoll.emulator.fast.state import MOVES
 from simcoll.emulator.programs.lowering import BEGINS, ENDS
 from simcoll.emulator.programs.result import Times
@@ -26,17 +27,26 @@ if TYPE_CHECKING:
 __all__ = ["Played", "play_all", "play_classes"]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class Played:
-    """Times of a run, and of its messages and operations where they are asked for.
+    """What came out of a run: its time and hash, the classes that were played, and with ``keep`` times of messages and operations."""
+
+    time_fs: int
+    trace_hash: str
+    classes: int | None
+    done_fs: Ints | None = None
+    times: dict[int, Times] | None = None
+
+
+class _Expansion:
+    """Times of all messages and operations, step by step.
 
     With a quotient, times of classes become those of all messages.
     """
 
     def __init__(self, lowered: Lowered, quotient: Quotient | None, *, keep: bool) -> None:
         self.lowered, self.quotient = lowered, quotient
-        self.time_fs = self.classes = 0
-        self.hash = TraceHash()
-        self.trace_hash = ""
+        self.hash = ExpandedHash()
         self.done_fs = np.full(lowered.messages, -1, np.int64) if keep else None
         numbers: dict[Timed, int] = {}
         which: list[int] = []
@@ -64,16 +74,14 @@ class Played:
             self.marked[self.marks[place]] = done.copy()
         if step.role != MOVES:
             return
-        step = self.patterns[self.which[place]]
+        which, begin = self.which[place], int(self.number[place])
+        step = self.patterns[which]
         if self.quotient is not None:
-            names = self.quotient.classes[self.which[place]]
-            start, end, done = start[names], end[names], done[names]
-        begin = int(self.number[place])
+            names = self.quotient.classes[which]
+            self.hash.add(begin, step, names, start, end, done)
+            done = done[names]
         if self.done_fs is not None:
             self.done_fs[begin : begin + len(step)] = done
-        if self.quotient is not None:
-            number = np.arange(begin, begin + len(step))
-            self.hash.add([number, step.shape.src, step.shape.dst, step.size, start, end, done])
 
     def times(self) -> dict[int, Times]:
         """When operations began and ended, by number."""
@@ -92,16 +100,14 @@ def play_all(lowered: Lowered, *, keep: bool) -> Played:
     """Play every row with the compiled loops."""
     from simcoll.emulator.fast.machine import Machine  # brings in numba
 
-    ground, played = lowered.ground, Played(lowered, None, keep=keep) if keep else None
+    ground, played = lowered.ground, _Expansion(lowered, None, keep=keep) if keep else None
     machine = Machine(ground.capacity, lowered.lane_steps, iter(lowered.stream), fifo=ground.fifo, over=played)
     machine.play(ground.link_name)
     if machine.messages != lowered.rows or tuple(machine.bytes_by_op) != lowered.bytes_by_op:
         raise InternalError(
             f"{machine.messages} rows moved {machine.bytes_by_op} bytes; the program has {lowered.rows} and {lowered.bytes_by_op}"
         )
-    played = played or Played(lowered, None, keep=False)
-    played.time_fs, played.trace_hash = machine.time_fs, machine.hexdigest()
-    return played
+    return _times(machine.time_fs, machine.hexdigest(), None, played, keep=keep)
 
 
 def play_classes(lowered: Lowered, *, keep: bool, expand: bool, worth_it: bool) -> Played | str:
@@ -112,12 +118,17 @@ def play_classes(lowered: Lowered, *, keep: bool, expand: bool, worth_it: bool) 
     found = fold(without_links(lowered.stream, lowered.dropped), ground.capacity, lowered.lane_steps, worth_it=worth_it)
     if isinstance(found, str):
         return found
-    played = Played(lowered, found, keep=keep) if keep or expand else None
+    played = _Expansion(lowered, found, keep=keep) if keep or expand else None
     machine = Machine(found.capacity, found.lane_steps, found.stream(), fifo=ground.fifo, hashed=False, over=played)
     machine.play(lambda link: f"class {link}, for example {ground.link_name(int(found.links[link]))}")
     if machine.messages != found.messages:
         raise InternalError(f"{machine.messages} of {found.messages} rows of the quotient are done")
-    done = played or Played(lowered, found, keep=False)
-    done.time_fs, done.classes = machine.time_fs, machine.messages
-    done.trace_hash = done.hash.hexdigest() if played else ""
-    return done
+    told = played.hash.hexdigest() if played else ""
+    return _times(machine.time_fs, told, machine.messages, played, keep=keep)
+
+
+def _times(time_fs: int, trace_hash: str, classes: int | None, seen: _Expansion | None, *, keep: bool) -> Played:
+    """What came out of a run."""
+    if seen is None or not keep:
+        return Played(time_fs, trace_hash, classes)
+    return Played(time_fs, trace_hash, classes, seen.done_fs, seen.times())

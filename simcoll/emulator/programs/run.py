@@ -12,7 +12,7 @@ from simcoll.core.reference import count_wrong, exact_inputs, expected_outputs
 from simcoll.emulator.budget import check_exact, exact_bytes
 from simcoll.emulator.dataplane import Storage
 from simcoll.emulator.fast.compiled import COMPILED
-from simcoll.emulator.paths import DEEPEST_FIFO, FEW_MESSAGES, INSTALL, MOST_HASHED, check_engine
+from simcoll.emulator.paths import DEEPEST_FIFO, FEW_MESSAGES, INSTALL, MANY_MESSAGES, MOST_HASHED, check_engine
 from simcoll.emulator.programs.ground import call_of
 from simcoll.emulator.programs.lowering import lower
 from simcoll.emulator.programs.operations import rank_array
@@ -82,11 +82,11 @@ def emulate_program(
         folded = play_classes(lowered, keep=keep, expand=expand, worth_it=quotient is None)
         if not isinstance(folded, str):
             why = f"quotient: {folded.classes} classes stand for {lowered.rows} rows"
-            return _result(program, topology, why, lowered, folded, perf_counter() - began, keep=keep)
+            return _result(program, topology, why, lowered, folded, perf_counter() - began)
         way, why = ("fast" if COMPILED else "simpy"), f"no quotient: {folded}"
     if way == "fast" and lowered is not None:
         played = play_all(lowered, keep=keep)
-        result = _result(program, topology, why, lowered, played, perf_counter() - began, keep=keep)
+        result = _result(program, topology, why, lowered, played, perf_counter() - began)
         if moves:
             wrong = sum(_moved_alone(call, number, seed) for number, call in _calls(program))
     else:
@@ -144,7 +144,8 @@ def _choose(
             return "simpy", f"operation {number} has messages of different channels that wait for each other", None
     lowered = lower(program, topology, marked=keep)
     if quotient is not False:
-        pays = quotient or (4 * lowered.distinct <= lowered.rows and lowered.rows > FEW_MESSAGES)
+        few = MANY_MESSAGES if COMPILED else FEW_MESSAGES
+        pays = quotient or (4 * lowered.distinct <= lowered.rows and lowered.rows > few)
         if pays and not moves:
             return "quotient", "", lowered
         if quotient:
@@ -159,7 +160,7 @@ def _choose(
 
 
 def _result(
-    program: Program, topology: Topology, why: str, lowered: Lowered, played: Played, wall_s: float, *, keep: bool
+    program: Program, topology: Topology, why: str, lowered: Lowered, played: Played, wall_s: float
 ) -> ProgramResult:
     """The record of a compiled run."""
     return ProgramResult(
@@ -171,10 +172,10 @@ def _result(
         lowered.messages,
         sum(lowered.bytes_by_op),
         played.trace_hash,
-        played.classes or None,
+        played.classes,
         played.done_fs,
         wall_s=wall_s,
-        _times=played.times() if keep else None,
+        _times=played.times,
     )
 
 

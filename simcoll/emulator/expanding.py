@@ -1,0 +1,46 @@
+"""The trace hash of a folded run: the times of classes, hashed for every message."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from simcoll.emulator.digest import TraceHash
+from simcoll.emulator.fast.compiled import COMPILED
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from simcoll.emulator.fast.timed import Timed
+
+    Ints = NDArray[np.int64]
+
+__all__ = ["ExpandedHash"]
+
+
+class ExpandedHash:
+    """The same as :class:`simcoll.emulator.digest.TraceHash` of all messages, by compiled code where there is any."""
+
+    __slots__ = ("_hash", "_sums")
+
+    def __init__(self) -> None:
+        self._sums = np.zeros(2, np.uint64)
+        self._hash = TraceHash()
+
+    def add(self, begin: int, step: Timed, names: Ints, start: Ints, end: Ints, done: Ints) -> None:
+        """Add a step whose messages are numbered from ``begin``; ``names`` are their classes, and the times those of classes."""
+        shape = step.shape
+        if not COMPILED:
+            number = np.arange(begin, begin + len(step))
+            self._hash.add([number, shape.src, shape.dst, step.size, start[names], end[names], done[names]])
+            return
+        from simcoll.emulator.fast.hashing import hash_expanded  # brings in numba
+
+        # As the compiled function has it: writable, row by row.
+        src, dst, size, names = (np.require(c, np.int64, ["C", "W"]) for c in (shape.src, shape.dst, step.size, names))
+        hash_expanded(self._sums, begin, (src, dst, size), names, (start, end, done))
+
+    def hexdigest(self) -> str:
+        """32 hexadecimal digits."""
+        return "".join(f"{int(value):016x}" for value in self._sums) if COMPILED else self._hash.hexdigest()
