@@ -8,6 +8,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from simcoll.core.schedule import OP_NAMES
+from simcoll.emulator.trace_marks import arrows, critical_messages, link_counters, summary
 from simcoll.errors import ConfigError
 from simcoll.formats.output import write_file
 
@@ -59,6 +60,8 @@ class Trace:
     def document(self, result: Result, run: str = "") -> dict[str, Any]:
         """The trace as a JSON object."""
         spans: dict[tuple[int, int, str], list[tuple[int, int, str, dict[str, Any]]]] = {}
+        path = critical_messages(self._rows)
+        critical = set(path)
         for message, step, src, dst, channel, op, size, ready, start, end, done in sorted(self._rows):
             args = {
                 "message": message,
@@ -68,15 +71,20 @@ class Trace:
                 "flow_start_us": _us(start),
                 "flow_end_us": _us(end),
             }
+            if message in critical:
+                args["critical"] = True
             if src == dst:
                 spans.setdefault((src, channel, "local"), []).append((ready, done, OP_NAMES[op], args))
                 continue
             spans.setdefault((src, channel, "send"), []).append((ready, end, f"send -> {dst}", args))
             spans.setdefault((dst, channel, "receive"), []).append((start, done, f"receive <- {src}", args))
+        tracks = _tracks(spans)
+        links = link_counters(self._rows, self._topology, self._plan.ranks.tolist(), self._plan.nranks)
+        about = self._about(result) | {"critical_path": summary(path, self._rows, result)}
         return {
             "displayTimeUnit": "ns",
-            "otherData": self._about(result) | ({"run": run} if run else {}),
-            "traceEvents": [*self._processes(), *_tracks(spans)],
+            "otherData": about | ({"run": run} if run else {}),
+            "traceEvents": [*self._processes(), *tracks, *arrows(tracks), *links],
         }
 
     def write(self, path: str | Path, result: Result) -> None:
@@ -145,6 +153,8 @@ def _tracks(spans: dict[tuple[int, int, str], list[tuple[int, int, str, dict[str
                 )
             free_at[row] = end
             shown = {"ph": "X", "name": name, "cat": direction, "pid": rank, "tid": base + row}
+            if args.get("critical"):
+                shown["cname"] = "terrible"  # a red of the viewers' palette
             events.append({**shown, "ts": _us(begin), "dur": _us(end - begin), "args": args})
         next_track[rank] = base + len(free_at)
     return events

@@ -76,7 +76,7 @@ def test_run_writes_four_files(folder, capsys):
     assert {row["wrong"] for row in rows if int(row["size_bytes"]) > 1024} == {"0"}  # of the check of the schedule
     assert ET.parse(out / "busbw.svg").getroot().tag.endswith("svg")
     trace = json.loads(gzip.decompress((out / "trace.json.gz").read_bytes()))
-    assert {event["ph"] for event in trace["traceEvents"]} == {"M", "X"}
+    assert {event["ph"] for event in trace["traceEvents"]} == {"M", "X", "s", "f", "C"}
     table = [line for line in printed.out.splitlines() if not line.startswith("#")]
     assert len(table) == 5
     assert [int(line.split()[0]) for line in table] == [8, 128, 2048, 32768, 524288]

@@ -29,7 +29,7 @@ def test_the_file_opens_and_names_its_ranks(tmp_path):
     document = json.loads(gzip.decompress((tmp_path / "trace.json.gz").read_bytes()))
     assert document == trace.document(result)
     names = {e["pid"]: e["args"]["name"] for e in document["traceEvents"] if e["name"] == "process_name"}
-    assert names == {rank: f"rank {rank} (gpu{rank})" for rank in range(4)}
+    assert names == {rank: f"rank {rank} (gpu{rank})" for rank in range(4)} | {4: "links"}
     about = document["otherData"]
     assert (about["trace_hash"], about["time_us"]) == (result.trace_hash, result.time_us)
     assert "truncated" not in about
@@ -85,3 +85,51 @@ def test_a_place_that_cannot_be_written(tmp_path):
         trace.write(tmp_path / "missing" / "trace.json.gz", result)
     with pytest.raises(ConfigError, match="max_events -1 is negative"):
         traced(max_events=-1)
+
+
+def marked(kind, name, nranks, count=1000):
+    machine = crossbar(nranks, "1 GB/s", "1 us")
+    plan = simcoll.bind(simcoll.schedule(kind, name, nranks=nranks), count, "uint8")
+    trace = Trace(plan, machine)
+    result = emulate(plan, machine, observer=trace, bound=False)
+    return trace.document(result), result
+
+
+def test_arrows_lead_from_send_to_receive():
+    document, _ = marked("all_gather", "ring", 4)
+    ends = {phase: {e["id"]: e for e in document["traceEvents"] if e["ph"] == phase} for phase in "sf"}
+    found = spans(document)
+    for phase, category in (("s", "send"), ("f", "receive")):
+        own = {span["args"]["message"]: span for span in found if span["cat"] == category}
+        assert set(own) == set(ends[phase])
+        for message, span in own.items():
+            arrow = ends[phase][message]
+            assert (arrow["pid"], arrow["tid"]) == (span["pid"], span["tid"])
+            assert span["ts"] <= arrow["ts"] <= span["ts"] + span["dur"]
+    assert len(ends["s"]) == 12
+
+
+def test_the_critical_path_of_a_chain_is_all_of_it():
+    """Four hops one after the other; of a tree of eight ranks three of seven messages."""
+    document, result = marked("broadcast", "chain", 5)
+    path = document["otherData"]["critical_path"]
+    assert path == {
+        "messages": sum(1 for s in spans(document) if s["cat"] != "receive" and s["args"].get("critical")),
+        "share": 1.0,
+    }
+    assert path["messages"] >= 4
+    assert result.time_fs == 4 * (10**9 + 1000 * 10**6)
+    document, _ = marked("broadcast", "tree", 8)
+    sends = [span for span in spans(document) if span["cat"] == "send"]
+    assert sum(1 for span in sends if span["args"].get("critical")) == 3
+    assert all((span.get("cname") == "terrible") == bool(span["args"].get("critical")) for span in sends)
+
+
+def test_counters_show_what_links_carry():
+    """Every rank of a linear gather sends 1,000 bytes to rank 0, whose link takes 1 GB/s in all."""
+    document, _ = marked("gather", "linear", 4)
+    counters = [event for event in document["traceEvents"] if event["ph"] == "C"]
+    into = [event["args"]["GB/s"] for event in counters if event["name"].endswith("-> gpu0")]
+    assert max(into) == pytest.approx(1, abs=1e-6)
+    for name in {event["name"] for event in counters}:
+        assert [event["args"]["GB/s"] for event in counters if event["name"] == name][-1] == 0

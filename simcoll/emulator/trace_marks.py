@@ -1,0 +1,100 @@
+"""What a trace shows beside its spans: arrows from send to receive, use of links over time, and the critical path."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from simcoll.emulator.result import Result
+    from simcoll.topology import Topology
+
+__all__ = ["arrows", "critical_messages", "link_counters", "summary"]
+
+Row = tuple[int, ...]
+"""A transfer as an observer gets it: message, step, src, dst, channel, op, size, ready, start, end, done."""
+FS_PER_US = 10**9
+MOST_LINKS = 32
+"""Links whose use is shown: those that carry most bytes."""
+
+
+def critical_messages(rows: Sequence[Row]) -> list[int]:
+    """The transfers of which each waited for the one before, back from the last to end; in order of time.
+
+    A transfer waits for one that ended, on a rank of its own, at the moment when it was ready. Among several the lowest number counts.
+    """
+    by_done: dict[tuple[int, int], list[Row]] = defaultdict(list)
+    for row in sorted(rows):
+        for rank in {row[2], row[3]}:
+            by_done[rank, row[10]].append(row)
+    last = max(rows, key=lambda row: (row[10], -row[0]), default=None)
+    path: list[int] = []
+    seen: set[int] = set()
+    while last is not None and last[0] not in seen:
+        path.append(last[0])
+        seen.add(last[0])
+        before = [row for rank in (last[2], last[3]) for row in by_done[rank, last[7]] if row[0] not in seen]
+        last = min(before, default=None)
+    return path[::-1]
+
+
+def arrows(spans: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Flow events that join each send with its receive: from the end of the one into the other."""
+    sends = {span["args"]["message"]: span for span in spans if span.get("cat") == "send"}
+    for span in spans:
+        if span.get("cat") != "receive":
+            continue
+        message = span["args"]["message"]
+        send = sends[message]
+        shared = {"cat": "message", "name": "message", "id": message}
+        yield {"ph": "s", **shared, "pid": send["pid"], "tid": send["tid"], "ts": send["ts"]}
+        yield {"ph": "f", "bp": "e", **shared, "pid": span["pid"], "tid": span["tid"], "ts": span["ts"] + span["dur"]}
+
+
+def link_counters(
+    rows: Sequence[Row], topology: Topology, ranks: Sequence[int], process: int
+) -> Iterator[dict[str, Any]]:
+    """Counters of the payload that the busiest links carry over time, each message at its mean rate, in GB/s."""
+    moving = [row for row in sorted(rows) if row[2] != row[3] and row[9] > row[8] and row[6]]
+    if not moving:
+        return
+    ends = np.array([[ranks[row[2]], ranks[row[3]]] for row in moving], np.int64)
+    routes = topology.route(ends[:, 0], ends[:, 1]).links
+    carried: dict[int, int] = defaultdict(int)
+    for row, route in zip(moving, routes.tolist(), strict=True):
+        for link in route:
+            if link >= 0:
+                carried[link] += row[6]
+    shown = sorted(carried, key=lambda link: (-carried[link], link))[:MOST_LINKS]
+    changes: dict[int, dict[int, float]] = {link: defaultdict(float) for link in shown}
+    for row, route in zip(moving, routes.tolist(), strict=True):
+        rate = row[6] * 10**6 / (row[9] - row[8])  # bytes per nanosecond
+        for link in route:
+            if link in changes:
+                changes[link][row[8]] += rate
+                changes[link][row[9]] -= rate
+    yield {"ph": "M", "name": "process_name", "pid": process, "args": {"name": "links"}}
+    yield {"ph": "M", "name": "process_sort_index", "pid": process, "args": {"sort_index": process}}
+    for link in sorted(shown):
+        level = 0.0
+        for when, change in sorted(changes[link].items()):
+            level += change
+            value = round(max(level, 0.0), 6)
+            yield {
+                "ph": "C",
+                "name": topology.link_name(link),
+                "pid": process,
+                "ts": when / FS_PER_US,
+                "args": {"GB/s": value},
+            }
+
+
+def summary(path: Sequence[int], rows: Sequence[Row], result: Result) -> dict[str, Any]:
+    """The critical path in numbers: its transfers, and the share of the run that they cover."""
+    chosen = {row[0]: row for row in rows}
+    covered = sum(chosen[message][10] - chosen[message][7] for message in path)
+    return {"messages": len(path), "share": round(covered / result.time_fs, 4) if result.time_fs else 0.0}
