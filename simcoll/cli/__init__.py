@@ -14,6 +14,7 @@ from simcoll.cli.convert import convert_file
 from simcoll.cli.diff import diff_results
 from simcoll.cli.flight import read_flight
 from simcoll.cli.goodput import simulate_goodput
+from simcoll.cli.graph import check_graph
 from simcoll.cli.listing import list_names
 from simcoll.cli.perf import predict
 from simcoll.cli.plan import plan_designs
@@ -52,6 +53,7 @@ app.command(show_schedule, name="show")
 app.command(convert_file, name="convert")
 app.command(tune_library, name="tune")
 app.command(read_flight, name="flight")
+app.command(check_graph, name="graph")
 app.command(list_names, name="list")
 
 
