@@ -74,6 +74,7 @@ class Known:
     folds: bool | None = None
     proof: Proof | None = None
     waits: Mapping[int, tuple[int, ...]] | None = None
+    summaries: dict[tuple[int, int], Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -10,6 +10,8 @@ from simcoll.binding import bind
 from simcoll.core.reduction import parse_dtype
 from simcoll.emulator.at_once import data_errors
 from simcoll.emulator.budget import exact_bytes
+from simcoll.emulator.fast.compiled import COMPILED
+from simcoll.emulator.paths import FEW_MESSAGES
 from simcoll.limits.memory import in_words
 from simcoll.planning.report import cells, foot_lines, head_lines, size_line, titles_of
 from simcoll.planning.sweep import DataCheck, Row, counts_for, play
@@ -95,11 +97,14 @@ def runs(
     topology: Topology,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Iterator[list[Row]]:
-    """The runs of the prepared choices, size by size; calls ``progress(runs done, runs in all, next run)``."""
+    """The runs of the prepared choices, size by size; calls ``progress(runs done, runs in all, next run)``.
+
+    When so many messages are to come that loading the compiled engine pays, it plays them.
+    """
     counts = counts_for(sweep.collective, sweep.sizes, topology.nranks, parse_dtype(sweep.dtype).itemsize)
     done, total = 0, len(counts) * len(schedules) * len(sweep.protocols)
     tell = progress or (lambda _done, _total, _next: None)
-    checks: list[DataCheck] = []
+    engine, checks = "auto", list[DataCheck]()
     for choice, schedule in zip(sweep.choices, schedules, strict=True):
         tell(done, total, f"data of {choice}")
         checks.append(check_data(sweep, schedule))
@@ -109,7 +114,10 @@ def runs(
             for name in sweep.protocols:
                 tell(done, total, f"{choice} {name}")
                 protocol = costs(name, topology, schedule)
-                result = play(sweep, bind(schedule, count, sweep.dtype, sweep.op, protocol=protocol), topology)
+                plan = bind(schedule, count, sweep.dtype, sweep.op, protocol=protocol)
+                result = play(sweep, plan, topology, engine=engine)
+                if COMPILED and result.messages * (total - done) > FEW_MESSAGES:
+                    engine = "fast"
                 rows.append(Row(choice, name, replace(result, outputs=None), check))  # checked, and large
                 done += 1
         yield rows

@@ -188,10 +188,12 @@ def prepare(sweep: Sweep, topology: Topology, built: Sequence[Schedule] | None =
     return schedules
 
 
-def play(sweep: Sweep, plan: Plan, topology: Topology, observer: Observer | None = None) -> Result:
+def play(
+    sweep: Sweep, plan: Plan, topology: Topology, observer: Observer | None = None, engine: str = "auto"
+) -> Result:
     """Emulate one plan, with real data up to the size to which the sweep checks."""
     data = "exact" if 0 < plan.total_bytes <= sweep.check_up_to else "none"
-    return emulate(plan, topology, data=data, observer=observer)
+    return emulate(plan, topology, data=data, observer=observer, engine=engine)
 
 
 def best_rows(rows: Sequence[Row]) -> list[Row]:

@@ -67,6 +67,9 @@ RULES = {RECORDS: RECORD, WAITS: WAIT}
 AHEAD_ROWS, AHEAD_STEPS = 2048, 256
 """How far the plan is loaded ahead, so that one call of the loops is worth its cost."""
 
+SPARE = 2048
+"""So many slots and hops more at least, whenever there are too few: each time costs as much as playing a hundred messages."""
+
 
 class Machine:
     """Plays timed steps on links.
@@ -259,7 +262,7 @@ class Machine:
         self.hop_room.append(0)
         self.slots_used += size
         if self.slots_used > len(self.state.phase):
-            self.state = more_slots(self.state, 3 * self.slots_used // 2)
+            self.state = more_slots(self.state, self.slots_used + max(SPARE, self.slots_used // 2))
         if block >= len(self.state.block_base):
             self.state = lengthened(self.state, PER_BLOCK, 2 * block + 64)
         self.state.block_base[block] = base
@@ -301,7 +304,7 @@ class Machine:
         self.hop_room[block] = max(wanted, 2 * self.hop_room[block])
         self.hops_used += self.hop_room[block]
         if self.hops_used > len(self.state.link):
-            self.state = more_hops(self.state, 3 * self.hops_used // 2)
+            self.state = more_hops(self.state, self.hops_used + max(SPARE, self.hops_used // 2))
 
     def _connect(self, here: slice, timed: Timed) -> None:
         """Number the connections of a block, and give new ones room."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -64,6 +64,7 @@ PER_LINK = ("capacity", "level", "used", "flows", "head", "queued", "marked", "q
 MOST_ENTRIES = 2**31 - 1
 """Entries are numbered by int32: half the memory, and twice as many of them in a cache."""
 PER_CONNECTION = ("ring_base", "ring_size", "ring_count", "ring_done")
+PLACES = {name: place for place, name in enumerate(State._fields)}
 PER_HOP = ("link", "owner", "weight", "shared", "next_flow", "last_flow")
 
 
@@ -96,13 +97,25 @@ def lengthened(state: State, names: tuple[str, ...], length: int) -> State:
         old = getattr(state, name)
         longer[name] = np.zeros(length, old.dtype)
         longer[name][: len(old)] = old
-    return _placed(state._replace(**longer))
+    return _with(state, longer)
+
+
+def _with(state: State, arrays: dict[str, NDArray[Any]]) -> State:
+    """With some arrays in place of others, in the table too."""
+    table = state.table.copy()
+    for name, array in arrays.items():
+        table[2 * PLACES[name] : 2 * PLACES[name] + 2] = _place(array)
+    return state._replace(**arrays, table=table)
 
 
 def _placed(state: State) -> State:
     """With the table of where its arrays are."""
-    places = [(array.ctypes.data, len(array)) for array in state[:-1]]
-    return state._replace(table=np.array(places, np.int64).reshape(-1))
+    return state._replace(table=np.array([_place(array) for array in state[:-1]], np.int64).reshape(-1))
+
+
+def _place(array: NDArray[Any]) -> tuple[int, int]:
+    address: int = array.__array_interface__["data"][0]  # much quicker than ``ctypes``
+    return address, len(array)
 
 
 def more_slots(state: State, slots: int) -> State:
@@ -141,9 +154,8 @@ def larger_calendar(state: State) -> State:
     while size < int(state.reg[HEAP]) + 4 * len(state.phase):
         size *= 2
     state = lengthened(state, ("heap",), size)
-    state = _placed(
-        state._replace(table_key=np.full(2 * size, -1, np.int64), table_head=np.full(2 * size, -1, np.int32))
-    )
+    keys, heads = np.full(2 * size, -1, np.int64), np.full(2 * size, -1, np.int32)
+    state = _with(state, {"table_key": keys, "table_head": heads})
     rehash(state)
     return state
 

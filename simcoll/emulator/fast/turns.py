@@ -29,6 +29,12 @@ KEPT_ROWS = 1 << 21
 """Up to here the first pass over a plan is kept for the second (33 bytes a row)."""
 
 
+REMEMBERED_ROWS = 1 << 19
+"""Up to here what was found is remembered with the schedule."""
+EVEN = (-1, 1)
+"""The question about equal chunks of one byte; others are a count and the bytes of an element."""
+
+
 class Moves(NamedTuple):
     """The columns of a step that time depends on."""
 
@@ -154,7 +160,38 @@ def bytes_by_op(step: Moves) -> tuple[int, ...]:
 
 
 def summary(plan: Plan) -> Summary:
-    """Pass once over a plan."""
+    """Pass once over a plan, or recall what was found for the same schedule.
+
+    With equal chunks, sizes are multiples of those of chunks of one byte; with others, the last counts are those of another protocol.
+    """
+    known, each = plan.schedule.known, 0
+    if not isinstance(plan.sizes, int):
+        return _counted(plan)
+    if _even(plan):
+        each = plan.sizes // plan.schedule.layout.chunks * plan.dtype.itemsize
+    question = EVEN if each else (plan.sizes, plan.dtype.itemsize)
+    found: Summary | None = known.summaries.get(question)
+    if found is None:
+        unit = replace(plan, sizes=plan.schedule.layout.chunks, dtype=np.dtype(np.int8)) if each else plan
+        found = _counted(unit)
+        known.summaries = {key: value for key, value in known.summaries.items() if key == EVEN}
+        if found.rows <= REMEMBERED_ROWS:
+            known.summaries[question] = found
+    return _scaled(found, each) if each else found
+
+
+def _scaled(found: Summary, each: int) -> Summary:
+    """With chunks of so many bytes instead of one."""
+    groups = None
+    if found.groups is not None:
+        groups = [
+            (tuple(step._replace(size_bytes=step.size_bytes * each) for step in group), times)
+            for group, times in found.groups
+        ]
+    return replace(found, bytes_by_op=tuple(moved * each for moved in found.bytes_by_op), groups=groups)
+
+
+def _counted(plan: Plan) -> Summary:
     groups: list[Group] | None = []
     lane_steps = np.zeros(plan.nranks * plan.nchannels, np.int64)
     steps = messages = rows = 0
