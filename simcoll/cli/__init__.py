@@ -9,6 +9,7 @@ from cyclopts import App
 
 from simcoll.cli.accuracy import show_accuracy
 from simcoll.cli.calibrate import calibrate_logs
+from simcoll.cli.calibrate_step import calibrate_steps
 from simcoll.cli.compare import compare_log
 from simcoll.cli.convert import convert_file
 from simcoll.cli.diff import diff_results
@@ -45,7 +46,10 @@ app.command(simulate_goodput, name="goodput")
 app.command(plan_designs, name="plan")
 app.command(diff_results, name="diff")
 app.command(compare_log, name="compare")
-app.command(calibrate_logs, name="calibrate")
+calibrate = App(name="calibrate", help=calibrate_logs.__doc__)
+calibrate.default(calibrate_logs)
+calibrate.command(calibrate_steps, name="step")
+app.command(calibrate)
 app.command(show_accuracy, name="accuracy")
 app.command(time_step, name="step")
 app.command(verify_file, name="verify")

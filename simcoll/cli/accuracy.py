@@ -10,11 +10,15 @@ from cyclopts import Parameter
 __all__ = ["show_accuracy"]
 
 
-def show_accuracy(*, output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None) -> None:
+def show_accuracy(
+    *, steps: bool = False, output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None
+) -> None:
     """Compare predictions with published tables, each system predicted without having been fitted to.
 
     Parameters
     ----------
+    steps
+        Training steps instead of collectives.
     output
         File to write the page to, in Markdown. Default: the terminal.
     """
@@ -28,8 +32,13 @@ def show_accuracy(*, output: Annotated[Path | None, Parameter(name=["--output", 
         if sys.stderr.isatty():
             print(f"\r{name:<60}", end="", file=sys.stderr, flush=True)
 
-    text = page(measure(told))
-    told("")
+    if steps:
+        from simcoll.planning.step_accuracy import step_page
+
+        text = step_page()
+    else:
+        text = page(measure(told))
+        told("")
     if output is None:
         print(text, end="")
     else:

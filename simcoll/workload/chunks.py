@@ -6,17 +6,17 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from simcoll.workload.layers import Pass, ends_of, in_fs, layer_of
+from simcoll.workload.layers import ELEMENT, Pass, ends_of, in_fs, layer_of
 from simcoll.workload.memory import stage_parameters
 from simcoll.workload.model import linears
 from simcoll.workload.parallel import layers_of_chunks
+from simcoll.workload.workload import Inside
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from simcoll.workload.design import Design
     from simcoll.workload.layers import Ends, Layer
-    from simcoll.workload.workload import Inside
 
 __all__ = ["Costs", "Work", "merged"]
 
@@ -103,6 +103,8 @@ class Costs:
         for here, (forward, backward) in ((first, self._ends.embedding), (last, self._ends.head)):
             if here and kind != "W":
                 passes.append(forward if kind == "F" else backward)
+        if kind in {"F", "B", "BW"} and not (self.is_first if kind == "F" else self.is_last)(stage, chunk):
+            passes += self._arrival(which == whole[:1] if kind == "F" else which == whole[-1:], whole=which == whole)
         inside = merged([inner for part in passes for inner in part.inside])
         host = self.design.calibration.host_layer_us
         host += self.design.calibration.host_tp_us if self.design.parallel.tp > 1 else 0.0
@@ -114,6 +116,14 @@ class Costs:
             max(1, len(which)),
             in_fs(launches * host * 1e-6),
         )
+
+    def _arrival(self, at_end: bool, *, whole: bool) -> list[Pass]:
+        """What comes in pieces from another stage is gathered before the first layer that uses it."""
+        design, parallel = self.design, self.design.parallel
+        if not parallel.scatter_gather or parallel.sequence_parallel or parallel.tp == 1 or not (at_end or whole):
+            return []
+        size = ELEMENT * parallel.micro_batch * (design.sequence // parallel.cp) * design.model.hidden
+        return [Pass(0.0, 0.0, (Inside("all_gather", "tp", size),))]
 
     def _of_layer(self, kind: str, number: int) -> tuple[Pass, ...]:
         layer = self._layers[self.design.model.is_moe(number)]

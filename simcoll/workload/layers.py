@@ -116,9 +116,17 @@ def _linear(design: Design, roof: Roofline, linear: Linear) -> tuple[tuple[float
     times = (
         roof.gemm(rows, outputs, inputs, batch=batch),
         roof.gemm(rows, inputs, outputs, batch=batch),
-        roof.gemm(inputs, outputs, rows, batch=batch),
+        roof.gemm(inputs, outputs, rows, batch=batch) + _accumulation(design, roof, batch * inputs * outputs),
     )
     return times, 2.0 * batch * rows * inputs * outputs
+
+
+def _accumulation(design: Design, roof: Roofline, parameters: float) -> float:
+    """Adding the gradients of a micro-batch to those of earlier ones: 6 bytes a parameter, beside the product's own output.
+
+    Of 16 bits, both are read and the sum is written; of 32 bits, the product itself reads and writes the sum.
+    """
+    return roof.elementwise(6 * parameters) if design.micro_batches > 1 else 0.0
 
 
 def _attention(design: Design, roof: Roofline) -> tuple[Pass, Pass]:
@@ -232,15 +240,16 @@ def ends_of(design: Design) -> Ends:
     )  # in 32 bits: cast, maximum, difference, exponential, sum
     back = roof.elementwise(14 * logits + 3 * ELEMENT * x / sizes.split)
     forward = roof.gemm(sizes.rows, columns, sizes.hidden, wide=True)
-    both = roof.gemm(sizes.rows, sizes.hidden, columns, wide=True) + roof.gemm(
-        sizes.hidden, columns, sizes.rows, wide=True
+    both = roof.gemm(sizes.rows, sizes.hidden, columns, wide=True)
+    both += roof.gemm(sizes.hidden, columns, sizes.rows, wide=True) + _accumulation(
+        design, roof, sizes.hidden * columns
     )
     shared: tuple[Inside, ...] = ()
     if parallel.tp > 1:
         kind = "reduce_scatter" if parallel.sequence_parallel else "all_reduce"
         shared = (Inside(kind, "tp", round(x * ELEMENT)),)
     return Ends(
-        (Pass(look, 0.0, shared), Pass(spread, 0.0)),
+        (Pass(look, 0.0, shared), Pass(spread + _accumulation(design, roof, sizes.hidden * columns), 0.0)),
         (Pass(forward + loss, flops), Pass(both + back, 2 * flops, shared)),
     )
 

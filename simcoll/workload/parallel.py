@@ -59,6 +59,9 @@ class Parallel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     overlap_dp, overlap_pp, overlap_ep
         Whether collectives of data parallelism, sends between stages, and exchanges of tokens run beside computation. Default: sends
         when interleaved; nothing else.
+    scatter_gather
+        Whether each tensor-parallel rank sends its part of the activations to the next stage, which gathers them (Megatron-LM); with
+        sequence parallelism they are split anyway.
     split
         Layers of each stage and chunk: ``"even"``; ``"embeddings"``, where embedding and head count as a layer each; or a list.
     offload
@@ -90,6 +93,7 @@ class Parallel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     overlap_dp: bool = False
     overlap_pp: bool | None = None
     overlap_ep: bool = False
+    scatter_gather: bool = False
     split: str | tuple[int, ...] = "even"
     offload: tuple[str, ...] = ()
 

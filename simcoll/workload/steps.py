@@ -6,36 +6,35 @@ What an axis exposes is found by playing again without its bytes: an operation w
 from __future__ import annotations
 
 import hashlib
-from bisect import bisect_left, bisect_right
-from dataclasses import dataclass, field, replace
-from functools import lru_cache
-from typing import TYPE_CHECKING
+from collections import Counter
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 import numpy as np
 
-from simcoll.emulator.programs import emulate_program
 from simcoll.errors import ConfigError
-from simcoll.workload.lower import lower
 from simcoll.workload.memory import memory_by_stage
+from simcoll.workload.playing import Played, alone_on, play_workload, slowed
 from simcoll.workload.result import AxisTime, StepResult
-from simcoll.workload.timeline import Clock, Span, play_classes
-from simcoll.workload.timing import Alone, WorkloadTimes
-from simcoll.workload.traffic import Traffic, alike
-from simcoll.workload.training import FLOPS_FORMULA, training_step
-from simcoll.workload.workload import Call, Compute, Send
+from simcoll.workload.timeline import operation_fs, play_script
+from simcoll.workload.timing import WorkloadTimes
+from simcoll.workload.traffic import Traffic
+from simcoll.workload.training import FLOPS_FORMULA, Parts
+from simcoll.workload.workload import Compute, Send
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection
 
-    from numpy.typing import NDArray
-
-    from simcoll.topology import Topology
     from simcoll.workload.design import Design
-    from simcoll.workload.workload import Inside, Operation, Workload
+    from simcoll.workload.timing import Alone
+    from simcoll.workload.workload import Operation, Workload
 
-__all__ = ["Step", "play_workload", "step"]
+__all__ = ["Step", "step"]
 
+Counted: TypeAlias = "tuple[tuple[Operation, int], ...]"
+"""Operations that cost the same, and how many there are."""
 NEARLY_FULL = 0.85
 """Share of the memory beyond which allocators start to defragment, and times are longer than computed."""
 
@@ -49,7 +48,8 @@ def step(design: Design, *, tier: int = 2, exposed: bool = True) -> StepResult:
         1: collectives are timed once each, with all groups of the axis, and the pipeline is played with these times. 2: everything is
         emulated together, so that operations that share links slow each other down.
     exposed
-        Whether the exposed time of every axis is found, by playing again without it.
+        Whether the exposed time of every axis is found, by playing again without it, and the use of links. Without, the bound is that
+        of computation only.
 
     Raises
     ------
@@ -59,64 +59,97 @@ def step(design: Design, *, tier: int = 2, exposed: bool = True) -> StepResult:
     return Step(design).result(tier=tier, exposed=exposed)
 
 
-@dataclass(eq=False)
 class Step:
-    """A design with its workload, and what has been found about them."""
+    """A design with its workload, and what has been found about them.
 
-    design: Design
-    workload: Workload = field(init=False)
-    alone: Alone = field(init=False)
+    Attributes
+    ----------
+    design, parts, alone
+        What is timed, as slots and their operations, with the times of collectives alone.
+    """
 
-    def __post_init__(self) -> None:
-        self.workload = training_step(self.design)
-        self.alone = alone_on(self.design.topology, alike=not self.design.cluster.degraded)
+    def __init__(self, design: Design) -> None:
+        self.design = design
+        self.parts = Parts(design)
+        self.alone: Alone = alone_on(design.topology, alike=not design.cluster.degraded)
+        self.slots = tuple(self.parts.operation(slot) for slot in self.parts.script.slots)
+
+    @cached_property
+    def workload(self) -> Workload:
+        """The workload of the step."""
+        return self.parts.workload()
+
+    @cached_property
+    def _ground(self) -> Workload:
+        """Classes and groups of the workload, without its operations."""
+        return self.parts.ground()
+
+    @cached_property
+    def _counted(self) -> Counted:
+        rows = Counter(row.slot for row in self.parts.script.rows)
+        return tuple((operation, rows[number]) for number, operation in enumerate(self.slots))
+
+    @cached_property
+    def _times(self) -> WorkloadTimes:
+        return WorkloadTimes(self._ground, self.alone)
 
     def clock(self, *, tier: int, without: Collection[str] = (), spans: bool = True) -> Played:
-        """The step on a clock; ``without``: axes that move no bytes."""
-        return play_workload(
-            _without(self.workload, without), self.alone, tier=tier, slow=self.design.slow, spans=spans
-        )
+        """The step on a clock, with its spans; ``without``: axes that move no bytes."""
+        operations = tuple(_without(operation, without) for operation in self.workload.operations)
+        workload = replace(self.workload, operations=operations) if without else self.workload
+        return play_workload(workload, self.alone, tier=tier, slow=self.design.slow, spans=spans)
+
+    def time_fs(self, *, tier: int, without: Collection[str] = ()) -> int:
+        """How long the step takes; ``without``: axes that move no bytes."""
+        if tier != 1:
+            return self.clock(tier=tier, without=without, spans=False).clock.time_fs
+        return play_script(self.parts.script, self._takes(without))
+
+    def _takes(self, without: Collection[str] = ()) -> list[int]:
+        """How long each slot takes."""
+        made = (slowed(self._ground, _without(operation, without), self.design.slow) for operation in self.slots)
+        return [operation_fs(operation, self._times) for operation in made]
+
+    def _played(self, tier: int) -> Played:
+        if tier not in {1, 2}:
+            raise ConfigError(
+                f"tier {tier!r}: expected 1 (collectives timed once each) or 2 (everything emulated together)"
+            )
+        if tier == 2:
+            return self.clock(tier=2, spans=False)
+        takes = self._takes()
+        made = hashlib.sha256(repr(takes).encode()).hexdigest()[:16]
+        return Played.at(play_script(self.parts.script, takes), made)
 
     def result(self, *, tier: int = 2, exposed: bool = True) -> StepResult:
         """The result of the step."""
-        design, workload = self.design, self.workload
-        played = self.clock(tier=tier, spans=False)
-        times = WorkloadTimes(workload, self.alone)
-        axes = _axes(workload)
-        free = self.clock(tier=1, without=axes).clock.time_fs
-        computed = _computed(workload)
-        found = {
-            axis: AxisTime(
-                _busy(workload, times, axis),
-                played.clock.time_fs - self.clock(tier=tier, without=(axis,), spans=False).clock.time_fs
-                if exposed
-                else 0,
-                _given(workload, axis),
-            )
-            for axis in axes
-        }
-        use, bound = self._links(played.clock.time_fs)
-        memory = memory_by_stage(design)
-        limit = "computation and the order of the pipeline" if free >= bound[0] else f"link {bound[1]}"
+        design = self.design
+        played = self._played(tier)
+        time_fs = played.clock.time_fs
+        axes = _axes(self._counted)
+        free = self.time_fs(tier=1, without=axes)
+        computed = _busiest([(each, _work_fs(each) * count) for each, count in self._counted], self._ground)
+        use, bound = self._links(time_fs) if exposed else ((), (0, ""))
+        flops = self.parts.costs.flops()
         return StepResult(
             title=design.title,
             design_hash=design.hash,
             calibration=design.calibration.state,
             tier=tier,
-            time_fs=played.clock.time_fs,
+            time_fs=time_fs,
             tokens=design.tokens,
             nranks=design.mesh.nranks,
             compute_fs=computed,
             bubble_fs=max(0, free - computed),
-            axes=found,
-            memory=memory,
+            axes={axis: self._axis(axis, tier, time_fs if exposed else None) for axis in axes},
+            memory=memory_by_stage(design),
             memory_limit=design.memory_limit,
-            model_flops=workload.model_flops,
-            hardware_flops=workload.hardware_flops,
+            model_flops=flops[0],
+            hardware_flops=flops[1],
             peak_flops=design.gpu.peak(design.dtype) * design.mesh.nranks,
             flops_formula=FLOPS_FORMULA,
             bound_fs=max(free, bound[0]),
-            limit=limit,
+            limit="computation and the order of the pipeline" if free >= bound[0] else f"link {bound[1]}",
             link_use=use,
             classes=played.classes,
             path=played.path,
@@ -124,177 +157,64 @@ class Step:
             notes=_notes(design, tier),
         )
 
+    def _axis(self, axis: str, tier: int, time_fs: int | None) -> AxisTime:
+        """Communication of an axis; exposed where the time of the step is given."""
+        times, sizes = [], []
+        for operation, count in self._counted:
+            inside = operation.inside if isinstance(operation, Compute) else ()
+            took = (
+                sum(inner.count * self._times.inside(operation, inner) for inner in inside if inner.group == axis)
+                if isinstance(operation, Compute)
+                else 0
+            )
+            size = sum(inner.count * inner.size_bytes for inner in inside if inner.group == axis)
+            if not isinstance(operation, Compute) and operation.group == axis:
+                took, size = operation_fs(operation, self._times), operation.size_bytes
+            times.append((operation, took * count))
+            sizes.append((operation, size * count))
+        exposed = 0 if time_fs is None else time_fs - self.time_fs(tier=tier, without=(axis,))
+        return AxisTime(_busiest(times, self._ground), exposed, _busiest(sizes, self._ground, given=True))
+
     def _links(self, time_fs: int) -> tuple[tuple[tuple[str, float], ...], tuple[int, str]]:
-        """The busiest links, and the time that the busiest needs for its bytes alone."""
+        """The busiest link of each kind, and the time that the busiest of all needs for its bytes alone."""
         topology = self.design.topology
-        carried = Traffic(self.workload, self.alone.plans).total()
+        traffic = Traffic(self._ground, self.alone.plans)
+        carried = np.zeros(topology.nlinks, np.int64)
+        for operation, count in self._counted:
+            carried += count * traffic.of(operation)
+        if not carried.any():
+            return (), (0, "")
         needs = carried * 1e21 / topology.link_capacity_uBps
-        order = np.argsort(-needs, kind="stable")
+        order = np.argsort(-needs, kind="stable").tolist()
         kinds: dict[int, int] = {}
-        for link in order.tolist():
+        for link in order:
             kinds.setdefault(int(topology.link_kind[link]), link)
         use = tuple(
             (topology.link_name(link), float(needs[link] / time_fs)) for link in kinds.values() if carried[link]
         )
-        most = int(order[0]) if len(order) else 0
-        if not carried.any():
-            return (), (0, "")
-        return use, (int(carried[most]) * 10**21 // int(topology.link_capacity_uBps[most]), topology.link_name(most))
+        most = order[0]
+        bound = int(carried[most]) * 10**21 // int(topology.link_capacity_uBps[most])
+        return use, (bound, topology.link_name(most))
 
 
-@lru_cache(maxsize=64)
-def alone_on(topology: Topology, *, alike: bool) -> Alone:
-    """Times of operations alone on a topology, shared by all steps on it."""
-    return Alone(topology, alike)
+def _work_fs(operation: Operation) -> int:
+    return max(operation.time_fs, operation.least_fs) if isinstance(operation, Compute) else 0
 
 
-@dataclass(frozen=True, slots=True)
-class Played:
-    """A workload on a clock, and how that was found."""
-
-    clock: Clock
-    classes: int = 0
-    path: str = "classes with memoised collectives"
-    trace_hash: str = ""
-
-
-def play_workload(
-    workload: Workload, alone: Alone, *, tier: int = 2, slow: dict[int, float] | None = None, spans: bool = True
-) -> Played:
-    """Play any workload on a topology.
-
-    Raises
-    ------
-    ConfigError
-        For an unknown tier.
-    """
-    if tier not in {1, 2}:
-        raise ConfigError(
-            f"tier {tier!r}: expected 1 (collectives timed once each) or 2 (everything emulated together)"
-        )
-    times = WorkloadTimes(workload, alone)
-    if tier == 1:
-        clock = play_classes(_slowed(workload, slow or {}), times)
-        text = repr([(span.operation, span.on, span.begin_fs, span.end_fs) for span in clock.spans])
-        return Played(clock, trace_hash=hashlib.sha256(text.encode()).hexdigest()[:16])
-    program, places = lower(workload, alone.plans, _waits(workload, times), slow=slow)
-    result = emulate_program(program, alone.topology, data="none", keep=spans)
-    found: dict[tuple[int, str], tuple[int, int]] = {}
-    for number, operation in enumerate(program.operations) if spans else ():
-        place = places[number]
-        begins, ends = result.begin_fs(number), result.end_fs(number)
-        ranks = operation.ranks
-        for name in workload.involved(workload.operations[place]):
-            here = np.isin(ranks, workload.classes[name])
-            if here.any():
-                begin, end = int(begins[here].min()), int(ends[here].max())
-                before = found.get((place, name), (begin, end))
-                found[place, name] = (min(begin, before[0]), max(end, before[1]))
-    made = []
-    for place, name in sorted(found, key=lambda key: (key[0], list(workload.classes).index(key[1]))):
-        asked = workload.operations[place]
-        begin, end = found[place, name]
-        if isinstance(asked, Send):  # it begins when both ends are there
-            begin = max(found[place, each][0] for each in (asked.source, asked.target))
-        made.append(Span(place, name, asked.stream, begin, end))
-    return Played(Clock(result.time_fs, tuple(made)), result.classes or 0, result.path, result.trace_hash)
+def _busiest(amounts: list[tuple[Operation, int]], ground: Workload, *, given: bool = False) -> int:
+    """The largest sum over operations of one class; ``given``: messages count for their source only."""
+    sums: dict[str, int] = {}
+    for operation, amount in amounts:
+        classes = (operation.source,) if given and isinstance(operation, Send) else ground.involved(operation)
+        for name in classes if amount else ():
+            sums[name] = sums.get(name, 0) + amount
+    return max(sums.values(), default=0)
 
 
-def _waits(workload: Workload, times: WorkloadTimes) -> dict[tuple[str, Inside], int]:
-    """Collectives inside computations whose times can be taken from playing them alone.
-
-    That is so where their links carry nothing else, and all ranks of each are done at once: then ranks that meet in lock step stay so.
-    """
-    traffic = Traffic(workload, times.alone.plans)
-    inside: dict[str, dict[Inside, Compute]] = {}
-    for operation in workload.operations:
-        if isinstance(operation, Compute):
-            for inner in operation.inside:
-                inside.setdefault(operation.on, {}).setdefault(inner, operation)
-    loads = {
-        on: sum((traffic.of(_only(operation, inner)) > 0) * 1 for inner, operation in each.items())
-        for on, each in inside.items()
-    }
-    beside = _beside(workload, traffic, list(inside))
-    waits: dict[tuple[str, Inside], int] = {}
-    for on, each in inside.items():
-        elsewhere = beside[on] + sum((load > 0) * 1 for other, load in loads.items() if other != on)
-        for inner, operation in each.items():
-            used = traffic.of(_only(operation, inner)) > 0
-            if not (elsewhere[used] > 0).any() and times.together(operation, inner):
-                waits[on, inner] = times.inside(operation, inner)
-    return waits
-
-
-def _beside(workload: Workload, traffic: Traffic, classes: Sequence[str]) -> dict[str, NDArray[np.int64]]:
-    """For every class, how many kinds of calls and sends use each link while a computation of it may wait for collectives.
-
-    A call of the class itself does not, when it begins after one of its computations and the next one begins after it.
-    """
-    places: dict[str, list[int]] = {name: [] for name in classes}
-    needs: dict[tuple[str, str], int] = {}
-    number: dict[str, int] = {}
-    for place, operation in enumerate(workload.operations):
-        number[operation.id] = place
-        if isinstance(operation, Compute) and operation.on in places:
-            if operation.inside:
-                places[operation.on].append(place)
-            for other in operation.after:
-                needs.setdefault((operation.on, other), place)
-    found = {name: np.zeros(traffic.plans.topology.nlinks, np.int64) for name in classes}
-    seen: set[tuple[object, ...]] = set()
-    for operation in workload.operations:
-        if isinstance(operation, Compute) or not operation.size_bytes:
-            continue
-        involved = workload.involved(operation)
-        for name in classes:
-            key = (name, alike(operation))
-            if key in seen:
-                continue
-            if name in involved:
-                own = [number[other] for other in operation.after if other in number]
-                first = max((at for at in own if _is_of(workload.operations[at], name)), default=-1)
-                last = needs.get((name, operation.id), len(workload.operations))
-                if bisect_right(places[name], first) == bisect_left(places[name], last):
-                    continue
-            seen.add(key)
-            found[name] += traffic.of(operation) > 0
-    return found
-
-
-def _is_of(operation: Operation, name: str) -> bool:
-    return isinstance(operation, Compute) and operation.on == name
-
-
-def _only(operation: Compute, inner: Inside) -> Compute:
-    return msgspec.structs.replace(operation, inside=(inner,))
-
-
-def _slowed(workload: Workload, slow: dict[int, float]) -> Workload:
-    """With the computation of every class that has slow ranks as slow as the slowest of them."""
-    if not slow:
-        return workload
-    factor: dict[str, float] = {}
-    for rank, by in slow.items():
-        name = workload.classes_of[rank]
-        factor[name] = max(factor.get(name, by), by)
-    changed = tuple(
-        msgspec.structs.replace(each, time_fs=int(each.time_fs * factor[each.on]))
-        if isinstance(each, Compute) and each.on in factor
-        else each
-        for each in workload.operations
-    )
-    return _with_operations(workload, changed)
-
-
-def _with_operations(workload: Workload, operations: tuple[Operation, ...]) -> Workload:
-    return replace(workload, operations=operations)
-
-
-def _axes(workload: Workload) -> tuple[str, ...]:
+def _axes(counted: Counted) -> tuple[str, ...]:
     """Axes that move bytes, in order of their first operation."""
     found: dict[str, None] = {}
-    for operation in workload.operations:
+    for operation, _ in counted:
         if isinstance(operation, Compute):
             found.update(dict.fromkeys(inner.group for inner in operation.inside if inner.size_bytes))
         elif operation.size_bytes:
@@ -302,62 +222,12 @@ def _axes(workload: Workload) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _without(workload: Workload, axes: Collection[str]) -> Workload:
-    """The same workload when some axes move no bytes."""
-    if not axes:
-        return workload
-    changed: list[Operation] = []
-    for operation in workload.operations:
-        if isinstance(operation, Compute):
-            inside = tuple(inner for inner in operation.inside if inner.group not in axes)
-            changed.append(
-                msgspec.structs.replace(operation, inside=inside) if inside != operation.inside else operation
-            )
-        elif operation.group in axes:
-            changed.append(msgspec.structs.replace(operation, size_bytes=0))
-        else:
-            changed.append(operation)
-    return _with_operations(workload, tuple(changed))
-
-
-def _computed(workload: Workload) -> int:
-    """Computation of the busiest class."""
-    sums: dict[str, int] = {}
-    for operation in workload.operations:
-        if isinstance(operation, Compute):
-            sums[operation.on] = sums.get(operation.on, 0) + max(operation.time_fs, operation.least_fs)
-    return max(sums.values(), default=0)
-
-
-def _busy(workload: Workload, times: WorkloadTimes, axis: str) -> int:
-    """What the operations of an axis take on the busiest class, each alone."""
-    sums: dict[str, int] = {}
-    for operation in workload.operations:
-        if isinstance(operation, Compute):
-            took = sum(
-                inner.count * times.inside(operation, inner) for inner in operation.inside if inner.group == axis
-            )
-        elif operation.group != axis:
-            continue
-        else:
-            took = times.call(operation) if isinstance(operation, Call) else times.send(operation)
-        for name in workload.involved(operation) if took else ():
-            sums[name] = sums.get(name, 0) + took
-    return max(sums.values(), default=0)
-
-
-def _given(workload: Workload, axis: str) -> int:
-    """Bytes that a rank of the busiest class gives to the operations of an axis."""
-    sums: dict[str, int] = {}
-    for operation in workload.operations:
-        if isinstance(operation, Compute):
-            size = sum(inner.count * inner.size_bytes for inner in operation.inside if inner.group == axis)
-        else:
-            size = operation.size_bytes if operation.group == axis else 0
-        source = (operation.source,) if isinstance(operation, Send) else workload.involved(operation)
-        for name in source if size else ():
-            sums[name] = sums.get(name, 0) + size
-    return max(sums.values(), default=0)
+def _without(operation: Operation, axes: Collection[str]) -> Operation:
+    """The same operation when some axes move no bytes."""
+    if isinstance(operation, Compute):
+        inside = tuple(inner for inner in operation.inside if inner.group not in axes)
+        return operation if len(inside) == len(operation.inside) else msgspec.structs.replace(operation, inside=inside)
+    return msgspec.structs.replace(operation, size_bytes=0) if operation.group in axes else operation
 
 
 def _notes(design: Design, tier: int) -> tuple[str, ...]:

@@ -7,14 +7,18 @@ the end of every operation follows from ends before it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
 
 from simcoll.workload.workload import Call, Compute, Send
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from simcoll.workload.script import Script
     from simcoll.workload.workload import Inside, Operation, Workload
 
-__all__ = ["Clock", "Span", "Times", "compute_fs", "play_classes"]
+__all__ = ["Clock", "Span", "Times", "compute_fs", "operation_fs", "play_classes", "play_script"]
 
 
 class Times(Protocol):
@@ -80,7 +84,7 @@ def play_classes(workload: Workload, times: Times) -> Clock:
             name: max([free.get((name, stream), 0), *(done[other].get(name, 0) for other in operation.after)])
             for name in classes
         }
-        takes = _takes(operation, times)
+        takes = operation_fs(operation, times)
         if takes or isinstance(operation, Send):  # its classes meet
             begins = dict.fromkeys(classes, max(begins.values()))
         done[operation.id] = {name: begin + takes for name, begin in begins.items()}
@@ -91,7 +95,69 @@ def play_classes(workload: Workload, times: Times) -> Clock:
     return Clock(last, tuple(spans))
 
 
-def _takes(operation: Operation, times: Times) -> int:
+def operation_fs(operation: Operation, times: Times) -> int:
+    """How long an operation takes when nothing else runs."""
     if isinstance(operation, Compute):
         return compute_fs(operation, times)
     return times.call(operation) if isinstance(operation, Call) else times.send(operation)
+
+
+def play_script(script: Script, takes: Sequence[int]) -> int:
+    """When a script ends whose slots take so long: what :func:`play_classes` finds for its workload, without making one."""
+    free = [0] * script_lanes(script).count
+    ends: list[int] = []
+    for slot, first, second, meets, needs, others in script_lanes(script).rows:
+        took = takes[slot]
+        begin = free[first]
+        for at in needs:
+            begin = max(begin, ends[at])
+        if second < 0:
+            free[first] = begin + took
+            ends += (begin + took, 0)
+            continue
+        other = free[second]
+        for at in others:
+            other = max(other, ends[at])
+        if meets or took:
+            begin = other = max(begin, other)
+        free[first], free[second] = begin + took, other + took
+        ends += (begin + took, other + took)
+    return max(ends, default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Lanes:
+    """A script with streams of stages as numbers.
+
+    Attributes
+    ----------
+    count
+        Streams of all stages.
+    rows
+        Slot, streams on one or two stages (-1: none), whether they always meet, and which ends come before on each: those of row r
+        are ``2 r`` on its first stage and ``2 r + 1`` on its second.
+    """
+
+    count: int
+    rows: tuple[tuple[int, int, int, bool, tuple[int, ...], tuple[int, ...]], ...]
+
+
+@lru_cache(maxsize=128)
+def script_lanes(script: Script) -> _Lanes:
+    """The lanes of a script."""
+    stages = [script.stages_of(slot) for slot in script.slots]
+    numbers: dict[tuple[int, str], int] = {}
+    rows = []
+    for row in script.rows:
+        slot, on = script.slots[row.slot], stages[row.slot]
+        lanes = [numbers.setdefault((stage, slot.stream), len(numbers)) for stage in on]
+        needs = [
+            tuple(
+                2 * at + stages[script.rows[at].slot].index(stage)
+                for at in row.after
+                if stage in stages[script.rows[at].slot]
+            )
+            for stage in on
+        ]
+        rows.append((row.slot, lanes[0], lanes[1] if len(on) > 1 else -1, slot.does == "send", needs[0], needs[-1]))
+    return _Lanes(len(numbers), tuple(rows))

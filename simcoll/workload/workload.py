@@ -7,7 +7,7 @@ operations that must be done first, on each rank those it takes part in. The fil
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
@@ -171,10 +171,9 @@ class Workload:
     tokens: int = 0
     model_flops: float = 0.0
     hardware_flops: float = 0.0
-    classes_of: Mapping[int, str] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "classes_of", _partition(self.classes, self.nranks))
+        _check_classes(self.classes, self.nranks)
         _check_groups(self.groups, self.nranks)
         _check_operations(self)
 
@@ -208,18 +207,18 @@ class Workload:
         return found[inside.all(axis=1)]
 
 
-def _partition(classes: Mapping[str, NDArray[np.int64]], nranks: int) -> dict[int, str]:
-    found: dict[int, str] = {}
+def _check_classes(classes: Mapping[str, NDArray[np.int64]], nranks: int) -> None:
+    counts = np.zeros(nranks, np.int64)
     for name, ranks in classes.items():
-        for rank in ranks.tolist():
-            if rank in found or not 0 <= rank < nranks:
-                where = f"is in {found[rank]!r} as well" if rank in found else f"is not among 0 to {nranks - 1}"
-                raise ConfigError(f"class {name!r}: rank {rank} {where}")
-            found[rank] = name
-    if len(found) != nranks:
-        missing = next(rank for rank in range(nranks) if rank not in found)
-        raise ConfigError(f"rank {missing} is in no class; each must be in exactly one")
-    return found
+        wrong = ranks[(ranks < 0) | (ranks >= nranks)]
+        if len(wrong):
+            raise ConfigError(f"class {name!r}: rank {wrong[0]} is not among 0 to {nranks - 1}")
+        np.add.at(counts, ranks, 1)
+    off = np.flatnonzero(counts != 1)
+    if len(off):
+        where = [name for name, ranks in classes.items() if off[0] in ranks]
+        said = f"is in {' and '.join(map(repr, where))}" if where else "is in no class"
+        raise ConfigError(f"rank {off[0]} {said}; each must be in exactly one, once")
 
 
 def _check_groups(groups: Mapping[str, NDArray[np.int64]], nranks: int) -> None:

@@ -342,7 +342,7 @@ def file_of(**changes):
     [
         ({"format": "other"}, "$.format"),
         ({"classes": {"all": [0]}}, "rank 1 is in no class"),
-        ({"classes": {"all": [0, 1, 1]}}, "rank 1 is in 'all' as well"),
+        ({"classes": {"all": [0, 1, 1]}}, "rank 1 is in 'all'; each"),
         ({"groups": {"dp": [[0, 1], [0]]}}, "$.groups.dp"),
         ({"groups": {"dp": [[0, 2]]}}, "0 to 1"),
         ({"groups": {"tp": [[0, 1]]}}, "unknown group 'dp'"),

@@ -1,0 +1,190 @@
+"""The page on the accuracy of training steps: predicted against measured, every table with what was fitted to it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from simcoll.planning.measurements import measurement_folder
+from simcoll.planning.step_examples import CONTENTION, DEEPEP, contention, exchange_us
+from simcoll.planning.step_fitting import PARAMETERS, fit_steps, predicted
+from simcoll.planning.step_rows import published_steps
+from simcoll.workload.calibration import UNCALIBRATED, load_calibration
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from simcoll.planning.step_rows import StepTable
+    from simcoll.workload.calibration import Calibration
+
+__all__ = ["megatron_a100", "step_page"]
+
+SINGLE_EVERY = 6
+HEAD = """# Accuracy of training steps
+
+Predicted (tier 1) against measured times of training steps. `simcoll accuracy --steps` prints this page; the rows are in
+`measurements/steps`, with their sources.
+
+## vTrain: Megatron-DeepSpeed on A100
+
+Five constants, {constants}, each for all rows: {calibration}. Fitted to the rows of several nodes and to every sixth
+of one node, half of the weight each. *Left out*: every fold, rows of one model width on one number of GPUs, by constants that the
+other folds gave. The peak is a vendor's, its ceiling a measured matrix product (`gpus/a100-80.toml`), collectives are NCCL 2.27's as
+measured elsewhere (`libraries/nccl-2.27.toml`).
+
+| rows | | number | mean error | median | p90 | bias |
+|---|---|---|---|---|---|---|
+"""
+PUBLISHED = """
+vTrain itself, which measures kernels on a GPU and fits nothing, says 14.7 % for several nodes and 8.4 % for one (arXiv 2312.12391,
+on all of its rows; these are part of them).
+
+The rows furthest off have tp 2 with pp 8 or 16 and a model of 39.1B: all are measured slower than predicted, with memory nearly full.
+"""
+KORTHIKANTI = """
+## Korthikanti et al., table 5: Megatron-LM on A100
+
+Nothing is fitted to these rows: the constants are those from vTrain's. Calculon says a mean of 3.65 % and at most 8.87 % for them, with
+efficiencies set by hand (arXiv 2306.02003).
+
+| model | recompute | measured s | predicted s | error |
+|---|---|---|---|---|
+"""
+MLPERF = """
+## MLPerf Training v5.0: Llama 3.1 405B on H100
+
+*Blind*: no constant. *From 512 GPUs*: the rate of matrix products from the first row ({rate}), the other rows are predicted.
+
+| GPUs | micro-batches | measured s | blind | from 512 GPUs |
+|---|---|---|---|---|
+"""
+MEGATRON = """
+## Narayanan et al., table 1: Megatron-LM on A100
+
+Nothing fitted: constants from vTrain. Measured times follow from the published TFLOP/s and the paper's count of operations.
+
+| model | GPUs | measured s | predicted s | error |
+|---|---|---|---|---|
+"""
+EXCHANGE = """
+## DeepEP: exchanges of tokens
+
+Microseconds on H800 with a NIC of 400 Gbit/s for each GPU; nothing fitted. *Balanced*: as if all experts were chosen as often.
+
+| GPUs | kernel | measured | predicted | error | balanced |
+|---|---|---|---|---|---|
+"""
+SHARED = """
+## Two axes on one NIC: formulas against the emulator
+
+Backward passes of 8 layers on 4 nodes of 8 H100: each waits for an all_to_all among 16 ranks, and a reduce_scatter over all 32 runs beside
+the next layers. Milliseconds; no measurement, but what a formula misses.
+
+| compute, exchange, reduction of a layer | the longer of both | the sum | emulated |
+|---|---|---|---|
+"""
+
+
+def megatron_a100() -> Calibration:
+    """The constants of Megatron on A100, from vTrain's rows."""
+    return load_calibration(measurement_folder() / "steps" / "a100-megatron.toml")
+
+
+def step_page() -> str:
+    """The page, in Markdown; made from scratch it takes some ten minutes."""
+    return "".join([*_vtrain(), *_korthikanti(), *_mlperf(), *_megatron(), *_exchange(), *_shared()])
+
+
+def _vtrain() -> Iterator[str]:
+    several, one = published_steps("vtrain-multi").rows, published_steps("vtrain-single").rows
+    some = one[::SINGLE_EVERY]
+    rows, weights = [*several, *some], [1 / len(several)] * len(several) + [1 / len(some)] * len(some)
+    shipped = megatron_a100()
+    found = fit_steps(rows, tuple(PARAMETERS), start=shipped, weights=weights)
+    words = f"`{shipped.hash}` in `measurements/steps/a100-megatron.toml`"
+    yield HEAD.format(
+        constants=", ".join(f"`{name}` {getattr(shipped, name):.4g}" for name in PARAMETERS), calibration=words
+    )
+    count = len(several)
+    for name, part in (("several nodes", slice(count)), ("one node", slice(count, None))):
+        for how, errors in (("left out", found.unseen[part]), ("all", found.seen[part])):
+            yield f"| {name} | {how} | {len(errors)} | {_summary(errors)} |\n"
+    blind = predicted(several, UNCALIBRATED) / np.array([row.seconds for row in several]) - 1
+    yield f"| several nodes | no constant | {count} | {_summary(blind)} |\n"
+    yield PUBLISHED
+
+
+def _summary(errors: NDArray[np.float64]) -> str:
+    size = np.abs(errors)
+    values = (size.mean(), np.median(size), np.quantile(size, 0.9))
+    return " | ".join([*(f"{100 * value:.1f} %" for value in values), f"{100 * errors.mean():+.1f} %"])
+
+
+def _errors(table: StepTable, calibration: Calibration) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    times = predicted(table.rows, calibration)
+    return times, times / np.array([row.seconds for row in table.rows]) - 1
+
+
+def _korthikanti() -> Iterator[str]:
+    table = published_steps("korthikanti")
+    times, errors = _errors(table, megatron_a100())
+    yield KORTHIKANTI
+    for row, time, error in zip(table.rows, times, errors, strict=True):
+        yield f"| {row.fold} | {row.design.parallel.recompute} | {row.seconds:.2f} | {time:.2f} | {100 * error:+.1f} % |\n"
+    yield f"\nMean {100 * np.abs(errors).mean():.1f} %, at most {100 * np.abs(errors).max():.1f} %.\n"
+
+
+def _mlperf() -> Iterator[str]:
+    table = published_steps("mlperf-405b-h100")
+    fit = fit_steps(table.rows[:1], ("rate",))
+    _, blind = _errors(table, UNCALIBRATED)
+    times, errors = _errors(table, fit.calibration)
+    yield MLPERF.format(rate=f"{fit.calibration.rate:.3f} of the measured ceiling")
+    for row, one, other in zip(table.rows, blind, errors, strict=True):
+        design = row.design
+        yield f"| {design.mesh.nranks} | {design.micro_batches} | {row.seconds:.3f} | {100 * one:+.1f} % | {100 * other:+.1f} % |\n"
+    parallel = table.rows[0].design.parallel
+    passes = [row.design.micro_batches + (parallel.pp - 1) / parallel.virtual for row in table.rows]
+    said, found = (_intercept(passes, values) for values in ([row.seconds for row in table.rows], times.tolist()))
+    yield (
+        f"\nA line through the times over micro-batches and bubble has its intercept, what data parallelism and the optimizer expose, "
+        f"at {said:.3f} s measured and {found:.3f} s predicted ({100 * (found / said - 1):+.0f} %).\n"
+    )
+
+
+def _intercept(passes: Sequence[float], seconds: Sequence[float]) -> float:
+    return float(np.polyfit(passes, seconds, 1)[1])
+
+
+def _megatron() -> Iterator[str]:
+    table = published_steps("megatron-table1")
+    times, errors = _errors(table, megatron_a100())
+    yield MEGATRON
+    for row, time, error in zip(table.rows, times, errors, strict=True):
+        yield f"| {row.fold} | {row.design.mesh.nranks} | {row.seconds:.2f} | {time:.2f} | {100 * error:+.1f} % |\n"
+
+
+def _exchange() -> Iterator[str]:
+    yield EXCHANGE
+    errors = []
+    for gpus, measured in DEEPEP.items():
+        for which, kernel in enumerate(("dispatch", "combine")):
+            time, even = exchange_us(gpus, which), exchange_us(gpus, which, balanced=True)
+            errors.append(time / measured[which] - 1)
+            off = f"{100 * errors[-1]:+.1f} % | {100 * (even / measured[which] - 1):+.1f} %"
+            yield f"| {gpus} | {kernel} | {measured[which]} | {time:.0f} | {off} |\n"
+    yield f"\nMean {100 * float(np.abs(errors).mean()):.1f} %.\n"
+
+
+def _shared() -> Iterator[str]:
+    yield SHARED
+    for case in CONTENTION:
+        longer, summed, played = contention(case)
+        sizes = f"{case.compute_ms:g} ms, {case.exchange_mib} MiB, {case.reduce_mib} MiB"
+        yield (
+            f"| {sizes} | {longer:.1f} ({100 * (longer / played - 1):+.0f} %) | {summed:.1f} ({100 * (summed / played - 1):+.0f} %) "
+            f"| {played:.1f} |\n"
+        )

@@ -1,0 +1,173 @@
+"""A workload on a clock: in tier 2 all of it on the emulator, in tier 1 class by class with collectives timed once each."""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from simcoll.emulator.programs import emulate_program
+from simcoll.errors import ConfigError
+from simcoll.workload.lower import lower
+from simcoll.workload.timeline import Clock, Span, play_classes
+from simcoll.workload.timing import Alone, WorkloadTimes
+from simcoll.workload.traffic import Traffic, alike
+from simcoll.workload.workload import Compute, Send
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from simcoll.topology import Topology
+    from simcoll.workload.workload import Inside, Operation, Workload
+
+__all__ = ["Played", "alone_on", "play_workload", "slowed"]
+
+
+@lru_cache(maxsize=64)
+def alone_on(topology: Topology, *, alike: bool) -> Alone:
+    """Times of operations alone on a topology, shared by all steps on it."""
+    return Alone(topology, alike)
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """A workload on a clock, and how that was found."""
+
+    clock: Clock
+    classes: int = 0
+    path: str = "classes with memoised collectives"
+    trace_hash: str = ""
+
+    @classmethod
+    def at(cls, time_fs: int, trace_hash: str) -> Played:
+        """Without spans."""
+        return cls(Clock(time_fs, ()), trace_hash=trace_hash)
+
+
+def play_workload(
+    workload: Workload, alone: Alone, *, tier: int = 2, slow: Mapping[int, float] | None = None, spans: bool = True
+) -> Played:
+    """Play any workload on a topology.
+
+    Raises
+    ------
+    ConfigError
+        For an unknown tier.
+    """
+    if tier not in {1, 2}:
+        raise ConfigError(
+            f"tier {tier!r}: expected 1 (collectives timed once each) or 2 (everything emulated together)"
+        )
+    times = WorkloadTimes(workload, alone)
+    if tier == 1:
+        changed = tuple(slowed(workload, each, slow or {}) for each in workload.operations)
+        clock = play_classes(replace(workload, operations=changed), times)
+        text = repr([(span.operation, span.on, span.begin_fs, span.end_fs) for span in clock.spans])
+        return Played(clock, trace_hash=hashlib.sha256(text.encode()).hexdigest()[:16])
+    program, places = lower(workload, alone.plans, _waits(workload, times), slow=slow)
+    result = emulate_program(program, alone.topology, data="none", keep=spans)
+    found: dict[tuple[int, str], tuple[int, int]] = {}
+    for number, operation in enumerate(program.operations) if spans else ():
+        place = places[number]
+        begins, ends = result.begin_fs(number), result.end_fs(number)
+        ranks = operation.ranks
+        for name in workload.involved(workload.operations[place]):
+            here = np.isin(ranks, workload.classes[name])
+            if here.any():
+                begin, end = int(begins[here].min()), int(ends[here].max())
+                before = found.get((place, name), (begin, end))
+                found[place, name] = (min(begin, before[0]), max(end, before[1]))
+    made = []
+    for place, name in sorted(found, key=lambda key: (key[0], list(workload.classes).index(key[1]))):
+        asked = workload.operations[place]
+        begin, end = found[place, name]
+        if isinstance(asked, Send):  # it begins when both ends are there
+            begin = max(found[place, each][0] for each in (asked.source, asked.target))
+        made.append(Span(place, name, asked.stream, begin, end))
+    return Played(Clock(result.time_fs, tuple(made)), result.classes or 0, result.path, result.trace_hash)
+
+
+def _waits(workload: Workload, times: WorkloadTimes) -> dict[tuple[str, Inside], int]:
+    """Collectives inside computations whose times can be taken from playing them alone.
+
+    That is so where their links carry nothing else, and all ranks of each are done at once: then ranks that meet in lock step stay so.
+    """
+    traffic = Traffic(workload, times.alone.plans)
+    inside: dict[str, dict[Inside, Compute]] = {}
+    for operation in workload.operations:
+        if isinstance(operation, Compute):
+            for inner in operation.inside:
+                inside.setdefault(operation.on, {}).setdefault(inner, operation)
+    loads = {
+        on: sum((traffic.of(_only(operation, inner)) > 0) * 1 for inner, operation in each.items())
+        for on, each in inside.items()
+    }
+    beside = _beside(workload, traffic, list(inside))
+    waits: dict[tuple[str, Inside], int] = {}
+    for on, each in inside.items():
+        elsewhere = beside[on] + sum((load > 0) * 1 for other, load in loads.items() if other != on)
+        for inner, operation in each.items():
+            used = traffic.of(_only(operation, inner)) > 0
+            if not (elsewhere[used] > 0).any() and times.together(operation, inner):
+                waits[on, inner] = times.inside(operation, inner)
+    return waits
+
+
+def _beside(workload: Workload, traffic: Traffic, classes: Sequence[str]) -> dict[str, NDArray[np.int64]]:
+    """For every class, how many kinds of calls and sends use each link while a computation of it may wait for collectives.
+
+    A call of the class itself does not, when it begins after one of its computations and the next one begins after it.
+    """
+    places: dict[str, list[int]] = {name: [] for name in classes}
+    needs: dict[tuple[str, str], int] = {}
+    number: dict[str, int] = {}
+    for place, operation in enumerate(workload.operations):
+        number[operation.id] = place
+        if isinstance(operation, Compute) and operation.on in places:
+            if operation.inside:
+                places[operation.on].append(place)
+            for other in operation.after:
+                needs.setdefault((operation.on, other), place)
+    found = {name: np.zeros(traffic.plans.topology.nlinks, np.int64) for name in classes}
+    seen: set[tuple[object, ...]] = set()
+    for operation in workload.operations:
+        if isinstance(operation, Compute) or not operation.size_bytes:
+            continue
+        involved = workload.involved(operation)
+        for name in classes:
+            key = (name, alike(operation))
+            if key in seen:
+                continue
+            if name in involved:
+                own = [number[other] for other in operation.after if other in number]
+                first = max((at for at in own if _is_of(workload.operations[at], name)), default=-1)
+                last = needs.get((name, operation.id), len(workload.operations))
+                if bisect_right(places[name], first) == bisect_left(places[name], last):
+                    continue
+            seen.add(key)
+            found[name] += traffic.of(operation) > 0
+    return found
+
+
+def _is_of(operation: Operation, name: str) -> bool:
+    return isinstance(operation, Compute) and operation.on == name
+
+
+def _only(operation: Compute, inner: Inside) -> Compute:
+    return msgspec.structs.replace(operation, inside=(inner,))
+
+
+def slowed(workload: Workload, operation: Operation, slow: Mapping[int, float]) -> Operation:
+    """A computation as slow as the slowest rank of its class."""
+    if not slow or not isinstance(operation, Compute):
+        return operation
+    factor = max((by for rank, by in slow.items() if rank in workload.classes[operation.on]), default=1.0)
+    return msgspec.structs.replace(operation, time_fs=int(operation.time_fs * Fraction(str(factor))))
