@@ -61,4 +61,6 @@ def test_a_changed_schedule_shares_nothing():
     summary(simcoll.bind(made, 8))
     assert made.known.summaries
     assert dataclasses.replace(made).known.summaries == {}
-    assert np.array_equal(summary(simcoll.bind(dataclasses.replace(made), 8)).lane_steps, [3, 3, 3, 3])
+    assert np.array_equal(
+        summary(simcoll.bind(dataclasses.replace(made), 8)).lane_steps, [4, 4, 4, 4]
+    )  # a copy and three steps
