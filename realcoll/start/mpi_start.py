@@ -164,12 +164,12 @@ def _name(environment: Mapping[str, str], prefix: str) -> str:
 
 
 def _started(before: _Before | None, limit_s: float) -> Any:
-    """MPI, started in time or this process ended; the first of a machine sees to the name of MPICH's shared memory.
+    """MPI, started in time or this process ended; each sees to the name of MPICH's shared memory, which any may make.
 
     MPICH makes that name from the job's: FNV-1a, in 32 bits.
     """
     path = ""
-    if before and os.environ.get("MPI_LOCALRANKID") == "0":
+    if before and "MPI_LOCALRANKID" in os.environ:
         number = 0x811C9DC5
         for byte in before.job.encode():
             number = (number ^ byte) * 0x01000193 & 0xFFFFFFFF

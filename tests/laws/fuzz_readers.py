@@ -57,7 +57,7 @@ def main() -> int:
                 if asked.keep:
                     asked.keep.mkdir(parents=True, exist_ok=True)
                     (asked.keep / f"{name}-{asked.seed}-{finding.number}").write_bytes(finding.content)
-        if first % (20 * BLOCK) == 0:
+        if first % (4 * BLOCK) == 0:
             print(
                 f"{done:,} inputs, {len(tally.findings)} findings, {time.process_time() - begin:.0f} CPU s", flush=True
             )
