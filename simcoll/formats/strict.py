@@ -93,6 +93,8 @@ def decode_json(data: bytes | str, record: type[Record], file: str | None = None
     if not data.strip():
         raise ConfigError("the file is empty", file=file)
     try:
+        if isinstance(data, bytes):
+            data.decode()  # what a record does not name is skipped without a look at it
         found = msgspec.json.decode(data, type=record)
     except msgspec.ValidationError as error:
         raise _refuse(error, record, file) from None

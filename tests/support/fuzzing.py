@@ -6,6 +6,7 @@ A mutation is a function of (seed, reader, number), so every input can be made a
 from __future__ import annotations
 
 import json
+import pickle
 import random
 import re
 import signal
@@ -19,21 +20,30 @@ from pathlib import Path
 import simcoll
 from simcoll.distributed.runtime.objects import ObjectDecodingError, decode, encode
 from simcoll.errors import MOST_LETTERS, ConfigError, ScheduleError
+from simcoll.formats.flight_record import FlightEntry, FlightRecord, dump_flight_record, findings, parse_flight_record
 from simcoll.formats.goal import parse_goal
 from simcoll.formats.goal_binary import parse_goal_binary
 from simcoll.formats.goal_writer import dump_goal, dump_goal_binary
 from simcoll.formats.msccl_xml import load_msccl_xml
+from simcoll.formats.mscclpp_plan import parse_mscclpp_plan
+from simcoll.formats.mscclpp_writer import dump_mscclpp_plan
+from simcoll.formats.nccl_graph import parse_nccl_graphs
 from simcoll.formats.nccl_tests import load_log
 from simcoll.formats.recognise import recognise
 from simcoll.formats.schedule_files import parse_algorithm
 from simcoll.formats.schedule_json import dump_schedule, parse_schedule
+from simcoll.formats.tuner_files import TUNER_FORMATS
+from simcoll.formats.tuner_rules import Rule
 from simcoll.libraries.calibration import Calibration, calibration_toml, parse_calibration
 from simcoll.libraries.environment import parse_environment
 from simcoll.libraries.library import parse_library
 from simcoll.planning.scenario import load_scenario, scenario_topology, sweep_of
 from simcoll.planning.sweep_grid import load_sweep, sweep_grid
+from simcoll.proving import verify_device_program
 from simcoll.topology import load_topology
+from simcoll.topology.graph_files import graphml_text, parse_graphml, parse_simgrid, simgrid_text
 from simcoll.topology.nccl_xml import parse_nccl_xml
+from simcoll.topology.smi_matrix import parse_smi_matrix
 from simcoll.workload.design import load_design
 from simcoll.workload.gpu import parse_gpu
 from simcoll.workload.model import model_from_hf
@@ -149,6 +159,13 @@ class Reader:
     seeds: object
 
 
+VECTOR = (((4, 2), "Float"),)
+FLIGHT = dump_flight_record(
+    FlightRecord("2.4", (("0", (0, 1)),), (FlightEntry("0", 1, "nccl:all_reduce", VECTOR, VECTOR, "started"),))
+)
+NCCL_GRAPH = b"""<graphs version="1"><graph id="0" pattern="4" speedintra="12" speedinter="12" typeintra="SYS">
+<channel><gpu dev="0"/><gpu dev="a"/></channel></graph></graphs>"""
+
 READERS = {
     "schedule": Reader(_proved(parse_schedule), lambda: [dump_schedule(each) for each in _schedules()]),
     "msccl": Reader(
@@ -156,6 +173,26 @@ READERS = {
     ),
     "goal": Reader(parse_goal, lambda: [dump_goal(each) for each in _schedules()]),
     "goal-binary": Reader(parse_goal_binary, lambda: [dump_goal_binary(each) for each in _schedules()]),
+    "mscclpp": Reader(
+        lambda content: verify_device_program(parse_mscclpp_plan(content)),
+        lambda: [dump_mscclpp_plan(each, protocol=protocol) for each in list(_schedules())[:3] for protocol in ("Simple", "LL")],
+    ),
+    "nccl-graph": Reader(parse_nccl_graphs, lambda: [NCCL_GRAPH]),
+    "flight-record": Reader(
+        lambda content: findings({0: parse_flight_record(content)}), lambda: [FLIGHT, pickle.dumps(json.loads(FLIGHT))]
+    ),
+    "smi-matrix": Reader(
+        lambda content: parse_smi_matrix(content, nvlink_bandwidth="25 GB/s", pcie_bandwidth="32 GB/s", cpu_bandwidth="20 GB/s"),
+        lambda: [b"     GPU0 GPU1 GPU2\nGPU0 X NV4 SYS\nGPU1 NV4 X SYS\nGPU2 SYS SYS X\n"],
+    ),
+    "graphml": Reader(parse_graphml, lambda: [graphml_text(load_topology("dgx-h100", nodes=1))]),
+    "simgrid": Reader(parse_simgrid, lambda: [simgrid_text(load_topology("crossbar"))]),
+    **{
+        f"tuner-{name}": Reader(TUNER_FORMATS[name].parse, lambda name=name: [TUNER_FORMATS[name].dump(
+            [Rule("all_reduce", 0, 4096, "tree" if name == "nccl-csv" else "han", "ll" if name == "nccl-csv" else ""),
+             Rule("all_reduce", 4097, -1, "ring" if name == "nccl-csv" else "tuned", "simple" if name == "nccl-csv" else "")])])
+        for name in TUNER_FORMATS
+    },
     "algorithm": Reader(_proved(parse_algorithm), lambda: [READERS[name].seeds()[0] for name in ("schedule", "msccl", "goal")]),
     "recognise": Reader(
         recognise, lambda: [seed for name in ("schedule", "msccl", "goal", "log", "topology") for seed in READERS[name].seeds()]
