@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path  # noqa: TC003 - cyclopts reads the annotations
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
@@ -17,18 +16,20 @@ if TYPE_CHECKING:
 __all__ = ["simulate_goodput"]
 
 
-def simulate_goodput(file: Path, /, *, options: Annotated[GridOptions, Parameter(name="*")] = GridOptions()) -> None:  # noqa: B008
+def simulate_goodput(given: str, /, *, options: Annotated[GridOptions, Parameter(name="*")] = GridOptions()) -> None:  # noqa: B008
     """Simulate failures, checkpoints, restarts, spares and slow nodes: the share of the time that is useful training.
 
     Parameters
     ----------
-    file
-        A goodput file in TOML; a list in it is swept.
+    given
+        The name of a shipped file, or a goodput file in TOML; a list in it is swept.
     """
     from simcoll.cli.grids import play_grid
     from simcoll.formats.output import write_file
     from simcoll.planning.goodput import goodput_csv, goodput_grid, goodput_of
+    from simcoll.planning.scenario import file_of
 
+    file = file_of("goodput", given)
     played = play_grid(options, file, lambda: goodput_grid(file)[1], ("results.csv",))
     if played is None or options.shard:
         return

@@ -15,12 +15,12 @@ Lines = list[tuple[str, ...]]
 
 
 def list_names(what: str, /) -> None:
-    """List topologies, algorithms, scenarios, collectives, protocols, GPUs or models.
+    """List topologies, algorithms, scenarios, collectives, protocols, GPUs, models or plans.
 
     Parameters
     ----------
     what
-        topologies, algorithms, scenarios, collectives, protocols, gpus or models.
+        topologies, algorithms, scenarios, collectives, protocols, gpus, models or plans.
     """
     listings: dict[str, Callable[[], Lines]] = {
         "topologies": _topologies,
@@ -30,6 +30,7 @@ def list_names(what: str, /) -> None:
         "protocols": _protocols,
         "gpus": _gpus,
         "models": _models,
+        "plans": _plans,
     }
     if what not in listings:
         raise ConfigError(f"cannot list {what!r}; {nearest(what, listings)}")
@@ -46,6 +47,18 @@ def _scenarios() -> Lines:
     from simcoll.planning.scenario import shipped_scenarios
 
     return list(shipped_scenarios().items())
+
+
+def _plans() -> Lines:
+    from simcoll.limits.text import parse_toml
+    from simcoll.planning.scenario import shipped_files
+
+    commands = (("plan", "plans"), ("sweep", "sweeps"), ("goodput", "goodput"))
+    return [
+        (f"simcoll {command} {name}", str(parse_toml(path.read_bytes(), str(path)).get("title", "")))
+        for command, kind in commands
+        for name, path in shipped_files(kind).items()
+    ]
 
 
 def _gpus() -> Lines:

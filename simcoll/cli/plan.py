@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path  # noqa: TC003 - cyclopts reads the annotations
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
@@ -22,7 +21,7 @@ FILES = ("results.csv", "best.toml", "trace.json.gz", "report.html")
 
 
 def plan_designs(
-    file: Path,
+    plan: str,
     /,
     *,
     exact: Annotated[int, WHOLE] = 8,
@@ -33,8 +32,8 @@ def plan_designs(
 
     Parameters
     ----------
-    file
-        A plan file: a design file whose lists are swept, with an objective, limits, costs and failures.
+    plan
+        A plan file, or the name of a shipped one: a design file whose lists are swept, with an objective, limits, costs and failures.
     exact
         How many of the best designs are emulated with everything together (tier 2), beside those on the Pareto front.
     top
@@ -43,11 +42,13 @@ def plan_designs(
     from simcoll.cli.grids import play_grid
     from simcoll.errors import ConfigError
     from simcoll.formats.output import write_files
-    from simcoll.planning.designs import best_of, latest, refined, space_grid
+    from simcoll.planning.designs import best_of, firsts, latest, refined, space_grid
+    from simcoll.planning.scenario import file_of
     from simcoll.planning.space import load_space
 
     if exact < 0 or top < 1:
         raise ConfigError(f"--exact {exact} --top {top}: expected at least 0 and 1")
+    file = file_of("plans", plan)
     space: list[Space] = []
 
     def grid_of_file() -> Grid:
@@ -63,8 +64,13 @@ def plan_designs(
         return
     rows = latest(runs[0].rows, runs[1].rows)
     best, front = best_of(rows, space[0])
-    for line in _table(best[:top], space[0], front):
+    if tight := [row["result"]["fits"] for row in rows if row.get("result", {}).get("fits", "yes") != "yes"]:
+        print(f"# {len(tight):,} do not fit, such as {tight[0]}")
+    shown = list({row["key"]: row for row in (*best[:top], *firsts(best))}.values())
+    for line in _table(shown, space[0], front):
         print(line)
+    for note in dict.fromkeys(note for row in shown for note in row["result"]["notes"]):
+        print(f"# note: {note}")
     write_files(folder, _files(space[0], rows, best, front))
     print(f"# wrote {', '.join(str(folder / name) for name in ('rows.jsonl', *FILES))}")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path  # noqa: TC003 - cyclopts reads the annotations
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -12,18 +11,20 @@ from simcoll.cli.grids import GridOptions
 __all__ = ["sweep_all"]
 
 
-def sweep_all(file: Path, /, *, options: Annotated[GridOptions, Parameter(name="*")] = GridOptions()) -> None:  # noqa: B008
+def sweep_all(given: str, /, *, options: Annotated[GridOptions, Parameter(name="*")] = GridOptions()) -> None:  # noqa: B008
     """Play every combination of topologies, nodes, damage, collectives, algorithms, protocols, seeds and sizes.
 
     Parameters
     ----------
-    file
-        A sweep file in TOML.
+    given
+        The name of a shipped file, or a sweep file in TOML.
     """
     from simcoll.cli.grids import play_grid
     from simcoll.formats.output import write_file
+    from simcoll.planning.scenario import file_of
     from simcoll.planning.sweep_grid import load_sweep, sweep_csv, sweep_grid
 
+    file = file_of("sweeps", given)
     played = play_grid(options, file, lambda: sweep_grid(load_sweep(file), file), ("results.csv",))
     if played is None:
         return

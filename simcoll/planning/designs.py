@@ -12,6 +12,7 @@ from simcoll.planning.failures import Cause, Job
 from simcoll.planning.figures import FIGURES, better_of, pareto_front
 from simcoll.planning.goodput import HOUR_US, renewal, young_daly
 from simcoll.planning.grid import Grid
+from simcoll.topology import LINK_KINDS
 from simcoll.units import parse_span
 from simcoll.workload.design import design_from
 from simcoll.workload.memory import memory_by_stage
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from simcoll.planning.grid import Point, Row
     from simcoll.planning.space import Space
+    from simcoll.topology import Topology
     from simcoll.workload.design import Design
     from simcoll.workload.result import StepResult
     from simcoll.workload.timeline import Clock
@@ -31,8 +33,10 @@ __all__ = [
     "Bar",
     "bars_of",
     "best_of",
+    "beyond_pcie",
     "design_of",
     "designs_csv",
+    "firsts",
     "front_figures",
     "latest",
     "refined",
@@ -41,6 +45,8 @@ __all__ = [
 ]
 
 MOST_BARS = 2500
+PCIE_GBPS = {"volta": 15.75, "turing": 15.75, "ampere": 31.5, "hopper": 63.0, "mi300": 63.0}
+"""GB/s of 16 lanes of PCIe 3.0, 4.0, 5.0 (PCI-SIG: 8, 16, 32 GT/s, 128b/130b). Blackwell has 5.0, and 6.0 behind NICs of 800 Gb/s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +85,18 @@ def time_design(point: Point) -> dict[str, Any]:
     if shared["fits"] != "yes":
         return shared
     found = step(design, tier=point["tier"], exposed=point["tier"] == 2)
-    return {**shared, **_figures(design, found, point["terms"]), **_told(found)}
+    return {**shared, **_figures(design, found, point["terms"]), **_told(design, found)}
+
+
+def beyond_pcie(topology: Topology) -> str:
+    """What to say when NICs are faster than a slot of the GPU's generation; empty otherwise."""
+    most = PCIE_GBPS.get(topology.traits.get("generation", ""))
+    capacities = topology.link_capacity_uBps[topology.link_kind == LINK_KINDS.index("pcie")]
+    fastest = int(capacities.max(initial=0)) / 1e15
+    if most is None or fastest <= most:
+        return ""
+    told = f"GPUs reach their NICs at {fastest:,.0f} GB/s, and 16 lanes of PCIe of their generation carry {most:g}"
+    return f"{told}: such NICs cannot be filled"
 
 
 def _price(design: Design, terms: Mapping[str, Any]) -> float:
@@ -149,7 +166,7 @@ def _goodput(failures: Mapping[str, Any], gpus: int) -> float:
     return renewal(Job(1, interval, blocking, saving, detect, load, (Cause("all", mean_us),))) or 0.0
 
 
-def _told(found: StepResult) -> dict[str, Any]:
+def _told(design: Design, found: StepResult) -> dict[str, Any]:
     """The parts of a step, in a row."""
     return {
         "tier": found.tier,
@@ -167,7 +184,7 @@ def _told(found: StepResult) -> dict[str, Any]:
         "design_hash": found.design_hash,
         "calibration": found.calibration,
         "trace_hash": found.trace_hash,
-        "notes": list(found.notes),
+        "notes": [*found.notes, *filter(None, [beyond_pcie(design.topology)])],
     }
 
 
@@ -198,6 +215,14 @@ def best_of(rows: Sequence[Row], space: Space) -> tuple[list[Row], list[Row]]:
     )
 
 
+def firsts(best: Sequence[Row]) -> list[Row]:
+    """The best design of every alternative."""
+    found: dict[str, Row] = {}
+    for row in best:
+        found.setdefault(str(row["point"]["case"].get("alternative", "")), row)
+    return list(found.values())
+
+
 def front_figures(space: Space, result: Mapping[str, Any]) -> tuple[str, ...]:
     """The figures of the Pareto front: those asked for, or the objective with cost (else memory), or with speed if it is efficiency."""
     if space.objective.pareto:
@@ -209,9 +234,9 @@ def front_figures(space: Space, result: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def refined(rows: Sequence[Row], space: Space, exact: int) -> Grid:
-    """The best designs and the Pareto front, to be timed in tier 2."""
+    """The best designs, that of every alternative and the Pareto front, to be timed in tier 2."""
     best, front = best_of(rows, space)
-    chosen = {row["key"]: row for row in (*best[:exact], *front)}
+    chosen = {row["key"]: row for row in (*best[:exact], *front, *firsts(best))}
     return Grid(time_design, tuple({**row["point"], "tier": 2} for row in chosen.values()))
 
 

@@ -28,8 +28,10 @@ if TYPE_CHECKING:
 __all__ = [
     "Scenario",
     "blamed_on",
+    "file_of",
     "load_scenario",
     "scenario_topology",
+    "shipped_files",
     "shipped_scenarios",
     "sweep_of",
     "write_results",
@@ -84,6 +86,31 @@ def _folder() -> Path:
     if (beside / "first-look.toml").is_file():
         return beside
     return Path(str(importlib.resources.files("simcoll").joinpath("data/scenarios")))
+
+
+def shipped_files(kind: str) -> dict[str, Path]:
+    """The files of a kind (``"plans"``, ``"sweeps"``, ``"goodput"``) that come with simcoll, by name."""
+    return {path.stem: path for path in sorted((_folder() / kind).glob("*.toml"))}
+
+
+def file_of(kind: str, name: str | Path) -> Path:
+    """A file by path, or one of a kind by its shipped name.
+
+    Raises
+    ------
+    ConfigError
+        When there is no such file.
+    """
+    path, shipped = Path(name), shipped_files(kind)
+    if path.exists():
+        return path
+    if (
+        path.stem not in shipped
+        or path.suffix not in ("", ".toml")
+        or path.parent.parts not in {(), ("scenarios", kind)}
+    ):
+        raise ConfigError(f"no file {str(name)!r}, and no shipped one of {kind}; {nearest(path.stem, shipped)}")
+    return shipped[path.stem]
 
 
 def shipped_scenarios() -> dict[str, str]:

@@ -11,10 +11,15 @@ import pytest
 
 from simcoll.errors import ConfigError
 from simcoll.formats.toml_text import toml_text
-from simcoll.planning.designs import time_design
+from simcoll.planning.designs import beyond_pcie, time_design
 from simcoll.planning.figures import FIGURES, pareto_front
+from simcoll.planning.goodput import goodput_grid
+from simcoll.planning.scenario import shipped_files
 from simcoll.planning.space import load_space
+from simcoll.planning.sweep_grid import load_sweep, sweep_grid
+from simcoll.topology import load_topology
 from simcoll.workload.design import design_from
+from simcoll.workload.memory import memory_by_stage
 
 PLAN = """
 title = "small"
@@ -142,6 +147,26 @@ def test_a_design_that_cannot_be_says_why(tmp_path):
     point = next(p for p in space_of(tmp_path).points(1) if p["case"]["pp"] == 3)
     with pytest.raises(ConfigError, match=r"4 layers do not divide into 3 parts|equal"):
         time_design(point)
+
+
+def test_nics_that_pcie_cannot_fill_are_said():
+    assert not beyond_pcie(load_topology("dgx-h100", nodes=2))
+    assert "100 GB/s" in beyond_pcie(load_topology("dgx-h100", nodes=2, nic__bandwidth="800 Gbps"))
+    assert not beyond_pcie(load_topology("gb300-nvl72", nodes=36))
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [(kind, name) for kind in ("plans", "sweeps", "goodput") for name in shipped_files(kind)]
+)
+def test_what_is_shipped_is_read(kind, name):
+    path = shipped_files(kind)[name]
+    if kind == "plans":
+        space = load_space(path)
+        assert space.title
+        assert any(memory_by_stage(design_from(document)) for document, _ in space.documents[:1])
+    else:
+        grid = sweep_grid(load_sweep(path), path) if kind == "sweeps" else goodput_grid(path)[1]
+        assert len(grid) > 1
 
 
 def test_a_pareto_front_is_what_nothing_beats():
