@@ -300,7 +300,9 @@ class SimcollGroup(dist.ProcessGroup):
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> RankWork:
         """Start to receive from any rank."""
-        return self._message(ours.irecv, _single(tensors, "recv"), tag)
+        work = self._message(ours.irecv, _single(tensors, "recv"), tag)
+        work.parts[0].entry.name = "recvAnySource"  # as PyTorch calls it
+        return work
 
     def _message(self, function: Callable[..., Any], tensor: torch.Tensor, tag: int, **peer: int) -> RankWork:
         if self._estimator is not None:
@@ -322,7 +324,7 @@ class SimcollGroup(dist.ProcessGroup):
     # The group itself
 
     def getBackendName(self) -> str:  # noqa: N802  # torch's names
-        """``simcoll``."""
+        """``simcoll``: PyTorch's C++ looks for a ProcessGroupGloo behind the name gloo."""
         return "simcoll"
 
     def getGroupName(self) -> str:  # noqa: N802

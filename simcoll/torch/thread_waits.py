@@ -1,15 +1,16 @@
 """Threads that a rank's program starts, and their waits for each other: all take turns under the simulated clock.
 
-While a run is active, ``threading`` and ``queue`` behave as follows in the threads of ranks, and elsewhere as always. A thread
+While a run is active, ``threading``, ``queue`` and ``time`` behave as follows in the threads of ranks, and elsewhere as always. A thread
 that a rank starts belongs to that rank. It runs when the thread that has started it waits. Waits for a condition (events,
 semaphores, barriers, queues and executors are made of those), for a lock and for the end of a thread let other threads and ranks
-run; timeouts and ``time.sleep`` are simulated time. Threads of ``multiprocessing`` and of an event loop wait for other processes
-and for sockets, so they take no turns, and calls of ``torch.distributed`` are refused there.
+run. Timeouts, ``time.sleep`` and the clocks of ``time`` are simulated time. Threads of ``multiprocessing`` and of an event loop wait
+for other processes and for sockets, so they take no turns, and calls of ``torch.distributed`` are refused there.
 """
 
 from __future__ import annotations
 
 import importlib
+import itertools
 import queue
 import threading
 import time
@@ -253,10 +254,20 @@ def _sleep(standard: Callable[[float], None]) -> Callable[[float], None]:
     return sleep
 
 
-def _clock(standard: Callable[[], float]) -> Callable[[], float]:
-    def clock() -> float:
+def _clock(standard: Callable[[], Any], ticks_per_s: int | None = None) -> Callable[[], Any]:
+    """A clock that shows simulated time in ranks, from the real time at the begin of the run.
+
+    Each look at it takes a nanosecond, so that no rate is divided by zero.
+    """
+    begin, looks = standard(), itertools.count(1)
+
+    def clock() -> Any:
         thread = current_thread_or_none()
-        return standard() if thread is None else float(thread.call(ours.emulated_time))
+        if thread is None:
+            return standard()
+        if ticks_per_s is not None:
+            return begin + thread.now_fs() * ticks_per_s // 10**15 + next(looks)
+        return begin + (thread.now_fs() / 1e15 + next(looks) / 1e9)
 
     return clock
 
@@ -273,6 +284,11 @@ def replacements() -> list[tuple[Any, str, Any]]:
         (threading, "_time", _clock(threading._time)),  # type: ignore[attr-defined]  # what timeouts are counted with
         (queue, "time", _clock(queue.time)),  # type: ignore[attr-defined]
         (time, "sleep", _sleep(time.sleep)),
+        *((time, name, _clock(getattr(time, name))) for name in ("time", "monotonic", "perf_counter")),
+        *(
+            (time, f"{name}_ns", _clock(getattr(time, f"{name}_ns"), 10**9))
+            for name in ("time", "monotonic", "perf_counter")
+        ),
         (importlib._bootstrap, "_get_module_lock", _module_lock(importlib._bootstrap._get_module_lock)),  # type: ignore[attr-defined]
     ]
 

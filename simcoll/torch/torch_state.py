@@ -263,7 +263,7 @@ def _monitored_barrier(standard: Callable[..., None]) -> Callable[..., None]:
         if current_thread_or_none() is None or not isinstance(found, SimcollGroup):
             standard(group, timeout, wait_all_ranks)
             return
-        if timeout is not None:
+        if timeout is not None and not isinstance(timeout, float):
             distributed_c10d._check_valid_timeout(timeout)
         found.monitored_barrier(timeout, wait_all_ranks)
 

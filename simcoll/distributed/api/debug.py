@@ -64,6 +64,8 @@ def monitored_barrier(
         if here != 0 or not missing:
             named = f"Rank {here} successfully reached monitoredBarrier, but received errors while waiting for send/recv from rank 0."
             text = f"{named} Please check rank 0 logs for faulty rank."
+        elif not limit:
+            text = f"[Rank 0]: Rank 0 timed out in monitoredBarrier after 0 ms\n Original exception: {roll.waits_for()}"
         else:
             text = (
                 f"[Rank 0]: {named} failed to pass monitoredBarrier in {limit // 10**12} ms\n"

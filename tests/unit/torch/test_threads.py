@@ -185,3 +185,16 @@ def test_threads_of_multiprocessing_take_no_turns():
 
     for rank, said in enumerate(on_ranks(body, 2).returns):
         assert f"which rank {rank} has started, calls torch.distributed; threads of multiprocessing" in said
+
+
+def test_clocks_show_simulated_time():
+    def body(rank, world_size):
+        clocks = (time.time, time.monotonic, time.perf_counter, lambda: time.perf_counter_ns() / 1e9)
+        begin = [clock() for clock in clocks]
+        time.sleep(2)
+        backend.compute(1.0)
+        assert time.perf_counter() != time.perf_counter()  # a rate is never divided by zero
+        return [clock() - first for clock, first in zip(clocks, begin, strict=True)]
+
+    for passed in on_ranks(body, 2).returns:
+        assert passed == pytest.approx([3.0] * 4, abs=1e-5)
