@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from scipy.optimize import linprog
 from scipy.sparse import csr_array, hstack, vstack
 
 from simcoll.bounds.flows import min_cut
@@ -231,6 +230,8 @@ def best_flow(pairs: Pairs, ends: Ints, weights: Floats, sink: int) -> BestLinks
 
     The dual solution gives every rank a height, and the cuts are between heights.
     """
+    from scipy.optimize import linprog
+
     n, m = pairs.nranks, pairs.ends.shape[1]
     scale, others = float(pairs.capacity.max()), np.delete(np.arange(n), sink)
     pair = np.arange(m)
@@ -262,6 +263,8 @@ def best_flow(pairs: Pairs, ends: Ints, weights: Floats, sink: int) -> BestLinks
 
 def pair_prices(pairs: Pairs) -> Floats:
     """The cheapest prices of all links together for which no path is cheaper than 1."""
+    from scipy.optimize import linprog
+
     capacity = pairs.capacity / pairs.capacity.max()
     found = linprog(capacity, -pairs.load.T.tocsr(), -np.ones(pairs.ends.shape[1]), bounds=(0, None), method="highs")
     if not found.success:
@@ -285,6 +288,8 @@ def _solved(
     ``rows`` are at most 0, and so is the ``row`` of every cut; ``capacities`` are those of a solution. Of all solutions it is the one
     that comes nearest to the proportions of ``near``. Also returns the cuts, in the order of their rows.
     """
+    from scipy.optimize import linprog
+
     equal = csr_array((np.ones(n), (np.zeros(n, int), np.arange(n))), shape=(1, len(cost)))
     weights = [(0, None)] * n if fixed is None else [(weight, weight) for weight in fixed.tolist()]
     bounds = weights + [(0, None)] * (len(cost) - n)
@@ -309,6 +314,8 @@ def _solved(
 
 def _levelled(cost: Floats, found: Any, rows: csr_array, equal: csr_array, bounds: list[Any], near: Floats) -> Floats:
     """Of the solutions of a program (rows at most 0) the one with the largest multiple of ``near`` in it."""
+    from scipy.optimize import linprog
+
     some = np.flatnonzero(near)
     kept = csr_array((-np.ones(len(some)), (np.arange(len(some)), some)), shape=(len(some), len(near)))
     table = vstack(

@@ -15,7 +15,6 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from scipy.optimize import linprog
 from scipy.sparse import csr_array, identity, kron
 from scipy.sparse.csgraph import dijkstra
 
@@ -86,6 +85,8 @@ def distance_bound(graph: FlowGraph, lengths: NDArray[np.object_]) -> Fraction:
 
 def _lengths(graph: FlowGraph) -> NDArray[np.float64]:
     """Prices of the links in an optimal multi-commodity flow; one commodity for each source."""
+    from scipy.optimize import linprog
+
     n, links, vertices = graph.nranks, graph.capacity.size, graph.nvertices
     column = np.arange(links)
     ones = np.ones(links)

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
 
 from simcoll.topology.graph import LINK_KINDS
 
@@ -167,6 +165,9 @@ def _joined(topology: Topology, links: NDArray[np.bool_], first: NDArray[np.int6
     """Whether these links connect every rank with the first of its domain."""
     size = len(topology.node_names)
     ends = (topology.link_src[links], topology.link_dst[links])
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
     graph = coo_array((np.ones(len(ends[0])), ends), shape=(size, size))
     part = connected_components(graph, directed=False)[1][topology.rank_nodes]
     return bool((part == part[first]).all())

@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-from scipy.sparse import csr_array
-from scipy.sparse.csgraph import breadth_first_order, dijkstra
 
 from simcoll.errors import ConfigError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+    from scipy.sparse import csr_array
 
 __all__ = [
     "BoxRouter",
@@ -165,6 +164,8 @@ class ShortestPathRouter:
 
     def links(self, src: NDArray[np.int64], dst: NDArray[np.int64]) -> NDArray[np.int32]:
         """See :class:`Router`."""
+        from scipy.sparse.csgraph import dijkstra
+
         if src.size == 0:
             return np.full((0, 0), -1, dtype=np.int32)
         graph = _csr(self.nvertices, self.tail, self.head, self.weight.astype(np.float64))
@@ -199,6 +200,8 @@ class ShortestPathRouter:
 
 
 def _csr(n: int, tail: NDArray[np.int64], head: NDArray[np.int64], weight: NDArray[np.float64]) -> csr_array:
+    from scipy.sparse import csr_array
+
     return csr_array((weight, (tail, head)), shape=(n, n))
 
 
@@ -284,6 +287,8 @@ def graph_router(
 
 def _unreachable_pair(router: ShortestPathRouter) -> tuple[int, int] | None:
     """Two endpoints without a route from the first to the second, or None when all are connected."""
+    from scipy.sparse.csgraph import breadth_first_order
+
     graph = _csr(router.nvertices, router.tail, router.head, np.ones(router.tail.size))
     seen: set[tuple[int, ...]] = set()
     for source in range(router.leave.size):
