@@ -39,6 +39,8 @@ def predict(
     library: str | None = None,
     env: str = "",
     calibration: Path | None = None,
+    group: str | None = None,
+    concurrent: bool = False,
     files: Files | None = None,
 ) -> None:
     """Predict a collective over a range of sizes: the nccl-tests table with bound, headroom and bottleneck.
@@ -80,8 +82,12 @@ def predict(
         NCCL's variables for its lines, such as NCCL_ALGO=Ring,NCCL_PROTO=^LL128.
     calibration
         A file that simcoll calibrate wrote, for NCCL's lines.
+    group
+        The axes of a mesh of all ranks, the fastest first, such as tp=8,dp=64: the collective of one group of each axis.
+    concurrent
+        With --group, also of all groups of the axis at once.
     """
-    from simcoll.cli.sweeping import degraded, print_sweep
+    from simcoll.cli.sweeping import degraded, mesh_lines, print_sweep
     from simcoll.errors import ConfigError
     from simcoll.planning.library_table import gain_lines
     from simcoll.planning.sweep import Sweep, best_rows, prepare, size_ladder
@@ -93,6 +99,11 @@ def predict(
     wanted = collective_on(collective, machine.nranks, root)
     ladder = size_ladder(parse_size(begin, what="-b"), parse_size(end, what="-e"), factor)
     checked = parse_size(check, what="-c")
+    if group is not None:
+        mesh_lines(collective, ladder, machine, group, algorithm, protocol, dtype, concurrent=concurrent)
+        return
+    if concurrent:
+        raise ConfigError("--concurrent is about the groups of a mesh; give --group, such as tp=8,dp=64")
     asked = _Library(library, env, calibration)
     alone = library is not None or bool(env) or calibration is not None
     if alone and (algorithm is not None or protocol is not None):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from simcoll.planning.sweep import Row, Sweep
     from simcoll.topology import Topology
 
-__all__ = ["degraded", "print_sweep"]
+__all__ = ["degraded", "mesh_lines", "print_sweep"]
 
 
 def degraded(machine: Topology, given: Sequence[str]) -> Topology:
@@ -80,3 +80,32 @@ def _summary(rows: Sequence[Row]) -> Iterator[str]:
         f"# {len(rows)} run{'s' * (len(rows) != 1)}, data checked in {len(checks)} schedule{'s' * (len(checks) != 1)}{every}: "
         f"{wrong} wrong. {f'trace hash {found}' if found else 'no trace hash'}"
     )
+
+
+def mesh_lines(
+    collective: str,
+    sizes: Sequence[int],
+    machine: Topology,
+    mesh: str,
+    algorithm: str | None,
+    protocol: str | None,
+    dtype: str,
+    *,
+    concurrent: bool,
+) -> None:
+    """Print the table of a collective along the axes of a mesh."""
+    from simcoll.planning.groups import COLUMNS, group_rows, parse_mesh
+    from simcoll.planning.table import titles
+    from simcoll.tuning import default_protocols, parse_choice
+
+    axes = parse_mesh(mesh, machine.nranks)
+    choices = [parse_choice(each) for each in algorithm.split(",")] if algorithm is not None else []
+    protocols, note = (protocol.split(","), "") if protocol is not None else default_protocols(machine)
+    print(f"# {collective} on {machine.name}, mesh {mesh}, fastest axis first")
+    for line in (note, "" if concurrent else "one group alone; --concurrent plays all groups of an axis at once"):
+        if line:
+            print(f"# {line}")
+    for line in titles(COLUMNS):
+        print(line)
+    for row in group_rows(collective, sizes, machine, axes, choices, protocols, dtype=dtype, concurrent=concurrent):
+        print(row)
