@@ -21,6 +21,7 @@ from simcoll.units import parse_size
 
 TARGET_RATIO = 0.8
 TARGET_US = 50.0
+TARGET_SMALL = 0.6
 ROUNDS = 15
 
 
@@ -55,6 +56,33 @@ def step_us(n: int = 8, runs: int = 300) -> float:
     return (time.perf_counter() - begin) / runs / (2 * (n - 1) * n) * 1e6
 
 
+def least_us(call, transport, runs: int = 5000) -> tuple[float, float]:
+    """Microseconds of single calls in a row: the fastest, and the one that 5 % undercut. A busy machine reaches these, not the median."""
+    transport.barrier()
+    found = []
+    for _ in range(runs + 200):
+        begin = time.perf_counter()
+        call()
+        found.append(1e6 * (time.perf_counter() - begin))
+    found = sorted(found[200:])
+    return found[0], found[runs // 20]
+
+
+def small(transport) -> None:
+    """All_reduce of 8 bytes by recursive doubling, and MPI's own before and after it."""
+    me, n = transport.control.process, transport.control.size
+    plan = simcoll.bind(simcoll.schedule("all_reduce", "recursive_doubling", nranks=n), 2)
+    prepared = realcoll.prepare(plan, transport)
+    prepared.load({me: np.ones(2, np.float32)})
+    own = transport.vendor(plan, {me: np.ones(2, np.float32)}, {me: np.empty(2, np.float32)})
+    theirs, ours, again = (least_us(call, transport) for call in (own, prepared.run, own))
+    if me == 0:
+        for which, name in enumerate(("fastest of 5,000 calls", "the one that 5 % undercut")):
+            best = min(theirs[which], again[which])
+            print(f"all_reduce 8 bytes, {n} ranks, {name}: {ours[which]:.2f} us, MPI_Allreduce {best:.2f} us", end="")
+            print(f"   ratio {best / ours[which]:.2f} (target {TARGET_SMALL})")
+
+
 def messages(transport, part: int):
     """The sends and receives of a ring all_reduce with segments of that many bytes, and nothing else."""
     me, n = transport.control.process, transport.control.size
@@ -84,6 +112,7 @@ def main() -> None:
     if alone:
         return
     transport = realcoll.MpiTransport()
+    small(transport)
     me, n = transport.control.process, transport.control.size
     tiny = realcoll.prepare(simcoll.bind(simcoll.schedule("all_reduce", "ring", nranks=n, in_place=True), n), transport)
     tiny.load({me: np.zeros(n, "float32")})

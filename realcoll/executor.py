@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from contextvars import copy_context
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,8 +39,7 @@ class _Move:
     step: int
     waits: tuple[tuple[int, int], ...]
     aside: tuple[tuple[View, View], ...]
-    recvs: tuple[tuple[Wire, int, int], ...]
-    sends: tuple[tuple[Wire, int, int], ...]
+    begin: Callable[[], Any] | None
     after: tuple[tuple[Callable[[View, View], object], View, View], ...]
 
 
@@ -62,17 +63,10 @@ class _Lane:
                 begun = True
                 for target, source in move.aside:
                     transport.copy(target, source)
-                if move.recvs or move.sends:
-                    transport.group_start()
-                    for wire, process, channel in move.recvs:
-                        transport.recv(wire, process, channel)
-                    for wire, process, channel in move.sends:
-                        transport.send(wire, process, channel)
-                    self.under_way = transport.group_post()
+                if move.begin is not None:
+                    self.under_way = move.begin()
             if self.under_way is not None:
-                if len(lanes) == 1:  # nothing else could be done meanwhile
-                    transport.wait([self.under_way])
-                elif not transport.finished(self.under_way):
+                if not transport.finished(self.under_way):
                     break
                 self.under_way = None
                 begun = True
@@ -82,8 +76,27 @@ class _Lane:
         return begun
 
 
+def _play_alone(moves: Sequence[_Move], transport: Transport) -> None:
+    """All turns of the only lane: nothing else could be done while one waits for its messages."""
+    copy, wait, step = transport.copy, transport.wait, 0
+    try:
+        for move in moves:
+            step = move.step
+            for target, source in move.aside:
+                copy(target, source)
+            if move.begin is not None and (group := move.begin()) is not None:
+                wait((group,))
+            for do, target, source in move.after:
+                do(target, source)
+    except FaultError as error:
+        raise FaultError(f"step {step}: {error.message}", error.ranks) from None
+
+
 def _play(plays: Sequence[tuple[Sequence[_Move], Transport]]) -> None:
     """All turns of all lanes, none of which waits for another unless a turn says so."""
+    if len(plays) == 1:
+        _play_alone(*plays[0])
+        return
     lanes = [_Lane(moves, transport) for moves, transport in plays]
     try:
         while any(lane.done < len(lane.moves) for lane in lanes):
@@ -143,8 +156,7 @@ class Prepared:
             When another rank fails, or does not do its part within the transport's timeout. The transport is of no use afterwards.
         """
         try:
-            with np.errstate(all="ignore"):
-                self._play()
+            self._play()
             self.transport.synchronize()
         except FaultError as error:
             message = f"{self.plan.schedule}: {error.message}"
@@ -260,7 +272,10 @@ def _prepared(plan: Plan, transport: Transport, hosts: Sequence[int], here: Sequ
             for view in views[OUTPUT].values():
                 finish(view)
 
-    return Prepared(plan, transport, views[INPUT], views[OUTPUT], transport.recorded(play))
+    # To enter a context in which numpy is silent costs a tenth of making it so each time.
+    quiet = copy_context()
+    quiet.run(np.seterr, all="ignore")
+    return Prepared(plan, transport, views[INPUT], views[OUTPUT], partial(quiet.run, transport.recorded(play)))
 
 
 def _bound(turn: Turn, memory: Mapping[int, Sequence[Memory]], transport: Transport, plan: Plan) -> _Move:
@@ -274,12 +289,14 @@ def _bound(turn: Turn, memory: Mapping[int, Sequence[Memory]], transport: Transp
     def wire(span: Span) -> Wire:
         return transport.wire(memory[span[0]][span[1]], span[2], span[3])
 
+    recvs, sends = (
+        [(wire(span), process, channel) for span, process, channel in messages] for messages in (turn.recvs, turn.sends)
+    )
     return _Move(
         turn.step,
         turn.waits,
         tuple((view(target), view(source)) for target, source in turn.aside),
-        tuple((wire(span), process, channel) for span, process, channel in turn.recvs),
-        tuple((wire(span), process, channel) for span, process, channel in turn.sends),
+        transport.group(recvs, sends) if recvs or sends else None,
         tuple(
             (reduce if combines else transport.copy, view(target), view(source))
             for combines, target, source in turn.after

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from realcoll.meeting.control import Control
     from simcoll.core.plan import Plan
 
-__all__ = ["Memory", "Transport", "View", "Wire"]
+__all__ = ["Memory", "Message", "Transport", "View", "Wire", "grouped"]
 
 Memory: TypeAlias = Any
 """Bytes where the transport's ranks compute: a numpy or CuPy array of uint8."""
@@ -21,6 +21,8 @@ View: TypeAlias = Any
 """Part of a memory as elements of a dtype."""
 Wire: TypeAlias = Any
 """Part of a memory in the form that ``send`` and ``recv`` take."""
+Message: TypeAlias = tuple[Wire, int, int]
+"""Part of a memory, the process at the other end, and the channel."""
 
 
 class Transport(Protocol):
@@ -58,6 +60,9 @@ class Transport(Protocol):
 
     def group_post(self) -> Any:
         """End a group without waiting; returns the argument of :meth:`finished` and :meth:`wait`, None if calls may follow at once."""
+
+    def group(self, recvs: Sequence[Message], sends: Sequence[Message]) -> Callable[[], Any]:
+        """The function that begins a group of messages, as often as wanted, and returns what :meth:`group_post` does."""
 
     def finished(self, group: Any) -> bool:
         """Whether a posted group is done."""
@@ -114,3 +119,17 @@ class Transport(Protocol):
 
     def close(self) -> None:
         """Give everything back."""
+
+
+def grouped(transport: Transport, recvs: Sequence[Message], sends: Sequence[Message]) -> Callable[[], Any]:
+    """:meth:`Transport.group`, where nothing can be kept from one time to the next."""
+
+    def begin() -> Any:
+        transport.group_start()
+        for wire, process, channel in recvs:
+            transport.recv(wire, process, channel)
+        for wire, process, channel in sends:
+            transport.send(wire, process, channel)
+        return transport.group_post()
+
+    return begin

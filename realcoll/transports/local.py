@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from realcoll.meeting.control import Control
+from realcoll.transports.interface import grouped
 from simcoll.core.reduction import REDUCTIONS
 from simcoll.errors import InternalError
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from realcoll.transports.interface import Message
     from simcoll.core.plan import Plan
 
     Array = NDArray[Any]
@@ -121,6 +123,10 @@ class LocalTransport(HostMemory):
             if source.size != target.size:
                 raise InternalError(f"a message of {source.size} bytes meets a receive of {target.size}")
             target[...] = source
+
+    def group(self, recvs: Sequence[Message], sends: Sequence[Message]) -> Callable[[], None]:
+        """A function that begins the messages anew each time."""
+        return grouped(self, recvs, sends)
 
     def finished(self, group: None) -> bool:  # noqa: ARG002
         """Every group is."""

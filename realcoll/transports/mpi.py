@@ -15,6 +15,7 @@ import numpy as np
 
 from realcoll.errors import FaultError
 from realcoll.start.mpi_start import LAST_WORDS_S, joined
+from realcoll.transports.interface import grouped
 from realcoll.transports.local import HostMemory
 from realcoll.transports.vendor import mpi_collective
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from realcoll.transports.interface import Message
     from simcoll.core.plan import Plan
 
     Array = NDArray[Any]
@@ -31,13 +33,43 @@ if TYPE_CHECKING:
 __all__ = ["MpiTransport"]
 
 EAGER_TESTS = 64
-"""Tests of completion before the processor is offered to others: most messages are done by then."""
+"""Tests of completion before the clock is looked at: most messages are done by then."""
+PATIENCE_S = 5e-5
+"""Until then the processor is not offered to others, who would keep it for much longer than a message takes."""
 CROWDED_REST_S = 1e-5
 """A rest between tests when there are more processes than cores: giving way alone lets those who wait run before those who work."""
 LOOK_ROUND_S = 0.05
 REST_AFTER_S = 1.0
 REST_S = 0.0005
 NEWS_S = 1.0
+
+
+class _Repeated:
+    """A group of messages that is begun again and again. The first time may be the only one, so nothing is kept for it."""
+
+    __slots__ = ("begun", "first", "group", "recvs", "sends", "transport")
+
+    def __init__(self, transport: MpiTransport, recvs: Sequence[Message], sends: Sequence[Message]) -> None:
+        self.transport, self.recvs, self.sends = transport, recvs, sends
+        self.first = grouped(transport, recvs, sends)
+        self.begun = False
+        self.group: _Group | None = None
+
+    def begin(self) -> _Group:
+        """Begin the group."""
+        if self.group is None:
+            if not self.begun:
+                self.begun = True
+                found: _Group = self.first()
+                return found
+            self.group = self.transport.persistent(self.recvs, self.sends)
+        self.transport.start(self.group)
+        return self.group
+
+    def __del__(self) -> None:
+        """Give the requests back."""
+        if self.group is not None:
+            self.transport.free(self.group)
 
 
 class MpiTransport(HostMemory):
@@ -71,6 +103,7 @@ class MpiTransport(HostMemory):
         self._requests: list[Any] = []
         self._peers: list[int] = []
         self._testall = self._mpi.Request.Testall
+        self._startall = self._mpi.Prequest.Startall
         self._bytes = self._mpi.BYTE
         self.control.watch(self._end_later)
         atexit.register(self._at_exit)
@@ -107,6 +140,30 @@ class MpiTransport(HostMemory):
         self._requests, self._peers = [], []
         return group
 
+    def group(self, recvs: Sequence[Message], sends: Sequence[Message]) -> Callable[[], _Group]:
+        """A function that uses persistent requests from its second call on."""
+        return _Repeated(self, recvs, sends).begin
+
+    def persistent(self, recvs: Sequence[Message], sends: Sequence[Message]) -> _Group:
+        """Requests that can be started again and again."""
+        made = [(self.comm.Recv_init, each) for each in recvs] + [(self.comm.Send_init, each) for each in sends]
+        return [init(*message) for init, message in made], [process for _, (_, process, _) in made]
+
+    def start(self, group: _Group) -> None:
+        """Start all requests of a persistent group."""
+        if self.control.broken:
+            self.control.check_usable()
+        try:
+            self._startall(group[0])
+        except self._mpi.Exception as error:
+            raise self._failed(error) from None
+
+    def free(self, group: _Group) -> None:
+        """Give back persistent requests, none of which is under way; after a failure some may be."""
+        if not self.control.broken and not self._mpi.Is_finalized():
+            for request in group[0]:
+                request.Free()
+
     def finished(self, group: _Group) -> bool:
         """Whether all of a group is done."""
         try:
@@ -117,8 +174,9 @@ class MpiTransport(HostMemory):
     def wait(self, groups: Sequence[_Group]) -> None:
         """Wait until all of one group is done."""
         try:
-            for _ in range(1 if self._crowded else EAGER_TESTS):
-                if any(self._testall(requests) for requests, _ in groups):
+            first, test = groups[0][0], self._testall
+            for _ in range(1 if self._crowded or len(groups) > 1 else EAGER_TESTS):
+                if test(first):
                     return
             self._wait(groups)
         except self._mpi.Exception as error:
@@ -137,11 +195,11 @@ class MpiTransport(HostMemory):
         look = begin + LOOK_ROUND_S
         peers = [peer for _, members in groups for peer in members]
         while not any(self._testall(requests) for requests, _ in groups):
+            now = time.monotonic()
             if self._crowded:
                 time.sleep(CROWDED_REST_S)
-            else:
+            elif now - begin > PATIENCE_S:
                 os.sched_yield()
-            now = time.monotonic()
             if now >= look:
                 look = now + LOOK_ROUND_S
                 late = now - begin > self.control.timeout_s

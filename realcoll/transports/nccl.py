@@ -21,6 +21,7 @@ from realcoll.errors import FaultError, MissingError
 from realcoll.meeting.control import within
 from realcoll.start.environment import control_of, job_from
 from realcoll.transports import kernels
+from realcoll.transports.interface import grouped
 from realcoll.transports.vendor import nccl_collective
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from realcoll.meeting.control import Control
+    from realcoll.transports.interface import Message
     from simcoll.core.plan import Plan
 
 __all__ = ["NcclTransport", "gpu_is_here", "load_cupy"]
@@ -184,6 +186,10 @@ class NcclTransport:
             self._nccl.groupEnd()
         except self._nccl.NcclError as error:
             raise FaultError(f"NCCL: {error}") from None
+
+    def group(self, recvs: Sequence[Message], sends: Sequence[Message]) -> Callable[[], None]:
+        """A function that begins the messages anew each time."""
+        return grouped(self, recvs, sends)
 
     def finished(self, group: None) -> bool:  # noqa: ARG002
         """Every group is, as far as the host has to know."""
