@@ -39,8 +39,12 @@ def test_a_slice_of_vtrain():
     one = published_steps("vtrain-single").rows
     assert (len(several), len(one)) == (71, 977)
     unseen = one[1::98]  # the constants are from every sixth row
-    assert np.abs(errors([row for row in several if row.fold == "h3072-n64"], megatron_a100())).mean() < 0.08
-    assert np.abs(errors(unseen, megatron_a100())).mean() < 0.12  # ten rows of 8 % on average
+    # The 14 rows of the 3.6B model have 8.4 % and a median of 6.0 %, all 71 rows 7.0 % and 3.9 %; these ten have 4.9 %.
+    small = np.abs(errors([row for row in several if row.fold == "h3072-n64"], megatron_a100()))
+    assert len(small) == 14
+    assert small.mean() < 0.09
+    assert np.median(small) < 0.065
+    assert np.abs(errors(unseen, megatron_a100())).mean() < 0.055
 
 
 def test_exchanges_of_tokens_are_those_of_deepep():
