@@ -240,7 +240,7 @@ def test_parameters_that_no_file_holds(value):
         ({"name": "\ud800"}, "cannot hold"),
         ({"name": 5}, "Expected `str`"),
         ({"nchannels": 70_000}, "channels must lie in 1..65536, got 70000"),
-        ({"blocks": [Repeat((RIGHT[0],), 2**25, 0, 0, 1)]}, "repeat must lie in"),
+        ({"blocks": [Repeat((RIGHT[0],), 2**25, 0, 0, 1)]}, "repeats expand to more than 2,097,152 steps"),
     ],
 )
 def test_schedules_that_no_file_holds(fields, says, tmp_path):

@@ -178,8 +178,8 @@ def test_an_exchange_of_one_buffer_reads_before_it_writes():
 
 
 def test_a_stuck_run_says_who_waits_for_whom(by_hand):
-    plan = by_hand(3, [[(0, 0, 1)], [(1, 1, 2)]])
-    plan.known.waits = {1: (1,)}
+    plan = by_hand(3, [[(0, 0, 1)], [(1, 1, 2)]], nchannels=2)
+    plan.schedule.known.waits = {1: (1,)}
     with pytest.raises(
         InternalError,
         match=r"2 lanes are stuck(.|\n)*rank 1 channel 0 is in step 1, waiting for message 1 \(rank 1 -> 2",
