@@ -76,11 +76,16 @@ def starts_in_time(limit_s: float, pids: Mapping[int, int], path: str = "") -> I
 
 def ends_in_time(limit_s: float, pids: Mapping[int, int]) -> None:
     """End this process, which is about to end MPI, as soon as another has been stopped for so long: it would be waited for."""
-    _helper("end", limit_s, pids, "")  # it goes with this process
+    _, its = os.pipe()  # our end stays open until this process ends, and the helper with it
+    helper = _helper("end", limit_s, pids, "", its)
+    os.close(its)
+    helper.returncode = 0  # nobody waits for it
 
 
-def _helper(what: str, limit_s: float, pids: Mapping[int, int], path: str) -> subprocess.Popen[bytes]:
+def _helper(
+    what: str, limit_s: float, pids: Mapping[int, int], path: str, source: int = subprocess.PIPE
+) -> subprocess.Popen[bytes]:
     ranks = ",".join(f"{rank}:{pid}" for rank, pid in sorted(pids.items()))
     words = [sys.executable, "-I", "-S", "-c", _SCRIPT, str(os.getpid()), str(limit_s), what, ranks, path]
     # In a session of its own, it outlives a launcher's kill of this process's group for as long as it takes to remove the file.
-    return subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)  # noqa: S603
+    return subprocess.Popen(words, stdin=source, stdout=subprocess.DEVNULL, start_new_session=True)  # noqa: S603

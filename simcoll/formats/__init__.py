@@ -1,7 +1,7 @@
 """Readers and writers of files, one format a file, without knowledge of the emulator or the command line."""
 
 from simcoll.formats.goal import goal_text, parse_goal
-from simcoll.formats.goal_binary import goal_binary, parse_goal_binary
+from simcoll.formats.goal_bytes import goal_binary, parse_goal_binary
 from simcoll.formats.goal_writer import dump_goal, dump_goal_binary
 from simcoll.formats.msccl_writer import dump_msccl_xml
 from simcoll.formats.msccl_xml import load_msccl_xml

@@ -11,7 +11,7 @@ from simcoll.core.rank_program import NAMES, OPS
 from simcoll.core.schedule import MULTICAST, OP_NAMES, Schedule
 from simcoll.errors import ConfigError, InternalError
 from simcoll.formats.goal import CALC, RECV, SEND, Goal, goal_text, parse_goal
-from simcoll.formats.goal_binary import goal_binary, parse_goal_binary
+from simcoll.formats.goal_bytes import goal_binary, parse_goal_binary
 from simcoll.proving.lowering import lowering
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from simcoll.core.plan import Plan, PlanStep
 
-__all__ = ["Ref", "Stage", "Work", "refuse", "stages_of"]
+__all__ = ["Aside", "Ref", "Stage", "Work", "refuse", "stages_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +46,9 @@ def refuse(schedule: Schedule, what: str) -> NoReturn:
     raise ConfigError(f"an MSCCL++ plan cannot hold {schedule}: {what}")
 
 
-def stages_of(plan: Plan, channel: int | None, *, packets: bool) -> Iterator[Stage]:
-    """The steps of one channel, or of all."""
+def stages_of(plan: Plan, channel: int | None, aside: Aside, *, packets: bool) -> Iterator[Stage]:
+    """The steps of one channel, or of all; channels, which nothing orders, share what is set aside."""
     schedule = plan.schedule
-    aside = _Aside(schedule)
     reduced: dict[tuple[int, int], list[Ref]] = {}  # results of switches that are not sent yet, and their operands
     for step in plan.steps():
         rows = np.flatnonzero((step.channel == channel) if channel is not None else np.ones(len(step), np.bool_))
@@ -86,13 +85,14 @@ def stages_of(plan: Plan, channel: int | None, *, packets: bool) -> Iterator[Sta
         )
 
 
-class _Aside:
-    """Scratch after that of the schedule, used anew for each copy set aside."""
+class Aside:
+    """Scratch after that of the schedule: new chunks for each copy set aside."""
 
     def __init__(self, schedule: Schedule) -> None:
         self.free = [schedule.layout.size] * schedule.nranks
 
     def take(self, what: Ref) -> Ref:
+        """Chunks for a copy of some chunks of a rank."""
         first = self.free[what.rank]
         self.free[what.rank] += what.count
         return Ref(what.rank, first, what.count)

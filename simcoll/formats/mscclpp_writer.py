@@ -16,7 +16,7 @@ from simcoll.core.schedule import Schedule
 from simcoll.errors import ConfigError, ScheduleError, expect, nearest
 from simcoll.formats.mscclpp_blocks import MAX_CHANNELS, MAX_OPERATIONS, MAX_PEERS
 from simcoll.formats.mscclpp_plan import MAX_SEMAPHORES, parse_mscclpp_plan
-from simcoll.formats.mscclpp_stages import Ref, Stage, refuse, stages_of
+from simcoll.formats.mscclpp_stages import Aside, Ref, Stage, refuse, stages_of
 from simcoll.formats.output import write_file
 from simcoll.proving import verify_device_program
 
@@ -79,7 +79,8 @@ def dump_mscclpp_plan(
     proof = verify(schedule)
     plan = bind(schedule, schedule.layout.chunks)
     chains = range(1) if plan.waits or protocol == "LL" else range(schedule.nchannels)
-    stages = [list(stages_of(plan, chain if len(chains) > 1 else None, packets=protocol == "LL")) for chain in chains]
+    aside, packets = Aside(schedule), protocol == "LL"
+    stages = [list(stages_of(plan, chain if len(chains) > 1 else None, aside, packets=packets)) for chain in chains]
     head = {
         "name": name or schedule.title, "collective": _COLLECTIVES[schedule.collective.kind], "protocol": protocol,
         "inplace": schedule.collective.in_place, "reuse_resources": False, "num_threads_per_block": 1024,

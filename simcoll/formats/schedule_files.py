@@ -13,7 +13,7 @@ from simcoll.core.device_program import DeviceProgram
 from simcoll.core.schedule import Schedule
 from simcoll.errors import ConfigError, nearest
 from simcoll.formats.goal import Goal, goal_text, parse_goal
-from simcoll.formats.goal_binary import goal_binary, parse_goal_binary
+from simcoll.formats.goal_bytes import goal_binary, parse_goal_binary
 from simcoll.formats.goal_writer import dump_goal, dump_goal_binary
 from simcoll.formats.msccl_writer import dump_msccl_xml
 from simcoll.formats.msccl_xml import load_msccl_xml

@@ -22,6 +22,7 @@ __all__ = ["XmlLimits", "parse_xml"]
 
 PIECE_BYTES = 2**14
 MAX_TOKEN_BYTES = 2**16
+SHOWN_LEVELS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +48,10 @@ class _Builder(TreeBuilder):
         limits = self._limits
         self._path.append(tag)
         self._count += 1
-        if len(self._path) > limits.depth or self._count > limits.elements:
-            self._refuse(f"more than {limits.depth} levels or {limits.elements} elements")
+        if len(self._path) > limits.depth:
+            self._refuse(f"nested deeper than {limits.depth} levels")
+        if self._count > limits.elements:
+            self._refuse(f"more than {limits.elements} elements")
         if len(attrs) > limits.attributes or any(len(text) > limits.letters for text in attrs.values()):
             self._refuse(f"an element may have {limits.attributes} attributes of {limits.letters} characters")
         return super().start(tag, attrs)
@@ -58,7 +61,8 @@ class _Builder(TreeBuilder):
         return super().end(tag)
 
     def _refuse(self, why: str) -> None:
-        raise ConfigError(why, file=self._file, path="/".join(self._path))
+        shown = self._path if len(self._path) <= SHOWN_LEVELS else [*self._path[:SHOWN_LEVELS], "..."]
+        raise ConfigError(why, file=self._file, path="/".join(shown))
 
 
 def parse_xml(data: bytes, limits: XmlLimits, file: str | None = None) -> Element:

@@ -6,7 +6,7 @@ Reads schedules, plans and per-rank programs; knows nothing of time.
 from simcoll.core.proof import LEVELS, Proof
 from simcoll.proving.data import verify
 from simcoll.proving.device_program import DeviceProof, verify_device_program
-from simcoll.proving.device_schedule import device_schedule
+from simcoll.proving.devices import device_schedule
 from simcoll.proving.lowering import check_lowering, lower
 from simcoll.proving.program import ProgramProof, verify_program
 from simcoll.proving.scheduling import program_schedule

@@ -22,7 +22,7 @@ from simcoll.distributed.runtime.objects import ObjectDecodingError, decode, enc
 from simcoll.errors import MOST_LETTERS, ConfigError, ScheduleError
 from simcoll.formats.flight_record import FlightEntry, FlightRecord, dump_flight_record, findings, parse_flight_record
 from simcoll.formats.goal import parse_goal
-from simcoll.formats.goal_binary import parse_goal_binary
+from simcoll.formats.goal_bytes import parse_goal_binary
 from simcoll.formats.goal_writer import dump_goal, dump_goal_binary
 from simcoll.formats.msccl_xml import load_msccl_xml
 from simcoll.formats.mscclpp_plan import parse_mscclpp_plan

@@ -11,7 +11,7 @@ import simcoll
 from simcoll.cli import main
 from simcoll.errors import ConfigError, ScheduleError
 from simcoll.formats.goal import CALC, RECV, SEND, Goal, goal_text, parse_goal
-from simcoll.formats.goal_binary import goal_binary, parse_goal_binary
+from simcoll.formats.goal_bytes import goal_binary, parse_goal_binary
 from simcoll.formats.goal_writer import dump_goal, dump_goal_binary, goal_of
 from simcoll.formats.schedule_files import load_algorithm, schedule_of
 from tests.support.loggops import last_end

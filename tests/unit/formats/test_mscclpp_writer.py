@@ -70,6 +70,10 @@ def test_random_schedules_there_and_back(schedule, protocol):
         assert "would be wrong" not in str(error)  # noqa: PT017
 
 
+def test_channels_set_aside_in_places_of_their_own():
+    check_trip(simcoll.schedule("all_reduce", "recursive_doubling", nranks=2, channels=2), "Simple", data=True)
+
+
 def test_switches_become_one_operation():
     plan = json.loads(dump_mscclpp_plan(simcoll.schedule("all_reduce", "nvls", nranks=4, in_place=True)))
     names = [[op["name"] for op in gpu["threadblocks"][0]["ops"]] for gpu in plan["gpus"]]
