@@ -8,9 +8,9 @@ import numpy as np
 
 from simcoll.distributed.runtime.emulated import EmulatedWorld
 from simcoll.distributed.runtime.history import History
-from simcoll.distributed.runtime.plans import Plans
 from simcoll.distributed.runtime.world import Communicator, ProcessGroup
 from simcoll.emulator import emulate
+from simcoll.libraries.choices import Plans
 
 if TYPE_CHECKING:
     from typing import Any

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from simcoll.distributed.runtime.device import Device
-    from simcoll.distributed.runtime.plans import Choice
+    from simcoll.libraries.choices import Choice
 
     Tensors = Sequence[torch.Tensor]
 

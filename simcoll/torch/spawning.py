@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from simcoll.core.protocol import Protocol
-    from simcoll.distributed.runtime.plans import Choice
     from simcoll.distributed.start.spawning import RunResult
+    from simcoll.libraries.choices import Choice
     from simcoll.topology import Topology
     from simcoll.torch.rank_threads import RankThread
     from simcoll.torch.roofline import Costs

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import cache
-from typing import TYPE_CHECKING
+from functools import cache, cached_property
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from simcoll.algorithms import schedule as schedule_named
 from simcoll.binding import bind
+from simcoll.core.collective import KINDS, Collective
 from simcoll.core.protocol import Protocol
+from simcoll.core.reduction import parse_dtype
 from simcoll.emulator import programs
+from simcoll.libraries import choices
 from simcoll.libraries.plans import library_plan, library_play
 from simcoll.topology.graph import LINK_KINDS
-from simcoll.workload.workload import Call, Compute, Inside, Send
+from simcoll.tuning import schedule_on
+from simcoll.workload.workload import Call, Compute, Inside, Send, call_inside
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -24,7 +28,7 @@ if TYPE_CHECKING:
 
     from simcoll.core.plan import Plan
     from simcoll.topology import Topology
-    from simcoll.workload.workload import Operation, Workload
+    from simcoll.workload.workload import Operation, Rules, Workload
 
 __all__ = ["NOTHING", "Plans", "lower"]
 
@@ -36,8 +40,8 @@ NOTHING = Protocol("nothing", hop_latency_fs=tuple((kind, 0) for kind in LINK_KI
 class Plans:
     """Plans and protocols of collectives and sends on a topology, each chosen once.
 
-    All groups of an axis are taken to be alike: the first one chooses. Groups that lie alike on the nodes of a cluster play the same
-    plan, as long as all nodes are alike.
+    Without rules all groups of an axis are taken to be alike: the first one chooses. Groups that lie alike on the nodes of a cluster
+    play the same plan, as long as all nodes are alike.
 
     Attributes
     ----------
@@ -45,10 +49,13 @@ class Plans:
         Where they run.
     alike
         Whether no link of the cluster is degraded.
+    rules
+        How they are chosen; None: as NCCL would.
     """
 
     topology: Topology
     alike: bool = False
+    rules: Rules | None = None
     _lies: dict[bytes, bytes] = field(default_factory=dict)
     _plans: dict[tuple[object, ...], Plan] = field(default_factory=dict)
     _protocols: dict[tuple[object, ...], Protocol] = field(default_factory=dict)
@@ -68,14 +75,58 @@ class Plans:
                 self._lies[own] = np.stack([level.reshape(-1) for level in levels]).astype(np.int32).tobytes()
         return self._lies[own]
 
-    def plan(self, kind: str, ranks: NDArray[np.int64], size_bytes: int, imbalance: float, algorithm: str = "") -> Plan:
+    def plan(self, call: Call, ranks: NDArray[np.int64]) -> Plan:
         """What one group of ranks plays."""
-        key = (kind, len(ranks), self.lie(ranks), size_bytes, imbalance, algorithm)
+        placed = self.rules is None or self.rules.library or call.algorithm
+        key = (call.asked, len(ranks), self.lie(ranks) if placed else b"")
         if key not in self._plans:
-            self._plans[key] = library_plan(
-                kind, size_bytes, self.topology.with_ranks(ranks), imbalance=imbalance, algorithm=algorithm
-            )
+            self._plans[key] = self._by_rules(call, ranks) if self.rules is not None else self._by_library(call, ranks)
         return self._plans[key]
+
+    def _by_library(self, call: Call, ranks: NDArray[np.int64]) -> Plan:
+        """What NCCL would play; of uneven blocks the largest counts."""
+        place = self.topology.with_ranks(ranks)
+        size, algorithm = call.size_bytes, call.algorithm
+        if not (call.sizes or call.root):
+            return library_plan(call.kind, size, place, imbalance=call.imbalance, algorithm=algorithm)
+        found, protocol = library_play(call.kind, size, place, algorithm=algorithm)
+        collective = _collective(call, len(ranks))
+        if found.collective != collective:
+            found = schedule_on(collective, found.name, place)
+        blocks, dtype = _blocks(call, collective)
+        return bind(found, blocks, dtype, protocol=protocol)
+
+    def _by_rules(self, call: Call, ranks: NDArray[np.int64]) -> Plan:
+        collective = _collective(call, len(ranks))
+        blocks, dtype = _blocks(call, collective)
+        rows = (
+            blocks
+            if isinstance(blocks, int)
+            else tuple(tuple(each) if isinstance(each, list) else each for each in blocks)
+        )
+        return choices.plan_for(
+            self._run, collective, rows, parse_dtype(dtype), "sum", tuple(ranks.tolist()), (call.algorithm or None,)
+        )
+
+    @cached_property
+    def _run(self) -> choices.Plans:
+        rules = self.rules
+        protocol, library = ("ideal", None) if rules is None else (rules.protocol, rules.library or None)
+        return choices.Plans(self.topology, protocol, None, library)
+
+    def message(
+        self, pairs: NDArray[np.int64], size_bytes: int, stream: str, after: tuple[int, ...]
+    ) -> programs.Operation:
+        """Messages of one size between pairs of ranks; the first pair chooses."""
+        pair = pairs[0]
+        if self.rules is None:
+            protocol = self.protocol(int(pair[0]), int(pair[1]), size_bytes)
+            return programs.Send(pairs, size_bytes, stream, after, protocol)
+        collective = Collective("send_recv", 2, pairs=((0, 1),))
+        plan = choices.plan_for(
+            self._run, collective, size_bytes, np.dtype(np.uint8), "sum", (int(pair[0]), int(pair[1])), (None,)
+        )
+        return programs.Call(plan, pairs, stream, after)
 
     def protocol(self, source: int, target: int, size_bytes: int) -> Protocol:
         """Costs of a message from one rank to another."""
@@ -192,7 +243,7 @@ class _Lowering:
     def _inside(self, operation: Compute, inner: Inside, after: tuple[int, ...]) -> tuple[int, ...]:
         """One collective, beside the computation that hides it."""
         groups = self._groups_in(inner.group, (operation.on,))
-        plan = self.plans.plan(inner.kind, groups[0], inner.size_bytes, inner.imbalance)
+        plan = self.plans.plan(call_inside(operation, inner), groups[0])
         if not inner.hidden_fs:
             return (self._add(programs.Call(plan, groups, operation.stream, after)),)
         call = self._add(programs.Call(plan, groups, f"{operation.stream} {inner.group}", after))
@@ -206,11 +257,21 @@ class _Lowering:
         return self.groups[group, classes]
 
     def _call(self, call: Call, after: tuple[int, ...]) -> tuple[int, ...]:
-        if not call.size_bytes:
+        if not call.moves and call.kind != "meeting":
             return tuple(self._compute(name, 0, call.stream, after) for name in self.workload.involved(call))
         groups = self._groups_in(call.group, call.on)
-        plan = self.plans.plan(call.kind, groups[0], call.size_bytes, call.imbalance, call.algorithm)
-        return (self._add(programs.Call(plan, groups, call.stream, after)),)
+        if call.kind == "meeting":
+            return (self._add(programs.Call(_meeting(groups.shape[1]), groups, call.stream, after)),)
+        if self.plans.rules is None:
+            return (self._add(programs.Call(self.plans.plan(call, groups[0]), groups, call.stream, after)),)
+        alike: dict[int, tuple[Plan, list[NDArray[np.int64]]]] = {}
+        for ranks in groups:
+            plan = self.plans.plan(call, ranks)
+            alike.setdefault(id(plan), (plan, []))[1].append(ranks)
+        return tuple(
+            self._add(programs.Call(plan, groups if len(alike) == 1 else _kept(np.stack(rows)), call.stream, after))
+            for plan, rows in alike.values()
+        )
 
     def _send(self, send: Send, after: tuple[int, ...]) -> tuple[int, ...]:
         key = (send.source, send.target)
@@ -218,15 +279,29 @@ class _Lowering:
             self.pairs[key] = _kept(np.stack([self.ranks[send.source], self.ranks[send.target]], axis=1))
         pairs = self.pairs[key]
         if not send.size_bytes:
-            return (self._add(programs.Call(_meeting(), pairs, send.stream, after)),)
-        protocol = self.plans.protocol(int(pairs[0, 0]), int(pairs[0, 1]), send.size_bytes)
-        return (self._add(programs.Send(pairs, send.size_bytes, send.stream, after, protocol)),)
+            return (self._add(programs.Call(_meeting(2), pairs, send.stream, after)),)
+        return (self._add(self.plans.message(pairs, send.size_bytes, send.stream, after)),)
 
 
 @cache
-def _meeting() -> Plan:
-    """Two ranks meet, in no time: what is left of a message without bytes."""
-    return bind(schedule_named("barrier", "dissemination", nranks=2), 1, "uint8", protocol=NOTHING)
+def _meeting(nranks: int) -> Plan:
+    """Ranks meet, in no time: what is left of a message without bytes."""
+    return bind(schedule_named("barrier", "dissemination", nranks=nranks), 1, "uint8", protocol=NOTHING)
+
+
+def _collective(call: Call, nranks: int) -> Collective:
+    return Collective(call.kind, nranks, root=call.root if KINDS[call.kind].rooted else None)
+
+
+def _blocks(call: Call, collective: Collective) -> tuple[Any, str]:
+    """Elements of blocks, and their type, as :func:`simcoll.bind` takes them."""
+    if call.sizes:
+        rows = [list(row) for row in call.sizes]
+        flat = rows[0] if len(rows) == 1 else rows
+        return (flat[0] if len(flat) == 1 else flat), call.dtype or "uint8"
+    dtype = parse_dtype(call.dtype or "uint8")
+    slots = max(collective.input_slots, collective.output_slots, 1)
+    return call.size_bytes // (slots * dtype.itemsize), call.dtype or "uint8"
 
 
 def _kept(values: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from simcoll.topology import Topology
-    from simcoll.workload.workload import Inside, Operation, Workload
+    from simcoll.workload.workload import Inside, Operation, Rules, Workload
 
 __all__ = ["Played", "alone_on", "play_workload", "slowed"]
 
 
 @lru_cache(maxsize=64)
-def alone_on(topology: Topology, *, alike: bool) -> Alone:
+def alone_on(topology: Topology, *, alike: bool, rules: Rules | None = None) -> Alone:
     """Times of operations alone on a topology, shared by all steps on it."""
-    return Alone(topology, alike)
+    return Alone(topology, alike, rules)
 
 
 @dataclass(frozen=True, slots=True)

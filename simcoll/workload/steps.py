@@ -9,32 +9,28 @@ import hashlib
 from collections import Counter
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeAlias
-
-import msgspec
-import numpy as np
+from typing import TYPE_CHECKING
 
 from simcoll.errors import ConfigError
+from simcoll.workload.accounting import axes_of, axis_time, busiest_links, computed_fs, without_axes
 from simcoll.workload.memory import memory_by_stage
 from simcoll.workload.playing import Played, alone_on, play_workload, slowed
-from simcoll.workload.result import AxisTime, StepResult
+from simcoll.workload.result import StepResult
 from simcoll.workload.timeline import operation_fs, play_script
 from simcoll.workload.timing import WorkloadTimes
-from simcoll.workload.traffic import Traffic
 from simcoll.workload.training import FLOPS_FORMULA, Parts
-from simcoll.workload.workload import Compute, Send
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from simcoll.workload.accounting import Counted
     from simcoll.workload.design import Design
+    from simcoll.workload.result import AxisTime
     from simcoll.workload.timing import Alone
-    from simcoll.workload.workload import Operation, Workload
+    from simcoll.workload.workload import Workload
 
 __all__ = ["Step", "step"]
 
-Counted: TypeAlias = "tuple[tuple[Operation, int], ...]"
-"""Operations that cost the same, and how many there are."""
 NEARLY_FULL = 0.85
 """Share of the memory beyond which allocators start to defragment, and times are longer than computed."""
 
@@ -95,7 +91,7 @@ class Step:
 
     def clock(self, *, tier: int, without: Collection[str] = (), spans: bool = True) -> Played:
         """The step on a clock, with its spans; ``without``: axes that move no bytes."""
-        operations = tuple(_without(operation, without) for operation in self.workload.operations)
+        operations = tuple(without_axes(operation, without) for operation in self.workload.operations)
         workload = replace(self.workload, operations=operations) if without else self.workload
         return play_workload(workload, self.alone, tier=tier, slow=self.design.slow, spans=spans)
 
@@ -107,7 +103,7 @@ class Step:
 
     def _takes(self, without: Collection[str] = ()) -> list[int]:
         """How long each slot takes."""
-        made = (slowed(self._ground, _without(operation, without), self.design.slow) for operation in self.slots)
+        made = (slowed(self._ground, without_axes(operation, without), self.design.slow) for operation in self.slots)
         return [operation_fs(operation, self._times) for operation in made]
 
     def _played(self, tier: int) -> Played:
@@ -126,10 +122,10 @@ class Step:
         design = self.design
         played = self._played(tier)
         time_fs = played.clock.time_fs
-        axes = _axes(self._counted)
+        axes = axes_of(self._counted)
         free = self.time_fs(tier=1, without=axes)
-        computed = _busiest([(each, _work_fs(each) * count) for each, count in self._counted], self._ground)
-        use, bound = self._links(time_fs) if exposed else ((), (0, ""))
+        computed = computed_fs(self._counted, self._ground)
+        use, bound = busiest_links(self._counted, self._ground, self.alone.plans, time_fs) if exposed else ((), (0, ""))
         flops = self.parts.costs.flops()
         return StepResult(
             title=design.title,
@@ -159,75 +155,8 @@ class Step:
 
     def _axis(self, axis: str, tier: int, time_fs: int | None) -> AxisTime:
         """Communication of an axis; exposed where the time of the step is given."""
-        times, sizes = [], []
-        for operation, count in self._counted:
-            inside = operation.inside if isinstance(operation, Compute) else ()
-            took = (
-                sum(inner.count * self._times.inside(operation, inner) for inner in inside if inner.group == axis)
-                if isinstance(operation, Compute)
-                else 0
-            )
-            size = sum(inner.count * inner.size_bytes for inner in inside if inner.group == axis)
-            if not isinstance(operation, Compute) and operation.group == axis:
-                took, size = operation_fs(operation, self._times), operation.size_bytes
-            times.append((operation, took * count))
-            sizes.append((operation, size * count))
         exposed = 0 if time_fs is None else time_fs - self.time_fs(tier=tier, without=(axis,))
-        return AxisTime(_busiest(times, self._ground), exposed, _busiest(sizes, self._ground, given=True))
-
-    def _links(self, time_fs: int) -> tuple[tuple[tuple[str, float], ...], tuple[int, str]]:
-        """The busiest link of each kind, and the time that the busiest of all needs for its bytes alone."""
-        topology = self.design.topology
-        traffic = Traffic(self._ground, self.alone.plans)
-        carried = np.zeros(topology.nlinks, np.int64)
-        for operation, count in self._counted:
-            carried += count * traffic.of(operation)
-        if not carried.any():
-            return (), (0, "")
-        needs = carried * 1e21 / topology.link_capacity_uBps
-        order = np.argsort(-needs, kind="stable").tolist()
-        kinds: dict[int, int] = {}
-        for link in order:
-            kinds.setdefault(int(topology.link_kind[link]), link)
-        use = tuple(
-            (topology.link_name(link), float(needs[link] / time_fs)) for link in kinds.values() if carried[link]
-        )
-        most = order[0]
-        bound = int(carried[most]) * 10**21 // int(topology.link_capacity_uBps[most])
-        return use, (bound, topology.link_name(most))
-
-
-def _work_fs(operation: Operation) -> int:
-    return max(operation.time_fs, operation.least_fs) if isinstance(operation, Compute) else 0
-
-
-def _busiest(amounts: list[tuple[Operation, int]], ground: Workload, *, given: bool = False) -> int:
-    """The largest sum over operations of one class; ``given``: messages count for their source only."""
-    sums: dict[str, int] = {}
-    for operation, amount in amounts:
-        classes = (operation.source,) if given and isinstance(operation, Send) else ground.involved(operation)
-        for name in classes if amount else ():
-            sums[name] = sums.get(name, 0) + amount
-    return max(sums.values(), default=0)
-
-
-def _axes(counted: Counted) -> tuple[str, ...]:
-    """Axes that move bytes, in order of their first operation."""
-    found: dict[str, None] = {}
-    for operation, _ in counted:
-        if isinstance(operation, Compute):
-            found.update(dict.fromkeys(inner.group for inner in operation.inside if inner.size_bytes))
-        elif operation.size_bytes:
-            found[operation.group] = None
-    return tuple(found)
-
-
-def _without(operation: Operation, axes: Collection[str]) -> Operation:
-    """The same operation when some axes move no bytes."""
-    if isinstance(operation, Compute):
-        inside = tuple(inner for inner in operation.inside if inner.group not in axes)
-        return operation if len(inside) == len(operation.inside) else msgspec.structs.replace(operation, inside=inside)
-    return msgspec.structs.replace(operation, size_bytes=0) if operation.group in axes else operation
+        return axis_time(axis, self._counted, self._times, exposed)
 
 
 def _notes(design: Design, tier: int) -> tuple[str, ...]:

@@ -85,7 +85,9 @@ def play_classes(workload: Workload, times: Times) -> Clock:
             for name in classes
         }
         takes = operation_fs(operation, times)
-        if takes or isinstance(operation, Send):  # its classes meet
+        if (
+            takes or isinstance(operation, Send) or (isinstance(operation, Call) and operation.kind == "meeting")
+        ):  # classes meet
             begins = dict.fromkeys(classes, max(begins.values()))
         done[operation.id] = {name: begin + takes for name, begin in begins.items()}
         for name, begin in begins.items():

@@ -10,7 +10,7 @@ import numpy as np
 from simcoll.emulator import programs
 from simcoll.libraries.remembered import key_of, recall, remember, topology_digest
 from simcoll.workload.lower import Plans
-from simcoll.workload.workload import Call, Compute, Send
+from simcoll.workload.workload import call_inside
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from simcoll.emulator.programs import ProgramResult
     from simcoll.topology import Topology
-    from simcoll.workload.workload import Inside, Workload
+    from simcoll.workload.workload import Call, Compute, Inside, Rules, Send, Workload
 
 __all__ = ["Alone", "Measured", "WorkloadTimes"]
 
@@ -47,28 +47,26 @@ class Alone:
         Where they run.
     alike
         Whether no link of the cluster is degraded.
+    rules
+        How plans are chosen; None: as NCCL would.
     """
 
     topology: Topology
     alike: bool = False
+    rules: Rules | None = None
     plans: Plans = field(init=False)
     _known: dict[tuple[object, ...], Measured] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.plans = Plans(self.topology, self.alike)
+        self.plans = Plans(self.topology, self.alike, self.rules)
 
-    def collective(
-        self, kind: str, groups: NDArray[np.int64], size_bytes: int, imbalance: float = 1.0, algorithm: str = ""
-    ) -> Measured:
+    def collective(self, call: Call, groups: NDArray[np.int64]) -> Measured:
         """All groups at once."""
-        if not size_bytes or groups.shape[1] < 2:
+        if not call.moves or groups.shape[1] < 2:
             return Measured(0, together=True)
-        key = (kind, groups.shape, self.plans.lie(groups), size_bytes, imbalance, algorithm)
+        key = (*call.asked, groups.shape, self.plans.lie(groups))
         if key not in self._known:
-            self._known[key] = self._remembered(
-                key,
-                lambda: programs.Call(self.plans.plan(kind, groups[0], size_bytes, imbalance, algorithm), groups),
-            )
+            self._known[key] = self._remembered(key, lambda: programs.Call(self.plans.plan(call, groups[0]), groups))
         return self._known[key]
 
     def messages(self, pairs: NDArray[np.int64], size_bytes: int) -> Measured:
@@ -77,15 +75,11 @@ class Alone:
             return Measured(0, together=True)
         key = ("send", pairs.shape, self.plans.lie(pairs), size_bytes)
         if key not in self._known:
-            one, other = pairs[0].tolist()
-            self._known[key] = self._remembered(
-                key,
-                lambda: programs.Send(pairs, size_bytes, protocol=self.plans.protocol(one, other, size_bytes)),
-            )
+            self._known[key] = self._remembered(key, lambda: self.plans.message(pairs, size_bytes, "comm", ()))
         return self._known[key]
 
     def _remembered(self, key: tuple[object, ...], make: Callable[[], programs.Operation]) -> Measured:
-        place = key_of("alone", topology_digest(self.topology), self.alike, *key)
+        place = key_of("alone", topology_digest(self.topology), self.alike, repr(self.rules), *key)
         known = recall(place, _FORM)
         if known is not None:
             return Measured(**known)  # type: ignore[arg-type]
@@ -111,30 +105,21 @@ class WorkloadTimes:
 
     def call(self, call: Call) -> int:
         """Femtoseconds of all groups of a call at once."""
-        if not call.size_bytes:
+        if not call.moves:
             return 0
-        key = (call.kind, call.group, call.on, call.size_bytes, call.imbalance, call.algorithm)
+        key = (call.group, call.on, *call.asked)
         if key not in self._memo:
-            groups = self.workload.groups_of(call)
-            self._memo[key] = self.alone.collective(
-                call.kind, groups, call.size_bytes, call.imbalance, call.algorithm
-            ).time_fs
+            self._memo[key] = self.alone.collective(call, self.workload.groups_of(call)).time_fs
         return self._memo[key]
 
     def inside(self, operation: Compute, inner: Inside) -> int:
         """Femtoseconds of one collective that a computation waits for."""
-        return self.call(
-            Call(
-                id="", kind=inner.kind, group=inner.group, size_bytes=inner.size_bytes, on=(operation.on,), imbalance=inner.imbalance
-            )
-        )  # fmt: skip
+        return self.call(call_inside(operation, inner))
 
     def together(self, operation: Compute, inner: Inside) -> bool:
         """Whether all ranks are done with a collective at the same time."""
-        groups = self.workload.groups_of(
-            Call(id="", kind=inner.kind, group=inner.group, size_bytes=inner.size_bytes, on=(operation.on,))
-        )
-        return self.alone.collective(inner.kind, groups, inner.size_bytes, inner.imbalance).together
+        call = call_inside(operation, inner)
+        return self.alone.collective(call, self.workload.groups_of(call)).together
 
     def send(self, send: Send) -> int:
         """Femtoseconds of all messages of a send at once."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from simcoll.workload.workload import Call, Compute, Send
+from simcoll.workload.workload import Call, Compute, Send, call_inside
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -41,12 +41,7 @@ class Traffic:
             found += self._call(operation)
         else:
             for inner in operation.inside:
-                found += inner.count * self._call(
-                    Call(
-                        id="", kind=inner.kind, group=inner.group, size_bytes=inner.size_bytes,
-                        on=(operation.on,), imbalance=inner.imbalance,
-                    )
-                )  # fmt: skip
+                found += inner.count * self._call(call_inside(operation, inner))
         return found
 
     def total(self) -> Ints:
@@ -63,12 +58,12 @@ class Traffic:
         return found
 
     def _call(self, call: Call) -> Ints:
-        key = (call.kind, call.group, call.on, call.size_bytes, call.imbalance, call.algorithm)
+        key = (call.group, call.on, *call.asked)
         if key not in self._known:
             groups = self.workload.groups_of(call)
             found = np.zeros(self.plans.topology.nlinks, np.int64)
-            if call.size_bytes and groups.shape[1] > 1:
-                plan = self.plans.plan(call.kind, groups[0], call.size_bytes, call.imbalance, call.algorithm)
+            if call.moves and groups.shape[1] > 1:
+                plan = self.plans.plan(call, groups[0])
                 source, target, size = self._exchanged(plan)
                 for one, other, each in zip(source.tolist(), target.tolist(), size.tolist(), strict=True):
                     found += each * self._routes(groups[:, one], groups[:, other])
@@ -98,12 +93,4 @@ def alike(operation: Operation) -> tuple[object, ...]:
         return ("inside", operation.on, operation.inside)
     if isinstance(operation, Send):
         return ("send", operation.source, operation.target, operation.size_bytes)
-    return (
-        "call",
-        operation.kind,
-        operation.group,
-        operation.on,
-        operation.size_bytes,
-        operation.imbalance,
-        operation.algorithm,
-    )
+    return ("call", operation.group, operation.on, *operation.asked)

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from simcoll.core.collective import KINDS
+from simcoll.core.reduction import parse_dtype
 from simcoll.errors import ConfigError, nearest
 from simcoll.formats.strict import decode_json
 
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["Call", "Compute", "Inside", "Operation", "Send", "Workload", "read_workload", "write_workload"]
+__all__ = [
+    "Call", "Compute", "Inside", "Operation", "Rules", "Send", "Workload", "call_inside", "read_workload", "write_workload",
+]  # fmt: skip
 
 FORMAT = "simcoll workload 1"
 
@@ -95,13 +98,18 @@ class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     on
         The classes; none: all groups.
     kind, size_bytes
-        The collective, and its size as nccl-tests counts it: the larger of a rank's input and output.
+        The collective, and its size as nccl-tests counts it: the larger of a rank's input and output. One without bytes only orders.
+        ``"meeting"``: the ranks of a group wait for each other, which takes no time.
     group
         The axis: a name in ``Workload.groups``.
     algorithm
-        What runs it; empty: what the library would choose.
+        What runs it; empty: what the rules of the workload, or the library, would choose.
     imbalance
         Load of the most loaded rank over the mean (all_to_all only).
+    dtype, root
+        Element type (empty: bytes), and the group rank of the root where there is one.
+    sizes
+        Where blocks are uneven, or empty: elements of each in one row, or a row for each sender of an all_to_all.
     """
 
     id: str
@@ -114,6 +122,19 @@ class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     algorithm: str = ""
     imbalance: float = 1.0
     name: str = ""
+    dtype: str = ""
+    root: int = 0
+    sizes: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def asked(self) -> tuple[object, ...]:
+        """What decides the plan, besides the ranks."""
+        return self.kind, self.size_bytes, self.imbalance, self.algorithm, self.dtype, self.root, self.sizes
+
+    @property
+    def moves(self) -> bool:
+        """Whether messages flow, perhaps without bytes."""
+        return bool(self.size_bytes or self.sizes)
 
 
 class Send(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="op", tag="send"):
@@ -144,6 +165,28 @@ class Send(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 Operation: TypeAlias = Compute | Call | Send
 
 
+def call_inside(operation: Compute, inner: Inside) -> Call:
+    """One of the collectives that a computation waits for."""
+    return Call(
+        id="", kind=inner.kind, group=inner.group, size_bytes=inner.size_bytes, on=(operation.on,), imbalance=inner.imbalance
+    )  # fmt: skip
+
+
+class Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How plans and protocols are chosen, as :func:`simcoll.distributed.spawn` does with these arguments.
+
+    Attributes
+    ----------
+    protocol
+        Name of a protocol.
+    library
+        A communication library that chooses both; empty: none.
+    """
+
+    protocol: str = "ideal"
+    library: str = ""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Workload:
     """Operations of all ranks.
@@ -161,6 +204,8 @@ class Workload:
     title, tokens, model_flops, hardware_flops
         For results: what it is, tokens of the whole program, and operations on matrices that the model needs and that are done, with
         what is computed again.
+    rules
+        How collectives and messages are chosen; None: as NCCL would.
     """
 
     nranks: int
@@ -171,6 +216,7 @@ class Workload:
     tokens: int = 0
     model_flops: float = 0.0
     hardware_flops: float = 0.0
+    rules: Rules | None = None
 
     def __post_init__(self) -> None:
         _check_classes(self.classes, self.nranks)
@@ -261,7 +307,12 @@ def _check_sizes(workload: Workload, operation: Operation, where: str) -> None:
                 raise ConfigError(f"{where}: inside: expected a count and a hidden time of at least 0")
             _check_call(workload, inner.kind, inner.group, inner.size_bytes, inner.imbalance, where)
     elif isinstance(operation, Call):
-        _check_call(workload, operation.kind, operation.group, operation.size_bytes, operation.imbalance, where)
+        kind = "barrier" if operation.kind == "meeting" else operation.kind
+        _check_call(workload, kind, operation.group, operation.size_bytes, operation.imbalance, where)
+        members = workload.groups[operation.group].shape[1]
+        if not 0 <= operation.root < members:
+            raise ConfigError(f"{where}: root: expected a group rank, 0 to {members - 1}, got {operation.root}")
+        _check_blocks(operation, where)
     else:
         ends = [len(workload.classes[name]) for name in (operation.source, operation.target)]
         if ends[0] != ends[1] or operation.source == operation.target:
@@ -280,6 +331,14 @@ def _check_call(workload: Workload, kind: str, group: str, size_bytes: int, imba
         raise ConfigError(f"{where}: expected a size of at least 0 and an imbalance of at least 1")
 
 
+def _check_blocks(call: Call, where: str) -> None:
+    """The element type and uneven blocks of a call; what does not fit its group, binding says."""
+    if call.dtype:
+        parse_dtype(call.dtype)
+    if any(size < 0 for row in call.sizes for size in row):
+        raise ConfigError(f"{where}: sizes: expected numbers of elements, at least 0")
+
+
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     format: str
     nranks: int
@@ -290,6 +349,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     tokens: int = 0
     model_flops: float = 0.0
     hardware_flops: float = 0.0
+    rules: Rules | None = None
 
 
 def write_workload(workload: Workload) -> bytes:
@@ -304,6 +364,7 @@ def write_workload(workload: Workload) -> bytes:
         tokens=workload.tokens,
         model_flops=workload.model_flops,
         hardware_flops=workload.hardware_flops,
+        rules=workload.rules,
     )
     return msgspec.json.format(msgspec.json.encode(made), indent=1) + b"\n"
 
@@ -341,6 +402,7 @@ def read_workload(content: bytes, file: str | None = None) -> Workload:
             read.tokens,
             read.model_flops,
             read.hardware_flops,
+            read.rules,
         )
     except ConfigError as error:
         raise ConfigError(error.message, file=file) from None

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from simcoll.core.memory import Array
-    from simcoll.distributed.runtime.plans import Choice
     from simcoll.distributed.runtime.work import Work
+    from simcoll.libraries.choices import Choice
 
 __all__ = [
     "all_gather", "all_gather_into_tensor", "all_gather_single", "all_reduce", "all_to_all", "all_to_all_single", "barrier", "broadcast",

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 from simcoll.distributed.api.backends import Backend
 from simcoll.distributed.api.groups import GroupMember, ProcessGroup, default_group
-from simcoll.distributed.runtime.plans import check_choice
 from simcoll.distributed.runtime.tasks import Arrival, wait_until
 from simcoll.distributed.runtime.work import timeout_fs
 from simcoll.distributed.runtime.world import Communicator, Rank, current_rank, current_rank_or_none
 from simcoll.distributed.stores.rendezvous import check_given, parse_init_method
+from simcoll.libraries.choices import check_choice
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from simcoll.distributed.runtime.plans import Choice
     from simcoll.distributed.runtime.tasks import Meeting
+    from simcoll.libraries.choices import Choice
 
 __all__ = ["destroy_process_group", "init_process_group", "new_group"]
 

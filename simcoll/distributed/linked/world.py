@@ -37,11 +37,11 @@ if TYPE_CHECKING:
     from simcoll.distributed.linked.links import ControlMessages
     from simcoll.distributed.runtime.alike import Alike
     from simcoll.distributed.runtime.calls import Call
-    from simcoll.distributed.runtime.plans import Plans
     from simcoll.distributed.runtime.tasks import Task
     from simcoll.distributed.runtime.work import Work
     from simcoll.distributed.runtime.world import Buffers, Communicator, ProcessGroup
     from simcoll.distributed.stores import Store
+    from simcoll.libraries.choices import Plans
 
 __all__ = ["Ending", "LinkedWorld"]
 

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     import numpy as np
 
     from simcoll.core.reduction import Reduction
-    from simcoll.distributed.runtime.plans import Choice
     from simcoll.distributed.runtime.work import Work
+    from simcoll.libraries.choices import Choice
 
     Splits = tuple[tuple[int, ...], tuple[int, ...]]
 

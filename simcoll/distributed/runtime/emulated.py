@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 
     from simcoll.distributed.runtime.alike import Alike
     from simcoll.distributed.runtime.calls import Call
-    from simcoll.distributed.runtime.plans import Plans
     from simcoll.distributed.runtime.tasks import Arrival, Task
     from simcoll.distributed.runtime.work import Work
     from simcoll.distributed.runtime.world import Buffers, Communicator, ProcessGroup
     from simcoll.distributed.stores import Store
+    from simcoll.libraries.choices import Plans
 
 __all__ = ["EmulatedWorld", "RankWaiter"]
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from simcoll.core.collective import Collective
 from simcoll.core.reduction import parse_dtype
 from simcoll.distributed.runtime.followers import Followers
-from simcoll.distributed.runtime.plans import plan_for
 from simcoll.distributed.runtime.playing import Playing
+from simcoll.libraries.choices import plan_for
 
 if TYPE_CHECKING:
     from simcoll.core.memory import Array

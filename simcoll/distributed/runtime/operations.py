@@ -15,11 +15,11 @@ from simcoll.core.collective import Collective
 from simcoll.distributed.runtime.calls import ASPECTS, Call, matrix
 from simcoll.distributed.runtime.device import start_of_calls
 from simcoll.distributed.runtime.fake import is_fake
-from simcoll.distributed.runtime.plans import plan_for
 from simcoll.distributed.runtime.records import Entry, calling_site
 from simcoll.distributed.runtime.tasks import Arrival, Waitable, listed, wait_until
 from simcoll.distributed.runtime.work import Work, timeout_fs
 from simcoll.distributed.runtime.world import current_rank
+from simcoll.libraries.choices import plan_for
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

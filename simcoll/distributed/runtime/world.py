@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from simcoll.distributed.runtime.alike import Alike
     from simcoll.distributed.runtime.calls import Call, End
     from simcoll.distributed.runtime.history import History
-    from simcoll.distributed.runtime.plans import Choice, Plans
     from simcoll.distributed.runtime.tasks import Arrival, Meeting, Waitable
     from simcoll.distributed.runtime.work import Work
     from simcoll.distributed.stores import Store
+    from simcoll.libraries.choices import Choice, Plans
 
 __all__ = [
     "NOT_INITIALIZED", "Communicator", "Executor", "Mailbox", "OwnStore", "ProcessGroup", "Rank", "World", "current_rank",

@@ -20,7 +20,6 @@ from simcoll.distributed.runtime.emulated import EmulatedWorld, RankWaiter
 from simcoll.distributed.runtime.fake import fake_array
 from simcoll.distributed.runtime.history import History
 from simcoll.distributed.runtime.objects import decode
-from simcoll.distributed.runtime.plans import Plans, check_choice
 from simcoll.distributed.runtime.records import document
 from simcoll.distributed.runtime.tasks import Arrival, Task, current_task, wait_until
 from simcoll.distributed.runtime.timeline import Timeline
@@ -29,6 +28,7 @@ from simcoll.distributed.start.results import RunResult, flight_of, leftovers, r
 from simcoll.distributed.start.timeline_file import write_timeline
 from simcoll.distributed.stores import PollingWaiter, use_waiter
 from simcoll.errors import ConfigError, nearest, shown
+from simcoll.libraries.choices import Plans, check_choice
 from simcoll.libraries.library import load_library
 from simcoll.units import FS_PER_SECOND, MAX_TIME_FS, parse_time
 
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
     from simcoll.core.protocol import Protocol
     from simcoll.distributed.linked.links import Link
-    from simcoll.distributed.runtime.plans import Choice
     from simcoll.distributed.runtime.world import Rank, World
+    from simcoll.libraries.choices import Choice
     from simcoll.topology import Topology
 
 __all__ = ["RunResult", "compute", "emulated_time", "fake_array", "flight_record", "run_rank", "spawn"]

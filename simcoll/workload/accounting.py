@@ -1,0 +1,107 @@
+"""Where the time of a workload goes: computation, communication by axis, links; and the workload without the bytes of an axis."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias
+
+import msgspec
+import numpy as np
+
+from simcoll.workload.result import AxisTime
+from simcoll.workload.timeline import operation_fs
+from simcoll.workload.traffic import Traffic
+from simcoll.workload.workload import Compute, Send
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from simcoll.workload.lower import Plans
+    from simcoll.workload.timing import WorkloadTimes
+    from simcoll.workload.workload import Operation, Workload
+
+__all__ = ["Counted", "axes_of", "axis_time", "busiest_links", "computed_fs", "without_axes"]
+
+Counted: TypeAlias = "tuple[tuple[Operation, int], ...]"
+"""Operations that cost the same, and how many there are."""
+
+
+def axes_of(counted: Counted) -> tuple[str, ...]:
+    """Axes that move bytes, in order of their first operation."""
+    found: dict[str, None] = {}
+    for operation, _ in counted:
+        if isinstance(operation, Compute):
+            found.update(dict.fromkeys(inner.group for inner in operation.inside if inner.size_bytes))
+        elif operation.size_bytes:
+            found[operation.group] = None
+    return tuple(found)
+
+
+def without_axes(operation: Operation, axes: Collection[str]) -> Operation:
+    """The same operation when some axes move no bytes."""
+    if isinstance(operation, Compute):
+        inside = tuple(inner for inner in operation.inside if inner.group not in axes)
+        return operation if len(inside) == len(operation.inside) else msgspec.structs.replace(operation, inside=inside)
+    if operation.group not in axes:
+        return operation
+    if isinstance(operation, Send):
+        return msgspec.structs.replace(operation, size_bytes=0)
+    return msgspec.structs.replace(operation, size_bytes=0, sizes=())
+
+
+def computed_fs(counted: Counted, ground: Workload) -> int:
+    """Computation of the busiest class."""
+    return _busiest([(each, _work_fs(each) * count) for each, count in counted], ground)
+
+
+def axis_time(axis: str, counted: Counted, times: WorkloadTimes, exposed_fs: int) -> AxisTime:
+    """Communication of an axis on the busiest class."""
+    took, sizes = [], []
+    for operation, count in counted:
+        if isinstance(operation, Compute):
+            here = [inner for inner in operation.inside if inner.group == axis]
+            time = sum(inner.count * times.inside(operation, inner) for inner in here)
+            size = sum(inner.count * inner.size_bytes for inner in here)
+        elif operation.group == axis:
+            time, size = operation_fs(operation, times), operation.size_bytes
+        else:
+            time, size = 0, 0
+        took.append((operation, time * count))
+        sizes.append((operation, size * count))
+    ground = times.workload
+    return AxisTime(_busiest(took, ground), exposed_fs, _busiest(sizes, ground, given=True))
+
+
+def busiest_links(
+    counted: Counted, ground: Workload, plans: Plans, time_fs: int
+) -> tuple[tuple[tuple[str, float], ...], tuple[int, str]]:
+    """The busiest link of each kind, and the time that the busiest of all needs for its bytes alone."""
+    topology = plans.topology
+    traffic = Traffic(ground, plans)
+    carried = np.zeros(topology.nlinks, np.int64)
+    for operation, count in counted:
+        carried += count * traffic.of(operation)
+    if not carried.any():
+        return (), (0, "")
+    needs = carried * 1e21 / topology.link_capacity_uBps
+    order = np.argsort(-needs, kind="stable").tolist()
+    kinds: dict[int, int] = {}
+    for link in order:
+        kinds.setdefault(int(topology.link_kind[link]), link)
+    use = tuple((topology.link_name(link), float(needs[link] / time_fs)) for link in kinds.values() if carried[link])
+    most = order[0]
+    bound = int(carried[most]) * 10**21 // int(topology.link_capacity_uBps[most])
+    return use, (bound, topology.link_name(most))
+
+
+def _work_fs(operation: Operation) -> int:
+    return max(operation.time_fs, operation.least_fs) if isinstance(operation, Compute) else 0
+
+
+def _busiest(amounts: list[tuple[Operation, int]], ground: Workload, *, given: bool = False) -> int:
+    """The largest sum over operations of one class; ``given``: messages count for their source only."""
+    sums: dict[str, int] = {}
+    for operation, amount in amounts:
+        classes = (operation.source,) if given and isinstance(operation, Send) else ground.involved(operation)
+        for name in classes if amount else ():
+            sums[name] = sums.get(name, 0) + amount
+    return max(sums.values(), default=0)
