@@ -26,7 +26,8 @@ import numpy as np
 from simcoll.libraries import corrected
 from simcoll.libraries.library import Library, load_library
 from simcoll.libraries.prediction import chosen, launch_us
-from simcoll.planning.measurements import Table, measurement_folder, published_tables
+from simcoll.limits.paths import data_folder
+from simcoll.planning.measurements import Table, published_tables
 from simcoll.topology.machine import machine
 
 if TYPE_CHECKING:
@@ -328,7 +329,7 @@ def main() -> None:
         return
     for file in FILES.values():
         file.write_text(written(file.read_text(), whole))
-    with (measurement_folder() / "left_out.csv").open("w", newline="") as stream:
+    with (data_folder("measurements") / "left_out.csv").open("w", newline="") as stream:
         csv.writer(stream, lineterminator="\n").writerows(lines)
 
 

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from simcoll.limits.paths import data_folder
 from simcoll.planning.accuracy import BANDS, WAYS, errors_of, medians
-from simcoll.planning.measurements import measurement_folder, published_tables
+from simcoll.planning.measurements import published_tables
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -84,7 +85,7 @@ def _cell(errors: Iterable[Error]) -> str:
 
 
 def _blind() -> Iterator[str]:
-    with (measurement_folder() / "blind.csv").open(encoding="utf-8", newline="") as stream:
+    with (data_folder("measurements") / "blind.csv").open(encoding="utf-8", newline="") as stream:
         rows = list(csv.DictReader(stream))
     cells = {(row["group"], row["way"], row["band"]): row for row in rows}
     yield f"| | tables | {' | '.join(f'{way}: small / middle / large' for way in WAYS)} |\n|---|---|---|---|---|\n"
@@ -128,7 +129,7 @@ def main() -> None:
     development = sum(table.part == "development" for table in tables)
     errors = [error for table in tables for error in errors_of(table, by_formula=True)]
     nccl = [error for error in errors if error.table.library == "nccl"]
-    with (measurement_folder() / "rows_left_out.csv").open(encoding="utf-8") as stream:
+    with (data_folder("measurements") / "rows_left_out.csv").open(encoding="utf-8") as stream:
         left_out = sum(1 for _ in stream) - 1
     counts = {"development": development, "added": len(tables) - development, "all": len(tables)}
     parts = [HEAD.format(date="22 November 2026", tables=234, **counts), *_blind()]

@@ -50,14 +50,14 @@ def _scenarios() -> Lines:
 
 
 def _plans() -> Lines:
+    from simcoll.limits.paths import shipped_files
     from simcoll.limits.text import parse_toml
-    from simcoll.planning.scenario import shipped_files
 
     commands = (("plan", "plans"), ("sweep", "sweeps"), ("goodput", "goodput"))
     return [
         (f"simcoll {command} {name}", str(parse_toml(path.read_bytes(), str(path)).get("title", "")))
         for command, kind in commands
-        for name, path in shipped_files(kind).items()
+        for name, path in shipped_files(f"scenarios/{kind}").items()
     ]
 
 

@@ -12,16 +12,17 @@ import hashlib
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache, lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from simcoll.errors import ConfigError, nearest, shown
 from simcoll.formats.strict import read_file
+from simcoll.limits.paths import shipped_files
 from simcoll.limits.text import parse_toml
 from simcoll.units import parse_rate, parse_time
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
 __all__ = ["Library", "load_library", "parse_library", "shipped_libraries"]
 
@@ -162,7 +163,7 @@ def load_library(name: str | Path | Library = "nccl") -> Library:
     if isinstance(name, Library):
         return name
     text = str(name)
-    shipped = {path.stem: path for path in _shipped_files()}
+    shipped = shipped_files("libraries")
     fitting = [stem for stem in shipped if stem == text.replace(" ", "-") or stem.rpartition("-")[0] == text]
     if fitting:
         newest = max(fitting, key=lambda stem: [int(part) for part in stem.rpartition("-")[2].split(".")])
@@ -175,21 +176,12 @@ def load_library(name: str | Path | Library = "nccl") -> Library:
 
 def shipped_libraries() -> dict[str, str]:
     """Names of the shipped library files, each with its one-line description."""
-    return {path.stem: _load(path).description for path in _shipped_files()}
+    return {name: _load(path).description for name, path in shipped_files("libraries").items()}
 
 
 @cache
 def _load(path: Path) -> Library:
     return parse_library(path.read_bytes(), path.name)
-
-
-def _shipped_files() -> list[Path]:
-    """In a wheel the files are package data; in a source checkout they lie beside the package."""
-    package = Path(__file__).resolve().parents[1]
-    for folder in (package / "data" / "libraries", package.parent / "libraries"):
-        if folder.is_dir():
-            return sorted(folder.glob("*.toml"))
-    return []
 
 
 def parse_library(content: bytes, file: str) -> Library:

@@ -1,14 +1,11 @@
-"""Names of files from outside, which may be no names at all."""
+"""Names of files: those from outside, which may be no names at all, and those that come with simcoll."""
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-__all__ = ["exists", "is_file"]
+__all__ = ["data_folder", "exists", "is_file", "shipped_files"]
 
 
 def is_file(path: str | Path) -> bool:
@@ -27,3 +24,23 @@ def exists(path: str | Path) -> bool:
     (False, True)
     """
     return os.path.exists(path)  # noqa: PTH110 - Path.exists raises, too
+
+
+def data_folder(name: str) -> Path:
+    """A folder of data that comes with simcoll: package data in a wheel, beside the package in a source checkout.
+
+    >>> sorted(path.stem for path in data_folder("libraries").iterdir())
+    ['nccl-2.27', 'rccl-2.22']
+    """
+    package = Path(__file__).resolve().parents[1]
+    inside = package / "data" / name
+    return inside if inside.is_dir() else package.parent / name
+
+
+def shipped_files(folder: str) -> dict[str, Path]:
+    """The TOML files of such a folder by name.
+
+    >>> list(shipped_files("libraries"))
+    ['nccl-2.27', 'rccl-2.22']
+    """
+    return {path.stem: path for path in sorted(data_folder(folder).glob("*.toml"))}

@@ -13,7 +13,8 @@ from simcoll.libraries.calibration import Calibration
 from simcoll.libraries.fitting import Series, fit_series, formula
 from simcoll.libraries.library import load_library
 from simcoll.libraries.prediction import predict
-from simcoll.planning.measurements import Table, measurement_folder, published_tables
+from simcoll.limits.paths import data_folder
+from simcoll.planning.measurements import Table, published_tables
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -64,7 +65,7 @@ def band_of(size_bytes: int) -> str:
 
 @cache
 def _left_out() -> dict[str, dict[str, float]]:
-    with (measurement_folder() / "left_out.csv").open(encoding="utf-8", newline="") as stream:
+    with (data_folder("measurements") / "left_out.csv").open(encoding="utf-8", newline="") as stream:
         found: dict[str, dict[str, float]] = {}
         for row in csv.DictReader(stream):
             found.setdefault(row["system"], {})[row["place"]] = float(row["value"])

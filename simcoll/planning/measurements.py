@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import csv
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from simcoll.libraries.environment import parse_environment
+from simcoll.limits.paths import data_folder
 from simcoll.topology import topology_of_job
 
 if TYPE_CHECKING:
     from simcoll.libraries.environment import Environment
     from simcoll.topology import Topology
 
-__all__ = ["Table", "measurement_folder", "published_tables"]
+__all__ = ["Table", "published_tables"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +60,6 @@ class Table:
         return parse_environment(self.environment)
 
 
-def measurement_folder() -> Path:
-    """Folder of the measurements: package data in a wheel, beside the package in a source checkout."""
-    package = Path(__file__).resolve().parents[1]
-    inside = package / "data" / "measurements"
-    return inside if inside.is_dir() else package.parent / "measurements"
-
-
 def published_tables(*, added: bool = False) -> tuple[Table, ...]:
     """The development tables, and if asked those added later, too.
 
@@ -76,7 +69,7 @@ def published_tables(*, added: bool = False) -> tuple[Table, ...]:
     >>> len(published_tables(added=True))
     228
     """
-    folder = measurement_folder()
+    folder = data_folder("measurements")
     rows: dict[str, list[tuple[int, int]]] = {}
     with (folder / "rows.csv").open(encoding="utf-8", newline="") as stream:
         for row in csv.DictReader(stream):

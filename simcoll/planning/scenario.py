@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.resources
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +11,7 @@ import msgspec
 from simcoll.errors import ConfigError, nearest
 from simcoll.formats.output import write_files
 from simcoll.formats.strict import decode_toml, read_file
-from simcoll.limits.paths import exists, is_file
+from simcoll.limits.paths import exists, is_file, shipped_files
 from simcoll.planning.report import results_csv, results_json
 from simcoll.planning.result_files import picture, timeline
 from simcoll.planning.sweep import Sweep, size_ladder
@@ -31,7 +30,6 @@ __all__ = [
     "file_of",
     "load_scenario",
     "scenario_topology",
-    "shipped_files",
     "shipped_scenarios",
     "sweep_of",
     "write_results",
@@ -80,19 +78,6 @@ class Scenario(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     trace_size: str | int = "1M"
 
 
-def _folder() -> Path:
-    """The folder of the shipped scenarios: beside the package in a checkout, inside it when installed."""
-    beside = Path(__file__).parents[2] / "scenarios"
-    if (beside / "first-look.toml").is_file():
-        return beside
-    return Path(str(importlib.resources.files("simcoll").joinpath("data/scenarios")))
-
-
-def shipped_files(kind: str) -> dict[str, Path]:
-    """The files of a kind (``"plans"``, ``"sweeps"``, ``"goodput"``) that come with simcoll, by name."""
-    return {path.stem: path for path in sorted((_folder() / kind).glob("*.toml"))}
-
-
 def file_of(kind: str, name: str | Path) -> Path:
     """A file by path, or one of a kind by its shipped name.
 
@@ -101,7 +86,7 @@ def file_of(kind: str, name: str | Path) -> Path:
     ConfigError
         When there is no such file.
     """
-    path, shipped = Path(name), shipped_files(kind)
+    path, shipped = Path(name), shipped_files(f"scenarios/{kind}")
     if path.exists():
         return path
     if (
@@ -115,7 +100,7 @@ def file_of(kind: str, name: str | Path) -> Path:
 
 def shipped_scenarios() -> dict[str, str]:
     """Names and titles of the scenarios that come with simcoll."""
-    return {path.stem: load_scenario(path)[0].title for path in sorted(_folder().glob("*.toml"))}
+    return {name: load_scenario(path)[0].title for name, path in shipped_files("scenarios").items()}
 
 
 def load_scenario(name: str | Path) -> tuple[Scenario, Path]:
@@ -128,7 +113,7 @@ def load_scenario(name: str | Path) -> tuple[Scenario, Path]:
     """
     path = Path(name)
     if not exists(path):
-        shipped = {entry.stem: entry for entry in sorted(_folder().glob("*.toml"))}
+        shipped = shipped_files("scenarios")
         if (
             path.stem not in shipped
             or path.suffix not in ("", ".toml")

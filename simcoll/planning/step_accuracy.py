@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simcoll.planning.measurements import measurement_folder
+from simcoll.limits.paths import data_folder
 from simcoll.planning.step_examples import CONTENTION, DEEPEP, contention, exchange_us
 from simcoll.planning.step_fitting import PARAMETERS, fit_steps, predicted
 from simcoll.planning.step_rows import published_steps
@@ -90,7 +90,7 @@ the next layers. Milliseconds; no measurement, but what a formula misses.
 
 def megatron_a100() -> Calibration:
     """The constants of Megatron on A100, from vTrain's rows."""
-    return load_calibration(measurement_folder() / "steps" / "a100-megatron.toml")
+    return load_calibration(data_folder("measurements") / "steps" / "a100-megatron.toml")
 
 
 def step_page() -> str:

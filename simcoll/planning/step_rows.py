@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from simcoll.errors import ConfigError
 from simcoll.formats.strict import read_file
+from simcoll.limits.paths import data_folder
 from simcoll.limits.text import parse_toml
-from simcoll.planning.measurements import measurement_folder
 from simcoll.workload.design import design_from
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def published_steps(name: str) -> StepTable:
     >>> len(table.rows), table.rows[0].seconds
     (8, 1.42)
     """
-    folder = measurement_folder() / "steps"
+    folder = data_folder("measurements") / "steps"
     return read_steps(folder / f"{name}.toml", folder / f"{name}.csv")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from simcoll.errors import ConfigError, expect, nearest
-from simcoll.limits.paths import is_file
+from simcoll.limits.paths import is_file, shipped_files
 from simcoll.limits.text import parse_toml
 
 __all__ = ["Layer", "layers_of", "shipped_topologies"]
@@ -33,7 +33,8 @@ class Layer:
 def shipped_topologies() -> dict[str, str]:
     """Names of the shipped topologies, each with its one-line description."""
     return {
-        path.stem: str(parse_toml(path.read_bytes(), path.name).get("description", "")) for path in _shipped_files()
+        name: str(parse_toml(path.read_bytes(), path.name).get("description", ""))
+        for name, path in shipped_files("topologies").items()
     }
 
 
@@ -69,21 +70,12 @@ def _base(base: object, chain: list[Path]) -> tuple[Path, Layer]:
 
 def _located(name: str, folder: Path) -> tuple[Path, str]:
     """The file of a shipped topology, or the one at a path from a folder, and its name for messages."""
-    shipped = {path.stem: path for path in _shipped_files()}
+    shipped = shipped_files("topologies")
     if name in shipped:
         return shipped[name], f"{name}.toml"
     if name.endswith((".toml", ".xml")) or "/" in name or "\\" in name or is_file(folder / name):
         return folder / name, str(folder / name)
     raise ConfigError(f"unknown topology {name!r}; {nearest(name, shipped)}; or give the path of a file")
-
-
-def _shipped_files() -> list[Path]:
-    """In a wheel the files are package data; in a source checkout they lie beside the package."""
-    package = Path(__file__).resolve().parents[1]
-    for folder in (package / "data" / "topologies", package.parent / "topologies"):
-        if folder.is_dir():
-            return sorted(folder.glob("*.toml"))
-    return []
 
 
 def _read(path: Path, file: str) -> bytes:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from simcoll.errors import ConfigError, nearest, shown
 from simcoll.formats.strict import read_file
+from simcoll.limits.paths import shipped_files
 from simcoll.limits.text import parse_toml
 from simcoll.units import UBPS_PER_BPS, parse_rate, parse_size
 
@@ -110,7 +111,7 @@ def load_gpu(name: str | Path) -> Gpu:
     (0.803, 'stas00/ml-engineerin')
     """
     text = str(name)
-    shipped = {path.stem: path for path in _shipped_files()}
+    shipped = shipped_files("gpus")
     if text in shipped:
         return _load(shipped[text])
     if text.endswith(".toml") or "/" in text or "\\" in text:
@@ -120,25 +121,12 @@ def load_gpu(name: str | Path) -> Gpu:
 
 def shipped_gpus() -> dict[str, str]:
     """Names of the shipped GPUs, each with its one-line description."""
-    return {path.stem: _load(path).description for path in _shipped_files()}
+    return {name: _load(path).description for name, path in shipped_files("gpus").items()}
 
 
 @cache
 def _load(path: Path) -> Gpu:
     return parse_gpu(path.read_bytes(), path.name)
-
-
-def _shipped_files() -> list[Path]:
-    return shipped_files("gpus")
-
-
-def shipped_files(folder: str) -> list[Path]:
-    """Data files of a folder: package data in a wheel, beside the package in a source checkout."""
-    package = Path(__file__).resolve().parents[1]
-    for place in (package / "data" / folder, package.parent / folder):
-        if place.is_dir():
-            return sorted(place.glob("*.toml"))
-    return []
 
 
 def parse_gpu(content: bytes, file: str) -> Gpu:

@@ -9,8 +9,8 @@ import msgspec
 
 from simcoll.errors import ConfigError, nearest, shown
 from simcoll.formats.strict import read_file
+from simcoll.limits.paths import shipped_files
 from simcoll.limits.text import parse_toml
-from simcoll.workload.gpu import shipped_files
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -221,7 +221,7 @@ def linears(model: Model, *, moe: bool) -> tuple[Linear, ...]:
 
 def shipped_models() -> dict[str, str]:
     """Names of the shipped models, each with the source of its sizes."""
-    return {path.stem: _document(path)[1] for path in shipped_files("models")}
+    return {name: _document(path)[1] for name, path in shipped_files("models").items()}
 
 
 def shipped_model(name: str) -> Model:
@@ -232,7 +232,7 @@ def shipped_model(name: str) -> Model:
     ConfigError
         For an unknown name.
     """
-    shipped = {path.stem: path for path in shipped_files("models")}
+    shipped = shipped_files("models")
     if name not in shipped:
         raise ConfigError(f"unknown model {name!r}; {nearest(name, shipped)}; or give its sizes, or hf = 'config.json'")
     return msgspec.convert({**_document(shipped[name])[0], "name": name}, Model)

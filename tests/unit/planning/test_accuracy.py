@@ -5,8 +5,9 @@ import csv
 import pytest
 
 from simcoll.libraries.library import load_library
+from simcoll.limits.paths import data_folder
 from simcoll.planning.accuracy import BANDS, Error, band_of, errors_of, left_out_library, medians
-from simcoll.planning.measurements import measurement_folder, published_tables
+from simcoll.planning.measurements import published_tables
 
 TABLES = {table.name: table for table in published_tables()}
 
@@ -34,7 +35,7 @@ def test_added_tables_are_other_tables_with_a_machine():
 
 
 def test_rows_left_out_are_of_added_tables():
-    with (measurement_folder() / "rows_left_out.csv").open() as stream:
+    with (data_folder("measurements") / "rows_left_out.csv").open() as stream:
         rows = list(csv.DictReader(stream))
     names = {table.name: dict(table.rows) for table in published_tables(added=True)}
     assert all(int(row["size_bytes"]) not in names[row["table"]] for row in rows)
@@ -48,7 +49,7 @@ def test_numbers_of_a_class_come_from_elsewhere_when_its_only_system_is_left_out
 
 def test_left_out_numbers_are_of_places_that_the_libraries_have():
     known = set(load_library("rccl").values) | set(load_library("nccl").values)
-    with (measurement_folder() / "left_out.csv").open() as stream:
+    with (data_folder("measurements") / "left_out.csv").open() as stream:
         rows = list(csv.DictReader(stream))
     assert {row["system"] for row in rows} <= {table.system for table in published_tables(added=True)}
     assert {row["place"].partition(":")[0] for row in rows} <= known

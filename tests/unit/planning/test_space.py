@@ -11,10 +11,10 @@ import pytest
 
 from simcoll.errors import ConfigError
 from simcoll.formats.toml_text import toml_text
+from simcoll.limits.paths import shipped_files
 from simcoll.planning.designs import beyond_pcie, time_design
 from simcoll.planning.figures import FIGURES, pareto_front
 from simcoll.planning.goodput import goodput_grid
-from simcoll.planning.scenario import shipped_files
 from simcoll.planning.space import load_space
 from simcoll.planning.sweep_grid import load_sweep, sweep_grid
 from simcoll.topology import load_topology
@@ -156,10 +156,11 @@ def test_nics_that_pcie_cannot_fill_are_said():
 
 
 @pytest.mark.parametrize(
-    ("kind", "name"), [(kind, name) for kind in ("plans", "sweeps", "goodput") for name in shipped_files(kind)]
+    ("kind", "name"),
+    [(kind, name) for kind in ("plans", "sweeps", "goodput") for name in shipped_files(f"scenarios/{kind}")],
 )
 def test_what_is_shipped_is_read(kind, name):
-    path = shipped_files(kind)[name]
+    path = shipped_files(f"scenarios/{kind}")[name]
     if kind == "plans":
         space = load_space(path)
         assert space.title

@@ -14,26 +14,21 @@ from simcoll.topology import crossbar, load_topology
 from simcoll.topology.graph_files import graphml_text, parse_graphml, parse_simgrid, simgrid_text
 
 
-def same(a, b):
-    """The same vertices, links and latency of every pair."""
-
-    def links(topology):
-        columns = (topology.link_capacity_uBps, topology.link_latency_fs)
-        return {
-            topology.link_name(link): tuple(int(column[link]) for column in columns) for link in range(topology.nlinks)
-        }
-
-    pairs = np.array([(i, j) for i in range(a.nranks) for j in range(a.nranks)])
-    return links(a) == links(b) and np.array_equal(*(t.route(*pairs.T).latency_fs for t in (a, b)))
+def links(topology):
+    columns = (topology.link_capacity_uBps, topology.link_latency_fs)
+    return {topology.link_name(i): tuple(int(column[i]) for column in columns) for i in range(topology.nlinks)}
 
 
 @settings(max_examples=20, deadline=None)
 @given(topologies(2))
 def test_graphml_there_and_back(topology):
     again = parse_graphml(graphml_text(topology))
-    assert same(again, topology)
+    assert links(again) == links(topology)
     assert again.node_kinds == topology.node_kinds
     assert again.gpus_forward == topology.gpus_forward
+    # Routes are found anew, the shortest by latency: a family may go another way, by NVLink beside a network without latency.
+    pairs = np.array([(i, j) for i in range(again.nranks) for j in range(again.nranks)])
+    assert np.all(again.route(*pairs.T).latency_fs <= topology.route(*pairs.T).latency_fs)
 
 
 def test_networkx_reads_what_is_written(tmp_path):
