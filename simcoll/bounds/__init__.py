@@ -6,7 +6,22 @@ links, made from the rates that ``pairs`` of ranks can have at once by ``growing
 Nothing here knows of schedules or of the emulator.
 """
 
-from simcoll.bounds.cuts import Cut, all_gather_cut
-from simcoll.bounds.lower import Bottleneck, Bound, bottleneck, lower_bound
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from simcoll.later import later
+
+if TYPE_CHECKING:
+    from simcoll.bounds.cuts import Cut, all_gather_cut
+    from simcoll.bounds.lower import Bottleneck, Bound, bottleneck, lower_bound
 
 __all__ = ["Bottleneck", "Bound", "Cut", "all_gather_cut", "bottleneck", "lower_bound"]
+
+__getattr__, __dir__ = later(
+    "simcoll.bounds",
+    {
+        "simcoll.bounds.cuts": ["Cut", "all_gather_cut"],
+        "simcoll.bounds.lower": ["Bottleneck", "Bound", "bottleneck", "lower_bound"],
+    },
+)

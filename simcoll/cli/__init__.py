@@ -36,6 +36,7 @@ app = App(
     name="simcoll",
     help="Specify a collective once, prove it, see how fast it will be on any cluster, run it unchanged on GPUs.",
     help_flags=["--help", "-h"],
+    help_format="plaintext",
     version_flags=["--version"],
     suppress_keyboard_interrupt=False,  # run_app says so
 )

@@ -1,13 +1,20 @@
 """Readers and writers of files, one format a file, without knowledge of the emulator or the command line."""
 
-from simcoll.formats.goal import goal_text, parse_goal
-from simcoll.formats.goal_bytes import goal_binary, parse_goal_binary
-from simcoll.formats.goal_writer import dump_goal, dump_goal_binary
-from simcoll.formats.msccl_writer import dump_msccl_xml
-from simcoll.formats.msccl_xml import load_msccl_xml
-from simcoll.formats.mscclpp_plan import load_mscclpp_plan, parse_mscclpp_plan
-from simcoll.formats.mscclpp_writer import dump_mscclpp_plan
-from simcoll.formats.schedule_files import load_algorithm, schedule_of
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from simcoll.later import later
+
+if TYPE_CHECKING:
+    from simcoll.formats.goal import goal_text, parse_goal
+    from simcoll.formats.goal_bytes import goal_binary, parse_goal_binary
+    from simcoll.formats.goal_writer import dump_goal, dump_goal_binary
+    from simcoll.formats.msccl_writer import dump_msccl_xml
+    from simcoll.formats.msccl_xml import load_msccl_xml
+    from simcoll.formats.mscclpp_plan import load_mscclpp_plan, parse_mscclpp_plan
+    from simcoll.formats.mscclpp_writer import dump_mscclpp_plan
+    from simcoll.formats.schedule_files import load_algorithm, schedule_of
 
 __all__ = [
     "dump_goal",
@@ -24,3 +31,17 @@ __all__ = [
     "parse_mscclpp_plan",
     "schedule_of",
 ]
+
+__getattr__, __dir__ = later(
+    "simcoll.formats",
+    {
+        "simcoll.formats.goal": ["goal_text", "parse_goal"],
+        "simcoll.formats.goal_bytes": ["goal_binary", "parse_goal_binary"],
+        "simcoll.formats.goal_writer": ["dump_goal", "dump_goal_binary"],
+        "simcoll.formats.msccl_writer": ["dump_msccl_xml"],
+        "simcoll.formats.msccl_xml": ["load_msccl_xml"],
+        "simcoll.formats.mscclpp_plan": ["load_mscclpp_plan", "parse_mscclpp_plan"],
+        "simcoll.formats.mscclpp_writer": ["dump_mscclpp_plan"],
+        "simcoll.formats.schedule_files": ["load_algorithm", "schedule_of"],
+    },
+)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from simcoll.later import later
 
 if TYPE_CHECKING:
     from simcoll.emulator.programs import (
@@ -50,28 +51,26 @@ __all__ = [
     "write_workload",
 ]
 
-_HOMES = {
-    "calibration": ("Calibration",),
-    "design": ("Design", "design_from", "load_design"),
-    "gpu": ("Gpu", "load_gpu"),
-    "memory": ("Memory", "memory_by_stage"),
-    "mesh": ("Mesh",),
-    "model": ("Model",),
-    "parallel": ("Parallel",),
-    "result": ("StepResult",),
-    "workload": ("Workload", "read_workload", "write_workload"),
-}
-_MODULES = {name: f"simcoll.workload.{module}" for module, names in _HOMES.items() for name in names}
-_MODULES |= dict.fromkeys(
-    ("Call", "Compute", "Operation", "Program", "ProgramObserver", "ProgramResult", "Send"), "simcoll.emulator.programs"
+__getattr__, __dir__ = later(
+    "simcoll.planning",
+    {
+        "simcoll.emulator.programs": [
+            "Call",
+            "Compute",
+            "Operation",
+            "Program",
+            "ProgramObserver",
+            "ProgramResult",
+            "Send",
+        ],
+        "simcoll.workload.calibration": ["Calibration"],
+        "simcoll.workload.design": ["Design", "design_from", "load_design"],
+        "simcoll.workload.gpu": ["Gpu", "load_gpu"],
+        "simcoll.workload.memory": ["Memory", "memory_by_stage"],
+        "simcoll.workload.mesh": ["Mesh"],
+        "simcoll.workload.model": ["Model"],
+        "simcoll.workload.parallel": ["Parallel"],
+        "simcoll.workload.result": ["StepResult"],
+        "simcoll.workload.workload": ["Workload", "read_workload", "write_workload"],
+    },
 )
-
-
-def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return getattr(importlib.import_module(_MODULES[name]), name)
-    raise AttributeError(f"module 'simcoll.planning' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted([*__all__, *(name for name in globals() if name.startswith("__"))])

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import textwrap
+from html import escape
 from typing import TYPE_CHECKING
-from xml.sax.saxutils import escape
 
 from simcoll.core.schedule import COPY, MULTICAST, OP_NAMES, REDUCE, SWITCH_REDUCE, SYNC
 from simcoll.units import printable
@@ -91,7 +91,8 @@ def schedule_svg(schedule: Schedule) -> str:
         for op, colour in _COLOURS.items()
     )
     heading = [
-        f'<text x="8" y="{18 * number}" font-size="14">{escape(line)}</text>' for number, line in enumerate(title, 1)
+        f'<text x="8" y="{18 * number}" font-size="14">{escape(line, quote=False)}</text>'
+        for number, line in enumerate(title, 1)
     ]
     if drawn > MAX_DRAWN:
         legend += f"; the first {MAX_DRAWN:,} of {drawn:,} transfers"

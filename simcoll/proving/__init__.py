@@ -3,13 +3,20 @@
 Reads schedules, plans and per-rank programs; knows nothing of time.
 """
 
-from simcoll.core.proof import LEVELS, Proof
-from simcoll.proving.data import verify
-from simcoll.proving.device_program import DeviceProof, verify_device_program
-from simcoll.proving.devices import device_schedule
-from simcoll.proving.lowering import check_lowering, lower
-from simcoll.proving.program import ProgramProof, verify_program
-from simcoll.proving.scheduling import program_schedule
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from simcoll.later import later
+
+if TYPE_CHECKING:
+    from simcoll.core.proof import LEVELS, Proof
+    from simcoll.proving.data import verify
+    from simcoll.proving.device_program import DeviceProof, verify_device_program
+    from simcoll.proving.devices import device_schedule
+    from simcoll.proving.lowering import check_lowering, lower
+    from simcoll.proving.program import ProgramProof, verify_program
+    from simcoll.proving.scheduling import program_schedule
 
 __all__ = [
     "LEVELS",
@@ -24,3 +31,16 @@ __all__ = [
     "verify_device_program",
     "verify_program",
 ]
+
+__getattr__, __dir__ = later(
+    "simcoll.proving",
+    {
+        "simcoll.core.proof": ["LEVELS", "Proof"],
+        "simcoll.proving.data": ["verify"],
+        "simcoll.proving.device_program": ["DeviceProof", "verify_device_program"],
+        "simcoll.proving.devices": ["device_schedule"],
+        "simcoll.proving.lowering": ["check_lowering", "lower"],
+        "simcoll.proving.program": ["ProgramProof", "verify_program"],
+        "simcoll.proving.scheduling": ["program_schedule"],
+    },
+)

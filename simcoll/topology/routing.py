@@ -14,6 +14,8 @@ import numpy as np
 from simcoll.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
     from scipy.sparse import csr_array
 
@@ -31,6 +33,8 @@ __all__ = [
 EXACT_FLOAT = 2**53
 TABLE_LIMIT = 128
 """Up to this many ranks all routes of a graph are found once and kept."""
+FEW_VERTICES = 64
+"""Up to here shortest paths are found without SciPy, whose import takes longer than a table of a few sizes."""
 _TOO_FINE = (
     "link latencies: the longest and the finest are too far apart for exact shortest paths; "
     "round them, for example to whole nanoseconds"
@@ -164,11 +168,9 @@ class ShortestPathRouter:
 
     def links(self, src: NDArray[np.int64], dst: NDArray[np.int64]) -> NDArray[np.int32]:
         """See :class:`Router`."""
-        from scipy.sparse.csgraph import dijkstra
-
         if src.size == 0:
             return np.full((0, 0), -1, dtype=np.int32)
-        graph = _csr(self.nvertices, self.tail, self.head, self.weight.astype(np.float64))
+        lengths = self._lengths()
         rows: list[tuple[NDArray[np.int64], list[NDArray[np.int32]]]] = []
         order = np.argsort(src, kind="stable")
         sources, starts = np.unique(src[order], return_index=True)
@@ -176,7 +178,7 @@ class ShortestPathRouter:
             wanted = members[dst[members] != source]
             if wanted.size == 0:
                 continue
-            distance = dijkstra(graph, indices=int(self.leave[source]))
+            distance = lengths(int(self.leave[source]))
             known = np.isfinite(distance)
             if float(distance[known].max()) >= EXACT_FLOAT:
                 raise ConfigError(_TOO_FINE)
@@ -197,6 +199,30 @@ class ShortestPathRouter:
             for column, values in enumerate(reversed(backwards)):
                 found[wanted, column] = values
         return _pack(found)
+
+    def _lengths(self) -> Callable[[int], NDArray[np.float64]]:
+        """Length of the shortest path from a vertex to every vertex, infinite where there is none."""
+        weight = self.weight.astype(np.float64)
+        if self.nvertices <= FEW_VERTICES:
+            return lambda source: _relaxed(source, self.nvertices, self.tail, self.head, weight)
+        from scipy.sparse.csgraph import dijkstra
+
+        graph = _csr(self.nvertices, self.tail, self.head, weight)
+        return lambda source: dijkstra(graph, indices=source)
+
+
+def _relaxed(
+    source: int, nvertices: int, tail: NDArray[np.int64], head: NDArray[np.int64], weight: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Lengths of shortest paths by the method of Bellman and Ford, in as many rounds as a path has edges."""
+    length = np.full(nvertices, np.inf)
+    length[source] = 0
+    while True:
+        shorter = length.copy()
+        np.minimum.at(shorter, head, length[tail] + weight)
+        if np.array_equal(shorter, length):
+            return length
+        length = shorter
 
 
 def _csr(n: int, tail: NDArray[np.int64], head: NDArray[np.int64], weight: NDArray[np.float64]) -> csr_array:

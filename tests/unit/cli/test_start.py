@@ -9,13 +9,26 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 HEAVY = ("scipy", "networkx", "matplotlib", "numba", "torch")
+HELP = (*HEAVY, "numpy", "msgspec", "simpy", "rich.markdown", "markdown_it", "docstring_parser", "urllib.request")
+TABLE = (*HEAVY[1:], "rich.markdown", "markdown_it", "urllib.request", "simcoll.formats.msccl_writer")
 
 
 @pytest.mark.parametrize(
-    "code", ["import simcoll.cli", "from simcoll.topology import crossbar; crossbar(4, '50 GB/s')"]
+    ("code", "waiting"),
+    [
+        pytest.param("import simcoll.cli", HELP, id="a completion"),
+        pytest.param("from simcoll.cli import main; main(['--version'])", HELP, id="the version"),
+        pytest.param("from simcoll.cli import main; main(['--help'])", HELP[:-2], id="the help"),
+        pytest.param(
+            "from simcoll.cli import main; main('perf all_reduce -t dgx-h100 -e 1K -a ring -p ideal'.split())",
+            TABLE,
+            id="a small table",
+        ),
+        pytest.param("from simcoll.topology import crossbar; crossbar(4, '50 GB/s')", HEAVY, id="a topology"),
+    ],
 )
-def test_heavy_packages_wait(code):
-    told = f"{code}; import sys; print(*(name for name in {HEAVY!r} if name in sys.modules))"
+def test_heavy_packages_wait(code, waiting):
+    told = f"import sys\n{code}\nprint('loaded', *(name for name in {waiting!r} if name in sys.modules))"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True, env=environment)
-    assert done.stdout.split() == []
+    assert done.stdout.splitlines()[-1] == "loaded"

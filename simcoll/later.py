@@ -1,0 +1,37 @@
+"""Names of a package whose modules are loaded when a name is first used."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+__all__ = ["later"]
+
+
+def later(package: str, homes: Mapping[str, Sequence[str]]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """``__getattr__`` and ``__dir__`` of a package: ``homes`` has its names by their modules.
+
+    A name whose module is the empty text is itself a module of the package.
+
+    >>> find, _ = later("simcoll", {"simcoll.errors": ["ConfigError"]})
+    >>> find("ConfigError").__name__
+    'ConfigError'
+    """
+    modules = {name: home for home, names in homes.items() for name in names}
+
+    def find(name: str) -> Any:
+        if name not in modules:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        if not modules[name]:
+            return importlib.import_module(f"{package}.{name}")
+        return getattr(importlib.import_module(modules[name]), name)
+
+    def listed() -> list[str]:
+        module = sys.modules[package]
+        return sorted([*module.__all__, *(name for name in vars(module) if name.startswith("__"))])
+
+    return find, listed
