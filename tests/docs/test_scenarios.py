@@ -80,6 +80,7 @@ def test_two_processes_agree(name, outcomes):
     assert outcomes[0][name] == outcomes[1][name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [path.stem for path in SCENARIOS])
 def test_golden_times(name, outcomes, request):
     path = GOLDEN / f"{name}.json"

@@ -143,6 +143,7 @@ def counts_of(kind, n):
     return [2 * n + 1, 0, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", MOVING)
 @pytest.mark.parametrize("in_place", [False, True], ids=["out-of-place", "in-place"])
 def test_every_size_and_place(kind, in_place):
@@ -157,6 +158,7 @@ def test_every_size_and_place(kind, in_place):
             run(schedule, count, ranks=group)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if KINDS[kind].rooted])
 def test_every_root(kind):
     for name in NAMES[kind]:
@@ -199,6 +201,7 @@ def defined(op, dtype):
     return kind != "b" if name in ("avg", "premul_sum") else True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_reduction_on_every_dtype(dtype):
     # Each collective that reduces takes its turn: every (dtype, op), (dtype, collective) and (op, collective) comes up.
@@ -215,6 +218,7 @@ def test_every_reduction_on_every_dtype(dtype):
                 simcoll.bind(schedule, 5, dtype, op)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_dtype_moves(dtype):
     for position, kind in enumerate(MOVING):

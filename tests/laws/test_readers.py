@@ -30,6 +30,7 @@ CORPUS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", READERS)
 def test_damaged_files(name):
     tally = Tally()

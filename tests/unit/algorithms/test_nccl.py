@@ -106,6 +106,7 @@ def test_rings_use_every_rail_alike(nodes, box):
     assert (np.sort(between, axis=0) == np.arange(nodes * box)[:, None]).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["all_reduce", "all_gather", "reduce_scatter"])
 @pytest.mark.parametrize("n", AWKWARD)
 def test_switched_algorithms_are_proved(kind, n):
@@ -117,6 +118,7 @@ def test_switched_algorithms_are_proved(kind, n):
                 assert simcoll.verify(made).order == ("" if kind == "all_gather" else "rank-consistent")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "name"), [("all_reduce", "nvls"), ("all_gather", "nvls"), ("reduce_scatter", "nvls"),
                                             ("all_reduce", "nvls_tree"), ("all_reduce", "collnet")])  # fmt: skip
 def test_switched_algorithms_move_the_right_data(kind, name):

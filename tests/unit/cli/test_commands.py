@@ -194,6 +194,7 @@ factor = 1048576
     assert "packed(topology=cube degraded, pieces=2) all_reduce n=8\nproved (full" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_scenario_may_name_a_topology_beside_it(folder):
     (folder / "pair.toml").write_text(PAIR)
     (folder / "own.toml").write_text(

@@ -37,6 +37,7 @@ def run(line, capsys):
     return status, said.out, said.err
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("here")
 def test_compare_prints_the_table_and_writes_the_picture(capsys, here):
     status, out, err = run("compare run.log -t dgx-h100 --svg both.svg", capsys)
@@ -56,6 +57,7 @@ def test_compare_prints_the_table_and_writes_the_picture(capsys, here):
     assert (here / "again.svg").read_text() == picture
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("here")
 def test_a_calibration_brings_predictions_closer_and_is_named(capsys, here):
     status, out, err = run("calibrate run.log tuned.log -t dgx-h100 -o mine.toml", capsys)
@@ -132,6 +134,7 @@ BAD = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("line", "says"), BAD)
 def test_bad_input_is_one_message_and_writes_nothing(line, says, capsys, here):
     before = sorted(path.name for path in here.iterdir())

@@ -206,6 +206,7 @@ CASES: list[tuple[Sequence[str], int, Sequence[str]]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("argv", "status", "said"), CASES, ids=[" ".join(case[0]) for case in CASES])
 def test_one_clear_message(folder, capsys, argv, status, said):
     before = sorted(path.name for path in folder.iterdir())

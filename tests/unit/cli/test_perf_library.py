@@ -41,6 +41,7 @@ def test_the_environment_and_a_calibration_count(capsys, tmp_path):
     assert times[1] == pytest.approx(times[0] + 1000, abs=0.1)
 
 
+@pytest.mark.slow
 def test_by_default_nccl_comes_before_the_best_of_all(capsys):
     status, out, _ = run(capsys, "all_gather", "-t", "dgx-a100", "-b", "1M", "-e", "1M", "-f", "2", "-c", "0")
     assert status == 0

@@ -13,6 +13,7 @@ HELP = (*HEAVY, "numpy", "msgspec", "simpy", "rich.markdown", "markdown_it", "do
 TABLE = (*HEAVY[1:], "rich.markdown", "markdown_it", "urllib.request", "simcoll.formats.msccl_writer")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "waiting"),
     [

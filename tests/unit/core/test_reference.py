@@ -26,6 +26,7 @@ def plan_of(collective, count, dtype="float32", op="sum"):
     return bind(Schedule("none", Layout(collective), lambda: iter(())), count, dtype, op, unproved=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("op", REDUCTIONS)
 @pytest.mark.parametrize("n", [2, 5, 16, 300])

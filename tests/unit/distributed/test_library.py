@@ -7,6 +7,7 @@ import simcoll.distributed as dist
 from simcoll.errors import ConfigError
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("collective", ["all_gather", "reduce_scatter", "broadcast"])
 def test_collectives_take_what_is_predicted_for_the_library(collective):
     size = 1 << 24
@@ -26,6 +27,7 @@ def test_collectives_take_what_is_predicted_for_the_library(collective):
     assert result.records[0].protocol == predicted.protocol
 
 
+@pytest.mark.slow
 def test_another_root_and_messages_run_too():
     def program(rank, world_size):
         x = dist.fake_array(1 << 20)

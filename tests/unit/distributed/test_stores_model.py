@@ -102,6 +102,7 @@ def test_hash_store(steps):
     same_as_the_model(HashStore(), steps)
 
 
+@pytest.mark.slow
 @given(st.lists(STEPS, max_size=25))
 @settings(max_examples=60, deadline=None)
 def test_file_store_and_what_a_second_one_reads(steps):

@@ -64,6 +64,7 @@ def test_back_to_back_sends(by_hand, o, size, r, depth):
     assert result.done_fs.tolist() == back_to_back(9, size * NS, o, 2000 * NS, r, depth)
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(
     k=st.integers(1, 12),
@@ -108,6 +109,7 @@ def test_a_ring(n, depth, o):
     assert every_way(gathering, crossbar(n, "1 GB/s")).time_fs == (n - 2) * max(o, message) + message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("nodes", "gpus"), [(2, 3), (2, 4), (2, 8), (4, 3), (5, 8)])
 @pytest.mark.parametrize("o", [0, 700 * NS, 900 * NS])
 def test_a_ring_over_nodes_pays_the_network_twice_a_node(nodes, gpus, o):

@@ -77,6 +77,7 @@ def test_plans_at_once():
     assert both.bytes_moved == 2 * emulate(all_reduce(), NET).bytes_moved
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", WAYS, ids=str)
 def test_protocols_keep_their_shares_of_links(how):
     # Alone each protocol gets what it gets as a plan; together they get the larger share.
@@ -100,6 +101,7 @@ def test_data_of_every_collective_is_checked():
     assert emulate(Program(4, [Call(plan, [[0, 1], [2, 3]])]), NET, data="exact").wrong > 0
 
 
+@pytest.mark.slow
 def test_an_observer_hears_of_every_message():
     told = []
     program = Program(4, [Compute([2], 7), Call(all_reduce(), [[0, 1], [3, 2]], after=0)])
@@ -172,6 +174,7 @@ def test_what_is_wrong_is_said(make, message):
     assert message in str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", WAYS, ids=str)
 def test_nothing_to_do(how):
     assert emulate(Program(2, []), NET, **how).time_fs == 0

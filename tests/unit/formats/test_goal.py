@@ -67,6 +67,7 @@ def test_time_of_a_binomial_tree():
     assert last_end(tree, **LOGGOPSIM) == 5 * (1500 + 2500 + 1500)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("nranks", "nanoseconds"), [(16, 11_961_300), (64, 13_078_548)])
 def test_a_ring_takes_as_long_as_in_loggopsim(nranks, nanoseconds):
     """LogGOPSim 1.1 itself, an all-reduce of 1 MiB by its own ring, default parameters."""

@@ -78,6 +78,7 @@ def trips(nranks, *, in_place):
     return gone
 
 
+@pytest.mark.slow
 def test_some_algorithms_there_and_back():
     assert trips(3, in_place=False) > 30
 
@@ -94,6 +95,7 @@ def test_channels_and_pieces(algorithm, channels):
     check_trip(simcoll.schedule("all_reduce", algorithm, nranks=5, channels=channels, pieces=3))
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(schedules(collectives(kinds=sorted(SPOKEN), nranks=st.integers(1, 5))))
 def test_random_schedules_there_and_back(schedule):

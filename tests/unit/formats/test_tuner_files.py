@@ -97,6 +97,7 @@ def rule_lists(draw):
     return name, rules
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(rule_lists())
 def test_there_and_back(made):
@@ -148,6 +149,7 @@ def test_what_is_refused(name, content, says):
         tuner_format(name).parse(content)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(st.sampled_from(sorted(TUNER_FORMATS)), st.data())
 def test_broken_files_give_one_error(name, data):

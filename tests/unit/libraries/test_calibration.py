@@ -49,11 +49,13 @@ CALIBRATIONS = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(CALIBRATIONS)
 def test_what_is_written_is_read(calibration):
     assert parse_calibration(calibration_toml(calibration).encode()) == calibration
 
 
+@pytest.mark.slow
 @given(CALIBRATIONS, st.sampled_from(["launch_fs", "fabric_latency_fs"]))
 def test_the_hash_sees_every_change(calibration, name):
     assert replace(calibration, **{name: getattr(calibration, name) - 1}).hash != calibration.hash

@@ -46,6 +46,7 @@ def worst(found, rows):
     return max(abs(machine(row.size_bytes, found) / row.time_fs - 1) for row in rows)
 
 
+@pytest.mark.slow
 @given(st.integers(-20, 60), st.integers(40, 150))
 def test_two_rows_give_launch_and_rate(launch, percent):
     truth = Calibration(launch_fs=launch * US, rate=Fraction(percent, 100))
@@ -56,6 +57,7 @@ def test_two_rows_give_launch_and_rate(launch, percent):
     assert worst(found, measured(truth, MANY)) < 0.02
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "truth",
     [Calibration(5 * US, Fraction(4, 5), 40 * US), Calibration(0, Fraction(1), 0, Fraction(4)), Calibration(30 * US)],
@@ -80,6 +82,7 @@ def test_a_correction_takes_what_no_parameter_explains():
     assert abs(machine(8, found) / rows[0].time_fs - 1) < 0.01
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(st.integers(0, len(MANY) - 1), st.integers(2, 50))
 def test_one_wild_row_of_many_moves_nothing_else(place, factor):
@@ -104,6 +107,7 @@ def test_rows_of_one_size_count_once():
     assert Series.of("all_reduce", 8, rows, predictor).rows == ((8, 20), (1024, 40))
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(st.permutations(measured(Calibration(launch_fs=9 * US, growth=Fraction(2)), SIX)))
 def test_the_order_of_rows_does_not_matter(rows):
@@ -152,6 +156,7 @@ def test_rows_left_out_are_predicted_by_the_others():
     assert left_out([Series.of("all_reduce", 8, rows[:2], predictor)]) == ()
 
 
+@pytest.mark.slow
 def test_tables_of_a_machine_share_its_numbers():
     truth = Calibration(launch_fs=20 * US, rate=Fraction(4, 5))
     first, second = (Series.of(name, 8, measured(truth, MANY), predictor) for name in ("all_reduce", "all_gather"))

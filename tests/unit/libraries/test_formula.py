@@ -23,6 +23,7 @@ def h100(nodes, gpus):
     return machine(whole.with_ranks([8 * node + gpu for node in range(nodes) for gpu in range(gpus)]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nodes", [2, 4, 8, 16, 32])
 def test_the_formula_gives_what_nccl_computed(nodes):
     checked = 0

@@ -29,6 +29,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "nodes", "collective", "settings"), CASES)
 def test_events_and_formula_agree_where_links_are_free(name, nodes, collective, settings):
     topology, environment = simcoll.load_topology(name, nodes=nodes), parse_environment(settings)

@@ -12,6 +12,7 @@ from simcoll.planning.measurements import published_tables
 TABLES = {table.name: table for table in published_tables()}
 
 
+@pytest.mark.slow
 def test_every_table_has_its_machine_and_readable_settings():
     assert len(TABLES) == 77
     for table in TABLES.values():
@@ -22,6 +23,7 @@ def test_every_table_has_its_machine_and_readable_settings():
         assert len({size for size, _ in table.rows}) == len(table.rows)
 
 
+@pytest.mark.slow
 def test_added_tables_are_other_tables_with_a_machine():
     added = [table for table in published_tables(added=True) if table.part == "added"]
     assert len(added) == len(published_tables(added=True)) - len(TABLES)

@@ -117,6 +117,7 @@ def test_the_formula_is_said_only_where_it_holds():
     assert renewal(sync) == pytest.approx(100 / segment, rel=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [0.5, 0.7, 1.0, 2.0, 3.5])
 def test_times_between_failures_have_their_distribution(shape):
     drawn = list(islice(failures._draws(10**9, shape, seed=7, stream=3), 4000))

@@ -47,6 +47,7 @@ def test_a_slice_of_vtrain():
     assert np.abs(errors(unseen, megatron_a100())).mean() < 0.055
 
 
+@pytest.mark.slow
 def test_exchanges_of_tokens_are_those_of_deepep():
     # DeepEP's README; balanced experts are off by 7 to 12 % on 128 GPUs.
     off = [exchange_us(gpus, which) / times[which] - 1 for gpus, times in DEEPEP.items() for which in (0, 1)]

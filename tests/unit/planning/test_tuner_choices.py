@@ -49,6 +49,7 @@ def test_a_tuner_file_for_nccl(tmp_path, monkeypatch, capsys, nodes):
     assert (rules[0].min_bytes, rules[-1].max_bytes) == (0, -1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["openmpi", "openmpi-han", "mpich", "oneccl"])
 def test_files_for_mpi(tmp_path, monkeypatch, capsys, name):
     monkeypatch.chdir(tmp_path)

@@ -43,6 +43,7 @@ def reached(strategy, wanted):
     return find(strategy, wanted, settings=settings(max_examples=2000, deadline=None, derandomize=True, database=None))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_root_and_place_is_made(kind):
     assert reached(collectives(), lambda c: c.kind == kind).nranks == 1
@@ -65,6 +66,7 @@ def test_awkward_sizes_are_made():
     assert isinstance(reached(sizes(simcoll.Collective("all_reduce", 3)), lambda s: s == 7), int)
 
 
+@pytest.mark.slow
 def test_every_family_of_topologies_is_made():
     for name in ("crossbar", "boxes", "fat-tree", "torus"):
         assert reached(topologies(least=4), lambda t, name=name: t.name == name).nranks >= 4

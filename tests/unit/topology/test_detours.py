@@ -92,6 +92,7 @@ def test_only_routes_over_the_lost_link_move(name, link):
     assert check_detours(topology, named_routes(topology), degraded, {lost}) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, (_, links) in FAMILIES.items() if len(links) > 1])
 def test_two_lost_links_in_either_order(name):
     make, links = FAMILIES[name]

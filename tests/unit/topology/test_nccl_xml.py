@@ -253,6 +253,7 @@ def test_files_that_are_refused(content, message):
     assert str(error.value).startswith("dump.xml: ")
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_damaged_dumps_load_or_raise_config_error(data):

@@ -66,6 +66,7 @@ REDUCE = ELEMENTS * 4 / RATE  # a ring of two ranks: every link carries half of 
 ADD = 2 * 4e6 / BANDWIDTH  # reads a million numbers and writes them
 
 
+@pytest.mark.slow
 def test_parts_add_up_without_overlap(gpu):
     def step(rank):
         x, vector = torch.empty(1000, 1000), torch.empty(ELEMENTS)

@@ -98,6 +98,7 @@ def tensor_parallel(rank, n):
     trained(parallelize_module(two_linear(), mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [collectives, functional_collectives, sharded, tensor_parallel])
 def test_fake_tensors_take_the_same_time_as_real_ones(step):
     real, fake = timed(step, fake=False), timed(step, fake=True)

@@ -329,6 +329,7 @@ def test_checkpoint(tmp_path):
 # Functions
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")
 def test_functional_collectives():
     def body(rank, world_size):

@@ -254,6 +254,7 @@ def test_a_slow_rank_slows_its_group():
     )
 
 
+@pytest.mark.slow
 def test_degraded_links_count():
     usual = step(design(nodes=2), tier=1, exposed=False).time_fs
     nic = load_topology("dgx-h100", nodes=2).path(0, 8)[0]
@@ -296,6 +297,7 @@ def test_play_classes_keeps_streams_in_order():
         play_workload(workload, alone_on(crossbar(2, "1 GB/s"), alike=False), tier=3)
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path, capsys):
     path = tmp_path / "small.toml"
     path.write_text(

@@ -316,6 +316,7 @@ def workloads(draw):
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(workloads())
 def test_a_workload_is_read_as_written(workload):
