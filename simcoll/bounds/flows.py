@@ -59,7 +59,7 @@ def flow_graph(topology: Topology, *, backwards: bool = False) -> FlowGraph:
     A GPU without a rank carries nothing where GPUs do not forward, so it is left out.
     """
     keep = np.ones(len(topology.node_names), dtype=bool)
-    if not topology.gpus_forward:
+    if not topology.passes_gpus:
         keep = np.array([kind != "gpu" for kind in topology.node_kinds])
         keep[topology.rank_nodes] = True
     number = np.cumsum(keep) - 1

@@ -10,6 +10,7 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from simcoll.topology.relays import Relays
     from simcoll.topology.routing import Router
 
     Ints = NDArray[np.int64]
@@ -38,8 +39,9 @@ class DetourRouter:
     """The routes of a machine before it lost links, and detours for those that used one.
 
     Its endpoints are the ranks of the machine that lost the links. A detour is another
-    equal route where the router of the whole machine has several (:class:`Multipath`), else a shortest path. It depends on which links
-    are lost and not on their order, and losing a link moves no pair that did not use it, even one that is on a detour.
+    equal route where the router of the whole machine has several (:class:`Multipath`), else a shortest path, else a way over another GPU of
+    the node (:class:`~simcoll.topology.relays.Relays`), which also comes before a way to the NIC of another GPU that crosses a CPU. It depends
+    on which links are lost and not on their order, and losing a link moves no pair that did not use it, even one that is on a detour.
 
     Attributes
     ----------
@@ -48,16 +50,34 @@ class DetourRouter:
     number
         New number of every link of the whole machine, :data:`LOST` for lost ones, and -1 for the padding at the end.
     rest
-        Shortest paths over the remaining links, in new numbers.
+        Shortest paths over the remaining links, in new numbers; no links where there is no path.
+    relays
+        The GPUs that stand in for those without a way out; None where there are no nodes.
     """
 
     whole: Router
     endpoints: Ints
     number: Links
     rest: Router
+    relays: Relays | None = None
 
     def links(self, src: Ints, dst: Ints) -> Links:
         """See :class:`simcoll.topology.routing.Router`."""
+        found, detour = self._direct(src, dst)
+        if self.relays is None or not detour.size:
+            return found
+        a, b = src[detour], dst[detour]
+        none = (a != b) & ~(found[detour] >= 0).any(axis=1)
+        for wanted, at_source in ((none, False), (self.relays.over_host(found[detour]), True)):
+            rows = np.flatnonzero(wanted)
+            if rows.size:
+                relayed = self.relays.links(a[rows], b[rows], lambda s, t: self._direct(s, t)[0], at_source=at_source)
+                better = (relayed >= 0).any(axis=1)
+                found = _put(found, detour[rows[better]], relayed[better])
+        return found
+
+    def _direct(self, src: Ints, dst: Ints) -> tuple[Links, Ints]:
+        """Routes without relays, and which of them are detours over the remaining links."""
         a, b = self.endpoints[src], self.endpoints[dst]
         found = self.number[self.whole.links(a, b)]
         broken = np.flatnonzero((found == LOST).any(axis=1))
@@ -65,23 +85,29 @@ class DetourRouter:
             found[broken] = self.number[self.whole.around(a[broken], b[broken], self.number == LOST)]
             broken = broken[(found[broken] == LOST).any(axis=1)]
         if not broken.size:
-            return found
-        detours = self.rest.links(src[broken], dst[broken])
-        width = found.shape[1]
-        found = np.pad(found, ((0, 0), (0, max(detours.shape[1] - width, 0))), constant_values=-1)
-        found[broken] = -1
-        found[broken, : detours.shape[1]] = detours
-        return found
+            return found, broken
+        return _put(found, broken, self.rest.links(src[broken], dst[broken])), broken
 
 
-def detour_router(router: Router, endpoints: Ints, kept: NDArray[np.bool_], rest: Router) -> DetourRouter:
+def _put(found: Links, rows: Ints, detours: Links) -> Links:
+    """The routes with some of them replaced."""
+    width = found.shape[1]
+    found = np.pad(found, ((0, 0), (0, max(detours.shape[1] - width, 0))), constant_values=-1)
+    found[rows] = -1
+    found[rows, : detours.shape[1]] = detours
+    return found
+
+
+def detour_router(
+    router: Router, endpoints: Ints, kept: NDArray[np.bool_], rest: Router, relays: Relays | None
+) -> DetourRouter:
     """Make the router of the remaining links from the old router, its ranks' endpoints, and the kept links.
 
-    ``rest`` has a route over the links that are kept for every two ranks.
+    ``rest`` has a route over the links that are kept for every two ranks for which ``relays`` has none.
     """
     number = np.append(np.where(kept, np.cumsum(kept) - 1, LOST), -1).astype(np.int32)
     if not isinstance(router, DetourRouter):
-        return DetourRouter(router, endpoints, number, rest)
+        return DetourRouter(router, endpoints, number, rest, relays)
     before = router.number
     number = np.where(before == LOST, LOST, number[before]).astype(np.int32)
-    return DetourRouter(router.whole, router.endpoints[endpoints], number, rest)
+    return DetourRouter(router.whole, router.endpoints[endpoints], number, rest, relays)

@@ -13,7 +13,8 @@ import numpy as np
 
 from simcoll.core.numbers import whole_numbers
 from simcoll.errors import ConfigError, nearest
-from simcoll.topology.detours import detour_router
+from simcoll.topology.detours import DetourRouter, detour_router
+from simcoll.topology.relays import relays_of
 from simcoll.topology.routing import graph_router
 from simcoll.topology.values import checked_capacity, factor, whole
 from simcoll.units import format_rate, printable
@@ -159,6 +160,11 @@ class Topology:
                 yield f"{rates.size} {kind} at {least}{'' if least == most else f' to {most}'}"
 
     @property
+    def passes_gpus(self) -> bool:
+        """Whether routes may pass through a GPU: where all GPUs forward, or some stand in for others that have lost their NIC."""
+        return self.gpus_forward or (isinstance(self.router, DetourRouter) and self.router.relays is not None)
+
+    @property
     def ranks_per_node(self) -> int | None:
         """Consecutive ranks per node or NVLink domain; None if uneven or unordered."""
         node = self.groups.get("box")
@@ -250,10 +256,11 @@ class Topology:
         return int(found[0])
 
     def degrade(self, link: str | int, share: str | float | Fraction) -> Topology:
-        """The same cluster with one link (``a -> b``), or both of a pair (``a <-> b``), at a share of its capacity.
+        """The same cluster with one link (``a -> b``), both of a pair (``a <-> b``), or all at a vertex (``a``) at a share of their capacity.
 
         At a share of 0 the link is lost, and routes that used it take a detour: another of the equal routes of a Clos, chosen by the same
-        rule, else a shortest path. Links after a lost one move down by one number. The name of the result says ``degraded``.
+        rule, else a shortest path, else a way over another GPU of the node, as to the NIC of a neighbour (PXN of NCCL). Links after a lost one
+        move down by one number. The name of the result says ``degraded``.
 
         Raises
         ------
@@ -277,12 +284,32 @@ class Topology:
                 capacity[index] = checked_capacity(int(capacity[index]) * left, "degraded link")
             return replace(self, name=name, link_capacity_uBps=capacity)
         kept = ~np.isin(np.arange(self.nlinks), chosen)
+        lost = link if isinstance(link, str) and "->" not in link else " and ".join(map(self.link_name, chosen))
         parts = {
             name: getattr(self, name)[kept]
             for name in ("link_src", "link_dst", "link_capacity_uBps", "link_latency_fs", "link_kind")
         }
+        relays = None
+        if "box" in self.groups and not self.gpus_forward:
+            cpu = np.array([kind == "cpu" for kind in self.node_kinds])
+            relays = relays_of(
+                self.groups["box"],
+                parts["link_kind"] == LINK_KINDS.index("net"),
+                cpu[parts["link_src"]] | cpu[parts["link_dst"]],
+                parts["link_latency_fs"],
+            )
+
+        needed = relays is not None and relays.host.any()
+
+        def relayed(rest: Router, src: NDArray[np.int64], dst: NDArray[np.int64]) -> NDArray[np.bool_]:
+            nonlocal needed
+            needed = True
+            links = detour_router(self.router, self.rank_endpoints, kept, rest, relays).links(src, dst)
+            found: NDArray[np.bool_] = (links >= 0).any(axis=1)
+            return found
+
         rest = graph_router(
-            f"{self.name} without {' and '.join(map(self.link_name, chosen))}",
+            f"{self.name} without {lost}",
             self.node_names,
             self.node_kinds,
             self.rank_nodes,
@@ -290,17 +317,26 @@ class Topology:
             parts["link_dst"],
             parts["link_latency_fs"],
             gpus_forward=self.gpus_forward,
+            otherwise=None if relays is None else relayed,
         )
-        router = detour_router(self.router, self.rank_endpoints, kept, rest)
+        router = detour_router(self.router, self.rank_endpoints, kept, rest, relays if needed else None)
         return replace(self, name=name, **parts, router=router, rank_endpoints=np.arange(self.nranks))
 
     def _chosen(self, link: str | int) -> list[int]:
-        """The numbers of a link (``a -> b``, or its number) or of both of a pair (``a <-> b``)."""
+        """The numbers of a link (``a -> b``, or its number), of both of a pair (``a <-> b``), or of all at a vertex (``a``)."""
         if not isinstance(link, str):
             number = whole(link, "link to degrade, if not a name such as 'gpu0 -> gpu1'")
             if not 0 <= number < self.nlinks:
                 raise ConfigError(f"link {number} is not in topology {self.name!r}; expected 0 to {self.nlinks - 1}")
             return [number]
+        if "->" not in link:
+            if link.strip() not in self.node_names:
+                like = f", such as {self.link_name(0)!r}" if self.nlinks else ""
+                raise ConfigError(
+                    f"link {link!r}: expected two vertices with an arrow between them{like}, or one vertex for all its links; {_near(link, self.node_names)}"
+                )
+            vertex = self.node_names.index(link.strip())
+            return np.flatnonzero((self.link_src == vertex) | (self.link_dst == vertex)).tolist()
         if "<->" not in link:
             return [self.link(link)]
         a, _, b = link.partition("<->")

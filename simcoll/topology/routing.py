@@ -14,10 +14,12 @@ import numpy as np
 from simcoll.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
     from scipy.sparse import csr_array
+
+    Ints = NDArray[np.int64]
 
 __all__ = [
     "BoxRouter",
@@ -287,23 +289,32 @@ def graph_router(
     *,
     gpus_forward: bool,
     hint: str = "",
+    otherwise: Callable[[Router, Ints, Ints], NDArray[np.bool_]] | None = None,
 ) -> Router:
     """The router of an arbitrary graph, in which GPUs may or may not forward; ``hint`` says how to let them.
+
+    ``otherwise`` says of pairs of ranks without a route in this router whether there is another way, such as over another GPU of the node.
 
     Raises
     ------
     ConfigError
-        When a rank has no route to another one; both are named.
+        When a rank has no way to another one; both are named.
     """
     forwards = np.array([gpus_forward or kind != "gpu" for kind in kinds], dtype=bool)
     if not gpus_forward:
         forwards[rank_nodes] = False
     router = shortest_path_router(len(names), src, dst, latency_fs, rank_nodes, forwards)
-    pair = _unreachable_pair(router)
-    if pair is not None:
-        a, b = (f"rank {rank} ({names[rank_nodes[rank]]})" for rank in pair)
-        why = "" if gpus_forward else f"; GPUs do not forward traffic here{hint}"
-        raise ConfigError(f"topology {title!r} is disconnected: no route from {a} to {b}{why}")
+    for sources, missing in _unreachable(router):
+        src, dst = sources.repeat(missing.size), np.tile(missing, sources.size)
+        src, dst = src[src != dst], dst[src != dst]
+        lost = np.ones(src.size, np.bool_) if otherwise is None else ~otherwise(router, src, dst)
+        if lost.any():
+            pair = int(src[lost][0]), int(dst[lost][0])
+            a, b = (f"rank {rank} ({names[rank_nodes[rank]]})" for rank in pair)
+            why = "" if gpus_forward else f"; GPUs do not forward traffic here{hint}"
+            if otherwise is not None:
+                why = ", nor one over another GPU of its node"
+            raise ConfigError(f"topology {title!r} is disconnected: no route from {a} to {b}{why}")
     n = len(rank_nodes)
     if not 0 < n <= TABLE_LIMIT:
         return router
@@ -311,25 +322,25 @@ def graph_router(
     return BoxRouter(pair_links=pairs, links_per_box=0, levels=())
 
 
-def _unreachable_pair(router: ShortestPathRouter) -> tuple[int, int] | None:
-    """Two endpoints without a route from the first to the second, or None when all are connected."""
-    from scipy.sparse.csgraph import breadth_first_order
+def _unreachable(router: ShortestPathRouter) -> Iterator[tuple[Ints, Ints]]:
+    """Endpoints, and those to which none of the first have a route (apart from themselves), until all that lack one are named."""
+    from scipy.sparse.csgraph import breadth_first_order, connected_components
 
     graph = _csr(router.nvertices, router.tail, router.head, np.ones(router.tail.size))
-    seen: set[tuple[int, ...]] = set()
-    for source in range(router.leave.size):
-        start = int(router.leave[source])
-        # Endpoints with links to the same vertices reach the same vertices (except themselves).
-        key = tuple(np.sort(graph.indices[graph.indptr[start] : graph.indptr[start + 1]]).tolist())
-        if key in seen:
-            continue
-        reached = np.zeros(router.nvertices, dtype=bool)
-        reached[breadth_first_order(graph, start, return_predecessors=False)] = True
-        home = int(router.arrive[source])
-        if reached[router.tail[router.head == home]].any():
-            seen.add(key)
-        reached[home] = True
-        missing = np.flatnonzero(~reached[router.arrive])
-        if missing.size:
-            return source, int(missing[0])
-    return None
+    parts, part = connected_components(graph, directed=True, connection="strong")
+    tail, head = part[router.tail], part[router.head]
+    between = _csr(parts, tail[tail != head], head[tail != head], np.ones(int((tail != head).sum())))
+    # Endpoints with links to the same parts reach the same parts (except themselves).
+    alike: dict[tuple[int, ...], list[int]] = {}
+    for source, start in enumerate(router.leave.tolist()):
+        heads = part[graph.indices[graph.indptr[start] : graph.indptr[start + 1]]]
+        alike.setdefault(tuple(np.unique(heads).tolist()), []).append(source)
+    homes = part[router.arrive]
+    for firsts, sources in alike.items():
+        reached = np.zeros(parts, dtype=bool)
+        for first in firsts:
+            if not reached[first]:
+                reached[breadth_first_order(between, first, return_predecessors=False)] = True
+        missing = np.flatnonzero(~reached[homes])
+        if missing.size and not (missing.size == 1 and sources == missing.tolist()):
+            yield np.array(sources), missing

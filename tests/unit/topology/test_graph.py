@@ -101,7 +101,11 @@ def test_dead_link_that_disconnects_names_the_pair():
         (0, "-1", "positive"),
         (0, False, "expected 0, or a positive"),
         (0, None, "expected 0, or a positive"),
-        ("gpu0", "0.5", "link 'gpu0': expected two vertices with an arrow between them, such as 'gpu0 -> switch'"),
+        (
+            "gpu9",
+            "0.5",
+            "link 'gpu9': expected two vertices with an arrow between them, such as 'gpu0 -> switch', or one vertex",
+        ),
         ("gpu0 ->", "0.5", "expected two vertices"),
         ("<->", "0.5", "expected two vertices"),
         ("gpu0<->gpu1", "0.5", "no link 'gpu0 -> gpu1'"),
