@@ -40,8 +40,8 @@ class DetourRouter:
 
     Its endpoints are the ranks of the machine that lost the links. A detour is another
     equal route where the router of the whole machine has several (:class:`Multipath`), else a shortest path, else a way over another GPU of
-    the node (:class:`~simcoll.topology.relays.Relays`), which also comes before a way to the NIC of another GPU that crosses a CPU. It depends
-    on which links are lost and not on their order, and losing a link moves no pair that did not use it, even one that is on a detour.
+    the node (:class:`~simcoll.topology.relays.Relays`), which also comes before a way to the NIC of another GPU that crosses a CPU. It
+    depends on which links are lost and not on their order, and losing a link moves no pair that did not use it, even one on a detour.
 
     Attributes
     ----------

@@ -256,11 +256,11 @@ class Topology:
         return int(found[0])
 
     def degrade(self, link: str | int, share: str | float | Fraction) -> Topology:
-        """The same cluster with one link (``a -> b``), both of a pair (``a <-> b``), or all at a vertex (``a``) at a share of their capacity.
+        """The same cluster with a link (``a -> b``), both of a pair (``a <-> b``), or all at a vertex (``a``) at a share of capacity.
 
         At a share of 0 the link is lost, and routes that used it take a detour: another of the equal routes of a Clos, chosen by the same
-        rule, else a shortest path, else a way over another GPU of the node, as to the NIC of a neighbour (PXN of NCCL). Links after a lost one
-        move down by one number. The name of the result says ``degraded``.
+        rule, else a shortest path, else a way over another GPU of the node, as to the NIC of a neighbour (PXN of NCCL). Links after a lost
+        one move down by one number. The name of the result says ``degraded``.
 
         Raises
         ------
@@ -299,14 +299,13 @@ class Topology:
                 parts["link_latency_fs"],
             )
 
-        needed = relays is not None and relays.host.any()
+        needed = relays is not None and bool(relays.host.any())
 
         def relayed(rest: Router, src: NDArray[np.int64], dst: NDArray[np.int64]) -> NDArray[np.bool_]:
             nonlocal needed
             needed = True
             links = detour_router(self.router, self.rank_endpoints, kept, rest, relays).links(src, dst)
-            found: NDArray[np.bool_] = (links >= 0).any(axis=1)
-            return found
+            return np.asarray((links >= 0).any(axis=1))
 
         rest = graph_router(
             f"{self.name} without {lost}",
@@ -333,7 +332,8 @@ class Topology:
             if link.strip() not in self.node_names:
                 like = f", such as {self.link_name(0)!r}" if self.nlinks else ""
                 raise ConfigError(
-                    f"link {link!r}: expected two vertices with an arrow between them{like}, or one vertex for all its links; {_near(link, self.node_names)}"
+                    f"link {link!r}: expected two vertices with an arrow between them{like}, or one vertex for all its links; "
+                    f"{_near(link, self.node_names)}"
                 )
             vertex = self.node_names.index(link.strip())
             return np.flatnonzero((self.link_src == vertex) | (self.link_dst == vertex)).tolist()
