@@ -111,7 +111,7 @@ def perf(
     json
         File for the results in nccl-tests' JSON.
     algorithm
-        With parameters after colons: ring:channels=2. Default: the first that simcoll list algorithms names.
+        With parameters after colons: ring:channels=2; or a file, or module:function. Default: the first that simcoll list algorithms names.
     transport
         auto, mpi, nccl or local.
     predict
@@ -158,7 +158,8 @@ def _measure_and_show(
     if shown:
         ranks = f"{request.nranks} ranks in {transport.control.size} processes"
         print(f"# realcoll: {request.collective} with {request.choice} on {transport.name}: {ranks}")
-        print(f"# {verify(schedules(request)[0])}")
+        first = next(each for each in schedules(request) if each is not None)
+        print(f"# {verify(first)}")
         print(f"# warmup iters: {request.warmup} iters: {request.iterations} validation: {int(request.check)}")
         if topology is not None:
             print(f"# predictions on topology {topology.name}, protocol ideal: {topology.description}")

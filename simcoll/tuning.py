@@ -10,13 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 from simcoll.algorithms import ALGORITHMS, find_algorithm
 from simcoll.algorithms import schedule as schedule_named
+from simcoll.algorithms.imported import split_choice
 from simcoll.algorithms.registry import checked_params, meant_by, unserved
 from simcoll.core.collective import Collective
 from simcoll.core.protocol import GENERATIONS, PROTOCOL_NAMES, Protocol, protocol
 from simcoll.errors import ConfigError, nearest
+from simcoll.limits.paths import is_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+    from pathlib import Path
 
     from simcoll.core.schedule import Schedule
     from simcoll.topology import Topology
@@ -67,7 +70,7 @@ _ASKED_BY = (("box", "hierarchical"), ("pod", "hierarchical"), ("dims", "torus")
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """An algorithm with parameters, such as ``ring:channels=4``."""
+    """An algorithm with parameters, such as ``ring:channels=4``; or a file, or ``module:function`` with parameters."""
 
     algorithm: str
     params: tuple[tuple[str, int | tuple[int, ...]], ...] = ()
@@ -77,8 +80,8 @@ class Choice:
         return ":".join([self.algorithm, *(f"{name}={'x'.join(map(str, value))}" for name, value in shown)])
 
 
-def parse_choice(text: str) -> Choice:
-    """Read an algorithm and its parameters from text.
+def parse_choice(text: str, folder: Path | None = None) -> Choice:
+    """Read an algorithm and its parameters from text: a name, a file (looked for in ``folder`` first), or ``module:function``.
 
     Raises
     ------
@@ -91,8 +94,12 @@ def parse_choice(text: str) -> Choice:
     Choice(algorithm='ring', params=(('channels', 4), ('pieces', 2)))
     >>> parse_choice("torus:dims=4x4").params
     (('dims', (4, 4)),)
+    >>> parse_choice("plans/mine.xml"), parse_choice("mine.algorithms:star:arms=3").algorithm
+    (Choice(algorithm='plans/mine.xml', params=()), 'mine.algorithms:star')
     """
-    name, *parts = text.strip().split(":")
+    name, parts = split_choice(text.strip(), {found.name for found in ALGORITHMS})
+    if folder is not None and not parts and is_file(beside := str(folder / name)):
+        name = beside
     params: list[tuple[str, int | tuple[int, ...]]] = []
     for part in parts:
         key, _, value = part.partition("=")

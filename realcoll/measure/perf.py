@@ -11,6 +11,7 @@ import numpy as np
 
 import simcoll
 from realcoll.executor import prepare
+from simcoll.algorithms.imported import is_file_name
 from simcoll.binding import bind, verify
 from simcoll.core.collective import KINDS, bus_factor
 from simcoll.core.reduction import parse_dtype
@@ -31,13 +32,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Line", "Measured", "Request", "kinds_of_data", "measure", "schedules", "timed"]
 
-DTYPE_NAMES = {
-    "half": "float16",
-    "float": "float32",
-    "double": "float64",
-    "fp8_e4m3": "float8_e4m3fn",
-    "fp8_e5m2": "float8_e5m2",
-}
 OP_NAMES = {"prod": "product", "mulsum": "premul_sum"}
 ALL_DTYPES = (
     "int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64", "bfloat16", "float8_e4m3fn",
@@ -100,7 +94,7 @@ class Line:
 
     plan: Plan
     op: str
-    out_of_place: Measured
+    out_of_place: Measured | None
     in_place: Measured | None
     baseline: Measured | None
     predicted_s: float | None
@@ -120,7 +114,8 @@ class Line:
     @property
     def ratio(self) -> float | None:
         """Bandwidth over that of the library's own collective, both out of place."""
-        return self.baseline.time_s / self.out_of_place.time_s if self.baseline and self.out_of_place.time_s else None
+        own = self.out_of_place.time_s if self.out_of_place else 0
+        return self.baseline.time_s / own if self.baseline and own else None
 
 
 def kinds_of_data(collective: str, dtype: str, op: str) -> list[tuple[np.dtype[Any], str]]:
@@ -136,13 +131,13 @@ def kinds_of_data(collective: str, dtype: str, op: str) -> list[tuple[np.dtype[A
     >>> [op for _, op in kinds_of_data("all_reduce", "int8", "all")]
     ['sum', 'product', 'max', 'min', 'avg', 'premul_sum']
     """
-    dtypes = [parse_dtype(name) for name in (ALL_DTYPES if dtype == "all" else [DTYPE_NAMES.get(dtype, dtype)])]
+    dtypes = [parse_dtype(name) for name in (ALL_DTYPES if dtype == "all" else [dtype])]
     ops = ALL_OPS if op == "all" and KINDS[collective].reduces else ["sum" if op == "all" else OP_NAMES.get(op, op)]
     return [(element, each) for element in dtypes for each in ops]
 
 
-def schedules(request: Request) -> tuple[simcoll.Schedule, simcoll.Schedule | None]:
-    """The proved schedules, out of place and in place.
+def schedules(request: Request) -> tuple[simcoll.Schedule | None, simcoll.Schedule | None]:
+    """The proved schedules, out of place and in place, at least one; a file has one of them.
 
     Raises
     ------
@@ -153,6 +148,8 @@ def schedules(request: Request) -> tuple[simcoll.Schedule, simcoll.Schedule | No
     outside = collective_on(request.collective, request.nranks, request.root)
     made = simcoll.schedule(outside, request.choice.algorithm, **params)
     verify(made)
+    if is_file_name(request.choice.algorithm):
+        return (None, made) if made.collective.in_place else (made, None)
     if KINDS[request.collective].alias is None:
         return made, None
     inside = simcoll.schedule(replace(outside, in_place=True), request.choice.algorithm, **params)
@@ -219,16 +216,18 @@ def measure(
     op: Any = simcoll.types.premul_sum(2) if request.op == "premul_sum" else request.op
     lines = []
     for count in request.counts:
-        plan = bind(outside, count, request.dtype, op)
-        prepared = prepare(plan, transport)
-        out = _measured(request, prepared)
-        own = transport.vendor(plan, prepared.inputs, prepared.outputs) if request.baseline else None
+        out = own = within = None
+        bound = [None if each is None else bind(each, count, request.dtype, op) for each in (outside, inside)]
+        plan = next(each for each in bound if each is not None)
+        if bound[0] is not None:
+            prepared = prepare(bound[0], transport)
+            out = _measured(request, prepared)
+            own = transport.vendor(plan, prepared.inputs, prepared.outputs) if request.baseline else None
         baseline = None
         if own is not None:
             baseline = Measured(timed(own, transport, request.iterations, request.warmup), None)
-        within = None
-        if inside is not None:
-            within = _measured(request, prepare(bind(inside, count, request.dtype, op), transport))
+        if bound[1] is not None:
+            within = _measured(request, prepare(bound[1], transport))
         predicted = None
         if topology is not None:
             predicted = simcoll.emulate(plan, topology, data="none", bound=False).time

@@ -78,7 +78,7 @@ def _check_kind(collective: Any) -> None:
 
 
 def find_algorithm(collective: str, name: str) -> Algorithm:
-    """The algorithm of that name for a collective.
+    """The algorithm of that name for a collective; or of a file, ``module:function``, or a package that announces it.
 
     Raises
     ------
@@ -89,12 +89,19 @@ def find_algorithm(collective: str, name: str) -> Algorithm:
     serving = {algorithm.name: algorithm for algorithm in ALGORITHMS if algorithm.collective == collective}
     given: Any = name  # whatever was given
     if not isinstance(given, str) or given not in serving:
+        from simcoll.algorithms.imported import announced, imported_algorithm
+
+        found = imported_algorithm(collective, given) if isinstance(given, str) else None
+        if found is not None:
+            return found
         others = sorted({algorithm.collective for algorithm in ALGORITHMS if algorithm.name == name})
         if others:
             raise ConfigError(
                 f"algorithm {name!r} serves {', '.join(others)}, not {collective}; valid: {', '.join(sorted(serving)) or 'none yet'}"
             )
-        raise ConfigError(f"unknown algorithm {name!r} for {collective}; {nearest(str(name), serving)}")
+        raise ConfigError(
+            f"unknown algorithm {name!r} for {collective}; {nearest(str(name), [*serving, *announced()])}"
+        )
     return serving[name]
 
 

@@ -11,6 +11,7 @@ from simcoll.cli.accuracy import show_accuracy
 from simcoll.cli.calibrate import calibrate_logs
 from simcoll.cli.calibrate_step import calibrate_steps
 from simcoll.cli.compare import compare_log
+from simcoll.cli.completion import completion_of, help_of
 from simcoll.cli.convert import convert_file
 from simcoll.cli.diff import diff_results
 from simcoll.cli.flight import read_flight
@@ -60,6 +61,8 @@ app.command(tune_library, name="tune")
 app.command(read_flight, name="flight")
 app.command(check_graph, name="graph")
 app.command(list_names, name="list")
+app.command(help_of(app), name="help")
+app.command(completion_of(app), name="completion")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

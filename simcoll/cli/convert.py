@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from pathlib import Path  # noqa: TC003 - cyclopts reads the annotations
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from simcoll.command_line import WHOLE
-from simcoll.limits.paths import is_file
 
 if TYPE_CHECKING:
     from simcoll.formats.schedule_files import Algorithm
@@ -98,12 +97,12 @@ def _source(
     text: str, kind: str, nranks: int | None, topology: str | None, root: int | None, *, in_place: bool
 ) -> Algorithm:
     """The algorithm of a file, or the named one."""
-    from simcoll.algorithms import ALGORITHMS
+    from simcoll.algorithms.imported import is_file_name
     from simcoll.cli.show import named_schedule
     from simcoll.formats.schedule_files import load_algorithm
     from simcoll.topology import load_topology
 
-    if is_file(Path(text)) or text.partition(":")[0] not in {each.name for each in ALGORITHMS}:
+    if is_file_name(text):
         return load_algorithm(text)
     machine = load_topology(topology) if topology else None
     return named_schedule(text, kind, nranks, machine, root, in_place=in_place)

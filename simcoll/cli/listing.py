@@ -14,13 +14,13 @@ __all__ = ["list_names"]
 Lines = list[tuple[str, ...]]
 
 
-def list_names(what: str, /) -> None:
+def list_names(what: str | None = None, /) -> None:
     """List topologies, algorithms, scenarios, collectives, protocols, GPUs, models or plans.
 
     Parameters
     ----------
     what
-        topologies, algorithms, scenarios, collectives, protocols, gpus, models or plans.
+        topologies, algorithms, scenarios, collectives, protocols, gpus, models or plans. Default: how many there are of each.
     """
     listings: dict[str, Callable[[], Lines]] = {
         "topologies": _topologies,
@@ -32,6 +32,9 @@ def list_names(what: str, /) -> None:
         "models": _models,
         "plans": _plans,
     }
+    if what is None:
+        _print_columns([(f"simcoll list {name}", str(_many(make()))) for name, make in listings.items()])
+        return
     if what not in listings:
         raise ConfigError(f"cannot list {what!r}; {nearest(what, listings)}")
     _print_columns(listings[what]())
@@ -102,6 +105,11 @@ def _protocols() -> Lines:
     from simcoll.core.protocol import PROTOCOL_NAMES, protocol
 
     return [(name, protocol(name).summary) for name in PROTOCOL_NAMES]
+
+
+def _many(rows: Lines) -> int:
+    """Rows without the titles that two of the tables have."""
+    return len(rows) - (rows[0][0] in {"collective", "model"})
 
 
 def _print_columns(rows: Sequence[tuple[str, ...]]) -> None:

@@ -21,7 +21,7 @@ __all__ = ["predict"]
 
 
 def predict(
-    collective: str,
+    collective: str | None = None,
     /,
     *,
     topology: Annotated[str, Parameter(name=["--topology", "-t"])] = "dgx-h100",
@@ -48,7 +48,7 @@ def predict(
     Parameters
     ----------
     collective
-        all_reduce, all_gather, reduce_scatter, broadcast, reduce, all_to_all, ...
+        all_reduce, all_gather, reduce_scatter, broadcast, reduce, all_to_all, ... Default: that of a file given as algorithm.
     topology
         A shipped topology (simcoll list topologies), a TOML file, or an NCCL topology XML dump.
     nodes
@@ -62,13 +62,13 @@ def predict(
     factor
         Factor between sizes.
     algorithm
-        Algorithms to compare, separated by commas, with parameters after colons: ring:channels=4,tree.
-        Default: all that fit.
+        Algorithms to compare, separated by commas, with parameters after colons: ring:channels=4,tree. Also files, and functions
+        of modules: plan.xml,mine.algorithms:star. Default: all that fit.
     protocol
         ideal, LL, LL128, Simple, separated by commas; the best of each size is shown.
         Default: LL,LL128,Simple where NCCL has constants for the GPUs, otherwise ideal.
     dtype
-        Element type, such as float32, bfloat16 or int8.
+        Element type, such as float32, bf16 or int8.
     op
         Reduction: sum, product, min, max, band, bor, bxor, avg.
     root
@@ -87,15 +87,21 @@ def predict(
     concurrent
         With --group, also of all groups of the axis at once.
     """
+    from simcoll.cli.choices import name_choices
     from simcoll.cli.sweeping import degraded, mesh_lines, print_sweep
     from simcoll.errors import ConfigError
     from simcoll.planning.library_table import gain_lines
     from simcoll.planning.sweep import Sweep, best_rows, prepare, size_ladder
     from simcoll.topology import load_topology
-    from simcoll.tuning import candidates, collective_on, default_protocols, parse_choice
+    from simcoll.tuning import candidates, collective_on, default_protocols
     from simcoll.units import parse_size
 
     machine = degraded(load_topology(topology, nodes=nodes), degrade)
+    protocols = tuple(protocol.split(",")) if protocol is not None else ()
+    named = name_choices("simcoll perf", collective, root, algorithm, machine, protocols)
+    if named is None:
+        return
+    collective, root = named.collective, named.root
     wanted = collective_on(collective, machine.nranks, root)
     ladder = size_ladder(parse_size(begin, what="-b"), parse_size(end, what="-e"), factor)
     checked = parse_size(check, what="-c")
@@ -116,16 +122,15 @@ def predict(
     if alone:
         return
     notes: list[str] = []
-    protocols = tuple(protocol.split(",")) if protocol is not None else ()
     if not protocols:
         protocols, note = default_protocols(machine)
         notes += [note] if note else []
-    if algorithm is None:
+    if named.choices is None:
         fitting, left_out = candidates(wanted, machine)
         notes += [f"left out {each}" for each in left_out]
         choices, built = tuple(choice for choice, _ in fitting), [made for _, made in fitting]
     else:
-        choices, built = tuple(map(parse_choice, algorithm.split(","))), None
+        choices, built = named.choices, None
     for note in notes:
         print(f"# {note}")
     sweep = Sweep(collective, ladder, choices, protocols, dtype, op, root, checked)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from pathlib import Path  # noqa: TC003 - cyclopts reads the annotations
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
 from simcoll.command_line import WHOLE
-from simcoll.limits.paths import is_file
 
 if TYPE_CHECKING:
     from simcoll.core.schedule import Schedule
@@ -36,7 +35,7 @@ def show_schedule(
     Parameters
     ----------
     algorithm
-        Its name (simcoll list algorithms), with parameters after colons: ring:channels=2:pieces=4. Or a file.
+        Its name (simcoll list algorithms), with parameters after colons: ring:channels=2:pieces=4. Or a file, or module:function.
     collective
         The collective that it implements.
     nranks
@@ -56,15 +55,15 @@ def show_schedule(
     json
         File for the schedule.
     """
+    from simcoll.algorithms.imported import file_schedule, is_file_name
     from simcoll.cli.sweeping import degraded
     from simcoll.formats.output import write_file
-    from simcoll.formats.schedule_files import load_algorithm, schedule_of
     from simcoll.formats.schedule_json import dump_schedule
     from simcoll.planning.drawing import schedule_lines, schedule_svg
     from simcoll.topology import load_topology
 
-    if is_file(Path(algorithm)) or algorithm.endswith((".json", ".xml")):
-        schedule = schedule_of(load_algorithm(algorithm))
+    if is_file_name(algorithm):
+        schedule = file_schedule(algorithm)
     else:
         machine = degraded(load_topology(topology), degrade) if topology else None
         schedule = named_schedule(algorithm, collective, nranks, machine, root, in_place=in_place)

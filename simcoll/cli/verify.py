@@ -7,7 +7,6 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from simcoll.command_line import WHOLE
-from simcoll.limits.paths import is_file
 
 __all__ = ["verify_file"]
 
@@ -28,7 +27,7 @@ def verify_file(
     Parameters
     ----------
     file
-        The file, or an algorithm with parameters: ring:channels=2.
+        The file, an algorithm with parameters, ring:channels=2, or module:function.
     collective
         What an algorithm implements.
     nranks
@@ -42,7 +41,7 @@ def verify_file(
     trust_relaxed
         Take relaxed signals of an MSCCL++ plan to carry data, which the memory model does not promise.
     """
-    from simcoll.algorithms import ALGORITHMS
+    from simcoll.algorithms.imported import is_file_name
     from simcoll.binding import verify
     from simcoll.core.device_program import DeviceProgram
     from simcoll.core.schedule import Schedule
@@ -51,7 +50,7 @@ def verify_file(
     from simcoll.proving import verify_device_program, verify_program
     from simcoll.units import printable
 
-    if not is_file(file) and file.partition(":")[0] in {each.name for each in ALGORITHMS}:
+    if not is_file_name(file):
         from simcoll.cli.show import named_schedule
         from simcoll.topology import load_topology
 

@@ -108,22 +108,30 @@ def _number(factor: Any) -> float:
 _ML_DTYPES = ("bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
 
 
+_DTYPE_ALIASES = {
+    "half": "float16", "fp16": "float16", "bf16": "bfloat16", "float": "float32", "fp32": "float32", "double": "float64",
+    "fp64": "float64", "fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2",
+}  # fmt: skip
+
+
 def parse_dtype(name: Any) -> np.dtype[Any]:
     """A numpy dtype from its name; ``bfloat16`` and the float8 types come from ``ml_dtypes``.
 
-    >>> parse_dtype("float32").itemsize, parse_dtype("bfloat16").itemsize
-    (4, 2)
+    Short names (``bf16``, ``fp16``, ``half``, ``float``, ``fp8_e4m3``, ...) and PyTorch's types mean the same types.
+
+    >>> parse_dtype("float32").itemsize, parse_dtype("bf16").name, parse_dtype("torch.half").name
+    (4, 'bfloat16', 'float16')
     """
     if name is None:
         raise ConfigError("dtype is None; expected a number type such as 'float32'")
-    aliases = {"float": "float32", "half": "float16", "double": "float64"}
-    if isinstance(name, str):
+    if isinstance(name, str) or str(name).startswith("torch."):
+        name = str(name).removeprefix("torch.")
+        name = _DTYPE_ALIASES.get(name, name)
         if name in _ML_DTYPES:
             import ml_dtypes
 
             known_dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
             return known_dtype
-        name = aliases.get(name, name)
     try:
         dtype: np.dtype[Any] = np.dtype(name)
     except TypeError:
@@ -134,7 +142,7 @@ def parse_dtype(name: Any) -> np.dtype[Any]:
             if (kind, bits) != ("float", 8)
         ]
         raise ConfigError(
-            f"unknown dtype {name!r}; {nearest(str(name), [*known, 'complex64', 'complex128', 'bool', *_ML_DTYPES])}"
+            f"unknown dtype {name!r}; {nearest(str(name), [*known, 'complex64', 'complex128', 'bool', *_ML_DTYPES, *_DTYPE_ALIASES])}"
         ) from None
     if dtype.kind not in "biufcV" or (dtype.kind == "V" and dtype.name not in _ML_DTYPES):
         raise ConfigError(f"dtype {name!r} is not a number type")

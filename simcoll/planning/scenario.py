@@ -170,14 +170,14 @@ def sweep_of(scenario: Scenario, file: str) -> Sweep:
             raise ConfigError(f"{len(given)} entries; at most {most}", file=file, path=f"$.{name}")
     size(scenario.trace_size, "$.trace_size")
     with blamed_on(file):
-        choices = tuple(parse_choice(text) for text in scenario.algorithms)
+        choices = tuple(parse_choice(text, Path(file).parent) for text in scenario.algorithms)
         ladder = size_ladder(
             size(scenario.sizes.begin, "$.sizes.begin"), size(scenario.sizes.end, "$.sizes.end"), scenario.sizes.factor
         )
-    return Sweep(
-        scenario.collective.kind, ladder, choices, tuple(scenario.protocols), scenario.collective.dtype,
-        scenario.collective.op, scenario.collective.root, size(scenario.check_up_to, "$.check_up_to"),
-    )  # fmt: skip
+        return Sweep(
+            scenario.collective.kind, ladder, choices, tuple(scenario.protocols), scenario.collective.dtype,
+            scenario.collective.op, scenario.collective.root, size(scenario.check_up_to, "$.check_up_to"),
+        )  # fmt: skip
 
 
 def write_results(

@@ -65,6 +65,7 @@ class Sweep:
     def __post_init__(self) -> None:
         for name in ("choices", "protocols"):  # what is named twice runs once
             object.__setattr__(self, name, tuple(dict.fromkeys(getattr(self, name))))
+        object.__setattr__(self, "dtype", parse_dtype(self.dtype).name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,13 @@ import io
 from dataclasses import replace
 from functools import lru_cache
 from itertools import product
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from simcoll.algorithms import ALGORITHMS
+from simcoll.algorithms import ALGORITHMS, find_algorithm
+from simcoll.algorithms.imported import file_schedule, is_file_name
 from simcoll.binding import bind
 from simcoll.core.collective import KINDS
 from simcoll.core.reduction import parse_dtype
@@ -29,7 +31,6 @@ from simcoll.units import parse_size, parse_time
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
     from simcoll.core.schedule import Schedule
     from simcoll.planning.grid import Point
@@ -118,12 +119,12 @@ def sweep_grid(sweep: SweepFile, path: Path) -> Grid:
         *(axes[n] for n in ("topologies", "nodes", "degraded", "collectives"))
     ):
         serving = _all_of(collective)
-        named = [text for text in axes["algorithms"] if parse_choice(text).algorithm in serving]
+        named = [text for text in axes["algorithms"] if _serves(text, collective)]
         given = named if sweep.algorithms else serving
         rest = product(given, *(axes[name] for name in ("protocols", "seeds", "sizes")))
         for values in rest:
             point = dict(zip(AXES, ((), nodes, degraded, collective, *values), strict=True))
-            points.append({**point, **topology, **fixed})
+            points.append({**point, **topology, **fixed, **_hashed(values[0])})
             if len(points) > MAX_POINTS:
                 raise ConfigError(f"more than {MAX_POINTS:,} points; split the file", file=file)
     return Grid(time_point, tuple(points))
@@ -131,6 +132,22 @@ def sweep_grid(sweep: SweepFile, path: Path) -> Grid:
 
 def _all_of(collective: str) -> list[str]:
     return [found.name for found in ALGORITHMS if found.collective == collective]
+
+
+def _serves(text: str, collective: str) -> bool:
+    name = parse_choice(text).algorithm
+    if is_file_name(name):
+        return file_schedule(name).collective.kind == collective
+    return name in _all_of(collective) or (":" in name and bool(find_algorithm(collective, name)))
+
+
+@lru_cache
+def _hashed(text: str) -> dict[str, str]:
+    """The hash of an algorithm's file in a point, so that a changed file makes other points; nothing for a name."""
+    name = parse_choice(text).algorithm
+    if not is_file_name(name):
+        return {}
+    return {"algorithm_hash": hashlib.sha256(Path(name).read_bytes()).hexdigest()[:16]}
 
 
 def _axes(sweep: SweepFile, path: Path) -> dict[str, Sequence[Any]]:
@@ -142,8 +159,10 @@ def _axes(sweep: SweepFile, path: Path) -> dict[str, Sequence[Any]]:
                 f"unknown collective {kind!r}; {nearest(kind, KINDS)}", file=file, path=f"$.collectives[{at}]"
             )
     names = {found.name for found in ALGORITHMS if found.collective in sweep.collectives}
-    for at, text in enumerate(sweep.algorithms):
-        if (name := parse_choice(text).algorithm) not in names:
+    choices = [parse_choice(text, path.parent) for text in sweep.algorithms]
+    choices = [replace(each, algorithm=_whole_name(each.algorithm)) for each in choices]
+    for at, choice in enumerate(choices):
+        if (name := choice.algorithm) not in names and not any(_serves(name, kind) for kind in sweep.collectives):
             told = f"no algorithm {name!r} for {', '.join(sweep.collectives)}; {nearest(name, names)}"
             raise ConfigError(told, file=file, path=f"$.algorithms[{at}]")
     for at, nodes in enumerate(sweep.nodes):
@@ -163,11 +182,16 @@ def _axes(sweep: SweepFile, path: Path) -> dict[str, Sequence[Any]]:
         "nodes": sweep.nodes or [None],
         "degraded": sweep.degraded or [{}],
         "collectives": sweep.collectives,
-        "algorithms": [str(parse_choice(text)) for text in sweep.algorithms],
+        "algorithms": list(map(str, choices)),
         "protocols": sweep.protocols,
         "seeds": sweep.seeds,
         "sizes": sizes,
     }
+
+
+def _whole_name(name: str) -> str:
+    """A name that another process finds, too."""
+    return str(Path(name).resolve()) if is_file_name(name) else name
 
 
 def _named(name: str, folder: Path) -> dict[str, str]:

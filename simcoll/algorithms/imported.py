@@ -1,0 +1,194 @@
+"""Algorithms that simcoll does not ship: of files, of functions in modules, and of packages that announce them."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from contextlib import contextmanager
+from functools import cache, partial
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from simcoll.algorithms.registered import Algorithm
+from simcoll.errors import ConfigError, SimcollError, nearest
+from simcoll.limits.paths import is_file
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator
+
+    from simcoll.core.collective import Collective
+    from simcoll.core.schedule import Schedule
+
+__all__ = ["ENTRY_POINTS", "announced", "file_schedule", "imported_algorithm", "is_file_name", "split_choice"]
+
+ENTRY_POINTS = "simcoll.algorithms"
+"""Group of entry points in which a package announces algorithms."""
+
+_NO_RECORD: dict[str, Any] = {"cost": "", "pattern": "ring", "ranks": "any", "source": ""}
+_FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
+
+
+def is_file_name(text: str) -> bool:
+    """Whether an algorithm is named by a file.
+
+    >>> is_file_name("plans/ring.xml"), is_file_name("ring:channels=2"), is_file_name("mine.algorithms:star")
+    (True, False, False)
+    """
+    return is_file(text) or (":" not in text and ("." in text or "/" in text or "\\" in text))
+
+
+def split_choice(text: str, shipped: Collection[str]) -> tuple[str, list[str]]:
+    """Split the text that chooses an algorithm into its name and its parameters.
+
+    >>> split_choice("ring:channels=2", ["ring"]), split_choice("mine:star:arms=3", ["ring"])
+    (('ring', ['channels=2']), ('mine:star', ['arms=3']))
+    """
+    if is_file_name(text):
+        return text, []
+    name, *parts = text.split(":")
+    if parts and "=" not in parts[0] and name not in shipped:
+        name = f"{name}:{parts.pop(0)}"
+    return name, parts
+
+
+def announced() -> list[str]:
+    """Names of the algorithms that installed packages announce."""
+    return sorted({point.name for point in entry_points(group=ENTRY_POINTS)})
+
+
+def imported_algorithm(kind: str, name: str) -> Algorithm | None:
+    """The algorithm of a file, ``module:function`` or entry point; None for a name that is none of these.
+
+    A file is read when the schedule is built. A function takes a collective and keyword parameters, and returns a schedule.
+
+    Raises
+    ------
+    ConfigError
+        For a module or function that cannot be loaded, or an algorithm of another collective.
+    """
+    if is_file_name(name):
+        return Algorithm(kind, name, partial(_of_file, name), **_NO_RECORD)
+    if ":" in name:
+        return _of_object(kind, name, _imported(name))
+    point = next((each for each in entry_points(group=ENTRY_POINTS) if each.name == name), None)
+    if point is None:
+        return None
+    with _blamed(f"entry point {name!r} ({point.value})"):
+        found = point.load()
+    return _of_object(kind, name, found)
+
+
+def file_schedule(path: str) -> Schedule:
+    """The schedule that a file of any format holds.
+
+    Raises
+    ------
+    ConfigError
+        When it cannot be read, or holds what is no schedule.
+    ScheduleError
+        When the program that it holds is wrong.
+    """
+    from simcoll.formats.schedule_files import load_algorithm, schedule_of
+
+    found = load_algorithm(path)
+    try:
+        return schedule_of(found)
+    except ConfigError as error:
+        raise error if error.file else ConfigError(error.message, file=path, path=error.path) from None
+
+
+def _of_file(path: str, collective: Collective) -> Schedule:
+    """Made for one collective; in place or not as the file says, unless in place is needed."""
+    made = file_schedule(path)
+    own = made.collective
+    if (own.kind, own.nranks, own.root, own.pairs) != (
+        collective.kind,
+        collective.nranks,
+        collective.root,
+        collective.pairs,
+    ) or (collective.in_place and not own.in_place):
+        raise ConfigError(f"is {own}, not {collective}", file=path)
+    return made
+
+
+def _of_object(kind: str, name: str, found: Any) -> Algorithm:
+    if isinstance(found, Algorithm):
+        if found.collective != kind:
+            raise ConfigError(f"algorithm {name!r} serves {found.collective}, not {kind}")
+        return found
+    if not callable(found):
+        raise ConfigError(f"{name}: expected a function of a collective, or an Algorithm; got {found!r:.60}")
+    return _of_function(kind, name, found)
+
+
+@cache
+def _of_function(kind: str, name: str, found: Callable[..., Any]) -> Algorithm:
+    def built(collective: Collective, **params: Any) -> Schedule:
+        with _blamed(f"{name}({collective})"):
+            return _checked(name, found(collective, **params))
+
+    built.__signature__ = _signature(name, found)  # type: ignore[attr-defined]
+    return Algorithm(kind, name, built, **_NO_RECORD)
+
+
+def _signature(name: str, function: Any) -> Any:
+    import inspect
+
+    try:
+        return inspect.signature(function)
+    except (TypeError, ValueError):
+        raise ConfigError(f"{name}: expected a function that takes a collective") from None
+
+
+def _checked(name: str, made: Any) -> Schedule:
+    """What a function returned, as a schedule; a program per rank is proved and joined."""
+    from simcoll.core.device_program import DeviceProgram
+    from simcoll.core.rank_program import RankProgram
+    from simcoll.core.schedule import Schedule
+    from simcoll.formats.goal import Goal
+    from simcoll.formats.schedule_files import schedule_of
+
+    if isinstance(made, (Schedule, RankProgram, DeviceProgram, Goal)):
+        return schedule_of(made)
+    raise ConfigError(f"{name} returned {made!r:.60}; expected a Schedule")
+
+
+def _imported(name: str) -> Any:
+    if not _FUNCTION.fullmatch(name):
+        raise ConfigError(f"algorithm {name!r}: expected a name, a file, or a function such as package.module:function")
+    module, _, function = name.partition(":")
+    with _blamed(f"module {module!r}"), _working_folder():
+        found = importlib.import_module(module)
+    if not hasattr(found, function):
+        known = [each for each in vars(found) if callable(getattr(found, each)) and not each.startswith("_")]
+        raise ConfigError(f"module {module!r} has no {function!r}; {nearest(function, known)}")
+    return getattr(found, function)
+
+
+@contextmanager
+def _working_folder() -> Iterator[None]:
+    """Modules beside the user are found, as ``python -m`` finds them."""
+    here = str(Path.cwd())
+    sys.path.insert(0, here)
+    try:
+        yield
+    finally:
+        sys.path.remove(here)
+
+
+@contextmanager
+def _blamed(what: str) -> Iterator[None]:
+    """Faults of code that is not ours, as one line that says where."""
+    try:
+        yield
+    except SimcollError:
+        raise
+    except Exception as error:
+        last = error.__traceback__
+        while last is not None and last.tb_next is not None:
+            last = last.tb_next
+        where = f" ({Path(last.tb_frame.f_code.co_filename).name}, line {last.tb_lineno})" if last else ""
+        said = " ".join(str(error).split())[:200]
+        raise ConfigError(f"{what} raised {type(error).__name__}: {said}{where}") from error

@@ -1,0 +1,56 @@
+"""``simcoll help`` and ``simcoll completion``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from simcoll.errors import ConfigError, nearest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cyclopts import App
+
+__all__ = ["completion_of", "help_of"]
+
+SHELLS = ("bash", "zsh", "fish")
+
+
+def help_of(app: App) -> Callable[..., None]:
+    """The command ``help`` of an application."""
+
+    def show_help(*command: str) -> None:
+        """Show what a command does and its options.
+
+        Parameters
+        ----------
+        command
+            Such as perf, or calibrate step. Default: all commands.
+        """
+        known, at = app, list[str]()
+        for word in command:
+            names = [name for name in known if not name.startswith("-")]
+            if word not in names:
+                raise ConfigError(f"no command {' '.join([*at, word])!r}; {nearest(word, names)}")
+            known, at = known[word], [*at, word]
+        app.help_print(list(command))
+
+    return show_help
+
+
+def completion_of(app: App) -> Callable[..., None]:
+    """The command ``completion`` of an application."""
+
+    def print_completion(shell: str, /) -> None:
+        """Print a script with which a shell completes commands and options.
+
+        Parameters
+        ----------
+        shell
+            bash, zsh or fish.
+        """
+        if shell not in SHELLS:
+            raise ConfigError(f"no completion for {shell!r}; {nearest(shell, SHELLS)}")
+        print(app.generate_completion(shell=shell))  # type: ignore[arg-type]
+
+    return print_completion

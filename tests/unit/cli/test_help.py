@@ -1,0 +1,80 @@
+"""Help, listings and completion: what a newcomer types first."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+
+import pytest
+
+from simcoll.cli import app, main
+from simcoll.core.collective import KINDS
+from simcoll.core.reduction import parse_dtype
+from simcoll.errors import ConfigError
+
+
+def test_help_shows_a_command(capsys):
+    assert main(["help", "calibrate", "step"]) == 0
+    assert "simcoll calibrate step" in capsys.readouterr().out
+    assert main(["help"]) == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in app if not name.startswith("-"))
+    assert main(["help", "prf"]) == 2
+    assert "no command 'prf'; did you mean 'perf'?" in capsys.readouterr().err
+
+
+def test_perf_without_a_collective_lists_them(capsys):
+    assert main(["perf"]) == 2
+    shown = capsys.readouterr()
+    assert "expected a COLLECTIVE, for example: simcoll perf all_reduce" in shown.err
+    assert [line.split()[0] for line in shown.out.splitlines()] == list(KINDS)
+
+
+def test_list_without_an_argument_says_what_there_is(capsys):
+    assert main(["list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    for line in lines:
+        *_, what, number = line.split()
+        assert main(["list", what]) == 0
+        rows = capsys.readouterr().out.splitlines()
+        assert len(rows) - rows[0].startswith(("collective ", "model ")) == int(number) > 0
+    assert len(lines) == 8
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_names_every_command(shell, capsys):
+    assert main(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    assert all(name in script for name in app if not name.startswith("-"))
+    assert "topology" in script
+    if shutil.which(shell):
+        subprocess.run([shell, "-n"], input=script, text=True, check=True, timeout=60)
+
+
+def test_bash_completes(capsys):
+    main(["completion", "bash"])
+    script = capsys.readouterr().out
+    for words, expected in ((["simcoll", "pe"], "perf"), (["simcoll", "perf", "--topo"], "--topology")):
+        tried = f"COMP_WORDS=({' '.join(words)}); COMP_CWORD={len(words) - 1}; _simcoll; echo ${{COMPREPLY[@]}}"
+        done = subprocess.run(
+            ["bash", "-c", f"{script}\n{tried}"], capture_output=True, text=True, check=True, timeout=60
+        )
+        assert done.stdout.split() == [expected]
+    assert main(["completion", "tcsh"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [("bf16", "bfloat16"), ("fp16", "float16"), ("half", "float16"), ("float", "float32"), ("double", "float64"),
+     ("fp8_e4m3", "float8_e4m3fn"), ("torch.bfloat16", "bfloat16"), ("torch.int64", "int64")],
+)  # fmt: skip
+def test_short_names_of_types(given, name):
+    assert parse_dtype(given).name == name
+
+
+def test_types_of_pytorch_are_known():
+    torch = pytest.importorskip("torch")
+    for each in (torch.float16, torch.bfloat16, torch.float8_e5m2, torch.int32, torch.bool):
+        assert parse_dtype(each).name == str(each).removeprefix("torch.")
+    with pytest.raises(ConfigError, match="unknown dtype"):
+        parse_dtype(torch.qint8)
