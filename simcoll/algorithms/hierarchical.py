@@ -146,14 +146,17 @@ def reduce_scatter(collective: Collective, *, box: int | None = None, pod: int |
     return _stages(layout, (level, reversed(grid.dims)))
 
 
-def _hops(nodes: int, pieces: int) -> list[list[tuple[Any, int]]]:
-    """Stages of hops over the nodes: which hold the data, counted from the root's, and how many nodes on they send it.
+def _hops(grid: Grid, root: int, pieces: int) -> list[list[tuple[Ints, int]]]:
+    """Stages of hops over the nodes: the ranks that send in each, and how many nodes on.
 
     A single piece goes down a binomial tree; several go down a chain, where a node receives one while it sends the one before.
     """
+    nodes, place = grid.sizes[0], grid.digit(0)
+    beyond = (place - place[root]) % nodes
     if pieces > 1:
-        return [[(hop, 1)] for hop in range(nodes - 1)]
-    return [[(binomial_edges(nodes, level)[0], 1 << level) for level in reversed(range((nodes - 1).bit_length()))]]
+        return [[(np.flatnonzero(beyond == hop), 1)] for hop in range(nodes - 1)]
+    levels = reversed(range((nodes - 1).bit_length()))
+    return [[(np.flatnonzero(np.isin(beyond, binomial_edges(nodes, level)[0])), 1 << level) for level in levels]]
 
 
 @algorithm(
@@ -169,8 +172,7 @@ def broadcast(
 ) -> Schedule:
     """Scatter the root's vector over its node (and pod), broadcast it on every rail, all-gather it inside every node."""
     grid, root = _grid(collective, box, pod), collective.root or 0
-    nodes, inner, beyond = grid.sizes[0], grid.dims[:0:-1], [grid.digit(d) - grid.digit(d)[root] for d in grid.dims]
-    layout, hops = Layout(collective, grid.nranks // nodes), _hops(nodes, pieces)
+    layout, inner = Layout(collective, grid.nranks // grid.sizes[0]), grid.dims[:0:-1]
     # The outermost level does not split the vector.
     weights = (0, *weights_of(Grid(grid.sizes[1:]), [d - 1 for d in inner]))
     vector, (own, _) = partial(layout.output, 0), grid.chunks(weights, grid.digits(grid.dims), runs=True)
@@ -178,20 +180,19 @@ def broadcast(
     def scattered(position: int) -> Iterator[Step]:
         if position == 0:
             yield transfers(root, layout.input(), root, layout.output(), count=layout.chunks)
-        senders = np.flatnonzero(np.all([beyond[d] == 0 for d in (0, *inner[position:])], axis=0))
+        holders = np.all([grid.digit(d) == grid.digit(d)[root] for d in (0, *inner[position:])], axis=0)
         moves = reduce_scatter_stage(grid, weights, inner[position], (0, *inner[:position]), PAIRWISE)
-        yield from sent(moves, vector, ranks=senders)
+        yield from sent(moves, vector, ranks=np.flatnonzero(holders))
 
-    def passed(stage: list[tuple[Any, int]]) -> Iterator[Step]:
-        for holders, shift in stage:
-            senders = np.flatnonzero(np.isin(beyond[0] % nodes, holders))
+    def passed(hops: list[tuple[Ints, int]]) -> Iterator[Step]:
+        for senders, shift in hops:
             yield from sent([(grid.moved(0, shift), own, 1)], vector, ranks=senders)
 
     def gathered(position: int) -> Iterator[Step]:
         d = inner[position]
         yield from sent(all_gather_stage(grid, weights, d, (0, *inner[:position]), _way(grid, d)), vector)
 
-    first = len(inner)
+    first, hops = len(inner), _hops(grid, root, pieces)
     stages = _stages(layout, (scattered, range(first)), (passed, hops), (gathered, reversed(range(first))))
     # The hops have two channels alternately.
     lanes = [*range(first), *(first + hop % 2 for hop in range(len(hops))), *range(first + 2, 2 * first + 2)]
