@@ -45,7 +45,7 @@ class Costs:
     design: Design
 
     @cached_property
-    def chunks(self) -> list[list[tuple[int, ...]]]:
+    def chunks(self) -> tuple[tuple[tuple[int, ...], ...], ...]:
         """Layers by stage and chunk."""
         return layers_of_chunks(self.design.model, self.design.parallel)
 

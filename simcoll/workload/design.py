@@ -265,16 +265,16 @@ def _model(table: dict[str, Any], folder: Path) -> tuple[Model, _Asked]:
         except ConfigError as error:
             raise ConfigError(error.message, path=f"$.model{(error.path or '$')[1:]}") from None
     name = table.pop("name", None)
-    changes = [field.name for field in msgspec.structs.fields(Model)]
     if not isinstance(name, str):
         raise ConfigError("missing; expected name, hf, or the sizes from layers on", path="$.model.name")
     for key in table:
-        if key not in changes:
+        if key not in Model.__struct_fields__:
             raise ConfigError(
-                f"unknown key; {nearest(key, [*changes, 'hf', 'sequence', 'global_batch', 'dtype'])}",
+                f"unknown key; {nearest(key, [*Model.__struct_fields__, 'hf', 'sequence', 'global_batch', 'dtype'])}",
                 path=f"$.model.{key}",
             )
-    return convert_table({**msgspec.structs.asdict(shipped_model(name)), **table}, Model), asked
+    found = shipped_model(name)
+    return (convert_table({**msgspec.structs.asdict(found), **table}, Model) if table else found), asked
 
 
 def _gpu(name: str, topology: Topology, folder: Path) -> Gpu:

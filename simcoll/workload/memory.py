@@ -7,6 +7,7 @@ their model the parts add up to their formulas.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from math import ceil
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,8 @@ from simcoll.workload.parallel import layers_of_chunks
 
 if TYPE_CHECKING:
     from simcoll.workload.design import Design
+    from simcoll.workload.model import Model
+    from simcoll.workload.parallel import Parallel
 
 __all__ = ["Memory", "activation_bytes", "chunks_in_flight", "memory_by_stage", "stage_parameters"]
 
@@ -58,7 +61,11 @@ class Memory:
 
 def stage_parameters(design: Design, stage: int) -> tuple[int, int]:
     """Parameters on one GPU of a stage before any sharding: those all data-parallel ranks share, and those of its experts."""
-    model, parallel = design.model, design.parallel
+    return _stage_parameters(design.model, design.parallel, stage)
+
+
+@lru_cache(maxsize=4096)
+def _stage_parameters(model: Model, parallel: Parallel, stage: int) -> tuple[int, int]:
     dense = experts = 0
     for chunk in layers_of_chunks(model, parallel)[stage]:
         for layer in chunk:

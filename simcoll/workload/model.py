@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -80,11 +81,11 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     def __post_init__(self) -> None:
         least = {"layers": 1, "hidden": 1, "heads": 1, "vocabulary": 1}
         most = {"layers": MAX_LAYERS}
-        for field in msgspec.structs.fields(self):
-            value = getattr(self, field.name)
-            low, high = least.get(field.name, 0), most.get(field.name, 2**31 - 1)
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            low, high = least.get(name, 0), most.get(name, 2**31 - 1)
             if type(value) is int and not low <= value <= high:
-                raise ConfigError(f"model: {field.name}: {shown(value)} is out of range; expected {low} to {high}")
+                raise ConfigError(f"model: {name}: {shown(value)} is out of range; expected {low} to {high}")
         if not self.head_size and self.hidden % self.heads:
             raise ConfigError(f"model: {self.heads} heads do not divide hidden {self.hidden}; give head_size")
         if self.kv_heads and self.heads % self.kv_heads:
@@ -185,6 +186,7 @@ class Linear:
     split: str
 
 
+@lru_cache(maxsize=256)
 def linears(model: Model, *, moe: bool) -> tuple[Linear, ...]:
     """The weight matrices of a layer in the order of the forward pass; of all experts, one stands for each."""
     h, heads = model.hidden, model.heads
@@ -224,6 +226,7 @@ def shipped_models() -> dict[str, str]:
     return {name: _document(path)[1] for name, path in shipped_files("models").items()}
 
 
+@lru_cache(maxsize=64)
 def shipped_model(name: str) -> Model:
     """A shipped model.
 

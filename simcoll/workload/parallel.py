@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -125,7 +126,7 @@ class Parallel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         return self.virtual > 1 if self.overlap_pp is None else self.overlap_pp
 
 
-def layers_of_chunks(model: Model, parallel: Parallel) -> list[list[tuple[int, ...]]]:
+def layers_of_chunks(model: Model, parallel: Parallel) -> tuple[tuple[tuple[int, ...], ...], ...]:
     """Numbers of the layers of every chunk of every stage: ``[stage][chunk]``; chunk c of stage s is part ``c * pp + s`` of the model.
 
     Raises
@@ -138,27 +139,34 @@ def layers_of_chunks(model: Model, parallel: Parallel) -> list[list[tuple[int, .
     >>> from simcoll.workload.model import Model
     >>> small = Model(layers=4, hidden=8, heads=2, vocabulary=8)
     >>> layers_of_chunks(small, Parallel(pp=2, virtual=2))
-    [[(0,), (2,)], [(1,), (3,)]]
+    (((0,), (2,)), ((1,), (3,)))
     """
-    parts = parallel.pp * parallel.virtual
-    if not isinstance(parallel.split, str):
-        counts = list(parallel.split)
-        if len(counts) != parts or sum(counts) != model.layers or min(counts) < 0:
+    return _chunks(model.layers, parallel.pp, parallel.virtual, parallel.split)
+
+
+@lru_cache(maxsize=256)
+def _chunks(
+    layers: int, stages: int, virtual: int, split: str | tuple[int, ...]
+) -> tuple[tuple[tuple[int, ...], ...], ...]:
+    parts = stages * virtual
+    if not isinstance(split, str):
+        counts = list(split)
+        if len(counts) != parts or sum(counts) != layers or min(counts) < 0:
             raise ConfigError(
-                f"split: {len(counts)} parts with {sum(counts)} layers; expected {parts} parts (pp x virtual) with {model.layers}"
+                f"split: {len(counts)} parts with {sum(counts)} layers; expected {parts} parts (pp x virtual) with {layers}"
             )
     else:
-        extra = 2 if parallel.split == "embeddings" else 0
-        each, left = divmod(model.layers + extra, parts)
+        extra = 2 if split == "embeddings" else 0
+        each, left = divmod(layers + extra, parts)
         if left or (extra and each < 1):
-            raise ConfigError(_uneven(model.layers, parts))
+            raise ConfigError(_uneven(layers, parts))
         counts = [each] * parts
         if extra:
             counts[0] -= 1
             counts[-1] -= 1
     starts = [sum(counts[:place]) for place in range(parts)]
     chunks = [tuple(range(start, start + count)) for start, count in zip(starts, counts, strict=True)]
-    return [[chunks[c * parallel.pp + s] for c in range(parallel.virtual)] for s in range(parallel.pp)]
+    return tuple(tuple(chunks[c * stages + s] for c in range(virtual)) for s in range(stages))
 
 
 def _uneven(layers: int, parts: int) -> str:

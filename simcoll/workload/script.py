@@ -76,7 +76,7 @@ class Shape:
 def shape_of(design: Design) -> Shape:
     """The shape of a design."""
     model, parallel, mesh = design.model, design.parallel, design.mesh
-    layers = tuple(tuple(stage) for stage in layers_of_chunks(model, parallel))
+    layers = layers_of_chunks(model, parallel)
     copies = mesh.size("dp") * mesh.size("cp")
     spread = parallel.ep > 1
     return Shape(

@@ -189,7 +189,7 @@ def test_layers_of_chunks():
     flat = sorted(layer for stage in chunks for chunk in stage for layer in chunk)
     assert flat == list(range(126))
     assert [len(chunks[0][0]), len(chunks[1][0]), len(chunks[7][7])] == [1, 2, 1]
-    assert layers_of_chunks(model, Parallel(pp=2, split=(100, 26)))[1] == [tuple(range(100, 126))]
+    assert layers_of_chunks(model, Parallel(pp=2, split=(100, 26)))[1] == (tuple(range(100, 126)),)
     with pytest.raises(ConfigError, match="they do with split = 'embeddings'"):
         layers_of_chunks(model, Parallel(pp=16))
 
