@@ -9,6 +9,7 @@ from simcoll.core.protocol import Protocol
 from simcoll.core.reduction import Reduction, premul_sum
 from simcoll.core.step import COPY, MULTICAST, REDUCE, SWITCH_REDUCE, SYNC, Repeat, Step
 from simcoll.emulator import Observer, Result
+from simcoll.emulator.events import Background, Cut, LinkShare, Policy, Slow, Stop
 from simcoll.errors import InternalError, SimcollError
 from simcoll.topology import Topology
 
@@ -18,17 +19,23 @@ __all__ = [
     "REDUCE",
     "SWITCH_REDUCE",
     "SYNC",
+    "Background",
     "Bound",
+    "Cut",
     "InternalError",
+    "LinkShare",
     "Observer",
     "Plan",
+    "Policy",
     "Proof",
     "Protocol",
     "Reduction",
     "Repeat",
     "Result",
     "SimcollError",
+    "Slow",
     "Step",
+    "Stop",
     "Topology",
     "premul_sum",
 ]

@@ -21,6 +21,7 @@ __all__ = [
     "MAX_RATE_UBPS",
     "MAX_TIME_FS",
     "UBPS_PER_BPS",
+    "exact_time",
     "format_rate",
     "format_size",
     "format_span",
@@ -256,6 +257,16 @@ def format_time(time_fs: int) -> str:
         if time_fs >= _TIME_UNITS[unit]:
             return f"{_three_digits(time_fs / _TIME_UNITS[unit])} {unit}"
     return f"{time_fs} fs" if time_fs else "0 s"
+
+
+def exact_time(time_fs: int) -> str:
+    """A time in the largest unit in which it is a whole number.
+
+    >>> exact_time(1_500_000_000), exact_time(2 * 10**12), exact_time(0)
+    ('1500ns', '2ms', '0')
+    """
+    unit = next(name for name, length in _TIME_UNITS.items() if time_fs % length == 0)
+    return f"{time_fs // _TIME_UNITS[unit]}{unit}" if time_fs else "0"
 
 
 def format_rate(rate_uBps: int) -> str:

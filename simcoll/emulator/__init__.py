@@ -8,7 +8,8 @@ hash, ``floor`` the latency floor, ``trace`` the timeline file. Nothing here kno
 algorithms, or of files of topologies.
 """
 
-from simcoll.emulator.engine import Observer, Player
+from simcoll.emulator.books import Observer
+from simcoll.emulator.engine import Player
 from simcoll.emulator.fabric import Calendar, Fabric
 from simcoll.emulator.result import Result
 from simcoll.emulator.run import emulate

@@ -8,14 +8,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from simcoll.core.schedule import OP_NAMES
-from simcoll.emulator.digest import TraceHash
+from simcoll.emulator.books import Books
 from simcoll.emulator.fast.turns import summary
-from simcoll.emulator.messages import Lane, blocks, parts, where_stuck
+from simcoll.emulator.messages import Bundle, Lane, blocks, parts, where_stuck
 from simcoll.emulator.score import add_caps, check_switches
 from simcoll.errors import InternalError
 
@@ -23,41 +20,23 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     import simpy
-    from numpy.typing import NDArray
 
     from simcoll.core.plan import Plan
+    from simcoll.emulator.books import Observer
     from simcoll.emulator.dataplane import Storage
+    from simcoll.emulator.events.detours import Detours
+    from simcoll.emulator.events.pace import Pace
     from simcoll.emulator.fabric import Fabric
     from simcoll.emulator.fast.turns import Summary
-    from simcoll.emulator.messages import Block, Bundle, Message
+    from simcoll.emulator.messages import Block, Message
     from simcoll.emulator.score import Score
     from simcoll.emulator.seats import Seats
     from simcoll.topology import Topology
 
-__all__ = ["Observer", "Player"]
+__all__ = ["Player"]
 
-HASH_BATCH = 4096
-
-
-class Observer(Protocol):
-    """A callback for every transfer of a run, in the order in which steps finish."""
-
-    def __call__(
-        self,
-        message: int,
-        step: int,
-        src: int,
-        dst: int,
-        channel: int,
-        op: int,
-        size_bytes: int,
-        ready_fs: int,
-        start_fs: int,
-        end_fs: int,
-        done_fs: int,
-        /,
-    ) -> None:
-        """Transfer ``message`` was ready, its flow started and ended, and it was done."""
+NEVER = 2**200
+"""Later than the end of any work: when a rank that stops is through with it."""
 
 
 class Player:
@@ -85,17 +64,21 @@ class Player:
         The latest messages of connections between places, shared by plans that use the same connections.
     left
         Called with every rank whose last transfer is done.
+    pace
+        Of ranks that slow down or stop; ``None``: all keep theirs.
+    detours
+        Routes around links that are down; ``None``: messages keep theirs.
 
     Attributes
     ----------
+    books
+        What is done, and when.
     steps
         Steps of the plan that move anything.
     switched
         Whether switches multicast or reduce in it.
     finished
         SimPy event that succeeds when the last transfer is done.
-    time_fs
-        When the last transfer was done (the launch, if there is none).
     """
 
     def __init__(
@@ -112,16 +95,12 @@ class Player:
         seats: Seats | None = None,
         recent: dict[tuple[int, int, int], list[Message]] | None = None,
         left: Callable[[int], None] | None = None,
+        pace: Pace | None = None,
+        detours: Detours | None = None,
     ) -> None:
         self.plan = plan
         self.fabric = fabric
         self.finished: simpy.Event = fabric.env.event()
-        self.time_fs = 0
-        self.messages = 0
-        self.bytes_by_op = [0] * len(OP_NAMES)
-        self.hash = TraceHash()
-        self.done_fs: NDArray[np.int64] | None = None
-        self._observer = observer
         self._calendar = fabric.calendar
         self._depth = plan.protocol.fifo_depth
         self._summary = replace(seen or (summary(plan) if score is None else score.summary), groups=None)
@@ -129,8 +108,8 @@ class Player:
         self.switched = self._summary.switched
         if self.switched:
             check_switches(plan, topology)
-        if keep:
-            self.done_fs = np.full(self._summary.messages, -1, np.int64)
+        self.books = Books(self._summary, observer, keep=keep)
+        self._pace, self._detours = pace, detours
         steps = self._summary.lane_steps.tolist()
         self._lanes = [Lane(*divmod(number, plan.nchannels), count) for number, count in enumerate(steps)]
         streamed = score.parts if score else parts(plan, topology, storage, seats or add_caps(plan, fabric))
@@ -145,12 +124,11 @@ class Player:
         self._awaited = frozenset(earlier for each in self._waits.values() for earlier in each)
         self._over: set[int] = set()  # awaited messages that are done
         self._waiters: dict[int, list[Message]] = {}
-        self._rows: list[tuple[int, ...]] = []
         self._wire_bytes = 0
 
     def start(self) -> None:
         """Let every lane enter its first step at launch."""
-        begin = self.time_fs = self._calendar.now + self.plan.protocol.launch_fs
+        begin = self.books.time_fs = self._calendar.now + self.plan.protocol.launch_fs
         for lane in self._lanes:
             if lane.steps_left:
                 self._calendar.at(begin, self._enter, lane)
@@ -160,7 +138,7 @@ class Player:
     def enter(self, rank: int) -> None:
         """Let the lanes of one rank enter their first step at launch, instead of all by :meth:`start`."""
         begin = self._calendar.now + self.plan.protocol.launch_fs
-        self.time_fs = max(self.time_fs, begin)
+        self.books.time_fs = max(self.books.time_fs, begin)
         channels = self.plan.nchannels
         for lane in self._lanes[rank * channels : (rank + 1) * channels]:
             if lane.steps_left:
@@ -170,6 +148,8 @@ class Player:
 
     def _enter(self, lane: Lane) -> None:
         """Take the next step of a lane."""
+        if self._pace is not None and self._stopped(lane):
+            return
         queue = lane.queue
         while not queue:
             self._load(lane)
@@ -238,26 +218,59 @@ class Player:
         """Source and destination, as endpoints, and channel."""
         return self._places[message.sender.rank], self._places[message.receiver.rank], message.sender.channel
 
+    def _work(self, lane: Lane, work_fs: int, action: Callable[[Any], None], item: Any, more_fs: int = 0) -> None:
+        """Call ``action(item)`` when a rank has done some work, and some more time has passed; never, if it stops before."""
+        now = self._calendar.now
+        end = now + work_fs if self._pace is None else self._pace.end(lane.rank, now, work_fs)
+        if end is not None:
+            self._calendar.at(end + more_fs, action, item)
+
+    def _stopped(self, lane: Lane) -> bool:
+        return self._pace is not None and self._pace.stopped(lane.rank, self._calendar.now)
+
     def _ready(self, message: Message) -> None:
+        if self._pace is not None and self._stopped(message.sender):
+            return
         now = message.ready_fs = self._calendar.now
         bundle = message.bundle
         if bundle is not None:
             bundle.needs -= 1
             if not bundle.needs:
-                self._calendar.at(now + bundle.delay_fs, self._flow_bundle, bundle)
+                ends = [self._worked(m.sender, m.busy_fs) + m.delay_fs - m.busy_fs for m in bundle.messages]
+                self._at(max(ends), self._flow_bundle, bundle)
         elif message.sender is message.receiver:
             message.start_fs = message.end_fs = now
-            self._calendar.at(now + message.post_fs, self._done, message)
+            self._work(message.receiver, message.post_fs, self._done, message)
         elif self._depth:
             lane = message.sender
-            lane.free_fs = max(lane.free_fs, now + message.busy_fs)
+            busy = now + message.busy_fs if self._pace is None else self._worked(lane, message.busy_fs)
+            lane.free_fs = max(lane.free_fs, busy)
             self._flow(message)
         else:
-            self._calendar.at(now + message.delay_fs, self._flow, message)
+            more = message.delay_fs - message.busy_fs
+            self._work(message.sender, message.busy_fs, self._flow, message, more)
+
+    def _worked(self, lane: Lane, work_fs: int) -> int:
+        """When work is over that a rank begins now."""
+        now = self._calendar.now
+        end = now + work_fs if self._pace is None else self._pace.end(lane.rank, now, work_fs)
+        return NEVER if end is None else end
+
+    def _at(self, time_fs: int, action: Callable[[Any], None], item: Any) -> None:
+        if time_fs < NEVER:
+            self._calendar.at(time_fs, action, item)
 
     def _flow(self, message: Message) -> None:
         message.start_fs = self._calendar.now
-        self.fabric.transfer(message.links, message.wire, self._flowed, message)
+        links = message.links if self._detours is None else self.links(message)
+        self.fabric.transfer(links, message.wire, self._flowed, message)
+
+    def links(self, item: Message | Bundle) -> tuple[int, ...]:
+        """The links of a flow now: those planned, or a way around dead ones. What a switch does has no other way."""
+        if self._detours is None or isinstance(item, Bundle):
+            return item.links
+        ends = self._places[item.sender.rank], self._places[item.receiver.rank]
+        return self._detours.links(*ends, item.links)
 
     def _flow_bundle(self, bundle: Bundle) -> None:
         for message in bundle.messages:
@@ -268,7 +281,7 @@ class Player:
         now = self._calendar.now
         for message in bundle.messages:
             message.end_fs = now
-        self._calendar.at(now + max(message.post_fs for message in bundle.messages), self._bundle_done, bundle)
+        self._at(max(self._worked(m.receiver, m.post_fs) for m in bundle.messages), self._bundle_done, bundle)
 
     def _bundle_done(self, bundle: Bundle) -> None:
         for message in bundle.messages:
@@ -277,7 +290,7 @@ class Player:
     def _flowed(self, message: Message) -> None:
         now = message.end_fs = self._calendar.now
         if not self._depth:
-            self._calendar.at(now + message.post_fs, self._done, message)
+            self._work(message.receiver, message.post_fs, self._done, message)
             return
         # The sender may go on and overwrite its source: the bytes on the way are these.
         if message.place is not None and message.payload is None:
@@ -287,7 +300,7 @@ class Player:
 
     def _arrived(self, message: Message) -> None:
         message.arrived = True
-        if message.receiver.entered is message.block:
+        if message.receiver.entered is message.block and not self._stopped(message.receiver):
             self._consume(message)
 
     def _consume(self, message: Message) -> None:
@@ -300,7 +313,7 @@ class Player:
         if follower is not None:
             message.follower = None
             follower()
-        self._calendar.at(self._calendar.now + message.post_fs, self._done, message)
+        self._work(message.receiver, message.post_fs, self._done, message)
 
     def _done(self, message: Message) -> None:
         message.done_fs = self._calendar.now
@@ -330,9 +343,9 @@ class Player:
             return
         free = max(self._calendar.now, lane.free_fs)
         if lane.steps_left:
-            self._calendar.at(free, self._enter, lane)
+            self._at(free, self._enter, lane)
         elif free > self._calendar.now and self._left is not None:
-            self._calendar.at(free, self._end, lane)
+            self._at(free, self._end, lane)
         else:
             self._end(lane)
 
@@ -344,38 +357,12 @@ class Player:
 
     def _retire(self, block: Block) -> None:
         """Account for a finished step, and forget it."""
-        step, messages = block.step, block.messages
-        block.messages = []
-        times = [(m.ready_fs, m.start_fs, m.end_fs, m.done_fs) for m in messages]
-        self.messages += len(messages)
-        self.time_fs = max(self.time_fs, *(when[3] for when in times))
-        columns = (
-            step.src_rank.tolist(),
-            step.dst_rank.tolist(),
-            step.channel.tolist(),
-            step.op.tolist(),
-            step.size_bytes.tolist(),
-        )
-        for message, (_, start, end, done), src, dst, _, op, size in zip(messages, times, *columns, strict=True):
-            self.bytes_by_op[op] += size
-            self._rows.append((message.id, src, dst, size, start, end, done))
-        if len(self._rows) >= HASH_BATCH:
-            self._hash_rows()
-        if self.done_fs is not None:
-            self.done_fs[block.first_id : block.first_id + len(messages)] = [m.done_fs for m in messages]
-        if self._observer is not None:
-            for message, when, src, dst, channel, op, size in zip(messages, times, *columns, strict=True):
-                self._observer(message.id, step.step, src, dst, channel, op, size, *when)
-        if self.messages == self._summary.messages:
+        self.books.enter(block)
+        if self.books.complete:
             self._finish(None)
 
     def _finish(self, _nothing: None) -> None:
         self.finished.succeed()
-
-    def _hash_rows(self) -> None:
-        if self._rows:
-            self.hash.add(list(np.array(self._rows, np.int64).T))
-            self._rows.clear()
 
     def check(self) -> None:
         """Close the books of a run.
@@ -385,15 +372,26 @@ class Player:
         InternalError
             When a lane is stuck, or the bytes that moved are not those of the plan.
         """
-        self._hash_rows()
         stuck = [lane for lane in self._lanes if lane.steps_left or lane.pending]
-        if stuck or self.messages != self._summary.messages:
+        if stuck or not self.books.complete:
             listed = "\n".join(where_stuck(lane) for lane in stuck[:8])
             raise InternalError(f"{len(stuck)} lanes are stuck at {self._calendar.now} fs:\n{listed}")
-        if tuple(self.bytes_by_op) != self._summary.bytes_by_op:
-            raise InternalError(
-                f"moved {self.bytes_by_op} bytes by {OP_NAMES}; the plan has {self._summary.bytes_by_op}"
-            )
+        self.books.close()
+
+    def cut(self) -> list[int]:
+        """Close the books of a run that ends here; returns the ranks that are not through.
+
+        Raises
+        ------
+        InternalError
+            When the bytes that moved and those that did not are not those of the plan.
+        """
+        lanes = self._lanes
+        entered = [lane.entered for lane in lanes if lane.entered is not None]
+        under_way = dict.fromkeys([*entered, *(message.block for lane in lanes for message in lane.queue)])
+        self.books.cut(under_way, (block.step for block in self._blocks))
+        self.books.close()
+        return sorted({lane.rank for lane in lanes if lane.steps_left or lane.pending})
 
     def check_fabric(self) -> None:
         """Compare the wire bytes of a fabric that played nothing else.

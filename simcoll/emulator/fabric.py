@@ -14,11 +14,12 @@ from simpy.events import EventPriority
 
 from simcoll.emulator.model import UNLIMITED, bytes_left, checked_time, flow_delay_fs, water_level
 from simcoll.errors import ConfigError, InternalError
+from simcoll.units import MAX_TIME_FS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["Calendar", "Fabric"]
+__all__ = ["Calendar", "Fabric", "OverdueError"]
 
 LAST = EventPriority(10)
 """SimPy handles events by time, then priority, then insertion: an event of this priority comes after all others of its
@@ -81,6 +82,14 @@ class _Settle(simpy.Event):
         env.schedule(self, priority=LAST)
 
 
+class OverdueError(Exception):
+    """Flows have waited for links that are down as long as they may; ``items`` are what they were started with."""
+
+    def __init__(self, items: list[Any]) -> None:
+        super().__init__(f"{len(items)} flows")
+        self.items = items
+
+
 class _Flow:
     """Bytes on their way."""
 
@@ -108,6 +117,8 @@ class Fabric:
         Capacity of each link.
     link_name
         Name of a link, for messages.
+    patience_fs
+        How long a flow may wait for a link that is down, 0 for not at all; of use only with :meth:`change`.
 
     Attributes
     ----------
@@ -120,16 +131,26 @@ class Fabric:
         "_capacity",
         "_dirty",
         "_flows",
+        "_late",
         "_level",
         "_names",
+        "_patience",
         "_started",
         "_used",
+        "_waiting",
         "calendar",
         "delivered_bytes",
         "env",
     )
 
-    def __init__(self, calendar: Calendar, capacities_uBps: Sequence[int], link_name: Callable[[int], str]) -> None:
+    def __init__(
+        self,
+        calendar: Calendar,
+        capacities_uBps: Sequence[int],
+        link_name: Callable[[int], str],
+        *,
+        patience_fs: int = MAX_TIME_FS,
+    ) -> None:
         self.calendar = calendar
         self.env = calendar.env
         self.delivered_bytes = 0
@@ -141,6 +162,9 @@ class Fabric:
         self._names: list[tuple[int, Callable[[int], str]]] = []
         self._dirty: dict[int, None] = {}
         self._started: list[_Flow] = []
+        self._patience = patience_fs
+        self._waiting: dict[_Flow, int] = {}  # for links that are down, and since when
+        self._late = False
         self.add_links(capacities_uBps, link_name)
 
     def add_links(self, capacities_uBps: Sequence[int], link_name: Callable[[int], str]) -> int:
@@ -169,6 +193,41 @@ class Fabric:
         self._started.append(flow)
         if not self._asked:
             self._ask()
+
+    def change(self, capacities_uBps: Mapping[int, int]) -> None:
+        """Give links other capacities from now on. Flows on a link of capacity 0 wait."""
+        for link, capacity in capacities_uBps.items():
+            self._capacity[link] = capacity
+            self._dirty[link] = None
+        if not self._asked:
+            self._ask()
+
+    def reroute(self, links_of: Callable[[Any], tuple[int, ...]]) -> None:
+        """Move the bytes left of each flow to other links, except what ends now; ``links_of`` takes what the flow was started with."""
+        now = self.calendar.now
+        for flow in dict.fromkeys(flow for here in self._flows for flow in here):
+            links = links_of(flow.item)
+            if links == flow.links or flow.finish_fs == now:
+                continue
+            self._take_off(flow)
+            if flow.rate or self._waiting.pop(flow, None) is not None:  # else it has started just now
+                self._started.append(flow)
+            if flow.rate:
+                flow.left = bytes_left(flow.left, flow.rate, now - flow.since_fs)
+                flow.rate = 0
+            flow.links = links
+            for link in links:
+                self._flows[link][flow] = None
+            if not self._asked:
+                self._ask()
+
+    def waiting(self) -> list[Any]:
+        """What the flows were started with that wait for a link that is down."""
+        return [flow.item for flow in self._waiting]
+
+    def down(self, links: tuple[int, ...]) -> list[int]:
+        """Those of some links that are down."""
+        return [link for link in links if not self._capacity[link]]
 
     def _ask(self) -> None:
         self._asked = True
@@ -205,6 +264,11 @@ class Fabric:
                 raise InternalError(
                     f"link {self.link_name(link)} carries {self._used[link]} uBps of {capacity[link]} at {now} fs"
                 )
+        if self._late:
+            self._late = False
+            late = [flow.item for flow, since in self._waiting.items() if now - since >= self._patience]
+            if late:
+                raise OverdueError(late)
 
     def _spread(self, queue: deque[int]) -> dict[int, None]:
         """Bring the levels of the queued links and their dependents to the fixpoint; returns those that changed."""
@@ -232,11 +296,16 @@ class Fabric:
 
     def _set_rate(self, flow: _Flow, rate: int, now: int) -> None:
         if rate <= 0:
+            if self.down(flow.links):
+                self._wait(flow, now)
+                return
             link = min(flow.links, key=self._level.__getitem__)
             raise ConfigError(
                 f"link {self.link_name(link)}: {len(self._flows[link])} flows share {self._capacity[link]} micro-bytes "
                 "per second, which leaves nothing for each; expected a larger capacity"
             )
+        if self._waiting:
+            self._waiting.pop(flow, None)
         used, gain = self._used, rate - flow.rate
         for link in flow.links:
             used[link] += gain
@@ -249,16 +318,46 @@ class Fabric:
             flow.wake_fs = finish
             self.calendar.at(finish, self._wake, flow)
 
+    def _wait(self, flow: _Flow, now: int) -> None:
+        """Let a flow wait for a link that is down."""
+        if flow in self._waiting:
+            return
+        if flow.rate:
+            for link in flow.links:
+                self._used[link] -= flow.rate
+            flow.left = bytes_left(flow.left, flow.rate, now - flow.since_fs)
+        flow.rate = 0
+        flow.finish_fs = NEVER
+        self._waiting[flow] = now
+        if not self._patience:
+            self._late = True
+        elif self._patience <= MAX_TIME_FS - now:
+            self.calendar.at(now + self._patience, self._look, None)
+
+    def _look(self, _nothing: None) -> None:
+        """See at the end of the timestamp which flows have waited too long."""
+        self._late = True
+        if not self._asked:
+            self._ask()
+
     def _wake(self, flow: _Flow) -> None:
         now = self.calendar.now
         if flow.wake_fs != now:
             return
         if flow.finish_fs > now:
             flow.wake_fs = flow.finish_fs
-            self.calendar.at(flow.finish_fs, self._wake, flow)
+            if flow.finish_fs < NEVER:
+                self.calendar.at(flow.finish_fs, self._wake, flow)
             return
         flow.wake_fs = -1
         self.delivered_bytes += flow.size
+        self._take_off(flow)
+        if self._dirty and not self._asked:
+            self._ask()
+        flow.arrived(flow.item)
+
+    def _take_off(self, flow: _Flow) -> None:
+        """Take a flow off its links."""
         for link in flow.links:
             here = self._flows[link]
             del here[flow]
@@ -267,6 +366,3 @@ class Fabric:
                 self._dirty[link] = None
             else:
                 self._level[link] = UNLIMITED
-        if self._dirty and not self._asked:
-            self._ask()
-        flow.arrived(flow.item)

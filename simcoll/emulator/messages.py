@@ -99,17 +99,16 @@ class Message:
 class Bundle:
     """Transfers that a switch joins into one flow: a multicast or a reduction, started when all are ready.
 
-    ``links`` are those of all of its paths, each once; ``delay_fs`` is the longest of its transfers'.
+    ``links`` are those of all of its paths, each once.
     """
 
-    __slots__ = ("delay_fs", "links", "messages", "needs", "wire")
+    __slots__ = ("links", "messages", "needs", "wire")
 
     def __init__(self, messages: list[Message], ways_up: list[int]) -> None:
         self.messages = messages
         self.needs = len(messages)
         paths = [link for message in messages for link in message.links]
         self.links = tuple(dict.fromkeys([*paths, *ways_up]))
-        self.delay_fs = max(message.delay_fs for message in messages)
         self.wire = max(message.wire for message in messages)
 
 

@@ -42,6 +42,18 @@ A flow's remaining bytes are touched only when its integer rate changes (:func:`
 plus :func:`flow_delay_fs`. A flow that ends in no time does so at the same timestamp, after which rates are settled
 again.
 
+**Events.** At its time, before rates are settled, a link gets the share of an event: its capacity is the product, rounded
+down. Of several shares the lowest counts, and background traffic takes its own share, in sum, of that. A flow on a link that is down
+has the rate 0 and waits; a rate of 0 elsewhere stays an error. A flow that has waited for the policy's whole time when rates are settled
+ends the run there, with all of the timestamp done. To re-route, whenever links go down or come back, the bytes left of every
+flow that does not end just then go over the route that its ends now have (the planned one while that is whole); flows that start
+take it as well. Delays stay those of the planned route, and what a switch does keeps its links.
+
+A slow rank's own work (overhead and occupancy of sending, overhead of receiving, copies, reductions, computation) takes ``up /
+down`` times as long, in femtoseconds rounded up. When its pace changes meanwhile, what is done is the elapsed time times ``down / up``,
+rounded down, and the rest goes on at the new pace. From its time on a rank that stops enters no step, has no message ready,
+consumes none, and no work of it ends; its bytes on the way go on. Latency and launch have no pace.
+
 Nothing here depends on the order of events, flows or links: there are no tie-breaks, and no random generator. Jitter is
 a function of (seed, message number).
 """

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import gc
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import simpy
 
 from simcoll.emulator.engine import Player
+from simcoll.emulator.events.cut import CutMessage, cut_at
+from simcoll.emulator.events.detours import Detours
+from simcoll.emulator.events.driving import Course, LinkChanges
 from simcoll.emulator.expanding import ExpandedHash
-from simcoll.emulator.fabric import Calendar, Fabric
+from simcoll.emulator.fabric import Calendar, Fabric, OverdueError
 from simcoll.emulator.fast.compiled import COMPILED
 from simcoll.emulator.fast.timed import Timed, timed_steps
 from simcoll.emulator.fast.turns import Summary, summary
+from simcoll.emulator.messages import Bundle
 from simcoll.emulator.model import effective_capacities
 from simcoll.emulator.quotient import Quotient, fold, no_quotient
 from simcoll.emulator.result import Result
 from simcoll.emulator.score import check_switches
 from simcoll.emulator.seats import Seats, seats_of
 from simcoll.errors import ConfigError, InternalError, nearest
+from simcoll.units import MAX_TIME_FS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -28,8 +33,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from simcoll.core.plan import Plan
+    from simcoll.emulator.books import Observer
     from simcoll.emulator.dataplane import Storage
-    from simcoll.emulator.engine import Observer
+    from simcoll.emulator.events.cut import Cut
+    from simcoll.emulator.events.timeline import Timeline
     from simcoll.topology import Topology
 
     Ints = NDArray[np.int64]
@@ -64,7 +71,13 @@ def check_engine(engine: str, quotient: bool | None) -> None:
 
 
 def choose(
-    plan: Plan, engine: str, quotient: bool | None, *, watched: bool, timing_only: bool
+    plan: Plan,
+    engine: str,
+    quotient: bool | None,
+    *,
+    watched: bool,
+    timing_only: bool,
+    timeline: Timeline | None = None,
 ) -> tuple[str, str, Summary | None]:
     """``"simpy"``, ``"fast"`` or ``"quotient"``, why, and the first pass over the plan if there was one.
 
@@ -83,6 +96,8 @@ def choose(
         return "simpy", f"fifo_depth {plan.protocol.fifo_depth} is more than {DEEPEST_FIFO}", seen
     if quotient is not False:
         reason = no_quotient(plan) if timing_only else "data is moved"
+        if timeline is not None:
+            reason = timeline.reason
         few = MANY_MESSAGES if COMPILED else FEW_MESSAGES
         pays = quotient or (4 * seen.rows <= seen.messages and seen.messages > few)
         if not reason and pays:
@@ -122,27 +137,65 @@ def play_simpy(
     observer: Observer | None,
     *,
     keep: bool,
+    timeline: Timeline | None = None,
 ) -> Result:
     """Play every message under the SimPy clock."""
-    fabric = Fabric(Calendar(simpy.Environment()), effective_capacities(topology, plan.protocol), topology.link_name)
-    player = Player(plan, topology, fabric, storage, observer, keep=keep, seen=seen)
+    capacity = effective_capacities(topology, plan.protocol)
+    patience = MAX_TIME_FS if timeline is None else timeline.policy.limit_fs
+    fabric = Fabric(Calendar(simpy.Environment()), capacity, topology.link_name, patience_fs=patience)
+    detours = Detours(topology) if timeline is not None and timeline.detours else None
+    pace = None if timeline is None else timeline.pace
+    player = Player(plan, topology, fabric, storage, observer, keep=keep, seen=seen, pace=pace, detours=detours)
+    books, cut = player.books, None
+    if timeline is not None:
+        changes = Course(timeline, capacity), fabric, lambda: books.complete
+        LinkChanges(*changes, *(([detours], player.links) if detours else ())).start()
     player.start()
     with _collector_paused():
-        fabric.env.run()
-    player.check()
-    player.check_fabric()
+        late = _until_end(fabric)
+    if timeline is not None and not books.complete:
+        cut = _cut_off(timeline, player, late)
+    else:
+        player.check()
+        player.check_fabric()
     return Result(
         plan,
         topology.name,
         "simpy",
         why,
-        player.time_fs,
+        books.time_fs if cut is None else cut.time_fs,
         player.steps,
-        player.messages,
-        sum(player.bytes_by_op),
+        books.messages,
+        sum(books.bytes_by_op),
         player.switched,
-        player.hash.hexdigest(),
-        player.done_fs,
+        books.hash.hexdigest(),
+        books.done_fs,
+        cut=cut,
+    )
+
+
+def _until_end(fabric: Fabric) -> list[Any] | None:
+    """Run until nothing more happens; returns the messages that have waited too long for a link, if that ended the run."""
+    try:
+        fabric.env.run()
+    except OverdueError as late:
+        return late.items
+    return None
+
+
+def _cut_off(timeline: Timeline, player: Player, late: list[Any] | None) -> Cut:
+    """The record of a run that ended early."""
+    fabric = player.fabric
+    messages: list[CutMessage] = []
+    for item in fabric.waiting() if late is None else late:
+        links = tuple(sorted(map(fabric.link_name, fabric.down(player.links(item)))))
+        each = item.messages if isinstance(item, Bundle) else [item]
+        messages += [CutMessage(m.id, m.sender.rank, m.receiver.rank, links) for m in each]
+    waiting = player.cut()
+    books = player.books
+    time = books.time_fs if late is None else fabric.calendar.now
+    return cut_at(
+        timeline, time, messages, waiting, (sum(books.bytes_by_op), books.dropped_bytes), aborted=late is not None
     )
 
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from simcoll.bounds import Bound
     from simcoll.core.plan import Plan
+    from simcoll.emulator.events.cut import Cut
 
     Array = NDArray[Any]
 
@@ -60,6 +61,9 @@ class Result:
         Output of every rank (``None`` where the collective gives nothing), when data was moved.
     bound
         Lower bound of the time for any schedule on this topology; ``None`` without ``bound``.
+    cut
+        Where and why events ended the run before its end; ``None``: they did not. ``messages``, ``bytes_moved`` and ``trace_hash`` are then
+        those of what was done, and ``done_fs`` is -1 for the rest.
     """
 
     plan: Plan
@@ -80,6 +84,7 @@ class Result:
     wrong: int | None = None
     outputs: tuple[Array | None, ...] | None = None
     bound: Bound | None = None
+    cut: Cut | None = None
 
     @property
     def kind(self) -> str:
@@ -123,8 +128,8 @@ class Result:
 
     @property
     def algbw(self) -> float:
-        """Algorithm bandwidth: size over time, in bytes per second; 0 for no bytes, infinite for bytes in no time."""
-        if not self.total_bytes:
+        """Algorithm bandwidth: size over time, in bytes per second; 0 for no bytes or a run cut off, infinite for bytes in no time."""
+        if not self.total_bytes or self.cut is not None:
             return 0.0
         return self.total_bytes * 1e15 / self.time_fs if self.time_fs else float("inf")
 
@@ -160,7 +165,7 @@ class Result:
         fold = "" if self.classes is None else f", {self.classes} of them played for all"
         lines = [
             ("run", f"{self.plan} on {self.topology}"),
-            ("time", format_time(self.time_fs) + near),
+            ("time", format_time(self.time_fs) + near if self.cut is None else str(self.cut)),
             ("bandwidth", f"{format_size(self.total_bytes)}: algbw {_rate(self.algbw)}, busbw {_rate(self.busbw)}"),
             ("data", self._data()),
             ("messages", f"{self.messages} by engine {self.engine}{fold}; trace {self.trace_hash[:16] or 'not kept'}"),

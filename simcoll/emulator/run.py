@@ -12,6 +12,7 @@ import numpy as np
 from simcoll.core.plan import Plan
 from simcoll.emulator.budget import check_exact, exact_bytes
 from simcoll.emulator.dataplane import Storage
+from simcoll.emulator.events import timeline_of
 from simcoll.emulator.floor import latency_floor_fs
 from simcoll.emulator.paths import choose, play_fast, play_quotient, play_simpy
 from simcoll.emulator.programs import Program, emulate_program
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from simcoll.bounds import Bottleneck, Bound
-    from simcoll.emulator.engine import Observer
+    from simcoll.emulator.books import Observer
+    from simcoll.emulator.events import Event, Policy, Timeline
     from simcoll.emulator.programs import ProgramObserver, ProgramResult
 
     Array = NDArray[Any]
@@ -48,6 +50,8 @@ def emulate(
     keep: bool = False,
     engine: str = "auto",
     quotient: bool | None = None,
+    events: Sequence[Event | str] = (),
+    policy: Policy | str = "stall",
 ) -> Result: ...
 @overload
 def emulate(
@@ -72,6 +76,8 @@ def emulate(
     keep: bool = False,
     engine: str = "auto",
     quotient: bool | None = None,
+    events: Sequence[Event | str] = (),
+    policy: Policy | str = "stall",
 ) -> Result | ProgramResult:
     """Play a plan, plans at once, or a program on a topology, and check the run.
 
@@ -102,6 +108,12 @@ def emulate(
     quotient
         Whether messages that provably behave alike are played once (timing only). Default: when that saves a lot; ``False``
         with ``engine="simpy"``.
+    events
+        What happens during the run: :class:`simcoll.types.LinkShare`, :class:`~simcoll.types.Background`, :class:`~simcoll.types.Slow`,
+        :class:`~simcoll.types.Stop`, or their text, such as ``"t=1ms box0.gpu3 -> box0.nic3 = 0 for 2ms"``.
+    policy
+        What becomes of bytes that meet a link that is down: a :class:`simcoll.types.Policy`, or ``"stall"``, ``"stall 67ms x 7"``,
+        ``"re-route"`` or ``"abort"``. A run that cannot go on to its end has a ``cut``.
 
     Raises
     ------
@@ -119,10 +131,14 @@ def emulate(
     >>> result = emulate(plan, crossbar(4, "50 GB/s", "1 us"))
     >>> result.time_us, result.wrong
     (131.82912, 0)
+    >>> emulate(plan, crossbar(4, "50 GB/s", "1 us"), events=["t=30us gpu0 -> switch = 0 for 1ms"]).time_us
+    1131.82912
     """
     if isinstance(plan, (list, tuple)):
         plan = Program.of(plan)
     if isinstance(plan, Program):
+        if events:
+            raise ConfigError("events need a plan; programs run without them")
         how: Any = {"data": data, "seed": seed, "observer": observer, "keep": keep}
         return emulate_program(plan, topology, **how, engine=engine, quotient=quotient)
     if not isinstance(plan, Plan):
@@ -134,9 +150,13 @@ def emulate(
     inputs, no_data = _inputs(plan, data, seed)
     storage = None if inputs is None else Storage(plan, inputs)
     began = perf_counter()
-    played = _run(plan, topology, storage, observer, keep=keep, engine=engine, quotient=quotient)
+    timeline = timeline_of(events, policy, topology, plan.nranks)
+    played = _run(plan, topology, storage, observer, timeline, keep=keep, engine=engine, quotient=quotient)
     wall = perf_counter() - began
-    found = _bound(plan, topology, played, bound) if bound else None
+    if played.cut is not None:
+        return replace(played, no_data="the run was cut off", wall_s=wall)
+    # A way around a dead link may be no route of the topology, for which the bound holds.
+    found = _bound(plan, topology, played, bound) if bound and (timeline is None or not timeline.detours) else None
     if inputs is None or storage is None:
         return replace(played, no_data=no_data, bound=found, wall_s=wall)
     outputs = storage.outputs()
@@ -159,24 +179,29 @@ def _run(
     topology: Topology,
     storage: Storage | None,
     observer: Observer | None,
+    timeline: Timeline | None,
     *,
     keep: bool,
     engine: str,
     quotient: bool | None,
 ) -> Result:
-    way, why, seen = choose(plan, engine, quotient, watched=observer is not None, timing_only=storage is None)
+    way, why, seen = choose(
+        plan, engine, quotient, watched=observer is not None, timing_only=storage is None, timeline=timeline
+    )
     if way == "quotient" and seen is not None:
         played = play_quotient(plan, topology, seen, keep=keep, worth_it=quotient is None)
         if isinstance(played, Result):
             return played
         way, _, seen = choose(plan, engine, False, watched=False, timing_only=True)
         why = f"no quotient: {played}"
+    if way == "fast" and timeline is not None:
+        way, why = "simpy", why if why.startswith("no quotient") else timeline.reason
     if way == "fast" and seen is not None:
         fast = play_fast(plan, topology, seen, why, keep=keep)
         if storage is not None:
             storage.play()
         return fast
-    return play_simpy(plan, topology, seen, why, storage, observer, keep=keep)
+    return play_simpy(plan, topology, seen, why, storage, observer, keep=keep, timeline=timeline)
 
 
 def _inputs(plan: Plan, data: str | Sequence[Array | None], seed: int) -> tuple[Sequence[Array | None] | None, str]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from simcoll.core.plan import Plan
     from simcoll.core.schedule import Schedule
     from simcoll.emulator import Result
-    from simcoll.emulator.engine import Observer
+    from simcoll.emulator.books import Observer
     from simcoll.topology import Topology
     from simcoll.tuning import Choice
 

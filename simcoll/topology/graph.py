@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import networkx as nx
     from numpy.typing import ArrayLike, DTypeLike, NDArray
 
+    from simcoll.topology.detours import DetourRouter
     from simcoll.topology.routing import Router
 
 __all__ = ["LINK_KINDS", "NODE_KINDS", "Routes", "Topology"]
@@ -273,7 +274,7 @@ class Topology:
         >>> torus([4], "25 GB/s").degrade("gpu0 <-> gpu1", 0).path(0, 1)
         ['gpu0 -> gpu3', 'gpu3 -> gpu2', 'gpu2 -> gpu1']
         """
-        chosen = self._chosen(link)
+        chosen = self.links_named(link)
         left = factor(share, "share of capacity", zero=True)
         if left > 1:
             raise ConfigError(f"share of capacity: expected 0 to 1, got {share}")
@@ -289,42 +290,57 @@ class Topology:
             name: getattr(self, name)[kept]
             for name in ("link_src", "link_dst", "link_capacity_uBps", "link_latency_fs", "link_kind")
         }
+        router = self.detours(kept, lost)
+        return replace(self, name=name, **parts, router=router, rank_endpoints=np.arange(self.nranks))
+
+    def detours(self, kept: NDArray[np.bool_], lost: str | None = None) -> DetourRouter:
+        """The router of some of the links, numbered among themselves, as :meth:`degrade` says; its endpoints are the ranks.
+
+        Two ranks without a way have a route without links, unless ``lost`` names the other links.
+
+        Raises
+        ------
+        ConfigError
+            When ``lost`` is given and two ranks have no way.
+        """
+        src, dst, latency_fs, kind = (
+            each[kept] for each in (self.link_src, self.link_dst, self.link_latency_fs, self.link_kind)
+        )
         relays = None
         if "box" in self.groups and not self.gpus_forward:
             cpu = np.array([kind == "cpu" for kind in self.node_kinds])
-            relays = relays_of(
-                self.groups["box"],
-                parts["link_kind"] == LINK_KINDS.index("net"),
-                cpu[parts["link_src"]] | cpu[parts["link_dst"]],
-                parts["link_latency_fs"],
-            )
-
+            relays = relays_of(self.groups["box"], kind == LINK_KINDS.index("net"), cpu[src] | cpu[dst], latency_fs)
         needed = relays is not None and bool(relays.host.any())
 
         def relayed(rest: Router, src: NDArray[np.int64], dst: NDArray[np.int64]) -> NDArray[np.bool_]:
             nonlocal needed
             needed = True
             links = detour_router(self.router, self.rank_endpoints, kept, rest, relays).links(src, dst)
-            return np.asarray((links >= 0).any(axis=1))
+            return np.asarray((links >= 0).any(axis=1) | (lost is None))
 
         rest = graph_router(
             f"{self.name} without {lost}",
             self.node_names,
             self.node_kinds,
             self.rank_nodes,
-            parts["link_src"],
-            parts["link_dst"],
-            parts["link_latency_fs"],
+            src,
+            dst,
+            latency_fs,
             gpus_forward=self.gpus_forward,
-            otherwise=None if relays is None else relayed,
+            otherwise=None if relays is None and lost is not None else relayed,
         )
-        router = detour_router(self.router, self.rank_endpoints, kept, rest, relays if needed else None)
-        return replace(self, name=name, **parts, router=router, rank_endpoints=np.arange(self.nranks))
+        return detour_router(self.router, self.rank_endpoints, kept, rest, relays if needed else None)
 
-    def _chosen(self, link: str | int) -> list[int]:
-        """The numbers of a link (``a -> b``, or its number), of both of a pair (``a <-> b``), or of all at a vertex (``a``)."""
+    def links_named(self, link: str | int) -> list[int]:
+        """The numbers of a link (``a -> b``, or its number), of both of a pair (``a <-> b``), or of all at a vertex (``a``).
+
+        Raises
+        ------
+        ConfigError
+            When there is no such link; with the nearest one.
+        """
         if not isinstance(link, str):
-            number = whole(link, "link to degrade, if not a name such as 'gpu0 -> gpu1'")
+            number = whole(link, "a link, if not a name such as 'gpu0 -> gpu1'")
             if not 0 <= number < self.nlinks:
                 raise ConfigError(f"link {number} is not in topology {self.name!r}; expected 0 to {self.nlinks - 1}")
             return [number]

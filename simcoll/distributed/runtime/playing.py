@@ -155,8 +155,8 @@ class Playing:
     def _close(self, _nothing: None) -> None:
         player, emulator = self._player, self.emulator
         player.check()
-        times_fs = (self._begin_fs, max(player.time_fs, self._begin_fs))
-        emulator.history.add(*self.label, player.plan, times_fs, player.messages, player.hash.hexdigest())
+        times_fs = (self._begin_fs, max(player.books.time_fs, self._begin_fs))
+        emulator.history.add(*self.label, player.plan, times_fs, player.books.messages, player.books.hash.hexdigest())
         emulator.give_back(self._stage)
         if self.over is not None:
             self.over()

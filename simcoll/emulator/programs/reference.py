@@ -227,7 +227,7 @@ class Conductor:
                     self.calendar.at(starts[rank], self._begin, (number, rank))
         self.fabric.env.run()
         self._hash()
-        self.time_fs = max([self.time_fs, *(player.time_fs for player in self.players)])
+        self.time_fs = max([self.time_fs, *(player.books.time_fs for player in self.players)])
         for player in self.players:
             player.check()
         missing = [number for number, needs in enumerate(self.needs) if len(self.end_fs[number]) != len(needs)]

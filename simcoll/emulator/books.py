@@ -1,0 +1,131 @@
+"""The books of a run: what was moved, when it was done, and the trace hash."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from simcoll.core.schedule import OP_NAMES
+from simcoll.emulator.digest import TraceHash
+from simcoll.errors import InternalError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from simcoll.core.plan import PlanStep
+    from simcoll.emulator.fast.turns import Summary
+    from simcoll.emulator.messages import Block, Message
+
+__all__ = ["Books", "Observer"]
+
+HASH_BATCH = 4096
+
+
+class Observer(Protocol):
+    """A callback for every transfer of a run, in the order in which steps finish."""
+
+    def __call__(
+        self,
+        message: int,
+        step: int,
+        src: int,
+        dst: int,
+        channel: int,
+        op: int,
+        size_bytes: int,
+        ready_fs: int,
+        start_fs: int,
+        end_fs: int,
+        done_fs: int,
+        /,
+    ) -> None:
+        """Transfer ``message`` was ready, its flow started and ended, and it was done."""
+
+
+class Books:
+    """Accounts for the messages of a plan, step by step.
+
+    Attributes
+    ----------
+    messages, bytes_by_op
+        Transfers that are done, and their payload by operation.
+    time_fs
+        When the last of them was done; that of the launch, if there is none.
+    hash
+        Their trace hash.
+    done_fs
+        When each was done, with ``keep``; -1 for those that are not.
+    dropped_bytes
+        Payload of the messages that never will be done.
+    """
+
+    def __init__(self, summary: Summary, observer: Observer | None, *, keep: bool) -> None:
+        self.messages = self.time_fs = self.dropped_bytes = 0
+        self.bytes_by_op = [0] * len(OP_NAMES)
+        self.hash = TraceHash()
+        self.done_fs = np.full(summary.messages, -1, np.int64) if keep else None
+        self._summary = summary
+        self._observer = observer
+        self._rows: list[tuple[int, ...]] = []
+
+    @property
+    def complete(self) -> bool:
+        """Whether every message is done."""
+        return self.messages == self._summary.messages
+
+    def enter(self, block: Block) -> None:
+        """Account for a step that is over."""
+        messages, block.messages = block.messages, []
+        self._add(block.step, messages)
+
+    def cut(self, blocks: Iterable[Block], unloaded: Iterable[PlanStep]) -> None:
+        """Account for a run that ends early: steps under way, and those that no rank has reached."""
+        for block in blocks:
+            done = [row for row, message in enumerate(block.messages) if message.done_fs >= 0]
+            sizes = block.step.size_bytes
+            self.dropped_bytes += int(sizes.sum() - sizes[done].sum())
+            if done:
+                self._add(block.step, [block.messages[row] for row in done], done)
+        for step in unloaded:
+            self.dropped_bytes += int(step.size_bytes.sum())
+
+    def _add(self, step: PlanStep, messages: list[Message], rows: list[int] | None = None) -> None:
+        """Account for messages that are done: all rows of a step, or some."""
+        times = [(m.ready_fs, m.start_fs, m.end_fs, m.done_fs) for m in messages]
+        self.messages += len(messages)
+        self.time_fs = max(self.time_fs, *(when[3] for when in times))
+        arrays = step.src_rank, step.dst_rank, step.channel, step.op, step.size_bytes
+        columns = tuple((array if rows is None else array[rows]).tolist() for array in arrays)
+        for message, (_, start, end, done), src, dst, _, op, size in zip(messages, times, *columns, strict=True):
+            self.bytes_by_op[op] += size
+            self._rows.append((message.id, src, dst, size, start, end, done))
+        if len(self._rows) >= HASH_BATCH:
+            self._hash_rows()
+        if self.done_fs is not None:
+            self.done_fs[[m.id for m in messages]] = [m.done_fs for m in messages]
+        if self._observer is not None:
+            for message, when, src, dst, channel, op, size in zip(messages, times, *columns, strict=True):
+                self._observer(message.id, step.step, src, dst, channel, op, size, *when)
+
+    def _hash_rows(self) -> None:
+        if self._rows:
+            self.hash.add(list(np.array(self._rows, np.int64).T))
+            self._rows.clear()
+
+    def close(self) -> None:
+        """Compare what moved, and was dropped, with the plan.
+
+        Raises
+        ------
+        InternalError
+            When the bytes are not those of the plan.
+        """
+        self._hash_rows()
+        moved, planned = self.bytes_by_op, self._summary.bytes_by_op
+        if self.complete and tuple(moved) != planned:
+            raise InternalError(f"moved {moved} bytes by {OP_NAMES}; the plan has {planned}")
+        if sum(moved) + self.dropped_bytes != sum(planned):
+            raise InternalError(
+                f"delivered {sum(moved)} bytes and dropped {self.dropped_bytes}; the plan has {sum(planned)}"
+            )

@@ -1,0 +1,26 @@
+"""Events during a run: links that lose capacity, background traffic, ranks that slow down or stop.
+
+``kinds`` has the events and the policy for bytes that meet a dead link, ``reading`` their text, ``timeline`` what they mean on a
+topology, ``pace`` how long work takes, ``detours`` the routes around dead links, ``cut`` the record of a run that could not end.
+"""
+
+from simcoll.emulator.events.cut import Cut, CutMessage
+from simcoll.emulator.events.kinds import Background, Event, LinkShare, Policy, Slow, Stop
+from simcoll.emulator.events.reading import parse_event, parse_events, parse_policy
+from simcoll.emulator.events.timeline import Timeline, timeline_of
+
+__all__ = [
+    "Background",
+    "Cut",
+    "CutMessage",
+    "Event",
+    "LinkShare",
+    "Policy",
+    "Slow",
+    "Stop",
+    "Timeline",
+    "parse_event",
+    "parse_events",
+    "parse_policy",
+    "timeline_of",
+]

@@ -1,0 +1,109 @@
+"""The record of a run that could not go on to its end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from simcoll.units import format_size, format_time, printable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from simcoll.emulator.events.timeline import Timeline
+
+__all__ = ["Cut", "CutMessage", "cut_at"]
+
+SHOWN = 4
+
+
+@dataclass(frozen=True, slots=True)
+class CutMessage:
+    """A message whose bytes were on their way over a dead link: its number, its ends, and the links that were down."""
+
+    message: int
+    src: int
+    dst: int
+    links: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Where a run ended before its end, and why.
+
+    Attributes
+    ----------
+    kind
+        ``"aborted"``: bytes met a dead link, and the policy ends the run, at once or after their time was over. ``"stuck"``: nothing could
+        happen any more, because a link stays down or a rank has stopped.
+    time_fs
+        When it was aborted; or when the last message was done.
+    messages
+        Those that waited for a dead link.
+    stopped
+        Ranks that had stopped.
+    waiting
+        Ranks that were not through.
+    delivered_bytes, dropped_bytes
+        Payload of messages that were done, and of all others; together what the plan moves.
+    """
+
+    kind: str
+    time_fs: int
+    messages: tuple[CutMessage, ...]
+    stopped: tuple[int, ...]
+    waiting: tuple[int, ...]
+    delivered_bytes: int
+    dropped_bytes: int
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks at fault: the ends of the messages that waited for a dead link, and those that stopped."""
+        ends = {rank for message in self.messages for rank in (message.src, message.dst)}
+        return tuple(sorted(ends.union(self.stopped)))
+
+    @property
+    def links(self) -> tuple[str, ...]:
+        """The dead links that messages waited for."""
+        return tuple(sorted({link for message in self.messages for link in message.links}))
+
+    def __str__(self) -> str:
+        causes = []
+        if self.messages:
+            each = [f"{m.message} (rank {m.src} -> {m.dst})" for m in self.messages]
+            causes.append(f"down: {_some(self.links)}; cut off: message {_some(each)}")
+        if self.stopped:
+            causes.append(f"stopped: rank {_some([str(rank) for rank in self.stopped])}")
+        waits = f"; waiting: rank {_some([str(rank) for rank in self.waiting])}" if self.waiting else ""
+        return printable(
+            f"{self.kind} at {format_time(self.time_fs)}: {'; '.join(causes)}{waits}; "
+            f"{format_size(self.delivered_bytes)} delivered, {format_size(self.dropped_bytes)} dropped"
+        )
+
+
+def cut_at(
+    timeline: Timeline,
+    time_fs: int,
+    messages: Sequence[CutMessage],
+    waiting: Sequence[int],
+    payload_bytes: tuple[int, int],
+    *,
+    aborted: bool,
+) -> Cut:
+    """The record of a run that ended at a time; ``payload_bytes`` were delivered and dropped."""
+    stops = [] if timeline.pace is None else timeline.pace.stops()
+    # In a run that is stuck everything has happened.
+    stopped = [rank for rank, at_fs in stops if (at_fs <= time_fs if aborted else rank in waiting)]
+    return Cut(
+        "aborted" if aborted else "stuck",
+        time_fs,
+        tuple(sorted(messages, key=lambda each: each.message)),
+        tuple(stopped),
+        tuple(waiting),
+        *payload_bytes,
+    )
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more

@@ -1,0 +1,67 @@
+"""Routes around links that are down for a while."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from numpy.typing import NDArray
+
+    from simcoll.topology import Topology
+    from simcoll.topology.routing import Router
+
+__all__ = ["Detours"]
+
+
+class Detours:
+    """The routes of a machine while some of its links are down.
+
+    A message whose route has such a link takes the detour that :meth:`simcoll.topology.Topology.degrade` gives; where there is none,
+    it keeps its route. It depends on nothing but which links are down.
+
+    Parameters
+    ----------
+    topology
+        The whole machine.
+    shares
+        For every link of the topology one that a message which crosses it crosses as well, or -1.
+    """
+
+    def __init__(self, topology: Topology, shares: NDArray[np.int32] | None = None) -> None:
+        self._topology = topology
+        self._shares = shares
+        self._own = frozenset[int]() if shares is None else frozenset(shares[shares >= 0].tolist())
+        self._down = frozenset[int]()
+        self._rest: tuple[Router, NDArray[np.int64]] | None = None
+        self._known: dict[tuple[int, int, tuple[int, ...]], tuple[int, ...]] = {}
+
+    def lose(self, down: Iterable[int]) -> None:
+        """From now on these links are down, and no others."""
+        self._down, self._rest, self._known = frozenset(down), None, {}
+
+    def links(self, src: int, dst: int, planned: tuple[int, ...]) -> tuple[int, ...]:
+        """The links of a message from one rank's place to another's, whose planned links these are."""
+        if self._down.isdisjoint(planned):
+            return planned
+        key = (src, dst, planned)
+        if key not in self._known:
+            self._known[key] = self._around(src, dst, planned)
+        return self._known[key]
+
+    def _around(self, src: int, dst: int, planned: tuple[int, ...]) -> tuple[int, ...]:
+        topology = self._topology
+        if self._rest is None:
+            kept = ~np.isin(np.arange(topology.nlinks), list(self._down))
+            self._rest = topology.detours(kept), np.flatnonzero(kept)
+        router, number = self._rest
+        row = router.links(np.array([src]), np.array([dst]))[0]
+        route = number[row[row >= 0]].tolist()
+        if not route:
+            return planned
+        caps = [link for link in planned if link >= topology.nlinks and link not in self._own]
+        shares = [] if self._shares is None else [link for link in self._shares[route].tolist() if link >= 0]
+        return (*caps, *route, *shares)

@@ -1,0 +1,208 @@
+"""What may happen during a run: links that lose capacity, ranks that slow down or stop; and what to do with bytes that meet a dead link."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from fractions import Fraction  # noqa: TC003 - documentation reads the annotations
+from typing import Any
+
+from simcoll.errors import ConfigError, nearest, shown
+from simcoll.topology.values import factor
+from simcoll.units import MAX_TIME_FS, exact_time
+
+__all__ = ["POLICIES", "Background", "Event", "LinkShare", "Policy", "Slow", "Stop"]
+
+POLICIES = ("stall", "re-route", "abort")
+MOST_ABOVE, MOST_BELOW = 10**9, 10**6
+"""Limits of a factor's numerator and denominator, so that a time in femtoseconds times a factor can be had in 64 bits."""
+
+
+def _check_time(time_fs: object, what: str) -> None:
+    if not isinstance(time_fs, int) or isinstance(time_fs, bool) or not 0 <= time_fs <= MAX_TIME_FS:
+        raise ConfigError(
+            f"{what} of an event: expected femtoseconds from 0 to {MAX_TIME_FS}, a whole number; got {shown(time_fs)}"
+        )
+
+
+def _check_window(at_fs: int, for_fs: int | None) -> None:
+    _check_time(at_fs, "time")
+    if for_fs is not None:
+        _check_time(for_fs, "duration")
+        if not for_fs:
+            raise ConfigError("duration of an event: expected more than 0; leave it out for one that lasts to the end")
+
+
+def _share(value: Any, what: str) -> Fraction:
+    share = factor(value, what, zero=True)
+    if share > 1:
+        raise ConfigError(f"{what}: expected 0 to 1, got {shown(value)}")
+    return share
+
+
+def _window(at_fs: int, for_fs: int | None, what: str) -> str:
+    return f"t={exact_time(at_fs)} {what}{'' if for_fs is None else f' for {exact_time(for_fs)}'}"
+
+
+@dataclass(frozen=True, slots=True)
+class LinkShare:
+    """A link, both of a pair, or all at a vertex have only a share of their capacity for a while.
+
+    Attributes
+    ----------
+    link
+        Name, such as ``"box0.gpu3 -> box0.nic3"``, with ``<->`` both directions, or a vertex: all its links; or a link's number.
+    share
+        Of its capacity, from 0 (down) to 1: a fraction, a number, or text such as ``"1/2"``.
+    at_fs, for_fs
+        When it begins, and how long it lasts; ``None``: to the end.
+
+    Examples
+    --------
+    >>> print(LinkShare("box0.gpu3 -> box0.nic3", 0, at_fs=10**12, for_fs=2 * 10**12))
+    t=1ms box0.gpu3 -> box0.nic3 = 0 for 2ms
+    """
+
+    link: str | int
+    share: Fraction
+    at_fs: int = 0
+    for_fs: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_window(self.at_fs, self.for_fs)
+        object.__setattr__(self, "share", _share(self.share, f"share of link {shown(self.link)}"))
+
+    def __str__(self) -> str:
+        return _window(self.at_fs, self.for_fs, f"{self.link} = {self.share}")
+
+
+@dataclass(frozen=True, slots=True)
+class Background:
+    """Other traffic takes a share of some links for a while; attributes as of :class:`LinkShare`.
+
+    >>> print(Background("leaf0 -> spine1", "1/4"))
+    t=0 leaf0 -> spine1 background 1/4
+    """
+
+    link: str | int
+    share: Fraction
+    at_fs: int = 0
+    for_fs: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_window(self.at_fs, self.for_fs)
+        share = _share(self.share, f"background on link {shown(self.link)}")
+        if share == 1:
+            raise ConfigError(
+                f"background on link {shown(self.link)}: expected less than all of it; a link that is down has the share 0"
+            )
+        object.__setattr__(self, "share", share)
+
+    def __str__(self) -> str:
+        return _window(self.at_fs, self.for_fs, f"{self.link} background {self.share}")
+
+
+def _check_rank(rank: object) -> None:
+    if not isinstance(rank, int) or isinstance(rank, bool) or rank < 0:
+        raise ConfigError(f"rank of an event: expected a number from 0, got {shown(rank)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Slow:
+    """A rank's own work takes longer for a while: computation, copies, reductions, and its overheads of sending and receiving.
+
+    Attributes
+    ----------
+    rank
+        Its number in the run.
+    factor
+        How many times as long its work takes, at least 1.
+    at_fs, for_fs
+        When it begins, and how long it lasts; ``None``: to the end.
+
+    Examples
+    --------
+    >>> print(Slow(3, "1.5", for_fs=10**13))
+    t=0 rank 3 slower 3/2 for 10ms
+    """
+
+    rank: int
+    factor: Fraction
+    at_fs: int = 0
+    for_fs: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_rank(self.rank)
+        _check_window(self.at_fs, self.for_fs)
+        exact = factor(self.factor, f"factor of rank {self.rank}")
+        if exact < 1 or exact.numerator > MOST_ABOVE or exact.denominator > MOST_BELOW:
+            raise ConfigError(
+                f"factor of rank {self.rank}: expected 1 or more, with a numerator up to {MOST_ABOVE} and a denominator up to "
+                f"{MOST_BELOW}; got {shown(str(self.factor))}"
+            )
+        object.__setattr__(self, "factor", exact)
+
+    def __str__(self) -> str:
+        return _window(self.at_fs, self.for_fs, f"rank {self.rank} slower {self.factor}")
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """A rank does nothing any more from a time on.
+
+    >>> print(Stop(3, at_fs=5 * 10**12))
+    t=5ms rank 3 stops
+    """
+
+    rank: int
+    at_fs: int = 0
+
+    def __post_init__(self) -> None:
+        _check_rank(self.rank)
+        _check_time(self.at_fs, "time")
+
+    def __str__(self) -> str:
+        return _window(self.at_fs, None, f"rank {self.rank} stops")
+
+
+Event = LinkShare | Background | Slow | Stop
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What becomes of bytes that meet a link that is down.
+
+    Attributes
+    ----------
+    kind
+        ``"stall"``: they wait until the link is back. ``"re-route"``: they take another route while there is one, and wait where there is
+        none. ``"abort"``: the run ends.
+    timeout_fs, retries
+        As of an RDMA NIC: a message that has waited for ``timeout_fs`` and again after each of ``retries`` tries ends the run. A timeout
+        of 0 is none.
+
+    Examples
+    --------
+    >>> print(Policy("stall", timeout_fs=67 * 10**12, retries=7))
+    stall 67ms x 7
+    """
+
+    kind: str = "stall"
+    timeout_fs: int = 0
+    retries: int = 0
+    limit_fs: int = field(init=False, repr=False)
+    """How long a message may wait; the end of the clock if nothing limits it."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in POLICIES:
+            raise ConfigError(f"policy {shown(self.kind)} is not known; {nearest(str(self.kind), POLICIES)}")
+        _check_time(self.timeout_fs, "timeout")
+        _check_time(self.retries, "retries")
+        if (self.retries and not self.timeout_fs) or (self.kind == "abort" and self.timeout_fs):
+            raise ConfigError(
+                f"policy {self.kind!r}: expected {'no timeout' if self.kind == 'abort' else 'retries only with a timeout'}"
+            )
+        limit = 0 if self.kind == "abort" else (self.timeout_fs * (self.retries + 1) or MAX_TIME_FS)
+        object.__setattr__(self, "limit_fs", min(limit, MAX_TIME_FS))
+
+    def __str__(self) -> str:
+        return f"{self.kind} {exact_time(self.timeout_fs)} x {self.retries}" if self.timeout_fs else self.kind

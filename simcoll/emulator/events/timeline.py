@@ -1,0 +1,130 @@
+"""Events on a topology: what is left of each link over time, the paces of ranks, and the policy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+from simcoll.emulator.events.kinds import Background, LinkShare, Slow, Stop
+from simcoll.emulator.events.pace import Pace, paces
+from simcoll.emulator.events.reading import parse_events, parse_policy
+from simcoll.emulator.events.windows import windows
+from simcoll.errors import ConfigError
+from simcoll.units import exact_time
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from simcoll.emulator.events.kinds import Event, Policy
+    from simcoll.topology import Topology
+
+__all__ = ["Change", "Timeline", "timeline_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """From a time on these links have these shares of their capacities."""
+
+    time_fs: int
+    left: Mapping[int, Fraction]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Timeline:
+    """The events of a run.
+
+    Attributes
+    ----------
+    topology
+        Where its links are.
+    policy
+        What becomes of bytes that meet a dead link.
+    changes
+        Ascending in time.
+    pace
+        Of the ranks; ``None``: all keep theirs.
+    count
+        Events.
+    """
+
+    topology: Topology
+    policy: Policy
+    changes: tuple[Change, ...]
+    pace: Pace | None
+    count: int
+
+    @property
+    def reason(self) -> str:
+        """Why the run does not fold."""
+        return f"{self.count} event{'s' * (self.count != 1)} during the run"
+
+    @property
+    def detours(self) -> bool:
+        """Whether messages may leave their routes."""
+        return self.policy.kind == "re-route"
+
+    def capacity(self, link: int, left: Fraction, whole_uBps: int) -> int:
+        """What a share of a link's capacity is, rounded down.
+
+        Raises
+        ------
+        ConfigError
+            When nothing remains of a share above 0.
+        """
+        found = int(whole_uBps * left)
+        if left and not found:
+            raise ConfigError(
+                f"link {self.topology.link_name(link)}: a share of {left} of {whole_uBps} micro-bytes per second is nothing; "
+                "a link that is down has the share 0"
+            )
+        return found
+
+
+def timeline_of(
+    events: Sequence[Event | str], policy: Policy | str, topology: Topology, nranks: int
+) -> Timeline | None:
+    """The events of a run of ``nranks`` ranks on a topology; ``None`` if there are none.
+
+    Of several shares of a link at a time the lowest counts, and background traffic together takes its share of that; of several paces of
+    a rank the slowest counts.
+
+    Raises
+    ------
+    ConfigError
+        For a link or a rank that does not exist, and background traffic that takes all of a link.
+    """
+    given, rule = parse_events(events), parse_policy(policy)
+    if not given:
+        return None
+    on_links: dict[int, list[LinkShare | Background]] = {}
+    on_ranks: list[Slow | Stop] = []
+    for event in given:
+        if isinstance(event, (LinkShare, Background)):
+            for link in topology.links_named(event.link):
+                on_links.setdefault(link, []).append(event)
+        elif event.rank >= nranks:
+            raise ConfigError(f"event '{event}': the run has ranks 0 to {nranks - 1}")
+        else:
+            on_ranks.append(event)
+    at: dict[int, dict[int, Fraction]] = {}
+    for link, mine in sorted(on_links.items()):
+        before = Fraction(1)
+        for time, active in windows(mine):
+            left = _left(topology, link, time, active)
+            if left != before:
+                at.setdefault(time, {})[link] = before = left
+    changes = tuple(Change(time, at[time]) for time in sorted(at))
+    return Timeline(topology, rule, changes, paces(on_ranks) if on_ranks else None, len(given))
+
+
+def _left(topology: Topology, link: int, time: int, active: Sequence[LinkShare | Background]) -> Fraction:
+    """What is left of a link while some events last."""
+    share = min((event.share for event in active if isinstance(event, LinkShare)), default=Fraction(1))
+    taken = sum((event.share for event in active if isinstance(event, Background)), Fraction(0))
+    if taken >= 1:
+        raise ConfigError(
+            f"link {topology.link_name(link)}: from {exact_time(time)} on background traffic takes {taken} of it; "
+            "expected less than 1 in sum"
+        )
+    return share * (1 - taken)
