@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     import networkx as nx
     from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-    from simcoll.topology.detours import DetourRouter
     from simcoll.topology.routing import Router
 
 __all__ = ["LINK_KINDS", "NODE_KINDS", "Routes", "Topology"]
@@ -303,13 +302,12 @@ class Topology:
         ConfigError
             When ``lost`` is given and two ranks have no way.
         """
-        src, dst, latency_fs, kind = (
-            each[kept] for each in (self.link_src, self.link_dst, self.link_latency_fs, self.link_kind)
-        )
+        src, dst, latency_fs = self.link_src[kept], self.link_dst[kept], self.link_latency_fs[kept]
         relays = None
         if "box" in self.groups and not self.gpus_forward:
             cpu = np.array([kind == "cpu" for kind in self.node_kinds])
-            relays = relays_of(self.groups["box"], kind == LINK_KINDS.index("net"), cpu[src] | cpu[dst], latency_fs)
+            net = self.link_kind[kept] == LINK_KINDS.index("net")
+            relays = relays_of(self.groups["box"], net, cpu[src] | cpu[dst], latency_fs)
         needed = relays is not None and bool(relays.host.any())
 
         def relayed(rest: Router, src: NDArray[np.int64], dst: NDArray[np.int64]) -> NDArray[np.bool_]:
