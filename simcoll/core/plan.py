@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 __all__ = ["INPUT", "OUTPUT", "SCRATCH", "Plan", "PlanStep", "switch_groups"]
 
 INPUT, OUTPUT, SCRATCH = 0, 1, 2
+MOST_POSITIONS = 1 << 18
+"""Up to so many chunks of a rank their positions are kept in a table."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,6 +94,7 @@ class Known:
     """Facts worked out about a plan, each computed once."""
 
     starts: list[Ints | int] | None = None
+    positions: Ints | None = None
     waits: Mapping[int, tuple[int, ...]] | None = None
 
 
@@ -171,6 +174,19 @@ class Plan:
             self.known.starts = starts
         return self.known.starts
 
+    def positions(self) -> Ints | None:
+        """Elements before every chunk of a rank, all buffers in a row, and those of all; ``None`` where ranks differ or chunks are many."""
+        layout, sizes, known = self.schedule.layout, self.sizes, self.known
+        pieces = layout.scratch_pieces
+        if not isinstance(sizes, int) or layout.size > MOST_POSITIONS or (pieces is not None and pieces.ndim > 1):
+            return None
+        if known.positions is None:
+            lengths = np.diff(np.arange(layout.chunks + 1, dtype=np.int64) * sizes // layout.chunks)
+            visible = np.tile(lengths, layout.scratch_base // layout.chunks)
+            scratch = np.tile(lengths, layout.scratch_slots) if pieces is None else lengths[pieces]
+            known.positions = np.concatenate([[0], np.cumsum(np.concatenate([visible, scratch]))])
+        return known.positions
+
     def _address(self, rank: Ints, chunk: Ints, region: Ints) -> Ints:
         """Element offset of the start of each chunk; a buffer's end counts as the chunk after its last."""
         layout = self.schedule.layout
@@ -193,25 +209,36 @@ class Plan:
                 result[here] = begin + piece[here] * size // layout.chunks
         return result
 
-    def steps(self) -> Iterator[PlanStep]:
-        """The steps with offsets and sizes, streamed; call again to start over. Empty steps are left out."""
+    def _ranges(self, step: Step, src_region: Ints, dst_region: Ints) -> tuple[Ints, Ints, Ints]:
+        """Offsets of what each transfer reads and writes, and its elements."""
+        positions = self.positions()
+        if positions is None or (step.op == SYNC).any():  # a message without data may name any chunk
+            src_offset = self._address(step.src_rank, step.src_chunk, src_region)
+            elements = self._address(step.src_rank, step.src_chunk + step.count, src_region) - src_offset
+            elements[step.op == SYNC] = 0
+            return src_offset, self._address(step.dst_rank, step.dst_chunk, dst_region), elements
+        first = positions[self.schedule.layout.bases()]
+        begin = positions[step.src_chunk]
+        elements = positions[step.src_chunk + step.count] - begin
+        return begin - first[src_region], positions[step.dst_chunk] - first[dst_region], elements
+
+    def steps(self, *, staged: bool = True) -> Iterator[PlanStep]:
+        """The steps with offsets and sizes, streamed; call again to start over. Empty steps are left out.
+
+        Without ``staged`` that column is not computed, and all False.
+        """
         layout, itemsize = self.schedule.layout, self.dtype.itemsize
         for number, step in lowered(self.schedule):
             src_region, dst_region = layout.region(step.src_chunk), layout.region(step.dst_chunk)
-            src_offset = self._address(step.src_rank, step.src_chunk, src_region)
-            elements = self._address(step.src_rank, step.src_chunk + step.count, src_region) - src_offset
-            sync = step.op == SYNC
-            if sync.any():
-                elements = np.where(sync, 0, elements)
-            keep = (elements > 0) | sync
-            staged = overwritten(layout, step)
-            columns: tuple[Any, ...] = (
-                step.src_rank, src_region.astype(np.int8), src_offset,
-                step.dst_rank, dst_region.astype(np.int8), self._address(step.dst_rank, step.dst_chunk, dst_region),
-                elements, elements * itemsize, step.src_chunk, step.dst_chunk, step.count, step.op, step.channel, staged,
-            )  # fmt: skip
+            src_offset, dst_offset, elements = self._ranges(step, src_region, dst_region)
+            keep = (elements > 0) | (step.op == SYNC)
             if not keep.any():
                 continue
+            columns: tuple[Any, ...] = (
+                step.src_rank, src_region.astype(np.int8), src_offset, step.dst_rank, dst_region.astype(np.int8), dst_offset,
+                elements, elements * itemsize, step.src_chunk, step.dst_chunk, step.count, step.op, step.channel,
+                overwritten(layout, step) if staged else np.zeros(len(step), np.bool_),
+            )  # fmt: skip
             if not keep.all():
                 columns = tuple(column[keep] for column in columns)
             yield PlanStep(number, *columns)

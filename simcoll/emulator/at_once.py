@@ -52,7 +52,7 @@ def moved(plan: Plan, inputs: Sequence[Array]) -> tuple[Array | None, ...]:
         start = int(first[rank, buffer]) + offset
         if length:
             pool[start : start + length] = plan.reduction.prepared(given) if plan.collective.spec.reduces else given
-    for step in plan.steps():
+    for step in plan.steps(staged=False):
         _play(plan, step, pool, first)
     outputs: list[Array | None] = []
     for rank, has in enumerate(plan.collective.has_output(np.arange(plan.nranks)).tolist()):

@@ -56,7 +56,7 @@ class Moves(NamedTuple):
 class Summary:
     """Counts from a first pass over a plan.
 
-    ``rows`` counts transfers of steps that are given, not repeated; ``groups`` are the :func:`turns` again, if they are few;
+    ``rows`` counts transfers of steps that are given, not repeated, and of equal steps once; ``groups`` are the :func:`turns` again, if they are few;
     ``switched``: some of them between ranks are done by switches.
     """
 
@@ -97,9 +97,14 @@ def _leaders(step: Step | PlanStep) -> Ints | None:
 def _moves(plan: Plan, blocks: Iterable[Step | Repeat]) -> Iterator[Moves]:
     """The steps of some blocks as the plan has them: empty transfers are left out, and so are empty steps."""
     if not _even(plan):
-        part = replace(plan.schedule, source=lambda: blocks)
-        for bound in replace(plan, schedule=part, proof=None).steps():
-            yield moves_of(plan, bound)
+        for block in blocks:
+            if isinstance(block, Repeat) and _turns_alone(plan, block):
+                yield from _moving_turns(plan, block)
+                continue
+            part = replace(plan.schedule, source=lambda block=block: (block,))
+            part.known.checked, part.known.folds = plan.schedule.known.checked, plan.schedule.known.folds
+            for bound in replace(plan, schedule=part, proof=None).steps(staged=False):
+                yield moves_of(plan, bound)
         return
     # Sizes without addresses: a third of the time.
     layout = plan.schedule.layout
@@ -120,6 +125,48 @@ def _moves(plan: Plan, blocks: Iterable[Step | Repeat]) -> Iterator[Moves]:
         else:
             src, dst, channel, size, op, operands, _ = moves
             yield Moves(src[keep], dst[keep], channel[keep], size[keep], op[keep], operands[keep], None)
+
+
+def _turns_alone(plan: Plan, block: Repeat) -> bool:
+    """Whether all transfers of a repeat are single chunks, whatever the turn: no fold, no alias that could make one vanish."""
+    apart = plan.schedule.known.folds is False and not plan.collective.in_place and plan.positions() is not None
+    return apart and all((step.count == 1).all() and (step.op < SYNC).all() for step in block.steps)
+
+
+def _moving_turns(plan: Plan, block: Repeat) -> Iterator[Moves]:
+    """The turns of a repeat without what is empty; equal steps are one object, while they are few."""
+    columns = [(step.src_rank, step.dst_rank, step.channel, step.op) for step in block.steps]
+    places = [_turning(plan, block, step.src_chunk) for step in block.steps]
+    known: dict[tuple[int, bytes], Moves] = {}
+    held = 0
+    for turn in range(block.count):
+        shift = turn * block.stride % block.modulus
+        for number, (lengths, place) in enumerate(places):
+            elements = lengths[place + shift]
+            rows = np.flatnonzero(elements)
+            if not len(rows):
+                continue
+            question = number, elements.tobytes()
+            step = known.get(question)
+            if step is None:
+                every = len(rows) == len(elements)
+                src, dst, channel, op = (column if every else column[rows] for column in columns[number])
+                size = elements[rows] * plan.dtype.itemsize
+                step = Moves(src, dst, channel, size, op, np.broadcast_to(np.int64(1), len(rows)), None)
+                held += len(elements)
+                if held <= REMEMBERED_ROWS:
+                    known[question] = step
+            yield step
+
+
+def _turning(plan: Plan, block: Repeat, chunk: Ints) -> tuple[Ints, Ints]:
+    """Elements of chunks, and where those of each transfer are for a shift of 0: every window is there twice, one after the other."""
+    positions = plan.positions()
+    place = (chunk - block.base) % block.modulus
+    windows, which = np.unique(chunk - place, return_inverse=True)
+    lengths = np.diff(positions)  # type: ignore[arg-type]
+    table = np.concatenate([np.tile(lengths[start : start + block.modulus], 2) for start in windows.tolist()])
+    return table, 2 * block.modulus * which + place
 
 
 def _operands(plan: Plan, step: Step | PlanStep) -> Ints:
@@ -184,15 +231,18 @@ def _scaled(found: Summary, each: int) -> Summary:
     """With chunks of so many bytes instead of one."""
     groups = None
     if found.groups is not None:
-        groups = [
-            (tuple(step._replace(size_bytes=step.size_bytes * each) for step in group), times)
-            for group, times in found.groups
-        ]
+        large: dict[int, Moves] = {}
+        for group, _ in found.groups:
+            for step in group:
+                if id(step) not in large:
+                    large[id(step)] = step._replace(size_bytes=step.size_bytes * each)
+        groups = [(tuple(large[id(step)] for step in group), times) for group, times in found.groups]
     return replace(found, bytes_by_op=tuple(moved * each for moved in found.bytes_by_op), groups=groups)
 
 
 def _counted(plan: Plan) -> Summary:
     groups: list[Group] | None = []
+    met: set[int] = set()
     lane_steps = np.zeros(plan.nranks * plan.nchannels, np.int64)
     steps = messages = rows = 0
     moved = [0] * len(OP_NAMES)
@@ -204,15 +254,16 @@ def _counted(plan: Plan) -> Summary:
             part[step.dst_rank * plan.nchannels + step.channel] = True
             lane_steps += part * times
             steps += times
-            rows += step.rows
+            rows += 0 if id(step) in met else step.rows
             messages += step.rows * times
             moved = [sum_ + times * more for sum_, more in zip(moved, bytes_by_op(step), strict=True)]
             by_switch = (step.op == MULTICAST) | (step.op == SWITCH_REDUCE)
             switched = switched or bool((by_switch & (step.src_rank != step.dst_rank)).any())
         if groups is not None:
             groups.append((group, times))
+            met |= set(map(id, group))  # as long as groups keep them
         if rows > KEPT_ROWS:
-            groups = None
+            groups, met = None, set()
     return Summary(lane_steps, steps, messages, rows, tuple(moved), switched, groups)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import simcoll
-from simcoll.emulator.fast.turns import summary
+from simcoll.emulator.fast.turns import summary, turns
 
 CASES = [
     ("all_reduce", "ring", {"channels": 2}),
@@ -64,3 +64,40 @@ def test_a_changed_schedule_shares_nothing():
     assert np.array_equal(
         summary(simcoll.bind(dataclasses.replace(made), 8)).lane_steps, [4, 4, 4, 4]
     )  # a copy and three steps
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "bidirectional_ring", "tree"])
+@pytest.mark.parametrize("params", [{}, {"channels": 2}, {"pieces": 3}])
+def test_turns_with_empty_chunks_are_the_steps_of_the_plan(algorithm, params):
+    made = simcoll.schedule("all_reduce", algorithm, nranks=5, **params)
+    for count in (1, 2, 4, made.layout.chunks - 1, made.layout.chunks + 1, 7 * made.layout.chunks + 3):
+        plan = simcoll.bind(made, count, "float16")
+        found = [step for group, times in turns(plan) for _ in range(times) for step in group]
+        wanted = list(plan.steps())
+        assert [step.rows for step in found] == list(map(len, wanted))
+        for name in ("src_rank", "dst_rank", "channel", "size_bytes", "op"):
+            assert all(np.array_equal(getattr(a, name), getattr(b, name)) for a, b in zip(found, wanted, strict=True))
+
+
+def test_steps_that_come_back_are_one_object_and_counted_once():
+    made = simcoll.schedule("all_reduce", "ring", nranks=32)
+    found = summary(simcoll.bind(made, 8))  # a chunk of every four has an element: four steps, again and again
+    distinct = {id(step): step.rows for group, _ in found.groups for step in group}
+    assert found.rows == sum(distinct.values()) == 32 + 2 * 4 * 8
+    assert found.messages == 32 + 62 * 8
+
+
+def test_positions_are_the_addresses_of_chunks():
+    for kind, algorithm in (("all_reduce", "ring"), ("all_gather", "bruck"), ("scatter", "tree")):
+        made = simcoll.schedule(kind, algorithm, nranks=5)
+        plan = simcoll.bind(made, 17)
+        chunk = np.arange(made.layout.size)
+        region = made.layout.region(chunk)
+        rank = np.full(len(chunk), 3)
+        positions = plan.positions()
+        assert np.array_equal(
+            positions[chunk] - positions[made.layout.bases()][region], plan._address(rank, chunk, region)
+        )
+        assert np.array_equal(
+            np.diff(positions), plan._address(rank, chunk + 1, region) - plan._address(rank, chunk, region)
+        )
