@@ -34,7 +34,7 @@ __all__ = ["Shape", "StepTimer", "Timed", "timed_steps"]
 BATCH_ROWS = 1 << 13
 """Small steps are given their routes and costs together, about so many messages at a time: each call of numpy costs microseconds."""
 REMEMBERED_ROWS = 1 << 18
-"""So many rows of the latest steps and shapes are remembered, so that what comes back needs no new routes and costs (some 130 bytes a row)."""
+"""So many rows of the latest steps and shapes are remembered, for steps that come back (some 130 bytes a row)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

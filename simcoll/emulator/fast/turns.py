@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain, groupby
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -51,12 +52,18 @@ class Moves(NamedTuple):
         """The number of transfers."""
         return len(self.src_rank)
 
+    def some(self, which: NDArray[Any]) -> Moves:
+        """Some of them, none of which a switch does."""
+        src, dst, channel = self.src_rank[which], self.dst_rank[which], self.channel[which]
+        return Moves(src, dst, channel, self.size_bytes[which], self.op[which], self.operands[which], None)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Summary:
     """Counts from a first pass over a plan.
 
-    ``rows`` counts transfers of steps that are given, not repeated, and of equal steps once; ``groups`` are the :func:`turns` again, if they are few;
+    ``rows`` counts transfers of steps that are given, not repeated, and of equal steps once;
+    ``groups`` are the :func:`turns` again, if they are few;
     ``switched``: some of them between ranks are done by switches.
     """
 
@@ -97,11 +104,12 @@ def _leaders(step: Step | PlanStep) -> Ints | None:
 def _moves(plan: Plan, blocks: Iterable[Step | Repeat]) -> Iterator[Moves]:
     """The steps of some blocks as the plan has them: empty transfers are left out, and so are empty steps."""
     if not _even(plan):
+        positions = plan.positions()
         for block in blocks:
-            if isinstance(block, Repeat) and _turns_alone(plan, block):
-                yield from _moving_turns(plan, block)
+            if isinstance(block, Repeat) and positions is not None and _turns_alone(plan, block):
+                yield from _moving_turns(plan, block, np.diff(positions))
                 continue
-            part = replace(plan.schedule, source=lambda block=block: (block,))
+            part = replace(plan.schedule, source=partial(tuple, (block,)))
             part.known.checked, part.known.folds = plan.schedule.known.checked, plan.schedule.known.folds
             for bound in replace(plan, schedule=part, proof=None).steps(staged=False):
                 yield moves_of(plan, bound)
@@ -123,48 +131,46 @@ def _moves(plan: Plan, blocks: Iterable[Step | Repeat]) -> Iterator[Moves]:
         if keep.all():
             yield moves._replace(leader=_leaders(step))
         else:
-            src, dst, channel, size, op, operands, _ = moves
-            yield Moves(src[keep], dst[keep], channel[keep], size[keep], op[keep], operands[keep], None)
+            yield moves.some(keep)
 
 
 def _turns_alone(plan: Plan, block: Repeat) -> bool:
     """Whether all transfers of a repeat are single chunks, whatever the turn: no fold, no alias that could make one vanish."""
-    apart = plan.schedule.known.folds is False and not plan.collective.in_place and plan.positions() is not None
+    apart = plan.schedule.known.folds is False and not plan.collective.in_place
     return apart and all((step.count == 1).all() and (step.op < SYNC).all() for step in block.steps)
 
 
-def _moving_turns(plan: Plan, block: Repeat) -> Iterator[Moves]:
-    """The turns of a repeat without what is empty; equal steps are one object, while they are few."""
-    columns = [(step.src_rank, step.dst_rank, step.channel, step.op) for step in block.steps]
-    places = [_turning(plan, block, step.src_chunk) for step in block.steps]
+def _moving_turns(plan: Plan, block: Repeat, lengths: Ints) -> Iterator[Moves]:
+    """The turns of a repeat without what is empty, from the elements of every chunk; equal steps are one object, while they are few."""
+    whole = [
+        Moves(step.src_rank, step.dst_rank, step.channel, step.count, step.op, _operands(plan, step), None)
+        for step in block.steps
+    ]
+    places = [_turning(block, step.src_chunk, lengths) for step in block.steps]
     known: dict[tuple[int, bytes], Moves] = {}
     held = 0
     for turn in range(block.count):
         shift = turn * block.stride % block.modulus
-        for number, (lengths, place) in enumerate(places):
-            elements = lengths[place + shift]
+        for number, (table, place) in enumerate(places):
+            elements = table[place + shift]
             rows = np.flatnonzero(elements)
             if not len(rows):
                 continue
             question = number, elements.tobytes()
             step = known.get(question)
             if step is None:
-                every = len(rows) == len(elements)
-                src, dst, channel, op = (column if every else column[rows] for column in columns[number])
-                size = elements[rows] * plan.dtype.itemsize
-                step = Moves(src, dst, channel, size, op, np.broadcast_to(np.int64(1), len(rows)), None)
+                step = whole[number] if len(rows) == len(elements) else whole[number].some(rows)
+                step = step._replace(size_bytes=elements[rows] * plan.dtype.itemsize)
                 held += len(elements)
                 if held <= REMEMBERED_ROWS:
                     known[question] = step
             yield step
 
 
-def _turning(plan: Plan, block: Repeat, chunk: Ints) -> tuple[Ints, Ints]:
+def _turning(block: Repeat, chunk: Ints, lengths: Ints) -> tuple[Ints, Ints]:
     """Elements of chunks, and where those of each transfer are for a shift of 0: every window is there twice, one after the other."""
-    positions = plan.positions()
     place = (chunk - block.base) % block.modulus
     windows, which = np.unique(chunk - place, return_inverse=True)
-    lengths = np.diff(positions)  # type: ignore[arg-type]
     table = np.concatenate([np.tile(lengths[start : start + block.modulus], 2) for start in windows.tolist()])
     return table, 2 * block.modulus * which + place
 
