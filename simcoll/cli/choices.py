@@ -64,19 +64,15 @@ def name_choices(
 def programs_of(choices: Sequence[Choice]) -> tuple[list[Choice], list[Path]]:
     """Algorithms that are schedules, and files of programs whose data is not known."""
     from simcoll.formats.recognise import recognise
+    from simcoll.formats.strict import read_start
     from simcoll.limits.paths import is_file
 
     programs = [
         Path(choice.algorithm)
         for choice in choices
-        if is_file(choice.algorithm) and recognise(_head(choice.algorithm)) in {"goal", "goal-binary"}
+        if is_file(choice.algorithm) and recognise(read_start(choice.algorithm)) in {"goal", "goal-binary"}
     ]
     return [choice for choice in choices if Path(choice.algorithm) not in programs], programs
-
-
-def _head(path: str) -> bytes:
-    with Path(path).open("rb") as file:
-        return file.read(1 << 20)
 
 
 def play_programs(files: Sequence[Path], machine: Topology, protocols: Sequence[str]) -> None:

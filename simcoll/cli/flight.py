@@ -4,24 +4,44 @@ from __future__ import annotations
 
 import re
 from pathlib import Path  # noqa: TC003 - cyclopts reads the annotations
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = ["read_flight"]
 
 
 def read_flight(*files: Path) -> int:
-    """Read flight records of PyTorch, and say where ranks differ, did not come, or did not end.
+    """Say where the ranks of a job that hung differ, did not come, or did not end.
 
     Parameters
     ----------
     files
-        One file for each rank, a pickle or JSON; the last number of a name is the rank.
+        Flight records of PyTorch, one file for each rank (a pickle or JSON; the last number of a name is the rank). Or a report of
+        NCCL's RAS (ncclras -f json), or files of NCCL's inspector plugin.
     """
     from simcoll.errors import ConfigError
-    from simcoll.formats.flight_record import findings, load_flight_record
+    from simcoll.formats.recognise import recognise
+    from simcoll.formats.strict import read_start
     from simcoll.units import printable
 
     if not files:
-        raise ConfigError("expected the flight records of some ranks, such as record_0 record_1")
+        raise ConfigError("expected the flight records of some ranks, such as record_0 record_1, or a report of RAS")
+    readers = {"ras": _ras, "inspector": _inspector}
+    kinds = {recognise(read_start(file)) for file in files}
+    read = readers.get(next(iter(kinds)), _records) if len(kinds) == 1 else _records
+    found, told = read(files)
+    for line in found:
+        print(printable(line))
+    print(f"# {told}: {len(found)} finding{'s' * (len(found) != 1)}")
+    return 1 if found else 0
+
+
+def _records(files: Sequence[Path]) -> tuple[list[str], str]:
+    from simcoll.errors import ConfigError
+    from simcoll.formats.flight_record import findings, load_flight_record
+
     records = {}
     for place, file in enumerate(files):
         numbers = re.findall(r"[0-9]{1,9}", file.name)
@@ -29,9 +49,24 @@ def read_flight(*files: Path) -> int:
         if rank in records:
             raise ConfigError(f"a second record of rank {rank}; the last number of a name is the rank", file=str(file))
         records[rank] = load_flight_record(file)
-    found = findings(records)
-    for line in found:
-        print(printable(line))
     operations = sum(len(record.entries) for record in records.values())
-    print(f"# {len(records)} ranks, {operations:,} operations: {len(found)} finding{'s' * (len(found) != 1)}")
-    return 1 if found else 0
+    return findings(records), f"{len(records)} ranks, {operations:,} operations"
+
+
+def _ras(files: Sequence[Path]) -> tuple[list[str], str]:
+    from simcoll.formats.nccl_ras import MAX_BYTES, parse_ras, ras_findings
+    from simcoll.formats.strict import read_file
+
+    reports = [parse_ras(read_file(file, MAX_BYTES), str(file)) for file in files]
+    communicators = [each for report in reports for each in report.communicators]
+    found = [line for report in reports for line in ras_findings(report)]
+    return found, f"{len(communicators)} communicators, {sum(each.size for each in communicators):,} ranks"
+
+
+def _inspector(files: Sequence[Path]) -> tuple[list[str], str]:
+    from simcoll.formats.nccl_inspector import MAX_BYTES, inspector_findings, parse_inspector
+    from simcoll.formats.strict import read_file
+
+    rows = [row for file in files for row in parse_inspector(read_file(file, MAX_BYTES), str(file))]
+    ranks = {(row.communicator, row.rank) for row in rows}
+    return inspector_findings(rows), f"{len(ranks)} ranks, {len(rows):,} collectives"

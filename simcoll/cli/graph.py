@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path  # noqa: TC003 - cyclopts reads the annotations
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
+from simcoll.command_line import WHOLE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from simcoll.planning.nccl_graphs import Channels
+    from simcoll.topology import Topology
+
 __all__ = ["check_graph"]
+
+MAX_COMMUNICATORS = 8
 
 
 def check_graph(
@@ -15,38 +25,78 @@ def check_graph(
     /,
     *,
     topology: Annotated[str, Parameter(name=["--topology", "-t"])],
+    nodes: Annotated[int | None, WHOLE] = None,
     json: Path | None = None,
     collective: Annotated[str, Parameter(name=["--collective", "-c"])] = "all_reduce",
+    use: str | None = None,
+    pieces: Annotated[int, WHOLE] = 1,
 ) -> None:
-    """Read the graphs that NCCL's search found, and say what they ask of the links of a machine.
+    """Read the channels that NCCL chose, say what they ask of the links of a machine, and make a schedule of them.
 
     Parameters
     ----------
     file
-        What NCCL wrote to NCCL_GRAPH_DUMP_FILE.
+        What NCCL wrote to NCCL_GRAPH_DUMP_FILE, or a log with NCCL_DEBUG=INFO.
     topology
-        The node.
+        The machine.
+    nodes
+        How many nodes of it. Default: those of the topology.
     json
-        Write NCCL's rings as a schedule file.
+        Write NCCL's rings or trees as a schedule file.
     collective
-        Of that schedule: all_reduce, all_gather or reduce_scatter.
+        Of that schedule: of rings all_reduce, all_gather or reduce_scatter, of trees all_reduce.
+    use
+        ring or tree. Default: rings where there are some.
+    pieces
+        Into how many pieces the data of trees is cut.
     """
-    from simcoll.errors import ConfigError
-    from simcoll.formats.nccl_graph import MAX_BYTES, parse_nccl_graphs
+    from simcoll.errors import ConfigError, nearest
     from simcoll.formats.schedule_json import dump_schedule
-    from simcoll.formats.strict import read_file
-    from simcoll.planning.nccl_graphs import fit_lines, graph_schedule
+    from simcoll.planning.nccl_graphs import channels_schedule
     from simcoll.topology import load_topology
+
+    machine = load_topology(topology, nodes=nodes)
+    found = list(_checked(file, machine))
+    if json is None:
+        return
+    named = {each.name: each for each in reversed(found) if each.orders or each.parents}
+    if use is not None and use not in named:
+        raise ConfigError(f"the file has no {use!r}; {nearest(use, named)}", file=str(file))
+    if not named:
+        raise ConfigError("the file has no ring graph and no trees", file=str(file))
+    chosen = named[use] if use is not None else named.get("ring", next(iter(named.values())))
+    dump_schedule(channels_schedule(chosen, collective, pieces=pieces), json)
+    print(f"wrote {json}: {chosen.name}")
+
+
+def _checked(file: Path, machine: Topology) -> Iterator[Channels]:
+    """Print the verdicts, and give the channels of what fits the number of ranks."""
+    from simcoll.formats.nccl_graph import MAX_BYTES, parse_nccl_graphs
+    from simcoll.formats.nccl_log import load_nccl_log
+    from simcoll.formats.recognise import recognise
+    from simcoll.formats.strict import read_file, read_start
+    from simcoll.planning.nccl_graphs import channels_of_graph, channels_of_log, connection_lines, fit_lines
     from simcoll.units import printable
 
-    graphs = parse_nccl_graphs(read_file(file, MAX_BYTES), str(file))
-    machine = load_topology(topology)
-    for graph in graphs:
-        for line in fit_lines(graph, machine):
+    if recognise(read_start(file)) not in {"nccl-log", "nccl-tests"}:
+        for graph in parse_nccl_graphs(read_file(file, MAX_BYTES), str(file)):
+            channels = channels_of_graph(graph)
+            for line in fit_lines(channels, machine):
+                print(printable(line))
+            yield channels
+        return
+    communicators = load_nccl_log(file)
+    for each in communicators[:MAX_COMMUNICATORS]:
+        nodes = f" on {each.nnodes} nodes" if each.nnodes else ""
+        print(printable(f"communicator {each.name}: {each.nranks} ranks{nodes}"))
+        if each.nranks > machine.nranks:
+            print(f"  {machine.name} has {machine.nranks} ranks; more nodes with --nodes")
+            continue
+        for channels in channels_of_log(each, machine):
+            for line in fit_lines(channels, machine):
+                print(printable(line))
+            yield channels
+        for line in (*connection_lines(each, machine), *(f"  note: {note}" for note in each.notes)):
             print(printable(line))
-    if json is not None:
-        rings = [graph for graph in graphs if graph.name == "ring"]
-        if not rings:
-            raise ConfigError("the file has no ring graph", file=str(file))
-        dump_schedule(graph_schedule(rings[0], collective), json)
-        print(f"wrote {json}")
+    if len(communicators) > MAX_COMMUNICATORS:
+        print(f"and {len(communicators) - MAX_COMMUNICATORS:,} communicators more")

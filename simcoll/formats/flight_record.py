@@ -121,10 +121,11 @@ def parse_flight_record(content: bytes, file: str | None = None) -> FlightRecord
     return FlightRecord(_get(table, "version", str, file, "$", ""), tuple(groups), found)
 
 
-def _get(table: Any, key: str, kind: type, file: str | None, place: str, default: Any = None) -> Any:
+def _get(table: Any, key: str, kind: type | tuple[type, ...], file: str | None, place: str, default: Any = None) -> Any:
     value = table.get(key, default) if isinstance(table, dict) else None
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise ConfigError(f"{key}: expected {kind.__name__}, got {_shown(value)}", file=file, path=place)
+        expected = kind.__name__ if isinstance(kind, type) else " or ".join(each.__name__ for each in kind)
+        raise ConfigError(f"{key}: expected {expected}, got {_shown(value)}", file=file, path=place)
     return value
 
 
@@ -134,7 +135,7 @@ def _shown(value: Any) -> str:
 
 
 def _entry(each: Any, file: str | None, place: str) -> FlightEntry:
-    group = _get(each, "process_group", (list, tuple), file, place, [""])  # type: ignore[arg-type]
+    group = _get(each, "process_group", (list, tuple), file, place, [""])
     p2p = bool(each.get("is_p2p"))
     number = _get(each, "p2p_seq_id" if p2p else "collective_seq_id", int, file, place)
     state = _get(each, "state", str, file, place)
@@ -142,7 +143,7 @@ def _entry(each: Any, file: str | None, place: str) -> FlightEntry:
         raise ConfigError(f"state {state[:40]!r}: expected {', '.join(STATES)}", file=file, path=place)
     sides = []
     for side in ("input", "output"):
-        shapes, types = (_get(each, f"{side}_{what}", (list, tuple), file, place, []) for what in ("sizes", "dtypes"))  # type: ignore[arg-type]
+        shapes, types = (_get(each, f"{side}_{what}", (list, tuple), file, place, []) for what in ("sizes", "dtypes"))
         if len(shapes) != len(types):
             raise ConfigError(f"{len(shapes)} {side}_sizes and {len(types)} {side}_dtypes", file=file, path=place)
         for shape in shapes:

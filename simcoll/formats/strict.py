@@ -11,7 +11,7 @@ import msgspec
 from simcoll.errors import ConfigError, nearest
 from simcoll.limits.text import parse_toml, refuse_repeated_keys
 
-__all__ = ["convert_table", "decode_json", "decode_toml", "read_file"]
+__all__ = ["convert_table", "decode_json", "decode_toml", "read_file", "read_start"]
 
 Record = TypeVar("Record", bound=msgspec.Struct)
 
@@ -32,6 +32,21 @@ def read_file(path: str | Path, max_bytes: int) -> bytes:
     if len(data) > max_bytes:
         raise ConfigError(f"larger than {max_bytes >> 20} MiB", file=str(path))
     return data
+
+
+def read_start(path: str | Path, most_bytes: int = 1 << 20) -> bytes:
+    """The start of a file, enough to tell its format.
+
+    Raises
+    ------
+    ConfigError
+        When it cannot be read.
+    """
+    try:
+        with Path(path).open("rb") as stream:
+            return stream.read(most_bytes)
+    except OSError as error:
+        raise ConfigError(f"cannot read: {error.strerror}", file=str(path)) from None
 
 
 def _field_names(record: Any, seen: dict[Any, None]) -> dict[str, None]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import pickle
 import random
-import re
 import signal
 import tempfile
 from collections import Counter
@@ -28,6 +27,9 @@ from simcoll.formats.msccl_xml import load_msccl_xml
 from simcoll.formats.mscclpp_plan import parse_mscclpp_plan
 from simcoll.formats.mscclpp_writer import dump_mscclpp_plan
 from simcoll.formats.nccl_graph import parse_nccl_graphs
+from simcoll.formats.nccl_inspector import inspector_findings, parse_inspector
+from simcoll.formats.nccl_log import load_nccl_log
+from simcoll.formats.nccl_ras import parse_ras, ras_findings
 from simcoll.formats.nccl_tests import load_log
 from simcoll.formats.recognise import recognise
 from simcoll.formats.schedule_files import parse_algorithm
@@ -37,6 +39,7 @@ from simcoll.formats.tuner_rules import Rule
 from simcoll.libraries.calibration import Calibration, calibration_toml, parse_calibration
 from simcoll.libraries.environment import parse_environment
 from simcoll.libraries.library import parse_library
+from simcoll.planning.nccl_graphs import channels_of_log, channels_schedule, connection_lines, fit_lines
 from simcoll.planning.scenario import load_scenario, scenario_topology, sweep_of
 from simcoll.planning.sweep_grid import load_sweep, sweep_grid
 from simcoll.proving import verify_device_program
@@ -47,7 +50,8 @@ from simcoll.topology.smi_matrix import parse_smi_matrix
 from simcoll.workload.design import load_design
 from simcoll.workload.gpu import parse_gpu
 from simcoll.workload.model import model_from_hf
-from tests.support import nccl_logs
+from tests.support import nccl_logs, nccl_reports
+from tests.support.damage import WAYS
 
 __all__ = ["READERS", "Finding", "Tally", "damaged", "fuzz", "judged"]
 
@@ -55,13 +59,6 @@ ROOT = Path(__file__).resolve().parents[2]
 EXPECTED = (ConfigError, ScheduleError, ObjectDecodingError)
 SLOW_S = 6.0
 """CPU seconds that one input may take."""
-WORDS = [
-    b"0", b"-1", b"1", b"2147483647", b"2147483648", b"9223372036854775807", b"9223372036854775808", b"1e400", b"-0.0", b"0.9", b"nan",
-    b"inf", b"1_0", b"0x10", b"9" * 5000, b"1e-300", b"true", b"null", b"[]", b"{}", b'""', b'"0"', b"\xef\xbc\x95", b"\xd9\xa3", b"\x00",
-    b"\xff\xfe", b"\xed\xa0\x80", b"\x1b[2J", b"\xe2\x80\xae", b"<!DOCTYPE a>", b"&amp;", b"&x;", b"--", b"-->", b"<!--", b"'''", b'"""',
-    b"a.b.c", b"[[", b"]]", b" " * 300, b"\n" * 50, b"(" * 200, b"[" * 200, b"A" * 70_000,
-]  # fmt: skip
-_TOKENS = re.compile(rb'"[^"\n]{0,80}"|[A-Za-z_][\w.-]*|-?\d[\d.eE+-]*|[^\w\s]|\s+')
 
 
 @contextmanager
@@ -115,6 +112,25 @@ def _logs():
                      "out_of_place": {"time": 10.0, "alg_bw": 1.0, "bus_bw": 1.0, "nwrong": 0},
                      "in_place": {"time": 10.0, "alg_bw": 1.0, "bus_bw": 1.0, "nwrong": 0}}],
     }).encode()  # fmt: skip
+
+
+def _nccl_channels(path):
+    """Reads the channels, says whether they fit a machine, and makes schedules of them."""
+    machine = load_topology("dgx-h100", nodes=2)
+    for found in load_nccl_log(path):
+        for channels in channels_of_log(found, machine):
+            list(fit_lines(channels, machine))
+            channels_schedule(channels)
+        list(connection_lines(found, machine))
+
+
+def _nccl_logs():
+    rings, trees = [(0, 1, 2, 3), (3, 2, 1, 0)], [(-1, 0, 1, 1), (1, -1, 1, 2)]
+    for old, whole in ((False, True), (False, False), (True, True)):
+        ways = [(0, 1, "P2P/CUMEM"), (3, 0, "NET/IB/0/GDRDMA")]
+        places = [("a", 0), ("a", 1), ("b", 0), ("b", 1)]
+        said = nccl_logs.channels(rings, trees, places, old=old, whole=whole, ways=ways)
+        yield "\n".join(line for lines in said for line in lines).encode()
 
 
 def _of_folder(*patterns):
@@ -193,6 +209,15 @@ READERS = {
              Rule("all_reduce", 4097, -1, "ring" if name == "nccl-csv" else "tuned", "simple" if name == "nccl-csv" else "")])])
         for name in TUNER_FORMATS
     },
+    "ras": Reader(
+        lambda content: ras_findings(parse_ras(content)),
+        lambda: [nccl_reports.ras({0: 9, 1: 5}, missing=[(2, {"considered_dead": True})], status=[(1, {"async_error": 6})])],
+    ),
+    "inspector": Reader(
+        lambda content: inspector_findings(parse_inspector(content)),
+        lambda: [nccl_reports.inspector([nccl_reports.call(r, n) for n in range(3) for r in range(4)], each) for each in (None, 1)],
+    ),
+    "nccl-log": Reader(_at_path(_nccl_channels, ".log"), _nccl_logs),
     "algorithm": Reader(_proved(parse_algorithm), lambda: [READERS[name].seeds()[0] for name in ("schedule", "msccl", "goal")]),
     "recognise": Reader(
         recognise, lambda: [seed for name in ("schedule", "msccl", "goal", "log", "topology") for seed in READERS[name].seeds()]
@@ -228,97 +253,8 @@ def damaged(name, seed, number):
     for _ in range(chance.choice((1, 1, 1, 2, 3, 8))):
         if not data:
             break
-        chance.choice(_WAYS)(data, chance, seeds)
+        chance.choice(WAYS)(data, chance, seeds)
     return bytes(data)
-
-
-def _span(data, chance, most=64):
-    begin = chance.randrange(len(data))
-    return begin, min(len(data), begin + chance.randint(1, most))
-
-
-def _flip(data, chance, _seeds):
-    data[chance.randrange(len(data))] = chance.randrange(256)
-
-
-def _cut(data, chance, _seeds):
-    begin, end = _span(data, chance)
-    del data[begin:end]
-
-
-def _truncate(data, chance, _seeds):
-    del data[chance.randrange(len(data)) :]
-
-
-def _repeat(data, chance, _seeds):
-    begin, end = _span(data, chance, 400)
-    data[end:end] = data[begin:end] * chance.choice((1, 1, 2, 50))
-
-
-def _splice(data, chance, seeds):
-    other = chance.choice(seeds)
-    if other:
-        begin, end = _span(other, chance, 400)
-        at = chance.randrange(len(data) + 1)
-        data[at:at] = other[begin:end]
-
-
-def _word(data, chance, _seeds):
-    at = chance.randrange(len(data) + 1)
-    data[at:at] = chance.choice(WORDS)
-
-
-def _token(data, chance, seeds):
-    """Another word in the place of one: of the list above, or of a sound file."""
-    begin = chance.randrange(len(data))
-    token = _TOKENS.search(data, begin)
-    if token:
-        other = _TOKENS.search(source := chance.choice(seeds), chance.randrange(len(source) or 1))
-        data[slice(*token.span())] = other[0] if other and chance.random() < 0.5 else chance.choice(WORDS)
-
-
-def _number(data, chance, _seeds):
-    """Another number in the place of one, nearby or far."""
-    numbers = list(re.finditer(rb"\d+", data))
-    if numbers:
-        found = chance.choice(numbers)
-        value = int(found[0][:18])
-        new = chance.choice(
-            (value + 1, value - 1, -value, value * 2, value**2, 0, 1 << chance.randrange(70), chance.randrange(100))
-        )
-        data[slice(*found.span())] = str(new).encode()
-
-
-def _line(data, chance, _seeds):
-    """Lines swapped, dropped or doubled."""
-    lines = bytes(data).split(b"\n")
-    a, b = chance.randrange(len(lines)), chance.randrange(len(lines))
-    way = chance.randrange(3)
-    if way == 0:
-        lines[a], lines[b] = lines[b], lines[a]
-    elif way == 1:
-        del lines[a]
-    else:
-        lines.insert(b, lines[a])
-    data[:] = b"\n".join(lines)
-
-
-_WAYS = (
-    _flip,
-    _cut,
-    _truncate,
-    _repeat,
-    _splice,
-    _word,
-    _token,
-    _token,
-    _token,
-    _number,
-    _number,
-    _number,
-    _line,
-    _line,
-)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["blocks", "one_line", "table"]
+__all__ = ["blocks", "channels", "one_line", "table"]
 
 PROTOCOLS = ("LL", "LL128", "Simple")
 
@@ -108,3 +108,38 @@ def nccl_tests(
         yield prefix + "# Out of bounds values : 0 OK"
         yield prefix + "# Avg bus bandwidth    : 42.4242"
         yield prefix + "#"
+
+
+def channels(rings, trees, places, *, name="0xabc", old=False, whole=True, ways=()):
+    """What the ranks of a communicator say of its channels, a list of lines for each rank.
+
+    ``old``: as before 2.8, parents first and without ids; not ``whole``: rank 0 cuts the rings off, and each rank tells its place in them.
+    """
+    n, said = len(places), []
+    for rank, (host, device) in enumerate(places):
+        prefix = f"{host}:{100 + rank}:{200 + rank} [{device}] NCCL INFO "
+        identity = f"comm 0x{rank + 16:x} rank {rank} nranks {n} cudaDev 0 nvmlDev {device} busId {device}000"
+        known = "" if old else f" commId {name}"
+        lines = [] if old else [f"ncclCommInitRank {identity}{known} - Init START"]
+        if rank == 0:
+            for c, ring in enumerate(rings):
+                shown = ring if whole else ring[: max(1, n - 1)]
+                lines.append(
+                    f"Channel {c:02}/{len(rings):02} : " + " ".join(f"{each:4}" for each in shown) + "..." * (not whole)
+                )
+        if not whole:
+            for c, ring in enumerate(rings):
+                at = ring.index(rank)
+                lines.append(f"Ring {c:02} : {ring[at - 1]} -> {rank} -> {ring[(at + 1) % n]}")
+        places_in_trees = []
+        for c, tree in enumerate(trees):
+            below = [each for each in range(n) if tree[each] == rank]
+            down = "/".join(map(str, [*below, -1, -1, -1][:3]))
+            places_in_trees.append(
+                f"[{c}] {tree[rank]}->{rank}->{down}" if old else f"[{c}] {down}->{rank}->{tree[rank]}"
+            )
+        lines.append("Trees " + " ".join(places_in_trees))
+        lines += [f"Channel 00/0 : {a}[{a}] -> {b}[{b}] via {way}" for a, b, way in ways if a == rank]
+        lines.append(f"{'' if old else 'ncclCommInitRank '}{identity}{known} - Init COMPLETE")
+        said.append([prefix + line for line in lines])
+    return said

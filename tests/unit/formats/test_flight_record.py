@@ -115,6 +115,7 @@ class Evil:
         (pickle.dumps({"entries": [Evil()]}), "it names builtins.print; a flight record has numbers"),
         (pickle.dumps({"entries": 3}), "entries: expected list, got int"),
         (b"{", "not a flight record"),
+        (b'{"entries": [{"process_group": 3}]}', r"\$.entries\[0\]: process_group: expected list or tuple, got int"),
         (b"\x80\x04\x95", "not a flight record"),
         (
             b'{"entries": [{"state": "lost", "collective_seq_id": 1}]}',

@@ -1,0 +1,232 @@
+"""Channels of NCCL's communicators from a log with ``NCCL_DEBUG=INFO``: rings, trees, and the way every connection takes.
+
+Ranks print at the same time, and each tells its own part: rank 0 the rings (``Channel 00/24 : 0 1 2 ...``, cut off after some 20 to 200
+ranks), every rank its place in them (``Ring 00 : 7 -> 0 -> 1``, with ``NCCL_DEBUG_SUBSYS`` including GRAPH), its parent and children in
+every tree (``Trees [0] 1/-1/-1->0->-1``), and its connections (``Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from simcoll.errors import ConfigError
+from simcoll.formats.log_lines import Skipped, log_lines
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+__all__ = ["NcclCommunicator", "load_nccl_log"]
+
+MAX_RANKS, MAX_CHANNELS, MAX_COMMUNICATORS, MAX_PARTS = 1 << 16, 64, 1000, 100_000
+MAX_CONNECTIONS = 1_000_000
+
+_INFO = re.compile(r"(\S{1,200}):(\d{1,10}:\d{1,10}) \[-?\d{1,4}\] NCCL INFO (.*)")
+_RANK = re.compile(r"\bcomm 0x[0-9a-f]{1,16} rank (\d{1,6}) n[rR]anks (\d{1,6})\b")
+_ID = re.compile(r"\bcommId (0x[0-9a-f]{1,16})\b")
+_DEVICE = re.compile(r"\bnvmlDev (\d{1,3})\b")
+_NODES = re.compile(r"\bnNodes (\d{1,6})\b")
+_RING = re.compile(r"Channel (\d{1,3})/(\d{1,3}) :((?: +\d{1,6})+)\s*(\S?)")
+_PLACE = re.compile(r"Ring (\d{1,3}) : (\d{1,6}) -> (\d{1,6}) -> (\d{1,6})\s*$")
+_TREE = re.compile(
+    r"\[(\d{1,3})\] (?:(-?\d{1,6})(?:/-?\d{1,6})+->(\d{1,6})->(-?\d{1,6})(?![\d/])|(-?\d{1,6})->(\d{1,6})->-?\d{1,6}/)"
+)
+_VIA = re.compile(
+    r"(?:Channel|Ring) \d{1,3}(?:/\d{1,3})? : (\d{1,6})(?:\[\w{1,16}\])? -> (\d{1,6})(?:\[\w{1,16}\])? (?:\[\w+\] )?"
+    r"via ([\w/()-]{1,60})"
+)
+_NUMBERS = re.compile(r"/\d+(?=/|$)|\(\d+\)")
+
+
+@dataclass(frozen=True, slots=True)
+class NcclCommunicator:
+    """The channels of one communicator, as far as the log has them.
+
+    Attributes
+    ----------
+    name
+        NCCL's ``commId``, or a number where the log has none.
+    nranks, nnodes
+        Its size; ``nnodes`` is 0 where the log does not say.
+    places
+        ``(host, device)`` of every rank, empty where the log does not say it of all.
+    rings
+        Ranks of every channel in the order in which data goes round.
+    trees
+        Parent of every rank, -1 of the root, for every channel.
+    connections
+        ``(source, destination, way)``, each once: ``P2P/CUMEM``, ``SHM/direct/direct``, ``NET/IB/GDRDMA``, without numbers.
+    notes
+        What of it is missing in the log.
+    """
+
+    name: str
+    nranks: int
+    nnodes: int
+    places: tuple[tuple[str, int], ...]
+    rings: tuple[tuple[int, ...], ...]
+    trees: tuple[tuple[int, ...], ...]
+    connections: tuple[tuple[int, int, str], ...]
+    notes: tuple[str, ...]
+
+    def ways(self) -> dict[str, int]:
+        """How many connections take which way."""
+        return dict(sorted(Counter(way for _, _, way in self.connections).items()))
+
+
+@dataclass(slots=True)
+class _Part:
+    """What one rank has said of one communicator."""
+
+    host: str
+    rank: int = -1
+    nranks: int = 0
+    nnodes: int = 0
+    name: str = ""
+    device: int = -1
+    rings: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    after: dict[int, int] = field(default_factory=dict)
+    parents: dict[int, int] = field(default_factory=dict)
+    ways: dict[tuple[int, int, str], None] = field(default_factory=dict)
+    complete: bool = False
+
+    @property
+    def empty(self) -> bool:
+        return not (self.rings or self.after or self.parents or self.ways)
+
+
+def load_nccl_log(path: str | Path) -> list[NcclCommunicator]:
+    """Read the communicators of a log, the largest first, and of equal ones in their order; other lines are passed over.
+
+    Raises
+    ------
+    ConfigError
+        When the file cannot be read, or has no channels.
+    """
+    skipped = Skipped()
+    parts: dict[str, _Part] = {}
+    done: list[_Part] = []
+    connections = 0
+    for number, text in log_lines(path):
+        if "NCCL INFO" not in text or (found := _INFO.search(text)) is None:
+            continue
+        host, thread, said = found.groups()
+        part = parts.get(f"{host}:{thread}")
+        if part is None or (part.complete and "Init START" in said):
+            if len(parts) + len(done) >= MAX_PARTS:
+                skipped.add(number, "too many ranks and communicators; it is left out")
+                continue
+            if part is not None:
+                done.append(part)
+            part = parts[f"{host}:{thread}"] = _Part(host)
+        before = len(part.ways)
+        _feed(part, said, connections < MAX_CONNECTIONS)
+        connections += len(part.ways) - before
+    told = [*done, *parts.values()]
+    communicators = [_joined(name, group) for name, group in _grouped(part for part in told if not part.empty)]
+    if not communicators:
+        raise ConfigError(
+            "has no channels of NCCL; run with NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,GRAPH on all ranks",
+            file=str(path),
+        )
+    return sorted(communicators, key=lambda each: -each.nranks)[:MAX_COMMUNICATORS]
+
+
+def _feed(part: _Part, said: str, more: bool) -> None:
+    """Take from a line what it says of a rank."""
+    if found := _RANK.search(said):
+        part.rank, part.nranks = int(found[1]), min(int(found[2]), MAX_RANKS)
+        for pattern, name in ((_ID, "name"), (_DEVICE, "device"), (_NODES, "nnodes")):
+            if match := pattern.search(said):
+                setattr(part, name, match[1] if name == "name" else int(match[1]))
+        part.complete |= "Init COMPLETE" in said
+    elif found := _VIA.search(said):
+        if more:
+            part.ways[int(found[1]), int(found[2]), _NUMBERS.sub("", found[3])] = None
+    elif found := _RING.search(said):
+        if int(found[1]) < MAX_CHANNELS:
+            part.rings[int(found[1])] = () if found[4] else tuple(map(int, found[3].split()))
+    elif found := _PLACE.search(said):
+        if int(found[1]) < MAX_CHANNELS:
+            part.after[int(found[1])] = int(found[4])
+            part.rank = int(found[3]) if part.rank < 0 else part.rank
+    elif said.startswith("Trees"):
+        for each in _TREE.finditer(said):
+            channel, _, rank, parent, old_parent, old_rank = each.groups()
+            if int(channel) < MAX_CHANNELS:
+                part.parents[int(channel)] = int(parent if parent is not None else old_parent)
+                part.rank = int(rank or old_rank) if part.rank < 0 else part.rank
+
+
+def _grouped(parts: Iterator[_Part]) -> Iterator[tuple[str, dict[int, _Part]]]:
+    """The parts of every communicator by rank: by its id, else the first of that size in which the rank is missing."""
+    known: dict[str, dict[int, _Part]] = {}
+    for part in parts:
+        number = 0
+        name = part.name or f"number {number}, {part.nranks or 'unknown number of'} ranks"
+        while part.rank in known.get(name, {}) and not part.name:
+            number += 1
+            name = f"number {number}, {part.nranks or 'unknown number of'} ranks"
+        known.setdefault(name, {})[part.rank] = part
+    yield from known.items()
+
+
+def _joined(name: str, parts: dict[int, _Part]) -> NcclCommunicator:
+    """One communicator from what its ranks say."""
+    whole = [ring for part in parts.values() for ring in part.rings.values()]
+    nranks = max(part.nranks for part in parts.values()) or max(1, *map(len, whole), *(rank + 1 for rank in parts))
+    notes: list[str] = []
+    rings = _rings(parts, nranks, notes)
+    trees = _trees(parts, nranks, notes)
+    places = [(parts[rank].host, parts[rank].device) if rank in parts else ("", -1) for rank in range(nranks)]
+    known = all(device >= 0 for _, device in places) and len(set(places)) == nranks
+    connections = dict.fromkeys(way for part in parts.values() for way in part.ways)
+    return NcclCommunicator(
+        name, nranks, max(part.nnodes for part in parts.values()), tuple(places) if known else (), rings, trees, tuple(connections),
+        tuple(notes),
+    )  # fmt: skip
+
+
+def _rings(parts: dict[int, _Part], nranks: int, notes: list[str]) -> tuple[tuple[int, ...], ...]:
+    """Every ring: as it was printed, or put together from the next of every rank."""
+    printed = {channel: ring for part in parts.values() for channel, ring in part.rings.items()}
+    channels = sorted(printed.keys() | {channel for part in parts.values() for channel in part.after})
+    found = []
+    for channel in channels:
+        ring = printed.get(channel, ())
+        if len(ring) != nranks:
+            ring = _followed({rank: part.after[channel] for rank, part in parts.items() if channel in part.after})
+        if len(ring) == nranks == len(set(ring)) and max(ring) < nranks:
+            found.append(ring)
+    if len(found) < len(channels):
+        notes.append(
+            f"{len(channels) - len(found)} of {len(channels)} rings are not whole; NCCL_DEBUG_SUBSYS=INIT,GRAPH on all ranks has them"
+        )
+    return tuple(found)
+
+
+def _followed(after: dict[int, int]) -> tuple[int, ...]:
+    """The ring of a next rank for each, from rank 0; what does not close is cut off."""
+    order, rank = [0], after.get(0, 0)
+    while rank != 0 and rank in after and len(order) < len(after):
+        order.append(rank)
+        rank = after[rank]
+    return tuple(order) if rank == 0 else ()
+
+
+def _trees(parts: dict[int, _Part], nranks: int, notes: list[str]) -> tuple[tuple[int, ...], ...]:
+    """The parents of every tree that the log has of all ranks."""
+    channels = sorted({channel for part in parts.values() for channel in part.parents})
+    found = []
+    for channel in channels:
+        parents = [parts[rank].parents.get(channel, -2) if rank in parts else -2 for rank in range(nranks)]
+        if min(parents, default=-2) >= -1 and max(parents) < nranks and parents.count(-1) == 1:
+            found.append(tuple(parents))
+    if len(found) < len(channels):
+        notes.append(
+            f"{len(channels) - len(found)} of {len(channels)} trees are not whole; the logs of all ranks have them"
+        )
+    return tuple(found)
