@@ -86,6 +86,8 @@ class Relays:
         a, b = (np.repeat(end, first.shape[1]) for end in (src, dst))
         s, t = first.ravel(), last.ravel()
         fits = np.flatnonzero((s >= 0) & (t >= 0) & (s != t) & ((s != a) | (t != b)))
+        if not fits.size:
+            return np.full((src.size, 0), -1, np.int32)
         a, b, s, t = a[fits], b[fits], s[fits], t[fits]
         legs = [direct(a, s), direct(s, t), direct(t, b)]
         good = ~self.network[legs[0]].any(axis=1) & ~self.network[legs[2]].any(axis=1)

@@ -304,13 +304,10 @@ def graph_router(
     if not gpus_forward:
         forwards[rank_nodes] = False
     router = shortest_path_router(len(names), src, dst, latency_fs, rank_nodes, forwards)
-    for sources, missing in _unreachable(router):
-        src, dst = sources.repeat(missing.size), np.tile(missing, sources.size)
-        src, dst = src[src != dst], dst[src != dst]
-        lost = np.ones(src.size, np.bool_) if otherwise is None else ~otherwise(router, src, dst)
-        if lost.any():
-            pair = int(src[lost][0]), int(dst[lost][0])
-            a, b = (f"rank {rank} ({names[rank_nodes[rank]]})" for rank in pair)
+    for source, missing in _unreachable(router):
+        without = missing if otherwise is None else missing[~otherwise(router, np.full(missing.size, source), missing)]
+        if without.size:
+            a, b = (f"rank {rank} ({names[rank_nodes[rank]]})" for rank in (source, int(without[0])))
             why = "" if gpus_forward else f"; GPUs do not forward traffic here{hint}"
             if otherwise is not None:
                 why = ", nor one over another GPU of its node"
@@ -322,8 +319,8 @@ def graph_router(
     return BoxRouter(pair_links=pairs, links_per_box=0, levels=())
 
 
-def _unreachable(router: ShortestPathRouter) -> Iterator[tuple[Ints, Ints]]:
-    """Endpoints, and those to which none of the first have a route (apart from themselves), until all that lack one are named."""
+def _unreachable(router: ShortestPathRouter) -> Iterator[tuple[int, Ints]]:
+    """Each endpoint that lacks routes, and the endpoints to which it has none."""
     from scipy.sparse.csgraph import breadth_first_order, connected_components
 
     graph = _csr(router.nvertices, router.tail, router.head, np.ones(router.tail.size))
@@ -342,5 +339,7 @@ def _unreachable(router: ShortestPathRouter) -> Iterator[tuple[Ints, Ints]]:
             if not reached[first]:
                 reached[breadth_first_order(between, first, return_predecessors=False)] = True
         missing = np.flatnonzero(~reached[homes])
-        if missing.size and not (missing.size == 1 and sources == missing.tolist()):
-            yield np.array(sources), missing
+        for source in sources if missing.size else ():
+            others = missing[missing != source]
+            if others.size:
+                yield source, others

@@ -121,6 +121,13 @@ def test_the_bound_holds_and_engines_agree(name):
     assert bottleneck("all_reduce", lost).seconds_per_byte == bottleneck("all_reduce", whole).seconds_per_byte * 4 / 3
 
 
+def test_a_node_of_two_has_nobody_to_stand_in():
+    with pytest.raises(
+        ConfigError, match=r"no route from rank 0 \(box0.gpu0\) to rank 1 \(box0.gpu1\), nor one over another"
+    ):
+        boxes(1, 2, "400 GB/s").degrade("box0.gpu0 -> box0.nvswitch", 0)
+
+
 def test_folding_a_larger_machine():
     lost = boxes(12, 4, "400 GB/s", "1 us", nics=4, nic_bandwidth="50 GB/s", nic_latency="3 us").degrade("box5.nic2", 0)
     plan = simcoll.bind(simcoll.schedule("all_to_all", "direct", nranks=48), count=48)
