@@ -1,4 +1,4 @@
-"""``simcoll convert``: an algorithm or a topology from one file format to another."""
+"""``simcoll convert``: an algorithm, a topology or a workload from one file format to another."""
 
 from __future__ import annotations
 
@@ -38,11 +38,13 @@ def convert_file(
     Parameters
     ----------
     source
-        A file that holds an algorithm, in any format; or an algorithm with parameters: ring:channels=2. Or a topology.
+        A file that holds an algorithm, in any format; or an algorithm with parameters: ring:channels=2. Or a topology, or a workload,
+        as for simcoll step.
     target
-        The file to write. Its ending says the format, unless --to does.
+        The file to write. Its ending says the format, unless --to does. Of Chakra's files, one for each rank, what their names begin with.
     to
-        Format: schedule, msccl, mscclpp, goal or goal-binary; of a topology graphml, simgrid or nccl-topology.
+        Format: schedule, msccl, mscclpp, goal or goal-binary; of a topology graphml, simgrid or nccl-topology; of a workload workload,
+        chakra, or chakra-messages, with collectives as sends and receives; the latter also of an algorithm.
     collective, nranks, topology, root, in_place
         Of an algorithm by name, as for simcoll show.
     dialect
@@ -52,7 +54,7 @@ def convert_file(
     min_bytes, max_bytes
         Sizes that a file is meant for, such as 64K.
     size, dtype
-        Bytes, as in nccl-tests, and element type of formats that hold sizes: GOAL. Default: 1M, float32.
+        Bytes, as in nccl-tests, and element type of formats that hold sizes: GOAL, Chakra. Default: 1M, float32.
     """
     from simcoll.formats.output import write_file
     from simcoll.formats.schedule_files import algorithm_content, target_format
@@ -60,6 +62,15 @@ def convert_file(
 
     if (to or _TOPOLOGY_ENDINGS.get(target.suffix)) in _TOPOLOGIES:
         _convert_topology(source, target, to or _TOPOLOGY_ENDINGS[target.suffix])
+        return
+    named = to or _WORKLOAD_ENDINGS.get(target.suffix)
+    if named in _WORKLOADS:
+        from simcoll.cli.workload_files import convert_workload
+
+        def algorithm() -> Algorithm:
+            return _source(source, collective, nranks, topology, root, in_place=in_place)
+
+        convert_workload(source, target, named, topology, algorithm, size, dtype)
         return
     chosen = target_format(target, to)
     given = {
@@ -76,6 +87,8 @@ def convert_file(
     print(f"wrote {target}: {found}, {len(content):,} bytes of format {chosen.name}")
 
 
+_WORKLOADS = ("workload", "chakra", "chakra-messages")
+_WORKLOAD_ENDINGS = {".et": "chakra"}
 _TOPOLOGIES = ("graphml", "simgrid", "nccl-topology")
 _TOPOLOGY_ENDINGS = {".graphml": "graphml"}
 

@@ -1,4 +1,4 @@
-"""``simcoll step``: one training step."""
+"""``simcoll step``: one training step, or any workload."""
 
 from __future__ import annotations
 
@@ -7,44 +7,72 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from simcoll.command_line import WHOLE
+
 __all__ = ["time_step"]
 
 FILES = ("step.json", "step.svg", "trace.json.gz", "workload.json")
 
 
 def time_step(
-    design: Path, /, *, tier: int = 2, output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None
+    design: Annotated[Path, Parameter(name="FILE")],
+    /,
+    *,
+    tier: int = 2,
+    topology: Annotated[str | None, Parameter(name=["--topology", "-t"])] = None,
+    nodes: Annotated[int | None, WHOLE] = None,
+    gpu: str | None = None,
+    output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
 ) -> None:
-    """Time a training step: print where its time goes, write the result, a picture and a timeline.
+    """Time a training step, or another workload: print where its time goes, write the result, a picture and a timeline.
 
     Parameters
     ----------
     design
-        A design file.
+        A design file, a list of operations (TOML), a workload (JSON), or a Chakra trace: the file of one rank, trace.0.et, or trace.
     tier
         2: everything emulated together. 1: collectives timed once each and the pipeline played with these times; quicker, and the
         same where no two axes share links.
+    topology, nodes
+        Where a workload runs that names no topology, or another one than it names.
+    gpu
+        Times the work of a Chakra trace that says its operations and bytes.
     output
         Folder for step.json, step.svg, trace.json.gz (Perfetto) and workload.json; default out/<design>.
     """
+    from simcoll.cli.workload_files import WORKLOADS, read_any_workload, workload_kind
+    from simcoll.errors import ConfigError
     from simcoll.formats.output import open_folder, write_files
-    from simcoll.planning.step_report import step_json, step_lines, step_svg, step_trace
+    from simcoll.formats.recognise import TITLES
+    from simcoll.planning.step_report import step_json, step_lines, step_svg, step_trace, workload_lines
     from simcoll.workload.design import load_design
+    from simcoll.workload.run import run_workload
     from simcoll.workload.steps import Step
     from simcoll.workload.workload import write_workload
 
-    asked = Step(load_design(design))
     folder = output or Path("out") / design.stem
-    open_folder(folder, FILES)
-    result = asked.result(tier=tier)
-    for line in step_lines(result):
+    kind = workload_kind(design)
+    if kind not in WORKLOADS:
+        if topology is not None or nodes is not None or gpu is not None:
+            raise ConfigError(
+                f"--topology, --nodes and --gpu are for workloads; this is {TITLES[kind]}", file=str(design)
+            )
+        asked = Step(load_design(design))
+        open_folder(folder, FILES)
+        result = asked.result(tier=tier)
+        lines, workload, title = step_lines(result), asked.workload, result.title
+        clock, content = asked.clock(tier=tier).clock, step_json(result)
+    else:
+        workload, place, slow = read_any_workload(design, kind, topology, nodes, gpu)
+        if place is None:
+            raise ConfigError(
+                f"{TITLES[kind]} of {workload.nranks} ranks: say where it runs, with --topology", file=str(design)
+            )
+        open_folder(folder, FILES)
+        run = run_workload(workload, place, tier=tier, slow=slow)
+        lines, title, clock, content = workload_lines(run), run.title or design.stem, run.clock, step_json(run)
+    for line in lines:
         print(line)
-    clock = asked.clock(tier=tier).clock
-    contents = (
-        step_json(result),
-        step_svg(asked.workload, clock, result.title),
-        step_trace(asked.workload, clock, result.title),
-        write_workload(asked.workload),
-    )
+    contents = (content, step_svg(workload, clock, title), step_trace(workload, clock, title), write_workload(workload))
     write_files(folder, dict(zip(FILES, contents, strict=True)))
     print(f"# wrote {', '.join(str(folder / name) for name in FILES)}")

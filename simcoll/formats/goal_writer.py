@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
 
-__all__ = ["dump_goal", "dump_goal_binary", "goal_of"]
+__all__ = ["bind_bytes", "dump_goal", "dump_goal_binary", "goal_of"]
 
 FS_PER_NS = 10**6
 
@@ -88,8 +88,14 @@ def goal_of(plan: Plan) -> Goal:
     )
 
 
-def _bound(schedule: Schedule, size: int, dtype: str) -> Plan:
-    """The plan for so many bytes, as nccl-tests counts them."""
+def bind_bytes(schedule: Schedule, size: int, dtype: str) -> Plan:
+    """The plan for so many bytes, as nccl-tests counts them.
+
+    Raises
+    ------
+    ConfigError
+        When they are not whole elements of every block.
+    """
     collective = schedule.collective
     slots = max(collective.input_slots, collective.output_slots, 1)
     plan = bind(schedule, 0, dtype)
@@ -126,7 +132,7 @@ def dump_goal(schedule: Schedule, *, size: int = 1 << 20, dtype: str = "float32"
     >>> print(dump_goal(simcoll.schedule("broadcast", "tree", nranks=2), size=4).decode().splitlines()[0])
     // tree(channels=1, pieces=1) broadcast n=2 root=0, 4 bytes
     """
-    plan = _bound(schedule, size, dtype)
+    plan = bind_bytes(schedule, size, dtype)
     goal = goal_of(plan)
     text = goal_text(goal, (f"{schedule}, {size} bytes",))
     if goal_binary(parse_goal(text)) != goal_binary(goal):
@@ -137,7 +143,7 @@ def dump_goal(schedule: Schedule, *, size: int = 1 << 20, dtype: str = "float32"
 
 def dump_goal_binary(schedule: Schedule, *, size: int = 1 << 20, dtype: str = "float32") -> bytes:
     """GOAL binary of a schedule; as :func:`dump_goal`."""
-    goal = goal_of(_bound(schedule, size, dtype))
+    goal = goal_of(bind_bytes(schedule, size, dtype))
     content = goal_binary(goal)
     if goal_binary(parse_goal_binary(content)) != content:
         raise InternalError(f"{schedule}: its GOAL binary reads back as something else")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from simcoll.errors import ConfigError
+from simcoll.formats.chakra_nodes import is_chakra
 from simcoll.limits.text import parse_toml
 
 if TYPE_CHECKING:
@@ -45,6 +46,9 @@ TITLES: Mapping[str, str] = {
     "graphml": "a GraphML graph",
     "topology": "a simcoll topology file",
     "scenario": "a simcoll scenario file",
+    "design": "a design of a training step",
+    "operations": "a list of operations",
+    "workload": "a simcoll workload",
     "library": "a simcoll library file",
     "toml": "a TOML file of no kind known here",
     "chrome-trace": "a Chrome or Perfetto trace",
@@ -64,6 +68,7 @@ _ROOTS = {
 # Keys that tell a JSON object apart; the first row that fits decides.
 _KEYS: tuple[tuple[str, frozenset[str]], ...] = (
     ("schedule", frozenset({"format", "version"})),
+    ("workload", frozenset({"format", "nranks", "operations"})),
     ("flight-record", frozenset({"entries", "version"})),
     ("chrome-trace", frozenset({"traceEvents"})),
     ("inspector", frozenset({"coll_perf"})),
@@ -105,6 +110,8 @@ def recognise(content: bytes) -> str:
         return "flight-record"
     if head[:2] in {b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"}:
         return "pickle"
+    if is_chakra(content):
+        return "chakra"
     text = head.decode("utf-8", "replace")
     first = text.lstrip("\ufeff \t\r\n")[:1]
     if first == "<":
@@ -160,7 +167,7 @@ def _text(text: str, content: bytes) -> str:
         if any(map(pattern.match, lines)):
             return name
     if "\0" in text or "\ufffd" in text:
-        return "chakra" if b"\x12" in content[:4] and b"comm_" in content else "binary"
+        return "binary"
     try:
         table = parse_toml(content)
     except ConfigError:
@@ -171,4 +178,8 @@ def _text(text: str, content: bytes) -> str:
         return "topology"
     if {"topology", "collective", "sizes"} <= table.keys():
         return "scenario"
+    if {"model", "topology"} <= table.keys():
+        return "design"
+    if {"op", "mesh"} <= table.keys():
+        return "operations"
     return "toml" if table else "text"

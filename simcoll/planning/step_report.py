@@ -15,16 +15,18 @@ if TYPE_CHECKING:
 
     from simcoll.workload.memory import Memory
     from simcoll.workload.result import StepResult
+    from simcoll.workload.run import WorkloadResult
     from simcoll.workload.timeline import Clock
     from simcoll.workload.workload import Operation, Workload
 
-__all__ = ["step_json", "step_lines", "step_svg", "step_trace"]
+__all__ = ["step_json", "step_lines", "step_svg", "step_trace", "workload_lines"]
 
 _COLOURS = {
     "forward": "#0072B2", "backward": "#D55E00", "weights": "#E69F00", "optimizer": "#000000", "activations": "#56B4E9",
     "gradients of activations": "#56B4E9",
 }  # fmt: skip
 _OTHERS = ("#009E73", "#CC79A7", "#F0E442")
+_MORE = ("seconds", "tokens_per_second", "mfu", "hfu", "fits")
 _PARTS = ("weights", "gradients", "optimizer", "activations", "buffers")
 
 
@@ -42,12 +44,7 @@ def step_lines(result: StepResult) -> Iterator[str]:
     )
     yield _row("compute", format_time(result.compute_fs))
     yield _row("bubble", f"{format_time(result.bubble_fs)}, where communication is free")
-    for axis, each in result.axes.items():
-        moved = format_size(each.bytes) if each.bytes % 2**20 == 0 else f"{each.bytes / 2**20:,.0f} MiB"
-        yield _row(axis, f"exposed {format_time(max(0, each.exposed_fs))} of {format_time(each.total_fs)}, {moved}")
-    yield _row("bound", f"{format_time(result.bound_fs)}: {result.limit}")
-    for name, share in result.link_use:
-        yield _row("busiest", f"{name}, {100 * share:.0f} % of its capacity")
+    yield from _communication(result)
     worst = max(result.memory, key=lambda memory: memory.total)
     said = "fits" if result.fits else "does not fit"
     yield _row("memory", f"{_gib(worst.total)} of {_gib(result.memory_limit)}, {said}: {_parts(worst)}")
@@ -57,8 +54,30 @@ def step_lines(result: StepResult) -> Iterator[str]:
     yield f"# played: {result.path}, trace {result.trace_hash or '-'}"
 
 
+def workload_lines(result: WorkloadResult) -> Iterator[str]:
+    """The table of a workload that is no design, as :func:`step_lines`."""
+    yield f"# {result.title}: {result.nranks} ranks on {result.topology}, tier {result.tier}"
+    yield _row("step", format_time(result.time_fs))
+    yield _row("compute", format_time(result.compute_fs))
+    yield from _communication(result)
+    yield f"# played: {result.path}, trace {result.trace_hash or '-'}"
+
+
+def _communication(result: StepResult | WorkloadResult) -> Iterator[str]:
+    """Communication by axis, what limits the step, and the busiest links."""
+    for axis, each in result.axes.items():
+        if each.bytes >= 2**20:
+            moved = format_size(each.bytes) if each.bytes % 2**20 == 0 else f"{each.bytes / 2**20:,.0f} MiB"
+        else:
+            moved = format_size(each.bytes)
+        yield _row(axis, f"exposed {format_time(max(0, each.exposed_fs))} of {format_time(each.total_fs)}, {moved}")
+    yield _row("bound", f"{format_time(result.bound_fs)}: {result.limit}")
+    for name, share in result.link_use:
+        yield _row("busiest", f"{name}, {100 * share:.0f} % of its capacity")
+
+
 def _row(name: str, text: str) -> str:
-    return f"{name:<12}{text}"
+    return f"{name:<11} {text}"
 
 
 def _gib(count: int) -> str:
@@ -70,10 +89,10 @@ def _parts(memory: Memory) -> str:
     return ", ".join([*found, f"in host memory {memory.host / 2**30:.1f}"] if memory.host else found)
 
 
-def step_json(result: StepResult) -> bytes:
+def step_json(result: StepResult | WorkloadResult) -> bytes:
     """All numbers of a result."""
-    fields: dict[str, Any] = {name: getattr(result, name) for name in result.__slots__}
-    fields |= {name: getattr(result, name) for name in ("seconds", "tokens_per_second", "mfu", "hfu", "fits")}
+    fields: dict[str, Any] = {name: getattr(result, name) for name in result.__slots__ if name != "clock"}
+    fields |= {name: getattr(result, name) for name in _MORE if hasattr(result, name)}
     return msgspec.json.format(msgspec.json.encode(fields), indent=1) + b"\n"
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from simcoll.topology import Topology
 
-__all__ = ["PLANNING_TABLES", "Cluster", "Design", "design_from", "load_design"]
+__all__ = ["PLANNING_TABLES", "Cluster", "Design", "design_from", "load_cluster", "load_design"]
 
 MAX_FILE_BYTES = 2**20
 PLANNING_TABLES = ("variants", "objective", "cost", "failures")
@@ -169,7 +169,7 @@ def design_from(document: Mapping[str, Any], *, file: str = "design") -> Design:
         _refuse_lists(tables.get("parallel"))
         read = convert_table(tables, _File)
         folder = Path(file).parent
-        topology = _loaded(msgspec.msgpack.encode(read.topology), str(folder))
+        topology = load_cluster(read.topology, folder)
         return _checked(read, topology, folder, Path(file).stem)
     except ConfigError as error:
         raise error if error.file else ConfigError(error.message, file=file, path=error.path) from None
@@ -182,6 +182,21 @@ def _refuse_lists(parallel: object) -> None:
             raise ConfigError(
                 "a list is a space of designs, for simcoll plan; a step needs one value", path=f"$.parallel.{key}"
             )
+
+
+def load_cluster(cluster: Cluster, folder: Path) -> Topology:
+    """The topology that a file in a folder asks for.
+
+    Raises
+    ------
+    ConfigError
+        As :func:`load_design`.
+    """
+    try:
+        asked = msgspec.msgpack.encode(cluster)
+    except OverflowError as error:
+        raise ConfigError(f"a number is too large: {error}", path="$.topology") from None
+    return _loaded(asked, str(folder))
 
 
 @lru_cache(maxsize=64)

@@ -47,9 +47,16 @@ from simcoll.topology import load_topology
 from simcoll.topology.graph_files import graphml_text, parse_graphml, parse_simgrid, simgrid_text
 from simcoll.topology.nccl_xml import parse_nccl_xml
 from simcoll.topology.smi_matrix import parse_smi_matrix
+from simcoll.workload.chakra import parse_chakra
+from simcoll.workload.chakra_writer import dump_chakra
 from simcoll.workload.design import load_design
+from simcoll.workload.gathering import gathered
 from simcoll.workload.gpu import parse_gpu
+from simcoll.workload.measured import parse_measured
 from simcoll.workload.model import model_from_hf
+from simcoll.workload.operation_list import load_operations
+from simcoll.workload.traces import Step, Together
+from simcoll.workload.workload import Rules, read_workload, write_workload
 from tests.support import nccl_logs, nccl_reports
 from tests.support.damage import WAYS
 
@@ -182,6 +189,21 @@ FLIGHT = dump_flight_record(
 NCCL_GRAPH = b"""<graphs version="1"><graph id="0" pattern="4" speedintra="12" speedinter="12" typeintra="SYS">
 <channel><gpu dev="0"/><gpu dev="a"/></channel></graph></graphs>"""
 
+_BOTH = Together("k", (0, 1), "all_gather", "tp", 64, dtype="bfloat16", sizes=((3, 5),), root=0)
+_MESSAGE = Together("m", (1, 0), "send", "pp", 4096)
+TRACES = [
+    [
+        Step("a", name="w", time_fs=10**9, flops=8.0),
+        Step("b", (0,), together=_BOTH),
+        Step("b", (1,), together=_MESSAGE),
+    ],
+    [Step("b", together=_BOTH), Step("b", together=_MESSAGE)],
+]
+ALONE = [
+    Step("a", name="w", time_fs=10**9, flops=8.0),
+    Step("a", (0,), together=Together("s", (0,), "all_reduce", "dp", 4096, dtype="bfloat16")),
+    Step("b", (0, 1), together=Together("v", (0,), "all_to_all", "ep", 64, sizes=((64,),))), Step("c", (2,), name="x", time_fs=5),
+]  # fmt: skip
 READERS = {
     "schedule": Reader(_proved(parse_schedule), lambda: [dump_schedule(each) for each in _schedules()]),
     "msccl": Reader(
@@ -235,6 +257,12 @@ READERS = {
     ),
     "gpu": Reader(lambda content: parse_gpu(content, "file"), lambda: _of_folder("gpus/*.toml")),
     "design": Reader(_at_path(load_design, ".toml"), lambda: [DESIGN, *_of_folder("designs/*.toml")]),
+    "chakra": Reader(lambda content: parse_chakra([(content, "t.0.et")]), lambda: dump_chakra([ALONE], Rules())),
+    "workload": Reader(read_workload, lambda: [write_workload(gathered(TRACES, rules=Rules()))]),
+    "operations": Reader(_at_path(load_operations, ".toml"), lambda: _of_folder("docs/howto/experts.toml")),
+    "measured": Reader(
+        lambda content: parse_measured(content, "file"), lambda: [b"operator,shape,dtype,milliseconds\ngemm,8x8,bf16,0.5\nadd,,fp32,1e-3\n"]
+    ),
     "model": Reader(_at_path(model_from_hf, ".json"), lambda: [json.dumps(MODEL | more).encode() for more in ({}, LATENT)]),
     "objects": Reader(decode, lambda: [encode(each) for each in OBJECTS]),
 }  # fmt: skip

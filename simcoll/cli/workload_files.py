@@ -1,0 +1,130 @@
+"""Workloads from the files that the commands take, and to files in other formats."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from simcoll.formats.schedule_files import Algorithm
+    from simcoll.topology import Topology
+    from simcoll.workload.traces import Traces
+    from simcoll.workload.workload import Rules, Workload
+
+__all__ = ["WORKLOADS", "convert_workload", "read_any_workload", "workload_kind"]
+
+WORKLOADS = ("workload", "operations", "chakra")
+"""Formats that hold a workload."""
+
+
+def workload_kind(path: Path) -> str:
+    """What a file is, told from its content; ``"chakra"`` where only files that begin with the name can be meant."""
+    from simcoll.formats.recognise import recognise
+    from simcoll.formats.strict import read_file
+    from simcoll.limits.paths import is_file
+    from simcoll.workload.chakra import MAX_FILE_BYTES
+
+    return recognise(read_file(path, MAX_FILE_BYTES)) if is_file(path) else "chakra"
+
+
+def read_any_workload(
+    path: Path, kind: str, topology: str | None = None, nodes: int | None = None, gpu: str | None = None
+) -> tuple[Workload, Topology | None, Mapping[int, float]]:
+    """A workload, where it runs if that is said, and which ranks are slow there."""
+    from simcoll.errors import ConfigError
+    from simcoll.formats.recognise import TITLES
+    from simcoll.formats.strict import read_file
+    from simcoll.topology import load_topology
+    from simcoll.workload.chakra import MAX_FILE_BYTES, load_chakra
+    from simcoll.workload.gpu import load_gpu
+    from simcoll.workload.operation_list import load_operations
+    from simcoll.workload.workload import read_workload
+
+    slow: Mapping[int, float] = {}
+    named: Topology | None = None
+    if gpu is not None and kind != "chakra":
+        raise ConfigError(f"--gpu is for Chakra traces; this is {TITLES[kind]}", file=str(path))
+    if kind == "operations":
+        listed = load_operations(path)
+        workload, named, slow = listed.workload, listed.topology, listed.slow
+    elif kind == "workload":
+        workload = read_workload(read_file(path, MAX_FILE_BYTES), str(path))
+    else:
+        workload = load_chakra(path, gpu=None if gpu is None else load_gpu(gpu))
+    if topology is not None:
+        slow, named = {}, load_topology(topology, nodes=nodes)
+        if nodes is None and named.nranks < workload.nranks:
+            named = load_topology(topology, nodes=-(-workload.nranks // max(1, named.nranks)))
+    return workload, named, slow
+
+
+def convert_workload(
+    source: str,
+    target: Path,
+    name: str,
+    topology: str | None,
+    algorithm: Callable[[], Algorithm],
+    size: str | None,
+    dtype: str | None,
+) -> None:
+    """Write a workload, or the messages of an algorithm, in another format."""
+    from simcoll.errors import ConfigError
+    from simcoll.formats.output import write_file, write_files
+    from simcoll.limits.paths import is_file
+    from simcoll.workload.chakra_writer import dump_chakra
+    from simcoll.workload.workload import write_workload
+
+    path = Path(source)
+    kind = workload_kind(path) if is_file(path) else ""
+    rules: Rules | None = None
+    if kind in WORKLOADS:
+        workload, place, _ = read_any_workload(path, kind, topology)
+        if name == "workload":
+            content = write_workload(workload)
+            write_file(target, content)
+            print(
+                f"wrote {target}: {workload.nranks} ranks, {len(workload.operations)} operations, {len(content):,} bytes"
+            )
+            return
+        traces, rules = _traces(workload, place, messages=name == "chakra-messages"), workload.rules
+    elif name == "workload":
+        raise ConfigError(
+            "an algorithm is no workload; expected a list of operations, a workload or a Chakra trace", file=source
+        )
+    else:
+        traces = _messages(algorithm(), size, dtype)
+    stem = target.name.removesuffix(".et")
+    files = {f"{stem}.{rank}.et": content for rank, content in enumerate(dump_chakra(traces, rules))}
+    write_files(target.parent, files)
+    steps = sum(map(len, traces))
+    print(
+        f"wrote {target.parent / stem}.0.et to {stem}.{len(files) - 1}.et: {steps:,} nodes, {sum(map(len, files.values())):,} bytes"
+    )
+
+
+def _traces(workload: Workload, place: Topology | None, *, messages: bool) -> Traces:
+    from simcoll.errors import ConfigError
+    from simcoll.workload.chakra_writer import traces_of_program, traces_of_workload
+    from simcoll.workload.lower import Plans, lower
+    from simcoll.workload.workload import Compute
+
+    inside = any(isinstance(operation, Compute) and operation.inside for operation in workload.operations)
+    if not inside and not messages:
+        return traces_of_workload(workload)
+    if place is None:
+        raise ConfigError("what its collectives become depends on where they run: give --topology")
+    return traces_of_program(lower(workload, Plans(place, rules=workload.rules))[0], lowered=messages)
+
+
+def _messages(found: Algorithm, size: str | None, dtype: str | None) -> Traces:
+    """The messages of a schedule bound to a size."""
+    from simcoll.emulator.programs import Call, Program
+    from simcoll.formats.goal_writer import bind_bytes
+    from simcoll.formats.schedule_files import schedule_of
+    from simcoll.units import parse_size
+    from simcoll.workload.chakra_writer import traces_of_program
+
+    plan = bind_bytes(schedule_of(found), parse_size(size or "1M"), dtype or "float32")
+    return traces_of_program(Program(plan.nranks, [Call(plan)]), lowered=True)

@@ -1,0 +1,320 @@
+"""Chakra execution traces as workloads: a file for each rank, ``prefix.0.et`` and on, of MLCommons' schema.
+
+The nodes of a rank are put in an order that their dependencies allow, lowest number first. Work on the CPU, work on the GPU and
+collectives are a stream each, in that order, as ASTRA-sim has them; a node that names its stream is on that one. The messages of two
+ranks are a stream of their own. Collectives of a group meet in order, and so do messages with the same ends and tag. A message flows when
+its sender comes to it, whether or not its receiver has.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+import re
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from simcoll.errors import ConfigError, nearest, shown
+from simcoll.formats.chakra_nodes import parse_nodes
+from simcoll.formats.strict import read_file
+from simcoll.limits.paths import is_file
+from simcoll.units import MAX_TIME_FS
+from simcoll.workload.gathering import gathered
+from simcoll.workload.traces import Step, Together
+from simcoll.workload.workload import Rules
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from simcoll.formats.chakra_nodes import Node, Value
+    from simcoll.workload.gpu import Gpu
+    from simcoll.workload.traces import Traces
+    from simcoll.workload.workload import Workload
+
+__all__ = ["COLLECTIVES", "OWN", "load_chakra", "message_stream", "parse_chakra"]
+
+COLLECTIVES = (
+    "all_reduce", "reduce", "all_gather", "gather", "scatter", "broadcast", "all_to_all", "reduce_scatter", "reduce_scatter", "barrier",
+)  # fmt: skip
+"""By the numbers of CollectiveCommType; reduce_scatter is also REDUCE_SCATTER_BLOCK."""
+OWN = "simcoll."
+"""Begins the names of attributes that only we write: what the schema has no word for."""
+MAX_FILE_BYTES = 1 << 30
+MAX_RANKS = 1 << 16
+_FILE = re.compile(r"(.*?)\.?(\d{1,7})\.et")
+_US = 10**9
+
+
+def load_chakra(path: str | Path, *, gpu: Gpu | None = None) -> Workload:
+    """The workload of all ranks' files, of which one is named: ``trace.0.et``; or what they begin with: ``trace``.
+
+    Raises
+    ------
+    ConfigError
+        For files that cannot be read, ranks that are missing, and as :func:`parse_chakra`.
+    """
+    given = Path(path)
+    match = _FILE.fullmatch(given.name)
+    prefix = match[1] if match is not None and is_file(given) else given.name.removesuffix(".et")
+    found: dict[int, Path] = {}
+    for each in sorted(given.parent.iterdir()) if given.parent.is_dir() else ():
+        own = _FILE.fullmatch(each.name)
+        if own is not None and own[1] == prefix:
+            found[int(own[2])] = each
+    if not found:
+        raise ConfigError(f"no files {prefix}.0.et, {prefix}.1.et and so on", file=str(path))
+    if len(found) > MAX_RANKS:
+        raise ConfigError(f"{len(found)} ranks; expected at most {MAX_RANKS}", file=str(path))
+    missing = [rank for rank in range(max(found) + 1) if rank not in found]
+    if missing:
+        raise ConfigError(
+            f"the file of rank {missing[0]} is missing; there are those of {len(found)} ranks", file=str(path)
+        )
+    files = [(read_file(found[rank], MAX_FILE_BYTES), str(found[rank])) for rank in range(len(found))]
+    return parse_chakra(files, gpu=gpu, title=prefix)
+
+
+def parse_chakra(files: Sequence[tuple[bytes, str | None]], *, gpu: Gpu | None = None, title: str = "") -> Workload:
+    """A workload from the contents and names of all ranks' files.
+
+    Parameters
+    ----------
+    gpu
+        Times work that says its operations (``num_ops``) and bytes (``tensor_size``), by roofline; all other work, and without a GPU all,
+        takes the time that it was recorded with.
+
+    Raises
+    ------
+    ConfigError
+        For what is no trace, dependencies on nodes that do not exist or in a circle, groups that no node describes, collectives over
+        some dimensions only (``involved_dim``), and ranks that do not fit together.
+    """
+    traces: Traces = []
+    metadata: dict[str, Value] = {}
+    for rank, (content, file) in enumerate(files):
+        metadata, nodes = parse_nodes(content, file)
+        try:
+            traces.append(_Rank(rank, len(files), gpu).steps(nodes))
+        except ConfigError as error:
+            raise ConfigError(error.message, file=file, path=error.path) from None
+    rules = None
+    if f"{OWN}protocol" in metadata:
+        rules = Rules(protocol=str(metadata[f"{OWN}protocol"]), library=str(metadata.get(f"{OWN}library", "")))
+    return gathered(traces, title=title, rules=rules)
+
+
+def message_stream(source: int, target: int) -> str:
+    """A stream for messages from one rank to another, on which each of both has no others: by distance, even and odd."""
+    distance = target - source
+    side = source // max(abs(distance), 1) % 2
+    return f"messages {distance:+d}{' odd' if side else ''}"
+
+
+@dataclass(eq=False)
+class _Rank:
+    """The nodes of a rank as steps."""
+
+    rank: int
+    nranks: int
+    gpu: Gpu | None
+    groups: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    made: list[Step] = field(default_factory=list)
+    ends: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    counts: Counter[tuple[object, ...]] = field(default_factory=Counter)
+
+    def steps(self, nodes: Sequence[Node]) -> list[Step]:
+        for node in nodes:
+            if node.kind == "METADATA" and node.values:
+                self._groups_of(node)
+        for node in _ordered(nodes):
+            try:
+                self._add(node)
+            except ConfigError as error:
+                raise ConfigError(error.message, path=f"node {node.number} {node.name!r:.60}") from None
+        return self.made
+
+    def _add(self, node: Node) -> None:
+        after = tuple(dict.fromkeys(each for one in node.after for each in self.ends[one]))
+        if node.kind in {"INVALID", "METADATA"}:
+            self.ends[node.number] = after
+            return
+        self.ends[node.number] = (len(self.made),)
+        on_cpu = bool(node.attributes.get("is_cpu_op", False))
+        stream = self._stream(node, on_cpu=on_cpu)
+        if node.kind in {"COMP", "MEM_LOAD", "MEM_STORE"}:
+            time_fs = self._time(node, on_cpu=on_cpu)
+            self.made.append(Step(stream, after, node.name, time_fs, float(_number(node, "num_ops", 0))))
+            return
+        if on_cpu:
+            raise ConfigError("communication on the CPU (is_cpu_op) cannot be played")
+        together = self._collective(node) if node.kind == "COMM_COLL" else self._message(node)
+        if node.kind == "COMM_RECV" and not node.attributes.get(f"{OWN}waits"):
+            self.ends[node.number] += after
+            after = ()
+        self.made.append(Step(stream, after, node.name, together=together))
+
+    def _stream(self, node: Node, *, on_cpu: bool) -> str:
+        own = node.attributes.get(f"{OWN}stream")
+        if own is not None:
+            return str(own)
+        if node.kind in {"COMM_SEND", "COMM_RECV"}:
+            return message_stream(*self._ends(node))
+        if on_cpu:
+            return "cpu"
+        kind = "communication" if node.kind == "COMM_COLL" else "memory" if node.kind.startswith("MEM") else "compute"
+        given = node.attributes.get("stream")
+        return kind if given is None else f"stream {given!s:.40}"
+
+    def _time(self, node: Node, *, on_cpu: bool) -> int:
+        """Femtoseconds of work."""
+        exact = node.attributes.get(f"{OWN}time_fs")
+        flops, moved = _number(node, "num_ops", 0), _number(node, "tensor_size", 0)
+        if exact is not None:
+            time = _number(node, f"{OWN}time_fs", 0)
+        elif self.gpu is not None and not on_cpu and (flops or moved):
+            bandwidth = self.gpu.number("memory.measured", self.gpu.number("memory.bandwidth"))
+            dtype = str(node.attributes.get("dtype", "bf16" if "peak.bf16" in self.gpu.values else "fp16"))
+            time = round(max(flops / self.gpu.gemm(dtype), moved / bandwidth) * 1e15)
+        else:
+            time = node.duration_us * _US
+            if not time and node.kind != "COMP":
+                raise ConfigError(f"{node.kind} of {moved} bytes has no duration, and no memory is modelled")
+        if time >= MAX_TIME_FS:
+            raise ConfigError(f"takes {time} fs; expected less than {MAX_TIME_FS}")
+        return time
+
+    def _ends(self, node: Node) -> tuple[int, int]:
+        """Source and destination of a message."""
+        sends = node.kind == "COMM_SEND"
+        source = _number(node, "comm_src", self.rank if sends else None)
+        target = _number(node, "comm_dst", None if sends else self.rank)
+        for rank in (source, target):
+            if rank >= self.nranks:
+                raise ConfigError(f"rank {rank} does not exist; there are files of {self.nranks} ranks")
+        if source == target or self.rank != (source if sends else target):
+            raise ConfigError(f"a message from rank {source} to rank {target}, on rank {self.rank}")
+        return source, target
+
+    def _message(self, node: Node) -> Together:
+        source, target = self._ends(node)
+        tag = _number(node, "comm_tag", 0)
+        place = (source, target, tag)
+        self.counts[place] += 1
+        name = str(node.attributes.get("pg_name", "")) or "messages"
+        return Together((*place, self.counts[place]), (source, target), "send", name, _number(node, "comm_size", None))
+
+    def _collective(self, node: Node) -> Together:
+        number = _number(node, "comm_type", None)
+        if number >= len(COLLECTIVES):
+            raise ConfigError(f"comm_type {number}; expected 0 to {len(COLLECTIVES) - 1}")
+        involved = node.attributes.get("involved_dim", ())
+        if isinstance(involved, tuple) and not all(involved):
+            raise ConfigError(
+                f"involved_dim {[int(each) for each in involved]}: a collective over some dimensions of ASTRA-sim's network; expected a "
+                "group, named by pg_name"
+            )
+        name = str(node.attributes.get("pg_name", ""))
+        ranks = self._members(name)
+        kind = COLLECTIVES[number]
+        size = 0 if kind == "barrier" else _number(node, "comm_size", None)
+        if kind in {"all_gather", "gather"}:
+            size *= len(ranks)  # comm_size counts a rank's input
+        if node.attributes.get(f"{OWN}meeting"):
+            kind = "meeting"
+        self.counts[ranks] += 1
+        sizes = _sizes(node)
+        return Together(
+            (ranks, self.counts[ranks]), ranks, kind, name if name not in {"", "0"} else "all", size,
+            str(node.attributes.get(f"{OWN}dtype", "")), _number(node, f"{OWN}root", 0), sizes or (((0,),) if kind == "barrier" else ()),
+            str(node.attributes.get(f"{OWN}algorithm", "")), _imbalance(node),
+        )  # fmt: skip
+
+    def _members(self, name: str) -> tuple[int, ...]:
+        if name in self.groups:
+            ranks = self.groups[name]
+        elif name in {"", "0"}:
+            ranks = tuple(range(self.nranks))
+        else:
+            raise ConfigError(f"no metadata node describes group {name!r}; {nearest(name, self.groups or ['0'])}")
+        if self.rank not in ranks:
+            raise ConfigError(f"rank {self.rank} is not in group {name!r} of ranks {list(ranks[:8])}")
+        return ranks
+
+    def _groups_of(self, node: Node) -> None:
+        """Process groups as PyTorch writes them into a metadata node; other metadata are left alone."""
+        text = node.values.strip()[2:-2]
+        try:
+            found = json.loads(text if '\\"' not in text else text.replace('\\"', '"'))
+        except (ValueError, RecursionError):
+            return
+        for each in found if isinstance(found, list) else ():
+            name, ranks = (each.get("pg_name"), each.get("ranks")) if isinstance(each, dict) else (None, None)
+            if not isinstance(name, str) or not isinstance(ranks, list):
+                continue
+            members = tuple(ranks or range(self.nranks))
+            fits = all(type(rank) is int and 0 <= rank < self.nranks for rank in members)
+            if not fits or len(set(members)) != len(members):
+                raise ConfigError(
+                    f"group {name!r} has ranks {ranks!s:.60}; expected different ones, 0 to {self.nranks - 1}"
+                )
+            self.groups[name] = members
+
+
+def _number(node: Node, name: str, default: int | None) -> int:
+    """A whole number of at least 0 among the attributes."""
+    value: Any = node.attributes.get(name, default)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if type(value) is not int or not 0 <= value < 2**63:
+        raise ConfigError(
+            f"{name}: expected a whole number of at least 0, got {'none' if value is None else shown(value)}"
+        )
+    return value
+
+
+def _imbalance(node: Node) -> float:
+    value = node.attributes.get(f"{OWN}imbalance", 1.0)
+    if not isinstance(value, (int, float)) or not 1 <= value <= 1e6:
+        raise ConfigError(f"{OWN}imbalance: expected a number of at least 1, got {shown(value)}")
+    return float(value)
+
+
+def _sizes(node: Node) -> tuple[tuple[int, ...], ...]:
+    """Uneven blocks, as we write them: numbers and commas, rows and semicolons."""
+    text = str(node.attributes.get(f"{OWN}sizes", ""))
+    if not text:
+        return ()
+    if not re.fullmatch(r"[0-9]{1,18}([,;][0-9]{1,18})*", text):
+        raise ConfigError(f"{OWN}sizes: expected numbers with commas and semicolons between, got {text[:60]!r}")
+    return tuple(tuple(map(int, row.split(","))) for row in text.split(";"))
+
+
+def _ordered(nodes: Sequence[Node]) -> list[Node]:
+    """Nodes after those that they depend on, lowest number first."""
+    known: Mapping[int, Node] = {node.number: node for node in nodes}
+    later: dict[int, list[int]] = defaultdict(list)
+    needs: dict[int, int] = {}
+    for node in nodes:
+        needs[node.number] = len(node.after)
+        for other in node.after:
+            if other not in known:
+                raise ConfigError(
+                    f"depends on node {other}, which does not exist", path=f"node {node.number} {node.name!r:.60}"
+                )
+            later[other].append(node.number)
+    ready = [number for number, count in needs.items() if not count]
+    heapq.heapify(ready)
+    found = []
+    while ready:
+        number = heapq.heappop(ready)
+        found.append(known[number])
+        for other in later[number]:
+            needs[other] -= 1
+            if not needs[other]:
+                heapq.heappush(ready, other)
+    if len(found) < len(nodes):
+        stuck = min(number for number, count in needs.items() if count)
+        raise ConfigError("depends on itself, through other nodes", path=f"node {stuck} {known[stuck].name!r:.60}")
+    return found
