@@ -82,6 +82,9 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
 
 __all__ = [
+    "FS_PER_SECOND_UBPS",
+    "JITTER",
+    "ROUNDING",
     "SLACK",
     "UNLIMITED",
     "Costs",

@@ -15,7 +15,7 @@ from simcoll.emulator.events.detours import Detours
 from simcoll.emulator.events.driving import Course, LinkChanges
 from simcoll.emulator.expanding import ExpandedHash
 from simcoll.emulator.fabric import Calendar, Fabric, OverdueError
-from simcoll.emulator.fast.compiled import COMPILED
+from simcoll.emulator.fast.compiled import COMPILED, loaded
 from simcoll.emulator.fast.timed import Timed, timed_steps
 from simcoll.emulator.fast.turns import Summary, summary
 from simcoll.emulator.messages import Bundle
@@ -41,17 +41,36 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
 
-__all__ = ["ENGINES", "check_engine", "choose", "play_fast", "play_quotient", "play_simpy"]
+__all__ = [
+    "ENGINES",
+    "check_engine",
+    "choose",
+    "few_messages",
+    "play_fast",
+    "play_folded",
+    "play_lockstep",
+    "play_quotient",
+    "play_simpy",
+]
 
 ENGINES = ("auto", "simpy", "fast")
 FEW_MESSAGES = 20_000
 """Up to here the SimPy engine finishes before the compiled loops are loaded."""
+TOYS = 32
+"""Up to here it does so even if they are loaded."""
 MANY_MESSAGES = 1 << 17
 """Up to here the compiled loops have played every message before the classes are found."""
 MOST_HASHED = 1 << 20
 """Up to here a quotient is expanded for the trace hash without being asked."""
+PATIENCE = 32
+"""A round of refinement takes as long for a row as lock-step for so many messages, a few times over."""
 DEEPEST_FIFO = 64
 INSTALL = "pip install 'simcoll[fast]'"
+
+
+def few_messages() -> int:
+    """Up to how many messages the SimPy engine is done first in this process, as it is."""
+    return TOYS if loaded() else FEW_MESSAGES
 
 
 def check_engine(engine: str, quotient: bool | None) -> None:
@@ -106,7 +125,7 @@ def choose(
             return ("fast" if COMPILED else "simpy"), f"no quotient: {reason}", seen
     if engine == "fast":
         return "fast", "asked for", seen
-    if seen.messages <= FEW_MESSAGES:
+    if seen.messages <= few_messages():
         return "simpy", f"only {seen.messages} messages", seen
     if not COMPILED:
         return "simpy", f"numba is not installed; {INSTALL} makes this faster", seen
@@ -211,6 +230,22 @@ def _collector_paused() -> Iterator[None]:
             gc.enable()
 
 
+def play_lockstep(plan: Plan, topology: Topology, seen: Summary, *, keep: bool) -> Result | None:
+    """Play every message step by step; ``None`` where flows may meet on a link."""
+    from simcoll.emulator.fast.lockstep import lockstep  # brings in numba
+
+    if seen.switched:
+        return None
+    capacity, seats, _ = _links(plan, topology)
+    played = lockstep(plan, topology, capacity, seats, seen.groups, keep=keep)
+    if played is None:
+        return None
+    if played.messages != seen.messages:
+        raise InternalError(f"{played.messages} messages are done; the plan has {seen.messages}")
+    why = f"lock-step: no two of {seen.messages} messages meet on a link"
+    return _result(plan, topology, why, seen, played.time_fs, played.trace_hash, played.done_fs)
+
+
 def play_fast(plan: Plan, topology: Topology, seen: Summary, why: str, *, keep: bool) -> Result:
     """Play every message with the compiled loops."""
     from simcoll.emulator.fast.machine import Machine  # brings in numba
@@ -268,10 +303,27 @@ def _result(
     )
 
 
-def play_quotient(plan: Plan, topology: Topology, seen: Summary, *, keep: bool, worth_it: bool) -> Result | str:
+def play_folded(plan: Plan, topology: Topology, seen: Summary, *, keep: bool) -> Result | str:
+    """Play one message of every class or, where that is quicker, all in lock-step; or say why neither."""
+    few = seen.messages <= MOST_HASHED
+    together = play_lockstep(plan, topology, seen, keep=keep) if COMPILED and few else None
+    if together is not None:
+        return together
+    patience = seen.messages // (PATIENCE * seen.rows) if COMPILED and not few else None
+    folded = play_quotient(plan, topology, seen, keep=keep, worth_it=True, patience=patience)
+    if isinstance(folded, Result) or patience is None:
+        return folded
+    together = play_lockstep(plan, topology, seen, keep=keep)
+    return together or play_quotient(plan, topology, seen, keep=keep, worth_it=True)
+
+
+def play_quotient(
+    plan: Plan, topology: Topology, seen: Summary, *, keep: bool, worth_it: bool, patience: int | None = None
+) -> Result | str:
     """Play one message of every class, or say why not.
 
     With ``keep``, and for up to a million messages, the times of all messages are expanded. Without numba the same loops run as Python.
+    ``patience``: so many rounds of refinement at most.
     """
     from simcoll.emulator.fast.machine import Machine  # brings in numba
 
@@ -279,7 +331,7 @@ def play_quotient(plan: Plan, topology: Topology, seen: Summary, *, keep: bool, 
         check_switches(plan, topology)
     capacity, seats, name = _links(plan, topology)
     stream = timed_steps(plan, topology, seats, seen.groups)
-    found = fold(stream, capacity, seen.lane_steps, worth_it=worth_it)
+    found = fold(stream, capacity, seen.lane_steps, worth_it=worth_it, patience=patience)
     if isinstance(found, str):
         return found
     expansion = _Expansion(found, seen.messages, keep=keep) if keep or seen.messages <= MOST_HASHED else None

@@ -88,8 +88,12 @@ def fold(
     lane_steps: Ints,
     *,
     worth_it: bool,
+    patience: int | None = None,
 ) -> Quotient | str:
-    """The quotient of timed steps, or why there is none; ``worth_it``: not when it would save little."""
+    """The quotient of timed steps, or why there is none.
+
+    ``worth_it``: not when it would save little; ``patience``: not when it needs more rounds of refinement.
+    """
     numbers: dict[Timed, int] = {}
     groups: list[tuple[tuple[int, ...], int]] = []
     rows = 0
@@ -104,9 +108,9 @@ def fold(
     if any(step.shape.leader is not None for step in numbers):
         return "switches multicast or reduce"
     nlanes = len(lane_steps)
-    partition = refine(tuple(numbers), capacity, nlanes, nlanes // 4 if worth_it else nlanes)
-    if partition is None:
-        return "too little symmetry: more than a quarter of the lanes differ"
+    partition = refine(tuple(numbers), capacity, nlanes, nlanes // 4 if worth_it else nlanes, patience)
+    if isinstance(partition, str):
+        return partition
     return folded(tuple(numbers), tuple(groups), capacity, lane_steps, partition)
 
 

@@ -106,8 +106,10 @@ def _hashed(names: Ints, salt: np.uint64) -> Hashes:
     return mix(names.astype(np.uint64) + salt)
 
 
-def refine(patterns: Sequence[Timed], capacity: Ints, nlanes: int, most_classes: int) -> Partition | None:
-    """The coarsest partition that colour refinement finds; ``None`` when it needs more than ``most_classes`` of lanes."""
+def refine(
+    patterns: Sequence[Timed], capacity: Ints, nlanes: int, most_classes: int, most_rounds: int | None = None
+) -> Partition | str:
+    """The coarsest partition that colour refinement finds, or the limit that it exceeds: ``most_classes`` of lanes, ``most_rounds``."""
     lanes, links = np.zeros(nlanes, np.int64), dense(capacity)
     numbers, places, count = connections_in_order(patterns)
     ways = np.zeros(count, np.int64)
@@ -120,7 +122,8 @@ def refine(patterns: Sequence[Timed], capacity: Ints, nlanes: int, most_classes:
         )
         for number, step in enumerate(patterns)
     ]
-    while True:
+    # Every round but the last makes more classes.
+    for _ in range(nlanes + len(links) + count + 2 if most_rounds is None else most_rounds):
         lane_sum, link_sum, way_sum = _hashed(lanes, SALTS[0]), _hashed(links, SALTS[1]), _hashed(ways, SALTS[2])
         lane_hash, link_hash, way_hash = lane_sum.copy(), np.append(link_sum, np.uint64(0)), way_sum.copy()
         for number, (step, cost) in enumerate(zip(patterns, fixed, strict=True)):
@@ -138,10 +141,11 @@ def refine(patterns: Sequence[Timed], capacity: Ints, nlanes: int, most_classes:
         links, link_count = _colour(link_sum)
         ways, way_count = _colour(way_sum)
         if lane_count > most_classes:
-            return None
+            return "too little symmetry: more than a quarter of the lanes differ"
         if (lane_count, link_count, way_count) == counts:
             return Partition(lanes, links, ways if count else None)
         counts = lane_count, link_count, way_count
+    return f"classes are not found within {most_rounds} rounds"
 
 
 def _same_lists(owner: Ints, owner_class: Ints, value: Ints) -> bool:

@@ -14,7 +14,7 @@ from simcoll.emulator.budget import check_exact, exact_bytes
 from simcoll.emulator.dataplane import Storage
 from simcoll.emulator.events import timeline_of
 from simcoll.emulator.floor import latency_floor_fs
-from simcoll.emulator.paths import choose, play_fast, play_quotient, play_simpy
+from simcoll.emulator.paths import choose, play_fast, play_folded, play_lockstep, play_quotient, play_simpy
 from simcoll.emulator.programs import Program, emulate_program
 from simcoll.emulator.result import Result
 from simcoll.errors import ConfigError, InternalError, expect, nearest
@@ -189,7 +189,10 @@ def _run(
         plan, engine, quotient, watched=observer is not None, timing_only=storage is None, timeline=timeline
     )
     if way == "quotient" and seen is not None:
-        played = play_quotient(plan, topology, seen, keep=keep, worth_it=quotient is None)
+        if quotient is None:
+            played = play_folded(plan, topology, seen, keep=keep)
+        else:
+            played = play_quotient(plan, topology, seen, keep=keep, worth_it=False)
         if isinstance(played, Result):
             return played
         way, _, seen = choose(plan, engine, False, watched=False, timing_only=True)
@@ -197,7 +200,8 @@ def _run(
     if way == "fast" and timeline is not None:
         way, why = "simpy", why if why.startswith("no quotient") else timeline.reason
     if way == "fast" and seen is not None:
-        fast = play_fast(plan, topology, seen, why, keep=keep)
+        together = play_lockstep(plan, topology, seen, keep=keep)
+        fast = together or play_fast(plan, topology, seen, why, keep=keep)
         if storage is not None:
             storage.play()
         return fast

@@ -12,12 +12,14 @@ from simcoll.core.collective import Collective
 from simcoll.core.protocol import Protocol
 from simcoll.core.schedule import MULTICAST, REDUCE, SWITCH_REDUCE, Layout, Repeat, Schedule, transfers
 from simcoll.emulator import emulate
+from simcoll.emulator.fast.turns import summary
+from simcoll.emulator.paths import play_fast
 from simcoll.emulator.quotient import no_quotient
 from simcoll.errors import ConfigError
 from simcoll.testing.examples import needed_params
 from simcoll.topology import LINK_KINDS, Topology, boxes, crossbar, fat_tree, torus
 
-KINDS = ("dag", "algorithm", "lift")
+KINDS = ("dag", "algorithm", "lift", "alone")
 
 
 @dataclass(frozen=True)
@@ -177,6 +179,53 @@ def lift_case(rng):
     ), topology
 
 
+def alone_case(rng):
+    """Permutations, repeated with other chunks, on links of their own: mostly, flows do not meet."""
+    nranks, pieces, channels = (int(rng.integers(*limits)) for limits in ((2, 8), (1, 8), (1, 3)))
+    layout, rank = Layout(Collective("all_reduce", nranks), chunks=pieces), np.arange(nranks)
+    ring = rng.random() < 0.5
+
+    def step():
+        src = rng.permutation(nranks)
+        dst = (src + 1) % nranks if ring else rng.permutation(nranks)
+        some = slice(int(rng.integers(1, nranks + 1)))
+        if rng.random() < 0.05:
+            dst = src
+        chunk = layout.output(0, rng.integers(0, pieces, nranks))
+        op, channel = int(rng.integers(0, 2)) * REDUCE, int(rng.integers(0, channels))
+        other = chunk if pieces == 1 else (chunk - layout.output_base + 1) % pieces + layout.output_base
+        return transfers(src[some], chunk[some], dst[some], other[some], op=op, channel=channel)
+
+    blocks = [
+        Repeat(
+            tuple(step() for _ in range(rng.integers(1, 4))),
+            int(rng.integers(1, 6)),
+            int(rng.integers(-2, 3)),
+            layout.output_base,
+            pieces,
+        )
+        for _ in range(int(rng.integers(1, 5)))
+    ]
+    wide = 1000 if rng.random() < 0.3 else 1  # a link in the middle, which never binds where it is wide
+    table = np.full((nranks, nranks, 3), -1, np.int32)
+    table[..., 0], table[..., 1], table[..., 2] = rank[:, None], nranks + rank, 2 * nranks
+    if rng.random() < 0.6:
+        table = table[..., :2]
+    table[rank, rank] = -1
+    capacity = rng.integers(1, 40, 2 * nranks) * rng.choice([10**12, 10**15, 3 * 10**14 + 7], 2 * nranks)
+    _, topology = table_topology(rng, nranks, 2 * nranks + 1, 1)
+    topology = replace(topology, link_capacity_uBps=np.append(capacity, 5 * 10**15 * wide), router=TableRouter(table))
+    plan = bind(
+        Schedule("alone", layout, lambda: blocks, channels),
+        int(rng.choice([pieces, 7 * pieces, 1000, 99991])),
+        "uint8",
+        "max",
+        protocol=random_protocol(rng),
+        unproved=True,
+    )
+    return plan, topology
+
+
 def algorithm_case(rng):
     """A registered algorithm on a small machine."""
     while True:
@@ -204,7 +253,7 @@ def algorithm_case(rng):
 def case(kind, seed):
     """Plan and topology of a case."""
     rng = np.random.default_rng([seed, KINDS.index(kind)])
-    return {"dag": dag_case, "lift": lift_case, "algorithm": algorithm_case}[kind](rng)
+    return {"dag": dag_case, "lift": lift_case, "algorithm": algorithm_case, "alone": alone_case}[kind](rng)
 
 
 def outcome(plan, topology, **how):
@@ -229,6 +278,11 @@ def compare(kind, seed):
         unseen = emulate(plan, topology, data="none", bound=False, engine="fast", quotient=False)
         told = (unseen.time_fs, unseen.messages, unseen.bytes_moved, unseen.trace_hash)
         assert told == expected[:4], f"fast differs when nobody asks for single times\n{replay}"
+        if result.path.startswith("lock-step"):
+            ways.append("lock-step")
+            loops = play_fast(plan, topology, summary(plan), "", keep=True)
+            told = (loops.time_fs, loops.messages, loops.bytes_moved, loops.trace_hash, loops.done_fs.tolist())
+            assert told == expected, f"the loops differ from simpy\n{replay}"
     if not no_quotient(plan):
         got, result = outcome(plan, topology, quotient=True)
         folds = result is not None and result.classes is not None

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     Function = TypeVar("Function", bound=Callable[..., Any])
 
-__all__ = ["COMPILED", "SOURCES", "announced", "entry", "number", "part"]
+__all__ = ["COMPILED", "SOURCES", "announced", "entry", "loaded", "number", "part"]
 
 COMPILED = find_spec("numba") is not None
 """Whether the loops are machine code."""
@@ -63,6 +63,11 @@ def entry(function: Function) -> Function:
         return _jit(function)
 
 
+def loaded() -> bool:
+    """Whether this process has loaded compiled loops, so that more of them come at little cost."""
+    return COMPILED and "simcoll.emulator.fast.hashing" in sys.modules
+
+
 @contextmanager
 def announced(function: Callable[..., Any]) -> Iterator[None]:
     """Say so on stderr when a function has to be compiled in here."""
@@ -73,7 +78,7 @@ def announced(function: Callable[..., Any]) -> Iterator[None]:
 
     def tell(_listener: Any, begun: Any) -> None:
         if begun.data["dispatcher"] is function:
-            sys.stderr.write("simcoll: compiling the fast engine, which takes some 7 seconds the first time\n")
+            sys.stderr.write("simcoll: compiling the fast engine, which takes some seconds the first time\n")
             sys.stderr.flush()
 
     listener = type("Announcement", (event.Listener,), {"on_start": tell, "on_end": lambda _listener, _done: None})

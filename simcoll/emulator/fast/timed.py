@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
     Key = tuple[bytes, ...]
 
-__all__ = ["Shape", "StepTimer", "Timed", "timed_steps"]
+__all__ = ["Shape", "StepTimer", "Timed", "batches", "timed_steps"]
 
 BATCH_ROWS = 1 << 13
 """Small steps are given their routes and costs together, about so many messages at a time: each call of numpy costs microseconds."""
@@ -194,7 +194,7 @@ def _joined(routes: list[Routes]) -> Routes:
     return Routes(np.concatenate(links), np.concatenate(latency), np.concatenate(kind))
 
 
-def _batches(groups: Iterable[Group], *, unrolled: bool) -> Iterator[tuple[list[Moves], int]]:
+def batches(groups: Iterable[Group], *, unrolled: bool) -> Iterator[tuple[list[Moves], int]]:
     """Steps that are worth making at once, and their numbers of repeats; repeats turn by turn with ``unrolled``."""
     batch: list[Moves] = []
     rows = 0
@@ -224,7 +224,7 @@ def timed_steps(
     """
     make, first = StepTimer(plan.protocol, topology, seats, joint=True), 0
     groups = turns(plan) if groups is None else groups
-    for steps, times in _batches(groups, unrolled=plan.protocol.jitter_fs > 0):
+    for steps, times in batches(groups, unrolled=plan.protocol.jitter_fs > 0):
         made = make(steps, first)
         first += times * sum(step.rows for step in steps)
         if times > 1:

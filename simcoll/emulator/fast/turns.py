@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from simcoll.core.plan import switch_leaders
-from simcoll.core.schedule import MULTICAST, OP_NAMES, SWITCH_REDUCE, SYNC, Repeat
+from simcoll.core.schedule import MULTICAST, OP_NAMES, REDUCE, SWITCH_REDUCE, SYNC, Repeat
 from simcoll.core.step import in_fold_order
 
 if TYPE_CHECKING:
@@ -24,11 +24,12 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
     Group = tuple[tuple["Moves", ...], int]
 
-__all__ = ["Moves", "Summary", "bytes_by_op", "moves_of", "same_moves", "summary", "turns"]
+__all__ = ["Moves", "Spinning", "Summary", "bytes_by_op", "moves_of", "same_moves", "spinning", "summary", "turns"]
 
 KEPT_ROWS = 1 << 21
 """Up to here the first pass over a plan is kept for the second (33 bytes a row)."""
-
+UNROLLED_ROWS = 1 << 14
+"""Up to here turns that differ in their payloads are kept one by one."""
 
 REMEMBERED_ROWS = 1 << 19
 """Up to here what was found is remembered with the schedule."""
@@ -56,6 +57,44 @@ class Moves(NamedTuple):
         """Some of them, none of which a switch does."""
         src, dst, channel = self.src_rank[which], self.dst_rank[which], self.channel[which]
         return Moves(src, dst, channel, self.size_bytes[which], self.op[which], self.operands[which], None)
+
+
+class Spinning(NamedTuple):
+    """Steps that come several times, between the same ranks, with payloads that go round.
+
+    Row r of step i has in turn t the payload ``payloads[window[(places[i][r] + t * stride) % m]]``, where ``window`` has the m places of
+    a window twice over.
+    """
+
+    steps: tuple[Moves, ...]  # with the payloads of the first turn
+    places: tuple[Ints, ...]
+    payloads: Ints
+    window: Ints
+    times: int
+    stride: int
+
+    def sizes(self, turn: int, which: int) -> Ints:
+        """Payload of every row of a step in one turn."""
+        shift = turn * self.stride % (len(self.window) // 2)
+        found: Ints = self.payloads[self.window[self.places[which] + shift]]
+        return found
+
+    def bytes_by_op(self, which: int) -> tuple[int, ...]:
+        """Payload of a step in all turns by operation."""
+        m, found = len(self.window) // 2, [0] * len(OP_NAMES)
+        shifts = np.arange(self.times) * self.stride % m
+        windows = np.lib.stride_tricks.sliding_window_view(self.payloads[self.window], m)
+        op, place = self.steps[which].op, self.places[which]
+        for number in np.unique(op).tolist():
+            by_shift = windows @ np.bincount(place[op == number], minlength=m)
+            found[number] = sum(by_shift[shifts].tolist())
+        return tuple(found)
+
+    def unrolled(self) -> Iterator[Moves]:
+        """The steps one by one."""
+        for turn in range(self.times):
+            for which, step in enumerate(self.steps):
+                yield step._replace(size_bytes=self.sizes(turn, which))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -182,6 +221,15 @@ def _operands(plan: Plan, step: Step | PlanStep) -> Ints:
 
 def turns(plan: Plan) -> Iterator[Group]:
     """The steps of a plan in order, as groups of steps, each with its number of repeats."""
+    for group in spinning(plan):
+        if isinstance(group, Spinning):
+            yield from (((step,), 1) for step in group.unrolled())
+        else:
+            yield group
+
+
+def spinning(plan: Plan) -> Iterator[Group | Spinning]:
+    """The same, with repeats whose chunks differ by an element in one piece."""
     for alike, blocks in groupby(plan.schedule.blocks(), lambda block: _alike(plan, block)):
         if alike:
             for block in blocks:
@@ -189,18 +237,67 @@ def turns(plan: Plan) -> Iterator[Group]:
                     steps = tuple(_moves(plan, block.steps))
                     if steps and block.count:
                         yield steps, block.count
-        else:
-            last, times = None, 0
-            # The steps of a ring whose blocks have numbers of their own differ in chunks, not in time.
-            for step in _moves(plan, blocks):
-                if last is not None and same_moves(step, last):
-                    times += 1
-                    continue
-                if last is not None:
-                    yield (last,), times
-                last, times = step, 1
-            if last is not None:
-                yield (last,), times
+            continue
+        for block_spins, some in groupby(blocks, lambda block: isinstance(block, Repeat) and not _even(plan)):
+            if not block_spins:
+                yield from _merged(plan, some)
+                continue
+            for block in some:
+                found = _spins(plan, block) if isinstance(block, Repeat) else None
+                if found is None:
+                    yield from _merged(plan, (block,))
+                else:
+                    yield found
+
+
+def _merged(plan: Plan, blocks: Iterable[Step | Repeat]) -> Iterator[Group]:
+    """Steps one by one; those that differ in chunks only, as in a ring whose blocks have numbers of their own, as one that repeats."""
+    last, times = None, 0
+    for step in _moves(plan, blocks):
+        if last is not None and same_moves(step, last):
+            times += 1
+            continue
+        if last is not None:
+            yield (last,), times
+        last, times = step, 1
+    if last is not None:
+        yield (last,), times
+
+
+def _spins(plan: Plan, block: Repeat) -> Spinning | None:
+    """A repeat whose single chunks have one of two sizes, neither of them 0; ``None`` for others."""
+    layout = plan.schedule.layout
+    if not isinstance(plan.sizes, int) or layout.scratch_pieces is not None or plan.sizes < layout.chunks:
+        return None
+    least, piece = plan.sizes // layout.chunks, np.arange(layout.chunks)
+    larger = (piece + 1) * plan.sizes // layout.chunks - piece * plan.sizes // layout.chunks - least
+    payloads = np.array([least, least + 1], np.int64) * plan.dtype.itemsize
+    window: Ints | None = None
+    steps, places = [], []
+    for step in block.steps:
+        if (step.src_rank == step.dst_rank).any() or (step.count != 1).any() or (step.op > REDUCE).any():
+            return None
+        one = layout.one_address(step)
+        if plan.schedule.known.folds is not False and in_fold_order(one, layout.size) is not one:
+            return None
+        place = (step.src_chunk - block.base) % block.modulus
+        start = np.unique(step.src_chunk - place)
+        region = layout.region(start)
+        if start.min() < 0 or (layout.region(start + block.modulus - 1) != region).any():
+            return None
+        pieces = (start - layout.bases()[region])[:, None] + np.arange(block.modulus)
+        windows = larger[pieces % layout.chunks]
+        window = windows[0] if window is None else window
+        if (windows != window).any():
+            return None
+        size = payloads[window[place]]
+        steps.append(
+            Moves(step.src_rank, step.dst_rank, step.channel, size, step.op, np.broadcast_to(1, size.shape), None)
+        )
+        places.append(place)
+    if window is None:
+        return None
+    return Spinning(tuple(steps), tuple(places), payloads, np.tile(window, 2), block.count, block.stride)
 
 
 def bytes_by_op(step: Moves) -> tuple[int, ...]:
@@ -246,6 +343,15 @@ def _scaled(found: Summary, each: int) -> Summary:
     return replace(found, bytes_by_op=tuple(moved * each for moved in found.bytes_by_op), groups=groups)
 
 
+def _each(group: Group | Spinning) -> Iterator[tuple[Moves, int, tuple[int, ...]]]:
+    """The steps of a group, how often each comes, and its payload in all turns by operation."""
+    if isinstance(group, Spinning):
+        yield from ((step, group.times, group.bytes_by_op(which)) for which, step in enumerate(group.steps))
+        return
+    steps, times = group
+    yield from ((step, times, tuple(times * each for each in bytes_by_op(step))) for step in steps)
+
+
 def _counted(plan: Plan) -> Summary:
     groups: list[Group] | None = []
     met: set[int] = set()
@@ -253,23 +359,25 @@ def _counted(plan: Plan) -> Summary:
     steps = messages = rows = 0
     moved = [0] * len(OP_NAMES)
     switched = False
-    for group, times in turns(plan):
-        for step in group:
+    for group in spinning(plan):
+        spins = isinstance(group, Spinning)
+        for step, times, more in _each(group):
             part = np.zeros(len(lane_steps), np.bool_)
             part[step.src_rank * plan.nchannels + step.channel] = True
             part[step.dst_rank * plan.nchannels + step.channel] = True
             lane_steps += part * times
             steps += times
-            rows += 0 if id(step) in met else step.rows
+            rows += 0 if id(step) in met else step.rows * (times if spins else 1)
             messages += step.rows * times
-            moved = [sum_ + times * more for sum_, more in zip(moved, bytes_by_op(step), strict=True)]
+            moved = [sum(pair) for pair in zip(moved, more, strict=True)]
             by_switch = (step.op == MULTICAST) | (step.op == SWITCH_REDUCE)
             switched = switched or bool((by_switch & (step.src_rank != step.dst_rank)).any())
-        if groups is not None:
-            groups.append((group, times))
-            met |= set(map(id, group))  # as long as groups keep them
-        if rows > KEPT_ROWS:
+        if rows > KEPT_ROWS or (spins and rows > UNROLLED_ROWS):
             groups, met = None, set()
+        elif groups is not None:
+            kept = [((step,), 1) for step in group.unrolled()] if isinstance(group, Spinning) else [group]
+            groups += kept
+            met |= {id(step) for some, _ in kept for step in some}  # as long as groups keep them
     return Summary(lane_steps, steps, messages, rows, tuple(moved), switched, groups)
 
 

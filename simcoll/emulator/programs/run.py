@@ -12,7 +12,15 @@ from simcoll.core.reference import count_wrong, exact_inputs, expected_outputs
 from simcoll.emulator.budget import check_exact, exact_bytes
 from simcoll.emulator.dataplane import Storage
 from simcoll.emulator.fast.compiled import COMPILED
-from simcoll.emulator.paths import DEEPEST_FIFO, FEW_MESSAGES, INSTALL, MANY_MESSAGES, MOST_HASHED, check_engine
+from simcoll.emulator.paths import (
+    DEEPEST_FIFO,
+    FEW_MESSAGES,
+    INSTALL,
+    MANY_MESSAGES,
+    MOST_HASHED,
+    check_engine,
+    few_messages,
+)
 from simcoll.emulator.programs.ground import call_of
 from simcoll.emulator.programs.lowering import lower
 from simcoll.emulator.programs.operations import rank_array
@@ -152,7 +160,7 @@ def _choose(
             return ("fast" if COMPILED else "simpy"), "no quotient: data is moved", lowered
     if engine == "fast":
         return "fast", "asked for", lowered
-    if lowered.rows <= FEW_MESSAGES:
+    if lowered.rows <= few_messages():
         return "simpy", f"only {lowered.rows} rows", None
     if not COMPILED:
         return "simpy", f"numba is not installed; {INSTALL} makes this faster", None

@@ -1,0 +1,238 @@
+"""Runs in which no two flows meet on a link: step by step, without a calendar.
+
+**Claim.** Let every link that could bind have the flows of one sending lane only, or of one receiving lane only under rendezvous, and at
+most one flow in a step. Then each flow has the least capacity of its links as its rate, from its start to its end.
+
+**Why.** A lane leaves a step when its flows of that step have ended: as a sender always, as a receiver under rendezvous, where it
+waits for what it receives. So flows of one lane that are of different steps never overlap, and no link that could bind has two flows
+at a time. (Links that never bind are those of :mod:`simcoll.emulator.pruning`.)
+
+Then the times of a step follow from when its lanes entered it, and from the messages that a FIFO makes it wait for. Both are of
+earlier steps, so a pass over the steps in their order finds all times.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import groupby
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from simcoll.core.hashing import mix
+from simcoll.emulator.fast.compiled import announced
+from simcoll.emulator.fast.recurrence import advance
+from simcoll.emulator.fast.timed import StepTimer, batches
+from simcoll.emulator.fast.turns import Spinning, spinning
+from simcoll.emulator.model import FS_PER_SECOND_UBPS, JITTER, ROUNDING
+from simcoll.emulator.pruning import never_bind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from simcoll.core.plan import Plan
+    from simcoll.emulator.fast.timed import Shape, Timed
+    from simcoll.emulator.fast.turns import Group
+    from simcoll.emulator.seats import Seats
+    from simcoll.topology import Topology
+
+    Ints = NDArray[np.int64]
+
+__all__ = ["Played", "lockstep"]
+
+MOST_ROWS = 1 << 21
+"""Rows of distinct steps that are kept, some 150 bytes each, between the proof and the run."""
+LATEST_FS = 2**62
+"""Runs that could take longer are left to the engine that watches the clock."""
+
+
+class Turns(NamedTuple):
+    """Steps that come several times; each in as many variants as it has payloads."""
+
+    steps: list[tuple[Timed, ...]]
+    times: int
+    spins: Spinning | None
+
+
+class Played(NamedTuple):
+    """What a run came to."""
+
+    time_fs: int
+    messages: int
+    trace_hash: str
+    done_fs: Ints | None
+
+
+class _Owners:
+    """Which lane alone has flows on each link."""
+
+    def __init__(self, capacity: Ints, *, fifo: bool) -> None:
+        self.capacity, self.fifo = capacity, fifo
+        links = len(capacity)
+        self.sender, self.receiver = np.full(links, -1), np.full(links, -1)
+        self.crowded = np.zeros(links, np.bool_)  # by two flows of one step
+        self.stamp = np.zeros(links, np.int64)
+        self.shapes: dict[Shape, None] = {}
+        self.next_look = 1
+
+    def add(self, step: Timed) -> bool:
+        """Take note of a step; returns whether the claim may still hold."""
+        shape = step.shape
+        if shape in self.shapes:
+            return True
+        self.shapes[shape] = None
+        used = (shape.links >= 0) & (step.wire > 0)[:, None]
+        link = shape.links[used]
+        self.stamp[link] = place = np.arange(len(link))
+        self.crowded[link[self.stamp[link] != place]] = True
+        for owner, lane in ((self.sender, shape.sender), (self.receiver, shape.receiver)):
+            mine = np.broadcast_to(lane[:, None], used.shape)[used]
+            before = owner[link]
+            owner[link] = np.where((before == -1) | (before == mine), mine, -2)
+        if len(self.shapes) < self.next_look:
+            return True
+        self.next_look *= 2
+        return self.hold()
+
+    def hold(self) -> bool:
+        """Whether the claim holds for all steps so far."""
+        several = (self.sender == -2) & (self.fifo | (self.receiver == -2))
+        doubtful = self.crowded | several
+        return not (doubtful.any() and (doubtful & ~never_bind(self.shapes, self.capacity)).any())
+
+
+def lockstep(
+    plan: Plan,
+    topology: Topology,
+    capacity: Ints,
+    seats: Seats,
+    groups: list[Group] | None,
+    *,
+    keep: bool,
+) -> Played | None:
+    """Play a plan without switch operations; ``None`` where flows may meet, or channels wait for each other."""
+    protocol = plan.protocol
+    # The jitter is added when messages are played, so that repeats stay repeats.
+    calm = replace(plan, protocol=replace(protocol, jitter_fs=0))
+    owners, kept, rows = _Owners(capacity, fifo=protocol.fifo_depth > 0), [], 0
+    for turns in _turns(calm, topology, seats, groups):
+        kept.append(turns)
+        rows += sum(len(each) for variants in turns.steps for each in variants)
+        if rows > MOST_ROWS or not all(owners.add(variants[0]) for variants in turns.steps):
+            return None
+    if not owners.hold() or plan.waits:
+        return None
+    return _Run(plan, capacity, kept, keep=keep).play()
+
+
+def _turns(plan: Plan, topology: Topology, seats: Seats, groups: list[Group] | None) -> Iterator[Turns]:
+    make = StepTimer(plan.protocol, topology, seats)
+    given = spinning(plan) if groups is None else groups
+    for spins, some in groupby(given, lambda group: isinstance(group, Spinning)):
+        if spins:
+            yield from (_sized(make, group) for group in some if isinstance(group, Spinning))
+            continue
+        for steps, times in batches((group for group in some if not isinstance(group, Spinning)), unrolled=False):
+            yield Turns([(each,) for each in make(steps, 0)], times, None)
+
+
+def _sized(make: StepTimer, spins: Spinning) -> Turns:
+    """Steps with each of their payloads."""
+    sized = [[step._replace(size_bytes=np.full(step.rows, each)) for each in spins.payloads] for step in spins.steps]
+    return Turns([tuple(make(each, 0)) for each in sized], spins.times, spins)
+
+
+class _Run:
+    """Packs steps for the loops, and adds up what they find."""
+
+    def __init__(self, plan: Plan, capacity: Ints, turns: list[Turns], *, keep: bool) -> None:
+        self.protocol, self.turns, self.keep = plan.protocol, turns, keep
+        self.capacity = np.append(capacity, np.iinfo(np.int64).max)
+        lanes = plan.nranks * plan.nchannels
+        self.lanes = np.zeros((3, lanes), np.int64)
+        self.lanes[:2] = plan.protocol.launch_fs
+        self.connections = self._connections(lanes) if plan.protocol.fifo_depth else np.zeros(0, np.int64)
+        self.rings = np.zeros(len(self.connections) * plan.protocol.fifo_depth, np.int64)
+        self.counts = np.zeros(len(self.connections), np.int64)
+        self.sums = np.zeros(2, np.uint64)
+        messages = sum(turn.times * len(each[0]) for turn in turns for each in turn.steps)
+        self.done_fs = np.zeros(messages if keep else 0, np.int64)
+
+    def _connections(self, lanes: int) -> Ints:
+        """Names of all pairs of lanes that exchange messages, sorted."""
+        shapes = {each[0].shape: None for turn in self.turns for each in turn.steps}
+        none = np.zeros(0, np.int64)
+        return np.unique(np.concatenate([none, *(shape.sender * lanes + shape.receiver for shape in shapes)]))
+
+    def play(self) -> Played | None:
+        """Play all steps."""
+        first, latest = 0, self.protocol.launch_fs
+        with announced(advance):
+            for turn in self.turns:
+                fixed, varying, begins, costs = self._packed(turn)
+                latest += turn.times * costs
+                if latest > LATEST_FS:
+                    return None
+                self._advance(turn, first, fixed, varying, begins)
+                first += turn.times * int(begins[-1])
+        trace_hash = "".join(f"{int(value):016x}" for value in self.sums)
+        time = int(self.lanes[1].max(initial=self.protocol.launch_fs))
+        return Played(time, first, trace_hash, self.done_fs if self.keep else None)
+
+    def _advance(self, turn: Turns, first: int, fixed: Ints, varying: Ints, begins: Ints) -> None:
+        protocol, spins = self.protocol, turn.spins
+        window = np.zeros(2, np.int64) if spins is None else spins.window
+        seed = int(mix(np.array([(protocol.seed + JITTER) % 2**64], np.uint64))[0])
+        numbers = (first, turn.times, 0 if spins is None else spins.stride, protocol.fifo_depth, protocol.jitter_fs)
+        now = np.empty((3, fixed.shape[1]), np.int64)
+        settings = np.array(numbers, np.int64)
+        advance(
+            self.lanes,
+            self.rings,
+            self.counts,
+            fixed,
+            varying,
+            now,
+            begins,
+            window,
+            settings,
+            np.uint64(seed),
+            self.sums,
+            self.done_fs,
+        )
+
+    def _packed(self, turn: Turns) -> tuple[Ints, Ints, Ints, int]:
+        """Columns of all steps; where each begins; and the most time that a turn can take."""
+        lanes, spins = self.lanes.shape[1], turn.spins
+        fixed, varying, latest = [], [], 0
+        for which, variants in enumerate(turn.steps):
+            step, shape = variants[0], variants[0].shape
+            place = np.zeros(len(step), np.int64) if spins is None else spins.places[which]
+            pair = shape.sender * lanes + shape.receiver
+            connection = np.searchsorted(self.connections, pair) if self.protocol.fifo_depth else place
+            fixed.append(
+                np.stack(
+                    [shape.sender, shape.receiver, shape.src, shape.dst, step.delay_fs, step.busy_fs, place, connection]
+                )
+            )
+            rate = self.capacity[shape.links].min(axis=1, initial=self.capacity[-1])
+            flows = [
+                np.where(each.wire > 0, np.floor(each.wire * FS_PER_SECOND_UBPS / rate + ROUNDING), 0.0)
+                for each in variants
+            ]
+            if max(float(flow.max(initial=0)) for flow in flows) > LATEST_FS:
+                return fixed[0], fixed[0], fixed[0][0], LATEST_FS + 1
+            varying.append(
+                np.array(
+                    [
+                        [each.size, flow.astype(np.int64), each.post_fs]
+                        for each, flow in zip(variants, flows, strict=True)
+                    ]
+                )
+            )
+            own = [step.delay_fs, step.busy_fs, *varying[-1][:, 1:].max(axis=0)]
+            latest += sum(int(column.max(initial=0)) for column in own) + self.protocol.jitter_fs
+        begins = np.cumsum([0, *(each.shape[1] for each in fixed)])
+        return np.concatenate(fixed, axis=1), np.concatenate(varying, axis=2), begins, latest

@@ -1,0 +1,104 @@
+"""The loop of lock-step runs (:mod:`simcoll.emulator.fast.lockstep`): times of steps from those of earlier ones."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from simcoll.emulator.fast.compiled import SOURCES, entry
+from simcoll.emulator.fast.hashing import SEED_A, SEED_B, mixed, row_hash
+from simcoll.emulator.fast.natural import natural
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Ints = NDArray[np.int64]
+
+__all__ = ["advance"]
+
+ENTERED, LEFT, FREE = range(3)
+"""Of a lane: when it entered its step, when it has left it, and when the overhead of what it sent is over."""
+SENDER, RECEIVER, SRC, DST, DELAY, BUSY, PLACE, CONNECTION = range(8)
+SIZE, FLOW, POST = range(3)
+START, END, DONE = range(3)
+
+
+@entry
+def advance(
+    lanes: Ints,
+    rings: Ints,
+    counts: Ints,
+    fixed: Ints,
+    varying: Ints,
+    now: Ints,
+    begins: Ints,
+    window: Ints,
+    settings: Ints,
+    seed: np.uint64,
+    sums: NDArray[np.uint64],
+    kept: Ints,
+    _sources: int = SOURCES,
+) -> None:
+    """Play some steps, several times.
+
+    ``lanes`` is [3, lanes]. ``rings`` has for every connection when its latest messages were consumed, and ``counts`` their number.
+    ``fixed`` is [8, rows] of all steps, which begin at ``begins``. ``varying`` is [payloads, 3, rows], and ``window`` says which
+    payload is where. ``settings``: number of the first message, turns, stride, depth of the FIFOs, and jitter. ``kept`` gets all
+    done times, if it has room.
+    """
+    number, times, stride, depth, jitter = settings
+    span = len(window) // 2
+    a, b = sums[0], sums[1]
+    for turn in range(times):
+        shift = natural(turn * stride % span)
+        for step in range(len(begins) - 1):
+            begin, end = natural(begins[step]), begins[step + 1]
+            for each in range(begin, end):
+                row = natural(each)
+                s, r = natural(fixed[SENDER, row]), natural(fixed[RECEIVER, row])
+                which = natural(window[natural(fixed[PLACE, row] + shift)])
+                delay, flow, post = fixed[DELAY, row], varying[which, FLOW, row], varying[which, POST, row]
+                if delay >= 0 and jitter > 0:
+                    more = mixed(np.uint64(number + row - begin) ^ seed) % np.uint64(jitter + 1)
+                    delay += np.int64(more)
+                start = lanes[ENTERED, s]
+                if delay < 0:  # inside a rank
+                    finish, over = start, start + post
+                    lanes[LEFT, s] = max(lanes[LEFT, s], over)
+                elif depth == 0:
+                    start = max(start, lanes[ENTERED, r]) + delay
+                    finish = start + flow
+                    over = finish + post
+                    lanes[LEFT, s] = max(lanes[LEFT, s], over)
+                else:
+                    connection = natural(fixed[CONNECTION, row])
+                    place = natural(connection * depth + counts[connection] % depth)
+                    counts[connection] += 1
+                    start = max(start, rings[place])
+                    finish = start + flow
+                    lanes[FREE, s] = max(lanes[FREE, s], start + fixed[BUSY, row])
+                    lanes[LEFT, s] = max(lanes[LEFT, s], finish)
+                    rings[place] = max(finish + delay, lanes[ENTERED, r])
+                    over = rings[place] + post
+                lanes[LEFT, r] = max(lanes[LEFT, r], over)
+                now[START, row], now[END, row], now[DONE, row] = start, finish, over
+            for each in range(begin, end):
+                row = natural(each)
+                s, r = natural(fixed[SENDER, row]), natural(fixed[RECEIVER, row])
+                lanes[ENTERED, s] = max(lanes[LEFT, s], lanes[FREE, s])
+                lanes[ENTERED, r] = max(lanes[LEFT, r], lanes[FREE, r])
+            for each in range(begin, end):
+                row = natural(each)
+                message = number + row - begin
+                size = varying[natural(window[natural(fixed[PLACE, row] + shift)]), SIZE, row]
+                src, dst = fixed[SRC, row], fixed[DST, row]
+                start, finish, over = now[START, row], now[END, row], now[DONE, row]
+                a += row_hash(SEED_A, message, src, dst, size, start, finish, over)
+                b += row_hash(SEED_B, message, src, dst, size, start, finish, over)
+            if len(kept):
+                for each in range(begin, end):
+                    row = natural(each)
+                    kept[natural(number + row - begin)] = now[DONE, row]
+            number += end - begin
+    sums[0], sums[1] = a, b

@@ -1,0 +1,102 @@
+"""Runs without a calendar: when they are taken, and that they are those of the loops."""
+
+import pytest
+
+import simcoll
+from simcoll.core.protocol import Protocol
+from simcoll.emulator import emulate
+from simcoll.emulator.fast.compiled import COMPILED
+from simcoll.emulator.fast.turns import Spinning, spinning, summary
+from simcoll.emulator.paths import play_fast
+from simcoll.errors import ConfigError
+from simcoll.topology import boxes, crossbar, fat_tree
+
+pytestmark = pytest.mark.skipif(not COMPILED, reason="needs numba")
+
+QUIET = {"data": "none", "bound": False, "keep": True, "engine": "fast", "quotient": False}
+JITTER = Protocol("jittered", jitter_fs=10**9, seed=5)
+FIFO = Protocol("fifo", fifo_depth=2, send_overhead_fs=10**8, receive_overhead_fs=3, reduce_as_per_byte=667)
+RAILS = boxes(3, 4, "400 GB/s", "1 us", nics=4, nic_bandwidth="50 GB/s", nic_latency="3 us")
+
+
+def ring(nranks, count, protocol=None, **params):
+    schedule = simcoll.schedule("all_reduce", "ring", nranks=nranks, **params)
+    return simcoll.bind(schedule, count, "uint8", "max", **({"protocol": protocol} if protocol else {}))
+
+
+def outcome(result):
+    return result.time_fs, result.messages, result.bytes_moved, result.trace_hash, result.done_fs.tolist()
+
+
+@pytest.mark.parametrize("protocol", [None, JITTER, FIFO], ids=["ideal", "jitter", "fifo"])
+@pytest.mark.parametrize("count", [12 * 99, 12 * 99 + 1, 12 * 99 + 11])
+@pytest.mark.parametrize(
+    "net", [crossbar(12, "9 GB/s", "1 us"), RAILS, RAILS.degrade(0, "1/3")], ids=["crossbar", "rails", "slow"]
+)
+def test_a_ring_is_played_in_lock_step(net, count, protocol):
+    plan = ring(12, count, protocol)
+    result = emulate(plan, net, **QUIET)
+    assert result.path == "lock-step: no two of 276 messages meet on a link"
+    assert outcome(result) == outcome(play_fast(plan, net, summary(plan), "", keep=True))
+    assert outcome(result) == outcome(emulate(plan, net, **QUIET | {"engine": "simpy"}))
+
+
+def test_an_uneven_ring_by_hand():
+    # Chunks of 1, 1 and 2 bytes at 1 GB/s and 1 us: every rank passes each of them on in turn, the longest sets the pace of its receiver.
+    result = emulate(ring(3, 4), crossbar(3, "1 GB/s", "1 us"), **QUIET)
+    assert any(isinstance(group, Spinning) for group in spinning(result.plan))
+    latency, byte = 10**9, 10**6
+    first = [latency + byte, latency + byte, latency + 2 * byte]  # rank r sends chunk r
+    assert result.done_fs[-12:-9].tolist() == first
+
+
+@pytest.mark.parametrize(
+    ("plan", "net"),
+    [
+        (ring(4, 64, channels=2), crossbar(4, "9 GB/s")),  # two lanes on a link
+        (simcoll.bind(simcoll.schedule("all_reduce", "one_shot", nranks=4), 64), crossbar(4, "9 GB/s")),  # fan-in
+        (
+            simcoll.bind(simcoll.schedule("all_to_all", "pairwise", nranks=6), 60),
+            fat_tree(3, 2, "9 GB/s", oversubscription=2),
+        ),
+    ],
+    ids=["channels", "fan-in", "uplink"],
+)
+def test_flows_that_may_meet_are_left_to_the_loops(plan, net):
+    assert emulate(plan, net, **QUIET).path == "asked for"
+
+
+def test_a_fifo_lets_senders_run_ahead_into_one_receiver():
+    # Rank 0 sends to 2, then rank 1 does: under rendezvous one after the other, with a FIFO at once.
+    layout = simcoll.Layout(simcoll.Collective("all_to_all", 3))
+    steps = [
+        simcoll.transfers(0, layout.input(2), 2, layout.output(0)),
+        simcoll.transfers(1, layout.input(2), 2, layout.output(1)),
+    ]
+    schedule = simcoll.Schedule("two senders", layout, lambda: steps)
+    net, paths = crossbar(3, "1 GB/s"), []
+    for depth in (0, 1):
+        plan = simcoll.bind(schedule, 9000, "uint8", protocol=Protocol("p", fifo_depth=depth), unproved=True)
+        paths.append(emulate(plan, net, **QUIET).path[:9])
+    assert paths == ["lock-step", "asked for"]
+
+
+def test_times_beyond_the_clock_are_refused_as_by_the_loops():
+    plan = ring(4, 1 << 40)
+    messages = []
+    for engine in ("fast", "simpy"):
+        with pytest.raises(ConfigError, match="the clock ends at") as caught:
+            emulate(plan, crossbar(4, "1 MB/s"), **QUIET | {"engine": engine})
+        messages.append(str(caught.value))
+    assert messages[0] == messages[1]
+
+
+def test_slow_refinement_is_given_up_for_lock_step(monkeypatch):
+    monkeypatch.setattr("simcoll.emulator.paths.MANY_MESSAGES", 100)
+    monkeypatch.setattr("simcoll.emulator.paths.MOST_HASHED", 200)
+    monkeypatch.setattr("simcoll.emulator.paths.PATIENCE", 1000)
+    plan, net = ring(12, 12), crossbar(12, "1 GB/s")
+    quiet = {"data": "none", "bound": False}
+    assert emulate(plan, net, **quiet).path.startswith("lock-step")
+    monkeypatch.setattr("simcoll.emulator.paths.PATIENCE", 1)
+    assert emulate(plan, net, **quiet).path.startswith("quotient")
