@@ -11,6 +11,7 @@ from simcoll.core.reduction import parse_dtype
 from simcoll.emulator.at_once import data_errors
 from simcoll.emulator.budget import exact_bytes
 from simcoll.emulator.fast.compiled import COMPILED
+from simcoll.emulator.fast.turns import summary
 from simcoll.emulator.paths import FEW_MESSAGES
 from simcoll.limits.memory import in_words
 from simcoll.planning.report import cells, foot_lines, head_lines, size_line, titles_of
@@ -115,9 +116,14 @@ def runs(
                 tell(done, total, f"{choice} {name}")
                 protocol = costs(name, topology, schedule)
                 plan = bind(schedule, count, sweep.dtype, sweep.op, protocol=protocol)
+                if (
+                    COMPILED and engine != "fast"
+                ):  # not by what the process has loaded: the same table has the same bytes
+                    little = summary(plan).messages * (total - done) <= FEW_MESSAGES
+                    engine = "simpy" if little else "fast"
                 result = play(sweep, plan, topology, engine=engine)
-                if COMPILED and result.messages * (total - done) > FEW_MESSAGES:
-                    engine = "fast"
+                if engine == "simpy":
+                    result = replace(result, path=f"only {result.messages} messages")
                 rows.append(Row(choice, name, replace(result, outputs=None), check))  # checked, and large
                 done += 1
         yield rows

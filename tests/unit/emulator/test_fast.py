@@ -3,6 +3,7 @@
 import inspect
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -199,7 +200,20 @@ print("numba" in sys.modules)
 def test_much_work_is_given_to_the_fast_engine():
     plan = ring(120, protocol=Protocol("jittered", jitter_fs=1000))
     result = emulate(plan, crossbar(120, "1 GB/s"), data="none", bound=False)
-    assert (result.engine, result.path) == ("fast", "28560 messages")
+    assert (result.engine, result.path) == ("fast", "lock-step: no two of 28560 messages meet on a link")
+    split = simcoll.bind(simcoll.schedule("all_reduce", "ring", nranks=120, channels=2), 120 * 64)
+    jittered = replace(split, protocol=Protocol("jittered", jitter_fs=1000))
+    result = emulate(jittered, crossbar(120, "1 GB/s"), data="none", bound=False)
+    assert (result.engine, result.path) == ("fast", f"{result.messages} messages")
+
+
+@compiled
+def test_compiled_code_that_is_loaded_plays_little_work_too(monkeypatch):
+    plan, net, paths = ring(8), crossbar(8, "1 GB/s"), []
+    for loaded in (False, True):
+        monkeypatch.setattr("simcoll.emulator.paths.loaded", lambda loaded=loaded: loaded)
+        paths.append(emulate(plan, net).path)
+    assert paths == ["only 112 messages", "lock-step: no two of 112 messages meet on a link"]
 
 
 @compiled

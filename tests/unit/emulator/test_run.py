@@ -28,7 +28,7 @@ def ring(n, count=1 << 20, *, in_place=True, **bound_to):
 @pytest.mark.slow
 def test_ring_all_reduce_has_its_closed_form():
     # 2 (n - 1) steps of latency + chunk / bandwidth: 30 * (1 us + 262144 B / 50 GB/s)
-    result = emulate(ring(16), crossbar(16, "50 GB/s", "1 us"))
+    result = emulate(ring(16), crossbar(16, "50 GB/s", "1 us"), engine="simpy")
     assert result.time_fs == 30 * (US + 5_242_880_000)
     assert (result.wrong, result.messages, result.bytes_moved) == (0, 480, 480 * 262144)
     assert result.time == pytest.approx(187.2864e-6)
