@@ -232,7 +232,7 @@ def _collector_paused() -> Iterator[None]:
 
 def play_lockstep(plan: Plan, topology: Topology, seen: Summary, *, keep: bool) -> Result | None:
     """Play every message step by step; ``None`` where flows may meet on a link."""
-    from simcoll.emulator.fast.lockstep import lockstep  # brings in numba
+    from simcoll.emulator.lockstep import lockstep  # brings in numba
 
     if seen.switched:
         return None

@@ -1,4 +1,4 @@
-"""The loop of lock-step runs (:mod:`simcoll.emulator.fast.lockstep`): times of steps from those of earlier ones."""
+"""The loop of lock-step runs (:mod:`simcoll.emulator.lockstep`): times of steps from those of earlier ones."""
 
 from __future__ import annotations
 
