@@ -7,6 +7,8 @@ import io
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from simcoll.errors import ConfigError
 from simcoll.planning.failures import Cause, Job
 from simcoll.planning.figures import FIGURES, better_of, pareto_front
@@ -45,8 +47,6 @@ __all__ = [
 ]
 
 MOST_BARS = 2500
-PCIE_GBPS = {"volta": 15.75, "turing": 15.75, "ampere": 31.5, "hopper": 63.0, "mi300": 63.0}
-"""GB/s of 16 lanes of PCIe 3.0, 4.0, 5.0 (PCI-SIG: 8, 16, 32 GT/s, 128b/130b). Blackwell has 5.0, and 6.0 behind NICs of 800 Gb/s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,14 +89,14 @@ def time_design(point: Point) -> dict[str, Any]:
 
 
 def beyond_pcie(topology: Topology) -> str:
-    """What to say when NICs are faster than a slot of the GPU's generation; empty otherwise."""
-    most = PCIE_GBPS.get(topology.traits.get("generation", ""))
-    capacities = topology.link_capacity_uBps[topology.link_kind == LINK_KINDS.index("pcie")]
-    fastest = int(capacities.max(initial=0)) / 1e15
-    if most is None or fastest <= most:
+    """What to say when NICs are faster than the PCIe links to them; empty otherwise."""
+    cards = np.array([kind == "nic" for kind in topology.node_kinds])
+    network = (topology.link_kind == LINK_KINDS.index("net")) & cards[topology.link_src]
+    slots = topology.link_kind == LINK_KINDS.index("pcie")
+    nic, pcie = (int(topology.link_capacity_uBps[links].max(initial=0)) / 1e15 for links in (network, slots))
+    if not 0 < pcie < nic:
         return ""
-    told = f"GPUs reach their NICs at {fastest:,.0f} GB/s, and 16 lanes of PCIe of their generation carry {most:g}"
-    return f"{told}: such NICs cannot be filled"
+    return f"NICs of {nic:,.0f} GB/s behind PCIe links of {pcie:,.0f} GB/s cannot be filled"
 
 
 def _price(design: Design, terms: Mapping[str, Any]) -> float:

@@ -11,8 +11,10 @@ from simcoll.algorithms import schedule
 from simcoll.binding import bind
 from simcoll.core.protocol import nccl
 from simcoll.emulator import emulate
-from simcoll.emulator.programs import Call, Compute, Program, emulate_program
+from simcoll.emulator.programs import Call, Compute, Program, Send, emulate_program
 from simcoll.topology import crossbar, load_topology
+from simcoll.workload.mesh import Mesh
+from simcoll.workload.pipeline import stage_order
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,10 +22,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from simcoll.emulator.programs import Operation
+    from simcoll.workload.pipeline import Turn
 
     Tokens = NDArray[np.int64]
 
-__all__ = ["CONTENTION", "DEEPEP", "Contention", "contention", "exchange_played_us", "exchange_us"]
+__all__ = ["CONTENTION", "DEEPEP", "PLACED", "Contention", "contention", "exchange_played_us", "exchange_us", "placed"]
 
 DEEPEP = {8: (163, 318), 32: (182, 350), 128: (192, 369)}
 """Microseconds of dispatch and combine by number of GPUs: DeepEP's README at commit 3b1045d, low-latency kernels, H800 with ConnectX-7 of
@@ -127,3 +130,85 @@ def _operations(case: Contention, parts: str) -> Iterator[Operation]:
         if "r" in parts:
             yield Call(reduction, everyone[None], "reduce", (number,) if parts != "r" else ())
             number += 1
+
+
+PLACED = {
+    (1, "tp-dp-pp"): "1:1",
+    (4, "tp-dp-pp"): "4:1, data parallelism first",
+    (4, "tp-pp-dp"): "4:1, pipeline first",
+}
+"""Oversubscription of the spine and order of the axes of :func:`placed`."""
+STAGES, MICRO_BATCHES, BUCKETS = 4, 8, 4
+FORWARD_MS, BACKWARD_MS = 20, 40
+ACTIVATIONS, GRADIENTS, PARAMETERS = 32 * 2**20, 4 * 10**9, 2 * 10**9
+
+
+def placed(oversubscription: int, order: str, *, sends: bool = True, data: bool = True) -> float:
+    """Milliseconds of a step on 256 H100, four nodes a leaf: tensor parallelism of 8, 4 stages, data parallelism of 8.
+
+    Every turn has a fixed time; gradients are reduced in four parts beside the last backward pass, parameters gathered at the end.
+    ``sends``, ``data``: whether messages between stages and collectives of data parallelism have bytes.
+    """
+    topology = load_topology(
+        "superpod-h100", nodes=32, network__oversubscription=oversubscription, network__boxes_per_leaf=4
+    )
+    sizes = {"tp": 8, "dp": 8, "pp": STAGES, "cp": 1}
+    mesh = Mesh(tuple((axis, sizes[axis]) for axis in order.split("-")))
+    made = _Placed(list(mesh.groups("tp", "dp")), mesh.groups("dp"), sends=sends, data=data)
+    return emulate_program(Program(topology.nranks, made.operations()), topology, data="none").time_fs / 1e12
+
+
+class _Placed:
+    """The operations of a step with a fixed time for every turn."""
+
+    def __init__(self, stages: list[Tokens], groups: Tokens, *, sends: bool, data: bool) -> None:
+        self.stages, self.sends, self.data = stages, sends, data
+        self.groups = [groups[np.isin(groups[:, 0], stage)] for stage in stages]
+        self.simple = nccl("Simple", generation="hopper")
+        self.made: list[Operation] = []
+        self.arrived: dict[tuple[str, int, int], int] = {}
+
+    def add(self, operation: Operation) -> int:
+        self.made.append(operation)
+        return len(self.made) - 1
+
+    def operations(self) -> list[Operation]:
+        orders = [stage_order(STAGES, 1, MICRO_BATCHES, stage) for stage in range(STAGES)]
+        places = [0] * STAGES
+        while any(place < len(order) for place, order in zip(places, orders, strict=True)):
+            for stage, order in enumerate(orders):
+                while places[stage] < len(order) and self.ready(stage, order[places[stage]]):
+                    self.turn(stage, order[places[stage]])
+                    places[stage] += 1
+        return self.made
+
+    def ready(self, stage: int, turn: Turn) -> bool:
+        begins = stage == (0 if turn.kind == "F" else STAGES - 1)
+        return begins or (turn.kind, turn.micro, stage) in self.arrived
+
+    def turn(self, stage: int, turn: Turn) -> None:
+        came = self.arrived.get((turn.kind, turn.micro, stage))
+        after = () if came is None else (came,)
+        last = turn.kind == "B" and turn.micro == MICRO_BATCHES - 1
+        parts = BUCKETS if last else 1
+        whole = FORWARD_MS if turn.kind == "F" else BACKWARD_MS
+        done = 0
+        for _ in range(parts):
+            done = self.add(Compute(self.stages[stage], whole * 10**12 // parts, after=after))
+            after = ()
+            if last:
+                self.collective("reduce_scatter", stage, GRADIENTS // BUCKETS, (done,))
+        if last:
+            self.collective("all_gather", stage, PARAMETERS)
+        target = stage + (1 if turn.kind == "F" else -1)
+        if 0 <= target < STAGES:
+            pairs = np.stack([self.stages[stage], self.stages[target]], axis=1)
+            size = ACTIVATIONS if self.sends else 2
+            stream = f"send {turn.kind} {stage % 2}"  # a stream has one direction on each stage
+            self.arrived[turn.kind, turn.micro, target] = self.add(Send(pairs, size, stream, (done,), self.simple))
+
+    def collective(self, kind: str, stage: int, size_bytes: int, after: tuple[int, ...] = ()) -> None:
+        groups = self.groups[stage]
+        each = size_bytes // groups.shape[1] // 2 * 2 if self.data else 2
+        plan = bind(schedule(kind, "ring", nranks=groups.shape[1]), each, "uint8", protocol=self.simple)
+        self.add(Call(plan, groups, "data", after))

@@ -44,6 +44,7 @@ PARAMETERS = {
     "host_layer_us": _Range(0, 5000, 60, 300),
     "host_tp_us": _Range(0, 2000, 40, 200),
     "step_ms": _Range(0, 500, 8, 60),
+    "overlap": _Range(0, 10, 0.2, 2),
 }
 """What can be fitted."""
 ROUNDS = 4

@@ -15,6 +15,7 @@ from simcoll.topology import direct, ecmp, families
 from simcoll.topology.cluster import Tier
 from simcoll.topology.graph import LINK_KINDS, Topology
 from simcoll.topology.layers import Layer, layers_of, shipped_topologies
+from simcoll.topology.link_speeds import SLOTS
 from simcoll.topology.machine import TRAIT_VALUES
 from simcoll.topology.placement import place
 from simcoll.topology.values import count, duration_fs, factor, parse_capacity
@@ -198,6 +199,8 @@ def _decode(layers: list[Layer], changes: Mapping[str, object]) -> Topology:
             raise ConfigError(f"{where}; {nearest(path, [*valid, *(f'traits.{name}' for name in TRAIT_VALUES)])}")
         values[path] = _value(value, keys[path], path, None, sources)
         sources[f"$.{path}"] = "argument"
+    if "nic.bandwidth" in changes and "pcie.bandwidth" in own and "pcie.bandwidth" not in values:
+        values |= _slot(values["nic.bandwidth"], traits, sources)
     arguments = {own[path].parameter: value for path, value in values.items() if path in own}
     for path, key in own.items():
         if key.required and path not in values:
@@ -220,6 +223,15 @@ def _decode(layers: list[Layer], changes: Mapping[str, object]) -> Topology:
         sources={**topology.sources, **sources},
         description=str(values.get("description", topology.description)),
     )
+
+
+def _slot(nic: str | int, traits: Mapping[str, str], sources: dict[str, str]) -> dict[str, object]:
+    """The PCIe of the GPU's generation, where other NICs than those of the file are faster than it."""
+    slot = SLOTS.get(traits.get("generation", ""))
+    if slot is None or parse_capacity(nic, "nic.bandwidth") <= parse_capacity(slot, "pcie.bandwidth"):
+        return {}
+    sources["$.pcie.bandwidth"] = f"16 lanes of the PCIe of {traits['generation']}"
+    return {"pcie.bandwidth": slot}
 
 
 def _built(family: str, first: Layer, title: str, arguments: dict[str, Any]) -> Topology:

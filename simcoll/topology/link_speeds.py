@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-__all__ = ["XGMI", "nvlink", "pcie_rate", "rate_between_sockets"]
+__all__ = ["SLOTS", "XGMI", "nvlink", "pcie_rate", "rate_between_sockets"]
 
 # Units of 100 Mbit/s per lane, by the beginning of link_speed; an unknown speed counts as Gen3.
 _LANE = {"2.5": 15, "5": 30, "8": 60, "16": 120, "32": 240, "64": 480}
@@ -29,6 +29,10 @@ XGMI = {
     "gfx950": (Fraction("76.8"), Fraction(48), "mi355"),
 }
 """gcn attribute of AMD GPUs -> line rate of one xGMI link and the rate that RCCL expects, in GB/s, and the generation."""
+
+SLOTS = {"volta": "15.75 GB/s", "turing": "15.75 GB/s", "ampere": "31.5 GB/s", "hopper": "63 GB/s", "mi300": "63 GB/s"}
+"""16 lanes of the PCIe of a generation of GPUs: 3.0, 4.0 and 5.0 (PCI-SIG: 8, 16 and 32 GT/s, 128b/130b). Blackwell has 5.0, and 6.0
+behind NICs of 800 Gb/s."""
 
 
 def nvlink(compute_capability: int) -> tuple[Fraction, Fraction, str]:

@@ -21,6 +21,7 @@ CHOICES = {
     "context": ("ring", "all_gather", "ulysses"),
     "attention": ("fused", "plain"),
     "gradients": ("fp32", "bf16", "fp16"),
+    "gathered": ("bf16", "fp8"),
 }
 OFFLOADS = ("weights", "activations", "optimizer")
 
@@ -55,6 +56,8 @@ class Parallel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         ``"fused"`` (FlashAttention) or ``"plain"``: matrix products with a softmax between.
     gradients
         Type of accumulated and reduced gradients.
+    gathered
+        Type of the parameters that sharding gathers: ``"fp8"`` where matrix products are of 8 bits and weights are cast before.
     imbalance
         Load of the most loaded expert rank, over the mean.
     overlap_dp, overlap_pp, overlap_ep
@@ -90,6 +93,7 @@ class Parallel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     context: str = "ring"
     attention: str = "fused"
     gradients: str = "fp32"
+    gathered: str = "bf16"
     imbalance: float = 1.0
     overlap_dp: bool = False
     overlap_pp: bool | None = None

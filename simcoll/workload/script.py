@@ -111,8 +111,6 @@ class Slot(NamedTuple):
         Of a turn of one layer, and of a collective for one: its number; -1: all; -2: what is beside layers.
     stream
         Where it runs.
-    beside
-        Whether collectives run beside it.
     """
 
     does: str
@@ -121,7 +119,6 @@ class Slot(NamedTuple):
     chunk: int = -1
     layer: int = -1
     stream: str = "compute"
-    beside: bool = False
 
 
 EVERY, BESIDE_LAYERS = -1, -2
@@ -240,7 +237,7 @@ class _Writer:
             needs = () if done else after
             if self.shape.gathers and turn.kind != "W":  # up to two layers ahead
                 needs += self._collective("all_gather", stage, layer, (*after, *done[-2:-1]), turn.micro)
-            done.append(self.add(Slot("turn", stage, work, turn.chunk, layer, beside=True), needs, turn.micro))
+            done.append(self.add(Slot("turn", stage, work, turn.chunk, layer), needs, turn.micro))
             if "W" in work and (self.shape.gathers or (final and self.shape.beside)):
                 self.synchronised[stage] += self._reduce(stage, layer, (done[-1],), turn.micro)
         return done[-1]

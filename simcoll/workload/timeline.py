@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Protocol
 from simcoll.workload.workload import Call, Compute, Send
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+    from fractions import Fraction
 
     from simcoll.workload.script import Script
     from simcoll.workload.workload import Inside, Operation, Workload
 
-__all__ = ["Clock", "Span", "Times", "compute_fs", "operation_fs", "play_classes", "play_script"]
+__all__ = ["Clock", "Span", "Times", "compute_fs", "operation_fs", "play_classes", "play_script", "slowed_rows"]
 
 
 class Times(Protocol):
@@ -104,12 +105,18 @@ def operation_fs(operation: Operation, times: Times) -> int:
     return times.call(operation) if isinstance(operation, Call) else times.send(operation)
 
 
-def play_script(script: Script, takes: Sequence[int]) -> int:
-    """When a script ends whose slots take so long: what :func:`play_classes` finds for its workload, without making one."""
+def play_script(script: Script, takes: Sequence[int], more: Mapping[int, int] | None = None) -> int:
+    """When a script ends whose slots take so long: what :func:`play_classes` finds for its workload, without making one.
+
+    ``more``: by how much single rows take longer.
+    """
     free = [0] * script_lanes(script).count
     ends: list[int] = []
+    longer = more or {}
     for slot, first, second, meets, needs, others in script_lanes(script).rows:
         took = takes[slot]
+        if longer:
+            took += longer.get(len(ends) // 2, 0)
         begin = free[first]
         for at in needs:
             begin = max(begin, ends[at])
@@ -125,6 +132,57 @@ def play_script(script: Script, takes: Sequence[int]) -> int:
         free[first], free[second] = begin + took, other + took
         ends += (begin + took, other + took)
     return max(ends, default=0)
+
+
+def slowed_rows(script: Script, takes: Sequence[int], overlap: Fraction) -> dict[int, int]:
+    """By how much turns take longer beside collectives of their stage, by row.
+
+    While a collective is under way on another stream, a turn does a second's work in ``1 + overlap`` seconds. Counted are those that a
+    row before the turn begins: under ZeRO-3 the gathering of parameters two layers ahead, whose row comes later, is not.
+    """
+    lanes = script_lanes(script)
+    turns = [slot.does == "turn" for slot in script.slots]
+    beside = [slot.stream in {"gather", "reduce"} for slot in script.slots]
+    free = [0] * lanes.count
+    ends: list[int] = []
+    found: dict[int, int] = {}
+    busy: dict[int, list[tuple[int, int]]] = {}
+    for number, (slot, first, second, meets, needs, others) in enumerate(lanes.rows):
+        took = takes[slot]
+        begin = max([free[first], *(ends[at] for at in needs)])
+        other = max([free[second], *(ends[at] for at in others)]) if second >= 0 else 0
+        if second >= 0 and (meets or took):
+            begin = other = max(begin, other)
+        if turns[slot]:
+            stage = script.slots[slot].stage
+            busy[stage] = [each for each in busy.get(stage, ()) if each[1] > begin]
+            more = _stretched(begin, took, sorted(busy[stage]), overlap) - took
+            if more:
+                found[number] = more
+            took += more
+        elif beside[slot] and took:
+            for stage in script.stages_of(script.slots[slot]):
+                busy.setdefault(stage, []).append((begin, begin + took))
+        free[first] = begin + took
+        ends += (begin + took, 0)
+        if second >= 0:
+            free[second] = ends[-1] = other + took
+    return found
+
+
+def _stretched(begin: int, work: int, busy: Sequence[tuple[int, int]], overlap: Fraction) -> int:
+    """How long work takes from ``begin`` on that is slower during the busy times, which are in order."""
+    now, left = begin, work
+    for start, end in busy:
+        idle = min(left, max(0, start - now))
+        now, left = now + idle, left - idle
+        done = int(max(0, end - now) / (1 + overlap))
+        if done >= left:
+            break
+        now, left = max(now, end), left - done
+    else:
+        return now + left - begin
+    return now + int(left * (1 + overlap)) - begin
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 from simcoll.workload.chunks import Costs
 from simcoll.workload.gpu import DTYPE_BYTES
 from simcoll.workload.layers import in_fs, optimizer_seconds
-from simcoll.workload.memory import WEIGHT_BYTES
 from simcoll.workload.script import BESIDE_LAYERS, EVERY, Script, script_of, shape_of
 from simcoll.workload.workload import Call, Compute, Send, Workload
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import numpy as np
     from numpy.typing import NDArray
 
@@ -66,15 +67,16 @@ class Parts:
         parallel = design.parallel
         self.groups = process_groups(design.mesh, parallel.ep, parallel.shard_group)
 
-    def workload(self) -> Workload:
-        """The workload that the script becomes."""
+    def workload(self, more: Mapping[int, int] | None = None) -> Workload:
+        """The workload that the script becomes; ``more``: by how much computations of single rows take longer."""
+        longer = more or {}
         slots = [self.operation(slot) for slot in self.script.slots]
         ids = [_identity(self.script.slots[row.slot], row, number) for number, row in enumerate(self.script.rows)]
         operations: list[Operation] = []
         for number, row in enumerate(self.script.rows):
             given = slots[row.slot]
             after = tuple(ids[other] for other in row.after)
-            operations.append(_placed(given, ids[number], after))
+            operations.append(_placed(given, ids[number], after, longer.get(number, 0)))
         used = {name for operation in slots for name in _groups_in(operation)}
         needed, done = self.costs.flops()
         return Workload(
@@ -102,9 +104,8 @@ class Parts:
 
     def _computation(self, slot: Slot) -> Compute:
         work = self.costs.turn(slot.work, slot.stage, slot.chunk, None if slot.layer == EVERY else (slot.layer,))
-        slower = self.design.calibration.overlap if slot.beside else 0.0
         return Compute(
-            id="", on=f"stage{slot.stage}", time_fs=round(work.time_fs * (1 + slower)), inside=work.inside, pieces=work.pieces,
+            id="", on=f"stage{slot.stage}", time_fs=work.time_fs, inside=work.inside, pieces=work.pieces,
             least_fs=work.least_fs, name=_NAMES[slot.work], flops=work.flops,
         )  # fmt: skip
 
@@ -139,7 +140,7 @@ class Parts:
 
     def _collective(self, slot: Slot) -> Call:
         parallel, model = self.design.parallel, self.design.model
-        group, width = slot.work, DTYPE_BYTES[parallel.gradients] if slot.stream == "reduce" else WEIGHT_BYTES
+        group, width = slot.work, DTYPE_BYTES[parallel.gradients if slot.stream == "reduce" else parallel.gathered]
         on = tuple(f"stage{stage}" for stage in self.script.stages_of(slot))
         if group == "embedding":
             count = model.vocabulary * model.hidden // parallel.tp
@@ -176,11 +177,11 @@ def _identity(slot: Slot, row: Row, number: int) -> str:
     return f"{number}: {slot.does} {slot.work} of stage {slot.stage}{layer}{micro}"
 
 
-def _placed(given: Operation, name: str, after: tuple[str, ...]) -> Operation:
+def _placed(given: Operation, name: str, after: tuple[str, ...], more_fs: int) -> Operation:
     if isinstance(given, Compute):
         return Compute(
-            id=name, on=given.on, time_fs=given.time_fs, stream=given.stream, after=after, inside=given.inside, pieces=given.pieces,
-            least_fs=given.least_fs, name=given.name, flops=given.flops,
+            id=name, on=given.on, time_fs=given.time_fs + more_fs, stream=given.stream, after=after, inside=given.inside,
+            pieces=given.pieces, least_fs=given.least_fs + more_fs, name=given.name, flops=given.flops,
         )  # fmt: skip
     if isinstance(given, Call):
         return Call(

@@ -151,7 +151,12 @@ def test_a_design_that_cannot_be_says_why(tmp_path):
 
 def test_nics_that_pcie_cannot_fill_are_said():
     assert not beyond_pcie(load_topology("dgx-h100", nodes=2))
-    assert "100 GB/s" in beyond_pcie(load_topology("dgx-h100", nodes=2, nic__bandwidth="800 Gbps"))
+    faster = load_topology("dgx-h100", nodes=2, nic__bandwidth="800 Gbps")
+    assert "NICs of 100 GB/s behind PCIe links of 63 GB/s" in beyond_pcie(faster)
+    assert faster.path(0, 8) == load_topology("dgx-h100", nodes=2).path(0, 8)
+    assert faster.sources["$.pcie.bandwidth"] == "16 lanes of the PCIe of hopper"
+    wide = load_topology("dgx-h100", nodes=2, nic__bandwidth="800 Gbps", pcie__bandwidth="126 GB/s")
+    assert not beyond_pcie(wide)
     assert not beyond_pcie(load_topology("gb300-nvl72", nodes=36))
 
 

@@ -12,7 +12,15 @@ import pytest
 from simcoll.cli import main
 from simcoll.errors import ConfigError
 from simcoll.planning.step_accuracy import megatron_a100
-from simcoll.planning.step_examples import CONTENTION, DEEPEP, contention, exchange_played_us, exchange_us
+from simcoll.planning.step_examples import (
+    CONTENTION,
+    DEEPEP,
+    PLACED,
+    contention,
+    exchange_played_us,
+    exchange_us,
+    placed,
+)
 from simcoll.planning.step_fitting import fit_steps, predicted
 from simcoll.planning.step_rows import published_steps, read_steps
 from simcoll.workload.calibration import UNCALIBRATED, Calibration, load_calibration
@@ -75,6 +83,18 @@ def test_contention_is_that_of_the_reference():
         assert played > bytes_of_nic / 47e9 * 1e3 * 0.99
 
 
+@pytest.mark.slow
+def test_a_pipeline_first_on_an_oversubscribed_spine_is_that_of_the_reference():
+    # Times of an independent implementation under the same constants, in milliseconds: of the step, and exposed by each axis.
+    expected = [(756.0, 84.1, 13.6), (790, 84.1, 48), (967, 295, None)]
+    for case, (step, data, sends) in zip(PLACED, expected, strict=True):
+        whole = placed(*case)
+        assert whole == pytest.approx(step, rel=0.001)
+        assert whole - placed(*case, data=False) == pytest.approx(data, rel=0.005)
+        if sends is not None:
+            assert whole - placed(*case, sends=False) == pytest.approx(sends, rel=0.005)
+
+
 def small(tmp_path, rows="time_ms,model.global_batch\n1,8\n"):
     base = tmp_path / "base.toml"
     base.write_text(
@@ -99,6 +119,18 @@ def test_constants_are_found_again(tmp_path):
     assert found.calibration.step_ms == pytest.approx(20, rel=0.05)
     assert found.calibration.error < 0.02
     assert found.calibration.rows == 12
+
+
+def test_the_slow_down_beside_collectives_is_found_again(tmp_path):
+    text = "time_ms,model.global_batch,topology.nodes,parallel.shard,parallel.overlap_dp\n"
+    text += "".join(f"1,{b},{n},optimizer,{o}\n" for b in (64, 128) for n in (2, 4) for o in ("true", "false"))
+    table = read_steps(*small(tmp_path, text))
+    truth = Calibration(rate=0.9, overlap=0.35)
+    rows = [
+        replace(row, seconds=seconds) for row, seconds in zip(table.rows, predicted(table.rows, truth), strict=True)
+    ]
+    found = fit_steps(rows, ("rate", "overlap")).calibration
+    assert (found.rate, found.overlap) == (pytest.approx(0.9, rel=0.01), pytest.approx(0.35, rel=0.05))
 
 
 def test_the_command_writes_a_calibration(tmp_path, capsys):

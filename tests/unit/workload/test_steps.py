@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from dataclasses import astuple, replace
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from simcoll.workload.operators import Roofline
 from simcoll.workload.pipeline import stage_order
 from simcoll.workload.playing import alone_on, play_workload
 from simcoll.workload.steps import Step, step
-from simcoll.workload.timeline import play_classes
+from simcoll.workload.timeline import _stretched, play_classes
 from simcoll.workload.training import training_step
 from simcoll.workload.workload import Call, Compute, Inside, Send, Workload
 
@@ -278,6 +279,27 @@ def test_host_time_is_a_floor():
     # 32 / 8 micro-batches of 8 layers: 10 ms forward, 20 ms backward.
     found = step(launches, tier=1, exposed=False).time_fs - step(base, tier=1, exposed=False).time_fs
     assert 4 * 8 * 25 * MS < found < 4 * 8 * 30 * MS
+
+
+def test_work_is_slower_while_a_collective_is_under_way():
+    # Half as fast: ten units of work from 0 on, beside a collective from 4 to 8, do 4, then 2 of the next 4, then the last 4.
+    assert _stretched(0, 10, [(4, 8)], Fraction(1)) == 12
+    assert _stretched(0, 10, [(4, 8), (9, 30)], Fraction(1)) == 15
+    assert _stretched(5, 10, [(0, 5), (20, 25)], Fraction(1)) == 10
+    assert _stretched(0, 10, [(0, 100)], Fraction("0.35")) == 13
+
+
+@pytest.mark.slow
+def test_collectives_beside_computation_slow_it_in_both_tiers():
+    base = design(nodes=2, tp=8, shard="optimizer", overlap_dp=True)
+    usual = Step(base).time_fs(tier=1)
+    slowed = Step(replace(base, calibration=Calibration(overlap=0.5)))
+    found = slowed.time_fs(tier=1)
+    assert found == slowed.time_fs(tier=2) == slowed.clock(tier=1).clock.time_fs
+    hidden = step(base, tier=1).axes["dp"]
+    # Of what is hidden, a third is lost: at half the speed more, 1.5 units of time do the work of one.
+    assert 0 < found - usual <= (hidden.total_fs - hidden.exposed_fs) // 3
+    assert slowed.time_fs(tier=1, without=("dp",)) == Step(base).time_fs(tier=1, without=("dp",))
 
 
 def test_play_classes_keeps_streams_in_order():
