@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import App, Parameter
 
@@ -50,6 +50,8 @@ class _Options:
         The time of operators: none, roofline, or a file of times.
     gpu
         The GPU whose rates are taken: a shipped one, such as h100, or a file.
+    device
+        cuda: scripts find the GPUs of their node, and the tensors there are on the CPU; cpu: there are no GPUs.
     trace
         Write the timeline of the run there: t.json or t.json.gz, for Perfetto.
     shared
@@ -65,6 +67,7 @@ class _Options:
     algorithm: Annotated[str | None, Parameter(name=["--algorithm", "-a"])] = None
     compute: str = "none"
     gpu: str | None = None
+    device: Literal["cuda", "cpu"] = "cuda"
     trace: str | None = None
     shared: tuple[str, ...] = ()
     module: Annotated[bool, Parameter(name=["--module", "-m"], negative=())] = False
@@ -104,6 +107,7 @@ def _command(
         algorithm=options.algorithm,
         compute=options.compute,
         gpu=options.gpu,
+        cuda_is_cpu=options.device == "cuda",
         trace=options.trace if options.trace is not None else False,
     )
 
@@ -111,7 +115,7 @@ def _command(
 def main(words: Sequence[str] | None = None) -> int:
     """The command line; the exit status is the script's, or 2 for arguments that cannot be."""
     names = ("--nproc", "-n", "--topology", "-t", "--nodes", "--nnodes", "--protocol", "-p")
-    valued = (*names, "--algorithm", "-a", "--trace", "--shared", "--compute", "--gpu")
+    valued = (*names, "--algorithm", "-a", "--trace", "--shared", "--compute", "--gpu", "--device")
     return status_of(app, separated(sys.argv[1:] if words is None else words, valued))
 
 

@@ -11,7 +11,7 @@ import contextlib
 import sys
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -127,6 +127,23 @@ class _Stream:
     def synchronize(self) -> None:
         """Wait until it is empty."""
         self.record_event().synchronize()
+
+    def query(self) -> bool:
+        """Whether it is empty."""
+        return self.own is None or bool(self.own.tail.done)
+
+    def __enter__(self) -> Self:
+        """Select it."""
+        device = _device()
+        if device is not None and self.own is not None:
+            self._before, device.current = device.current, self.own
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Select the stream of before."""
+        device = _device()
+        if device is not None and self.own is not None:
+            device.current = self._before
 
 
 def _device() -> Device | None:

@@ -1,38 +1,30 @@
-"""CUDA devices of scripts that were written for GPUs: they are the CPU, where that has a meaning, and refused where not.
+"""CUDA devices of scripts that were written for GPUs: their tensors are on the CPU.
 
-``torch.cuda.is_available()`` is False as ever, so that scripts which ask choose the CPU. Those that do not ask get, in the threads of
-ranks: tensors and modules on the CPU for every ``cuda`` device, the device numbers and counts of their node, events on the simulated
-clock, and autocast for the CPU. Streams, graphs and kernels are refused in words.
+In the threads of ranks, tensors and modules of every ``cuda`` device are on the CPU, and say so. Autocast, gradient scalers, meshes,
+generators and saved files that name such a device mean the CPU. What is asked of the devices is in
+:mod:`simcoll.torch.accelerator`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import distributed
-from torch.distributed import device_mesh, fsdp
+from torch.distributed import device_mesh, distributed_c10d, fsdp
 from torch.overrides import TorchFunctionMode
 
-from simcoll import distributed as ours
-from simcoll.errors import ConfigError
-from simcoll.torch.rank_threads import current_thread, current_thread_or_none
+from simcoll.torch.accelerator import accelerator_replacements, device_number
+from simcoll.torch.rank_threads import current_thread_or_none
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 __all__ = ["CudaIsCpu", "device_replacements"]
 
-_REFUSED = (
-    "Stream", "ExternalStream", "CUDAGraph", "graph", "make_graphed_callables", "current_stream", "default_stream", "stream",
-    "_compile_kernel", "_compile_kernel_from_file",
-)  # fmt: skip
-_NOTHING = (
-    "set_device", "synchronize", "empty_cache", "reset_peak_memory_stats", "reset_max_memory_allocated", "init", "manual_seed",
-    "manual_seed_all",
-)  # fmt: skip
+_CPU = torch.device("cpu")
+_MOVES = (torch.Tensor.to, torch._C._nn._parse_to)
 
 
 def _is_cuda(given: object) -> bool:
@@ -41,8 +33,16 @@ def _is_cuda(given: object) -> bool:
     return isinstance(given, str) and given.partition(":")[0] == "cuda"
 
 
+def _is_number(given: object) -> bool:
+    return isinstance(given, int) and not isinstance(given, bool)
+
+
 def _mapped(given: Any) -> Any:
-    return torch.device("cpu") if _is_cuda(given) else given
+    """The CPU in place of a CUDA device, and of a number, which is one."""
+    if not (_is_cuda(given) or _is_number(given)):
+        return given
+    device_number(given)
+    return _CPU
 
 
 class CudaIsCpu(TorchFunctionMode):
@@ -53,93 +53,53 @@ class CudaIsCpu(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is torch.Tensor.cuda or func is torch.Tensor.pin_memory:
             return args[0]
-        if func is torch.Tensor.record_stream:
-            return None
-        if _is_cuda(kwargs.get("device")):
-            kwargs = {**kwargs, "device": torch.device("cpu")}
-        if func is torch.Tensor.to:
-            args = (args[0], *map(_mapped, args[1:]))
+        if func is torch.device:
+            return torch.device("cuda", args[0]) if len(args) == 1 and _is_number(args[0]) else func(*args, **kwargs)
+        if func is torch.Tensor.type:
+            args = tuple(arg.replace("torch.cuda.", "torch.") if isinstance(arg, str) else arg for arg in args)
+        if kwargs.get("device") is not None:
+            kwargs = {**kwargs, "device": _mapped(kwargs["device"])}
+        if kwargs.get("pin_memory"):
+            kwargs = {**kwargs, "pin_memory": False}
+        if func in _MOVES:
+            first = 1 if func is torch.Tensor.to else 0
+            args = (*args[:first], *map(_mapped, args[first : first + 1]), *args[first + 1 :])
         return func(*args, **kwargs)
 
 
-class Event:
-    """``torch.cuda.Event`` on the simulated clock."""
+class _GeneratorMeta(type):
+    """All generators are instances."""
 
-    def __init__(self, *_: Any, **__: Any) -> None:
-        self._seconds: float | None = None
-
-    def record(self, stream: Any = None) -> None:  # noqa: ARG002  # torch's signature
-        """Note the simulated time."""
-        self._seconds = current_thread().call(ours.emulated_time)
-
-    def elapsed_time(self, other: Event) -> float:
-        """Milliseconds until another event; a ValueError unless both have been recorded."""
-        if self._seconds is None or other._seconds is None:
-            raise ValueError("Both events must be recorded before calculating elapsed time.")
-        return (other._seconds - self._seconds) * 1e3
-
-    def synchronize(self) -> None:
-        """Do nothing: the CPU has computed already."""
-
-    def query(self) -> bool:
-        """True: the CPU has computed already."""
-        return True
-
-    wait = synchronize
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, torch._C.Generator)
 
 
-def _refused(name: str) -> Callable[..., Any]:
-    def refuse(*_: Any, **__: Any) -> Any:
-        raise ConfigError(
-            f"torch.cuda.{name} has no meaning in a simulated run: its ranks compute on the CPU, one operator after another; "
-            "collectives overlap computation by async_op=True"
-        )
+class _Generator(metaclass=_GeneratorMeta):
+    """``torch.Generator``, on the CPU."""
 
-    return refuse
+    def __new__(cls, device: Any = "cpu") -> Any:
+        return torch._C.Generator(_mapped(device) if current_thread_or_none() is not None else device)
 
 
-def _in_ranks(standard: Any, other: Any) -> Any:
-    """A function, or a class, that is another one in the threads of ranks."""
-    if isinstance(standard, type):
-
-        def new(_cls: type, *args: Any, **kwargs: Any) -> Any:
-            return (standard if current_thread_or_none() is None else other)(*args, **kwargs)
-
-        return type(standard.__name__, (), {"__new__": new, "__doc__": standard.__doc__})
-
-    def function(*args: Any, **kwargs: Any) -> Any:
-        return (standard if current_thread_or_none() is None else other)(*args, **kwargs)
-
-    return functools.update_wrapper(function, standard, updated=())
-
-
-def _variable(name: str) -> Callable[..., int]:
-    return lambda *_: int(current_thread().process.environment[name])
-
-
-def _nothing(*_: Any, **__: Any) -> None:
-    """Do nothing."""
-
-
-@contextlib.contextmanager
-def _no_device(*_: Any) -> Iterator[None]:
-    yield
-
-
-def _with(standard: Callable[..., Any], changed: Callable[[dict[str, Any]], None]) -> Any:
+def _with(standard: Callable[..., Any], *changes: Callable[[dict[str, Any]], None]) -> Any:
     """A function whose keyword arguments, and positional devices, are changed in ranks."""
 
     @functools.wraps(standard)
     def function(*args: Any, **kwargs: Any) -> Any:
         if current_thread_or_none() is not None:
-            args = tuple("cpu" if _is_cuda(arg) and isinstance(arg, str) else _mapped(arg) for arg in args)
-            changed(kwargs)
+            for change in changes:
+                change(kwargs)
+            args = tuple("cpu" if _is_cuda(arg) and isinstance(arg, str) else _of_device(arg) for arg in args)
         return standard(*args, **kwargs)
 
     return function
 
 
-def _devices_dropped(*names: str) -> Callable[[dict[str, Any]], None]:
+def _of_device(given: Any) -> Any:
+    return _CPU if isinstance(given, torch.device) and _is_cuda(given) else given
+
+
+def _dropped(*names: str) -> Callable[[dict[str, Any]], None]:
     def change(kwargs: dict[str, Any]) -> None:
         for name in names:
             kwargs.pop(name, None)
@@ -147,51 +107,99 @@ def _devices_dropped(*names: str) -> Callable[[dict[str, Any]], None]:
     return change
 
 
-def _devices_named(*names: str) -> Callable[[dict[str, Any]], None]:
+def _named(*names: str) -> Callable[[dict[str, Any]], None]:
     def change(kwargs: dict[str, Any]) -> None:
         for name in names:
             if isinstance(kwargs.get(name), str) and _is_cuda(kwargs[name]):
                 kwargs[name] = "cpu"
             elif _is_cuda(kwargs.get(name)):
-                kwargs[name] = torch.device("cpu")
+                kwargs[name] = _CPU
 
     return change
 
 
 def _on_cpu(kwargs: dict[str, Any]) -> None:
     if kwargs.get("device_id") is not None:
-        kwargs["device_id"] = torch.device("cpu")
+        kwargs["device_id"] = _CPU
 
 
-def device_replacements() -> list[tuple[Any, str, Any]]:
-    """Owner, name and replacement of what scripts call for CUDA devices."""
-    cuda, accelerator, amp = torch.cuda, torch.accelerator, torch.amp
-    local, count = _variable("LOCAL_RANK"), _variable("LOCAL_WORLD_SIZE")
-    plain: list[tuple[Any, str, Any]] = [
-        *((cuda, name, _nothing) for name in _NOTHING),
-        *((cuda, name, _refused(name)) for name in _REFUSED),
-        (cuda, "current_device", local),
-        (cuda, "device_count", count),
-        (cuda, "device", _no_device),
-        (cuda, "get_device_name", lambda *_: "simulated GPU"),
-        (cuda, "Event", Event),
-        (accelerator, "set_device_index", _nothing),
-        (accelerator, "current_device_index", local),
-        (accelerator, "synchronize", _nothing),
-    ]
-    drop, name = _devices_dropped, _devices_named
-    changed: list[tuple[Any, str, Callable[[dict[str, Any]], None]]] = [
-        (torch.nn.parallel.DistributedDataParallel, "__init__", drop("device_ids", "output_device")),
-        (fsdp.FullyShardedDataParallel, "__init__", _on_cpu),
-        (device_mesh.DeviceMesh, "__init__", name("device_type")),
-        (device_mesh, "init_device_mesh", name("device_type")),
-        (distributed, "init_device_mesh", name("device_type")),
-        (distributed, "init_process_group", drop("device_id")),
-        (amp.autocast_mode.autocast, "__init__", name("device_type")),
-        (amp.grad_scaler.GradScaler, "__init__", name("device")),
-        (torch, "load", name("map_location")),
+def _data_parallel(standard: Callable[..., None]) -> Callable[..., None]:
+    """``DistributedDataParallel``, whose module is on the CPU."""
+
+    @functools.wraps(standard)
+    def initialize(
+        self: Any, module: Any, device_ids: Any = None, output_device: Any = None, *args: Any, **kwargs: Any
+    ) -> None:
+        if current_thread_or_none() is not None:
+            device_ids = output_device = None
+        standard(self, module, device_ids, output_device, *args, **kwargs)
+
+    return initialize
+
+
+def _load(standard: Callable[..., Any]) -> Callable[..., Any]:
+    """``torch.load``: what was saved from CUDA devices comes to the CPU."""
+
+    @functools.wraps(standard)
+    def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if current_thread_or_none() is not None:
+            if map_location is None or _is_cuda(map_location) or _is_number(map_location):
+                map_location = _CPU
+            elif isinstance(map_location, dict):
+                map_location = {key: "cpu" if _is_cuda(value) else value for key, value in map_location.items()}
+        return standard(f, map_location, *args, **kwargs)
+
+    return load
+
+
+def _autocast(standard: Callable[..., None]) -> Callable[..., None]:
+    """Autocast of ``cuda`` is that of the CPU, with CUDA's default data type."""
+
+    @functools.wraps(standard)
+    def initialize(self: Any, device_type: str, dtype: torch.dtype | None = None, *args: Any, **kwargs: Any) -> None:
+        if current_thread_or_none() is not None and _is_cuda(device_type):
+            device_type, dtype = "cpu", torch.get_autocast_dtype("cuda") if dtype is None else dtype
+        standard(self, device_type, dtype, *args, **kwargs)
+
+    return initialize
+
+
+def _asked_autocast(standard: Callable[..., Any]) -> Callable[..., Any]:
+    def function(device_type: str = "cuda", *args: Any) -> Any:
+        mapped = current_thread_or_none() is not None and _is_cuda(device_type)
+        return standard("cpu" if mapped else device_type, *args)
+
+    return function
+
+
+def device_replacements(gpu: str) -> list[tuple[Any, str, Any]]:
+    """Owner, name and replacement of what scripts call for CUDA devices; ``gpu`` is what they find there."""
+    amp, c10d = torch.amp, distributed_c10d
+    changed: list[tuple[Any, str, tuple[Callable[[dict[str, Any]], None], ...]]] = [
+        (fsdp.FullyShardedDataParallel, "__init__", (_on_cpu,)),
+        (torch.utils.data.DataLoader, "__init__", (_dropped("pin_memory", "pin_memory_device"),)),
+        *((owner, "init_device_mesh", (_named("device_type"),)) for owner in (device_mesh, distributed)),
+        (device_mesh.DeviceMesh, "__init__", (_named("device_type"),)),
+        *((owner, "init_process_group", (_dropped("device_id"),)) for owner in (distributed, c10d)),
+        *((owner, "new_group", (_dropped("device_id"),)) for owner in (distributed, c10d)),
+        *((owner, "barrier", (_dropped("device_ids"),)) for owner in (distributed, c10d)),
+        (amp.grad_scaler.GradScaler, "__init__", (_named("device"),)),
+        *(
+            (owner, name, (_named("device_type"),))
+            for owner in (amp, amp.autocast_mode)
+            for name in ("custom_fwd", "custom_bwd")
+        ),
     ]
     return [
-        *((owner, key, _in_ranks(getattr(owner, key), value)) for owner, key, value in plain if hasattr(owner, key)),
-        *((owner, key, _with(getattr(owner, key), change)) for owner, key, change in changed),
+        *accelerator_replacements(gpu),
+        *((owner, key, _with(getattr(owner, key), *changes)) for owner, key, changes in changed),
+        (torch, "Generator", _Generator),
+        (torch, "load", _load(torch.load)),
+        (
+            torch.nn.parallel.DistributedDataParallel,
+            "__init__",
+            _data_parallel(torch.nn.parallel.DistributedDataParallel.__init__),
+        ),
+        (amp.autocast_mode.autocast, "__init__", _autocast(amp.autocast_mode.autocast.__init__)),
+        (torch, "is_autocast_enabled", _asked_autocast(torch.is_autocast_enabled)),
     ]

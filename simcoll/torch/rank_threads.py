@@ -111,12 +111,17 @@ class Process:
         Variables of the rank in ``os.environ``.
     rng_state
         State of the default random generator while it is not the rank's turn.
+    state, generators, at_exit
+        What else it has for itself (:mod:`simcoll.torch.process_state`): the state while it is not its turn, the generators of
+        ``random`` and ``numpy.random``, and what it has registered with ``atexit``.
     take_turn
         Called by the clock's thread before it hands one of the rank's threads the baton.
     device, timed
         The streams of the rank, and what adds the time of operators to them, where computation takes time.
     functional
         Functional collectives of fake tensors in flight, by the storage of their outputs.
+    cuda_device
+        The number of the CUDA device that it has selected, where there are such devices.
     modules
         Its own modules, by name.
     around
@@ -133,11 +138,15 @@ class Process:
     environment: dict[str, str]
     rng_state: torch.Tensor
     take_turn: Callable[[Process], None]
+    state: Any
     groups: Groups = field(default_factory=Groups)
     stores: list[Any] = field(default_factory=list)
     functional: dict[int, Any] = field(default_factory=dict)
     device: Device | None = None
     timed: Any = None
+    cuda_device: int = 0
+    generators: dict[str, Any] = field(default_factory=dict)
+    at_exit: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = field(default_factory=list)
     modules: dict[str, Any] = field(default_factory=dict)
     around: Callable[[], AbstractContextManager[Any]] = nullcontext
     threads: list[RankThread] = field(default_factory=list)
@@ -358,7 +367,7 @@ def _end_forked(job: Job) -> None:
         sys.stderr.write(f"simcoll.torch: a forked process ended with {type(failure).__name__}: {failure}\n")
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(status if isinstance(status, int) else 1)
+    os._exit(status if isinstance(status, int) else 1)  # of a forked process
 
 
 def rank_thread_of(thread: threading.Thread | None = None) -> RankThread | None:

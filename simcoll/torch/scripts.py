@@ -6,6 +6,7 @@ import builtins
 import contextlib
 import io
 import os
+import random
 import runpy
 import signal
 import statistics
@@ -13,16 +14,19 @@ import sys
 import threading
 import traceback
 import types
+import warnings
 from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch.optim import optimizer
 
 from simcoll.errors import ConfigError
 from simcoll.torch.own_modules import OwnModules
+from simcoll.torch.process_state import call_exit_functions
 from simcoll.torch.rank_threads import current_thread, current_thread_or_none
 from simcoll.torch.spawning import spawn
 from simcoll.units import format_time
@@ -32,6 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Script", "run_script"]
 
+MAX_FINDINGS = 8
 _OURS = str(Path(__file__).parents[1])
 _TORCH = str(Path(torch.__file__).parent)
 
@@ -127,14 +132,17 @@ def run_script(script: Script, nprocs: int, *, shared: Sequence[str] = (), **gui
         process = current_thread().process
         process.modules["__main__"] = sys.modules["__main__"] = module
         try:
-            exec(code, vars(module))  # noqa: S102  # the user's own file
+            try:
+                exec(code, vars(module))  # noqa: S102  # the user's own file
+            finally:
+                call_exit_functions(process.at_exit)
         except SystemExit as end:
             if end.code not in (None, 0):
                 raise _ExitedError(end.code) from end
 
     with _as_script(script, file, notes):
         try:
-            result = spawn(program, nprocs, own_modules=own, cuda_is_cpu=True, **guides)
+            result = spawn(program, nprocs, own_modules=own, **guides)
         except _ExitedError as end:
             if not isinstance(end.status, int):
                 sys.stderr.write(f"{end.status}\n")
@@ -153,6 +161,8 @@ def run_script(script: Script, nprocs: int, *, shared: Sequence[str] = (), **gui
     if own.shared:
         listed = ", ".join(f"{name} ({reason})" for name, reason in sorted(own.shared.items()))
         sys.stderr.write(f"simcoll.torch: modules that all ranks share: {listed}\n")
+    for line in _findings(result.findings):
+        sys.stderr.write(line)
     for line in _same_files(notes, nprocs):
         sys.stderr.write(line)
     return 0
@@ -166,6 +176,13 @@ def _steps(notes: _Notes) -> str:
     times = [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
     usual = format_time(int(statistics.median(times[1:] or times)))
     return f"; {len(times)} optimizer steps on rank 0, the first {format_time(times[0])}, the others {usual} (median)"
+
+
+def _findings(findings: Sequence[str]) -> Iterator[str]:
+    for finding in findings[:MAX_FINDINGS]:
+        yield f"simcoll.torch: {finding}\n"
+    if len(findings) > MAX_FINDINGS:
+        yield f"simcoll.torch: and {len(findings) - MAX_FINDINGS} findings more\n"
 
 
 def _same_files(notes: _Notes, nprocs: int) -> Iterator[str]:
@@ -234,14 +251,21 @@ def _as_script(script: Script, file: str, notes: _Notes) -> Iterator[None]:
         (io, "open", _open(io.open, notes)),
         (torch, "save", _save(torch.save, notes)),
     ]
+    states = random.getstate(), np.random.get_state()  # noqa: NPY002
     handle, main = optimizer.register_optimizer_step_post_hook(notes.step), sys.modules["__main__"]
     before = [(owner, name, getattr(owner, name)) for owner, name, _ in changes]
     try:
         for owner, name, value in changes:
             setattr(owner, name, value)
-        yield
+        random.seed(0)
+        np.random.seed(0)  # noqa: NPY002  # what scripts use
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module="simcoll")  # findings, which are told at the end
+            yield
     finally:
         for owner, name, value in before:
             setattr(owner, name, value)
         handle.remove()
+        random.setstate(states[0])
+        np.random.set_state(states[1])  # noqa: NPY002
         sys.modules["__main__"] = main

@@ -15,6 +15,7 @@ from simcoll.torch.rank_threads import current_thread
 from simcoll.torch.roofline import read_costs
 from simcoll.torch.thread_waits import end_threads
 from simcoll.torch.torch_state import prepared
+from simcoll.workload.gpu import shipped_gpus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -71,7 +72,7 @@ def spawn(
         Packages that each rank imports for itself, for programs whose modules keep a state per process; True: every pure-Python
         package that is loaded during the run. See :mod:`simcoll.torch.own_modules`.
     cuda_is_cpu
-        Let CUDA devices stand for the CPU. See :mod:`simcoll.torch.devices`.
+        Let the program find the GPUs of its node, whose tensors are on the CPU. See :mod:`simcoll.torch.devices`.
 
     Returns
     -------
@@ -106,7 +107,7 @@ def spawn(
         modules = own_modules or None
     else:
         modules = OwnModules(None if own_modules is True else own_modules)
-    with prepared(modules, cuda_is_cpu=cuda_is_cpu) as ranks:
+    with prepared(modules, cuda=_gpu_name(gpu, topology) if cuda_is_cpu else None) as ranks:
 
         def body(rank: int, world_size: int) -> Any:
             thread = ranks.start(rank, _environment(rank, world_size))
@@ -131,6 +132,14 @@ def spawn(
             alike=alike,
             trace=trace,
         )
+
+
+def _gpu_name(gpu: str | Path | None, topology: str | Path | Topology | None) -> str:
+    """The GPU that a program finds: the one that was named, or that of the topology's name, or an H100."""
+    if gpu is not None:
+        return str(gpu)
+    name = str(getattr(topology, "name", topology))
+    return next((each for each in shipped_gpus() if each.partition("-")[0] in name), "h100")
 
 
 def _timed(thread: RankThread, job: Callable[[], Any], costs: Costs) -> Any:
@@ -159,10 +168,14 @@ def _environment(rank: int, world_size: int) -> dict[str, str]:
         if box is None
         else sorted({int(box[other]) for other in range(world_size)}).index(int(box[rank])),
         "GROUP_WORLD_SIZE": 1 if box is None else len({int(box[other]) for other in range(world_size)}),
+        "ROLE_NAME": "default",
         "ROLE_RANK": rank,
         "ROLE_WORLD_SIZE": world_size,
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": 29500,
+        "TORCHELASTIC_RUN_ID": "simcoll",
+        "TORCHELASTIC_RESTART_COUNT": 0,
+        "TORCHELASTIC_MAX_RESTARTS": 0,
     }
     return {name: str(value) for name, value in variables.items()}
 

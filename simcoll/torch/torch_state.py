@@ -9,7 +9,8 @@
 * ``Future.wait``: waits in simulated time in a rank's thread;
 * functional collectives of fake tensors, and DistributedDataParallel's reducer under FakeTensorMode;
 * two C++ operators that PyTorch cannot dispatch to a group written in Python;
-* the default random generator and torchrun's variables: those of the running rank;
+* PyTorch's default random generator: that of the running rank; what else a process has for itself
+  (:mod:`simcoll.torch.process_state`);
 * modules, if each rank has its own (:mod:`simcoll.torch.own_modules`), and CUDA devices, if they stand for the CPU;
 * one compute thread, as torchrun sets it.
 """
@@ -18,7 +19,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import sys
 import threading
 import warnings
@@ -32,16 +32,20 @@ from torch.distributed import distributed_c10d
 
 from simcoll.distributed.api.making_groups import note_group
 from simcoll.distributed.stores import HashStore, PrefixStore
+from simcoll.torch.compilation import compile_replacements
 from simcoll.torch.compute_time import compute_replacements
 from simcoll.torch.devices import CudaIsCpu, device_replacements
 from simcoll.torch.fake_tensors import change_fake_tensors
 from simcoll.torch.process_group import SimcollGroup
+from simcoll.torch.process_state import OwnState, state_replacements
 from simcoll.torch.profiling import profiler_replacements
 from simcoll.torch.rank_threads import Process, RankThread, current_thread_or_none, rank_thread_of
+from simcoll.torch.start_methods import start_replacements
 from simcoll.torch.thread_waits import OUTSIDE_MARK, replacements
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
 
     from simcoll.torch.own_modules import OwnModules
 
@@ -131,16 +135,20 @@ class _BackendConfig(distributed_c10d.BackendConfig):
 class Ranks:
     """The threads of a run, and the process state that is swapped when the next rank runs."""
 
-    def __init__(self, undo: contextlib.ExitStack, modules: OwnModules | None, *, cuda_is_cpu: bool) -> None:
+    def __init__(
+        self, undo: contextlib.ExitStack, modules: OwnModules | None, around: Callable[[], AbstractContextManager[Any]]
+    ) -> None:
         self._undo = undo
         self._modules = modules
-        self._around = CudaIsCpu if cuda_is_cpu else contextlib.nullcontext
+        self._around = around
         self._at_start = torch.get_rng_state()
         self._last: Process | None = None
+        self._before = OwnState()
 
     def start(self, number: int, environment: dict[str, str]) -> RankThread:
         """Start the thread of a rank; it ends with the run."""
-        process = Process(number, environment, self._at_start, self._take_turn, around=self._around)
+        state = self._before.of_rank(environment)
+        process = Process(number, environment, self._at_start, self._take_turn, state, around=self._around)
         thread = RankThread(process)
         thread.thread.start()
         thread.thread._daemonic = False  # type: ignore[attr-defined]  # threads that it starts inherit this
@@ -152,14 +160,16 @@ class Ranks:
             return
         if self._last is not None:
             self._last.rng_state = torch.get_rng_state()
+            self._last.state.leave()
         torch.set_rng_state(process.rng_state)
-        os.environ.update(process.environment)
+        process.state.enter()
         if self._modules is not None:
             self._modules.switch(self._last, process)
         self._last = process
 
     def leave(self) -> None:
-        """Forget the modules of the rank that ran last."""
+        """Put back the state of before, and forget the modules of the rank that ran last."""
+        self._before.enter()
         if self._modules is not None and self._last is not None:
             for name in self._last.modules:
                 sys.modules.pop(name, None)
@@ -171,15 +181,15 @@ def _end_all(process: Process) -> None:
 
 
 @contextlib.contextmanager
-def prepared(modules: OwnModules | None = None, *, cuda_is_cpu: bool = False) -> Iterator[Ranks]:
+def prepared(modules: OwnModules | None = None, *, cuda: str | None = None) -> Iterator[Ranks]:
     """Prepare PyTorch for ranks in threads, and restore it at the end.
 
     Parameters
     ----------
     modules
         Those that each rank has for itself.
-    cuda_is_cpu
-        Whether CUDA devices stand for the CPU.
+    cuda
+        The GPU that CUDA devices are, while their tensors are on the CPU; None: there are no such devices.
 
     Raises
     ------
@@ -190,16 +200,18 @@ def prepared(modules: OwnModules | None = None, *, cuda_is_cpu: bool = False) ->
         raise RuntimeError("simcoll.torch.spawn: another run is active in this process; PyTorch allows one at a time")
     with contextlib.ExitStack() as undo:
         undo.callback(_ONE_RUN.release)
-        undo.callback(_put_back_environment, dict(os.environ))
         undo.callback(torch.set_rng_state, torch.get_rng_state())
-        _replace_all(undo, [*replacements(), *profiler_replacements(), *compute_replacements()])
-        if cuda_is_cpu:
-            _replace_all(undo, device_replacements())
+        for changes in (replacements, profiler_replacements, compute_replacements, compile_replacements):
+            _replace_all(undo, changes())
+        for changes in (start_replacements, state_replacements):
+            _replace_all(undo, changes())
+        if cuda is not None:
+            _replace_all(undo, device_replacements(cuda))
         if modules is not None:
             undo.callback(sys.modules.update, modules.hidden())
             _replace_all(undo, modules.replacements())
         _change_torch(undo)
-        ranks = Ranks(undo, modules, cuda_is_cpu=cuda_is_cpu)
+        ranks = Ranks(undo, modules, around=contextlib.nullcontext if cuda is None else CudaIsCpu)
         undo.callback(ranks.leave)
         yield ranks
 
@@ -233,6 +245,8 @@ def _change_torch(undo: contextlib.ExitStack) -> None:
     _replace(undo, distributed_c10d, "_new_process_group_helper", noted)
     _replace(undo, distributed_c10d, "_world", _WorldOfRank(distributed_c10d._world))
     _replace(undo, distributed_c10d, "rendezvous", rendezvous)
+    if distributed_c10d.default_pg_nccl_timeout is None:  # PyTorch would warn
+        _replace(undo, distributed_c10d, "default_pg_nccl_timeout", distributed_c10d.default_pg_timeout)
     _replace(undo, distributed_c10d, "BackendConfig", _BackendConfig)
     _replace(undo, distributed_c10d, "PrefixStore", _prefixed)
     _replace(undo, torch._C.Future, "wait", wait)
@@ -295,12 +309,6 @@ def _replace(undo: contextlib.ExitStack, owner: Any, name: str, value: Any) -> N
 def _replace_all(undo: contextlib.ExitStack, changes: list[tuple[Any, str, Any]]) -> None:
     for owner, name, value in changes:
         _replace(undo, owner, name, value)
-
-
-def _put_back_environment(before: dict[str, str]) -> None:
-    for name in [name for name in os.environ if name not in before]:
-        del os.environ[name]
-    os.environ.update(before)
 
 
 def _boxed(work: Any) -> Any:

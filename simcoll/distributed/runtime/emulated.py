@@ -26,7 +26,7 @@ from simcoll.distributed.stores.rendezvous import rendezvous
 from simcoll.emulator.fabric import Calendar, Fabric
 from simcoll.emulator.model import effective_capacities
 from simcoll.tuning import costs
-from simcoll.units import MAX_TIME_FS
+from simcoll.units import MAX_TIME_FS, format_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -275,7 +275,7 @@ class EmulatedWorld:
         if gone is None:
             stuck = len({task.owner.number for task in waiting})
             who = "1 rank waits" if stuck == 1 else f"{stuck} ranks wait"
-            lines = [f"Hang at {self.now} fs: no event is left, and {who}."]
+            lines = [f"Hang at {format_time(self.now)}: no event is left, and {who}."]
         else:
             name = type(gone.failure).__name__
             lines = [f"Connection closed by peer: rank {gone.number} ended with {name}: {gone.failure}"]

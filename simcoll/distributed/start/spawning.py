@@ -30,7 +30,7 @@ from simcoll.distributed.stores import PollingWaiter, use_waiter
 from simcoll.errors import ConfigError, nearest, shown
 from simcoll.libraries.choices import Plans, check_choice
 from simcoll.libraries.library import load_library
-from simcoll.units import FS_PER_SECOND, MAX_TIME_FS, parse_time
+from simcoll.units import FS_PER_SECOND, MAX_TIME_FS, format_time, parse_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -249,13 +249,17 @@ def _failure(world: LinkedWorld) -> BaseException | None:
     first = failed[0][2] if failed else me.number
     if first == me.number:
         if me.failure is not None:
-            me.failure.add_note(f"[rank{first}]: raised by the program of rank {first} at {max(0, me.finish_fs)} fs")
+            me.failure.add_note(
+                f"[rank{first}]: raised by the program of rank {first} at {format_time(max(0, me.finish_fs))}"
+            )
         return me.failure
     end = endings[first]
     found = getattr(builtins, end.error_type, RuntimeError)
     known = isinstance(found, type) and issubclass(found, Exception) and not issubclass(found, (OSError, UnicodeError))
     error: BaseException = found(end.said) if known else RuntimeError(f"{end.error_type}: {end.said}")
-    error.add_note(f"[rank{first}]: raised by the program of rank {first}, in another process, at {end.finish_fs} fs")
+    error.add_note(
+        f"[rank{first}]: raised by the program of rank {first}, in another process, at {format_time(end.finish_fs)}"
+    )
     return error
 
 
@@ -349,7 +353,7 @@ def _ended(rank: Rank, task: Task) -> None:
     if rank.failure is not None:
         rank.world.history.failures.append(rank.failure)
         rank.failure.add_note(
-            f"[rank{rank.number}]: raised by the program of rank {rank.number} at {rank.world.now} fs"
+            f"[rank{rank.number}]: raised by the program of rank {rank.number} at {format_time(rank.world.now)}"
         )
 
 

@@ -262,7 +262,7 @@ def test_errors_name_their_rank():
 
     with pytest.raises(KeyError) as caught:
         run(program)
-    assert caught.value.__notes__ == ["[rank1]: raised by the program of rank 1 at 0 fs"]
+    assert caught.value.__notes__ == ["[rank1]: raised by the program of rank 1 at 0 s"]
 
 
 def test_backend_class():

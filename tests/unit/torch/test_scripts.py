@@ -100,7 +100,6 @@ PARALLEL_STATE = """
 """
 
 
-@pytest.mark.filterwarnings("ignore:.*NCCL support is not compiled:UserWarning")
 def test_a_script_for_gpus_runs_unchanged(script, capsys, tmp_path):
     options = ("-n", "10", "--topology", "dgx-h100", "--trace", str(tmp_path / "t.json.gz"))
     status, out, err = script(capsys, TRAIN, "--steps", "3", options=options, parallel_state=PARALLEL_STATE)
@@ -115,6 +114,89 @@ def test_a_script_for_gpus_runs_unchanged(script, capsys, tmp_path):
     assert "; 3 optimizer steps on rank 0, the first " in out
     with gzip.open(tmp_path / "t.json.gz") as file:
         assert json.load(file)["traceEvents"]
+
+
+GPUS = """
+    import os
+    import torch
+    import torch.distributed as dist
+
+    assert torch.cuda.is_available() and torch.accelerator.is_available()
+    device = torch.accelerator.current_accelerator()
+    dist.init_process_group(dist.get_default_backend_for_device(device), device_id=device)
+    local = int(os.environ["LOCAL_RANK"])
+    assert torch.cuda.current_device() == 0
+    torch.accelerator.set_device_index(local)
+    assert torch.cuda.current_device() == local and torch.cuda.device_count() == (8 if dist.get_rank() < 8 else 2)
+    assert torch.cuda.get_device_properties(local).total_memory >= 8e10 and torch.cuda.is_bf16_supported()
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        x = torch.ones(4, pin_memory=True).to(local, non_blocking=True)
+    torch.cuda.current_stream().wait_stream(side)
+    x.record_stream(side)
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin.record()
+    dist.all_reduce(x)
+    end.record()
+    torch.cuda.synchronize()
+    assert begin.elapsed_time(end) > 0
+    assert torch.device(local) == torch.device("cuda", local)
+    generator = torch.Generator(device="cuda").manual_seed(7)
+    assert isinstance(generator, torch.Generator)
+    model = torch.nn.Linear(4, 1).to(local)
+    with torch.autocast("cuda"):
+        assert torch.is_autocast_enabled() and model(x).dtype is torch.float16
+    scaler = torch.amp.GradScaler("cuda")
+    scaler.scale(model(x).sum()).backward()
+    torch.save(model.state_dict(), f"of{local}.pt")
+    torch.load(f"of{local}.pt", map_location={"cuda:0": f"cuda:{local}"})
+    print(x.tolist(), model.weight.grad.tolist()[0][0] == 10 * scaler.get_scale())
+"""
+
+
+def test_a_script_finds_the_gpus_of_its_node(script, capsys):
+    status, out, err = script(capsys, GPUS, options=("-n", "10", "--topology", "dgx-h100"))
+    assert status == 0, err
+    assert out.splitlines()[:-1] == ["[10.0, 10.0, 10.0, 10.0] True"] * 10
+    status, _, err = script(capsys, GPUS, options=("-n", "2", "--device", "cpu"))
+    assert (status, "AssertionError" in err) == (1, True)
+
+
+OWN_STATE = """
+    import atexit, logging, os, random, sys
+    import numpy as np
+    import torch
+    import torch.distributed as dist
+    import torch.multiprocessing as mp
+
+    def work(rank, said):
+        logging.basicConfig(stream=sys.stdout, format=f"{rank} %(message)s", level=logging.INFO, force=True)
+        atexit.register(print, said, rank)
+        os.makedirs(f"of{rank}", exist_ok=True)
+        os.chdir(f"of{rank}")
+        os.environ["MINE"] = str(rank)
+        random.seed(rank), np.random.seed(rank), torch.manual_seed(rank)
+        torch.set_default_dtype([torch.float32, torch.float64][rank])
+        found = []
+        for step in range(3):
+            dist.barrier()
+            found.append((random.random(), np.random.rand(), torch.rand(1).item()))
+        random.seed(rank), np.random.seed(rank), torch.manual_seed(rank)
+        assert found == [(random.random(), np.random.rand(), torch.rand(1).item()) for step in range(3)]
+        assert os.environ["MINE"] == str(rank) and os.path.basename(os.getcwd()) == f"of{rank}"
+        logging.getLogger("mine").info(str(torch.zeros(1).dtype))
+
+    dist.init_process_group()
+    mp.spawn(work, args=("bye",), nprocs=2)
+"""
+
+
+def test_ranks_have_the_state_of_a_process(script, capsys, tmp_path):
+    status, out, err = script(capsys, OWN_STATE, options=("-n", "2"))
+    assert status == 0, err
+    assert out.splitlines()[:-1] == ["0 torch.float32", "bye 0", "1 torch.float64", "bye 1"]
+    assert (Path.cwd(), torch.get_default_dtype()) == (tmp_path, torch.float32)
 
 
 BAD = """
@@ -144,7 +226,14 @@ BAD = """
             ["no event is left, and 1 rank waits", "train.py:8) waits for rank 0, 1, 3"],
         ),
         ("dist.all_reduce(torch.zeros(2 + rank // 3))", 1, ["differ in number of elements", "rank 3: all_reduce [3]"]),
-        ("torch.cuda.Stream()", 1, ["torch.cuda.Stream has no meaning in a simulated run"]),
+        ("torch.cuda.CUDAGraph()", 1, ["torch.cuda.CUDAGraph has no meaning in a simulated run"]),
+        ("torch.zeros(1).to(5)", 1, ["asks for device 5, and its node has 4, 0 .. 3; a rank's own is LOCAL_RANK"]),
+        ("torch.compile(torch.nn.Linear(1, 1))(torch.ones(1))", 0, ["torch.compile has no effect"]),
+        (
+            "torch.multiprocessing.spawn(print, nprocs=3)",
+            1,
+            ["nprocs=3, and the run has 4 ranks", "start it with -n 3"],
+        ),
         ("torch.cuda._compile_kernel('', 'f')", 1, ["_compile_kernel has no meaning in a simulated run"]),
         ("input('name? ')", 1, ["reads standard input, which the ranks of a run share"]),
         ("open('out.txt', 'w').close()", 0, ["out.txt was written by all ranks, each over the one before"]),

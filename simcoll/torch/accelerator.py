@@ -1,0 +1,307 @@
+"""``torch.cuda`` and ``torch.accelerator`` in ranks: the GPUs that a node of the simulated cluster has.
+
+Device numbers and counts are those of the rank's node. Operators of real tensors run on the CPU, one after another, so streams order
+nothing there; streams of fake tensors whose computation takes time are those of :mod:`simcoll.torch.compute_time`. Events read the
+simulated clock. What launches kernels of its own is refused in words.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import distributed
+
+from simcoll import distributed as ours
+from simcoll.distributed.runtime.tasks import wait_until
+from simcoll.errors import ConfigError
+from simcoll.torch.rank_threads import current_thread, current_thread_or_none
+from simcoll.workload.gpu import load_gpu
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+__all__ = ["accelerator_replacements", "current_device", "device_number", "in_ranks"]
+
+_TORCH = str(Path(torch.__file__).parent)
+_REFUSED = (
+    "ExternalStream", "CUDAGraph", "graph", "make_graphed_callables", "cudart", "caching_allocator_alloc", "MemPool", "_compile_kernel",
+    "_compile_kernel_from_file",
+)  # fmt: skip
+_NOTHING = (
+    "empty_cache", "reset_peak_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached", "init", "ipc_collect",
+    "reset_accumulated_memory_stats", "set_per_process_memory_fraction", "set_sync_debug_mode", "seed", "seed_all",
+)  # fmt: skip
+_NVTX = ("range_push", "range_pop", "range_start", "range_end", "mark")
+_CAPABILITY = {"v100": (7, 0), "a100": (8, 0), "h100": (9, 0), "h200": (9, 0), "b200": (10, 0)}
+_TENSOR_TYPES = ("Float", "Double", "Half", "BFloat16", "Byte", "Char", "Short", "Int", "Long", "Bool")
+
+
+def in_ranks(standard: Any, other: Any) -> Any:
+    """A function, or a class, that is another one in the threads of ranks."""
+    if isinstance(standard, type):
+
+        def new(_cls: type, *args: Any, **kwargs: Any) -> Any:
+            return (standard if current_thread_or_none() is None else other)(*args, **kwargs)
+
+        return type(standard.__name__, (), {"__new__": new, "__doc__": standard.__doc__})
+
+    def function(*args: Any, **kwargs: Any) -> Any:
+        return (standard if current_thread_or_none() is None else other)(*args, **kwargs)
+
+    function.__doc__ = standard.__doc__
+    return function
+
+
+def _in_programs(standard: Callable[..., Any], other: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that is another one for callers outside PyTorch, which itself computes on the CPU."""
+
+    def function(*args: Any, **kwargs: Any) -> Any:
+        inside = sys._getframe(1).f_code.co_filename.startswith(_TORCH)
+        return (standard if inside or current_thread_or_none() is None else other)(*args, **kwargs)
+
+    function.__doc__ = standard.__doc__
+    return function
+
+
+def _count() -> int:
+    return int(current_thread().process.environment["LOCAL_WORLD_SIZE"])
+
+
+def current_device() -> int:
+    """The number of the device that the rank has selected; 0 at first, as ever."""
+    return current_thread().process.cuda_device
+
+
+def device_number(device: Any) -> int:
+    """The number of a device that is there.
+
+    Raises
+    ------
+    RuntimeError
+        When the node has fewer.
+    """
+    if isinstance(device, str):
+        device = torch.device(device)
+    index = device.index if isinstance(device, torch.device) else device
+    if index is None:
+        return current_device()
+    if int(index) >= _count():
+        thread = current_thread()
+        raise RuntimeError(
+            f"CUDA error: invalid device ordinal: rank {thread.number} asks for device {int(index)}, and its node has {_count()}, 0 .. "
+            f"{_count() - 1}; a rank's own is LOCAL_RANK, {thread.process.environment['LOCAL_RANK']}"
+        )
+    return int(index)
+
+
+def _set_device(device: Any) -> None:
+    if not isinstance(device, int) or device >= 0:
+        current_thread().process.cuda_device = device_number(device)
+
+
+@contextlib.contextmanager
+def _selected_device(device: Any = None) -> Iterator[None]:
+    before = current_device()
+    if device is not None:
+        _set_device(device)
+    try:
+        yield
+    finally:
+        current_thread().process.cuda_device = before
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    """Do nothing."""
+
+
+def _refused(name: str) -> Callable[..., Any]:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise ConfigError(
+            f"torch.cuda.{name} has no meaning in a simulated run: its ranks compute on the CPU, one operator after another; "
+            "without GPUs (--device cpu) a script may choose another way"
+        )
+
+    return refuse
+
+
+class Event:
+    """``torch.cuda.Event`` on the simulated clock."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self._event: Any = None
+        self._seconds: float | None = None
+
+    def record(self, stream: Any = None) -> None:
+        """Note the simulated time, or the present end of a stream that has one."""
+        thread = current_thread()
+        device = thread.process.device
+        if device is None:
+            self._seconds = thread.call(ours.emulated_time)
+            return
+        self._event, self._seconds = torch.cpu.Event(), None
+        self._event.record(stream)
+        point = self._event.point
+
+        def reached() -> None:
+            self._seconds = thread.now_fs() / 1e15
+
+        point.when_done(reached)
+
+    def elapsed_time(self, other: Event) -> float:
+        """Milliseconds until another event; a ValueError unless both have been recorded."""
+        for event in (self, other):
+            if event._event is not None:
+                event.synchronize()
+        if self._seconds is None or other._seconds is None:
+            raise ValueError("Both events must be recorded before calculating elapsed time.")
+        return (other._seconds - self._seconds) * 1e3
+
+    def synchronize(self) -> None:
+        """Wait until the stream has come so far."""
+        if self._event is not None:
+            self._event.synchronize()
+
+    def query(self) -> bool:
+        """Whether the stream has come so far."""
+        return self._event is None or bool(self._event.query())
+
+    def wait(self, stream: Any = None) -> None:
+        """Let a stream wait for the point."""
+        if self._event is not None:
+            self._event.wait(stream)
+
+
+def _stream(device: Any = None, priority: int = 0, **_: Any) -> Any:
+    """``torch.cuda.Stream``: of the simulated device, if operators take time there; else it orders nothing."""
+    del device
+    return torch.cpu.Stream(priority)
+
+
+def _current_stream(device: Any = None) -> Any:
+    del device
+    return torch.cpu.current_stream()
+
+
+def _synchronize(device: Any = None) -> None:
+    del device
+    thread = current_thread()
+    if thread.process.device is not None:
+        thread.call(wait_until, thread.process.device.tail())
+
+
+def _default_stream(device: Any = None) -> Any:
+    del device
+    own = current_thread().process.device
+    return torch.cpu.current_stream() if own is None else torch.cpu.Stream(own=own.default)
+
+
+def _set_stream(stream: Any) -> None:
+    device = current_thread().process.device
+    if device is not None and stream is not None and stream.own is not None:
+        device.current = stream.own
+
+
+def _properties(gpu: str) -> Callable[..., Any]:
+    """What ``torch.cuda.get_device_properties`` says."""
+
+    def properties(device: Any = None) -> Any:
+        device_number(current_device() if device is None else device)
+        found, (major, minor) = load_gpu(gpu), _CAPABILITY.get(gpu.partition("-")[0], (9, 0))
+        count = round(found.values.get("units.count", 1))
+        return SimpleNamespace(
+            name=_name(gpu),
+            total_memory=found.memory_bytes,
+            major=major,
+            minor=minor,
+            multi_processor_count=count,
+            warp_size=32,
+        )
+
+    return properties
+
+
+def _name(gpu: str) -> str:
+    """Such as ``NVIDIA H100 (simulated)``."""
+    return f"{'NVIDIA ' if gpu.partition('-')[0] in _CAPABILITY else ''}{Path(gpu).stem.upper()} (simulated)"
+
+
+def accelerator_replacements(gpu: str) -> list[tuple[Any, str, Any]]:
+    """Owner, name and replacement of what scripts ask of GPUs.
+
+    Parameters
+    ----------
+    gpu
+        A shipped GPU, or a file: its name and memory.
+    """
+    cuda, accelerator, properties = torch.cuda, torch.accelerator, _properties(gpu)
+    load_gpu(gpu)
+    asked: list[tuple[Any, str, Callable[..., Any]]] = [
+        (cuda, "is_available", lambda: True),
+        (cuda, "is_initialized", lambda: True),
+        (accelerator, "is_available", lambda: True),
+        (accelerator, "device_count", _count),
+        (accelerator, "current_accelerator", lambda check_available=False: torch.device("cuda")),  # noqa: ARG005
+        (distributed, "is_nccl_available", lambda: True),
+    ]
+    everywhere: list[tuple[Any, str, Any]] = [
+        *((cuda, name, _nothing) for name in _NOTHING),
+        *((cuda, name, _refused(name)) for name in _REFUSED),
+        *((cuda.nvtx, name, _nothing) for name in _NVTX),
+        *((cuda, f"{name}Tensor", getattr(torch, f"{name}Tensor")) for name in _TENSOR_TYPES),
+        (cuda.nvtx, "range", _range),
+        (cuda, "device_count", _count),
+        (cuda, "current_device", current_device),
+        (cuda, "set_device", _set_device),
+        (cuda, "device", _selected_device),
+        (cuda, "synchronize", _synchronize),
+        (cuda, "get_device_name", lambda *_: _name(gpu)),
+        (cuda, "get_device_capability", lambda *_: (properties().major, properties().minor)),
+        (cuda, "get_device_properties", properties),
+        (cuda, "mem_get_info", lambda *_: (properties().total_memory,) * 2),
+        (cuda, "is_bf16_supported", lambda *_: properties().major >= 8),
+        *((cuda, name, _seed) for name in ("manual_seed", "manual_seed_all")),
+        (cuda, "initial_seed", torch.initial_seed),
+        (cuda, "get_rng_state", lambda *_: torch.get_rng_state()),
+        (cuda, "get_rng_state_all", lambda: [torch.get_rng_state()]),
+        (cuda, "set_rng_state", lambda state, *_: torch.set_rng_state(state)),
+        (cuda, "set_rng_state_all", lambda states: torch.set_rng_state(states[0])),
+        (cuda, "Event", Event),
+        (cuda, "Stream", _stream),
+        (cuda, "current_stream", _current_stream),
+        (cuda, "default_stream", _default_stream),
+        (cuda, "set_stream", _set_stream),
+        (cuda, "stream", torch.cpu.stream),
+        (torch.Tensor, "record_stream", lambda _tensor, _stream: None),
+        (torch, "Event", Event),
+        (torch, "Stream", _stream),
+        (accelerator, "set_device_index", _set_device),
+        (accelerator, "set_device_idx", _set_device),
+        (accelerator, "current_device_index", current_device),
+        (accelerator, "current_device_idx", current_device),
+        (accelerator, "device_index", _selected_device),
+        (accelerator, "synchronize", _synchronize),
+        (accelerator, "current_stream", _current_stream),
+    ]
+    return [
+        *((owner, key, _in_programs(getattr(owner, key), value)) for owner, key, value in asked),
+        *(
+            (owner, key, in_ranks(getattr(owner, key), value))
+            for owner, key, value in everywhere
+            if hasattr(owner, key)
+        ),
+    ]
+
+
+def _seed(seed: int) -> None:
+    """Seed the generator of CUDA's random numbers, which is the CPU's."""
+    torch.default_generator.manual_seed(int(seed))
+
+
+@contextlib.contextmanager
+def _range(*_: Any, **__: Any) -> Iterator[None]:
+    yield

@@ -1,0 +1,183 @@
+"""What a program expects its process to have for itself, and ranks in threads of one process would share.
+
+* Environment variables, the working folder and the default data type: exchanged when another rank runs, if a rank has changed them.
+* Loggers and their handlers: exchanged likewise; those that were there before the run stay shared.
+* The generators of ``random`` and ``numpy.random``: in the threads of ranks, the functions of these modules use the rank's own, which
+  start from the state of the caller's.
+* ``atexit``: functions that a rank registers are called when its program ends; ``os._exit`` ends the rank.
+"""
+
+from __future__ import annotations
+
+import atexit
+import copy
+import logging
+import os
+import random
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from simcoll.torch.rank_threads import current_thread_or_none, rank_thread_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+__all__ = ["OwnState", "call_exit_functions", "state_replacements"]
+
+_ROOT_FIELDS = ("handlers", "filters", "level", "disabled", "_cache")
+
+
+class OwnState:
+    """The state of a process: that of the present one, until it is taken again."""
+
+    def __init__(self) -> None:
+        self.changed_folder = True
+        self.leave()
+        self._root["handlers"] = self._root["handlers"][:]
+        self._loggers = dict(logging.root.manager.loggerDict)
+
+    def of_rank(self, variables: Mapping[str, str]) -> OwnState:
+        """The same, for a rank with environment variables of its own."""
+        made = copy.copy(self)
+        encoded = {os.environ.encodekey(name): os.environ.encodevalue(value) for name, value in variables.items()}
+        made._variables = self._variables | encoded
+        made._loggers = dict(self._loggers)
+        made._root = self._root | {
+            "handlers": self._root["handlers"][:],
+            "filters": self._root["filters"][:],
+            "_cache": {},
+        }
+        made.changed_folder = False
+        return made
+
+    def leave(self) -> None:
+        """Keep the present state: another rank runs next."""
+        self._variables: dict[Any, Any] = dict(os.environ._data)  # type: ignore[attr-defined]
+        if self.changed_folder:
+            self._folder = os.getcwd()  # noqa: PTH109  # of which there may be no Path
+        self._dtype = torch.get_default_dtype()
+        self._root: dict[str, Any] = {name: getattr(logging.root, name) for name in _ROOT_FIELDS}
+
+    def enter(self) -> None:
+        """Put the state in place."""
+        _put_variables(self._variables)
+        if os.getcwd() != self._folder:  # noqa: PTH109
+            os.chdir(self._folder)
+        if torch.get_default_dtype() is not self._dtype:
+            torch.set_default_dtype(self._dtype)
+        logging.root.manager.loggerDict = self._loggers
+        for name, value in self._root.items():
+            setattr(logging.root, name, value)
+
+
+def _put_variables(wanted: Mapping[Any, Any]) -> None:
+    """Change environment variables where they differ."""
+    present: dict[Any, Any] = os.environ._data  # type: ignore[attr-defined]
+    if present == wanted:
+        return
+    key, value = os.environ.decodekey, os.environ.decodevalue
+    for name in [name for name in present if name not in wanted]:
+        del os.environ[key(name)]
+    for name, text in wanted.items():
+        if present.get(name) != text:
+            os.environ[key(name)] = value(text)
+
+
+def call_exit_functions(functions: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]]) -> None:
+    """Call what a rank has registered with ``atexit``, the latest first."""
+    while functions:
+        function, args, kwargs = functions.pop()
+        function(*args, **kwargs)
+
+
+def _register(standard: Callable[..., Any]) -> Callable[..., Any]:
+    def register(function: Any, *args: Any, **kwargs: Any) -> Any:
+        thread = current_thread_or_none()
+        if thread is None:
+            return standard(function, *args, **kwargs)
+        thread.process.at_exit.append((function, args, kwargs))
+        return function
+
+    return register
+
+
+def _unregister(standard: Callable[[Any], None]) -> Callable[[Any], None]:
+    def unregister(function: Any) -> None:
+        thread = current_thread_or_none()
+        if thread is None:
+            standard(function)
+        else:
+            thread.process.at_exit[:] = [each for each in thread.process.at_exit if each[0] != function]
+
+    return unregister
+
+
+def _exit(standard: Callable[[int], Any]) -> Callable[[int], Any]:
+    def leave(status: int) -> Any:
+        if current_thread_or_none() is None:
+            standard(status)
+        raise SystemExit(status)
+
+    return leave
+
+
+def _own_generator(make: Callable[[], Any], key: str, standard: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of a module's hidden generator that uses the rank's."""
+    name = standard.__name__
+
+    def function(*args: Any, **kwargs: Any) -> Any:
+        thread = rank_thread_of()  # also in processes that it has forked
+        if thread is None:
+            return standard(*args, **kwargs)
+        own = thread.process.generators
+        if key not in own:
+            own[key] = make()
+        return getattr(own[key], name)(*args, **kwargs)
+
+    function.__name__, function.__doc__ = name, standard.__doc__
+    return function
+
+
+def _change_folder(standard: Callable[..., None]) -> Callable[..., None]:
+    def chdir(path: Any) -> None:
+        standard(path)
+        thread = current_thread_or_none()
+        if thread is not None:
+            thread.process.state.changed_folder = True
+
+    return chdir
+
+
+def state_replacements() -> list[tuple[Any, str, Any]]:
+    """Owner, name and replacement of functions on the state of a process."""
+    python_state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002
+
+    def python_generator() -> random.Random:
+        made = random.Random()  # noqa: S311  # it stands for Python's own
+        made.setstate(python_state)
+        return made
+
+    def numpy_generator() -> np.random.RandomState:
+        made = np.random.RandomState(0)
+        made.set_state(numpy_state)
+        return made
+
+    python_names = [name for name in random.__all__ if getattr(getattr(random, name), "__self__", None) is random._inst]
+    numpy_names = [
+        name
+        for name in dir(np.random)
+        if name == "seed" or getattr(getattr(np.random, name), "__self__", None) is np.random.mtrand._rand
+    ]
+    return [
+        (atexit, "register", _register(atexit.register)),
+        (atexit, "unregister", _unregister(atexit.unregister)),
+        (os, "_exit", _exit(os._exit)),
+        (os, "chdir", _change_folder(os.chdir)),
+        *((random, name, _own_generator(python_generator, "random", getattr(random, name))) for name in python_names),
+        *(
+            (np.random, name, _own_generator(numpy_generator, "numpy", getattr(np.random, name)))
+            for name in numpy_names
+        ),
+    ]
