@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
+from simcoll.cli.disturbed import Disturbed
 from simcoll.command_line import WHOLE
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ def predict(
     group: str | None = None,
     concurrent: bool = False,
     files: Files | None = None,
+    disturbed: Disturbed = Disturbed(),  # noqa: B008
 ) -> None:
     """Predict a collective over a range of sizes: the nccl-tests table with bound, headroom and bottleneck.
 
@@ -96,7 +98,8 @@ def predict(
     from simcoll.tuning import candidates, collective_on, default_protocols
     from simcoll.units import parse_size
 
-    machine = degraded(load_topology(topology, nodes=nodes), degrade)
+    machine = disturbed.placed(degraded(load_topology(topology, nodes=nodes), degrade))
+    disturbance = disturbed.disturbance()
     protocols = tuple(protocol.split(",")) if protocol is not None else ()
     named = name_choices("simcoll perf", collective, root, algorithm, machine, protocols)
     if named is None:
@@ -105,19 +108,21 @@ def predict(
     wanted = collective_on(collective, machine.nranks, root)
     ladder = size_ladder(parse_size(begin, what="-b"), parse_size(end, what="-e"), factor)
     checked = parse_size(check, what="-c")
+    alone = library is not None or bool(env) or calibration is not None
+    if disturbed.asked and (group is not None or alone):
+        raise ConfigError("--jitter, --straggler and --background are for algorithms, not for --group and libraries")
     if group is not None:
         mesh_lines(collective, ladder, machine, group, algorithm, protocol, dtype, concurrent=concurrent)
         return
     if concurrent:
         raise ConfigError("--concurrent is about the groups of a mesh; give --group, such as tp=8,dp=64")
     asked = _Library(library, env, calibration)
-    alone = library is not None or bool(env) or calibration is not None
     if alone and (algorithm is not None or protocol is not None):
         raise ConfigError(
             "--library, --env and --calibration are for what a library chooses, -a and -p for what you choose"
         )
     shown = None
-    if algorithm is None and protocol is None and root in {None, 0}:
+    if algorithm is None and protocol is None and root in {None, 0} and not disturbed.asked:
         shown = asked.show(collective, ladder, machine, needed=alone)
     if alone:
         return
@@ -133,7 +138,7 @@ def predict(
         choices, built = named.choices, None
     for note in notes:
         print(f"# {note}")
-    sweep = Sweep(collective, ladder, choices, protocols, dtype, op, root, checked)
+    sweep = Sweep(collective, ladder, choices, protocols, dtype, op, root, checked, disturbance)
     schedules = prepare(sweep, machine, built)
     wanted_files = files or Files()
     wanted_files.check()

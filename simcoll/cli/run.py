@@ -7,11 +7,17 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from simcoll.cli.disturbed import Disturbed
+
 __all__ = ["run_scenario"]
 
 
 def run_scenario(
-    scenario: str, /, *, output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None
+    scenario: str,
+    /,
+    *,
+    output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
+    disturbed: Disturbed = Disturbed(),  # noqa: B008
 ) -> None:
     """Run a scenario: prove and emulate every algorithm, print the table, write the results, a picture and a timeline.
 
@@ -22,12 +28,15 @@ def run_scenario(
     output
         Folder for results.json, results.csv, busbw.svg and trace.json.gz; default out/<scenario>.
     """
+    from msgspec import structs
+
     from simcoll.cli.sweeping import print_sweep
     from simcoll.formats.output import open_folder
     from simcoll.planning import scenario as scenarios
     from simcoll.planning.sweep import prepare
 
     content, path = scenarios.load_scenario(scenario)
+    content = structs.replace(content, **disturbed.keys(content.jitter))
     sweep = scenarios.sweep_of(content, str(path))
     with scenarios.blamed_on(str(path)):
         topology = scenarios.scenario_topology(content, path)

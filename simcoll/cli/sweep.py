@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
+from simcoll.cli.disturbed import Disturbed
 from simcoll.cli.grids import GridOptions
+
+if TYPE_CHECKING:
+    from simcoll.planning.grid import Grid
 
 __all__ = ["sweep_all"]
 
 
-def sweep_all(given: str, /, *, options: Annotated[GridOptions, Parameter(name="*")] = GridOptions()) -> None:  # noqa: B008
+def sweep_all(
+    given: str,
+    /,
+    *,
+    disturbed: Disturbed = Disturbed(),  # noqa: B008
+    options: Annotated[GridOptions, Parameter(name="*")] = GridOptions(),  # noqa: B008
+) -> None:
     """Play every combination of topologies, nodes, damage, collectives, algorithms, protocols, seeds and sizes.
 
     Parameters
@@ -19,13 +29,23 @@ def sweep_all(given: str, /, *, options: Annotated[GridOptions, Parameter(name="
     given
         The name of a shipped file, or a sweep file in TOML.
     """
+    from msgspec import structs
+
     from simcoll.cli.grids import play_grid
     from simcoll.formats.output import write_file
     from simcoll.planning.scenario import file_of
     from simcoll.planning.sweep_grid import load_sweep, sweep_csv, sweep_grid
 
     file = file_of("sweeps", given)
-    played = play_grid(options, file, lambda: sweep_grid(load_sweep(file), file), ("results.csv",))
+
+    def grid() -> Grid:
+        content = load_sweep(file)
+        keys = disturbed.keys(content.jitter)
+        if "seed" in keys:
+            keys["seeds"] = (keys.pop("seed"),)
+        return sweep_grid(structs.replace(content, **keys), file)
+
+    played = play_grid(options, file, grid, ("results.csv",))
     if played is None:
         return
     (run,), folder = played

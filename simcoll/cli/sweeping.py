@@ -43,6 +43,8 @@ def print_sweep(
 
     print(f"# simcoll: {printable(title)}")
     print(printable(f"# topology {topology.name}: {topology.nranks} ranks. {topology.description}".rstrip()))
+    if sweep.disturbed:
+        print(printable(f"# disturbed: {sweep.disturbed}"))
     proofs = [f"{printable(schedule.title)}: {verify(schedule)}" for schedule in schedules]
     for proof in proofs:
         print(f"# {proof}")

@@ -74,6 +74,14 @@ def _width(sweep: Sweep) -> int:
     return 2 + max((len(f"{choice} {name}") for choice in sweep.choices for name in sweep.protocols), default=4)
 
 
+def _asked(sweep: Sweep) -> dict[str, Any]:
+    """What was asked for; nothing is said of a disturbance that there is not."""
+    told = {**asdict(sweep), "choices": [str(choice) for choice in sweep.choices]}
+    if not sweep.disturbed:
+        del told["disturbed"]
+    return told
+
+
 def head_lines(sweep: Sweep) -> Iterator[str]:
     """The two lines of titles."""
     for left, right, name, last in zip(
@@ -179,7 +187,7 @@ def results_json(
             "description": topology.description,
             "sources": dict(topology.sources),
         },
-        "sweep": {**asdict(sweep), "choices": [str(choice) for choice in sweep.choices]},
+        "sweep": _asked(sweep),
         "proofs": list(proofs),
         "trace_hash": sweep_hash(rows),
         "runs": [row_columns(row) for row in rows],

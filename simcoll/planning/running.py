@@ -15,8 +15,7 @@ from simcoll.emulator.fast.turns import summary
 from simcoll.emulator.paths import FEW_MESSAGES
 from simcoll.limits.memory import in_words
 from simcoll.planning.report import cells, foot_lines, head_lines, size_line, titles_of
-from simcoll.planning.sweep import DataCheck, Row, counts_for, play
-from simcoll.tuning import costs
+from simcoll.planning.sweep import DataCheck, Row, costs_of, counts_for, play
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -114,11 +113,10 @@ def runs(
         for choice, schedule, check in zip(sweep.choices, schedules, checks, strict=True):
             for name in sweep.protocols:
                 tell(done, total, f"{choice} {name}")
-                protocol = costs(name, topology, schedule)
+                protocol = costs_of(sweep, name, topology, schedule)
                 plan = bind(schedule, count, sweep.dtype, sweep.op, protocol=protocol)
-                if (
-                    COMPILED and engine != "fast"
-                ):  # not by what the process has loaded: the same table has the same bytes
+                # Not by what the process has loaded: the same table has the same bytes.
+                if COMPILED and engine != "fast" and not sweep.disturbed:
                     little = summary(plan).messages * (total - done) <= FEW_MESSAGES
                     engine = "simpy" if little else "fast"
                 result = play(sweep, plan, topology, engine=engine)

@@ -12,6 +12,7 @@ from simcoll.errors import ConfigError, nearest
 from simcoll.formats.output import write_files
 from simcoll.formats.strict import decode_toml, read_file
 from simcoll.limits.paths import exists, is_file, shipped_files
+from simcoll.planning.disturbance import disturbance, parse_ranks
 from simcoll.planning.report import results_csv, results_json
 from simcoll.planning.result_files import picture, timeline
 from simcoll.planning.sweep import Sweep, size_ladder
@@ -76,6 +77,11 @@ class Scenario(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     protocols: tuple[str, ...] = ("ideal",)
     check_up_to: str | int = "0"
     trace_size: str | int = "1M"
+    jitter: str = "0"
+    seed: int = 0
+    stragglers: tuple[str, ...] = ()
+    background: tuple[str, ...] = ()
+    ranks: str = ""
 
 
 def file_of(kind: str, name: str | Path) -> Path:
@@ -143,7 +149,7 @@ def scenario_topology(scenario: Scenario, path: Path) -> Topology:
     found = load_topology(beside if is_file(beside) else scenario.topology.name, nodes=scenario.topology.nodes)
     for link, share in scenario.topology.degraded.items():
         found = found.degrade(link, share)
-    return found
+    return found.with_ranks(parse_ranks(scenario.ranks)) if scenario.ranks else found
 
 
 def sweep_of(scenario: Scenario, file: str) -> Sweep:
@@ -177,6 +183,7 @@ def sweep_of(scenario: Scenario, file: str) -> Sweep:
         return Sweep(
             scenario.collective.kind, ladder, choices, tuple(scenario.protocols), scenario.collective.dtype,
             scenario.collective.op, scenario.collective.root, size(scenario.check_up_to, "$.check_up_to"),
+            disturbance(scenario.stragglers, scenario.background, scenario.jitter, scenario.seed),
         )  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from simcoll.algorithms import ALGORITHMS
@@ -11,12 +11,14 @@ from simcoll.core.collective import KINDS, Collective
 from simcoll.core.reduction import parse_dtype
 from simcoll.emulator import emulate
 from simcoll.errors import ConfigError
+from simcoll.planning.disturbance import CALM, Disturbance
 from simcoll.tuning import collective_on, costs, schedule_on
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from simcoll.core.plan import Plan
+    from simcoll.core.protocol import Protocol
     from simcoll.core.schedule import Schedule
     from simcoll.emulator import Result
     from simcoll.emulator.books import Observer
@@ -30,6 +32,7 @@ __all__ = [
     "best_rows",
     "bound_rows",
     "build",
+    "costs_of",
     "counts_for",
     "play",
     "prepare",
@@ -51,6 +54,8 @@ class Sweep:
         Every algorithm is run with every protocol.
     check_up_to
         Largest size in bytes for which every run moves real data. Beside that data is checked once for every algorithm.
+    disturbed
+        What happens during every run.
     """
 
     collective: str
@@ -61,6 +66,7 @@ class Sweep:
     op: str = "sum"
     root: int | None = None
     check_up_to: int = 0
+    disturbed: Disturbance = CALM
 
     def __post_init__(self) -> None:
         for name in ("choices", "protocols"):  # what is named twice runs once
@@ -189,12 +195,19 @@ def prepare(sweep: Sweep, topology: Topology, built: Sequence[Schedule] | None =
     return schedules
 
 
+def costs_of(sweep: Sweep, name: str, topology: Topology, schedule: Schedule) -> Protocol:
+    """The constants of a protocol, with the random delays of the sweep."""
+    found, disturbed = costs(name, topology, schedule), sweep.disturbed
+    return replace(found, jitter_fs=disturbed.jitter_fs, seed=disturbed.seed) if disturbed.jitter_fs else found
+
+
 def play(
     sweep: Sweep, plan: Plan, topology: Topology, observer: Observer | None = None, engine: str = "auto"
 ) -> Result:
     """Emulate one plan, with real data up to the size to which the sweep checks."""
     data = "exact" if 0 < plan.total_bytes <= sweep.check_up_to else "none"
-    return emulate(plan, topology, data=data, observer=observer, engine=engine)
+    events = sweep.disturbed.events(topology)
+    return emulate(plan, topology, data=data, observer=observer, engine=engine, events=events)
 
 
 def best_rows(rows: Sequence[Row]) -> list[Row]:

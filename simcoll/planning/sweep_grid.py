@@ -21,12 +21,13 @@ from simcoll.core.reduction import parse_dtype
 from simcoll.errors import ConfigError, nearest
 from simcoll.formats.strict import decode_toml, read_file
 from simcoll.limits.paths import is_file
+from simcoll.planning.disturbance import Disturbance, disturbance, parse_ranks
 from simcoll.planning.grid import Grid
 from simcoll.planning.report import row_columns
-from simcoll.planning.sweep import Row, Sweep, build, counts_for, play, size_ladder
+from simcoll.planning.sweep import Row, Sweep, build, costs_of, counts_for, play, size_ladder
 from simcoll.topology import load_topology
 from simcoll.topology.layers import layers_of
-from simcoll.tuning import costs, parse_choice
+from simcoll.tuning import parse_choice
 from simcoll.units import parse_size, parse_time
 
 if TYPE_CHECKING:
@@ -70,6 +71,9 @@ class SweepFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     protocols: tuple[str, ...] = ("ideal",)
     seeds: tuple[int, ...] = (0,)
     jitter: str = "0"
+    stragglers: tuple[str, ...] = ()
+    background: tuple[str, ...] = ()
+    ranks: str = ""
     dtype: str = "float32"
     op: str = "sum"
     root: int | None = None
@@ -110,10 +114,15 @@ def sweep_grid(sweep: SweepFile, path: Path) -> Grid:
         raise ConfigError(
             "seeds differ only where there is jitter; add a key such as jitter = '1 us'", file=file, path="$.seeds"
         )
-    fixed = {
+    fixed: dict[str, Any] = {
         "dtype": parse_dtype(sweep.dtype).name, "op": sweep.op, "root": sweep.root, "jitter_fs": jitter_fs,
         "check_up_to": parse_size(sweep.check_up_to, file=file, path="$.check_up_to"),
     }  # fmt: skip
+    # Only what is asked for is part of a point, so that others keep their keys.
+    disturbed = disturbance(sweep.stragglers, sweep.background)
+    fixed |= {"stragglers": list(disturbed.stragglers)} if disturbed.stragglers else {}
+    fixed |= {"background": list(disturbed.background)} if disturbed.background else {}
+    fixed |= {"ranks": parse_ranks(sweep.ranks)} if sweep.ranks else {}
     points: list[Point] = []
     for topology, nodes, degraded, collective in product(
         *(axes[n] for n in ("topologies", "nodes", "degraded", "collectives"))
@@ -205,7 +214,9 @@ def _named(name: str, folder: Path) -> dict[str, str]:
 
 def time_point(point: Point) -> dict[str, Any]:
     """Prove, bind and emulate one point of a sweep."""
-    machine = _machine(point["topology"], point["nodes"], tuple(point["degraded"].items()))
+    machine = _machine(
+        point["topology"], point["nodes"], tuple(point["degraded"].items()), tuple(point.get("ranks", ()))
+    )
     schedule = _schedule(machine, point["collective"], point["root"], point["algorithm"])
     choice, name = parse_choice(point["algorithm"]), point["protocol"]
     sweep = Sweep(
@@ -217,20 +228,26 @@ def time_point(point: Point) -> dict[str, Any]:
         point["op"],
         point["root"],
         point["check_up_to"],
+        Disturbance(
+            tuple((rank, factor) for rank, factor in point.get("stragglers", ())),
+            tuple((link, share) for link, share in point.get("background", ())),
+            point["jitter_fs"],
+            point["seed"],
+        ),
     )
     count = counts_for(sweep.collective, sweep.sizes, machine.nranks, parse_dtype(sweep.dtype).itemsize)[0]
-    protocol = replace(costs(name, machine, schedule), jitter_fs=point["jitter_fs"], seed=point["seed"])
+    protocol = costs_of(sweep, name, machine, schedule)
     result = play(sweep, bind(schedule, count, sweep.dtype, sweep.op, protocol=protocol), machine)
     columns = row_columns(Row(choice, name, result))
     return {name: columns[name] for name in FIGURES}
 
 
 @lru_cache(maxsize=4)
-def _machine(name: str, nodes: int | None, degraded: tuple[tuple[str, Any], ...]) -> Topology:
+def _machine(name: str, nodes: int | None, degraded: tuple[tuple[str, Any], ...], ranks: tuple[int, ...]) -> Topology:
     machine = load_topology(name, nodes=nodes)
     for link, share in degraded:
         machine = machine.degrade(link, share)
-    return machine
+    return machine.with_ranks(ranks) if ranks else machine
 
 
 @lru_cache(maxsize=16)

@@ -1,0 +1,76 @@
+"""Options for runs that something disturbs, and for the ranks that take part."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from simcoll.command_line import WHOLE
+
+if TYPE_CHECKING:
+    from simcoll.planning.disturbance import Disturbance
+    from simcoll.topology import Topology
+
+__all__ = ["Disturbed"]
+
+_SEVERAL = Parameter(negative=(), show_default=False)
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Disturbed:
+    """What disturbs the runs, and the ranks that take part.
+
+    Parameters
+    ----------
+    jitter
+        Longest random delay of a message, such as 1us.
+    seed
+        Seed of random delays. Default: 0.
+    straggler
+        A rank that is slow: "rank 3: +10 %" longer for its own work and for bytes over the links at its GPU. May be repeated.
+    background
+        A link of which other traffic takes a share: "box0.gpu3 -> box0.nic3: 20 %". May be repeated.
+    ranks
+        The ranks that take part, in this order: 0-7,16-23. Default: all.
+    """
+
+    jitter: str | None = None
+    seed: Annotated[int | None, WHOLE] = None
+    straggler: Annotated[tuple[str, ...], _SEVERAL] = ()
+    background: Annotated[tuple[str, ...], _SEVERAL] = ()
+    ranks: str | None = None
+
+    @property
+    def asked(self) -> bool:
+        """Whether anything is asked for that disturbs."""
+        return bool(self.jitter or self.straggler or self.background)
+
+    def disturbance(self) -> Disturbance:
+        """The disturbance."""
+        from simcoll.errors import ConfigError
+        from simcoll.planning.disturbance import disturbance
+
+        if self.seed is not None and self.jitter is None:
+            raise ConfigError("--seed is for --jitter: nothing else is random")
+        return disturbance(self.straggler, self.background, self.jitter or "0", self.seed or 0)
+
+    def keys(self, jitter: str) -> dict[str, Any]:
+        """The keys of a scenario that the options take the place of; ``jitter``: of the file."""
+        from simcoll.errors import ConfigError
+
+        if self.seed is not None and (self.jitter or jitter) in {"", "0"}:
+            raise ConfigError("--seed is for --jitter: nothing else is random")
+        given = {
+            "jitter": self.jitter, "seed": self.seed, "stragglers": self.straggler or None, "background": self.background or None,
+            "ranks": self.ranks,
+        }  # fmt: skip
+        return {key: value for key, value in given.items() if value is not None}
+
+    def placed(self, machine: Topology) -> Topology:
+        """The machine with the ranks that take part."""
+        from simcoll.planning.disturbance import parse_ranks
+
+        return machine if self.ranks is None else machine.with_ranks(parse_ranks(self.ranks))

@@ -1,0 +1,144 @@
+"""What disturbs the runs of a sweep, as text: slow ranks, traffic of others, random delays; and the ranks that take part."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+from simcoll.emulator.events import Background, LinkShare, Slow
+from simcoll.errors import ConfigError, shown
+from simcoll.units import format_time, parse_time
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from simcoll.emulator.events import Event
+    from simcoll.topology import Topology
+
+__all__ = ["CALM", "Disturbance", "disturbance", "parse_ranks"]
+
+MAX_RANKS = 1 << 20
+_STRAGGLER = re.compile(r"(?:rank\s*)?([0-9]{1,7})\s*:\s*\+\s*([0-9]{1,6}(?:\.[0-9]{1,6})?)\s*%")
+_BACKGROUND = re.compile(r"(.{1,300}?)\s*:\s*([0-9]{1,3}(?:\.[0-9]{1,6})?)\s*%")
+_RANKS = re.compile(r"([0-9]{1,7})(?:-([0-9]{1,7}))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Disturbance:
+    """What happens during every run.
+
+    Attributes
+    ----------
+    stragglers
+        Ranks, and how many times as long everything takes that they do themselves: their work, and bytes over the links at their GPU.
+    background
+        Links, and the share of each that other traffic takes.
+    jitter_fs, seed
+        Longest random delay of a message, and what it is drawn from.
+    """
+
+    stragglers: tuple[tuple[int, str], ...] = ()
+    background: tuple[tuple[str, str], ...] = ()
+    jitter_fs: int = 0
+    seed: int = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.stragglers or self.background or self.jitter_fs)
+
+    def __str__(self) -> str:
+        told = [f"jitter {format_time(self.jitter_fs)}, seed {self.seed}"] if self.jitter_fs else []
+        told += [f"rank {rank} takes {factor} of its time" for rank, factor in self.stragglers]
+        return "; ".join([*told, *(f"others take {share} of {link}" for link, share in self.background)])
+
+    def events(self, topology: Topology) -> list[Event]:
+        """The events of a run on a topology.
+
+        Raises
+        ------
+        ConfigError
+            For a rank that it does not have.
+        """
+        found: list[Event] = [Background(link, Fraction(share)) for link, share in self.background]
+        for rank, factor in self.stragglers:
+            if rank >= topology.nranks:
+                raise ConfigError(f"straggler: rank {rank}; topology {topology.name!r} has {topology.nranks} ranks")
+            slow = Fraction(factor)
+            found.append(Slow(rank, slow))
+            found.append(LinkShare(topology.node_names[int(topology.rank_nodes[rank])], 1 / slow))
+        return found
+
+
+CALM = Disturbance()
+"""Nothing happens."""
+
+
+def disturbance(
+    stragglers: Sequence[str] = (), background: Sequence[str] = (), jitter: str = "0", seed: int = 0
+) -> Disturbance:
+    """Read a disturbance.
+
+    Parameters
+    ----------
+    stragglers
+        Ranks that take longer: ``rank 3: +10 %``.
+    background
+        Links of which other traffic takes a share: ``leaf0 -> spine1: 20 %``.
+    jitter
+        Longest random delay of a message, such as ``1 us``.
+    seed
+        Of the delays.
+
+    Raises
+    ------
+    ConfigError
+        For text that cannot be read.
+
+    Examples
+    --------
+    >>> str(disturbance(["rank 3: +10 %"], ["gpu0 <-> switch: 20 %"]))
+    'rank 3 takes 11/10 of its time; others take 1/5 of gpu0 <-> switch'
+    """
+    slow, taken = [], []
+    for text in stragglers:
+        found = _STRAGGLER.fullmatch(text.strip())
+        if found is None:
+            raise ConfigError(f"straggler {shown(text)}: expected a rank and how much longer it takes: 'rank 3: +10 %'")
+        slow.append((int(found[1]), str(1 + Fraction(found[2]) / 100)))
+    for text in background:
+        found = _BACKGROUND.fullmatch(text.strip())
+        share = Fraction(found[2]) / 100 if found else Fraction(0)
+        if found is None or share >= 1:
+            raise ConfigError(
+                f"background {shown(text)}: expected a link and the share that others take: 'box0.gpu3 -> box0.nic3: 20 %', below 100 %"
+            )
+        if share:
+            taken.append((found[1], str(share)))
+    if not 0 <= seed < 2**63:
+        raise ConfigError(f"seed {seed}: expected 0 to 2**63 - 1")
+    return Disturbance(tuple(slow), tuple(taken), parse_time(jitter, what="jitter"), seed)
+
+
+def parse_ranks(text: str) -> list[int]:
+    """The ranks that take part, in their order.
+
+    Raises
+    ------
+    ConfigError
+        For text that cannot be read.
+
+    Examples
+    --------
+    >>> parse_ranks("0-3,8,10-11")
+    [0, 1, 2, 3, 8, 10, 11]
+    """
+    ranks: list[int] = []
+    for part in text.split(","):
+        found = _RANKS.fullmatch(part.strip())
+        if found is None or (found[2] and int(found[2]) < int(found[1])):
+            raise ConfigError(f"ranks {shown(text)}: expected numbers and ranges, such as 0-7,16-23")
+        ranks += range(int(found[1]), int(found[2] or found[1]) + 1)
+        if len(ranks) > MAX_RANKS:
+            raise ConfigError(f"more than {MAX_RANKS:,} ranks")
+    return ranks

@@ -1,0 +1,110 @@
+"""Slow ranks, traffic of others, random delays, and the ranks that take part: as options and as keys of files."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import simcoll
+from simcoll.cli import main
+from simcoll.errors import ConfigError
+from simcoll.planning.disturbance import disturbance, parse_ranks
+from simcoll.types import Slow
+
+PAIR = 'name = "pair"\nfamily = "crossbar"\nnranks = 3\nbandwidth = "10 GB/s"\nlatency = "1 us"\n'
+MEBIBYTE = 1 << 20
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pair.toml").write_text(PAIR)
+    return tmp_path
+
+
+def times(capsys, *argv):
+    assert main(["perf", "all_reduce", *argv]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    return [line.split()[5] for line in lines if line[:1] != "#"], [line for line in lines if "disturbed" in line]
+
+
+def test_background_takes_its_share_of_a_link(folder, capsys):
+    """Two ranks: two steps of half a MiB, at 10 GB/s, and at 7.5 and 5 GB/s where others take a quarter and a half."""
+    plain = ["-t", "pair.toml", "--ranks", "0,2", "-a", "ring", "-b", "1M", "-e", "1M"]
+    for share, rate in ((0, 10), (25, 7.5), (50, 5)):
+        options = ["--background", f"gpu2 -> switch: {share} %"] if share else []
+        (time,), said = times(capsys, *plain, *options)
+        assert time == f"{2 * (1 + MEBIBYTE / 2 / rate / 1e3):.2f}"
+        assert len(said) == bool(share)
+
+
+def test_a_straggler_is_slow_in_everything(folder, capsys):
+    """Two ranks: what enters and leaves the GPU of the slow one takes half as long again; so it does where the other is slow."""
+    plain = ["-t", "pair.toml", "--ranks", "0,2", "-a", "ring", "-b", "1M", "-e", "1M"]
+    by_hand = f"{2 * (1 + 1.5 * MEBIBYTE / 2 / 10 / 1e3):.2f}"
+    assert times(capsys, *plain, "--straggler", "rank 1: +50 %")[0] == [by_hand]
+    assert times(capsys, *plain, "--straggler", "0: +50%")[0] == [by_hand]
+
+
+def test_the_work_of_a_straggler_is_slow():
+    slow = disturbance(["rank 3: +50 %"]).events(simcoll.load_topology("dgx-h100"))
+    assert slow[0] == Slow(3, "3/2")
+    assert str(slow[1]) == "t=0 box0.gpu3 = 2/3"
+
+
+def test_jitter_comes_from_its_seed(folder, capsys):
+    plain = ["-t", "pair.toml", "-a", "ring", "-b", "1M", "-e", "1M"]
+    seeds = [times(capsys, *plain, "--jitter", "5us", "--seed", seed)[0] for seed in ("1", "2", "1")]
+    assert seeds[0] == seeds[2] != seeds[1]
+    assert main(["perf", "all_reduce", *plain, "--seed", "1"]) == 2
+    assert "--seed is for --jitter" in capsys.readouterr().err
+
+
+def test_files_say_the_same(folder, capsys):
+    (folder / "scenario.toml").write_text(
+        'title = "t"\nalgorithms = ["ring"]\nbackground = ["gpu1 -> switch: 50 %"]\nranks = "0-1"\n'
+        '[topology]\nname = "pair.toml"\n[collective]\nkind = "all_reduce"\n[sizes]\nbegin = "1M"\nend = "1M"\n'
+    )
+    (folder / "sweep.toml").write_text(
+        'title = "t"\ntopologies = ["pair.toml"]\ncollectives = ["all_reduce"]\nalgorithms = ["ring"]\nsizes = ["1M"]\n'
+        'background = ["gpu1 -> switch: 50 %"]\nranks = "0-1"\n'
+    )
+    assert main(["run", "scenario.toml", "-o", "out"]) == 0
+    results = json.loads((folder / "out" / "results.json").read_text())
+    assert results["sweep"]["disturbed"]["background"] == [["gpu1 -> switch", "1/2"]]
+    assert main(["sweep", "sweep.toml", "-o", "rows", "-j", "1"]) == 0
+    (row,) = [json.loads(line) for line in (folder / "rows" / "rows.jsonl").read_text().splitlines()]
+    by_hand_fs = 2 * (10**9 + MEBIBYTE // 2 * 200_000)
+    assert results["runs"][0]["time_fs"] == row["result"]["time_fs"] == by_hand_fs
+    assert (
+        main(["sweep", "sweep.toml", "-o", "all", "-j", "1", "--ranks", "0-2", "--background", "gpu0 -> switch: 0 %"])
+        == 0
+    )
+    (other,) = [json.loads(line) for line in (folder / "all" / "rows.jsonl").read_text().splitlines()]
+    assert other["point"]["ranks"] == [0, 1, 2]
+    assert "background" not in other["point"]
+
+
+@pytest.mark.parametrize(
+    ("read", "said"),
+    [
+        (lambda: disturbance(["3 +10 %"]), "straggler '3 .10 %': expected a rank and how much longer"),
+        (lambda: disturbance([], ["leaf: 100 %"]), "background 'leaf: 100 %': expected a link and the share"),
+        (lambda: disturbance([], [], "fast"), "jitter"),
+        (lambda: disturbance([], [], "0", -1), "seed -1"),
+        (lambda: parse_ranks("3-1"), "ranks '3-1': expected numbers and ranges"),
+        (lambda: parse_ranks("0-9999999"), "more than 1,048,576 ranks"),
+    ],
+)
+def test_what_cannot_be_read(read, said):
+    with pytest.raises(ConfigError, match=said):
+        read()
+
+
+def test_what_does_not_go_together(capsys):
+    for options in (["--group", "tp=8"], ["--library", "nccl"]):
+        assert main(["perf", "all_reduce", "--straggler", "rank 1: +5 %", *options]) == 2
+        assert "are for algorithms" in capsys.readouterr().err
+    assert main(["perf", "all_reduce", "--straggler", "rank 99: +5 %", "-a", "ring", "-e", "8"]) == 2
+    assert "99" in capsys.readouterr().err
