@@ -75,6 +75,7 @@ class Known:
     proof: Proof | None = None
     waits: Mapping[int, tuple[int, ...]] | None = None
     summaries: dict[tuple[int, int], Any] = field(default_factory=dict)
+    foldings: dict[tuple[Any, ...], Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

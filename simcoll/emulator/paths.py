@@ -18,9 +18,10 @@ from simcoll.emulator.fabric import Calendar, Fabric, OverdueError
 from simcoll.emulator.fast.compiled import COMPILED, loaded
 from simcoll.emulator.fast.timed import Timed, timed_steps
 from simcoll.emulator.fast.turns import Summary, summary
+from simcoll.emulator.foldings import folded_first, folding, worth_folding
 from simcoll.emulator.messages import Bundle
 from simcoll.emulator.model import effective_capacities
-from simcoll.emulator.quotient import Quotient, fold, no_quotient
+from simcoll.emulator.quotient import Quotient, no_quotient
 from simcoll.emulator.result import Result
 from simcoll.emulator.score import check_switches
 from simcoll.emulator.seats import Seats, seats_of
@@ -60,6 +61,8 @@ TOYS = 32
 """Up to here it does so even if they are loaded."""
 MANY_MESSAGES = 1 << 17
 """Up to here the compiled loops have played every message before the classes are found."""
+FEWEST_FOLDED = 1 << 12
+"""Up to here the compiled loops are as quick with every message as with classes that are known."""
 MOST_HASHED = 1 << 20
 """Up to here a quotient is expanded for the trace hash without being asked."""
 PATIENCE = 32
@@ -91,6 +94,7 @@ def check_engine(engine: str, quotient: bool | None) -> None:
 
 def choose(
     plan: Plan,
+    topology: Topology,
     engine: str,
     quotient: bool | None,
     *,
@@ -117,9 +121,7 @@ def choose(
         reason = no_quotient(plan) if timing_only else "data is moved"
         if timeline is not None:
             reason = timeline.reason
-        few = MANY_MESSAGES if COMPILED else FEW_MESSAGES
-        pays = quotient or (4 * seen.rows <= seen.messages and seen.messages > few)
-        if not reason and pays:
+        if not reason and (quotient or _folding_pays(plan, topology, seen, engine)):
             return "quotient", "", seen
         if quotient:
             return ("fast" if COMPILED else "simpy"), f"no quotient: {reason}", seen
@@ -130,6 +132,16 @@ def choose(
     if not COMPILED:
         return "simpy", f"numba is not installed; {INSTALL} makes this faster", seen
     return "fast", f"{seen.messages} messages", seen
+
+
+def _folding_pays(plan: Plan, topology: Topology, seen: Summary, engine: str) -> bool:
+    """Whether classes are worth finding: where steps repeat, and, without switches, where messages are many or the schedule runs again."""
+    if 4 * seen.rows <= seen.messages and seen.messages > (MANY_MESSAGES if COMPILED else FEW_MESSAGES):
+        return True
+    least = FEWEST_FOLDED if engine == "fast" else max(FEWEST_FOLDED, few_messages())
+    if seen.switched or seen.messages <= least:
+        return False
+    return worth_folding(plan, topology) or seen.messages > MOST_HASHED
 
 
 def _links(plan: Plan, topology: Topology) -> tuple[Ints, Seats, Callable[[int], str]]:
@@ -305,6 +317,8 @@ def _result(
 
 def play_folded(plan: Plan, topology: Topology, seen: Summary, *, keep: bool) -> Result | str:
     """Play one message of every class or, where that is quicker, all in lock-step; or say why neither."""
+    if folded_first(plan, topology):
+        return play_quotient(plan, topology, seen, keep=keep, worth_it=True)
     few = seen.messages <= MOST_HASHED
     together = play_lockstep(plan, topology, seen, keep=keep) if COMPILED and few else None
     if together is not None:
@@ -330,11 +344,11 @@ def play_quotient(
     if seen.switched:
         check_switches(plan, topology)
     capacity, seats, name = _links(plan, topology)
-    stream = timed_steps(plan, topology, seats, seen.groups)
-    found = fold(stream, capacity, seen.lane_steps, worth_it=worth_it, patience=patience)
+    expanded = keep or seen.messages <= MOST_HASHED
+    found = folding(plan, topology, seen, seats, capacity, expanded=expanded, worth_it=worth_it, patience=patience)
     if isinstance(found, str):
         return found
-    expansion = _Expansion(found, seen.messages, keep=keep) if keep or seen.messages <= MOST_HASHED else None
+    expansion = _Expansion(found, seen.messages, keep=keep) if expanded else None
     machine = Machine(
         found.capacity,
         found.lane_steps,

@@ -43,8 +43,8 @@ class Quotient:
         Class of every message of every distinct step.
     capacity, lane_steps
         Of the classes of links and lanes.
-    links
-        A link of every class.
+    links, members
+        A link of every class, and the class of every link.
     """
 
     groups: tuple[tuple[tuple[int, ...], int], ...]
@@ -54,6 +54,7 @@ class Quotient:
     capacity: Ints
     lane_steps: Ints
     links: Ints
+    members: Ints
 
     @property
     def messages(self) -> int:
@@ -131,7 +132,8 @@ def folded(
     for step, names, way in zip(patterns, classes, ways, strict=True):
         steps.append(_image(step, names, partition, way, first, weights))
         first += int(names.max()) + 1
-    return Quotient(groups, patterns, tuple(steps), tuple(classes), capacity[link_of], lane_steps[lane_of], link_of)
+    of_classes = capacity[link_of], lane_steps[lane_of], link_of
+    return Quotient(groups, patterns, tuple(steps), tuple(classes), *of_classes, partition.links)
 
 
 def _representatives(classes: Ints) -> Ints:

@@ -186,7 +186,7 @@ def _run(
     quotient: bool | None,
 ) -> Result:
     way, why, seen = choose(
-        plan, engine, quotient, watched=observer is not None, timing_only=storage is None, timeline=timeline
+        plan, topology, engine, quotient, watched=observer is not None, timing_only=storage is None, timeline=timeline
     )
     if way == "quotient" and seen is not None:
         if quotient is None:
@@ -195,7 +195,7 @@ def _run(
             played = play_quotient(plan, topology, seen, keep=keep, worth_it=False)
         if isinstance(played, Result):
             return played
-        way, _, seen = choose(plan, engine, False, watched=False, timing_only=True)
+        way, _, seen = choose(plan, topology, engine, False, watched=False, timing_only=True)
         why = f"no quotient: {played}"
     if way == "fast" and timeline is not None:
         way, why = "simpy", why if why.startswith("no quotient") else timeline.reason

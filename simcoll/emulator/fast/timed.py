@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
     Key = tuple[bytes, ...]
 
-__all__ = ["Shape", "StepTimer", "Timed", "batches", "timed_steps"]
+__all__ = ["Shape", "StepTimer", "Timed", "batches", "joined_routes", "timed_steps"]
 
 BATCH_ROWS = 1 << 13
 """Small steps are given their routes and costs together, about so many messages at a time: each call of numpy costs microseconds."""
@@ -120,7 +120,7 @@ class StepTimer:
         columns = zip(*((step.size_bytes, step.op, step.operands) for step in steps), strict=True)
         size, op, operands = (np.concatenate(column) for column in columns)
         local = np.concatenate([step.src_rank == step.dst_rank for step in steps])
-        routes = _joined([routes for routes, _ in ways])
+        routes = joined_routes([routes for routes, _ in ways])
         costs = message_costs(size, op, local, routes, self.protocol, first_message, operands)
         delay, first, made = np.where(local, -1, costs.delay_fs), 0, []
         for step, (_, shape) in zip(steps, ways, strict=True):
@@ -182,11 +182,10 @@ class StepTimer:
         return replace(shape, links=links, weight=np.broadcast_to(np.int64(1), links.shape), leader=leader)
 
 
-def _joined(routes: list[Routes]) -> Routes:
-    """The routes of all messages of some steps."""
+def joined_routes(routes: list[Routes]) -> Routes:
+    """The routes of all messages of some steps, with the first link only, which is what costs ask for."""
     if len(routes) == 1:
         return routes[0]
-    # Costs ask for the first link only.
     links = [
         each.links[:, :1] if each.links.shape[1] else np.full((len(each.kind), 1), -1, np.int32) for each in routes
     ]
@@ -216,13 +215,17 @@ def batches(groups: Iterable[Group], *, unrolled: bool) -> Iterator[tuple[list[M
 
 
 def timed_steps(
-    plan: Plan, topology: Topology, seats: Seats, groups: Iterable[Group] | None = None
+    plan: Plan,
+    topology: Topology,
+    seats: Seats,
+    groups: Iterable[Group] | None = None,
+    timer: StepTimer | None = None,
 ) -> Iterator[tuple[tuple[Timed, ...], int]]:
     """The groups of :func:`turns` with routes and costs; what comes once, step by step.
 
-    ``groups`` are those of :func:`simcoll.emulator.fast.turns.summary`, if it kept them.
+    ``groups`` are those of :func:`simcoll.emulator.fast.turns.summary`, if it kept them; ``timer`` may give other columns than costs.
     """
-    make, first = StepTimer(plan.protocol, topology, seats, joint=True), 0
+    make, first = timer or StepTimer(plan.protocol, topology, seats, joint=True), 0
     groups = turns(plan) if groups is None else groups
     for steps, times in batches(groups, unrolled=plan.protocol.jitter_fs > 0):
         made = make(steps, first)

@@ -24,7 +24,19 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
     Group = tuple[tuple["Moves", ...], int]
 
-__all__ = ["Moves", "Spinning", "Summary", "bytes_by_op", "moves_of", "same_moves", "spinning", "summary", "turns"]
+__all__ = [
+    "EVEN",
+    "Moves",
+    "Spinning",
+    "Summary",
+    "bytes_by_op",
+    "moves_of",
+    "question_of",
+    "same_moves",
+    "spinning",
+    "summary",
+    "turns",
+]
 
 KEPT_ROWS = 1 << 21
 """Up to here the first pass over a plan is kept for the second (33 bytes a row)."""
@@ -32,7 +44,7 @@ UNROLLED_ROWS = 1 << 14
 """Up to here turns that differ in their payloads are kept one by one."""
 
 REMEMBERED_ROWS = 1 << 19
-"""Up to here what was found is remembered with the schedule."""
+"""Up to here steps are remembered with the schedule; of more only their counts."""
 EVEN = (-1, 1)
 """The question about equal chunks of one byte; others are a count and the bytes of an element."""
 
@@ -144,11 +156,14 @@ def _moves(plan: Plan, blocks: Iterable[Step | Repeat]) -> Iterator[Moves]:
     """The steps of some blocks as the plan has them: empty transfers are left out, and so are empty steps."""
     if not _even(plan):
         positions = plan.positions()
-        for block in blocks:
-            if isinstance(block, Repeat) and positions is not None and _turns_alone(plan, block):
-                yield from _moving_turns(plan, block, np.diff(positions))
+        for turning, run in groupby(blocks, lambda block: positions is not None and _turns_alone(plan, block)):
+            if turning and positions is not None:
+                lengths = np.diff(positions)
+                for block in run:
+                    if isinstance(block, Repeat):
+                        yield from _moving_turns(plan, block, lengths)
                 continue
-            part = replace(plan.schedule, source=partial(tuple, (block,)))
+            part = replace(plan.schedule, source=partial(iter, run))
             part.known.checked, part.known.folds = plan.schedule.known.checked, plan.schedule.known.folds
             for bound in replace(plan, schedule=part, proof=None).steps(staged=False):
                 yield moves_of(plan, bound)
@@ -173,8 +188,10 @@ def _moves(plan: Plan, blocks: Iterable[Step | Repeat]) -> Iterator[Moves]:
             yield moves.some(keep)
 
 
-def _turns_alone(plan: Plan, block: Repeat) -> bool:
-    """Whether all transfers of a repeat are single chunks, whatever the turn: no fold, no alias that could make one vanish."""
+def _turns_alone(plan: Plan, block: Step | Repeat) -> bool:
+    """Whether this is a repeat whose transfers are single chunks, whatever the turn: no fold, no alias that could make one vanish."""
+    if not isinstance(block, Repeat):
+        return False
     apart = plan.schedule.known.folds is False and not plan.collective.in_place
     return apart and all((step.count == 1).all() and (step.op < SYNC).all() for step in block.steps)
 
@@ -309,25 +326,34 @@ def bytes_by_op(step: Moves) -> tuple[int, ...]:
     return tuple(int(step.size_bytes[step.op == op].sum()) for op in range(len(OP_NAMES)))
 
 
+def question_of(plan: Plan) -> tuple[tuple[int, int] | None, int]:
+    """What facts about a plan's steps are remembered for, and the bytes of a chunk for which they hold; ``None``: nothing.
+
+    Equal chunks are one question for all sizes, which are multiples of those of chunks of one byte.
+    """
+    if not isinstance(plan.sizes, int):
+        return None, 1
+    each = plan.sizes // plan.schedule.layout.chunks * plan.dtype.itemsize if _even(plan) else 0
+    return (EVEN, each) if each else ((plan.sizes, plan.dtype.itemsize), 1)
+
+
 def summary(plan: Plan) -> Summary:
     """Pass once over a plan, or recall what was found for the same schedule.
 
     With equal chunks, sizes are multiples of those of chunks of one byte; with others, the last counts are those of another protocol.
     """
-    known, each = plan.schedule.known, 0
-    if not isinstance(plan.sizes, int):
+    known = plan.schedule.known
+    question, each = question_of(plan)
+    if question is None:
         return _counted(plan)
-    if _even(plan):
-        each = plan.sizes // plan.schedule.layout.chunks * plan.dtype.itemsize
-    question = EVEN if each else (plan.sizes, plan.dtype.itemsize)
     found: Summary | None = known.summaries.get(question)
     if found is None:
-        unit = replace(plan, sizes=plan.schedule.layout.chunks, dtype=np.dtype(np.int8)) if each else plan
+        whole = question == EVEN
+        unit = replace(plan, sizes=plan.schedule.layout.chunks, dtype=np.dtype(np.int8)) if whole else plan
         found = _counted(unit)
         known.summaries = {key: value for key, value in known.summaries.items() if key == EVEN}
-        if found.rows <= REMEMBERED_ROWS:
-            known.summaries[question] = found
-    return _scaled(found, each) if each else found
+        known.summaries[question] = found if found.rows <= REMEMBERED_ROWS else replace(found, groups=None)
+    return _scaled(found, each) if each > 1 else found
 
 
 def _scaled(found: Summary, each: int) -> Summary:

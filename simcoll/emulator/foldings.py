@@ -1,0 +1,182 @@
+"""Foldings that hold for every size and protocol, remembered with the schedule.
+
+Messages are told apart by what their costs are made of: size, operation, operands, and latency and kind of their route. Messages alike in
+that cost the same under every protocol, so a partition certified for it is one for all of them, as long as the links of a class
+have one capacity. What depends on a protocol is then computed for one message of each class.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from simcoll.emulator.fast.timed import Shape, StepTimer, Timed, joined_routes, timed_steps
+from simcoll.emulator.fast.turns import EVEN, Moves, question_of
+from simcoll.emulator.model import message_costs
+from simcoll.emulator.quotient import Quotient, fold
+from simcoll.topology import Routes
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from simcoll.core.plan import Plan
+    from simcoll.core.protocol import Protocol
+    from simcoll.emulator.fast.turns import Summary
+    from simcoll.emulator.seats import Seats
+    from simcoll.topology import Topology
+
+    Ints = NDArray[np.int64]
+
+__all__ = ["folded_first", "folding", "worth_folding"]
+
+
+class _Makings(StepTimer):
+    """Steps with what costs are made of in place of the costs, and the columns and routes that they have them from."""
+
+    def __init__(self, protocol: Protocol, topology: Topology, seats: Seats) -> None:
+        super().__init__(protocol, topology, seats, joint=True)
+        self.sources: dict[Timed, tuple[Moves, Routes]] = {}
+
+    def _timed(self, steps: list[Moves], first_message: int) -> list[Timed]:  # noqa: ARG002 - there is no jitter
+        found = []
+        for step, (routes, shape) in zip(steps, self._remembered(steps), strict=True):
+            local = step.src_rank == step.dst_rank
+            delay, kind = np.where(local, -1, routes.latency_fs), routes.kind.astype(np.int64)
+            what = step.operands * 8 + step.op
+            columns = (delay, kind, step.size_bytes, what, step.size_bytes)
+            timed = Timed(shape, *columns, (0,) * 5, self.protocol.fifo_depth)
+            self.sources[timed] = step, routes
+            found.append(timed)
+        return found
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Folding:
+    """A quotient without costs.
+
+    Attributes
+    ----------
+    quotient
+        Its steps have what costs are made of; of its patterns only what an expansion needs is left, or nothing.
+    each
+        Bytes of a chunk for which its sizes hold.
+    moves, routes
+        Of one message of each class, all steps in a row.
+    """
+
+    quotient: Quotient
+    each: int
+    moves: Moves
+    routes: Routes
+
+    def timed(self, plan: Plan, each: int, capacity: Ints) -> Quotient | None:
+        """The quotient of a plan; ``None`` where its protocol gives links of one class different capacities."""
+        found, moves = self.quotient, self.moves
+        if not np.array_equal(capacity[found.links][found.members], capacity):
+            return None
+        size = moves.size_bytes // self.each * each
+        local = moves.src_rank == moves.dst_rank
+        costs = message_costs(size, moves.op, local, self.routes, plan.protocol, 0, moves.operands)
+        columns = (np.where(local, -1, costs.delay_fs), costs.busy_fs, costs.wire_bytes, costs.post_fs, size)
+        steps, first = [], 0
+        for step in found.steps:
+            here, first = slice(first, first + len(step)), first + len(step)
+            delay, busy, wire, post, payload = (column[here] for column in columns)
+            steps.append(Timed(step.shape, delay, busy, wire, post, payload, step.bytes_by_op, step.depth))
+        patterns = tuple(replace(step, size=step.size // self.each * each) for step in found.patterns)
+        return replace(found, steps=tuple(steps), patterns=patterns, capacity=capacity[found.links])
+
+
+def _place(plan: Plan, topology: Topology) -> tuple[Any, ...]:
+    """What a folding depends on: the sizes if they do not all share one, the topology, and which links a protocol adds."""
+    protocol = plan.protocol
+    caps = bool(protocol.channel_rate_uBps), bool(protocol.rank_rate_uBps), protocol.fifo_depth
+    return question_of(plan)[0], topology, plan.ranks.tobytes(), caps
+
+
+def worth_folding(plan: Plan, topology: Topology) -> bool:
+    """Whether a folding is remembered, or worth a try because the schedule runs again; counts how often it has run until it is tried."""
+    place = _place(plan, topology)
+    if place[0] is None:
+        return False
+    known: Folding | str | int = plan.schedule.known.foldings.get(place, 0)
+    if isinstance(known, int):
+        _remember(plan, place, known + 1)
+    return folded_first(plan, topology)
+
+
+def folded_first(plan: Plan, topology: Topology) -> bool:
+    """Whether a folding is remembered, or should be tried before anything else because the schedule has run before."""
+    known: Folding | str | int = plan.schedule.known.foldings.get(_place(plan, topology), 0)
+    return known > 1 if isinstance(known, int) else isinstance(known, Folding)
+
+
+def _remember(plan: Plan, place: tuple[Any, ...], found: Folding | str | int) -> None:
+    """Keep what was found for equal chunks, and for the last other sizes."""
+    if place[0] is None:
+        return
+    known = plan.schedule.known
+    known.foldings = {old: kept for old, kept in known.foldings.items() if old[0] in {EVEN, place[0]}}
+    known.foldings[place] = found
+
+
+def folding(
+    plan: Plan,
+    topology: Topology,
+    seen: Summary,
+    seats: Seats,
+    capacity: Ints,
+    *,
+    expanded: bool,
+    worth_it: bool,
+    patience: int | None,
+) -> Quotient | str:
+    """The quotient of a plan, from a folding that is remembered if there is one; or why there is none.
+
+    ``expanded``: the times of all messages will be asked for; ``worth_it`` and ``patience`` as in :func:`simcoll.emulator.quotient.fold`.
+    """
+    if seen.switched:
+        stream = timed_steps(plan, topology, seats, seen.groups)
+        return fold(stream, capacity, seen.lane_steps, worth_it=worth_it, patience=patience)
+    place, each = _place(plan, topology), question_of(plan)[1]
+    known: Folding | str | int = plan.schedule.known.foldings.get(place, 0)
+    if isinstance(known, str) and worth_it:
+        return known
+    found = None
+    if isinstance(known, Folding) and (known.quotient.patterns or not expanded):
+        found = known.timed(plan, each, capacity)
+    if found is None:
+        timer = _Makings(plan.protocol, topology, seats)
+        stream = timed_steps(plan, topology, seats, seen.groups, timer)
+        made = fold(stream, capacity, seen.lane_steps, worth_it=worth_it, patience=patience)
+        if isinstance(made, str):
+            if patience is None and worth_it:
+                _remember(plan, place, made)
+            return made
+        known = _folding(made, timer, each, expanded=expanded)
+        _remember(plan, place, known)
+        found = known.timed(plan, each, capacity)
+    return found or "links of one class have different capacities"
+
+
+def _folding(found: Quotient, timer: _Makings, each: int, *, expanded: bool) -> Folding:
+    moves, routes = [], []
+    for pattern, names in zip(found.patterns, found.classes, strict=True):
+        step, ways = timer.sources[pattern]
+        row = np.unique(names, return_index=True)[1]
+        moves.append(step.some(row))
+        routes.append(Routes(ways.links[row], ways.latency_fs[row], ways.kind[row]))
+    columns = list(zip(*(step[:6] for step in moves), strict=True))
+    patterns = tuple(map(_without_costs, found.patterns)) if expanded else ()
+    kept = replace(found, patterns=patterns, classes=found.classes if expanded else ())
+    src, dst, channel, size, op, operands = map(np.concatenate, columns)
+    return Folding(kept, each, Moves(src, dst, channel, size, op, operands, None), joined_routes(routes))
+
+
+def _without_costs(step: Timed) -> Timed:
+    """What an expansion needs of a step."""
+    none, no_links = np.zeros(0, np.int64), np.zeros((0, 0), np.int32)
+    shape = Shape(none, none, step.shape.src, step.shape.dst, no_links, none)
+    return replace(step, shape=shape, delay_fs=none, busy_fs=none, wire=none, post_fs=none)

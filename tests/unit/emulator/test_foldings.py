@@ -1,0 +1,73 @@
+"""Foldings that are remembered give what a run of every message gives, for every size and protocol."""
+
+import numpy as np
+import pytest
+
+import simcoll
+from simcoll.emulator.foldings import Folding
+from simcoll.topology import crossbar, fat_tree, load_topology
+
+CASES = [
+    ("all_reduce", "ring", {"channels": 2}),
+    ("all_reduce", "one_shot", {}),
+    ("all_reduce", "two_shot", {}),
+    ("all_reduce", "rabenseifner", {}),
+    ("all_gather", "recursive_doubling", {}),
+    ("broadcast", "tree", {"pieces": 3}),
+    ("all_to_all", "pairwise", {}),
+]
+PROTOCOLS = ("ideal", "LL", "Simple")
+
+
+def kept(schedule):
+    return [found for found in schedule.known.foldings.values() if isinstance(found, Folding)]
+
+
+@pytest.mark.parametrize(("kind", "algorithm", "params"), CASES)
+def test_every_size_and_protocol_as_with_every_message(kind, algorithm, params):
+    machine = load_topology("dgx-h100", nodes=2)
+    made = simcoll.schedule(kind, algorithm, nranks=16, **params)
+    chunks = made.layout.chunks
+    for count in (5 * chunks, 4096 * chunks, 3, chunks + 1):
+        for protocol in PROTOCOLS:
+            plan = simcoll.bind(made, count, "float16", protocol=protocol)
+            every = simcoll.emulate(plan, machine, data="none", bound=False, engine="fast", quotient=False, keep=True)
+            for _ in range(2):
+                found = simcoll.emulate(plan, machine, data="none", bound=False, quotient=True, keep=True)
+                assert (found.time_fs, found.trace_hash) == (every.time_fs, every.trace_hash)
+                assert np.array_equal(found.done_fs, every.done_fs)
+    assert len(kept(made)) <= 2 * 3  # equal chunks and the last others; protocols that cap channels, ranks, or nothing
+
+
+def test_a_schedule_that_runs_again_is_folded_once():
+    machine = load_topology("dgx-h100", nodes=16)
+    made = simcoll.schedule("all_reduce", "recursive_doubling", nranks=128, channels=8)
+    runs = [simcoll.emulate(simcoll.bind(made, 1 << e), machine, data="none", engine="fast") for e in (12, 13, 14, 15)]
+    assert [run.classes for run in runs] == [None, 8, 8, 8]
+    assert len(kept(made)) == 1
+    assert [run.path for run in runs[1:]] == ["quotient: 8 classes stand for 8192 messages"] * 3
+
+
+def test_capacities_that_differ_within_a_class_are_another_folding():
+    machine = fat_tree(2, 4, "50 GB/s", oversubscription=2)
+    made = simcoll.schedule("all_reduce", "ring", nranks=8)
+    plan = simcoll.bind(made, 1 << 12)
+    first = simcoll.emulate(plan, machine, data="none", quotient=True)
+    slower = machine.degrade(0, "1/2")
+    again = simcoll.emulate(plan, slower, data="none", quotient=True)
+    assert again.time_fs == simcoll.emulate(plan, slower, data="none", engine="simpy").time_fs > first.time_fs
+    assert simcoll.emulate(plan, machine, data="none", quotient=True).time_fs == first.time_fs
+
+
+def test_too_little_symmetry_is_found_once():
+    made = simcoll.schedule("all_reduce", "tree", nranks=64, pieces=64)
+    machine = crossbar(64, "50 GB/s", "1 us")
+    for rank in range(0, 64, 3):
+        machine = machine.degrade(f"gpu{rank} -> switch", f"{rank + 1}/100")
+    runs = [
+        simcoll.emulate(simcoll.bind(made, 1 << e), machine, data="none", bound=False, engine="fast")
+        for e in (12, 13, 14)
+    ]
+    assert [run.classes for run in runs] == [None, None, None]
+    (found,) = made.known.foldings.values()
+    assert found.startswith("too little symmetry")
