@@ -1,4 +1,4 @@
-"""The trace hash of a folded run: the times of classes, hashed for every message."""
+"""From the times of classes to those of all messages, and their trace hash."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from simcoll.emulator.fast.timed import Timed
+    from simcoll.emulator.quotient import Quotient
 
     Ints = NDArray[np.int64]
 
-__all__ = ["ExpandedHash"]
+__all__ = ["ExpandedHash", "Expansion"]
 
 
 class ExpandedHash:
@@ -44,3 +45,22 @@ class ExpandedHash:
     def hexdigest(self) -> str:
         """32 hexadecimal digits."""
         return "".join(f"{int(value):016x}" for value in self._sums) if COMPILED else self._hash.hexdigest()
+
+
+class Expansion:
+    """From the times of classes to those of all messages."""
+
+    def __init__(self, quotient: Quotient, messages: int, *, keep: bool) -> None:
+        self.quotient = quotient
+        self.first_small, self.first_large, self.which = quotient.starts()
+        self.done_fs = np.full(messages, -1, np.int64) if keep else None
+        self.hash = ExpandedHash()
+
+    def __call__(self, first: int, _timed: Timed, start: Ints, end: Ints, done: Ints) -> None:
+        """Take the times of the classes of a step, whose first message in the quotient is ``first``."""
+        place = int(np.searchsorted(self.first_small, first))
+        begin, which = int(self.first_large[place]), int(self.which[place])
+        step, names = self.quotient.patterns[which], self.quotient.classes[which]
+        if self.done_fs is not None:
+            self.done_fs[begin : begin + len(step)] = done[names]
+        self.hash.add(begin, step, names, start, end, done)

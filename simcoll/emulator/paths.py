@@ -13,7 +13,7 @@ from simcoll.emulator.engine import Player
 from simcoll.emulator.events.cut import CutMessage, cut_at
 from simcoll.emulator.events.detours import Detours
 from simcoll.emulator.events.driving import Course, LinkChanges
-from simcoll.emulator.expanding import ExpandedHash
+from simcoll.emulator.expanding import Expansion
 from simcoll.emulator.fabric import Calendar, Fabric, OverdueError
 from simcoll.emulator.fast.compiled import COMPILED, loaded
 from simcoll.emulator.fast.timed import Timed, timed_steps
@@ -21,7 +21,7 @@ from simcoll.emulator.fast.turns import Summary, summary
 from simcoll.emulator.foldings import folded_first, folding, worth_folding
 from simcoll.emulator.messages import Bundle
 from simcoll.emulator.model import effective_capacities
-from simcoll.emulator.quotient import Quotient, no_quotient
+from simcoll.emulator.quotient import no_quotient
 from simcoll.emulator.result import Result
 from simcoll.emulator.score import check_switches
 from simcoll.emulator.seats import Seats, seats_of
@@ -348,7 +348,7 @@ def play_quotient(
     found = folding(plan, topology, seen, seats, capacity, expanded=expanded, worth_it=worth_it, patience=patience)
     if isinstance(found, str):
         return found
-    expansion = _Expansion(found, seen.messages, keep=keep) if expanded else None
+    expansion = Expansion(found, seen.messages, keep=keep) if expanded else None
     machine = Machine(
         found.capacity,
         found.lane_steps,
@@ -367,21 +367,3 @@ def play_quotient(
         return _result(plan, topology, why, seen, machine.time_fs, "", None, machine.messages)
     trace_hash = expansion.hash.hexdigest()
     return _result(plan, topology, why, seen, machine.time_fs, trace_hash, expansion.done_fs, machine.messages)
-
-
-class _Expansion:
-    """From the times of classes to those of all messages."""
-
-    def __init__(self, quotient: Quotient, messages: int, *, keep: bool) -> None:
-        self.quotient = quotient
-        self.first_small, self.first_large, self.which = quotient.starts()
-        self.done_fs = np.full(messages, -1, np.int64) if keep else None
-        self.hash = ExpandedHash()
-
-    def __call__(self, first: int, _timed: Timed, start: Ints, end: Ints, done: Ints) -> None:
-        place = int(np.searchsorted(self.first_small, first))
-        begin, which = int(self.first_large[place]), int(self.which[place])
-        step, names = self.quotient.patterns[which], self.quotient.classes[which]
-        if self.done_fs is not None:
-            self.done_fs[begin : begin + len(step)] = done[names]
-        self.hash.add(begin, step, names, start, end, done)

@@ -25,18 +25,8 @@ if TYPE_CHECKING:
     Group = tuple[tuple["Moves", ...], int]
 
 __all__ = [
-    "EVEN",
-    "Moves",
-    "Spinning",
-    "Summary",
-    "bytes_by_op",
-    "moves_of",
-    "question_of",
-    "same_moves",
-    "spinning",
-    "summary",
-    "turns",
-]
+    "EVEN", "Moves", "Spinning", "Summary", "bytes_by_op", "moves_of", "question_of", "same_moves", "spinning", "summary", "turns",
+]  # fmt: skip
 
 KEPT_ROWS = 1 << 21
 """Up to here the first pass over a plan is kept for the second (33 bytes a row)."""
@@ -113,8 +103,7 @@ class Spinning(NamedTuple):
 class Summary:
     """Counts from a first pass over a plan.
 
-    ``rows`` counts transfers of steps that are given, not repeated, and of equal steps once;
-    ``groups`` are the :func:`turns` again, if they are few;
+    ``rows`` counts transfers of steps that are given, of equal steps once; ``groups`` are the :func:`turns` again, if they are few;
     ``switched``: some of them between ranks are done by switches.
     """
 
@@ -134,11 +123,9 @@ def _even(plan: Plan) -> bool:
 
 def _alike(plan: Plan, block: Step | Repeat) -> bool:
     """Whether all turns of a repeat take the same time: equal chunks, and no transfer that an alias can make vanish."""
-    return (
-        isinstance(block, Repeat)
-        and _even(plan)
-        and not any((step.src_rank == step.dst_rank).any() for step in block.steps)
-    )
+    if not isinstance(block, Repeat) or not _even(plan):
+        return False
+    return not any((step.src_rank == step.dst_rank).any() for step in block.steps)
 
 
 def moves_of(plan: Plan, step: PlanStep) -> Moves:
@@ -158,10 +145,8 @@ def _moves(plan: Plan, blocks: Iterable[Step | Repeat]) -> Iterator[Moves]:
         positions = plan.positions()
         for turning, run in groupby(blocks, lambda block: positions is not None and _turns_alone(plan, block)):
             if turning and positions is not None:
-                lengths = np.diff(positions)
                 for block in run:
-                    if isinstance(block, Repeat):
-                        yield from _moving_turns(plan, block, lengths)
+                    yield from _moving_turns(plan, block, np.diff(positions))
                 continue
             part = replace(plan.schedule, source=partial(iter, run))
             part.known.checked, part.known.folds = plan.schedule.known.checked, plan.schedule.known.folds
@@ -173,11 +158,10 @@ def _moves(plan: Plan, blocks: Iterable[Step | Repeat]) -> Iterator[Moves]:
     each = int(plan.sizes) // layout.chunks * plan.dtype.itemsize
     for given in chain.from_iterable(block.unrolled() if isinstance(block, Repeat) else (block,) for block in blocks):
         step = layout.one_address(given)
-        sync = step.op == SYNC
-        keep = sync if each == 0 else np.ones(len(step), np.bool_)
         if plan.schedule.known.folds is not False:
             step = in_fold_order(step, layout.size)
-            sync = step.op == SYNC
+        sync = step.op == SYNC
+        keep = sync if each == 0 else np.ones(len(step), np.bool_)
         size_bytes = np.where(sync, 0, step.count * each)
         moves = Moves(step.src_rank, step.dst_rank, step.channel, size_bytes, step.op, _operands(plan, step), None)
         if not keep.any():
@@ -196,7 +180,7 @@ def _turns_alone(plan: Plan, block: Step | Repeat) -> bool:
     return apart and all((step.count == 1).all() and (step.op < SYNC).all() for step in block.steps)
 
 
-def _moving_turns(plan: Plan, block: Repeat, lengths: Ints) -> Iterator[Moves]:
+def _moving_turns(plan: Plan, block: Any, lengths: Ints) -> Iterator[Moves]:
     """The turns of a repeat without what is empty, from the elements of every chunk; equal steps are one object, while they are few."""
     whole = [
         Moves(step.src_rank, step.dst_rank, step.channel, step.count, step.op, _operands(plan, step), None)
