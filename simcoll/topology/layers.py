@@ -11,7 +11,7 @@ from simcoll.errors import ConfigError, expect, nearest
 from simcoll.limits.paths import is_file, shipped_files
 from simcoll.limits.text import parse_toml
 
-__all__ = ["Layer", "layers_of", "shipped_topologies"]
+__all__ = ["IB_LISTING", "MARKED", "Layer", "layers_of", "shipped_topologies"]
 
 MAX_FILE_BYTES = 2**20
 MAX_DUMP_BYTES = 2**24
@@ -19,6 +19,10 @@ MAX_BASES = 4
 
 _MATRIX = re.compile(rb"^\W{0,8}(?:\x1b\[[0-9;]{0,4}m)?\s{0,8}GPU0\s", re.MULTILINE)
 """The titles of a matrix of ``nvidia-smi topo -m``."""
+MARKED = 1 << 16
+"""Bytes at the start of a file that are looked at to tell what it is."""
+IB_LISTING = re.compile(rb'^(?:(?:Switch|Ca)\s+\d+\s+"[SH]-|(?:Switch|CA):?\s[^\n]{1,200}:$)', re.MULTILINE)
+"""A vertex in what ``ibnetdiscover`` or ``iblinkinfo`` prints."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +93,12 @@ def _read(path: Path, file: str) -> bytes:
 
 
 def _parsed(content: bytes, file: str) -> Layer:
-    if file.endswith(".xml") or content.lstrip()[:1] == b"<" or _MATRIX.search(content[:4096]):
+    if (
+        file.endswith(".xml")
+        or content.lstrip()[:1] == b"<"
+        or _MATRIX.search(content[:4096])
+        or IB_LISTING.search(content[:MARKED])
+    ):
         return Layer(file, {}, content)
     if len(content) > MAX_FILE_BYTES:
         raise ConfigError(f"larger than {MAX_FILE_BYTES} bytes; is this a topology file?", file=file)

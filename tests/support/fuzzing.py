@@ -45,6 +45,7 @@ from simcoll.planning.sweep_grid import load_sweep, sweep_grid
 from simcoll.proving import verify_device_program
 from simcoll.topology import load_topology
 from simcoll.topology.graph_files import graphml_text, parse_graphml, parse_simgrid, simgrid_text
+from simcoll.topology.ib_fabric import parse_ib_fabric
 from simcoll.topology.nccl_xml import parse_nccl_xml
 from simcoll.topology.smi_matrix import parse_smi_matrix
 from simcoll.workload.chakra import parse_chakra
@@ -57,7 +58,7 @@ from simcoll.workload.model import model_from_hf
 from simcoll.workload.operation_list import load_operations
 from simcoll.workload.traces import Step, Together
 from simcoll.workload.workload import Rules, read_workload, write_workload
-from tests.support import nccl_logs, nccl_reports
+from tests.support import fabrics, nccl_logs, nccl_reports
 from tests.support.damage import WAYS
 
 __all__ = ["READERS", "Finding", "Tally", "damaged", "fuzz", "judged"]
@@ -238,6 +239,10 @@ READERS = {
     "inspector": Reader(
         lambda content: inspector_findings(parse_inspector(content)),
         lambda: [nccl_reports.inspector([nccl_reports.call(r, n) for n in range(3) for r in range(4)], each) for each in (None, 1)],
+    ),
+    "ib-fabric": Reader(
+        lambda content: parse_ib_fabric(content, nvlink_bandwidth="100 GB/s", pcie_bandwidth="50 GB/s").route([0], [0]),
+        lambda: [write(*fabrics.fat_tree()) for write in (fabrics.discovered, fabrics.linked)],
     ),
     "nccl-log": Reader(_at_path(_nccl_channels, ".log"), _nccl_logs),
     "algorithm": Reader(_proved(parse_algorithm), lambda: [READERS[name].seeds()[0] for name in ("schedule", "msccl", "goal")]),
