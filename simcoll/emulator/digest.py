@@ -26,7 +26,7 @@ _SEEDS = (0x9E3779B97F4A7C15, 0xD1B54A32D192ED03)
 
 
 class TraceHash:
-    """A hash of a set of messages.
+    """A hash of a set of messages; ``sums`` are those of messages that are in it from the start.
 
     >>> one, two = TraceHash(), TraceHash()
     >>> one.add([[0, 1], [0, 1], [1, 0], [8, 8], [5, 6], [7, 8], [9, 9]])
@@ -38,8 +38,8 @@ class TraceHash:
 
     __slots__ = ("_sums",)
 
-    def __init__(self) -> None:
-        self._sums = [0, 0]
+    def __init__(self, sums: Sequence[int] = (0, 0)) -> None:
+        self._sums = [int(value) for value in sums]
 
     def add(self, columns: Sequence[ArrayLike]) -> None:
         """Add messages, given as columns: id, source, destination, bytes, start, end, done."""

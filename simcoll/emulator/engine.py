@@ -388,8 +388,8 @@ class Player:
         """
         lanes = self._lanes
         entered = [lane.entered for lane in lanes if lane.entered is not None]
-        under_way = dict.fromkeys([*entered, *(message.block for lane in lanes for message in lane.queue)])
-        self.books.cut(under_way, (block.step for block in self._blocks))
+        reached = dict.fromkeys([*entered, *(message.block for lane in lanes for message in lane.queue)])
+        self.books.cut([block for block in reached if block.left], (block.step for block in self._blocks))
         self.books.close()
         return sorted({lane.rank for lane in lanes if lane.steps_left or lane.pending})
 

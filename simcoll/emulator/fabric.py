@@ -118,7 +118,7 @@ class Fabric:
     link_name
         Name of a link, for messages.
     patience_fs
-        How long a flow may wait for a link that is down, 0 for not at all; of use only with :meth:`change`.
+        How long a flow may wait for a link that is down, 0 for not at all; ``None``: no link is ever down.
 
     Attributes
     ----------
@@ -133,6 +133,7 @@ class Fabric:
         "_flows",
         "_late",
         "_level",
+        "_links_of",
         "_names",
         "_patience",
         "_started",
@@ -149,7 +150,7 @@ class Fabric:
         capacities_uBps: Sequence[int],
         link_name: Callable[[int], str],
         *,
-        patience_fs: int = MAX_TIME_FS,
+        patience_fs: int | None = None,
     ) -> None:
         self.calendar = calendar
         self.env = calendar.env
@@ -165,6 +166,7 @@ class Fabric:
         self._patience = patience_fs
         self._waiting: dict[_Flow, int] = {}  # for links that are down, and since when
         self._late = False
+        self._links_of: Callable[[Any], tuple[int, ...]] | None = None
         self.add_links(capacities_uBps, link_name)
 
     def add_links(self, capacities_uBps: Sequence[int], link_name: Callable[[int], str]) -> int:
@@ -203,11 +205,16 @@ class Fabric:
             self._ask()
 
     def reroute(self, links_of: Callable[[Any], tuple[int, ...]]) -> None:
-        """Move the bytes left of each flow to other links, except what ends now; ``links_of`` takes what the flow was started with."""
-        now = self.calendar.now
+        """Move the bytes left of flows to other links, at the end of the timestamp; ``links_of`` takes what a flow was started with."""
+        self._links_of = links_of
+        if not self._asked:
+            self._ask()
+
+    def _move(self, links_of: Callable[[Any], tuple[int, ...]]) -> None:
+        now, self._links_of = self.calendar.now, None
         for flow in dict.fromkeys(flow for here in self._flows for flow in here):
             links = links_of(flow.item)
-            if links == flow.links or flow.finish_fs == now:
+            if links == flow.links:
                 continue
             self._take_off(flow)
             if flow.rate or self._waiting.pop(flow, None) is not None:  # else it has started just now
@@ -218,8 +225,6 @@ class Fabric:
             flow.links = links
             for link in links:
                 self._flows[link][flow] = None
-            if not self._asked:
-                self._ask()
 
     def waiting(self) -> list[Any]:
         """What the flows were started with that wait for a link that is down."""
@@ -236,6 +241,8 @@ class Fabric:
     def _settle(self, _event: simpy.Event) -> None:
         """Give every flow its rate, after everything else of the timestamp."""
         self._asked = False
+        if self._links_of is not None:
+            self._move(self._links_of)
         now, flows, level, capacity, dirty = self.calendar.now, self._flows, self._level, self._capacity, self._dirty
         started, self._started = self._started, []
         shared: dict[_Flow, None] = {}
@@ -266,7 +273,7 @@ class Fabric:
                 )
         if self._late:
             self._late = False
-            late = [flow.item for flow, since in self._waiting.items() if now - since >= self._patience]
+            late = [flow.item for flow, since in self._waiting.items() if now - since >= (self._patience or 0)]
             if late:
                 raise OverdueError(late)
 
@@ -296,7 +303,7 @@ class Fabric:
 
     def _set_rate(self, flow: _Flow, rate: int, now: int) -> None:
         if rate <= 0:
-            if self.down(flow.links):
+            if self._patience is not None and self.down(flow.links):
                 self._wait(flow, now)
                 return
             link = min(flow.links, key=self._level.__getitem__)
@@ -331,7 +338,7 @@ class Fabric:
         self._waiting[flow] = now
         if not self._patience:
             self._late = True
-        elif self._patience <= MAX_TIME_FS - now:
+        elif self._patience < MAX_TIME_FS - now:
             self.calendar.at(now + self._patience, self._look, None)
 
     def _look(self, _nothing: None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,7 +27,6 @@ from simcoll.emulator.result import Result
 from simcoll.emulator.score import check_switches
 from simcoll.emulator.seats import Seats, seats_of
 from simcoll.errors import ConfigError, InternalError, nearest
-from simcoll.units import MAX_TIME_FS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from simcoll.emulator.dataplane import Storage
     from simcoll.emulator.events.cut import Cut
     from simcoll.emulator.events.timeline import Timeline
+    from simcoll.emulator.fast.changing import Changes
+    from simcoll.emulator.fast.machine import Machine
     from simcoll.topology import Topology
 
     Ints = NDArray[np.int64]
@@ -117,6 +119,8 @@ def choose(
     seen = summary(plan)
     if not 0 <= plan.protocol.fifo_depth <= DEEPEST_FIFO:
         return "simpy", f"fifo_depth {plan.protocol.fifo_depth} is more than {DEEPEST_FIFO}", seen
+    if seen.switched and timeline is not None and timeline.pace is not None:
+        return "simpy", "switches work with ranks that slow down or stop", seen
     if quotient is not False:
         reason = no_quotient(plan) if timing_only else "data is moved"
         if timeline is not None:
@@ -172,7 +176,7 @@ def play_simpy(
 ) -> Result:
     """Play every message under the SimPy clock."""
     capacity = effective_capacities(topology, plan.protocol)
-    patience = MAX_TIME_FS if timeline is None else timeline.policy.limit_fs
+    patience = None if timeline is None else timeline.policy.limit_fs
     fabric = Fabric(Calendar(simpy.Environment()), capacity, topology.link_name, patience_fs=patience)
     detours = Detours(topology) if timeline is not None and timeline.detours else None
     pace = None if timeline is None else timeline.pace
@@ -258,7 +262,9 @@ def play_lockstep(plan: Plan, topology: Topology, seen: Summary, *, keep: bool) 
     return _result(plan, topology, why, seen, played.time_fs, played.trace_hash, played.done_fs)
 
 
-def play_fast(plan: Plan, topology: Topology, seen: Summary, why: str, *, keep: bool) -> Result:
+def play_fast(
+    plan: Plan, topology: Topology, seen: Summary, why: str, *, keep: bool, timeline: Timeline | None = None
+) -> Result:
     """Play every message with the compiled loops."""
     from simcoll.emulator.fast.machine import Machine  # brings in numba
 
@@ -279,13 +285,58 @@ def play_fast(plan: Plan, topology: Topology, seen: Summary, why: str, *, keep: 
         fifo=plan.protocol.fifo_depth > 0,
         waits=plan.waits,
         over=over if keep else None,
+        changes=None if timeline is None else _changes(plan, timeline, capacity),
     )
     machine.play(name)
+    if timeline is not None and not machine.through:
+        return _remaining(plan, topology, why, seen, machine, timeline, name, done)
     if machine.messages != seen.messages or tuple(machine.bytes_by_op) != seen.bytes_by_op:
         raise InternalError(
             f"{machine.messages} messages moved {machine.bytes_by_op} bytes; the plan has {seen.messages} and {seen.bytes_by_op}"
         )
     return _result(plan, topology, why, seen, machine.time_fs, machine.hexdigest(), done)
+
+
+def _changes(plan: Plan, timeline: Timeline, capacity: Ints) -> Changes:
+    """What events change during a run of the compiled loops."""
+    from simcoll.emulator.fast.changing import Changes, Ways
+
+    ways = Ways(Detours(timeline.topology), plan.ranks) if timeline.detours else None
+    return Changes(Course(timeline, capacity.tolist()), plan.nranks, plan.nchannels, ways)
+
+
+def _remaining(
+    plan: Plan,
+    topology: Topology,
+    why: str,
+    seen: Summary,
+    machine: Machine,
+    timeline: Timeline,
+    name: Callable[[int], str],
+    done: Ints | None,
+) -> Result:
+    """The result of a run of the compiled loops that ended early."""
+    from simcoll.emulator.fast.cutting import remains
+
+    left, s = remains(machine), machine.state
+    if left.delivered_bytes + left.dropped_bytes != sum(seen.bytes_by_op):
+        raise InternalError(
+            f"delivered {left.delivered_bytes} bytes and dropped {left.dropped_bytes}; the plan has {sum(seen.bytes_by_op)}"
+        )
+    if done is not None:
+        done[left.numbers] = left.done_fs
+    lanes = np.flatnonzero((s.lane_left > 0) | (s.lane_pending > 0))
+    messages = [CutMessage(m, src, dst, tuple(sorted(map(name, links)))) for m, src, dst, links in left.waiting]
+    cut = cut_at(
+        timeline,
+        left.time_fs,
+        messages,
+        np.unique(lanes // plan.nchannels).tolist(),
+        (left.delivered_bytes, left.dropped_bytes),
+        aborted=left.aborted,
+    )
+    result = _result(plan, topology, why, seen, left.time_fs, left.trace_hash, done)
+    return replace(result, messages=left.messages, bytes_moved=left.delivered_bytes, cut=cut)
 
 
 def _result(

@@ -197,11 +197,9 @@ def _run(
             return played
         way, _, seen = choose(plan, topology, engine, False, watched=False, timing_only=True)
         why = f"no quotient: {played}"
-    if way == "fast" and timeline is not None:
-        way, why = "simpy", why if why.startswith("no quotient") else timeline.reason
     if way == "fast" and seen is not None:
-        together = play_lockstep(plan, topology, seen, keep=keep)
-        fast = together or play_fast(plan, topology, seen, why, keep=keep)
+        together = play_lockstep(plan, topology, seen, keep=keep) if timeline is None else None
+        fast = together or play_fast(plan, topology, seen, why, keep=keep, timeline=timeline)
         if storage is not None:
             storage.play()
         return fast

@@ -6,7 +6,7 @@ import pytest
 
 from simcoll.core.schedule import SYNC
 from simcoll.emulator.fast.compiled import COMPILED
-from tests.support import program_cases
+from tests.support import event_cases, program_cases
 from tests.support.agreement_cases import case, compare
 
 pytestmark = pytest.mark.skipif(not COMPILED, reason="needs numba")
@@ -48,6 +48,16 @@ def test_nothing_changes_without_links_that_never_bind():
     for seed in range(60):
         took_part.update(program_cases.compare("tree", seed))
     assert took_part["fewer links"] >= 30
+
+
+@pytest.mark.slow
+def test_engines_agree_on_events():
+    took_part = Counter()
+    for seed in range(100):
+        took_part.update(event_cases.compare("events", seed))
+    assert took_part["fast"] >= 80
+    happened = ("changed", "aborted", "stuck", "another way", "LinkShare", "Background", "Slow", "Stop")
+    assert min(took_part[what] for what in happened) >= 3, took_part
 
 
 def test_the_sample_has_every_cost_and_coincidence():

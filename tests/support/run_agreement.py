@@ -2,28 +2,33 @@
 
 ``python tests/support/run_agreement.py --cases 2000`` takes that many of each kind: ``dag``, random steps, links, sizes and costs;
 ``algorithm``, registered algorithms on small machines; ``lift``, covers of random runs, for the quotient; ``program``, random operations
-with dependencies; ``step``, training steps; ``tree``, programs with all links and without those that never bind. A difference ends it
-with the line that repeats the case.
+with dependencies; ``step``, training steps; ``tree``, programs with all links and without those that never bind; ``events``, ``dag`` and
+``algorithm`` with links and ranks that change during the run. A difference ends it with the line that repeats the case.
 """
 
 import argparse
 from collections import Counter
 
+import event_cases
 import program_cases
 from agreement_cases import KINDS, compare
+
+COMPARE = {kind: part.compare for part in (program_cases, event_cases) for kind in part.KINDS} | dict.fromkeys(
+    KINDS, compare
+)
 
 
 def main() -> None:
     """Run and count."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kind", choices=(*KINDS, *program_cases.KINDS), action="append", help="default: all")
+    parser.add_argument("--kind", choices=tuple(COMPARE), action="append", help="default: all")
     parser.add_argument("--cases", type=int, default=2000)
     parser.add_argument("--first", type=int, default=0)
     given = parser.parse_args()
-    for kind in given.kind or (*KINDS, *program_cases.KINDS):
+    for kind in given.kind or COMPARE:
         took_part: Counter[str] = Counter()
         for seed in range(given.first, given.first + given.cases):
-            took_part.update((compare if kind in KINDS else program_cases.compare)(kind, seed))
+            took_part.update(COMPARE[kind](kind, seed))
         print(f"{kind}: {given.cases} cases agree; " + ", ".join(f"{way} {n}" for way, n in took_part.items()))
 
 

@@ -23,6 +23,7 @@ from simcoll.emulator.fast.state import (
     POST,
     PRE,
     STOP,
+    TICK,
     TIMER,
 )
 
@@ -152,6 +153,6 @@ def rehash(s: State, _sources: int = SOURCES) -> None:
         s.table_head[at] = -1
     for m in range(len(s.key)):
         phase = s.phase[m]
-        own = phase in (PRE, POST, TIMER, LATE, LANE) or (phase == FLOW and s.rate[m] > 0 and s.cover[m] < 0)
+        own = phase in (PRE, POST, TIMER, LATE, LANE, TICK) or (phase == FLOW and s.cover[m] < 0)
         if own and s.key[m] > s.reg[NOW] and s.before[m] < 0:
             s.table_head[find(s, s.key[m])] = m

@@ -7,18 +7,23 @@ from typing import TYPE_CHECKING
 from simcoll.emulator.fast.calendar import at_time, next_time
 from simcoll.emulator.fast.compiled import SOURCES, entry, part
 from simcoll.emulator.fast.hashing import SEED_A, SEED_B, row_hash
+from simcoll.emulator.fast.loading import load_block
 from simcoll.emulator.fast.natural import natural
+from simcoll.emulator.fast.pacing import NEVER, STOPPED, paced
 from simcoll.emulator.fast.rates import join, part_links, settle, timer
 from simcoll.emulator.fast.state import (
     AGAIN,
     ARGUMENT,
     ARRIVED,
     CHAIN,
+    CHANGE,
     CONTENT,
+    DELIVERED,
     DIRTY,
     DONE,
     EAGER,
     EDGE,
+    EVENT,
     FINISHED,
     FLOW,
     FULL,
@@ -31,12 +36,13 @@ from simcoll.emulator.fast.state import (
     LAUNCHES,
     MAX,
     MEMBER,
+    MOVE,
     MOVES,
+    MOVES_FLOWS,
     MOVING,
     NEED_STEP,
-    NEXT_ID,
-    NEXT_NUMBER,
     NOW,
+    PACED,
     POST,
     PRE,
     RECORD,
@@ -45,6 +51,7 @@ from simcoll.emulator.fast.state import (
     STARTED,
     STOP,
     SWITCHED,
+    TICK,
     TIMER,
     WAIT,
     WAITING,
@@ -59,7 +66,7 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
     Shorts = NDArray[np.int32]
 
-__all__ = ["load", "run"]
+__all__ = ["run"]
 
 
 @part
@@ -83,21 +90,20 @@ def _need_met(s: State, m: int) -> None:
 @part
 def _next(s: State, m: int) -> None:
     """Give a slot whose phase has changed its next time. The one place for it, so that it is compiled once."""
-    phase = s.phase[m]
+    phase, eager = s.phase[m], False
+    work, rank, more = 0, -1, 0  # the rank's own work, at its pace, and then some time
     if phase == WAITING and s.delay_fs[m] >= 0:
         s.phase[m] = PRE
-        delay = s.delay_fs[m]
-        if s.rule[m] == EAGER:
-            lane = natural(s.sender[m])
-            s.lane_free[lane] = max(s.lane_free[lane], s.reg[NOW] + min(s.busy_fs[m], MAX - s.reg[NOW]))
-            delay = 0
+        eager = s.rule[m] == EAGER
+        work, rank = s.busy_fs[m], s.src[m]
+        more = s.delay_fs[m] - work
     elif phase == MEMBER:
         _need_met(s, natural(s.leader[m]))
         return
-    elif phase == LATE:
-        delay = s.delay_fs[m]
+    elif phase in (LATE, TICK):
+        more = s.delay_fs[m]
     elif phase == LANE:
-        delay = s.lane_free[natural(m - len(s.level))] - s.reg[NOW]
+        more = s.lane_free[natural(m - len(s.level))] - s.reg[NOW]
     else:
         if phase == WAITING:  # inside a rank
             if s.rule[m] == RECORD:
@@ -106,8 +112,17 @@ def _next(s: State, m: int) -> None:
                 return
             s.start_fs[m] = s.end_fs[m] = s.reg[NOW]
         s.phase[m] = POST
-        delay = s.post_fs[m]
-    at_time(s, m, delay)
+        work, rank = s.post_fs[m], s.dst[m]
+    if s.reg[PACED] and rank >= 0 and s.block_role[natural(s.block[m])] == MOVES:
+        work = paced(s, rank, work)
+        if work == STOPPED or (work == NEVER and not eager):
+            return
+        work = MAX if work == NEVER else work
+    if eager:
+        lane = natural(s.sender[m])
+        s.lane_free[lane] = max(s.lane_free[lane], s.reg[NOW] + min(work, MAX - s.reg[NOW]))
+        work = more = 0
+    at_time(s, m, work + min(more, MAX - work))
 
 
 @part
@@ -224,7 +239,7 @@ def _arrive(s: State, m: int) -> bool:
     s.end_fs[m] = s.reg[NOW]
     s.phase[m] = ARRIVED
     if s.rule[m] != EAGER:
-        if s.post_fs[m] == 0:
+        if s.post_fs[m] == 0 and s.reg[PACED] == 0:
             return True
         _put(s, m)
         return False
@@ -248,7 +263,16 @@ def _handle(s: State, m: int) -> None:
             join(s, m)
             return
     elif phase == FLOW:
+        if s.rate[m] == 0:  # it has waited for a link as long as it may: settling looks whether it still does
+            s.started[r[STARTED]] = m
+            r[STARTED] += 1
+            return
+        r[DELIVERED] += s.wire[m]
         part_links(s, m)
+    elif phase == TICK:
+        if s.delay_fs[m] > 0:
+            _put(s, m)
+        return
     elif phase == TIMER:
         timer(s, m)
         return
@@ -266,58 +290,6 @@ def _handle(s: State, m: int) -> None:
 
 
 @part
-def _load(s: State, block: int) -> None:
-    """Hand a block, filled, to its lanes."""
-    r = s.reg
-    base, rows = natural(s.block_base[block]), s.block_rows[block]
-    s.block_first_id[block] = r[NEXT_ID]
-    r[NEXT_ID] += rows
-    if s.block_role[block] == MOVES:
-        s.block_first_number[block] = r[NEXT_NUMBER]
-        r[NEXT_NUMBER] += rows
-    s.block_left[block] = rows
-    for each in range(base, base + rows):
-        m = natural(each)
-        s.phase[m] = WAITING
-        s.needs[m] = 1 + (s.rule[m] != EAGER and s.sender[m] != s.receiver[m])
-        if s.rule[m] == SWITCHED and s.leader[m] >= 0:  # which comes before it
-            s.phase[m] = MEMBER
-            s.needs[natural(s.leader[m])] += 1
-    if s.block_connected[block]:
-        _connect(s, base, rows)
-    for each in range(2 * base, 2 * base + s.block_nodes[block]):
-        node = natural(each)
-        lane = natural(s.node_lane[node])
-        s.node_next[node] = -1
-        if s.lane_head[lane] < 0:
-            s.lane_head[lane] = node
-        else:
-            s.node_next[natural(s.lane_tail[lane])] = node
-        s.lane_tail[lane] = node
-
-
-@part
-def _connect(s: State, base: int, rows: int) -> None:
-    """Give messages their places in the FIFOs of their connections, and waits their numbers."""
-    for m in range(base, base + rows):
-        s.follower[m] = -1
-        if s.rule[m] != EAGER and s.rule[m] != WAIT:
-            continue
-        connection = natural(s.connection[m])
-        count = s.ring_count[connection]
-        s.ring_count[connection] += 1
-        if s.rule[m] == WAIT:
-            s.ring_place[m] = count
-            continue
-        place = natural(s.ring_base[connection] + count % s.ring_size[connection])
-        s.ring_place[m] = place
-        if s.ring[place] >= 0:
-            s.follower[s.ring[place]] = m
-            s.needs[m] += 1
-        s.ring[place] = m
-
-
-@part
 def _load_again(s: State) -> bool:
     """Use the block that finished last for the next step, if that is the same again."""
     r = s.reg
@@ -329,7 +301,7 @@ def _load_again(s: State) -> bool:
     # A return to Python for every step would take 1.4 times as long for a ring of 1,024 ranks.
     r[RETIRED] -= 1
     r[AGAIN] -= 1
-    _load(s, block)
+    load_block(s, block)
     return True
 
 
@@ -347,7 +319,8 @@ def run(s: State, _sources: int = SOURCES) -> int:
                 if s.lane_free[lane] > r[NOW]:
                     r[STACK] -= 1
                     s.lane_block[lane] = -1  # its block may be given to another step before the lane goes on
-                    _put(s, len(s.level) + lane)
+                    if r[PACED] == 0 or s.lane_free[lane] < MAX:  # else its rank has stopped
+                        _put(s, len(s.level) + lane)
                     continue
                 if s.lane_head[lane] < 0:
                     if not _load_again(s):
@@ -365,6 +338,9 @@ def run(s: State, _sources: int = SOURCES) -> int:
             if r[STOP] != IDLE:
                 return int(r[STOP])
         if r[STARTED] > 0 or r[DIRTY] > 0:
+            if r[MOVES_FLOWS]:
+                r[MOVES_FLOWS] = 0
+                return MOVE
             settle(s)
             if r[STOP] != IDLE:
                 return int(r[STOP])
@@ -375,10 +351,5 @@ def run(s: State, _sources: int = SOURCES) -> int:
             return FULL
         if not next_time(s):
             return IDLE
-
-
-@entry
-def load(s: State, blocks: Ints, _sources: int = SOURCES) -> None:
-    """Hand blocks, filled and in order, to their lanes."""
-    for block in blocks:
-        _load(s, block)
+        if r[NOW] == r[EVENT]:  # which comes before all else of its time
+            return CHANGE

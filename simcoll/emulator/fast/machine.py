@@ -10,7 +10,8 @@ import numpy as np
 from simcoll.emulator.fast.compiled import announced
 from simcoll.emulator.fast.filling import index_block, wait_for
 from simcoll.emulator.fast.joint import partners
-from simcoll.emulator.fast.kernel import load, run
+from simcoll.emulator.fast.kernel import run
+from simcoll.emulator.fast.loading import load
 from simcoll.emulator.fast.room import (
     PER_BLOCK,
     PER_CONNECTION,
@@ -26,8 +27,10 @@ from simcoll.emulator.fast.state import (
     AGAIN,
     ARGUMENT,
     BOTH,
+    CHANGE,
     CLOCK,
     CONTENT,
+    CUT,
     DELIVERED,
     DONE,
     EAGER,
@@ -37,6 +40,7 @@ from simcoll.emulator.fast.state import (
     IDLE,
     LAST,
     MAX,
+    MOVE,
     NEED_STEP,
     NEXT_ID,
     NO_RATE,
@@ -56,6 +60,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from simcoll.emulator.fast.changing import Changes
     from simcoll.emulator.fast.timed import Timed
 
     Ints = NDArray[np.int64]
@@ -91,6 +96,8 @@ class Machine:
     over
         Called for every finished step with the number of its first message and the start, end and done times of its messages
         (views that do not last).
+    changes
+        What events change during the run.
     """
 
     def __init__(
@@ -104,6 +111,7 @@ class Machine:
         hashed: bool = True,
         waits: Mapping[int, tuple[int, ...]] | None = None,
         over: Callable[[int, Timed, Ints, Ints, Ints], None] | None = None,
+        changes: Changes | None = None,
     ) -> None:
         self.steps = _singles(steps)
         self.left_of_run: tuple[Timed, int] | None = None
@@ -126,6 +134,9 @@ class Machine:
         self.state.reg[HASHED] = hashed
         self.state = edges(self.state, len(self.waits[0]))
         self.slots_used = len(self.state.phase)  # timers
+        self.changes = changes
+        if changes is not None:
+            changes.begin(self)
 
     @property
     def time_fs(self) -> int:
@@ -137,12 +148,17 @@ class Machine:
         """Messages that are done."""
         return int(self.state.reg[DONE])
 
+    @property
+    def through(self) -> bool:
+        """Whether all lanes are at their ends."""
+        return not self.state.lane_left.any() and not self.state.lane_pending.any()
+
     def hexdigest(self) -> str:
         """The trace hash (:class:`simcoll.emulator.digest.TraceHash`)."""
         return "".join(f"{int(value):016x}" for value in self.state.sums)
 
     def play(self, link_name: Callable[[int], str]) -> None:
-        """Run to the end.
+        """Run to the end, or to where events end the run.
 
         Raises
         ------
@@ -155,6 +171,8 @@ class Machine:
             self._loop(link_name)
         s = self.state
         self._check_clock()
+        if self.changes is not None and not self.through:
+            return
         stuck = int(np.count_nonzero(s.lane_left) + np.count_nonzero(s.lane_pending))
         if stuck or (np.array(self.loaded_wire % 2**64, np.uint64).view(np.int64) != s.reg[DELIVERED]):
             raise InternalError(
@@ -173,7 +191,7 @@ class Machine:
             self._offer()
             stop = run(self.state)
             self._take_back()
-            if stop == IDLE:
+            if stop in {IDLE, CUT}:
                 return
             if stop == NEED_STEP:
                 lane = int(self.state.reg[ARGUMENT])
@@ -181,6 +199,8 @@ class Machine:
                     self._feed(lane)
             elif stop == FULL:
                 self.state = larger_calendar(self.state)
+            elif self.changes is not None and stop in {CHANGE, MOVE}:
+                self.changes.apply(self, stop)
             else:
                 self._refuse(stop, link_name)
 
@@ -293,6 +313,9 @@ class Machine:
         # As the compiled function has it: writable, row by row.
         links, weight = (np.require(each, np.int32, ["C", "W"]) for each in (shape.links, shape.weight))
         index_block(s, block, links, weight, self.lanes_seen)
+        if self.changes is not None:
+            self.changes.indexed(self, block)
+            s = self.state
         if timed.connected:
             self._connect(here, timed)
 

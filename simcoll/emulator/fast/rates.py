@@ -17,12 +17,14 @@ from simcoll.emulator.fast.state import (
     ARGUMENT,
     CHAIN,
     CLOCK,
-    DELIVERED,
+    CUT,
     DIRTY,
+    IDLE,
     MAX,
     NO_RATE,
     NOW,
     OVER,
+    PATIENCE,
     SETTLED,
     STARTED,
     STOP,
@@ -37,7 +39,7 @@ ROUNDING = 0.3819660112501051
 
 
 @part
-def _put_in_queue(s: State, l: int) -> None:
+def put_in_queue(s: State, l: int) -> None:
     """The flows of a link have changed."""
     if s.queued[l] == 0:
         s.queued[l] = 1
@@ -51,9 +53,15 @@ def join(s: State, m: int) -> None:
     r = s.reg
     s.left[m] = s.wire[m]
     s.rate[m] = 0
-    s.cover[m] = -1
+    s.cover[m] = s.finish_fs[m] = -1
     s.started[r[STARTED]] = m
     r[STARTED] += 1
+    put_on_links(s, m)
+
+
+@part
+def put_on_links(s: State, m: int) -> None:
+    """Enter a flow in the lists of its links."""
     for each in range(s.entry[m], s.entry[m] + s.hops[m]):
         e = natural(each)
         l = natural(s.link[e])
@@ -72,7 +80,7 @@ def join(s: State, m: int) -> None:
             s.flows[l] += s.weight[e]
             _share(s, e)
             s.last_flow[first] = e
-            _put_in_queue(s, l)
+            put_in_queue(s, l)
 
 
 @part
@@ -104,9 +112,7 @@ def _share(s: State, e: int) -> None:
 
 @part
 def part_links(s: State, m: int) -> None:
-    """Take a finished flow off its links."""
-    r = s.reg
-    r[DELIVERED] += s.wire[m]
+    """Take a flow off its links."""
     rate = s.rate[m]
     private = True
     for each in range(s.entry[m], s.entry[m] + s.hops[m]):
@@ -126,7 +132,7 @@ def part_links(s: State, m: int) -> None:
             s.last_flow[following] = previous
         s.flows[l] -= s.weight[e]
         s.used[l] -= rate * s.weight[e]
-        _put_in_queue(s, l)
+        put_in_queue(s, l)
         last = natural(s.head[l])
         if s.next_flow[last] < 0:
             s.shared[last] = 0
@@ -239,9 +245,11 @@ def _set_rate(s: State, m: int, cover: int) -> None:
     r = s.reg
     s.rated[m] = r[SETTLED]
     rate, old = _limit(s, m, len(s.level)), s.rate[m]
-    if rate == old and rate > 0:
+    if rate == old and (rate > 0 or s.finish_fs[m] >= 0):
+        if rate == 0:
+            _overdue(s, m)
         return
-    if rate <= 0:
+    if rate <= 0 and not _down(s, m):
         r[STOP], r[ARGUMENT] = NO_RATE, m
         return
     gain = rate - old
@@ -257,18 +265,41 @@ def _set_rate(s: State, m: int, cover: int) -> None:
             r[TOUCHED] += 1
     if old:
         s.left[m] -= float(old) * float(r[NOW] - s.since_fs[m]) / FS_PER_SECOND_UBPS
-        if s.cover[m] < 0:
-            unlink(s, m)
+    if s.cover[m] < 0 and s.finish_fs[m] >= 0 and s.key[m] > r[NOW]:
+        unlink(s, m)
     s.rate[m] = rate
     s.since_fs[m] = r[NOW]
-    delay = np.floor(s.left[m] * FS_PER_SECOND_UBPS / float(rate) + ROUNDING)
-    whole = MAX if delay >= float(MAX) else max(0, int(delay))
     s.cover[m] = cover
     s.finish_fs[m] = MAX
+    if rate == 0:  # it finishes when it has waited too long
+        if r[PATIENCE] < MAX - r[NOW]:
+            s.finish_fs[m] = r[NOW] + r[PATIENCE]
+            _overdue(s, m)
+        return
+    delay = np.floor(s.left[m] * FS_PER_SECOND_UBPS / float(rate) + ROUNDING)
+    whole = MAX if delay >= float(MAX) else max(0, int(delay))
     if whole <= MAX - r[NOW]:
         s.finish_fs[m] = r[NOW] + whole
     elif old == 0:
         r[STOP], r[ARGUMENT] = CLOCK, whole
+
+
+@part
+def _down(s: State, m: int) -> bool:
+    """Whether a flow waits for a link that events have taken down."""
+    if s.reg[PATIENCE] < 0:
+        return False
+    least: int = MAX
+    for each in range(s.entry[m], s.entry[m] + s.hops[m]):
+        least = min(least, s.capacity[natural(s.link[natural(each)])])
+    return least == 0
+
+
+@part
+def _overdue(s: State, m: int) -> None:
+    """End the run if a flow has waited too long; errors come first."""
+    if s.finish_fs[m] <= s.reg[NOW] and s.reg[STOP] == IDLE:
+        s.reg[STOP] = CUT
 
 
 @part
@@ -290,7 +321,7 @@ def timer(s: State, l: int) -> None:
     r = s.reg
     e = s.head[l]
     if e >= 0:
-        _put_in_queue(s, l)
+        put_in_queue(s, l)
     while e >= 0:
         m = natural(s.owner[e])
         if s.cover[m] == l and s.finish_fs[m] <= r[NOW]:

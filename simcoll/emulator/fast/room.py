@@ -16,6 +16,7 @@ from simcoll.emulator.fast.state import (
     LAST,
     MAX,
     NOW,
+    PATIENCE,
     REGISTERS,
     STACK,
     TIMER,
@@ -38,6 +39,7 @@ __all__ = [
     "more_rings",
     "more_slots",
     "new_state",
+    "replaced",
 ]
 
 PER_SLOT = (
@@ -77,7 +79,7 @@ def new_state(capacities_uBps: Ints, lane_steps: Ints, launch_fs: int, *, fifo: 
     sizes |= {"reg": REGISTERS, "sums": 2, "heap": 64, "table_key": 128, "table_head": 128}
     s = _placed(State(**{name: np.zeros(sizes.get(name, 0), kind) for name, kind in DTYPES.items()}))
     s.reg[NOW] = s.reg[LAST] = launch_fs
-    s.reg[CHAIN] = s.reg[EDGE] = -1
+    s.reg[CHAIN] = s.reg[EDGE] = s.reg[PATIENCE] = -1
     s.capacity[:] = capacities_uBps
     s.level[:] = MAX
     s.lane_left[:] = lane_steps
@@ -97,11 +99,11 @@ def lengthened(state: State, names: tuple[str, ...], length: int) -> State:
         old = getattr(state, name)
         longer[name] = np.zeros(length, old.dtype)
         longer[name][: len(old)] = old
-    return _with(state, longer)
+    return replaced(state, longer)
 
 
-def _with(state: State, arrays: dict[str, NDArray[Any]]) -> State:
-    """With some arrays in place of others, in the table too."""
+def replaced(state: State, arrays: dict[str, NDArray[Any]]) -> State:
+    """The state with some arrays in place of others, in the table too."""
     table = state.table.copy()
     for name, array in arrays.items():
         table[2 * PLACES[name] : 2 * PLACES[name] + 2] = _place(array)
@@ -155,7 +157,7 @@ def larger_calendar(state: State) -> State:
         size *= 2
     state = lengthened(state, ("heap",), size)
     keys, heads = np.full(2 * size, -1, np.int64), np.full(2 * size, -1, np.int32)
-    state = _with(state, {"table_key": keys, "table_head": heads})
+    state = replaced(state, {"table_key": keys, "table_head": heads})
     rehash(state)
     return state
 

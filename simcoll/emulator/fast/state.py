@@ -3,8 +3,9 @@
 A message in flight is a *slot*; the slots of a step are a contiguous *block*. A flow is a slot whose *hops*, one per link on its way,
 are in the lists of their links; those of a block are contiguous, too. The first slots are no messages but timers. Slot l is that of
 link l: it goes off when the first of the flows that the link *covers* ends, so that these need no place of their own in the
-calendar. With a FIFO the timers of lanes follow: one goes off when the overhead of all that its lane sent is over. A *node* is a
-lane's part in a step. Numbers that change one by one live in ``reg``.
+calendar. With a FIFO the timers of lanes follow: one goes off when the overhead of all that its lane sent is over. With events one
+slot ticks at the times of these, and a flow with the rate 0 waits for a link that is down: it "finishes" when it has waited too long. A
+*node* is a lane's part in a step. Numbers that change one by one live in ``reg``.
 """
 
 from __future__ import annotations
@@ -26,16 +27,19 @@ MAX = 2**63 - 1
 # Places of ``reg``.
 NOW, CHAIN, HEAP, STACK, DONE, LAST, RETIRED, STARTED, DIRTY, DELIVERED = range(10)
 STOP, ARGUMENT, HASHED, EDGE, MOVING, SETTLED, NEXT_ID, NEXT_NUMBER = range(10, 18)
-AGAIN, CONTENT, TOUCHED, REGISTERS = range(18, 22)
+AGAIN, CONTENT, TOUCHED = range(18, 21)
+# The next time at which events change something; whether flows are to be moved, and work has paces; how long a flow may wait for a link
+# that is down, -1: there is no such link.
+EVENT, MOVES_FLOWS, PACED, PATIENCE, REGISTERS = range(21, 26)
 # Why the loop stopped.
-IDLE, NEED_STEP, FULL, NO_RATE, CLOCK, OVER = range(6)
+IDLE, NEED_STEP, FULL, NO_RATE, CLOCK, OVER, CHANGE, MOVE, CUT = range(9)
 # Roles of a step: transfers and work, which are numbered and hashed; a launch, which the time of the run counts; what only joins and
 # splits lanes; records, and waits for them: the n-th wait of a connection is over when its n-th record is made.
 MOVES, LAUNCHES, SILENT, RECORDS, WAITS = range(5)
 # Rules of a slot: those of rendezvous, of FIFOs, of parts of a switch operation, of records and of waits.
 BOTH, EAGER, SWITCHED, RECORD, WAIT = range(5)
 # Phases of a slot.
-WAITING, PRE, FLOW, POST, ARRIVED, FINISHED, TIMER, LATE, LANE, MEMBER = range(10)
+WAITING, PRE, FLOW, POST, ARRIVED, FINISHED, TIMER, LATE, LANE, MEMBER, TICK = range(11)
 
 
 class State(NamedTuple):
@@ -139,6 +143,11 @@ class State(NamedTuple):
     ring_done: Ints  # records
     edge_next: Shorts
     edge_slot: Shorts
+    # paces of ranks: a rank's stretches, and from when on work of ``down`` takes ``up`` (0: for ever)
+    pace_first: Ints
+    pace_from: Ints
+    pace_up: Ints
+    pace_down: Ints
     # addresses and lengths of all of these
     table: Ints
 

@@ -9,6 +9,7 @@ import simcoll
 from simcoll.emulator import emulate
 from simcoll.emulator.events import parse_event, parse_policy
 from simcoll.emulator.events.pace import paces
+from simcoll.emulator.fast.compiled import COMPILED
 from simcoll.errors import ConfigError
 from simcoll.topology import boxes, crossbar, torus
 from simcoll.types import REDUCE, Background, LinkShare, Policy, Slow, Stop
@@ -18,7 +19,7 @@ MEGA = 10**6
 NET = crossbar(4, "1 GB/s", "1 us")  # a message of 1 MB takes 1 us and then 1 ms
 
 
-@pytest.fixture(params=["simpy"])
+@pytest.fixture(params=["simpy", pytest.param("fast", marks=pytest.mark.skipif(not COMPILED, reason="needs numba"))])
 def play(request):
     def run(plan, events, policy="stall", topology=NET, **how):
         how = {"data": "none", "bound": False, "keep": True, "engine": request.param} | how

@@ -1,0 +1,70 @@
+"""What events do to the state between two runs of the loops. Compiled when a run has events, and not before."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from simcoll.emulator.fast.calendar import unlink
+from simcoll.emulator.fast.compiled import SOURCES, entry
+from simcoll.emulator.fast.rates import FS_PER_SECOND_UBPS, find_own, part_links, put_in_queue, put_on_links
+from simcoll.emulator.fast.state import FLOW, NOW, STARTED
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from simcoll.emulator.fast.state import State
+
+    Ints = NDArray[np.int64]
+
+__all__ = ["change", "move"]
+
+
+@entry
+def change(s: State, links: Ints, capacities: Ints, _sources: int = SOURCES) -> None:
+    """Give links other capacities."""
+    for i in range(len(links)):
+        s.capacity[links[i]] = capacities[i]
+    for m in range(len(s.phase)):
+        find_own(s, m)
+    for i in range(len(links)):
+        l = links[i]
+        if s.head[l] >= 0:
+            s.level[l] = -1  # which no level is: all that depends on the link looks again
+        put_in_queue(s, l)
+
+
+@entry
+def move(s: State, slots: Ints, entries: Ints, links: Ints, _sources: int = SOURCES) -> None:
+    """Give slots other links, ``links[row]`` padded with -1, in hops from ``entries[row]`` on; flows go on there with the bytes left."""
+    r = s.reg
+    for row in range(len(slots)):
+        m = slots[row]
+        flows, fresh = s.phase[m] == FLOW, s.finish_fs[m] < 0
+        if flows:
+            if s.rate[m] > 0:
+                s.left[m] -= float(s.rate[m]) * float(r[NOW] - s.since_fs[m]) / FS_PER_SECOND_UBPS
+            if s.cover[m] < 0 and not fresh and s.key[m] > r[NOW]:
+                unlink(s, m)
+                s.key[m] = 0
+            part_links(s, m)
+        s.entry[m] = entries[row]
+        count = 0
+        for column in range(links.shape[1]):
+            if links[row, column] < 0:
+                break
+            e = entries[row] + column
+            s.link[e] = links[row, column]
+            s.owner[e] = m
+            s.weight[e] = 1
+            s.shared[e] = 0
+            count += 1
+        s.hops[m] = count
+        find_own(s, m)
+        if flows:
+            s.rate[m] = 0
+            s.cover[m] = s.finish_fs[m] = -1
+            if not fresh:
+                s.started[r[STARTED]] = m
+                r[STARTED] += 1
+            put_on_links(s, m)

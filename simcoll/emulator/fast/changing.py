@@ -1,0 +1,196 @@
+"""Events in the fast engine: the loops stop at their times, and go on in a changed state."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from simcoll.emulator.fast.changes import change, move
+from simcoll.emulator.fast.room import more_hops, more_slots, replaced
+from simcoll.emulator.fast.state import CHANGE, EVENT, MAX, MOVES_FLOWS, MOVING, NOW, PACED, PATIENCE, TICK
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from simcoll.emulator.events.detours import Detours
+    from simcoll.emulator.events.driving import Course
+    from simcoll.emulator.events.pace import Pace
+    from simcoll.emulator.fast.machine import Machine
+    from simcoll.emulator.fast.timed import Shape
+
+    Ints = NDArray[np.int64]
+    Links = NDArray[np.int32]
+
+__all__ = ["Changes", "Ways"]
+
+
+class Changes:
+    """What events change during a run of the fast engine.
+
+    Parameters
+    ----------
+    course
+        The capacities of links.
+    ranks, stride
+        Number of ranks, and of the lanes of each.
+    ways
+        Routes around links that are down.
+    """
+
+    def __init__(self, course: Course, ranks: int, stride: int, ways: Ways | None = None) -> None:
+        self._course, self._ranks, self._stride, self._ways = course, ranks, stride, ways
+        pace = course.timeline.pace
+        self._stops = sorted((at_fs, rank) for rank, at_fs in pace.stops()) if pace is not None else []
+        self._tick = 0
+
+    def begin(self, machine: Machine) -> None:
+        """Prepare the state of a machine, and apply what has happened before its launch."""
+        self._tick = machine.slots_used
+        machine.slots_used += 1
+        machine.state = more_slots(machine.state, machine.slots_used)
+        timeline = self._course.timeline
+        machine.state.reg[PATIENCE] = timeline.policy.limit_fs
+        if timeline.pace is not None:
+            machine.state = replaced(machine.state, _stretches(timeline.pace, self._ranks))
+            machine.state.reg[PACED] = 1
+        s = machine.state
+        s.phase[self._tick] = TICK
+        self._due(machine)
+        if s.reg[EVENT]:
+            s.moving[s.reg[MOVING]] = self._tick
+            s.reg[MOVING] += 1
+
+    def apply(self, machine: Machine, stop: int) -> None:
+        """Go on where the loops have stopped."""
+        if stop == CHANGE:
+            self._due(machine)
+        elif self._ways is not None:
+            self._ways.change(machine, self._course.down())
+
+    def indexed(self, machine: Machine, block: int) -> None:
+        """Note a block that has been given other links."""
+        if self._ways is not None:
+            self._ways.indexed(machine, block)
+
+    def _due(self, machine: Machine) -> None:
+        """Apply everything up to now, and let the loops stop at the next time."""
+        s = machine.state
+        now, capacities = int(s.reg[NOW]), dict[int, int]()
+        while (time := self._course.next_fs) is not None and time <= now:
+            capacities |= self._course.step()
+        if capacities:
+            change(s, np.array(list(capacities), np.int64), np.array(list(capacities.values()), np.int64))
+            s.reg[MOVES_FLOWS] = self._ways is not None
+        while self._stops and self._stops[0][0] <= now:
+            first = self._stops.pop(0)[1] * self._stride
+            s.lane_free[first : first + self._stride] = MAX
+            s.lane_block[first : first + self._stride] = -1
+        times = [time] if time is not None else []
+        following = min([*times, *(at_fs for at_fs, _ in self._stops[:1])], default=0)
+        if machine.through:
+            following = 0
+        s.reg[EVENT] = following
+        s.delay_fs[self._tick] = following - now if following else 0
+
+
+def _stretches(pace: Pace, ranks: int) -> dict[str, Ints]:
+    """The paces of ranks as arrays."""
+    each = [pace.stretches.get(rank, ()) for rank in range(ranks)]
+    columns = np.array([stretch for stretches in each for stretch in stretches], np.int64).reshape(-1, 3).T
+    first = np.cumsum([0, *map(len, each)])
+    names = ("pace_first", "pace_from", "pace_up", "pace_down")
+    return {name: np.ascontiguousarray(column) for name, column in zip(names, (first, *columns), strict=True)}
+
+
+class Ways:
+    """The links of all blocks while some links are down.
+
+    A block keeps the hops of its planned routes; what takes a detour has hops of its own beside these.
+
+    Parameters
+    ----------
+    detours
+        Routes around links that are down.
+    endpoints
+        Where each rank is.
+    """
+
+    def __init__(self, detours: Detours, endpoints: Ints) -> None:
+        self._detours, self._endpoints = detours, endpoints
+        self._down: list[int] = []
+        self._known: dict[Shape, Links] = {}
+        self._planned: dict[int, Ints] = {}  # first hops of the slots of a block
+        self._now: dict[int, Links] = {}
+        self._beside: dict[tuple[int, int], int] = {}  # first hop of a block's detours of so many hops
+
+    def indexed(self, machine: Machine, block: int) -> None:
+        """Note the planned routes of a block, and let it take detours at once."""
+        step = machine.contents[block]
+        if step is not None:
+            base = int(machine.state.block_base[block])
+            self._planned[block] = machine.state.entry[base : base + len(step)].astype(np.int64)
+            self._now[block] = step.shape.links
+            self._set(machine, block, step.shape)
+
+    def change(self, machine: Machine, down: list[int]) -> None:
+        """From now on these links are down, and no others."""
+        self._down, self._known = down, {}
+        self._detours.lose(down)
+        for block, step in enumerate(machine.contents):
+            if step is not None:
+                self._set(machine, block, step.shape)
+
+    def _links(self, shape: Shape) -> Links:
+        """The links of a step now."""
+        if not self._down:
+            return shape.links
+        if shape not in self._known:
+            self._known[shape] = self._around(shape)
+        return self._known[shape]
+
+    def _around(self, shape: Shape) -> Links:
+        links = shape.links
+        broken = np.isin(links, self._down).any(axis=1)
+        if shape.leader is not None:
+            broken &= shape.leader < 0
+        rows = np.flatnonzero(broken)
+        ends = (self._endpoints[each[rows]].tolist() for each in (shape.src, shape.dst))
+        planned = (tuple(link for link in row if link >= 0) for row in links[rows].tolist())
+        found = [self._detours.links(src, dst, row) for src, dst, row in zip(*ends, planned, strict=True)]
+        width = max([links.shape[1], *map(len, found)])
+        made = np.pad(links, ((0, 0), (0, width - links.shape[1])), constant_values=-1)
+        for row, way in zip(rows.tolist(), found, strict=True):
+            made[row] = -1
+            made[row, : len(way)] = way
+        return made
+
+    def _set(self, machine: Machine, block: int, shape: Shape) -> None:
+        """Give the rows of a block the links that they have now."""
+        before, now = self._now[block], self._links(shape)
+        if now is before:
+            return
+        self._now[block] = now
+        width = max(each.shape[1] for each in (before, now, shape.links))
+        old, new, planned = (
+            np.pad(each, ((0, 0), (0, width - each.shape[1])), constant_values=-1)
+            for each in (before, now, shape.links)
+        )
+        rows = np.flatnonzero((old != new).any(axis=1))
+        if not len(rows):
+            return
+        entries = self._planned[block][rows]
+        aside = (new[rows] != planned[rows]).any(axis=1)
+        if aside.any():
+            entries = np.where(aside, self._room(machine, block, width) + rows * width, entries)
+        slots = int(machine.state.block_base[block]) + rows
+        move(machine.state, slots, entries, np.ascontiguousarray(new[rows], np.int64))
+
+    def _room(self, machine: Machine, block: int, width: int) -> int:
+        """The first of the hops beside a block: so many for each of its slots."""
+        if (block, width) not in self._beside:
+            self._beside[block, width] = machine.hops_used
+            machine.hops_used += machine.room[block] * width
+            if machine.hops_used > len(machine.state.link):
+                machine.state = more_hops(machine.state, machine.hops_used + machine.hops_used // 2)
+        return self._beside[block, width]

@@ -1,0 +1,131 @@
+"""What a run of the fast engine leaves behind that events have ended early."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from simcoll.emulator.digest import TraceHash
+from simcoll.emulator.fast.state import (
+    ARRIVED,
+    CUT,
+    DELIVERED,
+    FINISHED,
+    FLOW,
+    LATE,
+    MOVES,
+    NEXT_NUMBER,
+    NOW,
+    POST,
+    STOP,
+    SWITCHED,
+)
+from simcoll.errors import InternalError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from simcoll.emulator.fast.machine import Machine
+    from simcoll.emulator.fast.timed import Timed
+
+    Ints = NDArray[np.int64]
+
+__all__ = ["Remains", "remains"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Remains:
+    """A run that ended early.
+
+    Attributes
+    ----------
+    aborted, time_fs
+        Whether flows had waited too long; then when that was, else when the last message was done.
+    numbers, done_fs
+        Messages of unfinished steps that are done, and when.
+    messages, delivered_bytes, dropped_bytes
+        Messages that are done, their payload, and that of all others.
+    trace_hash
+        Of those that are done.
+    waiting
+        Messages that waited for a link that was down: number, source, destination, and links.
+    """
+
+    aborted: bool
+    time_fs: int
+    numbers: Ints
+    done_fs: Ints
+    messages: int
+    delivered_bytes: int
+    dropped_bytes: int
+    trace_hash: str
+    waiting: tuple[tuple[int, int, int, tuple[int, ...]], ...]
+
+
+def remains(machine: Machine) -> Remains:
+    """Close the books of a machine that has stopped before its end.
+
+    Raises
+    ------
+    InternalError
+        When the bytes on links are not those of the flows that have ended.
+    """
+    s = machine.state
+    aborted = int(s.reg[STOP]) == CUT
+    # Slots of unfinished steps, and the numbers of their messages.
+    blocks = [(block, step) for block, step in enumerate(machine.contents) if step is not None and s.block_left[block]]
+    slots, numbers = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    on_wire = 0
+    for block, step in blocks:
+        here = int(s.block_base[block]) + np.arange(len(step))
+        ended = np.isin(s.phase[here], (POST, ARRIVED, FINISHED, LATE)) & (s.delay_fs[here] >= 0)
+        on_wire += int(s.wire[here][~ended].sum())
+        if step.role == MOVES:
+            slots.append(here)
+            numbers.append(int(s.block_first_number[block]) + np.arange(len(step)))
+    at, number = np.concatenate(slots), np.concatenate(numbers)
+    if machine.loaded_wire - on_wire != s.reg[DELIVERED]:
+        raise InternalError(
+            f"links delivered {s.reg[DELIVERED]} bytes; flows that have ended had {machine.loaded_wire - on_wire}"
+        )
+    done = s.phase[at] == FINISHED
+    trace = TraceHash(s.sums.tolist())
+    trace.add([number[done], *(column[at[done]] for column in (s.src, s.dst, s.size, s.start_fs, s.end_fs, s.done_fs))])
+    left, unloaded = int(s.size[at[~done]].sum()), list(_unloaded(machine))
+    return Remains(
+        aborted,
+        int(s.reg[NOW]) if aborted else max([machine.time_fs, *s.done_fs[at[done]].tolist()]),
+        number[done],
+        s.done_fs[at[done]],
+        int(s.reg[NEXT_NUMBER]) - int((~done).sum()),
+        sum(machine.bytes_by_op) - left,
+        left + sum(times * sum(step.bytes_by_op) for step, times in unloaded),
+        trace.hexdigest(),
+        tuple(_waiting(machine, dict(zip(at.tolist(), number.tolist(), strict=True)), late=aborted)),
+    )
+
+
+def _unloaded(machine: Machine) -> Iterator[tuple[Timed, int]]:
+    """Steps that no lane has reached, and how often each comes."""
+    if machine.left_of_run is not None:
+        yield machine.left_of_run
+    yield from machine.steps
+
+
+def _waiting(
+    machine: Machine, number: dict[int, int], *, late: bool
+) -> Iterator[tuple[int, int, int, tuple[int, ...]]]:
+    """Messages whose flows wait: all, or those that have waited too long."""
+    s = machine.state
+    waits = (s.phase == FLOW) & (s.rate == 0) & (not late or s.finish_fs <= s.reg[NOW])
+    for first in np.flatnonzero(waits).tolist():
+        slot = first
+        hops = slice(int(s.entry[slot]), int(s.entry[slot]) + int(s.hops[slot]))
+        links = tuple(link for link in s.link[hops].tolist() if not s.capacity[link])
+        while slot >= 0:  # with all parts of a switch operation
+            yield number[slot], int(s.src[slot]), int(s.dst[slot]), links
+            slot = int(s.partner[slot]) if s.rule[slot] == SWITCHED else -1
