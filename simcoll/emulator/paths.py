@@ -5,22 +5,21 @@ from __future__ import annotations
 import gc
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import simpy
 
 from simcoll.emulator.engine import Player
-from simcoll.emulator.events.cut import CutMessage, cut_at
 from simcoll.emulator.events.detours import Detours
 from simcoll.emulator.events.driving import Course, LinkChanges
 from simcoll.emulator.expanding import Expansion
-from simcoll.emulator.fabric import Calendar, Fabric, OverdueError
+from simcoll.emulator.fabric import Calendar, Fabric
 from simcoll.emulator.fast.compiled import COMPILED, loaded
 from simcoll.emulator.fast.timed import Timed, timed_steps
 from simcoll.emulator.fast.turns import Summary, summary
 from simcoll.emulator.foldings import folded_first, folding, worth_folding
-from simcoll.emulator.messages import Bundle
+from simcoll.emulator.interrupted import changes_of, machine_cut, player_cut, until_end
 from simcoll.emulator.model import effective_capacities
 from simcoll.emulator.quotient import no_quotient
 from simcoll.emulator.result import Result
@@ -36,10 +35,7 @@ if TYPE_CHECKING:
     from simcoll.core.plan import Plan
     from simcoll.emulator.books import Observer
     from simcoll.emulator.dataplane import Storage
-    from simcoll.emulator.events.cut import Cut
     from simcoll.emulator.events.timeline import Timeline
-    from simcoll.emulator.fast.changing import Changes
-    from simcoll.emulator.fast.machine import Machine
     from simcoll.topology import Topology
 
     Ints = NDArray[np.int64]
@@ -187,9 +183,9 @@ def play_simpy(
         LinkChanges(*changes, *(([detours], player.links) if detours else ())).start()
     player.start()
     with _collector_paused():
-        late = _until_end(fabric)
+        late = until_end(fabric)
     if timeline is not None and not books.complete:
-        cut = _cut_off(timeline, player, late)
+        cut = player_cut(timeline, player, late)
     else:
         player.check()
         player.check_fabric()
@@ -206,31 +202,6 @@ def play_simpy(
         books.hash.hexdigest(),
         books.done_fs,
         cut=cut,
-    )
-
-
-def _until_end(fabric: Fabric) -> list[Any] | None:
-    """Run until nothing more happens; returns the messages that have waited too long for a link, if that ended the run."""
-    try:
-        fabric.env.run()
-    except OverdueError as late:
-        return late.items
-    return None
-
-
-def _cut_off(timeline: Timeline, player: Player, late: list[Any] | None) -> Cut:
-    """The record of a run that ended early."""
-    fabric = player.fabric
-    messages: list[CutMessage] = []
-    for item in fabric.waiting() if late is None else late:
-        links = tuple(sorted(map(fabric.link_name, fabric.down(player.links(item)))))
-        each = item.messages if isinstance(item, Bundle) else [item]
-        messages += [CutMessage(m.id, m.sender.rank, m.receiver.rank, links) for m in each]
-    waiting = player.cut()
-    books = player.books
-    time = books.time_fs if late is None else fabric.calendar.now
-    return cut_at(
-        timeline, time, messages, waiting, (sum(books.bytes_by_op), books.dropped_bytes), aborted=late is not None
     )
 
 
@@ -285,58 +256,20 @@ def play_fast(
         fifo=plan.protocol.fifo_depth > 0,
         waits=plan.waits,
         over=over if keep else None,
-        changes=None if timeline is None else _changes(plan, timeline, capacity),
+        changes=None if timeline is None else changes_of(timeline, capacity, plan.ranks, plan.nchannels),
     )
     machine.play(name)
     if timeline is not None and not machine.through:
-        return _remaining(plan, topology, why, seen, machine, timeline, name, done)
+        left, cut = machine_cut(timeline, machine, name, plan.nchannels, sum(seen.bytes_by_op))
+        if done is not None:
+            done[left.numbers] = left.done_fs
+        result = _result(plan, topology, why, seen, cut.time_fs, left.trace_hash, done)
+        return replace(result, messages=left.messages, bytes_moved=cut.delivered_bytes, cut=cut)
     if machine.messages != seen.messages or tuple(machine.bytes_by_op) != seen.bytes_by_op:
         raise InternalError(
             f"{machine.messages} messages moved {machine.bytes_by_op} bytes; the plan has {seen.messages} and {seen.bytes_by_op}"
         )
     return _result(plan, topology, why, seen, machine.time_fs, machine.hexdigest(), done)
-
-
-def _changes(plan: Plan, timeline: Timeline, capacity: Ints) -> Changes:
-    """What events change during a run of the compiled loops."""
-    from simcoll.emulator.fast.changing import Changes, Ways
-
-    ways = Ways(Detours(timeline.topology), plan.ranks) if timeline.detours else None
-    return Changes(Course(timeline, capacity.tolist()), plan.nranks, plan.nchannels, ways)
-
-
-def _remaining(
-    plan: Plan,
-    topology: Topology,
-    why: str,
-    seen: Summary,
-    machine: Machine,
-    timeline: Timeline,
-    name: Callable[[int], str],
-    done: Ints | None,
-) -> Result:
-    """The result of a run of the compiled loops that ended early."""
-    from simcoll.emulator.fast.cutting import remains
-
-    left, s = remains(machine), machine.state
-    if left.delivered_bytes + left.dropped_bytes != sum(seen.bytes_by_op):
-        raise InternalError(
-            f"delivered {left.delivered_bytes} bytes and dropped {left.dropped_bytes}; the plan has {sum(seen.bytes_by_op)}"
-        )
-    if done is not None:
-        done[left.numbers] = left.done_fs
-    lanes = np.flatnonzero((s.lane_left > 0) | (s.lane_pending > 0))
-    messages = [CutMessage(m, src, dst, tuple(sorted(map(name, links)))) for m, src, dst, links in left.waiting]
-    cut = cut_at(
-        timeline,
-        left.time_fs,
-        messages,
-        np.unique(lanes // plan.nchannels).tolist(),
-        (left.delivered_bytes, left.dropped_bytes),
-        aborted=left.aborted,
-    )
-    result = _result(plan, topology, why, seen, left.time_fs, left.trace_hash, done)
-    return replace(result, messages=left.messages, bytes_moved=left.delivered_bytes, cut=cut)
 
 
 def _result(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -16,13 +16,28 @@ if TYPE_CHECKING:
     from simcoll.emulator.events.detours import Detours
     from simcoll.emulator.events.driving import Course
     from simcoll.emulator.events.pace import Pace
-    from simcoll.emulator.fast.machine import Machine
-    from simcoll.emulator.fast.timed import Shape
+    from simcoll.emulator.fast.state import State
+    from simcoll.emulator.fast.timed import Shape, Timed
 
     Ints = NDArray[np.int64]
     Links = NDArray[np.int32]
 
 __all__ = ["Changes", "Ways"]
+
+
+class Machine(Protocol):
+    """What of :class:`simcoll.emulator.fast.machine.Machine` is changed here."""
+
+    state: State
+    slots_used: int
+    hops_used: int
+    room: list[int]
+    contents: list[Timed | None]
+
+    @property
+    def through(self) -> bool:
+        """Whether all lanes are at their ends."""
+        ...
 
 
 class Changes:

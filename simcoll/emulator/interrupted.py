@@ -1,0 +1,83 @@
+"""Runs of both engines that events end early: the same record from each."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from simcoll.emulator.events.cut import Cut, CutMessage, cut_at
+from simcoll.emulator.events.detours import Detours
+from simcoll.emulator.events.driving import Course
+from simcoll.emulator.fabric import OverdueError
+from simcoll.emulator.messages import Bundle
+from simcoll.errors import InternalError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from simcoll.emulator.engine import Player
+    from simcoll.emulator.events.timeline import Timeline
+    from simcoll.emulator.fabric import Fabric
+    from simcoll.emulator.fast.changing import Changes
+    from simcoll.emulator.fast.cutting import Remains
+    from simcoll.emulator.fast.machine import Machine
+
+    Ints = NDArray[np.int64]
+
+__all__ = ["changes_of", "machine_cut", "player_cut", "until_end"]
+
+
+def until_end(fabric: Fabric) -> list[Any] | None:
+    """Run until nothing more happens; returns the messages that have waited too long for a link, if that ended the run."""
+    try:
+        fabric.env.run()
+    except OverdueError as late:
+        return late.items
+    return None
+
+
+def player_cut(timeline: Timeline, player: Player, late: list[Any] | None) -> Cut:
+    """The record of a player whose run ended early; ``late`` as from :func:`until_end`."""
+    fabric = player.fabric
+    messages: list[CutMessage] = []
+    for item in fabric.waiting() if late is None else late:
+        links = tuple(sorted(map(fabric.link_name, fabric.down(player.links(item)))))
+        each = item.messages if isinstance(item, Bundle) else [item]
+        messages += [CutMessage(m.id, m.sender.rank, m.receiver.rank, links) for m in each]
+    waiting = player.cut()
+    books = player.books
+    time_fs = books.time_fs if late is None else fabric.calendar.now
+    payload = sum(books.bytes_by_op), books.dropped_bytes
+    return cut_at(timeline, time_fs, messages, waiting, payload, aborted=late is not None)
+
+
+def changes_of(timeline: Timeline, capacity: Ints, endpoints: Ints, stride: int) -> Changes:
+    """What events change during a run of the compiled loops, with ``stride`` lanes for each rank."""
+    from simcoll.emulator.fast.changing import Changes, Ways
+
+    ways = Ways(Detours(timeline.topology), endpoints) if timeline.detours else None
+    return Changes(Course(timeline, capacity.tolist()), len(endpoints), stride, ways)
+
+
+def machine_cut(
+    timeline: Timeline, machine: Machine, link_name: Callable[[int], str], stride: int, planned_bytes: int
+) -> tuple[Remains, Cut]:
+    """The record of a machine whose run ended early.
+
+    Raises
+    ------
+    InternalError
+        When the bytes that moved and those that did not are not those of the plan.
+    """
+    from simcoll.emulator.fast.cutting import remains
+
+    left, s = remains(machine), machine.state
+    payload = left.delivered_bytes, left.dropped_bytes
+    if sum(payload) != planned_bytes:
+        raise InternalError(f"delivered {payload[0]} bytes and dropped {payload[1]}; the plan has {planned_bytes}")
+    waiting = np.unique(np.flatnonzero((s.lane_left > 0) | (s.lane_pending > 0)) // stride).tolist()
+    messages = [CutMessage(m, src, dst, tuple(sorted(map(link_name, links)))) for m, src, dst, links in left.waiting]
+    return left, cut_at(timeline, left.time_fs, messages, waiting, payload, aborted=left.aborted)
