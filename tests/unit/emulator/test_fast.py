@@ -11,7 +11,7 @@ import pytest
 import simcoll
 from simcoll.core.protocol import IDEAL, Protocol
 from simcoll.emulator import emulate
-from simcoll.emulator.fast import calendar, filling, kernel
+from simcoll.emulator.fast import calendar, changes, filling, kernel, loading
 from simcoll.emulator.fast.compiled import COMPILED, SOURCES, announced
 from simcoll.emulator.fast.timed import timed_steps
 from simcoll.emulator.fast.turns import summary
@@ -307,7 +307,9 @@ def test_compiled_functions_share_one_default():
     # Of functions whose defaults differ, numba calls all but the first at a hundred times the cost.
     entries = (
         kernel.run,
-        kernel.load,
+        loading.load,
+        changes.change,
+        changes.move,
         filling.index_block,
         filling.wait_for,
         calendar.rehash,
