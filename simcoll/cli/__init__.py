@@ -14,6 +14,7 @@ from simcoll.cli.compare import compare_log
 from simcoll.cli.completion import completion_of, help_of
 from simcoll.cli.convert import convert_file
 from simcoll.cli.diff import diff_results
+from simcoll.cli.faults import play_faults
 from simcoll.cli.flight import read_flight
 from simcoll.cli.goodput import simulate_goodput
 from simcoll.cli.graph import check_graph
@@ -45,6 +46,7 @@ app.command(run_scenario, name="run")
 app.command(predict, name="perf")
 app.command(sweep_all, name="sweep")
 app.command(simulate_goodput, name="goodput")
+app.command(play_faults, name="faults")
 app.command(plan_designs, name="plan")
 app.command(diff_results, name="diff")
 app.command(compare_log, name="compare")

@@ -82,6 +82,8 @@ class Books:
     def cut(self, blocks: Iterable[Block], unloaded: Iterable[PlanStep]) -> None:
         """Account for a run that ends early: steps under way, and those that no rank has reached."""
         for block in blocks:
+            if not block.messages:
+                continue  # over, and accounted for, though one of its lanes goes no further
             done = [row for row, message in enumerate(block.messages) if message.done_fs >= 0]
             sizes = block.step.size_bytes
             self.dropped_bytes += int(sizes.sum() - sizes[done].sum())

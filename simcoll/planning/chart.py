@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from simcoll.planning.comparison import Compared
     from simcoll.planning.sweep import Row
 
-__all__ = ["busbw_svg", "comparison_svg"]
+__all__ = ["busbw_svg", "comparison_svg", "shares_svg"]
 
 # Distinguishable with every common colour vision (Okabe, Ito 2008).
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -86,6 +86,21 @@ def comparison_svg(title: str, tables: Mapping[str, Sequence[Compared]]) -> byte
                 text.set_parse_math(False)
 
     return _picture(title, len(tables), times, shared=False)
+
+
+def shares_svg(title: str, axis: str, curves: Mapping[str, tuple[Sequence[float], int]], *, run: str = "") -> bytes:
+    """For each curve, the share of a number of cases whose values, in ascending order, are at most so large."""
+
+    def shares(panels: Sequence[Any]) -> None:
+        axes = panels[0]
+        for number, (name, (values, cases)) in enumerate(curves.items()):
+            colour, dashes = _COLOURS[number % len(_COLOURS)], ("-", "--")[number // len(_COLOURS) % 2]
+            heights = [100 * (place + 1) / cases for place in range(len(values))]
+            axes.step(list(values), heights, dashes, where="post", color=colour, label=name)
+        axes.set(xlabel=axis, ylabel="runs (%)", ylim=(0, 103), xscale="log")
+        axes.legend(loc="lower right", fontsize=8)
+
+    return _picture(title, 1, shares, run=run)
 
 
 def _picture(

@@ -16,6 +16,7 @@ import numpy as np
 import simpy
 
 from simcoll.core.hashing import token_at
+from simcoll.planning.chances import PPM, standard_exponential
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = ["PPM", "Cause", "Job", "Slowness", "Spent", "simulate"]
 
-PPM = 10**6
 _DIGITS = Context(prec=24)
 _STRAGGLERS, _REPAIRS = 1 << 10, 1 << 11
 """Streams of random numbers beside those of the causes."""
@@ -155,7 +155,7 @@ def _draws(mean_us: int, shape: float, seed: int, stream: int) -> Iterator[int]:
     block = 256
     for first in range(start, start + (1 << 61), block):
         for word in token_at(np.arange(first, first + block), 0).tolist():
-            share = -_DIGITS.ln((Decimal(word) + 1) / (1 << 64))
+            share = standard_exponential(word)
             if share and shape != 1:
                 share = _DIGITS.exp(_DIGITS.multiply(_DIGITS.ln(share), power))
             yield max(1, int(_DIGITS.multiply(scale, share)))

@@ -6,12 +6,13 @@ real networks with ECMP.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from simcoll.errors import ConfigError, nearest
+from simcoll.topology.detours import DetourRouter
 from simcoll.topology.families import fat_tree
 from simcoll.topology.links import LinkTable, assemble, room_for_links
 from simcoll.topology.values import count, duration_fs, halves_fs, parse_capacity, whole
@@ -20,11 +21,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from simcoll.topology.graph import Topology
+    from simcoll.topology.routing import Router
     from simcoll.topology.values import Quantity
 
     Ints = NDArray[np.int64]
 
-__all__ = ["ECMP", "ClosRouter", "clos", "hashed"]
+__all__ = ["ECMP", "ClosRouter", "clos", "hashed", "rehashed"]
 
 ECMP = ("hash", "modulo", "ideal")
 PLANE, SPINE, AGAIN = 1, 2, 3
@@ -106,6 +108,30 @@ class ClosRouter:
         )
         found: NDArray[np.int32] = np.stack(columns, axis=1).astype(np.int32)
         return found
+
+
+def rehashed(topology: Topology, seed: int) -> Topology:
+    """The same cluster, whose switches choose among equal routes by another seed.
+
+    Raises
+    ------
+    ConfigError
+        When no hash chooses its routes.
+
+    Examples
+    --------
+    >>> tree = clos(4, 2, 4, "50 GB/s", "1 us")
+    >>> [rehashed(tree, seed).path(0, 7)[1] for seed in (0, 1)]
+    ['leaf0 -> spine1', 'leaf0 -> spine3']
+    """
+    router = topology.router
+    chooser = router.whole if isinstance(router, DetourRouter) else router
+    if not isinstance(chooser, ClosRouter) or chooser.seed is None:
+        raise ConfigError(
+            f"topology {topology.name!r}: no hash chooses its routes; expected family 'clos' with ecmp 'hash'"
+        )
+    other: Router = replace(chooser, seed=whole(seed, "seed"))
+    return replace(topology, router=replace(router, whole=other) if isinstance(router, DetourRouter) else other)
 
 
 def clos(

@@ -1,0 +1,205 @@
+"""``simcoll faults``: a scenario under many faults."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from simcoll.core.plan import Plan
+    from simcoll.planning.faults import Chances, Outcome
+    from simcoll.planning.scenario import Scenario
+    from simcoll.topology import Topology
+
+__all__ = ["play_faults"]
+
+
+def play_faults(
+    scenario: str,
+    /,
+    *,
+    seeds: int = 200,
+    first: int = 0,
+    kind: Annotated[tuple[str, ...], Parameter(negative=(), show_default=False)] = (),
+    seed: int | None = None,
+    algorithm: Annotated[str | None, Parameter(name=["--algorithm", "-a"])] = None,
+    size: str | None = None,
+    policy: str = "stall",
+    timeout: str = "600s",
+    late: str = "0",
+    sigma: str = "1",
+    jitter: str = "0",
+    mtbf: str = "0",
+    mttr: str = "0",
+    output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
+) -> None:
+    """Play the collective of a scenario under faults drawn from seeds: how many runs finish, how much later, and how many raise.
+
+    Parameters
+    ----------
+    scenario
+        A scenario file, or the name of a shipped one; its largest size, first algorithm and first protocol.
+    seeds, first
+        How many faults of each kind, and the first seed.
+    kind
+        late, slow, jitter, rehash, traffic, flap, link, nic or stop; may be repeated. Default: all that the machine can have.
+    seed
+        Play only this fault of one kind, and say what happens and what a new schedule would take.
+    algorithm, size
+        Another algorithm, another size.
+    policy
+        What becomes of bytes that meet a dead link: stall, stall 67ms x 7, re-route or abort.
+    timeout
+        After how long without progress ranks raise.
+    late, sigma
+        Median delay of ranks (0: a tenth of the undisturbed time), and the standard deviation of the logarithm of delays and factors.
+    jitter
+        Most by which a message is delayed (0: a hundredth of the undisturbed time).
+    mtbf, mttr
+        Mean time between failures of a link (0: one link fails once), and mean time until it is back (0: a tenth).
+    output
+        Folder for faults.csv and faults.svg; default out/<scenario>-faults.
+    """
+    from simcoll.errors import ConfigError, nearest
+    from simcoll.formats.output import open_folder, write_files
+    from simcoll.planning import fault_report as report
+    from simcoll.planning import scenario as scenarios
+    from simcoll.planning.faults import KINDS, Chances, wrong_elements
+    from simcoll.topology.values import factor
+    from simcoll.units import format_size, format_time, parse_time
+
+    for each in kind:
+        if each not in KINDS:
+            raise ConfigError(f"--kind {each!r}: unknown; {nearest(each, KINDS)}")
+    if not 1 <= seeds <= MOST_SEEDS:
+        raise ConfigError(f"--seeds {seeds}: expected 1 to {MOST_SEEDS}")
+    times = {"timeout": timeout, "late": late, "jitter": jitter, "mtbf": mtbf, "mttr": mttr}
+    chances = Chances(
+        sigma_ppm=int(factor(sigma, "--sigma") * 1_000_000),
+        policy=policy,
+        **{f"{name}_fs": parse_time(text, what=f"--{name}") for name, text in times.items()},
+    )
+    content, path = scenarios.load_scenario(scenario)
+    with scenarios.blamed_on(str(path)):
+        plan, machine, whole_fs = _undisturbed(content, path, algorithm, size)
+    print(f"# simcoll faults: {content.title}")
+    print(
+        f"# {plan.schedule.title}, {format_size(plan.total_bytes)}, {plan.protocol.name}: {format_time(whole_fs)} undisturbed; {policy}"
+    )
+    if seed is not None:
+        if len(kind) != 1:
+            raise ConfigError(f"--seed {seed}: of which kind? Give one --kind")
+        _one(kind[0], seed, plan, machine, whole_fs, chances)
+        return
+    folder = output or Path("out") / f"{path.stem}-faults"
+    open_folder(folder, ("faults.csv", "faults.svg"))
+    found = _all(kind, range(first, first + seeds), plan, machine, whole_fs, chances)
+    for line in report.fault_lines(found, whole_fs):
+        print(line)
+    checked = [wrong_elements(each, range(first, first + min(seeds, MOVED)), plan, machine, chances) for each in found]
+    runs, wrong = (sum(column) for column in zip(*checked, strict=True))
+    print(f"# data moved in {runs} runs that finish: {wrong} wrong elements; the schedule is proved for every order")
+    name = report.results_hash(found, whole_fs)
+    files = {
+        "faults.csv": report.faults_csv(found, whole_fs, name),
+        "faults.svg": report.faults_svg(f"{plan.schedule.title} on {machine.name}", found, whole_fs, name),
+    }
+    write_files(folder, files)
+    given = {
+        "-a": algorithm,
+        "--size": size,
+        "--policy": policy,
+        "--timeout": timeout,
+        "--sigma": sigma,
+        **{f"--{each}": times[each] for each in times if each != "timeout"},
+    }
+    again = [
+        "simcoll",
+        "faults",
+        scenario,
+        *(word for pair in given.items() if pair[1] and pair[1] != DEFAULTS.get(pair[0], "0") for word in pair),
+    ]
+    print(f"# one of them again: {shlex.join(map(str, again))} --kind {next(iter(found))} --seed {first}")
+    print(f"# wrote {', '.join(str(folder / each) for each in files)}")
+
+
+MOST_SEEDS = 100_000
+DEFAULTS = {"--policy": "stall", "--timeout": "600s", "--sigma": "1"}
+MOVED = 5
+"""Seeds of each kind of which data is moved, too."""
+
+
+def _undisturbed(content: Scenario, path: Path, algorithm: str | None, size: str | None) -> tuple[Plan, Topology, int]:
+    """The plan of the scenario's largest size, its machine, and its time there without faults."""
+    from dataclasses import replace
+
+    from simcoll.binding import bind
+    from simcoll.core.reduction import parse_dtype
+    from simcoll.emulator import emulate
+    from simcoll.planning.scenario import scenario_topology, sweep_of
+    from simcoll.planning.sweep import counts_for, prepare
+    from simcoll.tuning import costs, parse_choice
+    from simcoll.units import parse_size
+
+    machine, sweep = scenario_topology(content, path), sweep_of(content, str(path))
+    choice = parse_choice(algorithm) if algorithm else sweep.choices[0]
+    sizes = (parse_size(size, what="--size"),) if size else sweep.sizes[-1:]
+    sweep = replace(sweep, choices=(choice,), sizes=sizes, protocols=sweep.protocols[:1])
+    schedule = prepare(sweep, machine)[0]
+    count = counts_for(sweep.collective, sizes, machine.nranks, parse_dtype(sweep.dtype).itemsize)[0]
+    protocol = costs(sweep.protocols[0], machine, schedule)
+    plan = bind(schedule, count, sweep.dtype, sweep.op, protocol=protocol)
+    return plan, machine, emulate(plan, machine, data="none", bound=False).time_fs
+
+
+def _all(
+    kinds: Sequence[str], seeds: range, plan: Plan, machine: Topology, whole_fs: int, chances: Chances
+) -> dict[str, list[Outcome]]:
+    """The outcomes of every kind that is asked for, or that the machine can have."""
+    from simcoll.cli.progress import Progress
+    from simcoll.errors import ConfigError
+    from simcoll.planning.faults import KINDS, outcomes
+
+    found: dict[str, list[Outcome]] = {}
+    asked = kinds or tuple(KINDS)
+    with Progress() as tell:
+        for place, kind in enumerate(asked):
+            runs: list[Outcome] = []
+            try:
+                for run in outcomes(kind, seeds, plan, machine, whole_fs, chances):
+                    runs.append(run)
+                    tell(place * len(seeds) + len(runs), len(asked) * len(seeds), kind)
+            except ConfigError as error:
+                if kinds:
+                    raise
+                tell.clear()
+                print(f"# no {kind}: {error.message}")
+            else:
+                found[kind] = runs
+    return found
+
+
+def _one(kind: str, seed: int, plan: Plan, machine: Topology, whole_fs: int, chances: Chances) -> None:
+    """One fault: what it is, what happens, and what schedules for the rest of the machine would take."""
+    from simcoll.planning.fault_report import replanned_lines
+    from simcoll.planning.faults import draw, replanned, run_fault
+    from simcoll.units import format_time
+
+    drawn = draw(kind, seed, plan, machine, whole_fs, chances)
+    print(f"# {kind} {seed}: {drawn.text}")
+    result = run_fault(drawn, chances)
+    if result.raised:
+        print(f"# {result.raised}")
+        print(f"# all ranks have raised after {format_time(result.time_fs)}")
+    else:
+        print(
+            f"# finished after {format_time(result.time_fs)}, {result.time_fs / whole_fs:.3f} times the undisturbed time"
+        )
+    if kind in ("link", "nic", "stop", "flap"):
+        for line in replanned_lines(kind, seed, list(replanned(drawn)), whole_fs):
+            print(line)

@@ -1,0 +1,84 @@
+"""Outcomes of faults as lines, rows and a picture."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+from typing import TYPE_CHECKING, Any
+
+from simcoll.planning.faults import KINDS, percentile
+from simcoll.units import format_time
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from simcoll.planning.faults import Outcome, Replanned
+
+    Outcomes = Mapping[str, Sequence[Outcome]]
+
+__all__ = ["PERCENTILES", "fault_lines", "faults_csv", "faults_svg", "replanned_lines", "results_hash"]
+
+PERCENTILES = (50, 95, 99)
+
+
+def fault_lines(found: Outcomes, whole_fs: int) -> Iterator[str]:
+    """A line for each kind: how many runs finish, how much longer they take at most, and how many raise, and when at the latest."""
+    heads = "".join(f"{f'p{share}':>9}" for share in PERCENTILES)
+    yield f"# {'fault':<8}{'runs':>6}{'finish':>8}{heads}{'most':>9}{'raise':>7}  {'within':>10}  seed of the worst"
+    for kind, runs in found.items():
+        finished = [run for run in runs if not run.raised]
+        raised = [run for run in runs if run.raised]
+        times = [run.time_fs for run in finished]
+        longer = [_times(percentile(times, share), whole_fs) for share in (*PERCENTILES, 100)] if times else ["-"] * 4
+        within = format_time(max(run.time_fs for run in raised)) if raised else "-"
+        worst = max(raised or finished, key=lambda run: run.time_fs)
+        shown = "".join(f"{each:>9}" for each in longer)
+        yield f"  {kind:<8}{len(runs):>6}{len(finished):>8}{shown}{len(raised):>7}  {within:>10}  {worst.seed}"
+
+
+def _times(time_fs: int, whole_fs: int) -> str:
+    return f"{time_fs / whole_fs:.3f}x"
+
+
+def replanned_lines(kind: str, seed: int, found: Sequence[Replanned], whole_fs: int) -> Iterator[str]:
+    """What schedules for the rest of the machine would take."""
+    fits = [f"{each.name} {_times(each.time_fs, whole_fs)}" for each in found if not each.why_not]
+    yield f"# after {kind} {seed}, planned anew: {', '.join(fits) or 'nothing'}"
+    for each in found:
+        if each.why_not:
+            yield f"#   not {each.name}: {each.why_not}"
+
+
+def _columns(run: Outcome, whole_fs: int) -> dict[str, Any]:
+    return {
+        "kind": run.kind, "seed": run.seed, "finished": "no" if run.raised else "yes", "time_fs": run.time_fs,
+        "undisturbed_fs": whole_fs, "fault": run.text, "raised": run.raised,
+    }  # fmt: skip
+
+
+def results_hash(found: Outcomes, whole_fs: int) -> str:
+    """A hash of all outcomes, which names their files."""
+    rows = [list(_columns(run, whole_fs).items()) for runs in found.values() for run in runs]
+    return hashlib.sha256(repr(rows).encode()).hexdigest()[:16]
+
+
+def faults_csv(found: Outcomes, whole_fs: int, name: str) -> bytes:
+    """Every run as a line of CSV; the last column names the results that it is of."""
+    stream = io.StringIO()
+    rows = [_columns(run, whole_fs) | {"run": name} for runs in found.values() for run in runs]
+    writer = csv.DictWriter(stream, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return stream.getvalue().encode()
+
+
+def faults_svg(title: str, found: Outcomes, whole_fs: int, name: str) -> bytes:
+    """The share of the runs of each kind that have finished after so many times the undisturbed time."""
+    from simcoll.planning.chart import shares_svg
+
+    curves = {
+        f"{kind}: {KINDS[kind]}": (sorted(run.time_fs / whole_fs for run in runs if not run.raised), len(runs))
+        for kind, runs in found.items()
+    }
+    return shares_svg(title, "time / undisturbed time", curves, run=name)

@@ -1,0 +1,311 @@
+"""One collective under many faults, each drawn from a seed before its run: how much later it finishes, or when it raises.
+
+Also what a schedule for the rest of the machine would take.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from simcoll.binding import bind
+from simcoll.emulator import emulate
+from simcoll.emulator.events import Background, LinkShare, Slow, Stop
+from simcoll.emulator.programs import Call, Program
+from simcoll.errors import ConfigError
+from simcoll.planning.chances import PPM, exponential, flaps, lognormal, words
+from simcoll.topology.ecmp import rehashed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from simcoll.core.plan import Plan
+    from simcoll.emulator.events import Event
+    from simcoll.topology import Topology
+
+__all__ = [
+    "KINDS",
+    "Chances",
+    "Drawn",
+    "Outcome",
+    "Replanned",
+    "draw",
+    "outcomes",
+    "percentile",
+    "replanned",
+    "run_fault",
+    "wrong_elements",
+]
+
+KINDS = {
+    "late": "ranks arrive late, each by a lognormal delay",
+    "slow": "one rank's own work (copies, reductions, overheads) takes longer, by a lognormal factor",
+    "jitter": "every message is delayed at random",
+    "rehash": "ECMP chooses other routes",
+    "traffic": "other traffic takes a share of a link",
+    "flap": "a link goes down and comes back",
+    "link": "a link goes down for good",
+    "nic": "a NIC is lost before the run",
+    "stop": "a rank stops",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Chances:
+    """What faults are like. Times are in femtoseconds; 0 takes the share of the undisturbed time that is named.
+
+    Attributes
+    ----------
+    late_fs, sigma_ppm
+        Median delay of an arriving rank (a tenth of the time), and the standard deviation of the logarithm of delays and factors.
+    jitter_fs
+        Most by which a message is delayed (a hundredth of the time).
+    mtbf_fs, mttr_fs
+        Mean time between failures of one link (0: one link fails once, at any moment of the run), and mean time to repair (a tenth).
+    policy
+        What becomes of bytes that meet a dead link.
+    timeout_fs
+        After how long without progress ranks raise: the watchdog of the library.
+    """
+
+    late_fs: int = 0
+    sigma_ppm: int = PPM
+    jitter_fs: int = 0
+    mtbf_fs: int = 0
+    mttr_fs: int = 0
+    policy: str = "stall"
+    timeout_fs: int = 600 * 10**15
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A fault of a kind and seed: the machine, plan and events of its run, and when ranks arrive; ``text`` says what it is."""
+
+    kind: str
+    seed: int
+    topology: Topology
+    plan: Plan
+    text: str
+    events: tuple[Event, ...] = ()
+    starts_fs: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a run: ``time_fs`` is when it finished, or when the last rank raises; ``raised`` is empty, or why."""
+
+    kind: str
+    seed: int
+    text: str
+    time_fs: int
+    raised: str = ""
+
+
+def _used(plan: Plan, topology: Topology) -> list[int]:
+    """The links that the plan's messages cross, in order."""
+    pairs: set[tuple[int, int]] = set()
+    for step in plan.schedule.steps():
+        pairs.update(zip(plan.ranks[step.src_rank].tolist(), plan.ranks[step.dst_rank].tolist(), strict=True))
+    ends = np.array(sorted(pairs), np.int64).reshape(-1, 2)
+    links = topology.route(ends[:, 0], ends[:, 1]).links
+    return [int(link) for link in np.unique(links[links >= 0])]
+
+
+def _nics(topology: Topology) -> list[str]:
+    """NICs that have a link."""
+    linked = np.unique(np.concatenate([topology.link_src, topology.link_dst])).tolist()
+    return [topology.node_names[vertex] for vertex in linked if topology.node_kinds[vertex] == "nic"]
+
+
+def draw(kind: str, seed: int, plan: Plan, topology: Topology, whole_fs: int, chances: Chances = Chances()) -> Drawn:
+    """The fault of a kind and seed, in a collective that takes ``whole_fs`` without one.
+
+    Raises
+    ------
+    ConfigError
+        When the machine has nothing that could fail so.
+    """
+    n, drawn = plan.nranks, words(seed, list(KINDS).index(kind), plan.nranks + 4)
+    at = drawn[0] % max(whole_fs, 1)
+    same = Drawn(kind, seed, topology, plan, "")
+    if kind == "late":
+        median = chances.late_fs or whole_fs // 10
+        delays = tuple(lognormal(word, median, chances.sigma_ppm) for word in drawn[4:])
+        last = max(range(n), key=delays.__getitem__)
+        return replace(same, text=f"rank {last} is last, after {delays[last]} fs", starts_fs=delays)
+    if kind == "jitter":
+        most = chances.jitter_fs or whole_fs // 100
+        protocol = replace(plan.protocol, jitter_fs=most, seed=seed)
+        return replace(same, plan=replace(plan, protocol=protocol), text=f"up to {most} fs")
+    if kind == "rehash":
+        return replace(same, topology=rehashed(topology, seed), text=f"hash seed {seed}")
+    if kind == "nic":
+        names = _nics(topology)
+        if not names:
+            raise ConfigError(f"topology {topology.name!r} has no NICs to lose")
+        name = names[drawn[1] % len(names)]
+        return replace(same, topology=topology.degrade(name, 0), text=f"{name} = 0")
+    events = _events(kind, seed, plan, topology, whole_fs, chances, at, drawn)
+    return replace(same, events=events, text="; ".join(map(str, events)) or "nothing fails")
+
+
+def _events(
+    kind: str, seed: int, plan: Plan, topology: Topology, whole_fs: int, chances: Chances, at: int, drawn: list[int]
+) -> tuple[Event, ...]:
+    """The events of a fault during the run."""
+    if kind == "slow":
+        factor = max(lognormal(drawn[2], PPM, chances.sigma_ppm), PPM)
+        return (Slow(drawn[1] % plan.nranks, f"{factor}/{PPM}"),)  # type: ignore[arg-type]  # it takes text, too
+    if kind == "stop":
+        return (Stop(drawn[1] % plan.nranks, at),)
+    links = _used(plan, topology)
+    if not links:
+        raise ConfigError("the collective uses no links")
+    mean = chances.mttr_fs or max(whole_fs // 10, 1)
+    if kind == "flap" and chances.mtbf_fs:
+        # Until twice the time: what comes later meets few runs that are still there.
+        spans = [(link, down) for link in links for down in flaps(seed, link, chances.mtbf_fs, mean, 2 * whole_fs)]
+        return tuple(LinkShare(topology.link_name(link), 0, begin, length) for link, (begin, length) in spans)  # type: ignore[arg-type]
+    name = topology.link_name(links[drawn[1] % len(links)])
+    if kind == "traffic":
+        return (Background(name, f"{1 + drawn[2] % 9}/10"),)  # type: ignore[arg-type]
+    return (LinkShare(name, 0, at, exponential(drawn[2], mean) if kind == "flap" else None),)  # type: ignore[arg-type]
+
+
+def run_fault(drawn: Drawn, chances: Chances = Chances()) -> Outcome:
+    """Play a fault."""
+    if drawn.starts_fs:
+        arrived = emulate(_arriving(drawn), drawn.topology, data="none")
+        return Outcome(drawn.kind, drawn.seed, drawn.text, arrived.time_fs)
+    result = emulate(drawn.plan, drawn.topology, data="none", bound=False, events=drawn.events, policy=chances.policy)
+    if result.cut is None:
+        return Outcome(drawn.kind, drawn.seed, drawn.text, result.time_fs)
+    # An aborted run ends with the error of the NIC; a stuck one when the watchdog notices that nothing moves.
+    over = result.cut.time_fs + (chances.timeout_fs if result.cut.kind == "stuck" else 0)
+    return Outcome(drawn.kind, drawn.seed, drawn.text, over, str(result.cut))
+
+
+def wrong_elements(
+    kind: str, seeds: Sequence[int], plan: Plan, topology: Topology, chances: Chances = Chances()
+) -> tuple[int, int]:
+    """Runs that finish with data moved, a few elements of it, under faults of these seeds; and the elements that are wrong."""
+    chunks = plan.schedule.layout.chunks
+    small = bind(
+        plan.schedule, chunks if plan.schedule.divisible else chunks + 1, plan.dtype, plan.op, protocol=plan.protocol
+    )
+    whole_fs = emulate(small, topology, data="none", bound=False).time_fs
+    finished = wrong = 0
+    for seed in seeds:
+        try:
+            drawn = draw(kind, seed, small, topology, whole_fs, chances)
+        except ConfigError:
+            continue  # counted among the outcomes
+        if drawn.starts_fs:
+            found = emulate(_arriving(drawn), topology, data="exact").wrong
+        else:
+            how = {"events": drawn.events, "policy": chances.policy}
+            found = emulate(drawn.plan, drawn.topology, data="exact", bound=False, **how).wrong  # type: ignore[call-overload]
+        finished += found is not None
+        wrong += found or 0
+    return finished, wrong
+
+
+def _arriving(drawn: Drawn) -> Program:
+    """The collective with ranks that arrive when they do."""
+    return Program(drawn.plan.nranks, [Call(drawn.plan)], starts_fs=drawn.starts_fs)
+
+
+def outcomes(
+    kind: str,
+    seeds: Sequence[int],
+    plan: Plan,
+    topology: Topology,
+    whole_fs: int,
+    chances: Chances = Chances(),
+) -> Iterator[Outcome]:
+    """The outcome of each seed; a machine that a loss cuts in two raises at once."""
+    for seed in seeds:
+        try:
+            yield run_fault(draw(kind, seed, plan, topology, whole_fs, chances), chances)
+        except ConfigError as error:
+            if "is disconnected" not in error.message:
+                raise
+            yield Outcome(kind, seed, "", 0, error.message)
+
+
+def percentile(times: Sequence[int], share: int) -> int:
+    """The least of the times that ``share`` percent of them do not exceed.
+
+    >>> [percentile([10, 20, 30, 40], share) for share in (25, 50, 51, 99)]
+    [10, 20, 30, 40]
+    """
+    ordered = sorted(times)
+    return ordered[max(-(-share * len(ordered) // 100) - 1, 0)]
+
+
+@dataclass(frozen=True, slots=True)
+class Replanned:
+    """A schedule for what is left of a machine: its name, and its time or why there is none."""
+
+    name: str
+    time_fs: int
+    why_not: str = ""
+
+
+def replanned(drawn: Drawn) -> Iterator[Replanned]:
+    """What schedules made for the rest of the machine would take: ``packed``, ``bfb``, and a ring without the node of the fault."""
+    rest, gone, cut = drawn.topology, set[int](), ""
+    for event in drawn.events:
+        if isinstance(event, LinkShare):
+            gone |= _at_link(drawn.topology, str(event.link))
+            try:
+                rest = rest.degrade(event.link, event.share)
+            except ConfigError as error:
+                cut = error.message
+        elif isinstance(event, Stop):
+            gone |= _with_rank(drawn.topology, event.rank)
+    stopped = {event.rank for event in drawn.events if isinstance(event, Stop)}
+    if drawn.kind == "nic":
+        gone = _at_link(drawn.topology, drawn.text.partition(" = ")[0])
+    for name, without in (("packed", stopped), ("bfb", stopped), ("ring", gone)):
+        left = [rank for rank in range(rest.nranks) if rank not in without]
+        title = f"{name} on {len(left)} ranks"
+        if cut and not without:
+            yield Replanned(title, 0, cut)
+            continue
+        try:
+            yield Replanned(title, _time_on(drawn.plan, name, rest.with_ranks(left)))
+        except ConfigError as error:
+            yield Replanned(title, 0, error.message)
+
+
+def _time_on(plan: Plan, algorithm: str, place: Topology) -> int:
+    """The time of the plan's collective, of as many elements, by another algorithm on the ranks of a machine."""
+    from simcoll.tuning import collective_on, schedule_on
+
+    collective = plan.collective
+    made = schedule_on(collective_on(collective.kind, place.nranks, collective.root), algorithm, place, {})
+    protocol = replace(plan.protocol, jitter_fs=0)
+    again = bind(made, plan.count, plan.dtype, plan.op, protocol=protocol)
+    return emulate(again, place, data="none", bound=False).time_fs
+
+
+def _with_rank(topology: Topology, rank: int) -> set[int]:
+    """The ranks of the node of a rank, unless these are all."""
+    box = topology.groups.get("box")
+    mates = {rank} if box is None else set(np.flatnonzero(box == box[rank]).tolist())
+    return mates if len(mates) < topology.nranks else {rank}
+
+
+def _at_link(topology: Topology, name: str) -> set[int]:
+    """The ranks that go with a link or a vertex: that of its GPU, else those of its node; none for those of the network."""
+    ends = [end.strip() for end in name.split("->")]
+    names = [topology.node_names[vertex] for vertex in topology.rank_nodes]
+    own = [rank for rank, vertex in enumerate(names) if vertex in ends]
+    if own:
+        return _with_rank(topology, own[0])
+    nodes = [end.partition(".")[0] for end in ends if "." in end]
+    mates = [rank for rank, vertex in enumerate(names) if vertex.partition(".")[0] in nodes]
+    return _with_rank(topology, mates[0]) if mates else set()
