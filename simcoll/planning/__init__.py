@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from simcoll.workload.model import Model
     from simcoll.workload.parallel import Parallel
     from simcoll.workload.result import StepResult
+    from simcoll.workload.run import WorkloadResult, run_workload
     from simcoll.workload.workload import Workload, read_workload, write_workload
 
 __all__ = [
@@ -43,11 +44,13 @@ __all__ = [
     "Send",
     "StepResult",
     "Workload",
+    "WorkloadResult",
     "design_from",
     "load_design",
     "load_gpu",
     "memory_by_stage",
     "read_workload",
+    "run_workload",
     "write_workload",
 ]
 
@@ -71,6 +74,7 @@ __getattr__, __dir__ = later(
         "simcoll.workload.model": ["Model"],
         "simcoll.workload.parallel": ["Parallel"],
         "simcoll.workload.result": ["StepResult"],
+        "simcoll.workload.run": ["WorkloadResult", "run_workload"],
         "simcoll.workload.workload": ["Workload", "read_workload", "write_workload"],
     },
 )

@@ -54,6 +54,8 @@ class _Options:
         cuda: scripts find the GPUs of their node, and the tensors there are on the CPU; cpu: there are no GPUs.
     trace
         Write the timeline of the run there: t.json or t.json.gz, for Perfetto.
+    record
+        Write what the ranks did there, to be played on other topologies: a workload w.json, Chakra traces w.et, or a folder with both.
     shared
         A package that all ranks share, instead of importing it each; repeat it for more.
     module
@@ -69,6 +71,7 @@ class _Options:
     gpu: str | None = None
     device: Literal["cuda", "cpu"] = "cuda"
     trace: str | None = None
+    record: str | None = None
     shared: tuple[str, ...] = ()
     module: Annotated[bool, Parameter(name=["--module", "-m"], negative=())] = False
 
@@ -109,13 +112,14 @@ def _command(
         gpu=options.gpu,
         cuda_is_cpu=options.device == "cuda",
         trace=options.trace if options.trace is not None else False,
+        record=options.record if options.record is not None else False,
     )
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """The command line; the exit status is the script's, or 2 for arguments that cannot be."""
     names = ("--nproc", "-n", "--topology", "-t", "--nodes", "--nnodes", "--protocol", "-p")
-    valued = (*names, "--algorithm", "-a", "--trace", "--shared", "--compute", "--gpu", "--device")
+    valued = (*names, "--algorithm", "-a", "--trace", "--record", "--shared", "--compute", "--gpu", "--device")
     return status_of(app, separated(sys.argv[1:] if words is None else words, valued))
 
 

@@ -43,6 +43,7 @@ def spawn(
     debug: bool = True,
     alike: str | Sequence[Sequence[int]] | None = None,
     trace: str | Path | bool = False,
+    record: str | Path | bool = False,
     compute: str | Path = "none",
     gpu: str | Path | None = None,
     own_modules: bool | Sequence[str] | OwnModules = False,
@@ -60,7 +61,7 @@ def spawn(
     ----------
     program
         A function. Objects that it uses from outside, such as a model, are shared by all ranks.
-    nprocs, args, kwargs, topology, protocol, algorithm, library, debug, alike, trace
+    nprocs, args, kwargs, topology, protocol, algorithm, library, debug, alike, trace, record
         As for :func:`simcoll.distributed.spawn`.
     compute
         The time of PyTorch's operators. ``"none"``: they take none. ``"roofline"``: floating-point operations over the rate that the
@@ -131,6 +132,7 @@ def spawn(
             debug=debug,
             alike=alike,
             trace=trace,
+            record=record,
         )
 
 

@@ -30,12 +30,15 @@ class DeviceStream:
         Finishes when everything that has been enqueued is done.
     """
 
-    __slots__ = ("name", "rank", "tail")
+    __slots__ = ("known", "label", "name", "rank", "tail")
 
-    def __init__(self, rank: Rank, name: str) -> None:
+    def __init__(self, rank: Rank, label: str) -> None:
         self.rank = rank
-        self.name = name
-        self.tail = Waitable(f"the work on {name}")
+        self.label = label
+        self.name = f"{label} of rank {rank.number}"
+        self.known: dict[str, int] = {}  # of recorded runs: operations that are over when the stream has come so far
+        self.tail = Waitable(f"the work on {self.name}")
+        self.tail.causes = {rank.number: {}}
         self.tail.finish()
 
     def run(self, duration_fs: int, name: str) -> None:
@@ -48,15 +51,22 @@ class DeviceStream:
                 timeline.computed.append(Span(self.rank.number, name, begin_fs, begin_fs + duration_fs))
             world.later(begin_fs + duration_fs, done.finish)
 
+        recording = world.history.recording
+        if recording is not None:
+            self.known = recording.enqueued(self.rank.number, self.label, duration_fs, name, self.known)
         self._then(start)
 
     def wait(self, other: Waitable) -> None:
         """Let what comes after wait for something else."""
-        if not other.done or other.error is not None:
+        recorded = self.rank.world.history.recording is not None
+        if recorded and other.causes is not None:
+            self.known = {**self.known, **other.causes.get(self.rank.number, {})}
+        if recorded or not other.done or other.error is not None:
             self._then(lambda done: other.when_done(lambda: done.finish(other.error)), other)
 
     def _then(self, start: Callable[[Waitable], None], other: Waitable | None = None) -> None:
         before, done = self.tail, _Enqueued(self, other)
+        done.causes = {self.rank.number: self.known}
 
         def begin() -> None:
             if before.error is None:
@@ -92,13 +102,13 @@ class Device:
 
     def stream(self) -> DeviceStream:
         """Make a stream."""
-        made = DeviceStream(self.rank, f"stream {len(self.streams)} of rank {self.rank.number}")
+        made = DeviceStream(self.rank, f"stream {len(self.streams)}")
         self.streams.append(made)
         return made
 
     def tail(self) -> Waitable:
         """Finishes when all that has been enqueued on any stream is done."""
-        join = DeviceStream(self.rank, f"all streams of rank {self.rank.number}")
+        join = DeviceStream(self.rank, "all streams")
         for stream in self.streams:
             join.wait(stream.tail)
         return join.tail

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from simcoll.distributed.runtime.alike import Alike
     from simcoll.distributed.runtime.calls import Call
+    from simcoll.distributed.runtime.recording import Recording
     from simcoll.distributed.runtime.tasks import Arrival, Task
     from simcoll.distributed.runtime.work import Work
     from simcoll.distributed.runtime.world import Buffers, Communicator, ProcessGroup
@@ -108,6 +109,8 @@ class EmulatedWorld:
         self.tasks = Tasks(MAX_TIME_FS, self._schedule_tasks)
         if self.history.timeline is not None:
             self.tasks.on_waited = self._waited
+        if self.history.recording is not None:
+            self.tasks.on_passed = self.history.recording.passed
         self._asked = False
         self._blocked: set[int] = set()
         self._idle_rounds = 0
@@ -125,6 +128,8 @@ class EmulatedWorld:
         if meeting is None:
             meeting = self._meetings[key] = Meeting()
             meeting.what, meeting.expected = arrival.what, () if expected is None or self._alone else tuple(expected)
+        if self.history.recording is not None:
+            self.history.recording.meet(me.number, arrival, meeting)
         meeting.arrive(me.number, arrival.subject, arrival.value)
         meeting.settle({})
         if len(meeting.subjects) == len(meeting.expected if tell is None else tell):
@@ -188,7 +193,9 @@ class EmulatedWorld:
 
     def pause(self, duration_fs: int, name: str) -> None:
         """Let the running rank spend time."""
-        over = _Pause(name)
+        over, task = _Pause(name), current_task()
+        if self.history.recording is not None and task is not None and duration_fs:
+            self.history.recording.work(task, duration_fs, name, over)
         self.later(self.now + duration_fs, over.finish)
         wait_until(over)
 
@@ -295,9 +302,10 @@ def _busy(waiting: list[Task]) -> list[Task]:
 class RankWaiter:
     """The :class:`simcoll.distributed.stores.Waiter` of emulated ranks; timeouts count on the emulated clock."""
 
-    __slots__ = ("_waiting",)
+    __slots__ = ("_recording", "_waiting")
 
-    def __init__(self) -> None:
+    def __init__(self, recording: Recording | None = None) -> None:
+        self._recording = recording
         self._waiting: list[Waitable] = []
 
     def wait(self, ready: Callable[[], bool], timeout_s: float) -> bool:
@@ -312,6 +320,8 @@ class RankWaiter:
                 return False
             change = Waitable("a key of a store that no rank has set")
             self._waiting.append(change)
+            if self._recording is not None:
+                self._recording.waits_for_key(task.owner.number, task.owner.world.now)
             try:
                 wait_until(change, left, explicit=True)
             except RuntimeError:

@@ -10,6 +10,7 @@ from simcoll.units import format_size
 
 if TYPE_CHECKING:
     from simcoll.core.plan import Plan
+    from simcoll.distributed.runtime.recording import Recording
     from simcoll.distributed.runtime.timeline import Timeline
 
 __all__ = ["History", "Record"]
@@ -48,6 +49,8 @@ class History:
     ----------
     max_records
         How many records are kept.
+    end_fs
+        When the last of them ended.
     digest
         Sum of the operations' hashes: independent of their order.
     findings
@@ -56,16 +59,20 @@ class History:
         What programs raised; the first is the cause, others may only have waited for it.
     timeline
         Everything that happened, if it is wanted.
+    recording
+        What ranks do, to be played again elsewhere, if that is wanted.
     """
 
     max_records: int = KEPT_RECORDS
     records: list[Record] = field(default_factory=list)
     operations: int = 0
     messages: int = 0
+    end_fs: int = 0
     digest: int = 0
     findings: list[str] = field(default_factory=list)
     failures: list[BaseException] = field(default_factory=list)
     timeline: Timeline | None = None
+    recording: Recording | None = None
 
     def add(
         self,
@@ -86,6 +93,7 @@ class History:
         self.digest = (self.digest + number) % 2**128
         self.messages += messages
         self.operations += 1
+        self.end_fs = max(self.end_fs, times_fs[1])
         if self.timeline is not None:
             self.timeline.played.append((plan, times_fs))
         if len(self.records) < self.max_records:

@@ -82,6 +82,8 @@ class EmulatedMailbox(MatchingMailbox):
         last = plan.nranks - 1
         work = send.posted
         work.entry.started_fs = receive.posted.entry.started_fs = self._emulator.calendar.now
+        if self._emulator.history.recording is not None:
+            self._emulator.history.recording.message(self.group, send, receive)
         timeline = self._emulator.history.timeline
         if timeline is not None:
             ends = ((self.group.members[end.rank], end.posted.entry) for end in (send, receive))

@@ -57,6 +57,9 @@ def begin(group: Communicator, me: Rank, name: str, buffers: Buffers, *, p2p: bo
     work.deadline_fs = now + group.timeout_fs
     work.explicit = group.explicit
     work.gate = start_of_calls()
+    recording = group.world.history.recording
+    if recording is not None:
+        recording.begin(work)
     return work
 
 

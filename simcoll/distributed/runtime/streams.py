@@ -44,6 +44,9 @@ class Streams:
         """Match a call with those of the other ranks and put it on the rank's stream."""
         work = begin(self.group, me, call.name, buffers)
         here, sequence = self.group.group_rank[me.number], work.entry.sequence
+        recording = self.group.world.history.recording
+        if recording is not None:
+            recording.call(me.number, self.group, call, work)
         operation = self.open.get(sequence)
         if operation is None:
             operation = self.open[sequence] = _Matched(self.group, sequence, streams=self)

@@ -12,7 +12,8 @@ import greenlet  # type: ignore[import-untyped]
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-__all__ = ["Arrival", "Clock", "Meeting", "Owner", "Task", "Tasks", "Waitable", "current_task", "listed", "wait_until"]
+__all__ = ["Arrival", "Clock", "Meeting", "Owner", "Task", "Tasks", "Waitable", "current_task", "listed", "past_of", "wait_until",
+]  # fmt: skip
 
 SHOWN_RANKS = 16
 
@@ -20,14 +21,16 @@ SHOWN_RANKS = 16
 class Waitable:
     """Something that will finish: a Work, a future, a meeting of ranks, or the event named by ``label``.
 
-    ``idle``: who waits for it may do so for ever, so that a hang is reported to others.
+    ``idle``: who waits for it may do so for ever, so that a hang is reported to others. ``causes``: of recorded runs, by rank, the
+    last operations by stream that are over when it is; None: nobody said.
     """
 
-    __slots__ = ("done", "error", "idle", "label", "watchers")
+    __slots__ = ("causes", "done", "error", "idle", "label", "watchers")
 
     def __init__(self, label: str = "an event") -> None:
         self.label = label
         self.idle = False
+        self.causes: dict[int, dict[str, int]] | None = None
         self.done = False
         self.error: str | None = None
         self.watchers: list[Callable[[], None]] = []
@@ -99,6 +102,7 @@ class Task(greenlet.greenlet):  # type: ignore[misc]
         self.waited_from_fs = 0
         self.interrupt: str | None = None
         self.hangs = 0
+        self.past: dict[str, int] = {}
         self.value: Any = None
         self.failure: BaseException | None = None
         self._body = body
@@ -129,19 +133,28 @@ class Tasks:
         Called whenever a task can continue.
     on_waited
         Called after every wait: the task, what it waited for, that in words when it began, and when that was.
+    on_passed
+        Called whenever a task goes on after something that it asked to wait for, whether it had to or not.
     """
 
     horizon_fs: float = math.inf
     on_ready: Callable[[], None] | None = None
     on_waited: Callable[[Task, Waitable, str, int], None] | None = None
+    on_passed: Callable[[Task, Waitable], None] | None = None
     hub: greenlet.greenlet = field(default_factory=greenlet.getcurrent)
     live: dict[Task, None] = field(default_factory=dict)
     ready: list[Task] = field(default_factory=list)
     deadline_fs: float = math.inf
     _number: int = 0
 
-    def launch(self, owner: Owner, body: Callable[[], Any], over: Callable[[Task], None]) -> None:
-        """Start a program now; ``over`` is called when it has ended."""
+    def launch(
+        self,
+        owner: Owner,
+        body: Callable[[], Any],
+        over: Callable[[Task], None],
+        past: Mapping[str, int] | None = None,
+    ) -> None:
+        """Start a program now; ``over`` is called when it has ended. ``past``: what it begins after; default: what its starter has."""
         self._number += 1
 
         def ended(task: Task) -> None:
@@ -149,6 +162,7 @@ class Tasks:
             over(task)
 
         task = Task(self.hub, owner, self._number, body, ended)
+        task.past = past_of(owner) if past is None else dict(past)
         self.live[task] = None
         self.wake(task)
 
@@ -202,6 +216,12 @@ def current_task() -> Task | None:
     return None
 
 
+def past_of(owner: Owner) -> dict[str, int]:
+    """What the running task has passed, if it is one of a rank's."""
+    task = current_task()
+    return dict(task.past) if task is not None and task.owner is owner else {}
+
+
 def wait_until(waitable: Waitable, timeout_fs: int | None = None, *, explicit: bool = False) -> None:
     """Block the running task until something has finished.
 
@@ -216,6 +236,9 @@ def wait_until(waitable: Waitable, timeout_fs: int | None = None, *, explicit: b
         _block(waitable, timeout_fs, explicit=explicit)
     if waitable.error is not None:
         raise RuntimeError(waitable.error)
+    task = current_task()
+    if task is not None and task.owner.world.tasks.on_passed is not None:
+        task.owner.world.tasks.on_passed(task, waitable)
 
 
 def _block(waitable: Waitable, timeout_fs: int | None, *, explicit: bool) -> None:

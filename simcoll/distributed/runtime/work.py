@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from simcoll.distributed.runtime.tasks import Owner, Task, Waitable, wait_until
+from simcoll.distributed.runtime.tasks import Owner, Task, Waitable, past_of, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -34,9 +34,10 @@ class Future:
     ``value()`` is the list of result tensors; ``then`` runs a callback on the same rank.
     """
 
-    def __init__(self, rank: Owner) -> None:
+    def __init__(self, rank: Owner, causes: dict[int, dict[str, int]] | None = None) -> None:
         self._rank = rank
         self._over = Waitable()
+        self._over.causes = causes
         self._value: Any = None
         self._failure: BaseException | None = None
 
@@ -62,9 +63,16 @@ class Future:
         result = Future(self._rank)
 
         def over(task: Task) -> None:
+            result._over.causes = {self._rank.number: dict(task.past)}
             result.settle(task.value, task.failure)
 
-        self._over.when_done(lambda: self._rank.world.tasks.launch(self._rank, lambda: callback(self), over))
+        past, causes = past_of(self._rank), (self._over.causes or {}).get(self._rank.number, {})
+        past |= {stream: max(number, past.get(stream, -1)) for stream, number in causes.items()}
+
+        def launch() -> None:
+            self._rank.world.tasks.launch(self._rank, lambda: callback(self), over, past)
+
+        self._over.when_done(launch)
         return result
 
     def add_done_callback(self, callback: Callable[[Future], Any]) -> None:
@@ -236,7 +244,7 @@ class Work(Waitable):
         if self.entry.p2p:
             raise RuntimeError("Work::getFuture not implemented.")
         if self._future is None:
-            future = self._future = Future(self.rank)
+            future = self._future = Future(self.rank, self.causes)
             self.rank.open_works.pop(self, None)  # the program waits for the future instead
             self.when_done(lambda: future.settle(list(self.results), self.exception()))
         return self._future

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from simcoll.distributed.runtime.history import Record
     from simcoll.distributed.runtime.timeline import Timeline
     from simcoll.distributed.runtime.world import Rank, World
+    from simcoll.workload.workload import Workload
 
     Groups = list[tuple[str, str, tuple[int, ...]]]
 
@@ -53,6 +54,8 @@ class RunResult:
         Of ranks that are alike, how far apart they ended one call at most.
     timeline
         When each rank computed, communicated and waited, if spawn was called with ``trace=``.
+    workload
+        What the ranks did, if spawn was called with ``record=``: play it with :func:`simcoll.planning.run_workload`.
     """
 
     time_fs: int
@@ -66,6 +69,7 @@ class RunResult:
     topology: str
     skew_fs: int
     timeline: Timeline | None
+    workload: Workload | None
     _flights: Mapping[int, tuple[Flight, Groups]] = field(repr=False)
 
     @property
@@ -125,7 +129,7 @@ def result_of(
     finish: Sequence[int],
     returns: Sequence[Any],
     *,
-    now: int = 0,
+    last_fs: int = 0,
     trace_hash: str = "",
 ) -> RunResult:
     """The result of a run that has ended well; its findings become warnings at the line that called spawn."""
@@ -135,7 +139,7 @@ def result_of(
     for finding in history.findings[:8]:
         warnings.warn(finding, UserWarning, stacklevel=4)
     result = RunResult(
-        time_fs=max(now, *finish),
+        time_fs=max(last_fs, *finish),
         finish_fs=tuple(finish),
         returns=tuple(returns),
         trace_hash=trace_hash,
@@ -146,6 +150,7 @@ def result_of(
         topology=world.plans.topology.name,
         skew_fs=0 if world.alike is None else world.alike.skew_fs,
         timeline=history.timeline,
+        workload=None if history.recording is None else history.recording.workload(world.alike),
         _flights={rank.number: flight_of(rank) for rank in own},
     )
     found = _COLLECTED.get()

@@ -20,10 +20,12 @@ from simcoll.distributed.runtime.emulated import EmulatedWorld, RankWaiter
 from simcoll.distributed.runtime.fake import fake_array
 from simcoll.distributed.runtime.history import History
 from simcoll.distributed.runtime.objects import decode
+from simcoll.distributed.runtime.recording import Recording
 from simcoll.distributed.runtime.records import document
 from simcoll.distributed.runtime.tasks import Arrival, Task, current_task, wait_until
 from simcoll.distributed.runtime.timeline import Timeline
 from simcoll.distributed.runtime.world import current_rank
+from simcoll.distributed.start.recording_files import write_recording
 from simcoll.distributed.start.results import RunResult, flight_of, leftovers, result_of
 from simcoll.distributed.start.timeline_file import write_timeline
 from simcoll.distributed.stores import PollingWaiter, use_waiter
@@ -63,6 +65,7 @@ def spawn(
     data: str = "exact",
     alike: str | Sequence[Sequence[int]] | None = None,
     trace: str | Path | bool = False,
+    record: str | Path | bool = False,
     kwargs: Mapping[str, Any] | None = None,
 ) -> RunResult:
     """Run ``program(rank, world_size, *args)`` on every rank, under one simulated clock, or for real.
@@ -104,6 +107,9 @@ def spawn(
     trace
         Keep a timeline of the run, ``RunResult.timeline``; with a path, write it there: a file for Perfetto (``t.json`` or
         ``t.json.gz``), or a folder with a file per rank, as PyTorch's profiler writes them. Not for real backends.
+    record
+        Keep what the ranks did as a workload, ``RunResult.workload``, to be played on other topologies; with a path, write it there:
+        ``w.json``, Chakra traces ``w.et``, or a folder with both. Not for real backends.
 
     Raises
     ------
@@ -133,8 +139,10 @@ def spawn(
     where = place_of(backend)
     if data not in DATA:
         raise ConfigError(f"data {data!r}; {nearest(data, DATA)}")
-    if where != EMULATOR and (data != "exact" or trace or alike is not None):
-        raise ConfigError(f"backend {where!r} runs for real: data='none', alike= and trace= are for the emulator")
+    if where != EMULATOR and (data != "exact" or trace or record or alike is not None):
+        raise ConfigError(
+            f"backend {where!r} runs for real: data='none', alike=, trace= and record= are for the emulator"
+        )
 
     def body(rank: int) -> Any:
         return program(rank, nprocs, *args, **(kwargs or {}))
@@ -142,12 +150,14 @@ def spawn(
     if where != EMULATOR and current_task() is None:
         linked = LinkedWorld(connected(where, nprocs), plans, debug=debug)
         return _linked_run(linked, body, (backend or linked.home) if init else None)
-    history = History(timeline=Timeline() if trace else None)
+    history = History(timeline=Timeline() if trace else None, recording=Recording(nprocs, plans) if record else None)
     classes = None if alike is None else read_classes(alike, nprocs)
     world = EmulatedWorld(nprocs, plans, debug=debug, timed=data == "none", alike=classes, history=history)
     result = _emulated_run(world, body, (backend or EMULATOR) if init else None)
     if not isinstance(trace, bool):
         write_timeline(trace, result, plans.topology)
+    if not isinstance(record, bool):
+        write_recording(record, result)
     return result
 
 
@@ -173,7 +183,7 @@ def _play(
 
 def _emulated_run(world: EmulatedWorld, program: Callable[[int], Any], backend: str | None) -> RunResult:
     """Run all ranks here; raises the first failure of a program, if any."""
-    waiter = RankWaiter()
+    waiter = RankWaiter(world.history.recording)
 
     def body(rank: Rank) -> Any:
         use_waiter(waiter)
@@ -186,8 +196,8 @@ def _emulated_run(world: EmulatedWorld, program: Callable[[int], Any], backend: 
     if history.failures:
         raise history.failures[0]
     digest = hashlib.sha256(f"{history.digest:032x} {finish}".encode()).hexdigest()[:32]
-    now = world.now if math.isfinite(world.now) else 0
-    return result_of(world, own, finish, [world.ranks[number].value for number in leader], now=now, trace_hash=digest)
+    returns = [world.ranks[number].value for number in leader]
+    return result_of(world, own, finish, returns, last_fs=history.end_fs, trace_hash=digest)
 
 
 def _linked_run(world: LinkedWorld, program: Callable[[int], Any], backend: str | None) -> RunResult:

@@ -36,7 +36,8 @@ class Ground:
 
     A stream has as many lanes on a rank as the collective with the most channels on it. What calls of one protocol on one stream
     share: their FIFOs, and the links that cap their rates. Protocols may leave different shares of a link to data: its
-    capacity is then the largest, and the calls of the others cross one more link, with what is theirs.
+    capacity is then the largest, and the calls of the others cross one more link, with what is theirs; those with the same shares
+    cross the same one.
 
     Attributes
     ----------
@@ -89,15 +90,19 @@ class Ground:
         capacity = np.max(list(own.values()), axis=0) if own else topology.link_capacity_uBps
         every, first = [with_slack(topology, capacity)], topology.nlinks
         self.shares: dict[Protocol, NDArray[np.int32]] = {}
+        alike: dict[bytes, NDArray[np.int32]] = {}
         for protocol, less in own.items():
             lower = np.flatnonzero(less < capacity)
-            if len(lower):
+            if len(lower) and less.tobytes() in alike:
+                self.shares[protocol] = alike[less.tobytes()]
+            elif len(lower):
                 self.shares[protocol] = np.full(topology.nlinks, -1, np.int32)
                 self.shares[protocol][lower] = np.arange(first, first + len(lower))
                 self.added += [
                     (first + at, f"{topology.link_name(link)} ({protocol.name})")
                     for at, link in enumerate(lower.tolist())
                 ]
+                alike[less.tobytes()] = self.shares[protocol]
                 every.append(less[lower])
                 first += len(lower)
         self.caps: dict[tuple[str, Protocol], Caps] = {}
