@@ -33,6 +33,11 @@ class Disturbed:
         A rank that is slow: "rank 3: +10 %" longer for its own work and for bytes over the links at its GPU. May be repeated.
     background
         A link of which other traffic takes a share: "box0.gpu3 -> box0.nic3: 20 %". May be repeated.
+    fault
+        What happens during every run, such as "t=1ms box0.gpu3 -> box0.nic3 = 0 for 2ms", "t=0 leaf0 -> spine1 background 1/4",
+        "t=1ms rank 3 slower 1.5 for 2ms" or "t=1ms rank 3 stops". May be repeated.
+    policy
+        What becomes of bytes that meet a link that is down: stall, "stall 67ms x 7", re-route or abort.
     ranks
         The ranks that take part, in this order: 0-7,16-23. Default: all.
     """
@@ -41,12 +46,14 @@ class Disturbed:
     seed: Annotated[int | None, WHOLE] = None
     straggler: Annotated[tuple[str, ...], _SEVERAL] = ()
     background: Annotated[tuple[str, ...], _SEVERAL] = ()
+    fault: Annotated[tuple[str, ...], _SEVERAL] = ()
+    policy: str | None = None
     ranks: str | None = None
 
     @property
     def asked(self) -> bool:
         """Whether anything is asked for that disturbs."""
-        return bool(self.jitter or self.straggler or self.background)
+        return bool(self.jitter or self.straggler or self.background or self.fault)
 
     def disturbance(self) -> Disturbance:
         """The disturbance."""
@@ -55,7 +62,10 @@ class Disturbed:
 
         if self.seed is not None and self.jitter is None:
             raise ConfigError("--seed is for --jitter: nothing else is random")
-        return disturbance(self.straggler, self.background, self.jitter or "0", self.seed or 0)
+        if self.policy is not None and not self.fault:
+            raise ConfigError("--policy is for --fault: no link goes down")
+        rule = self.policy or "stall"
+        return disturbance(self.straggler, self.background, self.jitter or "0", self.seed or 0, self.fault, rule)
 
     def keys(self, jitter: str) -> dict[str, Any]:
         """The keys of a scenario that the options take the place of; ``jitter``: of the file."""
@@ -65,7 +75,7 @@ class Disturbed:
             raise ConfigError("--seed is for --jitter: nothing else is random")
         given = {
             "jitter": self.jitter, "seed": self.seed, "stragglers": self.straggler or None, "background": self.background or None,
-            "ranks": self.ranks,
+            "faults": self.fault or None, "policy": self.policy, "ranks": self.ranks,
         }  # fmt: skip
         return {key: value for key, value in given.items() if value is not None}
 

@@ -110,7 +110,9 @@ def predict(
     checked = parse_size(check, what="-c")
     alone = library is not None or bool(env) or calibration is not None
     if disturbed.asked and (group is not None or alone):
-        raise ConfigError("--jitter, --straggler and --background are for algorithms, not for --group and libraries")
+        raise ConfigError(
+            "--jitter, --straggler, --background and --fault are for algorithms, not for --group and libraries"
+        )
     if group is not None:
         mesh_lines(collective, ladder, machine, group, algorithm, protocol, dtype, concurrent=concurrent)
         return

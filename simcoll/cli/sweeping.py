@@ -41,6 +41,7 @@ def print_sweep(
     from simcoll.planning.sweep import best_rows
     from simcoll.units import printable
 
+    sweep.disturbed.check(topology)
     print(f"# simcoll: {printable(title)}")
     print(printable(f"# topology {topology.name}: {topology.nranks} ranks. {topology.description}".rstrip()))
     if sweep.disturbed:

@@ -141,8 +141,8 @@ class Result:
 
     @property
     def headroom(self) -> float | None:
-        """Time over lower bound: 1 is optimal. ``None`` without a bound above 0."""
-        return self.time_fs / self.bound.time_fs if self.bound is not None and self.bound.time_fs else None
+        """Time over lower bound: 1 is optimal. ``None`` without a bound above 0, and for a run that was cut off."""
+        return self.time_fs / self.bound.time_fs if self.bound and self.bound.time_fs and not self.cut else None
 
     @property
     def bottleneck(self) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from simcoll.emulator.events import Background, LinkShare, Slow
+from simcoll.emulator.events import Background, LinkShare, Slow, parse_event, parse_policy, timeline_of
 from simcoll.errors import ConfigError, shown
 from simcoll.units import format_time, parse_time
 
@@ -37,20 +37,25 @@ class Disturbance:
         Links, and the share of each that other traffic takes.
     jitter_fs, seed
         Longest random delay of a message, and what it is drawn from.
+    faults, policy
+        Events, as text, and what becomes of bytes that meet a link that is down.
     """
 
     stragglers: tuple[tuple[int, str], ...] = ()
     background: tuple[tuple[str, str], ...] = ()
     jitter_fs: int = 0
     seed: int = 0
+    faults: tuple[str, ...] = ()
+    policy: str = "stall"
 
     def __bool__(self) -> bool:
-        return bool(self.stragglers or self.background or self.jitter_fs)
+        return bool(self.stragglers or self.background or self.jitter_fs or self.faults)
 
     def __str__(self) -> str:
         told = [f"jitter {format_time(self.jitter_fs)}, seed {self.seed}"] if self.jitter_fs else []
         told += [f"rank {rank} takes {factor} of its time" for rank, factor in self.stragglers]
-        return "; ".join([*told, *(f"others take {share} of {link}" for link, share in self.background)])
+        told += [f"others take {share} of {link}" for link, share in self.background]
+        return "; ".join([*told, *self.faults, *([f"policy {self.policy}"] if self.faults else [])])
 
     def events(self, topology: Topology) -> list[Event]:
         """The events of a run on a topology.
@@ -67,7 +72,17 @@ class Disturbance:
             slow = Fraction(factor)
             found.append(Slow(rank, slow))
             found.append(LinkShare(topology.node_names[int(topology.rank_nodes[rank])], 1 / slow))
-        return found
+        return [*found, *map(parse_event, self.faults)]
+
+    def check(self, topology: Topology) -> None:
+        """Refuse events that a topology cannot have.
+
+        Raises
+        ------
+        ConfigError
+            For a link or a rank that it does not have.
+        """
+        timeline_of(self.events(topology), self.policy, topology, topology.nranks)
 
 
 CALM = Disturbance()
@@ -75,7 +90,12 @@ CALM = Disturbance()
 
 
 def disturbance(
-    stragglers: Sequence[str] = (), background: Sequence[str] = (), jitter: str = "0", seed: int = 0
+    stragglers: Sequence[str] = (),
+    background: Sequence[str] = (),
+    jitter: str = "0",
+    seed: int = 0,
+    faults: Sequence[str] = (),
+    policy: str = "stall",
 ) -> Disturbance:
     """Read a disturbance.
 
@@ -89,6 +109,10 @@ def disturbance(
         Longest random delay of a message, such as ``1 us``.
     seed
         Of the delays.
+    faults
+        Events: ``t=1ms box0.gpu3 -> box0.nic3 = 0 for 2ms``.
+    policy
+        What becomes of bytes that meet a link that is down, such as ``stall 67ms x 7``.
 
     Raises
     ------
@@ -117,7 +141,8 @@ def disturbance(
             taken.append((found[1], str(share)))
     if not 0 <= seed < 2**63:
         raise ConfigError(f"seed {seed}: expected 0 to 2**63 - 1")
-    return Disturbance(tuple(slow), tuple(taken), parse_time(jitter, what="jitter"), seed)
+    events, rule = tuple(str(parse_event(text)) for text in faults), str(parse_policy(policy))
+    return Disturbance(tuple(slow), tuple(taken), parse_time(jitter, what="jitter"), seed, events, rule)
 
 
 def parse_ranks(text: str) -> list[int]:

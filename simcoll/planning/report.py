@@ -14,6 +14,7 @@ import msgspec
 from simcoll.core.collective import KINDS
 from simcoll.planning.sweep import best_rows, bound_rows
 from simcoll.planning.table import DATA, TIMES, gigabytes, microseconds, table_line, titles
+from simcoll.units import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -63,8 +64,8 @@ def cells(sweep: Sweep, rows: Sequence[Row]) -> tuple[object, ...]:
     (row,), (bound,) = best_rows(rows), bound_rows(rows)
     return (
         row.size_bytes, row.count, sweep.dtype, sweep.op if KINDS[sweep.collective].reduces else "none", _root(sweep),
-        microseconds(row.time_fs / 1e9), gigabytes(row.algbw), gigabytes(row.busbw), "-" if row.wrong is None else row.wrong,
-        str(row), microseconds(bound.bound_fs / 1e9), f"{row.time_fs / bound.bound_fs:.2f}x" if bound.bound_fs else "-",
+        row.result.cut.kind if row.result.cut else microseconds(row.time_fs / 1e9), gigabytes(row.algbw), gigabytes(row.busbw), "-" if row.wrong is None else row.wrong,
+        str(row), microseconds(bound.bound_fs / 1e9), f"{row.time_fs / bound.bound_fs:.2f}x" if bound.bound_fs and not row.result.cut else "-",
         bound.result.bottleneck,
     )  # fmt: skip
 
@@ -79,6 +80,8 @@ def _asked(sweep: Sweep) -> dict[str, Any]:
     told = {**asdict(sweep), "choices": [str(choice) for choice in sweep.choices]}
     if not sweep.disturbed:
         del told["disturbed"]
+    elif not sweep.disturbed.faults:
+        del told["disturbed"]["faults"], told["disturbed"]["policy"]
     return told
 
 
@@ -110,6 +113,9 @@ def foot_lines(rows: Sequence[Row]) -> Iterator[str]:
         yield f"# #wrong: of real data moved once through {which}, {elements}; the proofs hold for every size"
     for reason in dict.fromkeys(check.reason for check in checks.values() if check.reason):
         yield f"# '-' under #wrong: {reason}"
+    for row in rows:
+        if row.result.cut:
+            yield f"# {row}, {format_size(row.size_bytes)}: {row.result.cut}"
 
 
 def engine_lines(rows: Sequence[Row]) -> Iterator[str]:
@@ -149,13 +155,15 @@ def row_columns(row: Row) -> dict[str, Any]:
         "path": result.path,
         "classes": result.classes,
         "headroom": result.headroom,
+        **({"cut": str(result.cut)} if result.cut else {}),
     }
 
 
 def results_csv(rows: Sequence[Row], run: str) -> str:
     """Every run as one line of CSV; the last column names the results that it is of."""
     stream = io.StringIO()
-    writer = csv.DictWriter(stream, [*row_columns(rows[0]), "run"] if rows else [], lineterminator="\n")
+    names = dict.fromkeys(name for row in rows for name in row_columns(row))
+    writer = csv.DictWriter(stream, [*names, "run"] if rows else [], lineterminator="\n")
     writer.writeheader()
     for row in rows:
         writer.writerow(row_columns(row) | {"run": run})
@@ -170,7 +178,7 @@ def _summary(row: Row, bound: Row) -> dict[str, Any]:
         "protocol": row.protocol,
         "time_fs": row.time_fs,
         "bound_fs": bound.bound_fs,
-        "headroom": row.time_fs / bound.bound_fs if bound.bound_fs else None,
+        "headroom": row.time_fs / bound.bound_fs if bound.bound_fs and not row.result.cut else None,
         "bottleneck": bound.result.bottleneck,
     }
 

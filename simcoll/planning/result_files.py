@@ -22,7 +22,8 @@ def picture(title: str, table: Table, topology: Topology, run: str) -> bytes:
     """The curves of a sweep, as SVG; ``run`` names the results that it belongs to."""
     from simcoll.planning.chart import busbw_svg
 
-    return busbw_svg(title, table.sweep.collective, topology.nranks, table.rows, run=run)
+    through = [row for row in table.rows if row.result.cut is None]  # of the others there is nothing to draw
+    return busbw_svg(title, table.sweep.collective, topology.nranks, through or table.rows, run=run)
 
 
 def timeline(table: Table, topology: Topology, near: int, run: str) -> bytes:

@@ -81,6 +81,8 @@ class Scenario(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     seed: int = 0
     stragglers: tuple[str, ...] = ()
     background: tuple[str, ...] = ()
+    faults: tuple[str, ...] = ()
+    policy: str = "stall"
     ranks: str = ""
 
 
@@ -183,7 +185,9 @@ def sweep_of(scenario: Scenario, file: str) -> Sweep:
         return Sweep(
             scenario.collective.kind, ladder, choices, tuple(scenario.protocols), scenario.collective.dtype,
             scenario.collective.op, scenario.collective.root, size(scenario.check_up_to, "$.check_up_to"),
-            disturbance(scenario.stragglers, scenario.background, scenario.jitter, scenario.seed),
+            disturbance(
+                scenario.stragglers, scenario.background, scenario.jitter, scenario.seed, scenario.faults, scenario.policy
+            ),
         )  # fmt: skip
 
 

@@ -207,14 +207,16 @@ def play(
     """Emulate one plan, with real data up to the size to which the sweep checks."""
     data = "exact" if 0 < plan.total_bytes <= sweep.check_up_to else "none"
     events = sweep.disturbed.events(topology)
-    return emulate(plan, topology, data=data, observer=observer, engine=engine, events=events)
+    how = {"data": data, "observer": observer, "engine": engine}
+    return emulate(plan, topology, **how, events=events, policy=sweep.disturbed.policy)
 
 
 def best_rows(rows: Sequence[Row]) -> list[Row]:
-    """The fastest run of every size, in order of size; of equals the first given."""
+    """The fastest run of every size, in order of size; of equals the first given. Runs that were cut off come last."""
     best: dict[int, Row] = {}
     for row in rows:
-        if row.count not in best or row.time_fs < best[row.count].time_fs:
+        before = best.get(row.count)
+        if before is None or (bool(row.result.cut), row.time_fs) < (bool(before.result.cut), before.time_fs):
             best[row.count] = row
     return list(best.values())
 

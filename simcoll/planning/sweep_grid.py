@@ -73,6 +73,8 @@ class SweepFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     jitter: str = "0"
     stragglers: tuple[str, ...] = ()
     background: tuple[str, ...] = ()
+    faults: tuple[str, ...] = ()
+    policy: str = "stall"
     ranks: str = ""
     dtype: str = "float32"
     op: str = "sum"
@@ -119,9 +121,10 @@ def sweep_grid(sweep: SweepFile, path: Path) -> Grid:
         "check_up_to": parse_size(sweep.check_up_to, file=file, path="$.check_up_to"),
     }  # fmt: skip
     # Only what is asked for is part of a point, so that others keep their keys.
-    disturbed = disturbance(sweep.stragglers, sweep.background)
+    disturbed = disturbance(sweep.stragglers, sweep.background, faults=sweep.faults, policy=sweep.policy)
     fixed |= {"stragglers": list(disturbed.stragglers)} if disturbed.stragglers else {}
     fixed |= {"background": list(disturbed.background)} if disturbed.background else {}
+    fixed |= {"faults": list(disturbed.faults), "policy": disturbed.policy} if disturbed.faults else {}
     fixed |= {"ranks": parse_ranks(sweep.ranks)} if sweep.ranks else {}
     points: list[Point] = []
     for topology, nodes, degraded, collective in product(
@@ -233,12 +236,16 @@ def time_point(point: Point) -> dict[str, Any]:
             tuple((link, share) for link, share in point.get("background", ())),
             point["jitter_fs"],
             point["seed"],
+            tuple(point.get("faults", ())),
+            point.get("policy", "stall"),
         ),
     )
     count = counts_for(sweep.collective, sweep.sizes, machine.nranks, parse_dtype(sweep.dtype).itemsize)[0]
     protocol = costs_of(sweep, name, machine, schedule)
     result = play(sweep, bind(schedule, count, sweep.dtype, sweep.op, protocol=protocol), machine)
     columns = row_columns(Row(choice, name, result))
+    if result.cut is not None:
+        raise ConfigError(str(result.cut))
     return {name: columns[name] for name in FIGURES}
 
 

@@ -197,7 +197,7 @@ def test_data_is_right_whatever_happens(play):
     result = play(plan, events, data="exact", topology=crossbar(4, "1 GB/s", "1 us"))
     assert (result.wrong, result.cut) == (0, None)
     cut = play(plan, ["t=3us gpu1 -> switch = 0"], data="exact")
-    assert (cut.wrong, cut.outputs, cut.bound, cut.no_data) == (None, None, None, "the run was cut off")
+    assert (cut.wrong, cut.outputs, cut.headroom, cut.no_data) == (None, None, None, "the run was cut off")
 
 
 def test_events_do_not_fold():

@@ -108,3 +108,92 @@ def test_what_does_not_go_together(capsys):
         assert "are for algorithms" in capsys.readouterr().err
     assert main(["perf", "all_reduce", "--straggler", "rank 99: +5 %", "-a", "ring", "-e", "8"]) == 2
     assert "99" in capsys.readouterr().err
+
+
+FLAP = "t=10us gpu1 -> switch = 0 for 1ms"
+
+
+def test_faults_happen_in_every_run(folder, capsys):
+    """Two ranks send half a MiB each, twice; in the first round one link is down for a millisecond."""
+    plain = ["-t", "pair.toml", "--ranks", "0,1", "-a", "ring", "-b", "1M", "-e", "1M"]
+    by_hand = 2 * (1 + MEBIBYTE / 2 / 10 / 1e3) + 1000
+    assert times(capsys, *plain, "--fault", FLAP) == (
+        [f"{by_hand:.2f}"],
+        ["# disturbed: t=10us gpu1 -> switch = 0 for 1ms; policy stall"],
+    )
+    options = [
+        "--fault",
+        FLAP,
+        "--policy",
+        "stall 100us x 1",
+        "--csv",
+        "rows.csv",
+        "--svg",
+        "a.svg",
+        "--json",
+        "a.json",
+    ]
+    assert main(["perf", "all_reduce", *plain, *options]) == 0
+    out = capsys.readouterr().out
+    assert "aborted    0.00    0.00" in out
+    assert "# ring ideal, 1 MiB: aborted at 210 us: down: gpu1 -> switch; cut off: message 3 (rank 1 -> 0)" in out
+    assert "aborted at 210 us" in (folder / "rows.csv").read_text()
+    # A run that comes to its end is better than one that is cut off earlier.
+    assert (
+        main(
+            [
+                "perf",
+                "all_reduce",
+                *plain[:4],
+                "-a",
+                "ring,one_shot",
+                *plain[6:],
+                "--fault",
+                "t=90us gpu1 -> switch = 0",
+            ]
+        )
+        == 0
+    )
+    out = capsys.readouterr().out
+    assert " one_shot ideal " in out
+    assert "# ring ideal, 1 MiB: stuck at" in out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--fault", "t=10us gpu1 -> swich = 0"], "did you mean 'switch'"),
+        (["--fault", "gpu1 -> switch = 0"], "expected a time first"),
+        (["--fault", FLAP, "--policy", "wait"], "policy 'wait' is not known"),
+        (["--policy", "abort"], "--policy is for --fault"),
+    ],
+)
+def test_wrong_faults_are_refused_before_anything_is_proved(folder, capsys, options, message):
+    assert main(["perf", "all_reduce", "-t", "pair.toml", "-a", "ring", *options]) == 2
+    said = capsys.readouterr()
+    assert message in said.err
+    assert "proved" not in said.out
+
+
+def test_files_have_faults(folder, capsys):
+    (folder / "scenario.toml").write_text(
+        f'title = "t"\nalgorithms = ["ring"]\nfaults = ["{FLAP}"]\npolicy = "stall 1s x 1"\nranks = "0-1"\n'
+        '[topology]\nname = "pair.toml"\n[collective]\nkind = "all_reduce"\n[sizes]\nbegin = "1M"\nend = "1M"\n'
+    )
+    (folder / "sweep.toml").write_text(
+        'title = "t"\ntopologies = ["pair.toml"]\ncollectives = ["all_reduce"]\nalgorithms = ["ring"]\nsizes = ["1M"]\n'
+        f'faults = ["{FLAP}"]\nranks = "0-1"\n'
+    )
+    assert main(["run", "scenario.toml", "-o", "out"]) == 0
+    (run,) = json.loads((folder / "out" / "results.json").read_text())["runs"]
+    by_hand_fs = 2 * (10**9 + MEBIBYTE // 2 * 100_000) + 10**12
+    assert (run["time_fs"], "cut" in run) == (by_hand_fs, False)
+    assert main(["run", "scenario.toml", "-o", "out", "--policy", "abort"]) == 0
+    (run,) = json.loads((folder / "out" / "results.json").read_text())["runs"]
+    assert (run["time_fs"], run["cut"][:16], run["headroom"]) == (10**10, "aborted at 10 us", None)
+    assert main(["sweep", "sweep.toml", "-o", "rows", "-j", "1"]) == 0
+    (row,) = [json.loads(line) for line in (folder / "rows" / "rows.jsonl").read_text().splitlines()]
+    assert row["result"]["time_fs"] == by_hand_fs
+    assert main(["sweep", "sweep.toml", "-o", "more", "-j", "1", "--policy", "abort"]) == 0
+    (row,) = [json.loads(line) for line in (folder / "more" / "rows.jsonl").read_text().splitlines()]
+    assert row["error"].startswith("aborted at 10 us")
