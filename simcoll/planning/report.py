@@ -62,11 +62,12 @@ def titles_of() -> tuple[tuple[str, str], ...]:
 def cells(sweep: Sweep, rows: Sequence[Row]) -> tuple[object, ...]:
     """The line of one size, cell by cell: its best run and the bound of all."""
     (row,), (bound,) = best_rows(rows), bound_rows(rows)
+    cut, bound_fs = row.result.cut, bound.bound_fs
     return (
         row.size_bytes, row.count, sweep.dtype, sweep.op if KINDS[sweep.collective].reduces else "none", _root(sweep),
-        row.result.cut.kind if row.result.cut else microseconds(row.time_fs / 1e9), gigabytes(row.algbw), gigabytes(row.busbw), "-" if row.wrong is None else row.wrong,
-        str(row), microseconds(bound.bound_fs / 1e9), f"{row.time_fs / bound.bound_fs:.2f}x" if bound.bound_fs and not row.result.cut else "-",
-        bound.result.bottleneck,
+        microseconds(row.time_fs / 1e9) if cut is None else cut.kind, gigabytes(row.algbw), gigabytes(row.busbw),
+        "-" if row.wrong is None else row.wrong, str(row), microseconds(bound_fs / 1e9),
+        f"{row.time_fs / bound_fs:.2f}x" if bound_fs and cut is None else "-", bound.result.bottleneck,
     )  # fmt: skip
 
 

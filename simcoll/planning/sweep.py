@@ -207,8 +207,8 @@ def play(
     """Emulate one plan, with real data up to the size to which the sweep checks."""
     data = "exact" if 0 < plan.total_bytes <= sweep.check_up_to else "none"
     events = sweep.disturbed.events(topology)
-    how = {"data": data, "observer": observer, "engine": engine}
-    return emulate(plan, topology, **how, events=events, policy=sweep.disturbed.policy)
+    policy = sweep.disturbed.policy
+    return emulate(plan, topology, data=data, observer=observer, engine=engine, events=events, policy=policy)
 
 
 def best_rows(rows: Sequence[Row]) -> list[Row]:
