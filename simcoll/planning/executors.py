@@ -39,6 +39,8 @@ class Pool:
         Requests for each worker at a time: with two, none waits for the next.
     hold_s
         Seconds for which a worker may keep its rows before it hands them over.
+    near
+        Whether its workers see the folder of the rows: then they keep a file of the rows that they have not handed over yet.
     lost
         What its futures raise when a worker dies and no other can take over.
     """
@@ -47,6 +49,7 @@ class Pool:
     workers: Callable[[], int]
     ahead: int = 2
     hold_s: float = HOLD_S
+    near: bool = False
     lost: tuple[type[BaseException], ...] = (BrokenExecutor,)
 
 
@@ -121,7 +124,7 @@ def _processes(jobs: int | None) -> Iterator[Pool]:
     # Fresh processes: a fork would copy the threads' locks of compiled code.
     executor = ProcessPoolExecutor(many, get_context("spawn"), _begin_worker)
     try:
-        yield Pool(executor, lambda: many)
+        yield Pool(executor, lambda: many, near=True)
     except BaseException:
         executor.shutdown(wait=False, cancel_futures=True)
         for process in set(active_children()) - ours:

@@ -13,8 +13,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_COMPLETED, wait
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self, cast
+from uuid import uuid4
 
 import msgspec
 
@@ -125,8 +127,9 @@ def run_grid(
     Parameters
     ----------
     folder
-        Has the rows: ``rows.jsonl``, or ``rows-3-of-16.jsonl`` of a shard. Rows are there as soon as this function has them: after
-        ``kill -9`` the file lacks what workers had in hand, and at most its last line is torn.
+        Has the rows: ``rows.jsonl``, or ``rows-3-of-16.jsonl`` of a shard. Rows are there as soon as this function has them. Processes
+        of this machine keep those that they have not handed over yet in ``rows-in-hand-*.jsonl``, so that after ``kill -9`` of
+        everything no finished row is lost, only the one that each worker was playing; from other workers also those of the last moment.
     pool
         Who plays. Whoever it is, the same points give the same rows.
     resume
@@ -153,9 +156,14 @@ def run_grid(
     name = f"rows-{shard.replace('/', '-of-')}.jsonl" if shard else ROWS
     before = len(rows)
     with _Appended(folder / name) as file:
-        for new in _play(wanted, todo, pool, lambda: progress and progress(len(rows), len(wanted))):
+        if not shard:  # other shards may be at work
+            _adopt(folder, file)
+        hands = folder if pool.near else None
+        for new, hand in _play(wanted, todo, pool, lambda: progress and progress(len(rows), len(wanted)), hands):
             file.append(new)
             rows.update((row["key"], row) for row in new)
+            if hand is not None:
+                hand.unlink(missing_ok=True)
     return GridRun(tuple(rows[key] for key in wanted.keys), len(rows) - before)
 
 
@@ -167,8 +175,12 @@ def read_rows(folder: Path) -> dict[str, Row]:
     ConfigError
         For a file that is no file of rows, with the line.
     """
+    return _read(sorted(folder.glob("rows*.jsonl")))
+
+
+def _read(paths: Iterable[Path]) -> dict[str, Row]:
     found: dict[str, Row] = {}
-    for path in sorted(folder.glob("rows*.jsonl")):
+    for path in paths:
         try:
             *lines, _torn = path.read_bytes().split(b"\n")
         except OSError as error:
@@ -183,6 +195,17 @@ def read_rows(folder: Path) -> dict[str, Row]:
                                   path=f"line {number}")  # fmt: skip
             found[row["key"]] = row
     return found
+
+
+def _adopt(folder: Path, file: _Appended) -> None:
+    """Add the rows that workers of a run that was killed had not handed over."""
+    hands = sorted(folder.glob("rows-in-hand-*.jsonl"))
+    if not hands:
+        return
+    elsewhere = _read(path for path in sorted(folder.glob("rows*.jsonl")) if path not in hands)
+    file.append([row for key, row in _read(hands).items() if key not in elsewhere])
+    for hand in hands:
+        hand.unlink()
 
 
 class _Appended:
@@ -210,7 +233,7 @@ class _Appended:
 
     def append(self, rows: Sequence[Row]) -> None:
         """Write whole lines, and wait until the disk has them."""
-        content = b"".join(msgspec.json.encode(row, order="sorted") + b"\n" for row in rows)
+        content = b"".join(map(_line, rows))
         try:
             while content:
                 content = content[os.write(self._file, content) :]
@@ -219,10 +242,16 @@ class _Appended:
             raise ConfigError(f"cannot be written: {error.strerror}", file=str(self.path)) from None
 
 
-def _play(grid: Grid, todo: Iterable[Point], pool: Pool, report: Callable[[], object]) -> Iterator[list[Row]]:
-    """New rows, as they come back from the pool."""
+Batch = tuple[list[Point], "Path | None"]
+"""Points that a worker has, and the file of its rows that are not handed over yet."""
+
+
+def _play(
+    grid: Grid, todo: Iterable[Point], pool: Pool, report: Callable[[], object], hands: Path | None
+) -> Iterator[tuple[list[Row], Path | None]]:
+    """New rows, as they come back from the pool, with the file in which they are meanwhile."""
     waiting = deque(todo)
-    running: dict[Future[list[Row]], list[Point]] = {}
+    running: dict[Future[list[Row]], Batch] = {}
     report()
     try:
         while waiting or running:
@@ -230,12 +259,13 @@ def _play(grid: Grid, todo: Iterable[Point], pool: Pool, report: Callable[[], ob
                 # Small near the end, so that no worker has the last ones alone.
                 size = max(1, min(MAX_BATCH, len(waiting) // (4 * pool.workers())))
                 batch = [waiting.popleft() for _ in range(size)]
-                running[pool.executor.submit(_some, grid.work, batch, pool.hold_s)] = batch
+                hand = None if hands is None else hands / f"rows-in-hand-{uuid4().hex}.jsonl"
+                running[pool.executor.submit(_some, grid.work, batch, pool.hold_s, hand)] = batch, hand
             wait(running, timeout=REPORT_S, return_when=FIRST_COMPLETED)
             for future in [each for each in running if each.done()]:
-                rows, batch = future.result(), running.pop(future)
+                rows, (batch, hand) = future.result(), running.pop(future)
                 waiting.extendleft(reversed(batch[len(rows) :]))
-                yield rows
+                yield rows, hand
             report()
     except pool.lost as error:
         raise ConfigError(
@@ -247,22 +277,34 @@ def _play(grid: Grid, todo: Iterable[Point], pool: Pool, report: Callable[[], ob
         raise
 
 
-def _in_hand(running: Iterable[Future[list[Row]]]) -> Iterator[list[Row]]:
+def _in_hand(running: Mapping[Future[list[Row]], Batch]) -> Iterator[tuple[list[Row], Path | None]]:
     """After Ctrl-C: what is done, and what workers will have done in a moment."""
     left = [future for future in running if not future.cancel()]
     for future in wait(left, timeout=4 * REPORT_S).done:
         if future.exception() is None:
-            yield future.result()
+            yield future.result(), running[future][1]
 
 
-def _some(work: Work, points: Sequence[Point], hold_s: float) -> list[Row]:
-    """The rows of the first points, at least one, until ``hold_s`` seconds have passed."""
+def _some(work: Work, points: Sequence[Point], hold_s: float, hand: Path | None = None) -> list[Row]:
+    """The rows of the first points, at least one, until ``hold_s`` seconds have passed; ``hand``: a file for them meanwhile."""
     rows, end = [], time.monotonic() + hold_s
     for point in points:
         rows.append(_row(work, point))
+        if hand is not None:
+            _keep(hand, rows[-1])
         if time.monotonic() > end:
             break
     return rows
+
+
+def _keep(hand: Path, row: Row) -> None:
+    """Append a row; where that cannot be, whoever gets the rows finds it out, too."""
+    with suppress(OSError), hand.open("ab", buffering=0) as file:
+        file.write(_line(row))
+
+
+def _line(row: Row) -> bytes:
+    return msgspec.json.encode(row, order="sorted") + b"\n"
 
 
 def _row(work: Work, point: Point) -> Row:

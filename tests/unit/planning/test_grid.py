@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -239,6 +240,52 @@ def test_a_stopped_sweep_goes_on(sweep, tmp_path, how):
         assert "--resume goes on" in out
     finished(sweep("cut", "-j", "2", "--resume", seeds=20))
     same_results(tmp_path / "whole", tmp_path / "cut")
+
+
+MARKED = """
+import time
+
+def marked(point):
+    time.sleep(0.002)
+    with open("ended", "ab", buffering=0) as file:
+        file.write(b"x")
+    return {}
+"""
+PLAYS = """
+import pathlib, sys
+from marked import marked
+from simcoll.planning.executors import open_pool
+from simcoll.planning.grid import Grid, run_grid
+
+if __name__ == "__main__":
+    with open_pool(jobs=int(sys.argv[1])) as pool:
+        pathlib.Path("rows").mkdir(exist_ok=True)
+        run_grid(Grid(marked, tuple({"x": x} for x in range(100_000))), pathlib.Path("rows"), pool, resume=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("jobs", [1, 3])
+def test_kill_9_loses_no_more_than_a_row_of_each_worker(tmp_path, jobs):
+    """Points mark that they ended, a moment before their row is written; 2 ms each, handed over every 100 ms."""
+    (tmp_path / "marked.py").write_text(MARKED)
+    (tmp_path / "plays.py").write_text(PLAYS)
+    for run in (1, 2):
+        command = [sys.executable, "plays.py", str(jobs)]
+        process = subprocess.Popen(command, cwd=tmp_path, env=environment(), start_new_session=True)
+        while process.poll() is None and ended_points(tmp_path) < 100 * run:
+            time.sleep(0.007)
+        os.killpg(process.pid, signal.SIGKILL)  # the workers with it
+        process.wait(timeout=60)
+        time.sleep(0.2)
+        ended = ended_points(tmp_path)
+        assert ended - run * jobs <= len(read_rows(tmp_path / "rows")) <= ended
+    assert ended >= 200
+
+
+def ended_points(folder):
+    path = folder / "ended"
+    return path.stat().st_size if path.exists() else 0
 
 
 @pytest.mark.slow
