@@ -218,7 +218,13 @@ def _merged(document: Mapping[str, Any], alternative: Mapping[str, Any], folder:
         if table == "name":
             continue
         found[table] = {**mine, **theirs} if isinstance(mine, dict) and isinstance(theirs, dict) else mine
-    for table, key in (("model", "hf"), ("gpu", "name"), ("gpu", "calibration"), ("topology", "name")):
+    for table, key in (
+        ("model", "hf"),
+        ("gpu", "name"),
+        ("gpu", "calibration"),
+        ("gpu", "measured"),
+        ("topology", "name"),
+    ):
         value = found.get(table, {}).get(key) if isinstance(found.get(table, {}), dict) else None
         if isinstance(value, str) and (folder / value).is_file():
             found[table] = {**found[table], key: str((folder / value).resolve())}
@@ -247,7 +253,7 @@ def _terms(merged: dict[str, Any], objective: Objective) -> dict[str, Any]:
 def _inputs_hash(merged: Mapping[str, Any]) -> str:
     """Hash of the files that a design names, so that a changed file makes other points."""
     told: list[object] = []
-    for table, key in (("model", "hf"), ("gpu", "name"), ("gpu", "calibration")):
+    for table, key in (("model", "hf"), ("gpu", "name"), ("gpu", "calibration"), ("gpu", "measured")):
         value = merged.get(table, {}).get(key)
         if isinstance(value, str) and Path(value).is_file():
             told.append(read_file(value, MAX_BYTES))

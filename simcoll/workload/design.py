@@ -19,6 +19,7 @@ from simcoll.topology import load_topology
 from simcoll.units import parse_size
 from simcoll.workload.calibration import UNCALIBRATED, Calibration, load_calibration
 from simcoll.workload.gpu import Gpu, load_gpu, shipped_gpus
+from simcoll.workload.measured import Measured, load_measured
 from simcoll.workload.mesh import Mesh, mesh_of
 from simcoll.workload.model import Model, model_from_hf, shipped_model
 from simcoll.workload.parallel import Parallel, layers_of_chunks
@@ -63,6 +64,7 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 class _GpuTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     name: str = ""
     calibration: str = ""
+    measured: str = ""
 
 
 class _Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -96,6 +98,8 @@ class Design:
         How the one is spread over the other.
     memory_limit
         Bytes of a GPU that a design may use.
+    measured
+        Measured times of operators, which stand in for the roofline.
     """
 
     title: str
@@ -110,6 +114,7 @@ class Design:
     parallel: Parallel
     mesh: Mesh
     memory_limit: int
+    measured: Measured | None = None
 
     @property
     def micro_batches(self) -> int:
@@ -129,10 +134,12 @@ class Design:
     @property
     def hash(self) -> str:
         """Hash of everything that decides the result."""
-        parts = (
+        parts: tuple[object, ...] = (
             self.model, self.sequence, self.global_batch, self.dtype, sorted(self.gpu.values.items()), self.calibration.hash,
             topology_digest(self.topology), sorted(self.cluster.slow.items()), self.parallel, self.mesh.axes, self.memory_limit,
         )  # fmt: skip
+        if self.measured is not None:
+            parts = (*parts, sorted(self.measured.times.items()))
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
@@ -231,6 +238,7 @@ def _checked(read: _File, topology: Topology, folder: Path, stem: str) -> Design
     calibration = UNCALIBRATED
     if read.gpu.calibration:
         calibration = load_calibration(folder / read.gpu.calibration)
+    measured = load_measured(folder / read.gpu.measured) if read.gpu.measured else None
     limit = (
         parse_size(read.limits.memory, what="memory", path="$.limits.memory")
         if read.limits.memory
@@ -244,7 +252,7 @@ def _checked(read: _File, topology: Topology, folder: Path, stem: str) -> Design
     _divides(model, asked, parallel, dp)
     return Design(
         read.title or stem, model, asked.sequence, asked.global_batch, asked.dtype, gpu, calibration, read.topology, topology,
-        parallel, mesh, limit,
+        parallel, mesh, limit, measured,
     )  # fmt: skip
 
 

@@ -78,9 +78,14 @@ def _sizes(design: Design) -> _Sizes:
     return _Sizes(rows, design.model.hidden, parallel.tp if parallel.sequence_parallel else 1)
 
 
+def roofline_of(design: Design) -> Roofline:
+    """What times the kernels of a design."""
+    return Roofline(design.gpu, design.calibration, design.dtype, design.measured)
+
+
 def layer_of(design: Design, *, moe: bool) -> Layer:
     """One layer of a design."""
-    roof = Roofline(design.gpu, design.calibration, design.dtype)
+    roof = roofline_of(design)
     forward, to_input, to_weights, flops = 0.0, 0.0, 0.0, 0.0
     for linear in linears(design.model, moe=moe):
         times, done = _linear(design, roof, linear)
@@ -136,9 +141,10 @@ def _attention(design: Design, roof: Roofline) -> tuple[Pass, Pass]:
     s, every = design.sequence // parallel.cp, design.sequence
     if parallel.attention == "fused":  # causal: half of the products
         flops = b * heads * s * every * (model.key_width + model.value_width)
+        shape = (b, heads, s, every, model.key_width, model.value_width)
         return (
-            Pass(roof.attention(flops), flops),
-            Pass(roof.attention(2.5 * flops, backward=True), 2.5 * flops),
+            Pass(roof.attention(flops, shape), flops),
+            Pass(roof.attention(2.5 * flops, shape, backward=True), 2.5 * flops),
         )
     batch = max(1, round(b * heads))
     flops = 2.0 * batch * s * every * (model.key_width + model.value_width)
@@ -229,7 +235,7 @@ def _experts(design: Design, computed: float) -> tuple[tuple[Inside, ...], tuple
 def ends_of(design: Design) -> Ends:
     """Embedding and head of a design."""
     model, parallel, sizes = design.model, design.parallel, _sizes(design)
-    roof = Roofline(design.gpu, design.calibration, design.dtype)
+    roof = roofline_of(design)
     x, columns = sizes.rows * sizes.hidden, model.vocabulary / parallel.tp
     look = roof.elementwise(2 * ELEMENT * x + (3 * ELEMENT * x if model.positions else 0))
     spread = roof.elementwise(3 * ELEMENT * x)
@@ -261,4 +267,4 @@ def optimizer_seconds(design: Design, parameters: int) -> float:
     """
     gradient = DTYPE_BYTES[design.parallel.gradients]
     nbytes = 4 * 3 * 2 + 2 + 2 * gradient + (8 if gradient < 4 else 0)
-    return Roofline(design.gpu, design.calibration, design.dtype).elementwise(nbytes * parameters)
+    return roofline_of(design).elementwise(nbytes * parameters)

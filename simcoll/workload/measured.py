@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ from simcoll.formats.strict import read_file
 from simcoll.units import FS_PER_SECOND, MAX_TIME_FS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
 __all__ = ["Measured", "load_measured", "parse_measured"]
@@ -36,14 +36,29 @@ class Measured:
         For messages.
     times
         By ``(operator, shape, dtype)``.
+    asked
+        What was looked up, and whether the table has it.
     """
 
     file: str
     times: Mapping[tuple[str, str, str], int]
+    asked: dict[tuple[str, str, str], bool] = field(default_factory=dict)
 
-    def known(self, operator: str, shape: str, dtype: str) -> int | None:
+    def known(self, operator: str, shape: Sequence[float] | str, dtype: str) -> int | None:
         """The time of an operator; None where nobody measured it."""
-        return self.times.get((operator, shape, dtype))
+        text = (
+            shape if isinstance(shape, str) else "x".join(f"{each:g}" if each % 1 else f"{each:.0f}" for each in shape)
+        )
+        found = self.times.get((operator, text, dtype))
+        self.asked[operator, text, dtype] = found is not None
+        return found
+
+    def note(self) -> str:
+        """How many rows stand in for the roofline, and what it still times."""
+        here = sum(self.asked.values())
+        missing = [" ".join(each).replace("  ", " ") for each, found in self.asked.items() if not found]
+        said = f"; by roofline {', '.join(missing[:3])}{', ...' if missing[3:] else ''}" if missing else ""
+        return f"{here} of {len(self.times)} rows of {self.file} stand in for the roofline{said}"
 
     def time_fs(self, operator: str, shape: str, dtype: str) -> int:
         """The time of an operator.

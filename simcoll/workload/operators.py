@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from math import ceil
 from typing import TYPE_CHECKING
 
+from simcoll.units import FS_PER_SECOND
 from simcoll.workload.gpu import DTYPE_BYTES
 
 if TYPE_CHECKING:
     from simcoll.workload.calibration import Calibration
     from simcoll.workload.gpu import Gpu
+    from simcoll.workload.measured import Measured
 
 __all__ = ["Roofline"]
 
@@ -39,11 +41,14 @@ class Roofline:
         What computes, and what measurements say about it.
     dtype
         Of matrix products; attention and everything else are of 16 bits where it has 8.
+    measured
+        Times that stand in for the rates where it has them.
     """
 
     gpu: Gpu
     calibration: Calibration
     dtype: str
+    measured: Measured | None = None
 
     @property
     def memory_rate(self) -> float:
@@ -76,6 +81,9 @@ class Roofline:
         if min(rows, columns, depth, batch) <= 0:
             return 0.0
         dtype = self.wide if wide else self.dtype
+        known = self._known("gemm", (*((batch,) if batch > 1 else ()), rows, columns, depth), dtype)
+        if known is not None:
+            return known
         units = self.gpu.number("units.count", SMALLEST_WAVE)
         rate = self.gpu.gemm(dtype) * self.calibration.rate
         best = min(
@@ -91,8 +99,16 @@ class Roofline:
         moved = batch * (DTYPE_BYTES[dtype] * (rows * depth + depth * columns) + 2 * rows * columns)
         return max(best, self.elementwise(moved))
 
-    def attention(self, flops: float, *, backward: bool = False) -> float:
-        """Fused attention of so many operations."""
+    def _known(self, operator: str, shape: tuple[float, ...], dtype: str) -> float | None:
+        """The measured time of an operator in seconds, if there is one."""
+        found = None if self.measured is None else self.measured.known(operator, shape, dtype)
+        return None if found is None else found / FS_PER_SECOND
+
+    def attention(self, flops: float, shape: tuple[float, ...] = (), *, backward: bool = False) -> float:
+        """Fused attention of so many operations; ``shape``: sequences, heads, queries, keys, widths of keys and of values."""
+        known = self._known("attention backward" if backward else "attention", shape, self.wide)
+        if known is not None:
+            return known
         place = "attention.backward" if backward else "attention.forward"
         rate = self.gpu.number(place, PLAIN_SHARE * self.gpu.peak(self.wide)) * self.calibration.rate
         return flops / rate

@@ -185,6 +185,8 @@ def _notes(design: Design, tier: int) -> tuple[str, ...]:
         found.append(
             f"stage {worst} fills {100 * share:.0f} % of its memory: allocators slow such steps down, which is not modelled"
         )
+    if design.measured is not None:
+        found.append(design.measured.note())
     if design.slow and tier == 1:
         found.append("tier 1 slows all ranks of a stage down as much as the slowest of them")
     if design.calibration.overlap == 0 and design.parallel.overlap_dp:

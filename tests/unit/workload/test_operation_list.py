@@ -9,10 +9,13 @@ import pytest
 from simcoll.errors import ConfigError
 from simcoll.formats.recognise import recognise
 from simcoll.topology import crossbar
+from simcoll.workload.design import design_from
 from simcoll.workload.gpu import load_gpu
+from simcoll.workload.layers import layer_of, roofline_of
 from simcoll.workload.measured import parse_measured
 from simcoll.workload.operation_list import load_operations, operations_from
 from simcoll.workload.run import run_workload
+from simcoll.workload.steps import step
 
 EXAMPLE = Path(__file__).parents[3] / "docs" / "howto" / "experts.toml"
 MS, US = 10**12, 10**9
@@ -118,3 +121,30 @@ def test_a_table_of_measured_operators():
     ):
         with pytest.raises(ConfigError, match=said):
             parse_measured(text.encode(), "t.csv")
+
+
+def test_measured_operators_stand_in_for_the_roofline_of_a_step(tmp_path):
+    def design(*lines):
+        table = tmp_path / "operators.csv"
+        table.write_text("\n".join(["operator,shape,dtype,milliseconds", *lines, ""]))
+        tables = {
+            "model": {"name": "llama-3.1-8b", "sequence": 8192, "global_batch": 8}, "topology": {"name": "dgx-h100"},
+            "gpu": {"name": "h100", "measured": "operators.csv"},
+        }  # fmt: skip
+        return design_from(tables, file=str(tmp_path / "design.toml"))
+
+    plain = design("gemm,1x1x1,bf16,1")
+    # The output projection, forward: rows of a micro-batch, hidden, hidden; queries, keys and values are one other product. And attention.
+    product, attention = "gemm,8192x4096x4096,bf16,7", "attention,1x32x8192x8192x128x128,bf16,5"
+    own = roofline_of(plain)
+    alone = own.gemm(8192, 4096, 4096)
+    assert roofline_of(design(product)).gemm(8192, 4096, 4096) == 0.007
+    differences = [
+        layer_of(design(*lines), moe=False).forward.seconds - layer_of(plain, moe=False).forward.seconds
+        for lines in ((product,), (attention,))
+    ]
+    assert differences[0] == pytest.approx(0.007 - alone)
+    assert differences[1] == pytest.approx(0.005 - own.attention(32 * 8192 * 8192 * 256))
+    found = step(design(product, "gemm,1x1x1,bf16,1"), tier=1, exposed=False)
+    assert found.design_hash != step(plain, tier=1, exposed=False).design_hash
+    assert any(note.startswith("1 of 2 rows of ") and "by roofline gemm" in note for note in found.notes)
