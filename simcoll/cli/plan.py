@@ -81,12 +81,13 @@ def _files(space: Space, rows: Sequence[Row], best: Sequence[Row], front: Sequen
     from simcoll.planning.design_report import design_page
     from simcoll.planning.designs import bars_of, design_of, designs_csv
     from simcoll.planning.page import page_html
+    from simcoll.planning.prices import shadow_prices
     from simcoll.planning.step_report import step_trace
     from simcoll.workload.steps import Step
 
     step = Step(design_of(best[0]))
     clock = step.clock(tier=best[0]["result"]["tier"]).clock
-    page = design_page(space, rows, best, front, bars_of(step.workload, clock), step.design)
+    page = design_page(space, rows, best, front, bars_of(step.workload, clock), step.design, shadow_prices(step.design))
     contents = (
         designs_csv(rows),
         toml_text({"title": space.title, **best[0]["point"]["design"]}).encode(),

@@ -6,6 +6,15 @@ import platform
 from typing import TYPE_CHECKING, Any
 
 from simcoll import __version__
+from simcoll.planning.design_charts import (
+    COLOURS,
+    links_chart,
+    memory_chart,
+    parts_chart,
+    rounded,
+    timeline_chart,
+    timeline_text,
+)
 from simcoll.planning.figures import FIGURES
 from simcoll.planning.page import Cell, Column, Comparison, Page, Section, Table
 
@@ -14,6 +23,7 @@ if TYPE_CHECKING:
 
     from simcoll.planning.designs import Bar
     from simcoll.planning.grid import Row
+    from simcoll.planning.prices import Price
     from simcoll.planning.space import Space
     from simcoll.workload.design import Design
 
@@ -22,13 +32,20 @@ __all__ = ["design_page"]
 MOST_POINTS = 3000
 MOST_ROWS = 50
 MOST_BARS = 10
-BELOW = {"columns": 4, "orient": "bottom"}
-COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31", "#7f7f7f"]
-"""Apart for every common colour vision (Okabe and Ito 2008), the last two added; of enough contrast on white and on black."""
+MEMORY = "Of the GPU that needs most, by part."
+PRICES = (
+    "The best design in tier 1 with one thing changed at a time. What does not shorten the step is not worth buying."
+)
 
 
 def design_page(
-    space: Space, rows: Sequence[Row], best: Sequence[Row], front: Sequence[Row], bars: Sequence[Bar], design: Design
+    space: Space,
+    rows: Sequence[Row],
+    best: Sequence[Row],
+    front: Sequence[Row],
+    bars: Sequence[Bar],
+    design: Design,
+    prices: Sequence[Price] = (),
 ) -> Page:
     """The report.
 
@@ -42,6 +59,8 @@ def design_page(
         The timeline of the best design.
     design
         The best design, whose inputs are listed.
+    prices
+        What would make it faster.
     """
     shown = list({row["key"]: row for row in (*best[:MOST_ROWS], *front)}.values())
     axes = _axes(space, best)
@@ -61,8 +80,10 @@ def design_page(
     ]
     page = Page(space.title, summary, _sections(space, best, front, shown), _footer(first))
     if bars:
-        text = _timeline_text(bars, first)
-        page.sections.insert(3, Section("timeline", "One step of the best design", text, chart=_timeline(bars)))
+        text = timeline_text(bars, first)
+        page.sections.insert(4, Section("timeline", "One step of the best design", text, chart=timeline_chart(bars)))
+    if prices:
+        page.sections.append(Section("prices", "What would help", PRICES, table=_prices(prices)))
     inputs = "Every number that the best design uses, with its source."
     page.sections.append(Section("inputs", "Inputs", inputs, table=_inputs(design)))
     return page
@@ -73,13 +94,15 @@ def _sections(space: Space, best: Sequence[Row], front: Sequence[Row], shown: Se
     top, exact = best[:MOST_BARS], "Click a head to sort. Tier 2 is exact where collectives share links; tier 1 is not."
     parts = "Computation, bubble, and what each axis exposes: the step is so much shorter without its bytes."
     links = "Share of the step in which the busiest link of each kind would be busy with its bytes alone."
+    names = [f"{rank}. {_name(row, _axes(space, top))}" for rank, row in enumerate(top, 1)]
     found = [
         Section("pareto", "Pareto front", _pareto_text(space, best), chart=_pareto(space, best, front)),
         Section("best", "Best designs", exact, table=_table(space, shown, front)),
-        Section("time", "Where the time goes", parts, chart=_parts(top, _axes(space, top))),
+        Section("time", "Where the time goes", parts, chart=parts_chart(top, names)),
+        Section("memory", "Memory", MEMORY, chart=memory_chart(top, names)),
     ]
     if any(row["result"]["link_use"] for row in top):
-        found.append(Section("links", "Links", links, chart=_links(top, _axes(space, top))))
+        found.append(Section("links", "Links", links, chart=links_chart(top, names)))
     if len(shown) > 1:
         two = _comparison(shown, _axes(space, shown))
         found.append(Section("compare", "What if", "Any two designs of the table.", comparison=two))
@@ -131,7 +154,7 @@ def _pareto(space: Space, best: Sequence[Row], front: Sequence[Row]) -> dict[str
     group = next((name for name in axes if len(kinds[name]) <= len(COLOURS)), None)
     values = [
         {
-            "x": _round(row["result"][x]), "y": _round(row["result"][y]), "tier": f"tier {row['result']['tier']}",
+            "x": rounded(row["result"][x]), "y": rounded(row["result"][y]), "tier": f"tier {row['result']['tier']}",
             "front": row["key"] in on_front, "name": _name(row, axes),
             **({"group": str(row["point"]["case"].get(group))} if group else {}),
         }
@@ -173,11 +196,6 @@ def _pareto(space: Space, best: Sequence[Row], front: Sequence[Row]) -> dict[str
     }
 
 
-def _round(value: float) -> float:
-    """Six digits are enough for a chart, and keep the page small."""
-    return float(f"{value:.6g}")
-
-
 def _columns(space: Space | None, shown: Sequence[Row]) -> tuple[list[str], list[Column]]:
     """The figures that differ between designs, and their columns; the objective first."""
     first = None if space is None else space.objective.figure
@@ -216,136 +234,6 @@ def _table(space: Space, shown: Sequence[Row], front: Sequence[Row]) -> Table:
     return Table(heads, rows, sortable=True)
 
 
-def _parts(best: Sequence[Row], axes: Sequence[str]) -> dict[str, Any]:
-    values = []
-    for rank, row in enumerate(best, 1):
-        told = row["result"]
-        exposed = {f"{name} exposed": axis["exposed_fs"] for name, axis in told["axes"].items()}
-        parts = {"computation": told["compute_fs"], "bubble": told["bubble_fs"], **exposed}
-        rest = "waiting" if told["tier"] == 2 else "communication (tier 1)"
-        parts[rest] = max(0, told["time_fs"] - sum(parts.values()))
-        values += [
-            {
-                "design": f"{rank}. {_name(row, axes)}",
-                "rank": rank,
-                "part": part,
-                "ms": _round(fs / 1e12),
-                "order": order,
-            }
-            for order, (part, fs) in enumerate(parts.items())
-            if fs > 0
-        ]
-    return {
-        "width": "container",
-        "height": 26 * len(best),
-        "autosize": {"type": "fit-x", "contains": "padding"},
-        "data": {"values": values},
-        "mark": "bar",
-        "encoding": {
-            "x": {"field": "ms", "type": "quantitative", "title": "ms of a step", "stack": "zero"},
-            "y": {"field": "design", "type": "nominal", "title": None, "sort": None},
-            "color": {
-                "field": "part",
-                "type": "nominal",
-                "title": None,
-                "sort": {"field": "order"},
-                "scale": {"range": COLOURS},
-            },
-            "order": {"field": "order", "type": "quantitative"},
-            "tooltip": [
-                {"field": "design"},
-                {"field": "part"},
-                {"field": "ms", "type": "quantitative", "format": ",.4~g"},
-            ],
-        },
-    }
-
-
-def _links(best: Sequence[Row], axes: Sequence[str]) -> dict[str, Any]:
-    values = [
-        {"design": f"{rank}. {_name(row, axes)}", "rank": rank, "link": link, "share": _round(share)}
-        for rank, row in enumerate(best, 1)
-        for link, share in row["result"]["link_use"].items()
-    ]
-    return {
-        "width": "container",
-        "height": 12 * len(values) + 10 * len(best),
-        "autosize": {"type": "fit-x", "contains": "padding"},
-        "data": {"values": values},
-        "mark": "bar",
-        "encoding": {
-            "x": {
-                "field": "share",
-                "type": "quantitative",
-                "title": "share of the step",
-                "axis": {"format": ".2~%", "tickCount": 8},
-                "scale": {"domainMin": 0},
-            },
-            "y": {"field": "design", "type": "nominal", "title": None, "sort": None},
-            "yOffset": {"field": "link", "type": "nominal"},
-            "color": {
-                "field": "link",
-                "type": "nominal",
-                "title": None,
-                "scale": {"range": COLOURS},
-                "legend": BELOW,
-            },
-            "tooltip": [
-                {"field": "design"},
-                {"field": "link"},
-                {"field": "share", "type": "quantitative", "format": ".1%"},
-            ],
-        },
-    }
-
-
-def _timeline_text(bars: Sequence[Bar], told: Mapping[str, Any]) -> str:
-    end = max(bar.end_fs for bar in bars)
-    part = f" The first {end / 1e12:,.1f} of {told['time_fs'] / 1e12:,.1f} ms." if end < told["time_fs"] else ""
-    return f"A line for each class of ranks and stream.{part} trace.json.gz has all of it, for Perfetto."
-
-
-def _timeline(bars: Sequence[Bar]) -> dict[str, Any]:
-    lanes = list(dict.fromkeys(bar.lane for bar in bars))
-    names = list(dict.fromkeys(bar.name for bar in bars))
-    values = [
-        {
-            "l": lanes.index(bar.lane),
-            "n": names.index(bar.name),
-            "b": _round(bar.begin_fs / 1e12),
-            "e": _round(bar.end_fs / 1e12),
-        }
-        for bar in bars
-    ]
-    return {
-        "width": "container",
-        "height": 20 * len(lanes),
-        "autosize": {"type": "fit-x", "contains": "padding"},
-        "data": {"values": values},
-        "transform": [
-            _looked_up("l", "lane", lanes),
-            _looked_up("n", "name", names),
-        ],
-        "mark": {"type": "bar", "height": 14},
-        "encoding": {
-            "x": {"field": "b", "type": "quantitative", "title": "ms"},
-            "x2": {"field": "e"},
-            "y": {"field": "lane", "type": "nominal", "title": None, "sort": lanes},
-            "color": {"field": "name", "type": "nominal", "title": None, "scale": {"range": COLOURS}, "legend": BELOW},
-            "tooltip": [
-                {"field": "name"}, {"field": "lane"}, {"field": "b", "type": "quantitative", "title": "begin (ms)"},
-                {"field": "e", "type": "quantitative", "title": "end (ms)"},
-            ],
-        },
-    }  # fmt: skip
-
-
-def _looked_up(key: str, field: str, names: Sequence[str]) -> dict[str, Any]:
-    """Numbers instead of names in the data of a chart."""
-    values = [{key: at, field: name} for at, name in enumerate(names)]
-    return {"lookup": key, "from": {"data": {"values": values}, "key": key, "fields": [field]}}
-
-
 def _comparison(shown: Sequence[Row], axes: Sequence[str]) -> Comparison:
     parts = list(dict.fromkeys(name for row in shown for name in row["result"]["axes"]))
     names, columns = _columns(None, shown)
@@ -370,6 +258,19 @@ def _comparison(shown: Sequence[Row], axes: Sequence[str]) -> Comparison:
         for row in shown
     ]
     return Comparison([f"{rank}. {_name(row, axes)}" for rank, row in enumerate(shown, 1)], heads, rows)
+
+
+def _prices(prices: Sequence[Price]) -> Table:
+    heads = [Column("change"), Column("step", "ms", number=True), Column("change of the step", number=True)]
+    rows = [
+        [
+            Cell(price.what),
+            Cell(f"{price.time_fs / 1e12:,.2f}", price.time_fs / 1e12),
+            Cell(f"{price.gain:+.1%}", price.gain),
+        ]
+        for price in prices
+    ]
+    return Table(heads, rows)
 
 
 def _inputs(design: Design) -> Table:

@@ -65,7 +65,7 @@ SLOWDOWNS = {
 MLPERF = """
 ## MLPerf Training v5.0: Llama 3.1 405B on H100
 
-*Blind*: no constant. *From 512 GPUs*: the rate of matrix products from the first row ({rate}), and computation that is {slower:.0%} slower
+*Blind*: no constant. *From 512 GPUs*: the rate of matrix products from the first row ({rate}), and computation that is {slower} % slower
 beside collectives of data parallelism, the most that arXiv 2507.03114 measured on H100 and A100; the other rows are predicted.
 
 | GPUs | micro-batches | measured s | blind | from 512 GPUs |
@@ -83,7 +83,7 @@ the first and the last layers. Most is computation that hidden bytes slow down, 
 GPT3 = """
 ## MLPerf Training v4.1: GPT-3 175B on H100
 
-The same cluster; nothing fitted. *Slowed*: {slower:.0%} slower beside collectives, as above.
+The same cluster; nothing fitted. *Slowed*: {slower} % slower beside collectives, as above.
 
 | GPUs | micro-batches | measured s | blind | slowed |
 |---|---|---|---|---|
@@ -177,7 +177,7 @@ def _mlperf() -> Iterator[str]:
     fit = fit_steps(table.rows[:1], ("rate",), start=Calibration(overlap=SLOWER))
     _, blind = _errors(table, UNCALIBRATED)
     errors = _errors(table, fit.calibration)[1]
-    yield MLPERF.format(rate=f"{fit.calibration.rate:.3f} of the measured ceiling", slower=SLOWER)
+    yield MLPERF.format(rate=f"{fit.calibration.rate:.3f} of the measured ceiling", slower=round(100 * SLOWER))
     for row, one, other in zip(table.rows, blind, errors, strict=True):
         design = row.design
         yield f"| {design.mesh.nranks} | {design.micro_batches} | {row.seconds:.3f} | {100 * one:+.1f} % | {100 * other:+.1f} % |\n"
@@ -197,7 +197,7 @@ def _intercept(passes: Sequence[float], seconds: NDArray[np.float64]) -> float:
 
 def _gpt3() -> Iterator[str]:
     table = published_steps("mlperf-gpt3-h100")
-    yield GPT3.format(slower=SLOWER)
+    yield GPT3.format(slower=round(100 * SLOWER))
     blind, slowed = (_errors(table, each)[1] for each in (UNCALIBRATED, Calibration(overlap=SLOWER)))
     for row, one, other in zip(table.rows, blind, slowed, strict=True):
         design = row.design

@@ -94,7 +94,10 @@ def busiest_links(
 
 
 def _work_fs(operation: Operation) -> int:
-    return max(operation.time_fs, operation.least_fs) if isinstance(operation, Compute) else 0
+    """Time of a computation; what only moves to or from the host's memory is none."""
+    if not isinstance(operation, Compute) or operation.stream.startswith("offload"):
+        return 0
+    return max(operation.time_fs, operation.least_fs)
 
 
 def _busiest(amounts: list[tuple[Operation, int]], ground: Workload, *, given: bool = False) -> int:

@@ -235,6 +235,8 @@ def _checked(read: _File, topology: Topology, folder: Path, stem: str) -> Design
     model, asked = _model(dict(read.model), folder)
     gpu = _gpu(read.gpu.name, topology, folder)
     gpu.peak(asked.dtype)
+    if read.parallel.offload:
+        gpu.number("host.bandwidth")
     calibration = UNCALIBRATED
     if read.gpu.calibration:
         calibration = load_calibration(folder / read.gpu.calibration)

@@ -30,6 +30,7 @@ _TABLES = {
     "gemm": "flops",
     "attention": "flops",
     "memory": "memory",
+    "host": "rate",
     "units": "number",
     "power": "watts",
     "price": "number",
@@ -50,7 +51,8 @@ class Gpu:
     values
         Numbers by place: ``peak.bf16`` and ``gemm.bf16`` (the highest rate that a dense matrix product was measured at) in FLOP/s,
         ``attention.forward`` and ``attention.backward`` (fused attention) in FLOP/s, ``memory.size`` in bytes, ``memory.bandwidth`` and
-        ``memory.measured`` in bytes per second, ``units.count`` (streaming multiprocessors), ``power.watts``, ``price.usd_per_hour``.
+        ``memory.measured`` in bytes per second, ``host.bandwidth`` (from and to the host's memory, each)
+        in bytes per second, ``units.count`` (streaming multiprocessors), ``power.watts``, ``price.usd_per_hour``.
     sources
         Where each of them comes from.
     """

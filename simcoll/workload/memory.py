@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from simcoll.workload.model import Model
     from simcoll.workload.parallel import Parallel
 
-__all__ = ["Memory", "activation_bytes", "chunks_in_flight", "memory_by_stage", "stage_parameters"]
+__all__ = ["Memory", "activation_bytes", "chunks_in_flight", "memory_by_stage", "offloaded_bytes", "stage_parameters"]
 
 ACTIVATION_BYTES = 2
 OPTIMIZER_BYTES = 12
@@ -165,13 +165,34 @@ def _stage(design: Design, stage: int) -> Memory:
     moved = {"optimizer": optimizer} if "optimizer" in parallel.offload else {}
     if "activations" in parallel.offload:  # all but the chunk that is computed
         moved["activations"] = per_chunk * (chunks_in_flight(design, stage) - 1)
-    if "weights" in parallel.offload:  # all but two layers
-        layers = max(1, sum(len(chunk) for chunk in chunks))
-        moved["weights"] = max(0, weights - 2 * weights // layers)
+    if "weights" in parallel.offload:
+        moved["weights"] = _all_but_two(weights, chunks)
     return Memory(
         weights - moved.get("weights", 0), gradients, optimizer - moved.get("optimizer", 0),
         activations - moved.get("activations", 0), buffers, sum(moved.values()),
     )  # fmt: skip
+
+
+def _all_but_two(weights: int, chunks: tuple[tuple[int, ...], ...]) -> int:
+    """Weights of a stage without two of its layers, which are on the GPU."""
+    layers = max(1, sum(len(chunk) for chunk in chunks))
+    return max(0, weights - 2 * weights // layers)
+
+
+def offloaded_bytes(design: Design, stage: int, chunk: int) -> tuple[int, int]:
+    """Bytes of weights, and of the activations of a micro-batch, that a chunk has in the host's memory, as far as they are moved."""
+    parallel, model = design.parallel, design.model
+    chunks = layers_of_chunks(model, parallel)[stage]
+    weights = activations = 0
+    if "weights" in parallel.offload:
+        dense, experts = stage_parameters(design, stage)
+        count = dense + experts
+        if parallel.shard == "parameters":
+            count = ceil(count / (parallel.shard_group or design.mesh.size("dp") * design.mesh.size("cp")))
+        weights = _all_but_two(WEIGHT_BYTES * count, chunks) // len(chunks)
+    if "activations" in parallel.offload:
+        activations = sum(activation_bytes(design, moe=model.is_moe(layer)) for layer in chunks[chunk])
+    return weights, activations
 
 
 def _ends(design: Design, stage: int) -> int:

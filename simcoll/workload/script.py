@@ -38,6 +38,8 @@ class Shape:
         Whether shards have replicas.
     tied
         Whether first and last stage share an embedding.
+    offload
+        What lies in the host's memory.
     """
 
     layers: tuple[tuple[tuple[int, ...], ...], ...]
@@ -51,6 +53,7 @@ class Shape:
     experts: frozenset[int]
     replicas: bool
     tied: bool
+    offload: tuple[str, ...] = ()
 
     @property
     def stages(self) -> int:
@@ -91,6 +94,7 @@ def shape_of(design: Design) -> Shape:
         experts=frozenset(layer for layer in range(model.layers) if spread and model.is_moe(layer)),
         replicas=parallel.shard != "none" and 0 < parallel.shard_group < copies,
         tied=model.tied and parallel.pp > 1,
+        offload=parallel.offload,
     )
 
 
@@ -100,11 +104,12 @@ class Slot(NamedTuple):
     Attributes
     ----------
     does
-        ``"turn"``, ``"update"``, ``"send"``, or the kind of a collective.
+        ``"turn"``, ``"update"``, ``"send"``, ``"offload"``, or the kind of a collective.
     stage
         Where; of a send its source.
     work
-        Of a turn ``"F"``, ``"B"``, ``"W"`` or ``"BW"``; of a send its direction; of a collective its group.
+        Of a turn ``"F"``, ``"B"``, ``"W"`` or ``"BW"``; of a send its direction; of a collective its group; of an
+        offload the kind of its turn.
     chunk
         Of a turn; of a send its target.
     layer
@@ -174,6 +179,8 @@ class _Writer:
         self.computed: dict[int, tuple[int, ...]] = {}
         self.synchronised: dict[int, list[int]] = {stage: [] for stage in range(shape.stages)}
         self.gathered: dict[tuple[int, int], tuple[int, ...]] = {}
+        self.before: dict[int, tuple[int, ...]] = {}
+        self.moved: dict[tuple[int, int, int], int] = {}
 
     def add(self, slot: Slot, after: tuple[int, ...], micro: int = -1) -> int:
         number = self.slots.setdefault(slot, len(self.slots))
@@ -192,7 +199,7 @@ class _Writer:
         while any(places[stage] < len(orders[stage]) for stage in range(p)):
             for stage in range(p):
                 while places[stage] < len(orders[stage]) and self._ready(stage, orders[stage][places[stage]]):
-                    self._turn(stage, orders[stage][places[stage]])
+                    self._turn(stage, *orders[stage][places[stage] : places[stage] + 2])
                     places[stage] += 1
         self._finish()
         return Script(shape, tuple(self.slots), tuple(self.rows))
@@ -210,13 +217,15 @@ class _Writer:
             turn.kind == "W" or begins(stage, turn.chunk) or (turn.kind, turn.micro, turn.chunk, stage) in self.arrived
         )
 
-    def _turn(self, stage: int, turn: Turn) -> None:
+    def _turn(self, stage: int, turn: Turn, then: Turn | None = None) -> None:
         shape, (kind, micro, chunk) = self.shape, turn
         came = self.arrived.pop((kind, micro, chunk, stage), None)
         after = (*self.last.get(stage, ()), *(() if came is None else (came,)))
         if kind == "F" and micro == 0:
             after += self.gathered.get((stage, chunk), ())
         self.last[stage] = ()
+        if shape.offload:
+            after += self._fetch(stage, turn)
         split = shape.schedule == "zero-bubble"
         work = "BW" if kind == "B" and not split else kind
         final = micro == shape.micro_batches - 1 and kind == ("W" if split else "B")
@@ -224,7 +233,11 @@ class _Writer:
             done = self._layer_by_layer(stage, turn, work, after, final=final)
         else:
             done = self.add(Slot("turn", stage, work, chunk), after, micro)
+        self.before[stage] = self.computed.get(stage, ())
         self.computed[stage] = (done,)
+        if "activations" in shape.offload and kind == "F" and then != ("B", micro, chunk):
+            out = Slot("offload", stage, kind, chunk, stream="offload out")
+            self.moved[stage, micro, chunk] = self.add(out, (done,), micro)
         ends = self._final if kind == "F" else self._first
         if kind != "W" and not ends(stage, chunk):
             self._send(stage, turn, done)
@@ -241,6 +254,15 @@ class _Writer:
             if "W" in work and (self.shape.gathers or (final and self.shape.beside)):
                 self.synchronised[stage] += self._reduce(stage, layer, (done[-1],), turn.micro)
         return done[-1]
+
+    def _fetch(self, stage: int, turn: Turn) -> tuple[int, ...]:
+        """What a turn needs from the host's memory, fetched beside the turn before."""
+        out = self.moved.pop((stage, turn.micro, turn.chunk), None) if turn.kind == "B" else None
+        if out is None and "weights" not in self.shape.offload:
+            return ()
+        work = "weights" if out is None else turn.kind
+        after = (*self.before.get(stage, ()), *(() if out is None else (out,)))
+        return (self.add(Slot("offload", stage, work, turn.chunk, stream="offload in"), after, turn.micro),)
 
     def _send(self, stage: int, turn: Turn, done: int) -> None:
         """Activations to the next stage, or their gradients to the one before."""

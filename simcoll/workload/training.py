@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from simcoll.workload.chunks import Costs
 from simcoll.workload.gpu import DTYPE_BYTES
 from simcoll.workload.layers import in_fs, optimizer_seconds
+from simcoll.workload.memory import OPTIMIZER_BYTES, offloaded_bytes
 from simcoll.workload.script import BESIDE_LAYERS, EVERY, Script, script_of, shape_of
 from simcoll.workload.workload import Call, Compute, Send, Workload
 
@@ -100,6 +101,8 @@ class Parts:
             return self._computation(slot)
         if slot.does == "update":
             return self._update(slot)
+        if slot.does == "offload":
+            return self._offload(slot)
         return self._send(slot) if slot.does == "send" else self._collective(slot)
 
     def _computation(self, slot: Slot) -> Compute:
@@ -116,8 +119,21 @@ class Parts:
             dense = -(-dense // over)
             experts = -(-experts // (self.groups["edp"].shape[1] if "edp" in self.groups else over))
         fixed = self.design.calibration.step_ms * 1e-3
-        time_fs = in_fs(optimizer_seconds(self.design, dense + experts) + fixed)
+        seconds = optimizer_seconds(self.design, dense + experts)
+        if (
+            "optimizer" in self.design.parallel.offload
+        ):  # its state comes and goes at once, part by part beside the update
+            seconds = max(seconds, OPTIMIZER_BYTES * (dense + experts) / self.design.gpu.number("host.bandwidth"))
+        time_fs = in_fs(seconds + fixed)
         return Compute(id="", on=f"stage{slot.stage}", time_fs=time_fs, name="optimizer")
+
+    def _offload(self, slot: Slot) -> Compute:
+        """Weights or activations on their way from or to the host's memory: time on a stream of its own."""
+        weights, activations = offloaded_bytes(self.design, slot.stage, slot.chunk)
+        outwards, alone = slot.stream == "offload out", slot.work == "weights"
+        size = (0 if outwards else weights) + (0 if alone else activations)
+        time_fs = in_fs(size / self.design.gpu.number("host.bandwidth"))
+        return Compute(id="", on=f"stage{slot.stage}", time_fs=time_fs, stream=slot.stream, name=slot.stream)
 
     def _send(self, slot: Slot) -> Send:
         design, parallel = self.design, self.design.parallel

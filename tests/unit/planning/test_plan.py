@@ -100,7 +100,10 @@ def test_a_report_in_a_browser(planned, tmp_path):
         page.scheme("light")
         page.open(report.as_uri(), DRAWN)
         charts = page.value("document.querySelectorAll('[data-chart]').length")
-        assert charts == page.value("document.querySelectorAll('[data-chart] svg').length") >= 4
+        assert charts == page.value("document.querySelectorAll('[data-chart] svg').length") >= 5
+        assert page.value("document.querySelectorAll('#chart-memory svg .mark-rect path').length") > 0
+        helps = page.value("[...document.querySelectorAll('#prices tbody tr')].map(row => row.cells[0].textContent)")
+        assert helps[-2:] == ["matrix products 10 % faster", "memory 10 % faster"]
         marks = "document.querySelectorAll('#chart-pareto .mark-symbol path').length"
         assert page.value(marks) >= 8
 

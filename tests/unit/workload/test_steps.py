@@ -19,6 +19,7 @@ from simcoll.workload.design import design_from
 from simcoll.workload.gpu import load_gpu
 from simcoll.workload.layers import layer_of
 from simcoll.workload.lower import lower
+from simcoll.workload.memory import memory_by_stage, offloaded_bytes
 from simcoll.workload.operators import Roofline
 from simcoll.workload.pipeline import stage_order
 from simcoll.workload.playing import alone_on, play_workload
@@ -300,6 +301,29 @@ def test_collectives_beside_computation_slow_it_in_both_tiers():
     # Of what is hidden, a third is lost: at half the speed more, 1.5 units of time do the work of one.
     assert 0 < found - usual <= (hidden.total_fs - hidden.exposed_fs) // 3
     assert slowed.time_fs(tier=1, without=("dp",)) == Step(base).time_fs(tier=1, without=("dp",))
+
+
+@pytest.mark.parametrize("moved", ["activations", "weights", "optimizer"])
+def test_what_is_offloaded_takes_its_time(moved):
+    def timed(rate, *offload):
+        made = design(nodes=2, tp=8, pp=2, offload=offload)
+        gpu = replace(made.gpu, values={**made.gpu.values, "host.bandwidth": rate})
+        return Step(replace(made, gpu=gpu))
+
+    usual = timed(1.0).time_fs(tier=1)
+    assert timed(1e18, moved).time_fs(tier=1) == pytest.approx(
+        usual, rel=1e-8
+    )  # a host that is fast enough costs nothing
+    slow = timed(1e8, moved)
+    found = slow.time_fs(tier=1)
+    assert found == slow.clock(tier=2, spans=False).clock.time_fs
+    weights, activations = offloaded_bytes(slow.design, 0, 0)
+    state = memory_by_stage(slow.design)[0].host if moved == "optimizer" else 0
+    # 32 micro-batches: the first stage moves all activations but those of the last, which it uses at once, out and then in, and weights
+    # in twice for each; the link is busy nearly all the time.
+    bytes_of = {"activations": 31 * activations, "weights": 64 * weights, "optimizer": state}[moved]
+    assert bytes_of > 0
+    assert 0.99 * bytes_of / 1e8 < found / 1e15 < 1.1 * (bytes_of / 1e8 + usual / 1e15)
 
 
 def test_play_classes_keeps_streams_in_order():
