@@ -12,8 +12,9 @@ import numpy as np
 from simcoll.errors import ConfigError
 from simcoll.planning.failures import Cause, Job
 from simcoll.planning.figures import FIGURES, better_of, pareto_front
-from simcoll.planning.goodput import HOUR_US, renewal, young_daly
+from simcoll.planning.goodput import HOUR_US
 from simcoll.planning.grid import Grid
+from simcoll.planning.renewal import renewal, young_daly
 from simcoll.topology import LINK_KINDS
 from simcoll.units import parse_span
 from simcoll.workload.design import design_from

@@ -18,6 +18,7 @@ from simcoll.formats.strict import convert_table, read_file
 from simcoll.limits.text import parse_toml
 from simcoll.planning.failures import PPM, Cause, Job, Slowness, simulate
 from simcoll.planning.grid import Grid
+from simcoll.planning.renewal import renewal, young_daly
 from simcoll.units import MAX_SPAN_US, format_span, parse_span
 
 if TYPE_CHECKING:
@@ -33,9 +34,7 @@ __all__ = [
     "goodput_grid",
     "goodput_of",
     "job_of",
-    "renewal",
     "simulate_point",
-    "young_daly",
 ]
 
 MAX_BYTES = 2**20
@@ -98,42 +97,6 @@ class GoodputFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_on
     straggler: _Straggler | None = None
     spares: _Spares = _Spares()
     seeds: int = 20
-
-
-def young_daly(cost_us: int, mtbf_us: int, *, higher_order: bool = False) -> int:
-    """Training between two checkpoints that loses least: Young's square root, or Daly's estimate of higher order.
-
-    Both are in whole microseconds: sqrt(2 C M), and sqrt(2 C M) (1 + sqrt(C / 2M) / 3 + C / 18M) - C for C < 2M, else M (J. T. Daly, *A
-    higher order estimate of the optimum checkpoint interval for restart dumps*, 2006, equation 37).
-
-    >>> young_daly(50, 10_000), young_daly(50, 10_000, higher_order=True)
-    (1000, 966)
-    """
-    root = math.isqrt(2 * cost_us * mtbf_us)
-    if not higher_order:
-        return root
-    if cost_us >= 2 * mtbf_us:
-        return mtbf_us
-    return root + cost_us // 3 + root * cost_us // (18 * mtbf_us) - cost_us
-
-
-def renewal(job: Job) -> float | None:
-    """Goodput of a job that runs for ever, where a formula has it; otherwise ``None``.
-
-    With exponential failures of mean M, that cost only a restart or a node for which there is a spare, every failure begins the same
-    story anew: noticing (D, in which nothing fails), loading (R), and checkpoints every T + B that are safe W later. So the training
-    kept per failure is exp(-(R + W) / M) T / (exp((T + B) / M) - 1), and the time per failure M + D.
-    """
-    exponential = all(cause.shape == 1 for cause in job.causes)
-    always_placed = all(not cause.nodes or not cause.repair_us for cause in job.causes)
-    if not (exponential and always_placed) or job.slowness is not None:
-        return None
-    if not job.causes:
-        return job.interval_us / (job.interval_us + job.blocking_us)
-    failing = float(1 / sum(Fraction(1, cause.mean_us) for cause in job.causes))
-    cycle, unsafe = job.interval_us + job.blocking_us, job.saving_us - job.blocking_us
-    kept = math.exp(-(job.load_us + unsafe) / failing) * job.interval_us / math.expm1(cycle / failing)
-    return kept / (failing + job.detect_us)
 
 
 def _expanded(document: Mapping[str, Any], file: str) -> list[tuple[dict[str, Any], dict[str, Any]]]:
