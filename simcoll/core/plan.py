@@ -222,6 +222,14 @@ class Plan:
         elements = positions[step.src_chunk + step.count] - begin
         return begin - first[src_region], positions[step.dst_chunk] - first[dst_region], elements
 
+    def elements(self, step: Step) -> Ints:
+        """Elements of each transfer of a step whose aliases are resolved."""
+        layout = self.schedule.layout
+        if isinstance(self.sizes, int) and (step.count == 1).all() and (step.op != SYNC).all():
+            cuts = np.arange(layout.chunks + 1, dtype=np.int64) * self.sizes // layout.chunks
+            return np.diff(cuts)[layout.piece(step.src_rank, step.src_chunk)]
+        return self._ranges(step, layout.region(step.src_chunk), layout.region(step.dst_chunk))[2]
+
     def steps(self, *, staged: bool = True) -> Iterator[PlanStep]:
         """The steps with offsets and sizes, streamed; call again to start over. Empty steps are left out.
 

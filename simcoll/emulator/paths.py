@@ -61,6 +61,8 @@ MANY_MESSAGES = 1 << 17
 """Up to here the compiled loops have played every message before the classes are found."""
 FEWEST_FOLDED = 1 << 12
 """Up to here the compiled loops are as quick with every message as with classes that are known."""
+LEAST_A_STEP = 64
+"""So many messages a step are folded at least: a step of few messages costs what a step costs."""
 MOST_HASHED = 1 << 20
 """Up to here a quotient is expanded for the trace hash without being asked."""
 PATIENCE = 32
@@ -139,7 +141,7 @@ def _folding_pays(plan: Plan, topology: Topology, seen: Summary, engine: str) ->
     if 4 * seen.rows <= seen.messages and seen.messages > (MANY_MESSAGES if COMPILED else FEW_MESSAGES):
         return True
     least = FEWEST_FOLDED if engine == "fast" else max(FEWEST_FOLDED, few_messages())
-    if seen.switched or seen.messages <= least:
+    if seen.switched or seen.messages <= max(least, LEAST_A_STEP * seen.steps):
         return False
     return worth_folding(plan, topology) or seen.messages > MOST_HASHED
 

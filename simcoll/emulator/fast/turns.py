@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from simcoll.core.plan import switch_leaders
-from simcoll.core.schedule import MULTICAST, OP_NAMES, REDUCE, SWITCH_REDUCE, SYNC, Repeat
+from simcoll.core.schedule import MULTICAST, OP_NAMES, REDUCE, SWITCH_REDUCE, SYNC, Repeat, lowered
 from simcoll.core.step import in_fold_order
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ KEPT_ROWS = 1 << 21
 """Up to here the first pass over a plan is kept for the second (33 bytes a row)."""
 UNROLLED_ROWS = 1 << 14
 """Up to here turns that differ in their payloads are kept one by one."""
-
 REMEMBERED_ROWS = 1 << 19
 """Up to here steps are remembered with the schedule; of more only their counts."""
 EVEN = (-1, 1)
@@ -146,12 +145,13 @@ def _moves(plan: Plan, blocks: Iterable[Step | Repeat]) -> Iterator[Moves]:
         for turning, run in groupby(blocks, lambda block: positions is not None and _turns_alone(plan, block)):
             if turning and positions is not None:
                 for block in run:
-                    yield from _moving_turns(plan, block, np.diff(positions))
+                    if isinstance(block, Repeat):
+                        yield from _moving_turns(plan, block, np.diff(positions))
                 continue
             part = replace(plan.schedule, source=partial(iter, run))
             part.known.checked, part.known.folds = plan.schedule.known.checked, plan.schedule.known.folds
-            for bound in replace(plan, schedule=part, proof=None).steps(staged=False):
-                yield moves_of(plan, bound)
+            for _, step in lowered(part):
+                yield from _sized(plan, step, plan.elements(step) * plan.dtype.itemsize)
         return
     # Sizes without addresses: a third of the time.
     layout = plan.schedule.layout
@@ -160,16 +160,17 @@ def _moves(plan: Plan, blocks: Iterable[Step | Repeat]) -> Iterator[Moves]:
         step = layout.one_address(given)
         if plan.schedule.known.folds is not False:
             step = in_fold_order(step, layout.size)
-        sync = step.op == SYNC
-        keep = sync if each == 0 else np.ones(len(step), np.bool_)
-        size_bytes = np.where(sync, 0, step.count * each)
-        moves = Moves(step.src_rank, step.dst_rank, step.channel, size_bytes, step.op, _operands(plan, step), None)
-        if not keep.any():
-            continue
-        if keep.all():
-            yield moves._replace(leader=_leaders(step))
-        else:
-            yield moves.some(keep)
+        yield from _sized(plan, step, np.where(step.op == SYNC, 0, step.count * each))
+
+
+def _sized(plan: Plan, step: Step, size_bytes: Ints) -> Iterator[Moves]:
+    """A step whose transfers have these sizes, without empty ones; nothing if all are empty."""
+    keep = (size_bytes > 0) | (step.op == SYNC)
+    if not keep.all():
+        step, size_bytes = step.rows(keep), size_bytes[keep]
+    if len(step):
+        fixed = (step.src_rank, step.dst_rank, step.channel, size_bytes, step.op, _operands(plan, step))
+        yield Moves(*fixed, _leaders(step))
 
 
 def _turns_alone(plan: Plan, block: Step | Repeat) -> bool:
@@ -180,7 +181,7 @@ def _turns_alone(plan: Plan, block: Step | Repeat) -> bool:
     return apart and all((step.count == 1).all() and (step.op < SYNC).all() for step in block.steps)
 
 
-def _moving_turns(plan: Plan, block: Any, lengths: Ints) -> Iterator[Moves]:
+def _moving_turns(plan: Plan, block: Repeat, lengths: Ints) -> Iterator[Moves]:
     """The turns of a repeat without what is empty, from the elements of every chunk; equal steps are one object, while they are few."""
     whole = [
         Moves(step.src_rank, step.dst_rank, step.channel, step.count, step.op, _operands(plan, step), None)
