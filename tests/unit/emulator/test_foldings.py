@@ -30,14 +30,13 @@ def test_every_size_and_protocol_as_with_every_message(kind, algorithm, params):
     machine = load_topology("dgx-h100", nodes=2)
     made = simcoll.schedule(kind, algorithm, nranks=16, **params)
     chunks = made.layout.chunks
-    for count in (5 * chunks, 4096 * chunks, 3, chunks + 1):
+    for count in (5 * chunks, 4096 * chunks, 3):
         for protocol in PROTOCOLS:
             plan = simcoll.bind(made, count, "float16", protocol=protocol)
             every = simcoll.emulate(plan, machine, data="none", bound=False, engine="fast", quotient=False, keep=True)
-            for _ in range(2):
-                found = simcoll.emulate(plan, machine, data="none", bound=False, quotient=True, keep=True)
-                assert (found.time_fs, found.trace_hash) == (every.time_fs, every.trace_hash)
-                assert np.array_equal(found.done_fs, every.done_fs)
+            found = simcoll.emulate(plan, machine, data="none", bound=False, quotient=True, keep=True)
+            assert (found.time_fs, found.trace_hash) == (every.time_fs, every.trace_hash)
+            assert np.array_equal(found.done_fs, every.done_fs)
     assert len(kept(made)) <= 2 * 3  # equal chunks and the last others; protocols that cap channels, ranks, or nothing
 
 
@@ -62,9 +61,11 @@ def test_capacities_that_differ_within_a_class_are_another_folding():
 
 
 def test_too_little_symmetry_is_found_once():
-    made = simcoll.schedule("all_reduce", "recursive_doubling", nranks=128, channels=8)
-    machine = crossbar(128, "50 GB/s", "1 us")
-    capacity = machine.link_capacity_uBps - 10**6 * np.arange(machine.nlinks)  # no two ranks are alike
+    made = simcoll.schedule("all_reduce", "recursive_doubling", nranks=256, channels=2)
+    machine = crossbar(256, "50 GB/s", "1 us")
+    capacity = machine.link_capacity_uBps - 10**6 * np.arange(
+        machine.nlinks
+    )  # no two ranks are alike, the two channels of each are
     machine = dataclasses.replace(machine, link_capacity_uBps=capacity)
     plans = [simcoll.bind(made, 1 << exponent) for exponent in (12, 13, 14)]
     runs = [simcoll.emulate(plan, machine, data="none", bound=False, engine="fast") for plan in plans]
