@@ -82,6 +82,14 @@ def main() -> None:
     timed("bfb schedule, torus 4x4x4", None, lambda: bfb.all_gather(Collective("all_gather", 64), topology=grid))
     timed("packed trees, cube mesh with a lost link", None, lambda: pack_trees(lost))
     timed("packed trees, 2 boxes of 8", None, lambda: pack_trees(boxes))
+    for nodes, target in ((16, 2.0), (128, 60.0)):
+        many = load_topology("dgx-h100", nodes=nodes)
+        timed(f"packed trees, {nodes} boxes of 8", target, lambda many=many: pack_trees(replace(many)))
+        timed(
+            f"packed all_reduce, {nodes} boxes of 8, trees and schedule",
+            target,
+            lambda many=many: packed.all_reduce(Collective("all_reduce", many.nranks), topology=many),
+        )
     for kind in ("all_gather", "reduce_scatter", "all_reduce"):
         best = headroom(getattr(bfb, kind)(Collective(kind, 64), topology=grid), grid)
         trees = headroom(getattr(packed, kind)(Collective(kind, 8), topology=lost, pieces=256), lost)

@@ -45,6 +45,8 @@ MAX_CHANNELS = 8
 
 FEW_RANKS = 16
 """Up to here ``packed`` is tried without being asked for; beyond, finding its trees takes long."""
+GROWN_RANKS = 64
+"""Up to here ``packed`` serves every topology; beyond, only nodes that are alike."""
 
 SMALL_BYTES = 65536
 _SMALL = {"all_reduce": "recursive_doubling", "reduce": "tree", "broadcast": "tree"}
@@ -129,7 +131,7 @@ def default_algorithm(collective: Collective, params: Iterable[str] = (), total_
     kind = collective.kind
     serving = {a.name for a in ALGORITHMS if a.collective == kind and unserved(a, collective, 1) is None}
     for param, name in _ASKED_BY:
-        if param in params and name in serving:
+        if param in params and name in serving and (name != "packed" or collective.nranks <= GROWN_RANKS):
             return name
     if total_bytes is not None and total_bytes <= SMALL_BYTES and kind in _SMALL:
         return _SMALL[kind]

@@ -45,7 +45,7 @@ def _forest(packing: Packing) -> Forest:
     cost="the bound of the topology, many pieces",
     source=FOREST,
     pattern="tree",
-    ranks="up to 64",
+    ranks="up to 1024",
 )
 def all_gather(collective: Collective, *, topology: Topology | None = None, pieces: int = 16) -> Schedule:
     """Every rank's block goes down trees that fill the links of the topology."""
@@ -61,7 +61,7 @@ def all_gather(collective: Collective, *, topology: Topology | None = None, piec
     cost="the bound of the topology, many pieces",
     source=FOREST,
     pattern="tree",
-    ranks="up to 64",
+    ranks="up to 1024",
     order="run-consistent",
 )
 def reduce_scatter(collective: Collective, *, topology: Topology | None = None, pieces: int = 16) -> Schedule:
@@ -79,7 +79,7 @@ def reduce_scatter(collective: Collective, *, topology: Topology | None = None, 
     cost="the bound of the topology, many pieces",
     source=FOREST,
     pattern="tree",
-    ranks="up to 64",
+    ranks="up to 1024",
     order="run-consistent",
 )
 def all_reduce(collective: Collective, *, topology: Topology | None = None, pieces: int = 16) -> Schedule:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 
+from simcoll.bounds.composing import SHAPES, composed, nodes_alike, ratio_of_turns
 from simcoll.bounds.cuts import all_gather_cut
 from simcoll.bounds.flows import alike_both_ways
 from simcoll.bounds.growing import Tree, grow, packs
@@ -37,6 +38,9 @@ if TYPE_CHECKING:
 __all__ = ["Packing", "Tree", "pack_all_reduce", "pack_trees"]
 
 MAX_RANKS = 64
+"""Up to so many ranks trees are grown link by link; more must be in nodes that are alike."""
+LOSS = Fraction(101, 100)
+"""Composed trees may miss the best cut by so much."""
 PER_ROOT = (*range(1, 17), 20, 24, 32, 48, 64)
 """Numbers of trees per rank to try where all ranks have equally many."""
 IN_ALL = (*range(1, 65), 80, 96, 128, 192, 256, 384, 512)
@@ -83,7 +87,9 @@ def pack_trees(topology: Topology, *, backwards: bool = False) -> Packing:
     n = topology.nranks
     if n == 1:
         return Packing((Tree(0, 1, ()),), (1,), Fraction(0))
-    pairs = _pairs(topology)
+    if n > MAX_RANKS:
+        return _composed(topology, backwards=backwards)
+    pairs = pairs_of(topology)
     if backwards and alike_both_ways(topology):
         # Reversed trees load the reversed links alike, unless routes there and back differ.
         found = pack_trees(topology)
@@ -118,7 +124,9 @@ def pack_all_reduce(topology: Topology) -> tuple[Packing, Packing]:
     n = topology.nranks
     if n == 1:
         return pack_trees(topology), pack_trees(topology)
-    pairs = _pairs(topology)
+    if n > MAX_RANKS:
+        return _composed(topology, backwards=True), _composed(topology, backwards=False)
+    pairs = pairs_of(topology)
     outward, inward = (_equal(topology, pairs, backwards=backwards)[0] for backwards in (False, True))
     # The best rates for equal ranks need not be the best for weighted roots; fair shares sometimes are better.
     (time, weights), outward, inward = min(
@@ -153,12 +161,30 @@ def _times(pairs: Pairs, outward: Floats, inward: Floats, weights: Floats) -> tu
     return slowest(n, pairs.ends, outward, weights), slowest(n, pairs.ends[::-1], inward, weights)
 
 
-def _pairs(topology: Topology) -> Pairs:
-    if topology.nranks > MAX_RANKS:
-        raise ConfigError(
-            f"packing trees serves up to {MAX_RANKS} ranks; topology {topology.name!r} has {topology.nranks}"
-        )
-    return pairs_of(topology)
+def _composed(topology: Topology, *, backwards: bool) -> Packing:
+    """Trees over nodes that are alike, each continued inside all of them.
+
+    Raises
+    ------
+    ConfigError
+        When nodes are too large, or the trees miss the best cut by more than 1 %.
+    """
+    nodes = nodes_alike(topology)
+    refused = (
+        f"packing trees serves up to {MAX_RANKS} ranks, or more in nodes that are alike; topology {topology.name!r} "
+        f"has {topology.nranks}"
+    )
+    if nodes.shape[1] > MAX_RANKS:
+        raise ConfigError(f"{refused} in nodes of {nodes.shape[1]}")
+    best = all_gather_cut(topology, backwards=backwards).ratio
+    inside = pack_trees(topology.with_ranks(nodes[0]), backwards=backwards)
+    for shape in SHAPES:
+        parents = shape(len(nodes))
+        ratio = ratio_of_turns(topology, nodes, inside.trees, parents, backwards=backwards)
+        if ratio is not None and ratio <= best * LOSS:
+            shares = (inside.shares[0],) * topology.nranks
+            return Packing(composed(nodes, inside.trees, parents), shares, ratio)
+    raise ConfigError(f"{refused} that the same trees in all nodes do not serve within 1 % of the bound")
 
 
 def _tries(counts: Sequence[int]) -> list[tuple[float, int]]:

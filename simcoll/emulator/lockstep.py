@@ -21,7 +21,7 @@ import numpy as np
 
 from simcoll.core.hashing import mix
 from simcoll.emulator.fast.compiled import announced
-from simcoll.emulator.fast.recurrence import advance
+from simcoll.emulator.fast.recurrence import BY_RECEIVER, BY_SENDER, CROWDED, advance, claim
 from simcoll.emulator.fast.timed import StepTimer, batches
 from simcoll.emulator.fast.turns import Spinning, spinning
 from simcoll.emulator.model import FS_PER_SECOND_UBPS, JITTER, ROUNDING
@@ -70,10 +70,8 @@ class _Owners:
 
     def __init__(self, capacity: Ints, *, fifo: bool) -> None:
         self.capacity, self.fifo = capacity, fifo
-        links = len(capacity)
-        self.sender, self.receiver = np.full(links, -1), np.full(links, -1)
-        self.crowded = np.zeros(links, np.bool_)  # by two flows of one step
-        self.stamp = np.zeros(links, np.int64)
+        self.of = np.full((4, len(capacity)), -1)
+        self.of[CROWDED] = 0
         self.shapes: dict[Shape, None] = {}
         self.next_look = 1
 
@@ -83,24 +81,24 @@ class _Owners:
         if shape in self.shapes:
             return True
         self.shapes[shape] = None
-        used = (shape.links >= 0) & (step.wire > 0)[:, None]
-        link = shape.links[used]
-        self.stamp[link] = place = np.arange(len(link))
-        self.crowded[link[self.stamp[link] != place]] = True
-        for owner, lane in ((self.sender, shape.sender), (self.receiver, shape.receiver)):
-            mine = np.broadcast_to(lane[:, None], used.shape)[used]
-            before = owner[link]
-            owner[link] = np.where((before == -1) | (before == mine), mine, -2)
+        # As the compiled function has them: writable, row by row.
+        links = np.require(shape.links, np.int32, ["C", "W"])
+        wire, sender, receiver = (
+            np.require(c, np.int64, ["C", "W"]) for c in (step.wire, shape.sender, shape.receiver)
+        )
+        claim(links, wire, sender, receiver, len(self.shapes), self.of)
         if len(self.shapes) < self.next_look:
             return True
-        self.next_look *= 2
+        self.next_look *= 8
         return self.hold()
 
     def hold(self) -> bool:
         """Whether the claim holds for all steps so far."""
-        several = (self.sender == -2) & (self.fifo | (self.receiver == -2))
-        doubtful = self.crowded | several
-        return not (doubtful.any() and (doubtful & ~never_bind(self.shapes, self.capacity)).any())
+        several = self.of[BY_SENDER] == -2
+        if not self.fifo:
+            several &= self.of[BY_RECEIVER] == -2
+        doubtful = several | (self.of[CROWDED] == 1)
+        return not doubtful.any() or not (doubtful & ~never_bind(self.shapes, self.capacity, doubtful)).any()
 
 
 def lockstep(
@@ -217,7 +215,9 @@ class _Run:
                     [shape.sender, shape.receiver, shape.src, shape.dst, step.delay_fs, step.busy_fs, place, connection]
                 )
             )
-            rate = self.capacity[shape.links].min(axis=1, initial=self.capacity[-1])
+            rate = np.full(len(step), self.capacity[-1])
+            for link in shape.links.T:
+                rate = np.minimum(rate, self.capacity[link])
             flows = [
                 np.where(each.wire > 0, np.floor(each.wire * FS_PER_SECOND_UBPS / rate + ROUNDING), 0.0)
                 for each in variants

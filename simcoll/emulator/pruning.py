@@ -38,16 +38,35 @@ if TYPE_CHECKING:
 
 __all__ = ["never_bind", "without_links"]
 
+JOINED = 64
+"""So many arrays of routes are looked at together: each call of numpy costs microseconds."""
 
-def never_bind(shapes: Iterable[Shape], capacity: Ints) -> NDArray[np.bool_]:
-    """Which links can never bind the flows of some steps."""
-    routes = {id(shape.links): shape.links for shape in shapes if shape.links.size}
+
+def never_bind(shapes: Iterable[Shape], capacity: Ints, wanted: NDArray[np.bool_] | None = None) -> NDArray[np.bool_]:
+    """Which links, or which of the ``wanted`` ones, can never bind the flows of some steps."""
+    routes = _joined([*{id(shape.links): shape.links for shape in shapes if shape.links.size}.values()])
+    wanted = np.ones(len(capacity), np.bool_) if wanted is None else wanted.copy()
     found = np.zeros(len(capacity), np.bool_)
     for turn in (1, -1):
-        pairs = [np.zeros(0, np.int64), *(_excuses(links[:, ::turn], capacity) for links in routes.values())]
+        if not wanted.any():
+            break
+        pairs = [np.zeros(0, np.int64), *(_excuses(links[:, ::turn], capacity, wanted) for links in routes)]
         link, excuse = np.divmod(_distinct(np.concatenate(pairs)), len(capacity) + 1)
         found |= _covered(link, excuse, capacity)
+        wanted &= ~found
     return found
+
+
+def _joined(routes: list[NDArray[np.int32]]) -> list[NDArray[np.int32]]:
+    """Arrays of routes, those of one width together: fewer and larger."""
+    by_width: dict[int, list[NDArray[np.int32]]] = {}
+    for links in routes:
+        by_width.setdefault(links.shape[1], []).append(links)
+    return [
+        np.concatenate(some[first : first + JOINED])
+        for some in by_width.values()
+        for first in range(0, len(some), JOINED)
+    ]
 
 
 def _distinct(keys: Ints) -> Ints:
@@ -56,17 +75,17 @@ def _distinct(keys: Ints) -> Ints:
     return keys[np.append(True, keys[1:] != keys[:-1])] if len(keys) else keys
 
 
-def _excuses(links: NDArray[np.int32], capacity: Ints) -> Ints:
-    """Each link together with the narrowest before it on a route; with one more than the last link, where there is none before."""
+def _excuses(links: NDArray[np.int32], capacity: Ints, wanted: NDArray[np.bool_]) -> Ints:
+    """Each wanted link with the narrowest before it on a route; with one more than the last link, where there is none before."""
     none = len(capacity)
     wide = np.append(capacity, np.iinfo(np.int64).max)
+    asked = np.append(wanted, False)  # -1 is no link
     best = np.full(len(links), none)
     pairs = []
     for column in links.T:
-        here = np.flatnonzero(column >= 0)
-        link = column[here].astype(np.int64)
-        pairs.append(_distinct(link * (none + 1) + best[here]))
-        best[here] = np.where(wide[link] < wide[best[here]], link, best[here])
+        here = np.flatnonzero(asked[column])
+        pairs.append(_distinct(column[here].astype(np.int64) * (none + 1) + best[here]))
+        best = np.where((column >= 0) & (wide[column] < wide[best]), column, best)
     return np.concatenate(pairs)
 
 

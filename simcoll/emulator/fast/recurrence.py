@@ -14,14 +14,39 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Ints = NDArray[np.int64]
+    Links = NDArray[np.int32]
 
-__all__ = ["advance"]
+__all__ = ["BY_RECEIVER", "BY_SENDER", "CROWDED", "LATEST", "advance", "claim"]
 
 ENTERED, LEFT, FREE = range(3)
 """Of a lane: when it entered its step, when it has left it, and when the overhead of what it sent is over."""
 SENDER, RECEIVER, SRC, DST, DELAY, BUSY, PLACE, CONNECTION = range(8)
 SIZE, FLOW, POST = range(3)
 START, END, DONE = range(3)
+
+BY_SENDER, BY_RECEIVER, LATEST, CROWDED = range(4)
+"""Of a link: the lane that alone sends over it, and the one that receives (-1: none yet, -2: several); its latest step; two flows."""
+
+
+@entry
+def claim(
+    links: Links, flows: Ints, sender: Ints, receiver: Ints, step: int, of: Ints, _sources: int = SOURCES
+) -> None:
+    """Note in ``of``, [4, links], which lanes have the flows of a step; ``flows`` are the bytes of each, ``links`` is [rows, hops]."""
+    for row in range(len(flows)):
+        if flows[row] == 0:
+            continue
+        for hop in range(links.shape[1]):
+            link = links[row, hop]
+            if link < 0:
+                break
+            if of[LATEST, link] == step:
+                of[CROWDED, link] = 1
+            of[LATEST, link] = step
+            if of[BY_SENDER, link] != sender[row]:
+                of[BY_SENDER, link] = sender[row] if of[BY_SENDER, link] == -1 else -2
+            if of[BY_RECEIVER, link] != receiver[row]:
+                of[BY_RECEIVER, link] = receiver[row] if of[BY_RECEIVER, link] == -1 else -2
 
 
 @entry

@@ -171,7 +171,7 @@ def test_a_number_of_ranks_that_is_not_served_names_another_algorithm(collective
             {},
             r"give topology=, for example load_topology\('dgx-h100'\) \(command line: --topology dgx-h100\)",
         ),
-        ("packed", {"nranks": 65}, "packed serves up to 64 ranks, got 65; ring serves any number"),
+        ("packed", {"nranks": 1025}, "packed serves up to 1024 ranks, got 1025; ring serves any number"),
         ("hierarchical", {"box": 2, "pod": 3}, "pod=3 must be a multiple of box=2"),
         ("hierarchical", {"box": 2, "pod": 8}, "divide the 12 ranks"),
         ("hierarchical", {"box": (2, 3)}, "expected a whole number"),

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from simcoll.bounds import all_gather_cut, bottleneck
+from simcoll.bounds.composing import SHAPES
 from simcoll.bounds.growing import grow, packs
 from simcoll.bounds.packing import pack_all_reduce, pack_trees
 from simcoll.errors import ConfigError
@@ -167,7 +168,56 @@ def test_no_trees_where_a_cut_has_no_room():
     assert [tree.links for tree in grow(ends, np.array([1, 1, 1, 1]), [1, 0, 0])] == [((0, 1), (1, 2))]
 
 
-def test_too_many_ranks():
-    assert pack_trees(crossbar(1, "50 GB/s")).ratio == 0
-    with pytest.raises(ConfigError, match="up to 64 ranks"):
-        pack_trees(crossbar(65, "50 GB/s"))
+ALIKE = {
+    "nodes": lambda: boxes(4, 3, "300 GB/s", nics=3, nic_bandwidth="25 GB/s"),
+    "two-leaves": lambda: boxes(
+        4, 2, "300 GB/s", nics=2, nic_bandwidth="25 GB/s", boxes_per_leaf=2, oversubscription=2
+    ),
+    "crossbar": lambda: crossbar(9, "50 GB/s"),
+    "oversubscribed": lambda: fat_tree(2, 6, "50 GB/s", oversubscription=3),
+}
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+@pytest.mark.parametrize("name", ALIKE)
+def test_composed_trees_reach_the_best_cut(name, backwards, monkeypatch):
+    topology = ALIKE[name]()
+    monkeypatch.setattr("simcoll.bounds.packing.MAX_RANKS", 8)
+    packing = pack_trees(topology, backwards=backwards)
+    check(topology, packing, backwards)
+    assert packing.ratio == all_gather_cut(topology, backwards=backwards).ratio
+
+
+def test_an_all_reduce_of_many_nodes_has_composed_trees_both_ways(monkeypatch):
+    monkeypatch.setattr("simcoll.bounds.packing.MAX_RANKS", 8)
+    topology = ALIKE["nodes"]()
+    inward, outward = pack_all_reduce(topology)
+    check(topology, inward, backwards=True)
+    check(topology, outward, backwards=False)
+    bound = bottleneck("all_reduce", topology).seconds_per_byte
+    assert (inward.ratio + outward.ratio) / topology.nranks == bound
+
+
+@pytest.mark.parametrize(
+    ("topology", "reason"),
+    [
+        (torus([6, 11], "25 GB/s"), "the same trees in all nodes do not serve within 1 % of the bound"),
+        (crossbar(66, "50 GB/s").degrade("gpu3 -> switch", "1/2"), "do not serve within 1 % of the bound"),
+        (boxes(2, 65, "300 GB/s", nics=5, nic_bandwidth="25 GB/s"), "in nodes of 65"),
+    ],
+    ids=["torus", "slow-rank", "large-nodes"],
+)
+def test_many_ranks_that_no_composed_trees_serve_are_refused(topology, reason):
+    with pytest.raises(ConfigError, match=f"serves up to 64 ranks, or more in nodes that are alike.*{reason}"):
+        pack_trees(topology)
+
+
+def test_the_shapes_of_trees_over_nodes_span_them():
+    for shape in SHAPES:
+        for count in range(1, 20):
+            parents = shape(count)
+            for offset in range(count):
+                at, steps = offset, 0
+                while at:
+                    at, steps = parents[at], steps + 1
+                assert steps < count

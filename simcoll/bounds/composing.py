@@ -1,0 +1,117 @@
+"""Trees for machines of many nodes that are alike: a tree over the nodes, in each of them a tree over its ranks, and all turns of both.
+
+The part of rank j of a node goes to rank j of every other node, along a tree over the nodes, and there along a tree of rank j over the
+node. The tree over nodes is one of a few shapes over *offsets*, counted from the root's node. Turned to all nodes, it loads them all
+alike: every node receives each part of the others once, which is the least. Whether the links have the capacity is not assumed: the
+turns are counted on the links of the topology, and compared with the best cut.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from simcoll.bounds.growing import Tree
+from simcoll.units import UBPS_PER_BPS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from simcoll.topology import Topology
+
+    Ints = NDArray[np.int64]
+    Parents = list[int]
+
+__all__ = ["SHAPES", "composed", "nodes_alike", "ratio_of_turns"]
+
+
+def _binary(count: int) -> Parents:
+    """Offset k comes from offset (k - 1) // 2, with the least depth."""
+    return [(offset - 1) // 2 for offset in range(count)]
+
+
+def _two_chains(count: int) -> Parents:
+    """Half of the offsets one way round, half the other way: every node hears from a neighbour."""
+    half = count // 2
+    return [offset - 1 if offset <= half else (offset + 1) % count for offset in range(count)]
+
+
+def _chain(count: int) -> Parents:
+    """Every offset comes from the one before."""
+    return [offset - 1 for offset in range(count)]
+
+
+SHAPES = (_binary, _two_chains, _chain)
+"""Shapes of trees over nodes, with parents of all offsets but the first: the shallow ones first, those that cross least borders last."""
+
+
+def nodes_alike(topology: Topology) -> Ints:
+    """Ranks ``[node, place]`` of the finest groups if all have equally many; otherwise every rank is a node."""
+    n = topology.nranks
+    for ids in list(topology.groups.values())[:1]:
+        sizes = np.bincount(ids)
+        if (sizes == sizes[0]).all() and sizes[0] < n:
+            return np.argsort(ids, kind="stable").reshape(len(sizes), sizes[0])
+    return np.arange(n)[:, None]
+
+
+def ratio_of_turns(
+    topology: Topology, nodes: Ints, inner: Sequence[Tree], parents: Parents, *, backwards: bool
+) -> Fraction | None:
+    """Time of the most loaded link as in :class:`simcoll.bounds.packing.Packing`; ``None`` where a message would pass through a rank."""
+    count, places = nodes.shape
+    parts = sum(tree.copies for tree in inner if tree.root == 0)
+    steps = np.bincount([(offset - parents[offset]) % count for offset in range(1, count)], minlength=count)
+    at = np.arange(count)
+    src, dst, copies = [], [], []
+    for step in np.flatnonzero(steps).tolist():
+        src.append(nodes.reshape(-1))
+        dst.append(nodes[(at + step) % count].reshape(-1))
+        copies.append(np.full(count * places, parts * int(steps[step])))
+    for tree in inner:
+        for a, b in tree.links:
+            src.append(nodes[:, a])
+            dst.append(nodes[:, b])
+            copies.append(np.full(count, tree.copies * count))
+    ends = (dst, src) if backwards else (src, dst)
+    routes = topology.route(*(np.concatenate(end) for end in ends)).links
+    used = routes >= 0
+    ranks = np.zeros(len(topology.node_names), np.bool_)
+    ranks[topology.rank_nodes] = True
+    last = np.cumsum(used[:, ::-1], axis=1)[:, ::-1] == 1
+    if not used[:, 0].all() or (used & ~last & ranks[topology.link_dst[routes]]).any():
+        return None
+    many = np.broadcast_to(np.concatenate(copies)[:, None], used.shape)[used]
+    load = np.zeros(topology.nlinks, np.int64)
+    np.add.at(load, routes[used], many)
+    worst = max(
+        Fraction(each, capacity)
+        for each, capacity in zip(load.tolist(), topology.link_capacity_uBps.tolist(), strict=True)
+        if each
+    )
+    return worst / parts * UBPS_PER_BPS
+
+
+def composed(nodes: Ints, inner: Sequence[Tree], parents: Parents) -> tuple[Tree, ...]:
+    """The trees out of every rank: ``inner`` are those of one node, over places."""
+    count, places = nodes.shape
+    ranks, depth = nodes.tolist(), [0] * count
+    for _ in range(count):  # a shape may name a parent that comes later
+        depth = [0, *(depth[parents[offset]] + 1 for offset in range(1, count))]
+    order = sorted(range(count), key=depth.__getitem__)
+    trees = []
+    for node in range(count):
+        for place in range(places):
+            for tree in (tree for tree in inner if tree.root == place):
+                links = []
+                for offset in order:
+                    here = ranks[(node + offset) % count]
+                    if offset:
+                        links.append((ranks[(node + parents[offset]) % count][place], here[place]))
+                    links += [(here[a], here[b]) for a, b in tree.links]
+                trees.append(Tree(ranks[node][place], tree.copies, tuple(links)))
+    return tuple(trees)
