@@ -8,6 +8,7 @@ read). Inside a step all reads come first, so there a write waits for the reads 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -32,6 +33,8 @@ __all__ = ["check_orderable", "derive_waits", "hazards", "overwritten"]
 
 MOST = 2**23
 """Accesses that are sorted at a time."""
+KEPT_ROWS = 2**20
+"""Up to here transfers are kept between passes, some 60 bytes each."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -117,6 +120,19 @@ def _with_overwriters(waits: Ints, swaps: Ints, count: int) -> Ints:
         waits = more
 
 
+def _kept(steps: Steps) -> tuple[Steps, int]:
+    """Steps that need not be made anew at each call, while they are few; and their transfers."""
+    kept: list[tuple[int, Step]] | None = []
+    rows = 0
+    for each in steps():
+        rows += len(each[1])
+        if rows > KEPT_ROWS:
+            kept = None
+        elif kept is not None:
+            kept.append(each)
+    return (steps if kept is None else partial(iter, kept)), rows
+
+
 def derive_waits(steps: Steps, nranks: int, size: int) -> dict[int, tuple[int, ...]]:
     """For each transfer the transfers of other channels that it must wait for.
 
@@ -132,7 +148,8 @@ def derive_waits(steps: Steps, nranks: int, size: int) -> dict[int, tuple[int, .
     dict
         Running number over the transfers to running numbers; transfers without such waits are absent.
     """
-    count = max(sum(len(step) for _, step in steps()), 1)
+    steps, rows = _kept(steps)
+    count = max(rows, 1)
     found, beside = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     for low, high in pairwise(_rank_groups(steps, nranks)):
         of = _accesses(steps, size, low, high)

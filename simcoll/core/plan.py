@@ -278,7 +278,8 @@ class Plan:
         whole = int(np.min(self.sizes, initial=np.iinfo(np.int64).max)) >= layout.chunks
         known: Known | ScheduleKnown = self.schedule.known if whole else self.known
         if known.waits is None:
-            known.waits = derive_waits(self.transfers, self.nranks, layout.size)
+            steps = (lambda: lowered(self.schedule)) if whole else self.transfers
+            known.waits = derive_waits(steps, self.nranks, layout.size)
         return known.waits
 
     def buffer_elements(self) -> Ints:
