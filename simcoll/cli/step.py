@@ -22,6 +22,7 @@ def time_step(
     topology: Annotated[str | None, Parameter(name=["--topology", "-t"])] = None,
     nodes: Annotated[int | None, WHOLE] = None,
     gpu: str | None = None,
+    system: Path | None = None,
     output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
 ) -> None:
     """Time a training step, or another workload: print where its time goes, write the result, a picture and a timeline.
@@ -37,6 +38,8 @@ def time_step(
         Where a workload runs that names no topology, or another one than it names.
     gpu
         Times the work of a Chakra trace that says its operations and bytes.
+    system
+        A system.json of ASTRA-sim, which says what runs the collectives of a workload, and what times its work.
     output
         Folder for step.json, step.svg, trace.json.gz (Perfetto) and workload.json; default out/<design>.
     """
@@ -53,9 +56,9 @@ def time_step(
     folder = output or Path("out") / design.stem
     kind = workload_kind(design)
     if kind not in WORKLOADS:
-        if topology is not None or nodes is not None or gpu is not None:
+        if any(each is not None for each in (topology, nodes, gpu, system)):
             raise ConfigError(
-                f"--topology, --nodes and --gpu are for workloads; this is {TITLES[kind]}", file=str(design)
+                f"--topology, --nodes, --gpu and --system are for workloads; this is {TITLES[kind]}", file=str(design)
             )
         asked = Step(load_design(design))
         open_folder(folder, FILES)
@@ -63,7 +66,7 @@ def time_step(
         lines, workload, title = step_lines(result), asked.workload, result.title
         clock, content = asked.clock(tier=tier).clock, step_json(result)
     else:
-        workload, place, slow = read_any_workload(design, kind, topology, nodes, gpu)
+        workload, place, slow = read_any_workload(design, kind, topology, nodes, gpu, system)
         if place is None:
             raise ConfigError(
                 f"{TITLES[kind]} of {workload.nranks} ranks: say where it runs, with --topology", file=str(design)

@@ -30,13 +30,19 @@ def workload_kind(path: Path) -> str:
 
 
 def read_any_workload(
-    path: Path, kind: str, topology: str | None = None, nodes: int | None = None, gpu: str | None = None
+    path: Path,
+    kind: str,
+    topology: str | None = None,
+    nodes: int | None = None,
+    gpu: str | None = None,
+    system: Path | None = None,
 ) -> tuple[Workload, Topology | None, Mapping[int, float]]:
     """A workload, where it runs if that is said, and which ranks are slow there."""
     from simcoll.errors import ConfigError
     from simcoll.formats.recognise import TITLES
     from simcoll.formats.strict import read_file
     from simcoll.topology import load_topology
+    from simcoll.workload.astra_system import load_astra_system
     from simcoll.workload.chakra import MAX_FILE_BYTES, load_chakra
     from simcoll.workload.gpu import load_gpu
     from simcoll.workload.operation_list import load_operations
@@ -44,6 +50,7 @@ def read_any_workload(
 
     slow: Mapping[int, float] = {}
     named: Topology | None = None
+    settings = None if system is None else load_astra_system(system)
     if gpu is not None and kind != "chakra":
         raise ConfigError(f"--gpu is for Chakra traces; this is {TITLES[kind]}", file=str(path))
     if kind == "operations":
@@ -52,7 +59,12 @@ def read_any_workload(
     elif kind == "workload":
         workload = read_workload(read_file(path, MAX_FILE_BYTES), str(path))
     else:
-        workload = load_chakra(path, gpu=None if gpu is None else load_gpu(gpu))
+        roofline = None if settings is None else settings.gpu
+        workload = load_chakra(path, gpu=roofline if gpu is None else load_gpu(gpu))
+    if settings is not None:
+        workload = settings.applied(workload)
+        if settings.left_out:
+            print(f"# {system}: no counterpart here: {', '.join(settings.left_out)}")
     if topology is not None:
         slow, named = {}, load_topology(topology, nodes=nodes)
         if nodes is None and named.nranks < workload.nranks:

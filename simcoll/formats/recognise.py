@@ -42,6 +42,7 @@ TITLES: Mapping[str, str] = {
     "openmpi-rules": "a rules file of Open MPI",
     "mpich-selection": "a selection file of MPICH",
     "oneccl": "environment variables of oneCCL",
+    "astra-network": "a network.yml of ASTRA-sim",
     "simgrid": "a SimGrid platform",
     "graphml": "a GraphML graph",
     "topology": "a simcoll topology file",
@@ -79,6 +80,7 @@ _KEYS: tuple[tuple[str, frozenset[str]], ...] = (
 _GOAL_COOKIE = 4223
 # Texts, by a line that only they have; the first row that fits any line decides.
 _LINES: tuple[tuple[str, re.Pattern[str]], ...] = (
+    ("astra-network", re.compile(r"topology\s*:\s*\[")),
     ("goal", re.compile(r"num_ranks\s+\d")),
     ("nccl-tests", re.compile(r".*# ?nThread \d|[^#]*#.* out-of-place ")),
     ("nccl-log", re.compile(r".*\bNCCL (?:INFO|WARN) ")),

@@ -14,7 +14,7 @@ from simcoll.errors import ConfigError, nearest, shown
 from simcoll.topology import direct, ecmp, families
 from simcoll.topology.cluster import Tier
 from simcoll.topology.graph import LINK_KINDS, Topology
-from simcoll.topology.layers import IB_LISTING, MARKED, Layer, layers_of, shipped_topologies
+from simcoll.topology.layers import ASTRA_NETWORK, IB_LISTING, MARKED, Layer, layers_of, shipped_topologies
 from simcoll.topology.link_speeds import SLOTS
 from simcoll.topology.machine import TRAIT_VALUES
 from simcoll.topology.placement import place
@@ -30,6 +30,7 @@ _DUMP = "NCCL dump"
 _GRAPH = "graph"
 _MATRIX = "nvidia-smi matrix"
 _FABRIC = "InfiniBand listing"
+_ASTRA = "network.yml of ASTRA-sim"
 _RATES = ("nvlink", "pcie", "nic", "cpu")
 _OWN = ("name", "description")  # never taken from a base
 _FAMILIES: dict[str, Callable[..., Topology]] = {
@@ -79,7 +80,7 @@ class _Key:
 
 def _keys(family: str) -> dict[str, _Key]:
     """The keys of a family by their places in the file, from the parameters of its function."""
-    if family == _GRAPH:
+    if family in {_GRAPH, _ASTRA}:
         return {}
     if family in {_DUMP, _MATRIX, _FABRIC}:
         rates = {_MATRIX: _RATES, _FABRIC: ("nvlink", "pcie")}.get(family, ())
@@ -173,6 +174,8 @@ def _family(layers: list[Layer]) -> str:
     if first.dump is not None:
         root = first.dump.lstrip()[:1]
         if root != b"<" and not first.file.endswith(".xml"):
+            if ASTRA_NETWORK.search(first.dump[:MARKED]):
+                return _ASTRA
             return _FABRIC if IB_LISTING.search(first.dump[:MARKED]) else _MATRIX
         marks = (b"<graphml", b"<platform")
         return _GRAPH if any(mark in first.dump[:4096] for mark in marks) else _DUMP
@@ -247,6 +250,10 @@ def _built(family: str, first: Layer, title: str, arguments: dict[str, Any]) -> 
         from simcoll.topology.ib_fabric import parse_ib_fabric
 
         return replace(parse_ib_fabric(first.dump, file=first.file, **arguments), name=title)
+    if family == _ASTRA:
+        from simcoll.topology.astra_network import parse_astra_network
+
+        return replace(parse_astra_network(first.dump, first.file), name=title)
     if family == _GRAPH:
         from simcoll.topology.graph_files import parse_graphml, parse_simgrid
 

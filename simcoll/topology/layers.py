@@ -11,7 +11,7 @@ from simcoll.errors import ConfigError, expect, nearest
 from simcoll.limits.paths import is_file, shipped_files
 from simcoll.limits.text import parse_toml
 
-__all__ = ["IB_LISTING", "MARKED", "Layer", "layers_of", "shipped_topologies"]
+__all__ = ["ASTRA_NETWORK", "IB_LISTING", "MARKED", "Layer", "layers_of", "shipped_topologies"]
 
 MAX_FILE_BYTES = 2**20
 MAX_DUMP_BYTES = 2**24
@@ -23,6 +23,8 @@ MARKED = 1 << 16
 """Bytes at the start of a file that are looked at to tell what it is."""
 IB_LISTING = re.compile(rb'^(?:(?:Switch|Ca)\s+\d+\s+"[SH]-|(?:Switch|CA):?\s[^\n]{1,200}:$)', re.MULTILINE)
 """A vertex in what ``ibnetdiscover`` or ``iblinkinfo`` prints."""
+ASTRA_NETWORK = re.compile(rb"^topology[ \t]{0,8}:[ \t]{0,8}\[", re.MULTILINE)
+"""A line that only ASTRA-sim's network.yml has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,7 @@ def _located(name: str, folder: Path) -> tuple[Path, str]:
     shipped = shipped_files("topologies")
     if name in shipped:
         return shipped[name], f"{name}.toml"
-    if name.endswith((".toml", ".xml")) or "/" in name or "\\" in name or is_file(folder / name):
+    if name.endswith((".toml", ".xml", ".yml")) or "/" in name or "\\" in name or is_file(folder / name):
         return folder / name, str(folder / name)
     raise ConfigError(f"unknown topology {name!r}; {nearest(name, shipped)}; or give the path of a file")
 
@@ -98,6 +100,7 @@ def _parsed(content: bytes, file: str) -> Layer:
         or content.lstrip()[:1] == b"<"
         or _MATRIX.search(content[:4096])
         or IB_LISTING.search(content[:MARKED])
+        or ASTRA_NETWORK.search(content[:MARKED])
     ):
         return Layer(file, {}, content)
     if len(content) > MAX_FILE_BYTES:

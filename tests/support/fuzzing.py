@@ -44,10 +44,12 @@ from simcoll.planning.scenario import load_scenario, scenario_topology, sweep_of
 from simcoll.planning.sweep_grid import load_sweep, sweep_grid
 from simcoll.proving import verify_device_program
 from simcoll.topology import load_topology
+from simcoll.topology.astra_network import parse_astra_network
 from simcoll.topology.graph_files import graphml_text, parse_graphml, parse_simgrid, simgrid_text
 from simcoll.topology.ib_fabric import parse_ib_fabric
 from simcoll.topology.nccl_xml import parse_nccl_xml
 from simcoll.topology.smi_matrix import parse_smi_matrix
+from simcoll.workload.astra_system import parse_astra_system
 from simcoll.workload.chakra import parse_chakra
 from simcoll.workload.chakra_writer import dump_chakra
 from simcoll.workload.design import load_design
@@ -262,6 +264,14 @@ READERS = {
     ),
     "gpu": Reader(lambda content: parse_gpu(content, "file"), lambda: _of_folder("gpus/*.toml")),
     "design": Reader(_at_path(load_design, ".toml"), lambda: [DESIGN, *_of_folder("designs/*.toml")]),
+    "astra-network": Reader(parse_astra_network, lambda: [
+        b"# dimensions\ntopology: [ Ring, Switch ]\nnpus_count: [ 4, 2 ]  # NPUs\nbandwidth: [ 50.0, 25 ]\nlatency: [ 500.0, 1e3 ]\n",
+        b"topology: [ FullyConnected ]\nnpus_count: [ 4 ]\nbandwidth: [ 50.0 ]\nlatency: [ 0 ]\n",
+    ]),
+    "astra-system": Reader(
+        parse_astra_system,
+        lambda: [b'{"all-reduce-implementation": ["ring"], "roofline-enabled": 1, "peak-perf": 9.5, "local-mem-bw": 1600}'],
+    ),
     "chakra": Reader(lambda content: parse_chakra([(content, "t.0.et")]), lambda: dump_chakra([ALONE], Rules())),
     "workload": Reader(read_workload, lambda: [write_workload(gathered(TRACES, rules=Rules()))]),
     "operations": Reader(_at_path(load_operations, ".toml"), lambda: _of_folder("docs/howto/experts.toml")),

@@ -1,0 +1,82 @@
+"""ASTRA-sim's settings: algorithms, roofline, and what is told or refused by name."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from simcoll.cli import main
+from simcoll.errors import ConfigError
+from simcoll.formats.chakra_nodes import Node, dump_nodes
+from simcoll.workload.astra_system import parse_astra_system
+
+SYSTEM = {
+    "scheduling-policy": "LIFO", "endpoint-delay": 10, "active-chunks-per-dimension": 1, "preferred-dataset-splits": 4,
+    "all-reduce-implementation": ["ring"], "all-gather-implementation": ["oneDirect", "oneDirect"],
+    "collective-optimization": "localBWAware",
+    "local-mem-bw": 1600, "boost-mode": 0, "roofline-enabled": 1, "peak-perf": 900,
+}  # fmt: skip
+
+
+def parsed(**changes):
+    return parse_astra_system(json.dumps({**SYSTEM, **changes}).encode(), "system.json")
+
+
+def test_algorithms_roofline_and_what_is_left_out():
+    found = parsed()
+    assert found.algorithms == {"all_reduce": "ring", "all_gather": "direct"}
+    assert (found.gpu.gemm("bf16"), found.gpu.number("memory.bandwidth")) == (900e12, 1600e9)
+    assert found.left_out == (
+        "scheduling-policy = LIFO", "endpoint-delay = 10", "preferred-dataset-splits = 4", "collective-optimization = localBWAware",
+    )  # fmt: skip
+    assert parsed(**{"roofline-enabled": 0}).gpu is None
+
+
+def test_a_trace_on_astra_sims_files(tmp_path, capsys):
+    """A ring all_reduce of 4 MB on 4 NPUs: 6 steps of 1 MB at 50 x 2^30 B/s and 500 ns; before it 9 GFLOP at 900 TFLOPS."""
+    size = 4 << 20
+    nodes = [
+        Node(0, "work", "COMP", (), 0, {"num_ops": 9 * 10**9, "tensor_size": 1}),
+        Node(1, "sum", "COMM_COLL", (0,), 0, {"comm_type": 0, "comm_size": size}),
+    ]
+    for rank in range(4):
+        (tmp_path / f"t.{rank}.et").write_bytes(dump_nodes({}, nodes))
+    (tmp_path / "network.yml").write_text(
+        "topology: [ Ring ]\nnpus_count: [ 4 ]\nbandwidth: [ 50.0 ]  # GB/s\nlatency: [ 500.0 ]\n"
+    )
+    (tmp_path / "system.json").write_text(json.dumps(SYSTEM))
+    words = [
+        "step",
+        str(tmp_path / "t"),
+        "-t",
+        str(tmp_path / "network.yml"),
+        "--system",
+        str(tmp_path / "system.json"),
+    ]
+    assert not main([*words, "-o", str(tmp_path / "out")])
+    assert "no counterpart here: scheduling-policy = LIFO, endpoint-delay = 10" in capsys.readouterr().out
+    time_fs = json.loads((tmp_path / "out" / "step.json").read_bytes())["time_fs"]
+    each = -(-(size // 4) * 10**15 // (50 * 2**30)) + 500 * 10**6
+    assert time_fs == pytest.approx(10**10 + 6 * each, abs=6)
+
+
+REFUSED = {
+    "an unknown key": ({"peak-pref": 1}, "unknown key 'peak-pref'; did you mean 'peak-perf'"),
+    "an algorithm that is not here": (
+        {"all-to-all-implementation": ["ring"]},
+        r"\$.all-to-all-implementation: .*is not here; .*direct",
+    ),
+    "dimensions that differ": (
+        {"all-reduce-implementation": ["ring", "direct"]},
+        "different algorithms in different dimensions",
+    ),
+    "a roofline without a peak": ({"peak-perf": None}, r"\$.peak-perf: expected a number above 0"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused(case):
+    changes, said = REFUSED[case]
+    with pytest.raises(ConfigError, match=said):
+        parsed(**changes)
