@@ -137,6 +137,18 @@ def _data_parallel(standard: Callable[..., None]) -> Callable[..., None]:
     return initialize
 
 
+def _subgroups(standard: Callable[..., Any]) -> Callable[..., Any]:
+    """``new_subgroups``, by default of the GPUs of a node."""
+
+    @functools.wraps(standard)
+    def subgroups(group_size: int | None = None, *args: Any, **kwargs: Any) -> Any:
+        if group_size is None and current_thread_or_none() is not None:
+            group_size = torch.cuda.device_count()
+        return standard(group_size, *args, **kwargs)
+
+    return subgroups
+
+
 def _load(standard: Callable[..., Any]) -> Callable[..., Any]:
     """``torch.load``: what was saved from CUDA devices comes to the CPU."""
 
@@ -195,6 +207,7 @@ def device_replacements(gpu: str) -> list[tuple[Any, str, Any]]:
         *((owner, key, _with(getattr(owner, key), *changes)) for owner, key, changes in changed),
         (torch, "Generator", _Generator),
         (torch, "load", _load(torch.load)),
+        *((owner, "new_subgroups", _subgroups(c10d.new_subgroups)) for owner in (distributed, c10d)),
         (
             torch.nn.parallel.DistributedDataParallel,
             "__init__",

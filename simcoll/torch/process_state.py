@@ -1,6 +1,7 @@
 """What a program expects its process to have for itself, and ranks in threads of one process would share.
 
 * Environment variables, the working folder and the default data type: exchanged when another rank runs, if a rank has changed them.
+* Operators of DTensor that ``loss_parallel`` replaces: exchanged.
 * Loggers and their handlers: exchanged likewise; those that were there before the run stay shared.
 * The generators of ``random`` and ``numpy.random``: in the threads of ranks, the functions of these modules use the rank's own, which
   start from the state of the caller's.
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch.distributed.tensor import DTensor
 
 from simcoll.torch.rank_threads import current_thread_or_none, rank_thread_of
 
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["OwnState", "call_exit_functions", "state_replacements"]
 
+_DISPATCHER: Any = DTensor._op_dispatcher
 _ROOT_FIELDS = ("handlers", "filters", "level", "disabled", "_cache")
 
 
@@ -49,6 +52,7 @@ class OwnState:
             "filters": self._root["filters"][:],
             "_cache": {},
         }
+        made._handlers = dict(self._handlers)
         made.changed_folder = False
         return made
 
@@ -58,6 +62,7 @@ class OwnState:
         if self.changed_folder:
             self._folder = os.getcwd()  # noqa: PTH109  # of which there may be no Path
         self._dtype = torch.get_default_dtype()
+        self._handlers: dict[Any, Any] = _DISPATCHER._custom_op_handlers
         self._root: dict[str, Any] = {name: getattr(logging.root, name) for name in _ROOT_FIELDS}
 
     def enter(self) -> None:
@@ -67,6 +72,7 @@ class OwnState:
             os.chdir(self._folder)
         if torch.get_default_dtype() is not self._dtype:
             torch.set_default_dtype(self._dtype)
+        _DISPATCHER._custom_op_handlers = self._handlers
         logging.root.manager.loggerDict = self._loggers
         for name, value in self._root.items():
             setattr(logging.root, name, value)

@@ -161,7 +161,7 @@ def run_script(script: Script, nprocs: int, *, shared: Sequence[str] = (), **gui
     if own.shared:
         listed = ", ".join(f"{name} ({reason})" for name, reason in sorted(own.shared.items()))
         sys.stderr.write(f"simcoll.torch: modules that all ranks share: {listed}\n")
-    for line in _findings(result.findings):
+    for line in _findings(list(dict.fromkeys(result.findings))):
         sys.stderr.write(line)
     for line in _same_files(notes, nprocs):
         sys.stderr.write(line)

@@ -29,9 +29,11 @@ import torch.distributed as dist
 import torch.distributed.nn.functional  # its functions keep the default group of their import, which has to be none
 from torch._C import _distributed_c10d as c10d
 from torch.distributed import distributed_c10d
+from torch.distributed.fsdp._debug_utils import SimpleProfiler
+from torch.distributed.fsdp._flat_param import FlatParamHandle
 
 from simcoll.distributed.api.making_groups import note_group
-from simcoll.distributed.stores import HashStore, PrefixStore
+from simcoll.distributed.stores import HashStore
 from simcoll.torch.compilation import compile_replacements
 from simcoll.torch.compute_time import compute_replacements
 from simcoll.torch.devices import CudaIsCpu, device_replacements
@@ -39,6 +41,7 @@ from simcoll.torch.fake_tensors import change_fake_tensors
 from simcoll.torch.process_group import SimcollGroup
 from simcoll.torch.process_state import OwnState, state_replacements
 from simcoll.torch.profiling import profiler_replacements
+from simcoll.torch.rank_stores import RankStore, prefixed, store_replacements
 from simcoll.torch.rank_threads import Process, RankThread, current_thread_or_none, rank_thread_of
 from simcoll.torch.start_methods import start_replacements
 from simcoll.torch.thread_waits import OUTSIDE_MARK, replacements
@@ -76,50 +79,6 @@ class _WorldOfRank:
         setattr(self._here(), name, value)
 
     pg_config_info = distributed_c10d._World.pg_config_info
-
-
-def _forwarded(name: str) -> Callable[..., Any]:
-    """A method that calls the same method of the shared store, in the rank's task."""
-
-    def method(self: RankStore, *args: Any) -> Any:
-        return self.thread.call(getattr(self.shared, name), *args)
-
-    return functools.update_wrapper(method, getattr(HashStore, name))
-
-
-class RankStore(dist.Store):
-    """One rank's handle of the store of a run, with torch's methods: while it waits for a key, the others run."""
-
-    def __init__(self, thread: RankThread, shared: Any) -> None:
-        super().__init__()
-        self.thread = thread
-        self.shared = shared
-        thread.process.stores.append(self)  # PyTorch keeps only the C++ half alive
-
-    set, get, add, append = map(_forwarded, ("set", "get", "add", "append"))
-    compare_set, check, wait, delete_key = map(_forwarded, ("compare_set", "check", "wait", "delete_key"))
-    num_keys, multi_get, multi_set, list_keys = map(_forwarded, ("num_keys", "multi_get", "multi_set", "list_keys"))
-    queue_push, queue_pop, queue_len = map(_forwarded, ("queue_push", "queue_pop", "queue_len"))
-
-    def clone(self) -> RankStore:
-        """Another handle of the same store."""
-        return RankStore(self.thread, self.shared)
-
-    @property
-    def underlying_store(self) -> RankStore:
-        """The store without the prefix."""
-        return RankStore(self.thread, self.shared.underlying_store)
-
-    def has_extended_api(self) -> bool:
-        """Whether append, multi_get and multi_set are supported: True."""
-        return True
-
-
-def _prefixed(prefix: str, store: Any) -> Any:
-    """A store whose keys have a prefix. PyTorch's, which is C++, would not pass on all methods of a rank's store."""
-    if isinstance(store, RankStore):
-        return RankStore(store.thread, PrefixStore(prefix, store.shared))
-    return dist.PrefixStore(prefix, store)
 
 
 class _BackendConfig(distributed_c10d.BackendConfig):
@@ -203,7 +162,7 @@ def prepared(modules: OwnModules | None = None, *, cuda: str | None = None) -> I
         undo.callback(torch.set_rng_state, torch.get_rng_state())
         for changes in (replacements, profiler_replacements, compute_replacements, compile_replacements):
             _replace_all(undo, changes())
-        for changes in (start_replacements, state_replacements):
+        for changes in (start_replacements, state_replacements, store_replacements):
             _replace_all(undo, changes())
         if cuda is not None:
             _replace_all(undo, device_replacements(cuda))
@@ -248,7 +207,8 @@ def _change_torch(undo: contextlib.ExitStack) -> None:
     if distributed_c10d.default_pg_nccl_timeout is None:  # PyTorch would warn
         _replace(undo, distributed_c10d, "default_pg_nccl_timeout", distributed_c10d.default_pg_timeout)
     _replace(undo, distributed_c10d, "BackendConfig", _BackendConfig)
-    _replace(undo, distributed_c10d, "PrefixStore", _prefixed)
+    _replace(undo, distributed_c10d, "PrefixStore", prefixed)
+    _change_fully_sharded(undo)
     _replace(undo, torch._C.Future, "wait", wait)
     for module in (dist, distributed_c10d):
         _replace(undo, module, "monitored_barrier", _monitored_barrier(distributed_c10d.monitored_barrier))
@@ -266,6 +226,20 @@ def _change_torch(undo: contextlib.ExitStack) -> None:
         warnings.simplefilter("ignore")  # that the operators existed before
         operators.impl("_allgather_base_", _all_gather_single, "CPU", allow_override=True)
         operators.impl("_reduce_scatter_base_", _reduce_scatter_single, "CPU", allow_override=True)
+
+
+def _change_fully_sharded(undo: contextlib.ExitStack) -> None:
+    """FullyShardedDataParallel on the CPU: it would free a parameter that it moves there, and times phases in one table for all ranks."""
+    standard_move, standard_phase = FlatParamHandle.to_cpu, SimpleProfiler.profile
+
+    def to_cpu(handle: Any) -> Any:
+        return contextlib.nullcontext() if handle.device.type == "cpu" else standard_move(handle)
+
+    def phase(name: str) -> Any:
+        return standard_phase(name) if current_thread_or_none() is None else contextlib.nullcontext()
+
+    _replace(undo, FlatParamHandle, "to_cpu", to_cpu)
+    _replace(undo, SimpleProfiler, "profile", phase)
 
 
 def _monitored_barrier(standard: Callable[..., None]) -> Callable[..., None]:

@@ -112,7 +112,14 @@ class RankWork(dist.Work):
                 self._settle(future)
             else:
                 self._watch(future)
-            if torch._C._current_graph_task_id() != -1:  # there is no public name
+            if torch._C._current_graph_task_id() == -1:  # there is no public name
+                pass
+            elif torch._C._current_autograd_node() is None:
+                # In a callback at the end of the backward pass, which waits in C++ before any other callback could: with
+                # static_graph, DistributedDataParallel starts the first all-reduces there.
+                self.wait()
+                self._settle(future)
+            else:
                 # DistributedDataParallel waits in C++ at the end of the backward pass, where no other thread could take the
                 # baton. So the pass waits earlier, in a callback that runs before that of DistributedDataParallel.
                 torch.autograd.Variable._execution_engine.queue_callback(future.wait)

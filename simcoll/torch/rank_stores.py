@@ -1,0 +1,112 @@
+"""Stores in ranks: in the memory of the run, and while a rank waits for a key, the others run."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+
+from simcoll.distributed.stores import HashStore, PrefixStore
+from simcoll.torch.rank_threads import RankThread, current_thread, current_thread_or_none
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import timedelta
+
+__all__ = ["RankStore", "prefixed", "store_replacements"]
+
+
+def _forwarded(name: str) -> Callable[..., Any]:
+    """A method that calls the same method of the shared store, in the rank's task."""
+
+    def method(self: RankStore, *args: Any) -> Any:
+        return self.thread.call(getattr(self.shared, name), *args)
+
+    return functools.update_wrapper(method, getattr(HashStore, name))
+
+
+class RankStore(dist.Store):
+    """One rank's handle of the store of a run, with torch's methods: while it waits for a key, the others run."""
+
+    def __init__(self, thread: RankThread, shared: Any) -> None:
+        super().__init__()
+        self.thread = thread
+        self.shared = shared
+        thread.process.stores.append(self)  # PyTorch keeps only the C++ half alive
+
+    set, get, add, append = map(_forwarded, ("set", "get", "add", "append"))
+    compare_set, check, wait, delete_key = map(_forwarded, ("compare_set", "check", "wait", "delete_key"))
+    num_keys, multi_get, multi_set, list_keys = map(_forwarded, ("num_keys", "multi_get", "multi_set", "list_keys"))
+    set_timeout = _forwarded("set_timeout")
+    queue_push, queue_pop, queue_len = map(_forwarded, ("queue_push", "queue_pop", "queue_len"))
+
+    def clone(self) -> RankStore:
+        """Another handle of the same store."""
+        return RankStore(self.thread, self.shared)
+
+    @property
+    def underlying_store(self) -> RankStore:
+        """The store without the prefix."""
+        return RankStore(self.thread, self.shared.underlying_store)
+
+    def has_extended_api(self) -> bool:
+        """Whether append, multi_get and multi_set are supported: True."""
+        return True
+
+
+def prefixed(prefix: str, store: Any) -> Any:
+    """A store whose keys have a prefix. PyTorch's, which is C++, would not pass on all methods of a rank's store."""
+    if isinstance(store, RankStore):
+        return RankStore(store.thread, PrefixStore(prefix, store.shared))
+    return dist.PrefixStore(prefix, store)
+
+
+class _PlacedStore(RankStore):
+    """A store that ranks find at an address or a path, as PyTorch's TCPStore and FileStore."""
+
+    host, port, path = "", 0, ""
+
+
+def _made(at: dict[Any, HashStore], place: Any, timeout: timedelta | None) -> _PlacedStore:
+    store = _PlacedStore(current_thread(), at.setdefault(place, HashStore()))
+    if timeout is not None:
+        store.set_timeout(timeout)
+    return store
+
+
+def store_replacements() -> list[tuple[Any, str, Any]]:
+    """Owner, name and replacement of stores whose waits, in C++, would stop all ranks."""
+    at: dict[Any, HashStore] = {}
+
+    def tcp(
+        host_name: str,
+        port: int,
+        world_size: Any = None,
+        is_master: bool = False,
+        timeout: Any = None,
+        *_: Any,
+        **__: Any,
+    ) -> _PlacedStore:
+        del world_size, is_master
+        made = _made(at, (host_name, port), timeout)
+        made.host, made.port = host_name, port
+        return made
+
+    def file(file_name: str, world_size: int = -1) -> _PlacedStore:
+        del world_size
+        made = _made(at, str(Path(file_name).absolute()), None)
+        made.path = file_name
+        return made
+
+    def replaced(standard: Any, make: Callable[..., _PlacedStore]) -> Any:
+        def new(_cls: type, *args: Any, **kwargs: Any) -> Any:
+            return (standard if current_thread_or_none() is None else make)(*args, **kwargs)
+
+        return type(standard.__name__, (), {"__new__": new, "__doc__": standard.__doc__})
+
+    return [
+        (dist, "TCPStore", replaced(dist.TCPStore, tcp)),
+        (dist, "FileStore", replaced(dist.FileStore, file)),
+    ]
