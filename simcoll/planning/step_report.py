@@ -56,7 +56,7 @@ def step_lines(result: StepResult) -> Iterator[str]:
 
 def workload_lines(result: WorkloadResult) -> Iterator[str]:
     """The table of a workload that is no design, as :func:`step_lines`."""
-    yield f"# {result.title}: {result.nranks} ranks on {result.topology}, tier {result.tier}"
+    yield f"# {result.title or 'a workload'}: {result.nranks} ranks on {result.topology}, tier {result.tier}"
     yield _row("step", format_time(result.time_fs))
     yield _row("compute", format_time(result.compute_fs))
     yield from _communication(result)
