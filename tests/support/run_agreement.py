@@ -1,9 +1,10 @@
 """Compare all engines on random runs, message by message, to the last femtosecond.
 
 ``python tests/support/run_agreement.py --cases 2000`` takes that many of each kind: ``dag``, random steps, links, sizes and costs;
-``algorithm``, registered algorithms on small machines; ``lift``, covers of random runs, for the quotient; ``program``, random operations
-with dependencies; ``step``, training steps; ``tree``, programs with all links and without those that never bind; ``events``, ``dag`` and
-``algorithm`` with links and ranks that change during the run. A difference ends it with the line that repeats the case.
+``algorithm``, registered algorithms on small machines; ``lift``, covers of random runs, for the quotient; ``alone``, permutations on links
+of their own, for lock-step; ``program``, random operations with dependencies; ``step``, training steps; ``tree``, programs with all links
+and without those that never bind; ``events``, ``dag`` and ``algorithm`` with links and ranks that change during the run. A difference
+ends it with the line that repeats the case.
 """
 
 import argparse
