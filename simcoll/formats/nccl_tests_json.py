@@ -1,4 +1,4 @@
-"""The JSON that nccl-tests (``-J``) and realcoll write."""
+"""The JSON that nccl-tests (``-J``), realcoll and ``simcoll perf`` write."""
 
 from __future__ import annotations
 
@@ -58,6 +58,7 @@ class _Config(msgspec.Struct, frozen=True):
     nranks: int = 0
     algorithm: str = ""
     transport: str = ""
+    topology: str = ""
 
 
 class _Document(msgspec.Struct, frozen=True):
@@ -100,11 +101,12 @@ def tables_of_json(path: str | Path, max_bytes: int, skipped: Skipped) -> tuple[
         if isinstance(document.env, dict)
         else (entry.partition("=")[::2] for entry in document.env)
     )
+    library = "realcoll" if ours else "simcoll" if document.config.topology else "rccl" if "rccl" in text else "nccl"
     run = Run(
         _collective(document.args, ours), document.config.nranks,
         {device.rank: (device.hostname, str(device.pid or ""), printable(device.device_info)) for device in document.config.devices}, rows,
         {printable(name): printable(value)[:200] for name, value in pairs if name.startswith("NCCL_")},
-        "realcoll" if ours else "rccl" if "rccl" in text else "nccl", _version(document.nccl_version), document.config.ngpus,
+        library, _version(document.nccl_version), document.config.ngpus,
     )  # fmt: skip
     table, notes = finished(run)
     for note in notes:

@@ -154,3 +154,15 @@ def test_too_few_rows_for_the_parameters(capsys, here):
     assert not (here / "x.toml").exists()
     status, out, _ = run("calibrate one.log -t dgx-h100 -o x.toml", capsys)
     assert (status, "too few rows to leave some out" in out) == (0, True)
+
+
+def test_own_tables_are_read_back(capsys, here):
+    argv = "perf all_reduce -t dgx-a100 -a ring -p Simple -b 1M -e 4M -f 4"
+    assert run(f"{argv} -J own.json", capsys)[0] == 0
+    _, table, _ = run(argv, capsys)
+    times = [line.split()[5] for line in table.splitlines() if line[:1] != "#"]
+    status, out, err = run("compare own.json -t dgx-a100", capsys)
+    assert (status, err) == (0, "")
+    assert "is a prediction of simcoll perf, of the best algorithm of each size; nothing was measured" in out
+    assert [line.split()[1] for line in out.splitlines() if line[:1] != "#"] == times
+    assert len(times) == 2
