@@ -9,15 +9,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["later"]
+__all__ = ["loaded_later"]
 
 
-def later(package: str, homes: Mapping[str, Sequence[str]]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+def loaded_later(
+    package: str, homes: Mapping[str, Sequence[str]]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """``__getattr__`` and ``__dir__`` of a package: ``homes`` has its names by their modules.
 
     A name whose module is the empty text is itself a module of the package.
 
-    >>> find, _ = later("simcoll", {"simcoll.errors": ["ConfigError"]})
+    >>> find, _ = loaded_later("simcoll", {"simcoll.errors": ["ConfigError"]})
     >>> find("ConfigError").__name__
     'ConfigError'
     """

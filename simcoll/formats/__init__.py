@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from simcoll.later import later
+from simcoll.later import loaded_later
 
 if TYPE_CHECKING:
     from simcoll.formats.goal import goal_text, parse_goal
@@ -32,7 +32,7 @@ __all__ = [
     "schedule_of",
 ]
 
-__getattr__, __dir__ = later(
+__getattr__, __dir__ = loaded_later(
     "simcoll.formats",
     {
         "simcoll.formats.goal": ["goal_text", "parse_goal"],
