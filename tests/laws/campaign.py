@@ -16,7 +16,9 @@ from tests.support.campaign_cases import FAULTS, KINDS, drawn, from_text
 from tests.support.campaign_play import DOCUMENTED, broken, play, report
 
 MUST = (*FAULTS, *KINDS, *(kind for kind in DOCUMENTED if kind != "meeting timed out"), "tie", "zero elements", "waits later", "lost link",
-        "slow link", "cut off, refused", "healed", "nothing failed", "folded", "engines compared")  # fmt: skip
+        "slow link", "cut off, refused", "healed", "nothing failed", "folded", "engines compared",
+        "event runs compared", "LinkShare", "Background", "Slow", "Stop", "policy stall", "policy re-route", "policy abort", "cut: stuck",
+        "cut: aborted", "gave up after retries", "retried and went on", "came to its end under events")  # fmt: skip
 """What must have happened for a campaign to have shown anything."""
 MOST_FOUND = 20
 

@@ -52,7 +52,7 @@ class Case:
     """A program, its faults, and where it runs.
 
     ``lost`` are links by number, with the share that is left; ``costs`` is a seed, or none; ``timed`` gives operations a timeout that a
-    fault exceeds.
+    fault exceeds; ``events`` is the seed of those that happen while the engines play its collectives, or none.
     """
 
     n: int
@@ -61,6 +61,7 @@ class Case:
     costs: int | None = None
     algorithm: str | None = None
     timed: bool = True
+    events: int | None = None
     groups: tuple[tuple[int, ...], ...] = ()
     steps: tuple[Step, ...] = ()
     faults: tuple[Fault, ...] = ()
@@ -130,6 +131,7 @@ def drawn(seed):
         costs=int(rng.integers(0, 2**32)) if rng.random() < 0.5 else None,
         algorithm=ALGORITHMS[int(rng.integers(0, len(ALGORITHMS)))],
         timed=bool(rng.random() < 0.7),
+        events=seed if seed % 2 else None,
         groups=groups,
         steps=steps,
     )
@@ -278,7 +280,7 @@ def _smaller(case):
         groups = tuple(tuple(rank for rank in group if rank < last) for group in case.groups)
         if all(groups):
             yield replace(case, n=last, groups=groups, lost=())
-    for change in ({"costs": None}, {"algorithm": None}, {"machine": "crossbar"}, {"timed": True}):
+    for change in ({"costs": None}, {"algorithm": None}, {"machine": "crossbar"}, {"timed": True}, {"events": None}):
         if any(getattr(case, key) != value for key, value in change.items()):
             yield replace(case, **change)
     for number, step in enumerate(case.steps):

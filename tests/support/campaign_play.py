@@ -19,10 +19,13 @@ import numpy as np
 
 import simcoll
 import simcoll.distributed as dist
+from simcoll.emulator.events import Stop
 from simcoll.errors import ConfigError, InternalError
 from tests.support.agreement_cases import outcome
 from tests.support.campaign_cases import COLLECTIVES, TIMEOUT_S, fates, machine, protocol, shrunk
 from tests.support.collective_model import data, expected, issue
+from tests.support.event_cases import outcome as with_events
+from tests.support.event_cases import random_events, random_policy
 
 PATIENCE_S = 120
 LATE_S = 100 * TIMEOUT_S
@@ -38,7 +41,7 @@ DOCUMENTED = {
     "meeting timed out": r"Timed out waiting \d+ms for init_process_group waits for ranks? ([\d, and]+)",
     "store timed out": r"wait timeout after \d+ms, keys: /campaign/\d+/of rank (\d+)",
     "told of a mismatch": r"Detected mismatch between collectives on ranks: .*",
-    "hang": r"Hang at \d+ fs: no event is left, ",
+    "hang": r"Hang at [^:]+: no event is left, ",
 }  # fmt: skip
 
 
@@ -266,13 +269,43 @@ def engines(case, seen):
         except ConfigError:
             continue  # the algorithm does not serve this collective, or not so many ranks
         plan = simcoll.bind(made, 0 if kind == "barrier" else 1000, "uint8", "max", protocol=costs, unproved=True)
-        expected_times, _ = outcome(plan, place, engine="simpy", quotient=False)
+        whole, result = outcome(plan, place, engine="simpy", quotient=False)
         for how in ({"engine": "fast", "quotient": False}, {"quotient": True}):
-            got, result = outcome(plan, place, **how)
-            if got != expected_times:
-                raise BrokenPromiseError(f"{kind}: {how} gives {got[:4]}, SimPy {expected_times[:4]}")
-            seen["folded"] += result is not None and result.classes is not None
+            got, played = outcome(plan, place, **how)
+            if got != whole:
+                raise BrokenPromiseError(f"{kind}: {how} gives {got[:4]}, SimPy {whole[:4]}")
+            seen["folded"] += played is not None and played.classes is not None
         seen["engines compared"] += 1
+        if case.events is not None and result is not None:
+            _disturbed(case, kind, plan, place, result.done_fs, seen)
+
+
+def _disturbed(case, kind, plan, place, times, seen):
+    """Play a collective while links fail and ranks are slow or stop; what heals must come to its end."""
+    rng = np.random.default_rng([case.events, 7])
+    events = random_events(rng, plan.nranks, place, times)
+    policy = random_policy(rng, int(times.max(initial=1)))
+    told, result = with_events(plan, place, events, policy, engine="simpy")
+    again, _ = with_events(plan, place, events, policy, engine="fast")
+    words = f"{kind} under {'; '.join(map(str, events))}; {policy}"
+    if told != again:
+        raise BrokenPromiseError(f"{words}: fast gives {again}, SimPy {told}")
+    seen["event runs compared"] += 1
+    if result is None:
+        return
+    seen.update(type(event).__name__ for event in events)
+    seen[f"policy {policy.kind}"] += 1
+    heals = all(
+        not isinstance(event, Stop) and (event.for_fs is not None or getattr(event, "share", 1)) for event in events
+    )
+    if result.cut is not None:
+        seen[f"cut: {result.cut.kind}"] += 1
+        seen["gave up after retries"] += policy.retries > 0 and result.cut.kind == "aborted"
+        if heals and policy.kind != "abort" and not policy.timeout_fs:
+            raise BrokenPromiseError(f"{words}: all is healed, and yet {result.cut}")
+    else:
+        seen["came to its end under events"] += 1
+        seen["retried and went on"] += policy.retries > 0 and result.time_fs > int(times.max(initial=0))
 
 
 def play(case, seen=None):
