@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
 from contextlib import suppress
 from functools import cache, lru_cache
 from pathlib import Path
@@ -19,6 +18,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simcoll import __version__
+from simcoll.errors import ConfigError
+from simcoll.formats.output import write_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -97,13 +98,6 @@ def remember(key: str, fields: Mapping[str, object]) -> None:
     if folder is None:
         return
     place = folder / key[:2]
-    with suppress(OSError):
+    with suppress(OSError, ConfigError):
         place.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=place, suffix=".part")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as stream:
-                json.dump({"key": key, **fields}, stream)
-            Path(name).replace(place / f"{key}.json")
-        except OSError:
-            with suppress(OSError):
-                Path(name).unlink()
+        write_file(place / f"{key}.json", json.dumps({"key": key, **fields}).encode())

@@ -13,7 +13,6 @@ import functools
 import json
 from collections import deque
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,6 +22,7 @@ from torch.autograd.profiler_util import FunctionEvent, _filter_name, _rewrite_n
 
 from simcoll.distributed.runtime.records import KEPT
 from simcoll.distributed.runtime.world import current_rank
+from simcoll.formats.output import write_file
 from simcoll.torch.rank_threads import RankThread, current_thread_or_none
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ class _Trace:
             "displayTimeUnit": "ns",
             "traceEvents": [named, *sorted(self.details, key=lambda each: (each["ts"], -each["dur"]))],
         }
-        Path(path).write_text(json.dumps(document), encoding="utf-8")
+        write_file(path, json.dumps(document).encode())
 
     def trace_start_ns(self) -> int:
         """When the profile began."""
