@@ -46,6 +46,10 @@ class _Options:
         ideal, LL, LL128 or Simple.
     algorithm
         The algorithm of collectives, where it serves.
+    library
+        Run what this library would, at its speed: nccl or rccl, for example.
+    alike
+        all: one rank's program runs, and all ranks make its calls.
     compute
         The time of operators: none, roofline, or a file of times.
     gpu
@@ -67,6 +71,8 @@ class _Options:
     nodes: Annotated[int | None, Parameter(name=["--nodes", "--nnodes"])] = None
     protocol: Annotated[str, Parameter(name=["--protocol", "-p"])] = "ideal"
     algorithm: Annotated[str | None, Parameter(name=["--algorithm", "-a"])] = None
+    library: str | None = None
+    alike: Literal["all"] | None = None
     compute: str = "none"
     gpu: str | None = None
     device: Literal["cuda", "cpu"] = "cuda"
@@ -108,6 +114,8 @@ def _command(
         topology=options.topology if grows else place,
         protocol=options.protocol,
         algorithm=options.algorithm,
+        library=options.library,
+        alike=options.alike,
         compute=options.compute,
         gpu=options.gpu,
         cuda_is_cpu=options.device == "cuda",
@@ -119,7 +127,19 @@ def _command(
 def main(words: Sequence[str] | None = None) -> int:
     """The command line; the exit status is the script's, or 2 for arguments that cannot be."""
     names = ("--nproc", "-n", "--topology", "-t", "--nodes", "--nnodes", "--protocol", "-p")
-    valued = (*names, "--algorithm", "-a", "--trace", "--record", "--shared", "--compute", "--gpu", "--device")
+    valued = (
+        *names,
+        "--algorithm",
+        "-a",
+        "--trace",
+        "--record",
+        "--shared",
+        "--compute",
+        "--gpu",
+        "--device",
+        "--library",
+        "--alike",
+    )
     return status_of(app, separated(sys.argv[1:] if words is None else words, valued))
 
 

@@ -163,6 +163,15 @@ def test_a_script_finds_the_gpus_of_its_node(script, capsys):
     assert (status, "AssertionError" in err) == (1, True)
 
 
+def test_options_of_the_command_reach_the_run(script, capsys):
+    text = BAD + "    dist.all_reduce(torch.ones(1 << 18))\n    print(rank)\n"
+    status, out, err = script(capsys, text, options=("-n", "8", "--topology", "dgx-h100", "--library", "nccl"))
+    assert status == 0, err
+    ideal = script(capsys, text, options=("-n", "8", "--topology", "dgx-h100", "--alike", "all"))[1]
+    assert [line for line in ideal.splitlines() if not line.startswith("#")] == ["0"]
+    assert ideal.splitlines()[-1] != out.splitlines()[-1]
+
+
 OWN_STATE = """
     import atexit, logging, os, random, sys
     import numpy as np
