@@ -25,6 +25,7 @@ def kept(schedule):
     return [found for found in schedule.known.foldings.values() if isinstance(found, Folding)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "algorithm", "params"), CASES)
 def test_every_size_and_protocol_as_with_every_message(kind, algorithm, params):
     machine = load_topology("dgx-h100", nodes=2)
