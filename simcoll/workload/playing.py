@@ -14,7 +14,7 @@ import numpy as np
 
 from simcoll.emulator.programs import emulate_program
 from simcoll.errors import ConfigError
-from simcoll.workload.lower import lower
+from simcoll.workload.lower import Plans, lower
 from simcoll.workload.timeline import Clock, Span, play_classes
 from simcoll.workload.timing import Alone, WorkloadTimes
 from simcoll.workload.traffic import Traffic, alike
@@ -34,7 +34,7 @@ __all__ = ["Played", "alone_on", "play_workload", "slowed"]
 @lru_cache(maxsize=64)
 def alone_on(topology: Topology, *, alike: bool, rules: Rules | None = None) -> Alone:
     """Times of operations alone on a topology, shared by all steps on it."""
-    return Alone(topology, alike, rules)
+    return Alone(Plans(topology, alike, rules))
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,6 @@ import numpy as np
 from simcoll.emulator import programs
 from simcoll.emulator.fast.compiled import COMPILED
 from simcoll.libraries.remembered import key_of, recall, remember, topology_digest
-from simcoll.workload.lower import Plans
 from simcoll.workload.workload import call_inside
 
 if TYPE_CHECKING:
@@ -20,7 +19,8 @@ if TYPE_CHECKING:
 
     from simcoll.emulator.programs import ProgramResult
     from simcoll.topology import Topology
-    from simcoll.workload.workload import Call, Compute, Inside, Rules, Send, Workload
+    from simcoll.workload.lower import Plans
+    from simcoll.workload.workload import Call, Compute, Inside, Send, Workload
 
 __all__ = ["Alone", "Measured", "WorkloadTimes"]
 
@@ -46,22 +46,17 @@ class Alone:
 
     Attributes
     ----------
-    topology
-        Where they run.
-    alike
-        Whether no link of the cluster is degraded.
-    rules
-        How plans are chosen; None: as NCCL would.
+    plans
+        What they play, and where.
     """
 
-    topology: Topology
-    alike: bool = False
-    rules: Rules | None = None
-    plans: Plans = field(init=False)
+    plans: Plans
     _known: dict[tuple[object, ...], Measured] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        self.plans = Plans(self.topology, self.alike, self.rules)
+    @property
+    def topology(self) -> Topology:
+        """Where they run."""
+        return self.plans.topology
 
     def collective(self, call: Call, groups: NDArray[np.int64]) -> Measured:
         """All groups at once."""
@@ -82,7 +77,7 @@ class Alone:
         return self._known[key]
 
     def _remembered(self, key: tuple[object, ...], make: Callable[[], programs.Operation]) -> Measured:
-        place = key_of("alone", topology_digest(self.topology), self.alike, repr(self.rules), *key)
+        place = key_of("alone", topology_digest(self.topology), self.plans.alike, repr(self.plans.rules), *key)
         known = recall(place, _FORM)
         if known is not None:
             return Measured(**known)  # type: ignore[arg-type]
