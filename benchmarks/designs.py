@@ -92,6 +92,7 @@ def measured(what: str, grid: Grid, most: int, folder: Path) -> None:
 def played(grid: Grid, folder: Path, jobs: int) -> tuple[float, float, float]:
     """CPU seconds of this process and of its children, and wall seconds."""
     folder.mkdir(parents=True)
+    os.environ["SIMCOLL_CACHE_DIR"] = str(folder / "cache")  # nothing is known from an earlier play
     begin = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     wall = time.monotonic()
     with open_pool(jobs=jobs) as pool:
