@@ -33,10 +33,17 @@ if TYPE_CHECKING:
     from simcoll.emulator.seats import Seats
     from simcoll.topology import Topology
 
-__all__ = ["Player"]
+__all__ = ["Player", "links_now"]
 
 NEVER = 2**200
 """Later than the end of any work: when a rank that stops is through with it."""
+
+
+def links_now(detours: Detours | None, item: Message | Bundle) -> tuple[int, ...]:
+    """The links of a flow now: those planned, or a way around dead ones. What a switch does has no other way."""
+    if detours is None or isinstance(item, Bundle):
+        return item.links
+    return detours.links(item.sender.place, item.receiver.place, item.links)
 
 
 class Player:
@@ -111,7 +118,11 @@ class Player:
         self.books = Books(self._summary, observer, keep=keep)
         self._pace, self._detours = pace, detours
         steps = self._summary.lane_steps.tolist()
-        self._lanes = [Lane(*divmod(number, plan.nchannels), count) for number, count in enumerate(steps)]
+        places = (plan.ranks if seats is None else seats.endpoints).tolist()
+        channels = plan.nchannels
+        self._lanes = [
+            Lane(*divmod(number, channels), count, places[number // channels]) for number, count in enumerate(steps)
+        ]
         streamed = score.parts if score else parts(plan, topology, storage, seats or add_caps(plan, fabric))
         self._blocks = blocks(streamed, self._lanes)
         self._left = left
@@ -119,7 +130,6 @@ class Player:
         for lane in self._lanes:
             self._busy_lanes[lane.rank] += lane.steps_left > 0
         self._recent = {} if recent is None else recent
-        self._places = (plan.ranks if seats is None else seats.endpoints).tolist()
         self._waits = plan.waits
         self._awaited = frozenset(earlier for each in self._waits.values() for earlier in each)
         self._over: set[int] = set()  # awaited messages that are done
@@ -216,7 +226,7 @@ class Player:
 
     def _connection(self, message: Message) -> tuple[int, int, int]:
         """Source and destination, as endpoints, and channel."""
-        return self._places[message.sender.rank], self._places[message.receiver.rank], message.sender.channel
+        return message.sender.place, message.receiver.place, message.sender.channel
 
     def _work(self, lane: Lane, work_fs: int, action: Callable[[Any], None], item: Any, more_fs: int = 0) -> None:
         """Call ``action(item)`` when a rank has done some work, and some more time has passed; never, if it stops before."""
@@ -262,15 +272,8 @@ class Player:
 
     def _flow(self, message: Message) -> None:
         message.start_fs = self._calendar.now
-        links = message.links if self._detours is None else self.links(message)
+        links = message.links if self._detours is None else links_now(self._detours, message)
         self.fabric.transfer(links, message.wire, self._flowed, message)
-
-    def links(self, item: Message | Bundle) -> tuple[int, ...]:
-        """The links of a flow now: those planned, or a way around dead ones. What a switch does has no other way."""
-        if self._detours is None or isinstance(item, Bundle):
-            return item.links
-        ends = self._places[item.sender.rank], self._places[item.receiver.rank]
-        return self._detours.links(*ends, item.links)
 
     def _flow_bundle(self, bundle: Bundle) -> None:
         for message in bundle.messages:

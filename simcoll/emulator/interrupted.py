@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from simcoll.emulator.engine import links_now
 from simcoll.emulator.events.cut import Cut, CutMessage, cut_at
 from simcoll.emulator.events.detours import Detours
 from simcoll.emulator.events.driving import Course
@@ -39,12 +40,12 @@ def until_end(fabric: Fabric) -> list[Any] | None:
     return None
 
 
-def player_cut(timeline: Timeline, player: Player, late: list[Any] | None) -> Cut:
+def player_cut(timeline: Timeline, player: Player, detours: Detours | None, late: list[Any] | None) -> Cut:
     """The record of a player whose run ended early; ``late`` as from :func:`until_end`."""
     fabric = player.fabric
     messages: list[CutMessage] = []
     for item in fabric.waiting() if late is None else late:
-        links = tuple(sorted(map(fabric.link_name, fabric.down(player.links(item)))))
+        links = tuple(sorted(map(fabric.link_name, fabric.down(links_now(detours, item)))))
         each = item.messages if isinstance(item, Bundle) else [item]
         messages += [CutMessage(m.id, m.sender.rank, m.receiver.rank, links) for m in each]
     waiting = player.cut()

@@ -27,13 +27,14 @@ __all__ = ["Block", "Bundle", "Lane", "Message", "Part", "blocks", "parts", "whe
 class Lane:
     """A channel of a rank: its coming messages in step order, and the number unfinished in its current step.
 
-    ``free_fs`` is the time at which the overhead of all messages that it has sent is over.
+    ``place`` is its endpoint of the topology; ``free_fs`` the time at which the overhead of all messages that it has sent is over.
     """
 
-    __slots__ = ("channel", "entered", "free_fs", "pending", "queue", "rank", "steps_left")
+    __slots__ = ("channel", "entered", "free_fs", "pending", "place", "queue", "rank", "steps_left")
 
-    def __init__(self, rank: int, channel: int, steps: int) -> None:
+    def __init__(self, rank: int, channel: int, steps: int, place: int) -> None:
         self.rank = rank
+        self.place = place
         self.channel = channel
         self.steps_left = steps
         self.queue: deque[Message] = deque()

@@ -5,12 +5,13 @@ from __future__ import annotations
 import gc
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 import simpy
 
-from simcoll.emulator.engine import Player
+from simcoll.emulator.engine import Player, links_now
 from simcoll.emulator.events.detours import Detours
 from simcoll.emulator.events.driving import Course, LinkChanges
 from simcoll.emulator.expanding import Expansion
@@ -182,12 +183,12 @@ def play_simpy(
     books, cut = player.books, None
     if timeline is not None:
         changes = Course(timeline, capacity), fabric, lambda: books.complete
-        LinkChanges(*changes, *(([detours], player.links) if detours else ())).start()
+        LinkChanges(*changes, *(([detours], partial(links_now, detours)) if detours else ())).start()
     player.start()
     with _collector_paused():
         late = until_end(fabric)
     if timeline is not None and not books.complete:
-        cut = player_cut(timeline, player, late)
+        cut = player_cut(timeline, player, detours, late)
     else:
         player.check()
         player.check_fabric()

@@ -64,18 +64,18 @@ def create(options: Any, given: Any) -> SimcollGroup:
     return SimcollGroup(options, given)
 
 
-def _joined(options: Any, algorithm: Choice) -> ProcessGroup:
-    """Join the group that PyTorch creates; runs in the rank's task."""
+def _joined(options: Any, algorithm: Choice, backend: str) -> ProcessGroup:
+    """Join the group that PyTorch creates; runs in the rank's task. ``backend`` is the name whose errors it raises."""
     timeout = None if options.timeout in _STANDARD_TIMEOUTS else options.timeout
     me = current_rank()
     members = tuple(options.global_ranks_in_group)
     if not members:
         ours.init_process_group(
-            "emulator", rank=options.group_rank, world_size=options.group_size, timeout=timeout, algorithm=algorithm
+            backend, rank=options.group_rank, world_size=options.group_size, timeout=timeout, algorithm=algorithm
         )
         return default_group()
     limit = (timeout_fs(options.timeout), timeout is not None)
-    communicator = shared_group(me, options.group_id, members, limit, "emulator", algorithm)
+    communicator = shared_group(me, options.group_id, members, limit, backend, algorithm)
     made = ProcessGroup(communicator, me.number, options.timeout)
     me.groups.append(made)
     return made
@@ -104,7 +104,7 @@ class SimcollGroup(dist.ProcessGroup):
         algorithm = (
             given.algorithm if isinstance(given, Options) else None
         )  # options of other backends mean nothing here
-        self._handle: ProcessGroup = self._thread.call(_joined, options, algorithm)
+        self._handle: ProcessGroup = self._thread.call(_joined, options, algorithm, self._thread.process.backend)
         self._name: str = options.group_id
         self._coalescing: list[RankWork] | None = None
         self._own = self._handle  # while times are estimated, calls go to another

@@ -28,6 +28,7 @@ from torch._C._distributed_c10d import _register_process_group, _unregister_all_
 from simcoll.distributed.runtime.records import Site, asked_from, calling_site
 from simcoll.distributed.runtime.tasks import Task, Waitable, current_task, wait_until
 from simcoll.distributed.runtime.world import Rank, current_rank
+from simcoll.distributed.stores import DistBackendError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -132,6 +133,8 @@ class Process:
         Names of threads that it has started and that take no turns.
     pid
         The process that the run is in; another one was forked from it.
+    backend
+        Whose errors the group raises that it is making: ``nccl`` or ``emulator``.
     """
 
     number: int
@@ -140,6 +143,7 @@ class Process:
     take_turn: Callable[[Process], None]
     state: Any
     groups: Groups = field(default_factory=Groups)
+    backend: str = "emulator"
     stores: list[Any] = field(default_factory=list)
     functional: dict[int, Any] = field(default_factory=dict)
     device: Device | None = None
@@ -242,6 +246,8 @@ class RankThread:
         answer = self._receive()
         if self.awake is not None:
             self.awake()
+        if isinstance(answer.failure, DistBackendError):
+            raise torch.distributed.DistBackendError(str(answer.failure)) from answer.failure
         if answer.failure is not None:
             raise answer.failure
         return answer.value

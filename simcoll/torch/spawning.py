@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from simcoll.core.protocol import Protocol
     from simcoll.distributed.start.spawning import RunResult
+    from simcoll.emulator.events import Event, Policy
     from simcoll.libraries.choices import Choice
     from simcoll.topology import Topology
     from simcoll.torch.rank_threads import RankThread
@@ -48,6 +49,8 @@ def spawn(
     gpu: str | Path | None = None,
     own_modules: bool | Sequence[str] | OwnModules = False,
     cuda_is_cpu: bool = False,
+    events: Sequence[Event | str] = (),
+    policy: Policy | str = "stall",
     kwargs: Mapping[str, Any] | None = None,
 ) -> RunResult:
     """Run ``program(rank, world_size, *args)``, a PyTorch program, on every rank, under one simulated clock.
@@ -61,7 +64,7 @@ def spawn(
     ----------
     program
         A function. Objects that it uses from outside, such as a model, are shared by all ranks.
-    nprocs, args, kwargs, topology, protocol, algorithm, library, debug, alike, trace, record
+    nprocs, args, kwargs, topology, protocol, algorithm, library, debug, alike, trace, record, events, policy
         As for :func:`simcoll.distributed.spawn`.
     compute
         The time of PyTorch's operators. ``"none"``: they take none. ``"roofline"``: floating-point operations over the rate that the
@@ -133,6 +136,8 @@ def spawn(
             alike=alike,
             trace=trace,
             record=record,
+            events=events,
+            policy=policy,
         )
 
 

@@ -85,7 +85,9 @@ class _BackendConfig(distributed_c10d.BackendConfig):
     """The backend of each device: simcoll's in a rank's thread. Gloo would wait for other processes; PyTorch's ``fake`` does not."""
 
     def get_device_backend_map(self) -> dict[str, str]:
-        if current_thread_or_none() is not None and dict.fromkeys(self.device_backend_map.values()) != {"fake": None}:
+        thread, names = current_thread_or_none(), dict.fromkeys(self.device_backend_map.values())
+        if thread is not None and names != {"fake": None}:
+            thread.process.backend = "nccl" if "nccl" in names else "emulator"
             return {"cpu": "simcoll"}
         found: dict[str, str] = super().get_device_backend_map()
         return found

@@ -13,6 +13,7 @@ import numpy as np
 import simpy
 from simpy.events import EventPriority
 
+from simcoll.distributed.runtime.faults import Faults
 from simcoll.distributed.runtime.history import History
 from simcoll.distributed.runtime.mailbox import EmulatedMailbox
 from simcoll.distributed.runtime.operations import execute
@@ -23,7 +24,7 @@ from simcoll.distributed.runtime.timeline import Span
 from simcoll.distributed.runtime.world import OwnStore, Rank
 from simcoll.distributed.stores import HashStore
 from simcoll.distributed.stores.rendezvous import rendezvous
-from simcoll.emulator.fabric import Calendar, Fabric
+from simcoll.emulator.fabric import Calendar, Fabric, OverdueError
 from simcoll.emulator.model import effective_capacities
 from simcoll.tuning import costs
 from simcoll.units import MAX_TIME_FS, format_time
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from simcoll.distributed.runtime.work import Work
     from simcoll.distributed.runtime.world import Buffers, Communicator, ProcessGroup
     from simcoll.distributed.stores import Store
+    from simcoll.emulator.events import Timeline as EventTimeline
     from simcoll.libraries.choices import Plans
 
 __all__ = ["EmulatedWorld", "RankWaiter"]
@@ -71,6 +73,8 @@ class EmulatedWorld:
         The ranks that behave alike, by class; the programs of all others are in classes of their own.
     alone
         Whether only one rank runs here, and nothing is known of the others but what its backend plays.
+    events
+        What happens during the run.
     """
 
     home: str | None = None
@@ -85,6 +89,7 @@ class EmulatedWorld:
         alike: Alike | None = None,
         history: History | None = None,
         alone: bool = False,
+        events: EventTimeline | None = None,
     ) -> None:
         topology = plans.topology
         self.debug = debug
@@ -96,10 +101,11 @@ class EmulatedWorld:
         self.env = simpy.Environment()
         self.calendar = Calendar(self.env)
         capacities = effective_capacities(topology, costs(plans.protocol, topology))
-        fabric = Fabric(self.calendar, capacities, topology.link_name)
+        patience = None if events is None else events.policy.limit_fs
+        fabric = Fabric(self.calendar, capacities, topology.link_name, patience_fs=patience)
         self.everyone = tuple(range(nranks))
         self.ranks = [Rank(number, self) for number in self.everyone]
-        self._emulator = Emulator(topology, self.calendar, fabric, self.history)
+        self.emulator = Emulator(topology, self.calendar, fabric, self.history)
         self._alone = alone
         self._streams: dict[Communicator, Streams] = {}
         self._mailboxes: dict[Communicator, EmulatedMailbox] = {}
@@ -114,6 +120,9 @@ class EmulatedWorld:
         self._asked = False
         self._blocked: set[int] = set()
         self._idle_rounds = 0
+        self.stopped = False
+        """Whether a rank has: then the timeouts of groups pass, which the others wait for."""
+        self._faults = None if events is None else Faults(self, events, capacities)
 
     # What rank programs ask
 
@@ -143,7 +152,7 @@ class EmulatedWorld:
             return execute(group, group.executor, me, call, buffers, guard=guard, announce=False)
         streams = self._streams.get(group.communicator)
         if streams is None:
-            streams = self._streams[group.communicator] = Streams(group.communicator, self._emulator)
+            streams = self._streams[group.communicator] = Streams(group.communicator, self.emulator)
         return streams.issue(me, call, buffers, guard=guard)
 
     def mailbox(self, group: ProcessGroup) -> EmulatedMailbox:
@@ -152,7 +161,7 @@ class EmulatedWorld:
         if group.executor is not None:
             raise RuntimeError(f"backend {communicator.backend!r} has no point-to-point operations here")
         if communicator not in self._mailboxes:
-            self._mailboxes[communicator] = EmulatedMailbox(communicator, self._emulator)
+            self._mailboxes[communicator] = EmulatedMailbox(communicator, self.emulator)
         return self._mailboxes[communicator]
 
     def executor(self, meeting: Meeting | None) -> None:
@@ -196,7 +205,11 @@ class EmulatedWorld:
         over, task = _Pause(name), current_task()
         if self.history.recording is not None and task is not None and duration_fs:
             self.history.recording.work(task, duration_fs, name, over)
-        self.later(self.now + duration_fs, over.finish)
+        end_fs: int | None = self.now + duration_fs
+        if self._faults is not None and task is not None:
+            end_fs = self._faults.worked_fs(task.owner.number, duration_fs)
+        if end_fs is not None:
+            self.later(end_fs, over.finish)
         wait_until(over)
 
     def later(self, time_fs: int, action: Callable[[], None]) -> None:
@@ -210,12 +223,20 @@ class EmulatedWorld:
             spans = timeline.computed if isinstance(what, _Pause) else timeline.waited
             spans.append(Span(task.owner.number, reason, begin_fs, self.now))
 
+    def fail_group(self, group: Communicator, error: str, *ranks: int) -> None:
+        """Let everything on a group fail, from now on, that needs some of its ranks."""
+        group.failure = group.failure or error
+        if group in self._streams:
+            self._streams[group].fail(error, 0)
+        if group in self._mailboxes:
+            self._mailboxes[group].fail(error, [group.group_rank[rank] for rank in ranks])
+
     def poll(self) -> None:
         """Do nothing: no simulated time passes between two polls."""
 
     def run(self) -> None:
         """Run all tasks to their ends."""
-        tasks, unsettled = self.tasks, self._emulator.unsettled
+        tasks, unsettled = self.tasks, self.emulator.unsettled
         try:
             with np.errstate(all="ignore"):  # arithmetic of reductions is IEEE's and wraps, as on a GPU
                 while True:
@@ -230,11 +251,20 @@ class EmulatedWorld:
                     elif upcoming >= tasks.deadline_fs < math.inf:
                         self._plan_expiry(upcoming)
                     elif upcoming < math.inf:
-                        self.env.step()
+                        self._step()
                     else:
                         self._unstick()
         finally:
             tasks.stop()
+
+    def _step(self) -> None:
+        """Handle the next event."""
+        try:
+            self.env.step()
+        except OverdueError as late:
+            if self._faults is None:
+                raise
+            self._faults.overdue(late)
 
     def _plan_expiry(self, upcoming: float) -> None:
         """Schedule the next deadline if it comes before the next event and a task still waits for it."""
@@ -256,14 +286,18 @@ class EmulatedWorld:
         busy = _busy(waiting)
         blocked = {id(task.waiting) for task in busy}
         self._idle_rounds, self._blocked = (self._idle_rounds + 1 if blocked == self._blocked else 0), blocked
-        return any(task.explicit for task in (busy if self._idle_rounds > REPEATED_HANGS else waiting))
+        return any(self._expires(task) for task in (busy if self._idle_rounds > REPEATED_HANGS else waiting))
+
+    def _expires(self, task: Task) -> bool:
+        """Whether a wait may end by its timeout though nothing else can happen."""
+        return task.explicit or (self.stopped and task.deadline_fs >= 0)
 
     def _unstick(self) -> None:
         """Let the next explicit timeout expire, or report the hang: no event is left, but tasks wait."""
         live = sorted(self.tasks.live, key=lambda task: task.order)
         waiting = [task for task in live if task.waiting is not None]
         if self._may_expire(waiting):
-            self.tasks.deadline_fs = min(task.deadline_fs for task in waiting if task.explicit)
+            self.tasks.deadline_fs = min(task.deadline_fs for task in waiting if self._expires(task))
             return
         report = self._hang_report(waiting)
         for task in _busy(waiting) or waiting:
@@ -286,6 +320,7 @@ class EmulatedWorld:
         else:
             name = type(gone.failure).__name__
             lines = [f"Connection closed by peer: rank {gone.number} ended with {name}: {gone.failure}"]
+        lines += [] if self._faults is None else self._faults.waiting()[:SHOWN_RANKS]
         shown = waiting[:SHOWN_RANKS]
         lines += [f"  rank {task.owner.number}: {task.waiting.waits_for()}" for task in shown if task.waiting]
         if len(waiting) > len(shown):

@@ -12,6 +12,8 @@ from simcoll.distributed.runtime.playing import Playing
 from simcoll.libraries.choices import plan_for
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from simcoll.core.memory import Array
     from simcoll.core.plan import Plan
     from simcoll.distributed.runtime.calls import End
@@ -76,6 +78,21 @@ class EmulatedMailbox(MatchingMailbox):
     def __init__(self, group: Communicator, emulator: Emulator) -> None:
         super().__init__(group)
         self._emulator = emulator
+        self._moving: dict[End, End] = {}  # receives and their sends
+
+    def fail(self, error: str, ranks: Sequence[int]) -> None:
+        """End what waits for one of some group ranks, or moves from or to one of them."""
+        for queues in (self._sends, self._receives):
+            for queue in queues.values():
+                for end in [end for end in queue if end.peer in ranks or end.rank in ranks or end.peer is None]:
+                    queue.remove(end)
+                    if end.work is not None:
+                        end.work.over(error)
+        for receive, send in list(self._moving.items()):
+            if receive.rank in ranks or send.rank in ranks:
+                del self._moving[receive]
+                for end in (receive, send):
+                    end.posted.over(error)
 
     def _start(self, send: End, receive: End) -> None:
         plan = plan_of_message(self.group, send, receive)
@@ -93,8 +110,10 @@ class EmulatedMailbox(MatchingMailbox):
             if rank == 0:
                 work.over(work.guarded())
             if rank == last:
+                self._moving.pop(receive, None)
                 deliver_message(receive, send.rank, values)
 
+        self._moving[receive] = send
         label = (self.group.name, work.entry.sequence, message_name(self.group, send, receive))
         followers, alike = None, self.group.world.alike
         if alike is not None:

@@ -39,7 +39,7 @@ LINGER_FS = 3 * 10**14
 def begin(group: Communicator, me: Rank, name: str, buffers: Buffers, *, p2p: bool = False) -> Work:
     """The Work of a call, noted in the rank's flight record; a RuntimeError when the group has failed before."""
     if group.failure is not None:
-        raise RuntimeError(group.failure)
+        raise group.raises(group.failure)
     if any(not target.flags.writeable for target in buffers[1]):
         raise RuntimeError(f"{name}: an output tensor is read-only")
     made = group.messages if p2p else group.calls
@@ -56,6 +56,7 @@ def begin(group: Communicator, me: Rank, name: str, buffers: Buffers, *, p2p: bo
     work = Work(me, name, *buffers, entry)
     work.deadline_fs = now + group.timeout_fs
     work.explicit = group.explicit
+    work.raises = group.raises
     work.gate = start_of_calls()
     recording = group.world.history.recording
     if recording is not None:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from simcoll.core.plan import Plan
     from simcoll.core.reduction import Reduction
     from simcoll.distributed.runtime.history import History
+    from simcoll.emulator.events.detours import Detours
+    from simcoll.emulator.events.pace import Pace
     from simcoll.emulator.fabric import Calendar, Fabric
     from simcoll.topology import Topology
 
@@ -41,6 +43,8 @@ class Emulator:
         What they hold together.
     unsettled
         What to do as soon as no more calls can come: operations that will fail then.
+    pace, detours
+        Of ranks that slow down or stop, and around links that are down; ``None`` where no event says so.
     """
 
     topology: Topology
@@ -50,6 +54,8 @@ class Emulator:
     stages: dict[tuple[int, bool], list[Stage]] = field(default_factory=dict)
     kept_bytes: int = 0
     unsettled: dict[Callable[[], None], None] = field(default_factory=dict)
+    pace: Pace | None = None
+    detours: Detours | None = None
 
     def stage(self, plan: Plan, *, fake: bool) -> Stage:
         """Buffers for a plan: those of an earlier run of it, or new ones."""
@@ -128,7 +134,14 @@ class Playing:
         self._begin_fs = emulator.calendar.now
         self._stage = stage = emulator.stage(self.plan, fake=self.fake)
         self._player = Player(
-            self.plan, emulator.topology, emulator.fabric, stage.storage, score=stage.score, left=self._rank_left
+            self.plan,
+            emulator.topology,
+            emulator.fabric,
+            stage.storage,
+            score=stage.score,
+            left=self._rank_left,
+            pace=None if emulator.pace is None else emulator.pace.of(self.plan.ranks.tolist()),
+            detours=emulator.detours,
         )
 
     def enter(self, rank: int, sources: Iterable[Array], op: Reduction | None = None) -> None:

@@ -21,14 +21,15 @@ SHOWN_RANKS = 16
 class Waitable:
     """Something that will finish: a Work, a future, a meeting of ranks, or the event named by ``label``.
 
-    ``idle``: who waits for it may do so for ever, so that a hang is reported to others. ``causes``: of recorded runs, by rank, the
-    last operations by stream that are over when it is; None: nobody said.
+    ``raises`` is the class of its errors. ``idle``: who waits for it may do so for ever, so that a hang is reported to others.
+    ``causes``: of recorded runs, by rank, the last operations by stream that are over when it is; None: nobody said.
     """
 
-    __slots__ = ("causes", "done", "error", "idle", "label", "watchers")
+    __slots__ = ("causes", "done", "error", "idle", "label", "raises", "watchers")
 
     def __init__(self, label: str = "an event") -> None:
         self.label = label
+        self.raises: type[RuntimeError] = RuntimeError
         self.idle = False
         self.causes: dict[int, dict[str, int]] | None = None
         self.done = False
@@ -235,7 +236,7 @@ def wait_until(waitable: Waitable, timeout_fs: int | None = None, *, explicit: b
     if not waitable.done:
         _block(waitable, timeout_fs, explicit=explicit)
     if waitable.error is not None:
-        raise RuntimeError(waitable.error)
+        raise waitable.raises(waitable.error)
     task = current_task()
     if task is not None and task.owner.world.tasks.on_passed is not None:
         task.owner.world.tasks.on_passed(task, waitable)
@@ -256,7 +257,7 @@ def _block(waitable: Waitable, timeout_fs: int | None, *, explicit: bool) -> Non
         message, task.interrupt = task.interrupt, None
         if message is not None and not waitable.done:
             waitable.watchers.remove(wake)
-            raise RuntimeError(message)
+            raise waitable.raises(message)
     if tasks.on_waited is not None:
         tasks.on_waited(task, waitable, reason, begin_fs)
 

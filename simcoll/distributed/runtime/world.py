@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from simcoll.distributed.runtime.records import Flight, new_flight
 from simcoll.distributed.runtime.tasks import Clock, current_task
+from simcoll.distributed.stores.errors import DistBackendError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -147,6 +148,16 @@ class Communicator:
     def __post_init__(self) -> None:
         """Number the members."""
         self.group_rank = {member: rank for rank, member in enumerate(self.members)}
+
+    @property
+    def is_nccl(self) -> bool:
+        """Whether its name says that NCCL plays its calls."""
+        return "nccl" in self.backend
+
+    @property
+    def raises(self) -> type[RuntimeError]:
+        """The class of its errors, as torch's backends have it."""
+        return DistBackendError if self.is_nccl else RuntimeError
 
     def __str__(self) -> str:
         return f"group {self.name} ({self.desc})"

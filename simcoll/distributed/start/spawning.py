@@ -29,6 +29,7 @@ from simcoll.distributed.start.recording_files import write_recording
 from simcoll.distributed.start.results import RunResult, flight_of, leftovers, result_of
 from simcoll.distributed.start.timeline_file import write_timeline
 from simcoll.distributed.stores import PollingWaiter, use_waiter
+from simcoll.emulator.events import timeline_of
 from simcoll.errors import ConfigError, nearest, shown
 from simcoll.libraries.choices import Plans, check_choice
 from simcoll.libraries.library import load_library
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from simcoll.core.protocol import Protocol
     from simcoll.distributed.linked.links import Link
     from simcoll.distributed.runtime.world import Rank, World
+    from simcoll.emulator.events import Event, Policy
     from simcoll.libraries.choices import Choice
     from simcoll.topology import Topology
 
@@ -66,6 +68,8 @@ def spawn(
     alike: str | Sequence[Sequence[int]] | None = None,
     trace: str | Path | bool = False,
     record: str | Path | bool = False,
+    events: Sequence[Event | str] = (),
+    policy: Policy | str = "stall",
     kwargs: Mapping[str, Any] | None = None,
 ) -> RunResult:
     """Run ``program(rank, world_size, *args)`` on every rank, under one simulated clock, or for real.
@@ -111,6 +115,11 @@ def spawn(
         Keep what the ranks did as a workload, ``RunResult.workload``, to be played on other topologies; with a path, write it there:
         ``w.json``, Chakra traces ``w.et``, or a folder with both. Not for real backends.
 
+    events, policy
+        What happens during the run, and to bytes that meet a link that is down, as for :func:`simcoll.emulate`. A rank that stops ends
+        where it is, and returns None. Under the name of a backend other than nccl the others get a RuntimeError at once, under nccl's a
+        DistBackendError when the timeout of their group is over.
+
     Raises
     ------
     ConfigError
@@ -139,6 +148,9 @@ def spawn(
     where = place_of(backend)
     if data not in DATA:
         raise ConfigError(f"data {data!r}; {nearest(data, DATA)}")
+    happens = timeline_of(events, policy, plans.topology, nprocs)
+    if where != EMULATOR and happens is not None:
+        raise ConfigError(f"backend {where!r} runs for real: events= are for the emulator")
     if where != EMULATOR and (data != "exact" or trace or record or alike is not None):
         raise ConfigError(
             f"backend {where!r} runs for real: data='none', alike=, trace= and record= are for the emulator"
@@ -152,7 +164,8 @@ def spawn(
         return _linked_run(linked, body, (backend or linked.home) if init else None)
     history = History(timeline=Timeline() if trace else None, recording=Recording(nprocs, plans) if record else None)
     classes = None if alike is None else read_classes(alike, nprocs)
-    world = EmulatedWorld(nprocs, plans, debug=debug, timed=data == "none", alike=classes, history=history)
+    timed = data == "none"
+    world = EmulatedWorld(nprocs, plans, debug=debug, timed=timed, alike=classes, history=history, events=happens)
     result = _emulated_run(world, body, (backend or EMULATOR) if init else None)
     if not isinstance(trace, bool):
         write_timeline(trace, result, plans.topology)

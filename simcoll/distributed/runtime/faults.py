@@ -1,0 +1,124 @@
+"""Events in a run of rank programs: links that change, ranks that slow down or stop."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any, Protocol
+
+from simcoll.distributed.runtime.tasks import Meeting
+from simcoll.emulator.engine import links_now
+from simcoll.emulator.events.detours import Detours
+from simcoll.emulator.events.driving import Course, LinkChanges
+from simcoll.emulator.messages import Bundle
+from simcoll.units import format_time
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from simcoll.distributed.runtime.history import History
+    from simcoll.distributed.runtime.playing import Emulator
+    from simcoll.distributed.runtime.tasks import Tasks
+    from simcoll.distributed.runtime.world import Communicator, Rank
+    from simcoll.emulator.events import Timeline
+    from simcoll.emulator.fabric import OverdueError
+    from simcoll.emulator.messages import Message
+
+__all__ = ["Faults"]
+
+
+class Emulated(Protocol):
+    """The world of emulated ranks, as far as events reach it."""
+
+    emulator: Emulator
+    tasks: Tasks
+    ranks: list[Rank]
+    groups: dict[str, list[Communicator]]
+    history: History
+    stopped: bool
+
+    @property
+    def now(self) -> int:
+        """Femtoseconds."""
+        ...
+
+    def later(self, time_fs: int, action: Callable[[], None]) -> None:
+        """Act at a time."""
+        ...
+
+    def fail_group(self, group: Communicator, error: str, *ranks: int) -> None:
+        """Let everything on a group fail that needs some of its ranks."""
+        ...
+
+
+class Faults:
+    """The events of a world of emulated ranks.
+
+    A rank that stops ends where it is. In groups whose backend is not nccl the others learn of it at once, as from gloo's closed
+    connections: whatever they do with it raises. Under nccl they wait until the timeout of the group is over.
+    """
+
+    def __init__(self, world: Emulated, timeline: Timeline, whole_uBps: Sequence[int]) -> None:
+        self._world, self._timeline = world, timeline
+        emulator = world.emulator
+        emulator.pace = timeline.pace
+        emulator.detours = detours = Detours(timeline.topology) if timeline.detours else None
+        ways: tuple[Any, ...] = ([detours], functools.partial(links_now, detours)) if detours else ()
+        course = Course(timeline, whole_uBps)
+        LinkChanges(course, emulator.fabric, lambda: not world.tasks.live, *ways).start()
+        for rank, at_fs in timeline.pace.stops() if timeline.pace else []:
+            if rank < len(world.ranks):
+                world.later(at_fs, functools.partial(self._stop, rank))
+
+    def worked_fs(self, rank: int, work_fs: int) -> int | None:
+        """When work is over that a rank begins now; ``None``: never."""
+        now = self._world.now
+        pace = self._timeline.pace
+        return now + work_fs if pace is None else pace.end(rank, now, work_fs)
+
+    def _stop(self, number: int) -> None:
+        """A rank stops where it is."""
+        world, rank = self._world, self._world.ranks[number]
+        if rank.finish_fs >= 0:  # its program had ended
+            return
+        rank.finish_fs = world.now
+        rank.failure = RuntimeError(f"it stopped at {format_time(world.now)}")
+        world.history.findings.append(f"rank {number} stopped at {format_time(world.now)}, as an event says")
+        for task in [task for task in world.tasks.live if task.owner is rank]:
+            task.throw()
+            world.tasks.live.pop(task, None)
+        world.stopped = True
+        error = f"Connection closed by peer: rank {number} stopped at {format_time(world.now)}"
+        for group in [group for named in world.groups.values() for group in named]:
+            if number in group.group_rank and not group.is_nccl:
+                world.fail_group(group, error, number)
+        for task in list(world.tasks.live):
+            waiting = task.waiting
+            if isinstance(waiting, Meeting) and not waiting.done and number in waiting.missing():
+                task.interrupt = error
+                world.tasks.wake(task)
+
+    def overdue(self, late: OverdueError) -> None:
+        """Fail the groups whose messages have waited too long for a link."""
+        world = self._world
+        told = f"was given up at {format_time(world.now)}"
+        groups = [group for named in world.groups.values() for group in named]
+        for links, ends in [each for item in late.items for each in self._each(item)]:
+            for group in groups:
+                if group.failure is None and all(end in group.group_rank for end in ends):
+                    error = f"the message of rank {ends[0]} to rank {ends[1]} {told}: down: {links}"
+                    world.fail_group(group, error, *ends)
+
+    def waiting(self) -> list[str]:
+        """The messages that wait for links that are down, in words."""
+        return [
+            f"  down: {links}: a message of rank {ends[0]} to rank {ends[1]} waits"
+            for item in self._world.emulator.fabric.waiting()
+            for links, ends in self._each(item)
+        ]
+
+    def _each(self, item: Message | Bundle) -> list[tuple[str, tuple[int, int]]]:
+        """Dead links and ends of the messages of a flow."""
+        fabric = self._world.emulator.fabric
+        links = ", ".join(sorted(map(fabric.link_name, fabric.down(item.links))))
+        messages = item.messages if isinstance(item, Bundle) else [item]
+        return [(links, (message.sender.place, message.receiver.place)) for message in messages]
