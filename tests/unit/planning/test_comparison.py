@@ -172,10 +172,12 @@ def test_rccl_is_compared_with_rccl():
 
 
 def shifted(rows, factors):
+    """As predicted, but for some sizes."""
+    times = [round(each.prediction.time_fs * factors.get(each.row.size_bytes, 1)) for each in rows]
     return [
-        Compared(replace(each.row, out_of_place_fs=round(each.row.out_of_place_fs * factors.get(each.row.size_bytes, 1))), each.prediction)
-        for each in rows
-    ]  # fmt: skip
+        Compared(replace(each.row, out_of_place_fs=time), each.prediction)
+        for each, time in zip(rows, times, strict=True)
+    ]
 
 
 def test_deviations_in_words():
