@@ -80,13 +80,14 @@ def play_programs(files: Sequence[Path], machine: Topology, protocols: Sequence[
     from simcoll.emulator import emulate
     from simcoll.emulator.goal import goal_program
     from simcoll.errors import ConfigError
-    from simcoll.formats.goal import Goal
-    from simcoll.formats.schedule_files import load_algorithm
     from simcoll.tuning import costs, default_protocols
     from simcoll.units import format_time
 
     if not files:
         return
+    from simcoll.formats.goal import Goal
+    from simcoll.formats.schedule_files import load_algorithm
+
     used, note = (protocols, "") if protocols else default_protocols(machine)
     if note:
         print(f"# {note}")

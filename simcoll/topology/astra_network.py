@@ -31,7 +31,7 @@ MAX_NPUS = 4096
 MAX_LINKS = 1 << 18
 MAX_DIMENSIONS = 8
 _LINE = re.compile(r"(\w{1,40})[ \t]*:[ \t]*\[([^\[\]#]{0,4000})\][ \t]*(?:#.*)?")
-_NUMBER = re.compile(r"\d{1,12}(?:\.\d{1,12})?")
+_NUMBER = re.compile(r"\d{1,12}(?:\.\d{1,12})?(?:[eE][+-]?\d)?")
 
 
 def parse_astra_network(content: bytes, file: str | None = None) -> Topology:

@@ -122,7 +122,7 @@ def rehashed(topology: Topology, seed: int) -> Topology:
     --------
     >>> tree = clos(4, 2, 4, "50 GB/s", "1 us")
     >>> [rehashed(tree, seed).path(0, 7)[1] for seed in (0, 1)]
-    ['leaf0 -> spine1', 'leaf0 -> spine3']
+    ['leaf0 -> spine1', 'leaf0 -> spine0']
     """
     router = topology.router
     chooser = router.whole if isinstance(router, DetourRouter) else router

@@ -42,7 +42,7 @@ def test_files_of_perf(folder, capsys):
     ET.fromstring((folder / "a.svg").read_text())
     assert gzip.decompress((folder / "a.json.gz").read_bytes()).startswith(b"{")
     (table,) = load_log(folder / "a.json").tables  # as any other result file of nccl-tests
-    assert (table.collective, table.nranks, table.library) == ("all_reduce", 8, "nccl")
+    assert (table.collective, table.nranks, table.library) == ("all_reduce", 8, "simcoll")
     assert [row.size_bytes for row in table.rows] == [1024, 8192, 65536]
     best = [line.split() for line in printed.splitlines() if line.lstrip()[:1].isdigit()]
     assert [f"{row.time_fs / 1e9:.2f}" for row in table.rows] == [line[5] for line in best]

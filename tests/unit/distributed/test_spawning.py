@@ -228,7 +228,7 @@ def test_buffers_kept_between_calls_are_bounded(monkeypatch):
     def program(rank, world_size):
         for count in range(1, 100):
             dist.all_reduce(np.ones(count, np.float32))
-        stages = current_rank().world._emulator.stages.values()
+        stages = current_rank().world.emulator.stages.values()
         return sum(stage.size_bytes for kept in stages for stage in kept)
 
     assert 8 * 1024 < dist.spawn(program, 2).returns[0] <= 16 * 1024
