@@ -141,6 +141,9 @@ def detoured(schedule: Schedule, at: int, row: int) -> Schedule:
     src, src_chunk, dst, dst_chunk = (
         int(column[row]) for column in (step.src_rank, step.src_chunk, step.dst_rank, step.dst_chunk)
     )
+    same = (step.op == REDUCE) & (step.dst_rank == dst) & (step.dst_chunk == dst_chunk) & (np.arange(len(step)) != row)
+    if step.op[row] == REDUCE and (step.src_rank[same] == dst).any():  # a fold takes one operand of each rank
+        return _like(schedule, steps)
     cell = np.array([dst]), np.array([dst_chunk])
     block, piece = int(old.block(*cell)[0]), int(old.piece(*cell)[0])
 

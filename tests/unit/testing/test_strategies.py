@@ -140,6 +140,15 @@ def test_a_detour_goes_through_scratch():
     verify(longer)
 
 
+def test_only_one_operand_of_a_fold_takes_a_detour():
+    schedule = simcoll.schedule("all_reduce", "recursive_multiplying", nranks=4)
+    for at in range(len(list(schedule.steps()))):
+        once = rewrites.detoured(schedule, at, 0)
+        for later in range(len(list(once.steps()))):
+            for row in range(12):
+                verify(rewrites.detoured(once, later, row))
+
+
 def test_a_detour_of_what_is_gone_in_place():
     # In place the root's own copy is gone: rows are counted among the others.
     placed = simcoll.schedule("broadcast", "linear", nranks=3, in_place=True)
