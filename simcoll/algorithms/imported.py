@@ -189,6 +189,7 @@ def _blamed(what: str) -> Iterator[None]:
         last = error.__traceback__
         while last is not None and last.tb_next is not None:
             last = last.tb_next
-        where = f" ({Path(last.tb_frame.f_code.co_filename).name}, line {last.tb_lineno})" if last else ""
+        file = last.tb_frame.f_code.co_filename if last else ""
+        where = "" if last is None or file.startswith("<") else f" ({Path(file).name}, line {last.tb_lineno})"
         said = " ".join(str(error).split())[:200]
         raise ConfigError(f"{what} raised {type(error).__name__}: {said}{where}") from error
