@@ -15,8 +15,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from simcoll.libraries.prediction import Prediction
+    from simcoll.planning.disturbance import Disturbance
     from simcoll.planning.running import Table
     from simcoll.topology import Topology
+    from simcoll.tuning import Choice
 
 __all__ = ["predict"]
 
@@ -101,10 +103,13 @@ def predict(
     machine = disturbed.placed(degraded(load_topology(topology, nodes=nodes), degrade))
     disturbance = disturbed.disturbance()
     protocols = tuple(protocol.split(",")) if protocol is not None else ()
-    named = name_choices("simcoll perf", collective, root, algorithm, machine, protocols)
-    if named is None:
-        return
+    wanted_files = files or Files()
+    wanted_files.check()
+    named = name_choices("simcoll perf", collective, root, algorithm)
     collective, root = named.collective, named.root
+    if not collective:
+        _only_programs(named.programs, machine, protocols, disturbance, wanted_files)
+        return
     wanted = collective_on(collective, machine.nranks, root)
     ladder = size_ladder(parse_size(begin, what="-b"), parse_size(end, what="-e"), factor)
     checked = parse_size(check, what="-c")
@@ -142,17 +147,32 @@ def predict(
         print(f"# {note}")
     sweep = Sweep(collective, ladder, choices, protocols, dtype, op, root, checked, disturbance)
     schedules = prepare(sweep, machine, built)
-    wanted_files = files or Files()
-    wanted_files.check()
-    table, proofs, stopped = print_sweep(f"{collective} on {machine.name}", sweep, schedules, machine)
+    title = f"{collective} on {machine.name}"
+    table, proofs, stopped = print_sweep(title, sweep, schedules, machine, named.programs)
     if shown and not stopped:
         best = {row.size_bytes: (str(row), row.time_fs) for row in best_rows(table.rows)}
         for line in gain_lines(shown, best):
             print(line)
     if table:
-        wanted_files.write(f"{collective} on {machine.name}", table, machine, proofs)
+        wanted_files.write(title, table, machine, proofs)
     if stopped:
         raise KeyboardInterrupt
+
+
+def _only_programs(
+    programs: Sequence[Choice], machine: Topology, protocols: tuple[str, ...], disturbed: Disturbance, files: Files
+) -> None:
+    """Time programs that have no collective."""
+    from simcoll.cli.sweeping import print_sweep
+    from simcoll.planning.sweep import Sweep
+    from simcoll.tuning import default_protocols
+
+    if not protocols:
+        protocols, note = default_protocols(machine)
+        if note:
+            print(f"# {note}")
+    table, proofs, _ = print_sweep("", Sweep("", (), (), protocols, disturbed=disturbed), (), machine, programs)
+    files.write(f"GOAL on {machine.name}", table, machine, proofs)
 
 
 @Parameter(name="*")
@@ -190,10 +210,10 @@ class Files:
         from simcoll.planning.report import results_csv, results_json
         from simcoll.planning.result_files import nccl_tests_json, picture, timeline
 
-        _, run = results_json(title, table.sweep, machine, table.rows, proofs)
+        _, run = results_json(title, table.sweep, machine, table.rows, proofs, table.programs)
         contents: tuple[tuple[Path | None, Callable[[], bytes]], ...] = (
             (self.json, lambda: nccl_tests_json(table, run)),
-            (self.csv, lambda: results_csv(table.rows, run).encode()),
+            (self.csv, lambda: results_csv(table.rows, run, table.programs).encode()),
             (self.svg, lambda: picture(title, table, machine, run)),
             (self.trace, lambda: timeline(table, machine, 1 << 20, run)),
         )

@@ -28,11 +28,14 @@ def run_scenario(
     output
         Folder for results.json, results.csv, busbw.svg and trace.json.gz; default out/<scenario>.
     """
+    from dataclasses import replace
+
     from msgspec import structs
 
     from simcoll.cli.sweeping import print_sweep
     from simcoll.formats.output import open_folder
     from simcoll.planning import scenario as scenarios
+    from simcoll.planning.programs import split_programs
     from simcoll.planning.sweep import prepare
 
     content, path = scenarios.load_scenario(scenario)
@@ -40,11 +43,13 @@ def run_scenario(
     sweep = scenarios.sweep_of(content, str(path))
     with scenarios.blamed_on(str(path)):
         topology = scenarios.scenario_topology(content, path)
-        schedules = prepare(sweep, topology)
+        choices, programs = split_programs(sweep.choices)
+        sweep = replace(sweep, choices=choices)
+        schedules = [] if programs and not choices else prepare(sweep, topology)
     folder = output or Path("out") / path.stem
     open_folder(folder, scenarios.RESULT_FILES)
-    table, proofs, stopped = print_sweep(content.title, sweep, schedules, topology)
-    if table:
+    table, proofs, stopped = print_sweep(content.title, sweep, schedules, topology, programs)
+    if table or table.programs:
         names = scenarios.write_results(folder, content, topology, table, proofs)
         print(f"# wrote {', '.join(str(folder / name) for name in names)}")
     if stopped:

@@ -57,11 +57,21 @@ def show_schedule(
     """
     from simcoll.algorithms.imported import file_schedule, is_file_name
     from simcoll.cli.sweeping import degraded
+    from simcoll.errors import ConfigError
     from simcoll.formats.output import write_file
     from simcoll.formats.schedule_json import dump_schedule
-    from simcoll.planning.drawing import schedule_lines, schedule_svg
+    from simcoll.planning.drawing import goal_lines, schedule_lines, schedule_svg
+    from simcoll.planning.programs import is_program, load_goal
     from simcoll.topology import load_topology
 
+    if is_program(algorithm):
+        if svg is not None or json is not None:
+            raise ConfigError(
+                "--svg and --json are for schedules; a GOAL program does not say which data it moves", file=algorithm
+            )
+        for line in goal_lines(load_goal(algorithm), limit):
+            print(line)
+        return
     if is_file_name(algorithm):
         schedule = file_schedule(algorithm)
     else:

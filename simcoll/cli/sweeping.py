@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from simcoll.planning.running import Table
     from simcoll.planning.sweep import Row, Sweep
     from simcoll.topology import Topology
+    from simcoll.tuning import Choice
 
 __all__ = ["degraded", "mesh_lines", "print_sweep"]
 
@@ -30,18 +31,28 @@ def degraded(machine: Topology, given: Sequence[str]) -> Topology:
 
 
 def print_sweep(
-    title: str, sweep: Sweep, schedules: Sequence[Schedule], topology: Topology
+    title: str,
+    sweep: Sweep,
+    schedules: Sequence[Schedule],
+    topology: Topology,
+    programs: Sequence[Choice] = (),
 ) -> tuple[Table, list[str], bool]:
-    """Run and print a prepared sweep, each size when it is done.
+    """Run and print programs, and a prepared sweep, each size when it is done.
 
     Returns the runs, a line for every proof, and whether Ctrl-C ended it early: then the runs are those of the sizes that were done.
     """
+    from simcoll.planning.programs import play_program
     from simcoll.planning.report import engine_lines, foot_lines, head_lines, size_line
     from simcoll.planning.running import Table, runs
     from simcoll.planning.sweep import best_rows
     from simcoll.units import printable
 
     sweep.disturbed.check(topology)
+    played = [play_program(each, name, topology, sweep.disturbed) for each in programs for name in sweep.protocols]
+    for run in played:
+        print(run)
+    if not sweep.choices:
+        return Table(sweep, topology.name, (), tuple(played)), [], False
     print(f"# simcoll: {printable(title)}")
     print(printable(f"# topology {topology.name}: {topology.nranks} ranks. {topology.description}".rstrip()))
     if sweep.disturbed:
@@ -68,7 +79,7 @@ def print_sweep(
     wrong = sum({row.choice: row.wrong or 0 for row in rows}.values())
     if wrong:
         raise InternalError(f"{wrong} wrong elements in a proved schedule")
-    return Table(sweep, topology.name, tuple(rows)), proofs, stopped
+    return Table(sweep, topology.name, tuple(rows), tuple(played)), proofs, stopped
 
 
 def _summary(rows: Sequence[Row]) -> Iterator[str]:

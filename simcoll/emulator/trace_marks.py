@@ -10,7 +10,6 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from simcoll.emulator.result import Result
     from simcoll.topology import Topology
 
 __all__ = ["arrows", "critical_messages", "link_counters", "summary"]
@@ -93,8 +92,8 @@ def link_counters(
             }
 
 
-def summary(path: Sequence[int], rows: Sequence[Row], result: Result) -> dict[str, Any]:
+def summary(path: Sequence[int], rows: Sequence[Row], time_fs: int) -> dict[str, Any]:
     """The critical path in numbers: its transfers, and the share of the run that they cover."""
     chosen = {row[0]: row for row in rows}
     covered = sum(chosen[message][10] - chosen[message][7] for message in path)
-    return {"messages": len(path), "share": round(covered / result.time_fs, 4) if result.time_fs else 0.0}
+    return {"messages": len(path), "share": round(covered / time_fs, 4) if time_fs else 0.0}

@@ -122,7 +122,9 @@ def schedule_of(loaded: Algorithm) -> Schedule:
         When a program's collective, or the data of its messages, is not known.
     """
     if isinstance(loaded, Goal):
-        raise ConfigError(f"{loaded}: GOAL says how much is sent, not which data, so it is not a schedule")
+        raise ConfigError(
+            f"{loaded}: GOAL says how much is sent, not which data, so it is not a schedule; simcoll perf times it"
+        )
     if isinstance(loaded, DeviceProgram):
         return device_schedule(loaded)
     return loaded if isinstance(loaded, Schedule) else program_schedule(loaded)

@@ -7,14 +7,16 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from simcoll.core.schedule import COPY, MULTICAST, OP_NAMES, REDUCE, SWITCH_REDUCE, SYNC
+from simcoll.formats.goal import goal_text
 from simcoll.units import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from simcoll.core.schedule import Schedule, Step
+    from simcoll.formats.goal import Goal
 
-__all__ = ["schedule_lines", "schedule_svg"]
+__all__ = ["goal_lines", "schedule_lines", "schedule_svg"]
 
 _ARROWS = {COPY: "->", REDUCE: "+>", SYNC: "~>", MULTICAST: "=>", SWITCH_REDUCE: "+=>"}
 _COLOURS = {COPY: "#0072B2", REDUCE: "#D55E00", SYNC: "#666666", MULTICAST: "#56B4E9", SWITCH_REDUCE: "#E69F00"}
@@ -54,6 +56,26 @@ def schedule_lines(schedule: Schedule, max_transfers: int = 200) -> Iterator[str
         total += len(step)
     if total > printed:
         yield f"... {total - printed:,} more of {total:,} transfers (--limit shows more)"
+
+
+def goal_lines(goal: Goal, max_operations: int = 200) -> Iterator[str]:
+    """A GOAL program, one operation a line, and under each rank what waits for what."""
+    yield f"{goal}: its data is not known"
+    printed, total = 0, len(goal.kind)
+    for line in goal_text(goal).decode().split("\n")[1:]:
+        if not line or line == "}":
+            continue
+        if line.startswith("rank "):
+            if printed >= max_operations:
+                break
+            yield line.removesuffix(" {")
+            continue
+        operation = ": " in line
+        if not operation or printed < max_operations:
+            yield f"  {line}"
+        printed += operation
+    if total > max_operations:
+        yield f"... {total - max_operations:,} more of {total:,} operations (--limit shows more)"
 
 
 def schedule_svg(schedule: Schedule) -> str:

@@ -140,7 +140,8 @@ def _ran(folder: Path) -> dict[bytes, tuple[Point, Mapping[str, Any], str]]:
 def _runs(path: Path) -> list[dict[str, Any]]:
     try:
         document = msgspec.json.decode(read_file(path, MAX_BYTES))
-        return [dict(run) for run in document["runs"] if _point(run)]
+        runs = [*document["runs"], *({"size_bytes": None, **run} for run in document.get("programs", ()))]
+        return [dict(run) for run in runs if _point(run)]
     except (msgspec.DecodeError, KeyError, TypeError, ValueError):
         raise ConfigError("not the results of a scenario", file=str(path)) from None
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from simcoll.emulator import Result
+    from simcoll.planning.programs import ProgramRun
     from simcoll.planning.sweep import Row, Sweep
     from simcoll.topology import Topology
 
@@ -39,7 +40,7 @@ __all__ = [
 FORMAT, VERSION = "simcoll-results", 1
 
 
-def sweep_hash(rows: Sequence[Row]) -> str:
+def sweep_hash(rows: Sequence[Row | ProgramRun]) -> str:
     """One hash (hex) over the trace hashes of all runs, in order; empty if some run is too large to have one."""
     hashes = [row.result.trace_hash for row in rows]
     return hashlib.sha256("".join(hashes).encode()).hexdigest()[:32] if all(hashes) else ""
@@ -160,14 +161,14 @@ def row_columns(row: Row) -> dict[str, Any]:
     }
 
 
-def results_csv(rows: Sequence[Row], run: str) -> str:
+def results_csv(rows: Sequence[Row], run: str, programs: Sequence[ProgramRun] = ()) -> str:
     """Every run as one line of CSV; the last column names the results that it is of."""
     stream = io.StringIO()
-    names = dict.fromkeys(name for row in rows for name in row_columns(row))
-    writer = csv.DictWriter(stream, [*names, "run"] if rows else [], lineterminator="\n")
+    lines = [*map(row_columns, rows), *(each.columns() for each in programs)]
+    names = dict.fromkeys(name for line in lines for name in line)
+    writer = csv.DictWriter(stream, [*names, "run"] if lines else [], lineterminator="\n")
     writer.writeheader()
-    for row in rows:
-        writer.writerow(row_columns(row) | {"run": run})
+    writer.writerows(line | {"run": run} for line in lines)
     return stream.getvalue()
 
 
@@ -185,7 +186,12 @@ def _summary(row: Row, bound: Row) -> dict[str, Any]:
 
 
 def results_json(
-    title: str, sweep: Sweep, topology: Topology, rows: Sequence[Row], proofs: Sequence[str]
+    title: str,
+    sweep: Sweep,
+    topology: Topology,
+    rows: Sequence[Row],
+    proofs: Sequence[str],
+    programs: Sequence[ProgramRun] = (),
 ) -> tuple[bytes, str]:
     """Everything about a sweep as JSON, and its hash, which the file has as ``run``. The same input gives the same bytes."""
     document: dict[str, Any] = {
@@ -198,9 +204,10 @@ def results_json(
         },
         "sweep": _asked(sweep),
         "proofs": list(proofs),
-        "trace_hash": sweep_hash(rows),
+        "trace_hash": sweep_hash([*rows, *programs]),
         "runs": [row_columns(row) for row in rows],
         "best": [_summary(row, bound) for row, bound in zip(best_rows(rows), bound_rows(rows), strict=True)],
+        **({"programs": [each.columns() for each in programs]} if programs else {}),
     }
     run = hashlib.sha256(msgspec.json.encode(document)).hexdigest()[:16]
     document = {"format": FORMAT, "version": VERSION, "run": run, **document}

@@ -6,11 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from simcoll.errors import ConfigError
 from simcoll.planning.report import cells
 from simcoll.planning.sweep import best_rows, bound_rows, play
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from simcoll.planning.running import Table
+    from simcoll.planning.sweep import Row
     from simcoll.topology import Topology
 
 __all__ = ["nccl_tests_json", "picture", "timeline"]
@@ -22,14 +26,20 @@ def picture(title: str, table: Table, topology: Topology, run: str) -> bytes:
     """The curves of a sweep, as SVG; ``run`` names the results that it belongs to."""
     from simcoll.planning.chart import busbw_svg
 
+    if not table.rows:
+        raise ConfigError(
+            "a picture shows bandwidth over sizes, and a GOAL program has one size of its own; its timeline shows it"
+        )
     through = [row for row in table.rows if row.result.cut is None]  # of the others there is nothing to draw
     return busbw_svg(title, table.sweep.collective, topology.nranks, through or table.rows, run=run)
 
 
 def timeline(table: Table, topology: Topology, near: int, run: str) -> bytes:
-    """The timeline of the best run of the size nearest to ``near`` bytes."""
+    """The timeline of the best run of the size nearest to ``near`` bytes; without any, of the fastest program."""
     from simcoll.emulator import Trace
 
+    if not table.rows:
+        return min(table.programs, key=lambda each: each.result.time_fs).timeline(run)
     traced = min(best_rows(table.rows), key=lambda row: abs(row.size_bytes - near))
     trace = Trace(traced.result.plan, topology)
     return trace.content(play(table.sweep, traced.result.plan, topology, observer=trace), run=run)
@@ -38,8 +48,8 @@ def timeline(table: Table, topology: Topology, near: int, run: str) -> bytes:
 def nccl_tests_json(table: Table, run: str) -> bytes:
     """The best run of each size as the result file of nccl-tests has it, without what only a measurement has (times of day, hosts).
 
-    Beside the fields of nccl-tests each result has ``best``, ``bound`` (microseconds) and ``bottleneck``. Booleans and the root are
-    text there, rates are GB/s.
+    Beside the fields of nccl-tests each result has ``best``, ``bound`` (microseconds) and ``bottleneck``, and ``programs`` has the runs
+    that have no size. Booleans and the root are text there, rates are GB/s.
     """
     best, bounds = best_rows(table.rows), bound_rows(table.rows)
     results: list[dict[str, Any]] = []
@@ -62,13 +72,22 @@ def nccl_tests_json(table: Table, run: str) -> bytes:
         "config": {
             "collective": table.sweep.collective,
             "topology": table.topology,
-            "nranks": best[0].result.nranks,
-            "minimum_bytes": best[0].size_bytes,
-            "maximum_bytes": best[-1].size_bytes,
+            **_extent(best),
         },
         "results": results,
         "out_of_bounds": {"count": wrong, "okay": str(not wrong).lower()},
         "average_bus_bandwidth": {"bandwidth": average, "okay": "true"},
         "errors": [],
+        **({"programs": [each.columns() for each in table.programs]} if table.programs else {}),
     }
     return msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n"
+
+
+def _extent(best: Sequence[Row]) -> dict[str, int]:
+    if not best:
+        return {}
+    return {
+        "nranks": best[0].result.nranks,
+        "minimum_bytes": best[0].size_bytes,
+        "maximum_bytes": best[-1].size_bytes,
+    }

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from simcoll.core.schedule import Schedule
+    from simcoll.planning.programs import ProgramRun
     from simcoll.planning.sweep import Sweep
     from simcoll.topology import Topology
 
@@ -32,11 +33,15 @@ CHECKED_BYTES = 512 << 20
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Table:
-    """The runs of a sweep, a sequence of rows; printed and shown as the table of the best run of each size."""
+    """The runs of a sweep, a sequence of rows; printed and shown as the table of the best run of each size.
+
+    ``programs``: runs beside them that have no size.
+    """
 
     sweep: Sweep
     topology: str
     rows: tuple[Row, ...]
+    programs: tuple[ProgramRun, ...] = ()
 
     def __len__(self) -> int:
         return len(self.rows)

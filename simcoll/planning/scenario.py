@@ -194,13 +194,16 @@ def sweep_of(scenario: Scenario, file: str) -> Sweep:
 def write_results(
     folder: Path, scenario: Scenario, topology: Topology, table: Table, proofs: Sequence[str]
 ) -> list[str]:
-    """Write ``results.json``, ``results.csv``, ``busbw.svg`` and ``trace.json.gz``, each with the hash of all; returns the names."""
-    content, run = results_json(scenario.title, table.sweep, topology, table.rows, proofs)
+    """Write ``results.json``, ``results.csv``, ``busbw.svg`` and ``trace.json.gz``, each with the hash of all; returns the names.
+
+    Programs alone have no picture, which is of sizes.
+    """
+    content, run = results_json(scenario.title, table.sweep, topology, table.rows, proofs, table.programs)
     near = parse_size(scenario.trace_size, what="trace_size")
     files = {
         "results.json": content,
-        "results.csv": results_csv(table.rows, run).encode(),
-        "busbw.svg": picture(scenario.title, table, topology, run),
+        "results.csv": results_csv(table.rows, run, table.programs).encode(),
+        **({"busbw.svg": picture(scenario.title, table, topology, run)} if table.rows else {}),
         "trace.json.gz": timeline(table, topology, near, run),
     }
     write_files(folder, files)

@@ -7,14 +7,14 @@ import hashlib
 import io
 from dataclasses import replace
 from functools import lru_cache
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from simcoll.algorithms import ALGORITHMS, find_algorithm
-from simcoll.algorithms.imported import file_schedule, is_file_name
+from simcoll.algorithms import ALGORITHMS
+from simcoll.algorithms.imported import file_schedule, imported_algorithm, is_file_name
 from simcoll.binding import bind
 from simcoll.core.collective import KINDS
 from simcoll.core.reduction import parse_dtype
@@ -23,6 +23,7 @@ from simcoll.formats.strict import decode_toml, read_file
 from simcoll.limits.paths import is_file
 from simcoll.planning.disturbance import Disturbance, disturbance, parse_ranks
 from simcoll.planning.grid import Grid
+from simcoll.planning.programs import is_program, play_program
 from simcoll.planning.report import row_columns
 from simcoll.planning.sweep import Row, Sweep, build, costs_of, counts_for, play, size_ladder
 from simcoll.topology import load_topology
@@ -96,8 +97,8 @@ def load_sweep(path: str | Path) -> SweepFile:
 def sweep_grid(sweep: SweepFile, path: Path) -> Grid:
     """Every combination of a sweep file, as points.
 
-    A collective is played with those of the named algorithms that serve it; without any, with all that do. What does not fit a topology
-    becomes a row that says why.
+    A collective is played with those of the named algorithms that serve it; without any, with all that do. A program is played once on
+    each machine with each protocol. What does not fit a topology becomes a row that says why.
 
     Raises
     ------
@@ -130,13 +131,14 @@ def sweep_grid(sweep: SweepFile, path: Path) -> Grid:
     for topology, nodes, degraded, collective in product(
         *(axes[n] for n in ("topologies", "nodes", "degraded", "collectives"))
     ):
-        serving = _all_of(collective)
         named = [text for text in axes["algorithms"] if _serves(text, collective)]
-        given = named if sweep.algorithms else serving
+        given = named if sweep.algorithms else _all_of(collective)
         rest = product(given, *(axes[name] for name in ("protocols", "seeds", "sizes")))
-        for values in rest:
-            point = dict(zip(AXES, ((), nodes, degraded, collective, *values), strict=True))
-            points.append({**point, **topology, **fixed, **_hashed(values[0])})
+        programs = product(filter(_plays, axes["algorithms"]), axes["protocols"], axes["seeds"], [None])
+        for algorithm, protocol, seed, size in chain(rest, programs):
+            kind = None if size is None else collective
+            values = ((), nodes, degraded, kind, algorithm, protocol, seed, size)
+            points.append({**dict(zip(AXES, values, strict=True)), **topology, **fixed, **_hashed(algorithm)})
             if len(points) > MAX_POINTS:
                 raise ConfigError(f"more than {MAX_POINTS:,} points; split the file", file=file)
     return Grid(time_point, tuple(points))
@@ -149,8 +151,13 @@ def _all_of(collective: str) -> list[str]:
 def _serves(text: str, collective: str) -> bool:
     name = parse_choice(text).algorithm
     if is_file_name(name):
-        return file_schedule(name).collective.kind == collective
-    return name in _all_of(collective) or (":" in name and bool(find_algorithm(collective, name)))
+        return not is_program(name) and file_schedule(name).collective.kind == collective
+    return name in _all_of(collective) or imported_algorithm(collective, name) is not None
+
+
+def _plays(text: str) -> bool:
+    """Whether an algorithm is a program, which has no collective and no size: it is one point for all of them."""
+    return is_program(parse_choice(text).algorithm)
 
 
 @lru_cache
@@ -174,7 +181,8 @@ def _axes(sweep: SweepFile, path: Path) -> dict[str, Sequence[Any]]:
     choices = [parse_choice(text, path.parent) for text in sweep.algorithms]
     choices = [replace(each, algorithm=_whole_name(each.algorithm)) for each in choices]
     for at, choice in enumerate(choices):
-        if (name := choice.algorithm) not in names and not any(_serves(name, kind) for kind in sweep.collectives):
+        name = choice.algorithm
+        if name not in names and not _plays(name) and not any(_serves(name, kind) for kind in sweep.collectives):
             told = f"no algorithm {name!r} for {', '.join(sweep.collectives)}; {nearest(name, names)}"
             raise ConfigError(told, file=file, path=f"$.algorithms[{at}]")
     for at, nodes in enumerate(sweep.nodes):
@@ -220,8 +228,19 @@ def time_point(point: Point) -> dict[str, Any]:
     machine = _machine(
         point["topology"], point["nodes"], tuple(point["degraded"].items()), tuple(point.get("ranks", ()))
     )
-    schedule = _schedule(machine, point["collective"], point["root"], point["algorithm"])
     choice, name = parse_choice(point["algorithm"]), point["protocol"]
+    disturbed = Disturbance(
+        tuple((rank, factor) for rank, factor in point.get("stragglers", ())),
+        tuple((link, share) for link, share in point.get("background", ())),
+        point["jitter_fs"],
+        point["seed"],
+        tuple(point.get("faults", ())),
+        point.get("policy", "stall"),
+    )
+    if point["collective"] is None:
+        told = play_program(choice, name, machine, disturbed).columns()
+        return {column: told.get(column) for column in FIGURES}
+    schedule = _schedule(machine, point["collective"], point["root"], point["algorithm"])
     sweep = Sweep(
         point["collective"],
         (point["size"],),
@@ -231,14 +250,7 @@ def time_point(point: Point) -> dict[str, Any]:
         point["op"],
         point["root"],
         point["check_up_to"],
-        Disturbance(
-            tuple((rank, factor) for rank, factor in point.get("stragglers", ())),
-            tuple((link, share) for link, share in point.get("background", ())),
-            point["jitter_fs"],
-            point["seed"],
-            tuple(point.get("faults", ())),
-            point.get("policy", "stall"),
-        ),
+        disturbed,
     )
     count = counts_for(sweep.collective, sweep.sizes, machine.nranks, parse_dtype(sweep.dtype).itemsize)[0]
     protocol = costs_of(sweep, name, machine, schedule)

@@ -46,7 +46,7 @@ class Conductor:
     storages
         Buffers of every group of every collective, by number of the operation and group; missing ones move no data.
     watch
-        Called for every transfer and work that is done: operation, group, and the row that is hashed.
+        Called for every transfer and work that is done: operation, group, when it was ready, and the row that is hashed.
 
     Attributes
     ----------
@@ -59,7 +59,7 @@ class Conductor:
         program: Program,
         topology: Topology,
         storages: dict[tuple[int, int], Storage] | None = None,
-        watch: Callable[[int, int, Row], None] | None = None,
+        watch: Callable[[int, int, int, Row], None] | None = None,
     ) -> None:
         self.program, self.topology = program, topology
         self.ground = ground = Ground(program, topology)
@@ -126,7 +126,7 @@ class Conductor:
 
         def worked(when: tuple[int, int, int]) -> None:
             rank, begin, done = when
-            self._count(number, 0, (first + place[rank], rank, rank, 0, begin, begin, done))
+            self._count(number, 0, begin, (first + place[rank], rank, rank, 0, begin, begin, done))
             self._over(number, rank)
 
         return work
@@ -171,7 +171,7 @@ class Conductor:
             _channel: int,
             op: int,
             size: int,
-            _ready: int,
+            ready: int,
             start: int,
             end: int,
             done: int,
@@ -180,11 +180,11 @@ class Conductor:
             before, rows = int(starts[step]), int(starts[step + 1] - starts[step])
             name = self.first[number] + before * count + group * rows + message - before
             self.bytes_by_op[op] += size
-            self._count(number, group, (name, ranks[src], ranks[dst], size, start, end, done))
+            self._count(number, group, ready, (name, ranks[src], ranks[dst], size, start, end, done))
 
         return told
 
-    def _count(self, number: int, group: int, row: Row) -> None:
+    def _count(self, number: int, group: int, ready: int, row: Row) -> None:
         """A transfer or work is done."""
         self.messages += 1
         self.time_fs = max(self.time_fs, row[-1])
@@ -192,7 +192,7 @@ class Conductor:
         if len(self.rows) >= HASH_BATCH:
             self._hash()
         if self.watch is not None:
-            self.watch(number, group, row)
+            self.watch(number, group, ready, row)
 
     def _hash(self) -> None:
         if self.rows:

@@ -55,12 +55,13 @@ class ProgramObserver(Protocol):
         src: int,
         dst: int,
         size_bytes: int,
+        ready_fs: int,
         start_fs: int,
         end_fs: int,
         done_fs: int,
         /,
     ) -> None:
-        """Transfer ``message`` from rank ``src`` to ``dst``, of a group of an operation, flowed and was done; work has equal ranks."""
+        """Transfer ``message`` of a group of an operation was ready, flowed from ``src`` to ``dst``, and was done; work has equal ranks."""
 
 
 def emulate_program(
@@ -199,11 +200,11 @@ def _referenced(
     """Play a program under the SimPy clock."""
     done: dict[int, int] = {}
 
-    def watch(operation: int, group: int, row: tuple[int, ...]) -> None:
+    def watch(operation: int, group: int, ready_fs: int, row: tuple[int, ...]) -> None:
         if keep:
             done[row[0]] = row[-1]
         if observer is not None:
-            observer(operation, group, *row)
+            observer(operation, group, *row[:4], ready_fs, *row[4:])
 
     conductor = Conductor(program, topology, storages, watch if keep or observer is not None else None)
     conductor.play()

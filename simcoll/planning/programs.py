@@ -1,0 +1,110 @@
+"""Programs whose data is not known (GOAL) among the algorithms of a table: timed as they are, marked as unproved."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from simcoll.emulator import emulate
+from simcoll.emulator.goal import goal_program
+from simcoll.emulator.program_trace import ProgramTrace
+from simcoll.errors import ConfigError
+from simcoll.formats.goal import Goal
+from simcoll.formats.recognise import recognise
+from simcoll.formats.schedule_files import load_algorithm
+from simcoll.formats.strict import read_start
+from simcoll.limits.paths import is_file
+from simcoll.tuning import costs
+from simcoll.units import format_time
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from simcoll.emulator.programs import ProgramResult
+    from simcoll.planning.disturbance import Disturbance
+    from simcoll.topology import Topology
+    from simcoll.tuning import Choice
+
+__all__ = ["UNPROVED", "ProgramRun", "is_program", "load_goal", "play_program", "split_programs"]
+
+UNPROVED = "unproved: its data is not known"
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramRun:
+    """One run of a program: it has no collective, no size, and no proof."""
+
+    choice: Choice
+    protocol: str
+    about: str
+    result: ProgramResult
+
+    def __str__(self) -> str:
+        result = self.result
+        return (
+            f"{self.choice} {self.protocol} on {result.topology.name}: {format_time(result.time_fs)}, {result.messages:,} messages, "
+            f"{result.bytes_moved:,} bytes; unproved, for its data is not known; trace hash {result.trace_hash}"
+        )
+
+    def columns(self) -> dict[str, Any]:
+        """Its columns in files, of those that a run of a schedule has, and the bytes that it moved."""
+        result = self.result
+        return {
+            "choice": str(self.choice), "schedule": self.about, "protocol": self.protocol, "proof": UNPROVED,
+            "time_fs": result.time_fs, "messages": result.messages, "trace_hash": result.trace_hash, "engine": result.engine,
+            "path": result.path, "classes": result.classes, "bytes": result.bytes_moved,
+        }  # fmt: skip
+
+    def timeline(self, run: str) -> bytes:
+        """Its timeline for Perfetto, compressed; ``run`` names the results that it belongs to."""
+        trace = ProgramTrace(self.result.program, self.result.topology)
+        result = emulate(self.result.program, self.result.topology, data="none", observer=trace)
+        return trace.content(result, {"schedule": self.about, "protocol": self.protocol, "proof": UNPROVED, "run": run})
+
+
+def is_program(name: str) -> bool:
+    """Whether an algorithm is a file of a program whose data is not known."""
+    return is_file(name) and recognise(read_start(name)) in {"goal", "goal-binary"}
+
+
+def load_goal(name: str) -> Goal:
+    """The program of a GOAL file, text or binary."""
+    goal = load_algorithm(name)
+    if not isinstance(goal, Goal):
+        raise ConfigError("holds no GOAL", file=name)
+    return goal
+
+
+def split_programs(choices: Sequence[Choice]) -> tuple[tuple[Choice, ...], tuple[Choice, ...]]:
+    """Algorithms that are schedules, and programs."""
+    programs = tuple(choice for choice in choices if is_program(choice.algorithm))
+    return tuple(choice for choice in choices if choice not in programs), programs
+
+
+def play_program(choice: Choice, protocol: str, topology: Topology, disturbed: Disturbance) -> ProgramRun:
+    """Time a program on as many ranks as it has.
+
+    Raises
+    ------
+    ConfigError
+        When the topology has another number of ranks, and for disturbances, which programs cannot have.
+    ScheduleError
+        When its messages do not match.
+    """
+    if disturbed:
+        raise ConfigError(
+            "jitter, stragglers, background and faults are for schedules; a GOAL program is played without them",
+            file=choice.algorithm,
+        )
+    goal = load_goal(choice.algorithm)
+    if goal.nranks > topology.nranks:
+        raise ConfigError(
+            f"has {goal.nranks} ranks; topology {topology.name!r} has {topology.nranks}: ask for more nodes",
+            file=choice.algorithm,
+        )
+    try:
+        program = goal_program(goal, protocol=costs(protocol, topology))
+        result = emulate(program, topology, data="none")
+    except ConfigError as error:
+        raise ConfigError(error.message, file=choice.algorithm, path=error.path) from None
+    return ProgramRun(choice, protocol, str(goal), result)
