@@ -82,7 +82,7 @@ def _files(space: Space, rows: Sequence[Row], best: Sequence[Row], front: Sequen
     from simcoll.planning.designs import bars_of, design_of, designs_csv
     from simcoll.planning.page import page_html
     from simcoll.planning.prices import shadow_prices
-    from simcoll.planning.step_report import step_trace
+    from simcoll.planning.step_trace import step_trace
     from simcoll.workload.steps import Step
 
     step = Step(design_of(best[0]))
@@ -91,7 +91,7 @@ def _files(space: Space, rows: Sequence[Row], best: Sequence[Row], front: Sequen
     contents = (
         designs_csv(rows),
         toml_text({"title": space.title, **best[0]["point"]["design"]}).encode(),
-        step_trace(step.workload, clock, space.title),
+        step_trace(step.workload, clock, space.title, step.alone.plans),
         page_html(page),
     )
     return dict(zip(FILES, contents, strict=True))

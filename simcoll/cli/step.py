@@ -47,8 +47,10 @@ def time_step(
     from simcoll.errors import ConfigError
     from simcoll.formats.output import open_folder, write_files
     from simcoll.formats.recognise import TITLES
-    from simcoll.planning.step_report import step_json, step_lines, step_svg, step_trace, workload_lines
+    from simcoll.planning.step_report import step_json, step_lines, step_svg, workload_lines
+    from simcoll.planning.step_trace import step_trace
     from simcoll.workload.design import load_design
+    from simcoll.workload.playing import alone_on
     from simcoll.workload.run import run_workload
     from simcoll.workload.steps import Step
     from simcoll.workload.workload import write_workload
@@ -64,7 +66,7 @@ def time_step(
         open_folder(folder, FILES)
         result = asked.result(tier=tier)
         lines, workload, title = step_lines(result), asked.workload, result.title
-        clock, content = asked.clock(tier=tier).clock, step_json(result)
+        clock, content, plans = asked.clock(tier=tier).clock, step_json(result), asked.alone.plans
     else:
         workload, place, slow = read_any_workload(design, kind, topology, nodes, gpu, system)
         if place is None:
@@ -73,9 +75,11 @@ def time_step(
             )
         open_folder(folder, FILES)
         run = run_workload(workload, place, tier=tier, slow=slow)
+        plans = alone_on(place, alike=False, rules=workload.rules).plans
         lines, title, clock, content = workload_lines(run), run.title or design.stem, run.clock, step_json(run)
     for line in lines:
         print(line)
-    contents = (content, step_svg(workload, clock, title), step_trace(workload, clock, title), write_workload(workload))
+    trace = step_trace(workload, clock, title, plans)
+    contents = (content, step_svg(workload, clock, title), trace, write_workload(workload))
     write_files(folder, dict(zip(FILES, contents, strict=True)))
     print(f"# wrote {', '.join(str(folder / name) for name in FILES)}")

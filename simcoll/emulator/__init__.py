@@ -4,16 +4,15 @@
 choice of an engine. ``engine`` is the SimPy player of plans, with ``fabric`` (clock and links), ``messages`` (plan
 steps to messages) and ``score`` (a plan to be played many times); ``fast`` the compiled loops; ``quotient`` the
 classes that behave alike. ``dataplane`` has the buffers, ``budget`` the memory that they take, ``digest`` the trace
-hash, ``floor`` the latency floor, ``trace`` and ``program_trace`` the timeline files. Nothing here knows of protocols by name, of
+hash, ``floor`` the latency floor, ``trace`` the timeline file. Nothing here knows of protocols by name, of
 algorithms, or of files of topologies.
 """
 
 from simcoll.emulator.books import Observer
 from simcoll.emulator.engine import Player
 from simcoll.emulator.fabric import Calendar, Fabric
-from simcoll.emulator.program_trace import ProgramTrace
 from simcoll.emulator.result import Result
 from simcoll.emulator.run import emulate
 from simcoll.emulator.trace import Trace
 
-__all__ = ["Calendar", "Fabric", "Observer", "Player", "ProgramTrace", "Result", "Trace", "emulate"]
+__all__ = ["Calendar", "Fabric", "Observer", "Player", "Result", "Trace", "emulate"]

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from simcoll.topology import Topology
 
-__all__ = ["arrows", "critical_messages", "link_counters", "summary"]
+__all__ = ["MOST_LINKS", "RED", "arrows", "counters", "critical_messages", "link_counters", "path_back", "summary"]
 
+Piece = TypeVar("Piece", bound="tuple[Any, ...]")
 Row = tuple[int, ...]
 """A transfer as an observer gets it: message, step, src, dst, channel, op, size, ready, start, end, done."""
 FS_PER_US = 10**9
+RED = "terrible"
+"""A red of the viewers' palette."""
 MOST_LINKS = 32
 """Links whose use is shown: those that carry most bytes."""
 
@@ -31,14 +34,20 @@ def critical_messages(rows: Sequence[Row]) -> list[int]:
         for rank in {row[2], row[3]}:
             by_done[rank, row[10]].append(row)
     last = max(rows, key=lambda row: (row[10], -row[0]), default=None)
-    path: list[int] = []
-    seen: set[int] = set()
-    while last is not None and last[0] not in seen:
-        path.append(last[0])
-        seen.add(last[0])
-        before = [row for rank in (last[2], last[3]) for row in by_done[rank, last[7]] if row[0] not in seen]
-        last = min(before, default=None)
-    return path[::-1]
+    path = path_back(last, lambda row: (each for rank in row[2:4] for each in by_done[rank, row[7]]))
+    return [row[0] for row in path]
+
+
+def path_back(last: Piece | None, before: Callable[[Piece], Iterable[Piece]]) -> list[Piece]:
+    """Pieces of time of which each waited for the one before it, back from the last; in order of time.
+
+    ``before``: what a piece can have waited for; the least of them counts, and none is passed twice.
+    """
+    path: dict[Piece, None] = {}
+    while last is not None:
+        path[last] = None
+        last = min((each for each in before(last) if each not in path), default=None)
+    return list(path)[::-1]
 
 
 def arrows(spans: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -76,9 +85,16 @@ def link_counters(
             if link in changes:
                 changes[link][row[8]] += rate
                 changes[link][row[9]] -= rate
+    yield from counters(changes, topology, process)
+
+
+def counters(changes: Mapping[int, Mapping[int, float]], topology: Topology, process: int) -> Iterator[dict[str, Any]]:
+    """Counters of links, from the changes of their rates, in GB/s, by link and femtosecond."""
+    if not changes:
+        return
     yield {"ph": "M", "name": "process_name", "pid": process, "args": {"name": "links"}}
     yield {"ph": "M", "name": "process_sort_index", "pid": process, "args": {"sort_index": process}}
-    for link in sorted(shown):
+    for link in sorted(changes):
         level = 0.0
         for when, change in sorted(changes[link].items()):
             level += change

@@ -7,7 +7,7 @@ import io
 import json
 from typing import TYPE_CHECKING, Any
 
-from simcoll.emulator.trace_marks import arrows, critical_messages, link_counters, summary
+from simcoll.emulator.trace_marks import RED, arrows, critical_messages, link_counters, summary
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -105,7 +105,7 @@ def _tracks(spans: dict[tuple[int, int, str], list[_Span]]) -> list[dict[str, An
             free_at[row] = end
             shown = {"ph": "X", "name": name, "cat": lane.rpartition(" ")[2], "pid": rank, "tid": base + row}
             if args.get("critical"):
-                shown["cname"] = "terrible"  # a red of the viewers' palette
+                shown["cname"] = RED
             events.append({**shown, "ts": _us(begin), "dur": _us(end - begin), "args": args})
         next_track[rank] = base + len(free_at)
     return events

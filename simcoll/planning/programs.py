@@ -6,12 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from simcoll.emulator import emulate
-from simcoll.emulator.goal import goal_program
-from simcoll.emulator.program_trace import ProgramTrace
 from simcoll.errors import ConfigError
-from simcoll.formats.goal import Goal
-from simcoll.formats.recognise import recognise
-from simcoll.formats.schedule_files import load_algorithm
 from simcoll.formats.strict import read_start
 from simcoll.limits.paths import is_file
 from simcoll.tuning import costs
@@ -21,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from simcoll.emulator.programs import ProgramResult
+    from simcoll.formats.goal import Goal
     from simcoll.planning.disturbance import Disturbance
     from simcoll.topology import Topology
     from simcoll.tuning import Choice
@@ -57,6 +53,8 @@ class ProgramRun:
 
     def timeline(self, run: str) -> bytes:
         """Its timeline for Perfetto, compressed; ``run`` names the results that it belongs to."""
+        from simcoll.emulator.program_trace import ProgramTrace
+
         trace = ProgramTrace(self.result.program, self.result.topology)
         result = emulate(self.result.program, self.result.topology, data="none", observer=trace)
         return trace.content(result, {"schedule": self.about, "protocol": self.protocol, "proof": UNPROVED, "run": run})
@@ -64,11 +62,18 @@ class ProgramRun:
 
 def is_program(name: str) -> bool:
     """Whether an algorithm is a file of a program whose data is not known."""
-    return is_file(name) and recognise(read_start(name)) in {"goal", "goal-binary"}
+    if not is_file(name):
+        return False
+    from simcoll.formats.recognise import recognise
+
+    return recognise(read_start(name)) in {"goal", "goal-binary"}
 
 
 def load_goal(name: str) -> Goal:
     """The program of a GOAL file, text or binary."""
+    from simcoll.formats.goal import Goal
+    from simcoll.formats.schedule_files import load_algorithm
+
     goal = load_algorithm(name)
     if not isinstance(goal, Goal):
         raise ConfigError("holds no GOAL", file=name)
@@ -96,6 +101,8 @@ def play_program(choice: Choice, protocol: str, topology: Topology, disturbed: D
             "jitter, stragglers, background and faults are for schedules; a GOAL program is played without them",
             file=choice.algorithm,
         )
+    from simcoll.emulator.goal import goal_program
+
     goal = load_goal(choice.algorithm)
     if goal.nranks > topology.nranks:
         raise ConfigError(

@@ -1,8 +1,7 @@
-"""The table, the timeline and the picture of one training step."""
+"""The table and the picture of one training step."""
 
 from __future__ import annotations
 
-import gzip
 import io
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +16,9 @@ if TYPE_CHECKING:
     from simcoll.workload.result import StepResult
     from simcoll.workload.run import WorkloadResult
     from simcoll.workload.timeline import Clock
-    from simcoll.workload.workload import Operation, Workload
+    from simcoll.workload.workload import Workload
 
-__all__ = ["step_json", "step_lines", "step_svg", "step_trace", "workload_lines"]
+__all__ = ["step_json", "step_lines", "step_svg", "workload_lines"]
 
 _COLOURS = {
     "forward": "#0072B2", "backward": "#D55E00", "weights": "#E69F00", "optimizer": "#000000", "activations": "#56B4E9",
@@ -94,44 +93,6 @@ def step_json(result: StepResult | WorkloadResult) -> bytes:
     fields: dict[str, Any] = {name: getattr(result, name) for name in result.__slots__ if name != "clock"}
     fields |= {name: getattr(result, name) for name in _MORE if hasattr(result, name)}
     return msgspec.json.format(msgspec.json.encode(fields), indent=1) + b"\n"
-
-
-def step_trace(workload: Workload, clock: Clock, title: str) -> bytes:
-    """The timeline for Perfetto, compressed: a process for every class, a track for every stream. The same step gives the same bytes."""
-    classes = {name: number for number, name in enumerate(workload.classes)}
-    streams = {name: number for number, name in enumerate(dict.fromkeys(span.stream for span in clock.spans))}
-    events: list[dict[str, Any]] = [
-        {
-            "ph": "M",
-            "name": "process_name",
-            "pid": number,
-            "args": {"name": f"{name}: {len(workload.classes[name])} ranks"},
-        }
-        for name, number in classes.items()
-    ]
-    tracks = dict.fromkeys((classes[span.on], span.stream) for span in clock.spans)
-    events += [
-        {"ph": "M", "name": "thread_name", "pid": on, "tid": streams[stream], "args": {"name": stream}}
-        for on, stream in tracks
-    ]
-    for span in clock.spans:
-        if span.end_fs == span.begin_fs:
-            continue
-        operation = workload.operations[span.operation]
-        events.append(
-            {
-                "ph": "X", "name": operation.name or operation.id, "pid": classes[span.on], "tid": streams[span.stream],
-                "ts": span.begin_fs / 1e9, "dur": (span.end_fs - span.begin_fs) / 1e9, "args": _about(operation),
-            }
-        )  # fmt: skip
-    document = {"displayTimeUnit": "ms", "otherData": {"title": title}, "traceEvents": events}
-    return gzip.compress(msgspec.json.encode(document), mtime=0)
-
-
-def _about(operation: Operation) -> dict[str, Any]:
-    found: dict[str, Any] = {"operation": operation.id}
-    size = getattr(operation, "size_bytes", None)
-    return found if size is None else {**found, "bytes": size}
 
 
 def step_svg(workload: Workload, clock: Clock, title: str) -> bytes:

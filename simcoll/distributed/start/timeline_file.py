@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from simcoll.distributed.start.timeline_path import COMPUTE, critical_pieces
+from simcoll.emulator.trace_marks import RED
 from simcoll.errors import ConfigError
 from simcoll.formats.output import write_files
 
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from simcoll.distributed.runtime.records import Entry
     from simcoll.distributed.runtime.timeline import Timeline
     from simcoll.distributed.start.results import RunResult
+    from simcoll.distributed.start.timeline_path import Piece
     from simcoll.topology import Topology
 
     Event = dict[str, Any]
@@ -54,9 +57,14 @@ def write_timeline(path: str | Path, result: RunResult, topology: Topology) -> N
     timeline, target = result.timeline, Path(path)
     if timeline is None:
         raise ConfigError("this run has no timeline: call spawn with trace=True or a path")
-    by_rank = {rank: _Events(timeline, rank).found for rank in result.own_ranks}
+    critical = critical_pieces(timeline)
+    by_rank = {rank: _Events(timeline, rank, critical).found for rank in result.own_ranks}
     shared = [*_arrows(timeline, by_rank.values()), *_counters(timeline, topology, result.time_fs)]
-    about = {"topology": result.topology, "time_us": result.time_fs / FS_PER_US, "trace_hash": result.trace_hash}
+    covered = sum(piece.end_fs - piece.begin_fs for piece in critical) / result.time_fs if result.time_fs else 0.0
+    about = {
+        "topology": result.topology, "time_us": result.time_fs / FS_PER_US, "trace_hash": result.trace_hash,
+        "critical_path": {"operations": len(critical), "share": round(covered, 4)},
+    }  # fmt: skip
     if target.suffix in {".json", ".gz"}:
         events = [*_names(topology, by_rank), *(event for found in by_rank.values() for event in found), *shared]
         content = _encoded({"otherData": about, "traceEvents": events}, compressed=target.suffix == ".gz")
@@ -92,8 +100,10 @@ def _names(topology: Topology, ranks: Iterable[int]) -> Iterable[Event]:
 class _Events:
     """The events of one rank: a track for compute, one for waits, and one for each group; more where operations overlap."""
 
-    def __init__(self, timeline: Timeline, rank: int) -> None:
+    def __init__(self, timeline: Timeline, rank: int, critical: Sequence[Piece]) -> None:
         self.rank = rank
+        own = [piece for piece in critical if piece.rank == rank]
+        self._critical = {(each.operation, each.begin_fs if each.operation == COMPUTE else 0) for each in own}
         self.found: list[Event] = []
         self._tracks: dict[int, list[int]] = {}  # until when each track of a stream is taken
         self._next = COMPUTE_STREAM
@@ -132,6 +142,9 @@ class _Events:
 
     def _event(self, track: int, begin: int, end: int, name: str, category: str, arguments: Event) -> Event:
         where = {"ph": "X", "cat": category, "name": name, "pid": self.rank, "tid": track}
+        operation = arguments.get("External id", COMPUTE)
+        if category == "kernel" and (operation, begin if operation == COMPUTE else 0) in self._critical:
+            where["cname"], arguments = RED, {**arguments, "critical": True}
         return {**where, "ts": begin / FS_PER_US, "dur": (end - begin) / FS_PER_US, "args": arguments}
 
 

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from simcoll.emulator.programs.operations import Call
     from simcoll.emulator.programs.playing import Played
     from simcoll.emulator.programs.program import Program
+    from simcoll.emulator.programs.reference import Row
 
 __all__ = ["ProgramObserver", "emulate_program"]
 
@@ -200,11 +201,12 @@ def _referenced(
     """Play a program under the SimPy clock."""
     done: dict[int, int] = {}
 
-    def watch(operation: int, group: int, ready_fs: int, row: tuple[int, ...]) -> None:
+    def watch(operation: int, group: int, ready_fs: int, row: Row) -> None:
+        message, src, dst, size, start, end, over = row
         if keep:
-            done[row[0]] = row[-1]
+            done[message] = over
         if observer is not None:
-            observer(operation, group, *row[:4], ready_fs, *row[4:])
+            observer(operation, group, message, src, dst, size, ready_fs, start, end, over)
 
     conductor = Conductor(program, topology, storages, watch if keep or observer is not None else None)
     conductor.play()

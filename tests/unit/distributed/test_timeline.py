@@ -77,6 +77,25 @@ def test_the_file_has_every_rank_and_an_arrow_for_every_message(tmp_path):
     assert values == [(0, 0), (4.93, 0.1765), (5.015, 1), (85, 0)]
 
 
+def test_the_critical_path_is_what_the_run_waited_for(tmp_path):
+    """The computation of the late rank and both messages; of a collective the last rank to come counts."""
+
+    def late(rank, world_size):
+        dist.compute(f"{10 + 7 * rank} us", "load")
+        dist.all_reduce(np.zeros(1000, np.uint8))
+        dist.compute(f"{3 - rank} us", "after")
+
+    for program, share, expected in (
+        (overlapping, 1.0, [(0, "ncclDevKernel_send"), (0, "ncclDevKernel_send"), (1, "load")]),
+        (late, 1.0, [(0, "after"), (0, "ncclDevKernel_all_reduce"), (1, "load")]),
+    ):
+        dist.spawn(program, 2, topology=TWO, trace=tmp_path / "t.json")
+        document = json.loads((tmp_path / "t.json").read_text())
+        assert document["otherData"]["critical_path"] == {"operations": 3, "share": share}
+        red = [event for event in document["traceEvents"] if event.get("args", {}).get("critical")]
+        assert sorted((event["pid"], event["name"]) for event in red) == expected
+
+
 def test_events_of_a_track_do_not_overlap(tmp_path):
     def program(rank, world_size):
         call, peer = ((dist.isend, 1), (dist.irecv, 0))[rank]

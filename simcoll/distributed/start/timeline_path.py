@@ -1,0 +1,58 @@
+"""The critical path of a run of rank programs: computations and operations of which each began when the one before it ended."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, NamedTuple
+
+from simcoll.emulator.trace_marks import path_back
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from simcoll.distributed.runtime.timeline import Timeline
+
+__all__ = ["COMPUTE", "Piece", "critical_pieces"]
+
+COMPUTE = -1
+"""Stands for the number of an operation where a rank computes."""
+
+
+class Piece(NamedTuple):
+    """Time of a rank in a computation or an operation; the latter from when the last of its ranks was there."""
+
+    rank: int
+    begin_fs: int
+    end_fs: int
+    operation: int
+    ranks: tuple[int, ...]
+
+
+def critical_pieces(timeline: Timeline) -> list[Piece]:
+    """The path back from the last piece to end, in order of time.
+
+    A computation waits for what ended on its rank, an operation for what ended on any of its ranks.
+    """
+    pieces = sorted(_pieces(timeline))
+    over: dict[tuple[int, int], list[Piece]] = defaultdict(list)
+    for piece in pieces:
+        over[piece.rank, piece.end_fs].append(piece)
+    last = max(pieces, key=lambda piece: (piece.end_fs, -piece.rank), default=None)
+    return path_back(last, lambda piece: (each for rank in piece.ranks for each in over[rank, piece.begin_fs]))
+
+
+def _pieces(timeline: Timeline) -> Iterator[Piece]:
+    for span in timeline.computed:
+        yield Piece(span.rank, span.begin_fs, span.end_fs, COMPUTE, (span.rank,))
+    together: dict[object, list[tuple[int, int]]] = defaultdict(list)
+    ends: dict[tuple[int, int], object] = {}
+    for number, pair in enumerate(timeline.messages):
+        ends |= {(rank, entry.number): number for rank, entry in pair}
+    for rank, entry in timeline.operations:
+        key = ends.setdefault((rank, entry.number), (entry.group[0], entry.name, entry.sequence, entry.p2p))
+        together[key].append((rank, entry.started_fs))
+    for rank, entry in timeline.operations:
+        if entry.completed_fs >= 0:
+            members = together[ends[rank, entry.number]]
+            begin = max(started for _, started in members)
+            yield Piece(rank, begin, entry.completed_fs, entry.number, tuple(sorted({who for who, _ in members})))
