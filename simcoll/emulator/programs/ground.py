@@ -47,8 +47,8 @@ class Ground:
         Lanes of a rank.
     capacity
         Of all links: those of the topology, then those that the protocols add.
-    fifo
-        Whether any protocol has FIFOs.
+    queued, fifo
+        Protocols with FIFOs, and whether there are any.
 
     Raises
     ------
@@ -78,8 +78,8 @@ class Ground:
         self.offset = dict(zip(self.channels, [sum(widths[:at]) for at in range(len(widths))], strict=True))
         self.stride = sum(widths)
         protocols = dict.fromkeys(protocol for _, protocol in calls)
-        self.depths = sorted({protocol.fifo_depth for protocol in protocols})
-        self.fifo = self.depths[-1:] > [0]
+        self.queued = [protocol for protocol in protocols if protocol.fifo_depth]
+        self.fifo = bool(self.queued)
         self.added: list[tuple[int, str | Caps]] = []
         self._link(protocols, list(calls))
 
@@ -133,7 +133,7 @@ class Ground:
 
     def all_seats(self, stream: str, protocol: Protocol) -> Seats:
         """Where all ranks of the program are, for calls on a stream."""
-        turn = self.depths.index(protocol.fifo_depth)
+        turn = self.queued.index(protocol) if protocol.fifo_depth else 0
         return Seats(
             np.arange(self.program.nranks),
             self.stride,
@@ -153,4 +153,4 @@ class Ground:
         """Numbers of the connections on which a stream tells another of the same rank."""
         names = list(self.channels)
         pair = names.index(stream) * len(names) + names.index(other)
-        return len(self.depths) * self.lanes**2 + ranks * len(names) ** 2 + pair
+        return len(self.queued) * self.lanes**2 + ranks * len(names) ** 2 + pair

@@ -59,6 +59,15 @@ def test_groups_at_once_share_links(how):
     assert (alone.time_fs, both.time_fs) == (10 * US, 20 * US)
 
 
+@pytest.mark.parametrize("how", WAYS, ids=str)
+def test_protocols_of_one_depth_have_fifos_of_their_own(how):
+    # Each message takes 10 us and arrives after 1 us more. The second of a protocol waits for that, the first of another does not.
+    one, two = (Protocol(name, fifo_depth=1) for name in ("one", "two"))
+    sends = [Send([(0, 1)], 500_000, protocol=each) for each in (one, one, two)]
+    result = emulate(Program(2, sends), NET, keep=True, **how)
+    assert [spans(result, number)[1] for number in range(3)] == [[10, 11], [21, 22], [31, 32]]
+
+
 def test_a_plan_is_a_program_of_one_call():
     protocol = Protocol("p", launch_fs=3, send_overhead_fs=20, receive_overhead_fs=300, fifo_depth=2)
     schedule = simcoll.schedule("all_reduce", "ring", nranks=4, channels=2)
