@@ -13,7 +13,7 @@ from cyclopts import App, Parameter
 
 from realcoll.errors import FaultError, MissingError
 from simcoll.binding import verify
-from simcoll.command_line import WHOLE, run_app, separated
+from simcoll.command_line import WHOLE, completion_script, run_app, separated
 from simcoll.errors import ConfigError, InternalError, ScheduleError, nearest
 
 if TYPE_CHECKING:
@@ -272,6 +272,20 @@ def _launch(*script: str, processes: Annotated[int, Parameter(name=["--nproc", "
     from realcoll.start.launch import launch
 
     return launch(processes, script)
+
+
+@app.command
+def completion(shell: str, /) -> None:
+    """Print a script with which a shell completes commands, options, and the names of what is shipped.
+
+    Parameters
+    ----------
+    shell
+        bash, zsh or fish.
+    """
+    from simcoll.planning.names import option_names
+
+    print(completion_script(app, shell, option_names()))
 
 
 def _split(arguments: list[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Shared by the command lines of simcoll and realcoll: whole numbers as options, and exit statuses."""
+"""Shared by the command lines of simcoll and realcoll: whole numbers as options, exit statuses, completion."""
 
 from __future__ import annotations
 
@@ -8,22 +8,25 @@ import re
 import sys
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import FunctionType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from cyclopts import App, CycloptsError, Parameter
 
-from simcoll.errors import ConfigError, InternalError, ScheduleError, SimcollError
+from simcoll.errors import ConfigError, InternalError, ScheduleError, SimcollError, nearest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from cyclopts import Token
 
-__all__ = ["FAULT", "WHOLE", "run_app", "separated", "status_of"]
+__all__ = ["FAULT", "SHELLS", "WHOLE", "completion_script", "run_app", "separated", "status_of"]
 
 FAULT = 3
 """Exit status of a fault of ours."""
 TRACEBACK = "SIMCOLL_TRACEBACK"
+SHELLS = ("bash", "zsh", "fish")
+"""Those that there is completion for."""
 
 _STATUSES: Mapping[type[BaseException], int] = {
     CycloptsError: 2,
@@ -107,6 +110,47 @@ def _message(name: str, error: BaseException) -> str:
         f"unexpected {type(error).__name__}: {said} ({Path(last.filename).name}, line {last.lineno}). This is a fault of {name}, not of "
         f"your input: please report it with your command and what it prints with {TRACEBACK}=1 set"
     )
+
+
+def completion_script(app: App, shell: str, names: Mapping[str, Sequence[str]]) -> str:
+    """The script with which a shell completes commands, options, and the values of parameters that have names.
+
+    In bash a word that begins no name is completed as a file.
+
+    Raises
+    ------
+    ConfigError
+        For another shell than bash, zsh and fish.
+    """
+    if shell not in SHELLS:
+        raise ConfigError(f"no completion for {shell!r}; {nearest(shell, SHELLS)}")
+    told = [(each, each.__annotations__) for each in _functions(app)]
+    try:
+        for function, _ in told:
+            found = get_type_hints(function, include_extras=True)
+            known = {name: _of_names(found[name], names[name]) for name in names if name in found}
+            function.__annotations__ = found | known
+        script = app.generate_completion(shell=shell)  # type: ignore[arg-type]
+    finally:
+        for function, annotations in told:
+            function.__annotations__ = annotations
+    return script.replace("\ncomplete -F ", "\ncomplete -o default -F ")
+
+
+def _functions(app: App) -> Iterator[FunctionType]:
+    for name in app:
+        if not name.startswith("-"):
+            yield from _functions(app[name])
+    if isinstance(app.default_command, FunctionType):
+        yield app.default_command
+
+
+def _of_names(hint: Any, names: Sequence[str]) -> Any:
+    """The type of a text that is one of some names; other types as they are."""
+    inner, *rest = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+    if inner not in {str, str | None}:
+        return hint
+    return Annotated[(Literal[tuple(names)], *rest)] if rest else Literal[tuple(names)]
 
 
 def separated(words: Sequence[str], valued: Collection[str]) -> list[str]:

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
 __all__ = ["completion_of", "help_of"]
 
-SHELLS = ("bash", "zsh", "fish")
-
 
 def help_of(app: App) -> Callable[..., None]:
     """The command ``help`` of an application."""
@@ -42,15 +40,16 @@ def completion_of(app: App) -> Callable[..., None]:
     """The command ``completion`` of an application."""
 
     def print_completion(shell: str, /) -> None:
-        """Print a script with which a shell completes commands and options.
+        """Print a script with which a shell completes commands, options, and the names of what is shipped.
 
         Parameters
         ----------
         shell
             bash, zsh or fish.
         """
-        if shell not in SHELLS:
-            raise ConfigError(f"no completion for {shell!r}; {nearest(shell, SHELLS)}")
-        print(app.generate_completion(shell=shell))  # type: ignore[arg-type]
+        from simcoll.command_line import completion_script
+        from simcoll.planning.names import option_names
+
+        print(completion_script(app, shell, option_names()))
 
     return print_completion

@@ -7,6 +7,7 @@ import subprocess
 
 import pytest
 
+from realcoll.__main__ import main as realcoll_main
 from simcoll.cli import app, main
 from simcoll.core.collective import KINDS
 from simcoll.core.reduction import parse_dtype
@@ -51,16 +52,30 @@ def test_completion_names_every_command(shell, capsys):
         subprocess.run([shell, "-n"], input=script, text=True, check=True, timeout=60)
 
 
-def test_bash_completes(capsys):
-    main(["completion", "bash"])
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ("simcoll pe", "perf"), ("simcoll perf --topo", "--topology"), ("simcoll perf all_red", "all_reduce"),
+        ("simcoll perf -t dgx-h1", "dgx-h100"), ("simcoll perf --algorithm rabens", "rabenseifner"),
+        ("simcoll show recursive_mul", "recursive_multiplying"), ("simcoll list topo", ""), ("simcoll perf -p LL1", "LL128"),
+        ("realcoll perf --predict dgx-h1", "dgx-h100"), ("realcoll perf -a rabens", "rabenseifner"),
+    ],
+)  # fmt: skip
+def test_bash_completes(typed, expected, capsys):
+    words = typed.split()
+    assert {"simcoll": main, "realcoll": realcoll_main}[words[0]](["completion", "bash"]) == 0
     script = capsys.readouterr().out
-    for words, expected in ((["simcoll", "pe"], "perf"), (["simcoll", "perf", "--topo"], "--topology")):
-        tried = f"COMP_WORDS=({' '.join(words)}); COMP_CWORD={len(words) - 1}; _simcoll; echo ${{COMPREPLY[@]}}"
-        done = subprocess.run(
-            ["bash", "-c", f"{script}\n{tried}"], capture_output=True, text=True, check=True, timeout=60
-        )
-        assert done.stdout.split() == [expected]
+    tried = f"COMP_WORDS=({typed}); COMP_CWORD={len(words) - 1}; _{words[0]}; echo ${{COMPREPLY[@]}}"
+    done = subprocess.run(["bash", "-c", f"{script}\n{tried}"], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.split() == expected.split()
+
+
+def test_completion_leaves_the_commands_as_they_are(capsys):
+    """Names are completed, not required: a file is still a topology."""
+    assert main(["completion", "bash"]) == 0
+    assert main(["perf", "barrier", "-t", "topologies/crossbar.toml", "-p", "ideal", "-a", "dissemination"]) == 0
     assert main(["completion", "tcsh"]) == 2
+    assert "no completion for 'tcsh'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -1,92 +1,29 @@
 """MSCCL XML written from schedules: read back, it has the same proof and moves the same data."""
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import simcoll
-from simcoll.algorithms import ALGORITHMS
 from simcoll.core.collective import Collective
 from simcoll.core.schedule import Layout, Schedule, transfers
-from simcoll.emulator import emulate
 from simcoll.errors import ConfigError, ScheduleError
 from simcoll.formats import load_msccl_xml
 from simcoll.formats.msccl_writer import DIALECTS, dump_msccl_xml
-from simcoll.proving import program_schedule, verify_program
 from simcoll.testing import collectives, schedules
-from simcoll.testing.examples import needed_params
-from simcoll.topology import crossbar
-
-SPOKEN = {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce"}
-
-
-def made(found, nranks, *, in_place=False):
-    """The schedule of an algorithm; None where it does not serve so many ranks."""
-    pairs = tuple((rank, (rank + 1) % nranks) for rank in range(nranks)) if found.collective == "send_recv" else ()
-    collective = Collective(found.collective, nranks, pairs=pairs, in_place=in_place)
-    box = {"box": 2} if found.name == "hierarchical" else {}
-    try:
-        return simcoll.schedule(collective, found.name, **needed_params(found.collective, found.name, nranks), **box)
-    except ConfigError:
-        return None
-
-
-def outputs(schedule, elements):
-    """What every rank holds after a run on numbers whose sums show their order."""
-    plan = simcoll.bind(schedule, elements, "float32")
-    rng = np.random.default_rng(5)
-    inputs = [
-        rng.standard_normal(plan.visible_elements()[rank, 0]).astype(np.float32) if plan.has(rank, 0) else None
-        for rank in range(plan.nranks)
-    ]
-    return emulate(plan, crossbar(plan.nranks, "50 GB/s", "1 us"), data=inputs, bound=False, engine="simpy").outputs
-
-
-def check_trip(schedule):
-    program = load_msccl_xml(dump_msccl_xml(schedule))
-    proof = verify_program(program)
-    assert (proof.data, proof.order, proof.least_depth) == (True, simcoll.verify(schedule).order, 0)
-    again = program_schedule(program)
-    assert (again.collective, again.layout.chunks) == (schedule.collective, schedule.layout.chunks)
-    elements = 3 * schedule.layout.chunks
-    for ours, theirs in zip(outputs(schedule, elements), outputs(again, elements), strict=True):
-        assert (ours is None) == (theirs is None)
-        assert ours is None or ours.tobytes() == theirs.tobytes()
-
-
-def trips(nranks, *, in_place):
-    """How many algorithms went there and back; the others are refused by name."""
-    gone = 0
-    for found in ALGORITHMS:
-        schedule = made(found, nranks, in_place=in_place)
-        if schedule is None:
-            continue
-        switched = any((step.op > 1).any() for step in schedule.steps())
-        if found.collective not in SPOKEN:
-            with pytest.raises(ConfigError, match=f"the runtimes have no {found.collective}"):
-                dump_msccl_xml(schedule)
-        elif switched:
-            with pytest.raises(ConfigError, match=r"operation '(multicast|switch_reduce)'"):
-                dump_msccl_xml(schedule)
-        elif found.collective == "all_to_all" and in_place:
-            with pytest.raises(ConfigError, match="no all_to_all in place"):
-                dump_msccl_xml(schedule)
-        else:
-            check_trip(schedule)
-            gone += 1
-    return gone
+from tests.support.msccl_trips import SPOKEN, check_trip, trips
 
 
 @pytest.mark.slow
 def test_some_algorithms_there_and_back():
-    assert trips(3, in_place=False) > 30
+    assert len(trips(3, in_place=False).made) > 30
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("nranks", "in_place"), [(1, True), (2, False), (4, True), (5, True), (8, False), (16, False)])
 def test_all_algorithms_there_and_back(nranks, in_place):
-    assert trips(nranks, in_place=in_place) > 20
+    """A part of what ``tests/laws/msccl_trips.py`` does for every number of ranks up to 16."""
+    assert len(trips(nranks, in_place=in_place).made) > 20
 
 
 @pytest.mark.parametrize("channels", [2, 4])
