@@ -11,7 +11,7 @@ import msgspec
 from simcoll.errors import ConfigError, nearest
 from simcoll.formats.output import write_files
 from simcoll.formats.strict import decode_toml, read_file
-from simcoll.limits.paths import exists, is_file, shipped_files
+from simcoll.limits.paths import exists, shipped_files
 from simcoll.planning.disturbance import disturbance, parse_ranks
 from simcoll.planning.report import results_csv, results_json
 from simcoll.planning.result_files import picture, timeline
@@ -146,9 +146,9 @@ def blamed_on(file: str) -> Iterator[None]:
 def scenario_topology(scenario: Scenario, path: Path) -> Topology:
     """The topology of a scenario; a path in it is relative to the scenario file."""
     from simcoll.topology import load_topology
+    from simcoll.topology.layers import beside
 
-    beside = path.parent / scenario.topology.name
-    found = load_topology(beside if is_file(beside) else scenario.topology.name, nodes=scenario.topology.nodes)
+    found = load_topology(beside(path.parent, scenario.topology.name), nodes=scenario.topology.nodes)
     for link, share in scenario.topology.degraded.items():
         found = found.degrade(link, share)
     return found.with_ranks(parse_ranks(scenario.ranks)) if scenario.ranks else found

@@ -20,14 +20,13 @@ from simcoll.core.collective import KINDS
 from simcoll.core.reduction import parse_dtype
 from simcoll.errors import ConfigError, nearest
 from simcoll.formats.strict import decode_toml, read_file
-from simcoll.limits.paths import is_file
 from simcoll.planning.disturbance import Disturbance, disturbance, parse_ranks
 from simcoll.planning.grid import Grid
 from simcoll.planning.programs import is_program, play_program
 from simcoll.planning.report import row_columns
 from simcoll.planning.sweep import Row, Sweep, build, costs_of, counts_for, play, size_ladder
 from simcoll.topology import load_topology
-from simcoll.topology.layers import layers_of
+from simcoll.topology.layers import beside, layers_of
 from simcoll.tuning import parse_choice
 from simcoll.units import parse_size, parse_time
 
@@ -216,8 +215,7 @@ def _whole_name(name: str) -> str:
 
 def _named(name: str, folder: Path) -> dict[str, str]:
     """A topology in a point: its name or path, and a hash of its files, so that a changed file makes other points."""
-    beside = folder / name
-    where = str(beside.resolve()) if is_file(beside) else name
+    where = beside(folder, name)
     layers = layers_of(where)
     told = msgspec.json.encode([(layer.document, layer.dump) for layer in layers], order="sorted", enc_hook=str)
     return {"topology": where, "topology_hash": hashlib.sha256(told).hexdigest()[:16]}

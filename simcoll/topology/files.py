@@ -85,6 +85,7 @@ def _keys(family: str) -> dict[str, _Key]:
     if family in {_DUMP, _MATRIX, _FABRIC}:
         rates = {_MATRIX: _RATES, _FABRIC: ("nvlink", "pcie")}.get(family, ())
         own = {f"{part}.bandwidth": _Key(f"{part}_bandwidth", "rate", required=False) for part in rates}
+        own |= _FACTS if family == _DUMP else {}
         return own | {"nodes": _Key("nodes", "count", required=False)}
     found = {}
     for name, parameter in inspect.signature(_FAMILIES[family]).parameters.items():
@@ -95,6 +96,13 @@ def _keys(family: str) -> dict[str, _Key]:
     return found
 
 
+_FACTS = {
+    "gpu.sm": _Key("sm", "count", required=False),
+    "gpu.links": _Key("links", "links", required=False),
+    "nvlink.count": _Key("nvlinks", "count", required=False),
+    "nic.bandwidth": _Key("nic_bandwidth", "rate", required=False),
+}
+"""What files for NCCL_TOPO_FILE leave out."""
 _PLACEMENT = {
     "placement.order": _Key("order", "text", required=False),
     "placement.ranks": _Key("nranks", "count", required=False),
@@ -111,7 +119,7 @@ def load_topology(name: str | Path, *, nodes: int | None = None, **overrides: ob
     Parameters
     ----------
     name
-        ``"dgx-h100"``, or the path of a ``.toml`` or ``.xml`` file.
+        ``"dgx-h100"``, or the path of a file; with values of its own after colons, ``"dgx-h100:nic.bandwidth=100 Gbps"``.
     nodes
         Number of nodes, for the family boxes and for dumps; default is the file's.
     overrides
@@ -332,7 +340,7 @@ def _value(entry: object, kind: str, path: str, file: str | None, sources: dict[
 def _typed(value: Any, kind: str, path: str, file: str | None, sources: dict[str, str]) -> Any:
     what = path.rpartition(".")[2]
     if kind == "count":
-        return count(value, what, least=0 if path == "nic.count" else 1)
+        return count(value, what, least=0 if path in {"nic.count", "nvlink.count"} else 1)
     if kind == "seed":
         return count(value, what, least=0)
     if kind == "numbers":

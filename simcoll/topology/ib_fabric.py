@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -197,7 +198,7 @@ def _title(file: str) -> str:
 def _asked(given: Any, name: str, what: str, example: str, file: str) -> int:
     if given is None:
         raise ConfigError(
-            f"the listing does not say {what}; give {name}, such as '{example}', in a file that extends it",
+            f"the listing does not say {what}; give {name}: -t '{Path(file).name}:{name}={example}', or in a file that extends it",
             file=file, path=f"$.{name}",
         )  # fmt: skip
     return given if isinstance(given, int) else parse_capacity(given, name)

@@ -11,7 +11,16 @@ from simcoll.errors import ConfigError, expect, nearest
 from simcoll.limits.paths import is_file, shipped_files
 from simcoll.limits.text import parse_toml
 
-__all__ = ["ASTRA_NETWORK", "IB_LISTING", "MARKED", "Layer", "layers_of", "shipped_topologies"]
+__all__ = [
+    "ASTRA_NETWORK",
+    "IB_LISTING",
+    "MARKED",
+    "Layer",
+    "beside",
+    "layers_of",
+    "shipped_topologies",
+    "split_values",
+]
 
 MAX_FILE_BYTES = 2**20
 MAX_DUMP_BYTES = 2**24
@@ -25,6 +34,10 @@ IB_LISTING = re.compile(rb'^(?:(?:Switch|Ca)\s+\d+\s+"[SH]-|(?:Switch|CA):?\s[^\
 """A vertex in what ``ibnetdiscover`` or ``iblinkinfo`` prints."""
 ASTRA_NETWORK = re.compile(rb"^topology[ \t]{0,8}:[ \t]{0,8}\[", re.MULTILINE)
 """A line that only ASTRA-sim's network.yml has."""
+
+
+_VALUE = re.compile(r":(?=[a-z_]{1,40}(?:\.[a-z_]{1,40}){0,3}=)")
+"""Before a value after the name of a topology."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +57,44 @@ def shipped_topologies() -> dict[str, str]:
     }
 
 
+def split_values(name: str) -> tuple[str, str]:
+    """The name or path of a topology, and the values that follow it after colons, as they are written.
+
+    >>> split_values("dgx-h100:nodes=2:nic.bandwidth=100 Gbps"), split_values("C:/dump.xml")
+    (('dgx-h100', ':nodes=2:nic.bandwidth=100 Gbps'), ('C:/dump.xml', ''))
+    """
+    found = None if is_file(name) else _VALUE.search(name)
+    return (name, "") if found is None else (name[: found.start()], name[found.start() :])
+
+
+def _document(text: str) -> dict[str, Any]:
+    """Values after colons as a TOML document: what is no number, truth value or list is text."""
+    document: dict[str, Any] = {}
+    for part in _VALUE.split(text)[1:]:
+        key, value = part.split("=", 1)
+        try:
+            read = parse_toml(f"value = {value}".encode())["value"]
+        except ConfigError:
+            read = value
+        *tables, last = key.split(".")
+        table = document
+        for each in tables:
+            table = table.setdefault(each, {})
+            if not isinstance(table, dict):
+                raise ConfigError(f"{each} in {text[:80]!r} has a value and values below it")
+        table[last] = read
+    return document
+
+
+def beside(folder: Path, name: str) -> str:
+    """The name of a topology as another process finds it, with its file looked for in a folder first."""
+    base, values = split_values(name)
+    return str((folder / base).resolve()) + values if is_file(folder / base) else name
+
+
 def layers_of(name: str) -> list[Layer]:
-    """A topology by name or path, and those that it extends, the most basic first."""
+    """A topology by name or path, those that it extends, the most basic first, and the values after its name."""
+    name, values = split_values(name)
     path, file = _located(name, Path())
     layers, chain = [_parsed(_read(path, file), file)], [path]
     while (base := layers[0].document.pop("extends", None)) is not None:
@@ -56,6 +105,9 @@ def layers_of(name: str) -> list[Layer]:
                 raise
             raise ConfigError(error.message, file=layers[0].file, path="$.extends") from None
         layers, chain = [layer, *layers], [*chain, path]
+    if values:
+        own = {key: text for key, text in layers[-1].document.items() if key in {"name", "description"}}
+        layers.append(Layer(layers[-1].file, own | _document(values)))
     return layers
 
 
@@ -105,4 +157,13 @@ def _parsed(content: bytes, file: str) -> Layer:
         return Layer(file, {}, content)
     if len(content) > MAX_FILE_BYTES:
         raise ConfigError(f"larger than {MAX_FILE_BYTES} bytes; is this a topology file?", file=file)
-    return Layer(file, parse_toml(content, file))
+    try:
+        return Layer(file, parse_toml(content, file))
+    except ConfigError:
+        if file.endswith(".toml"):
+            raise
+        raise ConfigError(
+            "no topology: expected TOML, an NCCL topology dump, the output of nvidia-smi topo -m, ibnetdiscover or iblinkinfo, GraphML, a "
+            "SimGrid platform, or a network.yml of ASTRA-sim",
+            file=file,
+        ) from None

@@ -17,9 +17,11 @@ from simcoll.limits.xml import XmlLimits, parse_xml
 from simcoll.topology.cluster import Box, Tier, cluster
 from simcoll.topology.link_speeds import XGMI, nvlink, pcie_rate, rate_between_sockets
 from simcoll.topology.links import LinkTable
+from simcoll.topology.nccl_completed import Facts, complete
 from simcoll.topology.values import halves_fs
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from xml.etree.ElementTree import Element
 
     from simcoll.topology.graph import Topology
@@ -68,7 +70,6 @@ class _Dump:
     cards: list[_Card] = field(default_factory=list)
     cpus: list[tuple[int, str, int]] = field(default_factory=list)  # vertex, vendor, capacity between sockets
     hosts: list[str] = field(default_factory=list)
-    gpu_devices: list[str] = field(default_factory=list)  # PCI devices of a GPU's class without <gpu>
 
     def vertex(self, name: str, kind: str) -> int:
         if name in self.taken:
@@ -86,28 +87,38 @@ class _Dump:
         return vertex
 
 
-def parse_nccl_xml(content: bytes, *, file: str = "topology dump", nodes: int = 1) -> Topology:
+def parse_nccl_xml(
+    content: bytes,
+    *,
+    file: str = "topology dump",
+    nodes: int = 1,
+    sm: int | None = None,
+    nvlinks: int | None = None,
+    links: Sequence[tuple[int, int, int]] | None = None,
+    nic_bandwidth: int | None = None,
+) -> Topology:
     """Make a topology of an NCCL topology dump.
 
-    ``nodes`` copies of the node are joined by a non-blocking network for each rail.
+    ``nodes`` copies of the node are joined by a non-blocking network for each rail. The others are what a file for ``NCCL_TOPO_FILE``
+    does not say: :class:`simcoll.topology.nccl_completed.Facts`.
 
     Raises
     ------
     ConfigError
         When the file is malformed, too large, contains a DTD, is not a dump, or lacks GPUs.
     """
+    facts = Facts(sm, nvlinks, links, nic_bandwidth)
     title = file.replace("\\", "/").rpartition("/")[2].removesuffix(".xml")
     try:
-        return _topology(content, title, nodes)
+        return _topology(content, title, nodes, facts)
     except ConfigError as error:
         raise ConfigError(error.message, file=file, path=error.path) from None
 
 
-def _topology(content: bytes, title: str, nodes: int) -> Topology:
-    dump = _Dump()
-    _read_children(dump, _parse(content), None)
-    if not dump.gpus:
-        raise ConfigError(_no_gpus(dump))
+def _topology(content: bytes, title: str, nodes: int, facts: Facts) -> Topology:
+    dump, root = _Dump(), _parse(content)
+    complete(root, facts)
+    _read_children(dump, root, None)
     if len(set(dump.hosts)) > 1:
         raise ConfigError(f"the dump spans {len(set(dump.hosts))} hosts; expected the dump of one node")
     gpus = sorted(dump.gpus, key=lambda gpu: (gpu.rank, gpu.vertex))
@@ -203,8 +214,6 @@ def _read_pci(dump: _Dump, element: Element, parent: int | None) -> None:
         _read_nic(dump, nic, parent, capacity)
     elif len(element):
         _read_children(dump, element, dump.below(parent, f"pcie-{busid}", "pcie", capacity))
-    elif element.get("class", "").startswith("0x03"):
-        dump.gpu_devices.append(busid)
 
 
 def _read_gpu(dump: _Dump, element: Element, vertex: int, busid: str) -> None:
@@ -216,7 +225,7 @@ def _read_gpu(dump: _Dump, element: Element, vertex: int, busid: str) -> None:
     for target, _, number in bundles:
         if target == busid:
             raise ConfigError(
-                f"GPU {busid}: a link to itself, which leaves open which GPUs are joined; expected another busid as target"
+                f"GPU {busid}: a link to itself, which leaves open which GPUs are joined; say it, such as gpu.links=[[0, 1, 12]]"
             )
         if not 1 <= number <= 1000:
             raise ConfigError(f"GPU {busid}: {number} links to {target!r}; expected 1 to 1000")
@@ -353,18 +362,6 @@ def _nearest_cards(dump: _Dump, reach: dict[int, tuple[int, list[int]]], gpu: in
     ways = [(up + reach[vertex][0], reach[vertex][1]) for up, vertex in enumerate(_above(dump, gpu)) if vertex in reach]
     least = min(away for away, _ in ways)
     return tuple(sorted({card for away, cards in ways if away == least for card in cards}))
-
-
-def _no_gpus(dump: _Dump) -> str:
-    seen = (
-        f"{len(dump.gpu_devices)} GPU devices (class 0x03) but no <gpu> elements"
-        if dump.gpu_devices
-        else "no <gpu> elements"
-    )
-    return (
-        f"{seen}: GPUs, NVLinks and network ports are missing. Such files are input for NCCL_TOPO_FILE, which NCCL "
-        "completes at run time; run any NCCL program on the machine with NCCL_TOPO_DUMP_FILE=dump.xml, and give that"
-    )
 
 
 def _integer(element: Element, attribute: str, default: int) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from simcoll.errors import ConfigError
@@ -68,7 +69,8 @@ def parse_smi_matrix(
     def rate(given: Any, name: str, what: str, example: str) -> int:
         if given is None:
             raise ConfigError(
-                f"the matrix has {what} and does not say how fast they are; give {name}, such as '{example}', in a file that extends it",
+                f"the matrix has {what} and does not say how fast they are; give {name}: -t '{Path(file).name}:{name}={example}', or in "
+                "a file that extends it",
                 file=file,
                 path=f"$.{name}",
             )

@@ -16,6 +16,7 @@ from simcoll.libraries.remembered import topology_digest
 from simcoll.limits.paths import is_file
 from simcoll.limits.text import parse_toml
 from simcoll.topology import load_topology
+from simcoll.topology.layers import beside
 from simcoll.units import parse_size
 from simcoll.workload.calibration import UNCALIBRATED, Calibration, load_calibration
 from simcoll.workload.gpu import Gpu, load_gpu, shipped_gpus
@@ -210,10 +211,8 @@ def load_cluster(cluster: Cluster, folder: Path) -> Topology:
 def _loaded(cluster: bytes, folder: str) -> Topology:
     """The topology of a cluster, once for all designs on it."""
     asked = msgspec.msgpack.decode(cluster, type=Cluster)
-    beside = Path(folder) / asked.name
-    name = str(beside) if is_file(beside) else asked.name
     overrides = {place.replace(".", "__"): value for place, value in asked.set.items()}
-    found = load_topology(name, nodes=asked.nodes, **overrides)
+    found = load_topology(beside(Path(folder), asked.name), nodes=asked.nodes, **overrides)
     for link, share in asked.degraded.items():
         found = found.degrade(link, share)
     if asked.gpus is not None:

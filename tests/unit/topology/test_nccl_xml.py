@@ -280,7 +280,7 @@ def test_dumps_load_by_path_and_refuse_other_changes(tmp_path):
     assert load_topology(path).name == "node"
     assert load_topology(path, nodes=2, placement__order="round_robin").groups["box"].tolist() == [0, 1] * 4
     assert load_topology(path, traits__fabric="roce").traits["fabric"] == "roce"
-    with pytest.raises(ConfigError, match=r"'NCCL dump' of .*node\.xml has no 'nic\.bandwidth'; valid: nodes, "):
+    with pytest.raises(ConfigError, match=r"node\.xml: \$\.nic\.bandwidth: a full dump says this"):
         load_topology(path, nic__bandwidth="3 GB/s")
     with pytest.raises(ConfigError, match="nodes: 0 is out of range"):
         load_topology(path, nodes=0)
@@ -299,7 +299,7 @@ def test_a_topology_file_adds_what_a_dump_does_not_say(tmp_path):
     found = machine(mine)
     assert (found.domain_ranks, found.inside, found.fabric) == ((4, 4, 4), "nvlink", "roce")
     for text, message in (
-        ('extends = "node.xml"\n[nic]\ncount = 4', r"mine\.toml: \$\.nic: unknown key"),
+        ('extends = "node.xml"\n[nic]\ncount = 4', r"mine\.toml: \$\.nic\.count: unknown key"),
         ('extends = "node.xml"\nfamily = "boxes"', r"'boxes' is not the family of .*node\.xml; expected 'NCCL dump'"),
     ):
         path.write_text(text)

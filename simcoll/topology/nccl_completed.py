@@ -1,0 +1,131 @@
+"""What NCCL adds to a topology file when it runs, from facts that are given: GPUs, NVLinks, network ports.
+
+The files that clouds publish for ``NCCL_TOPO_FILE`` list PCIe devices only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from xml.etree.ElementTree import SubElement
+
+from simcoll.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from xml.etree.ElementTree import Element
+
+__all__ = ["Facts", "complete"]
+
+UBPS_PER_MBPS = 10**12 // 8
+_SWITCHES = {"target": "fffffff:ffff:ff", "tclass": "0x068000"}
+"""What NCCL writes for the NVSwitches of a virtual machine, which have no addresses."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a file does not say.
+
+    Attributes
+    ----------
+    sm
+        Compute capability of its GPUs, such as 80.
+    nvlinks
+        NVLinks of each GPU to NVSwitches.
+    links
+        GPU, GPU, and how many NVLinks join the two directly.
+    nic_uBps
+        Rate of each network device.
+    """
+
+    sm: int | None = None
+    nvlinks: int | None = None
+    links: Sequence[tuple[int, int, int]] | None = None
+    nic_uBps: int | None = None
+
+
+def complete(root: Element, facts: Facts) -> None:
+    """Add GPUs where a file has none, NVLinks where they are given, and ports to network devices without.
+
+    Raises
+    ------
+    ConfigError
+        For a fact that is missing, and links of GPUs that do not exist.
+    """
+    devices = [
+        each for each in root.iter("pci") if each.find("gpu") is None and each.find("nic") is None and not len(each)
+    ]
+    gpus = [each for each in root.iter("pci") if each.find("gpu") is not None]
+    if not gpus:
+        found = sorted(_of_class(devices, "0x03"), key=lambda each: each.get("busid", "").lower())
+        if facts.sm is None or not found:
+            raise ConfigError(_missing(found))
+        if facts.nvlinks is None and facts.links is None:
+            raise ConfigError(
+                "missing: how many NVLinks each GPU has to NVSwitches, 0 for none; or gpu.links, such as [[0, 1, 12]]",
+                path="$.nvlink.count",
+            )
+        for number, device in enumerate(found):
+            SubElement(device, "gpu", {"dev": str(number), "sm": str(facts.sm), "rank": str(number)})
+        gpus = found
+        _add_ports(_of_class(devices, "0x02"), facts)
+    elif facts.sm is not None or facts.nic_uBps is not None:
+        key = "gpu.sm" if facts.sm is not None else "nic.bandwidth"
+        raise ConfigError("a full dump says this; only files without <gpu> elements leave it out", path=f"$.{key}")
+    if facts.nvlinks is not None or facts.links is not None:
+        _replace_links(gpus, facts)
+
+
+def _of_class(devices: Sequence[Element], prefix: str) -> list[Element]:
+    return [each for each in devices if each.get("class", "").lower().startswith(prefix)]
+
+
+def _add_ports(devices: Sequence[Element], facts: Facts) -> None:
+    if devices and facts.nic_uBps is None:
+        raise ConfigError(
+            f"missing: the file has {len(devices)} network devices and does not say how fast they are, such as '25 GB/s'",
+            path="$.nic.bandwidth",
+        )
+    for number, device in enumerate(devices):
+        speed = str((facts.nic_uBps or 0) // UBPS_PER_MBPS)
+        SubElement(SubElement(device, "nic"), "net", {"name": f"net{number}", "dev": str(number), "speed": speed})
+
+
+def _replace_links(gpus: Sequence[Element], facts: Facts) -> None:
+    """NVLinks as given, in place of those of the file; GPUs by their ranks there."""
+    elements = [gpu for device in gpus for gpu in device.iter("gpu")]
+    by_rank = {
+        gpu.get("rank", str(place)): (gpu, device)
+        for place, (gpu, device) in enumerate(zip(elements, gpus, strict=True))
+    }
+    for gpu in elements:
+        for link in [each for each in gpu if each.tag in {"nvlink", "xgmi"}]:
+            gpu.remove(link)
+        if facts.nvlinks:
+            SubElement(gpu, "nvlink", {**_SWITCHES, "count": str(facts.nvlinks)})
+    for a, b, count in facts.links or ():
+        if a == b or not {str(a), str(b)} <= by_rank.keys() or count < 1:
+            raise ConfigError(
+                f"[{a}, {b}, {count}]: expected two GPUs of 0 to {len(elements) - 1}, and how many NVLinks join them",
+                path="$.gpu.links",
+            )
+        for one, other in ((a, b), (b, a)):
+            target = by_rank[str(other)][1].get("busid", "")
+            SubElement(by_rank[str(one)][0], "nvlink", {"target": target, "count": str(count), "tclass": "0x030200"})
+
+
+def _missing(found: Sequence[Element]) -> str:
+    seen = (
+        f"{len(found)} GPU devices (class 0x03) but no <gpu> elements"
+        if found
+        else "no <gpu> elements, nor devices of class 0x03"
+    )
+    told = (
+        "say what it leaves out: gpu.sm, such as 80, nvlink.count (of each GPU to NVSwitches), nic.bandwidth; or "
+        if found
+        else ""
+    )
+    return (
+        f"{seen}: GPUs, NVLinks and network ports are missing. Such files are input for NCCL_TOPO_FILE, which NCCL completes at run time; "
+        f"{told}run any NCCL program on the machine with NCCL_TOPO_DUMP_FILE=dump.xml, and give that"
+    )
