@@ -7,7 +7,6 @@ import re
 import sys
 from contextlib import contextmanager
 from functools import cache, partial
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ from simcoll.limits.paths import is_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
+    from importlib.metadata import EntryPoints
 
     from simcoll.core.collective import Collective
     from simcoll.core.schedule import Schedule
@@ -53,9 +53,16 @@ def split_choice(text: str, shipped: Collection[str]) -> tuple[str, list[str]]:
     return name, parts
 
 
+def _entry_points() -> EntryPoints:
+    # The module reads mail headers and archives, which takes longer to load than the algorithms.
+    from importlib.metadata import entry_points
+
+    return entry_points(group=ENTRY_POINTS)
+
+
 def announced() -> list[str]:
     """Names of the algorithms that installed packages announce."""
-    return sorted({point.name for point in entry_points(group=ENTRY_POINTS)})
+    return sorted({point.name for point in _entry_points()})
 
 
 def imported_algorithm(kind: str, name: str) -> Algorithm | None:
@@ -72,7 +79,7 @@ def imported_algorithm(kind: str, name: str) -> Algorithm | None:
         return Algorithm(kind, name, partial(_of_file, name), **_NO_RECORD)
     if ":" in name:
         return _of_object(kind, name, _imported(name))
-    point = next((each for each in entry_points(group=ENTRY_POINTS) if each.name == name), None)
+    point = next((each for each in _entry_points() if each.name == name), None)
     if point is None:
         return None
     with _blamed(f"entry point {name!r} ({point.value})"):

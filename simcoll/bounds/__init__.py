@@ -2,7 +2,8 @@
 
 ``flows`` has maximum flows, ``cuts`` the exact cut of all-gather and scatter, ``programs`` the all-to-all program with its checked
 dual, ``lower`` the bound of every collective. The other modules say what can be reached: ``packing`` has trees that fill all
-links, made from the rates that ``pairs`` of ranks can have at once by ``growing`` them; ``roots`` the best all-reduce along trees.
+links, made from the rates that ``pairs`` of ranks can have at once by ``growing`` them, where ``rates`` are better than fair shares;
+``roots`` the best all-reduce along trees.
 Nothing here knows of schedules or of the emulator.
 """
 

@@ -10,10 +10,8 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from scipy.sparse import csr_array
-from scipy.sparse.csgraph import maximum_flow
 
-from simcoll.bounds.flows import FLOW_LIMIT, SOLVER_LIMIT, FlowGraph, egress, flow_graph, min_cut
+from simcoll.bounds.flows import FEW_LINKS, FLOW_LIMIT, SOLVER_LIMIT, FlowGraph, egress, flow_graph, min_cut
 from simcoll.errors import InternalError
 from simcoll.topology.orbits import rank_orbits
 from simcoll.units import UBPS_PER_BPS
@@ -181,8 +179,10 @@ class _Feasible:
         self.need = graph.nranks * ratio.denominator
         self.copies = max(1, min(sinks, SOLVER_LIMIT // self.need, TOGETHER // (graph.tail.size + 2 * graph.nranks)))
         self.matrix = None
-        if self.need >= SOLVER_LIMIT:
+        if self.need >= SOLVER_LIMIT or graph.tail.size + 2 * graph.nranks <= FEW_LINKS:
             return
+        from scipy.sparse import csr_array
+
         first = graph.nvertices * np.arange(self.copies)[:, None]
         tail, head, ranks = ((first + each).ravel() for each in (graph.tail, graph.head, graph.ranks))
         self.source, self.sink = graph.nvertices * self.copies, graph.nvertices * self.copies + 1
@@ -202,6 +202,8 @@ class _Feasible:
     def __call__(self, sinks: list[int], known: list[int]) -> bool:
         if self.matrix is None:
             return False
+        from scipy.sparse.csgraph import maximum_flow
+
         self.matrix.data[self.starts[:, known]] = self.need
         used = self.ends[np.arange(len(sinks)), sinks]
         self.matrix.data[used] = self.need

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from scipy.sparse import csr_array
-from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from simcoll.topology import Topology
 
-__all__ = ["FlowGraph", "alike_both_ways", "egress", "flow_graph", "min_cut"]
+__all__ = ["FEW_LINKS", "FlowGraph", "alike_both_ways", "egress", "flow_graph", "min_cut"]
 
 SOLVER_LIMIT = 2**30 - 1
 """A capacity and the flow the other way must together fit 32 bits."""
+FEW_LINKS = 256
+"""Up to here flows are found without SciPy, which takes longer to load than a table of a few sizes."""
 FLOW_LIMIT = 1024
 """Up to this many ranks the minimum cut of a group is a maximum flow; beyond, a greedy cut, which is as valid."""
 
@@ -108,9 +109,14 @@ def min_cut(
 ) -> tuple[int, NDArray[np.bool_], bool]:
     """Value of a maximum flow, the vertices on the source's side of a minimum cut, and whether both are exact.
 
-    The solver has 32-bit capacities. Larger ones are scaled down and rounded, which may give a cut that is not quite
-    the smallest; callers evaluate the cut itself in exact integers, so their claims stay true.
+    SciPy's solver, for more than ``FEW_LINKS`` links, has 32-bit capacities. Larger ones are scaled down and rounded, which may give a cut
+    that is not quite the smallest; callers evaluate the cut itself in exact integers, so their claims stay true.
     """
+    if tail.size <= FEW_LINKS:
+        return *_augmented(nvertices, tail.tolist(), head.tolist(), capacity.tolist(), source, sink), True
+    from scipy.sparse import csr_array
+    from scipy.sparse.csgraph import breadth_first_order, maximum_flow
+
     # No minimum cut has a link of more than this, so all larger capacities may be one unit more.
     most = min(sum(capacity[tail == source].tolist()), sum(capacity[head == sink].tolist()))
     exact = most < SOLVER_LIMIT
@@ -126,6 +132,39 @@ def min_cut(
     inside = np.zeros(nvertices, dtype=bool)
     inside[breadth_first_order(residual, source, return_predecessors=False)] = True
     return int(flow.flow_value), inside, exact
+
+
+def _augmented(
+    nvertices: int, tail: list[int], head: list[int], capacity: list[int], source: int, sink: int
+) -> tuple[int, NDArray[np.bool_]]:
+    """Value of a maximum flow by shortest augmenting paths (Edmonds and Karp), and the vertices before the first minimum cut."""
+    left: list[dict[int, int]] = [{} for _ in range(nvertices)]
+    for a, b, much in zip(tail, head, capacity, strict=True):
+        left[a][b] = left[a].get(b, 0) + much
+        left[b].setdefault(a, 0)
+    value = 0
+    while True:
+        before, queue = {source: source}, [source]
+        for a in queue:
+            for b, much in left[a].items():
+                if much and b not in before:
+                    before[b] = a
+                    queue.append(b)
+            if sink in before:
+                break
+        if sink not in before:
+            inside = np.zeros(nvertices, dtype=bool)
+            inside[queue] = True
+            return value, inside
+        path = [sink]
+        while path[-1] != source:
+            path.append(before[path[-1]])
+        links = list(pairwise(reversed(path)))
+        room = min(left[a][b] for a, b in links)
+        for a, b in links:
+            left[a][b] -= room
+            left[b][a] += room
+        value += room
 
 
 def egress(graph: FlowGraph, members: NDArray[np.int64]) -> tuple[int, NDArray[np.bool_]]:

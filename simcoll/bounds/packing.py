@@ -20,7 +20,8 @@ from simcoll.bounds.composing import SHAPES, composed, nodes_alike, ratio_of_tur
 from simcoll.bounds.cuts import all_gather_cut
 from simcoll.bounds.flows import alike_both_ways
 from simcoll.bounds.growing import Tree, grow, packs
-from simcoll.bounds.pairs import LINKS_LIMIT, best_links, best_weights, fair, pairs_of, slowest
+from simcoll.bounds.pairs import LINKS_LIMIT, fair, pairs_of, slowest
+from simcoll.bounds.rates import best_links, best_weights
 from simcoll.errors import ConfigError, InternalError
 from simcoll.units import UBPS_PER_BPS
 

@@ -15,10 +15,8 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from scipy.sparse import csr_array, identity, kron
-from scipy.sparse.csgraph import dijkstra
 
-from simcoll.bounds.pairs import LINKS_LIMIT, TOLERANCE, best_flow, best_links, fair, pair_prices, pairs_of, slowest
+from simcoll.bounds.pairs import LINKS_LIMIT, TOLERANCE, fair, pairs_of, slowest
 from simcoll.errors import ConfigError
 from simcoll.units import UBPS_PER_BPS
 
@@ -28,7 +26,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from simcoll.bounds.flows import FlowGraph
-    from simcoll.bounds.pairs import BestLinks, Floats, Pairs
+    from simcoll.bounds.pairs import Floats, Pairs
+    from simcoll.bounds.rates import BestLinks
     from simcoll.topology import Topology
 
 __all__ = [
@@ -77,6 +76,9 @@ def distance_bound(graph: FlowGraph, lengths: NDArray[np.object_]) -> Fraction:
     weight = lengths.astype(np.float64) * fine + 1
     if float(weight.max()) * graph.nvertices >= 2**53:
         return Fraction(0)
+    from scipy.sparse import csr_array
+    from scipy.sparse.csgraph import dijkstra
+
     links = csr_array((weight, (graph.tail, graph.head)), shape=(graph.nvertices, graph.nvertices))
     distance = dijkstra(links, indices=graph.ranks)[:, graph.ranks]
     travelled = sum(int(d) // fine for d in distance.reshape(-1).tolist())
@@ -86,6 +88,7 @@ def distance_bound(graph: FlowGraph, lengths: NDArray[np.object_]) -> Fraction:
 def _lengths(graph: FlowGraph) -> NDArray[np.float64]:
     """Prices of the links in an optimal multi-commodity flow; one commodity for each source."""
     from scipy.optimize import linprog
+    from scipy.sparse import csr_array, identity, kron
 
     n, links, vertices = graph.nranks, graph.capacity.size, graph.nvertices
     column = np.arange(links)
@@ -167,6 +170,8 @@ def routed_bound(kind: str, topology: Topology, worth: Fraction) -> Fraction:
     if kind == "all_reduce":
         if 2 * (n - 1) <= known * capacity.sum():
             return Fraction(0)
+        from simcoll.bounds.rates import pair_prices
+
         return 2 * (n - 1) * seconds * _priced(topology, pairs, pair_prices(pairs), np.ones((1, n, n)), np.ones(1))
     backwards = kind == "reduce_scatter"
     ends = pairs.ends[::-1] if backwards else pairs.ends
@@ -174,6 +179,8 @@ def routed_bound(kind: str, topology: Topology, worth: Fraction) -> Fraction:
     entering = np.bincount(ends[1], weights=capacity, minlength=n).min()
     if (n - 1) / n <= known * entering or ends.shape[1] > LINKS_LIMIT:
         return Fraction(0)
+    from simcoll.bounds.rates import best_links
+
     found = best_links(pairs, ends, np.full(n, 1 / n), range(n), capacity)
     return seconds * _by_cuts(topology, pairs, found, found.sides.sum(axis=1), backwards=backwards) / n
 
@@ -200,6 +207,8 @@ def rooted_bound(kind: str, topology: Topology, root: int, worth: Fraction) -> t
         return Fraction(0), True
     if ends.shape[1] > LINKS_LIMIT:
         return Fraction(0), False
+    from simcoll.bounds.rates import best_flow, best_links
+
     found = best_flow(pairs, ends, weights, root) if gathers else best_links(pairs, ends, weights, sinks, shares)
     if found.time <= near:
         return Fraction(0), True

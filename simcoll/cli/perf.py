@@ -94,7 +94,6 @@ def predict(
     from simcoll.cli.choices import name_choices
     from simcoll.cli.sweeping import degraded, mesh_lines, print_sweep
     from simcoll.errors import ConfigError
-    from simcoll.planning.library_table import gain_lines
     from simcoll.planning.sweep import Sweep, best_rows, prepare, size_ladder
     from simcoll.topology import load_topology
     from simcoll.tuning import candidates, collective_on, default_protocols
@@ -150,6 +149,8 @@ def predict(
     title = f"{collective} on {machine.name}"
     table, proofs, stopped = print_sweep(title, sweep, schedules, machine, named.programs)
     if shown and not stopped:
+        from simcoll.planning.library_table import gain_lines
+
         best = {row.size_bytes: (str(row), row.time_fs) for row in best_rows(table.rows)}
         for line in gain_lines(shown, best):
             print(line)

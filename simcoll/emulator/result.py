@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from html import escape
 from typing import TYPE_CHECKING, Any
 
 from simcoll.core.collective import bus_factor
@@ -156,6 +155,8 @@ class Result:
         return "\n".join(f"{name:<10} {value}" for name, value in self._lines())
 
     def _repr_html_(self) -> str:
+        from html import escape  # a table of entities, which only notebooks need
+
         rows = "".join(f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>" for name, value in self._lines())
         return f"<table>{rows}</table>"
 

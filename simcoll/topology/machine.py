@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from simcoll.topology.components import first_joined
 from simcoll.topology.graph import LINK_KINDS
 
 if TYPE_CHECKING:
@@ -163,13 +164,8 @@ def _inside(topology: Topology, domain: NDArray[np.int64]) -> tuple[str, int]:
 
 def _joined(topology: Topology, links: NDArray[np.bool_], first: NDArray[np.int64]) -> bool:
     """Whether these links connect every rank with the first of its domain."""
-    size = len(topology.node_names)
-    ends = (topology.link_src[links], topology.link_dst[links])
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import connected_components
-
-    graph = coo_array((np.ones(len(ends[0])), ends), shape=(size, size))
-    part = connected_components(graph, directed=False)[1][topology.rank_nodes]
+    part = first_joined(len(topology.node_names), topology.link_src[links], topology.link_dst[links])
+    part = part[topology.rank_nodes]
     return bool((part == part[first]).all())
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from simcoll.topology.components import first_joined
 from simcoll.topology.routing import TorusRouter
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def rank_orbits(topology: Topology, fixed: int | None = None) -> Ints:
     [0, 3]
     """
     every = np.arange(topology.nranks)
-    return np.unique(_joined(topology.nranks, [(every, image) for image in symmetries(topology, fixed)]))
+    return np.flatnonzero(_joined(topology.nranks, [(every, image) for image in symmetries(topology, fixed)]) == every)
 
 
 def set_orbits(topology: Topology, sets: Sequence[Ints], fixed: int | None = None) -> Ints:
@@ -82,14 +83,8 @@ def symmetries(topology: Topology, fixed: int | None = None) -> tuple[Ints, ...]
 
 def _joined(count: int, pairs: Sequence[tuple[Ints, Ints]]) -> Ints:
     """The least number that is joined to each of ``count`` numbers by some of the pairs."""
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import connected_components
-
-    ends = np.concatenate([np.zeros((2, 0), np.int64), *(np.stack(pair) for pair in pairs)], axis=1)
-    links = coo_array((np.ones(ends.shape[1]), (ends[0], ends[1])), shape=(count, count))
-    _, orbit = connected_components(links, directed=False)
-    first: Ints = np.unique(orbit, return_index=True)[1][orbit]
-    return first
+    tail, head = np.concatenate([np.zeros((2, 0), np.int64), *(np.stack(pair) for pair in pairs)], axis=1)
+    return first_joined(count, tail, head)
 
 
 def is_symmetry(topology: Topology, nodes: Ints) -> bool:

@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[3]
 HEAVY = ("scipy", "networkx", "matplotlib", "numba", "torch")
 HELP = (*HEAVY, "numpy", "msgspec", "simpy", "rich.markdown", "markdown_it", "docstring_parser", "urllib.request")
-TABLE = (*HEAVY[1:], "rich.markdown", "markdown_it", "urllib.request", "simcoll.formats.msccl_writer")
+TABLE = (*HEAVY, "rich.markdown", "markdown_it", "urllib.request", "simcoll.formats.msccl_writer")
 
 
 @pytest.mark.slow
