@@ -39,7 +39,7 @@ KEPT_ROWS = 2**20
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Accesses:
-    """Reads and writes of single chunks in the order of the steps, in a step the reads first."""
+    """Reads and writes of cells, which are chunks or several in a row, in the order of the steps, in a step the reads first."""
 
     cell: Ints
     transfer: Ints
@@ -52,23 +52,27 @@ def _accesses(steps: Steps, size: int, low: int, high: int) -> _Accesses:
     """The accesses to the memory of ranks ``low .. high - 1``."""
     first = 0
     none = np.zeros(0, np.int64)
-    found: list[tuple[NDArray[Any], ...]] = [(none, none, none, none, np.zeros(0, np.bool_))]
+    found: list[tuple[NDArray[Any], ...]] = [(none, none, none, none, none, np.zeros(0, np.bool_))]
     for when, step in steps():
-        number = np.arange(first, first + len(step))
-        first += len(step)
         for rank, chunk, done, write in (
             (step.src_rank, step.src_chunk, step.op != SYNC, False),
             (step.dst_rank, step.dst_chunk, step.op == REDUCE, False),
             (step.dst_rank, step.dst_chunk, step.op != SYNC, True),
         ):
             here = np.flatnonzero(done & (rank >= low) & (rank < high))
-            which, offset = spread(step.count[here])
-            row = here[which]
-            cell = rank[row] * size + chunk[row] + offset
-            found.append((cell, number[row], step.channel[row], np.full_like(row, when), np.full(len(row), write)))
-    cell, *others = [np.concatenate(column) for column in zip(*found, strict=True)]
+            begin = rank[here] * size + chunk[here]
+            given = np.full_like(here, when), np.full(len(here), write)
+            found.append((begin, begin + step.count[here], first + here, step.channel[here], *given))
+        first += len(step)
+    begin, end, *others = [np.concatenate(column) for column in zip(*found, strict=True)]
+    # No transfer begins or ends between two cuts, so the chunks there have the same accesses: they are one cell.
+    cuts = distinct(begin, end)
+    begin, end = np.searchsorted(cuts, begin), np.searchsorted(cuts, end)
+    row, offset = spread(end - begin)
+    cell = begin[row] + offset
     order = np.argsort(cell, kind="stable")
-    return _Accesses(cell[order], *(column[order] for column in others))
+    row = row[order]
+    return _Accesses(cell[order], *(column[row] for column in others))
 
 
 def hazards(cell: Ints, write: NDArray[np.bool_], step: Ints | None = None) -> tuple[Ints, Ints]:

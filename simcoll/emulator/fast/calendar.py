@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from simcoll.emulator.fast.compiled import SOURCES, entry, number, part
-from simcoll.emulator.fast.natural import natural
+from simcoll.emulator.fast.compiled import SOURCES, entry, part
 from simcoll.emulator.fast.state import (
     ARGUMENT,
     CHAIN,
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from simcoll.emulator.fast.state import State
 
 
-@number
+@part
 def _home(time: int, mask: int) -> int:
     # Times are sums of a few round numbers: their low bits alone would collide.
     return (time ^ (time >> 17) ^ (time >> 34)) & mask
@@ -41,9 +40,9 @@ def _home(time: int, mask: int) -> int:
 def find(s: State, time: int) -> int:
     """Place of a time in the table, or of the hole where it belongs."""
     mask = len(s.table_key) - 1
-    at = natural(_home(time, mask))
+    at = _home(time, mask)
     while s.table_key[at] != time and s.table_key[at] >= 0:
-        at = natural((at + 1) & mask)
+        at = (at + 1) & mask
     return at
 
 
@@ -64,10 +63,10 @@ def at_time(s: State, m: int, delay: int) -> None:
     if s.table_key[at] < 0:
         s.table_key[at] = time
         s.table_head[at] = -1
-        place = natural(r[HEAP])
+        place = r[HEAP]
         r[HEAP] = place + 1
         while place > 0:
-            up = natural((place - 1) >> 1)
+            up = (place - 1) >> 1
             if s.heap[up] <= time:
                 break
             s.heap[place] = s.heap[up]
@@ -102,7 +101,7 @@ def drop_key(s: State, hole: int) -> None:
     mask = len(s.table_key) - 1
     at = hole
     while True:
-        at = natural((at + 1) & mask)
+        at = (at + 1) & mask
         if s.table_key[at] < 0:
             break
         home = _home(s.table_key[at], mask)
@@ -119,12 +118,12 @@ def next_time(s: State) -> bool:
     r = s.reg
     while r[HEAP] > 0:
         time = s.heap[0]
-        count = natural(r[HEAP] - 1)
+        count = r[HEAP] - 1
         r[HEAP] = count
         moved = s.heap[count]
         place = 0
         while True:
-            down = natural(2 * place + 1)
+            down = 2 * place + 1
             if down >= count:
                 break
             if down + 1 < count and s.heap[down + 1] < s.heap[down]:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     Function = TypeVar("Function", bound=Callable[..., Any])
 
-__all__ = ["COMPILED", "SOURCES", "announced", "entry", "loaded", "number", "part"]
+__all__ = ["COMPILED", "SOURCES", "announced", "entry", "loaded", "part"]
 
 COMPILED = find_spec("numba") is not None
 """Whether the loops are machine code."""
@@ -43,12 +43,7 @@ def _jit(function: Function, **options: Any) -> Function:
 
 
 def part(function: Function) -> Function:
-    """A piece of a loop, which only compiled code calls."""
-    return _jit(function, no_cpython_wrapper=True, no_cfunc_wrapper=True)
-
-
-def number(function: Function) -> Function:
-    """A function of a few numbers; compiled once."""
+    """A piece of a loop or a function of a few numbers, which only compiled code calls."""
     return _jit(function, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simcoll.emulator.fast.compiled import SOURCES, entry, number
+from simcoll.emulator.fast.compiled import SOURCES, entry, part
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -20,7 +20,7 @@ SHIFTS = (np.uint64(30), np.uint64(27), np.uint64(31))
 FACTORS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 
 
-@number
+@part
 def mixed(value: np.uint64) -> np.uint64:
     """:func:`simcoll.core.hashing.mix` of one word."""
     value = (value ^ (value >> SHIFTS[0])) * FACTORS[0]
@@ -28,7 +28,7 @@ def mixed(value: np.uint64) -> np.uint64:
     return value ^ (value >> SHIFTS[2])
 
 
-@number
+@part
 def row_hash(seed: np.uint64, number: int, src: int, dst: int, size: int, start: int, end: int, done: int) -> np.uint64:
     """See :mod:`simcoll.emulator.digest`."""
     state = mixed((seed ^ np.uint64(number)) + seed)

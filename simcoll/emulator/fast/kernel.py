@@ -8,7 +8,6 @@ from simcoll.emulator.fast.calendar import at_time, next_time
 from simcoll.emulator.fast.compiled import SOURCES, entry, part
 from simcoll.emulator.fast.hashing import SEED_A, SEED_B, row_hash
 from simcoll.emulator.fast.loading import load_block
-from simcoll.emulator.fast.natural import natural
 from simcoll.emulator.fast.pacing import NEVER, STOPPED, paced
 from simcoll.emulator.fast.rates import join, part_links, settle, timer
 from simcoll.emulator.fast.state import (
@@ -98,28 +97,28 @@ def _next(s: State, m: int) -> None:
         work, rank = s.busy_fs[m], s.src[m]
         more = s.delay_fs[m] - work
     elif phase == MEMBER:
-        _need_met(s, natural(s.leader[m]))
+        _need_met(s, s.leader[m])
         return
     elif phase in (LATE, TICK):
         more = s.delay_fs[m]
     elif phase == LANE:
-        more = s.lane_free[natural(m - len(s.level))] - s.reg[NOW]
+        more = s.lane_free[m - len(s.level)] - s.reg[NOW]
     else:
         if phase == WAITING:  # inside a rank
             if s.rule[m] == RECORD:
-                _record(s, natural(s.connection[m]))
+                _record(s, s.connection[m])
             elif s.rule[m] == WAIT and not _recorded(s, m):
                 return
             s.start_fs[m] = s.end_fs[m] = s.reg[NOW]
         s.phase[m] = POST
         work, rank = s.post_fs[m], s.dst[m]
-    if s.reg[PACED] and rank >= 0 and s.block_role[natural(s.block[m])] == MOVES:
+    if s.reg[PACED] and rank >= 0 and s.block_role[s.block[m]] == MOVES:
         work = paced(s, rank, work)
         if work == STOPPED or (work == NEVER and not eager):
             return
         work = MAX if work == NEVER else work
     if eager:
-        lane = natural(s.sender[m])
+        lane = s.sender[m]
         s.lane_free[lane] = max(s.lane_free[lane], s.reg[NOW] + min(work, MAX - s.reg[NOW]))
         work = more = 0
     at_time(s, m, work + min(more, MAX - work))
@@ -129,7 +128,7 @@ def _next(s: State, m: int) -> None:
 def _record(s: State, connection: int) -> None:
     """Make a record, and let the slot go on that waits for it."""
     s.ring_done[connection] += 1
-    place = natural(s.ring_base[connection])
+    place = s.ring_base[connection]
     m = s.ring[place]
     if m >= 0 and s.ring_place[m] < s.ring_done[connection]:
         s.ring[place] = -1
@@ -139,10 +138,10 @@ def _record(s: State, connection: int) -> None:
 @part
 def _recorded(s: State, m: int) -> bool:
     """Whether a slot need not wait; otherwise its connection remembers it."""
-    connection = natural(s.connection[m])
+    connection = s.connection[m]
     if s.ring_place[m] < s.ring_done[connection]:
         return True
-    s.ring[natural(s.ring_base[connection])] = m
+    s.ring[s.ring_base[connection]] = m
     return False
 
 
@@ -168,14 +167,14 @@ def _consume(s: State, m: int) -> None:
 @part
 def _enter(s: State, lane: int) -> None:
     """Take the next step of a lane, which is loaded."""
-    node = natural(s.lane_head[lane])
+    node = s.lane_head[lane]
     s.lane_head[lane] = s.node_next[node]
-    first, end = natural(s.node_first[node]), s.node_end[node]
-    s.lane_block[lane] = s.block[natural(s.entries[first])]
+    first, end = s.node_first[node], s.node_end[node]
+    s.lane_block[lane] = s.block[s.entries[first]]
     s.lane_left[lane] -= 1
     s.lane_pending[lane] = end - first
     for place in range(first, end):
-        m = natural(s.entries[natural(place)])
+        m = s.entries[place]
         if s.rule[m] == EAGER and s.sender[m] != lane:
             if s.phase[m] == ARRIVED:
                 _consume(s, m)
@@ -189,7 +188,7 @@ def _retire(s: State, block: int) -> None:
     r = s.reg
     s.retired[r[RETIRED]] = block
     r[RETIRED] += 1
-    base, rows, first = natural(s.block_base[block]), s.block_rows[block], s.block_first_number[block]
+    base, rows, first = s.block_base[block], s.block_rows[block], s.block_first_number[block]
     r[DONE] += rows
     if s.block_role[block] <= LAUNCHES:
         r[LAST] = r[NOW]
@@ -197,7 +196,7 @@ def _retire(s: State, block: int) -> None:
         return
     a, b = s.sums[0], s.sums[1]
     for row in range(rows):
-        m = natural(base + row)
+        m = base + row
         a += row_hash(SEED_A, first + row, s.src[m], s.dst[m], s.size[m], s.start_fs[m], s.end_fs[m], s.done_fs[m])
         b += row_hash(SEED_B, first + row, s.src[m], s.dst[m], s.size[m], s.start_fs[m], s.end_fs[m], s.done_fs[m])
     s.sums[0], s.sums[1] = a, b
@@ -215,19 +214,19 @@ def _done(s: State, m: int) -> None:
         s.reg[EDGE] = edge
         edge = following
     s.waiters[m] = -1
-    sender, receiver = natural(s.sender[m]), natural(s.receiver[m])
+    sender, receiver = s.sender[m], s.receiver[m]
     rule = s.rule[m]
     if sender == receiver or rule != EAGER:
         _leave(s, sender)
     if sender != receiver:
         _leave(s, receiver)
     if rule == SWITCHED and s.partner[m] >= 0:
-        partner = natural(s.partner[m])
+        partner = s.partner[m]
         s.start_fs[partner], s.end_fs[partner] = s.start_fs[m], s.end_fs[m]
         s.phase[partner] = POST
         s.after[partner] = s.reg[CHAIN]
         s.reg[CHAIN] = partner
-    block = natural(s.block[m])
+    block = s.block[m]
     s.block_left[block] -= 1
     if s.block_left[block] == 0:
         _retire(s, block)
@@ -245,7 +244,7 @@ def _arrive(s: State, m: int) -> bool:
         return False
     s.phase[m] = LATE
     _put(s, m)
-    sender = natural(s.sender[m])
+    sender = s.sender[m]
     if sender != s.receiver[m]:  # in a quotient both ends may be of one class, which leaves when the message is done
         _leave(s, sender)
     return False
@@ -278,7 +277,7 @@ def _handle(s: State, m: int) -> None:
         return
     elif phase == LATE:
         s.phase[m] = ARRIVED
-        if s.lane_block[natural(s.receiver[m])] == s.block[m]:
+        if s.lane_block[s.receiver[m]] == s.block[m]:
             _consume(s, m)
         return
     elif phase == LANE:
@@ -295,7 +294,7 @@ def _load_again(s: State) -> bool:
     r = s.reg
     if r[AGAIN] == 0 or r[RETIRED] == 0:
         return False
-    block = s.retired[natural(r[RETIRED] - 1)]
+    block = s.retired[r[RETIRED] - 1]
     if s.block_content[block] != r[CONTENT]:
         return False
     # A return to Python for every step would take 1.4 times as long for a ring of 1,024 ranks.
@@ -313,9 +312,9 @@ def run(s: State, _sources: int = SOURCES) -> int:
         while True:
             if r[MOVING] > 0:
                 r[MOVING] -= 1
-                _next(s, natural(s.moving[natural(r[MOVING])]))
+                _next(s, s.moving[r[MOVING]])
             elif r[STACK] > 0:
-                lane = natural(s.stack[natural(r[STACK] - 1)])
+                lane = s.stack[r[STACK] - 1]
                 if s.lane_free[lane] > r[NOW]:
                     r[STACK] -= 1
                     s.lane_block[lane] = -1  # its block may be given to another step before the lane goes on
@@ -330,7 +329,7 @@ def run(s: State, _sources: int = SOURCES) -> int:
                 r[STACK] -= 1
                 _enter(s, lane)
             elif r[CHAIN] >= 0:
-                m = natural(r[CHAIN])
+                m = r[CHAIN]
                 r[CHAIN] = s.after[m]
                 _handle(s, m)
             else:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from simcoll.emulator.fast.compiled import SOURCES, entry, part
-from simcoll.emulator.fast.natural import natural
 from simcoll.emulator.fast.state import EAGER, MEMBER, MOVES, NEXT_ID, NEXT_NUMBER, SWITCHED, WAIT, WAITING
 
 if TYPE_CHECKING:
@@ -23,30 +22,28 @@ __all__ = ["load", "load_block"]
 def load_block(s: State, block: int) -> None:
     """Hand a block, filled, to its lanes."""
     r = s.reg
-    base, rows = natural(s.block_base[block]), s.block_rows[block]
+    base, rows = s.block_base[block], s.block_rows[block]
     s.block_first_id[block] = r[NEXT_ID]
     r[NEXT_ID] += rows
     if s.block_role[block] == MOVES:
         s.block_first_number[block] = r[NEXT_NUMBER]
         r[NEXT_NUMBER] += rows
     s.block_left[block] = rows
-    for each in range(base, base + rows):
-        m = natural(each)
+    for m in range(base, base + rows):
         s.phase[m] = WAITING
         s.needs[m] = 1 + (s.rule[m] != EAGER and s.sender[m] != s.receiver[m])
         if s.rule[m] == SWITCHED and s.leader[m] >= 0:  # which comes before it
             s.phase[m] = MEMBER
-            s.needs[natural(s.leader[m])] += 1
+            s.needs[s.leader[m]] += 1
     if s.block_connected[block]:
         _connect(s, base, rows)
-    for each in range(2 * base, 2 * base + s.block_nodes[block]):
-        node = natural(each)
-        lane = natural(s.node_lane[node])
+    for node in range(2 * base, 2 * base + s.block_nodes[block]):
+        lane = s.node_lane[node]
         s.node_next[node] = -1
         if s.lane_head[lane] < 0:
             s.lane_head[lane] = node
         else:
-            s.node_next[natural(s.lane_tail[lane])] = node
+            s.node_next[s.lane_tail[lane]] = node
         s.lane_tail[lane] = node
 
 
@@ -57,13 +54,13 @@ def _connect(s: State, base: int, rows: int) -> None:
         s.follower[m] = -1
         if s.rule[m] != EAGER and s.rule[m] != WAIT:
             continue
-        connection = natural(s.connection[m])
+        connection = s.connection[m]
         count = s.ring_count[connection]
         s.ring_count[connection] += 1
         if s.rule[m] == WAIT:
             s.ring_place[m] = count
             continue
-        place = natural(s.ring_base[connection] + count % s.ring_size[connection])
+        place = s.ring_base[connection] + count % s.ring_size[connection]
         s.ring_place[m] = place
         if s.ring[place] >= 0:
             s.follower[s.ring[place]] = m

@@ -1,4 +1,4 @@
-"""Indices that are known not to be negative."""
+"""Indices of numpy's arrays that are known not to be negative; columns of the state take theirs as they are."""
 
 from __future__ import annotations
 

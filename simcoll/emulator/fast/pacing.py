@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from simcoll.emulator.fast.compiled import number, part
-from simcoll.emulator.fast.natural import natural
+from simcoll.emulator.fast.compiled import part
 from simcoll.emulator.fast.state import MAX, NOW
 
 if TYPE_CHECKING:
@@ -16,7 +15,7 @@ __all__ = ["NEVER", "STOPPED", "paced"]
 STOPPED, NEVER = -1, -2
 
 
-@number
+@part
 def _longer(work: int, up: int, down: int) -> int:
     """``work * up / down``, rounded up; no more than the clock can hold."""
     whole = work // down
@@ -28,21 +27,21 @@ def _longer(work: int, up: int, down: int) -> int:
 @part
 def paced(s: State, rank: int, work: int) -> int:
     """How long work takes that a rank begins now: ``STOPPED`` if it has stopped, ``NEVER`` if it stops before the end."""
-    at, end = natural(s.pace_first[rank]), s.pace_first[rank + 1]
+    at, end = s.pace_first[rank], s.pace_first[rank + 1]
     now = s.reg[NOW]
     if at == end:
         return work
-    while at + 1 < end and s.pace_from[natural(at + 1)] <= now:
-        at = natural(at + 1)
+    while at + 1 < end and s.pace_from[at + 1] <= now:
+        at += 1
     passed = 0
     while True:
         up, down = s.pace_up[at], s.pace_down[at]
         if up == 0:
             return NEVER if passed > 0 else STOPPED
         needed = _longer(work, up, down)
-        room = s.pace_from[natural(at + 1)] - now - passed if at + 1 < end else MAX
+        room = s.pace_from[at + 1] - now - passed if at + 1 < end else MAX
         if needed <= room:
             return passed + min(needed, MAX - passed)
         work -= room // up * down + room % up * down // up
         passed += room
-        at = natural(at + 1)
+        at += 1

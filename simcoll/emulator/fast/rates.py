@@ -12,7 +12,6 @@ import numpy as np
 
 from simcoll.emulator.fast.calendar import at_time, unlink
 from simcoll.emulator.fast.compiled import part
-from simcoll.emulator.fast.natural import natural
 from simcoll.emulator.fast.state import (
     ARGUMENT,
     CHAIN,
@@ -62,9 +61,8 @@ def join(s: State, m: int) -> None:
 @part
 def put_on_links(s: State, m: int) -> None:
     """Enter a flow in the lists of its links."""
-    for each in range(s.entry[m], s.entry[m] + s.hops[m]):
-        e = natural(each)
-        l = natural(s.link[e])
+    for e in range(s.entry[m], s.entry[m] + s.hops[m]):
+        l = s.link[e]
         first = s.head[l]  # new flows go to the front: the list needs no end, and order does not matter
         s.next_flow[e] = first
         s.head[l] = e
@@ -75,7 +73,7 @@ def put_on_links(s: State, m: int) -> None:
                 ):  # else others left just now, and all that depends on the link still knows its old level
                     s.level[l] = _alone(s, first)
                 s.flows[l] = s.weight[first]
-                s.used[l] = s.rate[natural(s.owner[first])] * s.weight[first]
+                s.used[l] = s.rate[s.owner[first]] * s.weight[first]
                 _share(s, first)
             s.flows[l] += s.weight[e]
             _share(s, e)
@@ -87,7 +85,7 @@ def put_on_links(s: State, m: int) -> None:
 def _alone(s: State, e: int) -> int:
     """The rate that a private hop leaves a flow."""
     n = s.weight[e]
-    most: int = s.capacity[natural(s.link[e])]
+    most: int = s.capacity[s.link[e]]
     return most if n == 1 else most // n
 
 
@@ -95,8 +93,7 @@ def _alone(s: State, e: int) -> int:
 def find_own(s: State, m: int) -> None:
     """Find the least that a private hop gives to a flow."""
     own = MAX
-    for each in range(s.entry[m], s.entry[m] + s.hops[m]):
-        e = natural(each)
+    for e in range(s.entry[m], s.entry[m] + s.hops[m]):
         if s.shared[e] == 0:
             own = min(own, _alone(s, e))
     s.own[m] = own
@@ -115,9 +112,8 @@ def part_links(s: State, m: int) -> None:
     """Take a flow off its links."""
     rate = s.rate[m]
     private = True
-    for each in range(s.entry[m], s.entry[m] + s.hops[m]):
-        e = natural(each)
-        l = natural(s.link[e])
+    for e in range(s.entry[m], s.entry[m] + s.hops[m]):
+        l = s.link[e]
         if s.shared[e] == 0:
             s.head[l] = -1
             continue
@@ -133,7 +129,7 @@ def part_links(s: State, m: int) -> None:
         s.flows[l] -= s.weight[e]
         s.used[l] -= rate * s.weight[e]
         put_in_queue(s, l)
-        last = natural(s.head[l])
+        last = s.head[l]
         if s.next_flow[last] < 0:
             s.shared[last] = 0
             find_own(s, s.owner[last])
@@ -145,10 +141,9 @@ def part_links(s: State, m: int) -> None:
 def _limit(s: State, m: int, without: int) -> int:
     """The rate that all links of a flow except one leave it; ``without`` may be no link."""
     lowest: int = s.own[m]
-    for each in range(s.entry[m], s.entry[m] + s.hops[m]):
-        e = natural(each)
+    for e in range(s.entry[m], s.entry[m] + s.hops[m]):
         if s.shared[e]:
-            l = natural(s.link[e])
+            l = s.link[e]
             if l != without:
                 lowest = min(lowest, s.level[l])
     return lowest
@@ -158,13 +153,13 @@ def _limit(s: State, m: int, without: int) -> int:
 def _water_level(s: State, l: int) -> int:
     """See :func:`simcoll.emulator.model.water_level`."""
     e = s.head[l]
-    if s.shared[natural(e)] == 0:
-        return _alone(s, natural(e))
+    if s.shared[e] == 0:
+        return _alone(s, e)
     n, left, count = s.flows[l], s.capacity[l], 0
     level: int = left // n
     lowest = MAX
     while e >= 0:
-        limit = _limit(s, natural(s.owner[e]), l)
+        limit = _limit(s, s.owner[e], l)
         s.limits[count] = limit
         s.weights[count] = s.weight[e]
         lowest = min(lowest, limit)
@@ -206,7 +201,7 @@ def _spread(s: State) -> int:
     r = s.reg
     at, waiting, changed, links = 0, r[DIRTY], 0, len(s.level)
     while waiting > 0:
-        l = natural(s.queue[at])
+        l = s.queue[at]
         waiting -= 1
         at = at + 1 if at + 1 < links else 0
         s.queued[l] = 0
@@ -224,11 +219,11 @@ def _spread(s: State) -> int:
         lower = min(old, new)
         e = s.head[l] if new != old else -1
         while e >= 0:
-            m = natural(s.owner[e])
+            m = s.owner[e]
             for other in range(s.entry[m], s.entry[m] + s.hops[m]):
-                if s.shared[natural(other)] == 0:
+                if s.shared[other] == 0:
                     continue
-                l2 = natural(s.link[natural(other)])
+                l2 = s.link[other]
                 if s.queued[l2] == 0 and l2 != l and _notices(s, l2, lower, new, old):
                     s.queued[l2] = 1
                     end = at + waiting
@@ -253,11 +248,10 @@ def _set_rate(s: State, m: int, cover: int) -> None:
         r[STOP], r[ARGUMENT] = NO_RATE, m
         return
     gain = rate - old
-    for each in range(s.entry[m], s.entry[m] + s.hops[m]):
-        e = natural(each)
+    for e in range(s.entry[m], s.entry[m] + s.hops[m]):
         if s.shared[e] == 0:
             continue
-        l = natural(s.link[e])
+        l = s.link[e]
         s.used[l] += gain * s.weight[e]
         if s.marked[l] == 0:
             s.marked[l] = 1
@@ -291,7 +285,7 @@ def _down(s: State, m: int) -> bool:
         return False
     least: int = MAX
     for each in range(s.entry[m], s.entry[m] + s.hops[m]):
-        least = min(least, s.capacity[natural(s.link[natural(each)])])
+        least = min(least, s.capacity[s.link[each]])
     return least == 0
 
 
@@ -323,7 +317,7 @@ def timer(s: State, l: int) -> None:
     if e >= 0:
         put_in_queue(s, l)
     while e >= 0:
-        m = natural(s.owner[e])
+        m = s.owner[e]
         if s.cover[m] == l and s.finish_fs[m] <= r[NOW]:
             s.after[m] = r[CHAIN]
             r[CHAIN] = m
@@ -336,21 +330,21 @@ def settle(s: State) -> None:
     r = s.reg
     changed = _spread(s)
     for i in range(changed):
-        s.marked[natural(s.changed[i])] = 0
+        s.marked[s.changed[i]] = 0
     r[SETTLED] += 1  # a new stamp, so that no mark of the last settlement has to be cleared
     r[TOUCHED] = 0
     for i in range(changed + r[STARTED]):
         if i < changed:  # every flow on a link
-            slot = natural(s.changed[i])
+            slot = s.changed[i]
             link, e = slot, s.head[slot]
         else:  # a flow, unless it has been on one of those
-            slot = natural(s.started[i - changed])
+            slot = s.started[i - changed]
             link, e = -1, s.entry[slot]
             if s.rate[slot] > 0:
                 continue
         earliest = MAX
         while e >= 0:
-            m = natural(s.owner[e])
+            m = s.owner[e]
             if s.rated[m] != r[SETTLED]:
                 _set_rate(s, m, link)
             if s.cover[m] == link:
@@ -359,7 +353,7 @@ def settle(s: State) -> None:
         _set_timer(s, slot, earliest)
     r[STARTED] = 0
     for i in range(r[TOUCHED]):
-        l = natural(s.touched[i])
+        l = s.touched[i]
         s.marked[l] = 0
         if s.used[l] > s.capacity[l]:
             r[STOP], r[ARGUMENT] = OVER, l
