@@ -81,7 +81,7 @@ def pairs_of(topology: Topology) -> Pairs:
     through = (used & ~last & ranks[topology.link_dst[routes]]).any(axis=1)
     kept = np.flatnonzero(used.any(axis=1) & ~through)
     row, column = np.nonzero(used[kept])
-    links = routes[kept][row, column]
+    links = routes[kept][row, column].astype(np.int64)
     capacity = np.asarray(topology.link_capacity_uBps, np.int64)
     unit = int(np.gcd.reduce(capacity))
     found = Pairs(n, np.stack([src[kept], dst[kept]]), links, row, capacity // unit, unit)
@@ -92,7 +92,7 @@ def pairs_of(topology: Topology) -> Pairs:
 
 
 def _reached(n: int, tail: Ints, head: Ints) -> NDArray[np.bool_]:
-    inside = np.arange(n) == 0
+    inside: NDArray[np.bool_] = np.arange(n) == 0
     while not inside[head[inside[tail]]].all():
         inside[head[inside[tail]]] = True
     return inside
@@ -105,7 +105,8 @@ def fair(pairs: Pairs) -> Floats:
     links, users = pairs.links, pairs.users
 
     def on_links(each: NDArray[Any]) -> Floats:
-        return np.bincount(links, weights=each[users], minlength=len(left))
+        found: Floats = np.bincount(links, each[users], len(left)).astype(np.float64, copy=False)
+        return found
 
     while waiting.any():
         many = on_links(waiting)

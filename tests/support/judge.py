@@ -123,10 +123,10 @@ class Game:
         step and what it must wait for in earlier steps is done, but before that lane writes anything in the step.
         """
         moves, lanes, leader = self.moves, self.lanes, self.leader
-        waiters, early = {}, {}
+        waits, waiters, early = self.plan.waits, {}, {}
         to_stage, to_read, to_write = needs = [1] * len(moves), [1] * len(moves), [0] * len(moves)
         for number, (sender, receiver, *_, staged) in enumerate(moves):
-            earlier = self.plan.waits.get(number, ())
+            earlier = waits.get(number, ())
             to_read[number] += len(earlier)
             to_write[leader[number]] += 1 + len(self.beside[number]) + self.copied[number]
             if sender != receiver and eager:
