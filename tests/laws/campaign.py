@@ -13,9 +13,13 @@ import time
 from collections import Counter
 
 from tests.support.campaign_cases import FAULTS, KINDS, drawn, from_text
-from tests.support.campaign_play import DOCUMENTED, broken, play, report
+from tests.support.campaign_play import broken, play, report
+from tests.support.campaign_run import DOCUMENTED
 
-MUST = (*FAULTS, *KINDS, *(kind for kind in DOCUMENTED if kind != "meeting timed out"), "tie", "zero elements", "waits later", "lost link",
+EVENTFUL = ("peer stopped", "message given up", "link is down", "data of a rank that stopped")
+MUST = (*FAULTS, *KINDS, *(kind for kind in DOCUMENTED if kind not in ("meeting timed out", *EVENTFUL)),
+        *(f"under events: {kind}" for kind in (*EVENTFUL, "hang", "operation timed out")), "programs under events", "later under events",
+        "stopped in its program", "healed events, all done", "tie", "zero elements", "waits later", "lost link",
         "slow link", "cut off, refused", "healed", "nothing failed", "folded", "engines compared",
         "event runs compared", "LinkShare", "Background", "Slow", "Stop", "policy stall", "policy re-route", "policy abort", "cut: stuck",
         "cut: aborted", "gave up after retries", "retried and went on", "came to its end under events")  # fmt: skip

@@ -6,11 +6,15 @@ from dataclasses import replace
 import pytest
 
 import simcoll.distributed as dist
+from simcoll.types import LinkShare, Policy, Stop
 from tests.laws.campaign import campaign, never
 from tests.support.campaign_cases import Case, Fault, Step, drawn, fates, from_text, shrunk
-from tests.support.campaign_play import BrokenPromiseError, broken, judge, play, report
+from tests.support.campaign_events import judge_events
+from tests.support.campaign_play import broken, judge, play, report
+from tests.support.campaign_run import BrokenPromiseError
 
-SLICE = range(218, 258)
+SLICE = (205, *range(218, 248), 255, 287, 297, 353, 359, 363, 431, 442, 491)
+"""Those by themselves meet everything that must be seen."""
 
 
 @pytest.mark.slow
@@ -19,6 +23,29 @@ def test_a_slice_keeps_every_promise_and_sees_everything():
     assert found == []
     assert played == len(SLICE)
     assert never(seen) == []
+
+
+LINK, STOP, STALL = LinkShare(0, 0, 0, 10**9), Stop(2, 10**6), Policy()
+NAMED = (
+    "RuntimeError: Operation timed out! Timed out waiting 1000ms for reduce operation to complete: reduce waits for "
+)
+
+
+@pytest.mark.parametrize(
+    ("events", "told", "said"),
+    [
+        ([LINK], {0: NAMED + "rank 1", 1: "done", 2: "done"}, "none of"),
+        ([LINK], {0: "done", 1: "done", 2: "done"}, "all is healed, and yet"),
+        ([LINK], {0: NAMED + "data", 1: "done", 2: "done"}, "not documented"),
+        ([STOP], {0: NAMED + "rank 1", 1: "done"}, "none of"),
+        ([STOP], {0: "done", 2: "done"}, "rank 1, whose last step is 2 of 2: nothing"),
+    ],
+)
+def test_wrong_ends_under_events_are_noticed(events, told, said):
+    case = replace(TWO, faults=())
+    with pytest.raises(BrokenPromiseError, match=said):
+        judge_events(case, events, STALL, told, "raised" if len(told) == 3 else "", "words", Counter())
+    judge_events(case, [STOP], STALL, {0: "done", 1: NAMED + "rank 2"}, "", "words", Counter())
 
 
 def test_a_case_is_its_text():

@@ -52,7 +52,7 @@ class Case:
     """A program, its faults, and where it runs.
 
     ``lost`` are links by number, with the share that is left; ``costs`` is a seed, or none; ``timed`` gives operations a timeout that a
-    fault exceeds; ``events`` is the seed of those that happen while the engines play its collectives, or none.
+    fault exceeds; ``events`` is the seed of those that happen while it runs, and while the engines play its collectives, or none.
     """
 
     n: int

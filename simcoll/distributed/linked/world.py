@@ -230,6 +230,10 @@ class LinkedWorld:
         """Count time from now: the programs start."""
         self._begin_ns = time.monotonic_ns()
 
+    def hindrances(self) -> str:
+        """Nothing: other processes tell when they end."""
+        return ""
+
     def later(self, time_fs: int, action: Callable[[], None]) -> None:  # noqa: ARG002  # as on the emulator
         """Refuse: real time does not wait."""
         raise InternalError("streams of simulated devices are for the emulator")

@@ -212,6 +212,11 @@ class EmulatedWorld:
             self.later(end_fs, over.finish)
         wait_until(over)
 
+    def hindrances(self) -> str:
+        """Ranks that have stopped, and messages that wait for links that are down."""
+        found = [] if self._faults is None else [*self._faults.stopped(), *self._faults.waiting()]
+        return "".join(f"; {line}" for line in found[:SHOWN_RANKS])
+
     def later(self, time_fs: int, action: Callable[[], None]) -> None:
         """Act at a time."""
         self.calendar.at(time_fs, lambda _: action(), None)
@@ -320,7 +325,7 @@ class EmulatedWorld:
         else:
             name = type(gone.failure).__name__
             lines = [f"Connection closed by peer: rank {gone.number} ended with {name}: {gone.failure}"]
-        lines += [] if self._faults is None else self._faults.waiting()[:SHOWN_RANKS]
+        lines += [] if self._faults is None else [f"  {line}" for line in self._faults.waiting()[:SHOWN_RANKS]]
         shown = waiting[:SHOWN_RANKS]
         lines += [f"  rank {task.owner.number}: {task.waiting.waits_for()}" for task in shown if task.waiting]
         if len(waiting) > len(shown):

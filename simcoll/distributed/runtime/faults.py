@@ -59,6 +59,7 @@ class Faults:
 
     def __init__(self, world: Emulated, timeline: Timeline, whole_uBps: Sequence[int]) -> None:
         self._world, self._timeline = world, timeline
+        self._stopped: list[int] = []
         emulator = world.emulator
         emulator.pace = timeline.pace
         emulator.detours = detours = Detours(timeline.topology) if timeline.detours else None
@@ -81,6 +82,7 @@ class Faults:
         if rank.finish_fs >= 0:  # its program had ended
             return
         rank.finish_fs = world.now
+        self._stopped.append(number)
         rank.failure = RuntimeError(f"it stopped at {format_time(world.now)}")
         world.history.findings.append(f"rank {number} stopped at {format_time(world.now)}, as an event says")
         for task in [task for task in world.tasks.live if task.owner is rank]:
@@ -108,10 +110,16 @@ class Faults:
                     error = f"the message of rank {ends[0]} to rank {ends[1]} {told}: down: {links}"
                     world.fail_group(group, error, *ends)
 
+    def stopped(self) -> list[str]:
+        """The ranks that have stopped, in words."""
+        return [
+            f"rank {number} stopped at {format_time(self._world.ranks[number].finish_fs)}" for number in self._stopped
+        ]
+
     def waiting(self) -> list[str]:
         """The messages that wait for links that are down, in words."""
         return [
-            f"  down: {links}: a message of rank {ends[0]} to rank {ends[1]} waits"
+            f"down: {links}: a message of rank {ends[0]} to rank {ends[1]} waits"
             for item in self._world.emulator.fabric.waiting()
             for links, ends in self._each(item)
         ]

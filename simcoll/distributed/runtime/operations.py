@@ -109,7 +109,8 @@ class Operation:
     def describe(self, rank: int) -> str:
         """The event that a group rank waits for."""
         missing = self.missing()
-        return f"{self.what(rank)} waits for {f'rank {listed(missing)}' if missing else 'data'}"
+        waits_for = f"rank {listed(missing)}" if missing else f"data{self.group.world.hindrances()}"
+        return f"{self.what(rank)} waits for {waits_for}"
 
     def add(self, rank: int, call: Call, work: Work) -> None:
         """Note the call of a rank; the first one's plan is that of all."""

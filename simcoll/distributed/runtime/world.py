@@ -83,6 +83,9 @@ class World(Clock, Protocol):
     def later(self, time_fs: int, action: Callable[[], None]) -> None:
         """Act at a time; only on the emulator."""
 
+    def hindrances(self) -> str:
+        """Why data may not come: ranks that have stopped, links that are down; empty where nothing is known of them."""
+
     def meet(self, me: Rank, arrival: Arrival) -> Meeting:
         """Arrive at a meeting."""
 
