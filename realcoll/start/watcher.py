@@ -33,13 +33,13 @@ def state(pid):
 
 begin, held = time.monotonic(), {}
 while not select.select([0], [], [], 0.25)[0]:
-    now, seen = time.monotonic(), {rank: states.get(state(pid)) for rank, pid in pids.items()}
-    held = {(rank, how): held.get((rank, how), now) for rank, how in seen.items() if how}
-    long = [now - since > limit_s for (rank, how), since in held.items() if how == "is stopped"]
+    now, seen = time.monotonic(), {who: states.get(state(pid)) for who, pid in pids.items()}
+    held = {(who, how): held.get((who, how), now) for who, how in seen.items() if how}
+    long = [now - since > limit_s for (who, how), since in held.items() if how == "is stopped"]
     if not (now - begin > limit_s if starting else any(long)):
         continue
     # Not those that their own helpers have just ended for the same reason.
-    found = [f"rank {rank} {how}" for (rank, how), since in held.items() if now - since > 1 or how == "is stopped"]
+    found = [f"{who} {how}" for (who, how), since in held.items() if now - since > 1 or how == "is stopped"]
     why = "; ".join(found) or "not all processes came so far"
     verb = "start" if starting else "end"
     os.write(2, f"realcoll: MPI did not {verb} within {limit_s:.3g} s: {why}\\n".encode())
@@ -75,17 +75,17 @@ def starts_in_time(limit_s: float, pids: Mapping[int, int], path: str = "") -> I
 
 
 def ends_in_time(limit_s: float, pids: Mapping[int, int]) -> None:
-    """End this process, which is about to end MPI, as soon as another has been stopped for so long: it would be waited for."""
+    """End this process, which is about to end MPI, once another or the launcher has been stopped for so long: MPI would wait for it."""
     _, its = os.pipe()  # our end stays open until this process ends, and the helper with it
-    helper = _helper("end", limit_s, pids, "", its)
+    helper = _helper("end", limit_s, pids, "", its, launcher=f",the launcher:{os.getppid()}")
     os.close(its)
     helper.returncode = 0  # nobody waits for it
 
 
 def _helper(
-    what: str, limit_s: float, pids: Mapping[int, int], path: str, source: int = subprocess.PIPE
+    what: str, limit_s: float, pids: Mapping[int, int], path: str, source: int = subprocess.PIPE, launcher: str = ""
 ) -> subprocess.Popen[bytes]:
-    ranks = ",".join(f"{rank}:{pid}" for rank, pid in sorted(pids.items()))
+    ranks = ",".join(f"rank {rank}:{pid}" for rank, pid in sorted(pids.items())) + launcher
     words = [sys.executable, "-I", "-S", "-c", _SCRIPT, str(os.getpid()), str(limit_s), what, ranks, path]
     # In a session of its own, it outlives a launcher's kill of this process's group for as long as it takes to remove the file.
     return subprocess.Popen(words, stdin=source, stdout=subprocess.DEVNULL, start_new_session=True)  # noqa: S603

@@ -214,7 +214,7 @@ def boxes(
         From GPU to GPU on another node through one leaf (a PCIe tree adds its own).
     pcie_bandwidth, pcie_latency, gpus_per_pcie_switch
         Of the link from a GPU or NIC to PCIe. With ``gpus_per_pcie_switch`` there is a tree: PCIe switches under
-        ``cpus`` sockets, joined by ``cpu_bandwidth`` and ``cpu_latency``. Without, each GPU has its own link to its
+        ``cpus`` sockets, at most 64, joined by ``cpu_bandwidth`` and ``cpu_latency``. Without, each GPU has its own link to its
         NIC, by default as fast as its share of the NIC can use.
     boxes_per_leaf, oversubscription, spine_latency
         The network: a leaf for each rail and group of nodes (by default all, or as many as the model's links can carry), and a spine above

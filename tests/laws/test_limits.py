@@ -21,7 +21,7 @@ from simcoll.limits import memory
 from simcoll.limits.text import MOST_PARTS, parse_toml, refuse_repeated_keys
 from simcoll.limits.xml import MAX_TOKEN_BYTES, PIECE_BYTES, XmlLimits, parse_xml
 from simcoll.planning.scenario import load_scenario, sweep_of
-from simcoll.topology import crossbar, fat_tree, load_topology, nccl_xml, torus
+from simcoll.topology import boxes, crossbar, fat_tree, load_topology, nccl_xml, torus
 from simcoll.topology.direct import hyperx
 from simcoll.topology.ecmp import clos
 from simcoll.topology.nccl_xml import parse_nccl_xml
@@ -291,10 +291,23 @@ def test_the_nearest_cards_are_those_of_a_search(seed):
 # Memory and work
 
 
+def pcie_tree(sockets):
+    return boxes(
+        1,
+        2,
+        interconnect="pcie",
+        pcie_bandwidth="15 GB/s",
+        gpus_per_pcie_switch=1,
+        cpus=sockets,
+        cpu_bandwidth="1 GB/s",
+    )
+
+
 @pytest.mark.parametrize(
     ("make", "says"),
     [
         (lambda: torus([2] * 20, "1 GB/s"), "this torus has 20971520 links; at most 8388608"),
+        (lambda: pcie_tree(8388607), "cpus: 8388607 is out of range; expected 1 to 64"),
         (lambda: hyperx([4000], 2, "1 GB/s"), "this HyperX has 16012000 links"),
         (lambda: clos(4000, 100, 2000, "1 GB/s"), "this Clos network has 16800000 links"),
         (lambda: simcoll.schedule("all_reduce", "ring", nranks=8, pieces=10**6), "at least 1 and at most 65536"),

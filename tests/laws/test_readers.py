@@ -8,6 +8,19 @@ from tests.support.fuzzing import DESIGN, MODEL, READERS, Tally, damaged, fuzz, 
 
 SLICE = 60
 LONG, DIGITS = b"A" * 5000, b"9" * 5000
+SOCKETS = b"""name = "one"
+family = "boxes"
+nodes = 1
+[gpu]
+interconnect = "pcie"
+count = 2
+[pcie]
+bandwidth = "15 GB/s"
+gpus_per_switch = 1
+[cpu]
+count = 8388607
+bandwidth = "10 GB/s"
+"""
 # Found by the command, then made small.
 CORPUS = {
     "a number that Python does not print": ("gpu", b"[memory]\nsize = " + DIGITS),
@@ -17,6 +30,7 @@ CORPUS = {
     "a rank of 5,000 digits": ("design", DESIGN.replace(b'"3"', b'"' + DIGITS + b'"')),
     "an infinite factor": ("design", DESIGN.replace(b"1.1", b"inf")),
     "two billion layers": ("design", DESIGN.replace(b"layers = 2", b"layers = 2147483647")),
+    "eight million sockets": ("topology", SOCKETS),
     "an expert's size in words": ("model", json.dumps(MODEL | {"shared_expert_intermediate_size": "x"}).encode()),
     "an expert of no size": ("model", json.dumps(MODEL | {"moe_intermediate_size": 0.5}).encode()),
     "XML comments without an end": ("recognise", b"<!--" * 200_000),

@@ -220,9 +220,13 @@ def _waits_in_vain(case, rank, own, fate, *, patient):
             return number - 0.5  # it waits for what is open before it begins anew
         waits_for = needed(step, takers, rank) if patient else takers
         odd = case.broken.get(number)
-        # One whose own fault comes at a step does not issue it; one that waits in vain there does.
+        # One whose own fault comes at a step does not issue it; one that waits in vain there does. One whose call differs may
+        # be through before the others come, if it needs nothing of them.
+        alone = all(other == rank for other in waits_for)
         unmet |= (
-            odd == rank or odd in waits_for or any(number > fate[other] or number >= own[other] for other in waits_for)
+            (odd == rank and not alone)
+            or (odd != rank and odd in waits_for)
+            or any(number > fate[other] or number >= own[other] for other in waits_for)
         )
         if unmet and (odd is not None or not step.later):
             return number

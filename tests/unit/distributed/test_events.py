@@ -130,3 +130,22 @@ def test_events_are_for_the_emulator():
         run("gloo", Stop(3, 0))
     with pytest.raises(ConfigError, match="expected a time first"):
         run("gloo", "rank 1 stops")
+
+
+def test_a_timeout_names_what_keeps_the_data_away():
+    """All ranks have called; then a link goes down for good, or a rank stops in the middle."""
+
+    def program(rank, world_size):
+        dist.init_process_group("nccl", timeout=timedelta(seconds=30))
+        try:
+            dist.all_reduce(np.ones(10**6))
+        except RuntimeError as error:
+            return str(error)
+        return "through"
+
+    def said(event):
+        return dist.spawn(program, 3, init=False, events=[event]).returns[0]
+
+    cut = said("t=10us gpu0 -> switch = 0")
+    assert "waits for data; down: gpu0 -> switch: a message of rank 0 to rank 1 waits" in cut
+    assert "waits for data; rank 1 stopped at 10 us" in said("t=10us rank 1 stops")
