@@ -106,7 +106,8 @@ def _held_before(schedule: Schedule, number: int, step: Step, row: int) -> Count
     rank, chunk = int(step.src_rank[row]), int(step.src_chunk[row])
     if sum(int(before.count.sum()) for before in islice(schedule.steps(), number)) > MAX_EXPLAINED:
         return None
-    return history(replace(schedule, source=lambda: islice(schedule.steps(), number)), rank, chunk)[1]
+    found = history(replace(schedule, source=lambda: islice(schedule.steps(), number)), rank, chunk)
+    return None if found is None else found[1]
 
 
 def _wanted(schedule: Schedule, rank: int, chunk: int) -> list[Cell]:
@@ -145,11 +146,12 @@ def wrong_outputs(schedule: Schedule, ranks: Ints, chunks: Ints) -> NoReturn:
     shows = f"  last written in step {writer}; the counter-example is steps 0..{writer} of 0..{steps - 1}"
     if writer < steps - 1:
         shows += ", for no later step writes it"
-    if total > MAX_EXPLAINED:
+    past = None if total > MAX_EXPLAINED else history(schedule, rank, chunk)
+    if past is None:
         lines += [expected, shows if writer >= 0 else "  never written"]
         lines.append(f"  (too large to explain: {total:,} transfers)")
     else:
-        moves, found = history(schedule, rank, chunk)
+        moves, found = past
         missing = [item for item in wanted if not found[item]][:1]
         way = trail(schedule, missing[0]) if missing else Trail(None, None)
         fault, reason = _fault(schedule, moves, wanted, missing, way)

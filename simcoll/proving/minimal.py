@@ -85,6 +85,8 @@ def _stored(schedule: Schedule, rank: int, chunk: int) -> Cell:
 
 HELD = 2**22
 """Transfers held at a time on the way back."""
+MOST_MOVES = 2**15
+"""Transfers that one chunk depends on, beyond which its history is not told: nobody reads it, and each holds a kibibyte."""
 
 
 def _backwards(schedule: Schedule) -> Iterator[tuple[int, Step]]:
@@ -100,19 +102,22 @@ def _backwards(schedule: Schedule) -> Iterator[tuple[int, Step]]:
         end = begin
 
 
-def history(schedule: Schedule, rank: int, chunk: int) -> tuple[list[Move], Counter[Cell]]:
-    """Final contents of a chunk, and all transfers that it depends on, in order.
+def history(schedule: Schedule, rank: int, chunk: int) -> tuple[list[Move], Counter[Cell]] | None:
+    """Final contents of a chunk, and all transfers that it depends on, in order; ``None`` for more than :data:`MOST_MOVES`.
 
     Walks back from the chunk to collect the transfers (a backward slice: Weiser, ICSE 1981), then plays only these.
     """
     target = _stored(schedule, rank, chunk)
-    needed, slices = {target}, []
+    needed, slices, count = {target}, [], 0
     for number, step in _backwards(schedule):
         moves = _moves(schedule, number, step, needed, reads=False)
         if moves:
             needed -= {move.dst for move in moves if move.op != REDUCE}
             needed |= {move.src for move in moves}
             slices.append(moves)
+            count += len(moves)
+            if count > MOST_MOVES:
+                return None
     originals = original_inputs(schedule)
     held = {cell: Counter([originals[cell]]) for cell in sorted(needed) if cell in originals}
     played: list[Move] = []

@@ -252,7 +252,9 @@ def boxes(
             raise ConfigError("gpus_per_pcie_switch: a PCIe tree needs pcie_bandwidth and cpu_bandwidth")
         per_switch = count(gpus_per_pcie_switch, "gpus_per_pcie_switch", most=g)
         trunk = (parse_capacity(cpu_bandwidth, "cpu_bandwidth"), duration_fs(cpu_latency, "cpu_latency"))
-        _pcie_tree(table, names, kinds, g, per_switch, cards, card_of_gpu, (pcie, hop), count(cpus, "cpus", most=64), trunk)
+        _pcie_tree(
+            table, names, kinds, g, per_switch, cards, card_of_gpu, (pcie, hop), count(cpus, "cpus", most=64), trunk
+        )
     box = Box(tuple(names), tuple(kinds), table, tuple(range(g)), cards, card_capacity, card_of_gpu)
     if tiers is None:
         if boxes_per_leaf is None and cards:

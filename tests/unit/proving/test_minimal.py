@@ -278,3 +278,13 @@ def test_large_schedules_are_explained_part_by_part(monkeypatch):
     with pytest.raises(ScheduleError, match="too large to explain") as error:
         verify(cut)
     check_fields(cut, error.value)
+
+
+def test_a_history_that_nobody_would_read_is_not_told(monkeypatch):
+    again = made(AR2, [LOAD, *[transfers(0, 0, 1, 1, op=REDUCE)] * 40])
+    assert "(40 times)" in message(again)
+    monkeypatch.setattr(import_module("simcoll.proving.minimal"), "MOST_MOVES", 40)
+    assert "too large to explain" in message(again)
+    with pytest.raises(ScheduleError) as error:
+        verify(again)
+    assert (error.value.step, error.value.rank) == (40, 1)
