@@ -65,7 +65,10 @@ __all__ = [
 
 @dataclass(slots=True, eq=False)
 class Known:
-    """Facts found out about a schedule, each computed once; of its source, the digests of all blocks or of those so far."""
+    """Facts found out about a schedule, each computed once; of its source, the digests of all blocks or of those so far.
+
+    ``again``: under how many protocols each size is known to run.
+    """
 
     digests: list[int] = field(default_factory=list)
     complete: bool = False
@@ -76,6 +79,8 @@ class Known:
     waits: Mapping[int, tuple[int, ...]] | None = None
     summaries: dict[tuple[int, int], Any] = field(default_factory=dict)
     foldings: dict[tuple[Any, ...], Any] = field(default_factory=dict)
+    rehearsals: dict[tuple[Any, ...], Any] = field(default_factory=dict)
+    again: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

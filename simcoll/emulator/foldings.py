@@ -16,6 +16,7 @@ from simcoll.emulator.fast.timed import Shape, StepTimer, Timed, joined_routes, 
 from simcoll.emulator.fast.turns import EVEN, Moves, question_of
 from simcoll.emulator.model import message_costs
 from simcoll.emulator.quotient import Quotient, fold
+from simcoll.emulator.quotient_partition import first_of
 from simcoll.topology import Routes
 
 if TYPE_CHECKING:
@@ -29,10 +30,10 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
 
-__all__ = ["folded_first", "folding", "worth_folding"]
+__all__ = ["Folding", "Makings", "folded_first", "folding", "place_of", "worth_folding"]
 
 
-class _Makings(StepTimer):
+class Makings(StepTimer):
     """Steps with what costs are made of in place of the costs, and the columns and routes that they have them from."""
 
     def __init__(self, protocol: Protocol, topology: Topology, seats: Seats) -> None:
@@ -89,7 +90,7 @@ class Folding:
         return replace(found, steps=tuple(steps), patterns=patterns, capacity=capacity[found.links])
 
 
-def _place(plan: Plan, topology: Topology) -> tuple[Any, ...]:
+def place_of(plan: Plan, topology: Topology) -> tuple[Any, ...]:
     """What a folding depends on: the sizes if they do not all share one, the topology, and which links a protocol adds."""
     protocol = plan.protocol
     caps = bool(protocol.channel_rate_uBps), bool(protocol.rank_rate_uBps), protocol.fifo_depth
@@ -98,7 +99,7 @@ def _place(plan: Plan, topology: Topology) -> tuple[Any, ...]:
 
 def worth_folding(plan: Plan, topology: Topology) -> bool:
     """Whether a folding is remembered, or worth a try because the schedule runs again; counts how often it has run until it is tried."""
-    place = _place(plan, topology)
+    place = place_of(plan, topology)
     if place[0] is None:
         return False
     known: Folding | str | int = plan.schedule.known.foldings.get(place, 0)
@@ -109,8 +110,10 @@ def worth_folding(plan: Plan, topology: Topology) -> bool:
 
 def folded_first(plan: Plan, topology: Topology) -> bool:
     """Whether a folding is remembered, or should be tried before anything else because the schedule has run before."""
-    known: Folding | str | int = plan.schedule.known.foldings.get(_place(plan, topology), 0)
-    return known > 1 if isinstance(known, int) else isinstance(known, Folding)
+    known: Folding | str | int = plan.schedule.known.foldings.get(place_of(plan, topology), 0)
+    # Under the last of so many protocols it would come too late.
+    enough = 1 if question_of(plan)[0] == EVEN else max(1, plan.schedule.known.again)
+    return known > enough if isinstance(known, int) else isinstance(known, Folding)
 
 
 def _remember(plan: Plan, place: tuple[Any, ...], found: Folding | str | int) -> None:
@@ -140,7 +143,7 @@ def folding(
     if seen.switched:
         stream = timed_steps(plan, topology, seats, seen.groups)
         return fold(stream, capacity, seen.lane_steps, worth_it=worth_it, patience=patience)
-    place, each = _place(plan, topology), question_of(plan)[1]
+    place, each = place_of(plan, topology), question_of(plan)[1]
     known: Folding | str | int = plan.schedule.known.foldings.get(place, 0)
     if isinstance(known, str) and worth_it:
         return known
@@ -148,7 +151,7 @@ def folding(
     if isinstance(known, Folding) and (known.quotient.patterns or not expanded):
         found = known.timed(plan, each, capacity)
     if found is None:
-        timer = _Makings(plan.protocol, topology, seats)
+        timer = Makings(plan.protocol, topology, seats)
         stream = timed_steps(plan, topology, seats, seen.groups, timer)
         made = fold(stream, capacity, seen.lane_steps, worth_it=worth_it, patience=patience)
         if isinstance(made, str):
@@ -161,11 +164,11 @@ def folding(
     return found or "links of one class have different capacities"
 
 
-def _folding(found: Quotient, timer: _Makings, each: int, *, expanded: bool) -> Folding:
+def _folding(found: Quotient, timer: Makings, each: int, *, expanded: bool) -> Folding:
     moves, routes = [], []
     for pattern, names in zip(found.patterns, found.classes, strict=True):
         step, ways = timer.sources[pattern]
-        row = np.unique(names, return_index=True)[1]
+        row = first_of(names, int(names.max()) + 1)
         moves.append(step.some(row))
         routes.append(Routes(ways.links[row], ways.latency_fs[row], ways.kind[row]))
     columns = list(zip(*(step[:6] for step in moves), strict=True))

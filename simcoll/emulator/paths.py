@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ENGINES",
+    "all_links",
     "check_engine",
     "choose",
     "few_messages",
@@ -51,6 +52,7 @@ __all__ = [
     "play_lockstep",
     "play_quotient",
     "play_simpy",
+    "result_of",
 ]
 
 ENGINES = ("auto", "simpy", "fast")
@@ -147,7 +149,7 @@ def _folding_pays(plan: Plan, topology: Topology, seen: Summary, engine: str) ->
     return worth_folding(plan, topology) or seen.messages > MOST_HASHED
 
 
-def _links(plan: Plan, topology: Topology) -> tuple[Ints, Seats, Callable[[int], str]]:
+def all_links(plan: Plan, topology: Topology) -> tuple[Ints, Seats, Callable[[int], str]]:
     """Capacities of all links, those that cap rates included; where ranks are; and the names of links."""
     capacity = np.array(effective_capacities(topology, plan.protocol), np.int64)
     links = topology.nlinks
@@ -226,14 +228,14 @@ def play_lockstep(plan: Plan, topology: Topology, seen: Summary, *, keep: bool) 
 
     if seen.switched:
         return None
-    capacity, seats, _ = _links(plan, topology)
+    capacity, seats, _ = all_links(plan, topology)
     played = lockstep(plan, topology, capacity, seats, seen.groups, keep=keep)
     if played is None:
         return None
     if played.messages != seen.messages:
         raise InternalError(f"{played.messages} messages are done; the plan has {seen.messages}")
     why = f"lock-step: no two of {seen.messages} messages meet on a link"
-    return _result(plan, topology, why, seen, played.time_fs, played.trace_hash, played.done_fs)
+    return result_of(plan, topology, why, seen, played.time_fs, played.trace_hash, played.done_fs)
 
 
 def play_fast(
@@ -244,7 +246,7 @@ def play_fast(
 
     if seen.switched:
         check_switches(plan, topology)
-    capacity, seats, name = _links(plan, topology)
+    capacity, seats, name = all_links(plan, topology)
     done = np.full(seen.messages, -1, np.int64) if keep else None
 
     def over(first: int, _timed: Timed, _start: Ints, _end: Ints, done_fs: Ints) -> None:
@@ -266,16 +268,16 @@ def play_fast(
         left, cut = machine_cut(timeline, machine, name, plan.nchannels, sum(seen.bytes_by_op))
         if done is not None:
             done[left.numbers] = left.done_fs
-        result = _result(plan, topology, why, seen, cut.time_fs, left.trace_hash, done)
+        result = result_of(plan, topology, why, seen, cut.time_fs, left.trace_hash, done)
         return replace(result, messages=left.messages, bytes_moved=cut.delivered_bytes, cut=cut)
     if machine.messages != seen.messages or tuple(machine.bytes_by_op) != seen.bytes_by_op:
         raise InternalError(
             f"{machine.messages} messages moved {machine.bytes_by_op} bytes; the plan has {seen.messages} and {seen.bytes_by_op}"
         )
-    return _result(plan, topology, why, seen, machine.time_fs, machine.hexdigest(), done)
+    return result_of(plan, topology, why, seen, machine.time_fs, machine.hexdigest(), done)
 
 
-def _result(
+def result_of(
     plan: Plan,
     topology: Topology,
     why: str,
@@ -285,6 +287,7 @@ def _result(
     done: Ints | None,
     classes: int | None = None,
 ) -> Result:
+    """What compiled loops found; ``why`` they played."""
     moved = sum(seen.bytes_by_op)
     return Result(
         plan,
@@ -330,7 +333,7 @@ def play_quotient(
 
     if seen.switched:
         check_switches(plan, topology)
-    capacity, seats, name = _links(plan, topology)
+    capacity, seats, name = all_links(plan, topology)
     expanded = keep or seen.messages <= MOST_HASHED
     found = folding(plan, topology, seen, seats, capacity, expanded=expanded, worth_it=worth_it, patience=patience)
     if isinstance(found, str):
@@ -351,6 +354,6 @@ def play_quotient(
     why = f"quotient: {found.messages} classes stand for {seen.messages} messages"
     if expansion is None:
         why = f"{why}; too many for a trace hash"
-        return _result(plan, topology, why, seen, machine.time_fs, "", None, machine.messages)
+        return result_of(plan, topology, why, seen, machine.time_fs, "", None, machine.messages)
     trace_hash = expansion.hash.hexdigest()
-    return _result(plan, topology, why, seen, machine.time_fs, trace_hash, expansion.done_fs, machine.messages)
+    return result_of(plan, topology, why, seen, machine.time_fs, trace_hash, expansion.done_fs, machine.messages)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simcoll.emulator.fast.timed import Shape, Timed
-from simcoll.emulator.quotient_partition import Partition, certify, connections_in_order, refine
+from simcoll.emulator.quotient_partition import Partition, certify, connections_in_order, first_of, refine
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -138,7 +138,7 @@ def folded(
 
 def _representatives(classes: Ints) -> Ints:
     """One member of each class."""
-    return np.unique(classes, return_index=True)[1]
+    return first_of(classes, int(classes.max(initial=-1)) + 1)
 
 
 def _weights(

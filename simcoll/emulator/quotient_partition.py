@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
     Hashes = NDArray[np.uint64]
 
-__all__ = ["Partition", "certify", "connections_in_order", "dense", "refine"]
+__all__ = ["Partition", "alike", "certify", "connections_in_order", "dense", "first_of", "refine"]
 
 SALTS = tuple(np.uint64(salt) for salt in (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9))
 
@@ -67,6 +67,31 @@ def dense(*columns: Ints) -> Ints:
         other = np.unique(column, return_inverse=True)[1]
         names = np.unique(names * (int(other.max(initial=0)) + 1) + other, return_inverse=True)[1]
     return names.astype(np.int64)
+
+
+def alike(*columns: Ints) -> Ints:
+    """Numbers from 0 for the different rows of some columns; one sort of hashes, which are then compared with the numbers.
+
+    >>> import numpy as np
+    >>> len(set(alike(np.array([7, 7, 5]), np.array([1, 1, 1])).tolist()))
+    2
+    """
+    state = np.zeros(len(columns[0]), np.uint64)
+    varying = [column for column in columns if column.size and not (column == column[0]).all()]
+    for column in varying:
+        state = mix(state + SALTS[0] ^ column.astype(np.uint64))
+    values, names = np.unique(state, return_inverse=True)
+    one = first_of(names, len(values))
+    if all(np.array_equal(column[one][names], column) for column in varying):
+        return names.astype(np.int64)
+    return dense(*columns)
+
+
+def first_of(names: Ints, count: int) -> Ints:
+    """The first row of each of ``count`` names."""
+    found = np.zeros(count, np.int64)
+    found[names[::-1]] = np.arange(len(names))[::-1]
+    return found
 
 
 def connections_in_order(patterns: Sequence[Timed]) -> tuple[list[Ints], list[Ints], int]:
@@ -114,10 +139,10 @@ def refine(
     numbers, places, count = connections_in_order(patterns)
     ways = np.zeros(count, np.int64)
     counts = (1, int(links.max(initial=-1)) + 1, min(count, 1))
-    # Equal numbers of dense() mean equal costs only inside a step, and a step is only compared with itself.
+    # Equal numbers mean equal costs only inside a step, and a step is only compared with itself.
     fixed = [
         _hashed(
-            dense(step.delay_fs, step.busy_fs, step.wire, step.post_fs, *places[number : number + step.connected]),
+            alike(step.delay_fs, step.busy_fs, step.wire, step.post_fs, *places[number : number + step.connected]),
             np.uint64(number),
         )
         for number, step in enumerate(patterns)
@@ -201,7 +226,7 @@ def certify(patterns: Sequence[Timed], capacity: Ints, partition: Partition) -> 
         shape = step.shape
         crossed = np.sort(padded[shape.links], axis=1)
         ordered = (places[number], ways[numbers[number]]) if step.connected and ways is not None else ()
-        names = dense(
+        names = (dense if ordered else alike)(
             *ordered,
             step.delay_fs,
             step.busy_fs,

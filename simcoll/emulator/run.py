@@ -16,6 +16,7 @@ from simcoll.emulator.events import timeline_of
 from simcoll.emulator.floor import latency_floor_fs
 from simcoll.emulator.paths import choose, play_fast, play_folded, play_lockstep, play_quotient, play_simpy
 from simcoll.emulator.programs import Program, emulate_program
+from simcoll.emulator.rehearsals import play_rehearsed
 from simcoll.emulator.result import Result
 from simcoll.errors import ConfigError, InternalError, expect, nearest
 from simcoll.limits.memory import VARIABLE, in_words, largest_automatic
@@ -189,6 +190,10 @@ def _run(
     way, why, seen = choose(
         plan, topology, engine, quotient, watched=observer is not None, timing_only=storage is None, timeline=timeline
     )
+    if way != "simpy" and seen is not None and storage is None and timeline is None and quotient is None and not keep:
+        rehearsed = play_rehearsed(plan, topology, seen, why)
+        if rehearsed is not None:
+            return rehearsed
     if way == "quotient" and seen is not None:
         if quotient is None:
             played = play_folded(plan, topology, seen, keep=keep)

@@ -13,6 +13,7 @@ from simcoll.emulator.budget import exact_bytes
 from simcoll.emulator.fast.compiled import COMPILED
 from simcoll.emulator.fast.turns import summary
 from simcoll.emulator.paths import FEW_MESSAGES
+from simcoll.emulator.rehearsals import forget_sizes
 from simcoll.limits.memory import in_words
 from simcoll.planning.report import cells, foot_lines, head_lines, size_line, titles_of
 from simcoll.planning.sweep import DataCheck, Row, costs_of, counts_for, play
@@ -113,6 +114,8 @@ def runs(
     for choice, schedule in zip(sweep.choices, schedules, strict=True):
         tell(done, total, f"data of {choice}")
         checks.append(check_data(sweep, schedule))
+    for schedule in schedules:
+        schedule.known.again = len(sweep.protocols)
     for count in counts:
         rows: list[Row] = []
         for choice, schedule, check in zip(sweep.choices, schedules, checks, strict=True):
@@ -129,6 +132,7 @@ def runs(
                     result = replace(result, path=f"only {result.messages} messages")
                 rows.append(Row(choice, name, replace(result, outputs=None), check))  # checked, and large
                 done += 1
+            forget_sizes(schedule)
         yield rows
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from simcoll.emulator.fast.compiled import SOURCES, entry
+from simcoll.emulator.fast.compiled import SOURCES, entry, part
 from simcoll.emulator.fast.rates import find_own
 from simcoll.emulator.fast.state import EDGE, FINISHED
 
@@ -17,16 +17,31 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
     Shorts = NDArray[np.int32]
 
-__all__ = ["index_block", "wait_for"]
+__all__ = ["index_block", "index_blocks", "own_rates", "wait_for"]
 
 
 @entry
 def index_block(s: State, block: int, links: Shorts, weight: Shorts, count: Shorts, _sources: int = SOURCES) -> None:
     """List the hops of a block by message, and its messages by lane. ``count`` has a zero for every lane, before and after."""
+    _index(s, block, 0, links, weight, count)
+
+
+@entry
+def index_blocks(s: State, firsts: Ints, links: Shorts, weight: Shorts, count: Shorts, _sources: int = SOURCES) -> None:
+    """The same for all blocks, whose rows begin at ``firsts``, with their hops one after the other."""
+    for block in range(len(firsts)):
+        end = _index(s, block, firsts[block], links, weight, count)
+        if block + 1 < len(firsts):
+            s.block_hop[block + 1] = end
+
+
+@part
+def _index(s: State, block: int, first: int, links: Shorts, weight: Shorts, count: Shorts) -> int:
+    """Index one block, whose rows begin at ``first``; returns the hop after its last."""
     base, rows = s.block_base[block], s.block_rows[block]
-    hop = s.block_hop[block]
-    for row in range(rows):
-        m = base + row
+    hop: int = s.block_hop[block]
+    for row in range(first, first + rows):
+        m = base + row - first
         s.entry[m] = hop
         for column in range(links.shape[1]):
             if links[row, column] < 0:
@@ -62,6 +77,7 @@ def index_block(s: State, block: int, links: Shorts, weight: Shorts, count: Shor
     for each in range(2 * base, node):
         count[s.node_lane[each]] = 0
     s.block_nodes[block] = node - 2 * base
+    return hop
 
 
 @entry
@@ -78,3 +94,11 @@ def wait_for(s: State, earlier: Ints, later: Ints, _sources: int = SOURCES) -> N
         s.waiters[m] = edge
         s.edge_slot[edge] = later[i]
         s.needs[later[i]] += 1
+
+
+@entry
+def own_rates(s: State, _sources: int = SOURCES) -> None:
+    """Find anew the least that private hops give each flow, for other capacities."""
+    for m in range(len(s.hops)):
+        if s.hops[m] > 0:
+            find_own(s, m)

@@ -12,8 +12,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Ints = NDArray[np.int64]
+    Shorts = NDArray[np.int32]
 
-__all__ = ["SEED_A", "SEED_B", "hash_expanded", "row_hash"]
+__all__ = ["SEED_A", "SEED_B", "hash_expanded", "hash_steps", "row_hash"]
 
 SEED_A, SEED_B = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD1B54A32D192ED03)
 SHIFTS = (np.uint64(30), np.uint64(27), np.uint64(31))
@@ -57,4 +58,31 @@ def hash_expanded(
         m = names[row]
         a += row_hash(SEED_A, begin + row, src[row], dst[row], size[row], start[m], end[m], done[m])
         b += row_hash(SEED_B, begin + row, src[row], dst[row], size[row], start[m], end[m], done[m])
+    sums[0], sums[1] = a, b
+
+
+@entry
+def hash_steps(
+    sums: NDArray[np.uint64],
+    steps: Ints,
+    patterns: Ints,
+    ends: tuple[Shorts, Shorts, Shorts],
+    times: tuple[Ints, Ints, Ints, Ints],
+    _sources: int = SOURCES,
+) -> None:
+    """Add all messages of a run.
+
+    ``steps`` is [3, steps]: the pattern of each, and the first of its messages and classes. The rows of pattern p begin at
+    ``patterns[p]``; ``ends`` are source, destination and class of each row, and ``times`` size, start, end and done of all classes.
+    """
+    src, dst, name = ends
+    size, start, end, done = times
+    a, b = sums[0], sums[1]
+    for step in range(steps.shape[1]):
+        first = patterns[steps[0, step]]
+        number, classes = steps[1, step] - first, steps[2, step]
+        for row in range(first, patterns[steps[0, step] + 1]):
+            m = classes + name[row]
+            a += row_hash(SEED_A, number + row, src[row], dst[row], size[m], start[m], end[m], done[m])
+            b += row_hash(SEED_B, number + row, src[row], dst[row], size[m], start[m], end[m], done[m])
     sums[0], sums[1] = a, b

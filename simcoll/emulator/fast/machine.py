@@ -12,6 +12,7 @@ from simcoll.emulator.fast.filling import index_block, wait_for
 from simcoll.emulator.fast.joint import partners
 from simcoll.emulator.fast.kernel import run
 from simcoll.emulator.fast.loading import load
+from simcoll.emulator.fast.refusing import check_clock, check_end, refuse
 from simcoll.emulator.fast.room import (
     PER_BLOCK,
     PER_CONNECTION,
@@ -28,23 +29,17 @@ from simcoll.emulator.fast.state import (
     ARGUMENT,
     BOTH,
     CHANGE,
-    CLOCK,
     CONTENT,
     CUT,
-    DELIVERED,
     DONE,
     EAGER,
-    FLOW,
     FULL,
     HASHED,
     IDLE,
     LAST,
-    MAX,
     MOVE,
     NEED_STEP,
     NEXT_ID,
-    NO_RATE,
-    NOW,
     RECORD,
     RECORDS,
     RETIRED,
@@ -52,8 +47,7 @@ from simcoll.emulator.fast.state import (
     WAIT,
     WAITS,
 )
-from simcoll.emulator.model import checked_time, flow_delay_fs
-from simcoll.errors import ConfigError, InternalError
+from simcoll.errors import InternalError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -65,7 +59,7 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
 
-__all__ = ["Machine"]
+__all__ = ["Machine", "message_pairs"]
 
 RULES = {RECORDS: RECORD, WAITS: WAIT}
 """The rule of all slots of a step, by its role."""
@@ -128,7 +122,7 @@ class Machine:
         self.ring_used = 0
         self.lanes_seen = np.zeros(len(lane_steps), np.int32)
         self.connections = np.zeros(0, np.int64), np.zeros(0, np.int64)  # names, ascending, and numbers
-        self.waits = _pairs(waits or {})  # later and earlier messages
+        self.waits = message_pairs(waits or {})  # later and earlier messages
         self.live: dict[int, tuple[int, int]] = {}  # first message of a block under way: block, rows
         self.state = new_state(capacities_uBps, lane_steps, launch_fs, fifo=fifo)
         self.state.reg[HASHED] = hashed
@@ -169,22 +163,9 @@ class Machine:
         """
         with announced(run):
             self._loop(link_name)
-        s = self.state
-        self._check_clock()
-        if self.changes is not None and not self.through:
-            return
-        stuck = int(np.count_nonzero(s.lane_left) + np.count_nonzero(s.lane_pending))
-        if stuck or (np.array(self.loaded_wire % 2**64, np.uint64).view(np.int64) != s.reg[DELIVERED]):
-            raise InternalError(
-                f"{stuck} lanes are stuck at {s.reg[NOW]} fs; links delivered {s.reg[DELIVERED]} of {self.loaded_wire} bytes"
-            )
-
-    def _check_clock(self) -> None:
-        """Refuse flows that end beyond the clock."""
-        s = self.state
-        beyond = np.flatnonzero((s.phase == FLOW) & (s.rate > 0) & (s.finish_fs == MAX))
-        ends = zip(s.since_fs[beyond].tolist(), s.left[beyond].tolist(), s.rate[beyond].tolist(), strict=True)
-        checked_time(min((since + flow_delay_fs(left, rate) for since, left, rate in ends), default=0))
+        check_clock(self.state)
+        if self.changes is None or self.through:
+            check_end(self.state, self.loaded_wire)
 
     def _loop(self, link_name: Callable[[int], str]) -> None:
         while True:
@@ -202,23 +183,7 @@ class Machine:
             elif self.changes is not None and stop in {CHANGE, MOVE}:
                 self.changes.apply(self, stop)
             else:
-                self._refuse(stop, link_name)
-
-    def _refuse(self, stop: int, link_name: Callable[[int], str]) -> None:
-        s, what = self.state, int(self.state.reg[ARGUMENT])
-        now = int(s.reg[NOW])
-        if stop == NO_RATE:
-            hops = range(s.entry[what], s.entry[what] + s.hops[what])
-            flows = {int(s.link[e]): int(s.flows[s.link[e]] if s.shared[e] else s.weight[e]) for e in hops}
-            link = min(flows, key=lambda l: int(s.capacity[l]) // flows[l])
-            raise ConfigError(
-                f"link {link_name(link)}: {flows[link]} flows share {s.capacity[link]} micro-bytes per second, which "
-                "leaves nothing for each; expected a larger capacity"
-            )
-        if stop == CLOCK:
-            self._check_clock()
-            checked_time(now + max(what, MAX - now + 1))
-        raise InternalError(f"link {link_name(what)} carries {s.used[what]} uBps of {s.capacity[what]} at {now} fs")
+                refuse(self.state, stop, link_name)
 
     # ---- feeding
 
@@ -391,7 +356,7 @@ class Machine:
             self.free[self.room[block]].setdefault(content, []).append(block)
 
 
-def _pairs(waits: Mapping[int, tuple[int, ...]]) -> tuple[Ints, Ints]:
+def message_pairs(waits: Mapping[int, tuple[int, ...]]) -> tuple[Ints, Ints]:
     """Each message and one that it waits for, by message."""
     counts = np.fromiter(map(len, waits.values()), np.int64, len(waits))
     later = np.repeat(np.fromiter(waits, np.int64, len(waits)), counts)

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = [
     "PER_BLOCK",
     "PER_CONNECTION",
+    "PER_HOP",
     "edges",
     "larger_calendar",
     "lengthened",
@@ -65,18 +66,27 @@ PER_LANE = ("lane_left", "lane_pending", "lane_free", "lane_block", "lane_head",
 PER_LINK = ("capacity", "level", "used", "flows", "head", "queued", "marked", "queue", "changed", "touched")
 MOST_ENTRIES = 2**31 - 1
 """Entries are numbered by int32: half the memory, and twice as many of them in a cache."""
+LEAST_TIMES = 4096
+"""Room for so many times beside two for each slot, where all slots are there from the start."""
 PER_CONNECTION = ("ring_base", "ring_size", "ring_count", "ring_done")
 PLACES = {name: place for place, name in enumerate(State._fields)}
 PER_HOP = ("link", "owner", "weight", "shared", "next_flow", "last_flow")
 
 
-def new_state(capacities_uBps: Ints, lane_steps: Ints, launch_fs: int, *, fifo: bool) -> State:
-    """The arrays of a new run; the first slots are the timers of the links and, with a FIFO, of the lanes."""
+def new_state(capacities_uBps: Ints, lane_steps: Ints, launch_fs: int, *, fifo: bool, slots: int = 0) -> State:
+    """The arrays of a new run; the first slots are the timers of the links and, with a FIFO, of the lanes.
+
+    ``slots``: room for so many messages from the start.
+    """
     links, lanes = len(capacities_uBps), len(lane_steps)
     timers = links + (lanes if fifo else 0)
-    sizes = dict.fromkeys(PER_LANE, lanes) | dict.fromkeys(PER_LINK, links) | dict.fromkeys(PER_SLOT, timers)
-    sizes |= dict.fromkeys(PER_NODE, 2 * timers)
-    sizes |= {"reg": REGISTERS, "sums": 2, "heap": 64, "table_key": 128, "table_head": 128}
+    here, calendar = timers + slots, 64
+    _check_room(here, 4, "messages")
+    while slots and calendar < 2 * here + LEAST_TIMES:
+        calendar *= 2
+    sizes = dict.fromkeys(PER_LANE, lanes) | dict.fromkeys(PER_LINK, links) | dict.fromkeys(PER_SLOT, here)
+    sizes |= dict.fromkeys(PER_NODE, 2 * here)
+    sizes |= {"reg": REGISTERS, "sums": 2, "heap": calendar, "table_key": 2 * calendar, "table_head": 2 * calendar}
     s = _placed(State(**{name: np.zeros(sizes.get(name, 0), kind) for name, kind in DTYPES.items()}))
     s.reg[NOW] = s.reg[LAST] = launch_fs
     s.reg[CHAIN] = s.reg[EDGE] = s.reg[PATIENCE] = -1
@@ -85,7 +95,7 @@ def new_state(capacities_uBps: Ints, lane_steps: Ints, launch_fs: int, *, fifo: 
     s.lane_left[:] = lane_steps
     for array in (s.head, s.lane_block, s.lane_head, s.table_key):
         array[:] = -1
-    s.phase[:links], s.phase[links:] = TIMER, LANE
+    s.phase[:links], s.phase[links:timers] = TIMER, LANE
     busy = np.flatnonzero(lane_steps)
     s.stack[: len(busy)] = busy
     s.reg[STACK] = len(busy)

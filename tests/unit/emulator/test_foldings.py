@@ -71,5 +71,5 @@ def test_too_little_symmetry_is_found_once():
     plans = [simcoll.bind(made, 1 << exponent) for exponent in (12, 13, 14)]
     runs = [simcoll.emulate(plan, machine, data="none", bound=False, engine="fast") for plan in plans]
     assert [run.classes for run in runs] == [None, None, None]
-    (found,) = made.known.foldings.values()
+    (found,) = (known for known in made.known.foldings.values() if isinstance(known, str))
     assert found.startswith("too little symmetry")

@@ -1,0 +1,138 @@
+"""A run whose steps are all loaded before it begins, so that the loops need nothing on the way; it can be played again and again.
+
+Only what costs and capacities are is new in each run. Of the arrays those that a run leaves changed are put back.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from simcoll.emulator.fast.compiled import announced
+from simcoll.emulator.fast.filling import index_blocks, own_rates, wait_for
+from simcoll.emulator.fast.joint import partners
+from simcoll.emulator.fast.kernel import run
+from simcoll.emulator.fast.loading import load
+from simcoll.emulator.fast.refusing import check_clock, check_end, refuse
+from simcoll.emulator.fast.room import PER_BLOCK, PER_HOP, edges, larger_calendar, lengthened, new_state
+from simcoll.emulator.fast.state import BOTH, FULL, HASHED, IDLE, LAST, NOW, SWITCHED
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from simcoll.emulator.fast.state import State
+
+    Ints = NDArray[np.int64]
+
+__all__ = ["Costs", "Sheet", "Whole"]
+
+CHANGED = (
+    "reg", "sums", "needs", "phase", "rated", "key", "waiters", "edge_next", "block_left",
+    "lane_left", "lane_pending", "lane_free", "lane_block", "lane_head", "lane_tail", "stack",
+    "level", "used", "flows", "head", "queued", "marked",
+)  # fmt: skip
+"""Arrays that a run leaves changed and the next one reads; the calendar is empty at the end, and no hop is shared."""
+
+
+class Sheet(NamedTuple):
+    """All steps of a run, which has no FIFOs: the distinct ones row by row, and which of them come in which order.
+
+    ``begins`` has where the rows of each distinct step begin, and where the last ends; ``order`` are their numbers. ``leader`` is as
+    in :class:`simcoll.emulator.fast.timed.Shape`, but a row among all; ``later`` and ``earlier`` are messages: one waits for the other.
+    """
+
+    begins: Ints
+    order: Ints
+    sender: Ints
+    receiver: Ints
+    src: Ints
+    dst: Ints
+    links: NDArray[np.int32]
+    weight: NDArray[np.int32]
+    leader: Ints | None
+    later: Ints
+    earlier: Ints
+
+
+class Costs(NamedTuple):
+    """Costs of all distinct rows; see :class:`simcoll.emulator.fast.timed.Timed`."""
+
+    delay_fs: Ints
+    busy_fs: Ints
+    wire: Ints
+    post_fs: Ints
+    size: Ints
+
+
+class Whole:
+    """The steps of a sheet, loaded; ``lane_steps`` as for :class:`simcoll.emulator.fast.machine.Machine`."""
+
+    def __init__(self, sheet: Sheet, links: int, lane_steps: Ints, *, hashed: bool) -> None:
+        rows = np.diff(sheet.begins)[sheet.order]
+        self.starts = np.append(0, np.cumsum(rows))
+        self.slots = slice(links, links + int(self.starts[-1]))
+        shift = np.repeat(sheet.begins[sheet.order] - self.starts[:-1], rows)
+        self.row = shift + np.arange(len(shift))
+        self.capacity = np.zeros(links, np.int64)
+        # Some capacity, until it is known.
+        state = new_state(np.ones(links, np.int64), lane_steps, 0, fifo=False, slots=len(self.row))
+        self.state = state = self._filled(state, sheet, rows)
+        state.reg[HASHED] = hashed
+        load(state, np.arange(len(rows)))
+        if len(sheet.later):
+            self.state = state = edges(state, len(sheet.later))
+            wait_for(state, links + sheet.earlier, links + sheet.later)
+        self.pristine = {name: getattr(state, name).copy() for name in CHANGED}
+
+    def _filled(self, state: State, sheet: Sheet, rows: Ints) -> State:
+        s, here, row = state, self.slots, self.row
+        blocks, hops = len(rows), int((sheet.links >= 0).sum(axis=1)[row].sum())
+        s = lengthened(lengthened(s, PER_BLOCK, blocks), PER_HOP, hops)
+        s.block_base[:], s.block_rows[:] = here.start + self.starts[:-1], rows
+        s.block[here] = np.repeat(np.arange(blocks), rows)
+        s.waiters[here] = -1
+        s.sender[here], s.receiver[here] = sheet.sender[row], sheet.receiver[row]
+        s.src[here], s.dst[here] = sheet.src[row], sheet.dst[row]
+        s.rule[here] = BOTH
+        if sheet.leader is not None:
+            to_slot = np.arange(here.start, here.stop) - row  # from rows of a slot's step to slots
+            following = partners(sheet.leader)[row]
+            s.partner[here] = np.where(following >= 0, following + to_slot, -1)
+            leader = sheet.leader[row]
+            s.leader[here] = np.where((leader >= 0) & (leader != row), leader + to_slot, -1)
+            s.rule[here][leader >= 0] = SWITCHED
+        links, weight = (np.require(each, np.int32, ["C", "W"]) for each in (sheet.links, sheet.weight))
+        index_blocks(s, sheet.begins[sheet.order], links, weight, np.zeros(len(s.lane_left), np.int32))
+        return s
+
+    def play(self, costs: Costs, capacity: Ints, launch_fs: int, link_name: Callable[[int], str]) -> State:
+        """Run to the end; returns the state, which holds until the next run.
+
+        Raises
+        ------
+        ConfigError
+            When a link has nothing to give or time runs beyond the clock.
+        InternalError
+            When a lane is stuck or a check fails.
+        """
+        s, here = self.state, self.slots
+        for name, array in self.pristine.items():
+            getattr(s, name)[:] = array
+        for name, column in zip(Costs._fields, costs, strict=True):
+            getattr(s, name)[here] = column[self.row]
+        s.reg[NOW] = s.reg[LAST] = launch_fs
+        if not np.array_equal(capacity, self.capacity):
+            s.capacity[:] = self.capacity[:] = capacity
+            own_rates(s)
+        with announced(run):
+            while (stop := run(s)) == FULL:
+                s = larger_calendar(s)
+        self.state = s
+        if stop != IDLE:
+            refuse(s, stop, link_name)
+        check_clock(s)
+        check_end(s, int(s.wire[here].sum()))
+        return s

@@ -1,0 +1,284 @@
+"""Runs that happen again: steps, routes, classes and waits are found once for all protocols, and for all sizes whose chunks are equal.
+
+What is new in a run is what its messages cost and what its links can carry; then the compiled loops play it without coming back
+(:mod:`simcoll.emulator.fast.whole`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from simcoll.emulator.fast.compiled import COMPILED
+from simcoll.emulator.fast.joint import joint_costs
+from simcoll.emulator.fast.state import DONE, LAST
+from simcoll.emulator.fast.timed import joined_routes, timed_steps
+from simcoll.emulator.fast.turns import EVEN, Moves, question_of
+from simcoll.emulator.foldings import Folding, Makings, folding, place_of
+from simcoll.emulator.model import message_costs
+from simcoll.emulator.paths import FEWEST_FOLDED, LEAST_A_STEP, MOST_HASHED, all_links, result_of
+from simcoll.emulator.quotient import no_quotient
+from simcoll.emulator.score import check_switches
+from simcoll.errors import InternalError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    from simcoll.core.plan import Plan
+    from simcoll.core.protocol import Protocol
+    from simcoll.core.schedule import Schedule
+    from simcoll.emulator.fast.state import State
+    from simcoll.emulator.fast.timed import Timed
+    from simcoll.emulator.fast.turns import Summary
+    from simcoll.emulator.fast.whole import Costs, Sheet, Whole
+    from simcoll.emulator.quotient import Quotient
+    from simcoll.emulator.result import Result
+    from simcoll.topology import Routes, Topology
+
+    Ints = NDArray[np.int64]
+    Shorts = NDArray[np.int32]
+
+__all__ = ["Rehearsal", "forget_sizes", "play_rehearsed"]
+
+MOST_SLOTS = 1 << 17
+"""Up to here all messages of a run, or of its classes, are held at a time, some 600 bytes each."""
+MANY_UNEVEN = 1 << 15
+"""Up to here messages of chunks that differ are played one by one: their classes hold for one size only."""
+
+
+class Ends(NamedTuple):
+    """What the trace hash has of messages beside times, as :func:`simcoll.emulator.fast.hashing.hash_steps` takes it."""
+
+    steps: Ints
+    patterns: Ints
+    src: Shorts
+    dst: Shorts
+    name: Shorts
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Rehearsal:
+    """A run without costs.
+
+    Attributes
+    ----------
+    whole
+        Its steps, loaded.
+    each
+        Bytes of a chunk for which its sizes hold.
+    moves, routes, leader
+        Of all distinct rows; leaders are rows among all.
+    links, members
+        A link of every class and the class of every link; ``None`` if every message is played.
+    ends
+        For the trace hash of a folded run.
+    capacities
+        Those of protocols that were played.
+    """
+
+    whole: Whole
+    each: int
+    moves: Moves
+    routes: Routes
+    leader: Ints | None
+    links: Ints | None = None
+    members: Ints | None = None
+    ends: Ends | None = None
+    capacities: dict[Protocol, tuple[Ints, Callable[[int], str]]] = field(default_factory=dict)
+
+    def play(self, plan: Plan, topology: Topology, seen: Summary, each: int, why: str) -> Result | None:
+        """Play a plan; ``None`` where its protocol gives links of one class different capacities."""
+        if plan.protocol not in self.capacities:
+            capacity, _, name = all_links(plan, topology)
+            self.capacities[plan.protocol] = capacity, name
+        capacity, name = self.capacities[plan.protocol]
+        links, members = self.links, self.members
+        if links is not None and members is not None:
+            caps = np.ones(len(members) - len(capacity), np.int64)  # which this protocol does not have
+            capacity = np.append(capacity, caps)
+            if not np.array_equal(capacity[links][members], capacity):
+                return None
+            capacity = capacity[links]
+        state = self.whole.play(self._costs(plan, each), capacity, plan.protocol.launch_fs, self._names(name))
+        if state.reg[DONE] != len(self.whole.row):
+            raise InternalError(f"{state.reg[DONE]} of {len(self.whole.row)} messages are done")
+        sums = state.sums
+        if self.ends is not None:
+            sums = self._hash(self.ends, state)
+        classes = None if links is None else len(self.whole.row)
+        trace_hash = "".join(f"{int(value):016x}" for value in sums)
+        if links is not None:
+            why = f"quotient: {classes} classes stand for {seen.messages} messages"
+            if self.ends is None:
+                why, trace_hash = f"{why}; too many for a trace hash", ""
+        return result_of(plan, topology, why, seen, int(state.reg[LAST]), trace_hash, None, classes)
+
+    def _costs(self, plan: Plan, each: int) -> Costs:
+        """Of all distinct rows, with chunks of ``each`` bytes."""
+        from simcoll.emulator.fast.whole import Costs
+
+        moves, leader = self.moves, self.leader
+        size = moves.size_bytes // self.each * each
+        local = moves.src_rank == moves.dst_rank
+        costs = message_costs(size, moves.op, local, self.routes, plan.protocol, 0, moves.operands)
+        fixed = np.where(local, -1, costs.delay_fs), costs.busy_fs, costs.wire_bytes, costs.post_fs
+        delay, busy, wire, post = fixed if leader is None else joint_costs(leader, *fixed)
+        return Costs(delay, busy, wire, post, size)
+
+    def _names(self, name: Callable[[int], str]) -> Callable[[int], str]:
+        links = self.links
+        return name if links is None else lambda link: f"class {link}, for example {name(int(links[link]))}"
+
+    def _hash(self, ends: Ends, state: State) -> NDArray[np.uint64]:
+        """The sums of the trace hash of all messages."""
+        from simcoll.emulator.fast.hashing import hash_steps
+
+        sums, here = np.zeros(2, np.uint64), self.whole.slots
+        times = state.size[here], state.start_fs[here], state.end_fs[here], state.done_fs[here]
+        hash_steps(sums, ends.steps, ends.patterns, (ends.src, ends.dst, ends.name), times)
+        return sums
+
+
+def play_rehearsed(plan: Plan, topology: Topology, seen: Summary, why: str) -> Result | None:
+    """Play a plan without data in the compiled loops, if it is known to run again; ``None`` where that is not served."""
+    protocol, known = plan.protocol, plan.schedule.known
+    place, each = place_of(plan, topology), question_of(plan)[1]
+    if not COMPILED or place[0] is None or protocol.jitter_fs or protocol.fifo_depth:
+        return None
+    found: Rehearsal | int | None = known.rehearsals.get(place, known.again - (place[0] != EVEN))
+    if isinstance(found, int):
+        known.rehearsals = {old: kept for old, kept in known.rehearsals.items() if old[0] in {EVEN, place[0]}}
+        known.rehearsals[place] = found + 1
+        if found > 0:
+            found = known.rehearsals[place] = _rehearsed(plan, topology, seen)
+    if not isinstance(found, Rehearsal):
+        return None
+    known.rehearsals[place] = None  # for good, if the run fails
+    played = found.play(plan, topology, seen, each, why)
+    known.rehearsals[place] = found
+    return played
+
+
+def forget_sizes(schedule: Schedule) -> None:
+    """Forget what holds only for sizes whose chunks differ."""
+    known = schedule.known
+    known.foldings, known.rehearsals = (
+        {place: kept for place, kept in some.items() if place[0] == EVEN} for some in (known.foldings, known.rehearsals)
+    )
+
+
+def _rehearsed(plan: Plan, topology: Topology, seen: Summary) -> Rehearsal | None:
+    """Everything but the costs; ``None`` where messages or classes are too many."""
+    even = place_of(plan, topology)[0] == EVEN
+    many = max(FEWEST_FOLDED, LEAST_A_STEP * seen.steps) if even else MANY_UNEVEN
+    found = None
+    if seen.messages > many and not (seen.switched or no_quotient(plan)):
+        found = _folded(plan, topology, seen)
+    return _every(plan, topology, seen) if found is None and seen.messages <= MOST_SLOTS else found
+
+
+def _every(plan: Plan, topology: Topology, seen: Summary) -> Rehearsal:
+    """With every message."""
+    if seen.switched:
+        check_switches(plan, topology)
+    from simcoll.emulator.fast.machine import message_pairs  # brings in numba
+    from simcoll.emulator.fast.whole import Whole
+
+    capacity, seats, _ = all_links(plan, topology)
+    timer = Makings(plan.protocol, topology, seats)
+    numbers: dict[Timed, int] = {}
+    order: list[int] = []
+    for steps, times in timed_steps(plan, topology, seats, seen.groups, timer):
+        order += [numbers.setdefault(step, len(numbers)) for step in steps] * times
+    sources = [timer.sources[step] for step in numbers]
+    moves = [Moves(*step[:6], None) for step, _ in sources]
+    sheet = _sheet(list(numbers), np.array(order, np.int64), message_pairs(plan.waits or {}))
+    whole = Whole(sheet, len(capacity), seen.lane_steps, hashed=True)
+    return Rehearsal(
+        whole, question_of(plan)[1], _joined(moves), joined_routes([ways for _, ways in sources]), sheet.leader
+    )
+
+
+def _folded(plan: Plan, topology: Topology, seen: Summary) -> Rehearsal | None:
+    """With one message of every class.
+
+    Its classes hold also where channels have caps, so that the protocols that have them and those that have none can share them.
+    """
+    from simcoll.emulator.fast.whole import Whole  # brings in numba
+
+    protocol, known = plan.protocol, plan.schedule.known
+    capped = replace(plan, protocol=replace(protocol, channel_rate_uBps=protocol.channel_rate_uBps or 1))
+    capacity, seats, _ = all_links(capped, topology)
+    place = place_of(capped, topology)
+    others = (
+        kept for other, kept in known.rehearsals.items() if other[:3] == place[:3] and isinstance(kept, Rehearsal)
+    )
+    sibling = next((kept for kept in others if kept.links is not None), None)
+    hashed = seen.messages <= MOST_HASHED
+    new = hashed and (sibling is None or sibling.ends is None)
+    made = folding(capped, topology, seen, seats, capacity, expanded=new, worth_it=True, patience=None)
+    kept = known.foldings.get(place)
+    if isinstance(made, str) or not isinstance(kept, Folding) or made.messages > MOST_SLOTS:
+        return None
+    ends = _ends(kept.quotient) if new else sibling.ends if hashed and sibling else None
+    known.foldings[place] = replace(kept, quotient=replace(kept.quotient, patterns=(), classes=()))
+    order = np.concatenate([np.tile(np.array(numbers, np.int64), times) for numbers, times in made.groups])
+    none = np.zeros(0, np.int64)
+    sheet = _sheet(made.steps, order, (none, none))
+    if not protocol.channel_rate_uBps:
+        sheet = _without(sheet, made.links >= topology.nlinks)
+    whole = Whole(sheet, len(made.links), made.lane_steps, hashed=False)
+    return Rehearsal(whole, kept.each, kept.moves, kept.routes, None, made.links, made.members, ends)
+
+
+def _ends(quotient: Quotient) -> Ends:
+    small, large, which = quotient.starts()
+    begins = _begins(quotient.patterns)
+    columns = zip(
+        *((p.shape.src, p.shape.dst, names) for p, names in zip(quotient.patterns, quotient.classes, strict=True)),
+        strict=True,
+    )
+    return Ends(
+        np.stack([which, large, small]), begins, *(np.concatenate(column).astype(np.int32) for column in columns)
+    )
+
+
+def _begins(steps: Sequence[Timed]) -> Ints:
+    return np.cumsum([0, *map(len, steps)], dtype=np.int64)
+
+
+def _joined(moves: Sequence[Moves]) -> Moves:
+    src, dst, channel, size, op, operands = map(np.concatenate, list(zip(*(step[:6] for step in moves), strict=True)))
+    return Moves(src, dst, channel, size, op, operands, None)
+
+
+def _sheet(steps: Sequence[Timed], order: Ints, waits: tuple[Ints, Ints]) -> Sheet:
+    from simcoll.emulator.fast.whole import Sheet
+
+    begins = _begins(steps)
+    shapes = [step.shape for step in steps]
+    columns = list(zip(*((shape.sender, shape.receiver, shape.src, shape.dst) for shape in shapes), strict=True))
+    leaders = None
+    if any(shape.leader is not None for shape in shapes):
+        leaders = np.full(begins[-1], -1)
+        for shape, first in zip(shapes, begins.tolist(), strict=False):
+            if shape.leader is not None:
+                leaders[first : first + len(shape.leader)] = np.where(shape.leader >= 0, first + shape.leader, -1)
+    width = max(shape.links.shape[1] for shape in shapes)
+    links, weight = np.full((begins[-1], width), -1, np.int32), np.ones((begins[-1], width), np.int32)
+    for shape, first in zip(shapes, begins.tolist(), strict=False):
+        here = slice(first, first + len(shape.links)), slice(shape.links.shape[1])
+        links[here], weight[here] = shape.links, shape.weight
+    sender, receiver, src, dst = map(np.concatenate, columns)
+    return Sheet(begins, order, sender, receiver, src, dst, links, weight, leaders, *waits)
+
+
+def _without(sheet: Sheet, left_out: NDArray[np.bool_]) -> Sheet:
+    """Without some links."""
+    links = np.where(np.append(left_out, False)[sheet.links], -1, sheet.links)
+    order = np.argsort(links < 0, axis=1, kind="stable")
+    return sheet._replace(links=np.take_along_axis(links, order, 1), weight=np.take_along_axis(sheet.weight, order, 1))

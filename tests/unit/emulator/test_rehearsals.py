@@ -1,0 +1,84 @@
+"""Runs that happen again give what a run of its own gives: time and trace hash, whatever was played before."""
+
+import pytest
+
+import simcoll
+from simcoll.emulator.fast.compiled import COMPILED
+from simcoll.emulator.foldings import Folding
+from simcoll.emulator.rehearsals import Rehearsal, forget_sizes
+from simcoll.errors import ConfigError
+from simcoll.topology import crossbar, load_topology
+
+pytestmark = pytest.mark.skipif(not COMPILED, reason="needs numba")
+
+CASES = [
+    ("all_reduce", "ring", {"channels": 2}),
+    ("all_reduce", "two_shot", {}),
+    ("all_reduce", "double_tree", {"channels": 2, "pieces": 2}),
+    ("all_reduce", "nccl_tree", {"channels": 2, "pieces": 2, "box": 8}),  # channels wait for each other
+    ("all_reduce", "nvls_tree", {"channels": 2, "pieces": 2, "box": 8}),  # switches reduce
+    ("all_gather", "bruck", {}),
+    ("broadcast", "tree", {"pieces": 3}),
+    ("all_to_all", "pairwise", {}),
+]
+PROTOCOLS = ("LL", "LL128", "Simple", "ideal")
+
+
+def kept(schedule):
+    return [found for found in schedule.known.rehearsals.values() if isinstance(found, Rehearsal)]
+
+
+@pytest.mark.parametrize(("kind", "algorithm", "params"), CASES)
+def test_every_size_and_protocol_as_on_their_own(kind, algorithm, params):
+    machine = load_topology("dgx-h100", nodes=2)
+    made, plain = (simcoll.schedule(kind, algorithm, nranks=16, **params) for _ in range(2))
+    made.known.again = len(PROTOCOLS)
+    chunks = made.layout.chunks
+    for count in (4 * chunks, 3, 4096 * chunks, 5 * chunks + 1, chunks):
+        for protocol in PROTOCOLS:
+            first, second = (simcoll.bind(each, count, "float16", protocol=protocol) for each in (made, plain))
+            found = simcoll.emulate(first, machine, data="none", engine="fast")
+            alone = simcoll.emulate(second, machine, data="none", engine="fast", quotient=False)
+            assert (found.time_fs, found.trace_hash, found.messages) == (
+                alone.time_fs,
+                alone.trace_hash,
+                alone.messages,
+            )
+        assert kept(made)
+
+
+def test_folded_runs_share_classes_between_protocols_with_caps_and_without():
+    machine = load_topology("dgx-h100", nodes=16)
+    made, plain = (simcoll.schedule("all_reduce", "recursive_doubling", nranks=128, channels=8) for _ in range(2))
+    made.known.again = 3
+    for count in (1 << 14, 1 << 20):
+        for protocol in PROTOCOLS[:3]:
+            first, second = (simcoll.bind(each, count, protocol=protocol) for each in (made, plain))
+            found = simcoll.emulate(first, machine, data="none", engine="fast")
+            alone = simcoll.emulate(second, machine, data="none", engine="fast", quotient=False)
+            assert (found.time_fs, found.trace_hash) == (alone.time_fs, alone.trace_hash)
+            assert found.path.startswith("quotient: 8 classes stand for 8192 messages")
+    assert sum(isinstance(found, Folding) for found in made.known.foldings.values()) == 1
+    assert len(kept(made)) == 2
+
+
+def test_what_holds_for_one_size_is_forgotten():
+    machine = crossbar(16, "50 GB/s", "1 us")
+    made = simcoll.schedule("all_reduce", "ring", nranks=16)
+    made.known.again = 3
+    for count in (16, 17, 18):
+        simcoll.emulate(simcoll.bind(made, count), machine, data="none", engine="fast")
+    assert len(kept(made)) == 2
+    forget_sizes(made)
+    assert len(kept(made)) == 1
+
+
+def test_a_run_beyond_the_clock_leaves_nothing_behind():
+    machine = crossbar(4, "1 MB/s", "1 us")
+    made = simcoll.schedule("all_reduce", "ring", nranks=4)
+    made.known.again = 3
+    small = simcoll.emulate(simcoll.bind(made, 1 << 10), machine, data="none", engine="fast")
+    with pytest.raises(ConfigError, match="clock"):
+        simcoll.emulate(simcoll.bind(made, 1 << 36), machine, data="none", engine="fast")
+    again = simcoll.emulate(simcoll.bind(made, 1 << 10), machine, data="none", engine="fast")
+    assert (again.time_fs, again.trace_hash) == (small.time_fs, small.trace_hash)
