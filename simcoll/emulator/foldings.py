@@ -135,12 +135,13 @@ def folding(
     expanded: bool,
     worth_it: bool,
     patience: int | None,
+    waits: tuple[Ints, Ints] | None = None,
 ) -> Quotient | str:
     """The quotient of a plan, from a folding that is remembered if there is one; or why there is none.
 
-    ``expanded``: the times of all messages will be asked for; ``worth_it`` and ``patience`` as in :func:`simcoll.emulator.quotient.fold`.
+    ``expanded``: the times of all messages will be asked for; ``worth_it``, ``patience`` and ``waits`` as in :func:`simcoll.emulator.quotient.fold`.
     """
-    if seen.switched:
+    if seen.switched and waits is None:
         stream = timed_steps(plan, topology, seats, seen.groups)
         return fold(stream, capacity, seen.lane_steps, worth_it=worth_it, patience=patience)
     place, each = place_of(plan, topology), question_of(plan)[1]
@@ -153,7 +154,7 @@ def folding(
     if found is None:
         timer = Makings(plan.protocol, topology, seats)
         stream = timed_steps(plan, topology, seats, seen.groups, timer)
-        made = fold(stream, capacity, seen.lane_steps, worth_it=worth_it, patience=patience)
+        made = fold(stream, capacity, seen.lane_steps, worth_it=worth_it, patience=patience, waits=waits)
         if isinstance(made, str):
             if patience is None and worth_it:
                 _remember(plan, place, made)

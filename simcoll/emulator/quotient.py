@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simcoll.emulator.fast.timed import Shape, Timed
-from simcoll.emulator.quotient_partition import Partition, certify, connections_in_order, first_of, refine
+from simcoll.emulator.quotient_partition import Partition, Ties, certify, connections_in_order, first_of, refine
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["Quotient", "fold", "folded", "no_quotient"]
 
 MOST_ROWS = 1 << 24
+NO_WAITS = np.zeros(0, np.int64), np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,6 +46,8 @@ class Quotient:
         Of the classes of links and lanes.
     links, members
         A link of every class, and the class of every link.
+    waits
+        Messages of the quotient, each with one that it waits for, where its steps do not repeat.
     """
 
     groups: tuple[tuple[tuple[int, ...], int], ...]
@@ -55,6 +58,7 @@ class Quotient:
     lane_steps: Ints
     links: Ints
     members: Ints
+    waits: tuple[Ints, Ints] = NO_WAITS
 
     @property
     def messages(self) -> int:
@@ -90,10 +94,12 @@ def fold(
     *,
     worth_it: bool,
     patience: int | None = None,
+    waits: tuple[Ints, Ints] | None = None,
 ) -> Quotient | str:
     """The quotient of timed steps, or why there is none.
 
-    ``worth_it``: not when it would save little; ``patience``: not when it needs more rounds of refinement.
+    ``worth_it``: not when it would save little; ``patience``: not when it needs more rounds of refinement. ``waits``: messages, each with
+    one that it waits for; without it, not when switches work either.
     """
     numbers: dict[Timed, int] = {}
     groups: list[tuple[tuple[int, ...], int]] = []
@@ -106,13 +112,30 @@ def fold(
         if rows > MOST_ROWS:
             return f"more than {MOST_ROWS} different transfers"
         groups.append((tuple(numbers[step] for step in group), times))
-    if any(step.shape.leader is not None for step in numbers):
+    patterns = tuple(numbers)
+    ties = None
+    switched = any(step.shape.leader is not None for step in numbers)
+    if waits is None and switched:
         return "switches multicast or reduce"
+    if waits is not None and (switched or len(waits[0])):
+        if len(waits[0]) and rows < sum(times * sum(len(patterns[each]) for each in group) for group, times in groups):
+            return "messages of different channels wait for each other in steps that repeat"
+        ties = Ties(_leaders(patterns), *waits)
     nlanes = len(lane_steps)
-    partition = refine(tuple(numbers), capacity, nlanes, nlanes // 4 if worth_it else nlanes, patience)
+    partition = refine(patterns, capacity, nlanes, nlanes // 4 if worth_it else nlanes, patience, ties)
     if isinstance(partition, str):
         return partition
-    return folded(tuple(numbers), tuple(groups), capacity, lane_steps, partition)
+    return folded(patterns, tuple(groups), capacity, lane_steps, partition, ties)
+
+
+def _leaders(patterns: Sequence[Timed]) -> Ints:
+    """Leaders of all rows, as rows among all; -1 where there is none."""
+    found, first = [np.zeros(0, np.int64)], 0
+    for step in patterns:
+        leader = np.full(len(step), -1) if step.shape.leader is None else step.shape.leader
+        found.append(np.where(leader >= 0, leader + first, -1))
+        first += len(step)
+    return np.concatenate(found)
 
 
 def folded(
@@ -121,9 +144,10 @@ def folded(
     capacity: Ints,
     lane_steps: Ints,
     partition: Partition,
+    ties: Ties | None = None,
 ) -> Quotient | str:
     """The quotient by a partition, if it is certified, or why it is not."""
-    classes = certify(patterns, capacity, partition)
+    classes = certify(patterns, capacity, partition, ties)
     if isinstance(classes, str):
         return f"partition refused: {classes}"
     lane_of, link_of = (_representatives(each) for each in (partition.lanes, partition.links))
@@ -133,7 +157,12 @@ def folded(
         steps.append(_image(step, names, partition, way, first, weights))
         first += int(names.max()) + 1
     of_classes = capacity[link_of], lane_steps[lane_of], link_of
-    return Quotient(groups, patterns, tuple(steps), tuple(classes), *of_classes, partition.links)
+    waits = NO_WAITS
+    if ties is not None and len(ties.later):
+        begins = np.cumsum([0, *map(len, steps)])
+        every = np.concatenate([names + begin for names, begin in zip(classes, begins.tolist(), strict=False)])
+        waits = np.divmod(np.unique(every[ties.later] * begins[-1] + every[ties.earlier]), begins[-1])
+    return Quotient(groups, patterns, tuple(steps), tuple(classes), *of_classes, partition.links, waits)
 
 
 def _representatives(classes: Ints) -> Ints:
@@ -186,7 +215,8 @@ def _image(
     lanes = partition.lanes
     sender, receiver = lanes[shape.sender[row]], lanes[shape.receiver[row]]
     connection = None if way is None else way[row]
-    image = Shape(sender, receiver, sender, receiver, links.astype(np.int32), weight, connection)
+    leader = None if shape.leader is None else np.where(shape.leader[row] >= 0, names[shape.leader[row]], -1)
+    image = Shape(sender, receiver, sender, receiver, links.astype(np.int32), weight, connection, leader)
     nothing = tuple(0 for _ in step.bytes_by_op)
     costs = (step.delay_fs[row], step.busy_fs[row], step.wire[row], step.post_fs[row], step.size[row])
     return Timed(image, *costs, nothing, step.depth, step.role)

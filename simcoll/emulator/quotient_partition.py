@@ -12,13 +12,16 @@ on the message some places before it on its connection, which is of the same cla
 have the same messages in every step. The rates depend only on the capacities and on how many flows of each kind are on each link. All
 of that is equal in a class, and the arithmetic is exact.
 
+Messages can be tied to each other: a switch does several at a time, or one waits for others. Then messages are the same only if so are
+those of their operation, of which one leads, and those that they wait for: the operation begins and the wait ends at the same time.
+
 The guess rests on 64-bit hashes and may come from anywhere; :func:`certify` compares the numbers themselves.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -34,18 +37,56 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
     Hashes = NDArray[np.uint64]
 
-__all__ = ["Partition", "alike", "certify", "connections_in_order", "dense", "first_of", "refine"]
+__all__ = ["Partition", "Ties", "alike", "certify", "connections_in_order", "dense", "first_of", "refine"]
 
 SALTS = tuple(np.uint64(salt) for salt in (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9))
 
 
+class Ties(NamedTuple):
+    """How rows of distinct steps are tied: the leader of each's switch operation, or -1; and pairs, of which one waits for the other."""
+
+    leader: Ints
+    later: Ints
+    earlier: Ints
+
+    def marked(self, messages: Hashes) -> Hashes:
+        """Hashes of messages with those that they are tied to."""
+        found = messages.copy()
+        rows = np.flatnonzero(self.leader >= 0)
+        leader = self.leader[rows]
+        operations = np.zeros_like(messages)
+        np.add.at(operations, leader, mix(messages[rows] + SALTS[0]))
+        found[rows] += mix(operations[leader] + (leader == rows).astype(np.uint64))
+        np.add.at(found, self.later, mix(messages[self.earlier] + SALTS[1]))
+        return mix(found)
+
+    def broken(self, names: Ints) -> str:
+        """Why messages of one name are tied to different ones; empty if they are not."""
+        rows = np.flatnonzero(self.leader >= 0)
+        leads = np.full(len(names), -1)
+        leads[rows] = names[self.leader[rows]]
+        own = self.leader == np.arange(len(names))
+        one = first_of(names, int(names.max(initial=-1)) + 1)[names]
+        if not (np.array_equal(leads[one], leads) and np.array_equal(own[one], own)):
+            return "messages of one class belong to different switch operations"
+        if not _same_lists(self.leader[rows], names, names[rows]):
+            return "switch operations of one class have different messages"
+        if not _same_lists(self.later, names, names[self.earlier]):
+            return "messages of one class wait for different ones"
+        return ""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Partition:
-    """The class of every lane, of every link, and with a FIFO of every connection (in their order), numbered from 0."""
+    """The class of every lane, of every link, and with a FIFO of every connection (in their order), numbered from 0.
+
+    ``marks`` tell apart rows of distinct steps that are tied to others.
+    """
 
     lanes: Ints
     links: Ints
     connections: Ints | None = None
+    marks: Ints | None = None
 
     @property
     def lane_classes(self) -> int:
@@ -132,13 +173,20 @@ def _hashed(names: Ints, salt: np.uint64) -> Hashes:
 
 
 def refine(
-    patterns: Sequence[Timed], capacity: Ints, nlanes: int, most_classes: int, most_rounds: int | None = None
+    patterns: Sequence[Timed],
+    capacity: Ints,
+    nlanes: int,
+    most_classes: int,
+    most_rounds: int | None = None,
+    ties: Ties | None = None,
 ) -> Partition | str:
     """The coarsest partition that colour refinement finds, or the limit that it exceeds: ``most_classes`` of lanes, ``most_rounds``."""
     lanes, links = np.zeros(nlanes, np.int64), dense(capacity)
     numbers, places, count = connections_in_order(patterns)
     ways = np.zeros(count, np.int64)
     counts = (1, int(links.max(initial=-1)) + 1, min(count, 1))
+    begins = np.cumsum([0, *map(len, patterns)])
+    marks, kinds = np.zeros(begins[-1] if ties else 0, np.uint64), 0
     # Equal numbers mean equal costs only inside a step, and a step is only compared with itself.
     fixed = [
         _hashed(
@@ -148,9 +196,10 @@ def refine(
         for number, step in enumerate(patterns)
     ]
     # Every round but the last makes more classes.
-    for _ in range(nlanes + len(links) + count + 2 if most_rounds is None else most_rounds):
+    for _ in range(nlanes + len(links) + count + len(marks) + 2 if most_rounds is None else most_rounds):
         lane_sum, link_sum, way_sum = _hashed(lanes, SALTS[0]), _hashed(links, SALTS[1]), _hashed(ways, SALTS[2])
         lane_hash, link_hash, way_hash = lane_sum.copy(), np.append(link_sum, np.uint64(0)), way_sum.copy()
+        messages = []
         for number, (step, cost) in enumerate(zip(patterns, fixed, strict=True)):
             shape = step.shape
             message = mix(cost + lane_hash[shape.sender] + mix(lane_hash[shape.receiver] + SALTS[2]))
@@ -158,6 +207,9 @@ def refine(
             if step.connected:
                 message = mix(message + way_hash[numbers[number]])
                 np.add.at(way_sum, numbers[number], message)
+            if ties:
+                message = mix(message + marks[begins[number] : begins[number + 1]])
+                messages.append(message)
             np.add.at(lane_sum, shape.sender, mix(message + SALTS[0]))
             np.add.at(lane_sum, shape.receiver, mix(message + SALTS[1]))
             used = shape.links >= 0
@@ -167,9 +219,17 @@ def refine(
         ways, way_count = _colour(way_sum)
         if lane_count > most_classes:
             return "too little symmetry: more than a quarter of the lanes differ"
-        if (lane_count, link_count, way_count) == counts:
-            return Partition(lanes, links, ways if count else None)
+        same = (lane_count, link_count, way_count) == counts
         counts = lane_count, link_count, way_count
+        if ties:
+            marks = ties.marked(np.concatenate(messages))
+            names, before = np.zeros(0, np.int64), kinds
+            if same:  # else there is another round anyway
+                names, kinds = _colour(marks)
+            if same and kinds == before:
+                return Partition(lanes, links, ways if count else None, names)
+        elif same:
+            return Partition(lanes, links, ways if count else None)
     return f"classes are not found within {most_rounds} rounds"
 
 
@@ -205,10 +265,12 @@ def _not_a_partition(patterns: Sequence[Timed], capacity: Ints, partition: Parti
     return ""
 
 
-def certify(patterns: Sequence[Timed], capacity: Ints, partition: Partition) -> list[Ints] | str:
+def certify(
+    patterns: Sequence[Timed], capacity: Ints, partition: Partition, ties: Ties | None = None
+) -> list[Ints] | str:
     """The class of every message of every step, numbered from 0 within it; or the reason why the partition fails.
 
-    With connections, the classes of messages of one connection are numbered in their order.
+    With connections, the classes of messages of one connection are numbered in their order, and leaders of operations come first.
     """
     lanes, links, ways = partition.lanes, partition.links, partition.connections
     numbers, places, count = connections_in_order(patterns)
@@ -221,11 +283,13 @@ def certify(patterns: Sequence[Timed], capacity: Ints, partition: Partition) -> 
     roles: list[Ints] = []
     on_links: list[Ints] = []
     carried: list[Ints] = []
-    first, padded = 0, np.append(links, -1)
+    first, row, padded = 0, 0, np.append(links, -1)
     for number, step in enumerate(patterns):
         shape = step.shape
         crossed = np.sort(padded[shape.links], axis=1)
+        here = slice(row, row := row + len(step))
         ordered = (places[number], ways[numbers[number]]) if step.connected and ways is not None else ()
+        marks = () if partition.marks is None else (partition.marks[here],)
         names = (dense if ordered else alike)(
             *ordered,
             step.delay_fs,
@@ -235,7 +299,10 @@ def certify(patterns: Sequence[Timed], capacity: Ints, partition: Partition) -> 
             lanes[shape.sender],
             lanes[shape.receiver],
             *np.ascontiguousarray(crossed.T),
+            *marks,
         )
+        if shape.leader is not None:
+            names = _leaders_first(names, shape.leader)
         found.append(names)
         owners += [shape.sender, shape.receiver]
         roles += [2 * (first + names), 2 * (first + names) + 1]
@@ -254,4 +321,15 @@ def certify(patterns: Sequence[Timed], capacity: Ints, partition: Partition) -> 
     connected = [role for step, role in zip(patterns, roles[::2], strict=True) if step.connected]
     if ways is not None and not _same_lists(np.concatenate(numbers), ways, np.concatenate(connected)):
         return "connections of one class carry different messages"
+    if ties is not None and (refused := ties.broken(np.concatenate(roles[::2]) // 2)):
+        return refused
     return found
+
+
+def _leaders_first(names: Ints, leader: Ints) -> Ints:
+    """Names with those of leaders before all others."""
+    one = first_of(names, int(names.max()) + 1)
+    order = np.argsort(leader[one] != one, kind="stable")
+    place = np.empty_like(order)
+    place[order] = np.arange(len(order))
+    return place[names]

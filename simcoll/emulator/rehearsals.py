@@ -19,7 +19,6 @@ from simcoll.emulator.fast.turns import EVEN, Moves, question_of
 from simcoll.emulator.foldings import Folding, Makings, folding, place_of
 from simcoll.emulator.model import message_costs
 from simcoll.emulator.paths import FEWEST_FOLDED, LEAST_A_STEP, MOST_HASHED, all_links, result_of
-from simcoll.emulator.quotient import no_quotient
 from simcoll.emulator.score import check_switches
 from simcoll.errors import InternalError
 
@@ -115,7 +114,9 @@ class Rehearsal:
             why = f"quotient: {classes} classes stand for {seen.messages} messages"
             if self.ends is None:
                 why, trace_hash = f"{why}; too many for a trace hash", ""
-        return result_of(plan, topology, why, seen, int(state.reg[LAST]), trace_hash, None, classes)
+        return result_of(
+            plan, topology, why or f"{seen.messages} messages", seen, int(state.reg[LAST]), trace_hash, None, classes
+        )
 
     def _costs(self, plan: Plan, each: int) -> Costs:
         """Of all distinct rows, with chunks of ``each`` bytes."""
@@ -176,7 +177,7 @@ def _rehearsed(plan: Plan, topology: Topology, seen: Summary) -> Rehearsal | Non
     even = place_of(plan, topology)[0] == EVEN
     many = max(FEWEST_FOLDED, LEAST_A_STEP * seen.steps) if even else MANY_UNEVEN
     found = None
-    if seen.messages > many and not (seen.switched or no_quotient(plan)):
+    if seen.messages > many:
         found = _folded(plan, topology, seen)
     return _every(plan, topology, seen) if found is None and seen.messages <= MOST_SLOTS else found
 
@@ -208,8 +209,11 @@ def _folded(plan: Plan, topology: Topology, seen: Summary) -> Rehearsal | None:
 
     Its classes hold also where channels have caps, so that the protocols that have them and those that have none can share them.
     """
-    from simcoll.emulator.fast.whole import Whole  # brings in numba
+    from simcoll.emulator.fast.machine import message_pairs  # brings in numba
+    from simcoll.emulator.fast.whole import Whole
 
+    if seen.switched:
+        check_switches(plan, topology)
     protocol, known = plan.protocol, plan.schedule.known
     capped = replace(plan, protocol=replace(protocol, channel_rate_uBps=protocol.channel_rate_uBps or 1))
     capacity, seats, _ = all_links(capped, topology)
@@ -220,19 +224,19 @@ def _folded(plan: Plan, topology: Topology, seen: Summary) -> Rehearsal | None:
     sibling = next((kept for kept in others if kept.links is not None), None)
     hashed = seen.messages <= MOST_HASHED
     new = hashed and (sibling is None or sibling.ends is None)
-    made = folding(capped, topology, seen, seats, capacity, expanded=new, worth_it=True, patience=None)
+    waits = message_pairs(plan.waits or {})
+    made = folding(capped, topology, seen, seats, capacity, expanded=new, worth_it=True, patience=None, waits=waits)
     kept = known.foldings.get(place)
     if isinstance(made, str) or not isinstance(kept, Folding) or made.messages > MOST_SLOTS:
         return None
     ends = _ends(kept.quotient) if new else sibling.ends if hashed and sibling else None
     known.foldings[place] = replace(kept, quotient=replace(kept.quotient, patterns=(), classes=()))
     order = np.concatenate([np.tile(np.array(numbers, np.int64), times) for numbers, times in made.groups])
-    none = np.zeros(0, np.int64)
-    sheet = _sheet(made.steps, order, (none, none))
+    sheet = _sheet(made.steps, order, made.waits)
     if not protocol.channel_rate_uBps:
         sheet = _without(sheet, made.links >= topology.nlinks)
     whole = Whole(sheet, len(made.links), made.lane_steps, hashed=False)
-    return Rehearsal(whole, kept.each, kept.moves, kept.routes, None, made.links, made.members, ends)
+    return Rehearsal(whole, kept.each, kept.moves, kept.routes, sheet.leader, made.links, made.members, ends)
 
 
 def _ends(quotient: Quotient) -> Ends:

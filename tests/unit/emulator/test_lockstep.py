@@ -99,4 +99,4 @@ def test_slow_refinement_is_given_up_for_lock_step(monkeypatch):
     quiet = {"data": "none", "bound": False}
     assert emulate(plan, net, **quiet).path.startswith("lock-step")
     monkeypatch.setattr("simcoll.emulator.paths.PATIENCE", 1)
-    assert emulate(plan, net, **quiet).path.startswith("quotient")
+    assert emulate(ring(12, 12), net, **quiet).path.startswith("quotient")
