@@ -139,7 +139,7 @@ def folding(
 ) -> Quotient | str:
     """The quotient of a plan, from a folding that is remembered if there is one; or why there is none.
 
-    ``expanded``: the times of all messages will be asked for; ``worth_it``, ``patience`` and ``waits`` as in :func:`simcoll.emulator.quotient.fold`.
+    ``expanded``: the times of all messages will be asked for; the others are as in :func:`simcoll.emulator.quotient.fold`.
     """
     if seen.switched and waits is None:
         stream = timed_steps(plan, topology, seats, seen.groups)
