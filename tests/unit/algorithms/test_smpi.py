@@ -8,6 +8,7 @@ message there carries 16 more bytes (``payload_size_ = size_ + 16`` in ``smpi_re
 from __future__ import annotations
 
 import gc
+from functools import lru_cache
 
 import numpy as np
 import pytest
@@ -63,8 +64,14 @@ def exchanged_by_xor(n):
     return Schedule("xor", layout, lambda: iter(steps))
 
 
+@lru_cache(maxsize=1)
+def schedule_of(collective, algorithm, n):
+    """A schedule that all sizes of a test share, with its proof."""
+    return exchanged_by_xor(n) if algorithm == "xor" else simcoll.schedule(collective, algorithm, nranks=n)
+
+
 def time_ns(collective, algorithm, n, size, topology):
-    schedule = exchanged_by_xor(n) if algorithm == "xor" else simcoll.schedule(collective, algorithm, nranks=n)
+    schedule = schedule_of(collective, algorithm, n)
     plan = simcoll.bind(
         schedule, size // (n if collective in ("all_gather", "all_to_all") else 1), "uint8", protocol=SMPI
     )
