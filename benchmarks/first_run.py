@@ -1,10 +1,12 @@
-"""The first compiled run after installation, and those that follow: CPU time and memory of whole processes.
+"""Commands, the first compiled run after installation, and those that follow: CPU time and memory of whole processes.
 
-``python benchmarks/first_run.py`` prints the machine, a run with an empty cache of machine code, and the best of three that find it filled.
+``python benchmarks/first_run.py`` prints the machine, two commands (the best of seven), a run with an empty cache of machine code, and the
+best of three that find it filled.
 """
 
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -23,6 +25,17 @@ json.dump([used.ru_utime + used.ru_stime, used.ru_maxrss / 1024], sys.stdout)
 """
 
 
+COMMANDS = (("--help", 0.2), ("perf all_reduce -e 1K -a ring -p ideal", 0.4))
+
+
+def command(line: str) -> float:
+    """CPU seconds of a command in a process of its own."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, "-m", "simcoll", *line.split()], check=True, stdout=subprocess.DEVNULL)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
 def run(folder: str, channels: int) -> tuple[float, float]:
     """CPU seconds and peak MiB of a process that makes one small run by the compiled engine."""
     environment = os.environ | {"NUMBA_CACHE_DIR": folder}
@@ -36,6 +49,9 @@ def run(folder: str, channels: int) -> tuple[float, float]:
 def main() -> None:
     """Run and print."""
     print(f"{os.cpu_count()} cores, {cpu_name()}")
+    for line, target in COMMANDS:
+        seconds = min(command(line) for _ in range(7))
+        print(f"simcoll {line}: {seconds:.3f} s CPU, {seconds / target:.2f} of {target} s", flush=True)
     # Flows of one channel do not meet, and are played in lock-step; those of two share links, and the loops play them.
     for way, channels in (("lock-step", 1), ("loops", 2)):
         with tempfile.TemporaryDirectory() as folder:

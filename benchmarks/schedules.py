@@ -1,4 +1,4 @@
-"""Cost of building and proving a large schedule, and of starting the command line.
+"""Cost of building and proving a large schedule.
 
     python benchmarks/schedules.py
 
@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import os
 import platform
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 NRANKS = 1024
-ROOT = Path(__file__).resolve().parents[1]
 
 
 def machine() -> str:
@@ -61,13 +58,6 @@ def verify() -> simcoll.types.Proof:
     return simcoll.verify(simcoll.schedule("all_reduce", "ring", nranks=NRANKS))
 
 
-def start_up() -> None:
-    """``simcoll --help`` in a process of its own."""
-    code = "import sys; from simcoll.cli import main; sys.exit(main(['--help']))"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    subprocess.run([sys.executable, "-c", code], check=True, env=environment, stdout=subprocess.DEVNULL)
-
-
 def main() -> None:
     """Measure and print."""
     print(machine())
@@ -75,7 +65,6 @@ def main() -> None:
     for what, action, target in (
         (f"build ring all_reduce, {NRANKS} ranks, {build():,} messages", build, 0.2),
         ("prove it", verify, 0.5),
-        ("simcoll --help", start_up, 0.4),
     ):
         seconds = best_of_three(action)
         print(f"{what:52} {seconds:8.3f} s {target:6.1f} s {seconds / target:6.2f}")

@@ -7,14 +7,22 @@ import sys
 
 import pytest
 
+from tests.support.conformance_cases import select, write_cases
 from tests.support.mpi import PROGRAMS, environment, needs_mpi, run_mpi
 
 pytestmark = [needs_mpi, pytest.mark.slow]
 
 
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory):
+    path, every = tmp_path_factory.mktemp("cases") / "cases.json", select()
+    write_cases(path, every[:: len(every) // 200])
+    return path
+
+
 @pytest.mark.parametrize(("processes", "split"), [(8, "own"), (3, "shared"), (1, "shared")])
-def test_results_are_those_of_the_definition_the_emulator_and_mpi(processes, split):
-    done = run_mpi(processes, PROGRAMS / "mpi_program.py", split, 200)
+def test_results_are_those_of_the_definition_the_emulator_and_mpi(processes, split, cases):
+    done = run_mpi(processes, PROGRAMS / "mpi_program.py", split, cases)
     assert done.returncode == 0, done.stderr
     *faults, summary = done.stdout.strip().splitlines()
     assert "".join(faults) == ""

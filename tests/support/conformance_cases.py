@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,6 +26,9 @@ from simcoll.proving.program import check_ordered
 from simcoll.testing.examples import needed_params
 from simcoll.topology import crossbar
 from tests.support.turns_read_back import program_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 RANKS = (1, 2, 3, 4, 5, 7, 8)
 MOST = 8
@@ -108,6 +112,14 @@ def select(seed: int = 0) -> tuple[Case, ...]:
                     covered |= _pairs(case)
                     break
     return tuple(cases)
+
+
+def write_cases(path: Path, cases: tuple[Case, ...]) -> None:
+    path.write_text(json.dumps([astuple(case) for case in cases]), encoding="utf-8")
+
+
+def read_cases(path: Path) -> tuple[Case, ...]:
+    return tuple(Case(tuple(pair), *rest) for pair, *rest in json.loads(path.read_text(encoding="utf-8")))
 
 
 def machine() -> simcoll.types.Topology:
