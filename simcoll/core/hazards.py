@@ -33,6 +33,8 @@ __all__ = ["check_orderable", "derive_waits", "hazards", "overwritten"]
 
 MOST = 2**23
 """Accesses that are sorted at a time."""
+LONG = 4
+"""With more chunks than this per transfer, cells are looked for that have several."""
 KEPT_ROWS = 2**20
 """Up to here transfers are kept between passes, some 60 bytes each."""
 
@@ -65,9 +67,10 @@ def _accesses(steps: Steps, size: int, low: int, high: int) -> _Accesses:
             found.append((begin, begin + step.count[here], first + here, step.channel[here], *given))
         first += len(step)
     begin, end, *others = [np.concatenate(column) for column in zip(*found, strict=True)]
-    # No transfer begins or ends between two cuts, so the chunks there have the same accesses: they are one cell.
-    cuts = distinct(begin, end)
-    begin, end = np.searchsorted(cuts, begin), np.searchsorted(cuts, end)
+    if (end - begin).sum() > LONG * len(begin):
+        # No transfer begins or ends between two cuts, so the chunks there have the same accesses: they are one cell.
+        cuts = distinct(begin, end)
+        begin, end = np.searchsorted(cuts, begin), np.searchsorted(cuts, end)
     row, offset = spread(end - begin)
     cell = begin[row] + offset
     order = np.argsort(cell, kind="stable")
