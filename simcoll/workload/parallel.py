@@ -22,6 +22,7 @@ CHOICES = {
     "attention": ("fused", "plain"),
     "gradients": ("fp32", "bf16", "fp16"),
     "gathered": ("bf16", "fp8"),
+    "buckets": ("layer", "chunk"),
 }
 OFFLOADS = ("weights", "activations", "optimizer")
 
@@ -57,9 +58,13 @@ class Parallel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     gradients
         Type of accumulated and reduced gradients.
     gathered
-        Type of the parameters that sharding gathers: ``"fp8"`` where matrix products are of 8 bits and weights are cast before.
+        Type of the parameters that sharding gathers: ``"fp8"`` where matrix products are of 8 bits and weights are cast before. Embedding
+        and head stay in 16 bits.
     imbalance
         Load of the most loaded expert rank, over the mean.
+    buckets
+        What collectives of gradients hold that run beside computation: ``"layer"``, or ``"chunk"`` as in Megatron-LM with a pipeline, which
+        reduces a whole chunk of layers at once, and on all stages at the same time.
     overlap_dp, overlap_pp, overlap_ep
         Whether collectives of data parallelism, sends between stages, and exchanges of tokens run beside computation. Default: sends
         when interleaved; nothing else.
@@ -98,6 +103,7 @@ class Parallel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     overlap_dp: bool = False
     overlap_pp: bool | None = None
     overlap_ep: bool = False
+    buckets: str = "layer"
     scatter_gather: bool = False
     split: str | tuple[int, ...] = "even"
     offload: tuple[str, ...] = ()

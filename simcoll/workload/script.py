@@ -28,7 +28,7 @@ class Shape:
     ----------
     layers
         Numbers of the layers by stage and chunk.
-    micro_batches, schedule, sends_overlap, overlap_dp, shard
+    micro_batches, schedule, sends_overlap, overlap_dp, shard, buckets
         As of the design.
     copies, expert_copies
         Whether several ranks hold the same ordinary parameters, and the same experts.
@@ -54,6 +54,7 @@ class Shape:
     replicas: bool
     tied: bool
     offload: tuple[str, ...] = ()
+    buckets: str = "layer"
 
     @property
     def stages(self) -> int:
@@ -72,8 +73,13 @@ class Shape:
 
     @property
     def beside(self) -> bool:
-        """Whether gradients are reduced layer by layer beside the last backward passes."""
+        """Whether gradients are reduced beside the last backward passes."""
         return self.overlap_dp and (self.copies or self.expert_copies)
+
+    @property
+    def aligned(self) -> bool:
+        """Whether gradients of a whole chunk are reduced at once, and on all stages at the same time."""
+        return self.beside and self.buckets == "chunk" and not self.gathers
 
 
 def shape_of(design: Design) -> Shape:
@@ -95,6 +101,7 @@ def shape_of(design: Design) -> Shape:
         replicas=parallel.shard != "none" and 0 < parallel.shard_group < copies,
         tied=model.tied and parallel.pp > 1,
         offload=parallel.offload,
+        buckets=parallel.buckets,
     )
 
 
@@ -181,6 +188,7 @@ class _Writer:
         self.gathered: dict[tuple[int, int], tuple[int, ...]] = {}
         self.before: dict[int, tuple[int, ...]] = {}
         self.moved: dict[tuple[int, int, int], int] = {}
+        self.waiting: list[list[tuple[int, int]]] = [[] for _ in range(shape.stages)]
 
     def add(self, slot: Slot, after: tuple[int, ...], micro: int = -1) -> int:
         number = self.slots.setdefault(slot, len(self.slots))
@@ -229,10 +237,12 @@ class _Writer:
         split = shape.schedule == "zero-bubble"
         work = "BW" if kind == "B" and not split else kind
         final = micro == shape.micro_batches - 1 and kind == ("W" if split else "B")
-        if (shape.gathers or (final and shape.beside)) and shape.layers[stage][chunk]:
+        if (shape.gathers or (final and shape.beside and not shape.aligned)) and shape.layers[stage][chunk]:
             done = self._layer_by_layer(stage, turn, work, after, final=final)
         else:
             done = self.add(Slot("turn", stage, work, chunk), after, micro)
+        if shape.aligned and "W" in work:
+            self._reduce_aligned(stage, chunk, done, final=final)
         self.before[stage] = self.computed.get(stage, ())
         self.computed[stage] = (done,)
         if "activations" in shape.offload and kind == "F" and then != ("B", micro, chunk):
@@ -254,6 +264,16 @@ class _Writer:
             if "W" in work and (self.shape.gathers or (final and self.shape.beside)):
                 self.synchronised[stage] += self._reduce(stage, layer, (done[-1],), turn.micro)
         return done[-1]
+
+    def _reduce_aligned(self, stage: int, chunk: int, done: int, *, final: bool) -> None:
+        """Reduce a whole chunk when the first stage, which is as many turns behind as stages are before this one, is done with it."""
+        if final:
+            self.waiting[stage].append((chunk, stage))
+        left = [(each, turns - 1) for each, turns in self.waiting[stage] if turns]
+        for each, turns in self.waiting[stage]:
+            if not turns:
+                self.synchronised[stage] += self._reduce(stage, EVERY, (done,), chunk=each)
+        self.waiting[stage] = left
 
     def _fetch(self, stage: int, turn: Turn) -> tuple[int, ...]:
         """What a turn needs from the host's memory, fetched beside the turn before."""
@@ -278,25 +298,27 @@ class _Writer:
         if not self.shape.sends_overlap:
             self.last[stage] = (*self.last.get(stage, ()), made)
 
-    def _reduce(self, stage: int, layer: int, after: tuple[int, ...], micro: int = -1) -> tuple[int, ...]:
-        return self._collective(
-            "all_reduce" if self.shape.shard == "none" else "reduce_scatter", stage, layer, after, micro
-        )
+    def _reduce(
+        self, stage: int, layer: int, after: tuple[int, ...], micro: int = -1, chunk: int = -1
+    ) -> tuple[int, ...]:
+        kind = "all_reduce" if self.shape.shard == "none" else "reduce_scatter"
+        return self._collective(kind, stage, layer, after, micro, chunk)
 
     def _collective(
-        self, kind: str, stage: int, layer: int, after: tuple[int, ...], micro: int = -1
+        self, kind: str, stage: int, layer: int, after: tuple[int, ...], micro: int = -1, chunk: int = -1
     ) -> tuple[int, ...]:
         """A collective over the ranks that hold the same parameters; experts have fewer of them."""
         shape, stream = self.shape, "gather" if kind == "all_gather" else "reduce"
         made: list[int] = []
         if shape.copies:
             group = "shard" if shape.replicas else "dp"
-            made.append(self.add(Slot(kind, stage, group, -1, layer, stream), after, micro))
+            made.append(self.add(Slot(kind, stage, group, chunk, layer, stream), after, micro))
             if shape.replicas and kind == "reduce_scatter":
-                made.append(self.add(Slot("all_reduce", stage, "replica", -1, layer, stream), (made[-1],), micro))
-        own = {number for chunk in shape.layers[stage] for number in chunk}
+                made.append(self.add(Slot("all_reduce", stage, "replica", chunk, layer, stream), (made[-1],), micro))
+        chunks = shape.layers[stage] if chunk < 0 else (shape.layers[stage][chunk],)
+        own = {number for each in chunks for number in each}
         if shape.expert_copies and shape.experts & ({layer} if layer >= 0 else own if layer == EVERY else set()):
-            made.append(self.add(Slot(kind, stage, "edp", -1, layer, stream), after, micro))
+            made.append(self.add(Slot(kind, stage, "edp", chunk, layer, stream), after, micro))
         return tuple(made)
 
     def _gather_before(self, stage: int, chunk: int) -> tuple[int, ...]:
@@ -317,6 +339,10 @@ class _Writer:
         shape, last = self.shape, self.shape.stages - 1
         one_by_one = shape.gathers or shape.beside
         for stage in range(shape.stages):
+            for chunk, _ in self.waiting[stage]:
+                self.synchronised[stage] += self._reduce(stage, EVERY, self.computed[stage], chunk=chunk)
+            if shape.aligned:
+                continue
             if not one_by_one or self._has_ends(stage):
                 which = BESIDE_LAYERS if one_by_one else EVERY
                 self.synchronised[stage] += self._reduce(stage, which, self.computed[stage])

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from simcoll.workload.chunks import Costs
 from simcoll.workload.gpu import DTYPE_BYTES
 from simcoll.workload.layers import in_fs, optimizer_seconds
-from simcoll.workload.memory import OPTIMIZER_BYTES, offloaded_bytes
+from simcoll.workload.memory import OPTIMIZER_BYTES, WEIGHT_BYTES, offloaded_bytes
 from simcoll.workload.script import BESIDE_LAYERS, EVERY, Script, script_of, shape_of
 from simcoll.workload.workload import Call, Compute, Send, Workload
 
@@ -155,31 +155,50 @@ class Parts:
         )
 
     def _collective(self, slot: Slot) -> Call:
-        parallel, model = self.design.parallel, self.design.model
-        group, width = slot.work, DTYPE_BYTES[parallel.gradients if slot.stream == "reduce" else parallel.gathered]
-        on = tuple(f"stage{stage}" for stage in self.script.stages_of(slot))
-        if group == "embedding":
-            count = model.vocabulary * model.hidden // parallel.tp
-        else:
-            dense, experts = self._counts(slot)
-            count = experts if group == "edp" else dense if "edp" in self.groups else dense + experts
-        size, n = round(count * width), self.groups[group].shape[1]
+        group, on = slot.work, tuple(f"stage{stage}" for stage in self.script.stages_of(slot))
+        size, n = round(self._bytes(slot)), self.groups[group].shape[1]
         if group == "replica":
             size //= self.groups["shard"].shape[1]
         return Call(
             id="", kind=slot.does, group=group, size_bytes=max(1, size - size % n), on=on, stream=slot.stream, name=f"{slot.does} {group}"
         )  # fmt: skip
 
-    def _counts(self, slot: Slot) -> tuple[int, int]:
-        """Parameters of a collective: of a layer, of a stage, or of what a stage has beside layers."""
+    def _bytes(self, slot: Slot) -> float:
+        """Bytes of the gradients that a collective reduces, or of the parameters that it gathers: matrices in 8 bits, ends in 16."""
+        parallel, model = self.design.parallel, self.design.model
+        reduces = slot.stream == "reduce"
+        width = DTYPE_BYTES[parallel.gradients if reduces else parallel.gathered]
+        if slot.work == "embedding":
+            return width * (model.vocabulary * model.hidden // parallel.tp)
+        layers, ends, experts = self._counts(slot)
+        if slot.work == "edp":
+            return width * experts
+        whole = layers if "edp" in self.groups else layers + experts
+        return width * whole + ends * (width if reduces else max(width, WEIGHT_BYTES))
+
+    def _counts(self, slot: Slot) -> tuple[int, int, int]:
+        """Parameters of a collective, of a layer, a chunk or a stage: those of layers, of embedding or head, and of experts."""
+        each = self.costs.layer_parameters
         if slot.layer >= 0:
-            return self.costs.layer_parameters(slot.layer)
-        dense, experts = self.costs.parameters[slot.stage]
+            dense, experts = each(slot.layer)
+            return dense, 0, experts
+        chunks = self.costs.chunks[slot.stage]
+        total = self.costs.parameters[slot.stage][0]
+        ends = total - sum(each(layer)[0] for chunk in chunks for layer in chunk)
         if slot.layer == BESIDE_LAYERS:
-            layers = [layer for chunk in self.costs.chunks[slot.stage] for layer in chunk]
-            dense -= sum(self.costs.layer_parameters(layer)[0] for layer in layers)
-            experts = 0
-        return dense, experts
+            return 0, ends, 0
+        here = [
+            each(layer)
+            for chunk in (chunks if slot.chunk < 0 else chunks[slot.chunk : slot.chunk + 1])
+            for layer in chunk
+        ]
+        if (
+            slot.chunk >= 0
+            and not self.costs.is_first(slot.stage, slot.chunk)
+            and not self.costs.is_last(slot.stage, slot.chunk)
+        ):
+            ends = 0
+        return sum(dense for dense, _ in here), ends, sum(experts for _, experts in here)
 
 
 def _identity(slot: Slot, row: Row, number: int) -> str:

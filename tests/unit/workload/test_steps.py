@@ -166,6 +166,14 @@ SHARED = {
     "context gathered": {"nodes": 2, "tp": 4, "cp": 4, "context": "all_gather"},
     "ulysses": {"nodes": 2, "cp": 4, "tp": 2, "context": "ulysses"},
     "overlapped": {"nodes": 2, "tp": 4, "pp": 2, "shard": "optimizer", "overlap_dp": True},
+    "chunks overlapped": {
+        "nodes": 2,
+        "tp": 4,
+        "pp": 2,
+        "shard": "optimizer",
+        "overlap_dp": True,
+        "buckets": "chunk",
+    },
     "experts overlapped": {
         "nodes": 2,
         "ep": 8,
@@ -234,6 +242,43 @@ def test_what_runs_beside_computation_is_hidden():
         for tier in (1, 2):
             found = play_workload(workload, alone_on(topology, alike=False), tier=tier).clock.time_fs
             assert found == pytest.approx(expected * MS, rel=1e-4)
+
+
+def test_whole_chunks_are_reduced_on_all_stages_at_once():
+    """Stage s is s turns ahead of the first, and reduces as many turns later; the same bytes move as layer by layer."""
+    model = {"layers": 24, "global_batch": 24}
+    asked = {
+        "nodes": 6,
+        "tp": 4,
+        "pp": 3,
+        "virtual": 4,
+        "dp": 4,
+        "shard": "optimizer",
+        "overlap_dp": True,
+        "model": model,
+    }
+    moved = []
+    for buckets, count in (("layer", 24 + 2), ("chunk", 3 * 4)):
+        made = Step(design(**asked, buckets=buckets))
+        calls = [o for o in made.workload.operations if isinstance(o, Call) and o.kind == "reduce_scatter"]
+        assert len(calls) == count
+        moved.append([sum(o.size_bytes for o in calls if o.on == (f"stage{stage}",)) for stage in range(3)])
+    assert moved[0] == moved[1]
+    script = made.parts.script
+    for stage in range(3):
+        slots = [(script.slots[row.slot], row) for row in script.rows]
+        turns = [n for n, (slot, _) in enumerate(slots) if (slot.does, slot.stage, slot.work) == ("turn", stage, "BW")]
+        final = {
+            slots[n][0].chunk: place
+            for place, n in enumerate(turns)
+            if slots[n][1].micro == made.design.micro_batches - 1
+        }
+        late = {
+            slot.chunk: turns.index(row.after[0]) - final[slot.chunk]
+            for slot, row in slots
+            if (slot.does, slot.stage) == ("reduce_scatter", stage)
+        }
+        assert late == {3: stage, 2: stage, 1: stage, 0: 0}  # after the last chunk no turns are left
 
 
 def test_what_an_axis_exposes_is_what_is_saved_without_it():
