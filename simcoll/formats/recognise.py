@@ -182,6 +182,6 @@ def _text(text: str, content: bytes) -> str:
         return "scenario"
     if {"model", "topology"} <= table.keys():
         return "design"
-    if {"op", "mesh"} <= table.keys():
+    if isinstance(table.get("op"), list):
         return "operations"
     return "toml" if table else "text"

@@ -57,6 +57,7 @@ class Plans:
     alike: bool = False
     rules: Rules | None = None
     _lies: dict[bytes, bytes] = field(default_factory=dict)
+    _places: dict[bytes, Topology] = field(default_factory=dict)
     _plans: dict[tuple[object, ...], Plan] = field(default_factory=dict)
     _protocols: dict[tuple[object, ...], Protocol] = field(default_factory=dict)
 
@@ -75,6 +76,13 @@ class Plans:
                 self._lies[own] = np.stack([level.reshape(-1) for level in levels]).astype(np.int32).tobytes()
         return self._lies[own]
 
+    def place(self, ranks: NDArray[np.int64]) -> Topology:
+        """The topology of some ranks alone: one for all that lie alike, so that schedules made for it are proved once."""
+        key = self.lie(ranks)
+        if key not in self._places:
+            self._places[key] = self.topology.with_ranks(ranks)
+        return self._places[key]
+
     def plan(self, call: Call, ranks: NDArray[np.int64]) -> Plan:
         """What one group of ranks plays."""
         placed = self.rules is None or self.rules.library or call.algorithm
@@ -85,7 +93,7 @@ class Plans:
 
     def _by_library(self, call: Call, ranks: NDArray[np.int64]) -> Plan:
         """What NCCL would play; of uneven blocks the largest counts."""
-        place = self.topology.with_ranks(ranks)
+        place = self.place(ranks)
         size, algorithm = call.size_bytes, call.algorithm
         if not (call.sizes or call.root):
             return library_plan(call.kind, size, place, imbalance=call.imbalance, algorithm=algorithm)
@@ -132,7 +140,7 @@ class Plans:
         """Costs of a message from one rank to another."""
         key = (self.lie(np.array([source, target])), size_bytes)
         if key not in self._protocols:
-            pair = self.topology.with_ranks(np.array([source, target]))
+            pair = self.place(np.array([source, target]))
             self._protocols[key] = library_play("send_recv", size_bytes, pair)[1]
         return self._protocols[key]
 

@@ -220,11 +220,14 @@ class _List:
             self.ids[work.id] = tuple(operation.id for operation in self.made[first:])
 
     def _known(self, name: str) -> tuple[str, ...]:
-        if name not in self.ids:
+        if name in self.ids:
+            return self.ids[name]
+        later = [number for number, work in enumerate(self.read.op) if work.id == name]
+        if later:
             raise ConfigError(
-                f"unknown operation {name!r}, or one that comes later; {nearest(name, self.ids)}", path="$.after"
+                f"operation {name!r} is $.op[{later[0]}], not before this one; put it first, or break the cycle", path="$.after"
             )
-        return self.ids[name]
+        raise ConfigError(f"unknown operation {name!r}; {nearest(name, self.ids)}", path="$.after")
 
     def _points(self, on: Mapping[str, int | tuple[int, ...]]) -> list[dict[str, int]]:
         for axis, wanted in on.items():

@@ -71,6 +71,7 @@ def test_the_documented_example_and_what_it_is():
     found = load_operations(EXAMPLE)
     assert found.topology.nranks == found.workload.nranks == 16
     assert recognise(EXAMPLE.read_bytes()) == "operations"
+    assert recognise(b'[[op]]\nid = "a"\n') == "operations"  # without its mesh, too, so that the mesh is asked for
     dispatch = next(operation for operation in found.workload.operations if operation.id == "dispatch")
     assert found.workload.groups_of(dispatch).tolist() == [list(range(8))]
 
@@ -83,6 +84,7 @@ REFUSED = {
     "an unknown group": ({"id": "a", "call": "all_reduce", "axis": "td", "bytes": 1}, r"\$\.op\[0\].*no axis 'td'; did you mean 'tp'"),
     "a place outside": ({"id": "a", "time": "1 ms", "on": {"pp": 2}}, r"\$\.op\[0\]\.on.*pp = 2: expected 0 to 1"),
     "an unknown operation": ({"id": "a", "time": "1 ms", "after": ["b"]}, "unknown operation 'b'"),
+    "a cycle": ({"id": "a", "time": "1 ms", "after": ["a"]}, r"operation 'a' is \$\.op\[0\], not before this one; .* break the cycle"),
     "no GPU": ({"id": "a", "flops": "1T"}, r"need a GPU: \[gpu\]"),
     "no table": ({"id": "a", "operator": "gemm", "shape": "8x8"}, r"needs a table"),
     "a wrong number": ({"id": "a", "flops": "1 TB"}, "expected a number such as '2.1T', got '1 TB'"),
