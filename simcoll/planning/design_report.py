@@ -276,10 +276,7 @@ def _prices(prices: Sequence[Price]) -> Table:
 def _inputs(design: Design) -> Table:
     gpu, topology, model = design.gpu, design.topology, design.model
     rows = [
-        *(
-            (f"GPU {gpu.name}: {place}", f"{value:,.6g}", gpu.sources.get(place, ""))
-            for place, value in gpu.values.items()
-        ),
+        *((f"GPU {gpu.name}: {place}", gpu.told(place), gpu.sources.get(place, "")) for place in gpu.values),
         *((f"topology {topology.name}: {place}", "", source) for place, source in topology.sources.items()),
         (
             f"model {model.name}",

@@ -36,6 +36,7 @@ _TABLES = {
     "price": "number",
 }
 _MEMORY = {"size": "size", "bandwidth": "rate", "measured": "rate"}
+_UNITS = {"flops": (1e12, " TFLOPS"), "size": (1e9, " GB"), "rate": (1e9, " GB/s"), "watts": (1, " W")}
 _FLOPS = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([GTP])FLOPS\s*")
 _WATTS = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(k?)W\s*")
 
@@ -91,6 +92,24 @@ class Gpu:
     def gemm(self, dtype: str) -> float:
         """FLOP/s that the best dense matrix product reaches; where nobody measured it, four fifths of the peak."""
         return self.values.get(f"gemm.{dtype}", 0.8 * self.peak(dtype))
+
+    def told(self, place: str) -> str:
+        """One number with its unit.
+
+        >>> gpu = load_gpu("h100")
+        >>> [gpu.told(place) for place in ("peak.bf16", "memory.size", "memory.bandwidth", "power.watts", "units.count")]
+        ['989.4 TFLOPS', '80 GB', '3,350 GB/s', '700 W', '132']
+        """
+        table, _, key = place.partition(".")
+        kind = _MEMORY[key] if table == "memory" else _TABLES[table]
+        scale, unit = {
+            "flops": (1e12, " TFLOPS"),
+            "size": (1e9, " GB"),
+            "rate": (1e9, " GB/s"),
+            "watts": (1, " W"),
+            "number": (1, ""),
+        }[kind]
+        return f"{self.number(place) / scale:,.6g}{unit}"
 
     @property
     def memory_bytes(self) -> int:

@@ -225,7 +225,8 @@ class _List:
         later = [number for number, work in enumerate(self.read.op) if work.id == name]
         if later:
             raise ConfigError(
-                f"operation {name!r} is $.op[{later[0]}], not before this one; put it first, or break the cycle", path="$.after"
+                f"operation {name!r} is $.op[{later[0]}], not before this one; put it first, or break the cycle",
+                path="$.after",
             )
         raise ConfigError(f"unknown operation {name!r}; {nearest(name, self.ids)}", path="$.after")
 
