@@ -23,6 +23,7 @@ def time_step(
     nodes: Annotated[int | None, WHOLE] = None,
     gpu: str | None = None,
     system: Path | None = None,
+    comm_groups: Path | None = None,
     output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
 ) -> None:
     """Time a training step, or another workload: print where its time goes, write the result, a picture and a timeline.
@@ -40,6 +41,8 @@ def time_step(
         Times the work of a Chakra trace that says its operations and bytes.
     system
         A system.json of ASTRA-sim, which says what runs the collectives of a workload, and what times its work.
+    comm_groups
+        ASTRA-sim's file of the groups that a Chakra trace names: {"1": [0, 1], ...}.
     output
         Folder for step.json, step.svg, trace.json.gz (Perfetto) and workload.json; default out/<design>.
     """
@@ -58,9 +61,10 @@ def time_step(
     folder = output or Path("out") / design.stem
     kind = workload_kind(design)
     if kind not in WORKLOADS:
-        if any(each is not None for each in (topology, nodes, gpu, system)):
+        if any(each is not None for each in (topology, nodes, gpu, system, comm_groups)):
             raise ConfigError(
-                f"--topology, --nodes, --gpu and --system are for workloads; this is {TITLES[kind]}", file=str(design)
+                f"--topology, --nodes, --gpu, --system and --comm-groups are for workloads; this is {TITLES[kind]}",
+                file=str(design),
             )
         asked = Step(load_design(design))
         open_folder(folder, FILES)
@@ -68,7 +72,7 @@ def time_step(
         lines, workload, title = step_lines(result), asked.workload, result.title
         clock, content, plans = asked.clock(tier=tier).clock, step_json(result), asked.alone.plans
     else:
-        workload, place, slow = read_any_workload(design, kind, topology, nodes, gpu, system)
+        workload, place, slow = read_any_workload(design, kind, topology, nodes, gpu, system, comm_groups)
         if place is None:
             raise ConfigError(
                 f"{TITLES[kind]} of {workload.nranks} ranks: say where it runs, with --topology", file=str(design)

@@ -36,13 +36,14 @@ def read_any_workload(
     nodes: int | None = None,
     gpu: str | None = None,
     system: Path | None = None,
+    comm_groups: Path | None = None,
 ) -> tuple[Workload, Topology | None, Mapping[int, float]]:
     """A workload, where it runs if that is said, and which ranks are slow there."""
     from simcoll.errors import ConfigError
     from simcoll.formats.recognise import TITLES
     from simcoll.formats.strict import read_file
     from simcoll.topology import load_topology
-    from simcoll.workload.astra_system import load_astra_system
+    from simcoll.workload.astra_system import load_astra_system, load_comm_groups
     from simcoll.workload.chakra import MAX_FILE_BYTES, load_chakra
     from simcoll.workload.gpu import load_gpu
     from simcoll.workload.operation_list import load_operations
@@ -53,6 +54,8 @@ def read_any_workload(
     settings = None if system is None else load_astra_system(system)
     if gpu is not None and kind != "chakra":
         raise ConfigError(f"--gpu is for Chakra traces; this is {TITLES[kind]}", file=str(path))
+    if comm_groups is not None and kind != "chakra":
+        raise ConfigError(f"--comm-groups is for Chakra traces; this is {TITLES[kind]}", file=str(path))
     if kind == "operations":
         listed = load_operations(path)
         workload, named, slow = listed.workload, listed.topology, listed.slow
@@ -60,7 +63,8 @@ def read_any_workload(
         workload = read_workload(read_file(path, MAX_FILE_BYTES), str(path))
     else:
         roofline = None if settings is None else settings.gpu
-        workload = load_chakra(path, gpu=roofline if gpu is None else load_gpu(gpu))
+        groups = None if comm_groups is None else load_comm_groups(comm_groups)
+        workload = load_chakra(path, gpu=roofline if gpu is None else load_gpu(gpu), groups=groups)
     if settings is not None:
         workload = settings.applied(workload)
         if settings.left_out:

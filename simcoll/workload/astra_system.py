@@ -1,4 +1,7 @@
-"""ASTRA-sim's ``system.json``: what runs collectives, and the roofline of an NPU. The rest has no counterpart here and is told by name."""
+"""ASTRA-sim's ``system.json``: what runs collectives, and the roofline of an NPU. The rest has no counterpart here and is told by name.
+
+And its file of groups.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ if TYPE_CHECKING:
 
     from simcoll.workload.workload import Workload
 
-__all__ = ["AstraSystem", "load_astra_system", "parse_astra_system"]
+__all__ = ["AstraSystem", "load_astra_system", "load_comm_groups", "parse_astra_system"]
 
 MAX_FILE_BYTES = 1 << 20
 _ALGORITHMS: Mapping[str, Mapping[str, str]] = {
@@ -137,6 +140,20 @@ def parse_astra_system(content: bytes, file: str | None = None) -> AstraSystem:
         values = {**peaks, "memory.bandwidth": rates["local-mem-bw"] * 1e9}
         gpu = Gpu("astra-sim", "an NPU of ASTRA-sim", values, dict.fromkeys(values, file or "system.json"))
     return AstraSystem(algorithms, gpu, tuple(left_out))
+
+
+def load_comm_groups(path: str | Path) -> dict[str, list[int]]:
+    """ASTRA-sim's file of groups: an object with the ranks of each, by the name that nodes of a trace call it.
+
+    Raises
+    ------
+    ConfigError
+        When it cannot be read or is something else.
+    """
+    try:
+        return msgspec.json.decode(read_file(path, MAX_FILE_BYTES), type=dict[str, list[int]])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(f'expected groups such as {{"1": [0, 1]}}: {error}', file=str(path)) from None
 
 
 def _algorithm(kind: str, value: object, key: str, file: str | None) -> str:

@@ -47,7 +47,9 @@ _FILE = re.compile(r"(.*?)\.?(\d{1,7})\.et")
 _US = 10**9
 
 
-def load_chakra(path: str | Path, *, gpu: Gpu | None = None) -> Workload:
+def load_chakra(
+    path: str | Path, *, gpu: Gpu | None = None, groups: Mapping[str, Sequence[int]] | None = None
+) -> Workload:
     """The workload of all ranks' files, of which one is named: ``trace.0.et``; or what they begin with: ``trace``.
 
     Raises
@@ -73,10 +75,16 @@ def load_chakra(path: str | Path, *, gpu: Gpu | None = None) -> Workload:
             f"the file of rank {missing[0]} is missing; there are those of {len(found)} ranks", file=str(path)
         )
     files = [(read_file(found[rank], MAX_FILE_BYTES), str(found[rank])) for rank in range(len(found))]
-    return parse_chakra(files, gpu=gpu, title=prefix)
+    return parse_chakra(files, gpu=gpu, groups=groups, title=prefix)
 
 
-def parse_chakra(files: Sequence[tuple[bytes, str | None]], *, gpu: Gpu | None = None, title: str = "") -> Workload:
+def parse_chakra(
+    files: Sequence[tuple[bytes, str | None]],
+    *,
+    gpu: Gpu | None = None,
+    groups: Mapping[str, Sequence[int]] | None = None,
+    title: str = "",
+) -> Workload:
     """A workload from the contents and names of all ranks' files.
 
     Parameters
@@ -84,6 +92,8 @@ def parse_chakra(files: Sequence[tuple[bytes, str | None]], *, gpu: Gpu | None =
     gpu
         Times work that says its operations (``num_ops``) and bytes (``tensor_size``), by roofline; all other work, and without a GPU all,
         takes the time that it was recorded with.
+    groups
+        Ranks of groups by name, beside those that the files describe: ASTRA-sim keeps them in a file of their own.
 
     Raises
     ------
@@ -96,7 +106,10 @@ def parse_chakra(files: Sequence[tuple[bytes, str | None]], *, gpu: Gpu | None =
     for rank, (content, file) in enumerate(files):
         metadata, nodes = parse_nodes(content, file)
         try:
-            traces.append(_Rank(rank, len(files), gpu).steps(nodes))
+            own = _Rank(rank, len(files), gpu)
+            for name, members in (groups or {}).items():
+                own.add_group(name, members)
+            traces.append(own.steps(nodes))
         except ConfigError as error:
             raise ConfigError(error.message, file=file, path=error.path) from None
     rules = None
@@ -237,7 +250,7 @@ class _Rank:
         elif name in {"", "0"}:
             ranks = tuple(range(self.nranks))
         else:
-            raise ConfigError(f"no metadata node describes group {name!r}; {nearest(name, self.groups or ['0'])}")
+            raise ConfigError(f"nothing describes group {name!r}; {nearest(name, self.groups or ['0'])}")
         if self.rank not in ranks:
             raise ConfigError(f"rank {self.rank} is not in group {name!r} of ranks {list(ranks[:8])}")
         return ranks
@@ -253,13 +266,17 @@ class _Rank:
             name, ranks = (each.get("pg_name"), each.get("ranks")) if isinstance(each, dict) else (None, None)
             if not isinstance(name, str) or not isinstance(ranks, list):
                 continue
-            members = tuple(ranks or range(self.nranks))
-            fits = all(type(rank) is int and 0 <= rank < self.nranks for rank in members)
-            if not fits or len(set(members)) != len(members):
-                raise ConfigError(
-                    f"group {name!r} has ranks {ranks!s:.60}; expected different ones, 0 to {self.nranks - 1}"
-                )
-            self.groups[name] = members
+            self.add_group(name, ranks or range(self.nranks))
+
+    def add_group(self, name: str, ranks: Sequence[int]) -> None:
+        """Remember a group, which has different ranks that exist."""
+        members = tuple(ranks)
+        fits = all(type(rank) is int and 0 <= rank < self.nranks for rank in members)
+        if not members or not fits or len(set(members)) != len(members):
+            raise ConfigError(
+                f"group {name!r:.60} has ranks {list(ranks)!s:.60}; expected different ones, 0 to {self.nranks - 1}"
+            )
+        self.groups[name] = members
 
 
 def _number(node: Node, name: str, default: int | None) -> int:

@@ -80,3 +80,37 @@ def test_refused(case):
     changes, said = REFUSED[case]
     with pytest.raises(ConfigError, match=said):
         parsed(**changes)
+
+
+def test_groups_in_a_file_of_their_own(tmp_path, capsys):
+    """Two groups of two NPUs: each sums 1 MB in 2 steps of half a MB at 50 x 2^30 B/s and 500 ns."""
+    size = 1 << 20
+    for rank in range(4):
+        node = Node(0, "sum", "COMM_COLL", (), 0, {"comm_type": 0, "comm_size": size, "pg_name": str(rank // 2)})
+        (tmp_path / f"t.{rank}.et").write_bytes(dump_nodes({}, [node]))
+    (tmp_path / "network.yml").write_text(
+        "topology: [ Ring ]\nnpus_count: [ 4 ]\nbandwidth: [ 50.0 ]\nlatency: [ 500.0 ]\n"
+    )
+    (tmp_path / "system.json").write_text(json.dumps({"all-reduce-implementation": ["ring"]}))
+    groups = tmp_path / "comm_group.json"
+    words = [
+        "step",
+        str(tmp_path / "t"),
+        "-t",
+        str(tmp_path / "network.yml"),
+        "--system",
+        str(tmp_path / "system.json"),
+    ]
+    words += ["--comm-groups", str(groups), "-o", str(tmp_path / "out")]
+    groups.write_text('{"0": [0, 1], "1": [2, 3]}')
+    assert not main(words)
+    each = -(-(size // 2) * 10**15 // (50 * 2**30)) + 500 * 10**6
+    assert abs(json.loads((tmp_path / "out" / "step.json").read_bytes())["time_fs"] - 2 * each) <= 2
+    for text, said in (
+        ("[1]", "expected groups such as"),
+        ('{"0": [0, 1], "1": [2, 4]}', "group '1' has ranks [2, 4]; expected different ones, 0 to 3"),
+        ('{"0": [0, 1], "2": [2, 3]}', "nothing describes group '1'"),
+    ):
+        groups.write_text(text)
+        assert main(words) == 2
+        assert said in capsys.readouterr().err
