@@ -13,7 +13,6 @@ from simcoll.planning.step_examples import CONTENTION, DEEPEP, PLACED, contentio
 from simcoll.planning.step_fitting import fit_steps, predicted
 from simcoll.planning.step_rows import published_steps
 from simcoll.workload.calibration import UNCALIBRATED, Calibration, load_calibration
-from simcoll.workload.steps import Step
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -85,9 +84,9 @@ the first and the last layers; the rest is computation that hidden bytes slow do
 BUCKETS = """
 The runs reduced the gradients of a chunk of layers at once, and on all stages at the same time, which is NeMo's default, so that
 stages are slow together. *Layer by layer*, each stage would reduce when it is done, and hold up the next: nearer to what was measured,
-but not what ran. In tier 2, where data parallelism, stages and context share NICs, a slow-down of {slower} gives {together:.3f} s. Not
-counted are, some 5 ms a step each, setting gradients to 0, reading them once more to look for NaN, and transposing 8-bit weights; nor
-what the host does between two steps, nor how much GPUs differ that should be alike.
+but not what ran. Tier 1 leaves out that data parallelism, stages and context share NICs. Not counted are, some 5 ms a step each, setting
+gradients to 0, reading them once more to look for NaN, and transposing 8-bit weights; nor what the host does between two steps, nor
+how much GPUs differ that should be alike.
 """
 GPT3 = """
 ## MLPerf Training v4.1: GPT-3 175B on H100
@@ -203,8 +202,7 @@ def _mlperf() -> Iterator[str]:
             found = _intercept(passes, predicted(rows, constants))
             told.append(f"{found:.3f} ({100 * (found / said - 1):+.0f} %)")
         yield f"| {slower:.3g}: {words} | {' | '.join(told)} |\n"
-    together = [Step(replace(row.design, calibration=fit.calibration)).time_fs(tier=2) / 1e15 for row in table.rows]
-    yield BUCKETS.format(together=_intercept(passes, np.array(together)), slower=SLOWER)
+    yield BUCKETS
 
 
 def _with(design: Design, **changes: str) -> Design:
