@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
     Steps: TypeAlias = Callable[[], Iterable[tuple[int, Step]]]
 
-__all__ = ["check_orderable", "derive_waits", "hazards", "overwritten"]
+__all__ = ["by_transfer", "check_orderable", "derive_waits", "hazards", "overwritten", "wait_pairs"]
 
 MOST = 2**23
 """Accesses that are sorted at a time."""
@@ -141,7 +141,19 @@ def _kept(steps: Steps) -> tuple[Steps, int]:
 
 
 def derive_waits(steps: Steps, nranks: int, size: int) -> dict[int, tuple[int, ...]]:
-    """For each transfer the transfers of other channels that it must wait for.
+    """For each transfer the transfers of other channels that it must wait for: :func:`wait_pairs` as a dictionary without empty entries."""
+    return by_transfer(*wait_pairs(steps, nranks, size))
+
+
+def by_transfer(later: Ints, earlier: Ints) -> dict[int, tuple[int, ...]]:
+    """Pairs, in order of ``later``, as a dictionary."""
+    begin, each = np.flatnonzero(np.diff(later, prepend=-1)), earlier.tolist()
+    edges = [*begin.tolist(), len(later)]
+    return {a: tuple(each[b:c]) for a, (b, c) in zip(later[begin].tolist(), pairwise(edges), strict=True)}
+
+
+def wait_pairs(steps: Steps, nranks: int, size: int) -> tuple[Ints, Ints]:
+    """Transfers, in order, each with one of another channel that it must wait for.
 
     Parameters
     ----------
@@ -152,8 +164,8 @@ def derive_waits(steps: Steps, nranks: int, size: int) -> dict[int, tuple[int, .
 
     Returns
     -------
-    dict
-        Running number over the transfers to running numbers; transfers without such waits are absent.
+    tuple
+        Running numbers over the transfers: of those that wait, and of those that they wait for.
     """
     steps, rows = _kept(steps)
     count = max(rows, 1)
@@ -167,10 +179,7 @@ def derive_waits(steps: Steps, nranks: int, size: int) -> dict[int, tuple[int, .
         reader, writer = of.transfer[earlier[inside]], of.transfer[later[inside]]
         beside.append((reader * count + writer)[reader != writer])
     waits = _with_overwriters(distinct(*found), distinct(*beside), count)
-    later, earlier = waits // count, (waits % count).tolist()
-    begin = np.flatnonzero(np.diff(later, prepend=-1))
-    edges = [*begin.tolist(), len(waits)]
-    return {a: tuple(earlier[b:c]) for a, (b, c) in zip(later[begin].tolist(), pairwise(edges), strict=True)}
+    return np.divmod(waits, count)
 
 
 def overwritten(layout: Layout, step: Step) -> NDArray[np.bool_]:

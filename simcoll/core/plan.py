@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from simcoll.core.hazards import derive_waits, overwritten
+from simcoll.core.hazards import by_transfer, overwritten, wait_pairs
 from simcoll.core.schedule import MULTICAST, SWITCH_REDUCE, SYNC, Step, lowered
 from simcoll.core.step import operands
 from simcoll.errors import ConfigError
@@ -96,6 +96,7 @@ class Known:
     starts: list[Ints | int] | None = None
     positions: Ints | None = None
     waits: Mapping[int, tuple[int, ...]] | None = None
+    wait_pairs: tuple[Ints, Ints] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -271,16 +272,27 @@ class Plan:
 
         Keys and values are running numbers over :meth:`steps`. Empty unless two channels touch the same chunk.
         """
-        if self.nchannels == 1 or (self.proof is not None and not self.proof.shared_chunks):
-            return {}
-        layout = self.schedule.layout
-        # Where no chunk is empty, every transfer is there, whatever the sizes: these are the waits of the schedule.
-        whole = int(np.min(self.sizes, initial=np.iinfo(np.int64).max)) >= layout.chunks
-        known: Known | ScheduleKnown = self.schedule.known if whole else self.known
+        known = self._of_waits()
         if known.waits is None:
-            steps = (lambda: lowered(self.schedule)) if whole else self.transfers
-            known.waits = derive_waits(steps, self.nranks, layout.size)
+            known.waits = by_transfer(*self.wait_pairs)
         return known.waits
+
+    @property
+    def wait_pairs(self) -> tuple[Ints, Ints]:
+        """The same as columns: those that wait, in order, and one that each waits for."""
+        if self.nchannels == 1 or (self.proof is not None and not self.proof.shared_chunks):
+            return np.zeros(0, np.int64), np.zeros(0, np.int64)
+        known = self._of_waits()
+        if known.wait_pairs is None:
+            whole = known is self.schedule.known
+            steps = (lambda: lowered(self.schedule)) if whole else self.transfers
+            known.wait_pairs = wait_pairs(steps, self.nranks, self.schedule.layout.size)
+        return known.wait_pairs
+
+    def _of_waits(self) -> Known | ScheduleKnown:
+        """Where waits are kept: where no chunk is empty, every transfer is there, so they are those of the schedule."""
+        whole = int(np.min(self.sizes, initial=np.iinfo(np.int64).max)) >= self.schedule.layout.chunks
+        return self.schedule.known if whole else self.known
 
     def buffer_elements(self) -> Ints:
         """Elements of the input, output and scratch storage of every rank: ``[nranks, 3]``.

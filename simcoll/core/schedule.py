@@ -77,6 +77,7 @@ class Known:
     folds: bool | None = None
     proof: Proof | None = None
     waits: Mapping[int, tuple[int, ...]] | None = None
+    wait_pairs: tuple[Any, Any] | None = None
     summaries: dict[tuple[int, int], Any] = field(default_factory=dict)
     foldings: dict[tuple[Any, ...], Any] = field(default_factory=dict)
     rehearsals: dict[tuple[Any, ...], Any] = field(default_factory=dict)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from simcoll.emulator.fast.timed import Shape, StepTimer, Timed, joined_routes, timed_steps
-from simcoll.emulator.fast.turns import EVEN, Moves, question_of
+from simcoll.emulator.fast.turns import EVEN, Moves, question_of, turns
 from simcoll.emulator.model import message_costs
 from simcoll.emulator.quotient import Quotient, fold
 from simcoll.emulator.quotient_partition import first_of
@@ -153,7 +153,10 @@ def folding(
         found = known.timed(plan, each, capacity)
     if found is None:
         timer = Makings(plan.protocol, topology, seats)
-        stream = timed_steps(plan, topology, seats, seen.groups, timer)
+        groups = seen.groups
+        if waits is not None and len(waits[0]):  # of equal steps each waits for others
+            groups = [((step._replace(),), 1) for some, times in groups or turns(plan) for step in some * times]
+        stream = timed_steps(plan, topology, seats, groups, timer)
         made = fold(stream, capacity, seen.lane_steps, worth_it=worth_it, patience=patience, waits=waits)
         if isinstance(made, str):
             if patience is None and worth_it:

@@ -120,7 +120,7 @@ def lockstep(
         rows += sum(len(each) for variants in turns.steps for each in variants)
         if rows > MOST_ROWS or not all(owners.add(variants[0]) for variants in turns.steps):
             return None
-    if not owners.hold() or plan.waits:
+    if not owners.hold() or len(plan.wait_pairs[0]):
         return None
     return _Run(plan, capacity, kept, keep=keep).play()
 

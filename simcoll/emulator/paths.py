@@ -259,7 +259,7 @@ def play_fast(
         timed_steps(plan, topology, seats, seen.groups),
         launch_fs=plan.protocol.launch_fs,
         fifo=plan.protocol.fifo_depth > 0,
-        waits=plan.waits,
+        waits=plan.wait_pairs,
         over=over if keep else None,
         changes=None if timeline is None else changes_of(timeline, capacity, plan.ranks, plan.nchannels),
     )

@@ -82,7 +82,7 @@ def no_quotient(plan: Plan) -> str:
     """Why a plan has no quotient whatever its symmetry; empty if nothing speaks against it."""
     if plan.protocol.jitter_fs:
         return "jitter makes every message different"
-    if plan.waits:
+    if len(plan.wait_pairs[0]):
         return "messages of different channels wait for each other"
     return ""
 

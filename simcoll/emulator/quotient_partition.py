@@ -21,7 +21,7 @@ The guess rests on 64-bit hashes and may come from anywhere; :func:`certify` com
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -36,10 +36,19 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
     Hashes = NDArray[np.uint64]
+    Links = NDArray[np.int32]
 
 __all__ = ["Partition", "Ties", "alike", "certify", "connections_in_order", "dense", "first_of", "refine"]
 
 SALTS = tuple(np.uint64(salt) for salt in (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9))
+COMPARED_ROWS = 1 << 20
+"""So many links of messages are compared at a time: memory is that of a few steps, and each comparison costs what all links cost."""
+EMPTY = np.zeros(0, np.int64)
+NOT_ALIKE = (
+    "lanes of one class take part in different messages",
+    "links of one class carry different messages",
+    "connections of one class carry different messages",
+)
 
 
 class Ties(NamedTuple):
@@ -278,11 +287,12 @@ def certify(
         return f"no classes are given of {count} connections"
     if refused := _not_a_partition(patterns, capacity, partition, count):
         return refused
+    if not patterns:
+        return "the plan moves nothing"
+    if not _same_lists(np.arange(len(links)), links, capacity):
+        return "links of one class have different capacities"
     found: list[Ints] = []
-    owners: list[Ints] = []
-    roles: list[Ints] = []
-    on_links: list[Ints] = []
-    carried: list[Ints] = []
+    lists, held = _Lists([], [], []), 0
     first, row, padded = 0, 0, np.append(links, -1)
     for number, step in enumerate(patterns):
         shape = step.shape
@@ -304,26 +314,45 @@ def certify(
         if shape.leader is not None:
             names = _leaders_first(names, shape.leader)
         found.append(names)
-        owners += [shape.sender, shape.receiver]
-        roles += [2 * (first + names), 2 * (first + names) + 1]
-        used = shape.links >= 0
-        on_links.append(shape.links[used].astype(np.int64))
-        carried.append(np.broadcast_to(first + names[:, None], used.shape)[used])
+        lists.add(step, first + names, numbers[number])
         first += int(names.max(initial=-1)) + 1
-    if not found:
-        return "the plan moves nothing"
-    if not _same_lists(np.arange(len(links)), links, capacity):
-        return "links of one class have different capacities"
-    if not _same_lists(np.concatenate(owners), lanes, np.concatenate(roles)):
-        return "lanes of one class take part in different messages"
-    if not _same_lists(np.concatenate(on_links), links, np.concatenate(carried)):
-        return "links of one class carry different messages"
-    connected = [role for step, role in zip(patterns, roles[::2], strict=True) if step.connected]
-    if ways is not None and not _same_lists(np.concatenate(numbers), ways, np.concatenate(connected)):
-        return "connections of one class carry different messages"
-    if ties is not None and (refused := ties.broken(np.concatenate(roles[::2]) // 2)):
-        return refused
+        held += shape.links.size
+        if held >= COMPARED_ROWS or number + 1 == len(patterns):
+            if refused := lists.unlike(partition):
+                return refused
+            lists, held = _Lists([], [], []), 0
+    if ties is not None:
+        begins = np.cumsum([0, *(int(names.max()) + 1 for names in found)]).tolist()
+        if refused := ties.broken(np.concatenate([names + begin for names, begin in zip(found, begins, strict=False)])):
+            return refused
     return found
+
+
+class _Lists(NamedTuple):
+    """What lanes, links and connections have of some steps: pairs of owners and values."""
+
+    lanes: list[tuple[Ints, Ints]]
+    links: list[tuple[Links, Ints]]
+    ways: list[tuple[Ints, Ints]]
+
+    def add(self, step: Timed, names: Ints, ways: Ints) -> None:
+        """Add a step with the names of its messages, and their connections."""
+        shape = step.shape
+        self.lanes.extend(((shape.sender, 2 * names), (shape.receiver, 2 * names + 1)))
+        used = shape.links >= 0
+        self.links.append((shape.links[used], np.broadcast_to(names[:, None], used.shape)[used]))
+        if step.connected:
+            self.ways.append((ways, names))
+
+    def unlike(self, partition: Partition) -> str:
+        """Which owners of one class have different lists, a step being compared with itself only; empty if none have."""
+        owners: tuple[tuple[Ints | None, list[tuple[Any, Ints]]], ...]
+        owners = (partition.lanes, self.lanes), (partition.links, self.links), (partition.connections, self.ways)
+        for (of, pairs), what in zip(owners, NOT_ALIKE, strict=True):
+            owner, value = (np.concatenate([pair[which] for pair in pairs]) if pairs else EMPTY for which in (0, 1))
+            if of is not None and not _same_lists(owner.astype(np.int64), of, value):
+                return what
+        return ""
 
 
 def _leaders_first(names: Ints, leader: Ints) -> Ints:

@@ -15,10 +15,18 @@ from simcoll.emulator.fast.compiled import COMPILED
 from simcoll.emulator.fast.joint import joint_costs
 from simcoll.emulator.fast.state import DONE, LAST
 from simcoll.emulator.fast.timed import joined_routes, timed_steps
-from simcoll.emulator.fast.turns import EVEN, Moves, question_of
+from simcoll.emulator.fast.turns import EVEN, Moves, question_of, summary
 from simcoll.emulator.foldings import Folding, Makings, folding, place_of
 from simcoll.emulator.model import message_costs
-from simcoll.emulator.paths import FEWEST_FOLDED, LEAST_A_STEP, MOST_HASHED, all_links, result_of
+from simcoll.emulator.paths import (
+    FEWEST_FOLDED,
+    LEAST_A_STEP,
+    MOST_HASHED,
+    all_links,
+    check_engine,
+    few_messages,
+    result_of,
+)
 from simcoll.emulator.score import check_switches
 from simcoll.errors import InternalError
 
@@ -144,12 +152,16 @@ class Rehearsal:
         return sums
 
 
-def play_rehearsed(plan: Plan, topology: Topology, seen: Summary, why: str) -> Result | None:
+def play_rehearsed(plan: Plan, topology: Topology, engine: str) -> Result | None:
     """Play a plan without data in the compiled loops, if it is known to run again; ``None`` where that is not served."""
     protocol, known = plan.protocol, plan.schedule.known
-    place, each = place_of(plan, topology), question_of(plan)[1]
-    if not COMPILED or place[0] is None or protocol.jitter_fs or protocol.fifo_depth:
+    check_engine(engine, None)
+    if not COMPILED or engine == "simpy" or protocol.jitter_fs or protocol.fifo_depth:
         return None
+    place, each, seen = place_of(plan, topology), question_of(plan)[1], summary(plan)
+    if place[0] is None or (engine == "auto" and seen.messages <= few_messages()):
+        return None
+    why = "asked for" if engine == "fast" else f"{seen.messages} messages"
     found: Rehearsal | int | None = known.rehearsals.get(place, known.again - (place[0] != EVEN))
     if isinstance(found, int):
         known.rehearsals = {old: kept for old, kept in known.rehearsals.items() if old[0] in {EVEN, place[0]}}
@@ -186,8 +198,7 @@ def _every(plan: Plan, topology: Topology, seen: Summary) -> Rehearsal:
     """With every message."""
     if seen.switched:
         check_switches(plan, topology)
-    from simcoll.emulator.fast.machine import message_pairs  # brings in numba
-    from simcoll.emulator.fast.whole import Whole
+    from simcoll.emulator.fast.whole import Whole  # brings in numba
 
     capacity, seats, _ = all_links(plan, topology)
     timer = Makings(plan.protocol, topology, seats)
@@ -197,7 +208,7 @@ def _every(plan: Plan, topology: Topology, seen: Summary) -> Rehearsal:
         order += [numbers.setdefault(step, len(numbers)) for step in steps] * times
     sources = [timer.sources[step] for step in numbers]
     moves = [Moves(*step[:6], None) for step, _ in sources]
-    sheet = _sheet(list(numbers), np.array(order, np.int64), message_pairs(plan.waits or {}))
+    sheet = _sheet(list(numbers), np.array(order, np.int64), plan.wait_pairs)
     whole = Whole(sheet, len(capacity), seen.lane_steps, hashed=True)
     return Rehearsal(
         whole, question_of(plan)[1], _joined(moves), joined_routes([ways for _, ways in sources]), sheet.leader
@@ -209,8 +220,7 @@ def _folded(plan: Plan, topology: Topology, seen: Summary) -> Rehearsal | None:
 
     Its classes hold also where channels have caps, so that the protocols that have them and those that have none can share them.
     """
-    from simcoll.emulator.fast.machine import message_pairs  # brings in numba
-    from simcoll.emulator.fast.whole import Whole
+    from simcoll.emulator.fast.whole import Whole  # brings in numba
 
     if seen.switched:
         check_switches(plan, topology)
@@ -222,15 +232,17 @@ def _folded(plan: Plan, topology: Topology, seen: Summary) -> Rehearsal | None:
         kept for other, kept in known.rehearsals.items() if other[:3] == place[:3] and isinstance(kept, Rehearsal)
     )
     sibling = next((kept for kept in others if kept.links is not None), None)
-    hashed = seen.messages <= MOST_HASHED
-    new = hashed and (sibling is None or sibling.ends is None)
-    waits = message_pairs(plan.waits or {})
-    made = folding(capped, topology, seen, seats, capacity, expanded=new, worth_it=True, patience=None, waits=waits)
+    if not isinstance(known.foldings.get(place), Folding) or sibling is None:
+        folding(
+            capped, topology, seen, seats, capacity, expanded=True, worth_it=True, patience=None, waits=plan.wait_pairs
+        )
     kept = known.foldings.get(place)
-    if isinstance(made, str) or not isinstance(kept, Folding) or made.messages > MOST_SLOTS:
+    if not isinstance(kept, Folding) or kept.quotient.messages > MOST_SLOTS:
         return None
-    ends = _ends(kept.quotient) if new else sibling.ends if hashed and sibling else None
-    known.foldings[place] = replace(kept, quotient=replace(kept.quotient, patterns=(), classes=()))
+    made = kept.quotient
+    tied = seen.switched or len(made.waits[0]) > 0  # such runs had a hash before they had classes
+    ends = sibling.ends if sibling else _ends(made) if seen.messages <= MOST_HASHED << tied else None
+    known.foldings[place] = replace(kept, quotient=replace(made, patterns=(), classes=()))
     order = np.concatenate([np.tile(np.array(numbers, np.int64), times) for numbers, times in made.groups])
     sheet = _sheet(made.steps, order, made.waits)
     if not protocol.channel_rate_uBps:

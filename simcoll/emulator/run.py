@@ -187,13 +187,14 @@ def _run(
     engine: str,
     quotient: bool | None,
 ) -> Result:
-    way, why, seen = choose(
-        plan, topology, engine, quotient, watched=observer is not None, timing_only=storage is None, timeline=timeline
-    )
-    if way != "simpy" and seen is not None and storage is None and timeline is None and quotient is None and not keep:
-        rehearsed = play_rehearsed(plan, topology, seen, why)
+    watched, timing_only = observer is not None, storage is None
+    if timing_only and not (watched or timeline or keep or quotient is not None):
+        rehearsed = play_rehearsed(plan, topology, engine)
         if rehearsed is not None:
             return rehearsed
+    way, why, seen = choose(
+        plan, topology, engine, quotient, watched=watched, timing_only=timing_only, timeline=timeline
+    )
     if way == "quotient" and seen is not None:
         if quotient is None:
             played = play_folded(plan, topology, seen, keep=keep)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -50,7 +49,7 @@ from simcoll.emulator.fast.state import (
 from simcoll.errors import InternalError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
@@ -59,7 +58,7 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
 
-__all__ = ["Machine", "message_pairs"]
+__all__ = ["Machine"]
 
 RULES = {RECORDS: RECORD, WAITS: WAIT}
 """The rule of all slots of a step, by its role."""
@@ -86,7 +85,7 @@ class Machine:
     steps
         Groups of steps and how often each comes (:func:`simcoll.emulator.fast.timed.timed_steps`).
     waits
-        Messages that each message waits for.
+        Messages, in order, and one that each waits for.
     over
         Called for every finished step with the number of its first message and the start, end and done times of its messages
         (views that do not last).
@@ -103,13 +102,14 @@ class Machine:
         launch_fs: int = 0,
         fifo: bool = False,
         hashed: bool = True,
-        waits: Mapping[int, tuple[int, ...]] | None = None,
+        waits: tuple[Ints, Ints] | None = None,
         over: Callable[[int, Timed, Ints, Ints, Ints], None] | None = None,
         changes: Changes | None = None,
     ) -> None:
         self.steps = _singles(steps)
         self.left_of_run: tuple[Timed, int] | None = None
-        self.sees_all = bool(over or waits)
+        self.waits = waits or (np.zeros(0, np.int64), np.zeros(0, np.int64))  # later and earlier messages
+        self.sees_all = bool(over or len(self.waits[0]))
         self.over = over
         self.bytes_by_op = [0, 0, 0, 0, 0]
         self.loaded_wire = 0
@@ -122,7 +122,6 @@ class Machine:
         self.ring_used = 0
         self.lanes_seen = np.zeros(len(lane_steps), np.int32)
         self.connections = np.zeros(0, np.int64), np.zeros(0, np.int64)  # names, ascending, and numbers
-        self.waits = message_pairs(waits or {})  # later and earlier messages
         self.live: dict[int, tuple[int, int]] = {}  # first message of a block under way: block, rows
         self.state = new_state(capacities_uBps, lane_steps, launch_fs, fifo=fifo)
         self.state.reg[HASHED] = hashed
@@ -354,15 +353,6 @@ class Machine:
                 here = slice(int(s.block_base[block]), int(s.block_base[block]) + len(content))
                 self.over(first, content, s.start_fs[here], s.end_fs[here], s.done_fs[here])
             self.free[self.room[block]].setdefault(content, []).append(block)
-
-
-def message_pairs(waits: Mapping[int, tuple[int, ...]]) -> tuple[Ints, Ints]:
-    """Each message and one that it waits for, by message."""
-    counts = np.fromiter(map(len, waits.values()), np.int64, len(waits))
-    later = np.repeat(np.fromiter(waits, np.int64, len(waits)), counts)
-    earlier = np.fromiter(chain.from_iterable(waits.values()), np.int64, len(later))
-    order = np.argsort(later, kind="stable")
-    return later[order], earlier[order]
 
 
 def _singles(steps: Iterator[tuple[tuple[Timed, ...], int]]) -> Iterator[tuple[Timed, int]]:
