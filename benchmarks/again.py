@@ -1,7 +1,7 @@
 """Runs of a table one by one: the first of a schedule, the same under other protocols, a further size, and every message.
 
-``python benchmarks/again.py [--nodes N] [--every] [ALGORITHM ...]`` prints the machine and a line for each algorithm on DGX H100 nodes, in CPU
-time: all_reduce of 1 MiB, of 2 MiB, and of 1 KiB, where most chunks are empty. ``--every`` adds a run that plays every message.
+``python benchmarks/again.py [--nodes N] [--every] [ALGORITHM ...]`` prints the machine and a line for each algorithm on DGX H100 nodes,
+in CPU time: all_reduce of 1 MiB, of 2 MiB, and of 1 KiB, where most chunks are empty. ``--every`` adds a run that plays every message.
 """
 
 import argparse

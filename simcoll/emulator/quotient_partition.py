@@ -346,11 +346,11 @@ class _Lists(NamedTuple):
 
     def unlike(self, partition: Partition) -> str:
         """Which owners of one class have different lists, a step being compared with itself only; empty if none have."""
-        owners: tuple[tuple[Ints | None, list[tuple[Any, Ints]]], ...]
-        owners = (partition.lanes, self.lanes), (partition.links, self.links), (partition.connections, self.ways)
-        for (of, pairs), what in zip(owners, NOT_ALIKE, strict=True):
-            owner, value = (np.concatenate([pair[which] for pair in pairs]) if pairs else EMPTY for which in (0, 1))
-            if of is not None and not _same_lists(owner.astype(np.int64), of, value):
+        pairs: list[list[tuple[Any, Ints]]] = [*self]
+        classes = partition.lanes, partition.links, partition.connections
+        for each, of, what in zip(pairs, classes, NOT_ALIKE, strict=True):
+            owner, value = (np.concatenate([EMPTY, *(pair[which] for pair in each)]) for which in (0, 1))
+            if of is not None and not _same_lists(owner, of, value):
                 return what
         return ""
 
