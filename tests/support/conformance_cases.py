@@ -61,27 +61,32 @@ class Case:
 
     def plan(self) -> simcoll.types.Plan | None:
         """The plan; None where the algorithm does not serve it or the reduction is not defined."""
-        kind, name = self.algorithm
-        found = next(found for found in ALGORITHMS if (found.collective, found.name) == self.algorithm)
-        n = self.nranks
-        params: dict[str, Any] = {"pieces": 2} if "pieces" in found.params and n > 3 else {}
-        params = needed_params(kind, name, n) | params
-        if name == "hierarchical":
-            params["box"] = next(box for box in (2, 3, 5, 7, 1) if n % box == 0)
-        root = {"first": 0, "last": n - 1, "middle": n // 2}[self.root] if KINDS[kind].rooted else None
-        count = {"0": 0, "1": 1, "n-1": n - 1, "n": n, "n+1": n + 1, "257": 257}[self.count]
-        if kind == "barrier":
-            count = 0
-        op: Any = simcoll.types.premul_sum(2) if self.op == "premul_sum" else self.op
-        ranks = {"straight": range(n), "reversed": range(n - 1, -1, -1), "apart": [r * MOST // n for r in range(n)]}
-        if not KINDS[kind].reduces and self.op != "sum":
-            return None  # without a reduction there is only one
-        try:
-            parse_reduction(op, parse_dtype(self.dtype))
-            schedule = simcoll.schedule(kind, name, nranks=n, root=root, in_place=self.in_place, **params)
-            return simcoll.bind(schedule, count, self.dtype, op, ranks=list(ranks[self.place]), unproved=True)
-        except simcoll.ConfigError:
-            return None
+        return _plan(self)
+
+
+@cache
+def _plan(case: Case) -> simcoll.types.Plan | None:
+    kind, name = case.algorithm
+    found = next(found for found in ALGORITHMS if (found.collective, found.name) == case.algorithm)
+    n = case.nranks
+    params: dict[str, Any] = {"pieces": 2} if "pieces" in found.params and n > 3 else {}
+    params = needed_params(kind, name, n) | params
+    if name == "hierarchical":
+        params["box"] = next(box for box in (2, 3, 5, 7, 1) if n % box == 0)
+    root = {"first": 0, "last": n - 1, "middle": n // 2}[case.root] if KINDS[kind].rooted else None
+    count = {"0": 0, "1": 1, "n-1": n - 1, "n": n, "n+1": n + 1, "257": 257}[case.count]
+    if kind == "barrier":
+        count = 0
+    op: Any = simcoll.types.premul_sum(2) if case.op == "premul_sum" else case.op
+    ranks = {"straight": range(n), "reversed": range(n - 1, -1, -1), "apart": [r * MOST // n for r in range(n)]}
+    if not KINDS[kind].reduces and case.op != "sum":
+        return None  # without a reduction there is only one
+    try:
+        parse_reduction(op, parse_dtype(case.dtype))
+        schedule = simcoll.schedule(kind, name, nranks=n, root=root, in_place=case.in_place, **params)
+        return simcoll.bind(schedule, count, case.dtype, op, ranks=list(ranks[case.place]), unproved=True)
+    except simcoll.ConfigError:
+        return None
 
 
 def _choices() -> dict[str, tuple[Any, ...]]:
