@@ -2,7 +2,8 @@
 
 Ranks print at the same time, and each tells its own part: rank 0 the rings (``Channel 00/24 : 0 1 2 ...``, cut off after some 20 to 200
 ranks), every rank its place in them (``Ring 00 : 7 -> 0 -> 1``, with ``NCCL_DEBUG_SUBSYS`` including GRAPH), its parent and children in
-every tree (``Trees [0] 1/-1/-1->0->-1``), and its connections (``Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM``).
+every tree (``Trees [0] 1/-1/-1->0->-1``), and its connections (``Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM``). With GRAPH it says what its
+search found, too (``Pattern 4, crossNic 0, nChannels 12, bw 20.000000/20.000000, type NVL/PIX, sameChannels 1``).
 """
 
 from __future__ import annotations
@@ -14,15 +15,19 @@ from typing import TYPE_CHECKING
 
 from simcoll.errors import ConfigError
 from simcoll.formats.log_lines import Skipped, log_lines
+from simcoll.formats.nccl_graph import PATTERNS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-__all__ = ["NcclCommunicator", "load_nccl_log"]
+__all__ = ["NcclCommunicator", "NcclSearch", "load_nccl_log"]
 
 MAX_RANKS, MAX_CHANNELS, MAX_COMMUNICATORS, MAX_PARTS = 1 << 16, 64, 1000, 100_000
 MAX_CONNECTIONS = 1_000_000
+_FAMILIES = {
+    "balanced tree": "tree", "split tree": "tree", "tree": "tree", "ring": "ring", "nvls": "nvls", "collnet direct": "collnet",
+}  # fmt: skip
 
 _INFO = re.compile(r"(\S{1,200}):(\d{1,10}:\d{1,10}) \[-?\d{1,4}\] NCCL INFO (.*)")
 _RANK = re.compile(r"\bcomm 0x[0-9a-f]{1,16} rank (\d{1,6}) n[rR]anks (\d{1,6})\b")
@@ -38,7 +43,35 @@ _VIA = re.compile(
     r"(?:Channel|Ring) \d{1,3}(?:/\d{1,3})? : (\d{1,6})(?:\[\w{1,16}\])? -> (\d{1,6})(?:\[\w{1,16}\])? (?:\[\w+\] )?"
     r"via ([\w/()-]{1,60})"
 )
+_PATTERN = re.compile(
+    r"Pattern (\d{1,2}), crossNic \d{1,2}, nChannels (\d{1,3}), (?:bw|speed) (\d{1,6}(?:\.\d{1,9})?)/(\d{1,6}(?:\.\d{1,9})?)"
+    r"(?:, type (\w{1,8})/(\w{1,8}))?"
+)
 _NUMBERS = re.compile(r"/\d+(?=/|$)|\(\d+\)")
+
+
+@dataclass(frozen=True, slots=True)
+class NcclSearch:
+    """What NCCL's search found for one family of algorithms on a node (``NCCL_DEBUG_SUBSYS`` including GRAPH).
+
+    Attributes
+    ----------
+    pattern
+        One of ``PATTERNS`` of :mod:`simcoll.formats.nccl_graph`.
+    count
+        Channels; NCCL may use each of them twice, with half of its bandwidth.
+    intra_GBps, inter_GBps
+        Of a channel, inside the node and between nodes.
+    type_intra, type_inter
+        Slowest kind of path, such as NVL; empty in old logs.
+    """
+
+    pattern: str
+    count: int
+    intra_GBps: float
+    inter_GBps: float
+    type_intra: str
+    type_inter: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +94,8 @@ class NcclCommunicator:
         ``(source, destination, way)``, each once: ``P2P/CUMEM``, ``SHM/direct/direct``, ``NET/IB/GDRDMA``, without numbers.
     notes
         What of it is missing in the log.
+    searches
+        By family (``ring``, ``tree``, ``collnet``, ``nvls``), of the first rank that says it.
     """
 
     name: str
@@ -71,6 +106,7 @@ class NcclCommunicator:
     trees: tuple[tuple[int, ...], ...]
     connections: tuple[tuple[int, int, str], ...]
     notes: tuple[str, ...]
+    searches: Mapping[str, NcclSearch] = field(default_factory=dict)
 
     def ways(self) -> dict[str, int]:
         """How many connections take which way."""
@@ -91,6 +127,7 @@ class _Part:
     after: dict[int, int] = field(default_factory=dict)
     parents: dict[int, int] = field(default_factory=dict)
     ways: dict[tuple[int, int, str], None] = field(default_factory=dict)
+    searches: dict[str, NcclSearch] = field(default_factory=dict)
     complete: bool = False
 
     @property
@@ -153,6 +190,13 @@ def _feed(part: _Part, said: str, more: bool) -> None:
         if int(found[1]) < MAX_CHANNELS:
             part.after[int(found[1])] = int(found[4])
             part.rank = int(found[3]) if part.rank < 0 else part.rank
+    elif found := _PATTERN.match(said):
+        pattern = PATTERNS.get(int(found[1]), "")
+        if pattern and int(found[2]):
+            search = NcclSearch(
+                pattern, int(found[2]), float(found[3]), float(found[4]), found[5] or "", found[6] or ""
+            )
+            part.searches.setdefault(_FAMILIES[pattern], search)
     elif said.startswith("Trees"):
         for each in _TREE.finditer(said):
             channel, _, rank, parent, old_parent, old_rank = each.groups()
@@ -184,9 +228,10 @@ def _joined(name: str, parts: dict[int, _Part]) -> NcclCommunicator:
     places = [(parts[rank].host, parts[rank].device) if rank in parts else ("", -1) for rank in range(nranks)]
     known = all(device >= 0 for _, device in places) and len(set(places)) == nranks
     connections = dict.fromkeys(way for part in parts.values() for way in part.ways)
+    searches = {family: each for rank in sorted(parts, reverse=True) for family, each in parts[rank].searches.items()}
     return NcclCommunicator(
         name, nranks, max(part.nnodes for part in parts.values()), tuple(places) if known else (), rings, trees, tuple(connections),
-        tuple(notes),
+        tuple(notes), searches,
     )  # fmt: skip
 
 

@@ -85,7 +85,12 @@ _LINES: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("nccl-tests", re.compile(r".*# ?nThread \d|[^#]*#.* out-of-place ")),
     ("nccl-log", re.compile(r".*\bNCCL (?:INFO|WARN) ")),
     ("smi-topology", re.compile(r"GPU0\s+X\s")),
-    ("ib-fabric", re.compile(r"(?:Switch|Ca|CA|Hca)\s+\d+\s+\"|(?:Switch|CA): .*:$|vendid=0x")),
+    (
+        "ib-fabric",
+        re.compile(
+            r'(?:Switch|Ca|CA|Hca)\s+\d+\s+"|(?:Switch|CA): .*:$|vendid=0x|0x[0-9a-f]{16}\s+"[^"]{0,200}"\s+\d+\s+\d+\['
+        ),
+    ),
     ("nccl-tuner", re.compile(r"(?:allreduce|allgather|reducescatter|broadcast|reduce),\d+,\d+,\w+,")),
     ("oneccl", re.compile(r"(?:export )?CCL_[A-Z_]+=")),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -94,11 +94,27 @@ def channels_of_log(communicator: NcclCommunicator, topology: Topology) -> list[
         above = np.array(tree)
         parents[place] = np.where(above < 0, -1, place[above])
         trees.append(tuple(parents.tolist()))
-    return [
-        Channels(name, name, orders, parents, 0.0, "", len(orders) + len(parents))
+    found = [
+        _searched(Channels(name, name, orders, parents, 0.0, "", len(orders) + len(parents)), communicator)
         for name, orders, parents in (("ring", rings, ()), ("tree", (), tuple(trees)))
         if orders or parents
     ]
+    return found + [
+        Channels(name, each.pattern, (), (), each.intra_GBps, each.type_intra, each.count)
+        for name, each in communicator.searches.items()
+        if each.pattern in _BY_SWITCH
+    ]
+
+
+def _searched(channels: Channels, communicator: NcclCommunicator) -> Channels:
+    """Channels with the rate that NCCL's search meant for all of them together, where the log says it."""
+    search = communicator.searches.get(channels.name)
+    if search is None:
+        return channels
+    alone = len({host for host, _ in communicator.places}) == 1 or communicator.nnodes == 1
+    each = search.intra_GBps if alone else min(search.intra_GBps, search.inter_GBps)
+    path = search.type_intra if alone else ""
+    return replace(channels, GBps=each * search.count / channels.count, path=path)
 
 
 def _places(communicator: NcclCommunicator, topology: Topology) -> list[int]:

@@ -27,10 +27,12 @@ _PORT = re.compile(
 )
 _COMPAT = re.compile(r"\b(\d{1,2})x([A-Z]{3}(?:10)?)\b")
 _HEAD = re.compile(r"(Switch|CA|Router):?\s+(?:0x[0-9a-fA-F]{1,16}\s+)?(.{1,200}?):$")
+_LINED = re.compile(r'(0x[0-9a-fA-F]{1,16})\s+"([^"]{0,200})"\s+(\d{1,6}\s+(\d{1,3})\[.*)')
+"""A line of ``iblinkinfo --line``: GUID and name of the vertex before the port."""
 _LINK = re.compile(
     r"(?:0x[0-9a-fA-F]{1,16}\s+)?(\d{1,6})\s+(\d{1,3})\[[^\]]{0,10}\]\s+"
     r"==\(\s*(\d{1,2})X\s+([0-9.]{1,9}) Gbps(?: \((FDR10)\))?\s+Active/\s*LinkUp\)"
-    r'==>\s+(\d{1,6})\s+(\d{1,3})\[[^\]]{0,10}\]\s+"'
+    r'==>\s+(?:0x[0-9a-fA-F]{1,16}\s+)?(\d{1,6})\s+(\d{1,3})\[[^\]]{0,10}\]\s+"'
 )
 
 
@@ -69,9 +71,7 @@ def parse_listing(content: bytes, file: str | None = None) -> Listing:
     listing = Listing()
     ports = (_discovered if any(map(_NODE.match, lines)) else _linked)(lines, listing, file)
     if not ports:
-        raise ConfigError(
-            "has no cables; expected what ibnetdiscover or iblinkinfo prints (iblinkinfo without --line)", file=file
-        )
+        raise ConfigError("has no cables; expected what ibnetdiscover or iblinkinfo prints", file=file)
     _join(ports, listing, file)
     return listing
 
@@ -105,15 +105,18 @@ def _discovered(lines: list[str], listing: Listing, file: str | None) -> _Ports:
 
 
 def _linked(lines: list[str], listing: Listing, file: str | None) -> _Ports:
-    """Ports in what iblinkinfo prints: the other end is named by its LID."""
+    """Ports in what iblinkinfo prints, with or without ``--line``: the other end is named by its LID."""
     of_lid: dict[int, int] = {}
     found_ports: list[tuple[int, int, int, int, int, int]] = []
-    at = -1
+    at, lined = -1, _lined(lines, listing)
     for number, line in enumerate(lines, 1):
         text = line.strip()
         if head := _HEAD.fullmatch(text):
             at = _vertex(listing, head[1], head[2])
-        elif (found := _LINK.match(text)) and at >= 0:
+            continue
+        if found := _LINED.match(text):
+            at, text = lined[found[1]], found[3]
+        if (found := _LINK.match(text)) and at >= 0:
             lid, port, other, other_port = int(found[1]), int(found[2]), int(found[6]), int(found[7])
             if of_lid.setdefault(lid, at) != at:
                 _refuse(f"LID {lid} is that of {listing.names[of_lid[lid]]} and of {listing.names[at]}", file, number)
@@ -127,6 +130,23 @@ def _linked(lines: list[str], listing: Listing, file: str | None) -> _Ports:
             _refuse(f"port {port} leads to LID {other}, which is not listed", file, number)
         ports[vertex, port] = ((of_lid[other], other_port), rate, number)
     return ports
+
+
+def _lined(lines: list[str], listing: Listing) -> dict[str, int]:
+    """Vertices of ``iblinkinfo --line`` by GUID.
+
+    It does not say what they are: a switch has all its ports under one GUID, an adapter each port under its own.
+    """
+    named: dict[str, str] = {}
+    ports: dict[str, set[int]] = {}
+    for line in lines:
+        if found := _LINED.match(line.strip()):
+            named[found[1]] = found[2]
+            ports.setdefault(found[1], set()).add(int(found[4]))
+    return {
+        guid: _vertex(listing, "Switch" if len(ports[guid]) > 1 or max(ports[guid]) > 2 else "CA", name)
+        for guid, name in named.items()
+    }
 
 
 def _vertex(listing: Listing, word: str, name: str) -> int:

@@ -30,7 +30,10 @@ _MATRIX = re.compile(rb"^\W{0,8}(?:\x1b\[[0-9;]{0,4}m)?\s{0,8}GPU0\s", re.MULTIL
 """The titles of a matrix of ``nvidia-smi topo -m``."""
 MARKED = 1 << 16
 """Bytes at the start of a file that are looked at to tell what it is."""
-IB_LISTING = re.compile(rb'^(?:(?:Switch|Ca)\s+\d+\s+"[SH]-|(?:Switch|CA):?\s[^\n]{1,200}:$)', re.MULTILINE)
+IB_LISTING = re.compile(
+    rb'^(?:(?:Switch|Ca)\s+\d+\s+"[SH]-|(?:Switch|CA):?\s[^\n]{1,200}:$|0x[0-9a-f]{16}\s+"[^"\n]{0,200}"\s+\d+\s+\d+\[)',
+    re.MULTILINE,
+)
 """A vertex in what ``ibnetdiscover`` or ``iblinkinfo`` prints."""
 ASTRA_NETWORK = re.compile(rb"^topology[ \t]{0,8}:[ \t]{0,8}\[", re.MULTILINE)
 """A line that only ASTRA-sim's network.yml has."""

@@ -67,3 +67,17 @@ def linked(names, kinds, cables):
         if kind != "nic":
             lines.append(f'      {number + 1:6}   63[  ] ==(              Down/ Polling)==>             [  ] "" ( )')
     return "\n".join(lines).encode()
+
+
+def lined(names, kinds, cables):
+    """What iblinkinfo --line prints."""
+    lines, ends = [], _ends(cables)
+    for number, kind in enumerate(kinds):
+        vertex = f'0x{number:016x} "{names[number]:>30}" '
+        for port, (other, other_port), speed in sorted(ends[number]):
+            link = f"(  4X {SIGNALLED[speed]:>18} Gbps Active/  LinkUp)"
+            there = f'0x{other:016x} {other + 1:6} {other_port:4}[  ] "{names[other]}" ( )'
+            lines.append(f"{vertex}{number + 1:6} {port:4}[  ] =={link}==>  {there}")
+        if kind != "nic":
+            lines.append(f'{vertex}{number + 1:6}   63[  ] ==(              Down/ Polling)==>             [  ] "" ( )')
+    return "\n".join(lines).encode()

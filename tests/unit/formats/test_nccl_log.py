@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import simcoll
 from simcoll.cli import main
 from simcoll.errors import ConfigError
-from simcoll.formats.nccl_log import load_nccl_log
+from simcoll.formats.nccl_log import NcclSearch, load_nccl_log
 from simcoll.planning.nccl_graphs import channels_of_log, channels_schedule, connection_lines, fit_lines
 from simcoll.topology import load_topology
 from tests.support import nccl_logs
@@ -117,6 +117,32 @@ def test_connections_that_a_machine_could_do_better(tmp_path):
     head, load, *_ = fit_lines(ring, load_topology("dgx-h100", nodes=2))
     assert head == "ring: 1 channel, ring"
     assert "is used 1 time: of its 50 GB/s each gets 50" in load
+
+
+@pytest.mark.parametrize(("hosts", "rate", "path"), [(1, 120.0, "NVL"), (2, 75.0, "")])
+@pytest.mark.parametrize("word", ["bw", "speed"])
+def test_what_the_search_found_is_the_rate_of_a_channel(tmp_path, word, hosts, rate, path):
+    """Twelve rings, of 20 GB/s inside and 12.5 GB/s between nodes, that became two; a pattern of CollNet has no channels."""
+    places = tuple((f"node-{rank * hosts // 8}", rank % (8 // hosts)) for rank in range(8))
+    first, *others = nccl_logs.channels(RINGS, TREES, places)
+    sizes = (
+        (4, 12, "20.000000/12.500000"),
+        (1, 8, "15.000000/15.000000"),
+        (3, 0, "0.000000/0.000000"),
+        (5, 16, "20.000000/20.000000"),
+    )
+    before = first[0].partition(" NCCL INFO ")[0] + " NCCL INFO "
+    patterns = [
+        f"{before}Pattern {pattern}, crossNic 0, nChannels {count}, {word} {rates}, type NVL/PIX, sameChannels 1"
+        for pattern, count, rates in sizes
+    ]
+    said = [*first, *patterns, f"{before} 0 : GPU/0-18000 GPU/0-2a000", *(line for lines in others for line in lines)]
+    (found,) = read(tmp_path, said)
+    assert found.searches["ring"] == NcclSearch("ring", 12, 20.0, 12.5, "NVL", "PIX")
+    ring, tree, nvls = channels_of_log(found, load_topology("dgx-h100", nodes=1))
+    assert (ring.GBps, ring.path, tree.GBps, nvls.count) == (rate, path, 60.0, 16)
+    head = next(fit_lines(ring, load_topology("dgx-h100")))
+    assert head == f"ring: 2 channels of {rate:g} GB/s, {2 * rate:g} GB/s in all, ring" + f", over {path}" * bool(path)
 
 
 def test_on_the_command_line(tmp_path, monkeypatch, capsys):

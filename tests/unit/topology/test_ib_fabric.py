@@ -9,21 +9,25 @@ from simcoll.errors import ConfigError
 from simcoll.formats.recognise import recognise
 from simcoll.topology import load_topology
 from simcoll.topology.ib_fabric import parse_ib_fabric
-from tests.support.fabrics import discovered, fat_tree, linked
+from tests.support.fabrics import discovered, fat_tree, lined, linked
 
 RATES = {"nvlink_bandwidth": "100 GB/s", "pcie_bandwidth": "50 GB/s"}
 
 
 @pytest.mark.parametrize("shape", [{}, {"hosts": 12, "adapters": 1, "leaves": 3, "spines": 4, "speed": "EDR"}])
-def test_both_programs_give_one_topology(shape):
-    made = [parse_ib_fabric(write(*fat_tree(**shape)), **RATES) for write in (discovered, linked)]
-    assert [recognise(write(*fat_tree(**shape))) for write in (discovered, linked)] == ["ib-fabric"] * 2
+def test_all_listings_give_one_topology(shape, tmp_path):
+    writers = (discovered, linked, lined)
+    made = [parse_ib_fabric(write(*fat_tree(**shape)), **RATES) for write in writers]
+    assert [recognise(write(*fat_tree(**shape))) for write in writers] == ["ib-fabric"] * 3
+    (tmp_path / "fabric").write_bytes(lined(*fat_tree(**shape)))
+    assert load_topology(f"{tmp_path}/fabric:nvlink.bandwidth=100 GB/s:pcie.bandwidth=50 GB/s").nranks == made[0].nranks
     pairs = [(a, b) for a in range(made[0].nranks) for b in range(made[0].nranks)]
     src, dst = zip(*pairs, strict=True)
     routes = [topology.route(src, dst) for topology in made]
-    assert made[0].node_names == made[1].node_names
-    assert made[0].link_capacity_uBps.tolist() == made[1].link_capacity_uBps.tolist()
-    assert routes[0].links.tolist() == routes[1].links.tolist()
+    for other, other_routes in zip(made[1:], routes[1:], strict=True):
+        assert made[0].node_names == other.node_names
+        assert made[0].link_capacity_uBps.tolist() == other.link_capacity_uBps.tolist()
+        assert routes[0].links.tolist() == other_routes.links.tolist()
 
 
 def test_times_by_hand():
