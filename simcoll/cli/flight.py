@@ -22,7 +22,7 @@ def read_flight(*files: Path) -> int:
         NCCL's RAS (ncclras -f json), or files of NCCL's inspector plugin.
     """
     from simcoll.errors import ConfigError
-    from simcoll.formats.recognise import recognise
+    from simcoll.formats.recognise import TITLES, recognise
     from simcoll.formats.strict import read_start
     from simcoll.units import printable
 
@@ -30,6 +30,12 @@ def read_flight(*files: Path) -> int:
         raise ConfigError("expected the flight records of some ranks, such as record_0 record_1, or a report of RAS")
     readers = {"ras": _ras, "inspector": _inspector}
     kinds = {recognise(read_start(file)) for file in files}
+    for file in files:
+        if (kind := recognise(read_start(file))) not in {*readers, "flight-record", "pickle", "json"}:
+            raise ConfigError(
+                f"this is {TITLES[kind]}; expected a flight record, a report of RAS, or a file of the inspector",
+                file=str(file),
+            )
     read = readers.get(next(iter(kinds)), _records) if len(kinds) == 1 else _records
     found, told = read(files)
     for line in found:

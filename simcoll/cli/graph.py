@@ -71,14 +71,20 @@ def check_graph(
 
 def _checked(file: Path, machine: Topology) -> Iterator[Channels]:
     """Print the verdicts, and give the channels of what fits the number of ranks."""
+    from simcoll.errors import ConfigError
     from simcoll.formats.nccl_graph import MAX_BYTES, parse_nccl_graphs
     from simcoll.formats.nccl_log import load_nccl_log
-    from simcoll.formats.recognise import recognise
+    from simcoll.formats.recognise import TITLES, recognise
     from simcoll.formats.strict import read_file, read_start
     from simcoll.planning.nccl_graphs import channels_of_graph, channels_of_log, connection_lines, fit_lines
     from simcoll.units import printable
 
-    if recognise(read_start(file)) not in {"nccl-log", "nccl-tests"}:
+    kind = recognise(read_start(file))
+    if kind not in {"nccl-log", "nccl-tests"}:
+        if kind not in {"nccl-graph", "xml"}:
+            raise ConfigError(
+                f"this is {TITLES[kind]}; expected a dump of NCCL's graphs or a log of NCCL_DEBUG=INFO", file=str(file)
+            )
         for graph in parse_nccl_graphs(read_file(file, MAX_BYTES), str(file)):
             channels = channels_of_graph(graph)
             for line in fit_lines(channels, machine):

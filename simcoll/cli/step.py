@@ -61,6 +61,11 @@ def time_step(
     folder = output or Path("out") / design.stem
     kind = workload_kind(design)
     if kind not in WORKLOADS:
+        if kind not in {"design", "toml", "text"}:
+            raise ConfigError(
+                f"this is {TITLES[kind]}; expected a design, a list of operations, a workload or a Chakra trace",
+                file=str(design),
+            )
         if any(each is not None for each in (topology, nodes, gpu, system, comm_groups)):
             raise ConfigError(
                 f"--topology, --nodes, --gpu, --system and --comm-groups are for workloads; this is {TITLES[kind]}",

@@ -66,7 +66,7 @@ def load_chakra(
         if own is not None and own[1] == prefix:
             found[int(own[2])] = each
     if not found:
-        raise ConfigError(f"no files {prefix}.0.et, {prefix}.1.et and so on", file=str(path))
+        raise ConfigError(f"there is no such file, nor {prefix}.0.et, {prefix}.1.et and so on", file=str(path))
     if len(found) > MAX_RANKS:
         raise ConfigError(f"{len(found)} ranks; expected at most {MAX_RANKS}", file=str(path))
     missing = [rank for rank in range(max(found) + 1) if rank not in found]
