@@ -332,3 +332,22 @@ def test_no_traceback_reaches_a_user(folder, monkeypatch, capsys):
 def test_a_fraction_is_refused_where_a_whole_number_is_meant(arguments, option, capsys):
     assert main(arguments.split()) == 2
     assert capsys.readouterr().err == f"simcoll: {option}: expected a whole number, such as 2\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("step x.et -t dgx-h100", "x.et: this is a binary file of no kind known here; expected a design, a list of operations"),
+        ("step tuner.csv -t dgx-h100", "this is a configuration of NCCL's tuner plugin (CSV); expected a design"),
+        ("step none", "there is no such file, nor none.0.et"),
+        ("flight tuner.csv", "this is a configuration of NCCL's tuner plugin (CSV); expected a flight record"),
+        ("graph tuner.csv -t dgx-h100", "this is a configuration of NCCL's tuner plugin (CSV); expected a dump of NCCL's graphs"),
+        ("perf all_reduce -t tuner.csv", "tuner.csv: no topology: expected TOML, an NCCL topology dump"),
+        ("verify tuner.csv", "this is a configuration of NCCL's tuner plugin (CSV); expected an algorithm"),
+    ],
+)  # fmt: skip
+def test_a_file_of_another_kind_is_named(command, said, folder, capsys):
+    (folder / "x.et").write_bytes(bytes(range(256)) * 2)
+    (folder / "tuner.csv").write_text("allreduce,0,1024,ring,ll,2,1,8\n")
+    assert main(command.split()) == 2
+    assert said in capsys.readouterr().err

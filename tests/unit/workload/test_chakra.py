@@ -180,7 +180,7 @@ def test_files_of_all_ranks(tmp_path):
     for name in ("run", "run.et", "run.1.et"):
         assert load_chakra(tmp_path / name).nranks == 2
     (tmp_path / "run.3.et").write_bytes(b"")
-    for name, said in (("run", "the file of rank 2 is missing"), ("walk", "no files walk.0.et")):
+    for name, said in (("run", "the file of rank 2 is missing"), ("walk", "there is no such file, nor walk.0.et")):
         with pytest.raises(ConfigError, match=said):
             load_chakra(tmp_path / name)
 
