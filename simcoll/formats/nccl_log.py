@@ -191,12 +191,10 @@ def _feed(part: _Part, said: str, more: bool) -> None:
             part.after[int(found[1])] = int(found[4])
             part.rank = int(found[3]) if part.rank < 0 else part.rank
     elif found := _PATTERN.match(said):
-        pattern = PATTERNS.get(int(found[1]), "")
-        if pattern and int(found[2]):
-            search = NcclSearch(
-                pattern, int(found[2]), float(found[3]), float(found[4]), found[5] or "", found[6] or ""
-            )
-            part.searches.setdefault(_FAMILIES[pattern], search)
+        kind = PATTERNS.get(int(found[1]))
+        if kind is not None and int(found[2]):
+            search = NcclSearch(kind, int(found[2]), float(found[3]), float(found[4]), found[5] or "", found[6] or "")
+            part.searches.setdefault(_FAMILIES[kind], search)
     elif said.startswith("Trees"):
         for each in _TREE.finditer(said):
             channel, _, rank, parent, old_parent, old_rank = each.groups()
