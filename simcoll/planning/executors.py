@@ -22,6 +22,8 @@ Answer = TypeVar("Answer")
 
 HOLD_S = 0.1
 """A worker keeps its rows this long before it hands them over: short enough to lose, long enough for rows of a millisecond."""
+NEAR_HOLD_S = 0.5
+"""Of workers that keep a file of them meanwhile and lose none: longer, so that each goes on with the schedule that it has."""
 KINDS = ("processes", "dask://host:port", "mpi")
 
 
@@ -124,7 +126,7 @@ def _processes(jobs: int | None) -> Iterator[Pool]:
     # Fresh processes: a fork would copy the threads' locks of compiled code.
     executor = ProcessPoolExecutor(many, get_context("spawn"), _begin_worker)
     try:
-        yield Pool(executor, lambda: many, near=True)
+        yield Pool(executor, lambda: many, hold_s=NEAR_HOLD_S, near=True)
     except BaseException:
         executor.shutdown(wait=False, cancel_futures=True)
         for process in set(active_children()) - ours:
