@@ -16,7 +16,7 @@ from simcoll.emulator.fast.timed import Shape, StepTimer, Timed, joined_routes, 
 from simcoll.emulator.fast.turns import EVEN, Moves, question_of, turns
 from simcoll.emulator.model import message_costs
 from simcoll.emulator.quotient import Quotient, fold
-from simcoll.emulator.quotient_partition import first_of
+from simcoll.emulator.quotient_partition import alike, first_of
 from simcoll.topology import Routes
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ __all__ = ["Folding", "Makings", "folded_first", "folding", "place_of", "worth_f
 
 
 class Makings(StepTimer):
-    """Steps with what costs are made of in place of the costs, and the columns and routes that they have them from."""
+    """Steps with a number for what costs are made of in place of the costs, and the columns and routes that these are made from."""
 
     def __init__(self, protocol: Protocol, topology: Topology, seats: Seats) -> None:
         super().__init__(protocol, topology, seats, joint=True)
@@ -44,11 +44,10 @@ class Makings(StepTimer):
         found = []
         for step, (routes, shape) in zip(steps, self._remembered(steps), strict=True):
             local = step.src_rank == step.dst_rank
-            delay, kind = np.where(local, -1, routes.latency_fs), routes.kind.astype(np.int64)
-            what = step.operands * 8 + step.op
-            columns = (delay, kind, step.size_bytes, what, step.size_bytes)
-            timed = Timed(shape, *columns, (0,) * 5, self.protocol.fifo_depth)
-            self.sources[timed] = step, routes
+            label = alike(local, routes.latency_fs, routes.kind, step.size_bytes, step.operands, step.op)
+            none = np.broadcast_to(np.int64(0), label.shape)
+            timed = Timed(shape, label, none, none, none, step.size_bytes, (0,) * 5, self.protocol.fifo_depth)
+            self.sources[timed] = step, replace(routes, links=routes.links[:, :1].copy())
             found.append(timed)
         return found
 
@@ -60,7 +59,7 @@ class Folding:
     Attributes
     ----------
     quotient
-        Its steps have what costs are made of; of its patterns only what an expansion needs is left, or nothing.
+        Its steps have numbers for what costs are made of; of its patterns only what an expansion needs is left, or nothing.
     each
         Bytes of a chunk for which its sizes hold.
     moves, routes

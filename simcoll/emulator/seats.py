@@ -84,7 +84,9 @@ class Seats:
     connections: tuple[int, int] | None = None
 
     def lane(self, rank: Ints, channel: Ints) -> Ints:
-        """Lanes of some channels of some ranks."""
+        """Lanes of some channels of some ranks; with one channel for each rank, the ranks themselves."""
+        if self.stride == 1 and self.offset == 0:
+            return rank
         return rank * self.stride + self.offset + channel
 
     def connection(self, sender: Ints, receiver: Ints) -> Ints | None:
