@@ -15,7 +15,7 @@ from simcoll.emulator.fast.compiled import COMPILED
 from simcoll.emulator.fast.joint import joint_costs
 from simcoll.emulator.fast.state import DONE, LAST
 from simcoll.emulator.fast.timed import joined_routes, timed_steps
-from simcoll.emulator.fast.turns import EVEN, Moves, question_of, summary
+from simcoll.emulator.fast.turns import EVEN, Moves, question_of, summary, turns
 from simcoll.emulator.foldings import Folding, Makings, folding, place_of
 from simcoll.emulator.model import message_costs
 from simcoll.emulator.paths import (
@@ -31,7 +31,7 @@ from simcoll.emulator.score import check_switches
 from simcoll.errors import InternalError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from numpy.typing import NDArray
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from simcoll.core.schedule import Schedule
     from simcoll.emulator.fast.state import State
     from simcoll.emulator.fast.timed import Timed
-    from simcoll.emulator.fast.turns import Summary
+    from simcoll.emulator.fast.turns import Group, Summary
     from simcoll.emulator.fast.whole import Costs, Sheet, Whole
     from simcoll.emulator.quotient import Quotient
     from simcoll.emulator.result import Result
@@ -53,6 +53,8 @@ __all__ = ["Rehearsal", "forget_sizes", "play_rehearsed"]
 
 MOST_SLOTS = 1 << 17
 """Up to here all messages of a run, or of its classes, are held at a time, some 600 bytes each."""
+MOST_JOINED = 1 << 26
+"""So many links of switch operations at most: every message has room for those of the largest operation."""
 MANY_UNEVEN = 1 << 15
 """Up to here messages of chunks that differ are played one by one: their classes hold for one size only."""
 
@@ -186,12 +188,20 @@ def forget_sizes(schedule: Schedule) -> None:
 
 def _rehearsed(plan: Plan, topology: Topology, seen: Summary) -> Rehearsal | None:
     """Everything but the costs; ``None`` where messages or classes are too many."""
+    if seen.switched and _largest(seen.groups or turns(plan)) * seen.messages > MOST_JOINED:
+        return None
     even = place_of(plan, topology)[0] == EVEN
     many = max(FEWEST_FOLDED, LEAST_A_STEP * seen.steps) if even else MANY_UNEVEN
     found = None
     if seen.messages > many:
         found = _folded(plan, topology, seen)
     return _every(plan, topology, seen) if found is None and seen.messages <= MOST_SLOTS else found
+
+
+def _largest(groups: Iterable[Group]) -> int:
+    """Transfers of the largest switch operation."""
+    leaders = (step.leader for steps, _ in groups for step in steps if step.leader is not None)
+    return max((int(np.bincount(leader[leader >= 0]).max(initial=0)) for leader in leaders), default=0)
 
 
 def _every(plan: Plan, topology: Topology, seen: Summary) -> Rehearsal:
