@@ -1,4 +1,4 @@
-"""The data of a plan without a clock, a whole step at a time: what a check of many ranks and small chunks needs.
+"""The data of a plan without a clock, a whole step at a time: what a check of many ranks needs, and plans that are played often.
 
 The buffers of all ranks are one array. A step reads all that it sends, and then writes it; where several of its transfers write
 the same elements, these are written in turns, in the order of the fold.
@@ -6,7 +6,7 @@ the same elements, these are written in turns, in the order of the fold.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from simcoll.core.schedule import REDUCE, SWITCH_REDUCE, SYNC
 from simcoll.emulator.dataplane import unwritten
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -26,10 +26,7 @@ if TYPE_CHECKING:
     Array = NDArray[Any]
     Ints = NDArray[np.int64]
 
-__all__ = ["data_errors", "moved"]
-
-LONG = 16
-"""From so many elements a transfer on, transfers are moved one by one."""
+__all__ = ["Pool", "data_errors", "moved"]
 
 
 def data_errors(plan: Plan, seed: int = 0) -> int:
@@ -43,80 +40,130 @@ def moved(plan: Plan, inputs: Sequence[Array]) -> tuple[Array | None, ...]:
 
     These are the bits that every engine gives, since the plan orders all transfers that share a chunk.
     """
-    sizes = plan.buffer_elements()
-    ends = np.cumsum(sizes.reshape(-1))
-    first = (ends - sizes.reshape(-1)).reshape(sizes.shape)
-    pool = unwritten(int(ends[-1]), plan.dtype)
-    for rank, given in enumerate(inputs):
-        buffer, offset, length = plan.view(rank, INPUT)
-        start = int(first[rank, buffer]) + offset
-        if length:
-            pool[start : start + length] = plan.reduction.prepared(given) if plan.collective.spec.reduces else given
-    for step in plan.steps(staged=False):
-        _play(plan, step, pool, first)
+    pool, reduces = Pool(plan), plan.collective.spec.reduces
+    for given, place in zip(inputs, pool.seen(INPUT), strict=True):
+        if place.size:
+            place[...] = plan.reduction.prepared(given) if reduces else given
+    for moves in pool.steps():
+        pool.move(moves)
     outputs: list[Array | None] = []
-    for rank, has in enumerate(plan.collective.has_output(np.arange(plan.nranks)).tolist()):
-        buffer, offset, length = plan.view(rank, OUTPUT)
-        start = int(first[rank, buffer]) + offset
-        seen = pool[start : start + length]
-        if has and plan.collective.spec.reduces:
+    has = plan.collective.has_output(np.arange(plan.nranks)).tolist()
+    for seen, wanted in zip(pool.seen(OUTPUT), has, strict=True):
+        if wanted and reduces:
             plan.reduction.finish(seen, plan.nranks)
-        outputs.append(seen if has else None)
+        outputs.append(seen if wanted else None)
     return tuple(outputs)
 
 
-def _play(plan: Plan, step: PlanStep, pool: Array, first: Ints) -> None:
-    """One step: read everything, then write it."""
-    rows = np.flatnonzero(step.op != SYNC)
-    if not len(rows):
-        return
-    length = step.elements[rows]
-    source = first[step.src_rank[rows], step.src_buffer[rows]] + step.src_offset[rows]
-    target = first[step.dst_rank[rows], step.dst_buffer[rows]] + step.dst_offset[rows]
-    switched = bool((step.op == SWITCH_REDUCE).any())
-    combines = step.op[rows] == REDUCE
-    if switched:  # the first of a switch reduction copies: it ignores what was there
-        followers = step.op == SWITCH_REDUCE
-        followers[[group[0] for group in switch_groups(step)]] = False
-        combines |= followers[rows]
-    if length.sum() >= LONG * len(length):
-        _by_transfer(plan, pool, source, target, length, combines)
-        return
-    each = [np.flatnonzero(length > element) for element in range(int(length.max()))]
-    row = np.concatenate(each)
-    element = np.repeat(np.arange(len(each)), [len(some) for some in each])
-    places, combined = target[row] + element, combines[row]
-    values = pool[source[row] + element]
-    # Only folds and switches write an element twice in a step.
-    alone = plan.schedule.known.folds is False and not switched
-    turn = np.zeros(len(places), np.int64) if alone else _turns(places, row)
-    for now in range(int(turn.max()) + 1):
-        for kept in (~combined, combined):
-            mine = np.flatnonzero((turn == now) & kept)
-            if kept is combined and len(mine):
-                total = pool[places[mine]]
-                combine(plan.op, total, values[mine])
-                pool[places[mine]] = total
+class _Moves(NamedTuple):
+    """Transfers of one step that are alike: of one length, and all copied or all combined.
+
+    Their first elements are ``sources`` and ``targets``, and no two write the same element.
+    """
+
+    sources: Ints
+    targets: Ints
+    length: int
+    combines: bool
+
+
+class Pool:
+    """The buffers of all ranks of a plan in one array.
+
+    Attributes
+    ----------
+    buffers
+        Views of it: input, output and scratch of every rank. They start with a pattern that shows when it is read.
+    """
+
+    __slots__ = ("_array", "_first", "_kept", "_plan", "buffers")
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        sizes = plan.buffer_elements()
+        ends = np.cumsum(sizes.reshape(-1))
+        self._first = (ends - sizes.reshape(-1)).reshape(sizes.shape)
+        self._array = unwritten(int(ends[-1]), plan.dtype)
+        self._kept: list[list[_Moves]] | None = None
+        pieces = np.split(self._array, ends[:-1])
+        self.buffers = [pieces[rank : rank + 3] for rank in range(0, len(pieces), 3)]
+
+    def seen(self, which: int) -> list[Array]:
+        """Every rank's visible input (0) or output (1); empty where it has none."""
+        places = [self._plan.view(rank, which) for rank in range(self._plan.nranks)]
+        return [
+            own[buffer][start : start + size] for own, (buffer, start, size) in zip(self.buffers, places, strict=True)
+        ]
+
+    def play(self) -> None:
+        """Move all data; what is moved where is found the first time, and kept."""
+        if self._kept is None:
+            self._kept = list(self.steps())
+        for moves in self._kept:
+            self.move(moves)
+
+    def steps(self) -> Iterator[list[_Moves]]:
+        """The moves of every step, in an order in which they can be written, streamed."""
+        for step in self._plan.steps(staged=False):
+            if (step.op != SYNC).any():
+                yield self._moves(step)
+
+    def move(self, moves: list[_Moves]) -> None:
+        """One step: read everything, then write it."""
+        windows = [self._windows(each.length) for each in moves]
+        values = [here[each.sources] for each, here in zip(moves, windows, strict=True)]
+        for each, here, value in zip(moves, windows, values, strict=True):
+            if each.combines:
+                total = here[each.targets]
+                combine(self._plan.op, total, value)
+                here[each.targets] = total
             else:
-                pool[places[mine]] = values[mine]
+                here[each.targets] = value
+
+    def _windows(self, length: int) -> Array:
+        """The elements from every place on: ``[place, length]``, all on the same memory."""
+        array = self._array
+        shape, strides = (array.size - length + 1, length), array.strides * 2
+        return np.lib.stride_tricks.as_strided(array, shape, strides)
+
+    def _moves(self, step: PlanStep) -> list[_Moves]:
+        rows, first = np.flatnonzero(step.op != SYNC), self._first
+        length = step.elements[rows]
+        source = first[step.src_rank[rows], step.src_buffer[rows]] + step.src_offset[rows]
+        target = first[step.dst_rank[rows], step.dst_buffer[rows]] + step.dst_offset[rows]
+        switched = bool((step.op == SWITCH_REDUCE).any())
+        combines = step.op[rows] == REDUCE
+        if switched:  # the first of a switch reduction copies: it ignores what was there
+            followers = step.op == SWITCH_REDUCE
+            followers[[group[0] for group in switch_groups(step)]] = False
+            combines |= followers[rows]
+        turn = np.zeros(len(rows), np.int64)
+        if switched or self._plan.schedule.known.folds is not False:  # only these write an element twice in a step
+            if _overlap(target, length):
+                row = np.repeat(np.arange(len(rows)), length)
+                inside = np.arange(len(row)) - np.repeat(np.cumsum(length) - length, length)
+                source, target, combines = source[row] + inside, target[row] + inside, combines[row]
+                length = np.ones_like(row)
+            turn = _turns(target)
+        kind = (turn * 2 + combines) * (int(length.max()) + 1) + length
+        alike: list[Any] = (
+            [np.flatnonzero(kind == each) for each in np.unique(kind)] if (kind != kind[0]).any() else [slice(None)]
+        )
+        return [_Moves(source[mine], target[mine], int(length[mine][0]), bool(combines[mine][0])) for mine in alike]
 
 
-def _by_transfer(
-    plan: Plan, pool: Array, source: Ints, target: Ints, length: Ints, combines: NDArray[np.bool_]
-) -> None:
-    """Long transfers one by one, which needs no list of their elements."""
-    columns = [column.tolist() for column in (target, length, combines)]
-    values = [pool[start : start + count].copy() for start, count in zip(source.tolist(), columns[1], strict=True)]
-    for place, count, combined, value in zip(*columns, values, strict=True):
-        if combined:
-            combine(plan.op, pool[place : place + count], value)
-        else:
-            pool[place : place + count] = value
+def _overlap(target: Ints, length: Ints) -> bool:
+    """Whether some transfers write a part of what others write, and not just the same."""
+    order = np.lexsort((length, target))
+    begin, size = target[order], length[order]
+    reach = np.maximum.accumulate(begin + size)[:-1]
+    other = (begin[1:] != begin[:-1]) | (size[1:] != size[:-1])
+    return bool(((begin[1:] < reach) & other).any())
 
 
-def _turns(places: Ints, row: Ints) -> Ints:
-    """For every element how many of earlier transfers go to the same place."""
-    order = np.lexsort((row, places))
+def _turns(places: Ints) -> Ints:
+    """For every transfer how many earlier ones go to the same place."""
+    order = np.argsort(places, kind="stable")
     new = np.append(True, np.diff(places[order]) != 0)
     begin = np.flatnonzero(new)[np.cumsum(new) - 1]
     turn = np.empty(len(places), np.int64)

@@ -13,6 +13,8 @@ from simcoll.errors import InternalError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from numpy.typing import NDArray
+
     from simcoll.core.plan import PlanStep
     from simcoll.emulator.fast.turns import Summary
     from simcoll.emulator.messages import Block, Message
@@ -58,12 +60,15 @@ class Books:
         When each was done, with ``keep``; -1 for those that are not.
     dropped_bytes
         Payload of the messages that never will be done.
+    columns
+        What was hashed, if a list is there to take it: id, source, destination, bytes, start, end, done of batches of messages.
     """
 
     def __init__(self, summary: Summary, observer: Observer | None, *, keep: bool) -> None:
         self.messages = self.time_fs = self.dropped_bytes = 0
         self.bytes_by_op = [0] * len(OP_NAMES)
         self.hash = TraceHash()
+        self.columns: list[NDArray[np.int64]] | None = None
         self.done_fs = np.full(summary.messages, -1, np.int64) if keep else None
         self._summary = summary
         self._observer = observer
@@ -112,8 +117,11 @@ class Books:
 
     def _hash_rows(self) -> None:
         if self._rows:
-            self.hash.add(list(np.array(self._rows, np.int64).T))
+            columns = np.array(self._rows, np.int64).T
+            self.hash.add(list(columns))
             self._rows.clear()
+            if self.columns is not None:
+                self.columns.append(columns)
 
     def close(self) -> None:
         """Compare what moved, and was dropped, with the plan.

@@ -117,6 +117,13 @@ class Storage:
                     store[buffer][offset : offset + length] = array
             self._buffers.append(store)
 
+    @classmethod
+    def around(cls, plan: Plan, buffers: list[list[Array]]) -> Storage:
+        """The storage of buffers that are there: input, output and scratch of every rank."""
+        made = cls.__new__(cls)
+        made._plan, made._buffers = plan, buffers  # noqa: SLF001  # its own
+        return made
+
     def places(self, step: PlanStep) -> list[Place | None]:
         """The views of every transfer of a step; ``None`` for those without data."""
         buffers, op = self._buffers, self._plan.op

@@ -17,7 +17,7 @@ from simcoll.errors import ConfigError, InternalError
 from simcoll.units import MAX_TIME_FS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 __all__ = ["Calendar", "Fabric", "OverdueError"]
 
@@ -46,7 +46,7 @@ class Calendar:
     @property
     def now(self) -> int:
         """The time, in femtoseconds."""
-        return self.env.now  # type: ignore[return-value]  # whole, as long as all delays are
+        return self.env._now  # type: ignore[return-value]  # noqa: SLF001  # whole, as long as all delays are; asked very often
 
     def at(self, time_fs: int, action: Callable[[Any], None], item: Any) -> None:
         """Call ``action(item)`` at a time, not before now.
@@ -63,6 +63,29 @@ class Calendar:
         self._buckets[checked_time(time_fs)] = [(action, item)]
         wake = simpy.Timeout(self.env, time_fs - self.now)
         wake.callbacks.append(self._ring)
+
+    def at_end(self, action: Callable[[simpy.Event], None]) -> None:
+        """Call an action at the end of the current timestamp."""
+        _Settle(self.env, action)
+
+    def again(self, begin_fs: int, happened: Iterable[tuple[int, Callable[[Any], None], Any]]) -> None:
+        """Go through the time from ``begin_fs`` until now once more, with nothing in it but actions, by time, that were left out.
+
+        All that they lead to before now happens during this call, and the rest from now on.
+        """
+        env, buckets, now = self.env, self._buckets, self.now
+        self.env, self._buckets = simpy.Environment(begin_fs), {}
+        try:
+            for time_fs, action, item in happened:
+                self.at(time_fs, action, item)
+            while self.env.peek() < now:
+                self.env.step()
+        finally:
+            later = self._buckets
+            self.env, self._buckets = env, buckets
+        for time_fs in sorted(later):
+            for action, item in later[time_fs]:
+                self.at(time_fs, action, item)
 
     def _ring(self, _event: simpy.Event) -> None:
         now = self.now
@@ -141,7 +164,6 @@ class Fabric:
         "_waiting",
         "calendar",
         "delivered_bytes",
-        "env",
     )
 
     def __init__(
@@ -153,7 +175,6 @@ class Fabric:
         patience_fs: int | None = None,
     ) -> None:
         self.calendar = calendar
-        self.env = calendar.env
         self.delivered_bytes = 0
         self._asked = False
         self._capacity: list[int] = []
@@ -236,7 +257,7 @@ class Fabric:
 
     def _ask(self) -> None:
         self._asked = True
-        _Settle(self.env, self._settle)
+        self.calendar.at_end(self._settle)
 
     def _settle(self, _event: simpy.Event) -> None:
         """Give every flow its rate, after everything else of the timestamp."""

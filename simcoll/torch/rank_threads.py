@@ -12,6 +12,7 @@ Threads that the program starts are threads of its rank, and take turns likewise
 from __future__ import annotations
 
 import _thread
+import ctypes
 import functools
 import os
 import sys
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 __all__ = ["Groups", "Job", "Process", "RankThread", "current_thread", "current_thread_or_none", "rank_thread_of"]
 
 _NOT_THE_PROGRAM = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent), threading.__file__)
+_raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
 _MARK = "simcoll_rank_thread"
 """Attribute of a :class:`threading.Thread`: the RankThread that runs in it."""
 
@@ -186,18 +188,19 @@ class RankThread:
         self.thread = thread or threading.Thread(target=self.run, name=f"rank {process.number}", daemon=True)
         setattr(self.thread, _MARK, self)
         self.over = Waitable(f"the end of thread {self.thread.name!r}")
-        self.starting = False
+        self.starting = self._stopping = False
         self.awake: Callable[[], None] | None = None
         self.profile: Any = None
         self._rank: Rank | None = None
         self._task: Task | None = None
         self._jobs: list[Job] = []
         self._message: Any = None
-        self._rank_turn = _thread.allocate_lock()  # threading.Lock() would take turns
-        self._clock_turn = _thread.allocate_lock()
+        self._rank_turn, self._clock_turn = (
+            _thread.allocate_lock(),
+            _thread.allocate_lock(),
+        )  # threading.Lock() would take turns
         self._rank_turn.acquire()
         self._clock_turn.acquire()
-        self._stopping = False
         self._known: tuple[Any, ...] = ()
         process.threads.append(self)
 
@@ -323,8 +326,7 @@ class RankThread:
 
     def launch(self, function: Callable[[], Any]) -> None:
         """Run a function in the thread, at the present time, as soon as the thread waits."""
-        rank = self._rank
-        if rank is None:
+        if (rank := self._rank) is None:
             return
 
         def over(task: Task) -> None:
@@ -342,7 +344,12 @@ class RankThread:
         self.process.take_turn(self.process)
         self._message = message
         self._rank_turn.release()
-        self._clock_turn.acquire()
+        try:
+            self._clock_turn.acquire()
+        except KeyboardInterrupt:  # which only the main thread gets, and the rank computes
+            while not self._clock_turn.acquire(timeout=0.1):
+                _raise_in(ctypes.c_ulong(self.thread.ident or 0), ctypes.py_object(KeyboardInterrupt))
+            raise
         return self._message
 
     def end(self) -> None:

@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from torch.optim import optimizer
 
+from simcoll.distributed.runtime.emulated import PEER_ENDED
 from simcoll.errors import ConfigError
 from simcoll.torch.own_modules import OwnModules
 from simcoll.torch.process_state import call_exit_functions
@@ -193,7 +194,13 @@ def _same_files(notes: _Notes, nprocs: int) -> Iterator[str]:
 
 
 def _report(error: BaseException) -> str:
-    """The program's part of a traceback, and the error; each line with its rank."""
+    """The program's part of a traceback, the error, and how the run ended; each line with its rank."""
+    said = next((note for note in getattr(error, "__notes__", []) if note.startswith("[rank")), "")
+    return _told(error, said.partition(":")[0] or "[rank?]") + f"simcoll.torch: {said.partition(': ')[2] or 'failed'}\n"
+
+
+def _told(error: BaseException, prefix: str) -> str:
+    """The program's part of a traceback, and the error; each line with a prefix."""
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
@@ -201,14 +208,19 @@ def _report(error: BaseException) -> str:
     ]
     shown = [frame for frame in frames if not frame.filename.startswith((_TORCH, threading.__file__))] or frames
     notes = getattr(error, "__notes__", [])
-    said = next((note for note in notes if note.startswith("[rank")), "")
-    prefix = said.partition(":")[0] or "[rank?]"
     lines = traceback.format_list(shown) + traceback.format_exception_only(type(error), error)[: 1 if notes else None]
     text = "".join(["Traceback (most recent call last):\n", *lines])
-    return (
-        "".join(f"{prefix}: {line}\n" for line in text.splitlines())
-        + f"simcoll.torch: {said.partition(': ')[2] or 'failed'}\n"
-    )
+    return "".join(f"{prefix}: {line}\n" for line in text.splitlines())
+
+
+def _thread_failed(args: threading.ExceptHookArgs) -> None:
+    """Tell of an error that ended a thread of a rank, which goes on without it, unless the run ends anyway."""
+    thread = current_thread_or_none()
+    if thread is None:
+        threading.__excepthook__(args)
+    elif args.exc_value is not None and not str(args.exc_value).startswith(PEER_ENDED):
+        name = "a thread" if args.thread is None else f"thread {args.thread.name!r}"
+        sys.stderr.write(_told(args.exc_value, f"[rank{thread.number}] {name}"))
 
 
 def _set_handler(standard: Callable[[int, Any], Any]) -> Callable[[int, Any], Any]:
@@ -247,6 +259,7 @@ def _as_script(script: Script, file: str, notes: _Notes) -> Iterator[None]:
         (sys, "path", [folder, *sys.path]),
         (sys, "stdin", _NoInput()),
         (signal, "signal", _set_handler(signal.signal)),
+        (threading, "excepthook", _thread_failed),
         (builtins, "open", _open(builtins.open, notes)),
         (io, "open", _open(io.open, notes)),
         (torch, "save", _save(torch.save, notes)),

@@ -43,6 +43,7 @@ from simcoll.torch.process_state import OwnState, state_replacements
 from simcoll.torch.profiling import profiler_replacements
 from simcoll.torch.rank_stores import RankStore, prefixed, store_replacements
 from simcoll.torch.rank_threads import Process, RankThread, current_thread_or_none, rank_thread_of
+from simcoll.torch.sharding_rules import add_sharding_rules
 from simcoll.torch.start_methods import start_replacements
 from simcoll.torch.thread_waits import OUTSIDE_MARK, replacements
 
@@ -222,6 +223,7 @@ def _change_torch(undo: contextlib.ExitStack) -> None:
     undo.callback(c10d._set_thread_isolation_mode, False)
     c10d._set_thread_isolation_mode(True)
     change_fake_tensors(undo, _replace)
+    add_sharding_rules(undo)
     operators = torch.library.Library("c10d", "IMPL")
     undo.callback(operators._destroy)
     with warnings.catch_warnings():

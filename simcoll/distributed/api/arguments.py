@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -71,8 +72,13 @@ def root_of(found: ProcessGroup, global_rank: int | None, group_rank: int | None
 
 def shapes_of(arrays: Sequence[Array]) -> str:
     """Shapes, as messages show them."""
-    shown = ", ".join(str(list(array.shape)) for array in arrays[:4])
-    return f"{shown}, ... ({len(arrays)} tensors)" if len(arrays) > 4 else shown
+    return _shown(tuple([array.shape for array in arrays[:4]]), len(arrays))
+
+
+@functools.lru_cache(maxsize=1024)
+def _shown(shapes: tuple[tuple[int, ...], ...], count: int) -> str:
+    shown = ", ".join(str(list(shape)) for shape in shapes)
+    return f"{shown}, ... ({count} tensors)" if count > 4 else shown
 
 
 def one_dtype(arrays: Sequence[Array], function: str) -> np.dtype[Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from simcoll.core.reduction import Reduction
@@ -30,6 +30,8 @@ class ReduceOp:
 
     name: str
     factor: float | None
+    reduction: Reduction = field(repr=False, compare=False)
+    """The plan's name for it."""
 
     SUM: ClassVar[ReduceOp]
     AVG: ClassVar[ReduceOp]
@@ -47,17 +49,13 @@ class ReduceOp:
             raise ValueError(f"unknown ReduceOp {name!r}; {nearest(str(name), _NAMES)}")
         object.__setattr__(self, "name", name)
         object.__setattr__(self, "factor", factor)
+        object.__setattr__(self, "reduction", Reduction(name.lower(), factor))
 
     def __reduce__(self) -> tuple[type[ReduceOp], tuple[str, float | None]]:
         return ReduceOp, (self.name, self.factor)
 
     def __str__(self) -> str:
         return self.name if self.factor is None else f"{self.name}({self.factor:g})"
-
-    @property
-    def reduction(self) -> Reduction:
-        """The plan's name for it."""
-        return Reduction(self.name.lower(), self.factor)
 
 
 for _name in _NAMES:

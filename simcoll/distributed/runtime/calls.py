@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from simcoll.errors import InternalError
 
@@ -23,8 +23,7 @@ __all__ = ["ASPECTS", "Call", "End", "matrix"]
 ASPECTS = ("function", "number of elements", "dtype", "op", "root", "algorithm", "whether tensors are fake")
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(NamedTuple):
     """One rank's call of a collective.
 
     Attributes
@@ -61,8 +60,10 @@ class Call:
 
     def differences(self, other: Call) -> list[str]:
         """The aspects in which two calls differ."""
-        pairs = zip(ASPECTS, self.aspects(), other.aspects(), strict=True)
-        return [aspect for aspect, mine, theirs in pairs if mine != theirs]
+        mine, theirs = self.aspects(), other.aspects()
+        if mine == theirs:
+            return []
+        return [aspect for aspect, one, another in zip(ASPECTS, mine, theirs, strict=True) if one != another]
 
     def __str__(self) -> str:
         parts = [self.name, self.shape, "" if self.kind == "barrier" else self.dtype.name]

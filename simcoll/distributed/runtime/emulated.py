@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from simcoll.emulator.events import Timeline as EventTimeline
     from simcoll.libraries.choices import Plans
 
-__all__ = ["EmulatedWorld", "RankWaiter"]
+__all__ = ["PEER_ENDED", "EmulatedWorld", "RankWaiter"]
 
 PROGRAMS = EventPriority(5)
 """After the events of a timestamp, before the fabric settles its rates (priority 10)."""
@@ -52,6 +52,9 @@ REPEATED_HANGS = 100
 """A program that catches this many reports of the same hang is stopped; so often may threads that wait idly look up meanwhile."""
 
 SHOWN_RANKS = 64
+
+PEER_ENDED = "Connection closed by peer"
+"""How the report begins that ranks get which wait for one that has failed."""
 
 
 class _Pause(Waitable):
@@ -105,7 +108,7 @@ class EmulatedWorld:
         fabric = Fabric(self.calendar, capacities, topology.link_name, patience_fs=patience)
         self.everyone = tuple(range(nranks))
         self.ranks = [Rank(number, self) for number in self.everyone]
-        self.emulator = Emulator(topology, self.calendar, fabric, self.history)
+        self.emulator = Emulator(topology, self.calendar, fabric, self.history, steady=events is None)
         self._alone = alone
         self._streams: dict[Communicator, Streams] = {}
         self._mailboxes: dict[Communicator, EmulatedMailbox] = {}
@@ -324,7 +327,7 @@ class EmulatedWorld:
             lines = [f"Hang at {format_time(self.now)}: no event is left, and {who}."]
         else:
             name = type(gone.failure).__name__
-            lines = [f"Connection closed by peer: rank {gone.number} ended with {name}: {gone.failure}"]
+            lines = [f"{PEER_ENDED}: rank {gone.number} ended with {name}: {gone.failure}"]
         lines += [] if self._faults is None else [f"  {line}" for line in self._faults.waiting()[:SHOWN_RANKS]]
         shown = waiting[:SHOWN_RANKS]
         lines += [f"  rank {task.owner.number}: {task.waiting.waits_for()}" for task in shown if task.waiting]

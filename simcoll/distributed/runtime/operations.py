@@ -5,7 +5,7 @@ On the emulator, :mod:`simcoll.distributed.runtime.streams` matches and plays th
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -15,7 +15,7 @@ from simcoll.core.collective import Collective
 from simcoll.distributed.runtime.calls import ASPECTS, Call, matrix
 from simcoll.distributed.runtime.device import start_of_calls
 from simcoll.distributed.runtime.fake import is_fake
-from simcoll.distributed.runtime.records import Entry, calling_site
+from simcoll.distributed.runtime.records import Entry, buffers_of, calling_site
 from simcoll.distributed.runtime.tasks import Arrival, Waitable, listed, wait_until
 from simcoll.distributed.runtime.work import Work, timeout_fs
 from simcoll.distributed.runtime.world import current_rank
@@ -40,13 +40,15 @@ def begin(group: Communicator, me: Rank, name: str, buffers: Buffers, *, p2p: bo
     """The Work of a call, noted in the rank's flight record; a RuntimeError when the group has failed before."""
     if group.failure is not None:
         raise group.raises(group.failure)
-    if any(not target.flags.writeable for target in buffers[1]):
-        raise RuntimeError(f"{name}: an output tensor is read-only")
+    for target in buffers[1]:
+        if not target.flags.writeable:
+            raise RuntimeError(f"{name}: an output tensor is read-only")
     made = group.messages if p2p else group.calls
     here, now = group.group_rank[me.number], group.world.now
-    inputs, outputs = ([(array.shape, array.dtype.name) for array in arrays] for arrays in buffers)
-    label, site = (group.name, group.desc), calling_site()
-    entry = Entry(label, name, made[here], p2p, inputs, outputs, group.timeout_fs, now, site)
+    inputs, outputs = buffers_of(buffers[0]), buffers_of(buffers[1])
+    entry = Entry(
+        (group.name, group.desc), name, made[here], p2p, inputs, outputs, group.timeout_fs, now, calling_site()
+    )
     made[here] += 1
     entry.number = me.flight[-1].number + 1 if me.flight else 0
     me.flight.append(entry)
@@ -264,7 +266,7 @@ def play(
         pending.append((call, sources, targets))
         return None
     if is_fake([*sources, *targets], timed=me.world.timed):
-        call = replace(call, fake=True)
+        call = call._replace(fake=True)
     work = me.world.issue(group, me, call, (sources, targets), guard=async_op and not call.fake)
     work.results = list(results)
     if async_op:

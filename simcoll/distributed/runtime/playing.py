@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simcoll.core.plan import INPUT
+from simcoll.core.plan import INPUT, OUTPUT
+from simcoll.distributed.runtime.takes import Links, Takes, take_of
+from simcoll.emulator.at_once import Pool
 from simcoll.emulator.budget import check_exact, exact_bytes
 from simcoll.emulator.dataplane import Storage
 from simcoll.emulator.engine import Player
 from simcoll.emulator.score import Score
+from simcoll.errors import InternalError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
     from simcoll.core.plan import Plan
     from simcoll.core.reduction import Reduction
     from simcoll.distributed.runtime.history import History
+    from simcoll.distributed.runtime.takes import Event, Take
     from simcoll.emulator.events.detours import Detours
     from simcoll.emulator.events.pace import Pace
     from simcoll.emulator.fabric import Calendar, Fabric
@@ -45,6 +49,10 @@ class Emulator:
         What to do as soon as no more calls can come: operations that will fail then.
     pace, detours
         Of ranks that slow down or stop, and around links that are down; ``None`` where no event says so.
+    steady
+        Whether links and ranks stay as they are, so that what was played once may be followed later.
+    playing, following
+        How many plans in flight are played, and those that follow a take: at any time one kind only.
     """
 
     topology: Topology
@@ -56,6 +64,11 @@ class Emulator:
     unsettled: dict[Callable[[], None], None] = field(default_factory=dict)
     pace: Pace | None = None
     detours: Detours | None = None
+    steady: bool = True
+    takes: Takes = field(default_factory=Takes)
+    links: Links = field(default_factory=Links)
+    playing: int = 0
+    following: dict[Playing, None] = field(default_factory=dict)
 
     def stage(self, plan: Plan, *, fake: bool) -> Stage:
         """Buffers for a plan: those of an earlier run of it, or new ones."""
@@ -71,33 +84,49 @@ class Emulator:
         held = self.kept_bytes + stage.size_bytes
         if stage.score is not None and stage.size_bytes <= KEPT_BYTES and held <= 16 * KEPT_BYTES:
             self.kept_bytes = held
-            self.stages.setdefault((id(stage.plan), stage.storage is None), []).append(stage)
+            self.stages.setdefault((id(stage.plan), stage.pool is None), []).append(stage)
+
+    def catch_up(self) -> None:
+        """Play all plans from now on that follow takes, after the part that is behind them."""
+        late, self.following = list(self.following), {}
+        entries = [entry for playing in late for entry in playing.stop_following()]
+        if late:
+            entries.sort(key=lambda entry: entry[0])
+            self.calendar.again(min(playing.begin_fs for playing in late), entries)
+        for playing in late:
+            playing.caught_up()
 
 
 class Stage:
     """Buffers to play a plan on, apart from the caller's; each rank's input is copied in on its arrival.
 
     ``inputs`` and ``outputs`` are per rank a flat array; ``None`` where there is none, and everywhere if they are fake.
+    ``links`` are those of the topology that the plan uses.
     """
 
-    __slots__ = ("inputs", "outputs", "plan", "score", "size_bytes", "storage")
+    __slots__ = ("inputs", "links", "outputs", "plan", "pool", "score", "size_bytes", "storage")
 
     def __init__(self, emulator: Emulator, plan: Plan, *, fake: bool) -> None:
         self.plan = plan
         self.inputs: list[Array | None] = [None] * plan.nranks
-        self.outputs: tuple[Array | None, ...] = (None,) * plan.nranks
+        self.outputs: list[Array | None] = [None] * plan.nranks
+        self.pool: Pool | None = None
         self.storage: Storage | None = None
         self.size_bytes = 0
         if not fake:
             taken = plan.dtype.itemsize * sum(plan.visible_elements()[:, INPUT].tolist())
             check_exact(taken + exact_bytes(plan, given=True))
-            elements = [plan.view(rank, INPUT)[2] for rank in range(plan.nranks)]
-            self.inputs = [np.zeros(count, plan.dtype) if count else None for count in elements]
-            self.storage = Storage(plan, self.inputs)
-            self.outputs = tuple(self.storage.outputs())
+            self.pool = Pool(plan)
+            self.storage = Storage.around(plan, self.pool.buffers)
+            self.inputs = [seen if seen.size else None for seen in self.pool.seen(INPUT)]
+            has = plan.collective.has_output(np.arange(plan.nranks)).tolist()
+            self.outputs = [seen if wanted else None for seen, wanted in zip(self.pool.seen(OUTPUT), has, strict=True)]
             self.size_bytes = int(plan.buffer_elements().sum()) * plan.dtype.itemsize
         few = plan.proof is not None and plan.proof.transfers <= KEPT_TRANSFERS
         self.score = Score(plan, emulator.topology, emulator.fabric, self.storage) if few else None
+        used = () if self.score is None else (column for part in self.score.parts for column in part.columns)
+        shared = emulator.topology.nlinks
+        self.links = frozenset(link for column in used for link in column[2] if link < shared)
 
 
 @dataclass(slots=True, eq=False)
@@ -123,17 +152,35 @@ class Playing:
     over: Callable[[], object] | None = None
     fake: bool = False
     stopped: bool = False
+    begin_fs: int = field(init=False)
     _left: int = 0
-    _begin_fs: int = field(init=False)
+    _log: list[Event] = field(default_factory=list)
+    _early: set[int] = field(default_factory=set)  # left by a take, and not yet by the player
+    _stale: bool = True  # whether inputs have come since data was moved
+    _expected_fs: int = -1
+    _behind: bool = False
     _stage: Stage = field(init=False)
-    _player: Player = field(init=False)
+    _take: Take | None = None
+    _player: Player | None = None
 
     def __post_init__(self) -> None:
         """Take buffers, and start the clock."""
         emulator = self.emulator
-        self._begin_fs = emulator.calendar.now
+        self.begin_fs = emulator.calendar.now
         self._stage = stage = emulator.stage(self.plan, fake=self.fake)
-        self._player = Player(
+        alone = emulator.steady and stage.score is not None and emulator.links.take(self, stage.links)
+        takes = emulator.takes.of(self.plan) if alone and not emulator.playing else []
+        if takes:
+            self._take = takes[-1]
+            emulator.following[self] = None
+        else:
+            emulator.catch_up()
+            self._player = self._play()
+
+    def _play(self) -> Player:
+        emulator, stage = self.emulator, self._stage
+        emulator.playing += 1
+        player = Player(
             self.plan,
             emulator.topology,
             emulator.fabric,
@@ -143,33 +190,139 @@ class Playing:
             pace=None if emulator.pace is None else emulator.pace.of(self.plan.ranks.tolist()),
             detours=emulator.detours,
         )
+        if emulator.steady and stage.score is not None:
+            player.books.columns = []
+        return player
 
     def enter(self, rank: int, sources: Iterable[Array], op: Reduction | None = None) -> None:
         """Let a rank begin its part, with a copy of its input."""
         staged = self._stage.inputs[rank]
         if staged is not None:
-            begin = 0
+            self._stale, begin = True, 0
             for source in sources:
                 staged[begin : begin + source.size] = source.reshape(-1)
                 begin += source.size
             if op is not None and op.factor is not None:
                 staged[...] = op.prepared(staged)
-        self._player.enter(rank)
+        event = (self.emulator.calendar.now - self.begin_fs, rank, False)
+        if self._take is not None and not self._follows(event):
+            self.emulator.catch_up()
+        self._log.append(event)
+        if self._player is not None:
+            self._player.enter(rank)
+        elif self._take is not None:
+            self._expect(self._take)
+
+    # Following a take
+
+    def _follows(self, event: Event) -> bool:
+        """Whether an entry is what comes next in the take, or in another one that went the same way so far."""
+        count = len(self._log)
+        if self._take is not None and self._take.log[count : count + 1] == (event,):
+            return True
+        before = (*self._log, event)
+        for take in self.emulator.takes.of(self.plan):
+            if take.log[: count + 1] == before:
+                self._take = take
+                return True
+        return False
+
+    def _expect(self, take: Take) -> None:
+        """Wake up when the take goes on: when ranks leave, or should have entered."""
+        calendar = self.emulator.calendar
+        if len(self._log) == len(take.log):
+            return
+        after_fs, _, leaves = take.log[len(self._log)]
+        time_fs = self.begin_fs + after_fs
+        if leaves:
+            calendar.at(time_fs, self._go_on, take)
+        elif time_fs != self._expected_fs:
+            self._expected_fs = time_fs
+            if time_fs == calendar.now:
+                calendar.at_end(self._look)
+            else:
+                calendar.at(time_fs, lambda _: calendar.at_end(self._look), None)
+
+    def _go_on(self, take: Take) -> None:
+        """Let those ranks leave that leave now."""
+        after_fs = self.emulator.calendar.now - self.begin_fs
+        while self._take is take and len(self._log) < len(take.log) and not self.stopped:
+            time_fs, rank, leaves = take.log[len(self._log)]
+            if time_fs != after_fs or not leaves:
+                self._expect(take)
+                return
+            self._early.add(rank)
+            self._leave(rank)
+
+    def _look(self, _event: object) -> None:
+        """Give the take up if a rank has not come that should have by now."""
+        take, now = self._take, self.emulator.calendar.now
+        if take is not None and len(self._log) < len(take.log):
+            after_fs, _, leaves = take.log[len(self._log)]
+            if not leaves and self.begin_fs + after_fs <= now:
+                self.emulator.catch_up()
+
+    def stop_following(self) -> list[tuple[int, Callable[[int], None], int]]:
+        """Give the take up; returns what to do, and when, to come as far as this by playing."""
+        self._take, self._behind = None, True
+        self._player = player = self._play()
+        return [(self.begin_fs + after_fs, player.enter, rank) for after_fs, rank, left in self._log if not left]
+
+    def caught_up(self) -> None:
+        """Check that playing came as far as following."""
+        self._behind, now = False, self.emulator.calendar.now
+        gone = [rank for after_fs, rank, left in self._log if left and self.begin_fs + after_fs < now]
+        if not self._early.isdisjoint(gone):
+            raise InternalError(
+                f"{self.label}: ranks {sorted(self._early & set(gone))} left a take, but not its player"
+            )
+
+    # Ends
 
     def _rank_left(self, rank: int) -> None:
-        if self.stopped:
-            return
+        if rank in self._early:
+            self._early.remove(rank)
+        elif self._behind and not self.stopped:
+            raise InternalError(f"{self.label}: rank {rank} left its player, but not the take that was followed")
+        elif not self.stopped:
+            self._leave(rank)
+
+    def _leave(self, rank: int) -> None:
+        now = self.emulator.calendar.now
+        self._log.append((now - self.begin_fs, rank, True))
         self._left += 1
         if self._left == self.plan.nranks:
             # The player accounts for its last step after this.
-            self.emulator.calendar.at(self.emulator.calendar.now, self._close, None)
-        self.leave(rank, self._stage.outputs[rank])
+            self.emulator.calendar.at(now, self._close, None)
+        values, pool = self._stage.outputs[rank], self._stage.pool
+        if self._take is not None and self._stale and values is not None and pool is not None:
+            pool.play()
+            self._stale = False
+        self.leave(rank, values)
 
     def _close(self, _nothing: None) -> None:
-        player, emulator = self._player, self.emulator
-        player.check()
-        times_fs = (self._begin_fs, max(player.books.time_fs, self._begin_fs))
-        emulator.history.add(*self.label, player.plan, times_fs, player.books.messages, player.books.hash.hexdigest())
-        emulator.give_back(self._stage)
-        if self.over is not None:
-            self.over()
+        emulator, stage, begin_fs = self.emulator, self._stage, self.begin_fs
+        alone = emulator.links.give_back(self, stage.links) and emulator.steady
+        if self._take is not None:
+            emulator.following.pop(self, None)
+            end_fs, messages, trace_hash = (
+                begin_fs + self._take.end_fs,
+                self._take.messages,
+                self._take.hash.hexdigest(begin_fs),
+            )
+        elif self._player is not None:
+            player, emulator.playing = self._player, emulator.playing - 1
+            player.check()
+            books = player.books
+            end_fs, messages, trace_hash = max(books.time_fs, begin_fs), books.messages, books.hash.hexdigest()
+            if alone and books.columns is not None:
+                emulator.takes.add(take_of(self.plan, self._log, begin_fs, books))
+        emulator.history.add(*self.label, self.plan, (begin_fs, end_fs), messages, trace_hash)
+        emulator.give_back(stage)
+        over, self.leave, self.over = self.over, _nobody, None  # they know this one: no circle is left to be collected
+        if over is not None:
+            over()
+
+
+def _nobody(_rank: int, _values: Array | None) -> None:
+    """Called when a rank leaves something that is over: never."""

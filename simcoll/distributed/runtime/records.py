@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections import deque
 from contextvars import ContextVar
@@ -10,10 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from types import FrameType
 
+    import numpy as np
 
-__all__ = ["Entry", "Flight", "Site", "asked_from", "calling_site", "document", "new_flight"]
+    from simcoll.core.memory import Array
+
+    Described = tuple[tuple[tuple[int, ...], str], ...]
+
+__all__ = ["Entry", "Flight", "Site", "asked_from", "buffers_of", "calling_site", "document", "new_flight"]
 
 KEPT = 2000
 _HERE = str(Path(__file__).parents[1])
@@ -41,6 +48,11 @@ asked_from: ContextVar[Site | None] = ContextVar("simcoll_asked_from", default=N
 """The line to report for a call that another thread makes; None: the caller's own."""
 
 
+@functools.lru_cache(maxsize=4096)
+def _site(function: str, file: str, line: int) -> Site:
+    return Site(function, file, line)
+
+
 def calling_site(*folders: str) -> Site:
     """The innermost line outside these folders; by default, outside this package."""
     known = asked_from.get()
@@ -52,7 +64,17 @@ def calling_site(*folders: str) -> Site:
         frame = frame.f_back
     if frame is None:
         return Site("?", "?", 0)
-    return Site(frame.f_code.co_name, frame.f_code.co_filename, frame.f_lineno)
+    return _site(frame.f_code.co_name, frame.f_code.co_filename, frame.f_lineno)
+
+
+def buffers_of(arrays: Sequence[Array]) -> Described:
+    """Some arrays by shape and dtype."""
+    return _described(tuple([(array.shape, array.dtype) for array in arrays]))
+
+
+@functools.lru_cache(maxsize=1024)
+def _described(arrays: tuple[tuple[tuple[int, ...], np.dtype[Any]], ...]) -> Described:
+    return tuple([(shape, dtype.name) for shape, dtype in arrays])  # names are composed every time
 
 
 @dataclass(slots=True, eq=False)
@@ -63,8 +85,8 @@ class Entry:
     name: str
     sequence: int
     p2p: bool
-    inputs: list[tuple[tuple[int, ...], str]]
-    outputs: list[tuple[tuple[int, ...], str]]
+    inputs: Described
+    outputs: Described
     timeout_fs: int
     created_fs: int
     site: Site

@@ -210,6 +210,8 @@ def current_task() -> Task | None:
     The greenlet itself carries its rank: worlds can be nested, and run in several threads.
     """
     here: greenlet.greenlet | None = greenlet.getcurrent()
+    if type(here) is Task:
+        return here
     while here is not None:
         if isinstance(here, Task):
             return here

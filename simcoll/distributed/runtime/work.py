@@ -123,7 +123,7 @@ class Work(Waitable):
         self.gate: Waitable | None = None
         self.explicit = False
         self.deadline_fs = -1
-        self.reason: Callable[[], str] = lambda: name
+        self.reason: Callable[[], str] | None = None
         self._future: Future | None = None
         self._checks: tuple[int, int] | None = None
         self._watched: list[Array] = []
@@ -172,18 +172,17 @@ class Work(Waitable):
             self.entry.completed_fs = self.rank.world.now
         self.entry.error = error
         self.sources = self._watched = []
+        self.reason = None
         self.finish(error)
 
     def waits_for(self) -> str:
         """The operation, and the ranks it waits for."""
-        return self.reason()
+        return self.name if self.reason is None else self.reason()
 
     def expired(self, waited_fs: int) -> str:
         """Torch's message for a timeout, and the ranks it waited for."""
         before = "" if self.entry.p2p else "Operation timed out! "
-        return (
-            f"{before}Timed out waiting {waited_fs // 10**12}ms for {self.name} operation to complete: {self.reason()}"
-        )
+        return f"{before}Timed out waiting {waited_fs // 10**12}ms for {self.name} operation to complete: {self.waits_for()}"
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Block until the operation has finished.

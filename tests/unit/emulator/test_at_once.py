@@ -9,7 +9,6 @@ import simcoll
 from simcoll.algorithms import ALGORITHMS
 from simcoll.core.reference import exact_inputs
 from simcoll.core.schedule import COPY, Step
-from simcoll.emulator import at_once
 from simcoll.emulator.at_once import data_errors, moved
 from simcoll.emulator.dataplane import Storage
 from simcoll.errors import ConfigError
@@ -29,11 +28,9 @@ def same(plan):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("long", [1, 10**9])
 @pytest.mark.parametrize(("name", "nodes"), [("dgx-h100", 1), ("dgx-a100", 2)])
-def test_every_algorithm(name, nodes, long, monkeypatch):
+def test_every_algorithm(name, nodes):
     machine = load_topology(name, nodes=nodes)
-    monkeypatch.setattr(at_once, "LONG", long)
     played = 0
     for found in ALGORITHMS:
         if found.collective == "barrier":

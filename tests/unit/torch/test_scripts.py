@@ -209,7 +209,7 @@ def test_ranks_have_the_state_of_a_process(script, capsys, tmp_path):
 
 
 BAD = """
-    import os, sys
+    import os, sys, threading
     import torch
     import torch.distributed as dist
 
@@ -247,6 +247,11 @@ BAD = """
         ("input('name? ')", 1, ["reads standard input, which the ranks of a run share"]),
         ("open('out.txt', 'w').close()", 0, ["out.txt was written by all ranks, each over the one before"]),
         ("if rank < 2: torch.save(1, 'out.pt')", 0, ["out.pt was written by ranks 0, 1, each over the one before"]),
+        (
+            "t = threading.Thread(target=lambda: 1 / (rank - 2)); t.start(); t.join()",
+            0,
+            ["[rank2] thread 'Thread-", "ZeroDivisionError: division by zero"],
+        ),
         ("def f(: pass", 2, ["SyntaxError"]),
     ],
 )

@@ -5,6 +5,9 @@ from __future__ import annotations
 import multiprocessing
 import multiprocessing.pool
 import queue
+import signal
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -198,3 +201,19 @@ def test_clocks_show_simulated_time():
 
     for passed in on_ranks(body, 2).returns:
         assert passed == pytest.approx([3.0] * 4, abs=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(signal.getsignal(signal.SIGINT) is signal.SIG_IGN, reason="interrupts are ignored here")
+def test_a_rank_that_computes_for_ever_is_interrupted(tmp_path):
+    loop = tmp_path / "loop.py"
+    loop.write_text("print('ready', flush=True)\nwhile True: pass\n")
+    words = [sys.executable, "-m", "simcoll.torch", "-n", "2", str(loop)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+        try:
+            assert run.stdout.readline() == "ready\n"
+            run.send_signal(signal.SIGINT)
+            assert run.communicate(timeout=60) == ("", "")
+        finally:
+            run.kill()
+    assert run.returncode == 130

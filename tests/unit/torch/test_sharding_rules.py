@@ -1,0 +1,58 @@
+"""Attention on sharded tensors, as programs with tensor parallel attention call it."""
+
+import pytest
+
+from tests.support.deferred import needs_torch
+
+pytestmark = needs_torch
+
+torch = pytest.importorskip("torch")
+
+
+def attention(_rank, _size, dimension, mask_shape):
+    """A sharded attention and its gradients; the largest differences from those of whole tensors."""
+    import torch.distributed as dist
+    from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+    from torch.nn.functional import scaled_dot_product_attention
+
+    dist.init_process_group("simcoll")
+    mesh = dist.device_mesh.init_device_mesh("cpu", (2,))
+    torch.manual_seed(0)
+    whole = [torch.randn(4, 6, 5, 8, requires_grad=True) for _ in range(3)]
+    mask = None if mask_shape is None else torch.randn(*mask_shape)
+    expected = scaled_dot_product_attention(*whole, attn_mask=mask, is_causal=mask is None)
+    wanted = torch.autograd.grad(expected.square().sum(), whole)
+    place = Replicate() if dimension is None else Shard(dimension)
+    parts = [distribute_tensor(each.detach(), mesh, [place]).requires_grad_() for each in whole]
+    shared = None if mask is None else distribute_tensor(mask, mesh, [Replicate()])
+    got = scaled_dot_product_attention(*parts, attn_mask=shared, is_causal=mask is None)
+    assert isinstance(got, DTensor)
+    differs = mask is not None and dimension is not None and mask.expand(4, 6, 5, 5).stride()[dimension]
+    assert got.placements == ((Replicate() if differs else place),)
+    gradients = torch.autograd.grad(got.square().sum(), parts)
+    return [
+        float((one.full_tensor() - two).detach().abs().max())
+        for one, two in zip((got, *gradients), (expected, *wanted), strict=True)
+    ]
+
+
+@pytest.mark.parametrize("mask_shape", [None, (5, 5), (4, 1, 5, 5), (1, 6, 5, 5), (4, 6, 5, 5)])
+@pytest.mark.parametrize("dimension", [None, 0, 1])
+def test_attention_is_sharded_by_batches_and_heads(dimension, mask_shape):
+    import simcoll.torch
+
+    for differences in simcoll.torch.spawn(attention, 2, (dimension, mask_shape)).returns:
+        assert max(differences) < 1e-5
+
+
+def test_the_rule_ends_with_the_run():
+    from torch.distributed.tensor import DTensor
+
+    import simcoll.torch
+
+    operator = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+    known = DTensor._op_dispatcher.sharding_propagator.op_strategy_funcs
+    before = operator in known
+    inside = simcoll.torch.spawn(lambda *_: operator in known, 1).returns
+    assert inside == (True,)
+    assert (operator in known) == before
