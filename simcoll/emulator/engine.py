@@ -107,7 +107,7 @@ class Player:
     ) -> None:
         self.plan = plan
         self.fabric = fabric
-        self.finished: simpy.Event = fabric.calendar.env.event()
+        self.finished: simpy.Event = fabric.env.event()
         self._calendar = fabric.calendar
         self._depth = plan.protocol.fifo_depth
         self._summary = replace(seen or (summary(plan) if score is None else score.summary), groups=None)

@@ -190,6 +190,11 @@ class Fabric:
         self._links_of: Callable[[Any], tuple[int, ...]] | None = None
         self.add_links(capacities_uBps, link_name)
 
+    @property
+    def env(self) -> simpy.Environment:
+        """SimPy's, of the calendar."""
+        return self.calendar.env
+
     def add_links(self, capacities_uBps: Sequence[int], link_name: Callable[[int], str]) -> int:
         """More links; returns the index of the first. ``link_name`` gets the position in this call."""
         first, count = len(self._capacity), len(capacities_uBps)

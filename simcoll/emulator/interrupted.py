@@ -34,7 +34,7 @@ __all__ = ["changes_of", "machine_cut", "player_cut", "until_end"]
 def until_end(fabric: Fabric) -> list[Any] | None:
     """Run until nothing more happens; returns the messages that have waited too long for a link, if that ended the run."""
     try:
-        fabric.calendar.env.run()
+        fabric.env.run()
     except OverdueError as late:
         return late.items
     return None

@@ -225,7 +225,7 @@ class Conductor:
             for rank, count in needs.items():
                 if not count:
                     self.calendar.at(starts[rank], self._begin, (number, rank))
-        self.fabric.calendar.env.run()
+        self.fabric.env.run()
         self._hash()
         self.time_fs = max([self.time_fs, *(player.books.time_fs for player in self.players)])
         for player in self.players:
