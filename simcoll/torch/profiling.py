@@ -26,7 +26,7 @@ from simcoll.formats.output import write_file
 from simcoll.torch.rank_threads import RankThread, current_thread_or_none
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from simcoll.distributed.runtime.records import Entry
 
@@ -199,7 +199,7 @@ class _Trace:
         )
 
 
-def _elements(arrays: list[tuple[tuple[int, ...], str]]) -> int:
+def _elements(arrays: Sequence[tuple[tuple[int, ...], str]]) -> int:
     total = 0
     for shape, _ in arrays:
         size = 1

@@ -195,12 +195,9 @@ class RankThread:
         self._task: Task | None = None
         self._jobs: list[Job] = []
         self._message: Any = None
-        self._rank_turn, self._clock_turn = (
-            _thread.allocate_lock(),
-            _thread.allocate_lock(),
-        )  # threading.Lock() would take turns
-        self._rank_turn.acquire()
-        self._clock_turn.acquire()
+        # threading.Lock() would take turns.
+        self._rank_turn, self._clock_turn = _thread.allocate_lock(), _thread.allocate_lock()
+        self._rank_turn.acquire(), self._clock_turn.acquire()
         self._known: tuple[Any, ...] = ()
         process.threads.append(self)
 

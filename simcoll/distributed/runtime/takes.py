@@ -56,7 +56,7 @@ def take_of(plan: Plan, log: Iterable[Event], begin_fs: int, books: Books) -> Ta
     """The take of a plan that has been played; its books have kept their columns."""
     columns = np.concatenate(books.columns, axis=1) if books.columns else np.zeros((7, 0), np.int64)
     columns[4:] -= begin_fs
-    return Take(plan, tuple(log), max(0, books.time_fs - begin_fs), books.messages, MovedHash(columns))
+    return Take(plan, tuple(log), max(0, books.time_fs - begin_fs), books.messages, MovedHash(list(columns)))
 
 
 @dataclass(slots=True)
