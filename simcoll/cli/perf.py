@@ -103,7 +103,7 @@ def predict(
     disturbance = disturbed.disturbance()
     protocols = tuple(protocol.split(",")) if protocol is not None else ()
     wanted_files = files or Files()
-    wanted_files.check()
+    wanted_files.check(printed_only=group is not None or library is not None or bool(env) or calibration is not None)
     named = name_choices("simcoll perf", collective, root, algorithm)
     collective, root = named.collective, named.root
     if not collective:
@@ -198,10 +198,16 @@ class Files:
     svg: Path | None = None
     trace: Path | None = None
 
-    def check(self) -> None:
-        """Refuse places that cannot be written, before anything is computed."""
+    def check(self, *, printed_only: bool) -> None:
+        """Refuse places that cannot be written, and files of tables that are only printed, before anything is computed."""
+        from simcoll.errors import ConfigError
         from simcoll.formats.output import refuse_folders
 
+        if printed_only and any((self.json, self.csv, self.svg, self.trace)):
+            raise ConfigError(
+                "-J, --csv, --svg and --trace are for the runs of algorithms; what --library, --env, --calibration and --group give is "
+                "only printed"
+            )
         for path in filter(None, (self.json, self.csv, self.svg, self.trace)):
             refuse_folders(path.parent, [path.name])
 
