@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from simcoll.algorithms import compose, switch
-from simcoll.algorithms.compose import in_pieces, in_stages, pipelined
+from simcoll.algorithms.compose import in_pieces, in_stages, pipelined, staggered
 from simcoll.algorithms.double_tree import binary_tree, tree_orders
 from simcoll.algorithms.grid import nodes_of
 from simcoll.algorithms.nccl_tree import levels
 from simcoll.algorithms.registered import algorithm
 from simcoll.algorithms.switch import SHARP, everyone, fetched, sent
-from simcoll.core.schedule import REDUCE, Layout, Schedule, Step, transfers
+from simcoll.core.schedule import MULTICAST, REDUCE, SWITCH_REDUCE, Layout, Schedule, Step, transfers
 from simcoll.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from simcoll.core.collective import Collective
 
-__all__ = ["all_gather", "all_reduce", "collnet_all_reduce", "reduce_scatter", "tree_all_reduce"]
+__all__ = [
+    "all_gather",
+    "all_reduce",
+    "collnet_all_reduce",
+    "collnet_chain_all_reduce",
+    "reduce_scatter",
+    "tree_all_reduce",
+]
 
 NCCL = "NCCL 2.27: src/device/all_reduce.h, src/transport/nvls.cc and coll_net.cc"
 
@@ -156,3 +164,50 @@ def collnet_all_reduce(collective: Collective, *, box: int | None = None) -> lis
         yield transfers(rank, own, peer, own, count=nodes)
 
     return [Schedule("collnet", layout, stage) for stage in (added, reduced, returned, exchanged)]
+
+
+@algorithm(
+    "all_reduce",
+    "collnet_chain",
+    cost="2g a + max(2(g-1)/g s b_box, (2 - 1/m) s/g b_net), m nodes of g, g channels, many pieces",
+    source=NCCL,
+    topologies="sharp",
+    order="rank-consistent",
+)
+def collnet_chain_all_reduce(
+    collective: Collective, *, channels: int = 1, pieces: int = 4, box: int | None = None
+) -> Schedule:
+    """Sums go up the chain of every node; the network adds those of its first members; results go down the chains.
+
+    Each first member fetches its part of the sum from the switches and has it sent to the others. ``channels`` counts the chains of a
+    node, each with another first member, thus on another rail. With pieces the stages are channels of their own; hops alternate between
+    two, so that a GPU hands a piece on while it gets the next.
+    """
+    nodes, size = nodes_of(collective.nranks, box)
+    layout, rank = Layout(collective, nodes), np.arange(collective.nranks)
+    heads, vector, part = rank[::size], layout.output(), layout.output(0, np.arange(nodes))
+    others = np.tile(heads, (nodes, 1))
+
+    def copied() -> Iterator[Step]:
+        yield transfers(rank, layout.input(), rank, vector, count=nodes)
+
+    def added(member: int) -> Iterator[Step]:
+        yield transfers(heads + member, vector, heads + member - 1, vector, count=nodes, op=REDUCE)
+
+    def reduced() -> Iterator[Step]:
+        yield transfers(others.T, part, heads, part, op=SWITCH_REDUCE)
+
+    def returned() -> Iterator[Step]:
+        src, place = np.nonzero(others != heads[:, None])
+        yield transfers(heads[src], part[src], heads[place], part[src], op=MULTICAST)
+
+    def passed(member: int) -> Iterator[Step]:
+        yield transfers(heads + member - 1, vector, heads + member, vector, count=nodes)
+
+    up = [partial(added, member) for member in range(size - 1, 0, -1)]
+    down = [partial(passed, member) for member in range(1, size)]
+    sources: list[Callable[[], Iterator[Step]]] = [copied, *up, reduced, returned, *down]
+    stages = [Schedule("collnet_chain", layout, source) for source in sources]
+    hops = np.arange(size - 1) % 2
+    chain = staggered(stages, pieces, (0, *hops[::-1].tolist(), 2, 3, *(4 + hops).tolist()))
+    return compose.channels(chain, tree_orders(len(rank), size, channels)[::2])

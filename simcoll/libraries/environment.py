@@ -21,7 +21,7 @@ ALGORITHMS = {
     "nvlstree": "nvls_tree",
     "collnet": "collnet",
     "collnetdirect": "collnet",
-    "collnetchain": "collnet",
+    "collnetchain": "collnet_chain",
     "pat": "pat",
 }
 LAUNCHERS = ("process-per-gpu", "one-process", "torch")

@@ -85,7 +85,7 @@ def test_the_trees_are_nccl_s(nodes, box, pairs):
     assert sent(schedule, 0) == {(dst, src, channel + 1) for src, dst, channel in up}
 
 
-@pytest.mark.parametrize("name", ["nccl_tree", "nvls_tree", "collnet"])
+@pytest.mark.parametrize("name", ["nccl_tree", "nvls_tree", "collnet", "collnet_chain"])
 @pytest.mark.parametrize(("nodes", "box"), NODES)
 def test_messages_between_nodes_stay_on_their_rail(name, nodes, box):
     schedule = simcoll.schedule("all_reduce", name, nranks=nodes * box, box=box, channels=box, pieces=2)
@@ -111,7 +111,7 @@ def test_rings_use_every_rail_alike(nodes, box):
 @pytest.mark.parametrize("n", AWKWARD)
 def test_switched_algorithms_are_proved(kind, n):
     box = next((b for b in range(2, n) if n % b == 0), n)
-    for name in ("nvls", "nvls_tree", "collnet") if kind == "all_reduce" else ("nvls",):
+    for name in ("nvls", "nvls_tree", "collnet", "collnet_chain") if kind == "all_reduce" else ("nvls",):
         for params in ({}, {"channels": 2, "pieces": 3}, {"box": n if name == "nvls" else box, "pieces": 2}):
             for in_place in (False, True):
                 made = simcoll.schedule(kind, name, nranks=n, in_place=in_place, **params)
@@ -120,7 +120,8 @@ def test_switched_algorithms_are_proved(kind, n):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "name"), [("all_reduce", "nvls"), ("all_gather", "nvls"), ("reduce_scatter", "nvls"),
-                                            ("all_reduce", "nvls_tree"), ("all_reduce", "collnet")])  # fmt: skip
+                                            ("all_reduce", "nvls_tree"), ("all_reduce", "collnet"),
+                                            ("all_reduce", "collnet_chain")])  # fmt: skip
 def test_switched_algorithms_move_the_right_data(kind, name):
     for n, box in ((1, 1), (3, 3), (6, 2), (8, 4)):
         for count in (0, 1, n + 1, 100):
@@ -211,6 +212,31 @@ def test_collnet_is_the_sum_of_its_stages(m, g):
     assert time_fs("all_reduce", "collnet", m * g, size, box=g) == pytest.approx(float(expected), abs=latencies)
 
 
+@pytest.mark.parametrize(("m", "g"), [(2, 2), (3, 4), (4, 3), (1, 5), (5, 1)])
+def test_a_collnet_chain_takes_a_hop_after_another(m, g):
+    # Up and down g - 1 hops with everything; between them first members fetch a part each, then have it sent to all others.
+    size = 60 * 60 * 60
+    hop, part = ALPHA_FS + size * BETA_FS, Fraction(size, m) * BETA_FS
+    expected = 2 * (g - 1) * hop + (2 * ALPHA_FS + (2 * m - 1) * part if m > 1 else 0)
+    found = time_fs("all_reduce", "collnet_chain", m * g, size, box=g, pieces=1)
+    assert found == pytest.approx(float(expected), abs=2 * (g + 1))
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 3])
+def test_pieces_follow_each_other_along_a_collnet_chain(nodes):
+    # Up and down share the port of a GPU; that of a first member carries what the network adds, its part of the result and what goes down.
+    size, g, pieces = 1 << 30, 4, 64
+    found = time_fs("all_reduce", "collnet_chain", nodes * g, size, box=g, pieces=pieces)
+    longest = size * BETA_FS * (2 + Fraction(nodes > 1, nodes))
+    assert longest <= found < 1.25 * longest
+
+
+def test_every_channel_of_a_collnet_chain_has_a_first_member_of_its_own():
+    made = simcoll.schedule("all_reduce", "collnet_chain", nranks=12, box=4, channels=4, pieces=2)
+    heads = [{src % 4 for src, dst, of in sent(made) if src // 4 != dst // 4 and of // 6 == c} for c in range(4)]
+    assert heads == [{0}, {1}, {2}, {3}]
+
+
 def test_machines_say_what_their_switches_do():
     two, one = load_topology("dgx-h100", nodes=2), load_topology("dgx-h100")
     collective = simcoll.Collective("all_reduce", 16)
@@ -223,7 +249,8 @@ def test_machines_say_what_their_switches_do():
         schedule_on(collective, "collnet", two)
     sharp = replace(two, traits={**two.traits, "switch_reduce": "nvlink-sharp sharp"})
     assert simcoll.emulate(simcoll.bind(schedule_on(collective, "collnet", sharp), 1000), sharp).wrong == 0
-    for name in ("nccl_tree", "nvls_tree", "collnet"):
+    assert simcoll.emulate(simcoll.bind(schedule_on(collective, "collnet_chain", sharp), 1000), sharp).wrong == 0
+    for name in ("nccl_tree", "nvls_tree", "collnet", "collnet_chain"):
         with pytest.raises(simcoll.ConfigError, match="box=5"):
             simcoll.schedule("all_reduce", name, nranks=12, box=5)
 

@@ -52,7 +52,7 @@ def test_small_sizes_get_few_steps():
 def test_candidates_say_what_they_leave_out_and_why():
     fitting, left_out = candidates(collective_on("all_reduce", 16), NODES)
     assert {"ring", "hierarchical", "switch"} <= {choice.algorithm for choice, _ in fitting}
-    assert {each.partition(":")[0] for each in left_out} == {"bfb", "collnet", "nvlink_ring", "nvls"}
+    assert {each.partition(":")[0] for each in left_out} == {"bfb", "collnet", "collnet_chain", "nvlink_ring", "nvls"}
     assert all(made.nranks == 16 for _, made in fitting)
 
 
