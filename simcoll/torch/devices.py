@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import distributed
+from torch.autograd import graph
 from torch.distributed import device_mesh, distributed_c10d, fsdp
 from torch.overrides import TorchFunctionMode
 
@@ -149,6 +150,19 @@ def _subgroups(standard: Callable[..., Any]) -> Callable[..., Any]:
     return subgroups
 
 
+def _backward(standard: Callable[..., Any]) -> Callable[..., Any]:
+    """The backward pass, whose hooks are the program's: PyTorch calls it with the mode that maps devices set aside."""
+
+    @functools.wraps(standard)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if current_thread_or_none() is None:
+            return standard(*args, **kwargs)
+        with CudaIsCpu():
+            return standard(*args, **kwargs)
+
+    return run
+
+
 def _load(standard: Callable[..., Any]) -> Callable[..., Any]:
     """``torch.load``: what was saved from CUDA devices comes to the CPU."""
 
@@ -205,6 +219,7 @@ def device_replacements(gpu: str) -> list[tuple[Any, str, Any]]:
     return [
         *accelerator_replacements(gpu),
         *((owner, key, _with(getattr(owner, key), *changes)) for owner, key, changes in changed),
+        *((owner, "_engine_run_backward", _backward(graph._engine_run_backward)) for owner in (torch.autograd, graph)),
         (torch, "Generator", _Generator),
         (torch, "load", _load(torch.load)),
         *((owner, "new_subgroups", _subgroups(c10d.new_subgroups)) for owner in (distributed, c10d)),

@@ -7,6 +7,8 @@ run.
 
 from __future__ import annotations
 
+import functools
+import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +16,7 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 from torch._subclasses import fake_impls
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -28,6 +31,14 @@ if TYPE_CHECKING:
 __all__ = ["change_fake_tensors"]
 
 OPS = torch.ops._c10d_functional
+_OF_OBJECTS = (
+    "all_gather_object",
+    "broadcast_object_list",
+    "gather_object",
+    "recv_object_list",
+    "scatter_object_list",
+    "send_object_list",
+)
 
 
 def change_fake_tensors(undo: ExitStack, replace: Callable[[ExitStack, Any, str, Any], None]) -> None:
@@ -43,12 +54,6 @@ def change_fake_tensors(undo: ExitStack, replace: Callable[[ExitStack, Any, str,
         table[operator] = answer
 
     check_shapes, rebuild = dist._verify_params_across_processes, c10d.Reducer._rebuild_buckets
-
-    def checked(*args: Any) -> Any:
-        if not _faking():
-            return check_shapes(*args)
-        with _disable_current_modes():  # it compares shapes in real tensors
-            return check_shapes(*args)
 
     def rebuilt(reducer: Any) -> bool:
         """Buckets stay as they are made: in the order of parameters, last first."""
@@ -66,14 +71,36 @@ def change_fake_tensors(undo: ExitStack, replace: Callable[[ExitStack, Any, str,
                 kwargs["_rank_map"] = torch.arange(given.numel(), dtype=given.dtype)
             make_mesh(mesh, *args, **kwargs)
 
+    for name in _OF_OBJECTS:  # their sizes are the values of tensors
+        for module in (dist, distributed_c10d):
+            replace(undo, module, name, _on_real_tensors(getattr(distributed_c10d, name)))
+    pipelines = sys.modules.get("torch.distributed.pipelining.schedules")  # its import takes seconds
+    if pipelines is not None:  # stages agree in a tensor
+        schedule = pipelines._PipelineSchedule
+        replace(undo, schedule, "_warmup_p2p", _on_real_tensors(schedule._warmup_p2p))
     replace(undo, DeviceMesh, "__init__", made)
-    replace(undo, dist, "_verify_params_across_processes", checked)
+    replace(
+        undo, dist, "_verify_params_across_processes", _on_real_tensors(check_shapes)
+    )  # it compares them in tensors
     replace(undo, c10d.Reducer, "_rebuild_buckets", rebuilt)
 
 
 def _faking() -> bool:
     mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
     return mode is not None and current_thread_or_none() is not None
+
+
+def _on_real_tensors(standard: Callable[..., Any]) -> Callable[..., Any]:
+    """A function whose own tensors are real under FakeTensorMode, too."""
+
+    @functools.wraps(standard)
+    def function(*args: Any, **kwargs: Any) -> Any:
+        if not _faking():
+            return standard(*args, **kwargs)
+        with _disable_current_modes():
+            return standard(*args, **kwargs)
+
+    return function
 
 
 def _answer(start: Callable[..., Started]) -> Callable[..., Any]:

@@ -6,8 +6,10 @@ packages anew; ``sys.modules`` shows the copies of the rank that runs. A module 
 * belongs to Python, PyTorch, numpy or simcoll, or to what those require,
 * was loaded before the run,
 * has a C extension in its package, which Python can load only once,
-* registers something with PyTorch (operators, backends) or with another C extension, which has one register,
+* registers a backend or a compiled library with PyTorch, or a type with another C extension,
 * is imported by a module that is shared.
+
+Operators that modules define with ``torch.library`` are each rank's own (:mod:`simcoll.torch.own_registers`).
 """
 
 from __future__ import annotations
@@ -31,8 +33,7 @@ __all__ = ["OwnModules"]
 
 _FOUNDATION = ("torch", "numpy", "simcoll", "ml_dtypes")
 _REGISTERS = re.compile(
-    rb"torch\.library\.(Library|define|custom_op|triton_op|register_kernel|impl)\b|torch\.ops\.load_library|"
-    rb"rename_privateuse1_backend|Backend\.register_backend|register_pytree_node|register_extension_type"
+    rb"torch\.ops\.load_library|rename_privateuse1_backend|Backend\.register_backend|register_extension_type"
 )
 _IMPORTING = ("importlib", "_frozen_importlib", "runpy", "pkgutil", "pickle", "_pickle", __name__)
 
@@ -59,11 +60,13 @@ class OwnModules:
     ----------
     shared
         By package that ranks have imported and that is one for all: why.
+    following
+        By package that a shared one has imported first, and that is shared, too: that one.
     """
 
     def __init__(self, names: Sequence[str] | None = None, shared: Sequence[str] = ()) -> None:
         self.shared: dict[str, str] = dict.fromkeys(shared, "as asked for")
-        self._following: set[str] = set()
+        self.following: dict[str, str] = {}
         self._chosen = None if names is None else set(names)
         self._own: set[str] = set(names or ())
         self._known = {name.partition(".")[0] for name in sys.modules} - self._own
@@ -100,13 +103,13 @@ class OwnModules:
     def _is_own(self, package: str) -> bool:
         if package in self._own:
             return True
-        if self._chosen is not None or package in self._known or package in self.shared or package in self._following:
+        if self._chosen is not None or package in self._known or package in self.shared or package in self.following:
             return False
         if package in sys.stdlib_module_names or package in self._required:
             return False
         importer = _importer()
-        if any(importer in each for each in (self.shared, self._following, self._required, sys.stdlib_module_names)):
-            self._following.add(package)
+        if any(importer in each for each in (self.shared, self.following, self._required, sys.stdlib_module_names)):
+            self.following[package] = importer
             return False
         reason = _obstacle(package)
         if reason == "":

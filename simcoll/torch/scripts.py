@@ -160,7 +160,9 @@ def run_script(script: Script, nprocs: int, *, shared: Sequence[str] = (), **gui
         f"# {nprocs} ranks ({result.topology}): {result.operations} operations, {format_time(result.time_fs)}{_steps(notes)}\n"
     )
     if own.shared:
-        listed = ", ".join(f"{name} ({reason})" for name, reason in sorted(own.shared.items()))
+        known = own.shared | own.following
+        reasons = own.shared | {name: f"imported by {first}" for name, first in own.following.items() if first in known}
+        listed = ", ".join(f"{name} ({reason})" for name, reason in sorted(reasons.items()))
         sys.stderr.write(f"simcoll.torch: modules that all ranks share: {listed}\n")
     for line in _findings(list(dict.fromkeys(result.findings))):
         sys.stderr.write(line)

@@ -6,12 +6,12 @@
 * ``rendezvous``: the ranks meet in memory;
 * ``BackendConfig``: every backend name stands for this backend;
 * the profiler: each rank has its own (:mod:`simcoll.torch.profiling`);
-* ``Future.wait``: waits in simulated time in a rank's thread;
+* ``Future.wait``: waits in simulated time in a rank's thread; ``functools.cached_property`` holds no lock meanwhile;
 * functional collectives of fake tensors, and DistributedDataParallel's reducer under FakeTensorMode;
 * two C++ operators that PyTorch cannot dispatch to a group written in Python;
 * PyTorch's default random generator: that of the running rank; what else a process has for itself
   (:mod:`simcoll.torch.process_state`);
-* modules, if each rank has its own (:mod:`simcoll.torch.own_modules`), and CUDA devices, if they stand for the CPU;
+* modules and what they register, if each rank has its own (:mod:`simcoll.torch.own_modules`), and CUDA devices that are the CPU;
 * one compute thread, as torchrun sets it.
 """
 
@@ -38,6 +38,7 @@ from simcoll.torch.compilation import compile_replacements
 from simcoll.torch.compute_time import compute_replacements
 from simcoll.torch.devices import CudaIsCpu, device_replacements
 from simcoll.torch.fake_tensors import change_fake_tensors
+from simcoll.torch.own_registers import register_replacements
 from simcoll.torch.process_group import SimcollGroup
 from simcoll.torch.process_state import OwnState, state_replacements
 from simcoll.torch.profiling import profiler_replacements
@@ -172,6 +173,7 @@ def prepared(modules: OwnModules | None = None, *, cuda: str | None = None) -> I
         if modules is not None:
             undo.callback(sys.modules.update, modules.hidden())
             _replace_all(undo, modules.replacements())
+            _replace_all(undo, register_replacements(undo))
         _change_torch(undo)
         ranks = Ranks(undo, modules, around=contextlib.nullcontext if cuda is None else CudaIsCpu)
         undo.callback(ranks.leave)
@@ -213,6 +215,7 @@ def _change_torch(undo: contextlib.ExitStack) -> None:
     _replace(undo, distributed_c10d, "PrefixStore", prefixed)
     _change_fully_sharded(undo)
     _replace(undo, torch._C.Future, "wait", wait)
+    _replace(undo, functools.cached_property, "__get__", _without_lock(functools.cached_property.__get__))
     for module in (dist, distributed_c10d):
         _replace(undo, module, "monitored_barrier", _monitored_barrier(distributed_c10d.monitored_barrier))
     _replace(undo, torch.autocast, "__init__", _without_cache(torch.autocast.__init__))
@@ -260,6 +263,20 @@ def _monitored_barrier(standard: Callable[..., None]) -> Callable[..., None]:
         found.monitored_barrier(timeout, wait_all_ranks)
 
     return monitored_barrier
+
+
+def _without_lock(standard: Callable[..., Any]) -> Callable[..., Any]:
+    """A cached property, without the lock that Python before 3.12 holds while it finds the value, and ranks wait in collectives."""
+
+    def get(self: Any, instance: Any, owner: Any = None) -> Any:
+        if instance is None or current_thread_or_none() is None:
+            return standard(self, instance, owner)
+        found = vars(instance)
+        if self.attrname not in found:
+            found[self.attrname] = self.func(instance)
+        return found[self.attrname]
+
+    return get
 
 
 def _without_cache(standard: Callable[..., None]) -> Callable[..., None]:

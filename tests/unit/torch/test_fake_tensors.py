@@ -12,6 +12,7 @@ from torch import nn  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
 from torch.distributed.fsdp import fully_shard  # noqa: E402
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B  # noqa: E402
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module  # noqa: E402
 
 import simcoll.torch  # noqa: E402
@@ -98,8 +99,18 @@ def tensor_parallel(rank, n):
     trained(parallelize_module(two_linear(), mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()}))
 
 
+def pipelined(rank, n):
+    stage = PipelineStage(nn.Sequential(nn.Linear(64, 64), nn.ReLU()), rank, n, torch.device("cpu"))
+    schedule = Schedule1F1B(stage, 2 * n, loss_fn=lambda y, target: (y - target).square().sum())
+    given = {0: (torch.ones(16, 64),)}.get(rank, ())
+    schedule.step(*given, **({"target": torch.zeros(16, 64)} if rank == n - 1 else {}))
+    found = [None] * n
+    dist.all_gather_object(found, {"rank": rank})
+    assert found == [{"rank": each} for each in range(n)]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("step", [collectives, functional_collectives, sharded, tensor_parallel])
+@pytest.mark.parametrize("step", [collectives, functional_collectives, sharded, tensor_parallel, pipelined])
 def test_fake_tensors_take_the_same_time_as_real_ones(step):
     real, fake = timed(step, fake=False), timed(step, fake=True)
     assert fake.operations == real.operations > 0

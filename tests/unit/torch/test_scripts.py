@@ -348,7 +348,7 @@ def test_what_ranks_share(tmp_path, monkeypatch):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text("seen = []\n")
     (tmp_path / "compiled" / f"fast{suffix}").write_bytes(b"")
-    (tmp_path / "registering" / "ops.py").write_text("@torch.library.custom_op('a::b')\n")
+    (tmp_path / "registering" / "ops.py").write_text("torch.ops.load_library('a')\n")
     monkeypatch.syspath_prepend(tmp_path)
     own = own_modules.OwnModules()
     source = "import compiled, registering, plain, json, torch.fx\n"

@@ -1,0 +1,115 @@
+"""What ranks' own modules register with PyTorch, which has one register per process.
+
+Each rank's copy of a module defines the same operators. The first definition counts; what they run, also on fake tensors and backward, is
+what the running rank has registered. Registers are as before when the run ends.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._library import custom_ops
+from torch.utils import _pytree
+
+from simcoll.torch.rank_threads import current_thread_or_none
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import ExitStack
+
+__all__ = ["register_replacements"]
+
+
+class _Operators:
+    """The operators that ranks have defined, and what each runs for them."""
+
+    def __init__(self) -> None:
+        self.libraries: list[torch.library.Library] = []
+        self.defined: set[str] = set()
+        self.functions: dict[tuple[str, ...], dict[int, Callable[..., Any]]] = {}
+
+    def of_rank(self, key: tuple[str, ...], function: Callable[..., Any]) -> Callable[..., Any] | None:
+        """Keep a rank's function; the first time, what calls that of the running rank."""
+        first = key not in self.functions
+        functions = self.functions.setdefault(key, {})
+        functions[_number()] = function
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            thread = current_thread_or_none()
+            chosen = functions.get(-1 if thread is None else thread.number, function)
+            return chosen(*args, **kwargs)
+
+        return call if first else None
+
+
+def _number() -> int:
+    thread = current_thread_or_none()
+    return -1 if thread is None else thread.number
+
+
+def register_replacements(undo: ExitStack) -> list[tuple[Any, str, Any]]:
+    """Owner, name and replacement of what registers operators and classes; ``undo`` takes back what ranks register."""
+    operators, library = _Operators(), torch.library.Library
+    start, define, implement, fake = library.__init__, library.define, library.impl, library._register_fake
+    one_library, add_class = custom_ops.get_library_allowing_overwrite, _pytree.register_pytree_node
+
+    def initialize(self: Any, ns: str, kind: str, dispatch_key: str = "") -> None:
+        ranks = _number() >= 0
+        start(self, ns, "FRAGMENT" if ranks and kind == "DEF" else kind, dispatch_key)
+        if ranks:
+            operators.libraries.append(self)
+
+    def define_once(self: Any, schema: str, alias_analysis: str = "", *, tags: Any = ()) -> Any:
+        name = f"{self.ns}::{schema.partition('(')[0]}"
+        if _number() >= 0 and name in operators.defined:
+            return schema.partition("(")[0]
+        if _number() >= 0:
+            operators.defined.add(name)
+        return define(self, schema, alias_analysis, tags=tags)
+
+    def implement_for_rank(self: Any, op_name: Any, fn: Any, dispatch_key: str = "", **options: Any) -> None:
+        name = self._resolve_op_name(op_name, "impl").rpartition("::")[2]
+        key = (self.ns, name, dispatch_key or self.dispatch_key)
+        call = fn if _number() < 0 else operators.of_rank(key, fn)
+        if call is not None:
+            implement(self, op_name, call, dispatch_key, **options)
+
+    def fake_for_rank(self: Any, op_name: str, fn: Any, _stacklevel: int = 1, **options: Any) -> None:
+        call = fn if _number() < 0 else operators.of_rank((self.ns, op_name, "fake"), fn)
+        if call is not None:
+            fake(self, op_name, call, _stacklevel + 1, **options)
+
+    def library_of(namespace: str, name: str) -> Any:
+        if _number() >= 0 and f"{namespace}::{name}" in operators.defined:
+            return torch.library.Library(namespace, "FRAGMENT")
+        return one_library(namespace, name)
+
+    def register_class(cls: Any, *args: Any, **kwargs: Any) -> None:
+        if _number() < 0 or cls not in _pytree.SUPPORTED_NODES or cls in before:
+            add_class(cls, *args, **kwargs)
+
+    before = dict(_pytree.SUPPORTED_NODES)
+    for table in (_pytree.SUPPORTED_NODES, _pytree.SUPPORTED_SERIALIZED_TYPES, _pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE):
+        undo.callback(_restore, table, dict(table))
+    undo.callback(_forget, operators)
+    return [
+        (library, "__init__", initialize),
+        (library, "define", define_once),
+        (library, "impl", implement_for_rank),
+        (library, "_register_fake", fake_for_rank),
+        (custom_ops, "get_library_allowing_overwrite", library_of),
+        (_pytree, "register_pytree_node", register_class),
+    ]
+
+
+def _restore(table: dict[Any, Any], before: dict[Any, Any]) -> None:
+    for key in [key for key in table if key not in before]:
+        del table[key]
+
+
+def _forget(operators: _Operators) -> None:
+    for name in operators.defined:
+        custom_ops.OPDEF_TO_LIB.pop(name, None)
+    for library in reversed(operators.libraries):
+        library._destroy()
