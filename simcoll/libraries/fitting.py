@@ -7,6 +7,7 @@ that equal rows give equal bytes. A parameter that needs no more than the rows c
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
@@ -44,6 +45,8 @@ ROWS_FOR_MORE = 4
 ROWS_FOR_CORRECTION = 6
 SHARE_OF_RESIDUAL = 0.8
 """Part of what is left over that the correction takes: the rest is taken for noise."""
+LATENCY_BYTES, EVEN = 2**16, 0.03
+"""Below this size times are mostly latency: a correction between rows follows the predicted time, and this much the size."""
 GAIN, LEAST_GAIN = 0.2, 0.005
 """Share of the mean error, and part of the times, by which another parameter must reduce it."""
 MOST_LAUNCH_FS = 100 * 10**9
@@ -324,7 +327,10 @@ def _search(
 def _corrections(
     series: Sequence[Series], rows: Sequence[tuple[int, int, int]], rest: _Rest, fitted: Calibration
 ) -> tuple[Correction, ...]:
-    """What is left over by size, for every series with enough rows."""
+    """What is left over by size, for every series with enough rows.
+
+    The least size keeps all of its deviation: sizes that take as long as it does deviate as it does.
+    """
     found = []
     bare = replace(fitted, launch_fs=0)
     for place, each in enumerate(series):
@@ -335,7 +341,32 @@ def _corrections(
             math.log(time / max(short + fitted.launch_fs, time / 20))
             for short, (_, _, time) in zip(rest.times(own, bare), own, strict=True)
         ]
-        factors = (min(max(math.exp(SHARE_OF_RESIDUAL * value), float(LEAST)), float(MOST)) for value in left)
-        points = [(size, in_millionths(factor)) for (_, size, _), factor in zip(own, factors, strict=True)]
-        found.append(Correction(each.collective, each.nranks, tuple(points)))
+        taken = [left[0], *(SHARE_OF_RESIDUAL * value for value in left[1:])]
+        points = _finer([size for _, size, _ in own], taken, each, fitted)
+        bounded = ((size, min(max(math.exp(value), float(LEAST)), float(MOST))) for size, value in points)
+        kept = tuple((size, in_millionths(factor)) for size, factor in bounded)
+        found.append(Correction(each.collective, each.nranks, kept))
     return tuple(found)
+
+
+def _finer(
+    sizes: Sequence[int], values: Sequence[float], series: Series, fitted: Calibration
+) -> list[tuple[int, float]]:
+    """The points with doublings of small sizes between them, whose values change as the predicted time does.
+
+    From 8 B to some KiB times stay alike and only then grow, so what 64 KiB deviate says little about 1 KiB.
+    """
+    powers = {1 << power for power in range(LATENCY_BYTES.bit_length()) if sizes[0] < 1 << power < LATENCY_BYTES}
+    grid = sorted({*sizes, *(size for size in powers if size < sizes[-1])})
+    time = {size: math.log(max(fs, 1)) for size, fs in zip(grid, series.predictor(grid, fitted), strict=True)}
+    found = []
+    for size in grid:
+        after = bisect_right(sizes, size)
+        value = values[after - 1]
+        if size not in sizes:
+            low, high = sizes[after - 1], sizes[after]
+            grown = max(time[size] - time[low], 0.0) + EVEN * math.log(size / low) / math.log(high / low)
+            share = min(1.0, grown / (max(time[high] - time[low], 0.0) + EVEN))
+            value += share * (values[after] - value)
+        found.append((size, value))
+    return found

@@ -82,6 +82,17 @@ def test_a_correction_takes_what_no_parameter_explains():
     assert abs(machine(8, found) / rows[0].time_fs - 1) < 0.01
 
 
+def test_a_correction_of_64_kib_leaves_sizes_alone_that_take_as_long_as_the_least():
+    truth = Calibration(launch_fs=7 * US)
+    rows = [Row(size, machine(size, truth) * (2 if size == 2**16 else 1)) for size in SIX]
+    found = fit(rows, predictor, collective="all_reduce", nranks=8, parameters=("launch", "rate"))
+    small = [machine(size, found) / machine(size, truth) for size in (8, 64, 512)]
+    assert small == pytest.approx([1, 1, 1], abs=0.02)
+    rising = [found.factor("all_reduce", 8, 1 << power) for power in range(3, 17)]
+    assert rising == sorted(rising)
+    assert 1.6 < rising[-1] < 2
+
+
 @pytest.mark.slow
 @settings(max_examples=25)
 @given(st.integers(0, len(MANY) - 1), st.integers(2, 50))
