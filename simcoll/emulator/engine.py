@@ -78,12 +78,10 @@ class Player:
 
     Attributes
     ----------
-    books
-        What is done, and when.
-    steps
-        Steps of the plan that move anything.
-    switched
-        Whether switches multicast or reduce in it.
+    books, lanes
+        What is done, and when; the channels of ranks, which do it.
+    steps, switched
+        Steps of the plan that move anything; whether switches multicast or reduce in it.
     finished
         SimPy event that succeeds when the last transfer is done.
     """
@@ -120,14 +118,14 @@ class Player:
         steps = self._summary.lane_steps.tolist()
         places = (plan.ranks if seats is None else seats.endpoints).tolist()
         channels = plan.nchannels
-        self._lanes = [
+        self.lanes = [
             Lane(*divmod(number, channels), count, places[number // channels]) for number, count in enumerate(steps)
         ]
         streamed = score.parts if score else parts(plan, topology, storage, seats or add_caps(plan, fabric))
-        self._blocks = blocks(streamed, self._lanes)
+        self._blocks = blocks(streamed, self.lanes)
         self._left = left
         self._busy_lanes = [0] * plan.nranks
-        for lane in self._lanes:
+        for lane in self.lanes:
             self._busy_lanes[lane.rank] += lane.steps_left > 0
         self._recent = {} if recent is None else recent
         self._waits = plan.waits
@@ -139,7 +137,7 @@ class Player:
     def start(self) -> None:
         """Let every lane enter its first step at launch."""
         begin = self.books.time_fs = self._calendar.now + self.plan.protocol.launch_fs
-        for lane in self._lanes:
+        for lane in self.lanes:
             if lane.steps_left:
                 self._calendar.at(begin, self._enter, lane)
         if not self._summary.messages:
@@ -150,7 +148,7 @@ class Player:
         begin = self._calendar.now + self.plan.protocol.launch_fs
         self.books.time_fs = max(self.books.time_fs, begin)
         channels = self.plan.nchannels
-        for lane in self._lanes[rank * channels : (rank + 1) * channels]:
+        for lane in self.lanes[rank * channels : (rank + 1) * channels]:
             if lane.steps_left:
                 self._calendar.at(begin, self._enter, lane)
         if not self._busy_lanes[rank] and self._left is not None:
@@ -375,7 +373,7 @@ class Player:
         InternalError
             When a lane is stuck, or the bytes that moved are not those of the plan.
         """
-        stuck = [lane for lane in self._lanes if lane.steps_left or lane.pending]
+        stuck = [lane for lane in self.lanes if lane.steps_left or lane.pending]
         if stuck or not self.books.complete:
             listed = "\n".join(where_stuck(lane) for lane in stuck[:8])
             raise InternalError(f"{len(stuck)} lanes are stuck at {self._calendar.now} fs:\n{listed}")
@@ -389,7 +387,7 @@ class Player:
         InternalError
             When the bytes that moved and those that did not are not those of the plan.
         """
-        lanes = self._lanes
+        lanes = self.lanes
         entered = [lane.entered for lane in lanes if lane.entered is not None]
         reached = dict.fromkeys([*entered, *(message.block for lane in lanes for message in lane.queue)])
         self.books.cut([block for block in reached if block.left], (block.step for block in self._blocks))

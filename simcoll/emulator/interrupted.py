@@ -15,7 +15,7 @@ from simcoll.emulator.messages import Bundle
 from simcoll.errors import InternalError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -25,10 +25,11 @@ if TYPE_CHECKING:
     from simcoll.emulator.fast.changing import Changes
     from simcoll.emulator.fast.cutting import Remains
     from simcoll.emulator.fast.machine import Machine
+    from simcoll.emulator.messages import Message
 
     Ints = NDArray[np.int64]
 
-__all__ = ["changes_of", "machine_cut", "player_cut", "until_end"]
+__all__ = ["changes_of", "links_of_cut", "machine_cut", "player_cut", "until_end"]
 
 
 def until_end(fabric: Fabric) -> list[Any] | None:
@@ -40,14 +41,21 @@ def until_end(fabric: Fabric) -> list[Any] | None:
     return None
 
 
+def links_of_cut(
+    fabric: Fabric, detours: Detours | None, late: list[Any] | None
+) -> Iterator[tuple[Message, tuple[str, ...]]]:
+    """The messages that wait for links that are down, or have waited too long (``late``), each with the names of these links."""
+    for item in fabric.waiting() if late is None else late:
+        links = tuple(sorted(map(fabric.link_name, fabric.down(links_now(detours, item)))))
+        for message in item.messages if isinstance(item, Bundle) else [item]:
+            yield message, links
+
+
 def player_cut(timeline: Timeline, player: Player, detours: Detours | None, late: list[Any] | None) -> Cut:
     """The record of a player whose run ended early; ``late`` as from :func:`until_end`."""
     fabric = player.fabric
-    messages: list[CutMessage] = []
-    for item in fabric.waiting() if late is None else late:
-        links = tuple(sorted(map(fabric.link_name, fabric.down(links_now(detours, item)))))
-        each = item.messages if isinstance(item, Bundle) else [item]
-        messages += [CutMessage(m.id, m.sender.rank, m.receiver.rank, links) for m in each]
+    each = links_of_cut(fabric, detours, late)
+    messages = [CutMessage(m.id, m.sender.rank, m.receiver.rank, links) for m, links in each]
     waiting = player.cut()
     books = player.books
     time_fs = books.time_fs if late is None else fabric.calendar.now
@@ -55,12 +63,18 @@ def player_cut(timeline: Timeline, player: Player, detours: Detours | None, late
     return cut_at(timeline, time_fs, messages, waiting, payload, aborted=late is not None)
 
 
-def changes_of(timeline: Timeline, capacity: Ints, endpoints: Ints, stride: int) -> Changes:
-    """What events change during a run of the compiled loops, with ``stride`` lanes for each rank."""
+def changes_of(
+    timeline: Timeline,
+    capacity: Ints,
+    endpoints: Ints,
+    stride: int,
+    companions: Mapping[int, Sequence[int]] | None = None,
+) -> Changes:
+    """What events change during a run of the compiled loops, with ``stride`` lanes for each rank; ``companions`` as of a Course."""
     from simcoll.emulator.fast.changing import Changes, Ways
 
     ways = Ways(Detours(timeline.topology), endpoints) if timeline.detours else None
-    return Changes(Course(timeline, capacity.tolist()), len(endpoints), stride, ways)
+    return Changes(Course(timeline, capacity.tolist(), companions), len(endpoints), stride, ways)
 
 
 def machine_cut(

@@ -114,7 +114,8 @@ def emulate(
         :class:`~simcoll.types.Stop`, or their text, such as ``"t=1ms box0.gpu3 -> box0.nic3 = 0 for 2ms"``.
     policy
         What becomes of bytes that meet a link that is down: a :class:`simcoll.types.Policy`, or ``"stall"``, ``"stall 67ms x 7"``,
-        ``"re-route"`` or ``"abort"``. A run that cannot go on to its end has a ``cut``.
+        ``"re-route"`` or ``"abort"``. A run that cannot go on to its end has a ``cut``. Programs whose protocols leave different
+        shares of links to data do not re-route.
 
     Raises
     ------
@@ -138,9 +139,7 @@ def emulate(
     if isinstance(plan, (list, tuple)):
         plan = Program.of(plan)
     if isinstance(plan, Program):
-        if events:
-            raise ConfigError("events need a plan; programs run without them")
-        how: Any = {"data": data, "seed": seed, "observer": observer, "keep": keep}
+        how: Any = {"data": data, "seed": seed, "observer": observer, "keep": keep, "events": events, "policy": policy}
         return emulate_program(plan, topology, **how, engine=engine, quotient=quotient)
     if not isinstance(plan, Plan):
         raise ConfigError(

@@ -65,6 +65,15 @@ def test_fates_by_hand():
     assert fates(early, patient=False) == {0: 0, 1: 0, 2: 0}
 
 
+def test_a_root_whose_call_differs_may_be_through_before_the_others_come():
+    odd = replace(TWO, steps=TWO.steps[:1], faults=(Fault("mismatch", 2, 0),))
+    assert fates(odd, patient=True) == {0: 0, 1: 0, 2: 1}
+    assert fates(odd, patient=False) == {0: 0, 1: 0, 2: 0}
+    told = "DistBackendError: Detected mismatch between collectives on ranks: call 0\n  rank 0: a\n  rank 2: b"
+    judge_events(odd, [LINK], STALL, {0: told, 1: told, 2: told}, "", "words", Counter())
+    judge_events(odd, [LINK], STALL, {0: told, 1: told, 2: "done"}, "", "words", Counter())
+
+
 OWN, BLAMED = (
     "ValueError: planned by the campaign",
     "RuntimeError: Connection closed by peer: rank 1 ended with ValueError",

@@ -96,14 +96,72 @@ def test_commands(name, full, tmp_path, capsys):
     assert not list(full.glob(".*.part"))
 
 
+GRIDS = {
+    "sweep": """
+title = "small"
+topologies = ["dgx-h100"]
+collectives = ["all_reduce"]
+algorithms = ["ring"]
+protocols = ["ideal"]
+sizes = ["1M"]
+""",
+    "goodput": """
+title = "small"
+days = 54
+seeds = 2
+failure = [{ cause = "GPU", count = 148, gpu_hours = 21_233_664 }]
+[job]
+gpus = 16384
+[checkpoint]
+save = "5 s"
+interval = "young"
+[restart]
+load = "5 min"
+""",
+    "plan": """
+title = "small"
+[model]
+name = "llama-3.1-8b"
+global_batch = 16
+dtype = "bf16"
+[gpu]
+name = "h100"
+[topology]
+name = "dgx-h100"
+[parallel]
+tp = [2, 4]
+[objective]
+maximise = "tokens_per_second"
+""",
+}
+
+
+@pytest.mark.parametrize("name", GRIDS)
+def test_grids(name, full, tmp_path, capsys):
+    (tmp_path / "small.toml").write_text(GRIDS[name])
+    for result in ("results.csv", "report.html"):
+        (full / result).write_bytes(OLD)
+    _fill(full)
+    assert main([name, str(tmp_path / "small.toml"), "-j", "1", "-o", str(full)]) == 2
+    said = capsys.readouterr().err
+    assert said.splitlines()[-1].startswith("simcoll: ")
+    assert "No space left on device" in said
+    assert {(full / result).read_bytes() for result in ("results.csv", "report.html")} == {OLD}
+    assert not list(full.glob(".*.part"))
+
+
+def _fill(place):
+    with suppress(OSError), (place / "more").open("wb") as stream:
+        while True:
+            stream.write(b"x" * 4096)
+
+
 def test_what_is_remembered_is_just_not_kept(full, monkeypatch):
     monkeypatch.setenv(remembered.VARIABLE, str(full))
     key = remembered.key_of("full disk")
     remembered.remember(key, {"text": "x" * 3000})
     assert remembered.recall(key, {"text": str}) == {"text": "x" * 3000}
-    with suppress(OSError), (full / "more").open("wb") as stream:
-        while True:
-            stream.write(b"x" * 4096)
+    _fill(full)
     other = remembered.key_of("another")
     remembered.remember(other, {"text": "x" * 3000})
     assert remembered.recall(other, {"text": str}) is None

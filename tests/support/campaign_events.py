@@ -99,7 +99,7 @@ def judge_events(case, events, policy, told, raised, words, seen):
             ok = kind == "dies"
         else:
             ok = named(said)
-            _blames(said, ok, {*own, *stops, *slow, *failed} - {rank}, words)
+            _blames(said, ok, {*own, *stops, *slow, *(failed - {rank})}, words)
             seen[f"under events: {ok[0]}"] += 1
         if not ok:
             raise BrokenPromiseError(f"{words}: rank {rank}, whose last step is {last[rank]} of {end}: {said}")

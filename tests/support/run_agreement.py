@@ -3,8 +3,8 @@
 ``python tests/support/run_agreement.py --cases 2000`` takes that many of each kind: ``dag``, random steps, links, sizes and costs;
 ``algorithm``, registered algorithms on small machines; ``lift``, covers of random runs, for the quotient; ``alone``, permutations on links
 of their own, for lock-step; ``program``, random operations with dependencies; ``step``, training steps; ``tree``, programs with all links
-and without those that never bind; ``events``, ``dag`` and ``algorithm`` with links and ranks that change during the run. A difference
-ends it with the line that repeats the case.
+and without those that never bind; ``events``, ``dag`` and ``algorithm`` with links and ranks that change during the run;
+``program-events``, ``program`` and ``step`` with them. A difference ends it with the line that repeats the case.
 """
 
 import argparse
@@ -12,11 +12,12 @@ from collections import Counter
 
 import event_cases
 import program_cases
+import program_event_cases
 from agreement_cases import KINDS, compare
 
-COMPARE = {kind: part.compare for part in (program_cases, event_cases) for kind in part.KINDS} | dict.fromkeys(
-    KINDS, compare
-)
+COMPARE = {
+    kind: part.compare for part in (program_cases, event_cases, program_event_cases) for kind in part.KINDS
+} | dict.fromkeys(KINDS, compare)
 
 
 def main() -> None:

@@ -15,6 +15,7 @@ from simcoll.emulator.fast.state import (
     FINISHED,
     FLOW,
     LATE,
+    LAUNCHES,
     MOVES,
     NEXT_NUMBER,
     NOW,
@@ -79,11 +80,13 @@ def remains(machine: Machine) -> Remains:
     # Slots of unfinished steps, and the numbers of their messages.
     blocks = [(block, step) for block, step in enumerate(machine.contents) if step is not None and s.block_left[block]]
     slots, numbers = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-    on_wire = 0
+    on_wire, last = 0, machine.time_fs
     for block, step in blocks:
         here = int(s.block_base[block]) + np.arange(len(step))
         ended = np.isin(s.phase[here], (POST, ARRIVED, FINISHED, LATE)) & (s.delay_fs[here] >= 0)
         on_wire += int(s.wire[here][~ended].sum())
+        if step.role in {MOVES, LAUNCHES}:
+            last = max([last, *s.done_fs[here[s.phase[here] == FINISHED]].tolist()])
         if step.role == MOVES:
             slots.append(here)
             numbers.append(int(s.block_first_number[block]) + np.arange(len(step)))
@@ -98,7 +101,7 @@ def remains(machine: Machine) -> Remains:
     left, unloaded = int(s.size[at[~done]].sum()), list(_unloaded(machine))
     return Remains(
         aborted,
-        int(s.reg[NOW]) if aborted else max([machine.time_fs, *s.done_fs[at[done]].tolist()]),
+        int(s.reg[NOW]) if aborted else last,
         number[done],
         s.done_fs[at[done]],
         int(s.reg[NEXT_NUMBER]) - int((~done).sum()),

@@ -115,6 +115,14 @@ class Ground:
                 first += len(caps.rates)
         self.capacity = np.concatenate(every)
 
+    def companions(self) -> dict[int, list[int]]:
+        """For links of the topology those that stand for shares of them, which an event changes as well."""
+        found: dict[int, dict[int, None]] = {}
+        for shares in self.shares.values():
+            for link in np.flatnonzero(shares >= 0).tolist():
+                found.setdefault(link, {})[int(shares[link])] = None
+        return {link: list(theirs) for link, theirs in found.items()}
+
     def link_name(self, link: int) -> str:
         """Name of a link."""
         if link < self.topology.nlinks:

@@ -9,6 +9,8 @@ import numpy as np
 
 from simcoll.emulator.expanding import ExpandedHash
 from simcoll.emulator.fast.state import MOVES
+from simcoll.emulator.interrupted import machine_cut
+from simcoll.emulator.programs.disturbed import changes_during
 from simcoll.emulator.programs.lowering import BEGINS, ENDS
 from simcoll.emulator.programs.result import Times
 from simcoll.emulator.pruning import without_links
@@ -18,6 +20,8 @@ from simcoll.errors import InternalError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from simcoll.emulator.events.cut import Cut
+    from simcoll.emulator.events.timeline import Timeline
     from simcoll.emulator.fast.timed import Timed
     from simcoll.emulator.programs.lowering import Lowered
     from simcoll.emulator.quotient import Quotient
@@ -29,13 +33,18 @@ __all__ = ["Played", "play_all", "play_classes"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Played:
-    """What came out of a run: its time and hash, the classes that were played, and with ``keep`` times of messages and operations."""
+    """What came out of a run: its time and hash, the classes that were played, and with ``keep`` times of messages and operations.
+
+    A run that events cut off has a ``cut``, the ``messages`` that were done, and no times of operations.
+    """
 
     time_fs: int
     trace_hash: str
     classes: int | None
     done_fs: Ints | None = None
     times: dict[int, Times] | None = None
+    cut: Cut | None = None
+    messages: int = 0
 
 
 class _Expansion:
@@ -96,13 +105,22 @@ class _Expansion:
         return found
 
 
-def play_all(lowered: Lowered, *, keep: bool) -> Played:
-    """Play every row with the compiled loops."""
+def play_all(lowered: Lowered, *, keep: bool, timeline: Timeline | None = None) -> Played:
+    """Play every row with the compiled loops, and events."""
     from simcoll.emulator.fast.machine import Machine  # brings in numba
 
     ground, played = lowered.ground, _Expansion(lowered, None, keep=keep) if keep else None
-    machine = Machine(ground.capacity, lowered.lane_steps, iter(lowered.stream), fifo=ground.fifo, over=played)
+    changes = None if timeline is None else changes_during(ground, timeline)
+    machine = Machine(
+        ground.capacity, lowered.lane_steps, iter(lowered.stream), fifo=ground.fifo, over=played, changes=changes
+    )
     machine.play(ground.link_name)
+    if timeline is not None and not machine.through:
+        left, cut = machine_cut(timeline, machine, ground.link_name, ground.stride, sum(lowered.bytes_by_op))
+        done = None if played is None else played.done_fs
+        if done is not None:
+            done[left.numbers] = left.done_fs
+        return Played(cut.time_fs, left.trace_hash, None, done, cut=cut, messages=left.messages)
     if machine.messages != lowered.rows or tuple(machine.bytes_by_op) != lowered.bytes_by_op:
         raise InternalError(
             f"{machine.messages} rows moved {machine.bytes_by_op} bytes; the program has {lowered.rows} and {lowered.bytes_by_op}"

@@ -13,6 +13,8 @@ from simcoll.emulator.digest import TraceHash
 from simcoll.emulator.engine import Player
 from simcoll.emulator.fabric import Calendar, Fabric
 from simcoll.emulator.fast.turns import summary
+from simcoll.emulator.interrupted import until_end
+from simcoll.emulator.programs.disturbed import Disturbance
 from simcoll.emulator.programs.ground import Ground, call_of
 from simcoll.emulator.programs.operations import Compute, rank_array
 from simcoll.errors import InternalError
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from simcoll.emulator.dataplane import Storage
+    from simcoll.emulator.events.cut import Cut
+    from simcoll.emulator.events.timeline import Timeline
     from simcoll.emulator.messages import Message
     from simcoll.emulator.programs.operations import Call
     from simcoll.emulator.programs.program import Program
@@ -47,11 +51,15 @@ class Conductor:
         Buffers of every group of every collective, by number of the operation and group; missing ones move no data.
     watch
         Called for every transfer and work that is done: operation, group, when it was ready, and the row that is hashed.
+    timeline
+        What happens during the run; ``None``: nothing.
 
     Attributes
     ----------
     begin_fs, end_fs
         By operation, then by rank.
+    cut
+        Where events ended the run, if they did.
     """
 
     def __init__(
@@ -60,10 +68,16 @@ class Conductor:
         topology: Topology,
         storages: dict[tuple[int, int], Storage] | None = None,
         watch: Callable[[int, int, int, Row], None] | None = None,
+        timeline: Timeline | None = None,
     ) -> None:
         self.program, self.topology = program, topology
         self.ground = ground = Ground(program, topology)
-        self.fabric = Fabric(Calendar(simpy.Environment()), ground.capacity.tolist(), ground.link_name)
+        self.events = None if timeline is None else Disturbance(ground, timeline)
+        patience = None if timeline is None else timeline.policy.limit_fs
+        self.fabric = Fabric(
+            Calendar(simpy.Environment()), ground.capacity.tolist(), ground.link_name, patience_fs=patience
+        )
+        self.cut: Cut | None = None
         self.calendar = self.fabric.calendar
         self.storages, self.watch = storages or {}, watch
         self.hash = TraceHash()
@@ -74,6 +88,7 @@ class Conductor:
         self.end_fs: list[dict[int, int]] = [{} for _ in program.operations]
         self.recent: dict[tuple[str, object], dict[tuple[int, int, int], list[Message]]] = {}
         self.players: list[Player] = []
+        self.names: dict[int, Callable[[int], int]] = {}  # of messages, by the lanes of their senders
         self.needs: list[dict[int, int]] = []
         self.followers: dict[tuple[int, int], list[int]] = {}
         self._order()
@@ -121,7 +136,13 @@ class Conductor:
 
         def work(rank: int) -> None:
             begin = self.calendar.now
-            done = begin + times[place[rank]]
+            done = (
+                begin + times[place[rank]]
+                if self.events is None
+                else self.events.end_fs(rank, begin, times[place[rank]])
+            )
+            if done is None:
+                return
             self.calendar.at(done, worked, (rank, begin, done))
 
         def worked(when: tuple[int, int, int]) -> None:
@@ -139,6 +160,7 @@ class Conductor:
         sizes = [len(step) for step in plan.steps()]
         starts = np.cumsum([0, *sizes])
         enter: dict[int, Callable[[int], None]] = {}
+        pace = None if self.events is None else self.events.timeline.pace
         for at, group in enumerate(call.groups):
             ranks = group.tolist()
             player = Player(
@@ -150,8 +172,13 @@ class Conductor:
                 seats=self.ground.seats(call.stream, group, protocol, plan.nchannels),
                 recent=recent,
                 left=partial(self._left, number, ranks),
+                pace=None if pace is None else pace.of(ranks),
+                detours=None if self.events is None else self.events.detours,
             )
             self.players.append(player)
+            if self.events is not None:
+                name = partial(self._name, number, at, starts, count)
+                self.names.update({id(lane): name for lane in player.lanes})
             for local, rank in enumerate(ranks):
                 enter[rank] = partial(_enter, player, local)
         return lambda rank: enter[rank](rank)
@@ -176,13 +203,17 @@ class Conductor:
             end: int,
             done: int,
         ) -> None:
-            step = int(np.searchsorted(starts, message, "right")) - 1
-            before, rows = int(starts[step]), int(starts[step + 1] - starts[step])
-            name = self.first[number] + before * count + group * rows + message - before
+            name = self._name(number, group, starts, count, message)
             self.bytes_by_op[op] += size
             self._count(number, group, ready, (name, ranks[src], ranks[dst], size, start, end, done))
 
         return told
+
+    def _name(self, number: int, group: int, starts: Ints, count: int, message: int) -> int:
+        """The program's number of a message of one group: the groups of an operation take turns step by step."""
+        step = int(np.searchsorted(starts, message, "right")) - 1
+        before, rows = int(starts[step]), int(starts[step + 1] - starts[step])
+        return self.first[number] + before * count + group * rows + message - before
 
     def _count(self, number: int, group: int, ready: int, row: Row) -> None:
         """A transfer or work is done."""
@@ -201,11 +232,15 @@ class Conductor:
 
     def _begin(self, which: tuple[int, int]) -> None:
         number, rank = which
+        if self._stopped(rank):
+            return
         self.begin_fs[number][rank] = self.calendar.now
         self.enter[number](rank)
 
     def _over(self, number: int, rank: int) -> None:
         """An operation is over on a rank."""
+        if self._stopped(rank):
+            return
         self.end_fs[number][rank] = self.calendar.now
         for later in self.followers.get((number, rank), ()):
             self.needs[later][rank] -= 1
@@ -225,16 +260,37 @@ class Conductor:
             for rank, count in needs.items():
                 if not count:
                     self.calendar.at(starts[rank], self._begin, (number, rank))
-        self.fabric.env.run()
+        if self.events is not None:
+            self.events.begin(self.fabric, lambda: not self._unfinished())
+        late = until_end(self.fabric)
+        missing = self._unfinished()
+        if missing and self.events is not None:
+            for player in self.players:
+                player.cut()  # which tells of the messages that are done
         self._hash()
         self.time_fs = max([self.time_fs, *(player.books.time_fs for player in self.players)])
+        if missing and self.events is not None:
+            waiting = {rank for number in missing for rank in self.needs[number] if rank not in self.end_fs[number]}
+            payload = sum(self.bytes_by_op), sum(player.books.dropped_bytes for player in self.players)
+            self.cut = self.events.cut(self.fabric, late, self.time_fs, self._number, sorted(waiting), payload)
+            self.time_fs = self.cut.time_fs
+            return
         for player in self.players:
             player.check()
-        missing = [number for number, needs in enumerate(self.needs) if len(self.end_fs[number]) != len(needs)]
         if missing or self.messages != self.first[-1]:
             raise InternalError(
                 f"operations {missing[:8]} are not over; {self.messages} of {self.first[-1]} messages are"
             )
+
+    def _unfinished(self) -> list[int]:
+        """Operations that are not over on all of their ranks."""
+        return [number for number, needs in enumerate(self.needs) if len(self.end_fs[number]) != len(needs)]
+
+    def _stopped(self, rank: int) -> bool:
+        return self.events is not None and self.events.stopped(rank, self.calendar.now)
+
+    def _number(self, message: Message) -> int:
+        return self.names[id(message.sender)](message.id)
 
 
 def _enter(player: Player, local: int, _rank: int) -> None:

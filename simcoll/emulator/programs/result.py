@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from simcoll.emulator.events.cut import Cut
     from simcoll.emulator.programs.program import Program
     from simcoll.topology import Topology
 
@@ -66,6 +67,9 @@ class ProgramResult:
         Output elements of all collectives that differ from their definition; ``None`` when that was not checked.
     wall_s
         Seconds that the run took on this machine; in no hash.
+    cut
+        Where events ended the run before its end, and why; then ``messages`` and ``bytes_moved`` are those until then, ``done_fs`` is
+        -1 for all others, and there are no times of operations.
     """
 
     program: Program
@@ -81,6 +85,7 @@ class ProgramResult:
     data: str = "none"
     wrong: int | None = None
     wall_s: float = 0.0
+    cut: Cut | None = None
     _times: Mapping[int, Times] | None = field(default=None, kw_only=True)
 
     @property
@@ -103,6 +108,8 @@ class ProgramResult:
 
     def _of(self, operation: int) -> tuple[Ints, Ints]:
         count = len(self.program.operations)
+        if self.cut is not None:
+            raise ConfigError(f"a run that ended early has no times of operations: {self.cut}")
         if self._times is None:
             raise ConfigError("times of operations are kept by emulate(program, topology, keep=True)")
         if not 0 <= operation < count:

@@ -11,7 +11,9 @@ import numpy as np
 from simcoll.core.reference import count_wrong, exact_inputs, expected_outputs
 from simcoll.emulator.budget import check_exact, exact_bytes
 from simcoll.emulator.dataplane import Storage
+from simcoll.emulator.events import timeline_of
 from simcoll.emulator.fast.compiled import COMPILED
+from simcoll.emulator.fast.turns import summary
 from simcoll.emulator.paths import (
     DEEPEST_FIFO,
     FEW_MESSAGES,
@@ -32,8 +34,9 @@ from simcoll.limits.memory import largest_automatic
 from simcoll.topology import Topology
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
+    from simcoll.emulator.events import Event, Policy, Timeline
     from simcoll.emulator.programs.lowering import Lowered
     from simcoll.emulator.programs.operations import Call
     from simcoll.emulator.programs.playing import Played
@@ -75,6 +78,8 @@ def emulate_program(
     keep: bool = False,
     engine: str = "auto",
     quotient: bool | None = None,
+    events: Sequence[Event | str] = (),
+    policy: Policy | str = "stall",
 ) -> ProgramResult:
     """Play a program; :func:`simcoll.emulate` has the meaning of the arguments."""
     expect(topology, Topology, "emulate takes a topology, made by load_topology(name)")
@@ -82,9 +87,10 @@ def emulate_program(
         raise ConfigError(f"data {data!r:.60} is not known for programs; {nearest(str(data), WAYS)}")
     check_engine(engine, quotient)
     moves = _moves_data(program, data)
+    timeline = timeline_of(events, policy, topology, program.nranks)
     began = perf_counter()
     way, why, lowered = _choose(
-        program, topology, engine, quotient, watched=observer is not None, moves=moves, keep=keep
+        program, topology, engine, quotient, watched=observer is not None, moves=moves, keep=keep, timeline=timeline
     )
     wrong: int | None = None
     if way == "quotient" and lowered is not None:
@@ -95,21 +101,21 @@ def emulate_program(
             return _result(program, topology, why, lowered, folded, perf_counter() - began)
         way, why = ("fast" if COMPILED else "simpy"), f"no quotient: {folded}"
     if way == "fast" and lowered is not None:
-        played = play_all(lowered, keep=keep)
+        played = play_all(lowered, keep=keep, timeline=timeline)
         result = _result(program, topology, why, lowered, played, perf_counter() - began)
-        if moves:
+        if moves and result.cut is None:
             wrong = sum(_moved_alone(call, number, seed) for number, call in _calls(program))
     else:
         storages = _storages(program, seed) if moves else {}
-        result = _referenced(program, topology, why, storages, observer, keep=keep)
+        result = _referenced(program, topology, why, storages, observer, keep=keep, timeline=timeline)
         result = replace(result, wall_s=perf_counter() - began)
-        if moves:
+        if moves and result.cut is None:
             wrong = sum(
                 _wrong(call, number, group, seed, storages[number, group])
                 for number, call in _calls(program)
                 for group in range(len(call.groups))
             )
-    return replace(result, data="exact", wrong=wrong) if moves else result
+    return replace(result, data="exact", wrong=wrong) if moves and result.cut is None else result
 
 
 def _calls(program: Program) -> Iterator[tuple[int, Call]]:
@@ -140,6 +146,7 @@ def _choose(
     watched: bool,
     moves: bool,
     keep: bool,
+    timeline: Timeline | None,
 ) -> tuple[str, str, Lowered | None]:
     """``"simpy"``, ``"fast"`` or ``"quotient"``, why, and the program's steps unless SimPy plays it."""
     if engine == "simpy":
@@ -152,10 +159,14 @@ def _choose(
             return "simpy", f"fifo_depth {depth} is more than {DEEPEST_FIFO}", None
         if call.plan.waits:
             return "simpy", f"operation {number} has messages of different channels that wait for each other", None
+        if timeline is not None and timeline.pace is not None and summary(call.plan).switched:
+            return "simpy", "switches work with ranks that slow down or stop", None
     lowered = lower(program, topology, marked=keep)
     if quotient is not False:
         few = MANY_MESSAGES if COMPILED else FEW_MESSAGES
-        pays = quotient or (4 * lowered.distinct <= lowered.rows and lowered.rows > few)
+        if quotient and timeline is not None:
+            return ("fast" if COMPILED else "simpy"), f"no quotient: {timeline.reason}", lowered
+        pays = timeline is None and (quotient or (4 * lowered.distinct <= lowered.rows and lowered.rows > few))
         if pays and not moves:
             return "quotient", "", lowered
         if quotient:
@@ -173,18 +184,20 @@ def _result(
     program: Program, topology: Topology, why: str, lowered: Lowered, played: Played, wall_s: float
 ) -> ProgramResult:
     """The record of a compiled run."""
+    cut = played.cut
     return ProgramResult(
         program,
         topology,
         "fast",
         why,
         played.time_fs,
-        lowered.messages,
-        sum(lowered.bytes_by_op),
+        lowered.messages if cut is None else played.messages,
+        sum(lowered.bytes_by_op) if cut is None else cut.delivered_bytes,
         played.trace_hash,
         played.classes,
         played.done_fs,
         wall_s=wall_s,
+        cut=cut,
         _times=played.times,
     )
 
@@ -197,6 +210,7 @@ def _referenced(
     observer: ProgramObserver | None,
     *,
     keep: bool,
+    timeline: Timeline | None,
 ) -> ProgramResult:
     """Play a program under the SimPy clock."""
     done: dict[int, int] = {}
@@ -208,10 +222,10 @@ def _referenced(
         if observer is not None:
             observer(operation, group, message, src, dst, size, ready_fs, start, end, over)
 
-    conductor = Conductor(program, topology, storages, watch if keep or observer is not None else None)
+    conductor = Conductor(program, topology, storages, watch if keep or observer is not None else None, timeline)
     conductor.play()
     times = None
-    if keep:
+    if keep and conductor.cut is None:
         times = {}
         for number, operation in enumerate(program.operations):
             ranks = rank_array(operation).reshape(-1).tolist()
@@ -226,7 +240,8 @@ def _referenced(
         conductor.messages,
         sum(conductor.bytes_by_op),
         conductor.hash.hexdigest(),
-        done_fs=np.array([done[number] for number in range(conductor.messages)], np.int64) if keep else None,
+        done_fs=np.array([done.get(number, -1) for number in range(conductor.first[-1])], np.int64) if keep else None,
+        cut=conductor.cut,
         _times=times,
     )
 

@@ -1,0 +1,94 @@
+"""Events during a program: what both engines change, and the record of a run that cannot go on to its end."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from simcoll.emulator.engine import links_now
+from simcoll.emulator.events.cut import CutMessage, cut_at
+from simcoll.emulator.events.detours import Detours
+from simcoll.emulator.events.driving import Course, LinkChanges
+from simcoll.emulator.interrupted import changes_of, links_of_cut
+from simcoll.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any
+
+    from simcoll.emulator.events.cut import Cut
+    from simcoll.emulator.events.timeline import Timeline
+    from simcoll.emulator.fabric import Fabric
+    from simcoll.emulator.fast.changing import Changes
+    from simcoll.emulator.messages import Message
+    from simcoll.emulator.programs.ground import Ground
+
+__all__ = ["Disturbance", "changes_during"]
+
+
+def changes_during(ground: Ground, timeline: Timeline) -> Changes:
+    """What events change during a program on the compiled engine."""
+    _check_ways(ground, timeline)
+    ranks = np.arange(ground.program.nranks)
+    return changes_of(timeline, ground.capacity, ranks, ground.stride, ground.companions())
+
+
+def _check_ways(ground: Ground, timeline: Timeline) -> None:
+    """Refuse detours where messages cross further links that stand for parts of their routes."""
+    if timeline.detours and ground.shares:
+        raise ConfigError(
+            "policy re-route: the protocols of this program leave different shares of its links to data, so that its messages keep their "
+            "routes; expected stall or abort"
+        )
+
+
+class Disturbance:
+    """Events during a program under the SimPy clock.
+
+    Attributes
+    ----------
+    detours
+        Routes around links that are down; ``None``: messages keep theirs.
+    """
+
+    def __init__(self, ground: Ground, timeline: Timeline) -> None:
+        _check_ways(ground, timeline)
+        self.timeline, self._ground = timeline, ground
+        self.detours = Detours(timeline.topology) if timeline.detours else None
+
+    def begin(self, fabric: Fabric, over: Callable[[], bool]) -> None:
+        """Let the links change at their times."""
+        course = Course(self.timeline, self._ground.capacity.tolist(), self._ground.companions())
+        ways: tuple[Any, ...] = (
+            () if self.detours is None else ([self.detours], functools.partial(links_now, self.detours))
+        )
+        LinkChanges(course, fabric, over, *ways).start()
+
+    def stopped(self, rank: int, now_fs: int) -> bool:
+        """Whether a rank has stopped."""
+        pace = self.timeline.pace
+        return pace is not None and pace.stopped(rank, now_fs)
+
+    def end_fs(self, rank: int, now_fs: int, work_fs: int) -> int | None:
+        """When work is over that a rank begins now; ``None``: never."""
+        pace = self.timeline.pace
+        return now_fs + work_fs if pace is None else pace.end(rank, now_fs, work_fs)
+
+    def cut(
+        self,
+        fabric: Fabric,
+        late: list[Any] | None,
+        time_fs: int,
+        name: Callable[[Message], int],
+        waiting: Sequence[int],
+        payload_bytes: tuple[int, int],
+    ) -> Cut:
+        """The record of a run that ended early; ``late`` are the messages that waited too long, ``name`` gives their numbers."""
+        found = [
+            CutMessage(name(each), each.sender.place, each.receiver.place, links)
+            for each, links in links_of_cut(fabric, self.detours, late)
+        ]
+        when = time_fs if late is None else fabric.calendar.now
+        return cut_at(self.timeline, when, found, waiting, payload_bytes, aborted=late is not None)
