@@ -15,12 +15,12 @@ Lines = list[tuple[str, ...]]
 
 
 def list_names(what: str | None = None, /) -> None:
-    """List topologies, algorithms, scenarios, collectives, protocols, GPUs, models or plans.
+    """List topologies, algorithms, scenarios, collectives, protocols, GPUs, models, calibrations or plans.
 
     Parameters
     ----------
     what
-        topologies, algorithms, scenarios, collectives, protocols, gpus, models or plans. Default: how many there are of each.
+        topologies, algorithms, scenarios, collectives, protocols, gpus, models, calibrations or plans. Default: how many there are of each.
     """
     listings: dict[str, Callable[[], Lines]] = {
         "topologies": _topologies,
@@ -30,6 +30,7 @@ def list_names(what: str | None = None, /) -> None:
         "protocols": _protocols,
         "gpus": _gpus,
         "models": _models,
+        "calibrations": _calibrations,
         "plans": _plans,
     }
     if what is None:
@@ -68,6 +69,12 @@ def _gpus() -> Lines:
     from simcoll.workload.gpu import shipped_gpus
 
     return list(shipped_gpus().items())
+
+
+def _calibrations() -> Lines:
+    from simcoll.workload.calibration import shipped_calibrations
+
+    return list(shipped_calibrations().items())
 
 
 def _models() -> Lines:

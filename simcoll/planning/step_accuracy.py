@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from simcoll.limits.paths import data_folder
 from simcoll.planning.step_examples import CONTENTION, DEEPEP, PLACED, contention, exchange_us, placed
 from simcoll.planning.step_fitting import fit_steps, predicted
 from simcoll.planning.step_rows import published_steps
-from simcoll.workload.calibration import UNCALIBRATED, Calibration, load_calibration
+from simcoll.workload.calibration import UNCALIBRATED, Calibration, shipped_calibration
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -104,6 +103,34 @@ Nothing fitted: constants from vTrain. Measured times follow from the published 
 | model | GPUs | measured s | predicted s | error |
 |---|---|---|---|---|
 """
+FSDP = """
+## MPT: PyTorch FSDP on H100 and A100
+
+Models of 125 million to 70 billion parameters, sequences of 512 to 65,536, 8 to 512 GPUs. *Blind*: no constant. *Seen* and *other
+models*: {constants}, three for each GPU, fitted to the models of {fitted} alone; computation is {slower} % slower beside collectives, as
+above. The rows of A100 with 40 GB and those of 8-bit products were not fitted at all.
+
+| table | rows | blind: mean | bias | seen: mean | other models: rows | mean | median | p90 |
+|---|---|---|---|---|---|---|---|---|
+"""
+STACKS = (
+    ("mpt-h100", "fsdp-h100"),
+    ("mpt-h100-fp8", "fsdp-h100"),
+    ("mpt-a100-80", "fsdp-a100"),
+    ("mpt-a100-40", "fsdp-a100"),
+)
+"""Tables of PyTorch FSDP, and the constants that they are predicted with."""
+STACK_FITTED = ("1b", "7b", "30b")
+"""Models that gave those constants, on H100 with 16-bit products and on A100 with 80 GB."""
+BLIND = """
+## NeMo: published steps, blind
+
+Nothing fitted, no constant: what a first design file says. Single kernels are the best case, so most steps took longer. Tensor parallelism hides its
+collectives in these runs, and products of 8 bits cast what they read, which is not modelled: the two cancel where tensor parallelism is wide.
+
+| software | model | GPUs | type | measured s | predicted s | error |
+|---|---|---|---|---|---|---|
+"""
 EXCHANGE = """
 ## DeepEP: exchanges of tokens
 
@@ -132,12 +159,12 @@ the next layers. Milliseconds; no measurement, but what a formula misses.
 
 def megatron_a100() -> Calibration:
     """The constants of Megatron on A100, from vTrain's rows."""
-    return load_calibration(data_folder("measurements") / "steps" / "a100-megatron.toml")
+    return shipped_calibration("megatron-a100")
 
 
 def step_page() -> str:
     """The page, in Markdown; made from scratch it takes some ten minutes."""
-    parts = (_vtrain, _korthikanti, _mlperf, _gpt3, _megatron, _exchange, _shared)
+    parts = (_vtrain, _korthikanti, _mlperf, _gpt3, _megatron, _fsdp, _blind, _exchange, _shared)
     return "".join(line for part in parts for line in part())
 
 
@@ -147,7 +174,7 @@ def _vtrain() -> Iterator[str]:
     rows, weights = [*several, *some], [1 / len(several)] * len(several) + [1 / len(some)] * len(some)
     shipped = megatron_a100()
     found = fit_steps(rows, FITTED, start=shipped, weights=weights)
-    words = f"`{shipped.hash}` in `measurements/steps/a100-megatron.toml`"
+    words = f"`{shipped.hash}` in `calibrations/megatron-a100.toml`"
     yield HEAD.format(
         constants=", ".join(f"`{name}` {getattr(shipped, name):.4g}" for name in FITTED), calibration=words
     )
@@ -228,6 +255,36 @@ def _megatron() -> Iterator[str]:
     yield MEGATRON
     for row, time, error in zip(table.rows, times, errors, strict=True):
         yield f"| {row.fold} | {row.design.mesh.nranks} | {row.seconds:.2f} | {time:.2f} | {100 * error:+.1f} % |\n"
+
+
+def _fsdp() -> Iterator[str]:
+    names = " and ".join(f"`{name}`" for name in dict.fromkeys(name for _, name in STACKS))
+    yield FSDP.format(constants=names, fitted=", ".join(STACK_FITTED), slower=round(100 * SLOWER))
+    for name, constants in STACKS:
+        table, made = published_steps(name), shipped_calibration(constants)
+        blind, errors = (_errors(table, each)[1] for each in (UNCALIBRATED, made))
+        fitted = np.array([row.fold in STACK_FITTED and made.source.startswith(f"{name}:") for row in table.rows])
+        size = np.abs(errors)
+        seen = f"{100 * size[fitted].mean():.1f} %" if fitted.any() else "-"
+        other = size[~fitted]
+        values = (f"{100 * value:.1f} %" for value in (other.mean(), np.median(other), np.quantile(other, 0.9)))
+        yield (
+            f"| {table.title.removeprefix('MPT with PyTorch FSDP on ')} | {len(table.rows)} | {100 * np.abs(blind).mean():.0f} % "
+            f"| {100 * blind.mean():+.0f} % | {seen} | {len(other)} | {' | '.join(values)} |\n"
+        )
+
+
+def _blind() -> Iterator[str]:
+    yield BLIND
+    for name in ("nemo-2024", "megatron-bridge-2025", "automodel-2025"):
+        table = published_steps(name)
+        for row, time, error in zip(table.rows, *_errors(table, UNCALIBRATED), strict=True):
+            design = row.design
+            where = f"{design.mesh.nranks} {design.gpu.name.upper()}"
+            yield (
+                f"| {table.title.partition(':')[0]} | {row.fold} | {where} | {design.dtype} | {row.seconds:.2f} | {time:.2f} "
+                f"| {100 * error:+.1f} % |\n"
+            )
 
 
 def _exchange() -> Iterator[str]:

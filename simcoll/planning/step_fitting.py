@@ -41,6 +41,8 @@ class _Range:
 PARAMETERS = {
     "rate": _Range(0.5, 1.1, 0.03, 0.15),
     "hbm": _Range(0.3, 1.0, 0.05, 0.2),
+    "attention": _Range(0.1, 1.2, 0.05, 0.2),
+    "unfused": _Range(0.5, 5, 0.1, 0.5),
     "host_layer_us": _Range(0, 5000, 60, 300),
     "host_tp_us": _Range(0, 2000, 40, 200),
     "step_ms": _Range(0, 500, 8, 60),

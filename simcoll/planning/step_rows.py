@@ -56,7 +56,7 @@ class StepTable:
 
 
 def published_steps(name: str) -> StepTable:
-    """A table that is shipped: ``vtrain-multi``, ``vtrain-single``, ``korthikanti``, ``mlperf-405b-h100``, ``megatron-table1``.
+    """A table that is shipped, such as ``vtrain-multi``, ``korthikanti`` or ``mpt-h100``: a name in ``measurements/steps``.
 
     >>> table = published_steps("korthikanti")
     >>> len(table.rows), table.rows[0].seconds

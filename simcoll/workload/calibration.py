@@ -7,18 +7,26 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from simcoll.errors import ConfigError
+from simcoll.errors import ConfigError, nearest
 from simcoll.formats.strict import decode_toml, read_file
+from simcoll.limits.paths import shipped_files
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["UNCALIBRATED", "Calibration", "calibration_toml", "load_calibration"]
+__all__ = [
+    "UNCALIBRATED",
+    "Calibration",
+    "calibration_toml",
+    "load_calibration",
+    "shipped_calibration",
+    "shipped_calibrations",
+]
 
 MAX_FILE_BYTES = 2**20
 _RANGES = {
-    "rate": (0.01, 1.5), "hbm": (0.01, 1.0), "host_layer_us": (0, 1e7), "host_tp_us": (0, 1e7), "step_ms": (0, 1e7),
-    "overlap": (0, 10),
+    "rate": (0.01, 1.5), "hbm": (0.01, 1.0), "attention": (0.01, 1.5), "unfused": (0.1, 10), "host_layer_us": (0, 1e7),
+    "host_tp_us": (0, 1e7), "step_ms": (0, 1e7), "overlap": (0, 10),
 }  # fmt: skip
 
 
@@ -31,6 +39,12 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         Share of the highest measured rate of matrix products that those of a training step reach (clocks under load).
     hbm
         Share of the memory's rate that element-wise kernels reach.
+    attention
+        Share of the measured rate of fused attention that the kernel in use reaches, beside ``rate``: 1 is FlashAttention-2 on A100 and
+        3 on H100.
+    unfused
+        Bytes that the element-wise kernels of a layer move, over those of fused kernels: 1 with Transformer Engine or ``torch.compile``,
+        more in eager PyTorch.
     host_layer_us
         Time in which the host launches the kernels of the forward pass of a layer, in microseconds; the GPU waits where it is faster.
     host_tp_us
@@ -54,6 +68,8 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     rate: float = 1.0
     hbm: float = 0.8
+    attention: float = 1.0
+    unfused: float = 1.0
     host_layer_us: float = 0.0
     host_tp_us: float = 0.0
     step_ms: float = 0.0
@@ -71,8 +87,7 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     @property
     def hash(self) -> str:
         """Hash of the constants."""
-        values = (self.rate, self.hbm, self.host_layer_us, self.host_tp_us, self.step_ms, self.overlap)
-        return hashlib.sha256(repr(tuple(float(value) for value in values)).encode()).hexdigest()[:16]
+        return hashlib.sha256(repr(tuple(float(getattr(self, name)) for name in _RANGES)).encode()).hexdigest()[:16]
 
     @property
     def state(self) -> str:
@@ -103,6 +118,32 @@ def load_calibration(path: str | Path) -> Calibration:
         return decode_toml(read_file(path, MAX_FILE_BYTES), Calibration, str(path))
     except ConfigError as error:
         raise error if error.file else ConfigError(error.message, file=str(path)) from None
+
+
+def shipped_calibrations() -> dict[str, str]:
+    """Names of the calibrations that are shipped, and what each was made from.
+
+    >>> list(shipped_calibrations())
+    ['fsdp-a100', 'fsdp-h100', 'megatron-a100']
+    """
+    return {name: load_calibration(path).source for name, path in shipped_files("calibrations").items()}
+
+
+def shipped_calibration(name: str) -> Calibration:
+    """One of them.
+
+    >>> shipped_calibration("fsdp-h100").rows
+    32
+
+    Raises
+    ------
+    ConfigError
+        With the nearest name.
+    """
+    found = shipped_files("calibrations")
+    if name not in found:
+        raise ConfigError(f"calibration {name!r} is neither a file nor shipped; {nearest(name, found)}")
+    return load_calibration(found[name])
 
 
 def calibration_toml(found: Calibration) -> str:

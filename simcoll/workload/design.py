@@ -18,7 +18,7 @@ from simcoll.limits.text import parse_toml
 from simcoll.topology import load_topology
 from simcoll.topology.layers import beside
 from simcoll.units import parse_size
-from simcoll.workload.calibration import UNCALIBRATED, Calibration, load_calibration
+from simcoll.workload.calibration import UNCALIBRATED, Calibration, load_calibration, shipped_calibration
 from simcoll.workload.gpu import Gpu, load_gpu, shipped_gpus
 from simcoll.workload.measured import Measured, load_measured
 from simcoll.workload.mesh import Mesh, mesh_of
@@ -238,7 +238,8 @@ def _checked(read: _File, topology: Topology, folder: Path, stem: str) -> Design
         gpu.number("host.bandwidth")
     calibration = UNCALIBRATED
     if read.gpu.calibration:
-        calibration = load_calibration(folder / read.gpu.calibration)
+        beside = folder / read.gpu.calibration
+        calibration = load_calibration(beside) if is_file(beside) else shipped_calibration(read.gpu.calibration)
     measured = load_measured(folder / read.gpu.measured) if read.gpu.measured else None
     limit = (
         parse_size(read.limits.memory, what="memory", path="$.limits.memory")

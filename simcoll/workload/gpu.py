@@ -28,6 +28,7 @@ DTYPE_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1, 
 _TABLES = {
     "peak": "flops",
     "gemm": "flops",
+    "sustained": "number",
     "attention": "flops",
     "memory": "memory",
     "host": "rate",
@@ -53,7 +54,8 @@ class Gpu:
         Numbers by place: ``peak.bf16`` and ``gemm.bf16`` (the highest rate that a dense matrix product was measured at) in FLOP/s,
         ``attention.forward`` and ``attention.backward`` (fused attention) in FLOP/s, ``memory.size`` in bytes, ``memory.bandwidth`` and
         ``memory.measured`` in bytes per second, ``host.bandwidth`` (from and to the host's memory, each)
-        in bytes per second, ``units.count`` (streaming multiprocessors), ``power.watts``, ``price.usd_per_hour``.
+        in bytes per second, ``units.count`` (streaming multiprocessors), ``power.watts``, ``price.usd_per_hour``, and ``sustained.share``:
+        the share of the rates of single kernels that products reach in training, where the power limit lowers the clock.
     sources
         Where each of them comes from.
     """

@@ -93,7 +93,7 @@ def layer_of(design: Design, *, moe: bool) -> Layer:
         flops += done
     core = _attention(design, roof)
     seconds = _elementwise(design, roof, moe=moe)
-    inside = _collectives(design, core[0].seconds, forward + core[0].seconds, moe=moe)
+    inside = _collectives(design, (forward, to_input), core[0].seconds, moe=moe)
     done_forward = Pass(forward + core[0].seconds + seconds[0], flops + core[0].flops, inside[0])
     done_input = Pass(to_input + core[1].seconds + seconds[1], flops + core[1].flops, inside[1])
     again = {"none": Pass(0.0, 0.0), "selective": core[0], "full": done_forward}[design.parallel.recompute]
@@ -118,12 +118,27 @@ def _linear(design: Design, roof: Roofline, linear: Linear) -> tuple[tuple[float
         inputs //= parallel.tp
     if linear.part == "router":
         rows /= sizes.split
+    cast = _casts(design, roof, linear, batch * rows * inputs, batch * rows * outputs, batch * inputs * outputs)
     times = (
-        roof.gemm(rows, outputs, inputs, batch=batch),
-        roof.gemm(rows, inputs, outputs, batch=batch),
+        roof.gemm(rows, outputs, inputs, batch=batch) + cast[0],
+        roof.gemm(rows, inputs, outputs, batch=batch) + cast[1],
         roof.gemm(inputs, outputs, rows, batch=batch) + _accumulation(design, roof, batch * inputs * outputs),
     )
     return times, 2.0 * batch * rows * inputs * outputs
+
+
+def _casts(
+    design: Design, roof: Roofline, linear: Linear, inputs: float, outputs: float, weights: float
+) -> tuple[float, float]:
+    """Casts to 8 bits beside a product's forward and backward pass: each reads 16 bits and writes two copies, one of them transposed.
+
+    Norms write their output in 8 bits themselves. Weights are cast for every micro-batch, unless they are kept so.
+    """
+    if DTYPE_BYTES[design.dtype] > 1:
+        return 0.0, 0.0
+    kept = design.parallel.gathered == "fp8"
+    forward = (0 if linear.split == "outputs" else inputs) + (0 if kept else weights)
+    return roof.elementwise(2 * ELEMENT * forward), roof.elementwise(2 * ELEMENT * outputs)
 
 
 def _accumulation(design: Design, roof: Roofline, parameters: float) -> float:
@@ -177,20 +192,24 @@ def _elementwise(design: Design, roof: Roofline, *, moe: bool) -> tuple[float, f
         x += routed * sizes.hidden / 2  # tokens are put in the order of experts, and back
     forward = 2 * (2 * ELEMENT) * x + 2 * (3 * ELEMENT + mask) * x + wide[0] * ELEMENT * inner + 2 * ELEMENT * heads
     backward = 2 * (3 * ELEMENT) * x + 2 * (5 * ELEMENT + mask) * x + wide[1] * ELEMENT * inner + 2 * ELEMENT * heads
-    return roof.elementwise(forward), roof.elementwise(backward)
+    more = design.calibration.unfused
+    return roof.elementwise(more * forward), roof.elementwise(more * backward)
 
 
 def _collectives(
-    design: Design, attention: float, computed: float, *, moe: bool
+    design: Design, products: tuple[float, float], attention: float, *, moe: bool
 ) -> tuple[tuple[Inside, ...], tuple[Inside, ...]]:
-    """What a layer waits for in its forward and its backward pass."""
-    forward, backward = _tensor(design)
-    for there, back in (_context(design, attention), _experts(design, computed) if moe else ((), ())):
+    """What a layer waits for in its forward and its backward pass, whose products take so long."""
+    forward, backward = _tensor(design, products)
+    for there, back in (_context(design, attention), _experts(design, products[0] + attention) if moe else ((), ())):
         forward, backward = (*forward, *there), (*backward, *back)
     return forward, backward
 
 
-def _tensor(design: Design) -> tuple[tuple[Inside, ...], tuple[Inside, ...]]:
+def _tensor(
+    design: Design, products: tuple[float, float]
+) -> tuple[tuple[Inside, ...], tuple[Inside, ...]]:
+    """Collectives of tensor parallelism; where they overlap, each runs beside the product of the parts that are there already."""
     parallel, sizes = design.parallel, _sizes(design)
     if parallel.tp == 1:
         return (), ()
@@ -198,8 +217,12 @@ def _tensor(design: Design) -> tuple[tuple[Inside, ...], tuple[Inside, ...]]:
     if not parallel.sequence_parallel:
         both = (Inside("all_reduce", "tp", size, 2),)
         return both, both
-    split = (Inside("all_gather", "tp", size, 2), Inside("reduce_scatter", "tp", size, 2))
-    return split, split
+    share = (1 - 1 / parallel.tp) / 4 if parallel.overlap_tp else 0.0  # of the products, beside each of four collectives
+    forward, backward = (
+        (Inside("all_gather", "tp", size, 2, 1.0, hidden), Inside("reduce_scatter", "tp", size, 2, 1.0, hidden))
+        for hidden in (in_fs(share * seconds) for seconds in products)
+    )
+    return forward, backward
 
 
 def _context(design: Design, attention: float) -> tuple[tuple[Inside, ...], tuple[Inside, ...]]:

@@ -65,9 +65,9 @@ class Parallel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     buckets
         What collectives of gradients hold that run beside computation: ``"layer"``, or ``"chunk"`` as in Megatron-LM with a pipeline, which
         reduces a whole chunk of layers at once, and on all stages at the same time.
-    overlap_dp, overlap_pp, overlap_ep
-        Whether collectives of data parallelism, sends between stages, and exchanges of tokens run beside computation. Default: sends
-        when interleaved; nothing else.
+    overlap_dp, overlap_pp, overlap_ep, overlap_tp
+        Whether collectives of data parallelism, sends between stages, exchanges of tokens, and collectives of tensor parallelism with
+        ``sequence_parallel`` (part by part beside the products) run beside computation. Default: sends when interleaved; nothing else.
     scatter_gather
         Whether each tensor-parallel rank sends its part of the activations to the next stage, which gathers them (Megatron-LM); with
         sequence parallelism they are split anyway.
@@ -103,6 +103,7 @@ class Parallel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     overlap_dp: bool = False
     overlap_pp: bool | None = None
     overlap_ep: bool = False
+    overlap_tp: bool = False
     buckets: str = "layer"
     scatter_gather: bool = False
     split: str | tuple[int, ...] = "even"
@@ -125,6 +126,8 @@ class Parallel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             raise ConfigError(f"imbalance: expected a number, at least 1, got {self.imbalance}")
         if self.virtual > 1 and (self.pp == 1 or self.schedule != "1f1b"):
             raise ConfigError(f"virtual {self.virtual}: interleaving needs schedule '1f1b' and pp above 1")
+        if self.overlap_tp and self.tp > 1 and not self.sequence_parallel:
+            raise ConfigError("overlap_tp needs sequence_parallel: a product cannot run beside an all_reduce of its own output")
         if isinstance(self.split, str) and self.split not in ("even", "embeddings"):
             raise ConfigError(
                 f"split: unknown {self.split!r}; {nearest(self.split, ['even', 'embeddings'])}, or a list"

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from simcoll.errors import ConfigError
 from simcoll.workload.accounting import axes_of, axis_time, busiest_links, computed_fs, without_axes
+from simcoll.workload.calibration import UNCALIBRATED
 from simcoll.workload.memory import memory_by_stage
 from simcoll.workload.playing import Played, alone_on, play_workload, slowed
 from simcoll.workload.result import StepResult
@@ -184,6 +185,11 @@ def _notes(design: Design, tier: int) -> tuple[str, ...]:
     elif share > NEARLY_FULL:
         found.append(
             f"stage {worst} fills {100 * share:.0f} % of its memory: allocators slow such steps down, which is not modelled"
+        )
+    if design.calibration.hash == UNCALIBRATED.hash:
+        found.append(
+            "uncalibrated times are the best case: published steps took 1.0 to 1.6 times as long; "
+            "constants of published steps: simcoll list calibrations"
         )
     if design.measured is not None:
         found.append(design.measured.note())
