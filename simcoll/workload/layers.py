@@ -206,9 +206,7 @@ def _collectives(
     return forward, backward
 
 
-def _tensor(
-    design: Design, products: tuple[float, float]
-) -> tuple[tuple[Inside, ...], tuple[Inside, ...]]:
+def _tensor(design: Design, products: tuple[float, float]) -> tuple[tuple[Inside, ...], tuple[Inside, ...]]:
     """Collectives of tensor parallelism; where they overlap, each runs beside the product of the parts that are there already."""
     parallel, sizes = design.parallel, _sizes(design)
     if parallel.tp == 1:
@@ -217,7 +215,9 @@ def _tensor(
     if not parallel.sequence_parallel:
         both = (Inside("all_reduce", "tp", size, 2),)
         return both, both
-    share = (1 - 1 / parallel.tp) / 4 if parallel.overlap_tp else 0.0  # of the products, beside each of four collectives
+    share = (
+        (1 - 1 / parallel.tp) / 4 if parallel.overlap_tp else 0.0
+    )  # of the products, beside each of four collectives
     forward, backward = (
         (Inside("all_gather", "tp", size, 2, 1.0, hidden), Inside("reduce_scatter", "tp", size, 2, 1.0, hidden))
         for hidden in (in_fs(share * seconds) for seconds in products)

@@ -127,7 +127,9 @@ class Parallel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         if self.virtual > 1 and (self.pp == 1 or self.schedule != "1f1b"):
             raise ConfigError(f"virtual {self.virtual}: interleaving needs schedule '1f1b' and pp above 1")
         if self.overlap_tp and self.tp > 1 and not self.sequence_parallel:
-            raise ConfigError("overlap_tp needs sequence_parallel: a product cannot run beside an all_reduce of its own output")
+            raise ConfigError(
+                "overlap_tp needs sequence_parallel: a product cannot run beside an all_reduce of its own output"
+            )
         if isinstance(self.split, str) and self.split not in ("even", "embeddings"):
             raise ConfigError(
                 f"split: unknown {self.split!r}; {nearest(self.split, ['even', 'embeddings'])}, or a list"

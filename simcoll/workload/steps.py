@@ -188,8 +188,8 @@ def _notes(design: Design, tier: int) -> tuple[str, ...]:
         )
     if design.calibration.hash == UNCALIBRATED.hash:
         found.append(
-            "uncalibrated times are the best case: published steps took 1.0 to 1.6 times as long; "
-            "constants of published steps: simcoll list calibrations"
+            "uncalibrated: kernels are fused, attention is the fastest that was measured; constants of eager PyTorch and of Megatron: "
+            "simcoll list calibrations"
         )
     if design.measured is not None:
         found.append(design.measured.note())
