@@ -105,7 +105,7 @@ def test_matrix_products_are_quantised_in_waves():
     # Exactly one wave of 256 x 128 tiles on 132 multiprocessors, and one tile more: a second wave, of smaller tiles at best.
     h100 = Roofline(load_gpu("h100"), UNCALIBRATED, "bf16")
     full = h100.gemm(12 * 256, 11 * 128, 8192)
-    assert full == pytest.approx(2 * 132 * 256 * 128 * 8192 / 794.5e12)
+    assert full == pytest.approx(2 * 132 * 256 * 128 * 8192 / (0.8 * 794.5e12))  # a share of 0.8 is sustained
     assert h100.gemm(12 * 256 + 1, 11 * 128, 8192) > 1.2 * full
     assert h100.gemm(12 * 256, 11 * 128, 1) > 2 * 132 * 256 * 128 / 3.35e12  # memory counts
     slower = Roofline(load_gpu("h100"), Calibration(rate=0.5), "bf16")
