@@ -93,7 +93,7 @@ class Costs:
         if "attention" in name:
             measured = self.gpu.values.get("attention.backward" if "backward" in name else "attention.forward")
             if measured is not None:
-                return measured
+                return measured * self.gpu.sustained
         dtype = _DTYPES.get(inputs[-1].dtype)
         if dtype is None:
             raise ConfigError(f"{func._schema.name}: GPU {self.gpu.name!r} has no rate for {inputs[-1].dtype}")

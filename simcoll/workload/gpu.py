@@ -92,8 +92,13 @@ class Gpu:
         return self.values[f"peak.{dtype}"]
 
     def gemm(self, dtype: str) -> float:
-        """FLOP/s that the best dense matrix product reaches; where nobody measured it, four fifths of the peak."""
-        return self.values.get(f"gemm.{dtype}", 0.8 * self.peak(dtype))
+        """FLOP/s that large dense matrix products sustain: of the best one, or of four fifths of the peak where nobody measured it."""
+        return self.values.get(f"gemm.{dtype}", 0.8 * self.peak(dtype)) * self.sustained
+
+    @property
+    def sustained(self) -> float:
+        """Share of the rates of single kernels that products keep up in training."""
+        return self.number("sustained.share", 1.0)
 
     def told(self, place: str) -> str:
         """One number with its unit.
@@ -131,7 +136,7 @@ def load_gpu(name: str | Path) -> Gpu:
     --------
     >>> gpu = load_gpu("h100")
     >>> round(gpu.gemm("bf16") / gpu.peak("bf16"), 3), gpu.sources["gemm.bf16"][:20]
-    (0.803, 'stas00/ml-engineerin')
+    (0.642, 'stas00/ml-engineerin')
     """
     text = str(name)
     shipped = shipped_files("gpus")

@@ -57,11 +57,6 @@ class Roofline:
         return ceiling * self.calibration.hbm
 
     @property
-    def _sustained(self) -> float:
-        """Share of the rates of single kernels that products reach in training."""
-        return self.gpu.number("sustained.share", 1.0) * self.calibration.rate
-
-    @property
     def wide(self) -> str:
         """The 16-bit type beside the type of matrix products."""
         if DTYPE_BYTES[self.dtype] >= 2:
@@ -90,7 +85,7 @@ class Roofline:
         if known is not None:
             return known
         units = self.gpu.number("units.count", SMALLEST_WAVE)
-        rate = self.gpu.gemm(dtype) * self._sustained
+        rate = self.gpu.gemm(dtype) * self.calibration.rate
         best = min(
             ceil(ceil(rows / a) * ceil(columns / b) * batch / units)
             * units
@@ -116,7 +111,7 @@ class Roofline:
             return known
         place = "attention.backward" if backward else "attention.forward"
         rate = self.gpu.number(place, PLAIN_SHARE * self.gpu.peak(self.wide))
-        return flops / (rate * self._sustained * self.calibration.attention)
+        return flops / (rate * self.gpu.sustained * self.calibration.rate * self.calibration.attention)
 
 
 def _relative(a: int, b: int) -> float:
