@@ -71,6 +71,8 @@ MOST_HASHED = 1 << 20
 PATIENCE = 32
 """A round of refinement takes as long for a row as lock-step for so many messages, a few times over."""
 DEEPEST_FIFO = 64
+ASKED = "asked for"
+"""Why an engine plays that the caller named."""
 INSTALL = "pip install 'simcoll[fast]'"
 
 
@@ -114,7 +116,7 @@ def choose(
     """
     check_engine(engine, quotient)
     if engine == "simpy":
-        return "simpy", "asked for", None
+        return "simpy", ASKED, None
     if watched:
         return "simpy", "an observer follows every transfer", None
     seen = summary(plan)
@@ -131,7 +133,7 @@ def choose(
         if quotient:
             return ("fast" if COMPILED else "simpy"), f"no quotient: {reason}", seen
     if engine == "fast":
-        return "fast", "asked for", seen
+        return "fast", ASKED, seen
     if seen.messages <= few_messages():
         return "simpy", f"only {seen.messages} messages", seen
     if not COMPILED:

@@ -12,7 +12,7 @@ from simcoll.emulator.at_once import data_errors
 from simcoll.emulator.budget import exact_bytes
 from simcoll.emulator.fast.compiled import COMPILED
 from simcoll.emulator.fast.turns import summary
-from simcoll.emulator.paths import FEW_MESSAGES
+from simcoll.emulator.paths import ASKED, FEW_MESSAGES
 from simcoll.emulator.rehearsals import forget_sizes
 from simcoll.limits.memory import in_words
 from simcoll.planning.report import cells, foot_lines, head_lines, size_line, titles_of
@@ -130,6 +130,8 @@ def runs(
                 result = play(sweep, plan, topology, engine=engine)
                 if engine == "simpy":
                     result = replace(result, path=f"only {result.messages} messages")
+                elif result.path == ASKED:
+                    result = replace(result, path="a table of many messages")
                 rows.append(Row(choice, name, replace(result, outputs=None), check))  # checked, and large
                 done += 1
             forget_sizes(schedule)

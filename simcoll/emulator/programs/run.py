@@ -15,6 +15,7 @@ from simcoll.emulator.events import timeline_of
 from simcoll.emulator.fast.compiled import COMPILED
 from simcoll.emulator.fast.turns import summary
 from simcoll.emulator.paths import (
+    ASKED,
     DEEPEST_FIFO,
     FEW_MESSAGES,
     INSTALL,
@@ -150,7 +151,7 @@ def _choose(
 ) -> tuple[str, str, Lowered | None]:
     """``"simpy"``, ``"fast"`` or ``"quotient"``, why, and the program's steps unless SimPy plays it."""
     if engine == "simpy":
-        return "simpy", "asked for", None
+        return "simpy", ASKED, None
     if watched:
         return "simpy", "an observer follows every transfer", None
     for number, call in _calls(program):
@@ -172,7 +173,7 @@ def _choose(
         if quotient:
             return ("fast" if COMPILED else "simpy"), "no quotient: data is moved", lowered
     if engine == "fast":
-        return "fast", "asked for", lowered
+        return "fast", ASKED, lowered
     if lowered.rows <= few_messages():
         return "simpy", f"only {lowered.rows} rows", None
     if not COMPILED:

@@ -108,7 +108,11 @@ def test_what_played_the_runs_is_told_on_the_terminal_and_in_the_files(folder, c
     for run in runs:
         assert run["classes"] is None
         assert "wall_s" not in run
-        whys = (f"only {run['messages']} messages",) if run["engine"] == "simpy" else ("asked for", "lock-step")
+        whys = (
+            (f"only {run['messages']} messages",)
+            if run["engine"] == "simpy"
+            else ("a table of many messages", "lock-step")
+        )
         assert run["path"].startswith(whys)
         number, messages = counts.get(run["engine"], (0, 0))
         counts[run["engine"]] = (number + 1, messages + run["messages"])
