@@ -123,11 +123,12 @@ STACKS = (
 STACK_FITTED = ("1b", "7b", "30b")
 """Models that gave those constants, on H100 with 16-bit products and on A100 with 80 GB."""
 BLIND = """
-## NeMo, Megatron Bridge and DGX Cloud: no calibration
+## NeMo, Megatron Bridge, DGX Cloud and Llama 3: no calibration
 
 What a design file alone says. The share of single kernels' rates that an H100 sustains is from MPT's rows and those of NeMo 24.07, that of
 B200 and GB200 from the dense rows of Megatron Bridge; all other rows were predicted when these shares stood. Mixtures of experts are
-further off: reordering of tokens and the host's time to launch many small kernels are not modelled.
+further off: reordering of tokens and the host's time to launch many small kernels are not modelled. The Llama 3 paper does not say how many
+chunks a stage has; 8 are assumed.
 
 | software | model | GPUs | type | measured s | predicted s | error |
 |---|---|---|---|---|---|---|
@@ -137,6 +138,7 @@ BLIND_TABLES = {
     "megatron-bridge-2025": "Megatron Bridge 25.11",
     "automodel-2025": "NeMo AutoModel",
     "dgxc-2025": "DGX Cloud",
+    "llama3-paper": "Llama 3 paper",
 }
 EXCHANGE = """
 ## DeepEP: exchanges of tokens
