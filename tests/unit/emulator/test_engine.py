@@ -224,7 +224,7 @@ def test_memory_follows_the_steps_in_flight(by_hand):
     class Watched(Player):
         def _retire(self, block):
             super()._retire(block)
-            in_flight.append(sum(len(lane.queue) for lane in self._lanes))
+            in_flight.append(sum(len(lane.queue) for lane in self.lanes))
 
     import simpy
 

@@ -12,7 +12,7 @@ from simcoll.errors import ConfigError
 from simcoll.formats import dump_mscclpp_plan, parse_mscclpp_plan, schedule_of
 from simcoll.proving import verify_device_program
 from simcoll.testing import collectives, schedules
-from tests.unit.formats.test_msccl_writer import made, outputs
+from tests.support.msccl_trips import made, outputs
 
 SPOKEN = ["all_gather", "all_reduce", "all_to_all", "reduce_scatter"]
 
