@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import functools
 import sys
+from importlib.abc import MetaPathFinder
+from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -39,6 +41,31 @@ _OF_OBJECTS = (
     "scatter_object_list",
     "send_object_list",
 )
+
+
+_PIPELINES = "torch.distributed.pipelining.schedules"
+"""Its import takes seconds, so that a program does it where it needs it."""
+
+
+class _WhenImported(MetaPathFinder):
+    """Changes a module as soon as the program imports it."""
+
+    def __init__(self, name: str, change: Callable[[Any], None]) -> None:
+        self.name, self.change = name, change
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: Any = None) -> Any:
+        """The module's own specification, whose loader makes the change at its end."""
+        spec = PathFinder.find_spec(name, path, target) if name == self.name else None
+        if spec is None or spec.loader is None:
+            return None
+        load = spec.loader.exec_module
+
+        def loaded(module: Any) -> None:
+            load(module)
+            self.change(module)
+
+        spec.loader.exec_module = loaded  # type: ignore[method-assign]
+        return spec
 
 
 def change_fake_tensors(undo: ExitStack, replace: Callable[[ExitStack, Any, str, Any], None]) -> None:
@@ -74,10 +101,15 @@ def change_fake_tensors(undo: ExitStack, replace: Callable[[ExitStack, Any, str,
     for name in _OF_OBJECTS:  # their sizes are the values of tensors
         for module in (dist, distributed_c10d):
             replace(undo, module, name, _on_real_tensors(getattr(distributed_c10d, name)))
-    pipelines = sys.modules.get("torch.distributed.pipelining.schedules")  # its import takes seconds
-    if pipelines is not None:  # stages agree in a tensor
-        schedule = pipelines._PipelineSchedule
+
+    def pipelines(module: Any) -> None:  # their stages agree in a tensor
+        schedule = module._PipelineSchedule
         replace(undo, schedule, "_warmup_p2p", _on_real_tensors(schedule._warmup_p2p))
+
+    if _PIPELINES in sys.modules:
+        pipelines(sys.modules[_PIPELINES])
+    else:
+        replace(undo, sys, "meta_path", [_WhenImported(_PIPELINES, pipelines), *sys.meta_path])
     replace(undo, DeviceMesh, "__init__", made)
     replace(
         undo, dist, "_verify_params_across_processes", _on_real_tensors(check_shapes)

@@ -300,6 +300,36 @@ def test_the_command_runs_modules():
 # Modules
 
 
+PIPELINE = """
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+    dist.init_process_group("gloo")
+    rank, n = dist.get_rank(), dist.get_world_size()
+    with FakeTensorMode():
+        stage = PipelineStage(nn.Linear(64, 64), rank, n, torch.device("cpu"))
+        schedule = Schedule1F1B(stage, 2 * n, loss_fn=lambda y, target: (y - target).square().sum())
+        given = (torch.ones(16, 64),) if rank == 0 else ()
+        schedule.step(*given, **({"target": torch.zeros(16, 64)} if rank == n - 1 else {}))
+    print("rank", rank, "has stepped")
+"""
+
+
+@pytest.mark.slow
+def test_a_script_that_imports_pipelines_steps_them_on_fake_tensors(tmp_path):
+    """In a process of its own, in which nothing has imported them."""
+    path = tmp_path / "train.py"
+    path.write_text(textwrap.dedent(PIPELINE))
+    done = subprocess.run(
+        [sys.executable, "-m", "simcoll.torch", "-n", "4", str(path)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("has stepped") == 4
+
+
 def test_ranks_have_their_own_modules(tmp_path, monkeypatch):
     (tmp_path / "counting").mkdir()
     (tmp_path / "counting" / "__init__.py").write_text(
