@@ -128,6 +128,7 @@ def test_a_trace_that_cannot_be_written_is_refused(tmp_path):
         dist.spawn(overlapping, 2, topology=TWO, trace=tmp_path / "file" / "t.json")
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:.*inplace keyword")
 def test_holistic_trace_analysis_agrees(tmp_path):
     analysis = pytest.importorskip("hta.trace_analysis")
     dist.spawn(overlapping, 2, topology=TWO, trace=tmp_path)
