@@ -412,3 +412,57 @@ def test_the_command(tmp_path, capsys):
     path.write_text(path.read_text() + "pp = 3\n")
     assert main(["step", str(path)]) == 2
     assert "small.toml" in capsys.readouterr().err
+
+
+def test_casts_to_8_bits_are_counted_by_hand():
+    # Attention out and the second matrix of the MLP cast their input; all four cast weights and the gradients of their output:
+    # 2 bytes read, and 1 written twice. A norm writes 8 bits by itself.
+    rows, h, inner = 2048, 2048, 4 * 2048
+    rate = 0.8 * 3.35e12
+    weights = 4 * h * h + 3 * h * inner
+    made = {
+        gathered: layer_of(design(model={"dtype": "fp8"}, gathered=gathered), moe=False) for gathered in ("bf16", "fp8")
+    }
+    cast = made["bf16"].forward.seconds - made["fp8"].forward.seconds
+    assert cast == pytest.approx(4 * weights / rate)
+    assert made["bf16"].to_input == made["fp8"].to_input
+    asked = design(model={"dtype": "fp8"}, gathered="fp8")
+    roof = Roofline(asked.gpu, UNCALIBRATED, "fp8")
+    matrices = [(h, 3 * h), (h, h), (h, 2 * inner), (inner, h)]
+    products = sum(roof.gemm(rows, outputs, inputs) for inputs, outputs in matrices)
+    back = sum(roof.gemm(rows, inputs, outputs) for inputs, outputs in matrices)
+    # The same layer in 16 bits has no casts: what is left of both, beside products, differs by them alone.
+    plain = layer_of(design(), moe=False)
+    wide = Roofline(asked.gpu, UNCALIBRATED, "bf16")
+    left = plain.forward.seconds - sum(wide.gemm(rows, outputs, inputs) for inputs, outputs in matrices)
+    assert made["fp8"].forward.seconds - products - left == pytest.approx(4 * rows * (h + inner) / rate)
+    left = plain.to_input.seconds - sum(wide.gemm(rows, inputs, outputs) for inputs, outputs in matrices)
+    assert made["fp8"].to_input.seconds - back - left == pytest.approx(4 * rows * (3 * h + h + 2 * inner + h) / rate)
+
+
+def test_tensor_parallelism_beside_products_in_both_tiers():
+    apart, beside = (Step(design(tp=8, sequence_parallel=True, overlap_tp=each)) for each in (False, True))
+    layer = layer_of(beside.design, moe=False)
+    # Seven eighths of a fourth of the products hide each of four collectives: the part that a rank has is there at once.
+    roof = Roofline(load_gpu("h100"), UNCALIBRATED, "bf16")
+    matrices = [(2048, 3 * 256), (256, 2048), (2048, 2 * 1024), (1024, 2048)]
+    products = sum(roof.gemm(2048, outputs, inputs) for inputs, outputs in matrices)
+    assert [inner.hidden_fs for inner in layer.forward.inside] == [pytest.approx(products * 1e15 * 7 / 32)] * 2
+    for made in (apart, beside):
+        assert made.time_fs(tier=1) == made.time_fs(tier=2)
+    free = beside.time_fs(tier=1, without=("tp",))
+    assert free <= beside.time_fs(tier=1) < apart.time_fs(tier=1)
+    with pytest.raises(ConfigError, match="overlap_tp needs sequence_parallel"):
+        design(tp=4, overlap_tp=True)
+
+
+def test_eager_kernels_and_older_attention_are_constants():
+    fused = layer_of(design(), moe=False).forward.seconds
+    roof = Roofline(load_gpu("h100"), UNCALIBRATED, "bf16")
+    flops = 16 * 2048**2 * 2 * 128
+    slow = layer_of(replace(design(), calibration=Calibration(attention=0.5)), moe=False).forward.seconds
+    assert slow - fused == pytest.approx(roof.attention(flops))
+    # Norms 2 x 4, residuals 2 x 6 and heads 12 bytes a row and width, and 3 x 2 of the gated MLP, which is four times as wide.
+    moved = 2048 * 2048 * (8 + 12 + 12 + 4 * 6)
+    eager = layer_of(replace(design(), calibration=Calibration(unfused=2.0)), moe=False).forward.seconds
+    assert eager - fused == pytest.approx(moved / (0.8 * 3.35e12))
