@@ -19,8 +19,8 @@ __all__ = ["named_schedule", "show_schedule"]
 def show_schedule(
     algorithm: str,
     /,
-    *,
     collective: Annotated[str, Parameter(name=["--collective", "-c"])] = "all_reduce",
+    *,
     nranks: Annotated[int | None, Parameter(name=["--nranks", "-n"]), WHOLE] = None,
     topology: Annotated[str | None, Parameter(name=["--topology", "-t"])] = None,
     degrade: Annotated[tuple[str, ...], Parameter(name="--degrade", negative=(), show_default=False)] = (),

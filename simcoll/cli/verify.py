@@ -13,8 +13,8 @@ __all__ = ["verify_file"]
 
 def verify_file(
     file: str,
-    collective: str = "all_reduce",
     /,
+    collective: Annotated[str, Parameter(name=["--collective", "-c"])] = "all_reduce",
     *,
     nranks: Annotated[int | None, Parameter(name=["--nranks", "-n"]), WHOLE] = None,
     topology: Annotated[str | None, Parameter(name=["--topology", "-t"])] = None,

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from tests.support.fuzzing import READERS, Tally, fuzz
 
-MOST_BYTES = 8 << 30
+MOST_BYTES = 500 * 10**6
+"""What one input may take beside what the process holds once all readers are loaded."""
 BLOCK = 500
 
 
@@ -40,8 +41,11 @@ def main() -> int:
     parser.add_argument("--keep", type=Path)
     asked = parser.parse_args()
     which, many = map(int, asked.shard.split("/"))
+    for name in asked.readers:
+        fuzz(name, range(8), asked.seed, Tally())
+    held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, hard))
+    resource.setrlimit(resource.RLIMIT_AS, (held + MOST_BYTES, hard))
     tally, done, begin = Tally(), 0, time.process_time()
     each = -(-asked.inputs // len(asked.readers))
     for first in range(0, each, BLOCK):

@@ -70,7 +70,7 @@ ROOT = Path(__file__).resolve().parents[2]
 EXPECTED = (ConfigError, ScheduleError, ObjectDecodingError)
 MOST_STEPS = 1 << 12
 """Steps that are proved: a proof plays every step, some thousands a second."""
-SLOW_S = 6.0
+SLOW_S = 5.0
 """CPU seconds that one input may take."""
 
 
