@@ -134,7 +134,7 @@ def parse_dtype(name: Any) -> np.dtype[Any]:
             return known_dtype
     try:
         dtype: np.dtype[Any] = np.dtype(name)
-    except TypeError:
+    except (TypeError, ValueError, SyntaxError):
         known = [
             f"{kind}{bits}"
             for kind in ("int", "uint", "float")

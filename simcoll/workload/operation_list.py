@@ -172,7 +172,7 @@ class _List:
             dict(zip(self.told, at, strict=True))
             for at in product(*(range(self.mesh.size(axis)) for axis in self.told))
         ]
-        self.classes = {_named(point): self._ranks(point) for point in self.points}
+        self.classes = dict(zip(map(_named, self.points), self._classes(), strict=True))
         self.gpu: Gpu | None = None
         name = self.read.gpu.name or ("" if self.topology is None else self.topology.traits.get("gpu", "").lower())
         if name:
@@ -182,11 +182,12 @@ class _List:
         if self.read.gpu.measured:
             self.measured = load_measured(self.folder / self.read.gpu.measured)
 
-    def _ranks(self, point: Mapping[str, int]) -> np.ndarray[Any, Any]:
-        here = np.ones(self.mesh.nranks, bool)
-        for axis, place in point.items():
-            here &= self.mesh.coordinate(axis) == place
-        return np.flatnonzero(here)
+    def _classes(self) -> np.ndarray[Any, Any]:
+        """The ranks of every point in ascending order: ``[points, ranks]``."""
+        number = np.zeros(self.mesh.nranks, np.int64)
+        for axis in self.told:
+            number = number * self.mesh.size(axis) + self.mesh.coordinate(axis)
+        return np.argsort(number, kind="stable").reshape(len(self.points), -1)
 
     def workload(self) -> Workload:
         for number, work in enumerate(self.read.op):

@@ -22,6 +22,7 @@ count = 8388607
 bandwidth = "10 GB/s"
 """
 # Found by the command, then made small.
+SCENARIO = next(seed for seed in READERS["scenario"].seeds() if b"bfloat16" in seed)
 CORPUS = {
     "a number that Python does not print": ("gpu", b"[memory]\nsize = " + DIGITS),
     "a name that no file can have": ("design", DESIGN.replace(b"dgx-h100", LONG)),
@@ -33,6 +34,10 @@ CORPUS = {
     "eight million sockets": ("topology", SOCKETS),
     "an expert's size in words": ("model", json.dumps(MODEL | {"shared_expert_intermediate_size": "x"}).encode()),
     "an expert of no size": ("model", json.dumps(MODEL | {"moe_intermediate_size": 0.5}).encode()),
+    "types of NumPy's own grammar": ("scenario", SCENARIO.replace(b"bfloat16", b"9223372036854775808bfloat16")),
+    "types with an underscore": ("scenario", SCENARIO.replace(b"bfloat16", b"1_0")),
+    "a type with an open bracket": ("scenario", SCENARIO.replace(b"bfloat16", b"3f4,(")),
+    "sixteen thousand stages": ("operations", READERS["operations"].seeds()[0].replace(b"pp = 2", b"pp = 16384")),
     "XML comments without an end": ("recognise", b"<!--" * 200_000),
     "XML declarations without an end": ("recognise", b"<!a" * 200_000),
     "lines of number signs": ("recognise", (b"#" * 400 + b"\n") * 4000),
