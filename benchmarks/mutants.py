@@ -1,6 +1,7 @@
 """The whole mutation gate: every mutant of every shipped schedule, n = 2..8, proved and judged.
 
-Prints the table, and fails if the proof accepts a mutant that the judge calls wrong.
+Prints a line for each algorithm and rank count as it is done, and the table at the end. Fails if the proof accepts a mutant that the
+judge calls wrong.
 
 Run from the repository root: ``python benchmarks/mutants.py [every] [workers] [most]``, to take one mutant in ``every``, and only
 rank counts up to ``most``.
@@ -24,14 +25,15 @@ from tests.support.judge import ORACLES  # noqa: E402
 from tests.support.mutants import SIZES, originals  # noqa: E402
 
 
-def _one(task: tuple[int, int, int]) -> tuple[int, Tally]:
-    """All schedules of one algorithm for one rank count."""
+def _one(task: tuple[int, int, int]) -> tuple[str, int, Tally, float]:
+    """All schedules of one algorithm for one rank count: its title, their number, the counts, and CPU seconds."""
+    begin = time.process_time()
     algorithm, nranks, every = task
     tally, schedules = Tally(), 0
     for schedule in originals((nranks,), (ALGORITHMS[algorithm],)):
         tally.add(judged(schedule, every, offset=17 * (algorithm + schedules)))
         schedules += 1
-    return schedules, tally
+    return f"{ALGORITHMS[algorithm].name} {ALGORITHMS[algorithm].collective} n={nranks}", schedules, tally, time.process_time() - begin
 
 
 def _share(total: int, part: int) -> str:
@@ -61,18 +63,20 @@ def main() -> int:
     every = int(sys.argv[1]) if len(sys.argv) > 1 else 1
     workers = int(sys.argv[2]) if len(sys.argv) > 2 else min(2, os.cpu_count() or 1)
     sizes = range(SIZES[0], 1 + (int(sys.argv[3]) if len(sys.argv) > 3 else SIZES[-1]))
-    begin, schedules, total = time.perf_counter(), 0, Tally()
+    schedules, total, cpu = 0, Tally(), 0.0
     # The largest first, so that no worker starts one at the end.
     tasks = [(algorithm, n, every) for n in reversed(sizes) for algorithm in range(len(ALGORITHMS))]
     with Pool(workers) as pool:
-        for made, tally in pool.imap_unordered(_one, tasks):
+        for number, (title, made, tally, spent) in enumerate(pool.imap_unordered(_one, tasks), start=1):
             schedules += made
+            cpu += spent
             total.add(tally)
-    seconds = time.perf_counter() - begin
+            counts = f"{tally.rejected.total():,} of {tally.wrong.total():,} wrong ones rejected"
+            print(f"{number}/{len(tasks)} {title}: {counts}, {spent:.0f} CPU s", file=sys.stderr, flush=True)
     print(table(total, schedules))
     machine = f"{workers} workers, {platform.machine()}, Python {platform.python_version()}"
     print(
-        f"\n{len(ALGORITHMS)} algorithms, n = {sizes[0]}..{sizes[-1]}, one mutant in {every}; {seconds:.0f} s on {machine}"
+        f"\n{len(ALGORITHMS)} algorithms, n = {sizes[0]}..{sizes[-1]}, one mutant in {every}; {cpu:.0f} CPU s, {machine}"
     )
     for name, kind, number in sorted(total.missed)[:50]:
         print(f"MISSED {name}: {kind}, mutant {number}")
