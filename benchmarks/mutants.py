@@ -33,7 +33,12 @@ def _one(task: tuple[int, int, int]) -> tuple[str, int, Tally, float]:
     for schedule in originals((nranks,), (ALGORITHMS[algorithm],)):
         tally.add(judged(schedule, every, offset=17 * (algorithm + schedules)))
         schedules += 1
-    return f"{ALGORITHMS[algorithm].name} {ALGORITHMS[algorithm].collective} n={nranks}", schedules, tally, time.process_time() - begin
+    return (
+        f"{ALGORITHMS[algorithm].name} {ALGORITHMS[algorithm].collective} n={nranks}",
+        schedules,
+        tally,
+        time.process_time() - begin,
+    )
 
 
 def _share(total: int, part: int) -> str:

@@ -59,7 +59,7 @@ class Faults:
 
     def __init__(self, world: Emulated, timeline: Timeline, whole_uBps: Sequence[int]) -> None:
         self._world, self._timeline = world, timeline
-        self._stopped: list[int] = []
+        self._stopped: dict[int, int] = {}  # ranks, with the time
         emulator = world.emulator
         emulator.pace = timeline.pace
         emulator.detours = detours = Detours(timeline.topology) if timeline.detours else None
@@ -79,10 +79,10 @@ class Faults:
     def _stop(self, number: int) -> None:
         """A rank stops where it is."""
         world, rank = self._world, self._world.ranks[number]
-        if rank.finish_fs >= 0:  # its program had ended
+        self._stopped[number] = world.now
+        if rank.finish_fs >= 0:  # its program had ended; operations that it began wait for it for ever
             return
         rank.finish_fs = world.now
-        self._stopped.append(number)
         rank.failure = RuntimeError(f"it stopped at {format_time(world.now)}")
         world.history.findings.append(f"rank {number} stopped at {format_time(world.now)}, as an event says")
         for task in [task for task in world.tasks.live if task.owner is rank]:
@@ -112,9 +112,7 @@ class Faults:
 
     def stopped(self) -> list[str]:
         """The ranks that have stopped, in words."""
-        return [
-            f"rank {number} stopped at {format_time(self._world.ranks[number].finish_fs)}" for number in self._stopped
-        ]
+        return [f"rank {number} stopped at {format_time(at_fs)}" for number, at_fs in self._stopped.items()]
 
     def waiting(self) -> list[str]:
         """The messages that wait for links that are down, in words."""

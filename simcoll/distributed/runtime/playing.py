@@ -282,6 +282,7 @@ class Playing:
     def _rank_left(self, rank: int) -> None:
         if rank in self._early:
             self._early.remove(rank)
+            self._close_when_over()
         elif self._behind and not self.stopped:
             raise InternalError(f"{self.label}: rank {rank} left its player, but not the take that was followed")
         elif not self.stopped:
@@ -291,16 +292,25 @@ class Playing:
         now = self.emulator.calendar.now
         self._log.append((now - self.begin_fs, rank, True))
         self._left += 1
-        if self._left == self.plan.nranks:
-            # The player accounts for its last step after this.
-            self.emulator.calendar.at(now, self._close, None)
+        self._close_when_over()
         values, pool = self._stage.outputs[rank], self._stage.pool
         if self._take is not None and self._stale and values is not None and pool is not None:
             pool.play()
             self._stale = False
         self.leave(rank, values)
 
+    def _is_over(self) -> bool:
+        """Whether all ranks have left, also in the player if a take was given up."""
+        return self._left == self.plan.nranks and (self._take is not None or not self._early)
+
+    def _close_when_over(self) -> None:
+        if self._is_over():
+            # The player accounts for its last step after this.
+            self.emulator.calendar.at(self.emulator.calendar.now, self._close, None)
+
     def _close(self, _nothing: None) -> None:
+        if not self._is_over():
+            return  # the take was given up since, at the same time; its player closes
         emulator, stage, begin_fs = self.emulator, self._stage, self.begin_fs
         alone = emulator.links.give_back(self, stage.links) and emulator.steady
         if self._take is not None:

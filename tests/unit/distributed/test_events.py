@@ -149,3 +149,23 @@ def test_a_timeout_names_what_keeps_the_data_away():
     cut = said("t=10us gpu0 -> switch = 0")
     assert "waits for data; down: gpu0 -> switch: a message of rank 0 to rank 1 waits" in cut
     assert "waits for data; rank 1 stopped at 10 us" in said("t=10us rank 1 stops")
+
+
+@pytest.mark.filterwarnings("ignore:rank 1. the Work of all_reduce")
+def test_a_rank_that_stops_after_its_program_is_named_too():
+    """Its program ends while an operation that it began still needs it."""
+
+    def program(rank, world_size):
+        dist.init_process_group("nccl", timeout=timedelta(seconds=30))
+        work = dist.all_reduce(np.ones(10**6), async_op=True)
+        if rank == 1:
+            return "left"
+        try:
+            work.wait()
+        except RuntimeError as error:
+            return str(error)
+        return "through"
+
+    told = dist.spawn(program, 3, init=False, events=["t=10us rank 1 stops"]).returns
+    assert told[1] == "left"
+    assert "waits for data; rank 1 stopped at 10 us" in told[0]

@@ -144,6 +144,22 @@ def mixed(rank, n, seed, jitter):
     return seen, x.tolist(), dist.emulated_time()
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_an_operation_that_begins_in_the_moment_in_which_a_take_ends(ranks, counted, monkeypatch):
+    """The take is given up after its last rank has left it, and before it is closed."""
+
+    def program(_rank, n):
+        group, x = dist.new_group(range(n)), np.arange(5.0)
+        dist.all_reduce(x, group=group)
+        work = dist.all_reduce(x.copy(), group=group, async_op=True)
+        dist.broadcast(x, src=0, group=group)
+        work.wait()
+        return x.tolist()
+
+    both(monkeypatch, program, ranks)
+    assert counted["given up"] >= 1
+
+
 @pytest.mark.parametrize("jitter", [False, True])
 def test_random_programs(counted, monkeypatch, jitter):
     for seed in range(8):
