@@ -3,7 +3,9 @@
 ``python -m tests.conformance.torch_suites --ranks 4`` runs ``torch.testing._internal.distributed.distributed_test``, which ships with
 PyTorch, three times: on gloo between processes; on simcoll under gloo's name, so that nothing is skipped because of the name; and on
 simcoll under its own. Every test has a process of its own, so that a crash or a hang is one test's. It prints a line for every
-difference, and a table. Profiling is on, as the tests have it.
+difference, and a table. Profiling is on, as the tests have it. PyTorch skips tests by the name of the backend or for want of a GPU;
+``--skipped`` plays only those that a name alone keeps out. Nothing else that ships has tests of process groups: the multi-threaded
+suites are base classes without tests, and those of RPC need agents that no process group has.
 """
 
 from __future__ import annotations
@@ -30,19 +32,24 @@ LIMIT_S = 120
 RUNS = (("gloo", "gloo"), ("simcoll", "gloo"), ("simcoll", "simcoll"))
 """Who plays the tests, and under which name."""
 KNOWN = {
-    "test_get_rank": "counts the ranks by their process ids; ranks are threads of one process",
-    "test_ddp_logging_data_cpu": "expects the logged name gloo; PyTorch would then look for gloo's C++ class",
-    "test_accumulate_gradients_no_sync": "makes its model only for the names nccl and gloo",
-    "test_SyncBatchNorm_process_group": "needs torchvision, also on gloo",
-    "test_all_to_all_cuda": "needs a GPU and does not ask for it, also on gloo",
-    "test_all_to_all_full_group_cuda": "needs a GPU and does not ask for it, also on gloo",
-    "test_batch_isend_irecv_op_err": "needs a GPU and does not ask for it, also on gloo",
+    "test_ddp_logging_data_cpu": "expects the logged name gloo; PyTorch would then look for the threads of gloo's C++ class",
 }
 """Why tests fail that fail, by the beginnings of their names."""
+KNOWN_SKIPPED = {
+    "test_accumulate_gradients_no_sync": "makes its model only for the names nccl and gloo",
+    "test_SyncBatchNorm_process_group": "needs torchvision",
+    "test_all_to_all_cuda": "needs a GPU",
+    "test_all_to_all_full_group_cuda": "needs a GPU",
+    "test_all_to_all": "gloo takes no unequal parts",
+    "test_batch_isend_irecv_mixed_backend_err": "asks for NCCL",
+    "test_batch_isend_irecv_op_err": "needs a GPU",
+    "test_new_subgroups_with_group_param": "needs four ranks",
+}
+"""The same of tests that PyTorch skips."""
 
 
 def _suite():
-    """The test class, with its tests for every rank, and the exit statuses that mean "skipped"."""
+    """The module of the suite, its test class, and the exit statuses that mean "skipped"."""
     from torch.testing._internal.common_distributed import TEST_SKIPS, DistTestCases
 
     for feature in ("ddp", "subgroup"):  # where PyTorch lists the backends that have it
@@ -52,8 +59,26 @@ def _suite():
     class Suite(distributed_test.TestDistBackend, distributed_test.DistributedTest._DistTestBase):
         """The suite as PyTorch's test_distributed_spawn has it."""
 
-    names = unittest.TestLoader().getTestCaseNames(Suite)
-    return distributed_test, Suite, names, {skip.exit_code for skip in TEST_SKIPS.values()}
+    return distributed_test, Suite, {skip.exit_code for skip in TEST_SKIPS.values()}
+
+
+def _names(module, suite):
+    """The tests of the suite and, with their classes, those of its module that need no ranks."""
+    names = unittest.TestLoader().getTestCaseNames
+    own = [each for each in vars(module).values() if getattr(each, "__module__", None) == module.__name__]
+    alone = [each for each in own if isinstance(each, type) and each.__bases__ == (unittest.TestCase,)]
+    return [*names(suite), *(f"{each.__name__}.{name}" for each in alone for name in names(each))]
+
+
+class _ProcessOfRank:
+    """``os`` for the tests, which tell ranks apart by their process ids."""
+
+    def __getattr__(self, name):
+        return getattr(os, name)
+
+    def getpid(self):
+        """An id for each rank."""
+        return f"{os.getpid()}.{os.environ['RANK']}"
 
 
 def _outcome(body, skips):
@@ -97,9 +122,10 @@ def _on_simcoll(name, backend, path):
     """The outcomes of a test's ranks, in one simulated run."""
     import simcoll.torch
 
-    module, suite, _, skips = _suite()
+    module, suite, skips = _suite()
+    module.os = _ProcessOfRank()
     barrier = threading.Barrier(int(os.environ["WORLD_SIZE"]))
-    module.Barrier.sync = classmethod(lambda *_, **__: barrier.wait())  # the standard one counts processes by their ids
+    module.Barrier.sync = classmethod(lambda *_, **__: barrier.wait())  # the standard one waits in real time
     outcomes = {}
 
     def program(rank, _):
@@ -114,7 +140,7 @@ def _on_simcoll(name, backend, path):
 
 def _on_gloo(name, backend, path):
     """The outcomes of a test's ranks, each in a process."""
-    module, suite, _, skips = _suite()
+    module, suite, skips = _suite()
     module.Barrier.init()
     children = []
     for rank in range(int(os.environ["WORLD_SIZE"])):
@@ -135,6 +161,13 @@ def _on_gloo(name, backend, path):
     return found
 
 
+def _alone(name, _backend, _path):
+    """The outcome of a test that needs no ranks."""
+    module, _, skips = _suite()
+    kind, _, method = name.partition(".")
+    return [_outcome(getattr(module, kind)(method).debug, skips)]
+
+
 def _summary(outcomes):
     failed = [text for text in outcomes if text not in ("pass", "skip")]
     return failed[0] if failed else "skip" if "skip" in outcomes else "pass"
@@ -150,7 +183,7 @@ def _one(player, name, backend):
         quiet = os.open(os.devnull, os.O_WRONLY)
         os.dup2(quiet, 1)
         os.dup2(quiet, 2)
-        play = _on_simcoll if player == "simcoll" else _on_gloo
+        play = _alone if "." in name else _on_simcoll if player == "simcoll" else _on_gloo
         os.write(write, _summary(play(name, backend, f"{folder}/store")).encode())
         os._exit(0)
     os.close(write)
@@ -163,20 +196,23 @@ def _one(player, name, backend):
     return said or f"crash: signal {status & 127}"
 
 
-def play(player, backend, only=None):
-    """The outcome of every test, by name, in this process, whose environment is set."""
-    module, _, names, _ = _suite()
+def play(player, backend, only=None, *, skipped=False):
+    """The outcome of every test, by name, in this process, whose environment is set; with ``skipped`` of those that PyTorch skips."""
+    module, suite, _ = _suite()
     module.initialize_temp_directories()
     if player == "simcoll":
         import simcoll.torch  # noqa: F401  # once, before the tests fork
     found = {}
-    for name in names if only is None else only:
-        found[name] = _one(player, name, backend)
+    for name in only or _names(module, suite):
+        marked = getattr(getattr(suite, name, None), "__unittest_skip__", False)
+        if skipped and not marked:
+            continue
+        found[name] = "skip" if marked and not skipped else _one(player, name, backend)
         sys.stderr.write(f"{player} as {backend}: {name}: {found[name]}\n")
     return found
 
 
-def run(player, backend, ranks, only=None):
+def run(player, backend, ranks, only=(), *, skipped=False):
     """The outcome of every test, by name, in another process."""
     environment = os.environ | {"BACKEND": backend, "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1"}
     with socket.socket() as free:
@@ -192,7 +228,8 @@ def run(player, backend, ranks, only=None):
             "tests.conformance.torch_suites",
             "--play",
             player,
-            *(only or ()),
+            *(["--skipped"] if skipped else []),
+            *only,
         ]
         root = Path(__file__).parents[2]
         done = subprocess.run(words, env=environment, cwd=root, stdout=subprocess.PIPE, check=True)
@@ -211,20 +248,23 @@ def main():
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--play", choices=["gloo", "simcoll"], help="play the tests here; the environment has the rest")
     parser.add_argument("--no-gloo", action="store_true", help="only simcoll")
+    parser.add_argument("--skipped", action="store_true", help="only what PyTorch skips by the name of the backend")
     parser.add_argument("only", nargs="*", help="names of tests; by default all")
     options = parser.parse_args()
     if options.play:
-        sys.stdout.write(json.dumps(play(options.play, os.environ["BACKEND"], options.only or None)) + "\n")
+        found = play(options.play, os.environ["BACKEND"], options.only, skipped=options.skipped)
+        sys.stdout.write(json.dumps(found) + "\n")
         return
     rows = {}
     for player, name in RUNS[1 if options.no_gloo else 0 :]:
         begin = time.monotonic()
-        rows[player, name] = run(player, name, options.ranks, options.only)
+        rows[player, name] = run(player, name, options.ranks, options.only, skipped=options.skipped)
         sys.stderr.write(f"{player} as {name}: {counts(rows[player, name])}, {time.monotonic() - begin:.0f} s\n")
     for (player, name), outcomes in rows.items():
         for test, said in outcomes.items():
             if said not in ("pass", "skip"):
-                reason = next((why for begin, why in KNOWN.items() if test.startswith(begin)), said)
+                reasons = KNOWN_SKIPPED if options.skipped else KNOWN
+                reason = next((why for begin, why in reasons.items() if test.startswith(begin)), said)
                 print(f"{player} as {name}: {test}: {reason}")
     print(f"| {options.ranks} ranks | pass | fail | skip | crashed or hung |\n|---|---:|---:|---:|---:|")
     for (player, name), outcomes in rows.items():
