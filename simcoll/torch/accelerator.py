@@ -33,9 +33,10 @@ _REFUSED = (
     "_compile_kernel_from_file",
 )  # fmt: skip
 _NOTHING = (
-    "empty_cache", "reset_peak_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached", "init", "ipc_collect",
+    "empty_cache", "init", "ipc_collect",
     "reset_accumulated_memory_stats", "set_per_process_memory_fraction", "set_sync_debug_mode", "seed", "seed_all",
 )  # fmt: skip
+_RESETS = ("reset_peak_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached")
 _NVTX = ("range_push", "range_pop", "range_start", "range_end", "mark")
 _CAPABILITY = {"v100": (7, 0), "a100": (8, 0), "h100": (9, 0), "h200": (9, 0), "b200": (10, 0)}
 _TENSOR_TYPES = ("Float", "Double", "Half", "BFloat16", "Byte", "Char", "Short", "Int", "Long", "Bool")
@@ -230,6 +231,19 @@ def _name(gpu: str) -> str:
     return f"{'NVIDIA ' if gpu.partition('-')[0] in _CAPABILITY else ''}{Path(gpu).stem.upper()} (simulated)"
 
 
+def _held_bytes(_device: Any = None) -> int:
+    return int(current_thread().process.watched.memory.held_bytes)
+
+
+def _peak_bytes(_device: Any = None) -> int:
+    return int(current_thread().process.watched.memory.peak_bytes)
+
+
+def _reset_peak(_device: Any = None) -> None:
+    memory = current_thread().process.watched.memory
+    memory.peak_bytes = memory.held_bytes
+
+
 def accelerator_replacements(gpu: str) -> list[tuple[Any, str, Any]]:
     """Owner, name and replacement of what scripts ask of GPUs.
 
@@ -262,7 +276,18 @@ def accelerator_replacements(gpu: str) -> list[tuple[Any, str, Any]]:
         (cuda, "get_device_name", lambda *_: _name(gpu)),
         (cuda, "get_device_capability", lambda *_: (properties().major, properties().minor)),
         (cuda, "get_device_properties", properties),
-        (cuda, "mem_get_info", lambda *_: (properties().total_memory,) * 2),
+        (cuda, "mem_get_info", lambda *_: (properties().total_memory - _held_bytes(), properties().total_memory)),
+        *((cuda, name, _reset_peak) for name in _RESETS),
+        *(
+            (owner, f"memory_{what}", _held_bytes)
+            for owner in (cuda, accelerator)
+            for what in ("allocated", "reserved")
+        ),
+        *(
+            (owner, f"max_memory_{what}", _peak_bytes)
+            for owner in (cuda, accelerator)
+            for what in ("allocated", "reserved")
+        ),
         (cuda, "is_bf16_supported", lambda *_: properties().major >= 8),
         *((cuda, name, _seed) for name in ("manual_seed", "manual_seed_all")),
         (cuda, "initial_seed", torch.initial_seed),
@@ -286,6 +311,7 @@ def accelerator_replacements(gpu: str) -> list[tuple[Any, str, Any]]:
         (accelerator, "device_index", _selected_device),
         (accelerator, "synchronize", _synchronize),
         (accelerator, "current_stream", _current_stream),
+        (accelerator, "reset_peak_memory_stats", _reset_peak),
     ]
     return [
         *((owner, key, _in_programs(getattr(owner, key), value)) for owner, key, value in asked),

@@ -1,4 +1,4 @@
-"""Computation takes time: operators are timed as they are dispatched, and enqueued on streams as on a GPU.
+"""Operators are watched as they are dispatched: their memory is counted, and their time enqueued on streams as on a GPU.
 
 Fake tensors have the semantics of CUDA: the program enqueues operators and collectives on streams and goes on; ``torch.cpu``'s streams
 and events, which do nothing in PyTorch, order them. With real tensors, whose values the program may look at, the rank waits for every
@@ -15,11 +15,14 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from simcoll.distributed.runtime.tasks import wait_until
 from simcoll.distributed.start.spawning import compute
+from simcoll.torch.memory import Memory, resizing
+from simcoll.torch.module_time import ModuleTimes
 from simcoll.torch.rank_threads import current_thread_or_none
 
 if TYPE_CHECKING:
@@ -28,25 +31,27 @@ if TYPE_CHECKING:
     from simcoll.distributed.runtime.device import Device, DeviceStream
     from simcoll.torch.roofline import Costs
 
-__all__ = ["Timed", "compute_replacements", "timed_program"]
+__all__ = ["Watched", "compute_replacements", "modules_watched", "watched_program"]
 
 _TORCH = str(Path(torch.__file__).parent)
 _PLAIN = (torch.Tensor, FakeTensor, torch.nn.Parameter)
 
 
-class Timed(TorchDispatchMode):
-    """Adds the time of every operator to the device of a rank."""
+class Watched(TorchDispatchMode):
+    """Counts the memory of every operator of a rank, and where computation takes time adds its time to the rank's device."""
 
-    def __init__(self, device: Device, costs: Costs, root: Timed | None = None) -> None:
+    def __init__(self, device: Device | None, costs: Costs | None, root: Watched | None = None) -> None:
         super().__init__()
         self.device = device
         self.costs = costs
         self.root = root or self
+        self.memory = Memory()  # these of the root, too
+        self.modules = None if costs is None or not costs.modules else ModuleTimes(costs.modules)
         self.inside = False  # the fields of the root count
         self.pushed: list[Any] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operator, and enqueue its time."""
+        """Run an operator, count its memory, and enqueue its time."""
         if any(not issubclass(each, _PLAIN) or each.__module__.startswith("torch.distributed") for each in types):
             return NotImplemented  # a tensor made of others, whose operators come here next
         if self.root.inside:
@@ -56,19 +61,29 @@ class Timed(TorchDispatchMode):
             result = func(*args, **(kwargs or {}))
         finally:
             self.root.inside = False
-        if func.namespace not in {"c10d", "_c10d_functional", "_c10d_functional_autograd"}:
-            self._add(func, args, kwargs or {}, result)
+        self.root.memory.note(result)
+        if self.costs is not None and func.namespace not in {"c10d", "_c10d_functional", "_c10d_functional_autograd"}:
+            self._add(self.costs, func, args, kwargs or {}, result)
         return result
 
-    def _add(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        time_fs = self.costs.time_fs(func, args, kwargs, result)
+    def _add(self, costs: Costs, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        device, modules, name = self.root.device, self.root.modules, func._schema.name
+        time_fs, ruled = costs.time_fs(func, args, kwargs, result)
+        if time_fs and modules is not None and func.namespace != "fsdp":
+            owner = modules.of_operator(device and device.current)
+            name, time_fs, ruled = (name, time_fs, ruled) if owner is None else (*owner, True)
+        if not ruled:
+            costs.unknown[name] += 1
+        if time_fs:
+            fake = any(isinstance(each, FakeTensor) for each in tree_leaves((args, kwargs, result)))
+            self.add(name, time_fs, fake=fake)
+
+    def add(self, name: str, time_fs: int, *, fake: bool) -> None:
+        """Enqueue a time; with real tensors, wait for it."""
         thread = current_thread_or_none()
-        if not time_fs or thread is None:
-            return
-        name = func._schema.name
-        if any(isinstance(each, FakeTensor) for each in tree_leaves((args, kwargs, result))):
-            self.device.current.run(time_fs, name)
-        else:
+        if fake and self.root.device is not None:
+            self.root.device.current.run(time_fs, name)
+        elif thread is not None:
             thread.call(compute, time_fs / 1e15, name)
 
 
@@ -180,17 +195,22 @@ def compute_replacements() -> list[tuple[Any, str, Any]]:
 
     def entered(mode: Any) -> Any:
         result = enter(mode)
-        timed = _timed()
-        if timed is not None:
-            timed.pushed.append(_only_shapes(timed) if _entered_by_torch() else Timed(timed.device, timed.costs, timed))
-            timed.pushed[-1].__enter__()
+        watched = _watched()
+        if watched is not None:
+            again = Watched(watched.device, watched.costs, watched)
+            watched.pushed.append(_only_shapes(watched) if _entered_by_torch() else again)
+            watched.pushed[-1].__enter__()
         return result
 
     def left(mode: Any, *error: Any) -> Any:
-        timed = _timed()
-        if timed is not None:
-            timed.pushed.pop().__exit__(None, None, None)
+        watched = _watched()
+        if watched is not None:
+            watched.pushed.pop().__exit__(None, None, None)
         return leave(mode, *error)
+
+    def memory() -> Memory | None:
+        watched = _watched()
+        return None if watched is None else watched.memory
 
     return [
         *(
@@ -204,19 +224,20 @@ def compute_replacements() -> list[tuple[Any, str, Any]]:
                 "synchronize": _synchronize,
             }.items()
         ),
+        (torch.UntypedStorage, "resize_", resizing(torch.UntypedStorage.resize_, memory)),
         (FakeTensorMode, "__enter__", entered),
         (FakeTensorMode, "__exit__", left),
     ]
 
 
 @contextmanager
-def _only_shapes(timed: Timed) -> Iterator[None]:
+def _only_shapes(watched: Watched) -> Iterator[None]:
     """Count no operators inside: PyTorch's own modules run them to find out shapes."""
-    before, timed.inside = timed.inside, True
+    before, watched.inside = watched.inside, True
     try:
         yield
     finally:
-        timed.inside = before
+        watched.inside = before
 
 
 def _entered_by_torch() -> bool:
@@ -226,13 +247,36 @@ def _entered_by_torch() -> bool:
     return frame.f_code.co_filename.startswith(_TORCH)
 
 
-def _timed() -> Timed | None:
+def _watched() -> Watched | None:
     thread = current_thread_or_none()
-    found: Timed | None = None if thread is None else thread.process.timed
+    found: Watched | None = None if thread is None else thread.process.watched
     return found
 
 
-def timed_program(program: Callable[[], Any], timed: Timed) -> Any:
-    """Run a program whose operators take time."""
-    with timed:
+def watched_program(program: Callable[[], Any], watched: Watched) -> Any:
+    """Run a program whose operators are watched."""
+    with watched:
         return program()
+
+
+@contextmanager
+def modules_watched() -> Iterator[None]:
+    """Tell the rank that calls a module, where modules have times."""
+
+    def enter(module: Any, args: Any) -> None:
+        watched = _watched()
+        if watched is not None and watched.modules is not None and not watched.inside:
+            watched.modules.enter(module, args, watched.device and watched.device.current)
+
+    def leave(module: Any, _args: Any, result: Any) -> None:
+        watched = _watched()
+        left = None if watched is None or watched.modules is None else watched.modules.leave(module)
+        if watched is not None and left is not None and result is not None:  # None: an exception ends the call
+            watched.add(*left, fake=any(isinstance(each, FakeTensor) for each in tree_leaves(result)))
+
+    hooks = register_module_forward_pre_hook(enter), register_module_forward_hook(leave, always_call=True)
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()

@@ -119,8 +119,8 @@ class Process:
         ``random`` and ``numpy.random``, and what it has registered with ``atexit``.
     take_turn
         Called by the clock's thread before it hands one of the rank's threads the baton.
-    device, timed
-        The streams of the rank, and what adds the time of operators to them, where computation takes time.
+    device, watched
+        The streams of the rank, where computation takes time, and what adds the time of operators to them and counts memory.
     functional
         Functional collectives of fake tensors in flight, by the storage of their outputs.
     cuda_device
@@ -149,7 +149,7 @@ class Process:
     stores: list[Any] = field(default_factory=list)
     functional: dict[int, Any] = field(default_factory=dict)
     device: Device | None = None
-    timed: Any = None
+    watched: Any = None
     cuda_device: int = 0
     generators: dict[str, Any] = field(default_factory=dict)
     at_exit: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = field(default_factory=list)

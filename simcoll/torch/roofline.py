@@ -1,4 +1,4 @@
-"""The time of PyTorch operators on a GPU: floating-point operations or bytes, whichever takes longer, or a table of measured times."""
+"""The time of PyTorch operators on a GPU: floating-point operations or bytes, whichever takes longer, or tables of measured times."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
+    from simcoll.torch.module_time import Times
     from simcoll.workload.gpu import Gpu
 
 __all__ = ["Costs", "read_costs"]
@@ -47,8 +48,18 @@ _FREE = {
     "detach",
     "lift_fresh",
     "is_same_size",
+    "_unsafe_view",
 }
 """Operators that launch no kernel, besides views and those that answer questions."""
+_MOVES = (
+    "_adaptive_avg", "_embedding_bag", "_foreach_", "_fused_", "_log_softmax", "_pad", "_softmax", "_to_copy", "arange", "avg_pool",
+    "bernoulli", "bucketize", "cat", "clone", "col2im", "constant_pad", "copy", "cum", "dot", "embedding", "eye", "fill", "flip",
+    "full", "gather", "im2col", "index", "linspace", "log_normal", "masked_", "max_pool", "multinomial", "mv", "native_", "new_",
+    "nll_loss", "nonzero", "normal", "one_hot", "ones", "pad", "rand", "reflection_pad", "repeat", "roll", "scatter",
+    "select_backward", "select_scatter", "slice_backward", "slice_scatter", "split_with_sizes_copy", "stack", "tril", "triu",
+    "unfold", "uniform", "upsample", "zero",
+)  # fmt: skip
+"""How the names of operators begin that move bytes, and compute little, besides those that PyTorch calls pointwise or reductions."""
 
 
 class Costs:
@@ -60,32 +71,33 @@ class Costs:
         Its measured ceilings: of matrix products and fused attention in FLOP/s, of memory in bytes per second.
     measured
         Times in femtoseconds by operator (``aten::mm``), or by operator and shapes of its tensors (``aten::mm [8, 4096] [4096, 4096]``).
+    modules
+        The same for the calls of modules: see :class:`~simcoll.torch.module_time.ModuleTimes`.
     """
 
-    def __init__(self, gpu: Gpu, measured: Mapping[str, int]) -> None:
+    def __init__(self, gpu: Gpu, measured: Mapping[str, int], modules: Mapping[str, Times]) -> None:
         self.gpu = gpu
         self.measured = measured
+        self.modules = modules
         self.unknown: Counter[str] = Counter()
         self._bandwidth = gpu.number("memory.measured", gpu.number("memory.bandwidth"))
 
-    def time_fs(self, func: Any, args: Any, kwargs: Any, result: Any) -> int:
-        """The time of one call of an operator."""
+    def time_fs(self, func: Any, args: Any, kwargs: Any, result: Any) -> tuple[int, bool]:
+        """The time of one call of an operator, and whether there is a rule for it; else it is the time of its bytes."""
         inputs = [each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
         if self.measured:
             name = func._schema.name
             shapes = " ".join(str(list(each.shape)) for each in inputs)
             known = self.measured.get(f"{name} {shapes}", self.measured.get(name))
             if known is not None:
-                return known
+                return known, True
         outputs = [each for each in tree_leaves(result) if isinstance(each, torch.Tensor)]
         if func.is_view or func.overloadpacket.__name__ in _FREE or not (outputs or func._schema.is_mutable):
-            return 0
+            return 0, True
         moved = sum(each.numel() * each.element_size() for each in [*inputs, *outputs]) / self._bandwidth
         count = _FLOPS.get(func.overloadpacket)
-        if count is None and func.namespace not in {"aten", "prims", "fsdp"}:
-            self.unknown[func._schema.name] += 1
         flops = 0.0 if count is None else count(*args, **kwargs, out_val=result) / self._rate(func, inputs)
-        return round(float(max(moved, flops)) * FS)
+        return round(float(max(moved, flops)) * FS), count is not None or _moves_bytes(func)
 
     def _rate(self, func: Any, inputs: list[torch.Tensor]) -> float:
         """FLOP/s of a matrix product, convolution or attention."""
@@ -100,8 +112,16 @@ class Costs:
         return self.gpu.gemm(dtype)
 
 
+def _moves_bytes(func: Any) -> bool:
+    """Whether an operator takes the time of its bytes, as far as is known."""
+    if func.namespace == "fsdp":
+        return True
+    known = {torch.Tag.pointwise, torch.Tag.reduction} & set(func.tags)
+    return func.namespace in {"aten", "prims"} and (bool(known) or func.overloadpacket.__name__.startswith(_MOVES))
+
+
 def read_costs(compute: str | Path, gpu: str | Path | None) -> Costs | None:
-    """The costs that ``compute`` names: ``"none"``, ``"roofline"``, or a file with a table ``[operators]`` of measured times.
+    """The costs that ``compute`` names: ``"none"``, ``"roofline"``, or a file with measured times of operators and modules.
 
     Raises
     ------
@@ -113,13 +133,33 @@ def read_costs(compute: str | Path, gpu: str | Path | None) -> Costs | None:
     if gpu is None:
         raise ConfigError(f"compute={str(compute)!r} needs gpu=, such as gpu='h100'")
     measured: dict[str, int] = {}
+    modules: dict[str, Times] = {}
     if compute != "roofline":
         file = str(compute)
         if not file.endswith(".toml"):
-            raise ConfigError(f"compute {file!r}: expected 'none', 'roofline' or a .toml file of measured operators")
+            raise ConfigError(f"compute {file!r}: expected 'none', 'roofline' or a .toml file of measured times")
         document = parse_toml(read_file(file, MAX_FILE_BYTES), file)
-        if set(document) != {"operators"} or not isinstance(document["operators"], dict):
-            raise ConfigError('expected one table, [operators], such as "aten::mm" = "1.5 ms"', file=file, path="$")
-        for name, value in document["operators"].items():
+        if (
+            not document
+            or not set(document) <= {"operators", "modules"}
+            or not all(isinstance(each, dict) for each in document.values())
+        ):
+            raise ConfigError(
+                'expected the tables [operators], such as "aten::mm" = "1.5 ms", and [modules], such as '
+                '"Block" = { forward = "3 ms", backward = "6 ms" }', file=file, path="$",
+            )  # fmt: skip
+        for name, value in document.get("operators", {}).items():
             measured[name] = parse_time(value, what=name, file=file, path=f"$.operators.{name}")
-    return Costs(load_gpu(gpu), measured)
+        for name, value in document.get("modules", {}).items():
+            modules[name] = _module_times(name, value, file)
+    return Costs(load_gpu(gpu), measured, modules)
+
+
+def _module_times(name: str, value: Any, file: str) -> Times:
+    """The times of a module: of its forward pass, and of its backward pass if it is given."""
+    path = f"$.modules.{name}"
+    given = value if isinstance(value, dict) else {"forward": value}
+    if "forward" not in given or not set(given) <= {"forward", "backward"}:
+        raise ConfigError(f'expected {{ forward = "3 ms", backward = "6 ms" }}, got {value!r}', file=file, path=path)
+    times = {way: parse_time(each, what=way, file=file, path=f"{path}.{way}") for way, each in given.items()}
+    return times["forward"], times.get("backward")

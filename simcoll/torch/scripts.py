@@ -156,8 +156,9 @@ def run_script(script: Script, nprocs: int, *, shared: Sequence[str] = (), **gui
         except Exception as error:  # noqa: BLE001  # the script's own
             sys.stderr.write(_report(error))
             return 1
+    held = f"; at most {max(result.peak_bytes) / 2**20:.2f} MiB of tensors on a rank" if any(result.peak_bytes) else ""
     sys.stdout.write(
-        f"# {nprocs} ranks ({result.topology}): {result.operations} operations, {format_time(result.time_fs)}{_steps(notes)}\n"
+        f"# {nprocs} ranks ({result.topology}): {result.operations} operations, {format_time(result.time_fs)}{_steps(notes)}{held}\n"
     )
     if own.shared:
         known = own.shared | own.following

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,7 @@ from simcoll import distributed as ours
 from simcoll.distributed.runtime.device import Device
 from simcoll.distributed.runtime.tasks import wait_until
 from simcoll.distributed.runtime.world import current_rank
-from simcoll.torch.compute_time import Timed, timed_program
+from simcoll.torch.compute_time import Watched, modules_watched, watched_program
 from simcoll.torch.own_modules import OwnModules
 from simcoll.torch.rank_threads import current_thread
 from simcoll.torch.roofline import read_costs
@@ -68,7 +69,7 @@ def spawn(
         As for :func:`simcoll.distributed.spawn`.
     compute
         The time of PyTorch's operators. ``"none"``: they take none. ``"roofline"``: floating-point operations over the rate that the
-        GPU was measured at, or bytes over that of its memory, whichever is longer. Or a TOML file with times of operators. Fake
+        GPU was measured at, or bytes over that of its memory, whichever is longer. Or a TOML file with times of operators and modules. Fake
         tensors are then on streams, as on a GPU; with real ones, the rank waits for every operator.
     gpu
         A shipped GPU such as ``"h100"``, or a file.
@@ -81,7 +82,7 @@ def spawn(
     Returns
     -------
     RunResult
-        With ``time``, ``returns``, ``records`` and ``trace_hash``.
+        With ``time``, ``returns``, ``records``, ``trace_hash`` and ``peak_bytes``.
 
     Raises
     ------
@@ -117,28 +118,30 @@ def spawn(
             thread = ranks.start(rank, _environment(rank, world_size))
             job = functools.partial(program, rank, world_size, *args, **(kwargs or {}))
             try:
-                value = thread.serve(job) if costs is None else _timed(thread, job, costs)
+                value = _watched(thread, job, costs)
             except Exception:
                 end_threads(thread.process, failed=True)
                 raise
             end_threads(thread.process, failed=False)
             return value
 
-        return ours.spawn(
-            body,
-            nprocs,
-            topology=topology,
-            protocol=protocol,
-            algorithm=algorithm,
-            library=library,
-            init=False,
-            debug=debug,
-            alike=alike,
-            trace=trace,
-            record=record,
-            events=events,
-            policy=policy,
-        )
+        watching = contextlib.nullcontext() if costs is None or not costs.modules else modules_watched()
+        with watching:
+            return ours.spawn(
+                body,
+                nprocs,
+                topology=topology,
+                protocol=protocol,
+                algorithm=algorithm,
+                library=library,
+                init=False,
+                debug=debug,
+                alike=alike,
+                trace=trace,
+                record=record,
+                events=events,
+                policy=policy,
+            )
 
 
 def _gpu_name(gpu: str | Path | None, topology: str | Path | Topology | None) -> str:
@@ -149,12 +152,15 @@ def _gpu_name(gpu: str | Path | None, topology: str | Path | Topology | None) ->
     return next((each for each in shipped_gpus() if each.partition("-")[0] in name), "h100")
 
 
-def _timed(thread: RankThread, job: Callable[[], Any], costs: Costs) -> Any:
-    """Run a program whose operators take time, and wait until its streams are empty."""
+def _watched(thread: RankThread, job: Callable[[], Any], costs: Costs | None) -> Any:
+    """Run a program whose memory is counted and whose operators may take time, and wait until its streams are empty."""
     process, me = thread.process, current_rank()
-    process.device = device = Device(me)
-    process.timed = Timed(device, costs)
-    value = thread.serve(functools.partial(timed_program, job, process.timed))
+    process.device = device = None if costs is None else Device(me)
+    process.watched = Watched(device, costs)
+    value = thread.serve(functools.partial(watched_program, job, process.watched))
+    me.peak_bytes = process.watched.memory.peak_bytes
+    if costs is None or device is None:
+        return value
     wait_until(device.tail())
     for name, count in costs.unknown.items():
         me.world.history.findings.append(f"operator {name} has no rule: its {count} calls were timed by their bytes")

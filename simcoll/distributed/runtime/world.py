@@ -225,6 +225,8 @@ class Rank:
         What it set, and how many breakpoints it has passed.
     value, failure, finish_fs
         What its program returned or raised, and when; -1 while it runs.
+    peak_bytes
+        The most bytes of tensors that a PyTorch program held at once.
     """
 
     number: int
@@ -242,6 +244,7 @@ class Rank:
     debug_level: int | None = None
     breakpoints: int = 0
     value: Any = None
+    peak_bytes: int = 0
     failure: BaseException | None = None
     finish_fs: int = -1
 

@@ -52,6 +52,8 @@ class RunResult:
         Problems short of an error: a Work that was never waited for, a return value that could not be sent.
     skew_fs
         Of ranks that are alike, how far apart they ended one call at most.
+    peak_bytes
+        In PyTorch programs, the most bytes of tensors that each rank held at once; elsewhere 0.
     timeline
         When each rank computed, communicated and waited, if spawn was called with ``trace=``.
     workload
@@ -68,6 +70,7 @@ class RunResult:
     findings: tuple[str, ...]
     topology: str
     skew_fs: int
+    peak_bytes: tuple[int, ...]
     timeline: Timeline | None
     workload: Workload | None
     _flights: Mapping[int, tuple[Flight, Groups]] = field(repr=False)
@@ -134,6 +137,7 @@ def result_of(
 ) -> RunResult:
     """The result of a run that has ended well; its findings become warnings at the line that called spawn."""
     history = world.history
+    leaders = world.everyone if world.alike is None else world.alike.leader
     if history.timeline is not None:
         history.timeline.finish_fs = tuple(finish)
     for finding in history.findings[:8]:
@@ -149,6 +153,7 @@ def result_of(
         findings=tuple(history.findings),
         topology=world.plans.topology.name,
         skew_fs=0 if world.alike is None else world.alike.skew_fs,
+        peak_bytes=tuple(world.ranks[number].peak_bytes for number in leaders),
         timeline=history.timeline,
         workload=None if history.recording is None else history.recording.workload(world.alike),
         _flights={rank.number: flight_of(rank) for rank in own},

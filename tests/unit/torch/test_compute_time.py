@@ -200,3 +200,103 @@ def test_measured_times_take_the_place_of_the_roofline(gpu, tmp_path):
 def test_what_cannot_be_is_refused(options, said):
     with pytest.raises(ConfigError, match=said):
         backend.spawn(print, N, **options)
+
+
+TIMES = """
+[operators]
+"aten::relu" = "1 us"
+[modules]
+"Linear" = { forward = "3 ms", backward = "5 ms" }
+"first.*" = "2 ms"
+"Linear [7, 10]" = { forward = "4 ms", backward = "1 ms" }
+"""
+
+
+def step_of_modules(gpu, table, rows):
+    """Seconds of the forward and the backward pass of two linear layers, a sigmoid, and more."""
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = nn.Sequential(nn.Tanh(), nn.Softmax(0))
+            self.rest = nn.Sequential(nn.Linear(10, 10), nn.Sigmoid(), nn.Linear(10, 10))
+
+        def forward(self, x):
+            return torch.relu(self.rest(self.first(x)))
+
+    def step(rank, way):
+        model, x = Model(), torch.empty(rows, 10)
+        y = model(x)
+        gradient = torch.empty_like(y)
+        return (lambda: model(x)) if way == "forward" else (lambda: y.backward(gradient))
+
+    return [step_time(gpu, lambda rank, way=way: step(rank, way), compute=table)[0] for way in ("forward", "backward")]
+
+
+def test_measured_modules_take_the_place_of_their_operators(gpu, tmp_path):
+    table = tmp_path / "modules.toml"
+    table.write_text(TIMES)
+    forward, backward = step_of_modules(gpu, table, 1)
+    row = 4 * 10 / BANDWIDTH
+    assert forward == pytest.approx(2 * 2e-3 + 3e-3 + 2 * row + 3e-3 + 1e-6, rel=1e-9)
+    # Two rows in and one out: for relu, whose forward time alone is measured, and for the sigmoid.
+    assert backward == pytest.approx(2 * 5e-3 + 2 * 3 * row, rel=1e-7)
+    assert step_of_modules(gpu, table, 7) == [pytest.approx(12.001e-3, rel=1e-6), pytest.approx(2e-3, rel=1e-5)]
+
+
+def test_measured_modules_that_are_recomputed_or_sharded(gpu, tmp_path):
+    table = tmp_path / "modules.toml"
+    table.write_text('[modules]\n"Linear" = { forward = "30 ms", backward = "50 ms" }\n')
+
+    def step(rank):
+        grid, model = (
+            mesh.init_device_mesh("cpu", (N,)),
+            nn.Sequential(*(nn.Linear(500, 500, bias=False) for _ in range(3))),
+        )
+        for layer in model:
+            fsdp.fully_shard(layer, mesh=grid)
+        checkpoint = torch.utils.checkpoint.checkpoint
+        x = torch.empty(10, 500, requires_grad=True)
+        return lambda: checkpoint(model, x, use_reentrant=False).sum().backward()
+
+    gather = 500 * 500 * 4 / 2 / RATE
+    assert step_time(gpu, step)[0] < 10e-3
+    seconds = step_time(gpu, step, compute=table)[0]
+    # PyTorch stops to recompute before the last layer, whose input is all that it needs. Few gathers are exposed.
+    assert 3 * 30e-3 + 2 * 30e-3 + 3 * 50e-3 < seconds < 300e-3 + 5 * gather
+
+
+def test_operators_without_a_rule_are_named_and_counted(gpu):
+    def step(rank):
+        x = torch.empty(50, 50)
+
+        def ready():
+            for _ in range(3):
+                torch.linalg.qr(x)
+            (torch.softmax(x, 0) @ x).sort()
+            nn.functional.layer_norm(x, [50]).add(1).sum()
+
+        return ready
+
+    with pytest.warns(UserWarning, match="has no rule"):
+        _, result = step_time(gpu, step)
+    said = [finding for finding in result.findings if "has no rule" in finding]
+    assert said == [
+        "operator aten::linalg_qr has no rule: its 6 calls were timed by their bytes",
+        "operator aten::sort has no rule: its 2 calls were timed by their bytes",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('[modules]\n"Linear" = { backward = "5 ms" }', "forward = "),
+        ('[modules]\n"Linear" = "5 parsecs"', "modules.Linear.forward"),
+        ('[layers]\n"Linear" = "5 ms"', "expected the tables"),
+    ],
+)
+def test_tables_that_cannot_be_read(gpu, tmp_path, text, said):
+    table = tmp_path / "modules.toml"
+    table.write_text(text)
+    with pytest.raises(ConfigError, match=said):
+        backend.spawn(print, N, compute=table, gpu=gpu)

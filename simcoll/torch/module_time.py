@@ -1,0 +1,121 @@
+"""Measured times of modules: a call of a module takes its time, and the operators inside take none.
+
+The operators of a backward pass belong to the call in whose forward pass their node of the graph was made. Nodes are numbered in order,
+so a call owns a range of numbers.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch.autograd import _get_sequence_nr
+from torch.utils._pytree import tree_leaves
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch.nn import Module
+
+__all__ = ["ModuleTimes", "Times"]
+
+Times = tuple[int, int | None]
+"""Femtoseconds of a forward and of a backward pass; None: the operators of the backward pass count."""
+FORWARD, BACKWARD = 0, 1
+KEPT_CALLS = 1 << 16
+_WRAPPERS = ("module.", "_fsdp_wrapped_module.", "_orig_mod.", "_checkpoint_wrapped_module.")
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    """A call of a module that has a time: the nodes that it makes, from the first, and the times that are still to be added."""
+
+    name: str
+    left: list[int | None]
+    first: int
+    stream: Any
+    last: int = -1
+
+
+class ModuleTimes:
+    """The calls of modules of one rank.
+
+    Parameters
+    ----------
+    measured
+        Times by the name of a module in its model, in which ``*`` stands for anything, or by the name of its class; each may be
+        followed by the shapes of the tensors that it is called with, which come first.
+    """
+
+    def __init__(self, measured: Mapping[str, Times]) -> None:
+        self.measured = measured
+        self._patterns = [key for key in measured if "*" in key]
+        self._names: WeakKeyDictionary[Module, str] = WeakKeyDictionary()
+        self._depth = 0
+        self._open: _Call | None = None
+        self._opened_by: Module | None = None
+        self._calls: list[_Call] = []
+
+    def enter(self, module: Module, args: Any, stream: Any) -> None:
+        """A module is called; ``stream`` is the one that is selected."""
+        if self._open is not None:
+            return
+        if module not in self._names:
+            self._names.update((each, _plain(name)) for name, each in module.named_modules())
+        found = self._time(module, args)
+        if found is not None:
+            name, times = found
+            self._open, self._opened_by = _Call(name, list(times), _get_sequence_nr(), stream), module
+
+    def leave(self, module: Module) -> tuple[str, int] | None:
+        """A call ends; what of its time no operator has started."""
+        call = self._open
+        if call is None or module is not self._opened_by:
+            return None
+        self._open = self._opened_by = None
+        call.last = _get_sequence_nr()
+        if call.last > call.first and call.left[BACKWARD] is not None:
+            del self._calls[: len(self._calls) - KEPT_CALLS]
+            self._calls.append(call)
+        return _first(call, FORWARD)
+
+    def of_operator(self, stream: Any) -> tuple[str, int] | None:
+        """What an operator adds that belongs to a call: its name and time the first time, and nothing after; None if it belongs to none."""
+        call = self._open
+        if call is not None:
+            return (_first(call, FORWARD) if stream is call.stream else None) or ("", 0)
+        node = torch._C._current_autograd_node()
+        if node is None:
+            return None
+        number = node._sequence_nr()
+        place = bisect_right(self._calls, number, key=lambda each: each.first) - 1
+        if place < 0 or number >= self._calls[place].last:
+            return None
+        return _first(self._calls[place], BACKWARD) or ("", 0)
+
+    def _time(self, module: Module, args: Any) -> tuple[str, Times] | None:
+        shapes = " ".join(str(list(each.shape)) for each in tree_leaves(args) if isinstance(each, torch.Tensor))
+        name = self._names.get(module, "")
+        for known in (name, *(kind.__name__ for kind in type(module).__mro__[:-2])):
+            for key in (f"{known} {shapes}", known):
+                if key in self.measured:
+                    return known, self.measured[key]
+        found = next((key for key in self._patterns if fnmatchcase(name, key)), None)
+        return None if found is None else (name, self.measured[found])
+
+
+def _first(call: _Call, way: int) -> tuple[str, int] | None:
+    """The time of a call, one way, when it is asked for the first time."""
+    time_fs, call.left[way] = call.left[way], None
+    return None if time_fs is None else ((call.name, f"backward of {call.name}")[way], time_fs)
+
+
+def _plain(name: str) -> str:
+    """The name of a module without those of what wraps it."""
+    for wrapper in _WRAPPERS:
+        name = name.replace(wrapper, "")
+    return name
