@@ -27,6 +27,8 @@ ENTRY_POINTS = "simcoll.algorithms"
 """Group of entry points in which a package announces algorithms."""
 
 _NO_RECORD: dict[str, Any] = {"cost": "", "pattern": "ring", "ranks": "any", "source": ""}
+_OF_COLLECTIVE = re.compile(r"'Collective'|Collective\(")
+"""In messages about a collective that was taken for something else, such as a number."""
 _FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
 
@@ -133,8 +135,14 @@ def _of_object(kind: str, name: str, found: Any) -> Algorithm:
 @cache
 def _of_function(kind: str, name: str, found: Callable[..., Any]) -> Algorithm:
     def built(collective: Collective, **params: Any) -> Schedule:
-        with _blamed(f"{name}({collective})"):
-            return _checked(name, found(collective, **params))
+        try:
+            with _blamed(f"{name}({collective})"):
+                return _checked(name, found(collective, **params))
+        except ConfigError as error:
+            if not _OF_COLLECTIVE.search(error.message):
+                raise
+            told = f"{error.message}; {name} gets a Collective, whose number of ranks is its nranks"
+            raise ConfigError(told, file=error.file, path=error.path) from error
 
     built.__signature__ = _signature(name, found)  # type: ignore[attr-defined]
     return Algorithm(kind, name, built, **_NO_RECORD)
@@ -143,10 +151,16 @@ def _of_function(kind: str, name: str, found: Callable[..., Any]) -> Algorithm:
 def _signature(name: str, function: Any) -> Any:
     import inspect
 
+    wanted = "expected a function of one collective and keyword-only parameters"
     try:
-        return inspect.signature(function)
+        found = inspect.signature(function)
     except (TypeError, ValueError):
-        raise ConfigError(f"{name}: expected a function that takes a collective") from None
+        raise ConfigError(f"{name}: {wanted}") from None
+    try:
+        found.bind(None)
+    except TypeError:
+        raise ConfigError(f"{name}: {wanted}; got {name.rpartition(':')[2]}{found}"[:300]) from None
+    return found
 
 
 def _checked(name: str, made: Any) -> Schedule:

@@ -94,6 +94,10 @@ def find_algorithm(collective: str, name: str) -> Algorithm:
         found = imported_algorithm(collective, given) if isinstance(given, str) else None
         if found is not None:
             return found
+        if isinstance(given, str) and given in KINDS:
+            raise ConfigError(
+                f"{name!r} is a collective; expected an algorithm for {collective}: {', '.join(sorted(serving))}"
+            )
         others = sorted({algorithm.collective for algorithm in ALGORITHMS if algorithm.name == name})
         if others:
             raise ConfigError(

@@ -102,9 +102,12 @@ def named_schedule(
 ) -> Schedule:
     """The schedule of an algorithm; only those that are made for a topology look at it."""
     from simcoll.algorithms import find_algorithm
+    from simcoll.core.collective import KINDS
     from simcoll.tuning import collective_on, parse_choice, schedule
 
     choice = parse_choice(text)
+    if choice.algorithm in KINDS:  # the collective alone: its algorithms are told
+        kind = choice.algorithm
     params: dict[str, Any] = dict(choice.params)
     if machine is not None and "topology" in find_algorithm(kind, choice.algorithm).params:
         params["topology"] = machine

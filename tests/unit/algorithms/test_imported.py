@@ -31,6 +31,16 @@ def number(collective):
 def fails(collective):
     raise ValueError("not today")
 
+def counts(n):
+    return range(n)
+
+def nested(n):
+    import simcoll
+    return simcoll.schedule("all_reduce", "ring", nranks=n)
+
+def pair(n, m):
+    return None
+
 listed = algorithm("all_reduce", "listed", cost="", source="")(star)
 constant = 7
 """
@@ -65,6 +75,10 @@ def test_a_function_takes_parameters_and_fits_any_collective(folder):
             "star_module:fails",
             r"star_module:fails\(all_reduce n=2\) raised ValueError: not today \(star_module.py, line",
         ),
+        ("star_module:counts", "'Collective' object .* gets a Collective, whose number of ranks is its nranks"),
+        ("star_module:nested", "star_module:nested gets a Collective, whose number of ranks is its nranks"),
+        ("star_module:pair", r"a function of one collective and keyword-only parameters; got pair\(n, m\)"),
+        ("all_reduce", "'all_reduce' is a collective; expected an algorithm for all_reduce: bfb"),
         ("star_module:sta", "module 'star_module' has no 'sta'; did you mean 'star'"),
         ("star_module:constant", "expected a function of a collective, or an Algorithm; got 7"),
         ("no_such_module:star", "module 'no_such_module' raised ModuleNotFoundError"),
@@ -113,6 +127,11 @@ def test_perf_show_verify_and_convert_take_them(folder, capsys):
     assert main(["convert", "star_module:star", "star.xml", "-n", "3"]) == 0
     assert main(["verify", "star.xml"]) == 0
     assert "proved" in capsys.readouterr().out
+
+
+def test_a_collective_in_place_of_an_algorithm_gets_its_own_listed(folder, capsys):
+    assert main(["verify", "broadcast"]) == 2
+    assert "'broadcast' is a collective; expected an algorithm for broadcast: bine, chain" in capsys.readouterr().err
 
 
 def test_goal_is_timed_and_said_to_be_unproved(folder, capsys):
