@@ -7,7 +7,7 @@ import json
 import warnings
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from simcoll.distributed.runtime.records import Flight, document
 from simcoll.errors import ConfigError
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     Groups = list[tuple[str, str, tuple[int, ...]]]
 
-__all__ = ["RunResult", "collected", "flight_of", "leftovers", "result_of"]
+__all__ = ["RunResult", "collected", "flight_of", "leftovers", "raise_first", "result_of"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -124,6 +124,18 @@ def leftovers(world: World) -> None:
             world.history.findings.append(
                 f"rank {rank.number}: the Work of {work.name} issued at {work.entry.site} was never waited for{state}"
             )
+
+
+def raise_first(failures: list[BaseException], ranks: Sequence[Rank]) -> NoReturn:
+    """Raise the first of the failures, and forget them: an error knows its frames, and they the ranks, which must not know the error."""
+    first = failures[0]
+    failures.clear()
+    for rank in ranks:
+        rank.failure = None
+    try:
+        raise first
+    finally:
+        del first
 
 
 def result_of(

@@ -26,7 +26,7 @@ from simcoll.distributed.runtime.tasks import Arrival, Task, current_task, wait_
 from simcoll.distributed.runtime.timeline import Timeline
 from simcoll.distributed.runtime.world import current_rank
 from simcoll.distributed.start.recording_files import write_recording
-from simcoll.distributed.start.results import RunResult, flight_of, leftovers, result_of
+from simcoll.distributed.start.results import RunResult, flight_of, leftovers, raise_first, result_of
 from simcoll.distributed.start.timeline_file import write_timeline
 from simcoll.distributed.stores import PollingWaiter, use_waiter
 from simcoll.emulator.events import timeline_of
@@ -207,7 +207,7 @@ def _emulated_run(world: EmulatedWorld, program: Callable[[int], Any], backend: 
     _play(world, own, body, _ended, backend)
     history, finish = world.history, tuple(world.ranks[number].finish_fs for number in leader)
     if history.failures:
-        raise history.failures[0]
+        raise_first(history.failures, own)
     digest = hashlib.sha256(f"{history.digest:032x} {finish}".encode()).hexdigest()[:32]
     returns = [world.ranks[number].value for number in leader]
     return result_of(world, own, finish, returns, last_fs=history.end_fs, trace_hash=digest)
@@ -372,7 +372,7 @@ def _topology(given: str | Path | Topology | None, nprocs: int) -> Topology:
 
 def _ended(rank: Rank, task: Task) -> None:
     """Note a program's end, with its result or exception."""
-    rank.finish_fs, rank.value, rank.failure = rank.world.now, task.value, task.failure
+    rank.finish_fs, rank.value, rank.failure, task.failure = rank.world.now, task.value, task.failure, None
     if rank.failure is not None:
         rank.world.history.failures.append(rank.failure)
         rank.failure.add_note(

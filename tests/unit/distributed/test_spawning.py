@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 import simcoll
 import simcoll.distributed as dist
 from simcoll.distributed.runtime import playing
+from simcoll.distributed.runtime.tasks import Task
 from simcoll.distributed.runtime.world import current_rank
 from simcoll.errors import ConfigError
 
@@ -232,3 +234,31 @@ def test_buffers_kept_between_calls_are_bounded(monkeypatch):
         return sum(stage.size_bytes for kept in stages for stage in kept)
 
     assert 8 * 1024 < dist.spawn(program, 2).returns[0] <= 16 * 1024
+
+
+def hangs(rank, _n):
+    if rank:
+        dist.all_reduce(np.ones(3))
+
+
+def raises(rank, _n):
+    dist.barrier()
+    if rank == 1:
+        raise ValueError("of rank 1")
+    dist.barrier()
+
+
+@pytest.mark.parametrize("program", [hangs, raises])
+def test_a_run_that_failed_leaves_nothing(program):
+    """Not even for the garbage collector, which does not collect every circle that tasks are in."""
+    gc.collect()
+    gc.disable()
+    try:
+        try:
+            dist.spawn(program, 3)
+        except (RuntimeError, ValueError):
+            failed = True
+        assert failed
+        assert not [each for each in gc.get_objects() if isinstance(each, Task)]
+    finally:
+        gc.enable()
