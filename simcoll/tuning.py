@@ -45,6 +45,8 @@ MAX_CHANNELS = 8
 
 FEW_RANKS = 16
 """Up to here ``packed`` is tried without being asked for; beyond, finding its trees takes long."""
+SWITCHED_RANKS = 128
+"""Up to here ``switch`` with an operation for every rank is tried without being asked for; beyond, joining their links takes long."""
 GROWN_RANKS = 64
 """Up to here ``packed`` serves every topology; beyond, only nodes that are alike."""
 
@@ -262,14 +264,24 @@ def candidates(collective: Collective, topology: Topology) -> tuple[list[tuple[C
     for found in ALGORITHMS:
         if found.collective != collective.kind:
             continue
-        if found.name == "packed" and topology.nranks > FEW_RANKS:
-            left_out.append(f"packed: finding its trees takes long for {topology.nranks} ranks; -a packed does it")
+        if slow := _slow(found.name, collective, topology):
+            left_out.append(f"{found.name}: {slow} takes long for {topology.nranks} ranks; -a {found.name} does it")
             continue
         try:
             fitting.append((Choice(found.name), schedule_on(collective, found.name, topology)))
         except ConfigError as error:
             left_out.append(f"{found.name}: {error}")
     return fitting, left_out
+
+
+def _slow(algorithm: str, collective: Collective, topology: Topology) -> str:
+    """What takes too long for an algorithm to run without being asked for; empty for most."""
+    if algorithm == "packed" and topology.nranks > FEW_RANKS:
+        return "finding its trees"
+    rooted = collective.root is not None  # then its switches do a single operation
+    if algorithm == "switch" and not rooted and topology.nranks > SWITCHED_RANKS and "switch_reduce" in topology.traits:
+        return "joining the links of its operations"
+    return ""
 
 
 def default_protocols(topology: Topology) -> tuple[tuple[str, ...], str]:

@@ -14,6 +14,7 @@ from simcoll.core.plan import INPUT, OUTPUT, switch_groups
 from simcoll.core.reduction import combine
 from simcoll.core.reference import count_wrong, exact_inputs, expected_outputs
 from simcoll.core.schedule import REDUCE, SWITCH_REDUCE, SYNC
+from simcoll.core.step import distinct
 from simcoll.emulator.dataplane import unwritten
 
 if TYPE_CHECKING:
@@ -147,7 +148,7 @@ class Pool:
             turn = _turns(target)
         kind = (turn * 2 + combines) * (int(length.max()) + 1) + length
         alike: list[Any] = (
-            [np.flatnonzero(kind == each) for each in np.unique(kind)] if (kind != kind[0]).any() else [slice(None)]
+            [np.flatnonzero(kind == each) for each in distinct(kind)] if (kind != kind[0]).any() else [slice(None)]
         )
         return [_Moves(source[mine], target[mine], int(length[mine][0]), bool(combines[mine][0])) for mine in alike]
 

@@ -56,6 +56,17 @@ def test_candidates_say_what_they_leave_out_and_why():
     assert all(made.nranks == 16 for _, made in fitting)
 
 
+def test_switches_are_left_out_only_where_every_rank_has_an_operation_of_many():
+    for nodes, kind, slow in ((16, "all_reduce", False), (17, "all_reduce", True), (17, "broadcast", False)):
+        topology = load_topology("dgx-h100", nodes=nodes)
+        fitting, left_out = candidates(
+            collective_on(kind, topology.nranks, 0 if kind == "broadcast" else None), topology
+        )
+        assert ("switch" in {choice.algorithm for choice, _ in fitting}) is not slow
+        line = "switch: joining the links of its operations takes long for 136 ranks; -a switch does it"
+        assert [each for each in left_out if each.startswith("switch")] == [line] * slow
+
+
 def test_constants_are_those_of_the_generation_or_none():
     assert default_protocols(NODES) == (("LL", "LL128", "Simple"), "")
     ring, tree = (simcoll.schedule("all_reduce", name, nranks=16) for name in ("ring", "tree"))
