@@ -96,11 +96,12 @@ _TOPOLOGY_ENDINGS = {".graphml": "graphml"}
 def _convert_topology(source: str, target: Path, name: str) -> None:
     from simcoll.formats.output import write_file
     from simcoll.topology import load_topology
+    from simcoll.topology.files import one_node
     from simcoll.topology.graph_files import graphml_text, simgrid_text
     from simcoll.topology.nccl_xml_writer import nccl_topology_xml
 
     writers = {"graphml": graphml_text, "simgrid": simgrid_text, "nccl-topology": nccl_topology_xml}
-    machine = load_topology(source, nodes=1 if name == "nccl-topology" else None)
+    machine = one_node(source) if name == "nccl-topology" else load_topology(source)
     content = writers[name](machine)
     write_file(target, content)
     print(f"wrote {target}: {machine.name}, {machine.nranks} ranks, {len(content):,} bytes of format {name}")

@@ -17,6 +17,7 @@ def run_scenario(
     /,
     *,
     output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
+    group: str | None = None,
     disturbed: Disturbed = Disturbed(),  # noqa: B008
 ) -> None:
     """Run a scenario: prove and emulate every algorithm, print the table, write the results, a picture and a timeline.
@@ -27,6 +28,8 @@ def run_scenario(
         A scenario file, or the name of a shipped one (simcoll list scenarios).
     output
         Folder for results.json, results.csv, busbw.svg and trace.json.gz; default out/<scenario>.
+    group
+        The axes of a mesh of all ranks, the fastest first, such as tp=8,dp=64: a table of one group of each axis, in a folder of its name.
     """
     from dataclasses import replace
 
@@ -39,18 +42,24 @@ def run_scenario(
     from simcoll.planning.sweep import prepare
 
     content, path = scenarios.load_scenario(scenario)
-    content = structs.replace(content, **disturbed.keys(content.jitter))
+    content = structs.replace(content, **disturbed.keys(content.jitter), **({"group": group} if group else {}))
     sweep = scenarios.sweep_of(content, str(path))
     with scenarios.blamed_on(str(path)):
-        topology = scenarios.scenario_topology(content, path)
+        machines = scenarios.scenario_machines(content, path)
         choices, programs = split_programs(sweep.choices)
         sweep = replace(sweep, choices=choices)
-        schedules = [] if programs and not choices else prepare(sweep, topology)
-    folder = output or Path("out") / path.stem
-    open_folder(folder, scenarios.RESULT_FILES)
-    table, proofs, stopped = print_sweep(content.title, sweep, schedules, topology, programs)
-    if table or table.programs:
-        names = scenarios.write_results(folder, content, topology, table, proofs)
-        print(f"# wrote {', '.join(str(folder / name) for name in names)}")
-    if stopped:
-        raise KeyboardInterrupt
+        made = []
+        for axis, machine in machines.items():
+            with scenarios.blamed_on(f"{path}: --group, axis {axis}" if axis else str(path)):
+                made.append([] if programs and not choices else prepare(sweep, machine))
+    folders = [(output or Path("out") / path.stem) / axis for axis in machines]
+    for folder in folders:
+        open_folder(folder, scenarios.RESULT_FILES)
+    for folder, (axis, machine), schedules in zip(folders, machines.items(), made, strict=True):
+        title = f"{content.title}; one group along {axis}" if axis else content.title
+        table, proofs, stopped = print_sweep(title, sweep, schedules, machine, programs)
+        if table or table.programs:
+            names = scenarios.write_results(folder, structs.replace(content, title=title), machine, table, proofs)
+            print(f"# wrote {', '.join(str(folder / name) for name in names)}")
+        if stopped:
+            raise KeyboardInterrupt

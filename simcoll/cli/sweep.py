@@ -19,6 +19,7 @@ def sweep_all(
     given: str,
     /,
     *,
+    group: str | None = None,
     disturbed: Disturbed = Disturbed(),  # noqa: B008
     options: Annotated[GridOptions, Parameter(name="*")] = GridOptions(),  # noqa: B008
 ) -> None:
@@ -28,6 +29,8 @@ def sweep_all(
     ----------
     given
         The name of a shipped file, or a sweep file in TOML.
+    group
+        The axes of a mesh of all ranks, the fastest first, such as tp=8,dp=64: every point for one group of each axis.
     """
     from msgspec import structs
 
@@ -41,6 +44,7 @@ def sweep_all(
     def grid() -> Grid:
         content = load_sweep(file)
         keys = disturbed.keys(content.jitter)
+        keys |= {"group": group} if group else {}
         if "seed" in keys:
             keys["seeds"] = (keys.pop("seed"),)
         return sweep_grid(structs.replace(content, **keys), file)

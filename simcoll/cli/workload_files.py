@@ -88,6 +88,7 @@ def convert_workload(
     """Write a workload, or the messages of an algorithm, in another format."""
     from simcoll.errors import ConfigError
     from simcoll.formats.output import write_file, write_files
+    from simcoll.formats.recognise import TITLES
     from simcoll.limits.paths import is_file
     from simcoll.workload.chakra_writer import dump_chakra
     from simcoll.workload.workload import write_workload
@@ -106,9 +107,9 @@ def convert_workload(
             return
         traces, rules = _traces(workload, place, messages=name == "chakra-messages"), workload.rules
     elif name == "workload":
-        raise ConfigError(
-            "an algorithm is no workload; expected a list of operations, a workload or a Chakra trace", file=source
-        )
+        told = f"this is {TITLES[kind]}" if is_file(path) else "an algorithm is no workload"
+        told += "; simcoll step writes its workload" if kind == "design" else ""
+        raise ConfigError(f"{told}; expected a list of operations, a workload or a Chakra trace", file=source)
     else:
         traces = _messages(algorithm(), size, dtype)
     stem = target.name.removesuffix(".et")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 from simcoll.binding import bind
 from simcoll.emulator import emulate
 from simcoll.emulator.programs import Call, Program
-from simcoll.errors import ConfigError
+from simcoll.errors import ConfigError, shown
 from simcoll.planning.sweep import counts_for
 from simcoll.planning.table import microseconds, table_line
 from simcoll.tuning import Choice, collective_on, costs, default_algorithm, schedule_on
@@ -27,8 +28,9 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
 
-__all__ = ["COLUMNS", "GroupRow", "group_rows", "parse_mesh"]
+__all__ = ["COLUMNS", "GroupRow", "group_rows", "machines_along", "parse_axes", "parse_mesh"]
 
+_AXIS = re.compile(r"([A-Za-z_][A-Za-z0-9_]{0,30})=([0-9]{1,7})")
 COLUMNS = (
     ("axis", "", 9), ("ranks", "", 7), ("groups", "", 8), ("size", "(B)", 13), ("one", "(us)", 12), ("all", "(us)", 12),
     ("all/one", "", 9), ("algorithm", "", 22), ("protocol", "", 10),
@@ -46,16 +48,35 @@ def parse_mesh(text: str, nranks: int) -> Mesh:
     ConfigError
         For text of another form, and sizes that do not multiply to the number of ranks.
     """
-    axes = []
-    for part in text.split(","):
-        name, _, size = part.strip().partition("=")
-        if not name or not size.isascii() or not size.isdigit():
-            raise ConfigError(f"--group: {part!r} is no axis; expected name=size, such as tp=8,dp=64")
-        axes.append((name, int(size)))
-    mesh = Mesh(tuple(axes))
+    mesh = parse_axes(text)
     if mesh.nranks != nranks:
         raise ConfigError(f"--group: {text} has {mesh.nranks} ranks; the machine has {nranks}")
     return mesh
+
+
+def parse_axes(text: str) -> Mesh:
+    """A mesh from text, for any machine; its errors are those of :func:`parse_mesh`."""
+    axes = []
+    for part in text.split(","):
+        found = _AXIS.fullmatch(part.strip())
+        if found is None:
+            raise ConfigError(f"--group: {shown(part)} is no axis; expected name=size, such as tp=8,dp=64")
+        axes.append((found[1], int(found[2])))
+    mesh = Mesh(tuple(axes))
+    if mesh.nranks == 1:
+        raise ConfigError(f"--group: {text} has one rank; a group has two or more")
+    return mesh
+
+
+def machines_along(machine: Topology, text: str) -> dict[str, Topology]:
+    """The machine with the ranks of one group of each axis that is larger than 1; text as for :func:`parse_mesh`.
+
+    >>> from simcoll.topology import crossbar
+    >>> {axis: part.nranks for axis, part in machines_along(crossbar(8, "1 GB/s"), "tp=2,dp=4").items()}
+    {'tp': 2, 'dp': 4}
+    """
+    mesh = parse_mesh(text, machine.nranks)
+    return {axis: machine.with_ranks(mesh.groups(axis)[0]) for axis, size in mesh.axes if size > 1}
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ __all__ = [
     "blamed_on",
     "file_of",
     "load_scenario",
+    "scenario_machines",
     "scenario_topology",
     "shipped_scenarios",
     "sweep_of",
@@ -84,6 +85,7 @@ class Scenario(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     faults: tuple[str, ...] = ()
     policy: str = "stall"
     ranks: str = ""
+    group: str = ""
 
 
 def file_of(kind: str, name: str | Path) -> Path:
@@ -152,6 +154,14 @@ def scenario_topology(scenario: Scenario, path: Path) -> Topology:
     for link, share in scenario.topology.degraded.items():
         found = found.degrade(link, share)
     return found.with_ranks(parse_ranks(scenario.ranks)) if scenario.ranks else found
+
+
+def scenario_machines(scenario: Scenario, path: Path) -> dict[str, Topology]:
+    """The topology of a scenario; with a ``group`` the ranks of one group of each axis, by the name of the axis."""
+    from simcoll.planning.groups import machines_along
+
+    found = scenario_topology(scenario, path)
+    return machines_along(found, scenario.group) if scenario.group else {"": found}
 
 
 def sweep_of(scenario: Scenario, file: str) -> Sweep:

@@ -22,6 +22,7 @@ from simcoll.errors import ConfigError, nearest
 from simcoll.formats.strict import decode_toml, read_file
 from simcoll.planning.disturbance import Disturbance, disturbance, parse_ranks
 from simcoll.planning.grid import Grid
+from simcoll.planning.groups import machines_along, parse_axes
 from simcoll.planning.programs import is_program, play_program
 from simcoll.planning.report import row_columns
 from simcoll.planning.sweep import Row, Sweep, build, costs_of, counts_for, play, size_ladder
@@ -76,6 +77,7 @@ class SweepFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     faults: tuple[str, ...] = ()
     policy: str = "stall"
     ranks: str = ""
+    group: str = ""
     dtype: str = "float32"
     op: str = "sum"
     root: int | None = None
@@ -126,9 +128,11 @@ def sweep_grid(sweep: SweepFile, path: Path) -> Grid:
     fixed |= {"background": list(disturbed.background)} if disturbed.background else {}
     fixed |= {"faults": list(disturbed.faults), "policy": disturbed.policy} if disturbed.faults else {}
     fixed |= {"ranks": parse_ranks(sweep.ranks)} if sweep.ranks else {}
+    mesh = parse_axes(sweep.group).axes if sweep.group else ()
+    groups = [{"group": sweep.group, "axis": axis} for axis, size in mesh if size > 1] or [{}]
     points: list[Point] = []
-    for topology, nodes, degraded, collective in product(
-        *(axes[n] for n in ("topologies", "nodes", "degraded", "collectives"))
+    for topology, nodes, degraded, collective, group in product(
+        *(axes[n] for n in ("topologies", "nodes", "degraded", "collectives")), groups
     ):
         named = [text for text in axes["algorithms"] if _serves(text, collective)]
         given = named if sweep.algorithms else _all_of(collective)
@@ -137,7 +141,7 @@ def sweep_grid(sweep: SweepFile, path: Path) -> Grid:
         for algorithm, protocol, seed, size in chain(rest, programs):
             kind = None if size is None else collective
             values = ((), nodes, degraded, kind, algorithm, protocol, seed, size)
-            points.append({**dict(zip(AXES, values, strict=True)), **topology, **fixed, **_hashed(algorithm)})
+            points.append({**dict(zip(AXES, values, strict=True)), **topology, **group, **fixed, **_hashed(algorithm)})
             if len(points) > MAX_POINTS:
                 raise ConfigError(f"more than {MAX_POINTS:,} points; split the file", file=file)
     return Grid(time_point, tuple(points))
@@ -224,7 +228,12 @@ def _named(name: str, folder: Path) -> dict[str, str]:
 def time_point(point: Point) -> dict[str, Any]:
     """Prove, bind and emulate one point of a sweep."""
     machine = _machine(
-        point["topology"], point["nodes"], tuple(point["degraded"].items()), tuple(point.get("ranks", ()))
+        point["topology"],
+        point["nodes"],
+        tuple(point["degraded"].items()),
+        tuple(point.get("ranks", ())),
+        point.get("group", ""),
+        point.get("axis", ""),
     )
     choice, name = parse_choice(point["algorithm"]), point["protocol"]
     disturbed = Disturbance(
@@ -260,11 +269,14 @@ def time_point(point: Point) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=4)
-def _machine(name: str, nodes: int | None, degraded: tuple[tuple[str, Any], ...], ranks: tuple[int, ...]) -> Topology:
+def _machine(
+    name: str, nodes: int | None, degraded: tuple[tuple[str, Any], ...], ranks: tuple[int, ...], group: str, axis: str
+) -> Topology:
     machine = load_topology(name, nodes=nodes)
     for link, share in degraded:
         machine = machine.degrade(link, share)
-    return machine.with_ranks(ranks) if ranks else machine
+    machine = machine.with_ranks(ranks) if ranks else machine
+    return machines_along(machine, group)[axis] if group else machine
 
 
 @lru_cache(maxsize=16)
@@ -276,7 +288,8 @@ def _schedule(machine: Topology, collective: str, root: int | None, algorithm: s
 def sweep_csv(rows: Sequence[GridRow]) -> bytes:
     """The rows as CSV, those that did not run with the reason in the column ``error``."""
     stream = io.StringIO()
-    names = (*AXES, *FIGURES, "error")
+    grouped = ("axis",) if any("axis" in row["point"] for row in rows) else ()
+    names = (*AXES, *grouped, *FIGURES, "error")
     writer = csv.DictWriter(stream, names, lineterminator="\n", extrasaction="ignore")
     writer.writeheader()
     for row in rows:

@@ -23,7 +23,7 @@ from simcoll.topology.values import count, duration_fs, factor, parse_capacity
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["load_topology", "shipped_topologies", "topology_of_job"]
+__all__ = ["load_topology", "one_node", "shipped_topologies", "topology_of_job"]
 
 _COMMON = {"name": "text", "description": "text", "family": "text"}
 _DUMP = "NCCL dump"
@@ -141,6 +141,11 @@ def load_topology(name: str | Path, *, nodes: int | None = None, **overrides: ob
     if nodes is not None:
         changes["nodes"] = nodes
     return _decode(layers_of(str(name)), changes)
+
+
+def one_node(name: str | Path) -> Topology:
+    """Load one node of a topology; a graph or a network that does not say what a node is, as it is."""
+    return load_topology(name, nodes=1 if "nodes" in _keys(_family(layers_of(str(name)))) else None)
 
 
 def topology_of_job(name: str | Path, nranks: int, *, nodes: int | None = None) -> Topology:

@@ -49,6 +49,10 @@ def nccl_topology_xml(topology: Topology) -> bytes:
     """
     if len(np.unique(topology.groups.get("box", np.zeros(topology.nranks, np.int64)))) > 1:
         raise ConfigError(f"{topology.name!r} has several nodes; a file describes one, so load it with nodes=1")
+    first = np.zeros(topology.nranks - 1, np.int64)  # ranks of one node reach each other without the network
+    used = topology.route(first, np.arange(1, topology.nranks)).links
+    if (topology.link_kind[used[used >= 0]] == LINK_KINDS.index("net")).any():
+        raise ConfigError(f"{topology.name!r} joins its GPUs by a network; a file describes one node")
     writer = _Writer(topology)
     lines = ['<system version="1">', *writer.lines(), "</system>", ""]
     if sum(line.lstrip().startswith("<") and not line.lstrip().startswith("</") for line in lines) > MOST_ELEMENTS:

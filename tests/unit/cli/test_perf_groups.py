@@ -1,11 +1,14 @@
 """perf --group: a collective of one group of a mesh, and of all groups at once."""
 
+import csv
+
 import pytest
 
+import simcoll
 from simcoll.cli import main
 from simcoll.errors import ConfigError
 from simcoll.planning.groups import group_rows, parse_mesh
-from simcoll.topology import fat_tree
+from simcoll.topology import fat_tree, load_topology
 
 
 def test_all_groups_of_an_axis_share_the_uplinks():
@@ -47,3 +50,62 @@ def test_the_command(capsys):
     assert all(float(line[7]) >= 1 for line in lines)
     assert main(["perf", "all_gather", "--concurrent"]) == 2
     assert "give --group" in capsys.readouterr().err
+
+
+SCENARIO = """
+title = "groups"
+algorithms = ["ring:channels=1"]
+[topology]
+name = "dgx-h100"
+nodes = 2
+[collective]
+kind = "all_gather"
+[sizes]
+begin = "1M"
+end = "1M"
+"""
+SWEEP = """
+title = "groups"
+topologies = ["dgx-h100"]
+nodes = [1, 2]
+collectives = ["all_gather"]
+algorithms = ["ring:channels=1"]
+sizes = ["1M"]
+"""
+
+
+def test_run_and_sweep_play_one_group_of_each_axis(tmp_path, capsys):
+    machine = load_topology("dgx-h100", nodes=2)
+    expected = {}
+    for axis, ranks in (("tp", range(8)), ("dp", (0, 8))):
+        plan = simcoll.bind(
+            simcoll.schedule("all_gather", "ring", nranks=len(ranks), channels=1), (1 << 18) // len(ranks)
+        )
+        expected[axis] = simcoll.emulate(plan, machine.with_ranks(list(ranks))).time_fs
+    assert expected["dp"] > expected["tp"]
+    (tmp_path / "one.toml").write_text(SCENARIO)
+    (tmp_path / "grid.toml").write_text(SWEEP)
+
+    def rows(file):
+        return list(csv.DictReader((tmp_path / file).read_text().splitlines()))
+
+    group = ["--group", "tp=8,pp=1,dp=2"]
+    assert main(["run", str(tmp_path / "one.toml"), *group, "-o", str(tmp_path / "run")]) == 0
+    assert "# simcoll: groups; one group along tp" in capsys.readouterr().out
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["dp", "tp"]
+    for axis, time_fs in expected.items():
+        assert [int(row["time_fs"]) for row in rows(f"run/{axis}/results.csv")] == [time_fs]
+    assert main(["sweep", str(tmp_path / "grid.toml"), *group, "-o", str(tmp_path / "sweep"), "--jobs", "1"]) == 0
+    found = rows("sweep/results.csv")
+    assert [row["error"] for row in found[:2]] == ["--group: tp=8,pp=1,dp=2 has 16 ranks; the machine has 8"] * 2
+    assert {row["axis"]: int(row["time_fs"]) for row in found[2:]} == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [("../tp=2", "is no axis"), ("tp=1", "two or more"), ("tp=4", "the machine has 16")]
+)
+def test_run_refuses_wrong_meshes(tmp_path, capsys, text, message):
+    (tmp_path / "one.toml").write_text(SCENARIO)
+    assert main(["run", str(tmp_path / "one.toml"), "--group", text, "-o", str(tmp_path / "run")]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()

@@ -71,3 +71,24 @@ def test_on_the_command_line(tmp_path, monkeypatch, capsys):
     assert main(["convert", "dgx-h100", "topo.xml", "--to", "nccl-topology"]) == 0
     assert "8 ranks" in capsys.readouterr().out
     assert load_topology("topo.xml").nranks == 8
+
+
+def test_a_graph_of_one_node_is_written_and_one_of_two_is_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["convert", "dgx-h100", "one.graphml"]) == 0
+    assert main(["convert", "one.graphml", "no.xml", "--to", "nccl-topology"]) == 2
+    assert "of generation ''" in capsys.readouterr().err
+    assert main(["convert", "one.graphml:traits.generation=hopper", "one.xml", "--to", "nccl-topology"]) == 0
+    assert (tmp_path / "one.xml").read_bytes() == nccl_topology_xml(load_topology("dgx-h100", nodes=1))
+    assert main(["convert", "dgx-h100:nodes=2", "two.graphml"]) == 0
+    assert main(["convert", "two.graphml:traits.generation=hopper", "no.xml", "--to", "nccl-topology"]) == 2
+    assert "joins its GPUs by a network" in capsys.readouterr().err
+    assert not (tmp_path / "no.xml").exists()
+
+
+def test_what_is_no_workload_is_named(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["convert", "dgx-h100", "one.graphml"]) == 0
+    for source, told in (("one.graphml", "this is a GraphML graph"), ("ring", "an algorithm is no workload")):
+        assert main(["convert", source, "out", "--to", "workload"]) == 2
+        assert f"{told}; expected a list of operations, a workload" in capsys.readouterr().err
