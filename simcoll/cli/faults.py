@@ -101,6 +101,8 @@ def play_faults(
     found = _all(kind, range(first, first + seeds), plan, machine, whole_fs, chances)
     for line in report.fault_lines(found, whole_fs):
         print(line)
+    for each in found:
+        _anew(each, report.worst(found[each]).seed, plan, machine, whole_fs, chances)
     checked = [wrong_elements(each, range(first, first + min(seeds, MOVED)), plan, machine, chances) for each in found]
     runs, wrong = (sum(column) for column in zip(*checked, strict=True))
     print(f"# data moved in {runs} runs that finish: {wrong} wrong elements; the schedule is proved for every order")
@@ -128,6 +130,8 @@ def play_faults(
     print(f"# wrote {', '.join(str(folder / each) for each in files)}")
 
 
+LOSSES = ("flap", "link", "nic", "stop")
+"""Kinds that leave less of the machine."""
 MOST_SEEDS = 100_000
 DEFAULTS = {"--policy": "stall", "--timeout": "600s", "--sigma": "1"}
 MOVED = 5
@@ -186,8 +190,7 @@ def _all(
 
 def _one(kind: str, seed: int, plan: Plan, machine: Topology, whole_fs: int, chances: Chances) -> None:
     """One fault: what it is, what happens, and what schedules for the rest of the machine would take."""
-    from simcoll.planning.fault_report import replanned_lines
-    from simcoll.planning.faults import draw, replanned, run_fault
+    from simcoll.planning.faults import draw, run_fault
     from simcoll.units import format_time
 
     drawn = draw(kind, seed, plan, machine, whole_fs, chances)
@@ -200,6 +203,21 @@ def _one(kind: str, seed: int, plan: Plan, machine: Topology, whole_fs: int, cha
         print(
             f"# finished after {format_time(result.time_fs)}, {result.time_fs / whole_fs:.3f} times the undisturbed time"
         )
-    if kind in ("link", "nic", "stop", "flap"):
-        for line in replanned_lines(kind, seed, list(replanned(drawn)), whole_fs):
-            print(line)
+    _anew(kind, seed, plan, machine, whole_fs, chances)
+
+
+def _anew(kind: str, seed: int, plan: Plan, machine: Topology, whole_fs: int, chances: Chances) -> None:
+    """What schedules for the machine that a loss leaves would take."""
+    from simcoll.errors import ConfigError
+    from simcoll.planning.fault_report import replanned_lines
+    from simcoll.planning.faults import draw, replanned
+
+    if kind not in LOSSES:
+        return
+    try:
+        drawn = draw(kind, seed, plan, machine, whole_fs, chances)
+    except ConfigError as error:  # the loss cuts the machine in two
+        print(f"# after {kind} {seed}: {error.message}")
+        return
+    for line in replanned_lines(kind, seed, list(replanned(drawn)), whole_fs):
+        print(line)

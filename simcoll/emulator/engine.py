@@ -73,8 +73,8 @@ class Player:
         Called with every rank whose last transfer is done.
     pace
         Of ranks that slow down or stop; ``None``: all keep theirs.
-    detours
-        Routes around links that are down; ``None``: messages keep theirs.
+    detours, number
+        Routes around links that are down (``None``: messages keep theirs); numbers of messages, by which jitter is drawn.
 
     Attributes
     ----------
@@ -102,6 +102,7 @@ class Player:
         left: Callable[[int], None] | None = None,
         pace: Pace | None = None,
         detours: Detours | None = None,
+        number: Callable[[int], int] = int,
     ) -> None:
         self.plan = plan
         self.fabric = fabric
@@ -121,7 +122,7 @@ class Player:
         self.lanes = [
             Lane(*divmod(number, channels), count, places[number // channels]) for number, count in enumerate(steps)
         ]
-        streamed = score.parts if score else parts(plan, topology, storage, seats or add_caps(plan, fabric))
+        streamed = score.parts if score else parts(plan, topology, storage, seats or add_caps(plan, fabric), number)
         self._blocks = blocks(streamed, self.lanes)
         self._left = left
         self._busy_lanes = [0] * plan.nranks

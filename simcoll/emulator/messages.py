@@ -139,15 +139,21 @@ class Part:
     wire_bytes: int
 
 
-def parts(plan: Plan, topology: Topology, storage: Storage | None, seats: Seats) -> Iterator[Part]:
+def parts(
+    plan: Plan,
+    topology: Topology,
+    storage: Storage | None,
+    seats: Seats,
+    number: Callable[[int], int] = int,
+) -> Iterator[Part]:
     """The steps of a plan that move anything, with routes and costs, streamed.
 
-    Lanes are numbered as ``seats`` says.
+    Lanes are numbered as ``seats`` says; ``number`` gives a message of the plan the number by which its jitter is drawn.
     """
     timer, first_message, shape = StepTimer(plan.protocol, topology, seats), 0, None
     paths: list[tuple[int, ...]] = []
     for step in plan.steps():
-        timed = timer([moves_of(plan, step)], first_message)[0]
+        timed = timer([moves_of(plan, step)], number(first_message))[0]
         first_message += len(step)
         if timed.shape is not shape:  # rings repeat their peers every step
             shape = timed.shape

@@ -97,7 +97,12 @@ def shares_svg(title: str, axis: str, curves: Mapping[str, tuple[Sequence[float]
             colour, dashes = _COLOURS[number % len(_COLOURS)], ("-", "--")[number // len(_COLOURS) % 2]
             heights = [100 * (place + 1) / cases for place in range(len(values))]
             axes.step(list(values), heights, dashes, where="post", color=colour, label=name)
-        axes.set(xlabel=axis, ylabel="runs (%)", ylim=(0, 103), xscale="log")
+        axes.set(
+            xlabel=axis,
+            ylabel="runs (%)",
+            ylim=(0, 103),
+            xscale="log" if any(values for values, _ in curves.values()) else "linear",
+        )
         axes.legend(loc="lower right", fontsize=8)
 
     return _picture(title, 1, shares, run=run)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     Outcomes = Mapping[str, Sequence[Outcome]]
 
-__all__ = ["PERCENTILES", "fault_lines", "faults_csv", "faults_svg", "replanned_lines", "results_hash"]
+__all__ = ["PERCENTILES", "fault_lines", "faults_csv", "faults_svg", "replanned_lines", "results_hash", "worst"]
 
 PERCENTILES = (50, 95, 99)
 
@@ -32,9 +32,13 @@ def fault_lines(found: Outcomes, whole_fs: int) -> Iterator[str]:
         times = [run.time_fs for run in finished]
         longer = [_times(percentile(times, share), whole_fs) for share in (*PERCENTILES, 100)] if times else ["-"] * 4
         within = format_time(max(run.time_fs for run in raised)) if raised else "-"
-        worst = max(raised or finished, key=lambda run: run.time_fs)
         shown = "".join(f"{each:>9}" for each in longer)
-        yield f"  {kind:<8}{len(runs):>6}{len(finished):>8}{shown}{len(raised):>7}  {within:>10}  {worst.seed}"
+        yield f"  {kind:<8}{len(runs):>6}{len(finished):>8}{shown}{len(raised):>7}  {within:>10}  {worst(runs).seed}"
+
+
+def worst(runs: Sequence[Outcome]) -> Outcome:
+    """The run that raises last, or the slowest if all finish."""
+    return max([run for run in runs if run.raised] or runs, key=lambda run: run.time_fs)
 
 
 def _times(time_fs: int, whole_fs: int) -> str:

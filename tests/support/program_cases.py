@@ -12,6 +12,7 @@ from simcoll.emulator import emulate
 from simcoll.emulator.programs import Call, Compute, Program, Send
 from simcoll.emulator.programs.lowering import lower
 from simcoll.emulator.programs.playing import play_all
+from simcoll.emulator.programs.run import _calls
 from simcoll.emulator.pruning import without_links
 from simcoll.errors import ConfigError
 from simcoll.topology import boxes, from_networkx, place
@@ -64,7 +65,7 @@ def program_case(rng):
     """Random operations on random links."""
     nranks = int(rng.integers(2, 8))
     _, topology = table_topology(rng, nranks, int(rng.integers(1, 9)), int(rng.integers(1, 5)))
-    protocols = [random_protocol(rng, jitter=False) for _ in range(int(rng.integers(1, 4)))]
+    protocols = [random_protocol(rng) for _ in range(int(rng.integers(1, 4)))]
     operations = [random_operation(rng, nranks, protocols, number) for number in range(int(rng.integers(1, 16)))]
     starts = rng.choice([0, 0, 7, 10**9], nranks) if rng.random() < 0.5 else 0
     return Program(nranks, operations, starts), topology
@@ -115,9 +116,7 @@ class Step:
             ]
             for at, axis in enumerate(("data", "middle", "tensor"))
         }
-        self.protocols = [
-            (nccl("Simple"), nccl("LL128"), IDEAL, random_protocol(rng, jitter=False))[i] for i in rng.permutation(4)
-        ]
+        self.protocols = [(nccl("Simple"), nccl("LL128"), IDEAL, random_protocol(rng))[i] for i in rng.permutation(4)]
         slow = np.ones(nranks)
         slow[rng.integers(0, nranks)] = rng.choice([1, 1, 1.1])
         self.times = [
@@ -260,7 +259,8 @@ def compare(kind, seed):
         return compare_links(program, topology, seed)
     replay = f"replay: python tests/support/run_agreement.py --kind {kind} --first {seed} --cases 1"
     expected, _ = outcome(program, topology, engine="simpy")
-    ways = ["simpy"]
+    jittered = any(call.plan.protocol.jitter_fs for _, call in _calls(program))
+    ways = ["simpy", *["jitter"] * jittered]
     got, result = outcome(program, topology, engine="fast", quotient=False)
     assert got == expected, f"fast differs from simpy\n{replay}"
     if result is not None and result.engine == "fast":

@@ -5,6 +5,7 @@ from collections import Counter
 import numpy as np
 
 from simcoll.emulator import emulate
+from simcoll.emulator.programs.run import _calls
 from simcoll.errors import ConfigError
 from tests.support import program_cases
 from tests.support.event_cases import random_events, random_policy
@@ -56,5 +57,6 @@ def compare(kind, seed):
     assert [*told, unseen.cut] == [*expected[:4], expected[5]], (
         f"fast differs when nobody asks for single times\n{replay}"
     )
-    ways = ["fast", policy.kind, *Counter(type(event).__name__ for event in events)]
+    jittered = any(call.plan.protocol.jitter_fs for _, call in _calls(program))
+    ways = ["fast", *["jitter"] * jittered, policy.kind, *Counter(type(event).__name__ for event in events)]
     return [*ways, one.cut.kind if one.cut is not None else "changed" if one.trace_hash != whole[3] else "same"]

@@ -53,7 +53,7 @@ class Ground:
     Raises
     ------
     ConfigError
-        When the topology has too few ranks, or a protocol has jitter.
+        When the topology has too few ranks.
     """
 
     def __init__(self, program: Program, topology: Topology) -> None:
@@ -64,15 +64,11 @@ class Ground:
         self.program, self.topology = program, topology
         self.channels: dict[str, int] = {}
         calls: dict[tuple[str, Protocol], None] = {}
-        for number, operation in enumerate(program.operations):
+        for operation in program.operations:
             call = call_of(operation)
             here = 1 if call is None else call.plan.nchannels
             self.channels[operation.stream] = max(self.channels.get(operation.stream, 1), here)
             if call is not None:
-                if call.plan.protocol.jitter_fs:
-                    raise ConfigError(
-                        f"operation {number} {operation!r} has a protocol with jitter, which programs cannot have"
-                    )
                 calls[operation.stream, call.plan.protocol] = None
         widths = list(self.channels.values())
         self.offset = dict(zip(self.channels, [sum(widths[:at]) for at in range(len(widths))], strict=True))

@@ -7,7 +7,7 @@ a GPU: the stream that is waited for makes a record, and the other one waits for
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -62,6 +62,8 @@ class Lowered:
         Steps; transfers and works; all rows, those that only order included; and payload.
     distinct
         Rows of different steps.
+    jittered
+        Groups of the stream, by ``id``, whose messages have jitter: what makes them again with it.
     """
 
     ground: Ground
@@ -74,6 +76,19 @@ class Lowered:
     rows: int
     distinct: int
     bytes_by_op: tuple[int, ...]
+    jittered: dict[int, tuple[StepTimer, list[Moves]]]
+
+    def drawn(self) -> Iterator[Steps]:
+        """The stream with jitter, which depends on a message's number: what has it comes turn by turn."""
+        first = 0
+        for group, times in self.stream:
+            rows = sum(len(step) for step in group if step.role == MOVES)
+            if id(group) in self.jittered:
+                timer, moves = self.jittered[id(group)]
+                yield from ((tuple(timer(moves, first + turn * rows)), 1) for turn in range(times))
+            else:
+                yield group, times
+            first += times * rows
 
 
 def lower(program: Program, topology: Topology, *, marked: bool = False) -> Lowered:
@@ -104,11 +119,12 @@ def lower(program: Program, topology: Topology, *, marked: bool = False) -> Lowe
             marks[number] = begin, len(stream)
             stream.append((made.local(ranks, operation.stream, 0, SILENT), 1))
         stream += ((step, 1) for step in events[number])
-    return _counted(ground, tuple(stream), marks)
+    return _counted(made, tuple(stream), marks)
 
 
-def _counted(ground: Ground, stream: tuple[Steps, ...], marks: dict[int, tuple[int, int]]) -> Lowered:
+def _counted(made: _Steps, stream: tuple[Steps, ...], marks: dict[int, tuple[int, int]]) -> Lowered:
     """With its numbers of steps and rows."""
+    ground = made.ground
     comes: dict[Timed, int] = {}
     for group, times in stream:
         for step in group:
@@ -133,6 +149,7 @@ def _counted(ground: Ground, stream: tuple[Steps, ...], marks: dict[int, tuple[i
         rows=sum(times * len(step) for step, times in comes.items()),
         distinct=sum(map(len, comes)),
         bytes_by_op=tuple(moved),
+        jittered=made.jittered,
     )
 
 
@@ -145,6 +162,7 @@ class _Steps:
         self.kept: list[Any] = []  # keys have addresses of these
         self.plans: dict[Plan, tuple[list[tuple[tuple[Moves, ...], int]], Summary]] = {}
         self.timers: dict[tuple[str, Protocol], StepTimer] = {}
+        self.jittered: dict[int, tuple[StepTimer, list[Moves]]] = {}
 
     def _once(self, key: tuple[Any, ...], *kept: Any, make: Callable[[], Any]) -> Any:
         """What was made for a key, which may hold addresses of ``kept``."""
@@ -214,10 +232,15 @@ class _Steps:
             yield aside, 1
         if (stream, protocol) not in self.timers:
             seats = self.ground.all_seats(stream, protocol)
-            self.timers[stream, protocol] = StepTimer(protocol, self.ground.topology, seats, joint=True)
+            calm = replace(protocol, jitter_fs=0)
+            self.timers[stream, protocol] = StepTimer(calm, self.ground.topology, seats, joint=True)
         timer = self.timers[stream, protocol]
         for group, times in steps:
-            yield tuple(timer([_spread(step, groups) for step in group], 0)), times
+            spread = [_spread(step, groups) for step in group]
+            timed = tuple(timer(spread, 0))
+            if protocol.jitter_fs:
+                self.jittered[id(timed)] = StepTimer(protocol, timer.topology, timer.seats, joint=True), spread
+            yield timed, times
         if aside:
             yield aside, 1
 

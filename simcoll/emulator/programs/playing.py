@@ -112,7 +112,7 @@ def play_all(lowered: Lowered, *, keep: bool, timeline: Timeline | None = None) 
     ground, played = lowered.ground, _Expansion(lowered, None, keep=keep) if keep else None
     changes = None if timeline is None else changes_during(ground, timeline)
     machine = Machine(
-        ground.capacity, lowered.lane_steps, iter(lowered.stream), fifo=ground.fifo, over=played, changes=changes
+        ground.capacity, lowered.lane_steps, lowered.drawn(), fifo=ground.fifo, over=played, changes=changes
     )
     machine.play(ground.link_name)
     if timeline is not None and not machine.through:

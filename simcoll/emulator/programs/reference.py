@@ -163,6 +163,7 @@ class Conductor:
         pace = None if self.events is None else self.events.timeline.pace
         for at, group in enumerate(call.groups):
             ranks = group.tolist()
+            name = partial(self._name, number, at, starts, count)
             player = Player(
                 plan,
                 self.topology,
@@ -174,10 +175,10 @@ class Conductor:
                 left=partial(self._left, number, ranks),
                 pace=None if pace is None else pace.of(ranks),
                 detours=None if self.events is None else self.events.detours,
+                number=name,
             )
             self.players.append(player)
             if self.events is not None:
-                name = partial(self._name, number, at, starts, count)
                 self.names.update({id(lane): name for lane in player.lanes})
             for local, rank in enumerate(ranks):
                 enter[rank] = partial(_enter, player, local)

@@ -162,12 +162,15 @@ def _choose(
             return "simpy", f"operation {number} has messages of different channels that wait for each other", None
         if timeline is not None and timeline.pace is not None and summary(call.plan).switched:
             return "simpy", "switches work with ranks that slow down or stop", None
-    lowered = lower(program, topology, marked=keep)
+    # A rank may stop just when its last operation is over, which only a row after that can tell.
+    stops = timeline is not None and timeline.pace is not None
+    lowered = lower(program, topology, marked=keep or stops)
     if quotient is not False:
         few = MANY_MESSAGES if COMPILED else FEW_MESSAGES
-        if quotient and timeline is not None:
-            return ("fast" if COMPILED else "simpy"), f"no quotient: {timeline.reason}", lowered
-        pays = timeline is None and (quotient or (4 * lowered.distinct <= lowered.rows and lowered.rows > few))
+        unlike = _unlike(lowered, timeline)
+        if quotient and unlike:
+            return ("fast" if COMPILED else "simpy"), f"no quotient: {unlike}", lowered
+        pays = not unlike and (quotient or (4 * lowered.distinct <= lowered.rows and lowered.rows > few))
         if pays and not moves:
             return "quotient", "", lowered
         if quotient:
@@ -179,6 +182,13 @@ def _choose(
     if not COMPILED:
         return "simpy", f"numba is not installed; {INSTALL} makes this faster", None
     return "fast", f"{lowered.rows} rows", lowered
+
+
+def _unlike(lowered: Lowered, timeline: Timeline | None) -> str:
+    """Why no two messages can stand for each other; empty if they might."""
+    if timeline is not None:
+        return timeline.reason
+    return "jitter makes every message different" if lowered.jittered else ""
 
 
 def _result(

@@ -53,6 +53,15 @@ def test_a_program_that_cannot_end_says_where_and_why(engine):
     assert stopped.done_fs.tolist() == [10 * US, -1, 10 * US, -1]
 
 
+@pytest.mark.parametrize("keep", [False, True])
+@ENGINES
+def test_a_rank_that_stops_as_its_last_operation_ends_is_not_through(engine, keep):
+    program = Program(3, [Compute([0, 1, 2], 10 * US, "one")])
+    how = {"engine": engine, "keep": keep, "quotient": False}
+    cut = emulate(program, crossbar(3, "50 GB/s", "1 us"), events=[Stop(2, 10 * US)], **how).cut
+    assert (cut.kind, cut.time_fs, cut.stopped, cut.waiting) == ("stuck", 10 * US, (2,), (2,))
+
+
 @ENGINES
 def test_a_protocols_share_of_a_link_changes_with_it(engine):
     """One protocol leaves half of each link to data, the other all; one after the other, both take as long as alone."""

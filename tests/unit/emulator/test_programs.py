@@ -7,6 +7,7 @@ import simcoll
 from simcoll.core.protocol import Protocol, nccl
 from simcoll.emulator import emulate
 from simcoll.emulator.fast.compiled import COMPILED
+from simcoll.emulator.model import jitter_fs
 from simcoll.errors import ConfigError
 from simcoll.planning import Call, Compute, Program, Send
 from simcoll.topology import crossbar, fat_tree
@@ -68,8 +69,10 @@ def test_protocols_of_one_depth_have_fifos_of_their_own(how):
     assert [spans(result, number)[1] for number in range(3)] == [[10, 11], [21, 22], [31, 32]]
 
 
-def test_a_plan_is_a_program_of_one_call():
-    protocol = Protocol("p", launch_fs=3, send_overhead_fs=20, receive_overhead_fs=300, fifo_depth=2)
+@pytest.mark.parametrize("jitter", [0, US])
+def test_a_plan_is_a_program_of_one_call(jitter):
+    costs = {"launch_fs": 3, "send_overhead_fs": 20, "receive_overhead_fs": 300, "fifo_depth": 2}
+    protocol = Protocol("p", **costs, jitter_fs=jitter, seed=5)
     schedule = simcoll.schedule("all_reduce", "ring", nranks=4, channels=2)
     plan = simcoll.bind(schedule, count=4096, protocol=protocol)
     alone = emulate(plan, NET, keep=True)
@@ -77,6 +80,19 @@ def test_a_plan_is_a_program_of_one_call():
         result = emulate([plan], NET, keep=True, **how)
         assert (result.time_fs, result.trace_hash) == (alone.time_fs, alone.trace_hash)
         assert result.done_fs.tolist() == alone.done_fs.tolist()
+
+
+@pytest.mark.parametrize("engine", ["simpy", "fast"])
+def test_jitter_of_a_message_is_that_of_its_number_in_the_program(engine):
+    protocol = Protocol("j", jitter_fs=US, seed=3)
+    program = Program(4, [Compute([0, 1], 0, "one"), *[Send([(0, 1), (2, 3)], 500_000, "one", protocol=protocol)] * 2])
+    result = emulate(program, NET, keep=True, engine=engine)
+    calm = [*[11 * US] * 2, *[22 * US] * 2]  # 10 us at 50 GB/s and a latency of 1 us, twice
+    drawn = jitter_fs(2, 4, protocol)
+    drawn[2:] += drawn[:2]
+    assert (result.done_fs[2:] - calm).tolist() == drawn.tolist()
+    assert len(set(drawn.tolist())) == 4
+    assert emulate(program, NET, quotient=True).path == "no quotient: jitter makes every message different"
 
 
 def test_plans_at_once():
@@ -171,7 +187,6 @@ TWO = [Compute([0, 1], 5, name="a"), Compute([0, 1], 5, name="a")]
         (lambda: Program(2, [], starts_fs=[1]), "one for each of 2 ranks"),
         (lambda: emulate(Program(5, []), NET), "the program has 5 ranks; topology 'crossbar' has 4"),
         (lambda: emulate([3], NET), "emulate takes a plan"),
-        (lambda: emulate([all_reduce(protocol=Protocol("j", jitter_fs=1))], NET), "jitter"),
         (lambda: emulate(Program(2, TWO), NET, data=[1]), "not known for programs"),
         (lambda: emulate(Program(2, TWO), NET).begin_fs(0), "keep=True"),
         (lambda: emulate(Program(2, TWO), NET, keep=True).end_fs(2), "there is no operation 2"),

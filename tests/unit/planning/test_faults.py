@@ -130,6 +130,11 @@ def test_the_command(tmp_path, capsys, monkeypatch):
     assert any("0 wrong elements" in line for line in texts[0])
     for name in ("faults.csv", "faults.svg"):
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+    assert any(line.startswith("# after flap ") and "planned anew: " in line for line in texts[0])
+    assert any(line.startswith("# after link ") and "planned anew: " in line for line in texts[0])
+    assert main(["faults", "pair.toml", "--kind", "link", "--seeds", "2", "-o", "none"]) == 0  # none finishes
+    assert (tmp_path / "none" / "faults.svg").is_file()
+    capsys.readouterr()
     assert main(["faults", "pair.toml", "--kind", "link", "--seed", "1"]) == 0
     assert "planned anew: ring on 7 ranks" in capsys.readouterr().out  # the link is the only one of its GPU
     assert main(["faults", "pair.toml", "--kind", "lnk"]) == 2
