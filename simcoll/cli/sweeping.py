@@ -72,6 +72,9 @@ def print_sweep(
                 rows += of_size
         except KeyboardInterrupt:
             stopped = True
+    if stopped and not rows:
+        print(f"# stopped before the first of {len(sweep.sizes)} sizes was done; nothing is kept", flush=True)
+        return Table(sweep, topology.name, (), tuple(played)), proofs, stopped
     for line in (*foot_lines(rows), *engine_lines(rows), *_summary(rows)):
         print(line)
     if stopped:

@@ -48,6 +48,23 @@ def test_files_of_perf(folder, capsys):
     assert [f"{row.time_fs / 1e9:.2f}" for row in table.rows] == [line[5] for line in best]
 
 
+def test_ctrl_c_before_the_first_size_says_that_nothing_is_kept(folder, capsys, monkeypatch):
+    def play(*_arguments, **_options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("simcoll.planning.running.play", play)
+    assert (
+        main(
+            ["perf", "all_reduce", "-t", "dgx-h100", "-b", "1K", "-e", "4K", "-a", "ring", "-p", "LL", "--csv", "a.csv"]
+        )
+        == 130
+    )
+    printed = capsys.readouterr()
+    assert printed.out.splitlines()[-1] == "# stopped before the first of 3 sizes was done; nothing is kept"
+    assert printed.err.strip() == "simcoll: stopped"
+    assert not (folder / "a.csv").exists()
+
+
 def test_ctrl_c_keeps_what_is_done(folder, capsys, monkeypatch):
     played = []
 
