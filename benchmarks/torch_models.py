@@ -1,11 +1,13 @@
 """Step a Llama-shaped model of 7 G parameters with ``fully_shard``, on fake tensors.
 
 ``python benchmarks/torch_models.py [RANKS [LAYERS]]``: forward, backward and optimizer on 256 ranks of ``superpod-h100``; one program
-for all ranks. Prints the simulated time, CPU seconds and the peak of memory.
+for all ranks. ``RANKS`` is a number, or a mesh such as 8x16x8: copies, shards, and tensor-parallel ranks. Prints the simulated time, CPU
+seconds and the peak of memory, and that of a rank's tensors.
 """
 
 from __future__ import annotations
 
+import math
 import resource
 import sys
 from time import process_time
@@ -16,11 +18,12 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn import functional
 
 import simcoll.torch
 
-WIDTH, HIDDEN, HEADS, VOCABULARY, SEQUENCE = 4096, 11008, 32, 32000, 2048
+WIDTH, HIDDEN, HEAD, VOCABULARY, SEQUENCE = 4096, 11008, 128, 32000, 2048
 
 
 class Block(nn.Module):
@@ -34,14 +37,9 @@ class Block(nn.Module):
         self.down = nn.Linear(HIDDEN, WIDTH, bias=False)
 
     def forward(self, x):
-        batch, length, width = x.shape
         y = self.norms[0](x)
-        heads = (layer(y).view(batch, length, HEADS, -1).transpose(1, 2) for layer in self.attention[:3])
-        y = (
-            functional.scaled_dot_product_attention(*heads, is_causal=True)
-            .transpose(1, 2)
-            .reshape(batch, length, width)
-        )
+        heads = (layer(y).unflatten(-1, (-1, HEAD)).transpose(1, 2) for layer in self.attention[:3])
+        y = functional.scaled_dot_product_attention(*heads, is_causal=True).transpose(1, 2).flatten(2)
         x = x + self.attention[3](y)
         y = self.norms[1](x)
         return x + self.down(functional.silu(self.gate(y)) * self.up(y))
@@ -63,11 +61,21 @@ class Model(nn.Module):
         return self.logits(self.norm(x))
 
 
-def program(_rank: int, world_size: int, layers: int) -> float:
+AXES = "replicate", "shard", "tensor"
+COLUMNS = ("gate", "up", *(f"attention.{index}" for index in range(3)))
+ROWS = ("down", "attention.3")
+
+
+def program(_rank: int, _world_size: int, layers: int, sizes: tuple[int, ...]) -> float:
     """One step; the simulated seconds."""
     dist.init_process_group("simcoll")
     with FakeTensorMode():
-        mesh, model = init_device_mesh("cpu", (world_size,)), Model(layers)
+        mesh, model = init_device_mesh("cpu", sizes, mesh_dim_names=AXES), Model(layers)
+        if sizes[2] > 1:
+            for block in model.blocks:
+                plan = dict.fromkeys(COLUMNS, ColwiseParallel()) | dict.fromkeys(ROWS, RowwiseParallel())
+                parallelize_module(block, mesh["tensor"], plan)
+        mesh = mesh["replicate", "shard"] if sizes[0] > 1 else mesh["shard"]
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
         for module in (*model.blocks, model):
             fully_shard(module, mesh=mesh, mp_policy=policy)
@@ -85,13 +93,16 @@ MACHINE = {"topology": "superpod-h100", "compute": "roofline", "gpu": "h100"}
 
 
 def main() -> None:
-    ranks, layers = (int(word) for word in (sys.argv[1:] + ["256", "32"][len(sys.argv) - 1 :]))
+    ranks, layers = (sys.argv[1:] + ["256", "32"][len(sys.argv) - 1 :])[:2]
+    sizes = tuple(map(int, ranks.split("x"))) if "x" in ranks else (1, int(ranks), 1)
     begin = process_time()
-    result = simcoll.torch.spawn(program, ranks, args=(layers,), alike="all", trace=True, **MACHINE)
+    options = {"args": (int(layers), sizes), "alike": "all", "trace": True}
+    result = simcoll.torch.spawn(program, math.prod(sizes), **options, **MACHINE)
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
     print(
         f"{layers} layers on {ranks} ranks: {result.returns[0] * 1e3:.0f} ms a step, {result.messages:,} messages, skew "
-        f"{result.skew_fs / 1e9:.1f} us; {process_time() - begin:.1f} CPU s, {memory:,} MiB"
+        f"{result.skew_fs / 1e9:.1f} us; {process_time() - begin:.1f} CPU s, {memory:,} MiB; a rank holds "
+        f"{result.peak_bytes[0] / 2**30:.1f} GiB"
     )
     print(result.timeline.summary(0), "(with making the model)")
 

@@ -1,6 +1,7 @@
 """PyTorch programs on fake tensors: no memory, the same times."""
 
 import resource
+from collections import Counter
 
 import pytest
 
@@ -143,3 +144,33 @@ def test_a_model_that_fits_no_memory_here_can_be_stepped():
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20
     gathered = 4 * 8192 * 8192 * (N - 1) / N * 2 * 4  # of each layer, forward and backward
     assert result.time > gathered / 450e9
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module:UserWarning")
+def test_a_mesh_of_8_by_8_by_16_on_1024_ranks():
+    width, hidden, rows = 1024, 4096, 4
+
+    def program(rank, n):
+        grid = init_device_mesh("cpu", (8, 8, 16), mesh_dim_names=("replicate", "shard", "tensor"))
+        with FakeTensorMode():
+            first, last = nn.Linear(width, hidden, bias=False), nn.Linear(hidden, width, bias=False)
+            model = nn.Sequential(first, nn.ReLU(), last)
+            parallelize_module(model, grid["tensor"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+            fully_shard(model, mesh=grid["replicate", "shard"])
+            model(torch.ones(rows, width)).sum().backward()
+        return sum(parameter.to_local().numel() for parameter in model.parameters())
+
+    result = simcoll.torch.spawn(program, 1024, topology="superpod-h100", alike="all")
+    weight = 4 * width * hidden
+    part = 2 * weight // 16  # of both weights, on a tensor-parallel rank
+    # 64 groups of tensor-parallel ranks, 128 of shards, and 128 of copies.
+    assert Counter((record.name, record.size_bytes) for record in result.records) == {
+        ("scatter", weight): 2 * 64,
+        ("all_gather_into_tensor", part): 128,
+        ("all_reduce", 4 * rows * width): 64,
+        ("reduce_scatter_tensor", part): 128,
+        ("all_reduce", part // 8): 128,
+    }
+    assert result.returns == (part // 4 // 8,) * 1024
+    assert result.skew_fs == 0
