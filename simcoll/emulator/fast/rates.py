@@ -261,6 +261,7 @@ def _set_rate(s: State, m: int, cover: int) -> None:
         s.left[m] -= float(old) * float(r[NOW] - s.since_fs[m]) / FS_PER_SECOND_UBPS
     if s.cover[m] < 0 and s.finish_fs[m] >= 0 and s.key[m] > r[NOW]:
         unlink(s, m)
+        s.key[m] = 0
     s.rate[m] = rate
     s.since_fs[m] = r[NOW]
     s.cover[m] = cover

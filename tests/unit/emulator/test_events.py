@@ -143,6 +143,18 @@ def test_bytes_take_another_way(play, by_hand):
     )
 
 
+@pytest.mark.parametrize("flows", [[(0, 1, 1), (3, 2, 2)], [(3, 2, 2), (0, 1, 1)]])
+def test_bytes_that_go_another_way_and_then_wait_leave_others_alone(play, by_hand, flows):
+    """Both would have ended at 1001 us, before they were slowed down; then one goes around, and then there is no way for it."""
+    net, plan = torus([4], "1 GB/s", "1 us"), by_hand(4, [flows], sizes=MEGA)
+    slow = ["t=91us gpu3 -> gpu2 = 1/2 for 100us", "t=101us gpu0 -> gpu1 = 1/2 for 100us"]
+    gone = ["t=301us gpu3 -> gpu2 = 0 for 1ms", "t=401us gpu3 -> gpu0 = 0 for 900us"]
+    # 0.25 are done when they begin to share a link, and 0.3 when one is left alone on it; the other goes on at 1301 us.
+    alone, waits = 1101 * US, 2001 * US
+    expected = [alone, waits] if flows[0] == (0, 1, 1) else [waits, alone]
+    assert play(plan, [*slow, *gone], "re-route", topology=net).done_fs.tolist() == expected
+
+
 @pytest.mark.parametrize(
     ("policy", "for_us", "ends"),
     [
