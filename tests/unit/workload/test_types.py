@@ -91,6 +91,7 @@ def test_gpus_have_a_source_for_every_number():
         "h200",
         "b200",
         "gb200",
+        "b300",
         "gb300",
         "mi300x",
         "tpu-v4",
