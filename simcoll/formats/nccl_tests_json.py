@@ -9,7 +9,7 @@ import msgspec
 
 from simcoll.errors import ConfigError
 from simcoll.formats.measured import Measured, Run, Table, dotted, finished
-from simcoll.formats.strict import read_file
+from simcoll.formats.strict import in_words, read_file
 from simcoll.units import printable
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def tables_of_json(path: str | Path, max_bytes: int, skipped: Skipped) -> tuple[
     try:
         document = msgspec.json.decode(read_file(path, max_bytes), type=_Document)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"not the JSON of nccl-tests or realcoll: {error}", file=file) from None
+        raise ConfigError(f"not the JSON of nccl-tests or realcoll: {in_words(str(error))}", file=file) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(
             f"JSON that is cut off or broken ({error}); the text output of the same run can be read", file=file

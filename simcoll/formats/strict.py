@@ -11,7 +11,7 @@ import msgspec
 from simcoll.errors import ConfigError, nearest
 from simcoll.limits.text import parse_toml, refuse_repeated_keys
 
-__all__ = ["convert_table", "decode_json", "decode_toml", "read_file", "read_start"]
+__all__ = ["convert_table", "decode_json", "decode_toml", "in_words", "read_file", "read_start"]
 
 Record = TypeVar("Record", bound=msgspec.Struct)
 
@@ -84,8 +84,28 @@ def _keys(records: list[Any]) -> dict[str, None]:
     return {entry.encode_name: None for each in here for entry in msgspec.structs.fields(each)}
 
 
+_KINDS = {
+    "object": "a table of keys", "array": "a list", "str": "text", "int": "a whole number", "float": "a number", "bool": "true or false",
+    "null": "nothing",
+}  # fmt: skip
+
+
+def in_words(reason: str) -> str:
+    """What msgspec says of a value of another type, in the words of files.
+
+    >>> in_words("Expected `int | null`, got `str`")
+    'expected a whole number or nothing, got text'
+    """
+    found = re.fullmatch(r"Expected `([a-z |]+)`(?:, got `([a-z]+)`)?(.*)", reason, re.DOTALL)
+    if not found or not {*found[1].split(" | "), found[2] or "str"} <= _KINDS.keys():
+        return reason
+    wanted = " or ".join(_KINDS[kind] for kind in found[1].split(" | "))
+    return f"expected {wanted}{f', got {_KINDS[found[2]]}' if found[2] else ''}{found[3]}"
+
+
 def _refuse(error: msgspec.ValidationError, record: type[Record], file: str | None) -> ConfigError:
     reason, _, place = str(error).partition(" - at `")
+    reason = in_words(reason)
     unknown = re.fullmatch(r"Object contains unknown field `(.*)`", reason)
     place = place.rstrip("`") or "$"
     if unknown:

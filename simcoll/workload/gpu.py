@@ -88,7 +88,7 @@ class Gpu:
         """
         if f"peak.{dtype}" not in self.values:
             known = [place.partition(".")[2] for place in self.values if place.startswith("peak.")]
-            raise ConfigError(f"GPU {self.name!r} has no peak for dtype {dtype!r}; {nearest(dtype, known)}")
+            raise ConfigError(f"GPU {self.name!r} has no peak for dtype {dtype!r}; it has one for {', '.join(known)}")
         return self.values[f"peak.{dtype}"]
 
     def gemm(self, dtype: str) -> float:

@@ -133,5 +133,11 @@ def mesh_of(order: str, sizes: Mapping[str, int], nranks: int) -> Mesh:
     mesh = Mesh(tuple((name, sizes.get(name, 1)) for name in names))
     if mesh.nranks != nranks:
         shown = " x ".join(f"{name} {size}" for name, size in mesh.axes)
-        raise ConfigError(f"the mesh {shown} has {mesh.nranks} ranks, the cluster {nranks} GPUs; they must be equal")
+        inner = mesh.nranks // sizes.get("dp", 1)
+        fits = (
+            f"dp {nranks // inner} would fill it"
+            if nranks % inner == 0
+            else f"{nranks} is no multiple of {inner}, of all axes but dp"
+        )
+        raise ConfigError(f"the mesh {shown} has {mesh.nranks} ranks, the cluster {nranks} GPUs; {fits}")
     return mesh

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from simcoll.errors import ConfigError, nearest, shown
-from simcoll.formats.strict import read_file
+from simcoll.formats.strict import in_words, read_file
 from simcoll.limits.paths import shipped_files
 from simcoll.limits.text import parse_toml
 
@@ -313,7 +313,7 @@ def model_from_hf(path: str | Path) -> Model:
     try:
         return msgspec.convert(sizes, Model)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"not the config of a model: {error}", file=str(path)) from None
+        raise ConfigError(f"not the config of a model: {in_words(str(error))}", file=str(path)) from None
     except ConfigError as error:
         raise ConfigError(error.message, file=str(path)) from None
 

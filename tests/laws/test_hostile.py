@@ -238,7 +238,7 @@ def test_parameters_that_no_file_holds(value):
         ({"name": "a\nb"}, "up to 200 printable characters"),
         ({"name": "x" * 201}, "up to 200 printable characters"),
         ({"name": "\ud800"}, "cannot hold"),
-        ({"name": 5}, "Expected `str`"),
+        ({"name": 5}, "expected text"),
         ({"nchannels": 70_000}, "channels must lie in 1..65536, got 70000"),
         ({"blocks": [Repeat((RIGHT[0],), 2**25, 0, 0, 1)]}, "repeats expand to more than 2,097,152 steps"),
     ],

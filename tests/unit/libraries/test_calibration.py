@@ -80,7 +80,7 @@ HEAD = 'format = "simcoll-calibration"\nversion = 1\n'
     ("text", "says"),
     [
         ("", r"\$: missing key 'format'"),
-        ("launch = 3", r"missing key 'format'|Expected `str`"),
+        ("launch = 3", r"missing key 'format'|expected text"),
         ('format = "nccl"\nversion = 1', r"\$\.format: format 'nccl', version 1: expected 'simcoll-calibration', version 1"),
         (HEAD + "lunch = '1 us'", r"\$\.lunch: unknown key; did you mean 'launch'"),
         (HEAD + "launch = '1 furlong'", r"\$\.launch: launch: unknown unit 'furlong'"),
