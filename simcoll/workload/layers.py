@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from simcoll.units import FS_PER_SECOND
 from simcoll.workload.gpu import DTYPE_BYTES
@@ -249,10 +252,26 @@ def _experts(design: Design, computed: float) -> tuple[tuple[Inside, ...], tuple
     if parallel.ep == 1:
         return (), ()
     tokens = sizes.rows // sizes.split
-    size = tokens * model.top_k * model.hidden * ELEMENT
+    copies = _sent_once(design) if parallel.dispatch == "once" else model.top_k
+    size = round(tokens * copies * model.hidden * ELEMENT)
     hidden = in_fs(computed) // 2 if parallel.overlap_ep else 0
     both = (Inside("all_to_all", "ep", size, 2, parallel.imbalance, hidden),)
     return both, both
+
+
+def _sent_once(design: Design) -> float:
+    """How many nodes, or ranks if there is one node, have some of a token's experts, of which all are as likely.
+
+    Sent to each of them once, a token crosses the network so many times, less those that stay: the same share as of its copies.
+    """
+    model, parallel = design.model, design.parallel
+    ranks = design.mesh.blocks(("tp", "cp", "dp"), parallel.ep)[0][0]
+    node = design.topology.groups.get("box", np.zeros(design.topology.nranks, np.int64))
+    places = len(set(node[ranks].tolist()))
+    places = parallel.ep if places == 1 else places
+    others = model.experts - model.experts // places
+    none = math.prod((others - each) / (model.experts - each) for each in range(model.top_k))
+    return places * (1 - none)
 
 
 def ends_of(design: Design) -> Ends:

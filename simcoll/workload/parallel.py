@@ -22,6 +22,7 @@ CHOICES = {
     "attention": ("fused", "plain"),
     "gradients": ("fp32", "bf16", "fp16"),
     "gathered": ("bf16", "fp8"),
+    "dispatch": ("copies", "once"),
     "buckets": ("layer", "chunk"),
 }
 OFFLOADS = ("weights", "activations", "optimizer")
@@ -60,6 +61,9 @@ class Parallel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     gathered
         Type of the parameters that sharding gathers: ``"fp8"`` where matrix products are of 8 bits and weights are cast before. Embedding
         and head stay in 16 bits.
+    dispatch
+        How tokens go to their experts: ``"copies"``, one for each expert (an all_to_all), or ``"once"`` to every node that has some of
+        them, which hands them on, and within one node once to every rank (DeepEP, HybridEP).
     imbalance
         Load of the most loaded expert rank, over the mean.
     buckets
@@ -99,6 +103,7 @@ class Parallel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     attention: str = "fused"
     gradients: str = "fp32"
     gathered: str = "bf16"
+    dispatch: str = "copies"
     imbalance: float = 1.0
     overlap_dp: bool = False
     overlap_pp: bool | None = None

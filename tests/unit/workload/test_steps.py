@@ -466,3 +466,22 @@ def test_eager_kernels_and_older_attention_are_constants():
     moved = 2048 * 2048 * (8 + 12 + 12 + 4 * 6)
     eager = layer_of(replace(design(), calibration=Calibration(unfused=2.0)), moe=False).forward.seconds
     assert eager - fused == pytest.approx(moved / (0.8 * 3.35e12))
+
+
+@pytest.mark.parametrize(
+    ("nodes", "ep", "copies"),
+    [
+        (4, 32, 4 * (1 - Fraction(24 * 23, 32 * 31))),  # 8 of 32 experts a node: neither of two is there
+        (2, 8, 8 * (1 - Fraction(28 * 27, 32 * 31))),  # one node, 4 experts a rank
+        (1, 4, 4 * (1 - Fraction(24 * 23, 32 * 31))),
+    ],
+)
+def test_tokens_go_once_to_every_node_of_their_experts(nodes, ep, copies):
+    experts = {"experts": 32, "top_k": 2, "expert_ffn": 512, "global_batch": 64}
+    sizes = [
+        inner.size_bytes
+        for each in ("copies", "once")
+        for inner in layer_of(design(nodes, experts, ep=ep, dispatch=each), moe=True).forward.inside
+        if inner.kind == "all_to_all"
+    ]
+    assert sizes == [2048 * 2048 * 2 * 2, round(2048 * 2048 * 2 * copies)]
