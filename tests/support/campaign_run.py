@@ -38,7 +38,10 @@ DOCUMENTED = {
 }  # fmt: skip
 
 
-EACH = {"told of a mismatch": r"rank (\d+):", "hang": r"(?:send to|recv from|waits for) ranks? ([\d, and]+)"}
+EACH = {
+    "told of a mismatch": r"rank (\d+):",
+    "hang": r"(?:send to|recv from|waits for) ranks? [\d, and]+|rank \d+(?= stopped at)",
+}
 """How the ranks of a report in several lines are found."""
 
 

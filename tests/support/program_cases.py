@@ -65,7 +65,8 @@ def program_case(rng):
     """Random operations on random links."""
     nranks = int(rng.integers(2, 8))
     _, topology = table_topology(rng, nranks, int(rng.integers(1, 9)), int(rng.integers(1, 5)))
-    protocols = [random_protocol(rng) for _ in range(int(rng.integers(1, 4)))]
+    jitter = rng.random() < 0.3  # with which nothing folds
+    protocols = [random_protocol(rng, jitter=jitter) for _ in range(int(rng.integers(1, 4)))]
     operations = [random_operation(rng, nranks, protocols, number) for number in range(int(rng.integers(1, 16)))]
     starts = rng.choice([0, 0, 7, 10**9], nranks) if rng.random() < 0.5 else 0
     return Program(nranks, operations, starts), topology
