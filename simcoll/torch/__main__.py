@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -144,4 +145,5 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    faulthandler.enable()  # what ends the process at once says at least where
     sys.exit(main())

@@ -435,3 +435,14 @@ def test_accelerate_trains_as_on_processes(tmp_path):
         number, _, listed = line.partition(" ")
         assert int(number) == rank
         assert json.loads(listed) == pytest.approx(sums, rel=1e-6)
+
+
+@pytest.mark.slow
+def test_a_rank_that_ends_the_process_says_where(tmp_path):
+    (tmp_path / "train.py").write_text("import os\nif os.environ['RANK'] == '1':\n    os.abort()\n")
+    words = [sys.executable, "-m", "simcoll.torch", "-n", "2", "train.py"]
+    environment = os.environ | {"PYTHONPATH": str(Path(simcoll.__file__).parents[1])}
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == -6
+    assert "Fatal Python error: Aborted" in done.stderr
+    assert 'train.py", line 3 in <module>' in done.stderr
