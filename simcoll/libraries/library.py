@@ -85,8 +85,6 @@ class Library:
         What the file has no numbers for, in words.
     values, sources
         Constants by place, such as ``"fabric.ib.latency"``, and where each comes from.
-    digest
-        Hash of the values.
     """
 
     name: str
@@ -95,7 +93,11 @@ class Library:
     missing: tuple[str, ...]
     values: Mapping[str, Value]
     sources: Mapping[str, str]
-    digest: str
+
+    @property
+    def digest(self) -> str:
+        """Hash of the values."""
+        return _digest(self)
 
     def __str__(self) -> str:
         return f"{self.name} {self.version}"
@@ -135,15 +137,20 @@ class Library:
         """The same library with some constants changed."""
         values = {**self.values, **changes}
         sources = {**self.sources, **dict.fromkeys(changes, "argument")}
-        return Library(
-            self.name, self.version, self.description, self.missing, values, sources, _digest(self.name, values)
-        )
+        return Library(self.name, self.version, self.description, self.missing, values, sources)
 
 
 @lru_cache(maxsize=4096)
 def _tables(library: Library, head: str) -> tuple[str, ...]:
     """Asked for again and again by every prediction."""
     return tuple(dict.fromkeys(place.split(".")[1] for place in library.values if place.startswith(f"{head}.")))
+
+
+@lru_cache(maxsize=64)
+def _digest(library: Library) -> str:
+    """Made when it is asked for: a fit changes constants thousands of times."""
+    values = sorted((place, repr(value)) for place, value in library.values.items())
+    return hashlib.sha256(repr((str(library), values)).encode()).hexdigest()[:16]
 
 
 def load_library(name: str | Path | Library = "nccl") -> Library:
@@ -203,15 +210,7 @@ def parse_library(content: bytes, file: str) -> Library:
     sources: dict[str, str] = dict(base.sources) if base else {}
     _walk(document, "", values, sources, file)
     name, version = heads["name"], heads["version"]
-    return Library(
-        name,
-        version,
-        heads["description"],
-        tuple(heads["missing"]),
-        values,
-        sources,
-        _digest(f"{name} {version}", values),
-    )
+    return Library(name, version, heads["description"], tuple(heads["missing"]), values, sources)
 
 
 def _walk(table: Mapping[str, Any], above: str, values: dict[str, Value], sources: dict[str, str], file: str) -> None:
@@ -259,8 +258,3 @@ def _single(item: Any, kind: str, file: str, where: str) -> float:
     if isinstance(item, bool) or not isinstance(item, (int, float)) or not 0 <= item < 1e15:
         raise ConfigError(f"expected a number, at least 0, got {shown(item)}", file=file, path=where)
     return float(item)
-
-
-def _digest(title: str, values: Mapping[str, Value]) -> str:
-    text = repr((title, sorted((place, repr(value)) for place, value in values.items())))
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
