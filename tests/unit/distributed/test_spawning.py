@@ -253,13 +253,13 @@ def test_a_run_that_failed_leaves_nothing(program):
     """Not even for the garbage collector, which does not collect every circle that tasks are in."""
     gc.collect()
     gc.disable()
-    before = [each for each in gc.get_objects() if isinstance(each, Task)]
+    before = [each for each in gc.get_objects() if type(each) is Task]
     try:
         try:
             dist.spawn(program, 3)
         except (RuntimeError, ValueError):
             failed = True
         assert failed
-        assert not {each for each in gc.get_objects() if isinstance(each, Task)} - set(before)
+        assert not {each for each in gc.get_objects() if type(each) is Task} - set(before)
     finally:
         gc.enable()
