@@ -129,8 +129,7 @@ What a design file alone says. The share of single kernels' rates that an H100 s
 B200 and GB200 from the dense rows of Megatron Bridge 25.11, and that of GB300 from those of Megatron Bridge 26; all other rows were
 predicted when these shares stood. Mixtures of experts are further off, and so are they from each other: GPT-OSS became 1.7 times as fast
 in 8 bits, Qwen3 30B 1.4 times from one container to the next. Reordering of tokens and the host's time to launch many small kernels are
-not modelled, nor that a token goes once to a node where several of its experts are (DeepSeek V3 on B200 with 32 ranks of experts, far too
-slow here). Megatron Bridge 26 is containers 26.02 to 26.08, each configuration as its newest container ran it; two are printed there
+not modelled. Megatron Bridge 26 is containers 26.02 to 26.08, each configuration as its newest container ran it; two are printed there
 without chunks or sharding, which they may well have had: 70B on GB300 at +28 % and -20 %. The Llama 3 paper does not say how many chunks
 a stage has; 8 are assumed.
 
