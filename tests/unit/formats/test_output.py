@@ -1,5 +1,6 @@
 """Files are whole or not there: on a full disk, beside another run, after kill -9, and where somebody has planted a link."""
 
+import contextlib
 import json
 import os
 import random
@@ -46,15 +47,17 @@ def begun(process):
     assert process.stdout.readline() == b"begun\n"
 
 
-@pytest.fixture
+@contextlib.contextmanager
 def full_disk():
-    """No file may have more than 1,000 bytes."""
+    """No file may have more than 1,000 bytes: not even the log of the tests, so only for a moment."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    signal.signal(signal.SIGXFSZ, handler)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
 
 
 def flight(path):
@@ -68,9 +71,9 @@ def schedule(path):
 
 
 @pytest.mark.parametrize("write", [flight, schedule, lambda path: write_file(path, b"x" * 2000)])
-def test_on_a_full_disk_the_old_file_stays(write, full_disk, tmp_path):
+def test_on_a_full_disk_the_old_file_stays(write, tmp_path):
     (tmp_path / "mine").write_bytes(b"old")
-    with pytest.raises(ConfigError, match=r"mine: cannot be written: File too large"):
+    with pytest.raises(ConfigError, match=r"mine: cannot be written: File too large"), full_disk():
         write(tmp_path / "mine")
     assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("mine", b"old")]
 
