@@ -60,6 +60,7 @@ def compare_log(
     from simcoll.planning.chart import comparison_svg
     from simcoll.planning.comparison import band_lines, compare, comparison_lines, deviations, settings_for
     from simcoll.planning.hypotheses import hypotheses
+    from simcoll.planning.library_table import doubts
     from simcoll.units import printable
 
     overlay = load_calibration(calibration) if calibration else None
@@ -92,7 +93,7 @@ def compare_log(
         )
         if setting.table.environment:
             print(printable(f"# environment of the log: {' '.join(f'{k}={v}' for k, v in setting.table.environment)}"))
-        for line in comparison_lines(rows):
+        for line in (*comparison_lines(rows), *doubts(each.prediction for each in rows)):
             print(line)
         for line in band_lines((each.row.size_bytes, each.ratio) for each in rows):
             print(f"# error {line}")

@@ -103,7 +103,8 @@ def predict(
     disturbance = disturbed.disturbance()
     protocols = tuple(protocol.split(",")) if protocol is not None else ()
     wanted_files = files or Files()
-    wanted_files.check(printed_only=group is not None or library is not None or bool(env) or calibration is not None)
+    alone = library is not None or bool(env) or calibration is not None
+    wanted_files.check(of_library=alone, printed_only=group is not None)
     named = name_choices("simcoll perf", collective, root, algorithm)
     collective, root = named.collective, named.root
     if not collective:
@@ -112,7 +113,6 @@ def predict(
     wanted = collective_on(collective, machine.nranks, root)
     ladder = size_ladder(parse_size(begin, what="-b"), parse_size(end, what="-e"), factor)
     checked = parse_size(check, what="-c")
-    alone = library is not None or bool(env) or calibration is not None
     if disturbed.asked and (group is not None or alone):
         raise ConfigError(
             "--jitter, --straggler, --background and --fault are for algorithms, not for --group and libraries"
@@ -127,10 +127,11 @@ def predict(
         raise ConfigError(
             "--library, --env and --calibration are for what a library chooses, -a and -p for what you choose"
         )
-    shown = None
+    shown: list[Prediction] = []
     if algorithm is None and protocol is None and root in {None, 0} and not disturbed.asked:
         shown = asked.show(collective, ladder, machine, needed=alone)
     if alone:
+        wanted_files.write_predictions(shown, machine)
         return
     notes: list[str] = []
     if not protocols:
@@ -184,7 +185,7 @@ class Files:
     Parameters
     ----------
     json
-        Result file of nccl-tests (version 3), with best, bound and bottleneck beside.
+        Result file of nccl-tests (version 3), with best, bound and bottleneck beside; of a library what it would run.
     csv
         Every run as a line.
     svg
@@ -198,18 +199,32 @@ class Files:
     svg: Path | None = None
     trace: Path | None = None
 
-    def check(self, *, printed_only: bool) -> None:
+    def check(self, *, of_library: bool, printed_only: bool) -> None:
         """Refuse places that cannot be written, and files of tables that are only printed, before anything is computed."""
         from simcoll.errors import ConfigError
         from simcoll.formats.output import refuse_folders
 
         if printed_only and any((self.json, self.csv, self.svg, self.trace)):
             raise ConfigError(
-                "-J, --csv, --svg and --trace are for the runs of algorithms; what --library, --env, --calibration and --group give is "
-                "only printed"
+                "-J, --csv, --svg and --trace are for the runs of algorithms; what --group gives is only printed"
+            )
+        if of_library and any((self.csv, self.svg, self.trace)):
+            raise ConfigError(
+                "--csv, --svg and --trace are for the runs of algorithms; what --library, --env and --calibration give is printed, and "
+                "with -J written"
             )
         for path in filter(None, (self.json, self.csv, self.svg, self.trace)):
             refuse_folders(path.parent, [path.name])
+
+    def write_predictions(self, found: Sequence[Prediction], machine: Topology) -> None:
+        """Write what a library would run, where a file is asked for."""
+        if self.json is None or not found:
+            return
+        from simcoll.formats.output import write_file
+        from simcoll.planning.result_files import predictions_json
+
+        write_file(self.json, predictions_json(found, machine))
+        print(f"# wrote {self.json}")
 
     def write(self, title: str, table: Table, machine: Topology, proofs: Sequence[str]) -> None:
         """Write what was asked for; every file has the hash of all results."""

@@ -9,7 +9,7 @@ A file that ``extends`` another has the values of that one where it gives none.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, cast
@@ -85,6 +85,8 @@ class Library:
         What the file has no numbers for, in words.
     values, sources
         Constants by place, such as ``"fabric.ib.latency"``, and where each comes from.
+    borrowed
+        Places whose constants are those of another library, with its name.
     """
 
     name: str
@@ -93,6 +95,7 @@ class Library:
     missing: tuple[str, ...]
     values: Mapping[str, Value]
     sources: Mapping[str, str]
+    borrowed: Mapping[str, str]
 
     @property
     def digest(self) -> str:
@@ -137,7 +140,7 @@ class Library:
         """The same library with some constants changed."""
         values = {**self.values, **changes}
         sources = {**self.sources, **dict.fromkeys(changes, "argument")}
-        return Library(self.name, self.version, self.description, self.missing, values, sources)
+        return replace(self, values=values, sources=sources)
 
 
 @lru_cache(maxsize=4096)
@@ -206,11 +209,15 @@ def parse_library(content: bytes, file: str) -> Library:
         if not all(isinstance(text, str) and text.strip() for text in texts):
             raise ConfigError(f"expected text, got {shown(head)}", file=file, path=f"$.{key}")
     base = load_library(heads["extends"]) if heads["extends"] else None
-    values: dict[str, Value] = dict(base.values) if base else {}
-    sources: dict[str, str] = dict(base.sources) if base else {}
+    values: dict[str, Value] = {}
+    sources: dict[str, str] = {}
     _walk(document, "", values, sources, file)
-    name, version = heads["name"], heads["version"]
-    return Library(name, version, heads["description"], tuple(heads["missing"]), values, sources)
+    name, version, borrowed = heads["name"], heads["version"], {}
+    if base:
+        lent = base.borrowed if base.name == name else dict.fromkeys(base.values, str(base)) | dict(base.borrowed)
+        borrowed = {place: lender for place, lender in lent.items() if place not in values}
+        values, sources = {**base.values, **values}, {**base.sources, **sources}
+    return Library(name, version, heads["description"], tuple(heads["missing"]), values, sources, borrowed)
 
 
 def _walk(table: Mapping[str, Any], above: str, values: dict[str, Value], sources: dict[str, str], file: str) -> None:

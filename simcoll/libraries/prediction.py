@@ -11,6 +11,7 @@ import numpy as np
 
 from simcoll.errors import ConfigError, nearest
 from simcoll.libraries import corrected
+from simcoll.libraries.assumed import assumed
 from simcoll.libraries.environment import DEFAULT
 from simcoll.libraries.formula import stated
 from simcoll.libraries.library import load_library
@@ -63,6 +64,8 @@ class Prediction:
         Hash of the calibration; empty without one.
     note
         Why events could not carry it, where the formula gave the time.
+    assumed
+        What stands in for numbers that the library does not have; empty where nothing does.
     """
 
     collective: str
@@ -78,6 +81,7 @@ class Prediction:
     bottleneck: str
     calibration: str
     note: str = ""
+    assumed: str = ""
 
     @property
     def time_us(self) -> float:
@@ -186,7 +190,7 @@ def _formula(
     channels = channels_for(best, size_bytes, sum(machine.domain_ranks), environment)
     return Prediction(
         collective, size_bytes, time_fs, best.algorithm, best.protocol, channels, "", "formula", str(library), 0, "",
-        calibration.hash if calibration else "",
+        calibration.hash if calibration else "", assumed=assumed(best, collective, machine, library),
     )  # fmt: skip
 
 

@@ -117,9 +117,7 @@ def settings_for(
         if table.library == "realcoll" and not all(row.library_fs for row in table.rows):
             notes.append(f"{where} times schedules of realcoll's own, not those that the library would choose")
         if table.library == "simcoll":
-            notes.append(
-                f"{where} is a prediction of simcoll perf, of the best algorithm of each size; nothing was measured"
-            )
+            notes.append(f"{where} is a prediction of simcoll perf; nothing was measured")
         machine = _machine(known, topology, nodes)
         amd = table.library == "rccl" or machine.traits.get("generation", "").startswith("mi")
         read = load_library(library or ("rccl" if amd else "nccl"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from simcoll.libraries.prediction import Prediction
     from simcoll.topology import Topology
 
-__all__ = ["gain_lines", "library_for", "library_lines", "library_predictions"]
+__all__ = ["doubts", "gain_lines", "library_for", "library_lines", "library_predictions"]
 
 _SIZE: Column = ("size", "(B)", 12)
 _BOUND: tuple[Column, ...] = (("bound", "(us)", 11), ("headroom", "", 9))
@@ -63,7 +64,6 @@ def library_lines(
         titles((_SIZE, *_TIMES)), titles(_BOUND), ("runs", ""), ("bottleneck", ""), strict=True
     ):
         yield f"{left}  {name:<{width}} {right[1:]}  {last}".rstrip()
-    notes: dict[str, int] = {}
     for each in found:
         rate = each.size_bytes / (each.time_fs / 1e15)
         factor = bus_factor(each.collective, topology.nranks)
@@ -72,11 +72,17 @@ def library_lines(
         bound = table_line(_BOUND, (microseconds(each.bound_fs / 1e9), headroom))
         line = f"{table_line((_SIZE, *_TIMES), cells)}  {_choice(each):<{width}}{bound}  {each.bottleneck}"
         yield printable(line)
-        if each.note:
-            notes[each.note] = notes.get(each.note, 0) + 1
-    for note, count in notes.items():
-        yield printable(f"# {count} size{'s' * (count > 1)} {note}")
+    yield from doubts(found)
     yield f"# not in the model: {'; '.join(library.missing)}"
+
+
+def doubts(found: Iterable[Prediction]) -> Iterator[str]:
+    """Why events could not carry some of the predictions, and what stands in for missing numbers, each once."""
+    made = list(found)
+    for note, count in Counter(each.note for each in made if each.note).items():
+        yield printable(f"# {count} size{'s' * (count > 1)} {note}")
+    for guess, count in Counter(guess for each in made for guess in each.assumed.split("; ") if guess).items():
+        yield printable(f"# assumed for {count} size{'s' * (count > 1)}: {guess}")
 
 
 def gain_lines(found: Sequence[Prediction], best: dict[int, tuple[str, int]]) -> Iterator[str]:

@@ -6,18 +6,20 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from simcoll.core.collective import bus_factor
 from simcoll.errors import ConfigError
 from simcoll.planning.report import cells
 from simcoll.planning.sweep import best_rows, bound_rows, play
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
+    from simcoll.libraries.prediction import Prediction
     from simcoll.planning.running import Table
     from simcoll.planning.sweep import Row
     from simcoll.topology import Topology
 
-__all__ = ["nccl_tests_json", "picture", "timeline"]
+__all__ = ["nccl_tests_json", "picture", "predictions_json", "timeline"]
 
 NCCL_TESTS_VERSION = 3
 
@@ -65,21 +67,47 @@ def nccl_tests_json(table: Table, run: str) -> bytes:
         )  # fmt: skip
     wrong = sum(row.wrong or 0 for row in best)
     average = sum(row.busbw for row in best) / max(1, len(best)) / 1e9
+    config = {"collective": table.sweep.collective, "topology": table.topology, **_extent(best)}
     document = {
         "version": NCCL_TESTS_VERSION,
         "run": run,
         "args": [f"{table.sweep.collective}_perf"],
-        "config": {
-            "collective": table.sweep.collective,
-            "topology": table.topology,
-            **_extent(best),
-        },
+        "config": config,
         "results": results,
         "out_of_bounds": {"count": wrong, "okay": str(not wrong).lower()},
         "average_bus_bandwidth": {"bandwidth": average, "okay": "true"},
         "errors": [],
         **({"programs": [each.columns() for each in table.programs]} if table.programs else {}),
     }
+    return _written(document)
+
+
+def predictions_json(found: Sequence[Prediction], topology: Topology) -> bytes:
+    """What a library would run at each size, in the form of the result file of nccl-tests.
+
+    Beside its fields each result has what runs, what timed it, ``bound`` (microseconds), ``bottleneck``, and what was ``assumed`` for want
+    of numbers.
+    """
+    factor = float(bus_factor(found[0].collective, topology.nranks))
+    results = []
+    for each in found:
+        rate = each.size_bytes / (each.time_fs / 1e6)
+        timed = {"time": each.time_us, "alg_bw": rate, "bus_bw": rate * factor}
+        results.append(
+            {
+                "size": each.size_bytes, "out_of_place": timed, "in_place": None, "algorithm": each.algorithm,
+                "protocol": each.protocol, "channels": each.channels, "timed_by": each.timed_by, "note": each.note,
+                "bound": each.bound_fs / 1e9, "bottleneck": each.bottleneck,
+                "assumed": each.assumed.split("; ") if each.assumed else [],
+            }
+        )  # fmt: skip
+    config = {"collective": found[0].collective, "topology": topology.name, "nranks": topology.nranks}
+    config |= {"library": found[0].library, "calibration": found[0].calibration}
+    document = {"version": NCCL_TESTS_VERSION, "args": [f"{found[0].collective}_perf"], "config": config}
+    return _written({**document, "results": results})
+
+
+def _written(document: Mapping[str, Any]) -> bytes:
     return msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n"
 
 

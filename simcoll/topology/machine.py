@@ -67,6 +67,8 @@ class Machine:
         one.
     nic_uBps
         Their summed capacity per direction; the least of all domains. Both are 0 where there is one domain.
+    network_reduces
+        Whether switches between domains reduce, too (SHARP of InfiniBand).
     """
 
     generation: str
@@ -79,6 +81,7 @@ class Machine:
     gpu_uBps: int
     nics: int
     nic_uBps: int
+    network_reduces: bool = False
 
     @property
     def domains(self) -> int:
@@ -110,6 +113,7 @@ def machine(topology: Topology) -> Machine:
     ((8, 8), 'nvlink', 450, 8, 400)
     """
     traits, domain = topology.traits, _domains(topology)
+    reducing = traits.get("switch_reduce", "").split()
     inside, gpu_uBps = _inside(topology, domain)
     nics, nic_uBps = _outside(topology, domain)
     return Machine(
@@ -117,12 +121,13 @@ def machine(topology: Topology) -> Machine:
         gpu=traits.get("gpu", ""),
         cpu=traits.get("cpu", ""),
         fabric=traits.get("fabric", ""),
-        switch_reduce="switch_reduce" in traits,
+        switch_reduce=bool(set(reducing) - {"sharp"}),
         domain_ranks=tuple(np.bincount(domain).tolist()),
         inside=inside,
         gpu_uBps=gpu_uBps,
         nics=nics,
         nic_uBps=nic_uBps,
+        network_reduces="sharp" in reducing,
     )
 
 

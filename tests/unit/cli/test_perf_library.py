@@ -1,8 +1,11 @@
 """``simcoll perf`` with what a library would run."""
 
+import json
+
 import pytest
 
 from simcoll.cli import main
+from simcoll.formats.nccl_tests import load_log
 from simcoll.libraries.calibration import Calibration, write_calibration
 
 
@@ -41,6 +44,25 @@ def test_the_environment_and_a_calibration_count(capsys, tmp_path):
     assert times[1] == pytest.approx(times[0] + 1000, abs=0.1)
 
 
+def test_what_is_assumed_is_printed_and_written(capsys, tmp_path):
+    file = tmp_path / "rccl.json"
+    words = ("all_reduce", "-t", "mi300x", "-b", "1K", "-e", "1M", "-f", "1024", "-J", str(file))
+    status, out, _ = run(capsys, *words, "--library", "rccl")
+    assert status == 0
+    assert "# assumed for 2 sizes: base.ring, hop.nvlink.ring are those of nccl 2.27\n" in out
+    assert f"# wrote {file}" in out
+    written = json.loads(file.read_text())
+    assert written["config"]["library"] == "rccl 2.22"
+    lines = [line.split() for line in out.splitlines() if not line.startswith("#")]
+    for line, result in zip(lines, written["results"], strict=True):
+        assert (int(line[0]), f"{line[4]} {line[5]}") == (result["size"], f"{result['algorithm']} {result['protocol']}")
+        assert result["out_of_place"]["time"] == pytest.approx(float(line[1]), abs=0.006)
+        assert result["out_of_place"]["bus_bw"] == pytest.approx(float(line[3]), abs=0.006)
+        assert any("are those of nccl 2.27" in each for each in result["assumed"])
+    (log,) = load_log(file).tables
+    assert (log.collective, log.nranks, log.library) == ("all_reduce", 8, "simcoll")
+
+
 @pytest.mark.slow
 def test_by_default_nccl_comes_before_the_best_of_all(capsys):
     status, out, _ = run(capsys, "all_gather", "-t", "dgx-a100", "-b", "1M", "-e", "1M", "-f", "2", "-c", "0")
@@ -63,6 +85,7 @@ def test_a_machine_without_numbers_is_no_obstacle(capsys):
         (("--library", "ncll"), "did you mean 'nccl'"),
         (("--env", "NCCL_ALGO=Rnig"), "did you mean 'ring'"),
         (("--library", "nccl", "-t", "crossbar"), "no constants for GPUs"),
+        (("--library", "nccl", "--svg", "x.svg"), "with -J written"),
     ],
 )
 def test_what_makes_no_sense_is_refused(capsys, words, what):

@@ -1,0 +1,75 @@
+"""Numbers of a prediction that the library does not have, so that others stand in for them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from simcoll.libraries.corrected import P2P, class_of, fabric_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from simcoll.libraries.formula import Cost
+    from simcoll.libraries.library import Library
+    from simcoll.topology.machine import Machine
+
+__all__ = ["assumed"]
+
+_GUESSES = ("assumed", "unverified")
+"""Words by which a source says that nobody has measured or printed the number."""
+
+
+def assumed(cost: Cost, collective: str, machine: Machine, library: Library) -> str:
+    """What stands in for missing numbers in the time of one way to run a collective, in words; empty where nothing does.
+
+    Numbers are missing where their source says so, where a library has those of another one, and where it has none at all, as of
+    networks that reduce.
+    """
+    lent: dict[str, list[str]] = {}
+    found = []
+    for place in _places(cost, collective, machine, library):
+        lender = library.borrowed.get(place)
+        if lender:
+            lent.setdefault(lender, []).append(place)
+        elif place not in library.values:
+            found.append(f"{place} counts nothing, for want of a number")
+        elif any(word in library.sources[place] for word in _GUESSES):
+            found.append(f"{place} is {library.sources[place].replace(';', ',')}")
+    found += [f"{', '.join(places)} {_are(places)} of {lender}" for lender, places in lent.items()]
+    if machine.network_reduces and machine.domains > 1 and collective == "all_reduce":
+        found.append(f"reduction in the network (CollNet) is left out, for want of numbers in {library}")
+    return "; ".join(found)
+
+
+def _are(places: list[str]) -> str:
+    return "are those" if len(places) > 1 else "is that"
+
+
+def _places(cost: Cost, collective: str, machine: Machine, library: Library) -> Iterator[str]:
+    """The numbers that decide the time, as they are named in the file."""
+    kind, fabric = class_of(machine, library), fabric_of(machine, library)
+    if collective in P2P:
+        yield f"{kind}.p2p_share"
+        yield "correction.p2p_start"
+        if fabric:
+            yield f"{fabric}.p2p_share"
+        return
+    if cost.algorithm.startswith("nvls"):
+        yield from (f"{kind}.nvls_share", f"{kind}.nvls_start")
+    else:
+        yield from (f"{kind}.ring_share", f"base.{cost.algorithm}")
+        yield f"hop.{'pcie' if machine.inside in {'pcie', 'host'} else 'nvlink'}.{cost.algorithm}"
+    if fabric:
+        yield from (f"{fabric}.share", f"{fabric}.latency", f"hop.net.{cost.algorithm}")
+    elif not cost.algorithm.startswith("nvls"):
+        yield from _inside(cost, f"generation.{machine.generation}", kind)
+
+
+def _inside(cost: Cost, generation: str, kind: str) -> Iterator[str]:
+    """What a protocol's rate and start have of their own in a domain."""
+    if cost.protocol == "Simple":
+        yield f"{kind}.simple_start"
+    else:
+        yield f"{generation}.ll_rate" if cost.protocol == "LL" else f"{generation}.{cost.algorithm}_ll128_rate"
+    if cost.algorithm == "tree":
+        yield f"{generation}.tree_rate"
