@@ -65,14 +65,16 @@ def play_grid(
     """
     from simcoll.formats.output import open_folder
     from simcoll.planning.executors import open_pool
+    from simcoll.planning.grid import shard_of
 
     with open_pool(options.executor, options.jobs) as pool:
         if pool is None:
             return None
         grid = make()
+        part = f"{len(shard_of(grid, options.shard)):,} of " if options.shard else ""
         folder = options.output or Path("out") / file.stem
         open_folder(folder, results)
-        print(f"# {len(grid):,} points, rows in {folder}", flush=True)
+        print(f"# {part}{len(grid):,} points, rows in {folder}", flush=True)
         runs = [_played(grid, folder, pool, options)]
         second = then(runs[0]) if then is not None and not options.shard else None
         if second is not None:

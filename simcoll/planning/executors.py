@@ -8,9 +8,11 @@ from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExec
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import active_children, get_context, parent_process
+from pkgutil import resolve_name
 from threading import Thread
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from simcoll import __version__
 from simcoll.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
@@ -147,10 +149,18 @@ def _dask(kind: str) -> Iterator[Pool]:
     except (OSError, ValueError) as error:
         raise ConfigError(f"--executor {kind}: no dask scheduler answers there ({error})") from None
     with client:
+        # A worker that cannot import what it gets dies, and its request goes to the next one.
+        for worker, version in client.run(resolve_name, "simcoll:__version__", on_error="return").items():
+            if version != __version__:
+                raise ConfigError(f"--executor {kind}: worker {worker} has {_or_why(version)}, and simcoll {__version__} is needed")
         # Not even the scheduler may take two requests for one: a point that is played again shall be played.
         yield Pool(
             client.get_executor(pure=False), lambda: max(1, sum(client.nthreads().values())), lost=(KilledWorker,)
         )
+
+
+def _or_why(version: object) -> str:
+    return f"no simcoll ({version})" if isinstance(version, Exception) else f"simcoll {version}"
 
 
 @contextmanager

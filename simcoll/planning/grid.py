@@ -133,33 +133,37 @@ def run_grid(
     pool
         Who plays. Whoever it is, the same points give the same rows.
     resume
-        Go on with what the folder has, whichever shard wrote it; otherwise a folder with rows is refused.
+        Go on with what the folder has, whichever shard wrote it; otherwise a folder with rows is refused, save those of a grid's other
+        shards.
     progress
         Called with the points done and the points in all, at least four times a second.
 
     Raises
     ------
     ConfigError
-        When the folder has rows and ``resume`` is not given, when rows cannot be read or written, when a worker dies.
+        When the folder has rows and ``resume`` is not given, when rows cannot be read or written, when a worker dies or has another
+        version of simcoll.
     KeyboardInterrupt
         After Ctrl-C; what was done is in the file.
     """
-    known = read_rows(folder)
+    wanted = shard_of(grid, shard) if shard else grid
+    name = f"rows-{shard.replace('/', '-of-')}.jsonl" if shard else ROWS
+    known = read_rows(folder) if resume else _read(_not_of_other_shards(folder, name))
     if known and not resume:
         raise ConfigError(
             f"has {len(known):,} rows of an earlier run; --resume goes on with them, --output names another folder",
             file=str(folder),
         )
-    wanted = shard_of(grid, shard) if shard else grid
     rows = {key: known[key] for key in wanted.keys if key in known}
     todo = [point for key, point in zip(wanted.keys, wanted.points, strict=True) if key not in rows]
-    name = f"rows-{shard.replace('/', '-of-')}.jsonl" if shard else ROWS
-    before = len(rows)
+    before, asked = len(rows), frozenset(wanted.keys)
     with _Appended(folder / name) as file:
         if not shard:  # other shards may be at work
             _adopt(folder, file)
         hands = folder if pool.near else None
         for new, hand in _play(wanted, todo, pool, lambda: progress and progress(len(rows), len(wanted)), hands):
+            if not {row["key"] for row in new}.issubset(asked):
+                raise ConfigError(f"a worker has another version of simcoll than this one, {__version__}; its rows are not kept")
             file.append(new)
             rows.update((row["key"], row) for row in new)
             if hand is not None:
@@ -178,11 +182,22 @@ def read_rows(folder: Path) -> dict[str, Row]:
     return _read(sorted(folder.glob("rows*.jsonl")))
 
 
+def _not_of_other_shards(folder: Path, name: str) -> list[Path]:
+    """The files of rows without those of the other shards of a cut, which may be at work now; ``name``: the file of this one."""
+    found = sorted(folder.glob("rows*.jsonl"))
+    if name == ROWS:
+        return found
+    others = re.compile(r"rows-(in-hand-.*|\d+" + re.escape(re.sub(r"^rows-\d+", "", name)) + ")")
+    return [path for path in found if path.name == name or not others.fullmatch(path.name)]
+
+
 def _read(paths: Iterable[Path]) -> dict[str, Row]:
     found: dict[str, Row] = {}
     for path in paths:
         try:
             *lines, _torn = path.read_bytes().split(b"\n")
+        except FileNotFoundError:  # rows in hand that were handed over since the folder was listed
+            continue
         except OSError as error:
             raise ConfigError(f"cannot read: {error.strerror}", file=str(path)) from None
         for number, line in enumerate(lines, 1):

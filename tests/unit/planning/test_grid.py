@@ -122,6 +122,25 @@ def test_shards_are_the_grid(tmp_path, many):
     assert played(tmp_path, n=100, resume=True).played == 0
 
 
+def test_shards_that_begin_at_any_time_share_a_folder(tmp_path):
+    for k in (2, 1, 3):
+        played(tmp_path, n=100, shard=f"{k}/3")
+        (tmp_path / f"rows-in-hand-{k}.jsonl").write_bytes((tmp_path / f"rows-{k}-of-3.jsonl").read_bytes())
+    for shard in ("2/3", "2/4", None):
+        with pytest.raises(ConfigError, match="rows of an earlier run"):
+            played(tmp_path, n=100, shard=shard)
+    run = played(tmp_path, n=100, resume=True)
+    assert (run.played, len(run.rows)) == (0, 100)
+    assert sorted_lines(tmp_path) == sorted(set(sorted_lines(tmp_path)))
+
+
+def test_rows_handed_over_while_the_folder_is_read_are_no_error(tmp_path, monkeypatch):
+    played(tmp_path)
+    listed = [tmp_path / "rows.jsonl", tmp_path / "rows-in-hand-1.jsonl"]
+    monkeypatch.setattr(type(tmp_path), "glob", lambda *_: iter(listed))
+    assert len(read_rows(tmp_path)) == 40
+
+
 @pytest.mark.parametrize("shard", ["0/4", "5/4", "1", "a/b", "1/0", "-1/4"])
 def test_wrong_shards_are_named(shard):
     with pytest.raises(ConfigError, match="expected which of how many, such as 3/16"):
@@ -157,6 +176,21 @@ def test_a_dead_worker_is_said(tmp_path):
         played(tmp_path, pool=Pool(Stopping(BrokenExecutor(), 5), lambda: 1))
     assert 0 < len(read_rows(tmp_path)) < 40
     assert played(tmp_path, resume=True).played > 0
+
+
+class Elsewhere(Executor):
+    """Has another version of simcoll, so its keys differ."""
+
+    def submit(self, fn, /, *args, **kwargs):
+        future = Future()
+        future.set_result([{**row, "key": "0" * 32} for row in fn(*args, **kwargs)])
+        return future
+
+
+def test_a_worker_of_another_version_is_said(tmp_path):
+    with pytest.raises(ConfigError, match="another version of simcoll than this one"):
+        played(tmp_path, pool=Pool(Elsewhere(), lambda: 1))
+    assert read_rows(tmp_path) == {}
 
 
 def test_ctrl_c_keeps_what_is_done(tmp_path):
