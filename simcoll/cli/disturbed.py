@@ -53,7 +53,7 @@ class Disturbed:
     @property
     def asked(self) -> bool:
         """Whether anything is asked for that disturbs."""
-        return bool(self.jitter or self.straggler or self.background or self.fault)
+        return bool(self.jitter is not None or self.straggler or self.background or self.fault)
 
     def disturbance(self) -> Disturbance:
         """The disturbance."""
@@ -65,7 +65,8 @@ class Disturbed:
         if self.policy is not None and not self.fault:
             raise ConfigError("--policy is for --fault: no link goes down")
         rule = self.policy or "stall"
-        return disturbance(self.straggler, self.background, self.jitter or "0", self.seed or 0, self.fault, rule)
+        jitter = "0" if self.jitter is None else self.jitter
+        return disturbance(self.straggler, self.background, jitter, self.seed or 0, self.fault, rule)
 
     def keys(self, jitter: str) -> dict[str, Any]:
         """The keys of a scenario that the options take the place of; ``jitter``: of the file."""

@@ -104,31 +104,30 @@ def predict(
     protocols = tuple(protocol.split(",")) if protocol is not None else ()
     wanted_files = files or Files()
     alone = library is not None or bool(env) or calibration is not None
-    wanted_files.check(of_library=alone, printed_only=group is not None)
+    wanted_files.check(of_library=alone, groups=group is not None)
     named = name_choices("simcoll perf", collective, root, algorithm)
+    checked = parse_size(check, what="-c")
+    if concurrent and group is None:
+        raise ConfigError("--concurrent is about the groups of a mesh; give --group, such as tp=8,dp=64")
+    if group is not None and (alone or named.programs or checked):
+        raise ConfigError(
+            "--group is for the times of schedules, not for --library, --env, --calibration, --check and GOAL programs"
+        )
     collective, root = named.collective, named.root
     if not collective:
         _only_programs(named.programs, machine, protocols, disturbance, wanted_files)
         return
     wanted = collective_on(collective, machine.nranks, root)
     ladder = size_ladder(parse_size(begin, what="-b"), parse_size(end, what="-e"), factor)
-    checked = parse_size(check, what="-c")
-    if disturbed.asked and (group is not None or alone):
-        raise ConfigError(
-            "--jitter, --straggler, --background and --fault are for algorithms, not for --group and libraries"
-        )
-    if group is not None:
-        mesh_lines(collective, ladder, machine, group, algorithm, protocol, dtype, concurrent=concurrent)
-        return
-    if concurrent:
-        raise ConfigError("--concurrent is about the groups of a mesh; give --group, such as tp=8,dp=64")
+    if disturbed.asked and alone:
+        raise ConfigError("--jitter, --straggler, --background and --fault are for algorithms, not for libraries")
     asked = _Library(library, env, calibration)
     if alone and (algorithm is not None or protocol is not None):
         raise ConfigError(
             "--library, --env and --calibration are for what a library chooses, -a and -p for what you choose"
         )
     shown: list[Prediction] = []
-    if algorithm is None and protocol is None and root in {None, 0} and not disturbed.asked:
+    if group is None and algorithm is None and protocol is None and root in {None, 0} and not disturbed.asked:
         shown = asked.show(collective, ladder, machine, needed=alone)
     if alone:
         wanted_files.write_predictions(shown, machine)
@@ -137,15 +136,19 @@ def predict(
     if not protocols:
         protocols, note = default_protocols(machine)
         notes += [note] if note else []
-    if named.choices is None:
+    if named.choices is None and group is None:
         fitting, left_out = candidates(wanted, machine)
         notes += [f"left out {each}" for each in left_out]
         choices, built = tuple(choice for choice, _ in fitting), [made for _, made in fitting]
     else:
-        choices, built = named.choices, None
+        choices, built = named.choices or (), None
     for note in notes:
         print(f"# {note}")
     sweep = Sweep(collective, ladder, choices, protocols, dtype, op, root, checked, disturbance)
+    if group is not None:
+        if mesh_lines(sweep, machine, group, concurrent=concurrent, csv=wanted_files.csv):
+            raise KeyboardInterrupt
+        return
     schedules = prepare(sweep, machine, built)
     title = f"{collective} on {machine.name}"
     table, proofs, stopped = print_sweep(title, sweep, schedules, machine, named.programs)
@@ -199,19 +202,19 @@ class Files:
     svg: Path | None = None
     trace: Path | None = None
 
-    def check(self, *, of_library: bool, printed_only: bool) -> None:
-        """Refuse places that cannot be written, and files of tables that are only printed, before anything is computed."""
+    def check(self, *, of_library: bool, groups: bool) -> None:
+        """Refuse places that cannot be written, and files that a table does not have, before anything is computed."""
         from simcoll.errors import ConfigError
         from simcoll.formats.output import refuse_folders
 
-        if printed_only and any((self.json, self.csv, self.svg, self.trace)):
-            raise ConfigError(
-                "-J, --csv, --svg and --trace are for the runs of algorithms; what --group gives is only printed"
-            )
         if of_library and any((self.csv, self.svg, self.trace)):
             raise ConfigError(
                 "--csv, --svg and --trace are for the runs of algorithms; what --library, --env and --calibration give is printed, and "
                 "with -J written"
+            )
+        if groups and any((self.json, self.svg, self.trace)):
+            raise ConfigError(
+                "--group writes --csv; -J, --svg and --trace hold one group of ranks: simcoll run --group writes them for each axis"
             )
         for path in filter(None, (self.json, self.csv, self.svg, self.trace)):
             refuse_folders(path.parent, [path.name])

@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING
 from simcoll.binding import verify
 from simcoll.cli.progress import Progress
 from simcoll.errors import ConfigError, InternalError
+from simcoll.units import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
     from simcoll.core.schedule import Schedule
+    from simcoll.planning.groups import GroupRow
     from simcoll.planning.running import Table
     from simcoll.planning.sweep import Row, Sweep
     from simcoll.topology import Topology
@@ -45,7 +48,6 @@ def print_sweep(
     from simcoll.planning.report import engine_lines, foot_lines, head_lines, size_line
     from simcoll.planning.running import Table, runs
     from simcoll.planning.sweep import best_rows
-    from simcoll.units import printable
 
     sweep.disturbed.check(topology)
     played = [play_program(each, name, topology, sweep.disturbed) for each in programs for name in sweep.protocols]
@@ -99,30 +101,31 @@ def _summary(rows: Sequence[Row]) -> Iterator[str]:
     )
 
 
-def mesh_lines(
-    collective: str,
-    sizes: Sequence[int],
-    machine: Topology,
-    mesh: str,
-    algorithm: str | None,
-    protocol: str | None,
-    dtype: str,
-    *,
-    concurrent: bool,
-) -> None:
-    """Print the table of a collective along the axes of a mesh."""
-    from simcoll.planning.groups import COLUMNS, group_rows, parse_mesh
+def mesh_lines(sweep: Sweep, machine: Topology, mesh: str, *, concurrent: bool, csv: Path | None) -> bool:
+    """Print the table of a collective along the axes of a mesh, and write it; whether Ctrl-C ended it early."""
+    from simcoll.formats.output import write_file
+    from simcoll.planning.groups import COLUMNS, group_rows, groups_csv, parse_mesh
     from simcoll.planning.table import titles
-    from simcoll.tuning import default_protocols, parse_choice
 
     axes = parse_mesh(mesh, machine.nranks)
-    choices = [parse_choice(each) for each in algorithm.split(",")] if algorithm is not None else []
-    protocols, note = (protocol.split(","), "") if protocol is not None else default_protocols(machine)
-    print(f"# {collective} on {machine.name}, mesh {mesh}, fastest axis first")
-    for line in (note, "" if concurrent else "one group alone; --concurrent plays all groups of an axis at once"):
-        if line:
-            print(f"# {line}")
+    sweep.disturbed.check(machine)
+    print(f"# {sweep.collective} on {machine.name}, mesh {mesh}, fastest axis first")
+    if not concurrent:
+        print("# one group alone; --concurrent plays all groups of an axis at once")
+    if sweep.disturbed:
+        print(printable(f"# disturbed: {sweep.disturbed}"))
     for line in titles(COLUMNS):
         print(line)
-    for row in group_rows(collective, sizes, machine, axes, choices, protocols, dtype=dtype, concurrent=concurrent):
-        print(row)
+    rows: list[GroupRow] = []
+    stopped = False
+    try:
+        for row in group_rows(sweep, machine, axes, concurrent=concurrent):
+            print(row, flush=True)
+            rows.append(row)
+    except KeyboardInterrupt:
+        stopped = True
+        print(f"# stopped after {len(rows)} lines", flush=True)
+    if csv is not None and rows:
+        write_file(csv, groups_csv(sweep, rows))
+        print(f"# wrote {csv}")
+    return stopped

@@ -129,7 +129,11 @@ def disturbance(
         found = _STRAGGLER.fullmatch(text.strip())
         if found is None:
             raise ConfigError(f"straggler {shown(text)}: expected a rank and how much longer it takes: 'rank 3: +10 %'")
-        slow.append((int(found[1]), str(1 + Fraction(found[2]) / 100)))
+        rank, longer = int(found[1]), Fraction(found[2]) / 100
+        if rank in dict(slow):
+            raise ConfigError(f"straggler {shown(text)}: rank {rank} is already slow; give one number for it")
+        if longer:
+            slow.append((rank, str(1 + longer)))
     for text in background:
         found = _BACKGROUND.fullmatch(text.strip())
         share = Fraction(found[2]) / 100 if found else Fraction(0)
@@ -162,7 +166,7 @@ def parse_ranks(text: str) -> list[int]:
     for part in text.split(","):
         found = _RANKS.fullmatch(part.strip())
         if found is None or (found[2] and int(found[2]) < int(found[1])):
-            raise ConfigError(f"ranks {shown(text)}: expected numbers and ranges, such as 0-7,16-23")
+            raise ConfigError(f"ranks {shown(text)}: expected numbers and rising ranges, such as 0-7,16-23")
         ranks += range(int(found[1]), int(found[2] or found[1]) + 1)
         if len(ranks) > MAX_RANKS:
             raise ConfigError(f"more than {MAX_RANKS:,} ranks")

@@ -152,7 +152,9 @@ def _dask(kind: str) -> Iterator[Pool]:
         # A worker that cannot import what it gets dies, and its request goes to the next one.
         for worker, version in client.run(resolve_name, "simcoll:__version__", on_error="return").items():
             if version != __version__:
-                raise ConfigError(f"--executor {kind}: worker {worker} has {_or_why(version)}, and simcoll {__version__} is needed")
+                raise ConfigError(
+                    f"--executor {kind}: worker {worker} has {_or_why(version)}, and simcoll {__version__} is needed"
+                )
         # Not even the scheduler may take two requests for one: a point that is played again shall be played.
         yield Pool(
             client.get_executor(pure=False), lambda: max(1, sum(client.nthreads().values())), lost=(KilledWorker,)

@@ -163,7 +163,9 @@ def run_grid(
         hands = folder if pool.near else None
         for new, hand in _play(wanted, todo, pool, lambda: progress and progress(len(rows), len(wanted)), hands):
             if not {row["key"] for row in new}.issubset(asked):
-                raise ConfigError(f"a worker has another version of simcoll than this one, {__version__}; its rows are not kept")
+                raise ConfigError(
+                    f"a worker has another version of simcoll than this one, {__version__}; its rows are not kept"
+                )
             file.append(new)
             rows.update((row["key"], row) for row in new)
             if hand is not None:

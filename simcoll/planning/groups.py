@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import re
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, fields
 from itertools import product
 from typing import TYPE_CHECKING
 
 from simcoll.binding import bind
+from simcoll.core.reduction import parse_dtype
 from simcoll.emulator import emulate
 from simcoll.emulator.programs import Call, Program
 from simcoll.errors import ConfigError, shown
-from simcoll.planning.sweep import counts_for
+from simcoll.planning.sweep import build, costs_of, counts_for
 from simcoll.planning.table import microseconds, table_line
-from simcoll.tuning import Choice, collective_on, costs, default_algorithm, schedule_on
+from simcoll.tuning import Choice, collective_on, default_algorithm
 from simcoll.units import format_size
 from simcoll.workload.mesh import Mesh
 
@@ -24,11 +27,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from simcoll.core.plan import Plan
+    from simcoll.emulator.programs import ProgramResult
+    from simcoll.planning.sweep import Sweep
     from simcoll.topology import Topology
 
     Ints = NDArray[np.int64]
 
-__all__ = ["COLUMNS", "GroupRow", "group_rows", "machines_along", "parse_axes", "parse_mesh"]
+__all__ = ["COLUMNS", "GroupRow", "group_rows", "groups_csv", "machines_along", "parse_axes", "parse_mesh"]
 
 _AXIS = re.compile(r"([A-Za-z_][A-Za-z0-9_]{0,30})=([0-9]{1,7})")
 COLUMNS = (
@@ -81,7 +86,10 @@ def machines_along(machine: Topology, text: str) -> dict[str, Topology]:
 
 @dataclass(frozen=True, slots=True)
 class GroupRow:
-    """A collective of one axis at one size: which schedule is best for one group, and its time alone and in all groups at once."""
+    """A collective of one axis at one size: which schedule is best for one group, and its time alone and in all groups at once.
+
+    ``one_cut``, ``all_cut``: how a fault cut the run off, ``aborted`` or ``stuck``; empty where it came to its end.
+    """
 
     axis: str
     ranks: int
@@ -91,55 +99,67 @@ class GroupRow:
     protocol: str
     one_fs: int
     all_fs: int | None
+    one_cut: str = ""
+    all_cut: str = ""
 
     def __str__(self) -> str:
+        one = self.one_cut or microseconds(self.one_fs / 1e9)
         both = ("-", "-")
         if self.all_fs is not None:
-            both = microseconds(self.all_fs / 1e9), f"{self.all_fs / max(self.one_fs, 1):.2f}"
-        cells = (self.axis, self.ranks, self.groups, format_size(self.size_bytes), microseconds(self.one_fs / 1e9))
+            ratio = "-" if self.one_cut or self.all_cut else f"{self.all_fs / max(self.one_fs, 1):.2f}"
+            both = self.all_cut or microseconds(self.all_fs / 1e9), ratio
+        cells = (self.axis, self.ranks, self.groups, format_size(self.size_bytes), one)
         return table_line(COLUMNS, (*cells, *both, self.algorithm, self.protocol))
 
 
-def group_rows(
-    kind: str,
-    sizes: Sequence[int],
-    machine: Topology,
-    mesh: Mesh,
-    choices: Sequence[Choice],
-    protocols: Sequence[str],
-    *,
-    dtype: str = "float32",
-    concurrent: bool = False,
-) -> Iterator[GroupRow]:
-    """Rows by axis and size. Without ``choices`` the default algorithm of the size; without ``concurrent`` one group alone."""
+def group_rows(sweep: Sweep, machine: Topology, mesh: Mesh, *, concurrent: bool = False) -> Iterator[GroupRow]:
+    """Rows by axis and size. Without algorithms the default of the size; without ``concurrent`` one group alone.
+
+    What disturbs the runs counts ranks on the machine, so a straggler that is not in the first group shows in all groups at once.
+    """
     for axis, size in mesh.axes:
         if size == 1:
             continue
         groups = mesh.groups(axis)
         near = machine.with_ranks(groups[0])
-        for total in sizes:
-            found = min(
-                (_alone(machine, groups[:1], plan), number, name, plan)
-                for number, (name, plan) in enumerate(_plans(kind, total, near, choices, protocols, dtype))
-            )
-            one_fs, _, name, plan = found
-            every = _alone(machine, groups, plan) if concurrent else None
-            yield GroupRow(axis, size, len(groups), plan.total_bytes, name, plan.protocol.name, one_fs, every)
+        for total in sweep.sizes:
+            runs = [
+                (name, _played(sweep, machine, groups[:1], plan), plan) for name, plan in _plans(sweep, total, near)
+            ]
+            name, one, plan = min(runs, key=lambda run: (run[1].cut is not None, run[1].time_fs))
+            every = _played(sweep, machine, groups, plan) if concurrent else None
+            yield GroupRow(
+                axis, size, len(groups), plan.total_bytes, name, plan.protocol.name, one.time_fs,
+                None if every is None else every.time_fs, _cut(one), _cut(every),
+            )  # fmt: skip
 
 
-def _plans(
-    kind: str, total: int, near: Topology, choices: Sequence[Choice], protocols: Sequence[str], dtype: str
-) -> Iterator[tuple[str, Plan]]:
+def groups_csv(sweep: Sweep, rows: Sequence[GroupRow]) -> bytes:
+    """The rows as CSV, times in femtoseconds, with collective, type and reduction beside."""
+    stream = io.StringIO()
+    names = ("collective", "dtype", "op", *(field.name for field in fields(GroupRow)))
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(names)
+    writer.writerows((sweep.collective, sweep.dtype, sweep.op, *astuple(row)) for row in rows)
+    return stream.getvalue().encode()
+
+
+def _plans(sweep: Sweep, total: int, near: Topology) -> Iterator[tuple[str, Plan]]:
     """The plans of one group."""
-    from simcoll.core.reduction import parse_dtype
+    collective = collective_on(sweep.collective, near.nranks, sweep.root)
+    (count,) = counts_for(sweep.collective, [total], near.nranks, parse_dtype(sweep.dtype).itemsize)
+    choices = sweep.choices or [Choice(default_algorithm(collective, total_bytes=total))]
+    for choice, protocol in product(choices, sweep.protocols):
+        made = build(sweep, choice, near)
+        yield str(choice), bind(made, count, sweep.dtype, sweep.op, protocol=costs_of(sweep, protocol, near, made))
 
-    collective = collective_on(kind, near.nranks)
-    (count,) = counts_for(kind, [total], near.nranks, parse_dtype(dtype).itemsize)
-    for choice, protocol in product(choices or [Choice(default_algorithm(collective, total_bytes=total))], protocols):
-        made = schedule_on(collective, choice.algorithm, near, dict(choice.params))
-        yield str(choice), bind(made, count, dtype, protocol=costs(protocol, near, made))
+
+def _played(sweep: Sweep, machine: Topology, groups: Ints, plan: Plan) -> ProgramResult:
+    """A run of some groups at once."""
+    program = Program(machine.nranks, [Call(plan, groups)])
+    disturbed = sweep.disturbed
+    return emulate(program, machine, data="none", events=disturbed.events(machine), policy=disturbed.policy)
 
 
-def _alone(machine: Topology, groups: Ints, plan: Plan) -> int:
-    """Time of some groups at once."""
-    return emulate(Program(machine.nranks, [Call(plan, groups)]), machine, data="none").time_fs
+def _cut(result: ProgramResult | None) -> str:
+    return result.cut.kind if result is not None and result.cut is not None else ""

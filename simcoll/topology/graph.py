@@ -218,9 +218,10 @@ class Topology:
         chosen = whole_numbers("a placement", endpoints, "iu")
         if chosen.ndim != 1 or chosen.size == 0:
             raise ConfigError("a placement needs at least one rank")
-        if chosen.min() < 0 or chosen.max() >= self.nranks:
+        beyond = chosen[(chosen < 0) | (chosen >= self.nranks)]
+        if beyond.size:
             raise ConfigError(
-                f"a placement may use 0 to {self.nranks - 1} of topology {self.name!r}, got {chosen.tolist()[:8]}"
+                f"a placement may use ranks 0 to {self.nranks - 1} of topology {self.name!r}, not {beyond[0]}"
             )
         if np.unique(chosen).size != chosen.size:
             raise ConfigError("a placement puts two ranks on one GPU; expected distinct numbers")

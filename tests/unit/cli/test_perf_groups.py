@@ -8,6 +8,7 @@ import simcoll
 from simcoll.cli import main
 from simcoll.errors import ConfigError
 from simcoll.planning.groups import group_rows, parse_mesh
+from simcoll.planning.sweep import Sweep
 from simcoll.topology import fat_tree, load_topology
 
 
@@ -15,7 +16,7 @@ def test_all_groups_of_an_axis_share_the_uplinks():
     # Pairs across two leaves with uplinks 2:1: alone 50 GB/s each way, all at once 25. 500,000 bytes take 10 us at 50 GB/s.
     machine = fat_tree(2, 16, "50 GB/s", "1 us", oversubscription=2, spine_latency="1 us")
     mesh = parse_mesh("near=16,far=2", 32)
-    near, far = group_rows("all_to_all", [1_000_000], machine, mesh, [], ["ideal"], dtype="uint8", concurrent=True)
+    near, far = group_rows(Sweep("all_to_all", (1_000_000,), (), ("ideal",), "uint8"), machine, mesh, concurrent=True)
     latency = machine.route([0], [16]).latency_fs[0]
     assert (far.one_fs - latency, far.all_fs - latency) == (10 * 10**9, 20 * 10**9)
     assert near.one_fs == near.all_fs
@@ -50,6 +51,41 @@ def test_the_command(capsys):
     assert all(float(line[7]) >= 1 for line in lines)
     assert main(["perf", "all_gather", "--concurrent"]) == 2
     assert "give --group" in capsys.readouterr().err
+
+
+def test_what_disturbs_counts_ranks_on_the_machine(tmp_path, capsys):
+    # Each rank of a pair sends half of 1 MiB over links of 1 GB/s without latency.
+    (tmp_path / "m.toml").write_text(
+        'family = "crossbar"\nnranks = 4\nbandwidth = "1 GB/s"\nlatency = "0"\nname = "m"\n'
+    )
+    argv = ["perf", "all_gather", "-t", str(tmp_path / "m.toml"), "-a", "ring", "-p", "ideal", "-b", "1M", "-e", "1M"]
+    argv += ["--group", "tp=2,dp=2", "--concurrent", "--csv", str(tmp_path / "g.csv")]
+    calm = (1 << 19) * 10**6  # half of 1 MiB at 1 GB/s, in femtoseconds
+
+    def times(*options):
+        assert main([*argv, *options]) == 0
+        rows = csv.DictReader((tmp_path / "g.csv").read_text().splitlines())
+        return [(int(row["one_fs"]), int(row["all_fs"]), row["one_cut"] + row["all_cut"]) for row in rows]
+
+    assert times() == [(calm, calm, "")] * 2
+    assert times("--background", "gpu3 -> switch: 50 %") == [(calm, 2 * calm, "")] * 2
+    assert times("--straggler", "rank 0: +100 %") == [(2 * calm, 2 * calm, "")] * 2
+    late = times("--jitter", "1ms", "--seed", "3")
+    assert all(calm < one <= every < calm + 10**12 for one, every, _ in late)
+    assert late == times("--jitter", "1ms", "--seed", "3") != times("--jitter", "1ms", "--seed", "4")
+    cut = times("--fault", "t=1us gpu3 -> switch = 0", "--policy", "stall 4ms x 1")
+    assert [(one, how) for one, _, how in cut] == [(calm, "aborted")] * 2
+    capsys.readouterr()
+    for options, message in (
+        (["--straggler", "rank 4: +1 %"], "'m' has 4 ranks"),
+        (["-J", str(tmp_path / "x.json")], "simcoll run --group"),
+        (["--check", "1M"], "--group is for the times of schedules"),
+        (["--op", "most"], "unknown reduction 'most'"),
+        (["--jitter", ""], "cannot read ''"),
+    ):
+        assert main([*argv, *options]) == 2
+        assert message in capsys.readouterr().err
+    assert not (tmp_path / "x.json").exists()
 
 
 SCENARIO = """

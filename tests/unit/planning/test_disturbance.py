@@ -10,6 +10,7 @@ import simcoll
 from simcoll.cli import main
 from simcoll.errors import ConfigError
 from simcoll.planning.disturbance import disturbance, parse_ranks
+from simcoll.topology import crossbar
 from simcoll.types import Slow
 
 PAIR = 'name = "pair"\nfamily = "crossbar"\nnranks = 3\nbandwidth = "10 GB/s"\nlatency = "1 us"\n'
@@ -93,7 +94,9 @@ def test_files_say_the_same(folder, capsys):
         (lambda: disturbance([], ["leaf: 100 %"]), "background 'leaf: 100 %': expected a link and the share"),
         (lambda: disturbance([], [], "fast"), "jitter"),
         (lambda: disturbance([], [], "0", -1), "seed -1"),
-        (lambda: parse_ranks("3-1"), "ranks '3-1': expected numbers and ranges"),
+        (lambda: parse_ranks("3-1"), "ranks '3-1': expected numbers and rising ranges"),
+        (lambda: disturbance(["rank 3: +1 %", "3: +2 %"]), "rank 3 is already slow"),
+        (lambda: crossbar(4, "1 GB/s").with_ranks(range(5)), "may use ranks 0 to 3 of topology 'crossbar', not 4"),
         (lambda: parse_ranks("0-9999999"), "more than 1,048,576 ranks"),
     ],
 )
@@ -103,9 +106,8 @@ def test_what_cannot_be_read(read, said):
 
 
 def test_what_does_not_go_together(capsys):
-    for options in (["--group", "tp=8"], ["--library", "nccl"]):
-        assert main(["perf", "all_reduce", "--straggler", "rank 1: +5 %", *options]) == 2
-        assert "are for algorithms" in capsys.readouterr().err
+    assert main(["perf", "all_reduce", "--straggler", "rank 1: +5 %", "--library", "nccl"]) == 2
+    assert "are for algorithms" in capsys.readouterr().err
     assert main(["perf", "all_reduce", "--straggler", "rank 99: +5 %", "-a", "ring", "-e", "8"]) == 2
     assert "99" in capsys.readouterr().err
 
