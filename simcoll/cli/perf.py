@@ -107,12 +107,7 @@ def predict(
     wanted_files.check(of_library=alone, groups=group is not None)
     named = name_choices("simcoll perf", collective, root, algorithm)
     checked = parse_size(check, what="-c")
-    if concurrent and group is None:
-        raise ConfigError("--concurrent is about the groups of a mesh; give --group, such as tp=8,dp=64")
-    if group is not None and (alone or named.programs or checked):
-        raise ConfigError(
-            "--group is for the times of schedules, not for --library, --env, --calibration, --check and GOAL programs"
-        )
+    _check_groups(group, concurrent=concurrent, others=bool(alone or named.programs or checked))
     collective, root = named.collective, named.root
     if not collective:
         _only_programs(named.programs, machine, protocols, disturbance, wanted_files)
@@ -146,8 +141,7 @@ def predict(
         print(f"# {note}")
     sweep = Sweep(collective, ladder, choices, protocols, dtype, op, root, checked, disturbance)
     if group is not None:
-        if mesh_lines(sweep, machine, group, concurrent=concurrent, csv=wanted_files.csv):
-            raise KeyboardInterrupt
+        mesh_lines(sweep, machine, group, concurrent=concurrent, csv=wanted_files.csv)
         return
     schedules = prepare(sweep, machine, built)
     title = f"{collective} on {machine.name}"
@@ -162,6 +156,18 @@ def predict(
         wanted_files.write(title, table, machine, proofs)
     if stopped:
         raise KeyboardInterrupt
+
+
+def _check_groups(group: str | None, *, concurrent: bool, others: bool) -> None:
+    """Refuse what does not go with the groups of a mesh; ``others``: whether such a thing is asked for."""
+    from simcoll.errors import ConfigError
+
+    if concurrent and group is None:
+        raise ConfigError("--concurrent is about the groups of a mesh; give --group, such as tp=8,dp=64")
+    if group is not None and others:
+        raise ConfigError(
+            "--group is for the times of schedules, not for --library, --env, --calibration, --check and GOAL programs"
+        )
 
 
 def _only_programs(

@@ -51,6 +51,7 @@ def run_scenario(
         made = []
         for axis, machine in machines.items():
             with scenarios.blamed_on(f"{path}: --group, axis {axis}" if axis else str(path)):
+                sweep.disturbed.check(machine)
                 made.append([] if programs and not choices else prepare(sweep, machine))
     folders = [(output or Path("out") / path.stem) / axis for axis in machines]
     for folder in folders:

@@ -101,8 +101,8 @@ def _summary(rows: Sequence[Row]) -> Iterator[str]:
     )
 
 
-def mesh_lines(sweep: Sweep, machine: Topology, mesh: str, *, concurrent: bool, csv: Path | None) -> bool:
-    """Print the table of a collective along the axes of a mesh, and write it; whether Ctrl-C ended it early."""
+def mesh_lines(sweep: Sweep, machine: Topology, mesh: str, *, concurrent: bool, csv: Path | None) -> None:
+    """Print the table of a collective along the axes of a mesh, and write it, also what Ctrl-C left."""
     from simcoll.formats.output import write_file
     from simcoll.planning.groups import COLUMNS, group_rows, groups_csv, parse_mesh
     from simcoll.planning.table import titles
@@ -128,4 +128,5 @@ def mesh_lines(sweep: Sweep, machine: Topology, mesh: str, *, concurrent: bool, 
     if csv is not None and rows:
         write_file(csv, groups_csv(sweep, rows))
         print(f"# wrote {csv}")
-    return stopped
+    if stopped:
+        raise KeyboardInterrupt

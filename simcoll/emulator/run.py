@@ -65,6 +65,8 @@ def emulate(
     keep: bool = False,
     engine: str = "auto",
     quotient: bool | None = None,
+    events: Sequence[Event | str] = (),
+    policy: Policy | str = "stall",
 ) -> ProgramResult: ...
 def emulate(
     plan: Plan | Program | Sequence[Plan],

@@ -124,7 +124,8 @@ def disturbance(
     >>> str(disturbance(["rank 3: +10 %"], ["gpu0 <-> switch: 20 %"]))
     'rank 3 takes 11/10 of its time; others take 1/5 of gpu0 <-> switch'
     """
-    slow, taken = [], []
+    slow: list[tuple[int, str]] = []
+    taken = []
     for text in stragglers:
         found = _STRAGGLER.fullmatch(text.strip())
         if found is None:

@@ -17,7 +17,8 @@ from simcoll.algorithms import ALGORITHMS
 from simcoll.algorithms.imported import file_schedule, imported_algorithm, is_file_name
 from simcoll.binding import bind
 from simcoll.core.collective import KINDS
-from simcoll.core.reduction import parse_dtype
+from simcoll.core.protocol import PROTOCOL_NAMES
+from simcoll.core.reduction import parse_dtype, parse_reduction
 from simcoll.errors import ConfigError, nearest
 from simcoll.formats.strict import decode_toml, read_file
 from simcoll.planning.disturbance import Disturbance, disturbance, parse_ranks
@@ -113,6 +114,8 @@ def sweep_grid(sweep: SweepFile, path: Path) -> Grid:
             raise ConfigError(
                 "an empty list; give at least one value, or leave the key out", file=file, path=f"$.{name}"
             )
+    if sweep.op != "sum":
+        parse_reduction(sweep.op, parse_dtype(sweep.dtype))
     jitter_fs = parse_time(sweep.jitter, file=file, path="$.jitter")
     if len(axes["seeds"]) > 1 and not jitter_fs:
         raise ConfigError(
@@ -200,6 +203,13 @@ def _axes(sweep: SweepFile, path: Path) -> dict[str, Sequence[Any]]:
             sizes = list(size_ladder(begin, end, sweep.sizes.factor))
         except ConfigError as error:
             raise ConfigError(error.message, file=file, path="$.sizes") from None
+    for at, seed in enumerate(sweep.seeds):
+        if seed < 0:
+            raise ConfigError(f"expected a seed of 0 or more, got {seed}", file=file, path=f"$.seeds[{at}]")
+    for at, name in enumerate(sweep.protocols):
+        if name not in PROTOCOL_NAMES:
+            told = f"unknown protocol {name!r}; {nearest(name, PROTOCOL_NAMES)}"
+            raise ConfigError(told, file=file, path=f"$.protocols[{at}]")
     return {
         "topologies": [_named(name, path.parent) for name in sweep.topologies],
         "nodes": sweep.nodes or [None],

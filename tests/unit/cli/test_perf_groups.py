@@ -145,3 +145,11 @@ def test_run_refuses_wrong_meshes(tmp_path, capsys, text, message):
     assert main(["run", str(tmp_path / "one.toml"), "--group", text, "-o", str(tmp_path / "run")]) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+def test_run_refuses_a_straggler_of_no_group_before_anything_runs(tmp_path, capsys):
+    (tmp_path / "one.toml").write_text(SCENARIO)
+    argv = ["run", str(tmp_path / "one.toml"), "--group", "tp=8,dp=2", "--straggler", "rank 3: +10 %"]
+    assert main([*argv, "-o", str(tmp_path / "run")]) == 2
+    assert "one.toml: --group, axis dp: straggler: rank 3" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
