@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import importlib
 import io
 import os
 import random
-import runpy
 import signal
 import statistics
 import sys
@@ -34,6 +34,7 @@ from simcoll.units import format_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from importlib.machinery import ModuleSpec
 
 __all__ = ["Script", "run_script"]
 
@@ -72,17 +73,31 @@ class Script:
     arguments: Sequence[str] = ()
     module: bool = False
 
-    def code(self) -> tuple[Any, str]:
-        """Its code and its file; a ConfigError when there is none, or it is no Python."""
+    def code(self) -> tuple[Any, str, ModuleSpec | None]:
+        """Its code, its file and, of a module, its spec; a ConfigError when there is none, or it is no Python."""
         try:
             if self.module:
-                _, spec, code = runpy._get_module_details(self.name)  # type: ignore[attr-defined]
-                return code, str(spec.origin)
-            return compile(Path(self.name).read_bytes(), self.name, "exec"), self.name
+                spec = _found(self.name)
+                return spec.loader.get_code(spec.name), str(spec.origin), spec  # type: ignore[union-attr]
+            return compile(Path(self.name).read_bytes(), self.name, "exec"), self.name, None
         except SyntaxError as error:
             raise ConfigError("".join(traceback.format_exception_only(error)).rstrip()) from error
         except (OSError, ImportError, ValueError) as error:
             raise ConfigError(f"cannot be read: {error}", file=self.name) from error
+
+
+def _found(name: str) -> ModuleSpec:
+    """The spec of a module, or of a package's ``__main__``. The packages that it is in are not imported: each rank imports its own."""
+    spec: ModuleSpec | None = None
+    path: Sequence[str] | None = None
+    for part in name.split("."):
+        spec = importlib._bootstrap._find_spec(part if spec is None else f"{spec.name}.{part}", path)  # type: ignore[attr-defined]
+        if spec is None:
+            raise ImportError(f"No module named {name}")
+        path = spec.submodule_search_locations or ()
+    if spec is None or not hasattr(spec.loader, "get_code"):
+        raise ImportError(f"{name} has no Python code")
+    return spec if spec.submodule_search_locations is None else _found(f"{name}.__main__")
 
 
 @dataclass(slots=True, eq=False)
@@ -124,16 +139,19 @@ def run_script(script: Script, nprocs: int, *, shared: Sequence[str] = (), **gui
     ConfigError
         For a script that does not exist or is no Python.
     """
-    code, file = script.code()
+    code, file, spec = script.code()
+    package = None if spec is None else spec.parent
     notes, own = _Notes(), OwnModules(shared=shared)
 
     def program(_rank: int, _world_size: int) -> None:
         module = types.ModuleType("__main__")
-        vars(module).update(__file__=file, __builtins__=__builtins__, __spec__=None, __package__=None)
+        vars(module).update(__file__=file, __builtins__=__builtins__, __spec__=spec, __package__=package)
         process = current_thread().process
         process.modules["__main__"] = sys.modules["__main__"] = module
         try:
             try:
+                if package:  # imported by the program, so that it is the rank's own
+                    exec(f"import {package}", dict(vars(module)))  # noqa: S102
                 exec(code, vars(module))  # noqa: S102  # the user's own file
             finally:
                 call_exit_functions(process.at_exit)

@@ -297,6 +297,25 @@ def test_the_command_runs_modules():
     assert done.stdout.count("Beautiful is better than ugly.") == 2
 
 
+def test_each_rank_imports_the_package_of_its_module(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    Path("job").mkdir()
+    Path("job/__init__.py").write_text("ranks = []\n")
+    Path("job/state.py").write_text("from job import ranks\n")
+    Path("job/train.py").write_text(
+        "import os, job\nfrom .state import ranks\nranks.append(os.environ['RANK'])\n"
+        "print(__name__, __package__, __spec__.name, job.ranks)\n"
+    )
+    Path("job/__main__.py").write_text("from . import train\n")
+    for module, name in (("job.train", "__main__"), ("job", "job.train")):
+        assert command.main(["-n", "2", "-m", module]) == 0
+        told = capsys.readouterr().out.splitlines()
+        assert sorted(told[:2]) == [f"{name} job job.train ['{rank}']" for rank in range(2)]
+    assert command.main(["-n", "2", "-m", "job.absent"]) == 2
+    assert "cannot be read: No module named job.absent" in capsys.readouterr().err
+
+
 # Modules
 
 
