@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from simcoll.errors import ConfigError
+from simcoll.formats.output import write_file
 from simcoll.planning.table import DATA, TIMES, gigabytes, microseconds, table_line, titles
 
 if TYPE_CHECKING:
@@ -133,11 +134,15 @@ def write_new(path: Path, content: bytes) -> Path:
     for attempt in range(1000):
         target = path if not attempt else path.with_name(f"{path.name}.{attempt - 1}")
         try:
-            with target.open("xb") as stream:
-                stream.write(content)
+            target.touch(exist_ok=False)  # an empty file holds the name, also against a link
         except FileExistsError:
             continue
         except OSError as error:
             raise ConfigError(f"cannot be written: {error.strerror or error}", file=str(target)) from None
+        try:
+            write_file(target, content)
+        except ConfigError:
+            target.unlink(missing_ok=True)
+            raise
         return target
     raise ConfigError("a thousand files with this name and a number exist already", file=str(path))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import socket
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -39,6 +40,10 @@ if TYPE_CHECKING:
 __all__ = ["Host"]
 
 CLOSE_S = 5.0
+MAX_HELD_BYTES = 1 << 26
+"""Of what one process brings to meetings that are not over, and of names that are not forgotten."""
+MEETING_BYTES = 512
+"""Of bookkeeping for a process in a meeting."""
 
 
 @dataclass(slots=True)
@@ -48,6 +53,7 @@ class _Table:
     members: tuple[int, ...]
     values: dict[int, bytes] = field(default_factory=dict)
     timers: dict[int, TimerHandle] = field(default_factory=dict)
+    held_bytes: dict[int, int] = field(default_factory=dict)
 
 
 class _Meetings:
@@ -63,6 +69,7 @@ class _Meetings:
         self._seats: dict[int, Peer] = {}
         self._processes: dict[Peer, int] = {}
         self._gone: dict[int, str] = {}
+        self._held_bytes: Counter[int] = Counter()
 
     def is_used(self) -> bool:
         """Whether processes are connected."""
@@ -103,10 +110,12 @@ class _Meetings:
         table = self._tables.get(said.name)
         if table is None:
             table = _Table(said.members)
-        if process not in said.members or said.members != table.members or max(said.members) >= self._size:
-            raise MalformedError(
-                f"process {process} cannot join {said.name!r}, whose members are {list(table.members)}"
-            )
+        members = said.members if len(said.members) <= self._size else ()
+        if process not in members or members != table.members or max(members) >= self._size:
+            raise MalformedError(f"process {process} cannot join {said.name[:60]!r}, which is not for it")
+        if process in table.values:
+            raise MalformedError(f"process {process} comes to {said.name[:60]!r} for the second time")
+        self._hold(process, said, table)
         if said.name not in self._tables:
             self._tables[said.name] = table
             if said.name.startswith("stuck"):
@@ -120,11 +129,20 @@ class _Meetings:
         elif any(member in self._gone for member in table.members):
             self._give_up(said.name, table)
 
+    def _hold(self, process: int, said: Meet, table: _Table) -> None:
+        """Count what the server keeps for a process, up to a limit."""
+        size_bytes = MEETING_BYTES + len(said.name.encode()) + len(said.value)
+        if self._held_bytes[process] + size_bytes > MAX_HELD_BYTES:
+            raise MalformedError(f"process {process} holds more than {MAX_HELD_BYTES} bytes in meetings")
+        self._held_bytes[process] += size_bytes
+        table.held_bytes[process] = size_bytes
+
     def _end(self, name: str, table: _Table) -> None:
         missing = tuple(member for member in table.members if member not in table.values)
         self._tables.pop(name, None)
         for timer in table.timers.values():
             timer.cancel()
+        self._held_bytes.subtract(table.held_bytes)
         # Our own process last: what it does next may hold the interpreter, and with it this thread, until the others have come.
         # Starting MPI does.
         for process in sorted(table.values, reverse=True):
@@ -137,7 +155,9 @@ class _Meetings:
 
     def _give_up(self, name: str, table: _Table) -> None:
         self._given_up[name] = tuple(member for member in table.members if member not in table.values)
+        first = next(iter(table.held_bytes))
         self._end(name, table)
+        self._held_bytes[first] += MEETING_BYTES + len(name.encode())
 
     def _lost(self) -> dict[int, str]:
         return {process: reason for process, reason in self._gone.items() if reason}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import stat
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -141,8 +142,8 @@ def run_grid(
     Raises
     ------
     ConfigError
-        When the folder has rows and ``resume`` is not given, when rows cannot be read or written, when a worker dies or has another
-        version of simcoll.
+        When the folder has rows and ``resume`` is not given, when rows cannot be read or written, when another run writes them, when a
+        worker dies or has another version of simcoll.
     KeyboardInterrupt
         After Ctrl-C; what was done is in the file.
     """
@@ -196,6 +197,8 @@ def _not_of_other_shards(folder: Path, name: str) -> list[Path]:
 def _read(paths: Iterable[Path]) -> dict[str, Row]:
     found: dict[str, Row] = {}
     for path in paths:
+        if not path.is_file():
+            continue  # a pipe would be waited for
         try:
             *lines, _torn = path.read_bytes().split(b"\n")
         except FileNotFoundError:  # rows in hand that were handed over since the folder was listed
@@ -232,18 +235,32 @@ class _Appended:
         self.path = path
 
     def __enter__(self) -> Self:
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
         try:
-            self._drop_torn_line()
-            self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+            self._file = os.open(self.path, flags, 0o666)
         except OSError as error:
-            raise ConfigError(f"cannot be written: {error.strerror}", file=str(self.path)) from None
+            why = "it is a link" if self.path.is_symlink() else error.strerror
+            raise ConfigError(f"cannot be written: {why}", file=str(self.path)) from None
+        try:
+            self._take()
+        except ConfigError:
+            os.close(self._file)
+            raise
         return self
 
-    def _drop_torn_line(self) -> None:
-        if self.path.exists():
-            content = self.path.read_bytes()
-            if not content.endswith(b"\n"):
-                os.truncate(self.path, content.rfind(b"\n") + 1)
+    def _take(self) -> None:
+        """Keep other runs out, and drop a torn last line."""
+        if not stat.S_ISREG(os.fstat(self._file).st_mode):
+            raise ConfigError("cannot be written: it is no file", file=str(self.path))
+        if _is_taken(self._file):
+            raise ConfigError(
+                "another run is writing it; wait for its end, name another folder with --output, or run shards",
+                file=str(self.path),
+            )
+        with open(self._file, "rb", closefd=False) as stream:
+            content = stream.read()
+        if not content.endswith(b"\n"):
+            os.ftruncate(self._file, content.rfind(b"\n") + 1)
 
     def __exit__(self, *_: object) -> None:
         os.close(self._file)
@@ -257,6 +274,19 @@ class _Appended:
             os.fsync(self._file)
         except OSError as error:
             raise ConfigError(f"cannot be written: {error.strerror}", file=str(self.path)) from None
+
+
+def _is_taken(descriptor: int) -> bool:
+    """Lock a file until it is closed; True where another process has done so. Some file systems have no locks."""
+    try:
+        import fcntl
+
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except (ImportError, OSError):
+        pass
+    return False
 
 
 Batch = tuple[list[Point], "Path | None"]

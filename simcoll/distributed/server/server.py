@@ -56,6 +56,7 @@ class Peer:
         self._inbox = bytearray()
         self._outbox = bytearray()
         self._leaving = False  # to be closed when it has taken its last message
+        self._goes_on = False  # has its next turn already
         self._parked_bytes = 0
         self.known = False  # has introduced itself
         self.closed = False
@@ -195,16 +196,24 @@ class Peer:
         self._server.make_room()
 
     def _advance(self) -> None:
-        while not (self.closed or self._outbox or self._leaving or self.waiting):
-            body = frames.taken(self._inbox, self._most_bytes())
-            if body is None:
-                return
-            self._account()
-            if self.known:
-                self.since_s = time.monotonic()
-                self._server.service.received(self, frames.decode(body, self._server.service.decoder))
-            else:
-                self._introduce(frames.decode(body, frames.HELLOS))
+        """Serve one request: what a client sends ahead waits for the others' turns."""
+        if self.closed or self._outbox or self._leaving or self.waiting or self._goes_on:
+            return
+        body = frames.taken(self._inbox, self._most_bytes())
+        if body is None:
+            return
+        self._account()
+        if self.known:
+            self.since_s = time.monotonic()
+            self._server.service.received(self, frames.decode(body, self._server.service.decoder))
+        else:
+            self._introduce(frames.decode(body, frames.HELLOS))
+        if self._inbox:
+            self._goes_on = True
+            self.soon(Peer._go_on)
+
+    def _go_on(self) -> None:
+        self._goes_on = False
 
     def _introduce(self, hello: frames.Hello) -> None:
         service, secret = self._server.service.name, self._server.secret

@@ -8,6 +8,7 @@ the kernel releases when a process dies; a record left unfinished by a dying pro
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 import struct
@@ -164,15 +165,19 @@ def _locked(path: str, *, exclusive: bool, create: bool) -> Iterator[int]:
 
 def _open(path: str, create: bool) -> int:
     try:
-        file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | (os.O_CREAT if create else 0), 0o600)
+        how = os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW | (os.O_CREAT if create else 0)
+        file = os.open(path, how, 0o600)
     except FileNotFoundError as error:
         why = "its directory does not exist" if create else "it was removed while the store was in use"
         raise DistStoreError(f"cannot use {path} as a store: {why}") from error
     except OSError as error:
-        raise DistStoreError(f"cannot use {path} as a store: {error.strerror}") from error
-    if not stat.S_ISREG(os.fstat(file).st_mode):
+        reason = "it is a link" if error.errno == errno.ELOOP else error.strerror
+        raise DistStoreError(f"cannot use {path} as a store: {reason}") from error
+    found = os.fstat(file)
+    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid():
         os.close(file)
-        raise DistStoreError(f"cannot use {path} as a store: it is not a regular file")
+        why = "belongs to another user" if stat.S_ISREG(found.st_mode) else "is not a regular file"
+        raise DistStoreError(f"cannot use {path} as a store: it {why}")
     return file
 
 

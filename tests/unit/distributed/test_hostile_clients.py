@@ -17,8 +17,14 @@ from pathlib import Path
 
 import pytest
 
+from realcoll.meeting import host
+from realcoll.meeting.messages import Join, Meet
+from simcoll.distributed.server.frames import encode
+from simcoll.distributed.stores import DistStoreError, wire
+from simcoll.distributed.stores.tcp import service
+from simcoll.distributed.stores.wire import Verb
 from tests.support import hostile_doors
-from tests.support.hostile_doors import DOORS
+from tests.support.hostile_doors import DOORS, MeetingDoor, StoreDoor
 
 HUGE = (0xFFFFFFFF, 0x80000000, 0x7FFFFFFF, 1 << 28)
 NESTED = struct.pack(">I", 1100) + b"\x91" * 1100
@@ -184,6 +190,53 @@ def test_a_client_that_takes_no_answers(kind):
             except OSError:
                 break
         assert door.works()
+
+
+def test_requests_sent_ahead_wait_for_the_turns_of_others():
+    with StoreDoor() as door, door.introduced() as greedy, door.store.clone() as other:
+        other.set("big", b"x" * (1 << 20))
+        work = encode(wire.Request(Verb.APPEND, keys=("big",), values=(b"y",))) * 2000
+        last = encode(wire.Request(Verb.ADD, 1, keys=("done",)))
+        greedy.sendall(encode(wire.Request(Verb.WAIT, wait_ms=60_000, keys=("go",))) + work + last)
+        other.set("go", "1")
+        assert other.add("done", 0) == 0
+        other.wait(["done"])  # all are served
+
+
+def test_more_keys_than_fit_are_not_sorted_for_a_list(monkeypatch):
+    monkeypatch.setattr(service, "MAX_ITEMS", 2)
+    with StoreDoor() as door:
+        door.store.multi_set(["a", "b"], ["1", "2"])
+        assert door.store.list_keys() == ["a", "b"]
+        door.store.set("c", "3")
+        with pytest.raises(DistStoreError, match="there are 3 keys; this server lists at most 2"):
+            door.store.list_keys()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        lambda i: Meet(f"{i}", (3, 4), b"v" * 9000, 1e7),
+        lambda i: Meet(f"{i}" + "x" * 9000, (3, 4), b"", 0.0),
+        lambda i: Meet(f"{i}", (3,) * 9000, b"", 1e7),
+        lambda _: Meet("same", (3, 4), b"", 1e7),
+    ],
+    ids=["open", "given up", "members", "again"],
+)
+def test_a_process_cannot_make_a_meeting_hold_more_and_more(monkeypatch, said):
+    monkeypatch.setattr(host, "MAX_HELD_BYTES", 1 << 16)
+    with MeetingDoor() as door, door.introduced() as sock:
+        sent(sock, encode(Join(3)))
+        for i in range(100):
+            sent(sock, encode(said(i)))
+        assert hung_up(sock, 10)
+        assert door.works()
+
+
+def test_meetings_that_are_over_hold_nothing(monkeypatch):
+    monkeypatch.setattr(host, "MAX_HELD_BYTES", 4096)
+    with MeetingDoor() as door:
+        assert all(door.works() for _ in range(20))
 
 
 def test_a_wrong_secret_is_refused(kind):

@@ -203,6 +203,18 @@ def test_places_where_no_file_can_be(tmp_path):
         FileStore(3)
 
 
+def test_a_link_and_a_file_of_another_user_are_refused(tmp_path, path, monkeypatch):
+    (tmp_path / "victim").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "victim")
+    with pytest.raises(DistStoreError, match="it is a link"):
+        FileStore(str(tmp_path / "link"))
+    assert (tmp_path / "victim").read_bytes() == b""
+    FileStore(path).close()
+    monkeypatch.setattr(os, "getuid", lambda: 12345)
+    with pytest.raises(DistStoreError, match="it belongs to another user"):
+        FileStore(path)
+
+
 def test_a_file_removed_under_the_store(tmp_path):
     store = FileStore(tmp_path / "f", 1)
     store.set("k", "v")

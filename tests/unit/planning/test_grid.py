@@ -112,6 +112,34 @@ def test_rows_of_an_earlier_run_are_not_mixed_up(tmp_path):
         played(tmp_path, resume=True)
 
 
+def test_no_row_goes_through_a_link_and_nothing_is_cut_there(tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_text("no line end")
+    (tmp_path / "rows.jsonl").symlink_to(victim)
+    with pytest.raises(ConfigError, match=r"rows\.jsonl: cannot be written: it is a link"):
+        played(tmp_path)
+    assert victim.read_text() == "no line end"
+    (tmp_path / "rows.jsonl").unlink()
+    os.mkfifo(tmp_path / "rows.jsonl")
+    with pytest.raises(ConfigError, match=r"rows\.jsonl: cannot be written: it is no file"):
+        played(tmp_path)
+
+
+def test_two_runs_do_not_write_one_file(tmp_path):
+    said = []
+
+    def also(done, _):
+        if done == 0:
+            with pytest.raises(ConfigError, match="another run is writing it; wait for its end") as found:
+                played(tmp_path, resume=True)
+            said.append(found.value)
+
+    played(tmp_path, n=1, progress=also)
+    assert said
+    assert len(read_rows(tmp_path)) == 1
+    assert played(tmp_path, n=2, resume=True).played == 1
+
+
 @pytest.mark.parametrize("many", [1, 3, 16])
 def test_shards_are_the_grid(tmp_path, many):
     parts = [shard_of(grid(100), f"{k}/{many}") for k in range(1, many + 1)]

@@ -1,5 +1,6 @@
 """The command line: tables, files and messages; figures are not judged."""
 
+import errno
 import json
 import os
 
@@ -12,6 +13,7 @@ from realcoll.measure.perf import Line, Measured
 from realcoll.measure.report import row, write_new
 from realcoll.transports import gpu_is_here
 from simcoll.errors import ConfigError
+from simcoll.formats import output
 from simcoll.libraries.calibration import Calibration, load_calibration
 from simcoll.libraries.fitting import formula
 from simcoll.topology import load_topology
@@ -143,6 +145,19 @@ def test_write_new_never_overwrites(tmp_path):
     names = [write_new(tmp_path / "a", bytes([i])).name for i in range(3)]
     assert names == ["a", "a.0", "a.1"]
     assert (tmp_path / "a").read_bytes() == b"\0"
+    (tmp_path / "a.2").symlink_to(tmp_path / "planted")
+    assert write_new(tmp_path / "a", b"new").name == "a.3"
+    assert not (tmp_path / "planted").exists()
+
+
+def test_write_new_leaves_nothing_on_a_full_disk(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(output.os, "fsync", full)
+    with pytest.raises(ConfigError, match="No space left"):
+        write_new(tmp_path / "a", b"new")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_fit_finds_the_line_it_was_made_from():

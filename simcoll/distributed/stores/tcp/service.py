@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from simcoll.distributed.server.frames import MalformedError
 from simcoll.distributed.stores.errors import DistStoreError
 from simcoll.distributed.stores.table import ENTRY_BYTES, Table
-from simcoll.distributed.stores.wire import MAX_ITEMS, NOT_READY, REQUESTS, SERVICE, Answer, Reply, Request
+from simcoll.distributed.stores.wire import MAX_ITEMS, NOT_READY, REQUESTS, SERVICE, Answer, Reply, Request, Verb
 
 if TYPE_CHECKING:
     from asyncio import TimerHandle
@@ -94,6 +94,9 @@ class StoreService:
         if longest > self._limits.max_key_bytes:
             why = f"a key of {longest} bytes; this server takes {self._limits.max_key_bytes}"
             peer.send(Reply.failure(ValueError(why)))
+        elif request.code is Verb.LIST_KEYS and len(self._table.values) > MAX_ITEMS:  # sorting them would take seconds
+            why = f"there are {len(self._table.values)} keys; this server lists at most {MAX_ITEMS}"
+            peer.send(Reply.failure(DistStoreError(why)))
         elif not self._attempt(peer, request, last=request.wait_ms <= 0):
             at = self._table.first_missing(request) or 0
             timer = peer.later(request.wait_ms / 1000, functools.partial(self._retry, last=True))
