@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import re
 import tomllib
+from functools import cache
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -37,6 +38,7 @@ This page is made by `tests/docs/test_semantics.py` (`pytest --bless` rewrites i
 ROWS = re.compile(r"((?:[A-Z][A-Z0-9]{1,2}-\d\d )*[A-Z][A-Z0-9]{1,2}-\d\d): ", re.DOTALL)
 
 
+@cache
 def held():
     """For every row the tests that hold it."""
     found = {}

@@ -62,6 +62,7 @@ def section(path):
     return lines if lines[-1] else lines[:-1]
 
 
+@pytest.mark.slow
 def test_the_page_of_machines_is_printed_from_the_files(request):
     """``pytest --bless`` prints it anew."""
     page = ROOT / "docs" / "reference" / "machines.md"

@@ -100,6 +100,7 @@ def test_wrong_ends_are_noticed(told):
     )
 
 
+@pytest.mark.slow
 def test_wrong_data_shrinks_to_the_step_that_moves_it(monkeypatch):
     whole = dist.all_gather
 

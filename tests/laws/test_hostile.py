@@ -192,6 +192,7 @@ def test_a_source_yields_steps(result, says):
         simcoll.verify(broadcast(lambda: result))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda a: f"{a.collective}-{a.name}")
 def test_every_schedule_survives_its_file(algorithm):
     for n in (1, 2, 4, 8):

@@ -143,6 +143,7 @@ def test_goal_is_timed_and_said_to_be_unproved(folder, capsys):
     assert "unproved" in line
 
 
+@pytest.mark.slow
 def test_scenarios_and_sweeps_take_files_beside_them(folder, capsys):
     inner = folder / "inner"
     inner.mkdir()

@@ -222,6 +222,7 @@ def test_a_collnet_chain_takes_a_hop_after_another(m, g):
     assert found == pytest.approx(float(expected), abs=2 * (g + 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nodes", [1, 2, 3])
 def test_pieces_follow_each_other_along_a_collnet_chain(nodes):
     # Up and down share the port of a GPU; that of a first member carries what the network adds, its part of the result and what goes down.

@@ -86,6 +86,7 @@ def check(topology, packing, backwards):
     assert seconds(topology, physical, sum(packing.shares)) * topology.nranks == packing.ratio
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backwards", [False, True])
 @pytest.mark.parametrize("name", OPTIMAL)
 def test_trees_reach_the_best_cut(name, backwards):

@@ -16,6 +16,7 @@ SMALL = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
 def test_published_optima(name):
     make, _, _, optimum = cuts.ORACLES[name]

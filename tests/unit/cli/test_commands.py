@@ -417,6 +417,7 @@ def test_the_picture_has_bandwidth_and_time_and_names_protocols(folder):
     assert all(text in picture for text in ("upper bound for any schedule", "tree:channels=2 (LL"))
 
 
+@pytest.mark.slow
 def test_one_rank_takes_no_time_and_has_a_picture(folder):
     (folder / "one.toml").write_text(PAIR.replace("nranks = 2", "nranks = 1"))
     text = SCENARIO.replace('"dgx-a100"\nnodes = 2', '"one.toml"').replace('["LL", "Simple"]', '["ideal"]')

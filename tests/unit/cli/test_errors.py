@@ -249,6 +249,7 @@ def test_what_is_right_is_accepted(folder, capsys):
     assert "0 wrong" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_results_are_replaced_whole(folder, monkeypatch):
     """When the disk fails in the middle, the old results stay as they were and no part is left."""
     assert main(["run", "scenario.toml", "-o", "out"]) == 0

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from contextlib import redirect_stdout
+from functools import cache
+from io import StringIO
 
 import pytest
 
@@ -42,10 +45,17 @@ def test_list_without_an_argument_says_what_there_is(capsys):
     assert len(lines) == 9
 
 
+@cache
+def completion(program, shell):
+    """The script that a program prints."""
+    with redirect_stdout(StringIO()) as script:
+        assert {"simcoll": main, "realcoll": realcoll_main}[program](["completion", shell]) == 0
+    return script.getvalue()
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_names_every_command(shell, capsys):
-    assert main(["completion", shell]) == 0
-    script = capsys.readouterr().out
+def test_completion_names_every_command(shell):
+    script = completion("simcoll", shell)
     assert all(name in script for name in app if not name.startswith("-"))
     assert "topology" in script
     if shutil.which(shell):
@@ -61,10 +71,9 @@ def test_completion_names_every_command(shell, capsys):
         ("realcoll perf --predict dgx-h1", "dgx-h100"), ("realcoll perf -a rabens", "rabenseifner"),
     ],
 )  # fmt: skip
-def test_bash_completes(typed, expected, capsys):
+def test_bash_completes(typed, expected):
     words = typed.split()
-    assert {"simcoll": main, "realcoll": realcoll_main}[words[0]](["completion", "bash"]) == 0
-    script = capsys.readouterr().out
+    script = completion(words[0], "bash")
     tried = f"COMP_WORDS=({typed}); COMP_CWORD={len(words) - 1}; _{words[0]}; echo ${{COMPREPLY[@]}}"
     done = subprocess.run(["bash", "-c", f"{script}\n{tried}"], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.split() == expected.split()

@@ -110,6 +110,7 @@ sizes = ["1M"]
 """
 
 
+@pytest.mark.slow
 def test_run_and_sweep_play_one_group_of_each_axis(tmp_path, capsys):
     machine = load_topology("dgx-h100", nodes=2)
     expected = {}

@@ -18,6 +18,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_files_of_perf(folder, capsys):
     argv = [
         "perf",

@@ -248,6 +248,7 @@ def raises(rank, _n):
     dist.barrier()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", [hangs, raises])
 def test_a_run_that_failed_leaves_nothing(program):
     """Not even for the garbage collector, which does not collect every circle that tasks are in."""

@@ -586,6 +586,7 @@ def test_a_long_hello_is_not_buffered(store):
         assert b"malformed" in until_closed(sock)
 
 
+@pytest.mark.slow
 def test_a_request_that_is_never_finished():
     with master(limits=Limits(request_s=0.2)) as store:
         with introduced(store.port) as slow, introduced(store.port) as quiet:

@@ -160,6 +160,7 @@ def test_an_operation_that_begins_in_the_moment_in_which_a_take_ends(ranks, coun
     assert counted["given up"] >= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jitter", [False, True])
 def test_random_programs(counted, monkeypatch, jitter):
     for seed in range(8):

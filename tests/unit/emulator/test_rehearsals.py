@@ -28,6 +28,7 @@ def kept(schedule):
     return [found for found in schedule.known.rehearsals.values() if isinstance(found, Rehearsal)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "algorithm", "params"), CASES)
 def test_every_size_and_protocol_as_on_their_own(kind, algorithm, params):
     machine = load_topology("dgx-h100", nodes=2)

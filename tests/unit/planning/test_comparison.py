@@ -49,6 +49,7 @@ def told(log, topology, **how):
     return hypotheses(setting)
 
 
+@pytest.mark.slow
 def test_a_log_as_predicted_needs_no_hypothesis():
     log = made("dgx-h100")
     (setting,), notes = settings_for(log, "dgx-h100")
@@ -164,6 +165,7 @@ def test_tables_without_a_model_are_left_out_of_several():
     ]
 
 
+@pytest.mark.slow
 def test_rccl_is_compared_with_rccl():
     log = made("mi300x", nodes=1, library="rccl", sizes=SIZES[7:])
     (setting,), _ = settings_for(replace(log, tables=(replace(log.tables[0], library="rccl"),)), "mi300x")

@@ -62,6 +62,7 @@ def test_jitter_comes_from_its_seed(folder, capsys):
     assert "--seed is for --jitter" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_files_say_the_same(folder, capsys):
     (folder / "scenario.toml").write_text(
         'title = "t"\nalgorithms = ["ring"]\nbackground = ["gpu1 -> switch: 50 %"]\nranks = "0-1"\n'
@@ -177,6 +178,7 @@ def test_wrong_faults_are_refused_before_anything_is_proved(folder, capsys, opti
     assert "proved" not in said.out
 
 
+@pytest.mark.slow
 def test_files_have_faults(folder, capsys):
     (folder / "scenario.toml").write_text(
         f'title = "t"\nalgorithms = ["ring"]\nfaults = ["{FLAP}"]\npolicy = "stall 1s x 1"\nranks = "0-1"\n'

@@ -27,6 +27,7 @@ def test_quantiles_are_those_of_the_normal_distribution():
         assert given == round(normal.inv_cdf((256 + 2 * place + 1) / 512) * 10**6)
 
 
+@pytest.mark.slow
 def test_draws_have_the_moments_of_their_distributions():
     words = chances.words(5, 0, 20_000)
     logs = [math.log(chances.lognormal(word, 10**9, 700_000) / 10**9) for word in words]
@@ -78,6 +79,7 @@ def test_each_fault_by_hand(seed):
         assert S <= run.time_fs <= S + WHOLE_FS
 
 
+@pytest.mark.slow
 def test_faults_are_functions_of_kind_and_seed():
     tree = clos(2, 2, 2, "50 GB/s", "1 us")
     plan = simcoll.bind(simcoll.schedule("all_reduce", "ring", nranks=4), count=4096)
@@ -114,6 +116,7 @@ def test_percentiles():
     assert [percentile(range(1, 201), share) for share in (50, 95, 99, 100)] == [100, 190, 198, 200]
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "pair.toml").write_text(

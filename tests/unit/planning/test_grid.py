@@ -87,6 +87,7 @@ def test_any_executor_gives_the_same_bytes(tmp_path):
     assert sorted_lines(tmp_path / "here") == sorted_lines(tmp_path / "threads")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kept", [0, 1, 7, 39])
 def test_a_run_goes_on_wherever_its_file_was_cut(tmp_path, kept):
     played(tmp_path)
@@ -140,6 +141,7 @@ def test_two_runs_do_not_write_one_file(tmp_path):
     assert played(tmp_path, n=2, resume=True).played == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("many", [1, 3, 16])
 def test_shards_are_the_grid(tmp_path, many):
     parts = [shard_of(grid(100), f"{k}/{many}") for k in range(1, many + 1)]

@@ -101,6 +101,7 @@ def test_a_table_has_programs_beside_schedules():
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("algorithms", "files"), [('"chain.goal", "ring"', 4), ('"chain.goal"', 3)])
 def test_a_scenario_plays_programs(algorithms, files):
     Path("s.toml").write_text(SCENARIO.format(algorithms))

@@ -94,6 +94,7 @@ def test_a_death_ends_a_meeting_at_once_and_is_named(seats, victim):
     assert all(f"rank {victim} died" in str(error) for error in errors)
 
 
+@pytest.mark.slow
 def test_those_who_wait_for_each_other_find_the_one_who_is_not_there(seats):
     # Rank 0 waits for 1, which waits for 2, which is busy elsewhere.
     errors = together(lambda: seats[0].stuck([1]), lambda: seats[1].stuck([2]))

@@ -154,6 +154,7 @@ def test_groups_of_another_rank_are_refused():
         on_ranks(body)
 
 
+@pytest.mark.slow
 def test_forked_processes_compute_and_are_refused_collectives():
     def ask(pipe):
         try:

@@ -256,6 +256,7 @@ def test_hsdp_on_a_mesh():
     assert all(close(losses, losses_alone()) for losses in on_ranks(body).returns)
 
 
+@pytest.mark.slow
 def test_fsdp1():
     def body(rank, world_size):
         model = fsdp.FullyShardedDataParallel(network(), device_id=torch.device("cpu"))
