@@ -5,23 +5,22 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path  # noqa: TC003 - cyclopts reads the annotations
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
 from realcoll.errors import FaultError, MissingError
+from realcoll.transports.interface import Transport
 from simcoll.binding import verify
 from simcoll.command_line import WHOLE, completion_script, run_app, separated
 from simcoll.errors import ConfigError, InternalError, ScheduleError, nearest
+from simcoll.topology import Topology
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from realcoll.measure.perf import Line, Request
-    from realcoll.transports.interface import Transport
-    from simcoll.topology import Topology
 
 __all__ = ["app", "main"]
 

@@ -7,23 +7,18 @@ move the data, by copies from device to device.
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
 from realcoll.transports import kernels
 from realcoll.transports.nccl import load_cupy
-from realcoll.turns import STAGING, part
+from realcoll.turns import STAGING, Span, part
 from simcoll import cuda_comm as comm
-from simcoll.core.plan import INPUT, OUTPUT
+from simcoll.core.plan import INPUT, OUTPUT, Plan
 from simcoll.cuda_comm import DeviceArray
 from simcoll.cuda_comm.devices import device_number, device_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from realcoll.turns import Span
-    from simcoll.core.plan import Plan
 
 __all__ = ["broadcast", "broadcast_coalesced", "gather", "reduce_add", "reduce_add_coalesced", "scatter"]
 

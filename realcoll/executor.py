@@ -3,31 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from realcoll.errors import FaultError
+from realcoll.transports.interface import Memory, Transport, View, Wire
 from realcoll.transports.local import LocalTransport
-from realcoll.turns import STAGING, Span, part
-from simcoll.core.plan import INPUT, OUTPUT
+from realcoll.turns import STAGING, Span, Turn, part
+from simcoll.arrays import Array
+from simcoll.core.plan import INPUT, OUTPUT, Plan
 from simcoll.errors import ConfigError
 from simcoll.limits.memory import check_room
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from numpy.typing import NDArray
-
-    from realcoll.transports.interface import Memory, Transport, View, Wire
-    from realcoll.turns import Turn
-    from simcoll.core.plan import Plan
-
-    Array = NDArray[Any]
 
 __all__ = ["Prepared", "checked_hosts", "execute", "fingerprint", "prepare"]
 

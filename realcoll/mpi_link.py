@@ -7,24 +7,17 @@ from __future__ import annotations
 
 import importlib
 from collections import deque
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import Callable, Sequence
+from typing import Any, Self
 
 import numpy as np
 
-from realcoll.executor import prepare
+from realcoll.executor import Prepared, prepare
 from realcoll.transports.local import LocalTransport
 from realcoll.transports.mpi import MpiTransport
+from simcoll.arrays import Array
+from simcoll.core.plan import Plan
 from simcoll.distributed.api.backends import Backend
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from numpy.typing import NDArray
-
-    from realcoll.executor import Prepared
-    from simcoll.core.plan import Plan
-
-    Array = NDArray[Any]
 
 __all__ = ["MpiLink", "connect"]
 

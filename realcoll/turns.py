@@ -8,24 +8,18 @@ are waited for only where an instruction says so. That batching only adds waits:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
+from simcoll.arrays import Ints
+from simcoll.core.plan import Plan
 from simcoll.core.rank_program import NAMES, OPS, Op
-from simcoll.proving.lowering import lowering
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from simcoll.core.plan import Plan
-    from simcoll.proving.lowering import Lowering
-
-    Ints = NDArray[np.int64]
+from simcoll.proving.lowering import Lowering, lowering
 
 __all__ = ["STAGING", "Part", "Span", "Turn", "part"]
 

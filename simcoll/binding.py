@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from simcoll.arrays import Ints
 from simcoll.core.numbers import whole_numbers
 from simcoll.core.plan import Plan
 from simcoll.core.protocol import Protocol
 from simcoll.core.protocol import protocol as find_protocol
-from simcoll.core.reduction import parse_dtype, parse_reduction
+from simcoll.core.reduction import Reduction, parse_dtype, parse_reduction
 from simcoll.core.schedule import Schedule
 from simcoll.errors import ConfigError, expect
 from simcoll.proving import verify
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from simcoll.core.reduction import Reduction
-
-    Ints = NDArray[np.int64]
 
 __all__ = ["bind", "verify"]
 

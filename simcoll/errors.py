@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import reprlib
+from collections.abc import Iterable
 from difflib import get_close_matches
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 __all__ = ["ConfigError", "InternalError", "ScheduleError", "SimcollError", "expect", "nearest", "shown"]
 

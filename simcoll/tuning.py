@@ -5,7 +5,9 @@ Every front end asks here: ``simcoll perf`` and scenarios, rank programs, PyTorc
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from simcoll.algorithms import ALGORITHMS, find_algorithm
@@ -14,14 +16,11 @@ from simcoll.algorithms.imported import split_choice
 from simcoll.algorithms.registry import checked_params, meant_by, unserved
 from simcoll.core.collective import Collective
 from simcoll.core.protocol import GENERATIONS, PROTOCOL_NAMES, Protocol, protocol
+from simcoll.core.schedule import Schedule
 from simcoll.errors import ConfigError, nearest
 from simcoll.limits.paths import is_file
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from pathlib import Path
-
-    from simcoll.core.schedule import Schedule
     from simcoll.topology import Topology
 
 __all__ = [

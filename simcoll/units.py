@@ -8,13 +8,10 @@ those of a rate are decimal (``"50 GB/s"`` is 50 * 10**9 bytes per second; ``"40
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
 from simcoll.errors import ConfigError, nearest, shown
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 __all__ = [
     "FS_PER_SECOND",

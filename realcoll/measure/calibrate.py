@@ -4,30 +4,25 @@ from __future__ import annotations
 
 import platform
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from realcoll.executor import prepare
 from realcoll.measure.perf import timed
+from realcoll.transports.interface import Transport
 from simcoll.binding import bind
 from simcoll.core.collective import Collective
-from simcoll.core.schedule import Layout, Schedule, transfers
+from simcoll.core.schedule import Layout, Schedule, Step, transfers
 from simcoll.errors import ConfigError
 from simcoll.formats.measured import Measured
+from simcoll.libraries.calibration import Calibration
 from simcoll.libraries.fitting import Series, formula
 from simcoll.libraries.library import load_library
 from simcoll.planning.calibrating import Gathered, fitted
 from simcoll.topology import topology_of_job
 from simcoll.units import format_size
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from realcoll.transports.interface import Transport
-    from simcoll.core.schedule import Step
-    from simcoll.libraries.calibration import Calibration
 
 __all__ = ["Fit", "calibration", "fit", "shift", "sizes_and_times", "topology_toml"]
 

@@ -4,31 +4,26 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 import simcoll
-from realcoll.executor import prepare
+from realcoll.executor import Prepared, prepare
+from realcoll.transports.interface import Transport
 from simcoll.algorithms.imported import is_file_name
 from simcoll.binding import bind, verify
 from simcoll.core.collective import KINDS, bus_factor
+from simcoll.core.plan import Plan
 from simcoll.core.reduction import parse_dtype
 from simcoll.core.reference import count_wrong, exact_inputs, expected_outputs
 from simcoll.emulator.budget import exact_bytes
 from simcoll.errors import ConfigError
 from simcoll.limits.memory import check_room
-from simcoll.tuning import collective_on
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from realcoll.executor import Prepared
-    from realcoll.transports.interface import Transport
-    from simcoll.core.plan import Plan
-    from simcoll.topology import Topology
-    from simcoll.tuning import Choice
+from simcoll.topology import Topology
+from simcoll.tuning import Choice, collective_on
 
 __all__ = ["Line", "Measured", "Request", "kinds_of_data", "measure", "schedules", "timed"]
 

@@ -6,20 +6,18 @@ import os
 import platform
 import sys
 import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from simcoll.errors import ConfigError
 from simcoll.formats.output import write_file
-from simcoll.planning.table import DATA, TIMES, gigabytes, microseconds, table_line, titles
+from simcoll.planning.table import DATA, TIMES, Column, gigabytes, microseconds, table_line, titles
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
-
     from realcoll.measure.perf import Line, Measured, Request
-    from simcoll.planning.table import Column
 
 __all__ = ["footer", "header", "json_document", "row", "write_new"]
 

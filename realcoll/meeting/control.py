@@ -11,11 +11,13 @@ import contextlib
 import socket
 import threading
 import time
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
 
 import msgspec
 
 from realcoll.errors import FaultError
+from realcoll.meeting.host import Host
 from realcoll.meeting.messages import (
     DIED,
     LIMITS,
@@ -45,11 +47,6 @@ from simcoll.distributed.server.frames import (
     is_ours,
 )
 from simcoll.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from realcoll.meeting.host import Host
 
 __all__ = ["Control", "join", "within"]
 

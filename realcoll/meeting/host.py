@@ -5,9 +5,11 @@ from __future__ import annotations
 import functools
 import socket
 import time
+from asyncio import TimerHandle
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+
+import msgspec
 
 from realcoll.meeting.messages import (
     DIED,
@@ -16,6 +18,7 @@ from realcoll.meeting.messages import (
     SERVICE,
     Address,
     Alarm,
+    Bye,
     Fail,
     Gone,
     Join,
@@ -26,16 +29,8 @@ from realcoll.meeting.messages import (
 )
 from simcoll.distributed.server.frames import BACKLOG, Limits, MalformedError
 from simcoll.distributed.server.secret import check_reach
-from simcoll.distributed.server.server import Server
+from simcoll.distributed.server.server import Peer, Server
 from simcoll.errors import ConfigError
-
-if TYPE_CHECKING:
-    from asyncio import TimerHandle
-
-    import msgspec
-
-    from realcoll.meeting.messages import Bye
-    from simcoll.distributed.server.server import Peer
 
 __all__ = ["Host"]
 

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import secrets
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 from realcoll.errors import FaultError
 from realcoll.meeting.control import Control, join
 from realcoll.meeting.host import Host
 from simcoll.distributed.server.secret import is_own_file, job_secret
 from simcoll.errors import ConfigError, shown
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 __all__ = ["Job", "control_of", "job_from", "listening_at", "place_from"]
 

@@ -12,9 +12,10 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from realcoll.errors import FaultError, MissingError
 from realcoll.meeting.control import Control, join, within
@@ -24,9 +25,6 @@ from realcoll.start.pmi import job_name
 from realcoll.start.watcher import ends_in_time, starts_in_time
 from simcoll.distributed.server.secret import job_secret
 from simcoll.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 __all__ = ["LAST_WORDS_S", "job_of", "joined", "load_mpi"]
 

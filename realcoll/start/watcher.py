@@ -9,10 +9,7 @@ import contextlib
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 __all__ = ["ends_in_time", "starts_in_time"]
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeAlias
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+import numpy as np
+from numpy.typing import NDArray
 
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from realcoll.meeting.control import Control
-    from simcoll.core.plan import Plan
+from realcoll.meeting.control import Control
+from simcoll.core.plan import Plan
 
 __all__ = ["Memory", "Message", "Transport", "View", "Wire", "grouped"]
 

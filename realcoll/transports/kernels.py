@@ -9,17 +9,14 @@ An average is a quotient by the number of ranks, in float32 for the types of 16 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from simcoll.core.reduction import REDUCTIONS, Reduction
 from simcoll.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from numpy.typing import NDArray
 
 __all__ = [
     "EXACT",

@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self
 
 import numpy as np
 
 from realcoll.meeting.control import Control
-from realcoll.transports.interface import grouped
+from realcoll.transports.interface import Message, grouped
+from simcoll.arrays import Array
+from simcoll.core.plan import Plan
 from simcoll.core.reduction import REDUCTIONS
 from simcoll.errors import InternalError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from numpy.typing import NDArray
-
-    from realcoll.transports.interface import Message
-    from simcoll.core.plan import Plan
-
-    Array = NDArray[Any]
 
 __all__ = ["HostMemory", "LocalTransport"]
 

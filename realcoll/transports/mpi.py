@@ -9,26 +9,20 @@ import signal
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from realcoll.errors import FaultError
 from realcoll.start.mpi_start import LAST_WORDS_S, joined
-from realcoll.transports.interface import grouped
+from realcoll.transports.interface import Message, grouped
 from realcoll.transports.local import HostMemory
 from realcoll.transports.vendor import mpi_collective
+from simcoll.arrays import Array
+from simcoll.core.plan import Plan
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from numpy.typing import NDArray
-
-    from realcoll.transports.interface import Message
-    from simcoll.core.plan import Plan
-
-    Array = NDArray[Any]
-    _Group: TypeAlias = tuple[list[Any], list[int]]  # requests, and the process at the other end of each
+_Group: TypeAlias = tuple[list[Any], list[int]]  # requests, and the process at the other end of each
 
 __all__ = ["MpiTransport"]
 

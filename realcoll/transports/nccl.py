@@ -11,27 +11,21 @@ import importlib
 import os
 import time
 import warnings
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from realcoll.errors import FaultError, MissingError
-from realcoll.meeting.control import within
+from realcoll.meeting.control import Control, within
 from realcoll.start.environment import control_of, job_from
 from realcoll.transports import kernels
-from realcoll.transports.interface import grouped
+from realcoll.transports.interface import Message, grouped
 from realcoll.transports.vendor import nccl_collective
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from numpy.typing import NDArray
-
-    from realcoll.meeting.control import Control
-    from realcoll.transports.interface import Message
-    from simcoll.core.plan import Plan
+from simcoll.core.plan import Plan
 
 __all__ = ["NcclTransport", "gpu_is_here", "load_cupy"]
 

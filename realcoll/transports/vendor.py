@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from realcoll.transports.interface import View
-    from simcoll.core.plan import Plan
+from realcoll.transports.interface import View
+from simcoll.core.plan import Plan
 
 __all__ = ["mpi_collective", "nccl_collective"]
 

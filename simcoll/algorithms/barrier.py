@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import numpy as np
 
 from simcoll.algorithms.registered import algorithm
+from simcoll.core.collective import Collective
 from simcoll.core.schedule import SYNC, Layout, Schedule, Step, transfers
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from simcoll.core.collective import Collective
 
 __all__ = ["dissemination", "linear", "tree"]
 

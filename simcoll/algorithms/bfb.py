@@ -14,20 +14,19 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from simcoll.algorithms import forest
 from simcoll.algorithms.forest import Forest, topology_of
 from simcoll.algorithms.registered import algorithm
+from simcoll.arrays import Ints
+from simcoll.core.collective import Collective
+from simcoll.core.schedule import Schedule
 from simcoll.errors import ConfigError
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from simcoll.core.collective import Collective
-    from simcoll.core.schedule import Schedule
     from simcoll.topology import Topology
 
-    Ints = NDArray[np.int64]
 
 __all__ = ["all_gather", "all_reduce", "reduce_scatter"]
 

@@ -7,20 +7,13 @@ nearer.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import numpy as np
 
+from simcoll.arrays import Ints
+from simcoll.core.collective import Collective
 from simcoll.core.schedule import REDUCE, Layout, Schedule, Step, transfers
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from numpy.typing import NDArray
-
-    from simcoll.core.collective import Collective
-
-    Ints = NDArray[np.int64]
 
 __all__ = [
     "all_gather",

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import numpy as np
 
 from simcoll.algorithms import compose
 from simcoll.algorithms.registered import algorithm
 from simcoll.algorithms.ring import ring_orders
+from simcoll.arrays import Ints
+from simcoll.core.collective import Collective
 from simcoll.core.schedule import REDUCE, Layout, Schedule, Step, transfers
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from numpy.typing import NDArray
-
-    from simcoll.core.collective import Collective
-
-    Ints = NDArray[np.int64]
 
 __all__ = ["broadcast", "from_root", "reduce"]
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
 from simcoll.algorithms.compose import in_channels
 from simcoll.algorithms.pairs import pair_by_pair
 from simcoll.algorithms.registered import algorithm
+from simcoll.core.collective import Collective
 from simcoll.core.schedule import COPY, REDUCE, Layout, Schedule, Step, transfers
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from simcoll.core.collective import Collective
 
 __all__ = [
     "all_gather",

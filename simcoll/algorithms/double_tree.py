@@ -6,24 +6,18 @@ of NCCL (``src/graph/trees.cc``).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
 from simcoll.algorithms import compose
 from simcoll.algorithms.grid import nodes_of
 from simcoll.algorithms.registered import algorithm
+from simcoll.arrays import Ints
+from simcoll.core.collective import Collective
 from simcoll.core.schedule import COPY, REDUCE, Layout, Schedule, Step, joined, transfers
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from numpy.typing import NDArray
-
-    from simcoll.core.collective import Collective
-
-    Ints = NDArray[np.int64]
-    Tree = tuple[list[int], list[int]]  # parent of every rank (-1: the root), colour of the edge to it
+Tree = tuple[list[int], list[int]]  # parent of every rank (-1: the root), colour of the edge to it
 
 __all__ = ["all_reduce", "binary_tree", "broadcast", "reduce", "tree_orders", "tree_pair"]
 

@@ -5,24 +5,20 @@ Shared by :mod:`simcoll.algorithms.packed` and :mod:`simcoll.algorithms.bfb`, wh
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from simcoll.arrays import Ints, Shorts
+from simcoll.core.collective import Collective
 from simcoll.core.schedule import COPY, REDUCE, Layout, Schedule, Step, joined, transfers
 from simcoll.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from numpy.typing import NDArray
-
-    from simcoll.core.collective import Collective
     from simcoll.topology import Topology
 
-    Ints = NDArray[np.int64]
-    Shorts = NDArray[np.int32]
 
 __all__ = ["Forest", "all_gather", "all_reduce", "reduce_scatter", "topology_of"]
 

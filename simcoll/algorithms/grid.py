@@ -6,22 +6,17 @@ dimension moves, for every digit there, the chunks with that digit and any digit
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from simcoll.arrays import Ints
 from simcoll.core.schedule import COPY, Step, transfers
 from simcoll.errors import ConfigError
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-    from numpy.typing import NDArray
-
-    Ints = NDArray[np.int64]
-    Moves = Iterable[tuple[Ints, Ints, int]]  # peer of every rank, first chunks [runs, ranks], chunks in a run
+Moves = Iterable[tuple[Ints, Ints, int]]  # peer of every rank, first chunks [runs, ranks], chunks in a run
 
 __all__ = ["PAIRWISE", "Grid", "all_gather_stage", "nodes_of", "reduce_scatter_stage", "sent", "weights_of"]
 

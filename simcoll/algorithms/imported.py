@@ -5,21 +5,21 @@ from __future__ import annotations
 import importlib
 import re
 import sys
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from simcoll.algorithms.registered import Algorithm
+from simcoll.core.collective import Collective
+from simcoll.core.schedule import Schedule
 from simcoll.errors import ConfigError, SimcollError, nearest
 from simcoll.limits.paths import is_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
     from importlib.metadata import EntryPoints
 
-    from simcoll.core.collective import Collective
-    from simcoll.core.schedule import Schedule
 
 __all__ = ["ENTRY_POINTS", "announced", "file_schedule", "imported_algorithm", "is_file_name", "split_choice"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -10,16 +10,9 @@ from simcoll.algorithms import compose
 from simcoll.algorithms.double_tree import SANDERS, binary_tree, tree_orders
 from simcoll.algorithms.grid import nodes_of
 from simcoll.algorithms.registered import algorithm
+from simcoll.arrays import Ints
+from simcoll.core.collective import Collective
 from simcoll.core.schedule import REDUCE, Layout, Schedule, Step, transfers
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from numpy.typing import NDArray
-
-    from simcoll.core.collective import Collective
-
-    Ints = NDArray[np.int64]
 
 __all__ = ["all_reduce", "levels"]
 

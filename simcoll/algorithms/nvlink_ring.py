@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -9,18 +10,15 @@ import numpy as np
 
 from simcoll.algorithms import chain, compose, ring
 from simcoll.algorithms.forest import topology_of
+from simcoll.arrays import Ints
+from simcoll.core.schedule import Schedule
 from simcoll.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from numpy.typing import NDArray
-
-    from simcoll.core.schedule import Schedule
     from simcoll.topology import Topology
 
-    Ints = NDArray[np.int64]
-    Cycle = tuple[int, ...]
+
+Cycle = tuple[int, ...]
 
 __all__ = ["all_gather", "all_reduce", "broadcast", "link_rings", "reduce", "reduce_scatter"]
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,13 +14,9 @@ from simcoll.algorithms.grid import nodes_of
 from simcoll.algorithms.nccl_tree import levels
 from simcoll.algorithms.registered import algorithm
 from simcoll.algorithms.switch import SHARP, everyone, fetched, sent
+from simcoll.core.collective import Collective
 from simcoll.core.schedule import MULTICAST, REDUCE, SWITCH_REDUCE, Layout, Schedule, Step, transfers
 from simcoll.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from simcoll.core.collective import Collective
 
 __all__ = [
     "all_gather",

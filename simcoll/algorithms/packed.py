@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 from simcoll.algorithms import forest
 from simcoll.algorithms.forest import Forest, topology_of
 from simcoll.algorithms.registered import algorithm
+from simcoll.core.collective import Collective
+from simcoll.core.schedule import Schedule
 
 if TYPE_CHECKING:
     from simcoll.bounds.packing import Packing
-    from simcoll.core.collective import Collective
-    from simcoll.core.schedule import Schedule
     from simcoll.topology import Topology
 
 __all__ = ["all_gather", "all_reduce", "reduce_scatter"]

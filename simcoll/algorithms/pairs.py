@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import numpy as np
 
 from simcoll.algorithms.compose import in_channels, in_shares
 from simcoll.algorithms.registered import algorithm
+from simcoll.core.collective import Collective
 from simcoll.core.schedule import REDUCE, Layout, Schedule, Step, joined, transfers
 from simcoll.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from simcoll.core.collective import Collective
 
 __all__ = ["all_to_all", "pairwise_all_to_all", "pairwise_reduce_scatter", "send_recv", "xor_all_to_all"]
 

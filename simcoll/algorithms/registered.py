@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from simcoll.core.collective import Collective
+from simcoll.core.schedule import Schedule
 
-    from simcoll.core.collective import Collective
-    from simcoll.core.schedule import Schedule
-
-    Written = Callable[..., Any]
+Written = Callable[..., Any]
 
 __all__ = ["Algorithm", "algorithm"]
 

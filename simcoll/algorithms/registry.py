@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -33,12 +34,8 @@ from simcoll.algorithms import (
 )
 from simcoll.algorithms.registered import Algorithm
 from simcoll.core.collective import KINDS, Collective
+from simcoll.core.schedule import Schedule
 from simcoll.errors import ConfigError, nearest, shown
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from simcoll.core.schedule import Schedule
 
 __all__ = ["ALGORITHMS", "Algorithm", "checked_params", "find_algorithm", "meant_by", "schedule", "unserved"]
 

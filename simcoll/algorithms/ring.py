@@ -7,22 +7,18 @@ bidirectional forms run half of the data the other way round, for machines whose
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from simcoll.algorithms import compose
 from simcoll.algorithms.grid import nodes_of
 from simcoll.algorithms.registered import algorithm
+from simcoll.core.collective import Collective
 from simcoll.core.schedule import REDUCE, Layout, Repeat, Schedule, Step, transfers
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from numpy.typing import NDArray
-
-    from simcoll.core.collective import Collective
 
 __all__ = [
     "all_gather",

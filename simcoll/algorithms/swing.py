@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from math import prod
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from simcoll.algorithms import butterfly
 from simcoll.algorithms.butterfly import fold
 from simcoll.algorithms.compose import in_shares
 from simcoll.algorithms.registered import algorithm
+from simcoll.core.collective import Collective
+from simcoll.core.schedule import Schedule
 from simcoll.errors import ConfigError
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from simcoll.core.collective import Collective
-    from simcoll.core.schedule import Schedule
 
 __all__ = ["all_reduce"]
 

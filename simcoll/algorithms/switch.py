@@ -5,22 +5,15 @@ All ranks hang on switches that do it: the nodes of an NVSwitch system, or a net
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import numpy as np
 
 from simcoll.algorithms import compose
 from simcoll.algorithms.registered import algorithm
+from simcoll.arrays import Ints
+from simcoll.core.collective import Collective
 from simcoll.core.schedule import MULTICAST, SWITCH_REDUCE, Layout, Schedule, Step, joined, transfers
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from numpy.typing import NDArray
-
-    from simcoll.core.collective import Collective
-
-    Ints = NDArray[np.int64]
 
 __all__ = ["SHARP", "all_gather", "all_reduce", "broadcast", "everyone", "fetched", "reduce_scatter", "sent"]
 

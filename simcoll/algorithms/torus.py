@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from functools import partial
 from math import isqrt, prod
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from simcoll.algorithms.compose import in_shares
 from simcoll.algorithms.grid import Grid, all_gather_stage, reduce_scatter_stage, sent, weights_of
 from simcoll.algorithms.registered import algorithm
+from simcoll.core.collective import Collective
 from simcoll.core.schedule import REDUCE, Layout, Schedule, Step, transfers
 from simcoll.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from simcoll.core.collective import Collective
 
 __all__ = ["all_gather", "all_reduce", "reduce_scatter"]
 

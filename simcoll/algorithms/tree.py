@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import numpy as np
 
 from simcoll.algorithms.compose import in_pieces
 from simcoll.algorithms.registered import algorithm
+from simcoll.arrays import Ints
+from simcoll.core.collective import Collective
 from simcoll.core.schedule import REDUCE, Layout, Schedule, Step, transfers
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from numpy.typing import NDArray
-
-    from simcoll.core.collective import Collective
-
-    Ints = NDArray[np.int64]
 
 __all__ = ["all_reduce", "binomial_edges", "broadcast", "gather", "reduce", "scatter"]
 

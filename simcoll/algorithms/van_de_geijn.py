@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
 
 import numpy as np
+from numpy.typing import NDArray
 
 from simcoll.algorithms.compose import in_channels
 from simcoll.algorithms.registered import algorithm
 from simcoll.algorithms.tree import binomial_edges
+from simcoll.core.collective import Collective
 from simcoll.core.schedule import Layout, Schedule, Step, transfers
 from simcoll.errors import ConfigError
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+# Rounds of an all-gather among n: peer, first segment and number of segments that each one sends.
 
-    from numpy.typing import NDArray
-
-    from simcoll.core.collective import Collective
-
-    # Rounds of an all-gather among n: peer, first segment and number of segments that each one sends.
-    Rounds = Callable[[int], Iterator[tuple[NDArray[np.int64], NDArray[np.int64], int]]]
+Rounds = Callable[[int], Iterator[tuple[NDArray[np.int64], NDArray[np.int64], int]]]
 
 __all__ = ["doubling_broadcast", "ring_broadcast"]
 

@@ -8,23 +8,21 @@ turns are counted on the links of the topology, and compared with the best cut.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from simcoll.arrays import Ints
 from simcoll.bounds.growing import Tree
 from simcoll.units import UBPS_PER_BPS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
     from simcoll.topology import Topology
 
-    Ints = NDArray[np.int64]
-    Parents = list[int]
+
+Parents = list[int]
 
 __all__ = ["SHAPES", "composed", "nodes_alike", "ratio_of_turns"]
 

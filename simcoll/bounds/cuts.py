@@ -5,23 +5,19 @@ Sources: ForestColl (arXiv 2402.06787) for the bound; Newton's method for a rati
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from simcoll.bounds.flows import FEW_LINKS, FLOW_LIMIT, SOLVER_LIMIT, FlowGraph, egress, flow_graph, min_cut
 from simcoll.errors import InternalError
+from simcoll.topology import Topology
 from simcoll.topology.orbits import rank_orbits
 from simcoll.units import UBPS_PER_BPS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from numpy.typing import NDArray
-
-    from simcoll.topology import Topology
 
 __all__ = ["Cut", "all_gather_cut", "candidate_groups", "cut_name", "scatter_cut"]
 

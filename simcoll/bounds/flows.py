@@ -7,10 +7,9 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from simcoll.topology import Topology
 
 __all__ = ["FEW_LINKS", "FlowGraph", "alike_both_ways", "egress", "flow_graph", "min_cut"]

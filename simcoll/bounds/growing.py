@@ -9,21 +9,15 @@ Sources: Edmonds: Edge-disjoint branchings (1973); Lovász: On two minimax theor
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import maximum_flow
 
+from simcoll.arrays import Ints
 from simcoll.errors import InternalError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    Ints = NDArray[np.int64]
 
 __all__ = ["Tree", "grow", "packs"]
 

@@ -6,12 +6,13 @@ less often with their help; ``in_network`` asks for the bound that still holds t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from simcoll.bounds.cuts import all_gather_cut, candidate_groups, cut_name, scatter_cut
 from simcoll.bounds.flows import FLOW_LIMIT, alike_both_ways, egress, flow_graph, min_cut
@@ -24,15 +25,9 @@ from simcoll.bounds.programs import (
     routed_bound,
 )
 from simcoll.errors import ConfigError, nearest
+from simcoll.topology import Topology
 from simcoll.topology.orbits import rank_orbits, set_orbits
 from simcoll.units import FS_PER_SECOND, UBPS_PER_BPS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from numpy.typing import NDArray
-
-    from simcoll.topology import Topology
 
 __all__ = ["Bottleneck", "Bound", "bottleneck", "lower_bound"]
 

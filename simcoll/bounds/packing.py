@@ -9,32 +9,23 @@ Source: ForestColl (arXiv 2402.06787).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 
+from simcoll.arrays import Floats
 from simcoll.bounds.composing import SHAPES, composed, nodes_alike, ratio_of_turns
 from simcoll.bounds.cuts import all_gather_cut
 from simcoll.bounds.flows import alike_both_ways
 from simcoll.bounds.growing import Tree, grow, packs
-from simcoll.bounds.pairs import LINKS_LIMIT, fair, pairs_of, slowest
+from simcoll.bounds.pairs import LINKS_LIMIT, Pairs, fair, pairs_of, slowest
 from simcoll.bounds.rates import best_links, best_weights
 from simcoll.errors import ConfigError, InternalError
+from simcoll.topology import Topology
 from simcoll.units import UBPS_PER_BPS
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from simcoll.bounds.pairs import Pairs
-    from simcoll.topology import Topology
-
-    Floats = NDArray[np.float64]
-    Ints = NDArray[np.int64]
 
 __all__ = ["Packing", "Tree", "pack_all_reduce", "pack_trees"]
 

@@ -5,24 +5,22 @@ On regular machines these shares suffice; elsewhere :mod:`simcoll.bounds.rates` 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from simcoll.arrays import Floats, Ints
 from simcoll.bounds.flows import min_cut
 from simcoll.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
     from scipy.sparse import csr_array
 
     from simcoll.topology import Topology
 
-    Floats = NDArray[np.float64]
-    Ints = NDArray[np.int64]
 
 __all__ = ["LINKS_LIMIT", "TOLERANCE", "Pairs", "cut_before", "fair", "leaving", "pairs_of", "slowest"]
 

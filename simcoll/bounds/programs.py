@@ -11,22 +11,20 @@ Source: Basu et al.: Efficient all-to-all collective communication schedules for
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from simcoll.bounds.pairs import LINKS_LIMIT, TOLERANCE, fair, pairs_of, slowest
+from simcoll.arrays import Floats
+from simcoll.bounds.flows import FlowGraph
+from simcoll.bounds.pairs import LINKS_LIMIT, TOLERANCE, Pairs, fair, pairs_of, slowest
 from simcoll.errors import ConfigError
 from simcoll.units import UBPS_PER_BPS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from numpy.typing import NDArray
-
-    from simcoll.bounds.flows import FlowGraph
-    from simcoll.bounds.pairs import Floats, Pairs
     from simcoll.bounds.rates import BestLinks
     from simcoll.topology import Topology
 

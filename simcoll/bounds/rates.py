@@ -8,25 +8,18 @@ Source: ForestColl, arXiv 2402.06787, for the program; the restriction to the pa
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.optimize import linprog
 from scipy.sparse import csr_array, hstack, vstack
 
-from simcoll.bounds.pairs import TOLERANCE, cut_before, leaving
+from simcoll.arrays import Floats, Ints
+from simcoll.bounds.pairs import TOLERANCE, Pairs, cut_before, leaving
 from simcoll.errors import InternalError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from numpy.typing import NDArray
-
-    from simcoll.bounds.pairs import Pairs
-
-    Floats = NDArray[np.float64]
-    Ints = NDArray[np.int64]
 
 __all__ = ["BestLinks", "best_flow", "best_links", "best_weights", "pair_prices"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from cyclopts import App
 
@@ -28,9 +28,6 @@ from simcoll.cli.sweep import sweep_all
 from simcoll.cli.tune import tune_library
 from simcoll.cli.verify import verify_file
 from simcoll.command_line import run_app
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 __all__ = ["app", "main"]
 

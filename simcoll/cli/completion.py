@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+
+from cyclopts import App
 
 from simcoll.errors import ConfigError, nearest
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from cyclopts import App
 
 __all__ = ["completion_of", "help_of"]
 

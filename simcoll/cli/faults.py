@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from simcoll.core.plan import Plan
     from simcoll.planning.faults import Chances, Outcome
     from simcoll.planning.scenario import Scenario

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path  # noqa: TC003 - cyclopts reads the annotations
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from collections.abc import Sequence
+from pathlib import Path
 
 __all__ = ["read_flight"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
@@ -9,8 +10,6 @@ from cyclopts import Parameter
 from simcoll.cli.grids import GridOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from simcoll.planning.goodput import Goodput
 
 __all__ = ["simulate_goodput"]

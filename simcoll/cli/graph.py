@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path  # noqa: TC003 - cyclopts reads the annotations
+from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
@@ -10,8 +11,6 @@ from cyclopts import Parameter
 from simcoll.command_line import WHOLE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from simcoll.planning.nccl_graphs import Channels
     from simcoll.topology import Topology
 

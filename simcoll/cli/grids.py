@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,8 +16,6 @@ from cyclopts import Parameter
 from simcoll.command_line import WHOLE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from simcoll.planning.executors import Pool
     from simcoll.planning.grid import Grid, GridRun
 

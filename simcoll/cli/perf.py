@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path  # noqa: TC003 - cyclopts reads the annotations
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
@@ -12,8 +13,6 @@ from simcoll.cli.disturbed import Disturbed
 from simcoll.command_line import WHOLE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from simcoll.libraries.prediction import Prediction
     from simcoll.planning.disturbance import Disturbance
     from simcoll.planning.running import Table

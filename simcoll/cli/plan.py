@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
@@ -10,8 +11,6 @@ from simcoll.cli.grids import GridOptions
 from simcoll.command_line import WHOLE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from simcoll.planning.grid import Grid, Row
     from simcoll.planning.space import Space
 

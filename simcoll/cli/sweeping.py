@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from simcoll.binding import verify
 from simcoll.cli.progress import Progress
+from simcoll.core.schedule import Schedule
 from simcoll.errors import ConfigError, InternalError
 from simcoll.units import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
-
-    from simcoll.core.schedule import Schedule
     from simcoll.planning.groups import GroupRow
     from simcoll.planning.running import Table
     from simcoll.planning.sweep import Row, Sweep

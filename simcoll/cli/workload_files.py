@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from simcoll.formats.schedule_files import Algorithm
     from simcoll.topology import Topology
     from simcoll.workload.traces import Traces

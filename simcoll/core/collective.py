@@ -7,19 +7,15 @@ same number of chunks. Sizes never appear here: they come when a schedule is bou
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
+from simcoll.arrays import Ints
 from simcoll.errors import ConfigError, nearest
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from numpy.typing import ArrayLike, NDArray
-
-    Ints = NDArray[np.int64]
 
 __all__ = ["ALL", "KINDS", "Collective", "Kind", "bus_factor"]
 

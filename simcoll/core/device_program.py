@@ -7,15 +7,11 @@ share it. A rank has the cells of its input, then its output, then scratch, then
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from simcoll.core.collective import Collective
 from simcoll.core.layout import Layout
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from simcoll.core.collective import Collective
 
 __all__ = ["EACH", "FOLD", "SWITCH", "DeviceOp", "DeviceProgram", "Region"]
 

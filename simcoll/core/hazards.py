@@ -7,27 +7,22 @@ read). Inside a step all reads come first, so there a write waits for the reads 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
-from simcoll.core.schedule import REDUCE, SYNC, fault, lowered, transfer_text
+from simcoll.arrays import Ints
+from simcoll.core.layout import Layout
+from simcoll.core.schedule import REDUCE, SYNC, Schedule, Step, fault, lowered, transfer_text
 from simcoll.core.step import distinct, spread
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from numpy.typing import NDArray
-
-    from simcoll.core.layout import Layout
-    from simcoll.core.schedule import Schedule, Step
-
-    Ints = NDArray[np.int64]
-    Steps: TypeAlias = Callable[[], Iterable[tuple[int, Step]]]
+Steps: TypeAlias = Callable[[], Iterable[tuple[int, Step]]]
 
 __all__ = ["by_transfer", "check_orderable", "derive_waits", "hazards", "overwritten", "wait_pairs"]
 

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from simcoll.arrays import Array
 from simcoll.core.reduction import parse_dtype
 from simcoll.errors import ConfigError
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Array = NDArray[Any]
 
 __all__ = ["array_on", "is_tensor"]
 

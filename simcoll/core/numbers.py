@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
+from simcoll.arrays import Ints
 from simcoll.errors import ConfigError
-
-if TYPE_CHECKING:
-    from numpy.typing import ArrayLike, NDArray
-
-    Ints = NDArray[np.int64]
 
 __all__ = ["LARGEST", "whole_number", "whole_numbers"]
 

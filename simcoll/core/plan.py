@@ -5,29 +5,26 @@ The verifier, the emulator, every executor and every exporter consume a plan (or
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from simcoll.arrays import Ints
+from simcoll.core.collective import Collective
 from simcoll.core.hazards import by_transfer, overwritten, wait_pairs
-from simcoll.core.schedule import MULTICAST, SWITCH_REDUCE, SYNC, Step, lowered
+from simcoll.core.schedule import MULTICAST, SWITCH_REDUCE, SYNC, Schedule, Step, lowered
+from simcoll.core.schedule import Known as ScheduleKnown
 from simcoll.core.step import operands
 from simcoll.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from numpy.typing import NDArray
-
-    from simcoll.core.collective import Collective
     from simcoll.core.proof import Proof
     from simcoll.core.protocol import Protocol
     from simcoll.core.reduction import Reduction
-    from simcoll.core.schedule import Known as ScheduleKnown
-    from simcoll.core.schedule import Schedule
 
-    Ints = NDArray[np.int64]
 
 __all__ = ["INPUT", "OUTPUT", "SCRATCH", "Plan", "PlanStep", "switch_groups"]
 

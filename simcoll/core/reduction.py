@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from simcoll.errors import ConfigError, nearest
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 __all__ = ["REDUCTIONS", "Reduction", "combine", "parse_dtype", "parse_reduction", "premul_sum"]
 

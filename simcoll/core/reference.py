@@ -6,22 +6,16 @@ Written from the table of collectives alone; knows no schedule.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from simcoll.arrays import Array
 from simcoll.core.hashing import mix
-from simcoll.core.plan import INPUT
+from simcoll.core.plan import INPUT, Plan
 from simcoll.core.reduction import combine
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from simcoll.core.plan import Plan
-
-    Array = NDArray[Any]
 
 __all__ = ["count_wrong", "exact_inputs", "expected_outputs"]
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from simcoll.arrays import Ints
+from simcoll.core.collective import Collective
 from simcoll.core.layout import Layout
 from simcoll.core.numbers import whole_number
 from simcoll.core.step import (
@@ -35,14 +37,8 @@ from simcoll.core.step import (
 from simcoll.errors import ConfigError, ScheduleError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    from numpy.typing import NDArray
-
-    from simcoll.core.collective import Collective
     from simcoll.core.proof import Proof
 
-    Ints = NDArray[np.int64]
 
 __all__ = [
     "COPY",

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from zlib import crc32
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
+from simcoll.arrays import Ints
 from simcoll.core.numbers import LARGEST, whole_number, whole_numbers
 from simcoll.errors import ConfigError, nearest
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from numpy.typing import ArrayLike, NDArray
-
-    Ints = NDArray[np.int64]
 
 __all__ = [
     "COPY",

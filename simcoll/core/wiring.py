@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 import numpy as np
+from numpy.typing import NDArray
 
-from simcoll.core.rank_program import OPS, place
+from simcoll.arrays import Ints
+from simcoll.core.rank_program import OPS, Code, RankProgram, place
 from simcoll.errors import ScheduleError
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from simcoll.core.rank_program import Code, RankProgram
-
-    Ints = NDArray[np.int64]
 
 __all__ = ["Connection", "Wiring", "op_where", "wire"]
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -13,6 +14,8 @@ from simcoll.cuda_comm.devices import (
     BUFFER_BYTES,
     CPU,
     DeviceArray,
+    Play,
+    Tensor,
     axis_of,
     buckets,
     content_of,
@@ -22,11 +25,6 @@ from simcoll.cuda_comm.devices import (
     emulated,
     received,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from simcoll.cuda_comm.devices import Play, Tensor
 
 __all__ = ["gather", "reduce_add", "reduce_add_coalesced"]
 

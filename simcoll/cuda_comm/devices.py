@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
+from simcoll.arrays import Array
 from simcoll.core.memory import array_on, is_tensor
+from simcoll.core.plan import Plan
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from numpy.typing import NDArray
-
-    from simcoll.core.plan import Plan
-
-    Array = NDArray[Any]
-    Play = Callable[[Plan, Sequence[Array], Sequence[int]], Sequence[Array | None]]
+Play = Callable[[Plan, Sequence[Array], Sequence[int]], Sequence[Array | None]]
 
 __all__ = [
     "BUFFER_BYTES",

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
 from simcoll.algorithms import schedule
+from simcoll.arrays import Array
 from simcoll.binding import bind
 from simcoll.cuda_comm.devices import (
     BUFFER_BYTES,
     DeviceArray,
+    Play,
+    Tensor,
     axis_of,
     buckets,
     check_on_devices,
@@ -22,11 +26,6 @@ from simcoll.cuda_comm.devices import (
     handed_over,
     received,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from simcoll.cuda_comm.devices import Array, Play, Tensor
 
 __all__ = ["broadcast", "broadcast_coalesced", "scatter"]
 

@@ -14,25 +14,21 @@ import runpy
 import shutil
 import sys
 import traceback
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from cyclopts import App, Parameter
 
 from simcoll.command_line import separated, status_of
 from simcoll.distributed.linked.links import BACKEND_VARIABLE, EMULATOR, HOMES, connected
 from simcoll.distributed.runtime.objects import ObjectEncodingError, encode
-from simcoll.distributed.start.results import collected
+from simcoll.distributed.start.results import RunResult, collected
 from simcoll.distributed.start.spawning import spawn
 from simcoll.errors import ConfigError, nearest
 from simcoll.limits.paths import is_file
 from simcoll.units import format_time
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from simcoll.distributed.start.results import RunResult
 
 __all__ = ["main"]
 

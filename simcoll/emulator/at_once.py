@@ -6,26 +6,18 @@ the same elements, these are written in turns, in the order of the fold.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from simcoll.core.plan import INPUT, OUTPUT, switch_groups
+from simcoll.arrays import Array, Ints
+from simcoll.core.plan import INPUT, OUTPUT, Plan, PlanStep, switch_groups
 from simcoll.core.reduction import combine
 from simcoll.core.reference import count_wrong, exact_inputs, expected_outputs
 from simcoll.core.schedule import REDUCE, SWITCH_REDUCE, SYNC
 from simcoll.core.step import distinct
 from simcoll.emulator.dataplane import unwritten
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from numpy.typing import NDArray
-
-    from simcoll.core.plan import Plan, PlanStep
-
-    Array = NDArray[Any]
-    Ints = NDArray[np.int64]
 
 __all__ = ["Pool", "data_errors", "moved"]
 

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Iterable
+from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
+from simcoll.core.plan import PlanStep
 from simcoll.core.schedule import OP_NAMES
 from simcoll.emulator.digest import TraceHash
+from simcoll.emulator.fast.turns import Summary
+from simcoll.emulator.messages import Block, Message
 from simcoll.errors import InternalError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from numpy.typing import NDArray
-
-    from simcoll.core.plan import PlanStep
-    from simcoll.emulator.fast.turns import Summary
-    from simcoll.emulator.messages import Block, Message
 
 __all__ = ["Books", "Observer"]
 

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import numpy as np
+from numpy.typing import NDArray
 
-from simcoll.core.plan import INPUT
+from simcoll.core.plan import INPUT, Plan
 from simcoll.limits.memory import check_room
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from simcoll.core.plan import Plan
 
 __all__ = ["check_exact", "exact_bytes"]
 

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from simcoll.core.plan import INPUT, OUTPUT, switch_groups
+from simcoll.arrays import Array
+from simcoll.core.plan import INPUT, OUTPUT, Plan, PlanStep, switch_groups
 from simcoll.core.reduction import combine
 from simcoll.core.schedule import COPY, REDUCE, SWITCH_REDUCE, SYNC
 from simcoll.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from simcoll.core.plan import Plan, PlanStep
-
-    Array = NDArray[Any]
 
 __all__ = ["Place", "Storage", "unwritten"]
 

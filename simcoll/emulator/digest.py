@@ -9,16 +9,12 @@ messages apart. The hash is the sums for two seeds, as 32 hexadecimal digits.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from simcoll.core.hashing import mix
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import ArrayLike
 
 __all__ = ["MovedHash", "TraceHash"]
 

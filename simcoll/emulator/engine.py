@@ -6,32 +6,25 @@ dropped when its last message is done, so that memory follows the steps in fligh
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from simcoll.emulator.books import Books
-from simcoll.emulator.fast.turns import summary
-from simcoll.emulator.messages import Bundle, Lane, blocks, parts, where_stuck
-from simcoll.emulator.score import add_caps, check_switches
+import simpy
+
+from simcoll.core.plan import Plan
+from simcoll.emulator.books import Books, Observer
+from simcoll.emulator.dataplane import Storage
+from simcoll.emulator.events.detours import Detours
+from simcoll.emulator.events.pace import Pace
+from simcoll.emulator.fabric import Fabric
+from simcoll.emulator.fast.turns import Summary, summary
+from simcoll.emulator.messages import Block, Bundle, Lane, Message, blocks, parts, where_stuck
+from simcoll.emulator.score import Score, add_caps, check_switches
+from simcoll.emulator.seats import Seats
 from simcoll.errors import InternalError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import simpy
-
-    from simcoll.core.plan import Plan
-    from simcoll.emulator.books import Observer
-    from simcoll.emulator.dataplane import Storage
-    from simcoll.emulator.events.detours import Detours
-    from simcoll.emulator.events.pace import Pace
-    from simcoll.emulator.fabric import Fabric
-    from simcoll.emulator.fast.turns import Summary
-    from simcoll.emulator.messages import Block, Message
-    from simcoll.emulator.score import Score
-    from simcoll.emulator.seats import Seats
-    from simcoll.topology import Topology
+from simcoll.topology import Topology
 
 __all__ = ["Player", "links_now"]
 

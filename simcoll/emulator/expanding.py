@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from simcoll.arrays import Ints
 from simcoll.emulator.digest import TraceHash
 from simcoll.emulator.fast.compiled import COMPILED
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from simcoll.emulator.fast.timed import Timed
-    from simcoll.emulator.quotient import Quotient
-
-    Ints = NDArray[np.int64]
+from simcoll.emulator.fast.timed import Timed
+from simcoll.emulator.quotient import Quotient
 
 __all__ = ["ExpandedHash", "Expansion"]
 

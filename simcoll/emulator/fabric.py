@@ -7,7 +7,8 @@ and one SimPy environment, as long as the environment's clock counts integer fem
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import simpy
 from simpy.events import EventPriority
@@ -15,9 +16,6 @@ from simpy.events import EventPriority
 from simcoll.emulator.model import UNLIMITED, bytes_left, checked_time, flow_delay_fs, water_level
 from simcoll.errors import ConfigError, InternalError
 from simcoll.units import MAX_TIME_FS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 __all__ = ["Calendar", "Fabric", "OverdueError"]
 

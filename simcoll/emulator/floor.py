@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from simcoll.arrays import Ints
+from simcoll.core.plan import Plan
 from simcoll.emulator.model import latency_fs, send_busy_fs
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from simcoll.core.plan import Plan
-    from simcoll.topology import Topology
-
-    Ints = NDArray[np.int64]
+from simcoll.topology import Topology
 
 __all__ = ["latency_floor_fs"]
 

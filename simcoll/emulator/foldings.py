@@ -8,27 +8,20 @@ have one capacity. What depends on a protocol is then computed for one message o
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from simcoll.arrays import Ints
+from simcoll.core.plan import Plan
+from simcoll.core.protocol import Protocol
 from simcoll.emulator.fast.timed import Shape, StepTimer, Timed, joined_routes, timed_steps
-from simcoll.emulator.fast.turns import EVEN, Moves, question_of, turns
+from simcoll.emulator.fast.turns import EVEN, Moves, Summary, question_of, turns
 from simcoll.emulator.model import message_costs
 from simcoll.emulator.quotient import Quotient, fold
 from simcoll.emulator.quotient_partition import alike, first_of
-from simcoll.topology import Routes
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from simcoll.core.plan import Plan
-    from simcoll.core.protocol import Protocol
-    from simcoll.emulator.fast.turns import Summary
-    from simcoll.emulator.seats import Seats
-    from simcoll.topology import Topology
-
-    Ints = NDArray[np.int64]
+from simcoll.emulator.seats import Seats
+from simcoll.topology import Routes, Topology
 
 __all__ = ["Folding", "Makings", "folded_first", "folding", "place_of", "worth_folding"]
 

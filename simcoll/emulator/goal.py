@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -11,9 +11,6 @@ from simcoll.core.protocol import IDEAL, Protocol
 from simcoll.emulator.programs import Compute, Program, Send
 from simcoll.errors import ConfigError
 from simcoll.formats.goal import CALC, Goal
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 __all__ = ["goal_program"]
 

@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from simcoll.emulator.engine import links_now
+from simcoll.arrays import Ints
+from simcoll.emulator.engine import Player, links_now
 from simcoll.emulator.events.cut import Cut, CutMessage, cut_at
 from simcoll.emulator.events.detours import Detours
 from simcoll.emulator.events.driving import Course
-from simcoll.emulator.fabric import OverdueError
-from simcoll.emulator.messages import Bundle
+from simcoll.emulator.events.timeline import Timeline
+from simcoll.emulator.fabric import Fabric, OverdueError
+from simcoll.emulator.messages import Bundle, Message
 from simcoll.errors import InternalError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from numpy.typing import NDArray
-
-    from simcoll.emulator.engine import Player
-    from simcoll.emulator.events.timeline import Timeline
-    from simcoll.emulator.fabric import Fabric
     from simcoll.emulator.fast.changing import Changes
     from simcoll.emulator.fast.cutting import Remains
     from simcoll.emulator.fast.machine import Machine
-    from simcoll.emulator.messages import Message
 
-    Ints = NDArray[np.int64]
 
 __all__ = ["changes_of", "links_of_cut", "machine_cut", "player_cut", "until_end"]
 

@@ -13,32 +13,24 @@ earlier steps, so a pass over the steps in their order finds all times.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import groupby
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from simcoll.arrays import Ints
 from simcoll.core.hashing import mix
+from simcoll.core.plan import Plan
 from simcoll.emulator.fast.compiled import announced
 from simcoll.emulator.fast.recurrence import BY_RECEIVER, BY_SENDER, CROWDED, advance, claim
-from simcoll.emulator.fast.timed import StepTimer, batches
-from simcoll.emulator.fast.turns import Spinning, spinning
+from simcoll.emulator.fast.timed import Shape, StepTimer, Timed, batches
+from simcoll.emulator.fast.turns import Group, Spinning, spinning
 from simcoll.emulator.model import FS_PER_SECOND_UBPS, JITTER, ROUNDING
 from simcoll.emulator.pruning import never_bind
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from numpy.typing import NDArray
-
-    from simcoll.core.plan import Plan
-    from simcoll.emulator.fast.timed import Shape, Timed
-    from simcoll.emulator.fast.turns import Group
-    from simcoll.emulator.seats import Seats
-    from simcoll.topology import Topology
-
-    Ints = NDArray[np.int64]
+from simcoll.emulator.seats import Seats
+from simcoll.topology import Topology
 
 __all__ = ["Played", "lockstep"]
 

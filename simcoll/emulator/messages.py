@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from simcoll.core.plan import switch_groups
+from simcoll.core.plan import Plan, PlanStep, switch_groups
 from simcoll.core.schedule import SWITCH_REDUCE
+from simcoll.emulator.dataplane import Storage
 from simcoll.emulator.fast.timed import StepTimer
 from simcoll.emulator.fast.turns import moves_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    from simcoll.core.plan import Plan, PlanStep
-    from simcoll.emulator.dataplane import Storage
-    from simcoll.emulator.seats import Seats
-    from simcoll.topology import Topology
+from simcoll.emulator.seats import Seats
+from simcoll.topology import Topology
 
 __all__ = ["Block", "Bundle", "Lane", "Message", "Part", "blocks", "parts", "where_stuck"]
 

@@ -60,26 +60,20 @@ a function of (seed, message number).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import floor
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
+from simcoll.arrays import Ints
 from simcoll.core.hashing import mix
+from simcoll.core.protocol import Protocol
 from simcoll.core.schedule import REDUCE, SYNC
 from simcoll.errors import ConfigError, nearest
+from simcoll.topology import Routes, Topology
 from simcoll.units import MAX_TIME_FS
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from simcoll.core.protocol import Protocol
-    from simcoll.topology import Routes, Topology
-
-    Ints = NDArray[np.int64]
 
 __all__ = [
     "FS_PER_SECOND_UBPS",

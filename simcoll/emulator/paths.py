@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 import simpy
 
+from simcoll.arrays import Ints
+from simcoll.core.plan import Plan
+from simcoll.emulator.books import Observer
+from simcoll.emulator.dataplane import Storage
 from simcoll.emulator.engine import Player, links_now
 from simcoll.emulator.events.detours import Detours
 from simcoll.emulator.events.driving import Course, LinkChanges
+from simcoll.emulator.events.timeline import Timeline
 from simcoll.emulator.expanding import Expansion
 from simcoll.emulator.fabric import Calendar, Fabric
 from simcoll.emulator.fast.compiled import COMPILED, loaded
@@ -27,19 +32,7 @@ from simcoll.emulator.result import Result
 from simcoll.emulator.score import check_switches
 from simcoll.emulator.seats import Seats, seats_of
 from simcoll.errors import ConfigError, InternalError, nearest
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from numpy.typing import NDArray
-
-    from simcoll.core.plan import Plan
-    from simcoll.emulator.books import Observer
-    from simcoll.emulator.dataplane import Storage
-    from simcoll.emulator.events.timeline import Timeline
-    from simcoll.topology import Topology
-
-    Ints = NDArray[np.int64]
+from simcoll.topology import Topology
 
 __all__ = [
     "ENGINES",

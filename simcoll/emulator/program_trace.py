@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from simcoll.emulator.programs import Program, ProgramResult
 from simcoll.emulator.programs.ground import call_of
+from simcoll.emulator.trace_marks import Row
 from simcoll.emulator.trace_tracks import packed, trace_document
-
-if TYPE_CHECKING:
-    from simcoll.emulator.programs import Program, ProgramResult
-    from simcoll.emulator.trace_marks import Row
-    from simcoll.topology import Topology
+from simcoll.topology import Topology
 
 __all__ = ["ProgramTrace"]
 

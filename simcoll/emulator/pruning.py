@@ -19,22 +19,17 @@ those after it. For either choice U is the set of the links taken.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
+from simcoll.arrays import Ints
+from simcoll.emulator.fast.timed import Shape, Timed
 from simcoll.emulator.model import LOW, SLACK
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from numpy.typing import NDArray
-
-    from simcoll.emulator.fast.timed import Shape, Timed
-
-    Ints = NDArray[np.int64]
-    Steps = tuple[tuple[Timed, ...], int]
+Steps = tuple[tuple[Timed, ...], int]
 
 __all__ = ["never_bind", "without_links"]
 

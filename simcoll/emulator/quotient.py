@@ -7,22 +7,15 @@ reason.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from simcoll.arrays import Ints
+from simcoll.core.plan import Plan
 from simcoll.emulator.fast.timed import Shape, Timed
 from simcoll.emulator.quotient_partition import Partition, Ties, certify, connections_in_order, first_of, refine
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from numpy.typing import NDArray
-
-    from simcoll.core.plan import Plan
-
-    Ints = NDArray[np.int64]
 
 __all__ = ["Quotient", "fold", "folded", "no_quotient"]
 

@@ -20,22 +20,18 @@ The guess rests on 64-bit hashes and may come from anywhere; :func:`certify` com
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
+from simcoll.arrays import Ints
 from simcoll.core.hashing import mix
+from simcoll.emulator.fast.timed import Timed
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from simcoll.emulator.fast.timed import Timed
-
-    Ints = NDArray[np.int64]
-    Hashes = NDArray[np.uint64]
+Hashes = NDArray[np.uint64]
 
 __all__ = ["Partition", "Ties", "alike", "certify", "connections_in_order", "dense", "first_of", "refine"]
 

@@ -6,16 +6,22 @@ What is new in a run is what its messages cost and what its links can carry; the
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
+from simcoll.arrays import Ints, Shorts
+from simcoll.core.plan import Plan
+from simcoll.core.protocol import Protocol
+from simcoll.core.schedule import Schedule
 from simcoll.emulator.fast.compiled import COMPILED
 from simcoll.emulator.fast.joint import joint_costs
-from simcoll.emulator.fast.state import DONE, LAST
-from simcoll.emulator.fast.timed import joined_routes, timed_steps
-from simcoll.emulator.fast.turns import EVEN, Moves, question_of, summary, turns
+from simcoll.emulator.fast.state import DONE, LAST, State
+from simcoll.emulator.fast.timed import Timed, joined_routes, timed_steps
+from simcoll.emulator.fast.turns import EVEN, Group, Moves, Summary, question_of, summary, turns
 from simcoll.emulator.foldings import Folding, Makings, folding, place_of
 from simcoll.emulator.model import message_costs
 from simcoll.emulator.paths import (
@@ -27,27 +33,15 @@ from simcoll.emulator.paths import (
     few_messages,
     result_of,
 )
+from simcoll.emulator.quotient import Quotient
+from simcoll.emulator.result import Result
 from simcoll.emulator.score import check_switches
 from simcoll.errors import InternalError
+from simcoll.topology import Routes, Topology
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from numpy.typing import NDArray
-
-    from simcoll.core.plan import Plan
-    from simcoll.core.protocol import Protocol
-    from simcoll.core.schedule import Schedule
-    from simcoll.emulator.fast.state import State
-    from simcoll.emulator.fast.timed import Timed
-    from simcoll.emulator.fast.turns import Group, Summary
     from simcoll.emulator.fast.whole import Costs, Sheet, Whole
-    from simcoll.emulator.quotient import Quotient
-    from simcoll.emulator.result import Result
-    from simcoll.topology import Routes, Topology
 
-    Ints = NDArray[np.int64]
-    Shorts = NDArray[np.int32]
 
 __all__ = ["Rehearsal", "forget_sizes", "play_rehearsed"]
 

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
+
+from simcoll.arrays import Array
 from simcoll.core.collective import bus_factor
+from simcoll.core.plan import Plan
+from simcoll.emulator.events.cut import Cut
 from simcoll.units import format_rate, format_size, format_time, printable
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from simcoll.bounds import Bound
-    from simcoll.core.plan import Plan
-    from simcoll.emulator.events.cut import Cut
 
-    Array = NDArray[Any]
 
 __all__ = ["Result"]
 

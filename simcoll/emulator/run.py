@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from time import perf_counter
@@ -9,13 +10,15 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
+from simcoll.arrays import Array
 from simcoll.core.plan import Plan
+from simcoll.emulator.books import Observer
 from simcoll.emulator.budget import check_exact, exact_bytes
 from simcoll.emulator.dataplane import Storage
-from simcoll.emulator.events import timeline_of
+from simcoll.emulator.events import Event, Policy, Timeline, timeline_of
 from simcoll.emulator.floor import latency_floor_fs
 from simcoll.emulator.paths import choose, play_fast, play_folded, play_lockstep, play_quotient, play_simpy
-from simcoll.emulator.programs import Program, emulate_program
+from simcoll.emulator.programs import Program, ProgramObserver, ProgramResult, emulate_program
 from simcoll.emulator.rehearsals import play_rehearsed
 from simcoll.emulator.result import Result
 from simcoll.errors import ConfigError, InternalError, expect, nearest
@@ -23,16 +26,8 @@ from simcoll.limits.memory import VARIABLE, in_words, largest_automatic
 from simcoll.topology import Topology
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
     from simcoll.bounds import Bottleneck, Bound
-    from simcoll.emulator.books import Observer
-    from simcoll.emulator.events import Event, Policy, Timeline
-    from simcoll.emulator.programs import ProgramObserver, ProgramResult
 
-    Array = NDArray[Any]
 
 __all__ = ["emulate"]
 

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from simcoll.emulator.fast.turns import summary
-from simcoll.emulator.messages import parts
+from simcoll.core.plan import Plan
+from simcoll.emulator.dataplane import Storage
+from simcoll.emulator.fabric import Fabric
+from simcoll.emulator.fast.turns import Summary, summary
+from simcoll.emulator.messages import Part, parts
 from simcoll.emulator.seats import Caps, Seats, seats_of
 from simcoll.errors import ConfigError
-
-if TYPE_CHECKING:
-    from simcoll.core.plan import Plan
-    from simcoll.emulator.dataplane import Storage
-    from simcoll.emulator.fabric import Fabric
-    from simcoll.emulator.fast.turns import Summary
-    from simcoll.emulator.messages import Part
-    from simcoll.topology import Topology
+from simcoll.topology import Topology
 
 __all__ = ["Score", "add_caps", "check_switches"]
 

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from simcoll.core.plan import Plan
-    from simcoll.core.protocol import Protocol
-
-    Ints = NDArray[np.int64]
-    Links = NDArray[np.int32]
+from simcoll.arrays import Ints, Links
+from simcoll.core.plan import Plan
+from simcoll.core.protocol import Protocol
 
 __all__ = ["Caps", "Seats", "seats_of"]
 

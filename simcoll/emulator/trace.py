@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+from simcoll.core.plan import Plan
 from simcoll.core.schedule import OP_NAMES
+from simcoll.emulator.result import Result
+from simcoll.emulator.trace_marks import Row
 from simcoll.emulator.trace_tracks import FS_PER_US, packed, trace_document
 from simcoll.errors import ConfigError
 from simcoll.formats.output import write_file
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from simcoll.core.plan import Plan
-    from simcoll.emulator.result import Result
-    from simcoll.emulator.trace_marks import Row
-    from simcoll.topology import Topology
+from simcoll.topology import Topology
 
 __all__ = ["Trace"]
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-    from simcoll.topology import Topology
+from simcoll.topology import Topology
 
 __all__ = ["MOST_LINKS", "RED", "arrows", "counters", "critical_messages", "link_counters", "path_back", "summary"]
 

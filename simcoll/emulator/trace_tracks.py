@@ -5,15 +5,11 @@ from __future__ import annotations
 import gzip
 import io
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
-from simcoll.emulator.trace_marks import RED, arrows, critical_messages, link_counters, summary
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from simcoll.emulator.trace_marks import Row
-    from simcoll.topology import Topology
+from simcoll.emulator.trace_marks import RED, Row, arrows, critical_messages, link_counters, summary
+from simcoll.topology import Topology
 
 __all__ = ["FS_PER_US", "packed", "trace_document"]
 

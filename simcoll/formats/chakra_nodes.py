@@ -7,15 +7,13 @@ three deep, so a reader of its own needs no recursion and no generated code; fie
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from simcoll.errors import ConfigError
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    Value = bool | int | float | str | bytes | tuple[bool, ...]
+Value = bool | int | float | str | bytes | tuple[bool, ...]
 
 __all__ = ["MAX_NODES", "NODE_TYPES", "Node", "dump_nodes", "is_chakra", "parse_nodes"]
 

@@ -11,15 +11,13 @@ import json
 import pickle
 import re
 from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from pathlib import Path
+from typing import Any, NoReturn
 
 from simcoll.errors import ConfigError
 from simcoll.formats.strict import read_file
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
 
 __all__ = ["FlightEntry", "FlightRecord", "dump_flight_record", "findings", "load_flight_record", "parse_flight_record"]
 

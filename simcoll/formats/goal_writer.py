@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from simcoll.binding import bind
+from simcoll.core.plan import Plan
 from simcoll.core.rank_program import NAMES, OPS
 from simcoll.core.schedule import MULTICAST, OP_NAMES, Schedule
 from simcoll.errors import ConfigError, InternalError
 from simcoll.formats.goal import CALC, RECV, SEND, Goal, goal_text, parse_goal
 from simcoll.formats.goal_bytes import goal_binary, parse_goal_binary
 from simcoll.proving.lowering import lowering
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from simcoll.core.plan import Plan
-
-    Ints = NDArray[np.int64]
 
 __all__ = ["bind_bytes", "dump_goal", "dump_goal_binary", "goal_of"]
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from simcoll.errors import ConfigError
 from simcoll.limits.paths import is_file
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 __all__ = ["MAX_LINE", "Skipped", "log_lines"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING
@@ -9,8 +10,6 @@ from typing import TYPE_CHECKING
 from simcoll.core.collective import bus_factor
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from simcoll.formats.nccl_tuning import Chosen, TuningTable
 
 __all__ = ["ITEMSIZES", "Log", "Measured", "Run", "Table", "dotted", "finished"]

@@ -7,14 +7,17 @@ a block the program needs no FIFO at all, at any size.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NoReturn
+from pathlib import Path
+from typing import NoReturn
 from xml.sax.saxutils import quoteattr
 
 import numpy as np
 
 from simcoll.binding import bind, verify
-from simcoll.core.rank_program import NAMES
+from simcoll.core.layout import Layout
+from simcoll.core.rank_program import NAMES, RankProgram
 from simcoll.core.schedule import COPY, OP_NAMES, REDUCE, Schedule
 from simcoll.core.wiring import wire
 from simcoll.errors import ConfigError, InternalError, expect, nearest
@@ -22,17 +25,6 @@ from simcoll.formats.msccl_xml import MAX_COUNT, load_msccl_xml
 from simcoll.formats.output import write_file
 from simcoll.proving import lower, verify_program
 from simcoll.proving.deadlock import play
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
-    from simcoll.core.layout import Layout
-    from simcoll.core.rank_program import RankProgram
-
-    Ints = NDArray[np.int64]
 
 __all__ = ["DIALECTS", "Dialect", "dump_msccl_xml"]
 

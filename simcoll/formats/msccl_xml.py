@@ -7,8 +7,11 @@ Rules and limits are those of microsoft/msccl ``src/graph/topo.cc``, ``src/inclu
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NoReturn
+from pathlib import Path
+from typing import NoReturn
+from xml.etree.ElementTree import Element
 
 import numpy as np
 
@@ -18,11 +21,6 @@ from simcoll.core.schedule import Layout
 from simcoll.errors import ConfigError, ScheduleError, nearest, shown
 from simcoll.formats.strict import read_file
 from simcoll.limits.xml import XmlLimits, parse_xml
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
-    from xml.etree.ElementTree import Element
 
 __all__ = ["load_msccl_xml"]
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
 from simcoll.core.device_program import EACH, FOLD, SWITCH, DeviceOp, DeviceProgram, Region
+from simcoll.core.layout import Layout
 from simcoll.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from simcoll.core.layout import Layout
     from simcoll.formats.mscclpp_json import Chunk, Gpu, Operation, Plan, ThreadBlock
 
 __all__ = ["MAX_PARTS", "Place", "Rank", "every_operation"]

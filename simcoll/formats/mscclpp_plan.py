@@ -5,9 +5,10 @@ The reader follows the executor, not the language that writes the plans: it refu
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from math import lcm
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from simcoll.core.collective import Collective
 from simcoll.core.device_program import DeviceProgram
@@ -15,11 +16,6 @@ from simcoll.errors import ConfigError, nearest
 from simcoll.formats.mscclpp_blocks import MAX_PARTS, Place, Rank, every_operation
 from simcoll.formats.mscclpp_json import Plan
 from simcoll.formats.strict import decode_json, read_file
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
 
 __all__ = ["load_mscclpp_plan", "parse_mscclpp_plan"]
 

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 import numpy as np
 
-from simcoll.core.plan import switch_groups
+from simcoll.core.plan import Plan, PlanStep, switch_groups
 from simcoll.core.schedule import COPY, REDUCE, SWITCH_REDUCE, Schedule
 from simcoll.errors import ConfigError
 from simcoll.formats.mscclpp_blocks import MAX_PEERS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from simcoll.core.plan import Plan, PlanStep
 
 __all__ = ["Aside", "Ref", "Stage", "Work", "refuse", "stages_of"]
 

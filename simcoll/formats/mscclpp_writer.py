@@ -7,7 +7,8 @@ signals. Multicasts and all-reduces of switches become stores to all ranks of a 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -19,10 +20,6 @@ from simcoll.formats.mscclpp_plan import MAX_SEMAPHORES, parse_mscclpp_plan
 from simcoll.formats.mscclpp_stages import Aside, Ref, Stage, refuse, stages_of
 from simcoll.formats.output import write_file
 from simcoll.proving import verify_device_program
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 __all__ = ["dump_mscclpp_plan"]
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
+from xml.etree.ElementTree import Element
 
 from simcoll.errors import ConfigError
 from simcoll.limits.xml import XmlLimits, parse_xml
-
-if TYPE_CHECKING:
-    from xml.etree.ElementTree import Element
 
 __all__ = ["NcclGraph", "parse_nccl_graphs"]
 

@@ -10,16 +10,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from simcoll.errors import ConfigError
 from simcoll.formats.log_lines import Skipped, log_lines
 from simcoll.formats.nccl_graph import PATTERNS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
 
 __all__ = ["NcclCommunicator", "NcclSearch", "load_nccl_log"]
 

@@ -8,17 +8,14 @@ agree; a row that is cut off or wrong is left out and named.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from simcoll.formats.log_lines import Skipped, log_lines
 from simcoll.formats.measured import ITEMSIZES, Log, Measured, Run, Table, dotted, finished
 from simcoll.formats.nccl_tests_json import MAX_JSON, tables_of_json
 from simcoll.formats.nccl_tuning import TuningReader
 from simcoll.units import printable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
 __all__ = ["load_log"]
 

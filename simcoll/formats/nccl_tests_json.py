@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -13,8 +14,6 @@ from simcoll.formats.strict import in_words, read_file
 from simcoll.units import printable
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from simcoll.formats.log_lines import Skipped
 
 __all__ = ["MAX_JSON", "tables_of_json"]

@@ -9,12 +9,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from simcoll.formats.log_lines import Skipped, log_lines
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 __all__ = ["Chosen", "Tuned", "TuningReader", "TuningTable", "load_tuning"]
 

@@ -7,16 +7,13 @@ from __future__ import annotations
 
 import re
 import struct
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 import msgspec
 
 from simcoll.errors import ConfigError
 from simcoll.formats.chakra_nodes import is_chakra
 from simcoll.limits.text import parse_toml
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 __all__ = ["TITLES", "recognise", "title_of"]
 

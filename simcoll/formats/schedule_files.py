@@ -5,11 +5,13 @@ Formats with one program per rank give a :class:`~simcoll.core.rank_program.Rank
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from simcoll.core.device_program import DeviceProgram
+from simcoll.core.rank_program import RankProgram
 from simcoll.core.schedule import Schedule
 from simcoll.errors import ConfigError, nearest
 from simcoll.formats.goal import Goal, goal_text, parse_goal
@@ -23,11 +25,6 @@ from simcoll.formats.recognise import recognise, title_of
 from simcoll.formats.schedule_json import MAX_BYTES, dump_schedule, parse_schedule
 from simcoll.formats.strict import read_file
 from simcoll.proving import device_schedule, program_schedule
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from simcoll.core.rank_program import RankProgram
 
 __all__ = [
     "FORMATS", "Algorithm", "ScheduleFormat", "algorithm_content", "load_algorithm", "parse_algorithm", "schedule_of", "target_format",

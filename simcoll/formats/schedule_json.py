@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -12,9 +13,6 @@ from simcoll.core.schedule import OP_NAMES, Layout, Repeat, Schedule, Step
 from simcoll.errors import ConfigError
 from simcoll.formats.output import write_file
 from simcoll.formats.strict import decode_json, read_file
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 __all__ = ["dump_schedule", "load_schedule", "parse_schedule"]
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from simcoll.errors import InternalError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 __all__ = ["toml_text"]
 

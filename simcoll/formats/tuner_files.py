@@ -7,9 +7,9 @@ library. What a format cannot say is an error that names it.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING
 
 from simcoll.errors import ConfigError, nearest
 from simcoll.formats.tuner_mpi import (
@@ -23,9 +23,6 @@ from simcoll.formats.tuner_mpi import (
     write_openmpi,
 )
 from simcoll.formats.tuner_rules import NO_LIMIT, Rule, refuse_line, whole_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
 
 __all__ = ["TUNER_FORMATS", "Rule", "TunerFormat", "tuner_format"]
 

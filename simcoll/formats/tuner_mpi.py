@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from simcoll.errors import ConfigError, nearest
 from simcoll.formats.tuner_rules import LARGEST, MAX_RULES, NO_LIMIT, Rule, refuse_line, whole_of
 from simcoll.limits.text import refuse_repeated_keys
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 __all__ = ["HAN", "MPI", "read_han", "read_mpich", "read_openmpi", "write_han", "write_mpich", "write_openmpi"]
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from simcoll.libraries.corrected import P2P, class_of, fabric_of
+from simcoll.libraries.formula import Cost
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from simcoll.libraries.formula import Cost
     from simcoll.libraries.library import Library
     from simcoll.topology.machine import Machine
 

@@ -11,7 +11,7 @@ import math
 from bisect import bisect_right
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import msgspec
 
@@ -20,9 +20,6 @@ from simcoll.formats.nccl_tuning import Tuned, TuningTable
 from simcoll.formats.output import write_file
 from simcoll.formats.strict import decode_toml, read_file
 from simcoll.units import MAX_TIME_FS, parse_rate, parse_size, parse_time
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 __all__ = [
     "Calibration",

@@ -7,22 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from simcoll.algorithms import ALGORITHMS, find_algorithm
 from simcoll.binding import bind
+from simcoll.core.collective import Collective
+from simcoll.core.plan import Plan
+from simcoll.core.protocol import Protocol
 from simcoll.core.schedule import Schedule
 from simcoll.errors import ConfigError
 from simcoll.libraries.plans import library_play
+from simcoll.topology import Topology
 from simcoll.tuning import costs, default_algorithm, schedule, schedule_on
-
-if TYPE_CHECKING:
-    from simcoll.core.collective import Collective
-    from simcoll.core.plan import Plan
-    from simcoll.core.protocol import Protocol
-    from simcoll.topology import Topology
 
 __all__ = ["Choice", "Plans", "check_choice", "plan_for"]
 

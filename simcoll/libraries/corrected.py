@@ -13,13 +13,23 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from simcoll.arrays import Floats
 from simcoll.errors import ConfigError, nearest
-from simcoll.libraries.environment import DEFAULT
-from simcoll.libraries.formula import ONE_WAY, PROTOCOLS, Buses, Cost, searched, shape, stated_terms, tree_correction
+from simcoll.libraries.environment import DEFAULT, Environment
+from simcoll.libraries.formula import (
+    ONE_WAY,
+    PROTOCOLS,
+    Buses,
+    Cost,
+    Shape,
+    Terms,
+    searched,
+    shape,
+    stated_terms,
+    tree_correction,
+)
 
 if TYPE_CHECKING:
-    from simcoll.libraries.environment import Environment
-    from simcoll.libraries.formula import Floats, Shape, Terms
     from simcoll.libraries.library import Library
     from simcoll.topology.machine import Machine
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from simcoll.errors import ConfigError, nearest
 from simcoll.libraries.formula import PROTOCOLS
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 __all__ = ["DEFAULT", "LAUNCHERS", "Environment", "parse_environment"]
 

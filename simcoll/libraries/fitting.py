@@ -11,22 +11,18 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from simcoll.errors import ConfigError, nearest
 from simcoll.libraries.calibration import LEAST, MOST, Calibration, Correction, in_millionths
-from simcoll.libraries.environment import DEFAULT
-from simcoll.libraries.library import load_library
+from simcoll.libraries.environment import DEFAULT, Environment
+from simcoll.libraries.library import Library, load_library
 from simcoll.libraries.prediction import calibrated, chosen, in_time, launch_us
+from simcoll.topology import Topology
 from simcoll.topology.machine import machine as machine_of
 from simcoll.units import format_size, format_time
-
-if TYPE_CHECKING:
-    from simcoll.libraries.environment import Environment
-    from simcoll.libraries.library import Library
-    from simcoll.topology import Topology
 
 __all__ = ["PARAMETERS", "WARM_UP", "LeftOut", "Predictor", "Row", "Series", "fit", "fit_series", "formula", "left_out"]
 

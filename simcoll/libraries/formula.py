@@ -15,15 +15,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from simcoll.arrays import Floats
 from simcoll.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from simcoll.libraries.library import Library
     from simcoll.topology.machine import Machine
 
-    Floats = NDArray[np.float64]
 
 __all__ = ["PROTOCOLS", "Buses", "Cost", "Terms", "searched", "shape", "stated", "stated_terms", "tree_correction"]
 

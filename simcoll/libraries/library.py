@@ -9,20 +9,18 @@ A file that ``extends`` another has the values of that one where it gives none.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cache, lru_cache
-from typing import TYPE_CHECKING, Any, cast
+from pathlib import Path
+from typing import Any, cast
 
 from simcoll.errors import ConfigError, nearest, shown
 from simcoll.formats.strict import read_file
 from simcoll.limits.paths import shipped_files
 from simcoll.limits.text import parse_toml
 from simcoll.units import parse_rate, parse_time
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
 
 __all__ = ["Library", "load_library", "parse_library", "shipped_libraries"]
 

@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from simcoll.binding import bind
 from simcoll.core.collective import KINDS
+from simcoll.core.plan import Plan
+from simcoll.core.protocol import Protocol
+from simcoll.core.schedule import Schedule
 from simcoll.emulator.paths import DEEPEST_FIFO
 from simcoll.errors import ConfigError
-from simcoll.libraries.environment import DEFAULT
-from simcoll.libraries.library import load_library
+from simcoll.libraries.environment import DEFAULT, Environment
+from simcoll.libraries.library import Library, load_library
 from simcoll.libraries.playing import play
 from simcoll.libraries.prediction import COLLECTIVES, chosen
+from simcoll.topology import Topology
 from simcoll.topology.machine import machine as machine_of
 from simcoll.tuning import collective_on, costs, default_protocols, schedule_on
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from simcoll.core.plan import Plan
-    from simcoll.core.protocol import Protocol
-    from simcoll.core.schedule import Schedule
-    from simcoll.libraries.environment import Environment
-    from simcoll.libraries.library import Library
-    from simcoll.topology import Topology
 
 __all__ = ["library_plan", "library_play"]
 

@@ -17,14 +17,13 @@ import numpy as np
 
 from simcoll.algorithms.double_tree import binary_tree
 from simcoll.core.protocol import Protocol
+from simcoll.core.schedule import Schedule
 from simcoll.errors import ConfigError
-from simcoll.libraries.formula import ring_steps, shape
+from simcoll.libraries.formula import Cost, Shape, ring_steps, shape
 from simcoll.tuning import collective_on, schedule_on
 from simcoll.units import MAX_RATE_UBPS
 
 if TYPE_CHECKING:
-    from simcoll.core.schedule import Schedule
-    from simcoll.libraries.formula import Cost, Shape
     from simcoll.topology import Topology
     from simcoll.topology.machine import Machine
 

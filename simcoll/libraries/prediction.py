@@ -8,28 +8,25 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
+from simcoll.arrays import Floats
 from simcoll.errors import ConfigError, nearest
 from simcoll.libraries import corrected
 from simcoll.libraries.assumed import assumed
-from simcoll.libraries.environment import DEFAULT
-from simcoll.libraries.formula import stated
-from simcoll.libraries.library import load_library
+from simcoll.libraries.environment import DEFAULT, Environment
+from simcoll.libraries.formula import Cost, stated
+from simcoll.libraries.library import Library, load_library
 from simcoll.libraries.playing import play
 from simcoll.libraries.remembered import key_of, recall, remember, topology_digest
+from simcoll.topology import Topology
+from simcoll.topology.machine import Machine
 from simcoll.topology.machine import machine as machine_of
 from simcoll.units import MAX_TIME_FS
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from simcoll.bounds import Bottleneck
     from simcoll.libraries.calibration import Calibration
-    from simcoll.libraries.environment import Environment
-    from simcoll.libraries.formula import Cost, Floats
-    from simcoll.libraries.library import Library
-    from simcoll.topology import Topology
-    from simcoll.topology.machine import Machine
 
 __all__ = ["COLLECTIVES", "Prediction", "chosen", "formula_time", "predict"]
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache, lru_cache
 from pathlib import Path
@@ -22,8 +23,6 @@ from simcoll.errors import ConfigError
 from simcoll.formats.output import write_file
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from simcoll.topology import Topology
 
 __all__ = ["VARIABLE", "cache_folder", "key_of", "recall", "remember", "topology_digest"]

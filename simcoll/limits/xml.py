@@ -7,16 +7,13 @@ small pieces, and no token may be longer than a few of them.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-from xml.etree.ElementTree import ParseError, TreeBuilder
+from typing import Any
+from xml.etree.ElementTree import Element, ParseError, TreeBuilder
 
 from defusedxml import DefusedXmlException
 from defusedxml.ElementTree import DefusedXMLParser
 
 from simcoll.errors import ConfigError
-
-if TYPE_CHECKING:
-    from xml.etree.ElementTree import Element
 
 __all__ = ["XmlLimits", "parse_xml"]
 

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from simcoll.libraries.calibration import Calibration
 from simcoll.libraries.fitting import Series, fit_series, formula
-from simcoll.libraries.library import load_library
+from simcoll.libraries.library import Library, Value, load_library
 from simcoll.libraries.prediction import predict
 from simcoll.limits.paths import data_folder
 from simcoll.planning.measurements import Table, published_tables
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from simcoll.libraries.library import Library, Value
 
 __all__ = ["BANDS", "WAYS", "Error", "errors_of", "left_out_library", "measure", "medians"]
 

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from simcoll.libraries.calibration import Calibration
 from simcoll.libraries.fitting import formula
-from simcoll.libraries.library import load_library
+from simcoll.libraries.library import Library, load_library
 from simcoll.planning.accuracy import BANDS, WAYS, Error, left_out_library, medians
-from simcoll.planning.measurements import published_tables
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    from simcoll.libraries.library import Library
-    from simcoll.planning.measurements import Table
+from simcoll.planning.measurements import Table, published_tables
 
 __all__ = ["page"]
 

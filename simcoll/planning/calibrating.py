@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from simcoll.errors import ConfigError
 from simcoll.formats.nccl_tests import load_log
+from simcoll.formats.nccl_tuning import TuningTable
 from simcoll.libraries.calibration import Calibration
-from simcoll.libraries.fitting import Series, fit_series, formula
-from simcoll.planning.comparison import settings_for
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from simcoll.formats.nccl_tuning import TuningTable
-    from simcoll.libraries.fitting import Predictor
-    from simcoll.planning.comparison import Setting
+from simcoll.libraries.fitting import Predictor, Series, fit_series, formula
+from simcoll.planning.comparison import Setting, settings_for
 
 __all__ = ["Gathered", "fitted", "gathered"]
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from decimal import Context, Decimal
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from simcoll.core.hashing import token_at
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 __all__ = ["PPM", "exponential", "flaps", "lognormal", "standard_exponential", "words"]
 

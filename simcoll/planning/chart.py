@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import io
 import textwrap
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from simcoll.core.collective import bus_factor
-from simcoll.planning.sweep import best_rows, bound_rows
+from simcoll.planning.sweep import Row, best_rows, bound_rows
 from simcoll.units import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from simcoll.planning.comparison import Compared
-    from simcoll.planning.sweep import Row
 
 __all__ = ["busbw_svg", "comparison_svg", "shares_svg"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from simcoll import __version__
@@ -19,8 +20,6 @@ from simcoll.planning.figures import FIGURES
 from simcoll.planning.page import Cell, Column, Comparison, Page, Section, Table
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from simcoll.planning.designs import Bar
     from simcoll.planning.grid import Row
     from simcoll.planning.prices import Price

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,24 +14,19 @@ from simcoll.errors import ConfigError
 from simcoll.planning.failures import Cause, Job
 from simcoll.planning.figures import FIGURES, better_of, pareto_front
 from simcoll.planning.goodput import HOUR_US
-from simcoll.planning.grid import Grid
+from simcoll.planning.grid import Grid, Point, Row
 from simcoll.planning.renewal import renewal, young_daly
-from simcoll.topology import LINK_KINDS
+from simcoll.topology import LINK_KINDS, Topology
 from simcoll.units import parse_span
-from simcoll.workload.design import design_from
+from simcoll.workload.design import Design, design_from
 from simcoll.workload.memory import memory_by_stage
+from simcoll.workload.result import StepResult
 from simcoll.workload.steps import step
+from simcoll.workload.timeline import Clock
+from simcoll.workload.workload import Workload
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from simcoll.planning.grid import Point, Row
     from simcoll.planning.space import Space
-    from simcoll.topology import Topology
-    from simcoll.workload.design import Design
-    from simcoll.workload.result import StepResult
-    from simcoll.workload.timeline import Clock
-    from simcoll.workload.workload import Workload
 
 __all__ = [
     "Bar",

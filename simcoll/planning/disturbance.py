@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
-from simcoll.emulator.events import Background, LinkShare, Slow, parse_event, parse_policy, timeline_of
+from simcoll.emulator.events import Background, Event, LinkShare, Slow, parse_event, parse_policy, timeline_of
 from simcoll.errors import ConfigError, shown
+from simcoll.topology import Topology
 from simcoll.units import format_time, parse_time
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from simcoll.emulator.events import Event
-    from simcoll.topology import Topology
 
 __all__ = ["CALM", "Disturbance", "disturbance", "parse_ranks"]
 

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Iterator
 from html import escape
-from typing import TYPE_CHECKING
 
-from simcoll.core.schedule import COPY, MULTICAST, OP_NAMES, REDUCE, SWITCH_REDUCE, SYNC
-from simcoll.formats.goal import goal_text
+from simcoll.core.schedule import COPY, MULTICAST, OP_NAMES, REDUCE, SWITCH_REDUCE, SYNC, Schedule, Step
+from simcoll.formats.goal import Goal, goal_text
 from simcoll.units import printable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from simcoll.core.schedule import Schedule, Step
-    from simcoll.formats.goal import Goal
 
 __all__ = ["goal_lines", "schedule_lines", "schedule_svg"]
 

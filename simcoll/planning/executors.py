@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable, Iterator
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import active_children, get_context, parent_process
 from pkgutil import resolve_name
 from threading import Thread
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from simcoll import __version__
 from simcoll.errors import ConfigError, nearest
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 __all__ = ["Pool", "open_pool"]
 

@@ -8,9 +8,10 @@ drawn from hashes of (seed, cause, number), by decimal arithmetic: the same on e
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from decimal import Context, Decimal
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import numpy as np
 import simpy
@@ -18,10 +19,7 @@ import simpy
 from simcoll.core.hashing import token_at
 from simcoll.planning.chances import PPM, standard_exponential
 
-if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
-
-    Events = Generator[simpy.Event, object, None]
+Events = Generator[simpy.Event, object, None]
 
 __all__ = ["PPM", "Cause", "Job", "Slowness", "Spent", "simulate"]
 

@@ -5,17 +5,13 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
-from simcoll.planning.faults import KINDS, percentile
+from simcoll.planning.faults import KINDS, Outcome, Replanned, percentile
 from simcoll.units import format_time
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from simcoll.planning.faults import Outcome, Replanned
-
-    Outcomes = Mapping[str, Sequence[Outcome]]
+Outcomes = Mapping[str, Sequence[Outcome]]
 
 __all__ = ["PERCENTILES", "fault_lines", "faults_csv", "faults_svg", "replanned_lines", "results_hash", "worst"]
 

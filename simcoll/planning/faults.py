@@ -5,25 +5,20 @@ Also what a schedule for the rest of the machine would take.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from simcoll.binding import bind
+from simcoll.core.plan import Plan
 from simcoll.emulator import emulate
-from simcoll.emulator.events import Background, LinkShare, Slow, Stop
+from simcoll.emulator.events import Background, Event, LinkShare, Slow, Stop
 from simcoll.emulator.programs import Call, Program
 from simcoll.errors import ConfigError
 from simcoll.planning.chances import PPM, exponential, flaps, lognormal, words
+from simcoll.topology import Topology
 from simcoll.topology.ecmp import rehashed
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from simcoll.core.plan import Plan
-    from simcoll.emulator.events import Event
-    from simcoll.topology import Topology
 
 __all__ = [
     "KINDS",

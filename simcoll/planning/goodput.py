@@ -5,11 +5,13 @@ from __future__ import annotations
 import csv
 import io
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from itertools import product
+from pathlib import Path
 from statistics import mean, stdev
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -17,15 +19,9 @@ from simcoll.errors import ConfigError
 from simcoll.formats.strict import convert_table, read_file
 from simcoll.limits.text import parse_toml
 from simcoll.planning.failures import PPM, Cause, Job, Slowness, simulate
-from simcoll.planning.grid import Grid
+from simcoll.planning.grid import Grid, Point, Row
 from simcoll.planning.renewal import renewal, young_daly
 from simcoll.units import MAX_SPAN_US, format_span, parse_span
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from simcoll.planning.grid import Point, Row
 
 __all__ = [
     "Goodput",

@@ -12,10 +12,11 @@ import re
 import stat
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
-from concurrent.futures import FIRST_COMPLETED, wait
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 from uuid import uuid4
 
@@ -25,10 +26,6 @@ from simcoll import __version__
 from simcoll.errors import ConfigError, InternalError, SimcollError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-    from concurrent.futures import Future
-    from pathlib import Path
-
     from simcoll.planning.executors import Pool
 
 __all__ = ["Grid", "GridRun", "Point", "Row", "read_rows", "run_grid", "shard_of"]

@@ -5,33 +5,23 @@ from __future__ import annotations
 import csv
 import io
 import re
+from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass, fields
 from itertools import product
-from typing import TYPE_CHECKING
 
+from simcoll.arrays import Ints
 from simcoll.binding import bind
+from simcoll.core.plan import Plan
 from simcoll.core.reduction import parse_dtype
 from simcoll.emulator import emulate
-from simcoll.emulator.programs import Call, Program
+from simcoll.emulator.programs import Call, Program, ProgramResult
 from simcoll.errors import ConfigError, shown
-from simcoll.planning.sweep import build, costs_of, counts_for
+from simcoll.planning.sweep import Sweep, build, costs_of, counts_for
 from simcoll.planning.table import microseconds, table_line
+from simcoll.topology import Topology
 from simcoll.tuning import Choice, collective_on, default_algorithm
 from simcoll.units import format_size
 from simcoll.workload.mesh import Mesh
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from simcoll.core.plan import Plan
-    from simcoll.emulator.programs import ProgramResult
-    from simcoll.planning.sweep import Sweep
-    from simcoll.topology import Topology
-
-    Ints = NDArray[np.int64]
 
 __all__ = ["COLUMNS", "GroupRow", "group_rows", "groups_csv", "machines_along", "parse_axes", "parse_mesh"]
 

@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import csv
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from simcoll.libraries.environment import parse_environment
+from simcoll.libraries.environment import Environment, parse_environment
 from simcoll.limits.paths import data_folder
-from simcoll.topology import topology_of_job
-
-if TYPE_CHECKING:
-    from simcoll.libraries.environment import Environment
-    from simcoll.topology import Topology
+from simcoll.topology import Topology, topology_of_job
 
 __all__ = ["Table", "published_tables"]
 

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from simcoll.errors import ConfigError, nearest
 from simcoll.formats.strict import read_file
-from simcoll.planning.grid import read_rows
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from simcoll.planning.grid import Point
+from simcoll.planning.grid import Point, read_rows
 
 __all__ = ["Difference", "Move", "difference", "parse_share"]
 

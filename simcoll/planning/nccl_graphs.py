@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -12,17 +13,14 @@ import numpy as np
 from simcoll.algorithms import compose, schedule
 from simcoll.algorithms.nccl_tree import levels
 from simcoll.core.collective import Collective
-from simcoll.core.schedule import REDUCE, Layout, Schedule, joined, transfers
+from simcoll.core.schedule import REDUCE, Layout, Schedule, Step, joined, transfers
 from simcoll.errors import ConfigError
+from simcoll.topology import Topology
 from simcoll.topology.graph import LINK_KINDS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from simcoll.core.schedule import Step
     from simcoll.formats.nccl_graph import NcclGraph
     from simcoll.formats.nccl_log import NcclCommunicator
-    from simcoll.topology import Topology
 
 __all__ = ["Channels", "channels_of_graph", "channels_of_log", "channels_schedule", "connection_lines", "fit_lines"]
 

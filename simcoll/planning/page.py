@@ -6,15 +6,13 @@ A page allows no request: its content security policy refuses every source, and 
 from __future__ import annotations
 
 import importlib.resources
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from simcoll import __version__
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 __all__ = ["Cell", "Column", "Comparison", "Page", "Section", "Table", "page_html"]
 

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
-from simcoll.topology import LINK_KINDS
+from simcoll.topology import LINK_KINDS, Topology
 from simcoll.workload.steps import Step
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from numpy.typing import NDArray
-
-    from simcoll.topology import Topology
     from simcoll.workload.design import Design
 
 __all__ = ["Price", "shadow_prices"]

@@ -6,23 +6,21 @@ import csv
 import hashlib
 import io
 import re
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from simcoll.core.collective import KINDS
-from simcoll.planning.sweep import best_rows, bound_rows
+from simcoll.emulator import Result
+from simcoll.planning.sweep import Row, Sweep, best_rows, bound_rows
 from simcoll.planning.table import DATA, TIMES, gigabytes, microseconds, table_line, titles
+from simcoll.topology import Topology
 from simcoll.units import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from simcoll.emulator import Result
     from simcoll.planning.programs import ProgramRun
-    from simcoll.planning.sweep import Row, Sweep
-    from simcoll.topology import Topology
 
 __all__ = [
     "cells",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -9,15 +10,12 @@ import msgspec
 from simcoll.core.collective import bus_factor
 from simcoll.errors import ConfigError
 from simcoll.planning.report import cells
-from simcoll.planning.sweep import best_rows, bound_rows, play
+from simcoll.planning.sweep import Row, best_rows, bound_rows, play
+from simcoll.topology import Topology
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from simcoll.libraries.prediction import Prediction
     from simcoll.planning.running import Table
-    from simcoll.planning.sweep import Row
-    from simcoll.topology import Topology
 
 __all__ = ["nccl_tests_json", "picture", "predictions_json", "timeline"]
 

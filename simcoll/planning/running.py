@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from typing import TYPE_CHECKING, overload
 
 from simcoll.binding import bind
 from simcoll.core.reduction import parse_dtype
+from simcoll.core.schedule import Schedule
 from simcoll.emulator.at_once import data_errors
 from simcoll.emulator.budget import exact_bytes
 from simcoll.emulator.fast.compiled import COMPILED
@@ -16,15 +18,11 @@ from simcoll.emulator.paths import ASKED, FEW_MESSAGES
 from simcoll.emulator.rehearsals import forget_sizes
 from simcoll.limits.memory import in_words
 from simcoll.planning.report import cells, foot_lines, head_lines, size_line, titles_of
-from simcoll.planning.sweep import DataCheck, Row, costs_of, counts_for, play
+from simcoll.planning.sweep import DataCheck, Row, Sweep, costs_of, counts_for, play
+from simcoll.topology import Topology
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from simcoll.core.schedule import Schedule
     from simcoll.planning.programs import ProgramRun
-    from simcoll.planning.sweep import Sweep
-    from simcoll.topology import Topology
 
 __all__ = ["Table", "check_data", "run_sweep", "runs"]
 

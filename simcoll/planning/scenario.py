@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,14 +17,12 @@ from simcoll.planning.disturbance import disturbance, parse_ranks
 from simcoll.planning.report import results_csv, results_json
 from simcoll.planning.result_files import picture, timeline
 from simcoll.planning.sweep import Sweep, size_ladder
+from simcoll.topology import Topology
 from simcoll.tuning import parse_choice
 from simcoll.units import parse_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from simcoll.planning.running import Table
-    from simcoll.topology import Topology
 
 __all__ = [
     "Scenario",

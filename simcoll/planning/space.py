@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
@@ -19,8 +20,6 @@ from simcoll.topology.layers import layers_of
 from simcoll.units import parse_span
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     from simcoll.planning.grid import Point
 
 __all__ = ["Cost", "Failures", "Limits", "Objective", "Space", "load_space", "number_of"]

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from simcoll.planning.step_examples import CONTENTION, DEEPEP, PLACED, contention, exchange_us, placed
 from simcoll.planning.step_fitting import fit_steps, predicted
-from simcoll.planning.step_rows import published_steps
+from simcoll.planning.step_rows import StepTable, published_steps
 from simcoll.workload.calibration import UNCALIBRATED, Calibration, shipped_calibration
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from numpy.typing import NDArray
-
-    from simcoll.planning.step_rows import StepTable
-    from simcoll.workload.design import Design
+from simcoll.workload.design import Design
 
 __all__ = ["megatron_a100", "step_page"]
 

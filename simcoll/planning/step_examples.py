@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from simcoll.algorithms import schedule
 from simcoll.binding import bind
 from simcoll.core.protocol import nccl
 from simcoll.emulator import emulate
-from simcoll.emulator.programs import Call, Compute, Program, Send, emulate_program
+from simcoll.emulator.programs import Call, Compute, Operation, Program, Send, emulate_program
 from simcoll.topology import crossbar, load_topology
 from simcoll.workload.mesh import Mesh
-from simcoll.workload.pipeline import stage_order
+from simcoll.workload.pipeline import Turn, stage_order
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from numpy.typing import NDArray
-
-    from simcoll.emulator.programs import Operation
-    from simcoll.workload.pipeline import Turn
-
-    Tokens = NDArray[np.int64]
+Tokens = NDArray[np.int64]
 
 __all__ = ["CONTENTION", "DEEPEP", "PLACED", "Contention", "contention", "exchange_played_us", "exchange_us", "placed"]
 

@@ -6,24 +6,21 @@ them, so a linear program on the derivatives finds the next ones. Rows of a fold
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
+from simcoll.arrays import Floats
 from simcoll.errors import ConfigError, nearest
+from simcoll.workload.calibration import Calibration
 from simcoll.workload.steps import Step
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
     from simcoll.planning.step_rows import StepRow
-    from simcoll.workload.calibration import Calibration
 
-    Floats: TypeAlias = NDArray[np.float64]
 
 __all__ = ["PARAMETERS", "Fit", "default_parameters", "fit_steps", "predicted"]
 

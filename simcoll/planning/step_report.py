@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -10,8 +11,6 @@ import msgspec
 from simcoll.units import format_size, format_time
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from simcoll.workload.memory import Memory
     from simcoll.workload.result import StepResult
     from simcoll.workload.run import WorkloadResult

@@ -11,16 +11,13 @@ import io
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from simcoll.errors import ConfigError
 from simcoll.formats.strict import read_file
 from simcoll.limits.paths import data_folder
 from simcoll.limits.text import parse_toml
-from simcoll.workload.design import design_from
-
-if TYPE_CHECKING:
-    from simcoll.workload.design import Design
+from simcoll.workload.design import Design, design_from
 
 __all__ = ["StepRow", "StepTable", "published_steps", "read_steps"]
 

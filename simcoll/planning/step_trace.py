@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import gzip
 from collections import defaultdict
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from simcoll.emulator.trace_marks import MOST_LINKS, RED, counters, path_back
 from simcoll.workload.traffic import Traffic, alike
-from simcoll.workload.workload import Send
+from simcoll.workload.workload import Operation, Send, Workload
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from numpy.typing import NDArray
-
     from simcoll.workload.lower import Plans
     from simcoll.workload.timeline import Clock, Span
-    from simcoll.workload.workload import Operation, Workload
 
 __all__ = ["critical_spans", "step_trace"]
 

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from simcoll.algorithms import ALGORITHMS
 from simcoll.binding import bind
 from simcoll.core.collective import KINDS, Collective
+from simcoll.core.plan import Plan
+from simcoll.core.protocol import Protocol
 from simcoll.core.reduction import parse_dtype
-from simcoll.emulator import emulate
+from simcoll.core.schedule import Schedule
+from simcoll.emulator import Result, emulate
+from simcoll.emulator.books import Observer
 from simcoll.errors import ConfigError
 from simcoll.planning.disturbance import CALM, Disturbance
-from simcoll.tuning import collective_on, costs, schedule_on
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from simcoll.core.plan import Plan
-    from simcoll.core.protocol import Protocol
-    from simcoll.core.schedule import Schedule
-    from simcoll.emulator import Result
-    from simcoll.emulator.books import Observer
-    from simcoll.topology import Topology
-    from simcoll.tuning import Choice
+from simcoll.topology import Topology
+from simcoll.tuning import Choice, collective_on, costs, schedule_on
 
 __all__ = [
     "DataCheck",

@@ -5,11 +5,12 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import chain, product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -19,26 +20,20 @@ from simcoll.binding import bind
 from simcoll.core.collective import KINDS
 from simcoll.core.protocol import PROTOCOL_NAMES
 from simcoll.core.reduction import parse_dtype, parse_reduction
+from simcoll.core.schedule import Schedule
 from simcoll.errors import ConfigError, nearest
 from simcoll.formats.strict import decode_toml, read_file
 from simcoll.planning.disturbance import Disturbance, disturbance, parse_ranks
-from simcoll.planning.grid import Grid
+from simcoll.planning.grid import Grid, Point
+from simcoll.planning.grid import Row as GridRow
 from simcoll.planning.groups import machines_along, parse_axes
 from simcoll.planning.programs import is_program, play_program
 from simcoll.planning.report import row_columns
 from simcoll.planning.sweep import Row, Sweep, build, costs_of, counts_for, play, size_ladder
-from simcoll.topology import load_topology
+from simcoll.topology import Topology, load_topology
 from simcoll.topology.layers import beside, layers_of
 from simcoll.tuning import parse_choice
 from simcoll.units import parse_size, parse_time
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from simcoll.core.schedule import Schedule
-    from simcoll.planning.grid import Point
-    from simcoll.planning.grid import Row as GridRow
-    from simcoll.topology import Topology
 
 __all__ = ["SweepFile", "load_sweep", "sweep_csv", "sweep_grid", "time_point"]
 

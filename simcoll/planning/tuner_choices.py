@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from simcoll.core.schedule import Schedule
 from simcoll.emulator import emulate
 from simcoll.errors import ConfigError
 from simcoll.formats.tuner_rules import NO_LIMIT, Rule
@@ -17,14 +18,9 @@ from simcoll.libraries.plans import bind_size
 from simcoll.libraries.prediction import chosen, predict
 from simcoll.planning.accuracy import WAYS, band_of, errors_of, medians
 from simcoll.planning.measurements import published_tables
+from simcoll.topology import Topology
 from simcoll.topology.machine import machine as machine_of
 from simcoll.tuning import collective_on, costs, default_algorithm, schedule_on
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from simcoll.core.schedule import Schedule
-    from simcoll.topology import Topology
 
 __all__ = ["Picked", "names_of", "nccl_choices", "played_choices", "rules_of"]
 

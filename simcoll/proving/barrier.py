@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 import numpy as np
 
-from simcoll.core.schedule import lowered
+from simcoll.core.schedule import Schedule, lowered
 from simcoll.errors import ScheduleError
-
-if TYPE_CHECKING:
-    from simcoll.core.schedule import Schedule
 
 __all__ = ["check_barrier"]
 

@@ -6,26 +6,19 @@ than on computing.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from simcoll.arrays import Ints
 from simcoll.core.hashing import token_at
 from simcoll.core.proof import LEVELS
-from simcoll.core.schedule import REDUCE, Repeat, Step
+from simcoll.core.schedule import REDUCE, Repeat, Schedule, Step
 from simcoll.core.step import spread
 from simcoll.errors import ScheduleError
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from numpy.typing import NDArray
-
-    from simcoll.core.schedule import Schedule
-
-    Ints = NDArray[np.int64]
-    Moves = tuple[list[int], list[int], list[bool]]
+Moves = tuple[list[int], list[int], list[bool]]
 
 __all__ = ["follow"]
 

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import islice, pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
+from simcoll.arrays import Ints, Words
 from simcoll.core.hashing import mix, mix_in_place, token_at
 from simcoll.core.hazards import check_orderable
 from simcoll.core.proof import LEVELS, Proof
@@ -24,16 +25,8 @@ from simcoll.core.step import expanded, overlaps, spread
 from simcoll.errors import ConfigError, ScheduleError, expect
 from simcoll.proving import explain
 from simcoll.proving.barrier import check_barrier
-from simcoll.proving.memory import PART, in_groups, start
+from simcoll.proving.memory import PART, Memory, in_groups, start
 from simcoll.proving.symmetry import verify_by_symmetry
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from simcoll.proving.memory import Memory
-
-    Ints = NDArray[np.int64]
-    Words = NDArray[np.uint64]
 
 __all__ = ["verify"]
 

@@ -12,16 +12,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
+from numpy.typing import NDArray
 
+from simcoll.arrays import Ints
 from simcoll.core.step import distinct, spread
 from simcoll.errors import ScheduleError
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from simcoll.core.wiring import Wiring
 
-    Ints = NDArray[np.int64]
 
 __all__ = ["Play", "deadlock", "depth_text", "levels", "local_order", "play"]
 

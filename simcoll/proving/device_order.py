@@ -8,16 +8,12 @@ the signals and waits that the same thread does have an order there.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
-from simcoll.core.device_program import EACH
+from simcoll.core.device_program import EACH, DeviceOp, DeviceProgram
 from simcoll.errors import ConfigError, ScheduleError
-
-if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Iterator, Mapping
-
-    from simcoll.core.device_program import DeviceOp, DeviceProgram
 
 __all__ = ["Access", "Order", "device_order"]
 

@@ -8,24 +8,19 @@ outputs, and may fill the inputs again, when a rank has ended.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import starmap
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 import numpy as np
 
-from simcoll.core.device_program import EACH, SWITCH, DeviceProgram, Region
+from simcoll.core.device_program import EACH, SWITCH, DeviceOp, DeviceProgram, Region
+from simcoll.core.layout import Layout
 from simcoll.core.proof import LEVELS
 from simcoll.errors import ScheduleError, expect
-from simcoll.proving.device_order import Access, device_order, where
+from simcoll.proving.device_order import Access, Order, device_order, where
 from simcoll.proving.explain import differences, listed
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from simcoll.core.device_program import DeviceOp
-    from simcoll.core.layout import Layout
-    from simcoll.proving.device_order import Order
 
 __all__ = ["DeviceProof", "verify_device_program"]
 

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simcoll.core.device_program import EACH, SWITCH, DeviceProgram, Region
+from simcoll.core.device_program import EACH, SWITCH, DeviceOp, DeviceProgram, Region
 from simcoll.core.layout import Layout
 from simcoll.core.schedule import COPY, MULTICAST, REDUCE, SWITCH_REDUCE, Schedule, Step, transfers
 from simcoll.errors import ConfigError
 from simcoll.proving.device_order import device_order
 from simcoll.proving.device_program import verify_device_program
-
-if TYPE_CHECKING:
-    from simcoll.core.device_program import DeviceOp
 
 __all__ = ["device_schedule"]
 

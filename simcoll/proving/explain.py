@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, NoReturn, TypeVar
+from typing import NoReturn, TypeVar
 
 import numpy as np
 
-from simcoll.core.schedule import OP_NAMES, REDUCE, SYNC, fault, lowered, transfer_text
+from simcoll.arrays import Ints
+from simcoll.core.schedule import OP_NAMES, REDUCE, SYNC, Schedule, Step, fault, lowered, transfer_text
 from simcoll.core.step import expanded
 from simcoll.errors import ScheduleError
-from simcoll.proving.minimal import Trail, history, trail
-
-if TYPE_CHECKING:
-    from collections import Counter
-    from collections.abc import Callable, Sequence
-
-    from numpy.typing import NDArray
-
-    from simcoll.core.schedule import Schedule, Step
-    from simcoll.proving.minimal import Cell, Move
-
-    Ints = NDArray[np.int64]
+from simcoll.proving.minimal import Cell, Move, Trail, history, trail
 
 Item = TypeVar("Item", int, tuple[int, int])
 

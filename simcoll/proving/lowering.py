@@ -12,28 +12,23 @@ own, in the order of the plan, the first of them as a copy.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
+from simcoll.arrays import Ints
 from simcoll.core.plan import Plan
 from simcoll.core.rank_program import NAMES, Code, Lanes, RankProgram
 from simcoll.core.schedule import COPY, REDUCE, SWITCH_REDUCE, SYNC, lowered
 from simcoll.core.step import distinct, spread
 from simcoll.core.wiring import wire
 from simcoll.errors import expect
-from simcoll.proving.program import check_data, check_ordered
+from simcoll.proving.program import ProgramProof, check_data, check_ordered
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from numpy.typing import NDArray
-
-    from simcoll.proving.program import ProgramProof
-
-    Ints = NDArray[np.int64]
-    Waits = Sequence[tuple[Ints, Ints]]
+Waits = Sequence[tuple[Ints, Ints]]
 
 __all__ = ["Lowering", "check_lowering", "lower", "lowering"]
 

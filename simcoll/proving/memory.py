@@ -6,18 +6,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
+from simcoll.arrays import Ints
 from simcoll.core.hashing import token_at
 from simcoll.limits.memory import check_room
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from simcoll.core.layout import Layout
     from simcoll.core.schedule import Schedule
     from simcoll.core.step import Step
 
-    Ints = NDArray[np.int64]
 
 __all__ = ["PART", "Memory", "in_groups", "start"]
 

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simcoll.core.schedule import REDUCE, SWITCH_REDUCE, SYNC, lowered
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from simcoll.core.schedule import Schedule, Step
+from simcoll.core.schedule import REDUCE, SWITCH_REDUCE, SYNC, Schedule, Step, lowered
 
 __all__ = ["Move", "Trail", "history", "original_inputs", "trail"]
 

@@ -8,32 +8,23 @@ reduction of two nodes), from which the exact multiset of contributions and the 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 import numpy as np
 
+from simcoll.arrays import Ints, Words
 from simcoll.core.hashing import mix, token_at
 from simcoll.core.proof import LEVELS
 from simcoll.core.rank_program import RankProgram, place
 from simcoll.core.schedule import Layout
 from simcoll.core.step import distinct, spread
-from simcoll.core.wiring import op_where, wire
+from simcoll.core.wiring import Wiring, op_where, wire
 from simcoll.errors import ConfigError, ScheduleError, expect
-from simcoll.proving.deadlock import deadlock, depth_text, play
+from simcoll.proving.deadlock import Play, deadlock, depth_text, play
 from simcoll.proving.explain import differences, listed
 from simcoll.proving.races import check_races, most_in_flight
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from simcoll.core.wiring import Wiring
-    from simcoll.proving.deadlock import Play
-
-    Ints = NDArray[np.int64]
-    Words = NDArray[np.uint64]
 
 __all__ = ["DEPTHS", "ProgramProof", "check_data", "check_ordered", "verify_program"]
 

@@ -12,26 +12,20 @@ clocks need only its own lanes; the rest is looked up in clocks of the whole pro
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NoReturn
+from collections.abc import Iterator
+from typing import NoReturn
 
 import numpy as np
+from numpy.typing import NDArray
 
+from simcoll.arrays import Ints
 from simcoll.core.hazards import hazards
 from simcoll.core.rank_program import place
 from simcoll.core.step import spread
-from simcoll.core.wiring import op_where
-from simcoll.proving.deadlock import local_order
+from simcoll.core.wiring import Wiring, op_where
+from simcoll.proving.deadlock import Play, local_order
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from numpy.typing import NDArray
-
-    from simcoll.core.wiring import Wiring
-    from simcoll.proving.deadlock import Play
-
-    Clocks = NDArray[np.int32]
-    Ints = NDArray[np.int64]
+Clocks = NDArray[np.int32]
 
 __all__ = ["check_races", "most_in_flight"]
 

@@ -10,27 +10,21 @@ scratch copy at the receiver, as they do in the FIFO.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from simcoll.core.hazards import hazards
 from simcoll.core.rank_program import NAMES, OPS, RankProgram
 from simcoll.core.schedule import COPY, REDUCE, Layout, Schedule, Step, transfers
 from simcoll.core.step import spread
-from simcoll.core.wiring import wire
+from simcoll.core.wiring import Wiring, wire
 from simcoll.errors import ConfigError, InternalError, expect
 from simcoll.proving.deadlock import levels, play
 from simcoll.proving.program import verify_program
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from numpy.typing import NDArray
-
-    from simcoll.core.wiring import Wiring
 
 __all__ = ["program_schedule"]
 

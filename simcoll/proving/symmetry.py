@@ -10,23 +10,18 @@ Transfers keep their piece, so one piece of every orbit is followed, with its im
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
+from simcoll.arrays import Ints
 from simcoll.core.proof import Proof
 from simcoll.core.schedule import COPY, REDUCE, Repeat, Schedule, Step, joined
 from simcoll.core.step import expanded, spread
 from simcoll.errors import ScheduleError, expect
 from simcoll.proving.columns import follow
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from numpy.typing import NDArray
-
-    Ints = NDArray[np.int64]
 
 __all__ = ["Symmetry", "certify", "find_symmetry", "verify_by_symmetry"]
 

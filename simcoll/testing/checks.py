@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from simcoll.binding import bind, verify
+from simcoll.core.plan import Plan
 from simcoll.core.reduction import Reduction, parse_dtype
 from simcoll.core.schedule import SYNC, Schedule
-from simcoll.emulator import emulate
+from simcoll.emulator import Result, emulate
 from simcoll.errors import ConfigError, SimcollError, expect
 from simcoll.proving import check_lowering
 from simcoll.topology import Topology, crossbar
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from simcoll.core.plan import Plan
-    from simcoll.emulator import Result
 
 __all__ = ["assert_implements", "checked_run", "default_counts", "several"]
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from simcoll.binding import bind
+from simcoll.core.reduction import Reduction
+from simcoll.core.schedule import Schedule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from simcoll.core.reduction import Reduction
-    from simcoll.core.schedule import Schedule
     from simcoll.emulator import Result
     from simcoll.topology import Topology
 

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 from hypothesis import strategies as st
-from hypothesis.strategies import SearchStrategy
+from hypothesis.strategies import DrawFn, SearchStrategy
 
 import simcoll
 from simcoll.algorithms import ALGORITHMS
 from simcoll.core.collective import KINDS, Collective
+from simcoll.core.schedule import Schedule
 from simcoll.errors import ConfigError, nearest
 from simcoll.testing import rewrites
 from simcoll.testing.checks import several
 from simcoll.testing.examples import needed_params
-from simcoll.topology import boxes, crossbar, fat_tree, torus
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from hypothesis.strategies import DrawFn
-
-    from simcoll.core.schedule import Schedule
-    from simcoll.topology import Topology
+from simcoll.topology import Topology, boxes, crossbar, fat_tree, torus
 
 __all__ = ["collectives", "groups", "schedules", "sizes", "topologies"]
 

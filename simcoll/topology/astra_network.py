@@ -8,20 +8,17 @@ each link, in nanoseconds; a switch has one link up and one down for each NPU. R
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from fractions import Fraction
 from math import prod
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 import networkx as nx
 import numpy as np
 
 from simcoll.errors import ConfigError, nearest, shown
+from simcoll.topology.graph import Topology
 from simcoll.topology.networkx_graph import from_networkx
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from simcoll.topology.graph import Topology
 
 __all__ = ["parse_astra_network"]
 

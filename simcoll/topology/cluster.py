@@ -7,24 +7,18 @@ the model stands for as many real ones as necessary, perfectly balanced (aggrega
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from simcoll.errors import ConfigError
+from simcoll.topology.graph import Topology
 from simcoll.topology.links import LinkTable, assemble, room_for_links
-from simcoll.topology.routing import BoxRouter, Level, shortest_path_router
+from simcoll.topology.routing import BoxRouter, Level, ShortestPathRouter, shortest_path_router
 from simcoll.topology.values import Quantity, checked_capacity, count, duration_fs, factor, halves_fs
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from simcoll.topology.graph import Topology
-    from simcoll.topology.routing import ShortestPathRouter
 
 __all__ = ["Box", "Tier", "cluster"]
 

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
+from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from simcoll.topology.relays import Relays
-    from simcoll.topology.routing import Router
-
-    Ints = NDArray[np.int64]
-    Links = NDArray[np.int32]
+from simcoll.arrays import Ints, Links
+from simcoll.topology.relays import Relays
+from simcoll.topology.routing import Router
 
 __all__ = ["DetourRouter", "Multipath", "detour_router"]
 

@@ -6,24 +6,18 @@ Routes are shortest paths by latency, then by number of links, then by lowest ve
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import combinations
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from simcoll.errors import ConfigError
 from simcoll.topology.families import torus
+from simcoll.topology.graph import Topology
 from simcoll.topology.links import LinkTable, assemble, room_for_links
 from simcoll.topology.routing import graph_router
-from simcoll.topology.values import checked_capacity, count, duration_fs, halves_fs, lengths, parse_capacity
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from simcoll.topology.graph import Topology
-    from simcoll.topology.values import Quantity
+from simcoll.topology.values import Quantity, checked_capacity, count, duration_fs, halves_fs, lengths, parse_capacity
 
 __all__ = ["dragonfly", "hybrid_cube_mesh", "hypercube", "hyperx"]
 

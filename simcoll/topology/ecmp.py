@@ -7,24 +7,18 @@ real networks with ECMP.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
+from simcoll.arrays import Ints
 from simcoll.errors import ConfigError, nearest
 from simcoll.topology.detours import DetourRouter
 from simcoll.topology.families import fat_tree
+from simcoll.topology.graph import Topology
 from simcoll.topology.links import LinkTable, assemble, room_for_links
-from simcoll.topology.values import count, duration_fs, halves_fs, parse_capacity, whole
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from simcoll.topology.graph import Topology
-    from simcoll.topology.routing import Router
-    from simcoll.topology.values import Quantity
-
-    Ints = NDArray[np.int64]
+from simcoll.topology.routing import Router
+from simcoll.topology.values import Quantity, count, duration_fs, halves_fs, parse_capacity, whole
 
 __all__ = ["ECMP", "ClosRouter", "clos", "hashed", "rehashed"]
 

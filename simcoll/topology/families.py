@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from fractions import Fraction
 
 import numpy as np
+from numpy.typing import NDArray
 
 from simcoll.errors import ConfigError, nearest
 from simcoll.topology.cluster import Box, Tier, cluster
+from simcoll.topology.graph import Topology
 from simcoll.topology.links import LinkTable, assemble, checked_kind, room_for_links
 from simcoll.topology.routing import BoxRouter, Level, TorusRouter
 from simcoll.topology.values import (
@@ -22,14 +25,6 @@ from simcoll.topology.values import (
     parse_capacity,
 )
 from simcoll.units import MAX_RATE_UBPS
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from fractions import Fraction
-
-    from numpy.typing import NDArray
-
-    from simcoll.topology.graph import Topology
 
 __all__ = ["boxes", "crossbar", "fat_tree", "torus"]
 

@@ -6,9 +6,10 @@ The decoder is strict: an unknown key, a wrong type, a missing unit is an error 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from simcoll.errors import ConfigError, nearest, shown
 from simcoll.topology import direct, ecmp, families
@@ -19,9 +20,6 @@ from simcoll.topology.link_speeds import SLOTS
 from simcoll.topology.machine import TRAIT_VALUES
 from simcoll.topology.placement import place
 from simcoll.topology.values import count, duration_fs, factor, parse_capacity
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 __all__ = ["load_topology", "one_node", "shipped_topologies", "topology_of_job"]
 

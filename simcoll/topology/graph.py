@@ -5,28 +5,26 @@ them.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from simcoll.core.numbers import whole_numbers
 from simcoll.errors import ConfigError, nearest
 from simcoll.topology.detours import DetourRouter, detour_router
 from simcoll.topology.relays import relays_of
-from simcoll.topology.routing import graph_router
+from simcoll.topology.routing import Router, graph_router
 from simcoll.topology.values import checked_capacity, factor, whole
 from simcoll.units import format_rate, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from fractions import Fraction
-
     import networkx as nx
-    from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-    from simcoll.topology.routing import Router
 
 __all__ = ["LINK_KINDS", "NODE_KINDS", "Routes", "Topology"]
 

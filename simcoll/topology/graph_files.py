@@ -7,25 +7,22 @@ by what they join.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
+from xml.etree.ElementTree import Element
 from xml.sax.saxutils import quoteattr
 
 import numpy as np
+from numpy.typing import NDArray
 
 from simcoll.errors import ConfigError
 from simcoll.limits.xml import XmlLimits, parse_xml
 from simcoll.topology.families import crossbar
 from simcoll.topology.graph import LINK_KINDS, Topology
 from simcoll.topology.networkx_graph import from_networkx
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from xml.etree.ElementTree import Element
-
-    from numpy.typing import NDArray
 
 __all__ = ["graphml_text", "parse_graphml", "parse_simgrid", "simgrid_text"]
 

@@ -8,23 +8,18 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from simcoll.arrays import Ints
 from simcoll.errors import ConfigError
 from simcoll.limits.memory import check_room
-from simcoll.topology.ib_listing import parse_listing
+from simcoll.topology.graph import Topology
+from simcoll.topology.ib_listing import Listing, parse_listing
 from simcoll.topology.links import LinkTable, assemble
 from simcoll.topology.values import parse_capacity
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from simcoll.topology.graph import Topology
-    from simcoll.topology.ib_listing import Listing
-
-    Ints = NDArray[np.int64]
 
 __all__ = ["FabricRouter", "parse_ib_fabric"]
 

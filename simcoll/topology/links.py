@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from simcoll.errors import ConfigError, nearest
 from simcoll.limits.memory import check_room
 from simcoll.topology.graph import LINK_KINDS, Topology
+from simcoll.topology.routing import Router
 from simcoll.topology.values import checked_capacity
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from numpy.typing import NDArray
-
-    from simcoll.topology.routing import Router
 
 __all__ = ["LinkTable", "assemble", "checked_kind", "room_for_links"]
 

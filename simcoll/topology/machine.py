@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from simcoll.topology.components import first_joined
-from simcoll.topology.graph import LINK_KINDS
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from simcoll.topology.graph import Topology
+from simcoll.topology.graph import LINK_KINDS, Topology
 
 __all__ = ["FABRICS", "GENERATIONS", "TRAIT_VALUES", "Machine", "machine"]
 

@@ -5,15 +5,11 @@ The files that clouds publish for ``NCCL_TOPO_FILE`` list PCIe devices only.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-from xml.etree.ElementTree import SubElement
+from xml.etree.ElementTree import Element, SubElement
 
 from simcoll.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from xml.etree.ElementTree import Element
 
 __all__ = ["Facts", "complete"]
 

@@ -8,23 +8,19 @@ no latencies: those here are assumptions.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import TYPE_CHECKING
+from xml.etree.ElementTree import Element
 
 from simcoll.errors import ConfigError
 from simcoll.limits.xml import XmlLimits, parse_xml
 from simcoll.topology.cluster import Box, Tier, cluster
+from simcoll.topology.graph import Topology
 from simcoll.topology.link_speeds import XGMI, nvlink, pcie_rate, rate_between_sockets
 from simcoll.topology.links import LinkTable
 from simcoll.topology.nccl_completed import Facts, complete
 from simcoll.topology.values import halves_fs
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from xml.etree.ElementTree import Element
-
-    from simcoll.topology.graph import Topology
 
 __all__ = ["parse_nccl_xml"]
 

@@ -5,20 +5,16 @@ NCCL names PCIe links by generation and width, and NVLinks by their number; it f
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from fractions import Fraction
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 import numpy as np
 
 from simcoll.errors import ConfigError, InternalError
-from simcoll.topology.graph import LINK_KINDS
+from simcoll.topology.graph import LINK_KINDS, Topology
 from simcoll.topology.link_speeds import XGMI, nvlink, pcie_rate
 from simcoll.topology.nccl_xml import parse_nccl_xml
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from simcoll.topology.graph import Topology
 
 __all__ = ["nccl_topology_xml"]
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from simcoll.errors import ConfigError, nearest
 from simcoll.topology.graph import LINK_KINDS, NODE_KINDS, Topology
@@ -12,10 +14,7 @@ from simcoll.topology.routing import graph_router
 from simcoll.topology.values import Quantity, checked_capacity, duration_fs, factor, parse_capacity
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     import networkx as nx
-    from numpy.typing import NDArray
 
 __all__ = ["from_networkx"]
 

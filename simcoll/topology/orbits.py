@@ -8,22 +8,14 @@ correctness.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from simcoll.arrays import Ints, Words
 from simcoll.topology.components import first_joined
+from simcoll.topology.graph import Topology
 from simcoll.topology.routing import TorusRouter
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from numpy.typing import NDArray
-
-    from simcoll.topology.graph import Topology
-
-    Ints = NDArray[np.int64]
-    Words = NDArray[np.uint64]
 
 __all__ = ["is_symmetry", "rank_orbits", "set_orbits", "symmetries"]
 

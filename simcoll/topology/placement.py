@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from simcoll.errors import ConfigError, nearest
 from simcoll.topology.ecmp import hashed
+from simcoll.topology.graph import Topology
 from simcoll.topology.values import count, whole
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from simcoll.topology.graph import Topology
 
 __all__ = ["ORDERS", "place"]
 

@@ -7,19 +7,15 @@ the source, then the lower number.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from simcoll.arrays import Ints, Links
 
-    from numpy.typing import NDArray
-
-    Ints = NDArray[np.int64]
-    Links = NDArray[np.int32]
-    Direct = Callable[[Ints, Ints], Links]
+Direct = Callable[[Ints, Ints], Links]
 
 __all__ = ["Relays", "relays_of"]
 

@@ -6,20 +6,19 @@ in which a family creates them; which rank sits on which endpoint is the topolog
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
+from simcoll.arrays import Ints
 from simcoll.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from numpy.typing import NDArray
     from scipy.sparse import csr_array
 
-    Ints = NDArray[np.int64]
 
 __all__ = [
     "BoxRouter",

@@ -9,15 +9,13 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from simcoll.errors import ConfigError
 from simcoll.topology.cluster import Box, Tier, cluster
+from simcoll.topology.graph import Topology
 from simcoll.topology.links import LinkTable
 from simcoll.topology.values import halves_fs, parse_capacity
-
-if TYPE_CHECKING:
-    from simcoll.topology.graph import Topology
 
 __all__ = ["parse_smi_matrix"]
 

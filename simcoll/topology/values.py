@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from fractions import Fraction
-from typing import TYPE_CHECKING, SupportsIndex, TypeAlias, cast
+from typing import SupportsIndex, TypeAlias, cast
 
 from simcoll.errors import ConfigError, shown
 from simcoll.units import MAX_RATE_UBPS, MAX_TIME_FS, parse_rate, parse_ratio, parse_time
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 __all__ = [
     "Quantity",

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import faulthandler
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from cyclopts import App, Parameter
 
@@ -17,9 +18,6 @@ from simcoll.command_line import separated, status_of
 from simcoll.errors import ConfigError
 from simcoll.topology import load_topology
 from simcoll.torch.scripts import Script, run_script
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 __all__ = ["main"]
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import distributed
@@ -21,9 +22,6 @@ from simcoll.distributed.runtime.tasks import wait_until
 from simcoll.errors import ConfigError
 from simcoll.torch.rank_threads import current_thread, current_thread_or_none
 from simcoll.workload.gpu import load_gpu
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 __all__ = ["accelerator_replacements", "current_device", "device_number", "in_ranks"]
 

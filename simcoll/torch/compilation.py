@@ -6,15 +6,13 @@ process, with locks that a rank would hold while others wait for it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from simcoll.distributed.runtime.world import current_rank
 from simcoll.torch.rank_threads import current_thread, current_thread_or_none
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 __all__ = ["compile_replacements"]
 

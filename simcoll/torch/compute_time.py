@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -19,17 +20,13 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from simcoll.distributed.runtime.device import Device, DeviceStream
 from simcoll.distributed.runtime.tasks import wait_until
 from simcoll.distributed.start.spawning import compute
 from simcoll.torch.memory import Memory, resizing
 from simcoll.torch.module_time import ModuleTimes
 from simcoll.torch.rank_threads import current_thread_or_none
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from simcoll.distributed.runtime.device import Device, DeviceStream
-    from simcoll.torch.roofline import Costs
+from simcoll.torch.roofline import Costs
 
 __all__ = ["Watched", "compute_replacements", "modules_watched", "watched_program"]
 

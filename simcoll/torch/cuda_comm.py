@@ -14,18 +14,14 @@ tensor([0, 1, 2, 3, 4])
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 
 from simcoll import cuda_comm
-from simcoll.cuda_comm.devices import BUFFER_BYTES, device_number
+from simcoll.cuda_comm.devices import BUFFER_BYTES, Tensor, device_number
 from simcoll.torch.tensors import array_of, tensor_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from simcoll.cuda_comm.devices import Tensor
 
 __all__ = [
     "DeviceTensor",

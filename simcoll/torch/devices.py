@@ -8,7 +8,8 @@ generators and saved files that name such a device mean the CPU. What is asked o
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import distributed
@@ -18,9 +19,6 @@ from torch.overrides import TorchFunctionMode
 
 from simcoll.torch.accelerator import accelerator_replacements, device_number
 from simcoll.torch.rank_threads import current_thread_or_none
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 __all__ = ["CudaIsCpu", "device_replacements"]
 

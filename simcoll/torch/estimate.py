@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from simcoll.core.plan import Plan
 from simcoll.distributed.runtime.emulated import EmulatedWorld
 from simcoll.distributed.runtime.history import History
-from simcoll.distributed.runtime.world import Communicator, ProcessGroup
+from simcoll.distributed.runtime.world import Communicator, ProcessGroup, World
 from simcoll.emulator import emulate
 from simcoll.libraries.choices import Plans
-
-if TYPE_CHECKING:
-    from typing import Any
-
-    from numpy.typing import NDArray
-
-    from simcoll.core.plan import Plan
-    from simcoll.distributed.runtime.world import World
 
 __all__ = ["Estimator", "estimating"]
 

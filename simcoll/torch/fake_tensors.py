@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from importlib.abc import MetaPathFinder
 from importlib.machinery import PathFinder
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -24,11 +26,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from simcoll.torch.rank_threads import current_thread_or_none
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from contextlib import ExitStack
-
-    Started = tuple[list[torch.Tensor], Any]
+Started = tuple[list[torch.Tensor], Any]
 
 __all__ = ["change_fake_tensors"]
 

@@ -7,19 +7,16 @@ so a call owns a range of numbers.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch.autograd import _get_sequence_nr
+from torch.nn import Module
 from torch.utils._pytree import tree_leaves
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from torch.nn import Module
 
 __all__ = ["ModuleTimes", "Times"]
 

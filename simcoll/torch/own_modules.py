@@ -19,15 +19,11 @@ import importlib.machinery
 import importlib.metadata
 import re
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from simcoll.torch.rank_threads import current_thread_or_none
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from simcoll.torch.rank_threads import Process
+from simcoll.torch.rank_threads import Process, current_thread_or_none
 
 __all__ = ["OwnModules"]
 

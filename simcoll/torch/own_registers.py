@@ -6,17 +6,15 @@ what the running rank has registered. Registers are as before when the run ends.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
 
 import torch
 from torch._library import custom_ops
 from torch.utils import _pytree
 
 from simcoll.torch.rank_threads import current_thread_or_none
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from contextlib import ExitStack
 
 __all__ = ["register_replacements"]
 

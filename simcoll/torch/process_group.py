@@ -6,8 +6,10 @@ the Work that is returned unless the program asked for it.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,22 +25,16 @@ from simcoll.distributed.api.coalesced import (
 )
 from simcoll.distributed.api.groups import default_group
 from simcoll.distributed.api.making_groups import shared_group
-from simcoll.distributed.runtime.device import after
+from simcoll.distributed.runtime.device import Device, after
 from simcoll.distributed.runtime.work import timeout_fs
 from simcoll.distributed.runtime.world import ProcessGroup, current_rank
+from simcoll.libraries.choices import Choice
 from simcoll.torch.estimate import Estimator, estimating
 from simcoll.torch.rank_threads import current_thread
 from simcoll.torch.tensors import array_of, arrays_of, reduce_op_of
 from simcoll.torch.works import RankWork
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from datetime import timedelta
-
-    from simcoll.distributed.runtime.device import Device
-    from simcoll.libraries.choices import Choice
-
-    Tensors = Sequence[torch.Tensor]
+Tensors = Sequence[torch.Tensor]
 
 __all__ = ["Options", "SimcollGroup", "create"]
 

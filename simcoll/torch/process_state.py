@@ -15,16 +15,14 @@ import copy
 import logging
 import os
 import random
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
 
 from simcoll.torch.rank_threads import current_thread_or_none, rank_thread_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 __all__ = ["OwnState", "call_exit_functions", "state_replacements"]
 

@@ -12,23 +12,19 @@ from __future__ import annotations
 import functools
 import json
 from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.autograd import profiler as torch_profiler
 from torch.autograd import profiler_legacy
 from torch.autograd.profiler_util import FunctionEvent, _filter_name, _rewrite_name
 
-from simcoll.distributed.runtime.records import KEPT
+from simcoll.distributed.runtime.records import KEPT, Entry
 from simcoll.distributed.runtime.world import current_rank
 from simcoll.formats.output import write_file
 from simcoll.torch.rank_threads import RankThread, current_thread_or_none
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from simcoll.distributed.runtime.records import Entry
 
 __all__ = ["profiler_replacements"]
 

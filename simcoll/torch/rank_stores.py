@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch.distributed as dist
 
 from simcoll.distributed.stores import HashStore, PrefixStore
 from simcoll.torch.rank_threads import RankThread, current_thread, current_thread_or_none
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from datetime import timedelta
 
 __all__ = ["RankStore", "prefixed", "store_replacements"]
 

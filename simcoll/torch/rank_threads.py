@@ -17,24 +17,21 @@ import functools
 import os
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import greenlet  # type: ignore[import-untyped]
 import torch
 from torch._C._distributed_c10d import _register_process_group, _unregister_all_process_groups
 
+from simcoll.distributed.runtime.device import Device
 from simcoll.distributed.runtime.records import Site, asked_from, calling_site
 from simcoll.distributed.runtime.tasks import Task, Waitable, current_task, wait_until
 from simcoll.distributed.runtime.world import Rank, current_rank
 from simcoll.distributed.stores import DistBackendError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from simcoll.distributed.runtime.device import Device
 
 __all__ = ["Groups", "Job", "Process", "RankThread", "current_thread", "current_thread_or_none", "rank_thread_of"]
 

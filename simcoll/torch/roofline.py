@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch.utils._pytree import tree_leaves
@@ -12,15 +14,9 @@ from torch.utils.flop_counter import flop_registry, sdpa_backward_flop, sdpa_flo
 from simcoll.errors import ConfigError
 from simcoll.formats.strict import read_file
 from simcoll.limits.text import parse_toml
+from simcoll.torch.module_time import Times
 from simcoll.units import parse_time
-from simcoll.workload.gpu import load_gpu
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
-
-    from simcoll.torch.module_time import Times
-    from simcoll.workload.gpu import Gpu
+from simcoll.workload.gpu import Gpu, load_gpu
 
 __all__ = ["Costs", "read_costs"]
 

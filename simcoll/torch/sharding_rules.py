@@ -5,14 +5,12 @@ A GPU would take the flash or the efficient kernel, for which DTensor has rules;
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import contextlib
+from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.experimental import register_sharding
-
-if TYPE_CHECKING:
-    import contextlib
 
 __all__ = ["add_sharding_rules"]
 

@@ -4,31 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from simcoll import distributed as ours
+from simcoll.core.protocol import Protocol
 from simcoll.distributed.runtime.device import Device
 from simcoll.distributed.runtime.tasks import wait_until
 from simcoll.distributed.runtime.world import current_rank
+from simcoll.distributed.start.spawning import RunResult
+from simcoll.emulator.events import Event, Policy
+from simcoll.libraries.choices import Choice
+from simcoll.topology import Topology
 from simcoll.torch.compute_time import Watched, modules_watched, watched_program
 from simcoll.torch.own_modules import OwnModules
-from simcoll.torch.rank_threads import current_thread
-from simcoll.torch.roofline import read_costs
+from simcoll.torch.rank_threads import RankThread, current_thread
+from simcoll.torch.roofline import Costs, read_costs
 from simcoll.torch.thread_waits import end_threads
 from simcoll.torch.torch_state import prepared
 from simcoll.workload.gpu import shipped_gpus
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
-
-    from simcoll.core.protocol import Protocol
-    from simcoll.distributed.start.spawning import RunResult
-    from simcoll.emulator.events import Event, Policy
-    from simcoll.libraries.choices import Choice
-    from simcoll.topology import Topology
-    from simcoll.torch.rank_threads import RankThread
-    from simcoll.torch.roofline import Costs
 
 __all__ = ["compute", "emulated_time", "spawn"]
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from torch import multiprocessing
 
 from simcoll.errors import ConfigError
 from simcoll.torch.rank_threads import current_thread, current_thread_or_none
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 __all__ = ["start_replacements"]
 

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch._subclasses.fake_tensor import FakeTensor
 
 from simcoll.distributed.api.reductions import ReduceOp, premul_sum
 from simcoll.distributed.runtime.fake import fake_array
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
 
 __all__ = ["array_of", "arrays_of", "reduce_op_of", "tensor_of"]
 

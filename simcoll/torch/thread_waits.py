@@ -14,16 +14,14 @@ import itertools
 import queue
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import thread as executors
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from simcoll import distributed as ours
 from simcoll.distributed.runtime.tasks import Waitable, wait_until
 from simcoll.distributed.runtime.world import current_rank
 from simcoll.torch.rank_threads import Process, RankThread, current_thread_or_none, rank_thread_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 __all__ = ["OUTSIDE_MARK", "end_threads", "replacements"]
 

@@ -22,7 +22,9 @@ import functools
 import sys
 import threading
 import warnings
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -38,6 +40,7 @@ from simcoll.torch.compilation import compile_replacements
 from simcoll.torch.compute_time import compute_replacements
 from simcoll.torch.devices import CudaIsCpu, device_replacements
 from simcoll.torch.fake_tensors import change_fake_tensors
+from simcoll.torch.own_modules import OwnModules
 from simcoll.torch.own_registers import register_replacements
 from simcoll.torch.process_group import SimcollGroup
 from simcoll.torch.process_state import OwnState, state_replacements
@@ -47,12 +50,6 @@ from simcoll.torch.rank_threads import Process, RankThread, current_thread_or_no
 from simcoll.torch.sharding_rules import add_sharding_rules
 from simcoll.torch.start_methods import start_replacements
 from simcoll.torch.thread_waits import OUTSIDE_MARK, replacements
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from contextlib import AbstractContextManager
-
-    from simcoll.torch.own_modules import OwnModules
 
 __all__ = ["Ranks", "prepared"]
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
+from simcoll.distributed.runtime.device import Device
+from simcoll.distributed.runtime.work import Work
 from simcoll.distributed.start.spawning import compute
-
-if TYPE_CHECKING:
-    from datetime import timedelta
-
-    from simcoll.distributed.runtime.device import Device
-    from simcoll.distributed.runtime.work import Work
-    from simcoll.torch.rank_threads import RankThread
+from simcoll.torch.rank_threads import RankThread
 
 __all__ = ["RankWork"]
 

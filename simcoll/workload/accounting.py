@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
@@ -10,14 +11,11 @@ import numpy as np
 from simcoll.workload.result import AxisTime
 from simcoll.workload.timeline import operation_fs
 from simcoll.workload.traffic import Traffic
-from simcoll.workload.workload import Compute, Send
+from simcoll.workload.workload import Compute, Operation, Send, Workload
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
     from simcoll.workload.lower import Plans
     from simcoll.workload.timing import WorkloadTimes
-    from simcoll.workload.workload import Operation, Workload
 
 __all__ = ["Counted", "axes_of", "axis_time", "busiest_links", "computed_fs", "without_axes"]
 

@@ -5,21 +5,17 @@ And its file of groups.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from simcoll.errors import ConfigError, nearest, shown
 from simcoll.formats.strict import read_file
 from simcoll.workload.gpu import DTYPE_BYTES, Gpu
-from simcoll.workload.workload import Call, Rules
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from simcoll.workload.workload import Workload
+from simcoll.workload.workload import Call, Rules, Workload
 
 __all__ = ["AstraSystem", "load_astra_system", "load_comm_groups", "parse_astra_system"]
 

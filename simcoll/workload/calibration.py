@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import msgspec
 
 from simcoll.errors import ConfigError, nearest
 from simcoll.formats.strict import decode_toml, read_file
 from simcoll.limits.paths import shipped_files
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 __all__ = [
     "UNCALIBRATED",

@@ -12,26 +12,22 @@ import heapq
 import json
 import re
 from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from simcoll.errors import ConfigError, nearest, shown
-from simcoll.formats.chakra_nodes import parse_nodes
+from simcoll.formats.chakra_nodes import Node, Value, parse_nodes
 from simcoll.formats.strict import read_file
 from simcoll.limits.paths import is_file
 from simcoll.units import MAX_TIME_FS
 from simcoll.workload.gathering import gathered
-from simcoll.workload.traces import Step, Together
-from simcoll.workload.workload import Rules
+from simcoll.workload.traces import Step, Together, Traces
+from simcoll.workload.workload import Rules, Workload
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from simcoll.formats.chakra_nodes import Node, Value
     from simcoll.workload.gpu import Gpu
-    from simcoll.workload.traces import Traces
-    from simcoll.workload.workload import Workload
 
 __all__ = ["COLLECTIVES", "OWN", "load_chakra", "message_stream", "parse_chakra"]
 

@@ -8,30 +8,23 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from simcoll.core.collective import KINDS
+from simcoll.core.plan import Plan, PlanStep
 from simcoll.core.schedule import MULTICAST, OP_NAMES, REDUCE
 from simcoll.emulator.programs import Compute as Work
+from simcoll.emulator.programs import Program
 from simcoll.emulator.programs import Send as Messages
 from simcoll.errors import ConfigError
-from simcoll.formats.chakra_nodes import Node, dump_nodes
+from simcoll.formats.chakra_nodes import Node, Value, dump_nodes
 from simcoll.workload.chakra import COLLECTIVES, OWN, message_stream
 from simcoll.workload.lower import NOTHING
-from simcoll.workload.traces import Step, Together
-from simcoll.workload.workload import Compute, Send
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from simcoll.core.plan import Plan, PlanStep
-    from simcoll.emulator.programs import Program
-    from simcoll.formats.chakra_nodes import Value
-    from simcoll.workload.traces import Traces
-    from simcoll.workload.workload import Operation, Rules, Workload
+from simcoll.workload.traces import Step, Together, Traces
+from simcoll.workload.workload import Compute, Operation, Rules, Send, Workload
 
 __all__ = ["dump_chakra", "traces_of_program", "traces_of_workload"]
 

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from simcoll.workload.layers import ELEMENT, Pass, ends_of, in_fs, layer_of
+from simcoll.workload.layers import ELEMENT, Ends, Layer, Pass, ends_of, in_fs, layer_of
 from simcoll.workload.memory import stage_parameters
 from simcoll.workload.model import linears
 from simcoll.workload.parallel import layers_of_chunks
 from simcoll.workload.workload import Inside
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from simcoll.workload.design import Design
-    from simcoll.workload.layers import Ends, Layer
 
 __all__ = ["Costs", "Work", "merged"]
 

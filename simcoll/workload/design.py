@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -15,7 +16,7 @@ from simcoll.formats.strict import convert_table, read_file
 from simcoll.libraries.remembered import topology_digest
 from simcoll.limits.paths import is_file
 from simcoll.limits.text import parse_toml
-from simcoll.topology import load_topology
+from simcoll.topology import Topology, load_topology
 from simcoll.topology.layers import beside
 from simcoll.units import parse_size
 from simcoll.workload.calibration import UNCALIBRATED, Calibration, load_calibration, shipped_calibration
@@ -24,11 +25,6 @@ from simcoll.workload.measured import Measured, load_measured
 from simcoll.workload.mesh import Mesh, mesh_of
 from simcoll.workload.model import Model, model_from_hf, shipped_model
 from simcoll.workload.parallel import Parallel, layers_of_chunks
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from simcoll.topology import Topology
 
 __all__ = ["PLANNING_TABLES", "Cluster", "Design", "design_from", "load_cluster", "load_design"]
 

@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from simcoll.errors import ConfigError
-from simcoll.workload.workload import Call, Compute, Send, Workload
+from simcoll.workload.workload import Call, Compute, Operation, Rules, Send, Workload
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable
-
     from simcoll.workload.traces import Step, Together, Traces
-    from simcoll.workload.workload import Operation, Rules
 
 __all__ = ["gathered"]
 

@@ -6,19 +6,17 @@ A roofline of these numbers times the operators of a model; a table of measured 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from simcoll.errors import ConfigError, nearest, shown
 from simcoll.formats.strict import read_file
 from simcoll.limits.paths import shipped_files
 from simcoll.limits.text import parse_toml
 from simcoll.units import UBPS_PER_BPS, parse_rate, parse_size
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 __all__ = ["DTYPE_BYTES", "Gpu", "load_gpu", "shipped_gpus"]
 

@@ -10,13 +10,12 @@ import numpy as np
 
 from simcoll.units import FS_PER_SECOND
 from simcoll.workload.gpu import DTYPE_BYTES
-from simcoll.workload.model import linears
+from simcoll.workload.model import Linear, linears
 from simcoll.workload.operators import Roofline
 from simcoll.workload.workload import Inside
 
 if TYPE_CHECKING:
     from simcoll.workload.design import Design
-    from simcoll.workload.model import Linear
 
 __all__ = ["Ends", "Layer", "Pass", "ends_of", "in_fs", "layer_of", "optimizer_seconds"]
 

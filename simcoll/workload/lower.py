@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cache, cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from simcoll.algorithms import schedule as schedule_named
 from simcoll.binding import bind
 from simcoll.core.collective import KINDS, Collective
+from simcoll.core.plan import Plan
 from simcoll.core.protocol import Protocol
 from simcoll.core.reduction import parse_dtype
 from simcoll.emulator import programs
 from simcoll.libraries import choices
 from simcoll.libraries.plans import library_plan, library_play
+from simcoll.topology import Topology
 from simcoll.topology.graph import LINK_KINDS
 from simcoll.tuning import schedule_on
-from simcoll.workload.workload import Call, Compute, Inside, Send, call_inside
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from numpy.typing import NDArray
-
-    from simcoll.core.plan import Plan
-    from simcoll.topology import Topology
-    from simcoll.workload.workload import Operation, Rules, Workload
+from simcoll.workload.workload import Call, Compute, Inside, Operation, Rules, Send, Workload, call_inside
 
 __all__ = ["NOTHING", "Plans", "lower"]
 

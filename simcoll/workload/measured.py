@@ -5,17 +5,14 @@ from __future__ import annotations
 import csv
 import io
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from simcoll.errors import ConfigError, nearest
 from simcoll.formats.strict import read_file
 from simcoll.units import FS_PER_SECOND, MAX_TIME_FS
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
 __all__ = ["Measured", "load_measured", "parse_measured"]
 

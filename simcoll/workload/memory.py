@@ -12,13 +12,11 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from simcoll.workload.gpu import DTYPE_BYTES
-from simcoll.workload.model import linears
-from simcoll.workload.parallel import layers_of_chunks
+from simcoll.workload.model import Model, linears
+from simcoll.workload.parallel import Parallel, layers_of_chunks
 
 if TYPE_CHECKING:
     from simcoll.workload.design import Design
-    from simcoll.workload.model import Model
-    from simcoll.workload.parallel import Parallel
 
 __all__ = ["Memory", "activation_bytes", "chunks_in_flight", "memory_by_stage", "offloaded_bytes", "stage_parameters"]
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -12,10 +14,6 @@ from simcoll.errors import ConfigError, nearest, shown
 from simcoll.formats.strict import in_words, read_file
 from simcoll.limits.paths import shipped_files
 from simcoll.limits.text import parse_toml
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
 
 __all__ = ["Linear", "Model", "linears", "model_from_hf", "shipped_model", "shipped_models"]
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import product
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -20,21 +21,14 @@ from simcoll.errors import ConfigError, nearest, shown
 from simcoll.formats.strict import convert_table, read_file
 from simcoll.limits.paths import is_file
 from simcoll.limits.text import parse_toml
+from simcoll.topology import Topology
 from simcoll.units import parse_size, parse_time
 from simcoll.workload.chakra import message_stream
 from simcoll.workload.design import Cluster, load_cluster
-from simcoll.workload.gpu import load_gpu
-from simcoll.workload.measured import load_measured
+from simcoll.workload.gpu import Gpu, load_gpu
+from simcoll.workload.measured import Measured, load_measured
 from simcoll.workload.mesh import Mesh
-from simcoll.workload.workload import Call, Compute, Rules, Send, Workload
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from simcoll.topology import Topology
-    from simcoll.workload.gpu import Gpu
-    from simcoll.workload.measured import Measured
-    from simcoll.workload.workload import Operation
+from simcoll.workload.workload import Call, Compute, Operation, Rules, Send, Workload
 
 __all__ = ["Listed", "load_operations", "operations_from"]
 

@@ -4,29 +4,23 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from simcoll.emulator.programs import emulate_program
 from simcoll.errors import ConfigError
+from simcoll.topology import Topology
 from simcoll.workload.lower import Plans, lower
 from simcoll.workload.timeline import Clock, Span, play_classes
 from simcoll.workload.timing import Alone, WorkloadTimes
 from simcoll.workload.traffic import Traffic, alike
-from simcoll.workload.workload import Compute, Send
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from numpy.typing import NDArray
-
-    from simcoll.topology import Topology
-    from simcoll.workload.workload import Inside, Operation, Rules, Workload
+from simcoll.workload.workload import Compute, Inside, Operation, Rules, Send, Workload
 
 __all__ = ["Played", "alone_on", "play_workload", "slowed"]
 

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from simcoll.errors import ConfigError
-from simcoll.workload.accounting import axes_of, axis_time, busiest_links, computed_fs, without_axes
-from simcoll.workload.playing import alone_on, play_workload
+from simcoll.topology import Topology
+from simcoll.workload.accounting import Counted, axes_of, axis_time, busiest_links, computed_fs, without_axes
+from simcoll.workload.playing import Played, alone_on, play_workload
+from simcoll.workload.result import AxisTime
+from simcoll.workload.timeline import Clock
 from simcoll.workload.timing import WorkloadTimes
 from simcoll.workload.traffic import alike
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from simcoll.topology import Topology
-    from simcoll.workload.accounting import Counted
-    from simcoll.workload.playing import Played
-    from simcoll.workload.result import AxisTime
-    from simcoll.workload.timeline import Clock
-    from simcoll.workload.workload import Operation, Workload
+from simcoll.workload.workload import Operation, Workload
 
 __all__ = ["WorkloadResult", "run_workload"]
 

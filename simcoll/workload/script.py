@@ -11,11 +11,10 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from simcoll.workload.parallel import layers_of_chunks
-from simcoll.workload.pipeline import stage_order
+from simcoll.workload.pipeline import Turn, stage_order
 
 if TYPE_CHECKING:
     from simcoll.workload.design import Design
-    from simcoll.workload.pipeline import Turn
 
 __all__ = ["Row", "Script", "Shape", "Slot", "script_of", "shape_of"]
 

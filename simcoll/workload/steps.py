@@ -7,29 +7,25 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import replace
 from fractions import Fraction
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from simcoll.errors import ConfigError
-from simcoll.workload.accounting import axes_of, axis_time, busiest_links, computed_fs, without_axes
+from simcoll.workload.accounting import Counted, axes_of, axis_time, busiest_links, computed_fs, without_axes
 from simcoll.workload.calibration import UNCALIBRATED
 from simcoll.workload.memory import memory_by_stage
 from simcoll.workload.playing import Played, alone_on, play_workload, slowed
-from simcoll.workload.result import StepResult
+from simcoll.workload.result import AxisTime, StepResult
 from simcoll.workload.timeline import operation_fs, play_script, slowed_rows
-from simcoll.workload.timing import WorkloadTimes
+from simcoll.workload.timing import Alone, WorkloadTimes
 from simcoll.workload.training import FLOPS_FORMULA, Parts
+from simcoll.workload.workload import Workload
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    from simcoll.workload.accounting import Counted
     from simcoll.workload.design import Design
-    from simcoll.workload.result import AxisTime
-    from simcoll.workload.timing import Alone
-    from simcoll.workload.workload import Workload
 
 __all__ = ["Step", "step"]
 

@@ -6,18 +6,16 @@ the end of every operation follows from ends before it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
 
-from simcoll.workload.workload import Call, Compute, Send
+from simcoll.workload.workload import Call, Compute, Inside, Operation, Send, Workload
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from fractions import Fraction
-
     from simcoll.workload.script import Script
-    from simcoll.workload.workload import Inside, Operation, Workload
 
 __all__ = ["Clock", "Span", "Times", "compute_fs", "operation_fs", "play_classes", "play_script", "slowed_rows"]
 

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from simcoll.emulator import programs
 from simcoll.emulator.fast.compiled import COMPILED
+from simcoll.emulator.programs import ProgramResult
 from simcoll.libraries.remembered import key_of, recall, remember, topology_digest
-from simcoll.workload.workload import call_inside
+from simcoll.topology import Topology
+from simcoll.workload.workload import Call, Compute, Inside, Send, Workload, call_inside
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from numpy.typing import NDArray
-
-    from simcoll.emulator.programs import ProgramResult
-    from simcoll.topology import Topology
     from simcoll.workload.lower import Plans
-    from simcoll.workload.workload import Call, Compute, Inside, Send, Workload
 
 __all__ = ["Alone", "Measured", "WorkloadTimes"]
 

@@ -6,11 +6,8 @@ do together, a collective or a message, have the same :class:`Together` on all o
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Hashable
 
 __all__ = ["Step", "Together", "Traces"]
 

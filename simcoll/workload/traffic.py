@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simcoll.workload.workload import Call, Compute, Send, call_inside
+from simcoll.arrays import Ints
+from simcoll.workload.workload import Call, Compute, Operation, Send, Workload, call_inside
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from simcoll.core.plan import Plan
     from simcoll.workload.lower import Plans
-    from simcoll.workload.workload import Operation, Workload
 
-    Ints: TypeAlias = NDArray[np.int64]
 
 __all__ = ["Traffic", "alike"]
 

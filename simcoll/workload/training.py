@@ -6,26 +6,23 @@ that beside its own computation).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
 
 from simcoll.workload.chunks import Costs
 from simcoll.workload.gpu import DTYPE_BYTES
 from simcoll.workload.layers import in_fs, optimizer_seconds
 from simcoll.workload.memory import OPTIMIZER_BYTES, WEIGHT_BYTES, offloaded_bytes
-from simcoll.workload.script import BESIDE_LAYERS, EVERY, Script, script_of, shape_of
-from simcoll.workload.workload import Call, Compute, Send, Workload
+from simcoll.workload.script import BESIDE_LAYERS, EVERY, Row, Script, Slot, script_of, shape_of
+from simcoll.workload.workload import Call, Compute, Operation, Send, Workload
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    import numpy as np
-    from numpy.typing import NDArray
-
     from simcoll.workload.design import Design
     from simcoll.workload.mesh import Mesh
-    from simcoll.workload.script import Row, Slot
-    from simcoll.workload.workload import Operation
 
 __all__ = ["FLOPS_FORMULA", "Parts", "training_step"]
 

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
+from simcoll.arrays import Array
 from simcoll.core.memory import array_on
 from simcoll.distributed.api.groups import ProcessGroup, rank_in_group
 from simcoll.distributed.runtime.fake import FakeArray
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from simcoll.core.memory import Array
 
 __all__ = [
     "as_array", "as_arrays", "check_alike", "check_length", "check_list_of_root", "check_whole", "contiguous", "one_dtype", "one_per_rank",

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 import warnings
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 from simcoll.errors import nearest
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 __all__ = [
     "Backend", "get_default_backend_for_device", "get_node_local_rank", "is_available", "is_gloo_available", "is_mpi_available",

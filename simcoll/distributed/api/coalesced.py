@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from simcoll.arrays import Array
 from simcoll.core.reduction import Reduction
 from simcoll.distributed.api.arguments import contiguous
 from simcoll.distributed.api.groups import default_group
 from simcoll.distributed.api.reductions import ReduceOp, check_op
 from simcoll.distributed.runtime.calls import Call
 from simcoll.distributed.runtime.operations import play
-from simcoll.distributed.runtime.world import current_rank
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from simcoll.core.memory import Array
-    from simcoll.distributed.runtime.work import Work
-    from simcoll.distributed.runtime.world import ProcessGroup
+from simcoll.distributed.runtime.work import Work
+from simcoll.distributed.runtime.world import ProcessGroup, current_rank
 
 __all__ = [
     "Coalesced",

@@ -7,10 +7,12 @@ tensor. A rank outside the group gets a warning and None.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
+from simcoll.arrays import Array
 from simcoll.distributed.api.arguments import (
     as_array,
     as_arrays,
@@ -30,13 +32,8 @@ from simcoll.distributed.api.groups import member_of, members_only
 from simcoll.distributed.api.reductions import ReduceOp, check_op
 from simcoll.distributed.runtime.calls import Call
 from simcoll.distributed.runtime.operations import play
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from simcoll.core.memory import Array
-    from simcoll.distributed.runtime.work import Work
-    from simcoll.libraries.choices import Choice
+from simcoll.distributed.runtime.work import Work
+from simcoll.libraries.choices import Choice
 
 __all__ = [
     "all_gather", "all_gather_into_tensor", "all_gather_single", "all_reduce", "all_to_all", "all_to_all_single", "barrier", "broadcast",

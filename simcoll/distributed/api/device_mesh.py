@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import ArrayLike
 
+from simcoll.arrays import Ints
 from simcoll.distributed.api.groups import (
     ProcessGroup,
     get_process_group_ranks,
@@ -20,13 +22,6 @@ from simcoll.distributed.api.subgroups import group_among
 from simcoll.distributed.runtime.tasks import Arrival, wait_until
 from simcoll.distributed.runtime.world import current_rank
 from simcoll.errors import nearest
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import ArrayLike, NDArray
-
-    Ints = NDArray[np.int64]
 
 __all__ = ["DeviceMesh", "init_device_mesh"]
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import functools
 import warnings
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
 
 from simcoll.distributed.api.backends import Backend
 from simcoll.distributed.runtime.world import NOT_INITIALIZED, ProcessGroup, current_rank, current_rank_or_none
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 __all__ = [
     "GroupMember", "ProcessGroup", "get_backend", "get_backend_config", "get_global_rank", "get_group_rank", "get_process_group_ranks",

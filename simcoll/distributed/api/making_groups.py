@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from simcoll.distributed.api.backends import Backend
 from simcoll.distributed.api.groups import GroupMember, ProcessGroup, default_group
-from simcoll.distributed.runtime.tasks import Arrival, wait_until
+from simcoll.distributed.runtime.tasks import Arrival, Meeting, wait_until
 from simcoll.distributed.runtime.work import timeout_fs
 from simcoll.distributed.runtime.world import Communicator, Rank, current_rank, current_rank_or_none
 from simcoll.distributed.stores.rendezvous import check_given, parse_init_method
-from simcoll.libraries.choices import check_choice
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from simcoll.distributed.runtime.tasks import Meeting
-    from simcoll.libraries.choices import Choice
+from simcoll.libraries.choices import Choice, check_choice
 
 __all__ = ["destroy_process_group", "init_process_group", "new_group"]
 

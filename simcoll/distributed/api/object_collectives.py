@@ -6,9 +6,11 @@ of the sender's choice: only with ``trusted=True``, or ``SIMCOLL_TRUSTED_PICKLE=
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from simcoll.distributed.api.arguments import check_length, check_list_of_root, root_of
 from simcoll.distributed.api.collectives import all_gather, broadcast, gather, scatter
@@ -17,13 +19,8 @@ from simcoll.distributed.api.point_to_point import recv, send
 from simcoll.distributed.runtime.fake import always_moved
 from simcoll.distributed.runtime.objects import decode, encode
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from numpy.typing import NDArray
-
-    Bytes = NDArray[np.uint8]
-    Sizes = NDArray[np.int64]
+Bytes = NDArray[np.uint8]
+Sizes = NDArray[np.int64]
 
 __all__ = [
     "all_gather_object",

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from simcoll.distributed.api.arguments import as_array, contiguous, root_of
 from simcoll.distributed.api.groups import OutsideError, ProcessGroup, get_rank, member_of, members_only
 from simcoll.distributed.runtime.calls import End
 from simcoll.distributed.runtime.fake import is_fake
 from simcoll.distributed.runtime.operations import begin
+from simcoll.distributed.runtime.work import Work
 from simcoll.distributed.runtime.world import current_rank
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from simcoll.distributed.runtime.work import Work
 
 __all__ = ["P2POp", "batch_isend_irecv", "irecv", "isend", "recv", "send"]
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
+
+import numpy as np
 
 from simcoll.core.reduction import Reduction
 from simcoll.errors import nearest
-
-if TYPE_CHECKING:
-    import numpy as np
 
 __all__ = [
     "ReduceOp", "premul_sum",

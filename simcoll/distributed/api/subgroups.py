@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
 
 from simcoll.distributed.api.groups import ProcessGroup, get_process_group_ranks
 from simcoll.distributed.api.making_groups import group_of
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from datetime import timedelta
 
 __all__ = ["new_subgroups", "new_subgroups_by_enumeration", "split_group"]
 

@@ -9,17 +9,14 @@ from __future__ import annotations
 import functools
 import importlib
 import os
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
 
 import msgspec
 
+from simcoll.arrays import Array
+from simcoll.core.plan import Plan
 from simcoll.errors import ConfigError, nearest
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from simcoll.core.memory import Array
-    from simcoll.core.plan import Plan
 
 __all__ = ["BACKEND_VARIABLE", "EMULATOR", "HOMES", "ControlMessages", "Link", "connected", "place_of"]
 

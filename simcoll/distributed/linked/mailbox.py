@@ -5,10 +5,12 @@ So a send waits for its receive, and both ends learn of what does not fit, as on
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
+from simcoll.arrays import Array
+from simcoll.distributed.linked.links import ControlMessages
 from simcoll.distributed.runtime.calls import End
 from simcoll.distributed.runtime.mailbox import (
     MatchingMailbox,
@@ -16,13 +18,8 @@ from simcoll.distributed.runtime.mailbox import (
     message_name,
     plan_of_message,
 )
-from simcoll.distributed.runtime.world import World
-
-if TYPE_CHECKING:
-    from simcoll.core.memory import Array
-    from simcoll.distributed.linked.links import ControlMessages
-    from simcoll.distributed.runtime.tasks import Task
-    from simcoll.distributed.runtime.world import Communicator, Rank
+from simcoll.distributed.runtime.tasks import Task
+from simcoll.distributed.runtime.world import Communicator, Rank, World
 
 __all__ = ["RemoteMailbox"]
 

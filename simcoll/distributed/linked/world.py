@@ -13,35 +13,30 @@ from __future__ import annotations
 import math
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from datetime import timedelta
+from typing import Any
 
 import msgspec
 import numpy as np
 
+from simcoll.arrays import Array
+from simcoll.core.plan import Plan
+from simcoll.distributed.linked.links import ControlMessages
 from simcoll.distributed.linked.mailbox import RemoteMailbox
+from simcoll.distributed.runtime.alike import Alike
+from simcoll.distributed.runtime.calls import Call
 from simcoll.distributed.runtime.history import History
 from simcoll.distributed.runtime.objects import encode
 from simcoll.distributed.runtime.operations import execute
-from simcoll.distributed.runtime.tasks import Arrival, Meeting, Tasks, current_task
-from simcoll.distributed.runtime.world import OwnStore, Rank
+from simcoll.distributed.runtime.tasks import Arrival, Meeting, Task, Tasks, current_task
+from simcoll.distributed.runtime.work import Work
+from simcoll.distributed.runtime.world import Buffers, Communicator, OwnStore, ProcessGroup, Rank
+from simcoll.distributed.stores import Store
 from simcoll.distributed.stores.rendezvous import rendezvous
 from simcoll.errors import InternalError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from datetime import timedelta
-
-    from simcoll.core.memory import Array
-    from simcoll.core.plan import Plan
-    from simcoll.distributed.linked.links import ControlMessages
-    from simcoll.distributed.runtime.alike import Alike
-    from simcoll.distributed.runtime.calls import Call
-    from simcoll.distributed.runtime.tasks import Task
-    from simcoll.distributed.runtime.work import Work
-    from simcoll.distributed.runtime.world import Buffers, Communicator, ProcessGroup
-    from simcoll.distributed.stores import Store
-    from simcoll.libraries.choices import Plans
+from simcoll.libraries.choices import Plans
 
 __all__ = ["Ending", "LinkedWorld"]
 

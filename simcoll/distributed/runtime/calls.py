@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
+
+from simcoll.core.reduction import Reduction
+from simcoll.distributed.runtime.work import Work
 from simcoll.errors import InternalError
+from simcoll.libraries.choices import Choice
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import numpy as np
-
-    from simcoll.core.reduction import Reduction
-    from simcoll.distributed.runtime.work import Work
-    from simcoll.libraries.choices import Choice
-
-    Splits = tuple[tuple[int, ...], tuple[int, ...]]
+Splits = tuple[tuple[int, ...], tuple[int, ...]]
 
 __all__ = ["ASPECTS", "Call", "End", "matrix"]
 

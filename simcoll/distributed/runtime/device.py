@@ -6,17 +6,13 @@ collective begins on a rank when the stream on which it was called has come so f
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING
 
 from simcoll.distributed.runtime.tasks import Waitable
 from simcoll.distributed.runtime.timeline import Span
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from simcoll.distributed.runtime.world import Rank
+from simcoll.distributed.runtime.world import Rank
 
 __all__ = ["Device", "DeviceStream", "after", "start_of_calls"]
 

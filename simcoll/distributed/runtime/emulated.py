@@ -7,41 +7,34 @@ rank first, until none is left; then the fabric settles its rates. So a run depe
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from datetime import timedelta
 
 import numpy as np
 import simpy
 from simpy.events import EventPriority
 
+from simcoll.distributed.runtime.alike import Alike
+from simcoll.distributed.runtime.calls import Call
 from simcoll.distributed.runtime.faults import Faults
 from simcoll.distributed.runtime.history import History
 from simcoll.distributed.runtime.mailbox import EmulatedMailbox
 from simcoll.distributed.runtime.operations import execute
 from simcoll.distributed.runtime.playing import Emulator
+from simcoll.distributed.runtime.recording import Recording
 from simcoll.distributed.runtime.streams import Streams
-from simcoll.distributed.runtime.tasks import Meeting, Tasks, Waitable, current_task, wait_until
+from simcoll.distributed.runtime.tasks import Arrival, Meeting, Task, Tasks, Waitable, current_task, wait_until
 from simcoll.distributed.runtime.timeline import Span
-from simcoll.distributed.runtime.world import OwnStore, Rank
-from simcoll.distributed.stores import HashStore
+from simcoll.distributed.runtime.work import Work
+from simcoll.distributed.runtime.world import Buffers, Communicator, OwnStore, ProcessGroup, Rank
+from simcoll.distributed.stores import HashStore, Store
 from simcoll.distributed.stores.rendezvous import rendezvous
+from simcoll.emulator.events import Timeline as EventTimeline
 from simcoll.emulator.fabric import Calendar, Fabric, OverdueError
 from simcoll.emulator.model import effective_capacities
+from simcoll.libraries.choices import Plans
 from simcoll.tuning import costs
 from simcoll.units import MAX_TIME_FS, format_time
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from datetime import timedelta
-
-    from simcoll.distributed.runtime.alike import Alike
-    from simcoll.distributed.runtime.calls import Call
-    from simcoll.distributed.runtime.recording import Recording
-    from simcoll.distributed.runtime.tasks import Arrival, Task
-    from simcoll.distributed.runtime.work import Work
-    from simcoll.distributed.runtime.world import Buffers, Communicator, ProcessGroup
-    from simcoll.distributed.stores import Store
-    from simcoll.emulator.events import Timeline as EventTimeline
-    from simcoll.libraries.choices import Plans
 
 __all__ = ["PEER_ENDED", "EmulatedWorld", "RankWaiter"]
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from simcoll.arrays import Array
 from simcoll.core.reduction import parse_dtype
 from simcoll.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from simcoll.core.memory import Array
 
 __all__ = ["FakeArray", "always_moved", "fake_array", "is_fake"]
 

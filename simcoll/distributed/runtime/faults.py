@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
-from simcoll.distributed.runtime.tasks import Meeting
+from simcoll.distributed.runtime.history import History
+from simcoll.distributed.runtime.playing import Emulator
+from simcoll.distributed.runtime.tasks import Meeting, Tasks
+from simcoll.distributed.runtime.world import Communicator, Rank
 from simcoll.emulator.engine import links_now
+from simcoll.emulator.events import Timeline
 from simcoll.emulator.events.detours import Detours
 from simcoll.emulator.events.driving import Course, LinkChanges
-from simcoll.emulator.messages import Bundle
+from simcoll.emulator.fabric import OverdueError
+from simcoll.emulator.messages import Bundle, Message
 from simcoll.units import format_time
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from simcoll.distributed.runtime.history import History
-    from simcoll.distributed.runtime.playing import Emulator
-    from simcoll.distributed.runtime.tasks import Tasks
-    from simcoll.distributed.runtime.world import Communicator, Rank
-    from simcoll.emulator.events import Timeline
-    from simcoll.emulator.fabric import OverdueError
-    from simcoll.emulator.messages import Message
 
 __all__ = ["Faults"]
 

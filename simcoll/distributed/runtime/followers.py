@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
 
-from simcoll.distributed.runtime.playing import Playing
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from simcoll.core.memory import Array
-    from simcoll.core.plan import Plan
-    from simcoll.distributed.runtime.alike import Alike
-    from simcoll.distributed.runtime.playing import Emulator
+from simcoll.arrays import Array
+from simcoll.core.plan import Plan
+from simcoll.distributed.runtime.alike import Alike
+from simcoll.distributed.runtime.playing import Emulator, Playing
 
 __all__ = ["Followers"]
 

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from simcoll.core.plan import Plan
+from simcoll.distributed.runtime.recording import Recording
+from simcoll.distributed.runtime.timeline import Timeline
 from simcoll.units import format_size
-
-if TYPE_CHECKING:
-    from simcoll.core.plan import Plan
-    from simcoll.distributed.runtime.recording import Recording
-    from simcoll.distributed.runtime.timeline import Timeline
 
 __all__ = ["History", "Record"]
 

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
+from simcoll.arrays import Array
 from simcoll.core.collective import Collective
+from simcoll.core.plan import Plan
 from simcoll.core.reduction import parse_dtype
+from simcoll.distributed.runtime.calls import End
 from simcoll.distributed.runtime.followers import Followers
-from simcoll.distributed.runtime.playing import Playing
+from simcoll.distributed.runtime.playing import Emulator, Playing
+from simcoll.distributed.runtime.world import Communicator
 from simcoll.libraries.choices import plan_for
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from simcoll.core.memory import Array
-    from simcoll.core.plan import Plan
-    from simcoll.distributed.runtime.calls import End
-    from simcoll.distributed.runtime.playing import Emulator
-    from simcoll.distributed.runtime.world import Communicator
 
 __all__ = ["EmulatedMailbox", "MatchingMailbox", "deliver_message", "message_name", "plan_of_message"]
 

@@ -5,29 +5,24 @@ On the emulator, :mod:`simcoll.distributed.runtime.streams` matches and plays th
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
 
+from simcoll.arrays import Array
 from simcoll.core.collective import Collective
+from simcoll.core.plan import Plan
 from simcoll.distributed.runtime.calls import ASPECTS, Call, matrix
 from simcoll.distributed.runtime.device import start_of_calls
 from simcoll.distributed.runtime.fake import is_fake
 from simcoll.distributed.runtime.records import Entry, buffers_of, calling_site
-from simcoll.distributed.runtime.tasks import Arrival, Waitable, listed, wait_until
+from simcoll.distributed.runtime.tasks import Arrival, Meeting, Task, Waitable, listed, wait_until
 from simcoll.distributed.runtime.work import Work, timeout_fs
-from simcoll.distributed.runtime.world import current_rank
+from simcoll.distributed.runtime.world import Buffers, Communicator, Executor, ProcessGroup, Rank, current_rank
 from simcoll.libraries.choices import plan_for
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from simcoll.core.memory import Array
-    from simcoll.core.plan import Plan
-    from simcoll.distributed.runtime.tasks import Meeting, Task
-    from simcoll.distributed.runtime.world import Buffers, Communicator, Executor, ProcessGroup, Rank
 
 __all__ = ["Operation", "begin", "deliver", "execute", "plan_of", "play"]
 

@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simcoll.core.plan import INPUT, OUTPUT
-from simcoll.distributed.runtime.takes import Links, Takes, take_of
+from simcoll.arrays import Array
+from simcoll.core.plan import INPUT, OUTPUT, Plan
+from simcoll.core.reduction import Reduction
+from simcoll.distributed.runtime.history import History
+from simcoll.distributed.runtime.takes import Event, Links, Take, Takes, take_of
 from simcoll.emulator.at_once import Pool
 from simcoll.emulator.budget import check_exact, exact_bytes
 from simcoll.emulator.dataplane import Storage
 from simcoll.emulator.engine import Player
+from simcoll.emulator.events.detours import Detours
+from simcoll.emulator.events.pace import Pace
+from simcoll.emulator.fabric import Calendar, Fabric
 from simcoll.emulator.score import Score
 from simcoll.errors import InternalError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from simcoll.core.memory import Array
-    from simcoll.core.plan import Plan
-    from simcoll.core.reduction import Reduction
-    from simcoll.distributed.runtime.history import History
-    from simcoll.distributed.runtime.takes import Event, Take
-    from simcoll.emulator.events.detours import Detours
-    from simcoll.emulator.events.pace import Pace
-    from simcoll.emulator.fabric import Calendar, Fabric
-    from simcoll.topology import Topology
+from simcoll.topology import Topology
 
 __all__ = ["Emulator", "Playing"]
 

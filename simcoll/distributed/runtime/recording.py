@@ -8,31 +8,23 @@ operation on it; waitables carry it from those that end to those that wait.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from simcoll.algorithms import ALGORITHMS
 from simcoll.core.collective import Collective
 from simcoll.core.reduction import parse_dtype
 from simcoll.core.schedule import Schedule
-from simcoll.distributed.runtime.calls import matrix
-from simcoll.distributed.runtime.tasks import current_task
+from simcoll.distributed.runtime.alike import Alike
+from simcoll.distributed.runtime.calls import Call, End, matrix
+from simcoll.distributed.runtime.tasks import Arrival, Meeting, Task, Waitable, current_task
+from simcoll.distributed.runtime.work import Work
 from simcoll.errors import ConfigError
+from simcoll.libraries.choices import Choice, Plans
 from simcoll.workload.gathering import gathered
-from simcoll.workload.traces import Step, Together
-from simcoll.workload.workload import Rules
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from simcoll.distributed.runtime.alike import Alike
-    from simcoll.distributed.runtime.calls import Call, End
-    from simcoll.distributed.runtime.tasks import Arrival, Meeting, Task, Waitable
-    from simcoll.distributed.runtime.work import Work
-    from simcoll.libraries.choices import Choice, Plans
-    from simcoll.workload.traces import Traces
-    from simcoll.workload.workload import Workload
+from simcoll.workload.traces import Step, Together, Traces
+from simcoll.workload.workload import Rules, Workload
 
 __all__ = ["Recording"]
 

@@ -5,20 +5,18 @@ from __future__ import annotations
 import functools
 import sys
 from collections import deque
+from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from types import FrameType
+import numpy as np
 
-    import numpy as np
+from simcoll.arrays import Array
 
-    from simcoll.core.memory import Array
-
-    Described = tuple[tuple[tuple[int, ...], str], ...]
+Described = tuple[tuple[tuple[int, ...], str], ...]
 
 __all__ = ["Entry", "Flight", "Site", "asked_from", "buffers_of", "calling_site", "document", "new_flight"]
 

@@ -9,23 +9,18 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from simcoll.arrays import Array
+from simcoll.core.plan import Plan
+from simcoll.distributed.runtime.alike import Alike
+from simcoll.distributed.runtime.calls import Call
 from simcoll.distributed.runtime.followers import Followers
 from simcoll.distributed.runtime.operations import Operation, begin, deliver, plan_of
-from simcoll.distributed.runtime.playing import Playing
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from simcoll.core.memory import Array
-    from simcoll.core.plan import Plan
-    from simcoll.distributed.runtime.alike import Alike
-    from simcoll.distributed.runtime.calls import Call
-    from simcoll.distributed.runtime.playing import Emulator
-    from simcoll.distributed.runtime.work import Work
-    from simcoll.distributed.runtime.world import Buffers, Communicator, Rank
+from simcoll.distributed.runtime.playing import Emulator, Playing
+from simcoll.distributed.runtime.work import Work
+from simcoll.distributed.runtime.world import Buffers, Communicator, Rank
 
 __all__ = ["Streams"]
 

@@ -7,21 +7,17 @@ time since the first entry is played after all: until then, nothing could depend
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from simcoll.core.plan import Plan
+from simcoll.emulator.books import Books
 from simcoll.emulator.digest import MovedHash
 
-if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable
-
-    from simcoll.core.plan import Plan
-    from simcoll.emulator.books import Books
-
-    Event = tuple[int, int, bool]
-    Log = tuple[Event, ...]
+Event = tuple[int, int, bool]
+Log = tuple[Event, ...]
 
 __all__ = ["Links", "Take", "Takes", "take_of"]
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import greenlet  # type: ignore[import-untyped]
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 __all__ = ["Arrival", "Clock", "Meeting", "Owner", "Task", "Tasks", "Waitable", "current_task", "listed", "past_of", "wait_until",
 ]  # fmt: skip

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from simcoll.core.plan import Plan
+from simcoll.distributed.runtime.records import Entry
 from simcoll.units import format_time
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from simcoll.core.plan import Plan
-    from simcoll.distributed.runtime.records import Entry
-
-    Interval = tuple[int, int]
+Interval = tuple[int, int]
 
 __all__ = ["Span", "Summary", "Timeline", "covered", "overlap"]
 

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable, Iterable
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from simcoll.arrays import Array
+from simcoll.distributed.runtime.records import Entry
 from simcoll.distributed.runtime.tasks import Owner, Task, Waitable, past_of, wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from simcoll.core.memory import Array
-    from simcoll.distributed.runtime.records import Entry
 
 __all__ = ["Future", "Work", "timeout_fs"]
 

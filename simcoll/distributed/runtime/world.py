@@ -7,26 +7,22 @@ process and a simulated clock, and :class:`simcoll.distributed.linked.world.Link
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from datetime import timedelta
+from typing import Any, Protocol, cast
 
+from simcoll.arrays import Array
+from simcoll.core.plan import Plan
+from simcoll.distributed.runtime.alike import Alike
+from simcoll.distributed.runtime.calls import Call, End
+from simcoll.distributed.runtime.history import History
 from simcoll.distributed.runtime.records import Flight, new_flight
-from simcoll.distributed.runtime.tasks import Clock, current_task
+from simcoll.distributed.runtime.tasks import Arrival, Clock, Meeting, Waitable, current_task
+from simcoll.distributed.runtime.work import Work
+from simcoll.distributed.stores import Store
 from simcoll.distributed.stores.errors import DistBackendError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from datetime import timedelta
-
-    from simcoll.core.memory import Array
-    from simcoll.core.plan import Plan
-    from simcoll.distributed.runtime.alike import Alike
-    from simcoll.distributed.runtime.calls import Call, End
-    from simcoll.distributed.runtime.history import History
-    from simcoll.distributed.runtime.tasks import Arrival, Meeting, Waitable
-    from simcoll.distributed.runtime.work import Work
-    from simcoll.distributed.stores import Store
-    from simcoll.libraries.choices import Choice, Plans
+from simcoll.libraries.choices import Choice, Plans
 
 __all__ = [
     "NOT_INITIALIZED", "Communicator", "Executor", "Mailbox", "OwnStore", "ProcessGroup", "Rank", "World", "current_rank",

@@ -10,12 +10,9 @@ import ipaddress
 import os
 import secrets
 import stat
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from simcoll.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 __all__ = ["FILE_VARIABLE", "VARIABLE", "check_reach", "is_own_file", "job_secret", "new_secret"]
 

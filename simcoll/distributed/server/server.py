@@ -12,15 +12,12 @@ import secrets
 import socket
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import msgspec
 
 from simcoll.distributed.server import frames
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import msgspec
-
 
 __all__ = ["Peer", "Server", "Service"]
 

@@ -13,16 +13,13 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from types import FrameType
 
 from simcoll.errors import ConfigError
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from types import FrameType
-
-    _Started = Sequence[tuple["Worker", subprocess.Popen[bytes]]]
+_Started = Sequence[tuple["Worker", subprocess.Popen[bytes]]]
 
 __all__ = ["Job", "Worker", "run_workers", "worker_environment"]
 

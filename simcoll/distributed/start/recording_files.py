@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from simcoll.distributed.start.results import RunResult
 from simcoll.errors import ConfigError
 from simcoll.formats.output import write_files
 from simcoll.workload.chakra_writer import dump_chakra, traces_of_workload
 from simcoll.workload.workload import write_workload
-
-if TYPE_CHECKING:
-    from simcoll.distributed.start.results import RunResult
 
 __all__ = ["write_recording"]
 

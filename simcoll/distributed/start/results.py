@@ -5,24 +5,21 @@ from __future__ import annotations
 import contextlib
 import json
 import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NoReturn
+from pathlib import Path
+from typing import Any, NoReturn
 
+from simcoll.distributed.runtime.history import Record
 from simcoll.distributed.runtime.records import Flight, document
+from simcoll.distributed.runtime.timeline import Timeline
+from simcoll.distributed.runtime.world import Rank, World
 from simcoll.errors import ConfigError
 from simcoll.formats.output import write_file
+from simcoll.workload.workload import Workload
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    from simcoll.distributed.runtime.history import Record
-    from simcoll.distributed.runtime.timeline import Timeline
-    from simcoll.distributed.runtime.world import Rank, World
-    from simcoll.workload.workload import Workload
-
-    Groups = list[tuple[str, str, tuple[int, ...]]]
+Groups = list[tuple[str, str, tuple[int, ...]]]
 
 __all__ = ["RunResult", "collected", "flight_of", "leftovers", "raise_first", "result_of"]
 

@@ -7,13 +7,16 @@ import contextlib
 import functools
 import hashlib
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import greenlet  # type: ignore[import-untyped]
 
+from simcoll.core.protocol import Protocol
 from simcoll.distributed.api.backends import Backend
 from simcoll.distributed.api.making_groups import close_store, set_default_group
-from simcoll.distributed.linked.links import EMULATOR, ControlMessages, connected, place_of
+from simcoll.distributed.linked.links import EMULATOR, ControlMessages, Link, connected, place_of
 from simcoll.distributed.linked.world import LinkedWorld
 from simcoll.distributed.runtime.alike import read_classes
 from simcoll.distributed.runtime.emulated import EmulatedWorld, RankWaiter
@@ -24,27 +27,17 @@ from simcoll.distributed.runtime.recording import Recording
 from simcoll.distributed.runtime.records import document
 from simcoll.distributed.runtime.tasks import Arrival, Task, current_task, wait_until
 from simcoll.distributed.runtime.timeline import Timeline
-from simcoll.distributed.runtime.world import current_rank
+from simcoll.distributed.runtime.world import Rank, World, current_rank
 from simcoll.distributed.start.recording_files import write_recording
 from simcoll.distributed.start.results import RunResult, flight_of, leftovers, raise_first, result_of
 from simcoll.distributed.start.timeline_file import write_timeline
 from simcoll.distributed.stores import PollingWaiter, use_waiter
-from simcoll.emulator.events import timeline_of
+from simcoll.emulator.events import Event, Policy, timeline_of
 from simcoll.errors import ConfigError, nearest, shown
-from simcoll.libraries.choices import Plans, check_choice
+from simcoll.libraries.choices import Choice, Plans, check_choice
 from simcoll.libraries.library import load_library
+from simcoll.topology import Topology
 from simcoll.units import FS_PER_SECOND, MAX_TIME_FS, format_time, parse_time
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
-
-    from simcoll.core.protocol import Protocol
-    from simcoll.distributed.linked.links import Link
-    from simcoll.distributed.runtime.world import Rank, World
-    from simcoll.emulator.events import Event, Policy
-    from simcoll.libraries.choices import Choice
-    from simcoll.topology import Topology
 
 __all__ = ["RunResult", "compute", "emulated_time", "fake_array", "flight_record", "run_rank", "spawn"]
 

@@ -9,30 +9,24 @@ import gzip
 import io
 import json
 from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from simcoll.distributed.start.timeline_path import COMPUTE, critical_pieces
+from simcoll.arrays import Floats
+from simcoll.core.plan import Plan
+from simcoll.distributed.runtime.records import Entry
+from simcoll.distributed.runtime.timeline import Timeline
+from simcoll.distributed.start.results import RunResult
+from simcoll.distributed.start.timeline_path import COMPUTE, Piece, critical_pieces
 from simcoll.emulator.trace_marks import RED
 from simcoll.errors import ConfigError
 from simcoll.formats.output import write_files
+from simcoll.topology import Topology
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from numpy.typing import NDArray
-
-    from simcoll.core.plan import Plan
-    from simcoll.distributed.runtime.records import Entry
-    from simcoll.distributed.runtime.timeline import Timeline
-    from simcoll.distributed.start.results import RunResult
-    from simcoll.distributed.start.timeline_path import Piece
-    from simcoll.topology import Topology
-
-    Event = dict[str, Any]
-    Floats = NDArray[np.float64]
+Event = dict[str, Any]
 
 __all__ = ["write_timeline"]
 

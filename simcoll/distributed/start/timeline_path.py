@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
+from simcoll.distributed.runtime.timeline import Timeline
 from simcoll.emulator.trace_marks import path_back
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from simcoll.distributed.runtime.timeline import Timeline
 
 __all__ = ["COMPUTE", "Piece", "critical_pieces"]
 

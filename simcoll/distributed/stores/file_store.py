@@ -16,8 +16,9 @@ import sys
 import threading
 import weakref
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Self, cast
+from typing import Self, cast
 
 import msgspec
 
@@ -26,9 +27,6 @@ from simcoll.distributed.stores.errors import DistStoreError
 from simcoll.distributed.stores.store import PollingWaiter, Store, call_and_wait
 from simcoll.distributed.stores.table import Table
 from simcoll.distributed.stores.wire import REQUESTS, Answer, Request, Verb
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 __all__ = ["FileStore"]
 

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Self
+from datetime import timedelta
+from typing import Self
 
 import msgspec
 
-from simcoll.distributed.stores.store import Store, ThreadWaiter, call_and_wait, key_text
+from simcoll.distributed.stores.store import Store, ThreadWaiter, Waiter, call_and_wait, key_text
 from simcoll.distributed.stores.table import Table
-
-if TYPE_CHECKING:
-    from datetime import timedelta
-
-    from simcoll.distributed.stores.store import Waiter
-    from simcoll.distributed.stores.wire import Answer, Request
+from simcoll.distributed.stores.wire import Answer, Request
 
 __all__ = ["HashStore", "PrefixStore"]
 

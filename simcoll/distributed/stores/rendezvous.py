@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from simcoll.distributed.stores import DistNetworkError, FileStore, Store, TCPStore
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 __all__ = ["MeetingPlace", "check_given", "parse_init_method", "rendezvous"]
 

@@ -12,16 +12,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, cast
+from typing import Any, Protocol, Self, TypeVar, cast
 
 from simcoll.distributed.stores.errors import DistStoreError, QueueEmptyError
 from simcoll.distributed.stores.wire import NOT_READY, Answer, Request, Verb
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 __all__ = [
     "DEFAULT_TIMEOUT", "PollingWaiter", "Store", "ThreadWaiter", "Waiter", "call_and_wait", "key_text", "timed_out", "use_waiter",

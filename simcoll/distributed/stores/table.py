@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import re
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from simcoll.distributed.stores.errors import DistStoreError
 from simcoll.distributed.stores.wire import NOT_READY, Answer, Request, Verb
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 __all__ = ["ENTRY_BYTES", "Table"]
 

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from simcoll.emulator.events.timeline import Timeline
 from simcoll.units import format_size, format_time, printable
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from simcoll.emulator.events.timeline import Timeline
 
 __all__ = ["Cut", "CutMessage", "cut_at"]
 

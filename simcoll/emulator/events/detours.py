@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 import numpy as np
+from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from numpy.typing import NDArray
-
-    from simcoll.topology import Topology
-    from simcoll.topology.routing import Router
+from simcoll.topology import Topology
+from simcoll.topology.routing import Router
 
 __all__ = ["Detours"]
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from fractions import Fraction
-
-    from simcoll.emulator.events.detours import Detours
-    from simcoll.emulator.events.timeline import Timeline
-    from simcoll.emulator.fabric import Fabric
+from simcoll.emulator.events.detours import Detours
+from simcoll.emulator.events.timeline import Timeline
+from simcoll.emulator.fabric import Fabric
 
 __all__ = ["Course", "LinkChanges"]
 

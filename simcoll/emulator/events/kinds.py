@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from fractions import Fraction  # noqa: TC003 - documentation reads the annotations
+from fractions import Fraction
 from typing import Any
 
 from simcoll.errors import ConfigError, nearest, shown

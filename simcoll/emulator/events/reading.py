@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
-from simcoll.emulator.events.kinds import POLICIES, Background, LinkShare, Policy, Slow, Stop
+from simcoll.emulator.events.kinds import POLICIES, Background, Event, LinkShare, Policy, Slow, Stop
 from simcoll.errors import ConfigError, nearest, shown
 from simcoll.units import parse_time
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from simcoll.emulator.events.kinds import Event
 
 __all__ = ["parse_event", "parse_events", "parse_policy"]
 

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
-from simcoll.emulator.events.kinds import Background, LinkShare, Slow, Stop
+from simcoll.emulator.events.kinds import Background, Event, LinkShare, Policy, Slow, Stop
 from simcoll.emulator.events.pace import Pace, paces
 from simcoll.emulator.events.reading import parse_events, parse_policy
 from simcoll.emulator.events.windows import windows
 from simcoll.errors import ConfigError
+from simcoll.topology import Topology
 from simcoll.units import exact_time
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from simcoll.emulator.events.kinds import Event, Policy
-    from simcoll.topology import Topology
 
 __all__ = ["Change", "Timeline", "timeline_of"]
 

@@ -6,8 +6,6 @@ table leads from a time to its slots, which form a doubly linked list, so that a
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from simcoll.emulator.fast.compiled import SOURCES, entry, part
 from simcoll.emulator.fast.state import (
     ARGUMENT,
@@ -24,10 +22,8 @@ from simcoll.emulator.fast.state import (
     STOP,
     TICK,
     TIMER,
+    State,
 )
-
-if TYPE_CHECKING:
-    from simcoll.emulator.fast.state import State
 
 
 @part

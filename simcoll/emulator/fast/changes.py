@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from simcoll.arrays import Ints
 from simcoll.emulator.fast.calendar import unlink
 from simcoll.emulator.fast.compiled import SOURCES, entry
 from simcoll.emulator.fast.rates import FS_PER_SECOND_UBPS, find_own, part_links, put_in_queue, put_on_links
-from simcoll.emulator.fast.state import FLOW, NOW, STARTED
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from simcoll.emulator.fast.state import State
-
-    Ints = NDArray[np.int64]
+from simcoll.emulator.fast.state import FLOW, NOW, STARTED, State
 
 __all__ = ["change", "move"]
 

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 
+from simcoll.arrays import Ints, Links
+from simcoll.emulator.events.detours import Detours
+from simcoll.emulator.events.driving import Course
+from simcoll.emulator.events.pace import Pace
 from simcoll.emulator.fast.changes import change, move
 from simcoll.emulator.fast.room import more_hops, more_slots, replaced
-from simcoll.emulator.fast.state import CHANGE, EVENT, MAX, MOVES_FLOWS, MOVING, NOW, PACED, PATIENCE, TICK
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from simcoll.emulator.events.detours import Detours
-    from simcoll.emulator.events.driving import Course
-    from simcoll.emulator.events.pace import Pace
-    from simcoll.emulator.fast.state import State
-    from simcoll.emulator.fast.timed import Shape, Timed
-
-    Ints = NDArray[np.int64]
-    Links = NDArray[np.int32]
+from simcoll.emulator.fast.state import CHANGE, EVENT, MAX, MOVES_FLOWS, MOVING, NOW, PACED, PATIENCE, TICK, State
+from simcoll.emulator.fast.timed import Shape, Timed
 
 __all__ = ["Changes", "Ways"]
 

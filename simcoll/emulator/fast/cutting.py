@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from simcoll.arrays import Ints
 from simcoll.emulator.digest import TraceHash
 from simcoll.emulator.fast.state import (
     ARRIVED,
@@ -23,17 +25,12 @@ from simcoll.emulator.fast.state import (
     STOP,
     SWITCHED,
 )
+from simcoll.emulator.fast.timed import Timed
 from simcoll.errors import InternalError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from numpy.typing import NDArray
-
     from simcoll.emulator.fast.machine import Machine
-    from simcoll.emulator.fast.timed import Timed
 
-    Ints = NDArray[np.int64]
 
 __all__ = ["Remains", "remains"]
 

@@ -2,20 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from simcoll.arrays import Ints, Shorts
 from simcoll.emulator.fast.compiled import SOURCES, entry, part
 from simcoll.emulator.fast.rates import find_own
-from simcoll.emulator.fast.state import EDGE, FINISHED
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from simcoll.emulator.fast.state import State
-
-    Ints = NDArray[np.int64]
-    Shorts = NDArray[np.int32]
+from simcoll.emulator.fast.state import EDGE, FINISHED, State
 
 __all__ = ["index_block", "index_blocks", "own_rates", "wait_for"]
 

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
+from numpy.typing import NDArray
 
+from simcoll.arrays import Ints, Shorts
 from simcoll.emulator.fast.compiled import SOURCES, entry, part
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Ints = NDArray[np.int64]
-    Shorts = NDArray[np.int32]
 
 __all__ = ["SEED_A", "SEED_B", "hash_expanded", "hash_steps", "row_hash"]
 

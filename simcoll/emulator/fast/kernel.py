@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from simcoll.emulator.fast.calendar import at_time, next_time
 from simcoll.emulator.fast.compiled import SOURCES, entry, part
 from simcoll.emulator.fast.hashing import SEED_A, SEED_B, row_hash
@@ -54,16 +52,8 @@ from simcoll.emulator.fast.state import (
     TIMER,
     WAIT,
     WAITING,
+    State,
 )
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from simcoll.emulator.fast.state import State
-
-    Ints = NDArray[np.int64]
-    Shorts = NDArray[np.int32]
 
 __all__ = ["run"]
 

@@ -2,18 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from simcoll.arrays import Ints
 from simcoll.emulator.fast.compiled import SOURCES, entry, part
-from simcoll.emulator.fast.state import EAGER, MEMBER, MOVES, NEXT_ID, NEXT_NUMBER, SWITCHED, WAIT, WAITING
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from simcoll.emulator.fast.state import State
-
-    Ints = NDArray[np.int64]
+from simcoll.emulator.fast.state import EAGER, MEMBER, MOVES, NEXT_ID, NEXT_NUMBER, SWITCHED, WAIT, WAITING, State
 
 __all__ = ["load", "load_block"]
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from simcoll.arrays import Ints
 from simcoll.emulator.fast.compiled import announced
 from simcoll.emulator.fast.filling import index_block, wait_for
 from simcoll.emulator.fast.joint import partners
@@ -46,17 +48,12 @@ from simcoll.emulator.fast.state import (
     WAIT,
     WAITS,
 )
+from simcoll.emulator.fast.timed import Timed
 from simcoll.errors import InternalError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from numpy.typing import NDArray
-
     from simcoll.emulator.fast.changing import Changes
-    from simcoll.emulator.fast.timed import Timed
 
-    Ints = NDArray[np.int64]
 
 __all__ = ["Machine"]
 

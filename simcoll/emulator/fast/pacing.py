@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from simcoll.emulator.fast.compiled import part
-from simcoll.emulator.fast.state import MAX, NOW
-
-if TYPE_CHECKING:
-    from simcoll.emulator.fast.state import State
+from simcoll.emulator.fast.state import MAX, NOW, State
 
 __all__ = ["NEVER", "STOPPED", "paced"]
 

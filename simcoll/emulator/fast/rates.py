@@ -6,8 +6,6 @@ A link with a single flow limits it to the link's capacity, whatever limits it e
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from simcoll.emulator.fast.calendar import at_time, unlink
@@ -28,10 +26,8 @@ from simcoll.emulator.fast.state import (
     STARTED,
     STOP,
     TOUCHED,
+    State,
 )
-
-if TYPE_CHECKING:
-    from simcoll.emulator.fast.state import State
 
 FS_PER_SECOND_UBPS = 1e21  # as in the model
 ROUNDING = 0.3819660112501051

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
+from numpy.typing import NDArray
 
+from simcoll.arrays import Ints, Links
 from simcoll.emulator.fast.compiled import SOURCES, entry
 from simcoll.emulator.fast.hashing import SEED_A, SEED_B, mixed, row_hash
 from simcoll.emulator.fast.natural import natural
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Ints = NDArray[np.int64]
-    Links = NDArray[np.int32]
 
 __all__ = ["BY_RECEIVER", "BY_SENDER", "CROWDED", "LATEST", "advance", "claim"]
 

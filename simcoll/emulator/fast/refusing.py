@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NoReturn
+from collections.abc import Callable
+from typing import NoReturn
 
 import numpy as np
 
-from simcoll.emulator.fast.state import ARGUMENT, CLOCK, DELIVERED, FLOW, MAX, NO_RATE, NOW
+from simcoll.emulator.fast.state import ARGUMENT, CLOCK, DELIVERED, FLOW, MAX, NO_RATE, NOW, State
 from simcoll.emulator.model import checked_time, flow_delay_fs
 from simcoll.errors import ConfigError, InternalError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from simcoll.emulator.fast.state import State
 
 __all__ = ["check_clock", "check_end", "refuse"]
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from simcoll.arrays import Ints
 from simcoll.emulator.fast.calendar import rehash
 from simcoll.emulator.fast.state import (
     CHAIN,
@@ -23,11 +25,6 @@ from simcoll.emulator.fast.state import (
     State,
 )
 from simcoll.errors import ConfigError
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Ints = NDArray[np.int64]
 
 __all__ = [
     "PER_BLOCK",

@@ -10,18 +10,15 @@ slot ticks at the times of these, and a flow with the rate 0 waits for a link th
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+from simcoll.arrays import Ints, Shorts, Words
 
-    Ints = NDArray[np.int64]
-    Shorts = NDArray[np.int32]
-    Bytes = NDArray[np.int8]
-    Words = NDArray[np.uint64]
-    Reals = NDArray[np.float64]
+Bytes = NDArray[np.int8]
+Reals = NDArray[np.float64]
 
 MAX = 2**63 - 1
 # Places of ``reg``.

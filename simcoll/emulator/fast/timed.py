@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain, repeat
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
+from simcoll.arrays import Ints
+from simcoll.core.plan import Plan
+from simcoll.core.protocol import Protocol
 from simcoll.core.schedule import SWITCH_REDUCE
 from simcoll.emulator.fast.joint import joint_costs, joint_links
 from simcoll.emulator.fast.state import MOVES, RECORDS, WAITS
-from simcoll.emulator.fast.turns import bytes_by_op, same_moves, turns
+from simcoll.emulator.fast.turns import Group, Moves, bytes_by_op, same_moves, turns
 from simcoll.emulator.model import message_costs
-from simcoll.topology import Routes
+from simcoll.emulator.seats import Seats
+from simcoll.topology import Routes, Topology
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from numpy.typing import NDArray
-
-    from simcoll.core.plan import Plan
-    from simcoll.core.protocol import Protocol
-    from simcoll.emulator.fast.turns import Group, Moves
-    from simcoll.emulator.seats import Seats
-    from simcoll.topology import Topology
-
-    Ints = NDArray[np.int64]
-    Key = tuple[bytes, ...]
+Key = tuple[bytes, ...]
 
 __all__ = ["Shape", "StepTimer", "Timed", "batches", "joined_routes", "timed_steps"]
 

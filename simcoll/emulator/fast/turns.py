@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, groupby
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from simcoll.core.plan import switch_leaders
-from simcoll.core.schedule import MULTICAST, OP_NAMES, REDUCE, SWITCH_REDUCE, SYNC, Repeat, lowered
+from simcoll.arrays import Ints
+from simcoll.core.plan import Plan, PlanStep, switch_leaders
+from simcoll.core.schedule import MULTICAST, OP_NAMES, REDUCE, SWITCH_REDUCE, SYNC, Repeat, Step, lowered
 from simcoll.core.step import in_fold_order
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from numpy.typing import NDArray
-
-    from simcoll.core.plan import Plan, PlanStep
-    from simcoll.core.schedule import Step
-
-    Ints = NDArray[np.int64]
-    Group = tuple[tuple["Moves", ...], int]
+Group = tuple[tuple["Moves", ...], int]
 
 __all__ = [
     "EVEN", "Moves", "Spinning", "Summary", "bytes_by_op", "moves_of", "question_of", "same_moves", "spinning", "summary", "turns",

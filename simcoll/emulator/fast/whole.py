@@ -5,10 +5,13 @@ Only what costs and capacities are is new in each run. Of the arrays those that 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
+from simcoll.arrays import Ints
 from simcoll.emulator.fast.compiled import announced
 from simcoll.emulator.fast.filling import index_blocks, own_rates, wait_for
 from simcoll.emulator.fast.joint import partners
@@ -16,16 +19,7 @@ from simcoll.emulator.fast.kernel import run
 from simcoll.emulator.fast.loading import load
 from simcoll.emulator.fast.refusing import check_clock, check_end, refuse
 from simcoll.emulator.fast.room import PER_BLOCK, PER_HOP, edges, larger_calendar, lengthened, new_state
-from simcoll.emulator.fast.state import BOTH, FULL, HASHED, IDLE, LAST, NOW, SWITCHED
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from numpy.typing import NDArray
-
-    from simcoll.emulator.fast.state import State
-
-    Ints = NDArray[np.int64]
+from simcoll.emulator.fast.state import BOTH, FULL, HASHED, IDLE, LAST, NOW, SWITCHED, State
 
 __all__ = ["Costs", "Sheet", "Whole"]
 

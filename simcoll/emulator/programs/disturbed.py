@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from simcoll.emulator.engine import links_now
-from simcoll.emulator.events.cut import CutMessage, cut_at
+from simcoll.emulator.events.cut import Cut, CutMessage, cut_at
 from simcoll.emulator.events.detours import Detours
 from simcoll.emulator.events.driving import Course, LinkChanges
+from simcoll.emulator.events.timeline import Timeline
+from simcoll.emulator.fabric import Fabric
 from simcoll.emulator.interrupted import changes_of, links_of_cut
+from simcoll.emulator.messages import Message
+from simcoll.emulator.programs.ground import Ground
 from simcoll.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from typing import Any
-
-    from simcoll.emulator.events.cut import Cut
-    from simcoll.emulator.events.timeline import Timeline
-    from simcoll.emulator.fabric import Fabric
     from simcoll.emulator.fast.changing import Changes
-    from simcoll.emulator.messages import Message
-    from simcoll.emulator.programs.ground import Ground
 
 __all__ = ["Disturbance", "changes_during"]
 

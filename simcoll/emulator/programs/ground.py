@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
+from numpy.typing import NDArray
 
+from simcoll.arrays import Ints
+from simcoll.core.protocol import Protocol
 from simcoll.emulator.model import shared_capacities, with_slack
-from simcoll.emulator.programs.operations import Call, Send
+from simcoll.emulator.programs.operations import Call, Operation, Send
+from simcoll.emulator.programs.program import Program
 from simcoll.emulator.seats import Caps, Seats
 from simcoll.errors import ConfigError
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from simcoll.core.protocol import Protocol
-    from simcoll.emulator.programs.operations import Operation
-    from simcoll.emulator.programs.program import Program
-    from simcoll.topology import Topology
-
-    Ints = NDArray[np.int64]
+from simcoll.topology import Topology
 
 __all__ = ["Ground", "call_of"]
 

@@ -7,34 +7,29 @@ a GPU: the stream that is waited for makes a record, and the other one waits for
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from simcoll.arrays import Ints
+from simcoll.core.plan import Plan
+from simcoll.core.protocol import Protocol
 from simcoll.core.schedule import OP_NAMES
 from simcoll.emulator.fast.state import LAUNCHES, MOVES, RECORDS, SILENT, WAITS
 from simcoll.emulator.fast.timed import Shape, StepTimer, Timed
 from simcoll.emulator.fast.turns import Moves, Summary, summary, turns
 from simcoll.emulator.programs.ground import Ground, call_of
-from simcoll.emulator.programs.operations import Compute, rank_array
+from simcoll.emulator.programs.operations import Call, Compute, rank_array
+from simcoll.emulator.programs.program import Program
 from simcoll.emulator.pruning import never_bind
 from simcoll.emulator.score import check_switches
+from simcoll.topology import Topology
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from numpy.typing import NDArray
-
-    from simcoll.core.plan import Plan
-    from simcoll.core.protocol import Protocol
-    from simcoll.emulator.programs.operations import Call
-    from simcoll.emulator.programs.program import Program
-    from simcoll.topology import Topology
-
-    Ints = NDArray[np.int64]
-    Steps = tuple[tuple[Timed, ...], int]
+Steps = tuple[tuple[Timed, ...], int]
 
 __all__ = ["BEGINS", "ENDS", "Lowered", "lower"]
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
+from simcoll.arrays import Ints
 from simcoll.core.numbers import whole_number, whole_numbers
 from simcoll.core.plan import Plan
 from simcoll.core.protocol import IDEAL, Protocol
@@ -16,13 +19,7 @@ from simcoll.core.protocol import protocol as find_protocol
 from simcoll.errors import ConfigError, expect
 from simcoll.units import MAX_TIME_FS
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import ArrayLike, NDArray
-
-    Ints = NDArray[np.int64]
-    After = int | str | Sequence[int | str]
+After = int | str | Sequence[int | str]
 
 __all__ = ["Call", "Compute", "Operation", "Send", "rank_array", "times_of"]
 

@@ -3,30 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from simcoll.arrays import Ints
+from simcoll.emulator.events.cut import Cut
+from simcoll.emulator.events.timeline import Timeline
 from simcoll.emulator.expanding import ExpandedHash
 from simcoll.emulator.fast.state import MOVES
+from simcoll.emulator.fast.timed import Timed
 from simcoll.emulator.interrupted import machine_cut
 from simcoll.emulator.programs.disturbed import changes_during
-from simcoll.emulator.programs.lowering import BEGINS, ENDS
+from simcoll.emulator.programs.lowering import BEGINS, ENDS, Lowered
 from simcoll.emulator.programs.result import Times
 from simcoll.emulator.pruning import without_links
-from simcoll.emulator.quotient import fold
+from simcoll.emulator.quotient import Quotient, fold
 from simcoll.errors import InternalError
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from simcoll.emulator.events.cut import Cut
-    from simcoll.emulator.events.timeline import Timeline
-    from simcoll.emulator.fast.timed import Timed
-    from simcoll.emulator.programs.lowering import Lowered
-    from simcoll.emulator.quotient import Quotient
-
-    Ints = NDArray[np.int64]
 
 __all__ = ["Played", "play_all", "play_classes"]
 

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import ArrayLike
 
+from simcoll.arrays import Ints
 from simcoll.core.numbers import whole_number
 from simcoll.core.plan import Plan
-from simcoll.emulator.programs.operations import Call, Compute, Send, rank_array, times_of
+from simcoll.emulator.programs.operations import Call, Compute, Operation, Send, rank_array, times_of
 from simcoll.errors import ConfigError, expect
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import ArrayLike, NDArray
-
-    from simcoll.emulator.programs.operations import Operation
-
-    Ints = NDArray[np.int64]
 
 __all__ = ["Program"]
 

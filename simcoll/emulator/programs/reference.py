@@ -2,38 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 import simpy
 
+from simcoll.arrays import Ints
 from simcoll.core.schedule import OP_NAMES
+from simcoll.emulator.dataplane import Storage
 from simcoll.emulator.digest import TraceHash
 from simcoll.emulator.engine import Player
+from simcoll.emulator.events.cut import Cut
+from simcoll.emulator.events.timeline import Timeline
 from simcoll.emulator.fabric import Calendar, Fabric
 from simcoll.emulator.fast.turns import summary
 from simcoll.emulator.interrupted import until_end
+from simcoll.emulator.messages import Message
 from simcoll.emulator.programs.disturbed import Disturbance
 from simcoll.emulator.programs.ground import Ground, call_of
-from simcoll.emulator.programs.operations import Compute, rank_array
+from simcoll.emulator.programs.operations import Call, Compute, rank_array
+from simcoll.emulator.programs.program import Program
 from simcoll.errors import InternalError
+from simcoll.topology import Topology
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from numpy.typing import NDArray
-
-    from simcoll.emulator.dataplane import Storage
-    from simcoll.emulator.events.cut import Cut
-    from simcoll.emulator.events.timeline import Timeline
-    from simcoll.emulator.messages import Message
-    from simcoll.emulator.programs.operations import Call
-    from simcoll.emulator.programs.program import Program
-    from simcoll.topology import Topology
-
-    Ints = NDArray[np.int64]
-    Row = tuple[int, int, int, int, int, int, int]
+Row = tuple[int, int, int, int, int, int, int]
 
 __all__ = ["Conductor"]
 

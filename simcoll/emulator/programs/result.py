@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
+from simcoll.arrays import Ints
+from simcoll.emulator.events.cut import Cut
 from simcoll.emulator.programs.lowering import lower
+from simcoll.emulator.programs.program import Program
 from simcoll.errors import ConfigError
+from simcoll.topology import Topology
 from simcoll.units import format_time, printable
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from numpy.typing import NDArray
-
-    from simcoll.emulator.events.cut import Cut
-    from simcoll.emulator.programs.program import Program
-    from simcoll.topology import Topology
-
-    Ints = NDArray[np.int64]
 
 __all__ = ["ProgramResult", "Times"]
 

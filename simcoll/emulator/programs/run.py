@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from time import perf_counter
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from simcoll.core.reference import count_wrong, exact_inputs, expected_outputs
 from simcoll.emulator.budget import check_exact, exact_bytes
 from simcoll.emulator.dataplane import Storage
-from simcoll.emulator.events import timeline_of
+from simcoll.emulator.events import Event, Policy, Timeline, timeline_of
 from simcoll.emulator.fast.compiled import COMPILED
 from simcoll.emulator.fast.turns import summary
 from simcoll.emulator.paths import (
@@ -25,24 +26,15 @@ from simcoll.emulator.paths import (
     few_messages,
 )
 from simcoll.emulator.programs.ground import call_of
-from simcoll.emulator.programs.lowering import lower
-from simcoll.emulator.programs.operations import rank_array
-from simcoll.emulator.programs.playing import play_all, play_classes
-from simcoll.emulator.programs.reference import Conductor
+from simcoll.emulator.programs.lowering import Lowered, lower
+from simcoll.emulator.programs.operations import Call, rank_array
+from simcoll.emulator.programs.playing import Played, play_all, play_classes
+from simcoll.emulator.programs.program import Program
+from simcoll.emulator.programs.reference import Conductor, Row
 from simcoll.emulator.programs.result import ProgramResult, Times
 from simcoll.errors import ConfigError, expect, nearest
 from simcoll.limits.memory import largest_automatic
 from simcoll.topology import Topology
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from simcoll.emulator.events import Event, Policy, Timeline
-    from simcoll.emulator.programs.lowering import Lowered
-    from simcoll.emulator.programs.operations import Call
-    from simcoll.emulator.programs.playing import Played
-    from simcoll.emulator.programs.program import Program
-    from simcoll.emulator.programs.reference import Row
 
 __all__ = ["ProgramObserver", "emulate_program"]
 

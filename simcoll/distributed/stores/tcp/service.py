@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from simcoll.distributed.server.frames import MalformedError
+from simcoll.distributed.server.frames import Limits, MalformedError
 from simcoll.distributed.stores.errors import DistStoreError
 from simcoll.distributed.stores.table import ENTRY_BYTES, Table
 from simcoll.distributed.stores.wire import MAX_ITEMS, NOT_READY, REQUESTS, SERVICE, Answer, Reply, Request, Verb
 
 if TYPE_CHECKING:
     from asyncio import TimerHandle
-    from collections.abc import Iterable
 
-    from simcoll.distributed.server.frames import Limits
     from simcoll.distributed.server.server import Peer
 
 __all__ = ["Parking", "Stay", "StoreService"]

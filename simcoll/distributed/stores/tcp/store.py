@@ -10,6 +10,7 @@ import threading
 import time
 import weakref
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING, Self, cast
 
 import msgspec
@@ -17,15 +18,12 @@ import msgspec
 from simcoll.distributed.server import frames
 from simcoll.distributed.server.secret import check_reach, job_secret
 from simcoll.distributed.stores.errors import DistNetworkError, DistStoreError
-from simcoll.distributed.stores.store import DEFAULT_TIMEOUT, PollingWaiter, Store, call_and_wait, timed_out
+from simcoll.distributed.stores.store import DEFAULT_TIMEOUT, PollingWaiter, Store, Waiter, call_and_wait, timed_out
 from simcoll.distributed.stores.wire import ANSWERS, MAX_ITEMS, NOT_READY, SERVICE, Answer, Reply, Request, Verb
 from simcoll.errors import ConfigError
 
 if TYPE_CHECKING:
-    from datetime import timedelta
-
     from simcoll.distributed.server.server import Server
-    from simcoll.distributed.stores.store import Waiter
 
 __all__ = ["TCPStore"]
 
