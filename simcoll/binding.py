@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simcoll.arrays import Ints
 from simcoll.core.numbers import whole_numbers
@@ -58,7 +57,7 @@ def bind(
     dtype: Any = "float32",
     op: str | Reduction = "sum",
     *,
-    ranks: Sequence[int] | NDArray[np.int64] | None = None,
+    ranks: Sequence[int] | Ints | None = None,
     protocol: str | Protocol = "ideal",
     unproved: bool = False,
 ) -> Plan:

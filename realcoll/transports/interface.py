@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from realcoll.meeting.control import Control
+from simcoll.arrays import Array
 from simcoll.core.plan import Plan
 
 __all__ = ["Memory", "Message", "Transport", "View", "Wire", "grouped"]
@@ -92,7 +92,7 @@ class Transport(Protocol):
     def load(self, target: View, values: Any) -> None:
         """Copy an array of the caller to a view."""
 
-    def fetch(self, source: View) -> NDArray[Any]:
+    def fetch(self, source: View) -> Array:
         """The content of a view as a numpy array; it may share memory."""
 
     def lanes(self, plan: Plan, processes: int) -> Sequence[Transport]:

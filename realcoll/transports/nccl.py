@@ -17,7 +17,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from realcoll.errors import FaultError, MissingError
 from realcoll.meeting.control import Control, within
@@ -25,6 +24,7 @@ from realcoll.start.environment import control_of, job_from
 from realcoll.transports import kernels
 from realcoll.transports.interface import Message, grouped
 from realcoll.transports.vendor import nccl_collective
+from simcoll.arrays import Array
 from simcoll.core.plan import Plan
 
 __all__ = ["NcclTransport", "gpu_is_here", "load_cupy"]
@@ -230,7 +230,7 @@ class NcclTransport:
                 target[...] = values.view(target.dtype)
         self.stream.synchronize()
 
-    def fetch(self, source: Any) -> NDArray[Any]:
+    def fetch(self, source: Any) -> Array:
         """Copy to the host."""
         with self.stream:
             return np.asarray(self._cupy.asnumpy(source))

@@ -14,12 +14,11 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simcoll.algorithms import forest
 from simcoll.algorithms.forest import Forest, topology_of
 from simcoll.algorithms.registered import algorithm
-from simcoll.arrays import Ints
+from simcoll.arrays import Ints, Shorts
 from simcoll.core.collective import Collective
 from simcoll.core.schedule import Schedule
 from simcoll.errors import ConfigError
@@ -121,7 +120,7 @@ def _step(into: dict[int, int], distance: Ints, at: int, t: int) -> tuple[list[i
     return [block for _, block in ways], tuple(links for links, _ in ways)
 
 
-def _rows(into: list[dict[int, int]], distance: Ints, parts: int) -> NDArray[np.int32]:
+def _rows(into: list[dict[int, int]], distance: Ints, parts: int) -> Shorts:
     """Source, destination, root, part and level of everything that is sent: ``[transfers, 5]``."""
     found = [np.zeros((0, 5), np.int32)]
     # Ranks of a regular graph all see the same.

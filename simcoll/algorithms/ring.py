@@ -12,11 +12,11 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simcoll.algorithms import compose
 from simcoll.algorithms.grid import nodes_of
 from simcoll.algorithms.registered import algorithm
+from simcoll.arrays import Ints
 from simcoll.core.collective import Collective
 from simcoll.core.schedule import REDUCE, Layout, Repeat, Schedule, Step, transfers
 
@@ -33,9 +33,7 @@ __all__ = [
 PATARASUK = "Patarasuk, Yuan: Bandwidth optimal all-reduce algorithms, JPDC 69 (2009)"
 
 
-def ring_orders(
-    nranks: int, channels: int, box: int | None, cycles: NDArray[np.int64] | None = None
-) -> NDArray[np.int64]:
+def ring_orders(nranks: int, channels: int, box: int | None, cycles: Ints | None = None) -> Ints:
     """The rank at each position of each channel's ring: ``[channels, nranks]``; ``cycles`` has the ring of each in its first node.
 
     >>> ring_orders(8, 2, 4).tolist()

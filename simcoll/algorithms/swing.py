@@ -5,12 +5,12 @@ from __future__ import annotations
 from math import prod
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simcoll.algorithms import butterfly
 from simcoll.algorithms.butterfly import fold
 from simcoll.algorithms.compose import in_shares
 from simcoll.algorithms.registered import algorithm
+from simcoll.arrays import Ints
 from simcoll.core.collective import Collective
 from simcoll.core.schedule import Schedule
 from simcoll.errors import ConfigError
@@ -20,7 +20,7 @@ __all__ = ["all_reduce"]
 SWING = "De Sensi et al.: Swing, short-cutting rings for higher bandwidth allreduce, NSDI 2024, arXiv 2401.09356"
 
 
-def _torus_peers(dims: tuple[int, ...], start: int, *, mirrored: bool) -> NDArray[np.int64]:
+def _torus_peers(dims: tuple[int, ...], start: int, *, mirrored: bool) -> Ints:
     """Partners on a torus: one step in each dimension in turn, from dimension ``start`` on, until all are done."""
     n = prod(dims)
     rank = np.arange(n, dtype=np.int64)

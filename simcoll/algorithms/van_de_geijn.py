@@ -5,31 +5,31 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simcoll.algorithms.compose import in_channels
 from simcoll.algorithms.registered import algorithm
 from simcoll.algorithms.tree import binomial_edges
+from simcoll.arrays import Ints
 from simcoll.core.collective import Collective
 from simcoll.core.schedule import Layout, Schedule, Step, transfers
 from simcoll.errors import ConfigError
 
 # Rounds of an all-gather among n: peer, first segment and number of segments that each one sends.
 
-Rounds = Callable[[int], Iterator[tuple[NDArray[np.int64], NDArray[np.int64], int]]]
+Rounds = Callable[[int], Iterator[tuple[Ints, Ints, int]]]
 
 __all__ = ["doubling_broadcast", "ring_broadcast"]
 
 GEIJN = "Barnett et al.: Interprocessor collective communication library, SHPCC 1994"
 
 
-def _ring(nranks: int) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64], int]]:
+def _ring(nranks: int) -> Iterator[tuple[Ints, Ints, int]]:
     place = np.arange(nranks, dtype=np.int64)
     for step in range(nranks - 1):
         yield (place + 1) % nranks, (place - step) % nranks, 1
 
 
-def _doubling(nranks: int) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64], int]]:
+def _doubling(nranks: int) -> Iterator[tuple[Ints, Ints, int]]:
     place = np.arange(nranks, dtype=np.int64)
     for level in range(nranks.bit_length() - 1):
         mask = 1 << level

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from simcoll.arrays import Array, Ints
 from simcoll.bounds.flows import FEW_LINKS, FLOW_LIMIT, SOLVER_LIMIT, FlowGraph, egress, flow_graph, min_cut
 from simcoll.errors import InternalError
 from simcoll.topology import Topology
@@ -128,7 +128,7 @@ def scatter_cut(topology: Topology, root: int, *, backwards: bool = False) -> Cu
     return _cut(topology, graph, best, side, backwards=backwards, exact=exact)
 
 
-def candidate_groups(topology: Topology) -> Iterator[tuple[str, list[NDArray[np.int64]]]]:
+def candidate_groups(topology: Topology) -> Iterator[tuple[str, list[Ints]]]:
     """Partitions of the ranks that are likely bottlenecks: single ranks, and each level of the topology's groups."""
     yield "rank", [np.array([r]) for r in range(topology.nranks)]
     for level, ids in topology.groups.items():
@@ -226,7 +226,7 @@ def _worse_cut(graph: FlowGraph, ratio: Fraction, sink: int) -> tuple[Fraction, 
     return Fraction(int(inside[graph.ranks].sum()), out) if out else Fraction(0), inside, exact
 
 
-def _scaled(capacity: NDArray[np.int64], by: int) -> NDArray[Any]:
+def _scaled(capacity: Ints, by: int) -> Array:
     """Capacities times an integer, in Python integers where 64 bits do not suffice."""
     if int(capacity.max(initial=0)) * by < 2**62:
         return capacity * by
@@ -264,7 +264,7 @@ def cut_name(topology: Topology, graph: FlowGraph, side: NDArray[np.bool_], *, b
     return f"the links {'out of' if sending != backwards else 'into'} {what}"
 
 
-def _group_name(topology: Topology, members: NDArray[np.int64]) -> str:
+def _group_name(topology: Topology, members: Ints) -> str:
     """``box0.gpu3``, ``box 1``, ``2 of 4 boxes``, ``5 of 16 ranks``."""
     if members.size == 1:
         return topology.node_names[int(topology.rank_nodes[members[0]])]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
+
+from simcoll.arrays import Array, Ints
 
 if TYPE_CHECKING:
     from simcoll.topology import Topology
@@ -34,21 +36,21 @@ class FlowGraph:
     """
 
     nvertices: int
-    tail: NDArray[np.int64]
-    head: NDArray[np.int64]
-    capacity: NDArray[Any]
+    tail: Ints
+    head: Ints
+    capacity: Array
     unit_uBps: int
-    ranks: NDArray[np.int64]
-    kept: NDArray[np.int64]
-    out_links: tuple[NDArray[np.int64], ...]
-    in_links: tuple[NDArray[np.int64], ...]
+    ranks: Ints
+    kept: Ints
+    out_links: tuple[Ints, ...]
+    in_links: tuple[Ints, ...]
 
     @property
     def nranks(self) -> int:
         """World size."""
         return len(self.ranks)
 
-    def leaving(self, inside: NDArray[np.bool_]) -> NDArray[np.int64]:
+    def leaving(self, inside: NDArray[np.bool_]) -> Ints:
         """The links that leave a set of vertices."""
         return np.flatnonzero(inside[self.tail] & ~inside[self.head])
 
@@ -93,16 +95,16 @@ def alike_both_ways(topology: Topology) -> bool:
     return np.array_equal(there, back[:, np.lexsort(back[::-1])])
 
 
-def _at_vertices(end: NDArray[np.int64], nvertices: int) -> tuple[NDArray[np.int64], ...]:
+def _at_vertices(end: Ints, nvertices: int) -> tuple[Ints, ...]:
     order = np.argsort(end, kind="stable")
     return tuple(np.split(order, np.searchsorted(end[order], np.arange(1, nvertices))))
 
 
 def min_cut(
     nvertices: int,
-    tail: NDArray[np.int64],
-    head: NDArray[np.int64],
-    capacity: NDArray[Any],
+    tail: Ints,
+    head: Ints,
+    capacity: Array,
     source: int,
     sink: int,
 ) -> tuple[int, NDArray[np.bool_], bool]:
@@ -166,7 +168,7 @@ def _augmented(
         value += room
 
 
-def egress(graph: FlowGraph, members: NDArray[np.int64]) -> tuple[int, NDArray[np.bool_]]:
+def egress(graph: FlowGraph, members: Ints) -> tuple[int, NDArray[np.bool_]]:
     """Capacity (in the graph's units) of a cut that separates some ranks from all others, and those ranks' side.
 
     All that these ranks send to the others crosses the cut. It is the smallest one for up to ``FLOW_LIMIT`` ranks.
@@ -187,7 +189,7 @@ def egress(graph: FlowGraph, members: NDArray[np.int64]) -> tuple[int, NDArray[n
     return int(graph.capacity[graph.leaving(inside)].sum()), inside
 
 
-def _greedy_side(graph: FlowGraph, mine: NDArray[np.bool_], others: NDArray[np.int64]) -> NDArray[np.bool_]:
+def _greedy_side(graph: FlowGraph, mine: NDArray[np.bool_], others: Ints) -> NDArray[np.bool_]:
     """Add neighbouring vertices as long as this does not raise the capacity out of the set."""
     inside = mine.copy()
     closed = np.zeros(graph.nvertices, dtype=bool)

@@ -12,8 +12,8 @@ from fractions import Fraction
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
+from simcoll.arrays import Ints
 from simcoll.bounds.cuts import all_gather_cut, candidate_groups, cut_name, scatter_cut
 from simcoll.bounds.flows import FLOW_LIMIT, alike_both_ways, egress, flow_graph, min_cut
 from simcoll.bounds.programs import (
@@ -311,7 +311,7 @@ def _directions(topology: Topology) -> tuple[bool, ...]:
     return (False,) if alike_both_ways(topology) else (False, True)
 
 
-def _unlike(topology: Topology, sets: list[NDArray[np.int64]], fixed: int | None = None) -> list[NDArray[np.int64]]:
+def _unlike(topology: Topology, sets: list[Ints], fixed: int | None = None) -> list[Ints]:
     """One set of ranks of each orbit."""
     return [sets[number] for number in np.unique(set_orbits(topology, sets, fixed)).tolist()]
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from simcoll.arrays import Floats, Ints
+from simcoll.arrays import Array, Floats, Ints
 from simcoll.bounds.flows import min_cut
 from simcoll.errors import ConfigError
 
@@ -102,7 +102,7 @@ def fair(pairs: Pairs) -> Floats:
     waiting = np.ones(len(share), np.bool_)
     links, users = pairs.links, pairs.users
 
-    def on_links(each: NDArray[Any]) -> Floats:
+    def on_links(each: Array) -> Floats:
         found: Floats = np.bincount(links, each[users], len(left)).astype(np.float64, copy=False)
         return found
 

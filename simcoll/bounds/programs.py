@@ -13,12 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from simcoll.arrays import Floats
+from simcoll.arrays import Array, Floats, Ints
 from simcoll.bounds.flows import FlowGraph
 from simcoll.bounds.pairs import LINKS_LIMIT, TOLERANCE, Pairs, fair, pairs_of, slowest
 from simcoll.errors import ConfigError
@@ -83,7 +83,7 @@ def distance_bound(graph: FlowGraph, lengths: NDArray[np.object_]) -> Fraction:
     return Fraction(travelled, offered)
 
 
-def _lengths(graph: FlowGraph) -> NDArray[np.float64]:
+def _lengths(graph: FlowGraph) -> Floats:
     """Prices of the links in an optimal multi-commodity flow; one commodity for each source."""
     from scipy.optimize import linprog
     from scipy.sparse import csr_array, identity, kron
@@ -117,7 +117,7 @@ def _lengths(graph: FlowGraph) -> NDArray[np.float64]:
     )
     if not found.success:
         return np.zeros(links)
-    prices: NDArray[np.float64] = np.maximum(-found.ineqlin.marginals, 0)
+    prices: Floats = np.maximum(-found.ineqlin.marginals, 0)
     return prices
 
 
@@ -140,7 +140,7 @@ def rooted_by_routes(kind: str, topology: Topology, root: int) -> Fraction:
     return _sent_at_once(topology, src, dst) * per_message
 
 
-def _sent_at_once(topology: Topology, src: NDArray[np.int64], dst: NDArray[np.int64]) -> Fraction:
+def _sent_at_once(topology: Topology, src: Ints, dst: Ints) -> Fraction:
     """Seconds per byte when every source sends to its destination at once: those of the slowest link."""
     links = topology.route(src, dst).links
     load = np.bincount(links[links >= 0], minlength=topology.nlinks)
@@ -215,7 +215,7 @@ def rooted_bound(kind: str, topology: Topology, root: int, worth: Fraction) -> t
     return seconds * proved, found.time <= max(float(proved) * (1 + TOLERANCE), near)
 
 
-def _by_cuts(topology: Topology, pairs: Pairs, found: BestLinks, gain: NDArray[Any], *, backwards: bool) -> Fraction:
+def _by_cuts(topology: Topology, pairs: Pairs, found: BestLinks, gain: Array, *, backwards: bool) -> Fraction:
     """The bound of prices of links and worths of cuts, in units of the pairs; ``gain``: the data that must cross each cut."""
     crossed = found.sides[:, :, None] & ~found.sides[:, None, :]
     if backwards:
@@ -227,9 +227,9 @@ def _priced(
     topology: Topology,
     pairs: Pairs,
     prices: Floats,
-    crossed: NDArray[Any],
+    crossed: Array,
     worths: Floats,
-    gain: NDArray[Any] | None = None,
+    gain: Array | None = None,
 ) -> Fraction:
     """The bound of given prices, computed exactly.
 

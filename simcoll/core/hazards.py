@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from functools import partial
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from simcoll.arrays import Ints
+from simcoll.arrays import Array, Ints
 from simcoll.core.layout import Layout
 from simcoll.core.schedule import REDUCE, SYNC, Schedule, Step, fault, lowered, transfer_text
 from simcoll.core.step import distinct, spread
@@ -49,7 +49,7 @@ def _accesses(steps: Steps, size: int, low: int, high: int) -> _Accesses:
     """The accesses to the memory of ranks ``low .. high - 1``."""
     first = 0
     none = np.zeros(0, np.int64)
-    found: list[tuple[NDArray[Any], ...]] = [(none, none, none, none, none, np.zeros(0, np.bool_))]
+    found: list[tuple[Array, ...]] = [(none, none, none, none, none, np.zeros(0, np.bool_))]
     for when, step in steps():
         for rank, chunk, done, write in (
             (step.src_rank, step.src_chunk, step.op != SYNC, False),

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from simcoll.arrays import Array
 from simcoll.errors import ConfigError, nearest
 
 __all__ = ["REDUCTIONS", "Reduction", "combine", "parse_dtype", "parse_reduction", "premul_sum"]
@@ -50,15 +50,15 @@ class Reduction:
         """The operation that combines two values on the way: a key of ``REDUCTIONS``."""
         return "sum" if self.name in _DERIVED else self.name
 
-    def prepared(self, values: NDArray[Any]) -> NDArray[Any]:
+    def prepared(self, values: Array) -> Array:
         """An input as the first step takes it: the array itself, or for premul_sum a scaled copy."""
         if self.factor is None:
             return values
         with np.errstate(over="ignore", invalid="ignore"):
-            scaled: NDArray[Any] = values * values.dtype.type(self.factor)
+            scaled: Array = values * values.dtype.type(self.factor)
         return scaled
 
-    def finish(self, values: NDArray[Any], nranks: int) -> None:
+    def finish(self, values: Array, nranks: int) -> None:
         """Turn a reduced output into the result, in place: for avg, divide.
 
         Whole numbers are cut off towards zero, as NCCL does; floats of 8 and 16 bits are divided in float32, where the number of ranks
@@ -211,6 +211,6 @@ def _check_factor(reduction: Reduction, factor: float, dtype: np.dtype[Any]) -> 
         raise ConfigError(f"the factor of {reduction} does not fit {dtype.name}")
 
 
-def combine(op: str, target: NDArray[Any], received: NDArray[Any]) -> None:
+def combine(op: str, target: Array, received: Array) -> None:
     """``target = target (op) received``, in place and in the dtype of the target."""
     REDUCTIONS[op](target, received, out=target)

@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from simcoll.arrays import Array
+from simcoll.arrays import Array, Ints, Words
 from simcoll.core.hashing import mix
 from simcoll.core.plan import INPUT, Plan
 from simcoll.core.reduction import combine
@@ -30,7 +29,7 @@ _EXACT_TO = {
 }
 
 
-def _hashed(seed: int, rank: int, count: int) -> NDArray[np.uint64]:
+def _hashed(seed: int, rank: int, count: int) -> Words:
     """64 pseudo-random bits as a function of (seed, rank, index)."""
     with np.errstate(over="ignore"):
         begin = np.uint64((seed * 0x1000193 + rank + 1) % 2**32) * np.uint64(0x9E3779B97F4A7C15)
@@ -89,7 +88,7 @@ def exact_inputs(plan: Plan, seed: int = 0) -> list[Array]:
     return [_values(plan, seed, rank, plan.view(rank, INPUT)[2]) for rank in range(plan.nranks)]
 
 
-def _slots(plan: Plan, rank: int, which: int) -> NDArray[np.int64]:
+def _slots(plan: Plan, rank: int, which: int) -> Ints:
     """Element offsets of a rank's input or output slots, with the end."""
     collective = plan.collective
     count = (collective.input_slots, collective.output_slots)[which]

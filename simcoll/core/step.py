@@ -11,7 +11,7 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from simcoll.arrays import Ints
+from simcoll.arrays import Array, Ints
 from simcoll.core.numbers import LARGEST, whole_number, whole_numbers
 from simcoll.errors import ConfigError, nearest
 
@@ -85,7 +85,7 @@ class Step:
         """Rank and first chunk of the sources, and of the destinations."""
         return (self.src_rank, self.src_chunk), (self.dst_rank, self.dst_chunk)
 
-    def rows(self, which: slice | NDArray[Any]) -> Step:
+    def rows(self, which: slice | Array) -> Step:
         """Some of the transfers."""
         return Step(*(column[which] for column in self.columns))
 
@@ -136,7 +136,7 @@ def transfers(
     return Step(src, src_c, dst, dst_c, cnt, op_codes, ch)
 
 
-def _flat(array: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+def _flat(array: Array, shape: tuple[int, ...]) -> Array:
     """A column of a broadcast shape in one dimension."""
     size = prod(shape)
     if array.size == size:

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from simcoll.arrays import Ints
 from simcoll.core.plan import PlanStep
 from simcoll.core.schedule import OP_NAMES
 from simcoll.emulator.digest import TraceHash
@@ -64,7 +64,7 @@ class Books:
         self.messages = self.time_fs = self.dropped_bytes = 0
         self.bytes_by_op = [0] * len(OP_NAMES)
         self.hash = TraceHash()
-        self.columns: list[NDArray[np.int64]] | None = None
+        self.columns: list[Ints] | None = None
         self.done_fs = np.full(summary.messages, -1, np.int64) if keep else None
         self._summary = summary
         self._observer = observer

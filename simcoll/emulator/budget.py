@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
-
+from simcoll.arrays import Ints
 from simcoll.core.plan import INPUT, Plan
 from simcoll.limits.memory import check_room
 
@@ -42,6 +40,6 @@ def exact_bytes(plan: Plan, *, given: bool = False) -> int:
     return _total(inputs) * plan.dtype.itemsize + max(generating, moving, checking)
 
 
-def _total(counts: NDArray[np.int64]) -> int:
+def _total(counts: Ints) -> int:
     """The sum, however large."""
     return sum(counts.reshape(-1).tolist())

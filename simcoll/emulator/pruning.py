@@ -25,7 +25,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from simcoll.arrays import Ints
+from simcoll.arrays import Ints, Shorts
 from simcoll.emulator.fast.timed import Shape, Timed
 from simcoll.emulator.model import LOW, SLACK
 
@@ -52,9 +52,9 @@ def never_bind(shapes: Iterable[Shape], capacity: Ints, wanted: NDArray[np.bool_
     return found
 
 
-def _joined(routes: list[NDArray[np.int32]]) -> list[NDArray[np.int32]]:
+def _joined(routes: list[Shorts]) -> list[Shorts]:
     """Arrays of routes, those of one width together: fewer and larger."""
-    by_width: dict[int, list[NDArray[np.int32]]] = {}
+    by_width: dict[int, list[Shorts]] = {}
     for links in routes:
         by_width.setdefault(links.shape[1], []).append(links)
     return [
@@ -70,7 +70,7 @@ def _distinct(keys: Ints) -> Ints:
     return keys[np.append(True, keys[1:] != keys[:-1])] if len(keys) else keys
 
 
-def _excuses(links: NDArray[np.int32], capacity: Ints, wanted: NDArray[np.bool_]) -> Ints:
+def _excuses(links: Shorts, capacity: Ints, wanted: NDArray[np.bool_]) -> Ints:
     """Each wanted link with the narrowest before it on a route; with one more than the last link, where there is none before."""
     none = len(capacity)
     wide = np.append(capacity, np.iinfo(np.int64).max)

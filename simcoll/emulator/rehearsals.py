@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from simcoll.arrays import Ints, Shorts
+from simcoll.arrays import Ints, Shorts, Words
 from simcoll.core.plan import Plan
 from simcoll.core.protocol import Protocol
 from simcoll.core.schedule import Schedule
@@ -138,7 +138,7 @@ class Rehearsal:
         links = self.links
         return name if links is None else lambda link: f"class {link}, for example {name(int(links[link]))}"
 
-    def _hash(self, ends: Ends, state: State) -> NDArray[np.uint64]:
+    def _hash(self, ends: Ends, state: State) -> Words:
         """The sums of the trace hash of all messages."""
         from simcoll.emulator.fast.hashing import hash_steps
 

@@ -5,10 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
-
-from simcoll.arrays import Array
+from simcoll.arrays import Array, Ints
 from simcoll.core.collective import bus_factor
 from simcoll.core.plan import Plan
 from simcoll.emulator.events.cut import Cut
@@ -75,7 +72,7 @@ class Result:
     bytes_moved: int
     switched: bool
     trace_hash: str
-    done_fs: NDArray[np.int64] | None = None
+    done_fs: Ints | None = None
     classes: int | None = None
     wall_s: float = 0.0
     data: str = "none"

@@ -8,9 +8,8 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
-from simcoll.arrays import Floats
+from simcoll.arrays import Floats, Ints
 from simcoll.errors import ConfigError, nearest
 from simcoll.libraries import corrected
 from simcoll.libraries.assumed import assumed
@@ -96,7 +95,7 @@ def chosen(
     library: Library,
     environment: Environment = DEFAULT,
     calibration: Calibration | None = None,
-) -> tuple[list[Cost], NDArray[np.int64]]:
+) -> tuple[list[Cost], Ints]:
     """The corrected costs of what the environment allows, and which of them runs at every size.
 
     It is the fastest; on fabrics where NCCL is known to keep to its own estimates, and under a calibration with a tuning table, it is the

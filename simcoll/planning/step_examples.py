@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simcoll.algorithms import schedule
+from simcoll.arrays import Ints
 from simcoll.binding import bind
 from simcoll.core.protocol import nccl
 from simcoll.emulator import emulate
@@ -17,7 +17,7 @@ from simcoll.topology import crossbar, load_topology
 from simcoll.workload.mesh import Mesh
 from simcoll.workload.pipeline import Turn, stage_order
 
-Tokens = NDArray[np.int64]
+Tokens = Ints
 
 __all__ = ["CONTENTION", "DEEPEP", "PLACED", "Contention", "contention", "exchange_played_us", "exchange_us", "placed"]
 

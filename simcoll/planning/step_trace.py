@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
+from simcoll.arrays import Ints
 from simcoll.emulator.trace_marks import MOST_LINKS, RED, counters, path_back
 from simcoll.workload.traffic import Traffic, alike
 from simcoll.workload.workload import Operation, Send, Workload
@@ -106,7 +106,7 @@ def _arrows(
 def _changes(workload: Workload, clock: Clock, plans: Plans) -> dict[int, dict[int, float]]:
     """By link and time, how the rate of the busiest links changes, in GB/s; the bytes of an operation flow evenly while it lasts."""
     traffic = Traffic(workload, plans)
-    loads: dict[tuple[object, ...], NDArray[np.int64]] = {}
+    loads: dict[tuple[object, ...], Ints] = {}
     carried = np.zeros(plans.topology.nlinks, np.int64)
     lasts: dict[int, tuple[int, int]] = {}
     for span in clock.spans:

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
-from simcoll.arrays import Ints
+from simcoll.arrays import Ints, Words
 from simcoll.core.hashing import token_at
 from simcoll.limits.memory import check_room
 
@@ -33,9 +32,9 @@ class Memory:
 
     layout: Layout
     strides: tuple[int, int]
-    held: NDArray[np.uint64]  # fingerprints [rows], or counts of contributions [rows, tokens] in exact mode
-    tree: NDArray[np.uint64]  # hash of the expression tree; 0: holds nothing yet
-    lane: NDArray[np.int64]  # channel that touches a chunk address, on whatever rank; -1: none yet
+    held: Words  # fingerprints [rows], or counts of contributions [rows, tokens] in exact mode
+    tree: Words  # hash of the expression tree; 0: holds nothing yet
+    lane: Ints  # channel that touches a chunk address, on whatever rank; -1: none yet
     mixed: bool = False  # two channels touch one address
     beside: bool = False  # a step has two channels
     folds: bool = False  # a step has several reductions into one chunk

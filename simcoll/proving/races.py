@@ -18,14 +18,14 @@ from typing import NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from simcoll.arrays import Ints
+from simcoll.arrays import Ints, Shorts
 from simcoll.core.hazards import hazards
 from simcoll.core.rank_program import place
 from simcoll.core.step import spread
 from simcoll.core.wiring import Wiring, op_where
 from simcoll.proving.deadlock import Play, local_order
 
-Clocks = NDArray[np.int32]
+Clocks = Shorts
 
 __all__ = ["check_races", "most_in_flight"]
 

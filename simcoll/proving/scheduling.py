@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
+from simcoll.arrays import Ints
 from simcoll.core.hazards import hazards
 from simcoll.core.rank_program import NAMES, OPS, RankProgram
 from simcoll.core.schedule import COPY, REDUCE, Layout, Schedule, Step, transfers
@@ -192,7 +192,7 @@ class _Builder:
         return tuple(transfers(*part[:4], count=part[4], op=part[5], channel=part[6]) for part in parts)
 
 
-def _columns(rows: Sequence[Sequence[int]], width: int) -> NDArray[np.int64]:
+def _columns(rows: Sequence[Sequence[int]], width: int) -> Ints:
     return np.array(rows, np.int64).reshape(-1, width).T
 
 

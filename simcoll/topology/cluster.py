@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
-from numpy.typing import NDArray
 
+from simcoll.arrays import Ints, Shorts
 from simcoll.errors import ConfigError
 from simcoll.topology.graph import Topology
 from simcoll.topology.links import LinkTable, assemble, room_for_links
@@ -119,9 +119,7 @@ def _inside_router(box: Box) -> ShortestPathRouter:
     return shortest_path_router(len(box.names), columns[0], columns[1], columns[3], endpoints, forwards)
 
 
-def _paths(
-    name: str, box: Box, inside: ShortestPathRouter, src: NDArray[np.int64], dst: NDArray[np.int64]
-) -> NDArray[np.int32]:
+def _paths(name: str, box: Box, inside: ShortestPathRouter, src: Ints, dst: Ints) -> Shorts:
     """Routes inside a node between endpoints (GPUs, then NICs), all of which must exist."""
     paths = inside.links(src, dst)
     missing = np.flatnonzero((src != dst) & ~(paths >= 0).any(axis=1))
@@ -139,7 +137,7 @@ class _Network:
     names: list[str]
     links: LinkTable
     levels: list[Level]
-    groups: dict[str, NDArray[np.int64]]
+    groups: dict[str, Ints]
 
 
 def _network(
@@ -192,22 +190,20 @@ def _network(
 
 def _card_paths(
     name: str, box: Box, inside: ShortestPathRouter, nodes: int, links_per_box: int
-) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+) -> tuple[Shorts, Shorts]:
     """Links from each GPU to its NIC and back, for all nodes."""
     gpus = np.arange(len(box.gpus))
     cards = len(box.gpus) + np.array(box.nic_of_gpu)
     shift = np.repeat(np.arange(nodes) * links_per_box, len(box.gpus))[:, None]
 
-    def copies(paths: NDArray[np.int32]) -> NDArray[np.int32]:
+    def copies(paths: Shorts) -> Shorts:
         tiled = np.tile(paths, (nodes, 1))
         return np.where(tiled >= 0, tiled + shift, -1).astype(np.int32)
 
     return copies(_paths(name, box, inside, gpus, cards)), copies(_paths(name, box, inside, cards, gpus))
 
 
-def _tier_groups(
-    name: str, tiers: tuple[Tier, ...], depth: int, nodes: int, box: NDArray[np.int64], rail: NDArray[np.int64]
-) -> NDArray[np.int64]:
+def _tier_groups(name: str, tiers: tuple[Tier, ...], depth: int, nodes: int, box: Ints, rail: Ints) -> Ints:
     """Switch of the tier above each NIC, numbered from 0."""
     tier = tiers[depth]
     span = count(nodes if tier.boxes is None else tier.boxes, f"boxes of the {tier.name} tier")
@@ -224,7 +220,7 @@ def _tier_groups(
     return np.asarray(np.unique(key, return_inverse=True)[1], dtype=np.int64)
 
 
-def _switch_names(tier: Tier, group: NDArray[np.int64], box: NDArray[np.int64], rail: NDArray[np.int64]) -> list[str]:
+def _switch_names(tier: Tier, group: Ints, box: Ints, rail: Ints) -> list[str]:
     """``spine`` when there is one, ``leaf2`` by group of nodes, ``leaf0.rail3`` where rails have their own switches."""
     _, first = np.unique(group, return_index=True)
     if len(first) == 1:

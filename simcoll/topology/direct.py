@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from itertools import combinations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from simcoll.arrays import Ints
 from simcoll.errors import ConfigError
 from simcoll.topology.families import torus
 from simcoll.topology.graph import Topology
@@ -201,7 +201,7 @@ def _graph(
     n: int,
     names: Sequence[str],
     links: LinkTable,
-    groups: dict[str, NDArray[np.int64]],
+    groups: dict[str, Ints],
     *,
     gpus_forward: bool = False,
 ) -> Topology:

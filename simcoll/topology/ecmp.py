@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from simcoll.arrays import Ints
+from simcoll.arrays import Ints, Shorts
 from simcoll.errors import ConfigError, nearest
 from simcoll.topology.detours import DetourRouter
 from simcoll.topology.families import fat_tree
@@ -48,17 +48,17 @@ class ClosRouter:
     """
 
     hosts: int
-    up: NDArray[np.int32]
-    down: NDArray[np.int32]
-    rise: NDArray[np.int32]
-    fall: NDArray[np.int32]
+    up: Shorts
+    down: Shorts
+    rise: Shorts
+    fall: Shorts
     seed: int | None
 
-    def links(self, src: Ints, dst: Ints) -> NDArray[np.int32]:
+    def links(self, src: Ints, dst: Ints) -> Shorts:
         """See :class:`simcoll.topology.routing.Router`."""
         return self._over(src, dst, self._choice(src, dst))
 
-    def around(self, src: Ints, dst: Ints, lost: NDArray[np.bool_]) -> NDArray[np.int32]:
+    def around(self, src: Ints, dst: Ints, lost: NDArray[np.bool_]) -> Shorts:
         """See :class:`simcoll.topology.detours.Multipath`.
 
         A pair chooses again, by the same rule, among the routes that it has not tried, until one has no lost links.
@@ -89,7 +89,7 @@ class ClosRouter:
         choice: Ints = plane * spines + spine
         return choice
 
-    def _over(self, src: Ints, dst: Ints, choice: Ints) -> NDArray[np.int32]:
+    def _over(self, src: Ints, dst: Ints, choice: Ints) -> Shorts:
         """Links of the routes over the chosen planes and spines."""
         plane, spine = np.divmod(choice, self.rise.shape[2])
         here, there = src // self.hosts, dst // self.hosts
@@ -100,7 +100,7 @@ class ClosRouter:
             np.where(far, self.fall[plane, there, spine], -1),
             np.where(far, self.down[dst, plane], -1),
         )
-        found: NDArray[np.int32] = np.stack(columns, axis=1).astype(np.int32)
+        found: Shorts = np.stack(columns, axis=1).astype(np.int32)
         return found
 
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 import numpy as np
-from numpy.typing import NDArray
 
+from simcoll.arrays import Ints
 from simcoll.errors import ConfigError, nearest
 from simcoll.topology.cluster import Box, Tier, cluster
 from simcoll.topology.graph import Topology
@@ -150,7 +150,7 @@ def torus(
     links, kind = LinkTable([]), checked_kind(link_kind)
     table = np.full((len(sizes), 2, n), -1, dtype=np.int32)
     neighbour = np.tile(np.arange(n), (len(sizes), 2, 1))
-    groups: dict[str, NDArray[np.int64]] = {}
+    groups: dict[str, Ints] = {}
     stride = n
     for d, (k, ring) in enumerate(zip(sizes, closed, strict=True)):
         stride //= k
@@ -361,7 +361,7 @@ def _flat(
     n: int,
     links: LinkTable,
     levels: tuple[Level, ...],
-    groups: dict[str, NDArray[np.int64]],
+    groups: dict[str, Ints],
 ) -> Topology:
     """A topology of ranks 0..n-1 as the first vertices, and switches."""
     router = BoxRouter(pair_links=np.zeros((1, 1, 0), dtype=np.int32), links_per_box=0, levels=levels)

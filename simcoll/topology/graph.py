@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
+from simcoll.arrays import Array, Ints, Shorts
 from simcoll.core.numbers import whole_numbers
 from simcoll.errors import ConfigError, nearest
 from simcoll.topology.detours import DetourRouter, detour_router
@@ -49,8 +50,8 @@ class Routes:
         Class of the slowest link of the path ``[M]``, an index into :data:`LINK_KINDS`; -1 without links.
     """
 
-    links: NDArray[np.int32]
-    latency_fs: NDArray[np.int64]
+    links: Shorts
+    latency_fs: Ints
     kind: NDArray[np.int8]
 
     @property
@@ -63,7 +64,7 @@ class Routes:
 class Known:
     """Facts worked out about a topology, each computed once: symmetries by the rank that they keep; bounds and floors by their question."""
 
-    symmetries: dict[int | None, tuple[NDArray[np.int64], ...]] = field(default_factory=dict)
+    symmetries: dict[int | None, tuple[Ints, ...]] = field(default_factory=dict)
     bounds: dict[tuple[str, int, bool], Any] = field(default_factory=dict)
     floors: dict[tuple[Any, ...], int] = field(default_factory=dict)
 
@@ -97,16 +98,16 @@ class Topology:
     name: str
     node_names: tuple[str, ...]
     node_kinds: tuple[str, ...]
-    rank_nodes: NDArray[np.int64]
-    link_src: NDArray[np.int64]
-    link_dst: NDArray[np.int64]
-    link_capacity_uBps: NDArray[np.int64]
-    link_latency_fs: NDArray[np.int64]
+    rank_nodes: Ints
+    link_src: Ints
+    link_dst: Ints
+    link_capacity_uBps: Ints
+    link_latency_fs: Ints
     link_kind: NDArray[np.int8]
     router: Router
-    rank_endpoints: NDArray[np.int64]
+    rank_endpoints: Ints
     gpus_forward: bool = False
-    groups: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
+    groups: Mapping[str, Ints] = field(default_factory=dict)
     efficiency: Mapping[str, Fraction] = field(default_factory=dict)
     traits: Mapping[str, str] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)
@@ -205,7 +206,7 @@ class Topology:
             array.setflags(write=False)
         return routes
 
-    def with_ranks(self, endpoints: Sequence[int] | NDArray[np.int64]) -> Topology:
+    def with_ranks(self, endpoints: Sequence[int] | Ints) -> Topology:
         """The same cluster with rank r where rank ``endpoints[r]`` is now; other places hold no rank any more.
 
         Raises
@@ -309,7 +310,7 @@ class Topology:
             relays = relays_of(self.groups["box"], net, cpu[src] | cpu[dst], latency_fs)
         needed = relays is not None and bool(relays.host.any())
 
-        def relayed(rest: Router, src: NDArray[np.int64], dst: NDArray[np.int64]) -> NDArray[np.bool_]:
+        def relayed(rest: Router, src: Ints, dst: Ints) -> NDArray[np.bool_]:
             nonlocal needed
             needed = True
             links = detour_router(self.router, self.rank_endpoints, kept, rest, relays).links(src, dst)
@@ -376,7 +377,7 @@ class Topology:
         return graph
 
 
-def _frozen(array: NDArray[Any], dtype: DTypeLike) -> NDArray[Any]:
+def _frozen(array: Array, dtype: DTypeLike) -> Array:
     """A read-only copy; an array that is read-only already is shared."""
     fixed = np.array(array, dtype=dtype, copy=array.flags.writeable or None)
     fixed.setflags(write=False)

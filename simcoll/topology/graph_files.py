@@ -16,8 +16,8 @@ from xml.etree.ElementTree import Element
 from xml.sax.saxutils import quoteattr
 
 import numpy as np
-from numpy.typing import NDArray
 
+from simcoll.arrays import Ints, Shorts
 from simcoll.errors import ConfigError
 from simcoll.limits.xml import XmlLimits, parse_xml
 from simcoll.topology.families import crossbar
@@ -283,9 +283,9 @@ def _routed(zone: Element, hosts: list[str], file: str) -> Topology:
 class _Listed:
     """Routes as a platform lists them: links ``[source, destination, hop]``, padded with -1."""
 
-    table: NDArray[np.int32]
+    table: Shorts
 
-    def links(self, src: NDArray[np.int64], dst: NDArray[np.int64]) -> NDArray[np.int32]:
+    def links(self, src: Ints, dst: Ints) -> Shorts:
         """Links of the routes of pairs of endpoints."""
         return self.table[src, dst]
 
@@ -304,7 +304,7 @@ def _cluster(cluster: Element, file: str) -> Topology:
         _quantity(cluster.get(key, ""), kind, file) for key, kind in (("bw", "bandwidth"), ("lat", "latency"))
     )
     made = crossbar(hosts, f"{_decimal(rate, 10**6)} B/s", 0, name=cluster.get("id") or "cluster")
-    latency: NDArray[np.int64] = np.full(made.nlinks, delay, np.int64)
+    latency: Ints = np.full(made.nlinks, delay, np.int64)
     return replace(made, link_latency_fs=latency, link_kind=np.full(made.nlinks, LINK_KINDS.index("net"), np.int8))
 
 

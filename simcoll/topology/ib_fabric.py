@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simcoll.arrays import Ints
+from simcoll.arrays import Ints, Shorts
 from simcoll.errors import ConfigError
 from simcoll.limits.memory import check_room
 from simcoll.topology.graph import Topology
@@ -56,15 +56,15 @@ class FabricRouter:
     """
 
     host: Ints
-    inside: NDArray[np.int32]
-    ends: NDArray[np.int32]
+    inside: Shorts
+    ends: Shorts
     adapter: Ints
     number: Ints
     away: NDArray[np.int16]
-    out: NDArray[np.int32]
+    out: Shorts
     head: Ints
 
-    def links(self, src: Ints, dst: Ints) -> NDArray[np.int32]:
+    def links(self, src: Ints, dst: Ints) -> Shorts:
         """See :class:`simcoll.topology.routing.Router`."""
         most = int(self.away[dst, self.adapter[src]].max(initial=0))
         found = np.full((src.size, most + 2), -1, np.int32)
@@ -73,7 +73,7 @@ class FabricRouter:
             self._fill(found[part], src[part], dst[part])
         return found
 
-    def _fill(self, found: NDArray[np.int32], src: Ints, dst: Ints) -> None:
+    def _fill(self, found: Shorts, src: Ints, dst: Ints) -> None:
         near = self.host[src] == self.host[dst]
         local = np.flatnonzero(near & (src != dst))
         found[local, 0], found[local, 1] = self.inside[src[local], 0], self.inside[dst[local], 1]
@@ -231,8 +231,8 @@ def _router(
     vertices: int,
     cables: Ints,
     host: Ints,
-    inside: NDArray[np.int32],
-    ends: NDArray[np.int32],
+    inside: Shorts,
+    ends: Shorts,
     listing: Listing,
     file: str,
 ) -> FabricRouter:

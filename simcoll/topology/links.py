@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from simcoll.arrays import Ints
 from simcoll.errors import ConfigError, nearest
 from simcoll.limits.memory import check_room
 from simcoll.topology.graph import LINK_KINDS, Topology
@@ -56,7 +56,7 @@ class LinkTable:
         """Append a link each way, with their latencies, and return both indices."""
         return self.add(a, b, capacity, latency_fs[0], kind), self.add(b, a, capacity, latency_fs[1], kind)
 
-    def columns(self) -> NDArray[np.int64]:
+    def columns(self) -> Ints:
         """The five columns as an array ``[5, L]``."""
         return np.array(self.rows, dtype=np.int64).reshape(-1, 5).T
 
@@ -65,10 +65,10 @@ def assemble(
     name: str,
     names: Sequence[str],
     kinds: Sequence[str],
-    ranks: NDArray[np.int64],
-    columns: NDArray[np.int64],
+    ranks: Ints,
+    columns: Ints,
     router: Router,
-    groups: Mapping[str, NDArray[np.int64]],
+    groups: Mapping[str, Ints],
     *,
     gpus_forward: bool = False,
 ) -> Topology:

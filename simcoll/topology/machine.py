@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from simcoll.arrays import Ints
 from simcoll.topology.components import first_joined
 from simcoll.topology.graph import LINK_KINDS, Topology
 
@@ -126,7 +127,7 @@ def machine(topology: Topology) -> Machine:
     )
 
 
-def _domains(topology: Topology) -> NDArray[np.int64]:
+def _domains(topology: Topology) -> Ints:
     """The domain of each rank: its node, else the ranks that it reaches without crossing a network."""
     if "box" in topology.groups:
         return topology.groups["box"]
@@ -138,7 +139,7 @@ def _domains(topology: Topology) -> NDArray[np.int64]:
     return domain
 
 
-def _inside(topology: Topology, domain: NDArray[np.int64]) -> tuple[str, int]:
+def _inside(topology: Topology, domain: Ints) -> tuple[str, int]:
     """The kind of link that joins the ranks of a domain, and the capacity of one GPU's links of that kind."""
     ranks = np.arange(topology.nranks)
     first = np.unique(domain, return_index=True)[1][domain]
@@ -162,14 +163,14 @@ def _inside(topology: Topology, domain: NDArray[np.int64]) -> tuple[str, int]:
     return name, int(capacity[topology.rank_nodes].min())
 
 
-def _joined(topology: Topology, links: NDArray[np.bool_], first: NDArray[np.int64]) -> bool:
+def _joined(topology: Topology, links: NDArray[np.bool_], first: Ints) -> bool:
     """Whether these links connect every rank with the first of its domain."""
     part = first_joined(len(topology.node_names), topology.link_src[links], topology.link_dst[links])
     part = part[topology.rank_nodes]
     return bool((part == part[first]).all())
 
 
-def _outside(topology: Topology, domain: NDArray[np.int64]) -> tuple[int, int]:
+def _outside(topology: Topology, domain: Ints) -> tuple[int, int]:
     """The least number of NICs of a domain, and their least summed capacity, over the links into the network."""
     domains = int(domain.max()) + 1
     if domains == 1:

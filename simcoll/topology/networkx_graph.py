@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from simcoll.arrays import Ints
 from simcoll.errors import ConfigError, nearest
 from simcoll.topology.graph import LINK_KINDS, NODE_KINDS, Topology
 from simcoll.topology.routing import graph_router
@@ -126,7 +126,7 @@ def _node_kind(name: str, data: Mapping[str, Any]) -> str:
     return str(kind)
 
 
-def _rank_nodes(names: tuple[str, ...], kinds: tuple[str, ...], ranks: list[Any]) -> NDArray[np.int64]:
+def _rank_nodes(names: tuple[str, ...], kinds: tuple[str, ...], ranks: list[Any]) -> Ints:
     if len(set(names)) != len(names):
         raise ConfigError("two vertices have the same name")
     if all(rank is None for rank in ranks):

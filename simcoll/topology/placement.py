@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from simcoll.arrays import Ints
 from simcoll.errors import ConfigError, nearest
 from simcoll.topology.ecmp import hashed
 from simcoll.topology.graph import Topology
@@ -79,7 +79,7 @@ def place(
     return topology.with_ranks(chosen[:nranks])
 
 
-def _listed(gpus: Sequence[int], n: int) -> NDArray[np.int64]:
+def _listed(gpus: Sequence[int], n: int) -> Ints:
     """A list of GPU numbers below n."""
     try:
         given = list(gpus)

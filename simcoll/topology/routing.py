@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from simcoll.arrays import Ints
+from simcoll.arrays import Floats, Ints, Shorts
 from simcoll.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ _TOO_FINE = (
 class Router(Protocol):
     """The interface through which a topology finds its routes."""
 
-    def links(self, src: NDArray[np.int64], dst: NDArray[np.int64]) -> NDArray[np.int32]:
+    def links(self, src: Ints, dst: Ints) -> Shorts:
         """Link indices ``[M, H]`` from endpoint ``src[m]`` to ``dst[m]`` in order of travel, padded at the end with
         -1.
         """
@@ -59,11 +59,11 @@ class Level:
     ``up[e]`` are the links from endpoint e to the switch of its group, ``down[e]`` those back, both padded with -1.
     """
 
-    group: NDArray[np.int64]
-    up: NDArray[np.int32]
-    down: NDArray[np.int32]
+    group: Ints
+    up: Shorts
+    down: Shorts
 
-    def fill(self, way: NDArray[np.int32], src: NDArray[np.int64], dst: NDArray[np.int64]) -> None:
+    def fill(self, way: Shorts, src: Ints, dst: Ints) -> None:
         """Write the links from ``src[m]`` up and down to ``dst[m]`` into row m."""
         up, down = self.up.take(src, axis=0), self.down.take(dst, axis=0)
         way[:, : up.shape[1]] = up
@@ -78,11 +78,11 @@ class BoxRouter:
     (crossbar, fat tree) ``pair_links`` is ``[1, 1, 0]``: every endpoint is its own node.
     """
 
-    pair_links: NDArray[np.int32]
+    pair_links: Shorts
     links_per_box: int
     levels: tuple[Level, ...]
 
-    def links(self, src: NDArray[np.int64], dst: NDArray[np.int64]) -> NDArray[np.int32]:
+    def links(self, src: Ints, dst: Ints) -> Shorts:
         """See :class:`Router`."""
         g, _, inside = self.pair_links.shape
         width = max([inside, *(level.up.shape[1] + level.down.shape[1] for level in self.levels)])
@@ -104,7 +104,7 @@ class BoxRouter:
         return _pack(found)
 
 
-def _pack(links: NDArray[np.int32]) -> NDArray[np.int32]:
+def _pack(links: Shorts) -> Shorts:
     """Move padding to the end of every row."""
     used = links >= 0
     if links.shape[1] < 2 or not (used[:, 1:] & ~used[:, :-1]).any():
@@ -123,12 +123,12 @@ class TorusRouter:
 
     dims: tuple[int, ...]
     wrap: tuple[bool, ...]
-    link: NDArray[np.int32]
-    neighbour: NDArray[np.int64]
+    link: Shorts
+    neighbour: Ints
 
-    def links(self, src: NDArray[np.int64], dst: NDArray[np.int64]) -> NDArray[np.int32]:
+    def links(self, src: Ints, dst: Ints) -> Shorts:
         """See :class:`Router`."""
-        columns: list[NDArray[np.int32]] = []
+        columns: list[Shorts] = []
         here = src.copy()
         stride = int(np.prod(self.dims, dtype=np.int64))
         for d, (k, wrap) in enumerate(zip(self.dims, self.wrap, strict=True)):
@@ -160,19 +160,19 @@ class ShortestPathRouter:
     """
 
     nvertices: int
-    tail: NDArray[np.int64]
-    head: NDArray[np.int64]
-    weight: NDArray[np.int64]
-    link: NDArray[np.int32]
-    leave: NDArray[np.int64]
-    arrive: NDArray[np.int64]
+    tail: Ints
+    head: Ints
+    weight: Ints
+    link: Shorts
+    leave: Ints
+    arrive: Ints
 
-    def links(self, src: NDArray[np.int64], dst: NDArray[np.int64]) -> NDArray[np.int32]:
+    def links(self, src: Ints, dst: Ints) -> Shorts:
         """See :class:`Router`."""
         if src.size == 0:
             return np.full((0, 0), -1, dtype=np.int32)
         lengths = self._lengths()
-        rows: list[tuple[NDArray[np.int64], list[NDArray[np.int32]]]] = []
+        rows: list[tuple[Ints, list[Shorts]]] = []
         order = np.argsort(src, kind="stable")
         sources, starts = np.unique(src[order], return_index=True)
         for source, members in zip(sources, np.split(order, starts[1:]), strict=True):
@@ -189,7 +189,7 @@ class ShortestPathRouter:
             # lowest tail.
             via[self.head[tight[::-1]]] = tight[::-1]
             at = self.arrive[dst[wanted]]
-            backwards: list[NDArray[np.int32]] = []
+            backwards: list[Shorts] = []
             while (via[at] >= 0).any() and len(backwards) < self.nvertices:
                 edge = via[at]
                 backwards.append(np.where(edge >= 0, self.link[edge], np.int32(-1)))
@@ -201,7 +201,7 @@ class ShortestPathRouter:
                 found[wanted, column] = values
         return _pack(found)
 
-    def _lengths(self) -> Callable[[int], NDArray[np.float64]]:
+    def _lengths(self) -> Callable[[int], Floats]:
         """Length of the shortest path from a vertex to every vertex, infinite where there is none."""
         weight = self.weight.astype(np.float64)
         if self.nvertices <= FEW_VERTICES:
@@ -212,9 +212,7 @@ class ShortestPathRouter:
         return lambda source: dijkstra(graph, indices=source)
 
 
-def _relaxed(
-    source: int, nvertices: int, tail: NDArray[np.int64], head: NDArray[np.int64], weight: NDArray[np.float64]
-) -> NDArray[np.float64]:
+def _relaxed(source: int, nvertices: int, tail: Ints, head: Ints, weight: Floats) -> Floats:
     """Lengths of shortest paths by the method of Bellman and Ford, in as many rounds as a path has edges."""
     length = np.full(nvertices, np.inf)
     length[source] = 0
@@ -226,7 +224,7 @@ def _relaxed(
         length = shorter
 
 
-def _csr(n: int, tail: NDArray[np.int64], head: NDArray[np.int64], weight: NDArray[np.float64]) -> csr_array:
+def _csr(n: int, tail: Ints, head: Ints, weight: Floats) -> csr_array:
     from scipy.sparse import csr_array
 
     return csr_array((weight, (tail, head)), shape=(n, n))
@@ -234,10 +232,10 @@ def _csr(n: int, tail: NDArray[np.int64], head: NDArray[np.int64], weight: NDArr
 
 def shortest_path_router(
     nvertices: int,
-    link_src: NDArray[np.int64],
-    link_dst: NDArray[np.int64],
-    link_latency_fs: NDArray[np.int64],
-    endpoints: NDArray[np.int64],
+    link_src: Ints,
+    link_dst: Ints,
+    link_latency_fs: Ints,
+    endpoints: Ints,
     forwards: NDArray[np.bool_],
 ) -> ShortestPathRouter:
     """Make the router of an arbitrary graph without parallel links.
@@ -281,10 +279,10 @@ def graph_router(
     title: str,
     names: tuple[str, ...],
     kinds: tuple[str, ...],
-    rank_nodes: NDArray[np.int64],
-    src: NDArray[np.int64],
-    dst: NDArray[np.int64],
-    latency_fs: NDArray[np.int64],
+    rank_nodes: Ints,
+    src: Ints,
+    dst: Ints,
+    latency_fs: Ints,
     *,
     gpus_forward: bool,
     hint: str = "",

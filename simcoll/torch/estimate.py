@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
+from simcoll.arrays import Array
 from simcoll.core.plan import Plan
 from simcoll.distributed.runtime.emulated import EmulatedWorld
 from simcoll.distributed.runtime.history import History
@@ -33,7 +31,7 @@ class Estimator:
         self.equal_splits = False
         self._world = world
 
-    def execute(self, plan: Plan, rank: int, data: NDArray[Any]) -> NDArray[Any] | None:
+    def execute(self, plan: Plan, rank: int, data: Array) -> Array | None:
         """Add the time of a plan."""
         del rank
         if self.equal_splits:

@@ -8,9 +8,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch._subclasses.fake_tensor import FakeTensor
 
+from simcoll.arrays import Array
 from simcoll.distributed.api.reductions import ReduceOp, premul_sum
 from simcoll.distributed.runtime.fake import fake_array
 
@@ -40,7 +40,7 @@ class _Memory:
         }
 
 
-def array_of(tensor: torch.Tensor) -> NDArray[Any]:
+def array_of(tensor: torch.Tensor) -> Array:
     """An array on the memory of a tensor; autograd does not see it.
 
     Raises
@@ -67,12 +67,12 @@ def array_of(tensor: torch.Tensor) -> NDArray[Any]:
     return np.asarray(_Memory(tensor.detach(), dtype)).view(dtype)
 
 
-def arrays_of(tensors: Sequence[torch.Tensor]) -> list[NDArray[Any]]:
+def arrays_of(tensors: Sequence[torch.Tensor]) -> list[Array]:
     """An array on the memory of each tensor."""
     return [array_of(tensor) for tensor in tensors]
 
 
-def tensor_of(array: NDArray[Any]) -> torch.Tensor:
+def tensor_of(array: Array) -> torch.Tensor:
     """A tensor on the memory of an array."""
     name = array.dtype.name
     if name in _NAMES:

@@ -8,13 +8,13 @@ from math import prod
 from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
+from simcoll.arrays import Ints
 from simcoll.errors import ConfigError, nearest
 
 __all__ = ["AXES", "Mesh", "mesh_of"]
 
-Ranks: TypeAlias = "NDArray[np.int64]"
+Ranks: TypeAlias = "Ints"
 
 AXES = ("tp", "cp", "dp", "pp")
 """Tensor, context, data and pipeline parallelism; expert parallelism divides the ranks of the first three."""

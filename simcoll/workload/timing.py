@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
+from simcoll.arrays import Ints
 from simcoll.emulator import programs
 from simcoll.emulator.fast.compiled import COMPILED
 from simcoll.emulator.programs import ProgramResult
@@ -55,7 +55,7 @@ class Alone:
         """Where they run."""
         return self.plans.topology
 
-    def collective(self, call: Call, groups: NDArray[np.int64]) -> Measured:
+    def collective(self, call: Call, groups: Ints) -> Measured:
         """All groups at once."""
         if not call.moves or groups.shape[1] < 2:
             return Measured(0, together=True)
@@ -64,7 +64,7 @@ class Alone:
             self._known[key] = self._remembered(key, lambda: programs.Call(self.plans.plan(call, groups[0]), groups))
         return self._known[key]
 
-    def messages(self, pairs: NDArray[np.int64], size_bytes: int) -> Measured:
+    def messages(self, pairs: Ints, size_bytes: int) -> Measured:
         """All pairs at once."""
         if not size_bytes:
             return Measured(0, together=True)

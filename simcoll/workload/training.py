@@ -10,9 +10,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
-
+from simcoll.arrays import Ints
 from simcoll.workload.chunks import Costs
 from simcoll.workload.gpu import DTYPE_BYTES
 from simcoll.workload.layers import in_fs, optimizer_seconds
@@ -233,13 +231,13 @@ def _groups_in(operation: Operation) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=256)
-def stages_of(mesh: Mesh) -> dict[str, NDArray[np.int64]]:
+def stages_of(mesh: Mesh) -> dict[str, Ints]:
     """Ranks of every stage, in the same order of the other axes."""
     return {f"stage{place}": ranks for place, ranks in enumerate(mesh.groups("tp", "cp", "dp"))}
 
 
 @lru_cache(maxsize=256)
-def process_groups(mesh: Mesh, ep: int, shard_group: int) -> dict[str, NDArray[np.int64]]:
+def process_groups(mesh: Mesh, ep: int, shard_group: int) -> dict[str, Ints]:
     """The process groups of every axis: tp, cp, dp (with cp, whose ranks hold the same parameters), ep and edp, shard and replica."""
     found = {"tp": mesh.groups("tp"), "cp": mesh.groups("cp"), "dp": mesh.groups("cp", "dp")}
     if ep > 1:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from simcoll.arrays import Ints
 from simcoll.distributed.api.arguments import check_length, check_list_of_root, root_of
 from simcoll.distributed.api.collectives import all_gather, broadcast, gather, scatter
 from simcoll.distributed.api.groups import OutsideError, ProcessGroup, member_of, members_only
@@ -20,7 +21,7 @@ from simcoll.distributed.runtime.fake import always_moved
 from simcoll.distributed.runtime.objects import decode, encode
 
 Bytes = NDArray[np.uint8]
-Sizes = NDArray[np.int64]
+Sizes = Ints
 
 __all__ = [
     "all_gather_object",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import numpy as np
-from numpy.typing import NDArray
 
+from simcoll.arrays import Ints, Shorts
 from simcoll.topology import Topology
 from simcoll.topology.routing import Router
 
@@ -27,12 +27,12 @@ class Detours:
         For every link of the topology one that a message which crosses it crosses as well, or -1.
     """
 
-    def __init__(self, topology: Topology, shares: NDArray[np.int32] | None = None) -> None:
+    def __init__(self, topology: Topology, shares: Shorts | None = None) -> None:
         self._topology = topology
         self._shares = shares
         self._own = frozenset[int]() if shares is None else frozenset(shares[shares >= 0].tolist())
         self._down = frozenset[int]()
-        self._rest: tuple[Router, NDArray[np.int64]] | None = None
+        self._rest: tuple[Router, Ints] | None = None
         self._known: dict[tuple[int, int, tuple[int, ...]], tuple[int, ...]] = {}
 
     def lose(self, down: Iterable[int]) -> None:

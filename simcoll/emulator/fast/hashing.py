@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
-from simcoll.arrays import Ints, Shorts
+from simcoll.arrays import Ints, Shorts, Words
 from simcoll.emulator.fast.compiled import SOURCES, entry, part
 
 __all__ = ["SEED_A", "SEED_B", "hash_expanded", "hash_steps", "row_hash"]
@@ -37,7 +36,7 @@ def row_hash(seed: np.uint64, number: int, src: int, dst: int, size: int, start:
 
 @entry
 def hash_expanded(
-    sums: NDArray[np.uint64],
+    sums: Words,
     begin: int,
     ends: tuple[Ints, Ints, Ints],
     names: Ints,
@@ -57,7 +56,7 @@ def hash_expanded(
 
 @entry
 def hash_steps(
-    sums: NDArray[np.uint64],
+    sums: Words,
     steps: Ints,
     patterns: Ints,
     ends: tuple[Shorts, Shorts, Shorts],

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
-from simcoll.arrays import Ints
+from simcoll.arrays import Ints, Shorts
 
 __all__ = ["joint_costs", "joint_links", "partners"]
 
 
-def joint_links(leader: Ints, links: NDArray[np.int32], own: Ints, up: NDArray[np.int32]) -> NDArray[np.int32]:
+def joint_links(leader: Ints, links: Shorts, own: Ints, up: Shorts) -> Shorts:
     """The links of all transfers of an operation in the row of its leader, each once, and none in its other rows.
 
     ``leader`` is -1 for rows of no operation, which keep their links; the rows ``own`` have the links ``up`` as well.

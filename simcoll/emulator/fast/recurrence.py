@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
-from simcoll.arrays import Ints, Links
+from simcoll.arrays import Ints, Links, Words
 from simcoll.emulator.fast.compiled import SOURCES, entry
 from simcoll.emulator.fast.hashing import SEED_A, SEED_B, mixed, row_hash
 from simcoll.emulator.fast.natural import natural
@@ -55,7 +54,7 @@ def advance(
     window: Ints,
     settings: Ints,
     seed: np.uint64,
-    sums: NDArray[np.uint64],
+    sums: Words,
     kept: Ints,
     _sources: int = SOURCES,
 ) -> None:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
-from simcoll.arrays import Ints
+from simcoll.arrays import Array, Ints
 from simcoll.emulator.fast.calendar import rehash
 from simcoll.emulator.fast.state import (
     CHAIN,
@@ -109,7 +106,7 @@ def lengthened(state: State, names: tuple[str, ...], length: int) -> State:
     return replaced(state, longer)
 
 
-def replaced(state: State, arrays: dict[str, NDArray[Any]]) -> State:
+def replaced(state: State, arrays: dict[str, Array]) -> State:
     """The state with some arrays in place of others, in the table too."""
     table = state.table.copy()
     for name, array in arrays.items():
@@ -122,7 +119,7 @@ def _placed(state: State) -> State:
     return state._replace(table=np.array([_place(array) for array in state[:-1]], np.int64).reshape(-1))
 
 
-def _place(array: NDArray[Any]) -> tuple[int, int]:
+def _place(array: Array) -> tuple[int, int]:
     address: int = array.__array_interface__["data"][0]  # much quicker than ``ctypes``
     return address, len(array)
 

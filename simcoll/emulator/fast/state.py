@@ -15,10 +15,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from simcoll.arrays import Ints, Shorts, Words
+from simcoll.arrays import Floats, Ints, Shorts, Words
 
 Bytes = NDArray[np.int8]
-Reals = NDArray[np.float64]
+Reals = Floats
 
 MAX = 2**63 - 1
 # Places of ``reg``.

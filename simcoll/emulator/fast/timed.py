@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 from itertools import chain, repeat
 
 import numpy as np
-from numpy.typing import NDArray
 
-from simcoll.arrays import Ints
+from simcoll.arrays import Ints, Shorts
 from simcoll.core.plan import Plan
 from simcoll.core.protocol import Protocol
 from simcoll.core.schedule import SWITCH_REDUCE
@@ -43,7 +42,7 @@ class Shape:
     receiver: Ints
     src: Ints
     dst: Ints
-    links: NDArray[np.int32]
+    links: Shorts
     weight: Ints
     connection: Ints | None = None
     leader: Ints | None = None

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, groupby
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from simcoll.arrays import Ints
+from simcoll.arrays import Array, Ints
 from simcoll.core.plan import Plan, PlanStep, switch_leaders
 from simcoll.core.schedule import MULTICAST, OP_NAMES, REDUCE, SWITCH_REDUCE, SYNC, Repeat, Step, lowered
 from simcoll.core.step import in_fold_order
@@ -48,7 +48,7 @@ class Moves(NamedTuple):
         """The number of transfers."""
         return len(self.src_rank)
 
-    def some(self, which: NDArray[Any]) -> Moves:
+    def some(self, which: Array) -> Moves:
         """Some of them, none of which a switch does."""
         src, dst, channel = self.src_rank[which], self.dst_rank[which], self.channel[which]
         return Moves(src, dst, channel, self.size_bytes[which], self.op[which], self.operands[which], None)

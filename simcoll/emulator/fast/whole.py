@@ -9,9 +9,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from simcoll.arrays import Ints
+from simcoll.arrays import Ints, Shorts
 from simcoll.emulator.fast.compiled import announced
 from simcoll.emulator.fast.filling import index_blocks, own_rates, wait_for
 from simcoll.emulator.fast.joint import partners
@@ -44,8 +43,8 @@ class Sheet(NamedTuple):
     receiver: Ints
     src: Ints
     dst: Ints
-    links: NDArray[np.int32]
-    weight: NDArray[np.int32]
+    links: Shorts
+    weight: Shorts
     leader: Ints | None
     later: Ints
     earlier: Ints

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
-from simcoll.arrays import Ints
+from simcoll.arrays import Ints, Shorts
 from simcoll.core.protocol import Protocol
 from simcoll.emulator.model import shared_capacities, with_slack
 from simcoll.emulator.programs.operations import Call, Operation, Send
@@ -78,8 +77,8 @@ class Ground:
         own = {each: shared_capacities(topology, each) for each in protocols}
         capacity = np.max(list(own.values()), axis=0) if own else topology.link_capacity_uBps
         every, first = [with_slack(topology, capacity)], topology.nlinks
-        self.shares: dict[Protocol, NDArray[np.int32]] = {}
-        alike: dict[bytes, NDArray[np.int32]] = {}
+        self.shares: dict[Protocol, Shorts] = {}
+        alike: dict[bytes, Shorts] = {}
         for protocol, less in own.items():
             lower = np.flatnonzero(less < capacity)
             if len(lower) and less.tobytes() in alike:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simcoll.arrays import Ints
+from simcoll.arrays import Ints, Shorts
 from simcoll.core.plan import Plan
 from simcoll.core.protocol import Protocol
 from simcoll.core.schedule import OP_NAMES
@@ -251,7 +251,7 @@ class _Steps:
         return (Timed(shape, nothing, nothing, nothing, nothing, nothing, NOTHING, 0, SILENT),)
 
 
-def _no_links(rows: int) -> tuple[NDArray[np.int32], Ints]:
+def _no_links(rows: int) -> tuple[Shorts, Ints]:
     return np.zeros((rows, 0), np.int32), np.zeros((rows, 0), np.int64)
 
 

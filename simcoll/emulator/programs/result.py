@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
-from simcoll.arrays import Ints
+from simcoll.arrays import Floats, Ints
 from simcoll.emulator.events.cut import Cut
 from simcoll.emulator.programs.lowering import lower
 from simcoll.emulator.programs.program import Program
@@ -128,10 +127,10 @@ class ProgramResult:
                     np.add.at(carried, links[used], times * wire[used])
         return carried
 
-    def utilization(self) -> NDArray[np.float64]:
+    def utilization(self) -> Floats:
         """Share of its capacity that each link of the topology carried over the whole run."""
         most = self.topology.link_capacity_uBps.astype(np.float64) * self.time_fs
-        share: NDArray[np.float64] = self.link_bytes() * 1e21 / np.maximum(most, 1)
+        share: Floats = self.link_bytes() * 1e21 / np.maximum(most, 1)
         return share
 
     def __repr__(self) -> str:
