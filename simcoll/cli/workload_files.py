@@ -20,11 +20,15 @@ WORKLOADS = ("workload", "operations", "chakra")
 
 def workload_kind(path: Path) -> str:
     """What a file is, told from its content; ``"chakra"`` where only files that begin with the name can be meant."""
+    from simcoll.errors import ConfigError
     from simcoll.formats.recognise import recognise
     from simcoll.formats.strict import read_file
-    from simcoll.limits.paths import is_file
+    from simcoll.limits.paths import exists, is_file
     from simcoll.workload.chakra import MAX_FILE_BYTES
 
+    if exists(path) and not is_file(path):
+        this = "a folder" if path.is_dir() else "a pipe or device, and what is in it can be read only once"
+        raise ConfigError(f"this is {this}; expected a file", file=str(path))
     return recognise(read_file(path, MAX_FILE_BYTES)) if is_file(path) else "chakra"
 
 

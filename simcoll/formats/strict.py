@@ -77,11 +77,14 @@ def _inside(record: Any, place: str) -> list[Any]:
     return found
 
 
-def _keys(records: list[Any]) -> dict[str, None]:
-    """Keys of the records among some types, also inside unions."""
-    types = [inner for each in records for inner in (each, *get_args(each))]
-    here = [each for each in types if isinstance(each, type) and issubclass(each, msgspec.Struct)]
-    return {entry.encode_name: None for each in here for entry in msgspec.structs.fields(each)}
+def _records(types: list[Any]) -> list[type[msgspec.Struct]]:
+    """The records among some types, also inside unions."""
+    inner = [each for one in types for each in (one, *get_args(one))]
+    return [each for each in inner if isinstance(each, type) and issubclass(each, msgspec.Struct)]
+
+
+def _keys(records: list[type[msgspec.Struct]]) -> dict[str, None]:
+    return {entry.encode_name: None for each in records for entry in msgspec.structs.fields(each)}
 
 
 _KINDS = {
@@ -108,12 +111,15 @@ def _refuse(error: msgspec.ValidationError, record: type[Record], file: str | No
     reason = in_words(reason)
     unknown = re.fullmatch(r"Object contains unknown field `(.*)`", reason)
     place = place.rstrip("`") or "$"
+    records = _records(_inside(record, place))
     if unknown:
-        keys = _keys(_inside(record, place)) or _field_names(record, {})
+        keys = _keys(records) or _field_names(record, {})
         reason, place = f"unknown key; {nearest(unknown.group(1), keys)}", f"{place}.{unknown.group(1)}"
     missing = re.fullmatch(r"Object missing required field `(.*)`", reason)
     if missing:
-        reason = f"missing key {missing.group(1)!r}"
+        needed = [entry.encode_name for each in records[:1] for entry in msgspec.structs.fields(each) if entry.required]
+        told = f"; needed are {', '.join(needed)}" if len(records) == 1 and len(needed) > 1 else ""
+        reason = f"missing key {missing.group(1)!r}{told}"
     return ConfigError(reason, file=file, path=place)
 
 

@@ -341,6 +341,9 @@ def test_a_fraction_is_refused_where_a_whole_number_is_meant(arguments, option, 
         ("step x.et -t dgx-h100", "x.et: this is a binary file of no kind known here; expected a design, a list of operations"),
         ("step tuner.csv -t dgx-h100", "this is a configuration of NCCL's tuner plugin (CSV); expected a design"),
         ("step none", "there is no such file, nor none.0.et"),
+        ("step .", "this is a folder; expected a file"),
+        ("step /dev/null", "this is a pipe or device, and what is in it can be read only once; expected a file"),
+        ("step model.toml", "$.model: missing key 'sequence'; needed are sequence, global_batch"),
         ("flight tuner.csv", "this is a configuration of NCCL's tuner plugin (CSV); expected a flight record"),
         ("graph tuner.csv -t dgx-h100", "this is a configuration of NCCL's tuner plugin (CSV); expected a dump of NCCL's graphs"),
         ("perf all_reduce -t tuner.csv", "tuner.csv: no topology: expected TOML, an NCCL topology dump"),
@@ -350,5 +353,6 @@ def test_a_fraction_is_refused_where_a_whole_number_is_meant(arguments, option, 
 def test_a_file_of_another_kind_is_named(command, said, folder, capsys):
     (folder / "x.et").write_bytes(bytes(range(256)) * 2)
     (folder / "tuner.csv").write_text("allreduce,0,1024,ring,ll,2,1,8\n")
+    (folder / "model.toml").write_text('[model]\nname = "llama-3.1-8b"\n[topology]\nname = "dgx-h100"\n')
     assert main(command.split()) == 2
     assert said in capsys.readouterr().err
