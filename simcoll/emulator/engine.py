@@ -73,8 +73,8 @@ class Player:
     ----------
     books, lanes
         What is done, and when; the channels of ranks, which do it.
-    steps, switched
-        Steps of the plan that move anything; whether switches multicast or reduce in it.
+    steps, messages, switched
+        Steps of the plan that move anything, and their transfers; whether switches multicast or reduce in it.
     finished
         SimPy event that succeeds when the last transfer is done.
     """
@@ -103,7 +103,7 @@ class Player:
         self._calendar = fabric.calendar
         self._depth = plan.protocol.fifo_depth
         self._summary = replace(seen or (summary(plan) if score is None else score.summary), groups=None)
-        self.steps = self._summary.steps
+        self.steps, self.messages = self._summary.steps, self._summary.messages
         self.switched = self._summary.switched
         if self.switched:
             check_switches(plan, topology)

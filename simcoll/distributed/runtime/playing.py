@@ -19,7 +19,8 @@ from simcoll.emulator.engine import Player
 from simcoll.emulator.events.detours import Detours
 from simcoll.emulator.events.pace import Pace
 from simcoll.emulator.fabric import Calendar, Fabric
-from simcoll.emulator.score import Score
+from simcoll.emulator.score import Score, add_caps
+from simcoll.emulator.seats import Seats
 from simcoll.errors import InternalError
 from simcoll.topology import Topology
 
@@ -47,6 +48,8 @@ class Emulator:
         Whether links and ranks stay as they are, so that what was played once may be followed later.
     playing, following
         How many plans in flight are played, and those that follow a take: at any time one kind only.
+    drawn
+        How many messages with jitter have begun: the number of the next, by which its jitter is drawn.
     """
 
     topology: Topology
@@ -62,6 +65,7 @@ class Emulator:
     takes: Takes = field(default_factory=Takes)
     links: Links = field(default_factory=Links)
     playing: int = 0
+    drawn: int = 0
     following: dict[Playing, None] = field(default_factory=dict)
 
     def stage(self, plan: Plan, *, fake: bool) -> Stage:
@@ -76,7 +80,8 @@ class Emulator:
     def give_back(self, stage: Stage) -> None:
         """Keep buffers for the next run of their plan, unless they are large."""
         held = self.kept_bytes + stage.size_bytes
-        if stage.score is not None and stage.size_bytes <= KEPT_BYTES and held <= 16 * KEPT_BYTES:
+        known = stage.score is not None or stage.seats is not None
+        if known and stage.size_bytes <= KEPT_BYTES and held <= 16 * KEPT_BYTES:
             self.kept_bytes = held
             self.stages.setdefault((id(stage.plan), stage.pool is None), []).append(stage)
 
@@ -95,10 +100,11 @@ class Stage:
     """Buffers to play a plan on, apart from the caller's; each rank's input is copied in on its arrival.
 
     ``inputs`` and ``outputs`` are per rank a flat array; ``None`` where there is none, and everywhere if they are fake.
-    ``links`` are those of the topology that the plan uses.
+    ``links`` are those of the topology that the plan uses. ``score`` is what comes again with each run of the plan; with jitter only
+    ``seats`` do.
     """
 
-    __slots__ = ("inputs", "links", "outputs", "plan", "pool", "score", "size_bytes", "storage")
+    __slots__ = ("inputs", "links", "outputs", "plan", "pool", "score", "seats", "size_bytes", "storage")
 
     def __init__(self, emulator: Emulator, plan: Plan, *, fake: bool) -> None:
         self.plan = plan
@@ -116,7 +122,8 @@ class Stage:
             has = plan.collective.has_output(np.arange(plan.nranks)).tolist()
             self.outputs = [seen if wanted else None for seen, wanted in zip(self.pool.seen(OUTPUT), has, strict=True)]
             self.size_bytes = int(plan.buffer_elements().sum()) * plan.dtype.itemsize
-        few = plan.proof is not None and plan.proof.transfers <= KEPT_TRANSFERS
+        self.seats: Seats | None = add_caps(plan, emulator.fabric) if plan.protocol.jitter_fs else None
+        few = self.seats is None and plan.proof is not None and plan.proof.transfers <= KEPT_TRANSFERS
         self.score = Score(plan, emulator.topology, emulator.fabric, self.storage) if few else None
         used = () if self.score is None else (column for part in self.score.parts for column in part.columns)
         shared = emulator.topology.nlinks
@@ -162,6 +169,8 @@ class Playing:
         emulator = self.emulator
         self.begin_fs = emulator.calendar.now
         self._stage = stage = emulator.stage(self.plan, fake=self.fake)
+        if stage.score is None:
+            emulator.links.crowd_all(self)
         alone = emulator.steady and stage.score is not None and emulator.links.take(self, stage.links)
         takes = emulator.takes.of(self.plan) if alone and not emulator.playing else []
         if takes:
@@ -174,16 +183,21 @@ class Playing:
     def _play(self) -> Player:
         emulator, stage = self.emulator, self._stage
         emulator.playing += 1
+        first = emulator.drawn
         player = Player(
             self.plan,
             emulator.topology,
             emulator.fabric,
             stage.storage,
             score=stage.score,
+            seats=stage.seats,
             left=self._rank_left,
             pace=None if emulator.pace is None else emulator.pace.of(self.plan.ranks.tolist()),
             detours=emulator.detours,
+            number=lambda message: first + message,
         )
+        if stage.seats is not None:
+            emulator.drawn += player.messages
         if emulator.steady and stage.score is not None:
             player.books.columns = []
         return player

@@ -94,6 +94,11 @@ class Links:
         self.users.update(dict.fromkeys(links, user))
         return not others
 
+    def crowd_all(self, user: Hashable) -> None:
+        """Note a user that may use any link: until it gives them back, nobody is alone."""
+        self.crowd.update(dict.fromkeys(self.users.values()))
+        self.crowd[user] = None
+
     def give_back(self, user: Hashable, links: Iterable[int]) -> bool:
         """Free the links of a user; whether it was alone on them all the time."""
         for link in links:

@@ -5,10 +5,14 @@ import random
 import numpy as np
 import pytest
 
+import simcoll
 import simcoll.distributed as dist
+from simcoll.core.protocol import Protocol
 from simcoll.distributed.runtime import playing
 from simcoll.distributed.runtime.takes import Take, Takes
 from simcoll.emulator.digest import MovedHash, TraceHash
+from simcoll.planning import Call, Program
+from simcoll.topology import crossbar
 from simcoll.units import MAX_TIME_FS
 
 
@@ -168,6 +172,54 @@ def test_random_programs(counted, monkeypatch, jitter):
         both(monkeypatch, mixed, ranks, args=(seed, jitter), topology=("dgx-h100", "dgx-a100")[seed % 2])
     assert counted["followed"] > 0
     assert not jitter or counted["given up"] > 0
+
+
+def beside(rank, n):
+    """A large operation and a small one at once, and then the small one alone."""
+    groups = [dist.new_group(range(n)) for _ in range(2)]
+    large, x, times = np.ones(100_000, np.float32), np.ones(10_000, np.float32), []
+    work = dist.all_reduce(large, group=groups[0], async_op=True)
+    for _ in range(3):
+        dist.compute(rank * 1e-7)  # they come in the same order each time
+        begin = dist.emulated_time()
+        dist.broadcast(x, src=0, group=groups[1])
+        times.append(dist.emulated_time() - begin)
+        work.wait()
+        dist.barrier()
+        dist.compute("1 ms")
+    return times
+
+
+@pytest.mark.parametrize("kept", [0, 3, 20, 1 << 16])
+def test_what_was_played_beside_an_operation_too_large_to_keep_is_not_followed(kept, monkeypatch):
+    monkeypatch.setattr(playing, "KEPT_TRANSFERS", kept)
+    both(monkeypatch, beside, 4, algorithm={"all_reduce": "ring", "broadcast": "chain"})
+
+
+def drawn(rank, n):
+    x, times = np.ones(1000, np.float32), []
+    for _ in range(5):
+        dist.all_reduce(x)
+        times.append(dist.emulated_time())
+    return times
+
+
+@pytest.mark.parametrize("depth", [0, 3])
+def test_each_call_draws_its_own_jitter_as_in_a_program_of_the_same_calls(depth):
+    protocol = Protocol("shaky", jitter_fs=5 * 10**9, seed=7, fifo_depth=depth, receive_overhead_fs=10**8)
+    runs = [
+        dist.spawn(drawn, 4, topology=crossbar(4, "50 GB/s", "1 us"), protocol=protocol, algorithm="ring")
+        for _ in range(2)
+    ]
+    assert runs[0].trace_hash == runs[1].trace_hash
+    ends_fs = np.array(runs[0].returns).max(axis=0)
+    assert len({round(each * 1e12) for each in np.diff(ends_fs, prepend=0)}) == 5
+    ring = simcoll.schedule("all_reduce", "ring", nranks=4)
+    plan = simcoll.bind(ring, count=1000, dtype="float32", protocol=protocol)
+    program = Program(4, [Call(plan, [range(4)]) for _ in range(5)])
+    for engine in ("simpy", "fast"):
+        played = simcoll.emulate(program, crossbar(4, "50 GB/s", "1 us"), engine=engine, keep=True)
+        assert [int(played.end_fs(call).max()) for call in range(5)] == [round(each * 1e15) for each in ends_fs]
 
 
 def test_runs_with_events_are_always_played(counted):
