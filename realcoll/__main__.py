@@ -120,6 +120,7 @@ def perf(
     """
     from realcoll.measure.perf import Request, kinds_of_data
     from simcoll.algorithms import find_algorithm
+    from simcoll.formats.output import refuse_places
     from simcoll.planning.sweep import counts_for
     from simcoll.topology import load_topology
     from simcoll.tuning import first_algorithm, parse_choice
@@ -130,6 +131,7 @@ def perf(
         )
     choice = parse_choice(algorithm or first_algorithm(collective))
     find_algorithm(collective, choice.algorithm)
+    refuse_places([json])
     sizes = _sizes(begin, end, factor, step)
     data = kinds_of_data(collective, dtype, op)
     topology = load_topology(predict) if predict else None
@@ -228,14 +230,16 @@ def calibrate(
         Seconds that other ranks may take for their part.
     """
     from realcoll.measure.calibrate import calibration, fit, sizes_and_times, topology_toml
-    from simcoll.formats.output import write_file
+    from simcoll.formats.output import refuse_places, write_file
     from simcoll.libraries.calibration import write_calibration
+    from simcoll.limits.paths import exists
     from simcoll.topology import load_topology
     from simcoll.units import format_size
 
     sizes = _sizes(begin, end, factor, None)
-    if output.exists():
+    if exists(output):
         raise ConfigError("is already there; choose another name", file=str(output))
+    refuse_places([output])
     if predict:
         load_topology(predict)
     with _opened(transport, timeout) as found:

@@ -66,7 +66,8 @@ def run_app(
     name = app.name[0]
     try:
         status = app(list(arguments), exit_on_error=False, print_error=False, result_action="return_value")
-        sys.stdout.flush()  # so that a closed pipe shows here and not when Python ends
+        if sys.stdout is not None:  # None: it was closed before we began
+            sys.stdout.flush()  # so that a closed pipe shows here and not when Python ends
     except BrokenPipeError:
         # The reader of our output has enough; keep the interpreter from complaining when it closes the pipe.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -24,7 +24,7 @@ def show_accuracy(
     """
     import sys
 
-    from simcoll.formats.output import write_file
+    from simcoll.formats.output import refuse_places, write_file
     from simcoll.planning.accuracy import measure
     from simcoll.planning.accuracy_page import page
 
@@ -32,6 +32,7 @@ def show_accuracy(
         if sys.stderr.isatty():
             print(f"\r{name:<60}", end="", file=sys.stderr, flush=True)
 
+    refuse_places([output])
     if steps:
         from simcoll.planning.step_accuracy import step_page
 

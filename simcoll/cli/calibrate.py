@@ -49,14 +49,14 @@ def calibrate_logs(
         Of launch,rate,growth,fabric_latency, what to fit. Default: what the rows allow.
     """
     from simcoll.errors import ConfigError
-    from simcoll.formats.output import refuse_folders
+    from simcoll.formats.output import refuse_places
     from simcoll.libraries.calibration import write_calibration
     from simcoll.planning.calibrating import fitted, gathered
     from simcoll.units import printable
 
     if not logs:
         raise ConfigError("calibrate needs a log; expected output of nccl-tests, rccl-tests or realcoll perf")
-    refuse_folders(output.parent, [output.name])
+    refuse_places([output], [topology, library, *logs])
     names = tuple(parameters.split(",")) if parameters is not None else None
     read = gathered(logs, topology, nodes=nodes, library=library, environment=env, collective=collective)
     for note in read.notes:

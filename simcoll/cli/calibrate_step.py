@@ -34,12 +34,12 @@ def calibrate_steps(
     """
     import numpy as np
 
-    from simcoll.formats.output import refuse_folders, write_file
+    from simcoll.formats.output import refuse_places, write_file
     from simcoll.planning.step_fitting import fit_steps
     from simcoll.planning.step_rows import read_steps
     from simcoll.workload.calibration import calibration_toml
 
-    refuse_folders(output.parent, [output.name])
+    refuse_places([output], [design, rows])
     table = read_steps(design, rows)
     names = tuple(name.strip() for name in parameters.split(",")) if parameters else ()
     found = fit_steps(table.rows, names, source=f"{rows.name} on {design.name}")

@@ -55,7 +55,7 @@ def compare_log(
     from simcoll.cli.progress import Progress
     from simcoll.errors import ConfigError
     from simcoll.formats.nccl_tests import load_log
-    from simcoll.formats.output import write_file
+    from simcoll.formats.output import refuse_places, write_file
     from simcoll.libraries.calibration import load_calibration
     from simcoll.planning.chart import comparison_svg
     from simcoll.planning.comparison import band_lines, compare, comparison_lines, deviations, settings_for
@@ -63,6 +63,7 @@ def compare_log(
     from simcoll.planning.library_table import doubts
     from simcoll.units import printable
 
+    refuse_places([svg], [log, topology, library, calibration])
     overlay = load_calibration(calibration) if calibration else None
     found = load_log(log)
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -103,7 +103,8 @@ def predict(
     protocols = tuple(protocol.split(",")) if protocol is not None else ()
     wanted_files = files or Files()
     alone = library is not None or bool(env) or calibration is not None
-    wanted_files.check(of_library=alone, groups=group is not None)
+    read = [topology, calibration, library, *(algorithm or "").split(",")]
+    wanted_files.check(of_library=alone, groups=group is not None, inputs=read)
     named = name_choices("simcoll perf", collective, root, algorithm)
     checked = parse_size(check, what="-c")
     _check_groups(group, concurrent=concurrent, others=bool(alone or named.programs or checked))
@@ -207,10 +208,10 @@ class Files:
     svg: Path | None = None
     trace: Path | None = None
 
-    def check(self, *, of_library: bool, groups: bool) -> None:
+    def check(self, *, of_library: bool, groups: bool, inputs: Iterable[str | Path | None]) -> None:
         """Refuse places that cannot be written, and files that a table does not have, before anything is computed."""
         from simcoll.errors import ConfigError
-        from simcoll.formats.output import refuse_folders
+        from simcoll.formats.output import refuse_places
 
         if of_library and any((self.csv, self.svg, self.trace)):
             raise ConfigError(
@@ -221,8 +222,7 @@ class Files:
             raise ConfigError(
                 "--group writes --csv; -J, --svg and --trace hold one group of ranks: simcoll run --group writes them for each axis"
             )
-        for path in filter(None, (self.json, self.csv, self.svg, self.trace)):
-            refuse_folders(path.parent, [path.name])
+        refuse_places((self.json, self.csv, self.svg, self.trace), inputs)
 
     def write_predictions(self, found: Sequence[Prediction], machine: Topology) -> None:
         """Write what a library would run, where a file is asked for."""

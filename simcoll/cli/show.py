@@ -58,12 +58,13 @@ def show_schedule(
     from simcoll.algorithms.imported import file_schedule, is_file_name
     from simcoll.cli.sweeping import degraded
     from simcoll.errors import ConfigError
-    from simcoll.formats.output import write_file
+    from simcoll.formats.output import refuse_places, write_file
     from simcoll.formats.schedule_json import dump_schedule
     from simcoll.planning.drawing import goal_lines, schedule_lines, schedule_svg
     from simcoll.planning.programs import is_program, load_goal
     from simcoll.topology import load_topology
 
+    refuse_places([svg, json], [algorithm, topology])
     if is_program(algorithm):
         if svg is not None or json is not None:
             raise ConfigError(

@@ -10,7 +10,7 @@ from simcoll.binding import verify
 from simcoll.cli.progress import Progress
 from simcoll.core.schedule import Schedule
 from simcoll.errors import ConfigError, InternalError
-from simcoll.units import printable
+from simcoll.units import format_size, printable
 
 if TYPE_CHECKING:
     from simcoll.planning.groups import GroupRow
@@ -114,13 +114,18 @@ def mesh_lines(sweep: Sweep, machine: Topology, mesh: str, *, concurrent: bool, 
     if sweep.disturbed:
         print(printable(f"# disturbed: {sweep.disturbed}"))
     for line in titles(COLUMNS):
-        print(line)
+        print(line, flush=True)
     rows: list[GroupRow] = []
     stopped = False
+    found = group_rows(sweep, machine, axes, concurrent=concurrent)
+    steps = [f"{axis} {format_size(size)}" for axis, ranks in axes.axes for size in sweep.sizes if ranks > 1]
     try:
-        for row in group_rows(sweep, machine, axes, concurrent=concurrent):
-            print(row, flush=True)
-            rows.append(row)
+        with Progress() as progress:
+            for step in steps:
+                progress(len(rows), len(steps), step)
+                rows.append(next(found))
+                progress.clear()
+                print(rows[-1], flush=True)
     except KeyboardInterrupt:
         stopped = True
         print(f"# stopped after {len(rows)} lines", flush=True)

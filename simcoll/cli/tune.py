@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -48,23 +50,18 @@ def tune_library(
         Model of NCCL, as for simcoll perf.
     """
     from simcoll.errors import ConfigError
-    from simcoll.formats.output import write_file
+    from simcoll.formats.output import refuse_places, write_file
     from simcoll.formats.tuner_files import tuner_format
+    from simcoll.planning.sweep import size_ladder
     from simcoll.planning.table import microseconds
     from simcoll.planning.tuner_choices import names_of, nccl_choices, played_choices, rules_of
     from simcoll.topology import load_topology
     from simcoll.units import parse_size, printable
 
     chosen = tuner_format(format)
+    refuse_places([output], [topology, library])
     machine = load_topology(topology, nodes=nodes)
-    low, high = parse_size(begin), parse_size(end)
-    if not (1 <= low <= high and factor >= 2):
-        raise ConfigError(
-            f"sizes {begin} to {end} by {factor}: expected a smallest size from 1, a largest, and a factor from 2"
-        )
-    sizes = [low]
-    while sizes[-1] * factor <= high:
-        sizes.append(sizes[-1] * factor)
+    sizes = size_ladder(parse_size(begin, what="-b"), parse_size(end, what="-e"), factor)
     known = tuple(chosen.names) if format == "nccl-csv" else tuple(names_of(format))
     wanted = [each.strip() for each in collectives.split(",")] if collectives else list(known)
     for each in wanted:
@@ -80,12 +77,13 @@ def tune_library(
     print(
         "# collective            size  choice                  time (us)  default               time (us)    gain  error"
     )
-    for row in found:
+    for row in _told(found, wanted, sizes):
         choice = f"{row.algorithm} {row.protocol} {row.channels if row.channels > 0 else ''}".strip()
         error = "-" if row.error is None else f"{100 * row.error:.0f} %"
         print(
             f"  {row.collective:<14} {row.size_bytes:>11}  {choice:<22} {microseconds(row.time_fs / 1e9):>10}  "
-            f"{row.default:<20} {microseconds(row.default_fs / 1e9):>10}  {row.gain:>5.2f}x  {error:>5}{' *' * row.certain}"
+            f"{row.default:<20} {microseconds(row.default_fs / 1e9):>10}  {row.gain:>5.2f}x  {error:>5}{' *' * row.certain}",
+            flush=True,
         )
         picked.append(row)
     rules = rules_of(picked, machine, exact=format == "nccl-csv")
@@ -95,3 +93,16 @@ def tune_library(
     else:
         print("# default: what simcoll runs when no algorithm is named; the library's own is not modelled")
     print(f"# wrote {output}: {len(rules)} rules")
+
+
+def _told(found: Iterator[Picked], collectives: Sequence[str], sizes: Sequence[int]) -> Iterator[Picked]:
+    """The choices, and how far it is."""
+    from simcoll.cli.progress import Progress
+    from simcoll.units import format_size
+
+    with Progress() as progress:
+        for done, (kind, size) in enumerate(product(collectives, sizes)):
+            progress(done, len(collectives) * len(sizes), f"{kind} {format_size(size)}")
+            row = next(found)
+            progress.clear()
+            yield row

@@ -11,6 +11,7 @@ import glob
 import os
 import secrets
 import stat
+import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,8 +20,10 @@ from pathlib import Path
 
 from simcoll.errors import ConfigError
 
-__all__ = ["open_folder", "write_file", "write_files"]
+__all__ = ["open_folder", "refuse_places", "write_file", "write_files"]
 
+
+MOST_LINKS = 40
 LOCK_S = 5.0
 """Longest wait for another process that puts files into the same folder, which takes it microseconds."""
 
@@ -40,6 +43,38 @@ def open_folder(path: Path, names: Iterable[str] = ()) -> None:
     except OSError as error:
         raise ConfigError(f"cannot write to the output folder: {error.strerror}", file=str(path)) from None
     refuse_folders(path, names)
+
+
+def refuse_places(outputs: Iterable[str | Path | None], inputs: Iterable[str | Path | None] = ()) -> None:
+    """Refuse files that cannot be written, before anything long runs: each is begun beside its place.
+
+    Raises
+    ------
+    ConfigError
+        For such a file, for two outputs of one name, and for an output that is one of the ``inputs``.
+    """
+    taken: list[Path] = []
+    for target in (Path(each) for each in outputs if each is not None):
+        if any(target.absolute() == other.absolute() or _same(target, other) for other in taken):
+            raise ConfigError("cannot be written: it is named for two outputs", file=str(target))
+        taken.append(target)
+        try:
+            refuse_folders(target.parent, [target.name])
+            if _own_descriptor(target) is not None or _is_special(target):
+                continue
+            if any(_same(target, Path(each)) for each in inputs if each):
+                raise ConfigError("cannot be written: it is also read; name another file", file=str(target))
+            with _alone_in(target.parent):
+                _New.beside(target).discard()
+        except (OSError, ValueError) as error:  # a path with a zero byte is a ValueError
+            raise ConfigError(f"cannot be written: {getattr(error, 'strerror', error)}", file=str(target)) from None
+
+
+def _same(one: Path, other: Path) -> bool:
+    try:
+        return one.samefile(other)
+    except (OSError, ValueError):
+        return False
 
 
 def refuse_folders(folder: Path, names: Iterable[str]) -> None:
@@ -106,8 +141,37 @@ def _locked(descriptor: int) -> bool:
     return True
 
 
+def _own_descriptor(target: Path) -> int | None:
+    """The descriptor of this process that a name stands for, such as /dev/stdout and /dev/fd/3, also over links.
+
+    What it stands for may be a file like any other, which keeps its name and what others have written.
+    """
+    for _ in range(MOST_LINKS):
+        if os.path.realpath(target.parent) == f"/proc/{os.getpid()}/fd" and target.name.isdecimal():
+            return int(target.name)
+        try:
+            target = target.parent / target.readlink()
+        except OSError:  # it is no link
+            return None
+    return None
+
+
+def _write_into(target: Path, content: bytes) -> None:
+    """Write into a descriptor of ours, after what is printed already, or into a device or a pipe."""
+    descriptor = _own_descriptor(target)
+    if descriptor is None:
+        target.write_bytes(content)
+        return
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
+    left = memoryview(content)
+    while left:
+        left = left[os.write(descriptor, left) :]
+
+
 def _is_special(target: Path) -> bool:
-    """Whether it is a device or a pipe, which gets the content itself; a link to one, as /dev/stdout, is one."""
+    """Whether it is a device or a pipe, which gets the content itself; a link to one is one."""
     try:
         mode = target.stat().st_mode
     except FileNotFoundError:
@@ -129,9 +193,11 @@ def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
     done: list[str] = []
     try:
         refuse_folders(folder, files)
-        special = [name for name in files if _is_special(folder / name)]
+        special = [name for name in files if _own_descriptor(folder / name) is not None or _is_special(folder / name)]
         for name in special:
-            (folder / name).write_bytes(files[name])
+            _write_into(folder / name, files[name])
+        if len(special) == len(files):
+            return
         with _alone_in(folder):
             new.extend(_New.beside(folder / name) for name in files if name not in special)
         for each in new:

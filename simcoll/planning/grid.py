@@ -179,12 +179,22 @@ def read_rows(folder: Path) -> dict[str, Row]:
     ConfigError
         For a file that is no file of rows, with the line.
     """
-    return _read(sorted(folder.glob("rows*.jsonl")))
+    return _read(_files(folder))
+
+
+def _files(folder: Path) -> list[Path]:
+    """The files of rows; none where there is no folder."""
+    try:
+        return sorted(path for path in folder.iterdir() if path.match("rows*.jsonl"))
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot be read: {getattr(error, 'strerror', error)}", file=str(folder)) from None
 
 
 def _not_of_other_shards(folder: Path, name: str) -> list[Path]:
     """The files of rows without those of the other shards of a cut, which may be at work now; ``name``: the file of this one."""
-    found = sorted(folder.glob("rows*.jsonl"))
+    found = _files(folder)
     if name == ROWS:
         return found
     others = re.compile(r"rows-(in-hand-.*|\d+" + re.escape(re.sub(r"^rows-\d+", "", name)) + ")")
@@ -216,10 +226,11 @@ def _read(paths: Iterable[Path]) -> dict[str, Row]:
 
 def _adopt(folder: Path, file: _Appended) -> None:
     """Add the rows that workers of a run that was killed had not handed over."""
-    hands = sorted(folder.glob("rows-in-hand-*.jsonl"))
+    files = _files(folder)
+    hands = [path for path in files if path.match("rows-in-hand-*.jsonl")]
     if not hands:
         return
-    elsewhere = _read(path for path in sorted(folder.glob("rows*.jsonl")) if path not in hands)
+    elsewhere = _read(path for path in files if path not in hands)
     file.append([row for key, row in _read(hands).items() if key not in elsewhere])
     for hand in hands:
         hand.unlink()

@@ -11,6 +11,7 @@ import msgspec
 
 from simcoll.errors import ConfigError, nearest
 from simcoll.formats.strict import read_file
+from simcoll.limits.paths import is_file
 from simcoll.planning.grid import Point, read_rows
 
 __all__ = ["Difference", "Move", "difference", "parse_share"]
@@ -121,7 +122,7 @@ def _is_number(value: object) -> bool:
 def _ran(folder: Path) -> dict[bytes, tuple[Point, Mapping[str, Any], str]]:
     """Every point by what it is: the point, its numbers, and its error."""
     rows: Sequence[Mapping[str, Any]] = list(read_rows(folder).values())
-    if not rows and (folder / "results.json").is_file():
+    if not rows and is_file(folder / "results.json"):
         rows = [{"point": _point(run), "result": run} for run in _runs(folder / "results.json")]
     if not rows:
         raise ConfigError("has no rows.jsonl and no results.json of simcoll", file=str(folder))

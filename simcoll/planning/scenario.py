@@ -96,7 +96,7 @@ def file_of(kind: str, name: str | Path) -> Path:
         When there is no such file.
     """
     path, shipped = Path(name), shipped_files(f"scenarios/{kind}")
-    if path.exists():
+    if exists(path):
         return path
     if (
         path.stem not in shipped

@@ -14,6 +14,7 @@ import msgspec
 
 from simcoll.errors import ConfigError, nearest
 from simcoll.formats.strict import convert_table, read_file
+from simcoll.limits.paths import is_file
 from simcoll.limits.text import parse_toml
 from simcoll.planning.figures import FIGURES
 from simcoll.topology.layers import layers_of
@@ -225,7 +226,7 @@ def _merged(document: Mapping[str, Any], alternative: Mapping[str, Any], folder:
         ("topology", "name"),
     ):
         value = found.get(table, {}).get(key) if isinstance(found.get(table, {}), dict) else None
-        if isinstance(value, str) and (folder / value).is_file():
+        if isinstance(value, str) and is_file(folder / value):
             found[table] = {**found[table], key: str((folder / value).resolve())}
     return found
 
@@ -254,7 +255,7 @@ def _inputs_hash(merged: Mapping[str, Any]) -> str:
     told: list[object] = []
     for table, key in (("model", "hf"), ("gpu", "name"), ("gpu", "calibration"), ("gpu", "measured")):
         value = merged.get(table, {}).get(key)
-        if isinstance(value, str) and Path(value).is_file():
+        if isinstance(value, str) and is_file(value):
             told.append(read_file(value, MAX_BYTES))
     names = merged.get("topology", {}).get("name", ())
     told += [_topology_files(name) for name in ([names] if isinstance(names, str) else names)]

@@ -57,7 +57,11 @@ def load_chakra(
     match = _FILE.fullmatch(given.name)
     prefix = match[1] if match is not None and is_file(given) else given.name.removesuffix(".et")
     found: dict[int, Path] = {}
-    for each in sorted(given.parent.iterdir()) if given.parent.is_dir() else ():
+    try:
+        beside = sorted(given.parent.iterdir())
+    except (OSError, ValueError):  # no folder, or none that may be read
+        beside = []
+    for each in beside:
         own = _FILE.fullmatch(each.name)
         if own is not None and own[1] == prefix:
             found[int(own[2])] = each

@@ -82,7 +82,7 @@ def test_files_for_mpi(tmp_path, monkeypatch, capsys, name):
     [
         (["--format", "nccl"], "unknown tuner format 'nccl'; "),
         (["-c", "all_to_all"], "has no 'all_to_all' known here"),
-        (["-b", "1M", "-e", "1K"], "expected a smallest size from 1"),
+        (["-b", "1M", "-e", "1K"], "the largest size, 1024 bytes, is below the smallest, 1048576"),
     ],
 )
 def test_refusals(tmp_path, capsys, more, says):
