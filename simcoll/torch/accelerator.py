@@ -27,8 +27,8 @@ __all__ = ["accelerator_replacements", "current_device", "device_number", "in_ra
 
 _TORCH = str(Path(torch.__file__).parent)
 _REFUSED = (
-    "ExternalStream", "CUDAGraph", "graph", "make_graphed_callables", "cudart", "caching_allocator_alloc", "MemPool", "_compile_kernel",
-    "_compile_kernel_from_file",
+    "ExternalStream", "CUDAGraph", "graph", "graph_pool_handle", "make_graphed_callables", "cudart", "caching_allocator_alloc", "MemPool",
+    "_compile_kernel", "_compile_kernel_from_file",
 )  # fmt: skip
 _NOTHING = (
     "empty_cache", "init", "ipc_collect",
@@ -244,6 +244,21 @@ def _reset_peak(_device: Any = None) -> None:
     memory.peak_bytes = memory.held_bytes
 
 
+def _statistics(_device: Any = None) -> dict[str, int]:
+    """``memory_stats``, as far as there is something to count: nothing is cached, and no allocation fails."""
+    sizes = {"current": _held_bytes(), "peak": _peak_bytes()}
+    kinds = ("allocated", "active", "reserved", "requested")
+    counted = {f"{kind}_bytes.all.{key}": size for kind in kinds for key, size in sizes.items()}
+    return counted | {"num_alloc_retries": 0, "num_ooms": 0}
+
+
+_MEMORY = {
+    **{f"memory_{what}": _held_bytes for what in ("allocated", "reserved")},
+    **{f"max_memory_{what}": _peak_bytes for what in ("allocated", "reserved")},
+    "memory_stats": _statistics,
+}
+
+
 def accelerator_replacements(gpu: str) -> list[tuple[Any, str, Any]]:
     """Owner, name and replacement of what scripts ask of GPUs.
 
@@ -278,16 +293,7 @@ def accelerator_replacements(gpu: str) -> list[tuple[Any, str, Any]]:
         (cuda, "get_device_properties", properties),
         (cuda, "mem_get_info", lambda *_: (properties().total_memory - _held_bytes(), properties().total_memory)),
         *((cuda, name, _reset_peak) for name in _RESETS),
-        *(
-            (owner, f"memory_{what}", _held_bytes)
-            for owner in (cuda, accelerator)
-            for what in ("allocated", "reserved")
-        ),
-        *(
-            (owner, f"max_memory_{what}", _peak_bytes)
-            for owner in (cuda, accelerator)
-            for what in ("allocated", "reserved")
-        ),
+        *((owner, name, value) for owner in (cuda, accelerator) for name, value in _MEMORY.items()),
         (cuda, "is_bf16_supported", lambda *_: properties().major >= 8),
         *((cuda, name, _seed) for name in ("manual_seed", "manual_seed_all")),
         (cuda, "initial_seed", torch.initial_seed),

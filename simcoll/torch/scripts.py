@@ -100,14 +100,24 @@ def _found(name: str) -> ModuleSpec:
 
 @dataclass(slots=True, eq=False)
 class _Notes:
-    """What is told at the end: the ends of optimizer steps, and the files that ranks have written."""
+    """What is told at the end: the ends of optimizer steps, and the files that ranks have written.
+
+    An optimizer may step others: ``outermost`` has, by rank, the one that has begun.
+    """
 
     steps_fs: defaultdict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    outermost: dict[int, int] = field(default_factory=dict)
     writers: defaultdict[str, dict[int, None]] = field(default_factory=lambda: defaultdict(dict))
 
-    def step(self, *_: Any) -> None:
+    def begin_step(self, stepped: Any, *_: Any) -> None:
         thread = current_thread_or_none()
         if thread is not None:
+            self.outermost.setdefault(thread.number, id(stepped))
+
+    def end_step(self, stepped: Any, *_: Any) -> None:
+        thread = current_thread_or_none()
+        if thread is not None and self.outermost.get(thread.number) == id(stepped):
+            del self.outermost[thread.number]
             self.steps_fs[thread.number].append(thread.now_fs())
 
     def wrote(self, path: str) -> None:
@@ -284,7 +294,8 @@ def _as_script(script: Script, file: str, notes: _Notes) -> Iterator[None]:
         (torch, "save", _save(torch.save, notes)),
     ]
     states = random.getstate(), np.random.get_state()  # noqa: NPY002
-    handle, main = optimizer.register_optimizer_step_post_hook(notes.step), sys.modules["__main__"]
+    begin_hook = optimizer.register_optimizer_step_pre_hook(notes.begin_step)
+    end_hook, main = optimizer.register_optimizer_step_post_hook(notes.end_step), sys.modules["__main__"]
     before = [(owner, name, getattr(owner, name)) for owner, name, _ in changes]
     try:
         for owner, name, value in changes:
@@ -297,7 +308,8 @@ def _as_script(script: Script, file: str, notes: _Notes) -> Iterator[None]:
     finally:
         for owner, name, value in before:
             setattr(owner, name, value)
-        handle.remove()
+        begin_hook.remove()
+        end_hook.remove()
         random.setstate(states[0])
         np.random.set_state(states[1])  # noqa: NPY002
         sys.modules["__main__"] = main

@@ -49,6 +49,9 @@ def test_what_is_gathered_and_freed():
             torch.cuda.reset_peak_memory_stats()
             with torch.no_grad():
                 model(torch.empty(1, width))
+            counted = torch.cuda.memory_stats()
+            assert counted["active_bytes.all.peak"] == torch.cuda.max_memory_allocated()
+            assert counted["num_ooms"] == 0
             return torch.cuda.max_memory_allocated(), torch.cuda.memory_allocated()
 
     layer = 4 * width * width

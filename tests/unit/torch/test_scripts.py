@@ -116,6 +116,31 @@ def test_a_script_for_gpus_runs_unchanged(script, capsys, tmp_path):
         assert json.load(file)["traceEvents"]
 
 
+NESTED = """
+    import torch
+
+    class Both(torch.optim.Optimizer):
+        def __init__(self, *parts):
+            super().__init__([{"params": [p for part in parts for group in part.param_groups for p in group["params"]]}], {})
+            self.parts = parts
+
+        def step(self):
+            for part in self.parts:
+                part.step()
+
+    weights = [torch.nn.Parameter(torch.ones(1)) for _ in range(2)]
+    both = Both(*(torch.optim.SGD([weight], lr=0.1) for weight in weights))
+    for _ in range(3):
+        both.step()
+"""
+
+
+def test_steps_of_an_optimizer_of_optimizers_count_once(script, capsys):
+    status, out, err = script(capsys, NESTED, options=("-n", "1"))
+    assert status == 0, err
+    assert "; 3 optimizer steps on rank 0, " in out
+
+
 GPUS = """
     import os
     import torch
@@ -236,6 +261,7 @@ BAD = """
         ),
         ("dist.all_reduce(torch.zeros(2 + rank // 3))", 1, ["differ in number of elements", "rank 3: all_reduce [3]"]),
         ("torch.cuda.CUDAGraph()", 1, ["torch.cuda.CUDAGraph has no meaning in a simulated run"]),
+        ("torch.cuda.graph_pool_handle()", 1, ["torch.cuda.graph_pool_handle has no meaning in a simulated run"]),
         ("torch.zeros(1).to(5)", 1, ["asks for device 5, and its node has 4, 0 .. 3; a rank's own is LOCAL_RANK"]),
         ("torch.compile(torch.nn.Linear(1, 1))(torch.ones(1))", 0, ["torch.compile has no effect"]),
         (
