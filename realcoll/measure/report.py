@@ -104,6 +104,7 @@ def json_document(request: Request, lines: Sequence[Line], config: Mapping[str, 
             if key.startswith(("NCCL_", "MPICH_", "CUDA_VISIBLE"))
         ],
         "config": {
+            "collective": request.collective,
             "nranks": request.nranks,
             "algorithm": str(request.choice),
             "minimum_bytes": min((line.plan.total_bytes for line in lines), default=0),

@@ -40,7 +40,7 @@ def calibrate_logs(
     nodes
         How many nodes. Default: those of the logs.
     collective
-        What was measured, for logs that do not name it.
+        What was measured, for logs that do not name it; of logs that name several, the one to take.
     library
         A shipped library or a library file. Default: nccl; rccl for a log of RCCL or AMD's GPUs.
     env

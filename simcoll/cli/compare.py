@@ -42,7 +42,7 @@ def compare_log(
     nodes
         How many nodes. Default: those of the log.
     collective
-        What was measured, for a log that does not name it.
+        What was measured, for a log that does not name it; of a log that names several, the one to take.
     library
         A shipped library or a library file. Default: nccl; rccl for a log of RCCL or AMD's GPUs.
     env

@@ -74,11 +74,13 @@ class Table:
     devices
         Names of the GPUs, each once.
     library, version
-        ``nccl``, ``rccl`` or ``realcoll``, and the version, where printed.
+        ``nccl``, ``rccl`` or ``realcoll``, and the version, where printed; of realcoll the transport, such as ``(nccl)``.
     environment
         Variables of NCCL in the log, with their values; ``LAUNCHER`` is ``one-process`` where one process drives all GPUs of a node.
     rows
         In the order of the log.
+    guessed
+        Whether the collective is not named but taken from the columns.
     """
 
     collective: str
@@ -89,6 +91,7 @@ class Table:
     version: str
     environment: tuple[tuple[str, str], ...]
     rows: tuple[Measured, ...]
+    guessed: bool = False
 
     def __str__(self) -> str:
         ranks = f"{self.nranks} ranks" if self.nranks else "an unknown number of ranks"
@@ -124,9 +127,9 @@ class Run:
 def finished(run: Run) -> tuple[Table, tuple[str, ...]]:
     """The table of a run, with notes on what its columns had to tell."""
     notes = []
-    collective = _NAMES.get(run.collective, run.collective)
+    collective, guessed = _NAMES.get(run.collective, run.collective), not run.collective
     nranks = run.nranks or max(run.devices, default=-1) + 1  # copies leave out devices in the middle
-    if not collective:
+    if guessed:
         collective = _collective(run.rows)
         told = f"taken for {collective} by its columns" if collective else "and its columns fit several"
         notes.append(f"the collective is not named, {told}")
@@ -144,9 +147,9 @@ def finished(run: Run) -> tuple[Table, tuple[str, ...]]:
     shared = run.gpus_per_thread != 1 and all(process for _, process in processes)
     if shared and len(processes) == len(hosts) < len(run.devices):
         environment = (("LAUNCHER", "one-process"), *environment)
-    return Table(collective, nranks, len(hosts), names, library, run.version, environment, tuple(run.rows)), tuple(
-        notes
-    )
+    rows = tuple(run.rows)
+    table = Table(collective, nranks, len(hosts), names, library, run.version, environment, rows, guessed)
+    return table, tuple(notes)
 
 
 def _collective(rows: Sequence[Measured]) -> str:

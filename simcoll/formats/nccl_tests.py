@@ -108,7 +108,7 @@ class _Reader:
     def _about(self, number: int, text: str) -> None:
         """A line that says something about the run."""
         run = self._run
-        if "_perf" in text and (name := _PERF.search(text)):
+        if "_perf" in text and "concluded" not in text and (name := _PERF.search(text)):
             self._named(name[1])
         if "Collective test" in text and (name := _STARTING.search(text)):
             self._named(name[1].removesuffix("_perf"))
@@ -122,15 +122,16 @@ class _Reader:
             self._skipped.add(number, printable(failure[0]))
         if "realcoll" in text and (report := _REALCOLL.search(text)):
             self._next()
-            self._run.collective, self._run.nranks, self._run.library = report[1], int(report[4]), "realcoll"
+            self._run.collective, self._run.nranks = report[1], int(report[4])
+            self._run.library, self._run.version = "realcoll", f"({report[3]})"
         if "Out of bounds" in text and (bounds := _BOUNDS.search(text)) and int(bounds[1]):
             self._skipped.add(number, f"{bounds[1]} values out of bounds in this run")
         if "rccl-tests" in text:
             run.library = "rccl"
 
     def _named(self, collective: str) -> None:
-        """A command line; a collective other than that of the rows so far begins another table."""
-        if self._run.rows and self._run.collective not in {"", collective}:
+        """A command line; after a whole table, or with a collective other than that of the rows so far, it begins another one."""
+        if self._run.rows and (self._complete or self._run.collective not in {"", collective}):
             self._next()
         if not self._run.rows:
             self._run.collective = collective

@@ -55,6 +55,7 @@ class _Config(msgspec.Struct, frozen=True):
     devices: list[_Device] = []
     ngpus: int = 0
     nranks: int = 0
+    collective: str = ""
     algorithm: str = ""
     transport: str = ""
     topology: str = ""
@@ -102,10 +103,10 @@ def tables_of_json(path: str | Path, max_bytes: int, skipped: Skipped) -> tuple[
     )
     library = "realcoll" if ours else "simcoll" if document.config.topology else "rccl" if "rccl" in text else "nccl"
     run = Run(
-        _collective(document.args, ours), document.config.nranks,
+        _collective(document), document.config.nranks,
         {device.rank: (device.hostname, str(device.pid or ""), printable(device.device_info)) for device in document.config.devices}, rows,
         {printable(name): printable(value)[:200] for name, value in pairs if name.startswith("NCCL_")},
-        library, _version(document.nccl_version), document.config.ngpus,
+        library, printable(f"({document.config.transport})")[:40] if ours else _version(document.nccl_version), document.config.ngpus,
     )  # fmt: skip
     table, notes = finished(run)
     for note in notes:
@@ -113,12 +114,11 @@ def tables_of_json(path: str | Path, max_bytes: int, skipped: Skipped) -> tuple[
     return (table,)
 
 
-def _collective(args: list[str], ours: bool) -> str:
-    """The collective, from the program's name or realcoll's first argument."""
-    if ours:
-        after = args[args.index("perf") + 1 : args.index("perf") + 2] if "perf" in args else []
-        return after[0] if after and after[0].isidentifier() else ""
-    program = args[0].rpartition("/")[2] if args else ""
+def _collective(document: _Document) -> str:
+    """The collective, as our own files name it, or from the program's name."""
+    if document.config.collective:
+        return printable(document.config.collective)[:40]
+    program = document.args[0].rpartition("/")[2] if document.args else ""
     return program.partition("_perf")[0] if "_perf" in program else ""
 
 

@@ -64,20 +64,34 @@ def gathered(
                 found, topology, nodes=nodes, library=library, environment=environment, collective=collective
             )
         except ConfigError as error:
-            raise error if error.file else ConfigError(error.message, file=str(log)) from None
+            raise (
+                error if error.file else ConfigError("; ".join([error.message, *found.notes[:3]]), file=str(log))
+            ) from None
         notes += [f"{name}: {note}" for note in more]
         settings += [(name, each) for each in told]
     tables = tuple(tuning)
-    series = tuple(
-        Series.of(each.table.collective, each.table.nranks, each.table.rows, _predictor(each, tables))
-        for _, each in settings
-    )
-    sources = tuple(
-        "; set aside: ".join([f"{name}: {each.table}", *made.aside])
-        for (name, each), made in zip(settings, series, strict=True)
-    )
+    series: list[Series] = []
+    sources: list[str] = []
+    for runs in _alike(settings):
+        first, rows = runs[0][1], [row for _, each in runs for row in each.table.rows]
+        made = Series.of(first.table.collective, first.table.nranks, rows, _predictor(first, tables))
+        again = len(rows) - len({row.size_bytes for row in rows})
+        if again:
+            notes.append(f"{first.table.collective}: {again} rows of a size that is there already; medians count")
+        series.append(made)
+        named = [f"{name}: {each.table}" for name, each in runs]
+        sources += [*named[:-1], "; set aside: ".join([named[-1], *made.aside])]
     libraries = dict.fromkeys(str(each.library) for _, each in settings)
-    return Gathered(series, tables, sources, tuple(libraries), tuple(notes))
+    return Gathered(tuple(series), tables, tuple(sources), tuple(libraries), tuple(notes))
+
+
+def _alike(settings: Sequence[tuple[str, Setting]]) -> list[list[tuple[str, Setting]]]:
+    """Runs that were repeated, together: a row that is left out must not have a twin in the fit."""
+    found: dict[object, list[tuple[str, Setting]]] = {}
+    for name, each in settings:
+        key = (each.table.collective, each.table.nranks, each.topology.name, str(each.library), each.environment)
+        found.setdefault(key, []).append((name, each))
+    return list(found.values())
 
 
 def _predictor(setting: Setting, tuning: tuple[TuningTable, ...]) -> Predictor:

@@ -85,7 +85,7 @@ def settings_for(
     environment
         Settings that go before those printed in the log.
     collective
-        For tables that do not name theirs.
+        Of tables that do not name theirs; those that name another one are left out.
 
     Raises
     ------
@@ -98,7 +98,11 @@ def settings_for(
     found, notes = [], []
     for number, table in enumerate(log.tables, 1):
         where = f"table {number} ({table})" if len(log.tables) > 1 else f"the table ({table})"
-        known = replace(table, collective=table.collective or collective or "")
+        open_to = table.guessed or not table.collective
+        known = replace(table, collective=collective) if collective and open_to else table
+        if collective not in {None, known.collective}:
+            notes.append(f"{where} is left out: --collective asks for {collective}")
+            continue
         if known.collective not in COLLECTIVES:
             reason = (
                 f"simcoll has no model of {known.collective!r}"
@@ -111,6 +115,8 @@ def settings_for(
         notes += [f"{where}: {each} in the log is ignored" for each in ignored]
         if table.library == "realcoll" and not all(row.library_fs for row in table.rows):
             notes.append(f"{where} times schedules of realcoll's own, not those that the library would choose")
+        elif table.library == "realcoll" and table.version != "(nccl)":
+            notes.append(f"{where} has the times of another library's collectives, not NCCL's")
         if table.library == "simcoll":
             notes.append(f"{where} is a prediction of simcoll perf; nothing was measured")
         machine = _machine(known, topology, nodes)

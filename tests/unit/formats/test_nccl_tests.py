@@ -162,6 +162,14 @@ def test_several_runs_in_one_log(read):
     ]
 
 
+def test_a_run_that_is_repeated_is_a_table_of_its_own(read):
+    once = ["./all_reduce_perf -b 8", *nccl_tests(SIZES, 14 / 8), "# Collective test concluded: all_reduce_perf"]
+    log = read([*once, *once, *nccl_tests(SIZES[6:], 7 / 8, share=8)])
+    assert [(each.collective, each.guessed) for each in log.tables] == [
+        ("all_reduce", False), ("all_reduce", False), ("reduce_scatter", True),
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("hosts", [("a",), TWO])
 def test_one_process_that_drives_all_gpus_of_a_node_is_seen(read, hosts):
     lines = nccl_tests(SIZES, 1.5, hosts=hosts)

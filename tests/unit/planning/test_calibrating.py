@@ -8,7 +8,7 @@ import pytest
 from simcoll import load_topology
 from simcoll.errors import ConfigError
 from simcoll.libraries.calibration import Calibration
-from simcoll.libraries.fitting import formula
+from simcoll.libraries.fitting import formula, left_out
 from simcoll.libraries.formula import stated
 from simcoll.libraries.library import load_library
 from simcoll.libraries.prediction import formula_time
@@ -92,6 +92,21 @@ def test_several_collectives_share_the_machine_s_numbers(tmp_path):
     )
 
 
+def test_runs_that_are_repeated_are_one_series_of_medians(tmp_path):
+    lines = ["./all_reduce_perf", *nccl_tests(SIZES, 14 / 8, version=3)]
+    once, thrice = read(tmp_path, lines), read(tmp_path, 3 * lines)
+    assert [each.rows for each in thrice.series] == [each.rows for each in once.series]
+    assert (len(once.sources), len(thrice.sources)) == (1, 3)
+    assert thrice.notes == (f"all_reduce: {2 * len(SIZES)} rows of a size that is there already; medians count",)
+    made, again = (fitted(found, None, "dgx-h100") for found in (once, thrice))
+    assert (made.rate, made.corrections) == (again.rate, again.corrections)
+    # A row that is left out has no twin in the fit, so that repeated runs do not look better than they are.
+    assert left_out(once.series) == left_out(thrice.series)
+
+
 def test_a_log_with_nothing_is_refused_with_its_name(tmp_path):
     with pytest.raises(ConfigError, match=r"run\.log: there is no row"):
         read(tmp_path, ["nothing"])
+    wrong = list(nccl_tests(SIZES, 14 / 8, version=3, wrong=lambda _: "7"))
+    with pytest.raises(ConfigError, match=r"there is no row.*; line \d+: 8 B: 7 wrong elements; left out"):
+        read(tmp_path, wrong)

@@ -143,6 +143,7 @@ def test_the_machine_has_the_nodes_and_ranks_of_the_log(nranks, nnodes, nodes, b
     [
         ({"collective": "hypercube"}, {}, "simcoll has no model of 'hypercube'"),
         ({"collective": ""}, {}, "--collective says which one it is"),
+        ({}, {"collective": "broadcast"}, "is left out: --collective asks for broadcast"),
         ({"collective": ""}, {"collective": "allreduce"}, "did you mean 'all_reduce'"),
         ({"nranks": 32}, {"nodes": 2}, "topology 'dgx-h100' has 16 GPUs; 32 ranks were requested, as in the log; choose --nodes"),
         ({}, {"library": "mccl"}, "unknown library 'mccl'; did you mean 'rccl'"),
@@ -163,6 +164,26 @@ def test_tables_without_a_model_are_left_out_of_several():
     assert notes == [
         "table 1 (alltoallv, 16 ranks on 2 nodes, 28 rows, nccl 2.27.5) is left out: simcoll has no model of 'alltoallv'"
     ]
+
+
+def test_the_named_collective_of_several_is_taken():
+    log = made("dgx-h100")
+    guess, other = replace(log.tables[0], guessed=True), replace(log.tables[0], collective="broadcast")
+    found, notes = settings_for(replace(log, tables=(*log.tables, guess, other)), "dgx-h100", collective="broadcast")
+    assert [each.table.collective for each in found] == ["broadcast", "broadcast"]  # a name counts more than a guess
+    assert [note.partition(" is ")[2] for note in notes] == ["left out: --collective asks for broadcast"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("transport", "says"), [("(nccl)", ""), ("(mpi)", "another library's collectives")])
+def test_the_library_of_a_report_of_realcoll(transport, says):
+    log = made("dgx-h100")
+    rows = tuple(replace(row, out_of_place_fs=3 * row.time_fs, library_fs=row.time_fs) for row in log.tables[0].rows)
+    report = replace(log.tables[0], library="realcoll", version=transport, rows=rows)
+    (setting,), notes = settings_for(replace(log, tables=(report,)), "dgx-h100")
+    assert says in "".join(notes)
+    assert bool(notes) == bool(says)
+    assert all(each.ratio == pytest.approx(1, rel=0.06) for each in compare(setting))  # with the library's own time
 
 
 @pytest.mark.slow

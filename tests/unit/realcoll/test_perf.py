@@ -10,10 +10,11 @@ import simcoll
 from realcoll.__main__ import main
 from realcoll.measure.calibrate import calibration, fit, shift, topology_toml
 from realcoll.measure.perf import Line, Measured
-from realcoll.measure.report import row, write_new
+from realcoll.measure.report import footer, header, row, write_new
 from realcoll.transports import gpu_is_here
 from simcoll.errors import ConfigError
 from simcoll.formats import output
+from simcoll.formats.nccl_tests import load_log
 from simcoll.libraries.calibration import Calibration, load_calibration
 from simcoll.libraries.fitting import formula
 from simcoll.topology import load_topology
@@ -106,6 +107,37 @@ def test_ratio_is_ours_over_the_library_s():
     cells = row(line, predicts=True).split()
     assert cells[5:9] == ["2.00", "4.00", "6.00", "0"]
     assert cells[-3:] == ["1.00", "0.50", "3.00"]
+
+
+def test_reports_are_read_for_comparison(tmp_path, capsys):
+    command = f"perf all_gather -t local -b 1K -e 64K -f 8 -n 2 -g 4 -J {tmp_path / 'own.json'}"
+    assert main(command.split()) == 0
+    text = capsys.readouterr().out
+    (tmp_path / "own.log").write_text(text)
+    printed = [(int(line[0]), float(line[5])) for line in rows(text)]
+    for name in ("own.log", "own.json"):
+        (table,) = load_log(tmp_path / name).tables
+        assert (table.collective, table.nranks, table.library, table.version) == (
+            "all_gather",
+            4,
+            "realcoll",
+            "(local)",
+        )
+        times = [(each.size_bytes, each.time_fs / 1e9) for each in table.rows]
+        assert times == [(size, pytest.approx(time, abs=0.006)) for size, time in printed]
+
+
+@pytest.mark.parametrize("predicts", [False, True])
+def test_the_time_of_the_library_is_found_in_a_report(tmp_path, predicts):
+    lines = ["# realcoll: all_reduce with ring on nccl: 8 ranks in 8 processes", *header(predicts=predicts)]
+    for count in (64, 2000, 10**7):
+        plan = simcoll.bind(simcoll.schedule("all_reduce", "ring", nranks=8), count)
+        line = Line(plan, "sum", Measured(9e-6 + count * 1e-10, 0), None, Measured(7e-6 + count * 1e-11, None), 3e-6)
+        lines.append(row(line, predicts=predicts))
+    (tmp_path / "own.log").write_text("\n".join([*lines, *footer([])]))
+    (table,) = load_log(tmp_path / "own.log").tables
+    assert (table.library, table.version) == ("realcoll", "(nccl)")
+    assert [each.time_fs / 1e9 for each in table.rows] == [7.0, 7.02, 107.0]
 
 
 @pytest.mark.parametrize(
