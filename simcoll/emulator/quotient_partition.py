@@ -36,10 +36,10 @@ Hashes = NDArray[np.uint64]
 __all__ = ["Partition", "Ties", "alike", "certify", "connections_in_order", "dense", "first_of", "refine"]
 
 SALTS = tuple(np.uint64(salt) for salt in (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9))
-COMPARED_ROWS = 1 << 20
-"""So many links of messages are compared at a time: memory is that of a few steps, and each comparison costs what all links cost."""
 WORD = 32
 """Bits of an owner, and of what it has."""
+COMPARED_ROWS = 1 << 20
+"""So many links of messages are compared at a time: memory is that of a few steps, and each comparison costs what all links cost."""
 NOT_ALIKE = (
     "lanes of one class take part in different messages",
     "links of one class carry different messages",
@@ -116,20 +116,21 @@ def dense(*columns: Ints) -> Ints:
 
 
 def alike(*columns: NDArray[Any]) -> Ints:
-    """Numbers from 0 for the different rows of some columns; one sort of hashes, which are then compared with the numbers.
+    """Numbers from 0 for the different rows of some columns, by their hashes; the rows are then compared with the numbers.
 
     >>> import numpy as np
     >>> len(set(alike(np.array([7, 7, 5]), np.array([1, 1, 1])).tolist()))
     2
     """
+    from simcoll.emulator.fast.grouping import numbered  # brings in numba
+
     state = np.zeros(len(columns[0]), np.uint64)
     varying = [column for column in columns if column.size and not (column == column[0]).all()]
     for column in varying:
         state = mix(state + SALTS[0] ^ column.astype(np.uint64))
-    values, names = np.unique(state, return_inverse=True)
-    one = first_of(names, len(values))
+    names, one = numbered(state)
     if all(np.array_equal(column[one][names], column) for column in varying):
-        return names.astype(np.int64)
+        return names
     return dense(*columns)
 
 
@@ -169,8 +170,10 @@ def _connections(step: Timed, lanes: int) -> Ints:
 
 
 def _colour(hashes: Hashes) -> tuple[Ints, int]:
-    values, names = np.unique(hashes, return_inverse=True)
-    return names, len(values)
+    from simcoll.emulator.fast.grouping import numbered  # brings in numba
+
+    names, first = numbered(hashes)
+    return names, len(first)
 
 
 def _hashed(names: Ints, salt: np.uint64) -> Hashes:
@@ -243,23 +246,11 @@ def _same_lists(owner: Ints, owner_class: Ints, value: Ints) -> bool:
     return _alike_lists([owner << WORD | value], owner_class)
 
 
-def _alike_lists(keys: list[Ints], owner_class: Ints) -> bool:
-    """The same of numbers that are owner and value in one, which sort ten times as fast; compared some at a time."""
-    key = np.concatenate([np.zeros(0, np.int64), *keys])
-    keys.clear()
-    key.sort()
-    start = np.searchsorted(key, np.arange(len(owner_class) + 1) << WORD)
-    count, first = np.diff(start), first_of(owner_class, int(owner_class.max(initial=-1)) + 1)
-    if not (count[first[owner_class]] == count).all():
-        return False
-    low = (1 << WORD) - 1
-    for begin in range(0, len(key), COMPARED_ROWS):
-        own = key[begin : begin + COMPARED_ROWS]
-        owner = own >> WORD
-        place = np.arange(begin, begin + len(own)) - start[owner] + start[first[owner_class[owner]]]
-        if not ((key[place] ^ own) & low == 0).all():
-            return False
-    return True
+def _alike_lists(keys: Sequence[Ints], owner_class: Ints) -> bool:
+    """The same of numbers that are owner and value in one."""
+    from simcoll.emulator.fast.grouping import lists_equal  # brings in numba
+
+    return lists_equal(keys, first_of(owner_class, int(owner_class.max(initial=-1)) + 1)[owner_class])
 
 
 def _not_a_partition(patterns: Sequence[Timed], capacity: Ints, partition: Partition, connections: int) -> str:

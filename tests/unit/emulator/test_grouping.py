@@ -1,0 +1,61 @@
+"""Rows and lists compared in one pass: the numbers and answers of sorting."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("numba")
+
+from simcoll.emulator.fast.grouping import WORD, _equal_sorted, _sorted, lists_equal, numbered
+
+
+@pytest.mark.parametrize("different", [1, 3, 1000, 1 << 62])
+@pytest.mark.parametrize("rows", [0, 1, 2, 777])
+def test_rows_have_the_numbers_that_sorting_gives(rows, different):
+    words = np.random.default_rng(rows).integers(0, different, rows).astype(np.uint64)
+    names, first = numbered(words)
+    assert all(np.array_equal(a, b) for a, b in zip((names, first), _sorted(words), strict=True))
+    assert np.array_equal(words[first][names], words)
+
+
+def test_words_that_meet_in_the_table_are_told_apart():
+    words = np.tile(np.arange(100, dtype=np.uint64) << np.uint64(40), 3)
+    assert numbered(words)[0].tolist() == list(range(100)) * 3
+
+
+def keys(*lists):
+    """Owner and value in one number."""
+    return np.array([owner << WORD | value for owner, some in enumerate(lists) for value in some], np.int64)
+
+
+@pytest.mark.parametrize(
+    ("lists", "model", "same"),
+    [
+        (((1, 2, 2), (2, 1, 2)), [0, 0], True),
+        (((1, 2, 2), (1, 1, 2)), [0, 0], False),
+        (((1, 2), (1, 2, 2)), [0, 0], False),
+        (((1, 2, 2), (1, 2)), [0, 0], False),
+        (((), (), (5,), (2**32 - 1 >> 8,)), [0, 0, 2, 3], True),
+        (((), (), (5,), (6,)), [0, 0, 2, 2], False),
+        (((9,), (3,), (9,), (3,)), [2, 1, 2, 1], True),
+        ((), [], True),
+    ],
+)
+def test_lists_are_equal_whatever_their_order(lists, model, same):
+    wanted = np.array(model, np.int64)
+    assert lists_equal([keys(*lists)], wanted) is _equal_sorted(keys(*lists), wanted) is same
+
+
+def test_random_lists_as_by_sorting():
+    random, found = np.random.default_rng(5), set()
+    for _ in range(300):
+        owners = int(random.integers(1, 6))
+        model = np.minimum(random.integers(0, 2, owners), np.arange(owners))
+        one = [random.integers(0, 3, 4) for _ in range(2)]
+        lists = [random.permutation(one[each]) for each in model]
+        if random.random() < 0.5:
+            lists[-1] = random.integers(0, 3, int(random.integers(3, 6)))
+        mixed = random.permutation(keys(*lists))
+        same = lists_equal(np.array_split(mixed, 3), model)
+        assert same == _equal_sorted(mixed, model)
+        found.add(same)
+    assert found == {True, False}
