@@ -6,7 +6,10 @@ import numpy as np
 
 from simcoll.arrays import Ints, Words
 
-__all__ = ["mix", "mix_in_place", "token_at"]
+__all__ = ["SALTS", "mix", "mix_in_place", "token_at"]
+
+SALTS = tuple(np.uint64(salt) for salt in (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9))
+"""Words that tell apart what would otherwise have one hash."""
 
 
 def mix(values: Words) -> Words:

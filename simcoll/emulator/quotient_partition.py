@@ -28,16 +28,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simcoll.arrays import Ints
-from simcoll.core.hashing import mix
+from simcoll.core.hashing import SALTS, mix
 from simcoll.emulator.fast.timed import Timed
 
 Hashes = NDArray[np.uint64]
 
 __all__ = ["Partition", "Ties", "alike", "certify", "connections_in_order", "dense", "first_of", "refine"]
 
-SALTS = tuple(np.uint64(salt) for salt in (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9))
 WORD = 32
 """Bits of an owner, and of what it has."""
+NONE = np.zeros(0, np.int64)
 COMPARED_ROWS = 1 << 20
 """So many links of messages are compared at a time: memory is that of a few steps, and each comparison costs what all links cost."""
 NOT_ALIKE = (
@@ -122,16 +122,11 @@ def alike(*columns: NDArray[Any]) -> Ints:
     >>> len(set(alike(np.array([7, 7, 5]), np.array([1, 1, 1])).tolist()))
     2
     """
-    from simcoll.emulator.fast.grouping import numbered  # brings in numba
+    from simcoll.emulator.fast.grouping import grouped  # brings in numba
 
-    state = np.zeros(len(columns[0]), np.uint64)
-    varying = [column for column in columns if column.size and not (column == column[0]).all()]
-    for column in varying:
-        state = mix(state + SALTS[0] ^ column.astype(np.uint64))
-    names, one = numbered(state)
-    if all(np.array_equal(column[one][names], column) for column in varying):
-        return names
-    return dense(*columns)
+    varying = [column for column in columns if column.size and column.strides[0] and not (column == column[0]).all()]
+    names, equal = grouped(varying or columns[:1])
+    return names if equal else dense(*columns)
 
 
 def first_of(names: Ints, count: int) -> Ints:
@@ -189,6 +184,8 @@ def refine(
     ties: Ties | None = None,
 ) -> Partition | str:
     """The coarsest partition that colour refinement finds, or the limit that it exceeds: ``most_classes`` of lanes, ``most_rounds``."""
+    from simcoll.emulator.fast.refining import Colours, spread  # brings in numba
+
     lanes, links = np.zeros(nlanes, np.int64), dense(capacity)
     numbers, places, count = connections_in_order(patterns)
     ways = np.zeros(count, np.int64)
@@ -205,26 +202,18 @@ def refine(
     ]
     # Every round but the last makes more classes.
     for _ in range(nlanes + len(links) + count + len(marks) + 2 if most_rounds is None else most_rounds):
-        lane_sum, link_sum, way_sum = _hashed(lanes, SALTS[0]), _hashed(links, SALTS[1]), _hashed(ways, SALTS[2])
-        lane_hash, link_hash, way_hash = lane_sum.copy(), np.append(link_sum, np.uint64(0)), way_sum.copy()
+        old = Colours(_hashed(lanes, SALTS[0]), _hashed(links, SALTS[1]), _hashed(ways, SALTS[2]))
+        new = Colours(*(hashes.copy() for hashes in old))
         messages = []
         for number, (step, cost) in enumerate(zip(patterns, fixed, strict=True)):
-            shape = step.shape
-            message = mix(cost + lane_hash[shape.sender] + mix(lane_hash[shape.receiver] + SALTS[2]))
-            message = mix(message + link_hash[shape.links].sum(axis=1, dtype=np.uint64))
-            if step.connected:
-                message = mix(message + way_hash[numbers[number]])
-                np.add.at(way_sum, numbers[number], message)
+            connected = numbers[number] if step.connected else NONE
+            tied = marks[begins[number] : begins[number + 1]]
+            message = spread(step.shape, cost, connected, tied, old, new)
             if ties:
-                message = mix(message + marks[begins[number] : begins[number + 1]])
                 messages.append(message)
-            np.add.at(lane_sum, shape.sender, mix(message + SALTS[0]))
-            np.add.at(lane_sum, shape.receiver, mix(message + SALTS[1]))
-            used = shape.links >= 0
-            np.add.at(link_sum, shape.links[used], np.broadcast_to(message[:, None], used.shape)[used])
-        lanes, lane_count = _colour(lane_sum)
-        links, link_count = _colour(link_sum)
-        ways, way_count = _colour(way_sum)
+        lanes, lane_count = _colour(new.lanes)
+        links, link_count = _colour(new.links)
+        ways, way_count = _colour(new.ways)
         if lane_count > most_classes:
             return "too little symmetry: more than a quarter of the lanes differ"
         same = (lane_count, link_count, way_count) == counts

@@ -5,11 +5,13 @@ Where numba is not installed numpy sorts, and gives the same numbers and answers
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from simcoll.core.hashing import SALTS, mix
 from simcoll.emulator.fast.compiled import COMPILED, SOURCES, entry
+from simcoll.emulator.fast.hashing import mixed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,10 +21,45 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
     Hashes = NDArray[np.uint64]
 
-__all__ = ["WORD", "lists_equal", "numbered"]
+__all__ = ["WORD", "grouped", "lists_equal", "numbered"]
 
 WORD = 32
 """Bits of an owner, and of what it has."""
+
+
+def grouped(columns: Sequence[NDArray[Any]]) -> tuple[Ints, bool]:
+    """Numbers from 0 for the different rows of some columns, by hashes of them; and whether rows of one number are indeed equal.
+
+    >>> grouped([np.array([7, 7, 5, 7]), np.array([1, 2, 1, 1])])[0].tolist()
+    [0, 1, 2, 0]
+    """
+    words = np.zeros(len(columns[0]), np.uint64)
+    whole = [np.require(column, np.int64, ["C", "W"]) for column in columns] if COMPILED else columns
+    for column in whole:
+        if COMPILED:
+            _stir(words, column)
+        else:
+            words = mix(words + SALTS[0] ^ column.astype(np.uint64))
+    names, first = numbered(words)
+    if COMPILED:
+        return names, all(_stray(column, names, first) < 0 for column in whole)
+    return names, all(np.array_equal(column[first][names], column) for column in whole)
+
+
+@entry
+def _stir(words: Hashes, column: Ints, _sources: int = SOURCES) -> None:
+    """Let every word depend on a number, too."""
+    for row in range(len(words)):
+        words[row] = mixed((words[row] + SALTS[0]) ^ np.uint64(column[row]))
+
+
+@entry
+def _stray(column: Ints, names: Ints, first: Ints, _sources: int = SOURCES) -> int:
+    """The first row whose number is not that of the first row of its name; -1 if there is none."""
+    for row in range(len(names)):
+        if column[row] != column[first[names[row]]]:
+            return row
+    return -1
 
 
 def numbered(words: Hashes) -> tuple[Ints, Ints]:

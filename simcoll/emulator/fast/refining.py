@@ -1,0 +1,105 @@
+"""A round of colour refinement: hashes of lanes and links go into those of messages, and these into those of lanes and links."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from simcoll.core.hashing import SALTS, mix
+from simcoll.emulator.fast.compiled import COMPILED, SOURCES, entry
+from simcoll.emulator.fast.hashing import mixed
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from simcoll.emulator.fast.timed import Shape
+
+    Ints = NDArray[np.int64]
+    Hashes = NDArray[np.uint64]
+
+__all__ = ["Colours", "spread"]
+
+
+class Colours(NamedTuple):
+    """A hash of every lane, link and connection."""
+
+    lanes: Hashes
+    links: Hashes
+    ways: Hashes
+
+
+def spread(shape: Shape, cost: Hashes, ways: Ints, marks: Hashes, old: Colours, new: Colours) -> Hashes:
+    """Add the hashes of a step's messages, made of old colours, to new ones; returns those hashes.
+
+    ``ways`` has the connection of each message, and ``marks`` a hash of what it is tied to; both are empty where there are none.
+    """
+    if not COMPILED:
+        return _spread(shape, cost, ways, marks, old, new)
+    message = np.empty(len(cost), np.uint64)
+    ends = (np.require(each, np.int64, ["C", "W"]) for each in (shape.sender, shape.receiver, ways))
+    links = np.require(shape.links, np.int32, ["C", "W"])
+    _add(
+        *ends,
+        links,
+        np.require(cost, requirements=["C", "W"]),
+        np.require(marks, requirements=["C", "W"]),
+        *old,
+        *new,
+        message,
+    )
+    return message
+
+
+def _spread(shape: Shape, cost: Hashes, ways: Ints, marks: Hashes, old: Colours, new: Colours) -> Hashes:
+    """:func:`spread` by numpy."""
+    message = mix(cost + old.lanes[shape.sender] + mix(old.lanes[shape.receiver] + SALTS[2]))
+    message = mix(message + np.append(old.links, np.uint64(0))[shape.links].sum(axis=1, dtype=np.uint64))
+    if len(ways):
+        message = mix(message + old.ways[ways])
+        np.add.at(new.ways, ways, message)
+    if len(marks):
+        message = mix(message + marks)
+    np.add.at(new.lanes, shape.sender, mix(message + SALTS[0]))
+    np.add.at(new.lanes, shape.receiver, mix(message + SALTS[1]))
+    used = shape.links >= 0
+    np.add.at(new.links, shape.links[used], np.broadcast_to(message[:, None], used.shape)[used])
+    return message
+
+
+@entry
+def _add(
+    sender: Ints,
+    receiver: Ints,
+    ways: Ints,
+    links: NDArray[np.int32],
+    cost: Hashes,
+    marks: Hashes,
+    old_lanes: Hashes,
+    old_links: Hashes,
+    old_ways: Hashes,
+    lanes: Hashes,
+    to_links: Hashes,
+    to_ways: Hashes,
+    message: Hashes,
+    _sources: int = SOURCES,
+) -> None:
+    """See :func:`spread`."""
+    for row in range(len(cost)):
+        word = mixed(cost[row] + old_lanes[sender[row]] + mixed(old_lanes[receiver[row]] + SALTS[2]))
+        on_links = np.uint64(0)
+        for hop in range(links.shape[1]):
+            if links[row, hop] >= 0:
+                on_links += old_links[links[row, hop]]
+        word = mixed(word + on_links)
+        if len(ways):
+            word = mixed(word + old_ways[ways[row]])
+            to_ways[ways[row]] += word
+        if len(marks):
+            word = mixed(word + marks[row])
+        message[row] = word
+        lanes[sender[row]] += mixed(word + SALTS[0])
+        lanes[receiver[row]] += mixed(word + SALTS[1])
+        for hop in range(links.shape[1]):
+            if links[row, hop] >= 0:
+                to_links[links[row, hop]] += word
