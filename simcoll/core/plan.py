@@ -375,9 +375,10 @@ def switch_leaders(step: Step | PlanStep) -> Ints:
         rank, chunk = (
             np.where(down, *ends) for ends in ((step.src_rank, step.dst_rank), (step.src_chunk, step.dst_chunk))
         )
-        keys = np.stack([step.op, step.channel, rank, chunk], axis=1)[rows]
-        _, first, group = np.unique(keys, axis=0, return_index=True, return_inverse=True)
-        leaders[rows] = rows[first][group.reshape(-1)]
+        keys = [column[rows] for column in (chunk, rank, step.channel, step.op)]
+        order = np.lexsort(keys)
+        new = np.append(True, np.any([np.diff(key[order]) != 0 for key in keys], axis=0))
+        leaders[rows[order]] = rows[order[np.flatnonzero(new)[np.cumsum(new) - 1]]]
     return leaders
 
 

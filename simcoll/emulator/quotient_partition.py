@@ -29,14 +29,13 @@ from numpy.typing import NDArray
 
 from simcoll.arrays import Ints
 from simcoll.core.hashing import SALTS, mix
+from simcoll.emulator.fast.state import WORD
 from simcoll.emulator.fast.timed import Timed
 
 Hashes = NDArray[np.uint64]
 
 __all__ = ["Partition", "Ties", "alike", "certify", "connections_in_order", "dense", "first_of", "refine"]
 
-WORD = 32
-"""Bits of an owner, and of what it has."""
 NONE = np.zeros(0, np.int64)
 COMPARED_ROWS = 1 << 20
 """So many links of messages are compared at a time: memory is that of a few steps, and each comparison costs what all links cost."""

@@ -5,29 +5,21 @@ Where numba is not installed numpy sorts, and gives the same numbers and answers
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
+from simcoll.arrays import Array, Ints, Shorts, Words
 from simcoll.core.hashing import SALTS, mix
 from simcoll.emulator.fast.compiled import COMPILED, SOURCES, entry
 from simcoll.emulator.fast.hashing import mixed
+from simcoll.emulator.fast.state import WORD
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    Ints = NDArray[np.int64]
-    Hashes = NDArray[np.uint64]
-
-__all__ = ["WORD", "grouped", "lists_equal", "numbered"]
-
-WORD = 32
-"""Bits of an owner, and of what it has."""
+__all__ = ["grouped", "lists_equal", "numbered"]
 
 
-def grouped(columns: Sequence[NDArray[Any]]) -> tuple[Ints, bool]:
+def grouped(columns: Sequence[Array]) -> tuple[Ints, bool]:
     """Numbers from 0 for the different rows of some columns, by hashes of them; and whether rows of one number are indeed equal.
 
     >>> grouped([np.array([7, 7, 5, 7]), np.array([1, 2, 1, 1])])[0].tolist()
@@ -47,7 +39,7 @@ def grouped(columns: Sequence[NDArray[Any]]) -> tuple[Ints, bool]:
 
 
 @entry
-def _stir(words: Hashes, column: Ints, _sources: int = SOURCES) -> None:
+def _stir(words: Words, column: Ints, _sources: int = SOURCES) -> None:
     """Let every word depend on a number, too."""
     for row in range(len(words)):
         words[row] = mixed((words[row] + SALTS[0]) ^ np.uint64(column[row]))
@@ -62,7 +54,7 @@ def _stray(column: Ints, names: Ints, first: Ints, _sources: int = SOURCES) -> i
     return -1
 
 
-def numbered(words: Hashes) -> tuple[Ints, Ints]:
+def numbered(words: Words) -> tuple[Ints, Ints]:
     """Numbers from 0 of the different words, in the order in which they come, and the first row of each.
 
     >>> numbered(np.array([7, 5, 7, 9], np.uint64))[0].tolist()
@@ -77,7 +69,7 @@ def numbered(words: Hashes) -> tuple[Ints, Ints]:
     return names, first[:count].copy()
 
 
-def _sorted(words: Hashes) -> tuple[Ints, Ints]:
+def _sorted(words: Words) -> tuple[Ints, Ints]:
     """:func:`numbered` by numpy."""
     _, first, names = np.unique(words, return_index=True, return_inverse=True)
     order = np.argsort(first)
@@ -87,7 +79,7 @@ def _sorted(words: Hashes) -> tuple[Ints, Ints]:
 
 
 @entry
-def _number(words: Hashes, table: NDArray[np.int32], names: Ints, first: Ints, _sources: int = SOURCES) -> int:
+def _number(words: Words, table: Shorts, names: Ints, first: Ints, _sources: int = SOURCES) -> int:
     """Fill in the numbers and first rows of all words; ``table`` holds a number and 1, or 0 where it is empty. Returns how many differ."""
     mask, count = np.uint64(len(table) - 1), 0
     for row in range(len(words)):
@@ -154,9 +146,7 @@ def _place(keys: Ints, end: Ints, value: NDArray[np.uint32], _sources: int = SOU
 
 
 @entry
-def _equal(
-    value: NDArray[np.uint32], end: Ints, model: Ints, tally: NDArray[np.int32], _sources: int = SOURCES
-) -> bool:
+def _equal(value: NDArray[np.uint32], end: Ints, model: Ints, tally: Shorts, _sources: int = SOURCES) -> bool:
     """Count the values of each owner against those of its model; the tally is all 0 before and after."""
     for owner in range(len(model)):
         one = model[owner]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from simcoll.arrays import Ints, Shorts
+from simcoll.core.step import distinct
 
 __all__ = ["joint_costs", "joint_links", "partners"]
 
@@ -18,7 +19,7 @@ def joint_links(leader: Ints, links: Shorts, own: Ints, up: Shorts) -> Shorts:
     row, column = np.nonzero((links >= 0) & (leader[:, None] >= 0))
     more, place = np.nonzero(up >= 0)
     pairs = np.concatenate([leader[row] * base + links[row, column], leader[own[more]] * base + up[more, place]])
-    rows, link = np.divmod(np.unique(pairs), base)
+    rows, link = np.divmod(distinct(pairs), base)
     place = np.arange(len(rows)) - np.searchsorted(rows, rows)
     width = max(links.shape[1], int(place.max(initial=-1)) + 1)
     made = np.full((len(leader), width), -1, np.int32)

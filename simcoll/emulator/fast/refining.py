@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from simcoll.arrays import Ints, Shorts, Words
 from simcoll.core.hashing import SALTS, mix
 from simcoll.emulator.fast.compiled import COMPILED, SOURCES, entry
 from simcoll.emulator.fast.hashing import mixed
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from simcoll.emulator.fast.timed import Shape
-
-    Ints = NDArray[np.int64]
-    Hashes = NDArray[np.uint64]
+from simcoll.emulator.fast.timed import Shape
 
 __all__ = ["Colours", "spread"]
 
@@ -24,12 +18,12 @@ __all__ = ["Colours", "spread"]
 class Colours(NamedTuple):
     """A hash of every lane, link and connection."""
 
-    lanes: Hashes
-    links: Hashes
-    ways: Hashes
+    lanes: Words
+    links: Words
+    ways: Words
 
 
-def spread(shape: Shape, cost: Hashes, ways: Ints, marks: Hashes, old: Colours, new: Colours) -> Hashes:
+def spread(shape: Shape, cost: Words, ways: Ints, marks: Words, old: Colours, new: Colours) -> Words:
     """Add the hashes of a step's messages, made of old colours, to new ones; returns those hashes.
 
     ``ways`` has the connection of each message, and ``marks`` a hash of what it is tied to; both are empty where there are none.
@@ -51,7 +45,7 @@ def spread(shape: Shape, cost: Hashes, ways: Ints, marks: Hashes, old: Colours, 
     return message
 
 
-def _spread(shape: Shape, cost: Hashes, ways: Ints, marks: Hashes, old: Colours, new: Colours) -> Hashes:
+def _spread(shape: Shape, cost: Words, ways: Ints, marks: Words, old: Colours, new: Colours) -> Words:
     """:func:`spread` by numpy."""
     message = mix(cost + old.lanes[shape.sender] + mix(old.lanes[shape.receiver] + SALTS[2]))
     message = mix(message + np.append(old.links, np.uint64(0))[shape.links].sum(axis=1, dtype=np.uint64))
@@ -72,16 +66,16 @@ def _add(
     sender: Ints,
     receiver: Ints,
     ways: Ints,
-    links: NDArray[np.int32],
-    cost: Hashes,
-    marks: Hashes,
-    old_lanes: Hashes,
-    old_links: Hashes,
-    old_ways: Hashes,
-    lanes: Hashes,
-    to_links: Hashes,
-    to_ways: Hashes,
-    message: Hashes,
+    links: Shorts,
+    cost: Words,
+    marks: Words,
+    old_lanes: Words,
+    old_links: Words,
+    old_ways: Words,
+    lanes: Words,
+    to_links: Words,
+    to_ways: Words,
+    message: Words,
     _sources: int = SOURCES,
 ) -> None:
     """See :func:`spread`."""

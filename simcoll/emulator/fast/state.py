@@ -21,6 +21,8 @@ Bytes = NDArray[np.int8]
 Reals = Floats
 
 MAX = 2**63 - 1
+WORD = 32
+"""Bits of an owner, and of what it has, where both are one number."""
 # Places of ``reg``.
 NOW, CHAIN, HEAP, STACK, DONE, LAST, RETIRED, STARTED, DIRTY, DELIVERED = range(10)
 STOP, ARGUMENT, HASHED, EDGE, MOVING, SETTLED, NEXT_ID, NEXT_NUMBER = range(10, 18)

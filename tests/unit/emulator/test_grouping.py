@@ -5,7 +5,11 @@ import pytest
 
 pytest.importorskip("numba")
 
-from simcoll.emulator.fast.grouping import WORD, _equal_sorted, _sorted, lists_equal, numbered
+from simcoll.emulator.fast.grouping import _equal_sorted, _sorted, grouped, lists_equal, numbered
+from simcoll.emulator.fast.refining import Colours, _spread, spread
+from simcoll.emulator.fast.state import WORD
+from simcoll.emulator.fast.timed import Shape
+from simcoll.emulator.quotient_partition import dense
 
 
 @pytest.mark.parametrize("different", [1, 3, 1000, 1 << 62])
@@ -59,3 +63,32 @@ def test_random_lists_as_by_sorting():
         assert same == _equal_sorted(mixed, model)
         found.add(same)
     assert found == {True, False}
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.int32, np.uint8, np.bool_])
+def test_rows_of_columns_as_by_sorting(kind):
+    random = np.random.default_rng(1)
+    columns = [random.integers(0, 2, 500).astype(kind), random.integers(-5, 5, 500), random.integers(0, 3, 1000)[::2]]
+    names, equal = grouped(columns)
+    assert equal
+    assert np.array_equal(names, _sorted(dense(*columns).astype(np.uint64))[0])
+
+
+@pytest.mark.parametrize("connected", [False, True])
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_round_gives_the_hashes_that_numpy_gives(connected, tied):
+    random, rows = np.random.default_rng(2), 200
+
+    def words(count):
+        return random.integers(0, 1 << 63, count).astype(np.uint64) * np.uint64(2) + np.uint64(1)
+
+    links = np.sort(random.integers(-1, 9, (rows, 4)), axis=1)[:, ::-1].astype(np.int32)
+    ends = random.integers(0, 16, (2, rows))
+    shape = Shape(*ends, *ends, links, np.ones_like(links))
+    cost, ways, marks = words(rows), random.integers(0, 7, connected * rows), words(tied * rows)
+    old = Colours(words(16), words(9), words(7))
+    new = [Colours(*(hashes.copy() for hashes in old)) for _ in range(2)]
+    messages = [add(shape, cost, ways, marks, old, mine) for add, mine in zip((spread, _spread), new, strict=True)]
+    assert np.array_equal(*messages)
+    assert all(np.array_equal(*pair) for pair in zip(*new, strict=True))
+    assert (new[0].ways == old.ways).all() != connected
