@@ -31,17 +31,10 @@ def spread(shape: Shape, cost: Words, ways: Ints, marks: Words, old: Colours, ne
     if not COMPILED:
         return _spread(shape, cost, ways, marks, old, new)
     message = np.empty(len(cost), np.uint64)
-    ends = (np.require(each, np.int64, ["C", "W"]) for each in (shape.sender, shape.receiver, ways))
+    sender, receiver, way = (np.require(each, np.int64, ["C", "W"]) for each in (shape.sender, shape.receiver, ways))
+    own, tied = (np.require(each, np.uint64, ["C", "W"]) for each in (cost, marks))
     links = np.require(shape.links, np.int32, ["C", "W"])
-    _add(
-        *ends,
-        links,
-        np.require(cost, requirements=["C", "W"]),
-        np.require(marks, requirements=["C", "W"]),
-        *old,
-        *new,
-        message,
-    )
+    _add(sender, receiver, way, links, own, tied, *old, *new, message)
     return message
 
 
