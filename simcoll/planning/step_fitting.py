@@ -42,6 +42,7 @@ PARAMETERS = {
     "unfused": _Range(0.5, 5, 0.1, 0.5),
     "host_layer_us": _Range(0, 5000, 60, 300),
     "host_tp_us": _Range(0, 2000, 40, 200),
+    "host_expert_us": _Range(0, 2000, 20, 100),
     "step_ms": _Range(0, 500, 8, 60),
     "overlap": _Range(0, 10, 0.2, 2),
 }

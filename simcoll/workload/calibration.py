@@ -23,7 +23,7 @@ __all__ = [
 MAX_FILE_BYTES = 2**20
 _RANGES = {
     "rate": (0.01, 1.5), "hbm": (0.01, 1.0), "attention": (0.01, 1.5), "unfused": (0.1, 10), "host_layer_us": (0, 1e7),
-    "host_tp_us": (0, 1e7), "step_ms": (0, 1e7), "overlap": (0, 10),
+    "host_tp_us": (0, 1e7), "host_expert_us": (0, 1e7), "step_ms": (0, 1e7), "overlap": (0, 10),
 }  # fmt: skip
 
 
@@ -46,6 +46,8 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         Time in which the host launches the kernels of the forward pass of a layer, in microseconds; the GPU waits where it is faster.
     host_tp_us
         More of it where a layer has collectives of tensor parallelism.
+    host_expert_us
+        More of it for every expert on the GPU, whose products and casts are kernels of their own.
     step_ms
         Time of a step that no operation explains, in milliseconds.
     overlap
@@ -69,6 +71,7 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     unfused: float = 1.0
     host_layer_us: float = 0.0
     host_tp_us: float = 0.0
+    host_expert_us: float = 0.0
     step_ms: float = 0.0
     overlap: float = 0.0
     rows: int = 0
@@ -121,7 +124,7 @@ def shipped_calibrations() -> dict[str, str]:
     """Names of the calibrations that are shipped, and what each was made from.
 
     >>> list(shipped_calibrations())
-    ['fsdp-a100', 'fsdp-h100', 'megatron-a100']
+    ['fsdp-a100', 'fsdp-h100', 'megatron-a100', 'megatron-experts']
     """
     return {name: load_calibration(path).source for name, path in shipped_files("calibrations").items()}
 

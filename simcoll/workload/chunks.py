@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from simcoll.workload.layers import ELEMENT, Ends, Layer, Pass, ends_of, in_fs, layer_of
 from simcoll.workload.memory import stage_parameters
 from simcoll.workload.model import linears
@@ -104,15 +106,12 @@ class Costs:
         if kind in {"F", "B", "BW"} and not (self.is_first if kind == "F" else self.is_last)(stage, chunk):
             passes += self._arrival(which == whole[:1] if kind == "F" else which == whole[-1:], whole=which == whole)
         inside = merged([inner for part in passes for inner in part.inside])
-        host = self.design.calibration.host_layer_us
-        host += self.design.calibration.host_tp_us if self.design.parallel.tp > 1 else 0.0
-        launches = len(which) * self._launches(kind)
         return Work(
             in_fs(sum(part.seconds for part in passes)),
             sum(part.flops for part in passes),
             inside,
             max(1, len(which)),
-            in_fs(launches * host * 1e-6),
+            in_fs(self._launches(kind) * sum(self._host_us(layer) for layer in which) * 1e-6),
         )
 
     def _arrival(self, at_end: bool, *, whole: bool) -> list[Pass]:
@@ -131,6 +130,15 @@ class Costs:
             "W": (layer.to_weights,),
             "BW": (layer.again, layer.to_input, layer.to_weights),
         }[kind]
+
+    def _host_us(self, layer: int) -> float:
+        """Time in which the host launches the kernels of a layer's forward pass, where no CUDA graph does it."""
+        design, host = self.design, self.design.calibration
+        if design.parallel.graphs == "step":
+            return 0.0
+        usual = host.host_layer_us + (host.host_tp_us if design.parallel.tp > 1 else 0.0)
+        experts = design.model.experts // design.parallel.ep if design.model.is_moe(layer) else 0
+        return (0.0 if design.parallel.graphs == "layer" else usual) + host.host_expert_us * experts
 
     def _launches(self, kind: str) -> int:
         """Forward passes that launch as many kernels: a backward pass has two products for each one."""
@@ -157,9 +165,6 @@ def merged(inside: Sequence[Inside]) -> tuple[Inside, ...]:
     """The same collectives as one entry with their count."""
     counts: dict[Inside, int] = {}
     for inner in inside:
-        one = type(inner)(inner.kind, inner.group, inner.size_bytes, 1, inner.imbalance, inner.hidden_fs)
+        one = replace(inner, count=1)
         counts[one] = counts.get(one, 0) + inner.count
-    return tuple(
-        type(one)(one.kind, one.group, one.size_bytes, count, one.imbalance, one.hidden_fs)
-        for one, count in counts.items()
-    )
+    return tuple(replace(one, count=count) for one, count in counts.items())

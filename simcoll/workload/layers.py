@@ -11,7 +11,7 @@ import numpy as np
 from simcoll.units import FS_PER_SECOND
 from simcoll.workload.gpu import DTYPE_BYTES
 from simcoll.workload.model import Linear, linears
-from simcoll.workload.operators import Roofline
+from simcoll.workload.operators import SMALLEST_WAVE, Roofline
 from simcoll.workload.workload import Inside
 
 if TYPE_CHECKING:
@@ -253,8 +253,11 @@ def _experts(design: Design, computed: float) -> tuple[tuple[Inside, ...], tuple
     tokens = sizes.rows // sizes.split
     copies = _sent_once(design) if parallel.dispatch == "once" else model.top_k
     size = round(tokens * copies * model.hidden * ELEMENT)
-    hidden = in_fs(computed) // 2 if parallel.overlap_ep else 0
-    both = (Inside("all_to_all", "ep", size, 2, parallel.imbalance, hidden),)
+    hidden, share = 0, 0.0
+    if parallel.overlap_ep:
+        hidden = in_fs(computed) // 2
+        share = parallel.exchange_units / design.gpu.number("units.count", SMALLEST_WAVE)
+    both = (Inside("all_to_all", "ep", size, 2, parallel.imbalance, hidden, share),)
     return both, both
 
 

@@ -23,6 +23,7 @@ from simcoll.libraries.plans import library_plan, library_play
 from simcoll.topology import Topology
 from simcoll.topology.graph import LINK_KINDS
 from simcoll.tuning import schedule_on
+from simcoll.workload.timeline import waited_fs
 from simcoll.workload.workload import Call, Compute, Inside, Operation, Rules, Send, Workload, call_inside
 
 __all__ = ["NOTHING", "Plans", "lower"]
@@ -146,6 +147,7 @@ def lower(
     waits: Mapping[tuple[str, Inside], int] | None = None,
     *,
     slow: Mapping[int, float] | None = None,
+    taken: Mapping[tuple[str, Inside], int] | None = None,
 ) -> tuple[programs.Program, tuple[int, ...]]:
     """A program that does what a workload says.
 
@@ -155,20 +157,27 @@ def lower(
         How long collectives inside computations take, by class, where that is known; all others are played.
     slow
         By how much ranks compute slower.
+    taken
+        By how much those that are played make the computation beside them longer.
 
     Returns
     -------
     :
         The program, and for each of its operations the place of the workload's.
     """
-    return _Lowering(workload, plans, waits or {}, slow or {}).program()
+    return _Lowering(workload, plans, waits or {}, slow or {}, taken or {}).program()
 
 
 class _Lowering:
     def __init__(
-        self, workload: Workload, plans: Plans, waits: Mapping[tuple[str, Inside], int], slow: Mapping[int, float]
+        self,
+        workload: Workload,
+        plans: Plans,
+        waits: Mapping[tuple[str, Inside], int],
+        slow: Mapping[int, float],
+        taken: Mapping[tuple[str, Inside], int],
     ) -> None:
-        self.workload, self.plans, self.waits = workload, plans, waits
+        self.workload, self.plans, self.waits, self.taken = workload, plans, waits, taken
         self.made: list[programs.Operation] = []
         self.places: list[int] = []
         self.ends: dict[str, tuple[int, ...]] = {}
@@ -226,7 +235,7 @@ class _Lowering:
         known = [inner for inner in operation.inside if (operation.on, inner) in self.waits or not inner.size_bytes]
         played = [inner for inner in operation.inside if inner not in known and inner.count]
         waits = {inner: self.waits[operation.on, inner] for inner in known if inner.size_bytes}
-        waited = sum(inner.count * max(0, wait - inner.hidden_fs) for inner, wait in waits.items())
+        waited = sum(inner.count * waited_fs(inner, wait) for inner, wait in waits.items())
         if not played:
             least = operation.least_fs
             return (self._compute(operation.on, operation.time_fs, operation.stream, after, waited, least),)
@@ -250,7 +259,8 @@ class _Lowering:
         if not inner.hidden_fs:
             return (self._add(programs.Call(plan, groups, operation.stream, after)),)
         call = self._add(programs.Call(plan, groups, f"{operation.stream} {inner.group}", after))
-        work = self._compute(operation.on, inner.hidden_fs, operation.stream, after)
+        taken = self.taken.get((operation.on, inner), 0)
+        work = self._compute(operation.on, inner.hidden_fs, operation.stream, after, taken)
         return call, work
 
     def _groups_in(self, group: str, classes: tuple[str, ...]) -> NDArray[np.int64]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from simcoll.workload.calibration import Calibration
     from simcoll.workload.measured import Measured
 
-__all__ = ["Roofline"]
+__all__ = ["SMALLEST_WAVE", "Roofline"]
 
 TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64))
 """Rows and columns of an output tile, as cuBLAS has them."""

@@ -23,6 +23,7 @@ CHOICES = {
     "gradients": ("fp32", "bf16", "fp16"),
     "gathered": ("bf16", "fp8"),
     "dispatch": ("copies", "once"),
+    "graphs": ("none", "layer", "step"),
     "buckets": ("layer", "chunk"),
 }
 OFFLOADS = ("weights", "activations", "optimizer")
@@ -64,6 +65,11 @@ class Parallel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     dispatch
         How tokens go to their experts: ``"copies"``, one for each expert (an all_to_all), or ``"once"`` to every node that has some of
         them, which hands them on, and within one node once to every rank (DeepEP, HybridEP).
+    exchange_units
+        Multiprocessors that exchanges of tokens take from the computation beside them: 20 as in DeepSeek-V3 (arXiv 2412.19437).
+    graphs
+        What CUDA graphs launch, where the host would take its time: nothing; ``"layer"``, layers without their experts; or the whole
+        ``"step"``.
     imbalance
         Load of the most loaded expert rank, over the mean.
     buckets
@@ -104,6 +110,8 @@ class Parallel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     gradients: str = "fp32"
     gathered: str = "bf16"
     dispatch: str = "copies"
+    exchange_units: int = 20
+    graphs: str = "none"
     imbalance: float = 1.0
     overlap_dp: bool = False
     overlap_pp: bool | None = None
@@ -121,7 +129,7 @@ class Parallel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         for name in ("tp", "cp", "pp", "ep", "virtual", "micro_batch"):
             if not 1 <= getattr(self, name) < 2**31:
                 raise ConfigError(f"{name}: expected a whole number, at least 1, got {getattr(self, name)}")
-        for name in ("dp", "shard_group"):
+        for name in ("dp", "shard_group", "exchange_units"):
             if not 0 <= getattr(self, name) < 2**31:
                 raise ConfigError(f"{name}: expected a whole number, at least 0, got {getattr(self, name)}")
         for part in self.offload:

@@ -17,7 +17,7 @@ from simcoll.emulator.programs import emulate_program
 from simcoll.errors import ConfigError
 from simcoll.topology import Topology
 from simcoll.workload.lower import Plans, lower
-from simcoll.workload.timeline import Clock, Span, play_classes
+from simcoll.workload.timeline import Clock, Span, play_classes, taken_fs
 from simcoll.workload.timing import Alone, WorkloadTimes
 from simcoll.workload.traffic import Traffic, alike
 from simcoll.workload.workload import Compute, Inside, Operation, Rules, Send, Workload
@@ -66,7 +66,8 @@ def play_workload(
         clock = play_classes(replace(workload, operations=changed), times)
         text = repr([(span.operation, span.on, span.begin_fs, span.end_fs) for span in clock.spans])
         return Played(clock, trace_hash=hashlib.sha256(text.encode()).hexdigest()[:16])
-    program, places = lower(workload, alone.plans, _waits(workload, times), slow=slow)
+    waits = _waits(workload, times)
+    program, places = lower(workload, alone.plans, waits, slow=slow, taken=_taken(workload, times))
     result = emulate_program(program, alone.topology, data="none", keep=spans)
     found: dict[tuple[int, str], tuple[int, int]] = {}
     for number, operation in enumerate(program.operations) if spans else ():
@@ -113,6 +114,14 @@ def _waits(workload: Workload, times: WorkloadTimes) -> dict[tuple[str, Inside],
             if not (elsewhere[used] > 0).any() and times.together(operation, inner):
                 waits[on, inner] = times.inside(operation, inner)
     return waits
+
+
+def _taken(workload: Workload, times: WorkloadTimes) -> dict[tuple[str, Inside], int]:
+    """What collectives inside computations take from those beside them while they run, each as long as alone."""
+    inside = {
+        (each.on, inner): each for each in workload.operations if isinstance(each, Compute) for inner in each.inside
+    }
+    return {key: taken_fs(key[1], times.inside(each, key[1])) for key, each in inside.items() if key[1].share}
 
 
 def _beside(workload: Workload, traffic: Traffic, classes: Sequence[str]) -> dict[str, NDArray[np.int64]]:

@@ -17,7 +17,9 @@ from simcoll.workload.workload import Call, Compute, Inside, Operation, Send, Wo
 if TYPE_CHECKING:
     from simcoll.workload.script import Script
 
-__all__ = ["Clock", "Span", "Times", "compute_fs", "operation_fs", "play_classes", "play_script", "slowed_rows"]
+__all__ = [
+    "Clock", "Span", "Times", "compute_fs", "operation_fs", "play_classes", "play_script", "slowed_rows", "taken_fs", "waited_fs",
+]  # fmt: skip
 
 
 class Times(Protocol):
@@ -60,12 +62,28 @@ class Clock:
     spans: tuple[Span, ...]
 
 
+def taken_fs(inner: Inside, time_fs: int) -> int:
+    """Time of the computation beside a collective that the collective's share of the multiprocessors would have saved."""
+    return round(inner.share * time_fs) if inner.hidden_fs else 0
+
+
+def waited_fs(inner: Inside, time_fs: int) -> int:
+    """By how much a collective of so many femtoseconds makes the computation longer.
+
+    Examples
+    --------
+    >>> from simcoll.workload.workload import Inside
+    >>> beside = Inside("all_to_all", "ep", 1024, hidden_fs=10, share=0.25)
+    >>> [waited_fs(beside, time_fs) for time_fs in (4, 12, 20)]
+    [1, 3, 10]
+    """
+    return max(0, time_fs - inner.hidden_fs, taken_fs(inner, time_fs))
+
+
 def compute_fs(operation: Compute, times: Times) -> int:
     """A computation with the collectives that it waits for."""
     waits = sum(
-        inner.count * max(0, times.inside(operation, inner) - inner.hidden_fs)
-        for inner in operation.inside
-        if inner.count
+        inner.count * waited_fs(inner, times.inside(operation, inner)) for inner in operation.inside if inner.count
     )
     return max(operation.least_fs, operation.time_fs + waits)
 

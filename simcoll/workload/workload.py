@@ -40,6 +40,8 @@ class Inside(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like
         Load of the most loaded rank over the mean (all_to_all only).
     hidden_fs
         Computation of the same piece that each of them runs beside: it is waited for only where it takes longer.
+    share
+        Of the multiprocessors, which it takes from that computation as long as it runs.
     """
 
     kind: str
@@ -48,6 +50,7 @@ class Inside(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like
     count: int = 1
     imbalance: float = 1.0
     hidden_fs: int = 0
+    share: float = 0.0
 
 
 class Compute(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="op", tag="compute"):
@@ -300,8 +303,10 @@ def _check_sizes(workload: Workload, operation: Operation, where: str) -> None:
         if min(operation.time_fs, operation.least_fs) < 0 or operation.pieces < 1:
             raise ConfigError(f"{where}: expected a time of at least 0 and at least one piece")
         for inner in operation.inside:
-            if inner.count < 0 or inner.hidden_fs < 0:
-                raise ConfigError(f"{where}: inside: expected a count and a hidden time of at least 0")
+            if inner.count < 0 or inner.hidden_fs < 0 or not 0 <= inner.share < 1:
+                raise ConfigError(
+                    f"{where}: inside: expected a count, a hidden time and a share below 1, of at least 0"
+                )
             _check_call(workload, inner.kind, inner.group, inner.size_bytes, inner.imbalance, where)
     elif isinstance(operation, Call):
         kind = "barrier" if operation.kind == "meeting" else operation.kind
@@ -394,13 +399,8 @@ def read_workload(content: bytes, file: str | None = None) -> Workload:
             read.nranks,
             {name: np.array(ranks, np.int64) for name, ranks in read.classes.items()},
             {name: np.array(groups, np.int64) for name, groups in read.groups.items()},
-            tuple(read.operations),
-            read.title,
-            read.tokens,
-            read.model_flops,
-            read.hardware_flops,
-            read.rules,
-        )
+            tuple(read.operations), read.title, read.tokens, read.model_flops, read.hardware_flops, read.rules,
+        )  # fmt: skip
     except ConfigError as error:
         raise ConfigError(error.message, file=file) from None
     except (OverflowError, ValueError) as error:

@@ -25,7 +25,7 @@ from simcoll.workload.pipeline import stage_order
 from simcoll.workload.playing import alone_on, play_workload
 from simcoll.workload.steps import Step, step
 from simcoll.workload.timeline import _stretched, play_classes
-from simcoll.workload.training import training_step
+from simcoll.workload.training import Parts, training_step
 from simcoll.workload.workload import Call, Compute, Inside, Send, Workload
 
 MS = 10**12
@@ -230,8 +230,11 @@ def test_axes_that_share_a_nic_slow_each_other_down():
 def test_what_runs_beside_computation_is_hidden():
     topology = crossbar(2, "10 GB/s")
     size = 10**8  # an all_to_all takes 5 ms
-    for hidden, expected in ((0, 15), (3, 12), (5, 10), (9, 10)):
-        inner = Inside("all_to_all", "ep", size, 1, 1.0, hidden * MS)
+    # With a quarter of the multiprocessors taken, 5 ms beside a computation cost 1.25 ms of its work, unless it waits longer anyway.
+    for hidden, share, expected in (
+        (0, 0, 15), (3, 0, 12), (5, 0, 10), (9, 0, 10), (9, 0.25, 11.25), (4, 0.25, 11.25), (3, 0.25, 12), (0, 0.25, 15),
+    ):  # fmt: skip
+        inner = Inside("all_to_all", "ep", size, 1, 1.0, hidden * MS, share)
         work = Compute(id="c", on="all", time_fs=10 * MS, inside=(inner,))
         beside = Call(
             id="other", kind="all_to_all", group="dp", size_bytes=2, stream="x"
@@ -325,6 +328,26 @@ def test_host_time_is_a_floor():
     # 32 / 8 micro-batches of 8 layers: 10 ms forward, 20 ms backward.
     found = step(launches, tier=1, exposed=False).time_fs - step(base, tier=1, exposed=False).time_fs
     assert 4 * 8 * 25 * MS < found < 4 * 8 * 30 * MS
+
+
+def test_the_host_launches_what_no_graph_does():
+    model = {"experts": 16, "top_k": 2, "global_batch": 16}
+    host = Calibration(host_layer_us=10_000, host_expert_us=5_000)
+    for graphs, floor in (("none", 10 + 8 * 5), ("layer", 8 * 5), ("step", 0)):
+        base = design(ep=2, graphs=graphs, model=model)
+        found = Parts(replace(base, calibration=host)).costs.turn("F", 0, 0).least_fs
+        assert found == floor * base.model.layers * MS, graphs
+    dense = Parts(replace(design(), calibration=host)).costs.turn("F", 0, 0)
+    assert dense.least_fs == 10 * design().model.layers * MS
+
+
+def test_overlapped_exchanges_take_multiprocessors_from_the_computation():
+    model = {"experts": 8, "top_k": 2, "global_batch": 16}
+    units = {units: design(ep=8, overlap_ep=True, exchange_units=units, model=model) for units in (0, 33)}
+    inner = {name: Parts(each).costs.turn("F", 0, 0).inside for name, each in units.items()}
+    assert [each.share for each in inner[33]] == [0.25]
+    assert [each.share for each in inner[0]] == [0]
+    assert Step(units[33]).time_fs(tier=1) > Step(units[0]).time_fs(tier=1)
 
 
 def test_work_is_slower_while_a_collective_is_under_way():
