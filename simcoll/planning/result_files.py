@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -48,24 +49,27 @@ def timeline(table: Table, topology: Topology, near: int, run: str) -> bytes:
 def nccl_tests_json(table: Table, run: str) -> bytes:
     """The best run of each size as the result file of nccl-tests has it, without what only a measurement has (times of day, hosts).
 
-    Beside the fields of nccl-tests each result has ``best``, ``bound`` (microseconds) and ``bottleneck``, and ``programs`` has the runs
-    that have no size. Booleans and the root are text there, rates are GB/s.
+    Beside the fields of nccl-tests each result has ``best``, ``bound`` (microseconds) and ``bottleneck``; ``cut`` where a fault cut the
+    run off, which then has no time. ``programs`` has the runs that have no size. Booleans and the root are text there, rates are GB/s.
     """
     best, bounds = best_rows(table.rows), bound_rows(table.rows)
     results: list[dict[str, Any]] = []
     for row, bound in zip(best, bounds, strict=True):
         size, count, dtype, op, root, *_ = cells(table.sweep, [row])
         timed = {"time": row.time_fs / 1e9, "alg_bw": row.algbw / 1e9, "bus_bw": row.busbw / 1e9}
+        told = timed if row.wrong is None else {**timed, "nwrong": row.wrong}
         results.append(
             {
                 "size": size, "count": count, "type": dtype, "redop": op, "root": str(root),
-                "out_of_place": timed if row.wrong is None else {**timed, "nwrong": row.wrong}, "in_place": None,
+                "out_of_place": None if row.result.cut else told, "in_place": None,
                 "best": str(row), "bound": bound.bound_fs / 1e9, "bottleneck": bound.result.bottleneck,
+                **({"cut": str(row.result.cut)} if row.result.cut else {}),
             }
         )  # fmt: skip
-    wrong = sum(row.wrong or 0 for row in best)
-    average = sum(row.busbw for row in best) / max(1, len(best)) / 1e9
-    config = {"collective": table.sweep.collective, "topology": table.topology, **_extent(best)}
+    through = [row for row in best if not row.result.cut]
+    wrong = sum(row.wrong or 0 for row in through)
+    average = sum(row.busbw for row in through) / max(1, len(through)) / 1e9
+    config = {"collective": table.sweep.collective, "topology": table.topology, **_extent(best, table.sweep.sizes)}
     document = {
         "version": NCCL_TESTS_VERSION,
         "run": run,
@@ -109,11 +113,13 @@ def _written(document: Mapping[str, Any]) -> bytes:
     return msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n"
 
 
-def _extent(best: Sequence[Row]) -> dict[str, int]:
+def _extent(best: Sequence[Row], sizes: Sequence[int]) -> dict[str, int]:
     if not best:
         return {}
+    factors = {later // size if later % size == 0 else 0 for size, later in pairwise(sizes)}
     return {
         "nranks": best[0].result.nranks,
         "minimum_bytes": best[0].size_bytes,
         "maximum_bytes": best[-1].size_bytes,
+        **({"step_factor": factors.pop()} if len(factors) == 1 and 0 not in factors else {}),
     }

@@ -141,6 +141,10 @@ def test_faults_happen_in_every_run(folder, capsys):
     assert "aborted    0.00    0.00" in out
     assert "# ring ideal, 1 MiB: aborted at 210 us: down: gpu1 -> switch; cut off: message 3 (rank 1 -> 0)" in out
     assert "aborted at 210 us" in (folder / "rows.csv").read_text()
+    written = json.loads((folder / "a.json").read_text())
+    (result,) = written["results"]  # no time that a reader could take for one
+    assert (result["out_of_place"], result["cut"][:17]) == (None, "aborted at 210 us")
+    assert (written["average_bus_bandwidth"]["bandwidth"], "step_factor" in written["config"]) == (0, False)
     # A run that comes to its end is better than one that is cut off earlier.
     assert (
         main(
