@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simcoll.arrays import Floats, Ints
-from simcoll.errors import ConfigError, nearest
+from simcoll.core.numbers import whole_number
+from simcoll.errors import ConfigError, expect, nearest
 from simcoll.libraries import corrected
 from simcoll.libraries.assumed import assumed
 from simcoll.libraries.environment import DEFAULT, Environment
@@ -310,6 +311,14 @@ def predict(
     >>> found.algorithm, found.protocol, found.library
     ('nvls', 'Simple', 'nccl 2.27')
     """
+    expect(topology, Topology, "predict takes a topology, made by load_topology(name)")
+    expect(environment, Environment, "predict takes an Environment, made by parse_environment(text)")
+    if ranks is not None:
+        ranks = whole_number("ranks", ranks, 1)
+    if calibration is not None:
+        from simcoll.libraries.calibration import Calibration
+
+        expect(calibration, Calibration, "predict takes a calibration, made by load_calibration(file)")
     return _predicted(collective, size_bytes, topology, ranks, load_library(library), calibration, environment)
 
 

@@ -149,3 +149,10 @@ def test_no_run_takes_more_than_was_added_up(kind, algorithm, in_place, op, prot
         tracemalloc.stop()
     wanted = budget.exact_bytes(plan)
     assert 0.4 * wanted < peak < wanted + 500_000  # and some records of messages
+
+
+@pytest.mark.parametrize("seed", ["x", 0.5, None, 2**64])
+def test_a_seed_is_a_whole_number(seed):
+    plan = simcoll.bind(simcoll.schedule("all_reduce", "ring", nranks=2), count=4)
+    with pytest.raises(ConfigError, match="seed must be a whole number"):
+        simcoll.emulate(plan, crossbar(2, "1 GB/s", "1 us"), seed=seed)

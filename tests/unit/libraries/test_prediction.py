@@ -100,3 +100,17 @@ def test_a_network_that_reduces_is_left_out_and_said():
     assert formula_time("all_gather", 2**20, sharp).assumed == ""
     alone = replace(two, traits={**two.traits, "switch_reduce": "sharp"})
     assert not formula_time("all_reduce", 2**30, alone).algorithm.startswith("nvls")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        ({"topology": "dgx-h100"}, "predict takes a topology, made by load_topology"),
+        ({"ranks": "8"}, "ranks must be a whole number from 1 to [0-9]*, got '8'"),
+        ({"calibration": "mine.toml"}, "predict takes a calibration, made by load_calibration"),
+        ({"environment": "NCCL_ALGO=Ring"}, "predict takes an Environment, made by parse_environment"),
+    ],
+)
+def test_what_is_no_argument_is_refused(arguments, what):
+    with pytest.raises(ConfigError, match=what):
+        predict("all_reduce", 8, **({"topology": H100} | arguments))
