@@ -44,9 +44,11 @@ def completion_of(app: App) -> Callable[..., None]:
         shell
             bash, zsh or fish.
         """
+        from simcoll.cli.listing import LISTED
         from simcoll.command_line import completion_script
         from simcoll.planning.names import option_names
 
-        print(completion_script(app, shell, option_names()))
+        commands = tuple(name for name in app if not name.startswith("-"))
+        print(completion_script(app, shell, {**option_names(), "what": LISTED, "command": commands}))
 
     return print_completion

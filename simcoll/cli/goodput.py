@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 __all__ = ["simulate_goodput"]
 
 
-def simulate_goodput(given: str, /, *, options: Annotated[GridOptions, Parameter(name="*")] = GridOptions()) -> None:  # noqa: B008
+def simulate_goodput(job: str, /, *, options: Annotated[GridOptions, Parameter(name="*")] = GridOptions()) -> None:  # noqa: B008
     """Simulate failures, checkpoints, restarts, spares and slow nodes: the share of the time that is useful training.
 
     Parameters
     ----------
-    given
+    job
         The name of a shipped file, or a goodput file in TOML; a list in it is swept.
     """
     from simcoll.cli.grids import play_grid
@@ -28,7 +28,7 @@ def simulate_goodput(given: str, /, *, options: Annotated[GridOptions, Parameter
     from simcoll.planning.goodput import goodput_csv, goodput_grid, goodput_of
     from simcoll.planning.scenario import file_of
 
-    file = file_of("goodput", given)
+    file = file_of("goodput", job)
     played = play_grid(options, file, lambda: goodput_grid(file)[1], ("results.csv",))
     if played is None or options.shard:
         return

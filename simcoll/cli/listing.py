@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from simcoll.errors import ConfigError, nearest
 
-__all__ = ["list_names"]
+__all__ = ["LISTED", "list_names"]
 
 Lines = list[tuple[str, ...]]
 
@@ -19,23 +19,12 @@ def list_names(what: str | None = None, /) -> None:
     what
         topologies, algorithms, scenarios, collectives, protocols, gpus, models, calibrations or plans. Default: how many there are of each.
     """
-    listings: dict[str, Callable[[], Lines]] = {
-        "topologies": _topologies,
-        "algorithms": _algorithms,
-        "scenarios": _scenarios,
-        "collectives": _collectives,
-        "protocols": _protocols,
-        "gpus": _gpus,
-        "models": _models,
-        "calibrations": _calibrations,
-        "plans": _plans,
-    }
     if what is None:
-        _print_columns([(f"simcoll list {name}", str(_many(make()))) for name, make in listings.items()])
+        _print_columns([(f"simcoll list {name}", str(_many(make()))) for name, make in _LISTINGS.items()])
         return
-    if what not in listings:
-        raise ConfigError(f"cannot list {what!r}; {nearest(what, listings)}")
-    _print_columns(listings[what]())
+    if what not in _LISTINGS:
+        raise ConfigError(f"cannot list {what!r}; {nearest(what, LISTED)}")
+    _print_columns(_LISTINGS[what]())
 
 
 def _topologies() -> Lines:
@@ -120,3 +109,18 @@ def _print_columns(rows: Sequence[tuple[str, ...]]) -> None:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
         print("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+_LISTINGS: dict[str, Callable[[], Lines]] = {
+    "topologies": _topologies,
+    "algorithms": _algorithms,
+    "scenarios": _scenarios,
+    "collectives": _collectives,
+    "protocols": _protocols,
+    "gpus": _gpus,
+    "models": _models,
+    "calibrations": _calibrations,
+    "plans": _plans,
+}
+LISTED = tuple(_LISTINGS)
+"""What there are lists of."""

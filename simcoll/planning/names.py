@@ -7,6 +7,7 @@ from simcoll.command_line import SHELLS
 from simcoll.core.collective import KINDS
 from simcoll.core.protocol import PROTOCOL_NAMES
 from simcoll.core.reduction import REDUCTIONS
+from simcoll.formats.tuner_files import TUNER_FORMATS
 from simcoll.limits.paths import shipped_files
 from simcoll.planning.scenario import shipped_scenarios
 from simcoll.topology import shipped_topologies
@@ -30,5 +31,5 @@ def option_names() -> dict[str, tuple[str, ...]]:
         "collective": tuple(KINDS), "protocol": PROTOCOL_NAMES, "dtype": DTYPES, "op": (*REDUCTIONS, "avg"),
         "library": ("nccl", "rccl"), "gpu": tuple(shipped_gpus()), "scenario": tuple(shipped_scenarios()), "shell": SHELLS,
         "plan": tuple(shipped_files("scenarios/plans")), "given": tuple(shipped_files("scenarios/sweeps")),
-        "format": ("nccl-csv", "openmpi", "mpich", "oneccl"),
+        "job": tuple(shipped_files("scenarios/goodput")), "format": tuple(TUNER_FORMATS),
     }  # fmt: skip

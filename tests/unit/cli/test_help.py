@@ -67,7 +67,8 @@ def test_completion_names_every_command(shell):
     [
         ("simcoll pe", "perf"), ("simcoll perf --topo", "--topology"), ("simcoll perf all_red", "all_reduce"),
         ("simcoll perf -t dgx-h1", "dgx-h100"), ("simcoll perf --algorithm rabens", "rabenseifner"),
-        ("simcoll show recursive_mul", "recursive_multiplying"), ("simcoll list topo", ""), ("simcoll perf -p LL1", "LL128"),
+        ("simcoll show recursive_mul", "recursive_multiplying"), ("simcoll list topo", "topologies"), ("simcoll perf -p LL1", "LL128"),
+        ("simcoll help swe", "sweep"), ("simcoll tune --format openmpi-", "openmpi-han"), ("simcoll goodput ll", "llama3-405b"),
         ("realcoll perf --predict dgx-h1", "dgx-h100"), ("realcoll perf -a rabens", "rabenseifner"),
     ],
 )  # fmt: skip
