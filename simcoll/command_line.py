@@ -131,6 +131,14 @@ def completion_script(app: App, shell: str, names: Mapping[str, Sequence[str]]) 
     finally:
         for function, annotations in told:
             function.__annotations__ = annotations
+    if (
+        shell == "zsh"
+    ):  # the script only defines a function: it is to be called where zsh loads it for the first completion
+        entry = f"_cyclopts_{app.name[0]}"
+        return (
+            f'{script.rstrip()}\n\nif [[ $zsh_eval_context[-1] == loadautofunc ]]; then\n  {entry} "$@"\n'
+            f"else\n  compdef {entry} {app.name[0]}\nfi\n"
+        )
     return script.replace("\ncomplete -F ", "\ncomplete -o default -F ")
 
 

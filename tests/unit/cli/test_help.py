@@ -80,6 +80,17 @@ def test_bash_completes(typed, expected):
     assert done.stdout.split() == expected.split()
 
 
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="no zsh here")
+@pytest.mark.parametrize("program", ["simcoll", "realcoll"])
+def test_zsh_completes_from_the_first_time_it_loads_the_script(program, tmp_path):
+    (tmp_path / f"_{program}").write_text(completion(program, "zsh"))
+    loaded = f"fpath=({tmp_path} $fpath); autoload -Uz _{program}; _arguments() {{ print asked; }}; _{program}"
+    sourced = f"compdef() {{ print $@; }}; source {tmp_path}/_{program}"
+    for command, said in ((loaded, "asked\n"), (sourced, f"_cyclopts_{program} {program}\n")):
+        done = subprocess.run(["zsh", "-fc", command], capture_output=True, text=True, check=False, timeout=60)
+        assert (done.stdout, done.stderr) == (said, "")
+
+
 def test_completion_leaves_the_commands_as_they_are(capsys):
     """Names are completed, not required: a file is still a topology."""
     assert main(["completion", "bash"]) == 0
