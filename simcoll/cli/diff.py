@@ -34,9 +34,12 @@ def diff_results(
     limit
         Most lines of each kind.
     """
+    from simcoll.errors import ConfigError
     from simcoll.planning.moved import difference, parse_share
 
     allowed = parse_share(threshold)
+    if limit < 0:
+        raise ConfigError(f"--limit {limit}: expected 0 or more")
     found = difference(before, after, metric)
     beyond = found.beyond(allowed)
     for move in beyond[:limit]:

@@ -81,11 +81,13 @@ def _models() -> Lines:
 
 def _algorithms() -> Lines:
     from simcoll.algorithms import ALGORITHMS
+    from simcoll.algorithms.imported import announced
 
     cost = "time (a latency, b s/byte, g s/byte reduced, s size)"
     head = ("collective", "algorithm", "ranks", "made for", "parameters", cost)
     rows = [(a.collective, a.name, a.ranks, a.topologies, " ".join(a.params) or "-", a.cost) for a in ALGORITHMS]
-    return [head, *rows]
+    of_others = [("-", name, "-", "-", "-", "of an installed package") for name in announced()]
+    return [head, *rows, *of_others]
 
 
 def _collectives() -> Lines:

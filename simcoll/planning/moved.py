@@ -17,6 +17,8 @@ from simcoll.planning.grid import Point, read_rows
 __all__ = ["Difference", "Move", "difference", "parse_share"]
 
 MAX_BYTES = 2**30
+FILES = ("topology", "algorithm", "choice")
+"""What may be the name of a file."""
 NO_HASHES = "_hash"
 """What ends so tells of the input's content, not which point it is."""
 
@@ -93,23 +95,24 @@ def difference(before: Path, after: Path, metric: str = "time_fs") -> Difference
         When a folder has no results, or none with such a figure.
     """
     old, new = _ran(before), _ran(after)
-    names = _names([point for point, _, _ in (*old.values(), *new.values())])
+    names = _names([each.point for each in (*old.values(), *new.values())])
     moves, gone = [], []
-    for key, (point, told, _) in old.items():
-        if metric not in told:
+    for key, ran in old.items():
+        if metric not in ran.told:
             continue
         other = new.get(key)
-        if other is not None and metric in other[1]:
-            moves.append(Move(names(point), told[metric], other[1][metric]))
+        name = names(ran.point) + ran.mark
+        if other is not None and metric in other.told:
+            moves.append(Move(name, ran.told[metric], other.told[metric]))
         else:
-            gone.append(names(point) + (f": {other[2]}" if other is not None else ""))
+            gone.append(name + (f": {other.error}" if other is not None else ""))
     if not moves and not gone:
-        known = {name for _, told, _ in old.values() for name, value in told.items() if _is_number(value)}
+        known = {name for ran in old.values() for name in ran.told}
         raise ConfigError(f"no figure {metric!r}; {nearest(metric, known)}", file=str(before))
     added = [
-        names(point)
-        for key, (point, told, _) in new.items()
-        if metric in told and metric not in old.get(key, ({}, {}, ""))[1]
+        names(ran.point) + ran.mark
+        for key, ran in new.items()
+        if metric in ran.told and (key not in old or metric not in old[key].told)
     ]
     moves.sort(key=lambda move: (-abs(move.change), move.name))
     return Difference(metric, tuple(moves), tuple(sorted(gone)), tuple(sorted(added)))
@@ -119,19 +122,46 @@ def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _ran(folder: Path) -> dict[bytes, tuple[Point, Mapping[str, Any], str]]:
-    """Every point by what it is: the point, its numbers, and its error."""
+@dataclass(frozen=True, slots=True)
+class _Ran:
+    """A point, its numbers, its error, and how what no proof covers is marked."""
+
+    point: Point
+    told: Mapping[str, Any]
+    error: str
+    mark: str
+
+
+def _ran(folder: Path) -> dict[bytes, _Ran]:
+    """Every point by what it is."""
     rows: Sequence[Mapping[str, Any]] = list(read_rows(folder).values())
     if not rows and is_file(folder / "results.json"):
-        rows = [{"point": _point(run), "result": run} for run in _runs(folder / "results.json")]
+        rows = [_row(run) for run in _runs(folder / "results.json")]
     if not rows:
         raise ConfigError("has no rows.jsonl and no results.json of simcoll", file=str(folder))
-    found: dict[bytes, tuple[Point, Mapping[str, Any], str]] = {}
+    found: dict[bytes, _Ran] = {}
+    short = {name: _short([str(row["point"].get(name)) for row in rows]) for name in FILES}
     for row in rows:
         point = {name: value for name, value in row["point"].items() if not name.endswith(NO_HASHES)}
-        told = {name: value for name, value in row.get("result", {}).items() if _is_number(value)}
-        found[msgspec.json.encode(point, order="sorted")] = (point, told, str(row.get("error", "")))
+        point |= {name: short[name].get(str(point[name]), point[name]) for name in FILES if name in point}
+        result = row.get("result", {})
+        told = {name: value for name, value in result.items() if _is_number(value)}
+        mark = " unproved" if str(result.get("proof", "")).startswith("unproved") else ""
+        found[msgspec.json.encode(point, order="sorted")] = _Ran(point, told, str(row.get("error", "")), mark)
     return found
+
+
+def _row(run: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A run of a scenario like a row of a grid; one that was cut off has no figures."""
+    return {"point": _point(run), "error": run["cut"]} if "cut" in run else {"point": _point(run), "result": run}
+
+
+def _short(names: Sequence[str]) -> dict[str, str]:
+    """Names of files without their folders, where that leaves them apart: a grid may be played from another place."""
+    files = sorted({name for name in names if "/" in name})
+    last = [name.rpartition("/")[2] for name in files]
+    apart = len({*last}) == len(files) and {*last}.isdisjoint(names)
+    return dict(zip(files, last, strict=True)) if apart else {}
 
 
 def _runs(path: Path) -> list[dict[str, Any]]:

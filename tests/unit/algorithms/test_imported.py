@@ -93,7 +93,7 @@ def test_what_is_no_algorithm_says_what_it_is(folder, name, said):
         simcoll.schedule("all_reduce", name, nranks=2)
 
 
-def test_a_package_announces_algorithms(folder, monkeypatch):
+def test_a_package_announces_algorithms(folder, monkeypatch, capsys):
     record = folder / "starpack-1.0.dist-info"
     record.mkdir()
     (record / "METADATA").write_text("Metadata-Version: 2.1\nName: starpack\nVersion: 1.0\n")
@@ -108,6 +108,8 @@ def test_a_package_announces_algorithms(folder, monkeypatch):
         find_algorithm("all_reduce", "my_sta")
     with pytest.raises(ConfigError, match=r"entry point 'broken' \(no_such_module:x\) raised ModuleNotFoundError"):
         find_algorithm("all_reduce", "broken")
+    assert main(["list", "algorithms"]) == 0
+    assert [line.split()[1] for line in capsys.readouterr().out.splitlines()[-2:]] == ["broken", "my_star"]
 
 
 def test_a_file_in_place_serves_where_the_place_is_free(folder):

@@ -108,7 +108,44 @@ def test_diff_reads_scenarios_and_names_what_it_cannot_compare(folders, tmp_path
     for arguments, said in (
         (["a", "e"], "e: has no rows.jsonl and no results.json of simcoll"),
         (["a", "b", "-m", "time"], "did you mean 'time_fs'"),
+        (["a", "b", "--limit", "-1"], "--limit -1: expected 0 or more"),
         (["a", "b", "-t", "much"], "threshold 'much': expected a share"),
     ):
         assert main(["diff", *arguments]) == 2
         assert said in folders.readouterr().err
+
+
+def written(folder, *rows):
+    Path(folder).mkdir()
+    lines = (json.dumps({"key": str(number), **row}) + "\n" for number, row in enumerate(rows))
+    Path(folder, "rows.jsonl").write_text("".join(lines))
+
+
+def test_diff_marks_what_no_proof_covers_and_finds_files_in_other_folders(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for folder, time_fs in (("old", 4), ("new", 5)):
+        point = {"topology": "dgx-h100", "size": None}
+        written(
+            folder,
+            {"point": {**point, "algorithm": f"/{folder}/a.goal"}, "result": {"time_fs": time_fs, "proof": "unproved: its data"}},
+            {"point": {**point, "algorithm": f"/{folder}/a.xml"}, "result": {"time_fs": time_fs, "proof": "full"}},
+        )  # fmt: skip
+    assert main(["diff", "old", "new"]) == 1
+    told = capsys.readouterr().out.splitlines()
+    assert [line.split("  ")[-1] for line in told[:2]] == ["algorithm=a.goal unproved", "algorithm=a.xml"]
+    assert "2 points in both, 0 equal" in told[2]
+    # Two files of one name are told apart by their folders.
+    same = [{"point": {"algorithm": f"/{at}/a.xml"}, "result": {"time_fs": at}} for at in (1, 2)]
+    written("two", *same)
+    assert main(["diff", "two", "two"]) == 0
+    assert "2 points in both, 2 equal" in capsys.readouterr().out
+
+
+def test_diff_takes_no_time_of_a_run_that_was_cut_off(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for folder, more in (("old", {}), ("new", {"cut": "aborted at 9 ms"})):
+        Path(folder).mkdir()
+        run = {"choice": "ring", "protocol": "LL", "size_bytes": 8, "time_fs": 5, **more}
+        Path(folder, "results.json").write_text(json.dumps({"runs": [run]}))
+    assert main(["diff", "old", "new"]) == 1
+    assert "gone  the only point: aborted at 9 ms" in capsys.readouterr().out
