@@ -36,12 +36,16 @@ def name_choices(
     """
     from simcoll.algorithms.imported import file_schedule, is_file_name
     from simcoll.errors import ConfigError
-    from simcoll.planning.programs import split_programs
-    from simcoll.tuning import Choice, parse_choice
+    from simcoll.tuning import parse_choice
 
-    choices, programs = None, tuple[Choice, ...]()
+    choices: tuple[Choice, ...] | None = None
+    programs: tuple[Choice, ...] = ()
     if algorithm is not None:
-        choices, programs = split_programs([parse_choice(text) for text in algorithm.split(",")])
+        choices = tuple(parse_choice(text) for text in algorithm.split(","))
+        if any(is_file_name(each.algorithm) for each in choices):
+            from simcoll.planning.programs import split_programs
+
+            choices, programs = split_programs(choices)
         if not choices:
             return Named("", None, (), programs)
         file = next((each.algorithm for each in choices if is_file_name(each.algorithm)), None)

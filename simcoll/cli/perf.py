@@ -210,6 +210,8 @@ class Files:
 
     def check(self, *, of_library: bool, groups: bool, inputs: Iterable[str | Path | None]) -> None:
         """Refuse places that cannot be written, and files that a table does not have, before anything is computed."""
+        if not any((self.json, self.csv, self.svg, self.trace)):
+            return
         from simcoll.errors import ConfigError
         from simcoll.formats.output import refuse_places
 
@@ -236,6 +238,8 @@ class Files:
 
     def write(self, title: str, table: Table, machine: Topology, proofs: Sequence[str]) -> None:
         """Write what was asked for; every file has the hash of all results."""
+        if not any((self.json, self.csv, self.svg, self.trace)):
+            return
         from simcoll.formats.output import write_file
         from simcoll.planning.report import results_csv, results_json
         from simcoll.planning.result_files import nccl_tests_json, picture, timeline

@@ -14,6 +14,7 @@ from simcoll.units import format_size, printable
 
 if TYPE_CHECKING:
     from simcoll.planning.groups import GroupRow
+    from simcoll.planning.programs import ProgramRun
     from simcoll.planning.running import Table
     from simcoll.planning.sweep import Row, Sweep
     from simcoll.topology import Topology
@@ -43,13 +44,16 @@ def print_sweep(
 
     Returns the runs, a line for every proof, and whether Ctrl-C ended it early: then the runs are those of the sizes that were done.
     """
-    from simcoll.planning.programs import play_program
     from simcoll.planning.report import engine_lines, foot_lines, head_lines, size_line
     from simcoll.planning.running import Table, runs
     from simcoll.planning.sweep import best_rows
 
     sweep.disturbed.check(topology)
-    played = [play_program(each, name, topology, sweep.disturbed) for each in programs for name in sweep.protocols]
+    played: list[ProgramRun] = []
+    if programs:
+        from simcoll.planning.programs import play_program
+
+        played += [play_program(each, name, topology, sweep.disturbed) for each in programs for name in sweep.protocols]
     for run in played:
         print(run)
     if not sweep.choices:

@@ -8,11 +8,30 @@ hash, ``floor`` the latency floor, ``trace`` the timeline file. Nothing here kno
 algorithms, or of files of topologies.
 """
 
-from simcoll.emulator.books import Observer
-from simcoll.emulator.engine import Player
-from simcoll.emulator.fabric import Calendar, Fabric
-from simcoll.emulator.result import Result
-from simcoll.emulator.run import emulate
-from simcoll.emulator.trace import Trace
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from simcoll.later import loaded_later
+
+if TYPE_CHECKING:
+    from simcoll.emulator.books import Observer
+    from simcoll.emulator.engine import Player
+    from simcoll.emulator.fabric import Calendar, Fabric
+    from simcoll.emulator.result import Result
+    from simcoll.emulator.run import emulate
+    from simcoll.emulator.trace import Trace
 
 __all__ = ["Calendar", "Fabric", "Observer", "Player", "Result", "Trace", "emulate"]
+
+__getattr__, __dir__ = loaded_later(
+    "simcoll.emulator",
+    {
+        "simcoll.emulator.books": ["Observer"],
+        "simcoll.emulator.engine": ["Player"],
+        "simcoll.emulator.fabric": ["Calendar", "Fabric"],
+        "simcoll.emulator.result": ["Result"],
+        "simcoll.emulator.run": ["emulate"],
+        "simcoll.emulator.trace": ["Trace"],
+    },
+)

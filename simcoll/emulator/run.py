@@ -19,7 +19,6 @@ from simcoll.emulator.dataplane import Storage
 from simcoll.emulator.events import Event, Policy, Timeline, timeline_of
 from simcoll.emulator.floor import latency_floor_fs
 from simcoll.emulator.paths import choose, play_fast, play_folded, play_lockstep, play_quotient, play_simpy
-from simcoll.emulator.programs import Program, ProgramObserver, ProgramResult, emulate_program
 from simcoll.emulator.rehearsals import play_rehearsed
 from simcoll.emulator.result import Result
 from simcoll.errors import ConfigError, InternalError, expect, nearest
@@ -28,6 +27,7 @@ from simcoll.topology import Topology
 
 if TYPE_CHECKING:
     from simcoll.bounds import Bottleneck, Bound
+    from simcoll.emulator.programs import Program, ProgramObserver, ProgramResult
 
 
 __all__ = ["emulate"]
@@ -135,12 +135,20 @@ def emulate(
     1131.82912
     """
     seed = whole_number("seed", seed, -(2**63), 2**64 - 1)
-    if isinstance(plan, (list, tuple)):
-        plan = Program.of(plan)
-    if isinstance(plan, Program):
-        how: Any = {"data": data, "seed": seed, "observer": observer, "keep": keep, "events": events, "policy": policy}
-        return emulate_program(plan, topology, **how, engine=engine, quotient=quotient)
     if not isinstance(plan, Plan):
+        from simcoll.emulator.programs import Program, emulate_program
+
+        program = Program.of(plan) if isinstance(plan, (list, tuple)) else plan
+        if isinstance(program, Program):
+            how: Any = {
+                "data": data,
+                "seed": seed,
+                "observer": observer,
+                "keep": keep,
+                "events": events,
+                "policy": policy,
+            }
+            return emulate_program(program, topology, **how, engine=engine, quotient=quotient)
         raise ConfigError(
             f"emulate takes a plan, made by bind(schedule, count), a list of plans, or a program; got {plan!r:.60}"
         )

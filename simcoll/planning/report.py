@@ -10,8 +10,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from simcoll.core.collective import KINDS
 from simcoll.emulator import Result
 from simcoll.planning.sweep import Row, Sweep, best_rows, bound_rows
@@ -192,6 +190,8 @@ def results_json(
     programs: Sequence[ProgramRun] = (),
 ) -> tuple[bytes, str]:
     """Everything about a sweep as JSON, and its hash, which the file has as ``run``. The same input gives the same bytes."""
+    import msgspec
+
     document: dict[str, Any] = {
         "title": title,
         "topology": {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from html import escape
 from typing import TYPE_CHECKING, overload
 
 from simcoll.binding import bind
@@ -72,6 +71,8 @@ class Table:
         return "\n".join([*head_lines(self.sweep), *lines, *foot_lines(self.rows)])
 
     def _repr_html_(self) -> str:
+        from html import escape
+
         head = "".join(f"<th>{escape(' '.join(title))}</th>" for title in titles_of())
         body = "".join(
             f"<tr>{''.join(f'<td>{escape(str(cell))}</td>' for cell in cells(self.sweep, rows))}</tr>"

@@ -10,7 +10,8 @@ import pytest
 ROOT = Path(__file__).parents[3]
 HEAVY = ("scipy", "networkx", "matplotlib", "numba", "torch")
 HELP = (*HEAVY, "numpy", "msgspec", "simpy", "rich.markdown", "markdown_it", "docstring_parser", "urllib.request")
-TABLE = (*HEAVY, "rich.markdown", "markdown_it", "urllib.request", "simcoll.formats.msccl_writer")
+FILES = ("msgspec", "gzip", "simcoll.emulator.programs", "simcoll.emulator.trace", "simcoll.planning.result_files")
+TABLE = (*HEAVY, *FILES, "rich.markdown", "markdown_it", "urllib.request", "simcoll.formats.msccl_writer")
 
 
 @pytest.mark.slow
