@@ -177,8 +177,8 @@ def _pareto(space: Space, best: Sequence[Row], front: Sequence[Row]) -> dict[str
             "title": None,
             "scale": {"domain": ["tier 1", "tier 2"], "range": ["circle", "diamond"]},
         },
-        "opacity": {"condition": {"test": "datum.front", "value": 1}, "value": 0.45},
-        "size": {"condition": {"test": "datum.front", "value": 90}, "value": 30},
+        "opacity": {"condition": {"test": "datum.front", "value": 1}, "value": 0.75},
+        "size": {"condition": {"test": "datum.front", "value": 90}, "value": 45},
     }
     if group:
         points["color"] = {"field": "group", "type": "nominal", "title": group, "scale": {"range": COLOURS}}

@@ -15,8 +15,8 @@ function drawn(spec) {
     config: {
       font: "system-ui, sans-serif",
       view: { stroke: line },
-      axis: { ...text, gridColor: line, domainColor: soft, tickColor: soft, labelLimit: 340 },
-      legend: { ...text, labelLimit: 260 },
+      axis: { ...text, gridColor: line, domainColor: soft, tickColor: soft, labelLimit: 340, labelFlush: false },
+      legend: { ...text, labelLimit: 260, symbolBaseFillColor: ink, symbolBaseStrokeColor: ink },
       title: { color: ink },
       header: text,
       rule: { color: soft },

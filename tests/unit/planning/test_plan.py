@@ -134,6 +134,18 @@ def test_a_report_in_a_browser(planned, tmp_path):
         page.until("document.documentElement.dataset.drawn === 'dark'")
         assert page.value("getComputedStyle(document.body).color") != ink
         assert page.value("document.querySelector('#chart-pareto svg text').getAttribute('fill')").lower() == "#e6edf3"
+        symbols = "[...document.querySelectorAll('#chart-pareto .role-legend-symbol path')]"
+        painted = page.value(f"{symbols}.flatMap(each => [each.getAttribute('fill'), each.getAttribute('stroke')])")
+        assert painted
+        assert {"black", "#000", "#000000"}.isdisjoint(painted)
+
+        # On paper no number is broken, and the head of a table is text, which is repeated on every page.
+        page.ask("Emulation.setDeviceMetricsOverride", width=688, height=1017, deviceScaleFactor=1, mobile=False)
+        page.ask("Emulation.setEmulatedMedia", media="print")
+        tops = "new Set([...range.getClientRects()].map(each => Math.round(each.top))).size"
+        broken = "cell => { const range = document.createRange(); range.selectNodeContents(cell); return " + tops + " > 1 }"
+        assert page.value(f"[...document.querySelectorAll('td.number')].filter({broken}).length") == 0
+        assert page.value("getComputedStyle(document.querySelector('th button')).display") == "contents"
 
         sizes = {
             tuple(map(float, found)) for found in re.findall(rb"/MediaBox \[0 0 ([\d.]+) ([\d.]+)\]", page.printed())
