@@ -256,6 +256,7 @@ _LLAMA = (
     "deepseek_v2",
     "deepseek_v3",
     "phi3",
+    "gpt_oss",
 )
 _NAMES = {
     "layers": ("num_hidden_layers", "n_layer"),

@@ -143,7 +143,9 @@ def test_a_report_in_a_browser(planned, tmp_path):
         page.ask("Emulation.setDeviceMetricsOverride", width=688, height=1017, deviceScaleFactor=1, mobile=False)
         page.ask("Emulation.setEmulatedMedia", media="print")
         tops = "new Set([...range.getClientRects()].map(each => Math.round(each.top))).size"
-        broken = "cell => { const range = document.createRange(); range.selectNodeContents(cell); return " + tops + " > 1 }"
+        broken = (
+            "cell => { const range = document.createRange(); range.selectNodeContents(cell); return " + tops + " > 1 }"
+        )
         assert page.value(f"[...document.querySelectorAll('td.number')].filter({broken}).length") == 0
         assert page.value("getComputedStyle(document.querySelector('th button')).display") == "contents"
 

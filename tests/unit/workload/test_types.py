@@ -68,6 +68,13 @@ def test_hugging_face_configurations(tmp_path):
     path = tmp_path / "config.json"
     path.write_text(json.dumps(config))
     assert model_from_hf(path).parameters == shipped_model("deepseek-v3").parameters
+    oss = {
+        "model_type": "gpt_oss", "num_hidden_layers": 36, "hidden_size": 2880, "num_attention_heads": 64, "vocab_size": 201088,
+        "num_key_value_heads": 8, "head_dim": 64, "intermediate_size": 2880, "num_local_experts": 128, "num_experts_per_tok": 4,
+        "experts_per_token": 4, "tie_word_embeddings": False,
+    }  # fmt: skip
+    path.write_text(json.dumps(oss))
+    assert model_from_hf(path).parameters / 1e9 == pytest.approx(116.83, rel=0.001)  # its model card, table 1
     for wrong, said in (
         ({"model_type": "lama"}, "did you mean 'llama'"),
         ({"model_type": "llama", "hidden_size": 8}, "layers"),
