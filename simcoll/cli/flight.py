@@ -33,11 +33,14 @@ def read_flight(*files: Path) -> int:
                 f"this is {TITLES[kind]}; expected a flight record, a report of RAS, or a file of the inspector",
                 file=str(file),
             )
-    read = readers.get(next(iter(kinds)), _records) if len(kinds) == 1 else _records
+    if len(kinds) > 1 and kinds & {*readers}:
+        held = " and ".join(sorted(TITLES[kind] for kind in kinds))
+        raise ConfigError(f"the files are of different kinds: {held}; expected files of one")
+    read = readers.get(next(iter(kinds)), _records)
     found, told = read(files)
     for line in found:
         print(printable(line))
-    print(f"# {told}: {len(found)} finding{'s' * (len(found) != 1)}")
+    print(f"# {told}: {_counted(len(found), 'finding')}")
     return 1 if found else 0
 
 
@@ -53,7 +56,7 @@ def _records(files: Sequence[Path]) -> tuple[list[str], str]:
             raise ConfigError(f"a second record of rank {rank}; the last number of a name is the rank", file=str(file))
         records[rank] = load_flight_record(file)
     operations = sum(len(record.entries) for record in records.values())
-    return findings(records), f"{len(records)} ranks, {operations:,} operations"
+    return findings(records), f"{_counted(len(records), 'rank')}, {_counted(operations, 'operation')}"
 
 
 def _ras(files: Sequence[Path]) -> tuple[list[str], str]:
@@ -63,7 +66,10 @@ def _ras(files: Sequence[Path]) -> tuple[list[str], str]:
     reports = [parse_ras(read_file(file, MAX_BYTES), str(file)) for file in files]
     communicators = [each for report in reports for each in report.communicators]
     found = [line for report in reports for line in ras_findings(report)]
-    return found, f"{len(communicators)} communicators, {sum(each.size for each in communicators):,} ranks"
+    return (
+        found,
+        f"{_counted(len(communicators), 'communicator')}, {_counted(sum(each.size for each in communicators), 'rank')}",
+    )
 
 
 def _inspector(files: Sequence[Path]) -> tuple[list[str], str]:
@@ -72,4 +78,8 @@ def _inspector(files: Sequence[Path]) -> tuple[list[str], str]:
 
     rows = [row for file in files for row in parse_inspector(read_file(file, MAX_BYTES), str(file))]
     ranks = {(row.communicator, row.rank) for row in rows}
-    return inspector_findings(rows), f"{len(ranks)} ranks, {len(rows):,} collectives"
+    return inspector_findings(rows), f"{_counted(len(ranks), 'rank')}, {_counted(len(rows), 'collective')}"
+
+
+def _counted(many: int, what: str) -> str:
+    return f"{many:,} {what}{'s' * (many != 1)}"

@@ -222,26 +222,33 @@ def _of_group(name: str, by_rank: Mapping[int, Mapping[int, FlightEntry]]) -> It
         operation = next(iter(operations))
         for side in ("inputs", "outputs"):
             given = {rank: getattr(entry, side) for rank, entry in here.items()}
-            kinds = {rank: tuple(kind for _, kind in each) for rank, each in given.items()}
-            for what, values in (("types", kinds), ("shapes", given)):
+            kinds = {rank: ", ".join(kind for _, kind in each) or "none" for rank, each in given.items()}
+            shapes = {rank: ", ".join(map(_tensor, each)) or "none" for rank, each in given.items()}
+            for what, values in (("types", kinds), ("shapes", shapes)):
                 if what == "shapes" and any(word in operation for word in UNEVEN):
                     continue
                 if len(set(values.values())) > 1:
-                    different = sorted(set(map(str, values.values())))
-                    parts = [f"{_ranks([r for r in values if str(values[r]) == each])} {each}" for each in different]
+                    different = sorted(set(values.values()))
+                    parts = [f"{_ranks([r for r in values if values[r] == each])} with {each}" for each in different]
                     yield f"{title} ({operation}): {what} of {side} differ: {'; '.join(parts)}"
                     return
         waiting = [rank for rank, entry in here.items() if entry.state != "completed"]
         missing = [rank for rank in by_rank if rank not in here]
         if missing and waiting:
             done = max((max(by_rank[rank], default=0) for rank in missing), default=0)
-            yield f"{title} ({operation}): {_ranks(missing)} never came; it has done {done} of this group; waiting: {_ranks(waiting)}"
+            own = f"it has done {done}" if len(missing) == 1 else f"they have done up to {done}"
+            yield f"{title} ({operation}): {_ranks(missing)} never came; {own} of this group; waiting: {_ranks(waiting)}"
             return
         if waiting:
             states = Counter(here[rank].state for rank in waiting)
             told = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
             yield f"{title} ({operation}): {_ranks(waiting)} did not end it ({told}), {len(here) - len(waiting)} did"
             return
+
+
+def _tensor(given: tuple[tuple[int, ...], str]) -> str:
+    shape, kind = given
+    return f"{'x'.join(map(str, shape)) or 'scalar'} {kind}"
 
 
 def _ranks(ranks: Sequence[int]) -> str:

@@ -52,12 +52,12 @@ def test_all_is_well():
             job(r2=[entry(1, shape=(((4, 3), "Float"),))]),
             (
                 "group '0', collective 1 (nccl:all_reduce): shapes of inputs differ: "
-                "ranks 0, 1 (((4, 2), 'Float'),); rank 2 (((4, 3), 'Float'),)"
+                "ranks 0, 1 with 4x2 Float; rank 2 with 4x3 Float"
             ),
         ),
         (
             job(r2=[entry(1, shape=(((4, 2), "Half"),))]),
-            "group '0', collective 1 (nccl:all_reduce): types of inputs differ: ranks 0, 1 ('Float',); rank 2 ('Half',)",
+            "group '0', collective 1 (nccl:all_reduce): types of inputs differ: ranks 0, 1 with Float; rank 2 with Half",
         ),
         (
             job(r2=[entry(1), entry(2), entry(3, state="started")]),
@@ -153,6 +153,14 @@ def test_on_the_command_line(tmp_path, capsys):
         (tmp_path / f"record_{rank}").write_bytes(dump_flight_record(record))
     files = [str(tmp_path / f"record_{rank}") for rank in range(3)]
     assert main(["flight", *files]) == 1
-    assert "ranks 1, 2 never came" in capsys.readouterr().out
+    assert "ranks 1, 2 never came; they have done up to 1 of this group; waiting: rank 0" in capsys.readouterr().out
     assert main(["flight", files[0], files[0]]) == 2
     assert "a second record of rank 0" in capsys.readouterr().err
+    (tmp_path / "i.json").write_text(
+        json.dumps({"header": {"id": "0x1", "rank": 0, "n_ranks": 1}, "coll_perf": {"coll": "AllReduce"}})
+    )
+    assert main(["flight", files[0], str(tmp_path / "i.json")]) == 2
+    assert (
+        "of different kinds: a flight record of PyTorch and a report of NCCL's inspector plugin"
+        in capsys.readouterr().err
+    )

@@ -73,7 +73,7 @@ def test_what_is_refused(read, content, said):
 def test_on_the_command_line(tmp_path, capsys):
     (tmp_path / "ras.json").write_bytes(ras({0: 9, 1: 5}))
     assert main(["flight", str(tmp_path / "ras.json")]) == 1
-    assert capsys.readouterr().out.splitlines()[-1] == "# 1 communicators, 2 ranks: 1 finding"
+    assert capsys.readouterr().out.splitlines()[-1] == "# 1 communicator, 2 ranks: 1 finding"
     for rank in range(4):
         (tmp_path / f"inspector-{rank}.log").write_bytes(inspector([call(rank, number) for number in range(3)]))
     assert main(["flight", *map(str, sorted(tmp_path.glob("inspector-*.log")))]) == 0
