@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,10 +15,10 @@ from numpy.typing import NDArray
 from simcoll.arrays import Ints, Shorts
 from simcoll.errors import ConfigError
 from simcoll.limits.memory import check_room
+from simcoll.topology.asked import Rate, asked
 from simcoll.topology.graph import Topology
 from simcoll.topology.ib_listing import Listing, parse_listing
 from simcoll.topology.links import LinkTable, assemble
-from simcoll.topology.values import parse_capacity
 
 __all__ = ["FabricRouter", "parse_ib_fabric"]
 
@@ -134,12 +133,11 @@ def parse_ib_fabric(
         raise ConfigError(f"{len(adapters):,} adapters; at most {MAX_ADAPTERS:,}, so take fewer nodes", file=file)
     check_room(len(adapters) * len(listing.names) * 10, "the routes of the fabric", "fewer nodes need less")
     several = any(len(each) > 1 for each in hosts.values())
-    pcie = _asked(pcie_bandwidth, "pcie.bandwidth", "how GPUs reach their adapters", "64 GB/s", file)
-    nvlink = (
-        _asked(nvlink_bandwidth, "nvlink.bandwidth", "how GPUs of a node reach each other", "450 GB/s", file)
-        if several
-        else 0
-    )
+    inner = [
+        Rate("pcie.bandwidth", "links from GPUs to adapters", "64 GB/s", pcie_bandwidth),
+        Rate("nvlink.bandwidth", "links between GPUs of a node", "450 GB/s", nvlink_bandwidth),
+    ]
+    pcie, nvlink = asked("the listing", file, inner) if several else (*asked("the listing", file, inner[:1]), 0)
     n, first = len(adapters), len(adapters)
     names = [f"{host}.gpu{place}" for host, each in hosts.items() for place in range(len(each))]
     names += _distinct(listing.names)
@@ -188,15 +186,6 @@ def _told(made: Topology, description: str) -> Topology:
 
 def _title(file: str) -> str:
     return file.replace("\\", "/").rpartition("/")[2].rpartition(".")[0] or "fabric"
-
-
-def _asked(given: Any, name: str, what: str, example: str, file: str) -> int:
-    if given is None:
-        raise ConfigError(
-            f"the listing does not say {what}; give {name}: -t '{Path(file).name}:{name}={example}', or in a file that extends it",
-            file=file, path=f"$.{name}",
-        )  # fmt: skip
-    return given if isinstance(given, int) else parse_capacity(given, name)
 
 
 def _hosts(listing: Listing) -> dict[str, list[int]]:

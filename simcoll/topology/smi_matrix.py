@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, NoReturn
 
 from simcoll.errors import ConfigError
+from simcoll.topology.asked import Rate, asked
 from simcoll.topology.cluster import Box, Tier, cluster
 from simcoll.topology.graph import Topology
 from simcoll.topology.links import LinkTable
-from simcoll.topology.values import halves_fs, parse_capacity
+from simcoll.topology.values import halves_fs
 
 __all__ = ["parse_smi_matrix"]
 
@@ -64,23 +64,20 @@ def parse_smi_matrix(
     """
     matrix = _parse(content, file)
 
-    def rate(given: Any, name: str, what: str, example: str) -> int:
-        if given is None:
-            raise ConfigError(
-                f"the matrix has {what} and does not say how fast they are; give {name}: -t '{Path(file).name}:{name}={example}', or in "
-                "a file that extends it",
-                file=file,
-                path=f"$.{name}",
-            )
-        return given if isinstance(given, int) else parse_capacity(given, name)
-
-    n, total = matrix.gpus, len(matrix.words)
+    n, total, sockets = matrix.gpus, len(matrix.words), _sockets(matrix)
+    counts = [[int(word[2:]) if word.startswith("NV") else 0 for word in row[:n]] for row in matrix.words[:n]]
+    known = [
+        (any(map(any, counts)), Rate("nvlink.bandwidth", "NVLinks", "25 GB/s", nvlink_bandwidth)),
+        (n > 1 or total > n, Rate("pcie.bandwidth", "PCIe slots", "32 GB/s", pcie_bandwidth)),
+        (total > n, Rate("nic.bandwidth", "NICs", "50 GB/s", nic_bandwidth)),
+        (len(set(sockets)) > 1, Rate("cpu.bandwidth", "links between sockets", "20 GB/s", cpu_bandwidth)),
+    ]  # fmt: skip
+    rates = iter(asked("the matrix", file, [rate for needed, rate in known if needed]))
+    nvlink, pcie, port, between = (next(rates) if needed else 0 for needed, _ in known)
     names, kinds = [f"gpu{gpu}" for gpu in range(n)], ["gpu"] * n
     links = LinkTable([])
-    _nvlinks(matrix, names, kinds, links, lambda: rate(nvlink_bandwidth, "nvlink.bandwidth", "NVLinks", "25 GB/s"))
-    sockets = _sockets(matrix)
+    _nvlinks(counts, names, kinds, links, nvlink)
     switches = _groups(total, [(a, b) for a in range(total) for b in range(a) if matrix.words[a][b] in {"PIX", "PXB"}])
-    pcie = rate(pcie_bandwidth, "pcie.bandwidth", "PCIe slots", "32 GB/s") if n > 1 or total > n else 0
     cpu_of: dict[int, int] = {}
     for socket in sorted(set(sockets)):
         cpu_of[socket] = len(names)
@@ -99,7 +96,6 @@ def parse_smi_matrix(
     for gpu in range(n if pcie else 0):
         links.add_pair(gpu, parents[gpu], pcie, (PCIE_FS, PCIE_FS), "pcie")
     if len(cpu_of) > 1:
-        between = rate(cpu_bandwidth, "cpu.bandwidth", "sockets", "20 GB/s")
         ends = sorted(cpu_of.values())
         for a in ends:
             for b in ends[: ends.index(a)]:
@@ -110,7 +106,6 @@ def parse_smi_matrix(
         links.add_pair(len(names), parents[device], pcie, (PCIE_FS, PCIE_FS), "pcie")
         names.append(f"nic{device - n}")
         kinds.append("nic")
-    port = rate(nic_bandwidth, "nic.bandwidth", "NICs", "50 GB/s") if nics else 0
     nearest = [_nearest(matrix, gpu) for gpu in range(n)] if nics else [0] * n
     box = Box(
         names=tuple(names), kinds=tuple(kinds), links=links, gpus=tuple(range(n)), nics=tuple(nics),
@@ -200,13 +195,11 @@ def _sockets(matrix: _Matrix) -> list[int]:
     return [order.index(each) for each in group]
 
 
-def _nvlinks(matrix: _Matrix, names: list[str], kinds: list[str], links: LinkTable, rate: Any) -> None:
-    """NVLinks between GPUs, or to a switch where a GPU has more than its links to each of its peers."""
-    n = matrix.gpus
-    count = [[int(word[2:]) if word.startswith("NV") else 0 for word in row[:n]] for row in matrix.words[:n]]
+def _nvlinks(count: list[list[int]], names: list[str], kinds: list[str], links: LinkTable, one: int) -> None:
+    """NVLinks between GPUs, or to a switch where a GPU has more than its links to each of its peers; ``one``: rate of one."""
+    n = len(count)
     if not any(map(any, count)):
         return
-    one = rate()
     if max(map(sum, count)) <= NVLINKS:
         for a in range(n):
             for b in range(a):

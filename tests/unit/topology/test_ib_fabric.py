@@ -61,7 +61,10 @@ def test_files_extend_a_listing(tmp_path):
     )
     machine = load_topology(tmp_path / "cluster.toml", nodes=2)
     assert (machine.nranks, machine.ranks_per_node) == (4, 2)
-    with pytest.raises(ConfigError, match=r"fabric.txt: \$.pcie.bandwidth: the listing does not say how GPUs reach"):
+    with pytest.raises(
+        ConfigError,
+        match=r"fabric.txt: \$.pcie.bandwidth: the listing does not say how fast links from GPUs to adapters",
+    ):
         load_topology(tmp_path / "fabric.txt")
 
 

@@ -1,5 +1,7 @@
 """nvidia-smi topo -m: what the words mean, what is asked for, and what is refused."""
 
+import re
+
 import pytest
 
 from simcoll.errors import ConfigError
@@ -59,9 +61,22 @@ def test_what_is_not_known_is_asked_for(name):
     given = {key: value for key, value in RATES.items() if not key.startswith(name)}
     with pytest.raises(
         ConfigError,
-        match=rf"\$.{name}.bandwidth: the matrix has .* does not say how fast they are; give {name}.bandwidth",
+        match=rf"\$.{name}.bandwidth: the matrix does not say how fast .* are; give it: -t 'matrix:nvlink.bandwidth=",
     ):
         parse_smi_matrix(PAIRS, **given)
+
+
+def test_all_that_is_not_known_is_asked_for_at_once_with_a_name_that_works(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pairs.txt").write_bytes(PAIRS)
+    for start in ("pairs.txt", "pairs.txt:pcie.bandwidth=16 GB/s"):
+        with pytest.raises(
+            ConfigError, match=r"does not say how fast NVLinks.* NICs and links between sockets are; give them"
+        ) as caught:
+            load_topology(start)
+        named = re.search("-t '(.*?)'", caught.value.message)[1]
+        assert ("pcie.bandwidth=16" in named) == (start != "pairs.txt")
+        assert load_topology(named).nranks == 4
 
 
 def test_a_topology_file_gives_the_rates(tmp_path):

@@ -1,0 +1,62 @@
+"""Rates that a file of another tool does not say: all that are missing are asked for at once, with a command to copy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from simcoll.errors import ConfigError
+from simcoll.topology.values import parse_capacity
+from simcoll.units import format_rate
+
+__all__ = ["Rate", "asked"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """A rate that a machine has and its file does not say.
+
+    Attributes
+    ----------
+    name, what, example
+        The key that gives it, such as ``nvlink.bandwidth``, what is so fast, and a value.
+    given
+        Text, micro-bytes per second, or None.
+    """
+
+    name: str
+    what: str
+    example: str
+    given: Any
+
+
+def asked(source: str, file: str, rates: Sequence[Rate]) -> list[int]:
+    """The rates in micro-bytes per second.
+
+    >>> asked("the matrix", "m.txt", [Rate("nic.bandwidth", "NICs", "50 GB/s", "25 GB/s")])
+    [25000000000000000]
+
+    Raises
+    ------
+    ConfigError
+        When some are not given.
+    """
+    missing = [rate for rate in rates if rate.given is None]
+    if missing:
+        values = "".join(
+            f":{rate.name}={rate.given or rate.example}" for rate in rates if not isinstance(rate.given, int)
+        )
+        *others, last = (rate.what for rate in missing)
+        what = f"{', '.join(others)} and {last}" if others else last
+        raise ConfigError(
+            f"{source} does not say how fast {what} are; give {'them' if others else 'it'}: -t '{file}{values}', or in a file that "
+            "extends it",
+            file=file,
+            path=f"$.{missing[0].name}",
+        )
+    return [rate.given if isinstance(rate.given, int) else parse_capacity(rate.given, rate.name) for rate in rates]
+
+
+def _shown(rate: Rate) -> str:
+    return format_rate(rate.given) if isinstance(rate.given, int) else str(rate.given or rate.example)
