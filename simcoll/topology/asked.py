@@ -44,9 +44,7 @@ def asked(source: str, file: str, rates: Sequence[Rate]) -> list[int]:
     """
     missing = [rate for rate in rates if rate.given is None]
     if missing:
-        values = "".join(
-            f":{rate.name}={rate.given or rate.example}" for rate in rates if not isinstance(rate.given, int)
-        )
+        values = "".join(f":{rate.name}={_shown(rate)}" for rate in rates)
         *others, last = (rate.what for rate in missing)
         what = f"{', '.join(others)} and {last}" if others else last
         raise ConfigError(
