@@ -12,7 +12,10 @@ __all__ = ["index_block", "index_blocks", "own_rates", "wait_for"]
 
 @entry
 def index_block(s: State, block: int, links: Shorts, weight: Shorts, count: Shorts, _sources: int = SOURCES) -> None:
-    """List the hops of a block by message, and its messages by lane. ``count`` has a zero for every lane, before and after."""
+    """List the hops of a block by message, and its messages by lane.
+
+    ``weight`` is empty where all are 1; ``count`` has a zero for every lane, before and after.
+    """
     _index(s, block, 0, links, weight, count)
 
 
@@ -37,7 +40,7 @@ def _index(s: State, block: int, first: int, links: Shorts, weight: Shorts, coun
             if links[row, column] < 0:
                 break
             s.link[hop] = links[row, column]
-            s.weight[hop] = weight[row, column]
+            s.weight[hop] = weight[row, column] if len(weight) else 1
             s.owner[hop] = m
             s.shared[hop] = 0
             hop += 1

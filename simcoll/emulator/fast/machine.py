@@ -255,7 +255,7 @@ class Machine:
         before = self.contents[block]
         self.contents[block], self.wire[block] = timed, int(timed.wire.sum())
         base, rows, shape = int(self.state.block_base[block]), len(timed), timed.shape
-        self._give_hops(block, shape.links.size)
+        self._give_hops(block, int(np.count_nonzero(shape.links >= 0)))
         s, here = self.state, slice(base, base + rows)
         # Its address names the content: ``contents`` keeps it alive, so no other step can have it.
         s.block_rows[block], s.block_content[block] = rows, id(timed)
@@ -272,7 +272,9 @@ class Machine:
             s.leader[here] = np.where(shape.leader != np.arange(rows), base + shape.leader, -1)
             s.rule[here][shape.leader >= 0] = SWITCHED
         # As the compiled function has it: writable, row by row.
-        links, weight = (np.require(each, np.int32, ["C", "W"]) for each in (shape.links, shape.weight))
+        plain = shape.weight.strides == (0, 0) and bool((shape.weight[:1, :1] == 1).all())
+        weight = np.require(shape.weight[:0] if plain else shape.weight, np.int32, ["C", "W"])
+        links = np.require(shape.links, np.int32, ["C", "W"])
         index_block(s, block, links, weight, self.lanes_seen)
         if self.changes is not None:
             self.changes.indexed(self, block)
