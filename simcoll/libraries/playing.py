@@ -33,6 +33,8 @@ FIFO_SLOTS = 8
 """Slots of NCCL's buffers between two GPUs (NCCL_STEPS)."""
 MOST_MESSAGES = 80_000
 """Messages of schedules that cannot be folded, beyond which the formula's time must do."""
+MOST_OF_A_DOMAIN = 10_000
+"""Messages of a tree for each of its domains: on two of them they take 50 ms."""
 MOST_ON_A_SWITCH = 32
 """GPUs of a domain, beyond which a reduction in its switches takes seconds to play."""
 FREE = 0.98
@@ -170,6 +172,16 @@ def _slots(asked: _Asked) -> int:
     return max(1, int(0.75 * _depth(asked) * asked.size_bytes / (1000 * asked.rate_GBps) / latency))
 
 
+def _round(pieces: int) -> int:
+    """At most so many pieces, of four in every doubling: sizes that are near each other share a schedule and its proof.
+
+    >>> [_round(pieces) for pieces in (7, 9, 71, 211, 256)]
+    [7, 8, 64, 192, 256]
+    """
+    step = max(1, (1 << pieces.bit_length()) // 8)
+    return pieces // step * step
+
+
 def _too_fast(asked: _Asked, gpu_GBps: float, nic_GBps: float) -> bool:
     """Whether links slow down rates that make up for a pipeline's filling, by more than a small part of the time."""
     gpu, nic = _raw(asked)
@@ -183,7 +195,7 @@ def _chain(asked: _Asked) -> Play | str:
     """Pieces follow each other along the chain; a rate a little higher makes up for the first and the last ones."""
     n, domains = asked.shape.ranks, asked.shape.domains
     most = (4 if domains == 1 else 16) * n
-    pieces = max(1, min(most, asked.size_bytes // 4096, _slots(asked)))
+    pieces = _round(max(1, min(most, asked.size_bytes // 4096, _slots(asked))))
     lead = 1 + (n - 2) / pieces
     rate, channels = asked.rate_GBps * lead, _rails(asked)
     if n * pieces * channels > MOST_MESSAGES or _too_fast(asked, rate, rate):
@@ -208,10 +220,14 @@ def _tree(asked: _Asked) -> Play | str:
         if not _too_fast(asked, 2 * asked.rate_GBps * lead, crossing * lead) or 2 * pieces > slots:
             break
     rails = _rails(asked)
-    pairs = next((c for c in (1, 2, 4) if c < rails and crossing * lead * rails <= c * FREE * _raw(asked)[1]), rails)
-    if 4 * s.ranks * pairs * pieces > MOST_MESSAGES or _too_fast(asked, 2 * asked.rate_GBps * lead, crossing * lead):
+    pairs = next((c for c in (1, 2, 4, 8) if c < rails and crossing * lead * rails <= c * FREE * _raw(asked)[1]), rails)
+    if 4 * s.ranks * pairs * pieces > min(MOST_MESSAGES, MOST_OF_A_DOMAIN * s.domains) or _too_fast(
+        asked, 2 * asked.rate_GBps * lead, crossing * lead
+    ):
         return "a tree this deep needs more pieces than can be played"
-    schedule = _schedule(asked.collective, "nccl_tree", asked.topology, (("channels", pairs), ("pieces", pieces)))
+    node = (("box", s.per_domain),) if s.domains > 1 else ()  # also of one GPU: a chain of all of them would be deeper
+    params = (("channels", pairs), ("pieces", pieces), *node)
+    schedule = _schedule(asked.collective, "nccl_tree", asked.topology, params)
     net_us = asked.nets * asked.net_us / (2 * depth) if depth else 0.0
     return Play(schedule, _protocol(asked, asked.hop_us, net_us, fan * asked.rate_GBps * lead / (2 * pairs)))
 

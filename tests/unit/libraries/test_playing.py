@@ -18,6 +18,8 @@ CASES = [
     ("dgx-h100", 2, "all_reduce", "NCCL_ALGO=Tree,NCCL_PROTO=LL,LL128"),
     ("dgx-h100", 4, "all_reduce", "NCCL_ALGO=Tree,NCCL_PROTO=LL128"),
     ("alps-gh200-1", 4, "all_reduce", "NCCL_ALGO=Ring"),
+    ("alps-gh200-1", 4, "all_reduce", "NCCL_ALGO=Tree,NCCL_PROTO=LL"),
+    ("gcp-a4-1nic", 16, "all_reduce", ""),
     ("aws-p4de", 2, "all_reduce", "NCCL_ALGO=Ring"),
     ("dgx-1v", 1, "all_reduce", "NCCL_ALGO=Ring"),
     ("dgx-a100", 1, "broadcast", ""),
