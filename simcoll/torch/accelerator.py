@@ -21,9 +21,10 @@ from simcoll import distributed as ours
 from simcoll.distributed.runtime.tasks import wait_until
 from simcoll.errors import ConfigError
 from simcoll.torch.rank_threads import current_thread, current_thread_or_none
+from simcoll.torch.replacing import in_ranks
 from simcoll.workload.gpu import load_gpu
 
-__all__ = ["accelerator_replacements", "current_device", "device_number", "in_ranks"]
+__all__ = ["accelerator_replacements", "current_device", "device_number"]
 
 _TORCH = str(Path(torch.__file__).parent)
 _REFUSED = (
@@ -40,22 +41,6 @@ _CAPABILITY = {
     "v100": (7, 0), "a100": (8, 0), "h100": (9, 0), "h200": (9, 0), "b200": (10, 0), "gb200": (10, 0), "b300": (10, 3), "gb300": (10, 3),
 }  # fmt: skip
 _TENSOR_TYPES = ("Float", "Double", "Half", "BFloat16", "Byte", "Char", "Short", "Int", "Long", "Bool")
-
-
-def in_ranks(standard: Any, other: Any) -> Any:
-    """A function, or a class, that is another one in the threads of ranks."""
-    if isinstance(standard, type):
-
-        def new(_cls: type, *args: Any, **kwargs: Any) -> Any:
-            return (standard if current_thread_or_none() is None else other)(*args, **kwargs)
-
-        return type(standard.__name__, (), {"__new__": new, "__doc__": standard.__doc__})
-
-    def function(*args: Any, **kwargs: Any) -> Any:
-        return (standard if current_thread_or_none() is None else other)(*args, **kwargs)
-
-    function.__doc__ = standard.__doc__
-    return function
 
 
 def _in_programs(standard: Callable[..., Any], other: Callable[..., Any]) -> Callable[..., Any]:

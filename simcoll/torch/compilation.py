@@ -6,13 +6,13 @@ process, with locks that a rank would hold while others wait for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from simcoll.distributed.runtime.world import current_rank
-from simcoll.torch.rank_threads import current_thread, current_thread_or_none
+from simcoll.torch.rank_threads import RankThread
+from simcoll.torch.replacing import for_ranks
 
 __all__ = ["compile_replacements"]
 
@@ -25,24 +25,15 @@ def _noted() -> None:
         findings.append(_FINDING)
 
 
-def _compile(standard: Callable[..., Any]) -> Callable[..., Any]:
-    def compile(model: Any = None, **options: Any) -> Any:  # noqa: A001  # torch's name
-        if current_thread_or_none() is None:
-            return standard(model, **options)
-        current_thread().call(_noted)
-        return model if model is not None else lambda function: function
-
-    return compile
+@for_ranks
+def _compile(thread: RankThread, _: Any, model: Any = None, **_options: Any) -> Any:
+    thread.call(_noted)
+    return model if model is not None else lambda function: function
 
 
-def _compile_module(standard: Callable[..., None]) -> Callable[..., None]:
-    def compile(self: torch.nn.Module, *args: Any, **options: Any) -> None:  # noqa: A001
-        if current_thread_or_none() is None:
-            standard(self, *args, **options)
-        else:
-            current_thread().call(_noted)
-
-    return compile
+@for_ranks
+def _compile_module(thread: RankThread, *_: Any, **_options: Any) -> None:
+    thread.call(_noted)
 
 
 def compile_replacements() -> list[tuple[Any, str, Any]]:

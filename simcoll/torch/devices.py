@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from simcoll.torch.accelerator import accelerator_replacements, device_number
 from simcoll.torch.rank_threads import current_thread_or_none
+from simcoll.torch.replacing import for_ranks
 
 __all__ = ["CudaIsCpu", "device_replacements"]
 
@@ -122,78 +123,64 @@ def _on_cpu(kwargs: dict[str, Any]) -> None:
         kwargs["device_id"] = _CPU
 
 
-def _data_parallel(standard: Callable[..., None]) -> Callable[..., None]:
+@for_ranks
+def _data_parallel(
+    _thread: Any,
+    standard: Any,
+    self: Any,
+    module: Any,
+    device_ids: Any = None,
+    output_device: Any = None,
+    *args: Any,
+    **kwargs: Any,
+) -> None:
     """``DistributedDataParallel``, whose module is on the CPU."""
-
-    @functools.wraps(standard)
-    def initialize(
-        self: Any, module: Any, device_ids: Any = None, output_device: Any = None, *args: Any, **kwargs: Any
-    ) -> None:
-        if current_thread_or_none() is not None:
-            device_ids = output_device = None
-        standard(self, module, device_ids, output_device, *args, **kwargs)
-
-    return initialize
+    del device_ids, output_device
+    standard(self, module, None, None, *args, **kwargs)
 
 
-def _subgroups(standard: Callable[..., Any]) -> Callable[..., Any]:
+@for_ranks
+def _subgroups(_thread: Any, standard: Any, group_size: int | None = None, *args: Any, **kwargs: Any) -> Any:
     """``new_subgroups``, by default of the GPUs of a node."""
-
-    @functools.wraps(standard)
-    def subgroups(group_size: int | None = None, *args: Any, **kwargs: Any) -> Any:
-        if group_size is None and current_thread_or_none() is not None:
-            group_size = torch.cuda.device_count()
-        return standard(group_size, *args, **kwargs)
-
-    return subgroups
+    return standard(torch.cuda.device_count() if group_size is None else group_size, *args, **kwargs)
 
 
-def _backward(standard: Callable[..., Any]) -> Callable[..., Any]:
+@for_ranks
+def _backward(_thread: Any, standard: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """The backward pass, whose hooks are the program's: PyTorch calls it with the mode that maps devices set aside."""
-
-    @functools.wraps(standard)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        if current_thread_or_none() is None:
-            return standard(*args, **kwargs)
-        with CudaIsCpu():
-            return standard(*args, **kwargs)
-
-    return run
+    with CudaIsCpu():
+        return standard(*args, **kwargs)
 
 
-def _load(standard: Callable[..., Any]) -> Callable[..., Any]:
+@for_ranks
+def _load(_thread: Any, standard: Any, f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
     """``torch.load``: what was saved from CUDA devices comes to the CPU."""
-
-    @functools.wraps(standard)
-    def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
-        if current_thread_or_none() is not None:
-            if map_location is None or _is_cuda(map_location) or _is_number(map_location):
-                map_location = _CPU
-            elif isinstance(map_location, dict):
-                map_location = {key: "cpu" if _is_cuda(value) else value for key, value in map_location.items()}
-        return standard(f, map_location, *args, **kwargs)
-
-    return load
+    if map_location is None or _is_cuda(map_location) or _is_number(map_location):
+        map_location = _CPU
+    elif isinstance(map_location, dict):
+        map_location = {key: "cpu" if _is_cuda(value) else value for key, value in map_location.items()}
+    return standard(f, map_location, *args, **kwargs)
 
 
-def _autocast(standard: Callable[..., None]) -> Callable[..., None]:
+@for_ranks
+def _autocast(
+    _thread: Any,
+    standard: Any,
+    self: Any,
+    device_type: str,
+    dtype: torch.dtype | None = None,
+    *args: Any,
+    **kwargs: Any,
+) -> None:
     """Autocast of ``cuda`` is that of the CPU, with CUDA's default data type."""
-
-    @functools.wraps(standard)
-    def initialize(self: Any, device_type: str, dtype: torch.dtype | None = None, *args: Any, **kwargs: Any) -> None:
-        if current_thread_or_none() is not None and _is_cuda(device_type):
-            device_type, dtype = "cpu", torch.get_autocast_dtype("cuda") if dtype is None else dtype
-        standard(self, device_type, dtype, *args, **kwargs)
-
-    return initialize
+    if _is_cuda(device_type):
+        device_type, dtype = "cpu", torch.get_autocast_dtype("cuda") if dtype is None else dtype
+    standard(self, device_type, dtype, *args, **kwargs)
 
 
-def _asked_autocast(standard: Callable[..., Any]) -> Callable[..., Any]:
-    def function(device_type: str = "cuda", *args: Any) -> Any:
-        mapped = current_thread_or_none() is not None and _is_cuda(device_type)
-        return standard("cpu" if mapped else device_type, *args)
-
-    return function
+@for_ranks
+def _asked_autocast(_thread: Any, standard: Callable[..., Any], device_type: str = "cuda", *args: Any) -> Any:
+    return standard("cpu" if _is_cuda(device_type) else device_type, *args)
 
 
 def device_replacements(gpu: str) -> list[tuple[Any, str, Any]]:

@@ -22,7 +22,8 @@ import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
 
-from simcoll.torch.rank_threads import current_thread_or_none, rank_thread_of
+from simcoll.torch.rank_threads import RankThread, rank_thread_of
+from simcoll.torch.replacing import for_ranks
 
 __all__ = ["OwnState", "call_exit_functions", "state_replacements"]
 
@@ -96,35 +97,20 @@ def call_exit_functions(functions: list[tuple[Callable[..., Any], tuple[Any, ...
         function(*args, **kwargs)
 
 
-def _register(standard: Callable[..., Any]) -> Callable[..., Any]:
-    def register(function: Any, *args: Any, **kwargs: Any) -> Any:
-        thread = current_thread_or_none()
-        if thread is None:
-            return standard(function, *args, **kwargs)
-        thread.process.at_exit.append((function, args, kwargs))
-        return function
-
-    return register
+@for_ranks
+def _register(thread: RankThread, _: Any, function: Any, /, *args: Any, **kwargs: Any) -> Any:
+    thread.process.at_exit.append((function, args, kwargs))
+    return function
 
 
-def _unregister(standard: Callable[[Any], None]) -> Callable[[Any], None]:
-    def unregister(function: Any) -> None:
-        thread = current_thread_or_none()
-        if thread is None:
-            standard(function)
-        else:
-            thread.process.at_exit[:] = [each for each in thread.process.at_exit if each[0] != function]
-
-    return unregister
+@for_ranks
+def _unregister(thread: RankThread, _: Any, function: Any) -> None:
+    thread.process.at_exit[:] = [each for each in thread.process.at_exit if each[0] != function]
 
 
-def _exit(standard: Callable[[int], Any]) -> Callable[[int], Any]:
-    def leave(status: int) -> Any:
-        if current_thread_or_none() is None:
-            standard(status)
-        raise SystemExit(status)
-
-    return leave
+@for_ranks
+def _exit(_thread: RankThread, _: Any, status: int) -> Any:
+    raise SystemExit(status)
 
 
 def _own_generator(make: Callable[[], Any], key: str, standard: Callable[..., Any]) -> Callable[..., Any]:
@@ -144,14 +130,10 @@ def _own_generator(make: Callable[[], Any], key: str, standard: Callable[..., An
     return function
 
 
-def _change_folder(standard: Callable[..., None]) -> Callable[..., None]:
-    def chdir(path: Any) -> None:
-        standard(path)
-        thread = current_thread_or_none()
-        if thread is not None:
-            thread.process.state.changed_folder = True
-
-    return chdir
+@for_ranks
+def _change_folder(thread: RankThread, standard: Callable[..., None], path: Any) -> None:
+    standard(path)
+    thread.process.state.changed_folder = True
 
 
 def state_replacements() -> list[tuple[Any, str, Any]]:

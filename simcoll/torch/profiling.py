@@ -24,7 +24,8 @@ from torch.autograd.profiler_util import FunctionEvent, _filter_name, _rewrite_n
 from simcoll.distributed.runtime.records import KEPT, Entry
 from simcoll.distributed.runtime.world import current_rank
 from simcoll.formats.output import write_file
-from simcoll.torch.rank_threads import RankThread, current_thread_or_none
+from simcoll.torch.rank_threads import RankThread
+from simcoll.torch.replacing import for_ranks
 
 __all__ = ["profiler_replacements"]
 
@@ -205,40 +206,25 @@ def _elements(arrays: Sequence[tuple[tuple[int, ...], str]]) -> int:
     return total
 
 
-def _enable(standard: Callable[..., None]) -> Callable[..., None]:
-    def enable(config: Any, activities: Any, *rest: Any) -> None:
-        thread = current_thread_or_none()
-        if thread is None:
-            standard(config, activities, *rest)
-        elif thread.profile is not None:
-            raise RuntimeError(f"rank {thread.number}: a profiler is open already in thread {thread.thread.name!r}")
-        else:
-            thread.profile = _Session(thread, shapes=True)
-            thread.profile.open()
-
-    return enable
+@for_ranks
+def _enable(thread: RankThread, *_: Any) -> None:
+    if thread.profile is not None:
+        raise RuntimeError(f"rank {thread.number}: a profiler is open already in thread {thread.thread.name!r}")
+    thread.profile = _Session(thread, shapes=True)
+    thread.profile.open()
 
 
-def _disable(standard: Callable[[], Any]) -> Callable[[], Any]:
-    def disable() -> Any:
-        thread = current_thread_or_none()
-        if thread is None:
-            return standard()
-        session, thread.profile = thread.profile, None
-        if session is None:
-            raise RuntimeError(f"rank {thread.number}: no profiler is open in thread {thread.thread.name!r}")
-        return session.close()
-
-    return disable
+@for_ranks
+def _disable(thread: RankThread, _: Any) -> Any:
+    session, thread.profile = thread.profile, None
+    if session is None:
+        raise RuntimeError(f"rank {thread.number}: no profiler is open in thread {thread.thread.name!r}")
+    return session.close()
 
 
-def _only_outside(standard: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, which in ranks does nothing: there is no profiler of the process."""
-
-    def function(*args: Any, **kwargs: Any) -> Any:
-        return standard(*args, **kwargs) if current_thread_or_none() is None else None
-
-    return function
+@for_ranks
+def _only_outside(*_: Any, **__: Any) -> None:
+    """In ranks nothing is done: there is no profiler of the process."""
 
 
 def _exit(standard: Callable[..., Any]) -> Callable[..., Any]:
@@ -258,16 +244,12 @@ def _parse(standard: Callable[..., Any]) -> Callable[..., Any]:
     return parse
 
 
-def _refuse_observers(standard: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    def register(self: Any, *args: Any) -> Any:
-        if current_thread_or_none() is None:
-            return standard(self, *args)
-        raise RuntimeError(
-            "torch.profiler.ExecutionTraceObserver records one process, and simulated ranks share theirs; use torch.profiler.profile, "
-            "or simcoll.torch.spawn(..., trace=PATH)"
-        )
-
-    return register
+@for_ranks
+def _refuse_observers(*_: Any) -> Any:
+    raise RuntimeError(
+        "torch.profiler.ExecutionTraceObserver records one process, and simulated ranks share theirs; use torch.profiler.profile, "
+        "or simcoll.torch.spawn(..., trace=PATH)"
+    )
 
 
 def profiler_replacements() -> list[tuple[Any, str, Any]]:

@@ -11,7 +11,8 @@ from typing import Any
 import torch.distributed as dist
 
 from simcoll.distributed.stores import HashStore, PrefixStore
-from simcoll.torch.rank_threads import RankThread, current_thread, current_thread_or_none
+from simcoll.torch.rank_threads import RankThread, current_thread
+from simcoll.torch.replacing import in_ranks
 
 __all__ = ["RankStore", "prefixed", "store_replacements"]
 
@@ -98,13 +99,7 @@ def store_replacements() -> list[tuple[Any, str, Any]]:
         made.path = file_name
         return made
 
-    def replaced(standard: Any, make: Callable[..., _PlacedStore]) -> Any:
-        def new(_cls: type, *args: Any, **kwargs: Any) -> Any:
-            return (standard if current_thread_or_none() is None else make)(*args, **kwargs)
-
-        return type(standard.__name__, (), {"__new__": new, "__doc__": standard.__doc__})
-
     return [
-        (dist, "TCPStore", replaced(dist.TCPStore, tcp)),
-        (dist, "FileStore", replaced(dist.FileStore, file)),
+        (dist, "TCPStore", in_ranks(dist.TCPStore, tcp)),
+        (dist, "FileStore", in_ranks(dist.FileStore, file)),
     ]

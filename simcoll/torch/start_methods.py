@@ -9,7 +9,8 @@ from typing import Any
 from torch import multiprocessing
 
 from simcoll.errors import ConfigError
-from simcoll.torch.rank_threads import current_thread, current_thread_or_none
+from simcoll.torch.rank_threads import current_thread
+from simcoll.torch.replacing import in_ranks
 
 __all__ = ["start_replacements"]
 
@@ -46,16 +47,9 @@ def _spawn(
 
 def start_replacements() -> list[tuple[Any, str, Any]]:
     """Owner, name and replacement of what starts one process for every rank."""
-
-    def replaced(standard: Callable[..., Any]) -> Callable[..., Any]:
-        def start(*args: Any, **kwargs: Any) -> Any:
-            return (standard if current_thread_or_none() is None else _spawn)(*args, **kwargs)
-
-        return start
-
     module = importlib.import_module("torch.multiprocessing.spawn")  # the name in torch.multiprocessing is the function
     return [
-        (owner, name, replaced(getattr(owner, name)))
+        (owner, name, in_ranks(getattr(owner, name), _spawn))
         for owner in (multiprocessing, module)
         for name in ("spawn", "start_processes")
     ]

@@ -22,6 +22,7 @@ from simcoll import distributed as ours
 from simcoll.distributed.runtime.tasks import Waitable, wait_until
 from simcoll.distributed.runtime.world import current_rank
 from simcoll.torch.rank_threads import Process, RankThread, current_thread_or_none, rank_thread_of
+from simcoll.torch.replacing import for_ranks
 
 __all__ = ["OUTSIDE_MARK", "end_threads", "replacements"]
 
@@ -123,71 +124,59 @@ def _lock() -> Any:
     return _standard_lock() if current_thread_or_none() is None else _TurnLock()
 
 
-def _recursive_lock_maker(standard: Callable[[], Any]) -> Callable[[], Any]:
-    def recursive_lock() -> Any:
-        if current_thread_or_none() is None:
-            return standard()
-        made = threading._PyRLock()  # type: ignore[attr-defined]  # the one that is written in Python, on a lock of ours
-        made._block = _TurnLock()
-        return made
-
-    return recursive_lock
+@for_ranks
+def _recursive_lock(*_: Any) -> Any:
+    made = threading._PyRLock()  # type: ignore[attr-defined]  # the one that is written in Python, on a lock of ours
+    made._block = _TurnLock()
+    return made
 
 
-def _condition_wait(standard: Callable[..., bool]) -> Callable[..., bool]:
-    def wait(self: Any, timeout: float | None = None) -> bool:
-        thread = current_thread_or_none()
-        if thread is None or thread.starting or _alone(thread):
-            return standard(self, timeout)
-        if not self._is_owned():
-            raise RuntimeError("cannot wait on un-acquired lock")
-        if timeout is not None and timeout <= 0:
-            return False
-        signal = _Signal("another thread, in threading.Condition.wait", idle=not thread.main)
-        self._waiters.append(signal)
-        saved = self._release_save()
-        woken = False
+@for_ranks
+def _condition_wait(thread: RankThread, standard: Callable[..., bool], self: Any, timeout: float | None = None) -> bool:
+    if thread.starting or _alone(thread):
+        return standard(self, timeout)
+    if not self._is_owned():
+        raise RuntimeError("cannot wait on un-acquired lock")
+    if timeout is not None and timeout <= 0:
+        return False
+    signal = _Signal("another thread, in threading.Condition.wait", idle=not thread.main)
+    self._waiters.append(signal)
+    saved = self._release_save()
+    woken = False
+    try:
+        woken = _wait(thread, signal, timeout)
+        return woken
+    finally:
+        self._acquire_restore(saved)
+        if not woken and signal in self._waiters:
+            self._waiters.remove(signal)
+
+
+@for_ranks
+def _thread_start(parent: RankThread, standard: Callable[[threading.Thread], None], self: threading.Thread) -> None:
+    if _is_outside(self):
+        parent.process.outside.append(self)
+        told = (
+            f"thread {self.name!r}, which rank {parent.number} has started, calls torch.distributed; threads of multiprocessing "
+            "and of event loops cannot: use threading.Thread or concurrent.futures.ThreadPoolExecutor"
+        )
+        setattr(self, OUTSIDE_MARK, told)
+        _start(parent, self, standard)
+        return
+    program = self.run
+    child = RankThread(parent.process, self)
+
+    def body() -> None:
         try:
-            woken = _wait(thread, signal, timeout)
-            return woken
-        finally:
-            self._acquire_restore(saved)
-            if not woken and signal in self._waiters:
-                self._waiters.remove(signal)
+            program()
+        except Exception:  # noqa: BLE001  # as every thread tells of it
+            self._invoke_excepthook(self)  # type: ignore[attr-defined]
+        except SystemExit:
+            pass
 
-    return wait
-
-
-def _thread_start(standard: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
-    def start(self: threading.Thread) -> None:
-        parent = current_thread_or_none()
-        if parent is None:
-            standard(self)
-        elif _is_outside(self):
-            parent.process.outside.append(self)
-            told = (
-                f"thread {self.name!r}, which rank {parent.number} has started, calls torch.distributed; threads of multiprocessing "
-                "and of event loops cannot: use threading.Thread or concurrent.futures.ThreadPoolExecutor"
-            )
-            setattr(self, OUTSIDE_MARK, told)
-            _start(parent, self, standard)
-        else:
-            program = self.run
-            child = RankThread(parent.process, self)
-
-            def body() -> None:
-                try:
-                    program()
-                except Exception:  # noqa: BLE001  # as every thread tells of it
-                    self._invoke_excepthook(self)  # type: ignore[attr-defined]
-                except SystemExit:
-                    pass
-
-            self.run = child.run  # type: ignore[method-assign]
-            _start(parent, self, standard)
-            parent.call(child.begin, body)
-
-    return start
+    self.run = child.run  # type: ignore[method-assign]
+    _start(parent, self, standard)
+    parent.call(child.begin, body)
 
 
 def _start(parent: RankThread, thread: threading.Thread, standard: Callable[[threading.Thread], None]) -> None:
@@ -237,19 +226,14 @@ def _module_lock(standard: Callable[[str], Any]) -> Callable[[str], Any]:
     return module_lock
 
 
-def _sleep(standard: Callable[[float], None]) -> Callable[[float], None]:
-    def sleep(seconds: float) -> None:
-        thread = current_thread_or_none()
-        if thread is None:
-            standard(seconds)
-        elif seconds < 0:
-            raise ValueError("sleep length must be non-negative")
-        elif thread.main:
-            thread.call(ours.compute, float(seconds))
-        else:  # the rank's program may end meanwhile, and the run with it
-            _wait(thread, _Signal("the end of time.sleep", idle=True), float(seconds))
-
-    return sleep
+@for_ranks
+def _sleep(thread: RankThread, _: Any, seconds: float) -> None:
+    if seconds < 0:
+        raise ValueError("sleep length must be non-negative")
+    if thread.main:
+        thread.call(ours.compute, float(seconds))
+    else:  # the rank's program may end meanwhile, and the run with it
+        _wait(thread, _Signal("the end of time.sleep", idle=True), float(seconds))
 
 
 def _clock(standard: Callable[[], Any], ticks_per_s: int | None = None) -> Callable[[], Any]:
@@ -277,7 +261,7 @@ def replacements() -> list[tuple[Any, str, Any]]:
         (threading.Thread, "join", _thread_join(threading.Thread.join)),
         (threading.Condition, "wait", _condition_wait(threading.Condition.wait)),
         (threading, "Lock", _lock),
-        (threading, "RLock", _recursive_lock_maker(threading.RLock)),
+        (threading, "RLock", _recursive_lock(threading.RLock)),
         (queue, "SimpleQueue", _simple_queue(queue.SimpleQueue)),
         (threading, "_time", _clock(threading._time)),  # type: ignore[attr-defined]  # what timeouts are counted with
         (queue, "time", _clock(queue.time)),  # type: ignore[attr-defined]

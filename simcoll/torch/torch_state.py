@@ -47,6 +47,7 @@ from simcoll.torch.process_state import OwnState, state_replacements
 from simcoll.torch.profiling import profiler_replacements
 from simcoll.torch.rank_stores import RankStore, prefixed, store_replacements
 from simcoll.torch.rank_threads import Process, RankThread, current_thread_or_none, rank_thread_of
+from simcoll.torch.replacing import for_ranks, in_ranks
 from simcoll.torch.sharding_rules import add_sharding_rules
 from simcoll.torch.start_methods import start_replacements
 from simcoll.torch.thread_waits import OUTSIDE_MARK, replacements
@@ -179,44 +180,31 @@ def prepared(modules: OwnModules | None = None, *, cuda: str | None = None) -> I
 
 def _change_torch(undo: contextlib.ExitStack) -> None:
     """Make the changes."""
-    store, standard_rendezvous, standard_wait = HashStore(), distributed_c10d.rendezvous, torch._C.Future.wait
+    store = HashStore()
 
-    def rendezvous(url: str, rank: int = -1, world_size: int = -1, **kwargs: Any) -> Iterator[tuple[Any, int, int]]:
-        thread = current_thread_or_none()
-        if thread is None:
-            yield from standard_rendezvous(url, rank, world_size, **kwargs)
-            return
+    @for_ranks
+    def rendezvous(
+        thread: RankThread, _: Any, _url: str, rank: int = -1, world_size: int = -1, **_kwargs: Any
+    ) -> Iterator[tuple[Any, int, int]]:
         size = int(thread.process.environment["WORLD_SIZE"])
         yield RankStore(thread, store), thread.number if rank < 0 else rank, size if world_size < 0 else world_size
 
-    def wait(future: torch.futures.Future[Any]) -> Any:
-        thread = current_thread_or_none()
-        if thread is not None and not future.done():
-            thread.wait_for(future)
-        return standard_wait(future)
-
     make_group = distributed_c10d._new_process_group_helper
-
-    def noted(size: int, rank: int, members: list[int], *args: Any, **kwargs: Any) -> Any:
-        thread = current_thread_or_none()
-        if thread is not None and members:
-            thread.call(note_group, members)
-        return make_group(size, rank, members, *args, **kwargs)
-
-    _replace(undo, distributed_c10d, "_new_process_group_helper", noted)
+    _replace(undo, distributed_c10d, "_new_process_group_helper", _noted(make_group))
     _replace(undo, distributed_c10d, "_world", _WorldOfRank(distributed_c10d._world))
-    _replace(undo, distributed_c10d, "rendezvous", rendezvous)
+    _replace(undo, distributed_c10d, "rendezvous", rendezvous(distributed_c10d.rendezvous))
     if distributed_c10d.default_pg_nccl_timeout is None:  # PyTorch would warn
         _replace(undo, distributed_c10d, "default_pg_nccl_timeout", distributed_c10d.default_pg_timeout)
     _replace(undo, distributed_c10d, "BackendConfig", _BackendConfig)
     _replace(undo, distributed_c10d, "PrefixStore", prefixed)
     _change_fully_sharded(undo)
-    _replace(undo, torch._C.Future, "wait", wait)
+    _replace(undo, torch._C.Future, "wait", _wait(torch._C.Future.wait))
     _replace(undo, functools.cached_property, "__get__", _without_lock(functools.cached_property.__get__))
     for module in (dist, distributed_c10d):
         _replace(undo, module, "monitored_barrier", _monitored_barrier(distributed_c10d.monitored_barrier))
     _replace(undo, torch.autocast, "__init__", _without_cache(torch.autocast.__init__))
-    _replace(undo, torch.cuda.nccl, "version", _nccl_version(torch.cuda.nccl.version))
+    # PyTorch asks for it when it logs an error of a group that the program calls nccl; no NCCL runs here.
+    _replace(undo, torch.cuda.nccl, "version", in_ranks(torch.cuda.nccl.version, lambda: (0, 0, 0)))
     _replace(undo, sys, "excepthook", sys.excepthook)  # init_process_group sets it
     undo.callback(torch.set_num_threads, torch.get_num_threads())
     torch.set_num_threads(1)
@@ -234,63 +222,65 @@ def _change_torch(undo: contextlib.ExitStack) -> None:
 
 def _change_fully_sharded(undo: contextlib.ExitStack) -> None:
     """FullyShardedDataParallel on the CPU: it would free a parameter that it moves there, and times phases in one table for all ranks."""
-    standard_move, standard_phase = FlatParamHandle.to_cpu, SimpleProfiler.profile
+    standard_move = FlatParamHandle.to_cpu
 
     def to_cpu(handle: Any) -> Any:
         return contextlib.nullcontext() if handle.device.type == "cpu" else standard_move(handle)
 
-    def phase(name: str) -> Any:
-        return standard_phase(name) if current_thread_or_none() is None else contextlib.nullcontext()
-
     _replace(undo, FlatParamHandle, "to_cpu", to_cpu)
-    _replace(undo, SimpleProfiler, "profile", phase)
+    _replace(undo, SimpleProfiler, "profile", in_ranks(SimpleProfiler.profile, lambda _name: contextlib.nullcontext()))
 
 
-def _monitored_barrier(standard: Callable[..., None]) -> Callable[..., None]:
+@for_ranks
+def _noted(
+    thread: RankThread, standard: Any, size: int, rank: int, members: list[int], *args: Any, **kwargs: Any
+) -> Any:
+    """A new group, of which the run knows as well."""
+    if members:
+        thread.call(note_group, members)
+    return standard(size, rank, members, *args, **kwargs)
+
+
+@for_ranks
+def _wait(thread: RankThread, standard: Callable[..., Any], future: torch.futures.Future[Any]) -> Any:
+    """The value of a future, in simulated time."""
+    if not future.done():
+        thread.wait_for(future)
+    return standard(future)
+
+
+@for_ranks
+def _monitored_barrier(
+    _thread: RankThread, standard: Any, group: Any = None, timeout: Any = None, wait_all_ranks: bool = False
+) -> None:
     """PyTorch's function, without its refusal of every backend that is not called gloo."""
-
-    @functools.wraps(standard)
-    def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-        found = distributed_c10d.GroupMember.WORLD if group is None else group
-        if current_thread_or_none() is None or not isinstance(found, SimcollGroup):
-            standard(group, timeout, wait_all_ranks)
-            return
-        if timeout is not None and not isinstance(timeout, float):
-            distributed_c10d._check_valid_timeout(timeout)
-        found.monitored_barrier(timeout, wait_all_ranks)
-
-    return monitored_barrier
+    found = distributed_c10d.GroupMember.WORLD if group is None else group
+    if not isinstance(found, SimcollGroup):
+        standard(group, timeout, wait_all_ranks)
+        return
+    if timeout is not None and not isinstance(timeout, float):
+        distributed_c10d._check_valid_timeout(timeout)
+    found.monitored_barrier(timeout, wait_all_ranks)
 
 
-def _without_lock(standard: Callable[..., Any]) -> Callable[..., Any]:
+@for_ranks
+def _without_lock(
+    _thread: RankThread, standard: Callable[..., Any], self: Any, instance: Any, owner: Any = None
+) -> Any:
     """A cached property, without the lock that Python before 3.12 holds while it finds the value, and ranks wait in collectives."""
-
-    def get(self: Any, instance: Any, owner: Any = None) -> Any:
-        if instance is None or current_thread_or_none() is None:
-            return standard(self, instance, owner)
-        found = vars(instance)
-        if self.attrname not in found:
-            found[self.attrname] = self.func(instance)
-        return found[self.attrname]
-
-    return get
+    if instance is None:
+        return standard(self, instance, owner)
+    found = vars(instance)
+    if self.attrname not in found:
+        found[self.attrname] = self.func(instance)
+    return found[self.attrname]
 
 
-def _without_cache(standard: Callable[..., None]) -> Callable[..., None]:
+@for_ranks
+def _without_cache(_thread: RankThread, standard: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
     """Autocast casts weights under a lock of the process, where the rank may have to wait for its operators; so it keeps no cache."""
-
-    @functools.wraps(standard)
-    def initialize(self: Any, *args: Any, **kwargs: Any) -> None:
-        standard(self, *args, **kwargs)
-        if current_thread_or_none() is not None:
-            self._cache_enabled = False
-
-    return initialize
-
-
-def _nccl_version(standard: Callable[[], Any]) -> Callable[[], Any]:
-    """PyTorch asks for it when it logs an error of a group that the program calls ``nccl``; no NCCL runs here."""
-    return lambda: standard() if current_thread_or_none() is None else (0, 0, 0)
+    standard(self, *args, **kwargs)
+    self._cache_enabled = False
 
 
 def _replace(undo: contextlib.ExitStack, owner: Any, name: str, value: Any) -> None:

@@ -1,0 +1,41 @@
+"""Functions of Python and PyTorch that do something else in the threads of ranks."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from simcoll.torch.rank_threads import current_thread_or_none
+
+__all__ = ["for_ranks", "in_ranks"]
+
+
+def in_ranks(standard: Any, other: Any) -> Any:
+    """A function, or a class, that is another one in the threads of ranks."""
+    if isinstance(standard, type):
+
+        def new(_cls: type, *args: Any, **kwargs: Any) -> Any:
+            return (standard if current_thread_or_none() is None else other)(*args, **kwargs)
+
+        return type(standard.__name__, (), {"__new__": new, "__doc__": standard.__doc__})
+
+    def function(*args: Any, **kwargs: Any) -> Any:
+        return (standard if current_thread_or_none() is None else other)(*args, **kwargs)
+
+    function.__doc__ = standard.__doc__
+    return function
+
+
+def for_ranks(own: Callable[..., Any]) -> Callable[[Any], Callable[..., Any]]:
+    """Decorate ``own(thread, standard, *args)``: given the standard function, it makes the one that calls ``own`` in ranks' threads."""
+
+    def replacement(standard: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(standard)
+        def function(*args: Any, **kwargs: Any) -> Any:
+            thread = current_thread_or_none()
+            return standard(*args, **kwargs) if thread is None else own(thread, standard, *args, **kwargs)
+
+        return function
+
+    return replacement
