@@ -40,6 +40,8 @@ SHARD_BLOCK = 8
 """Neighbours in a grid share schedules and topologies, so shards take blocks of points."""
 MAX_BATCH = 64
 REPORT_S = 0.25
+SYNC_S = 0.5
+"""How long rows may be in the system's memory alone: a wait for the disk after each would take longer than many a row."""
 
 
 Work = Callable[[Point], Mapping[str, Any]]
@@ -237,10 +239,11 @@ def _adopt(folder: Path, file: _Appended) -> None:
 
 
 class _Appended:
-    """A file of lines that other programs may read while it grows."""
+    """A file of lines that other programs may read while it grows; the disk has them :data:`SYNC_S` later, and at the end."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._synced = -SYNC_S
 
     def __enter__(self) -> Self:
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
@@ -271,15 +274,22 @@ class _Appended:
             os.ftruncate(self._file, content.rfind(b"\n") + 1)
 
     def __exit__(self, *_: object) -> None:
-        os.close(self._file)
+        try:
+            self._written(b"", at_once=True)
+        finally:
+            os.close(self._file)
 
     def append(self, rows: Sequence[Row]) -> None:
-        """Write whole lines, and wait until the disk has them."""
-        content = b"".join(map(_line, rows))
+        """Write whole lines, which survive the end of this process; now and then wait until they survive that of the machine, too."""
+        self._written(b"".join(map(_line, rows)))
+
+    def _written(self, content: bytes, *, at_once: bool = False) -> None:
         try:
             while content:
                 content = content[os.write(self._file, content) :]
-            os.fsync(self._file)
+            if at_once or time.monotonic() - self._synced >= SYNC_S:
+                os.fsync(self._file)
+                self._synced = time.monotonic()
         except OSError as error:
             raise ConfigError(f"cannot be written: {error.strerror}", file=str(self.path)) from None
 

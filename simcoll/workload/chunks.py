@@ -65,9 +65,19 @@ class Costs:
 
     def layer_parameters(self, layer: int) -> tuple[int, int]:
         """Parameters of a layer on one GPU: ordinary ones, and those of experts."""
+        moe = self.design.model.is_moe(layer)
+        if moe not in self._parameters:
+            self._parameters[moe] = self._parameters_of(moe=moe)
+        return self._parameters[moe]
+
+    @cached_property
+    def _parameters(self) -> dict[bool, tuple[int, int]]:
+        return {}
+
+    def _parameters_of(self, *, moe: bool) -> tuple[int, int]:
         model, parallel = self.design.model, self.design.parallel
         dense, experts = 2 * model.hidden, 0
-        for linear in linears(model, moe=model.is_moe(layer)):
+        for linear in linears(model, moe=moe):
             count = linear.inputs * linear.outputs
             if linear.part == "expert":
                 experts += count * model.experts // parallel.ep

@@ -135,7 +135,8 @@ def play_script(script: Script, takes: Sequence[int], more: Mapping[int, int] | 
             took += longer.get(len(ends) // 2, 0)
         begin = free[first]
         for at in needs:
-            begin = max(begin, ends[at])
+            if ends[at] > begin:  # noqa: PLR1730 - max() takes twice as long here, where 10,000 designs spend most of their time
+                begin = ends[at]
         if second < 0:
             free[first] = begin + took
             ends += (begin + took, 0)
