@@ -139,8 +139,10 @@ class Player:
 
     def enter(self, rank: int) -> None:
         """Let the lanes of one rank enter their first step at launch, instead of all by :meth:`start`."""
-        begin = self._calendar.now + self.plan.protocol.launch_fs
-        self.books.time_fs = max(self.books.time_fs, begin)
+        launch_fs = self.plan.protocol.launch_fs
+        begin = self._calendar.now + launch_fs
+        if launch_fs or not self._busy_lanes[rank]:  # else its messages tell how long it takes
+            self.books.time_fs = max(self.books.time_fs, begin)
         channels = self.plan.nchannels
         for lane in self.lanes[rank * channels : (rank + 1) * channels]:
             if lane.steps_left:

@@ -1,15 +1,21 @@
-"""``torch.multiprocessing.spawn`` in a script whose ranks are there already: each is one of the processes that it would start."""
+"""``torch.multiprocessing.spawn`` in a script whose ranks are there already: each is one of the processes that it would start.
+
+Other processes that ``multiprocessing`` starts anew run as always, without simcoll. PyTorch's own groups would wait there for processes
+that nobody starts, so they find no port to meet at, but the reason.
+"""
 
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Callable
+from multiprocessing import util
 from typing import Any
 
 from torch import multiprocessing
 
 from simcoll.errors import ConfigError
-from simcoll.torch.rank_threads import current_thread
+from simcoll.torch.rank_threads import current_thread, rank_thread_of
 from simcoll.torch.replacing import in_ranks
 
 __all__ = ["start_replacements"]
@@ -45,11 +51,33 @@ def _spawn(
     )
 
 
+def _started(standard: Callable[..., int]) -> Callable[..., int]:
+    """What starts an interpreter for ``multiprocessing``, with a port where no group can meet."""
+
+    def start(*args: Any) -> int:
+        thread = rank_thread_of()
+        port = os.environ.get("MASTER_PORT")
+        if thread is None or port is None:
+            return standard(*args)
+        os.environ["MASTER_PORT"] = (
+            f"none: a process that rank {thread.number} of a simulated run has started has no simulated clock, and no process group"
+        )
+        try:
+            return standard(*args)
+        finally:
+            os.environ["MASTER_PORT"] = port
+
+    return start
+
+
 def start_replacements() -> list[tuple[Any, str, Any]]:
     """Owner, name and replacement of what starts one process for every rank."""
     module = importlib.import_module("torch.multiprocessing.spawn")  # the name in torch.multiprocessing is the function
     return [
-        (owner, name, in_ranks(getattr(owner, name), _spawn))
-        for owner in (multiprocessing, module)
-        for name in ("spawn", "start_processes")
+        (util, "spawnv_passfds", _started(util.spawnv_passfds)),
+        *(
+            (owner, name, in_ranks(getattr(owner, name), _spawn))
+            for owner in (multiprocessing, module)
+            for name in ("spawn", "start_processes")
+        ),
     ]

@@ -63,6 +63,17 @@ def test_a_rank_that_stops_as_its_last_operation_ends_is_not_through(engine, kee
 
 
 @ENGINES
+@pytest.mark.parametrize("launch_fs", [0, 5])
+def test_a_rank_that_only_came_late_is_not_the_last_message(engine, launch_fs):
+    """Rank 1 begins at 7 fs and waits for rank 0, which has stopped: a launch is something that happened, a coming is not."""
+    made = simcoll.schedule("all_reduce", "ring", nranks=2, in_place=True)
+    plan = simcoll.bind(made, 8, protocol=replace(IDEAL, launch_fs=launch_fs))
+    program = Program(3, [Call(plan, [[0, 1]])], starts_fs=[0, 7, 0])
+    cut = run(engine, Stop(0, 0), program=program).cut
+    assert (cut.kind, cut.time_fs) == ("stuck", 12 if launch_fs else 0)
+
+
+@ENGINES
 def test_a_protocols_share_of_a_link_changes_with_it(engine):
     """One protocol leaves half of each link to data, the other all; one after the other, both take as long as alone."""
     kinds, events = (

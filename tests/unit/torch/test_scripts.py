@@ -233,6 +233,36 @@ def test_ranks_have_the_state_of_a_process(script, capsys, tmp_path):
     assert (Path.cwd(), torch.get_default_dtype()) == (tmp_path, torch.float32)
 
 
+STARTED = """
+    import multiprocessing
+    import torch.distributed as dist
+
+    def work(pipe):
+        try:
+            dist.init_process_group("gloo")
+        except ValueError as error:
+            pipe.send(str(error))
+
+    if __name__ == "__main__":
+        dist.init_process_group("gloo")
+        ours, theirs = multiprocessing.Pipe()
+        process = multiprocessing.get_context("spawn").Process(target=work, args=(theirs,))
+        process.start()
+        print(ours.recv())
+        process.join()
+        dist.barrier()
+"""
+
+
+@pytest.mark.slow
+def test_a_process_that_is_started_anew_has_no_group_and_says_so(script, capsys):
+    """It would wait for others until PyTorch's timeout."""
+    status, out, err = script(capsys, STARTED, options=("-n", "2"))
+    assert status == 0, err
+    for rank, line in enumerate(sorted(out.splitlines()[:2])):
+        assert f"a process that rank {rank} of a simulated run has started has no simulated clock" in line
+
+
 BAD = """
     import os, sys, threading
     import torch
