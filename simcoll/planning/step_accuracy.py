@@ -78,7 +78,10 @@ BUCKETS = """
 The runs reduced the gradients of a chunk of layers at once, and on all stages at the same time, which is NeMo's default, so that
 stages are slow together. *Layer by layer*, each stage would reduce when it is done, and hold up the next: nearer to what was measured,
 but not what ran. Tier 1 leaves out that data parallelism, stages and context share NICs. Not counted are, some 5 ms a step each, setting
-gradients to 0, reading them once more to look for NaN, and transposing 8-bit weights; nor what the host does between two steps, nor
+gradients to 0, reading them once more to look for NaN, and transposing 8-bit weights. The submission's files (`config_common.sh`,
+`custom_communicator_cta.yaml` and `pretrain.py` of `eos-dfw_n64_ngc25.01_nemo`) confirm that both collectives overlap, with parameters
+in 8 bits, and tell of three more causes without a published figure: the host waits for the answer about NaN before every reduction,
+and NCCL gets at most 8 multiprocessors for data parallelism and 1 for context. Nor is counted what the host does between two steps, or
 how much GPUs differ that should be alike.
 """
 GPT3 = """
