@@ -18,6 +18,7 @@ __all__ = [
     "MAX_RATE_UBPS",
     "MAX_TIME_FS",
     "UBPS_PER_BPS",
+    "counted",
     "exact_time",
     "format_rate",
     "format_size",
@@ -277,6 +278,15 @@ def format_rate(rate_uBps: int) -> str:
         if rate >= _DECIMAL[prefix]:
             return f"{_three_digits(rate / _DECIMAL[prefix])} {prefix}B/s"
     return f"{_three_digits(rate)} B/s"
+
+
+def counted(many: int, what: str) -> str:
+    """A number of things in words.
+
+    >>> counted(1, "rank"), counted(1024, "rank")
+    ('1 rank', '1,024 ranks')
+    """
+    return f"{many:,} {what}{'s' * (many != 1)}"
 
 
 def printable(text: str) -> str:

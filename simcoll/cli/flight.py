@@ -21,7 +21,7 @@ def read_flight(*files: Path) -> int:
     from simcoll.errors import ConfigError
     from simcoll.formats.recognise import TITLES, recognise
     from simcoll.formats.strict import read_start
-    from simcoll.units import printable
+    from simcoll.units import counted, printable
 
     if not files:
         raise ConfigError("expected the flight records of some ranks, such as record_0 record_1, or a report of RAS")
@@ -40,13 +40,14 @@ def read_flight(*files: Path) -> int:
     found, told = read(files)
     for line in found:
         print(printable(line))
-    print(f"# {told}: {_counted(len(found), 'finding')}")
+    print(f"# {told}: {counted(len(found), 'finding')}")
     return 1 if found else 0
 
 
 def _records(files: Sequence[Path]) -> tuple[list[str], str]:
     from simcoll.errors import ConfigError
     from simcoll.formats.flight_record import findings, load_flight_record
+    from simcoll.units import counted
 
     records = {}
     for place, file in enumerate(files):
@@ -56,30 +57,28 @@ def _records(files: Sequence[Path]) -> tuple[list[str], str]:
             raise ConfigError(f"a second record of rank {rank}; the last number of a name is the rank", file=str(file))
         records[rank] = load_flight_record(file)
     operations = sum(len(record.entries) for record in records.values())
-    return findings(records), f"{_counted(len(records), 'rank')}, {_counted(operations, 'operation')}"
+    return findings(records), f"{counted(len(records), 'rank')}, {counted(operations, 'operation')}"
 
 
 def _ras(files: Sequence[Path]) -> tuple[list[str], str]:
     from simcoll.formats.nccl_ras import MAX_BYTES, parse_ras, ras_findings
     from simcoll.formats.strict import read_file
+    from simcoll.units import counted
 
     reports = [parse_ras(read_file(file, MAX_BYTES), str(file)) for file in files]
     communicators = [each for report in reports for each in report.communicators]
     found = [line for report in reports for line in ras_findings(report)]
     return (
         found,
-        f"{_counted(len(communicators), 'communicator')}, {_counted(sum(each.size for each in communicators), 'rank')}",
+        f"{counted(len(communicators), 'communicator')}, {counted(sum(each.size for each in communicators), 'rank')}",
     )
 
 
 def _inspector(files: Sequence[Path]) -> tuple[list[str], str]:
     from simcoll.formats.nccl_inspector import MAX_BYTES, inspector_findings, parse_inspector
     from simcoll.formats.strict import read_file
+    from simcoll.units import counted
 
     rows = [row for file in files for row in parse_inspector(read_file(file, MAX_BYTES), str(file))]
     ranks = {(row.communicator, row.rank) for row in rows}
-    return inspector_findings(rows), f"{_counted(len(ranks), 'rank')}, {_counted(len(rows), 'collective')}"
-
-
-def _counted(many: int, what: str) -> str:
-    return f"{many:,} {what}{'s' * (many != 1)}"
+    return inspector_findings(rows), f"{counted(len(ranks), 'rank')}, {counted(len(rows), 'collective')}"

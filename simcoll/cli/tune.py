@@ -27,8 +27,8 @@ def tune_library(
     begin: Annotated[str, Parameter(name=["-b", "--begin"])] = "8",
     end: Annotated[str, Parameter(name=["-e", "--end"])] = "1G",
     factor: Annotated[int, Parameter(name=["-f", "--factor"]), WHOLE] = 4,
-    protocol: Annotated[str, Parameter(name=["--protocol", "-p"])] = "ideal",
-    library: str = "nccl",
+    protocol: Annotated[str | None, Parameter(name=["--protocol", "-p"])] = None,
+    library: str | None = None,
 ) -> None:
     """Write the fastest choice for each size, and print what it gains over the default.
 
@@ -45,9 +45,9 @@ def tune_library(
     begin, end, factor
         Smallest and largest size, and the factor between them.
     protocol
-        Of the messages of MPI libraries.
+        Of the messages of MPI libraries. Default: ideal.
     library
-        Model of NCCL, as for simcoll perf.
+        Model of NCCL for nccl-csv, as for simcoll perf. Default: nccl.
     """
     from simcoll.errors import ConfigError
     from simcoll.formats.output import refuse_places, write_file
@@ -56,43 +56,48 @@ def tune_library(
     from simcoll.planning.table import microseconds
     from simcoll.planning.tuner_choices import names_of, nccl_choices, played_choices, rules_of
     from simcoll.topology import load_topology
-    from simcoll.units import parse_size, printable
+    from simcoll.units import counted, parse_size, printable
 
-    chosen = tuner_format(format)
+    chosen, of_nccl = tuner_format(format), format == "nccl-csv"
+    if of_nccl and protocol is not None:
+        raise ConfigError("--protocol is for MPI libraries; NCCL's protocols are among its choices")
+    if not of_nccl and library is not None:
+        raise ConfigError("--library is the model of NCCL, for --format nccl-csv")
     refuse_places([output], [topology, library])
     machine = load_topology(topology, nodes=nodes)
     sizes = size_ladder(parse_size(begin, what="-b"), parse_size(end, what="-e"), factor)
-    known = tuple(chosen.names) if format == "nccl-csv" else tuple(names_of(format))
+    known = tuple(chosen.names) if of_nccl else tuple(names_of(format))
     wanted = [each.strip() for each in collectives.split(",")] if collectives else list(known)
     for each in wanted:
         if each not in known:
             raise ConfigError(f"format {format!r} has no {each!r} known here; known: {', '.join(known)}")
     found = (
-        nccl_choices(machine, wanted, sizes, library)
-        if format == "nccl-csv"
-        else played_choices(machine, wanted, sizes, format, protocol)
+        nccl_choices(machine, wanted, sizes, library or "nccl")
+        if of_nccl
+        else played_choices(machine, wanted, sizes, format, protocol or "ideal")
     )
     picked: list[Picked] = []
-    print(printable(f"# topology {machine.name}: {machine.nranks} ranks"))
+    width = 22 if of_nccl else max(22, *(len(name) for each in wanted for name in names_of(format)[each].values()))
+    print(printable(f"# topology {machine.name}: {counted(machine.nranks, 'rank')}"))
     print(
-        "# collective            size  choice                  time (us)  default               time (us)    gain  error"
+        f"# collective            size  {'choice':<{width}}  time (us)  default               time (us)    gain  error"
     )
     for row in _told(found, wanted, sizes):
         choice = f"{row.algorithm} {row.protocol} {row.channels if row.channels > 0 else ''}".strip()
         error = "-" if row.error is None else f"{100 * row.error:.0f} %"
         print(
-            f"  {row.collective:<14} {row.size_bytes:>11}  {choice:<22} {microseconds(row.time_fs / 1e9):>10}  "
+            f"  {row.collective:<14} {row.size_bytes:>11}  {choice:<{width}} {microseconds(row.time_fs / 1e9):>10}  "
             f"{row.default:<20} {microseconds(row.default_fs / 1e9):>10}  {row.gain:>5.2f}x  {error:>5}{' *' * row.certain}",
             flush=True,
         )
         picked.append(row)
-    rules = rules_of(picked, machine, exact=format == "nccl-csv")
+    rules = rules_of(picked, machine, exact=of_nccl)
     write_file(output, chosen.dump(rules))
-    if format == "nccl-csv":
+    if of_nccl:
         print("# error: median error of predictions of this collective and size; * the gain exceeds it on both sides")
     else:
         print("# default: what simcoll runs when no algorithm is named; the library's own is not modelled")
-    print(f"# wrote {output}: {len(rules)} rules")
+    print(f"# wrote {output}: {counted(len(rules), 'rule')}")
 
 
 def _told(found: Iterator[Picked], collectives: Sequence[str], sizes: Sequence[int]) -> Iterator[Picked]:

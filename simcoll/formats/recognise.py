@@ -38,7 +38,8 @@ TITLES: Mapping[str, str] = {
     "ib-fabric": "a listing of an InfiniBand fabric (ibnetdiscover, iblinkinfo)",
     "openmpi-rules": "a rules file of Open MPI",
     "mpich-selection": "a selection file of MPICH",
-    "oneccl": "environment variables of oneCCL",
+    "oneccl": "a list of oneCCL's environment variables",
+    "openmpi-han": "a rules file of Open MPI's HAN",
     "astra-network": "a network.yml of ASTRA-sim",
     "simgrid": "a SimGrid platform",
     "graphml": "a GraphML graph",
@@ -90,6 +91,7 @@ _LINES: tuple[tuple[str, re.Pattern[str]], ...] = (
     ),
     ("nccl-tuner", re.compile(r"(?:allreduce|allgather|reducescatter|broadcast|reduce),\d+,\d+,\w+,")),
     ("oneccl", re.compile(r"(?:export )?CCL_[A-Z_]+=")),
+    ("openmpi-han", re.compile(r"\d+\s+(?:self|basic|libnbc|tuned|sm|adapt|han)\s*$")),
 )
 _LONGEST, _MOST_LINES = 400, 4000
 _HEAD = 1 << 20

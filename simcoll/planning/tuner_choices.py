@@ -58,8 +58,8 @@ class Picked:
 
     @property
     def gain(self) -> float:
-        """How many times as fast as the default."""
-        return self.default_fs / self.time_fs
+        """How many times as fast as the default; 1 where nothing takes time, as on one rank."""
+        return self.default_fs / self.time_fs if self.time_fs else 1.0
 
     @property
     def certain(self) -> bool:

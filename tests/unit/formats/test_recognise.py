@@ -43,6 +43,7 @@ MARKS = [
     (b"# comment\nallreduce,0,65536,tree,ll,-1,-1,-1\n", "nccl-tuner"),
     (b'export CCL_ALLREDUCE="ring:0-max"\n', "oneccl"),
     (b'{"rule_file_version": 3}', "openmpi-rules"),
+    (b"1 # collectives\nbcast\n1\n2\n1\n1\n2\n0 tuned\n2049 han\n", "openmpi-han"),
     (b'{"collective=bcast": {}}', "mpich-selection"),
     (gzip.compress(b"x"), "gzip"),
     (b"  \n", "empty"),

@@ -82,9 +82,20 @@ def test_files_for_mpi(tmp_path, monkeypatch, capsys, name):
     [
         (["--format", "nccl"], "unknown tuner format 'nccl'; "),
         (["-c", "all_to_all"], "has no 'all_to_all' known here"),
+        (["-p", "LL"], "--protocol is for MPI libraries"),
+        (["--format", "mpich", "--library", "nccl"], "--library is the model of NCCL"),
         (["-b", "1M", "-e", "1K"], "the largest size, 1024 bytes, is below the smallest, 1048576"),
     ],
 )
 def test_refusals(tmp_path, capsys, more, says):
     assert main(["tune", "-t", "dgx-h100", "-o", str(tmp_path / "f"), *more]) == 2
     assert says in capsys.readouterr().err
+
+
+def test_one_rank_gains_nothing(tmp_path, capsys):
+    line = ["tune", "-t", "crossbar:nranks=1", "-o", str(tmp_path / "f"), "--format", "openmpi", "-b", "8", "-e", "8"]
+    assert main([*line, "-c", "all_reduce"]) == 0
+    out = capsys.readouterr().out
+    assert " 1.00x " in out
+    assert "# wrote " in out
+    assert out.endswith(": 1 rule\n")
