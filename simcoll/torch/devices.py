@@ -8,6 +8,7 @@ generators and saved files that name such a device mean the CPU. What is asked o
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -140,6 +141,17 @@ def _data_parallel(
 
 
 @for_ranks
+def _checked_hook(_thread: Any, standard: Any, self: Any, hook: Any) -> None:
+    """DDP's check of a communication hook, without the CUDA and NCCL that it knows some by their names to need."""
+
+    def unnamed(*_: Any) -> None: ...
+
+    if callable(hook):
+        unnamed.__signature__ = inspect.signature(hook)  # type: ignore[attr-defined]
+    standard(self, unnamed if callable(hook) else hook)
+
+
+@for_ranks
 def _subgroups(_thread: Any, standard: Any, group_size: int | None = None, *args: Any, **kwargs: Any) -> Any:
     """``new_subgroups``, by default of the GPUs of a node."""
     return standard(torch.cuda.device_count() if group_size is None else group_size, *args, **kwargs)
@@ -185,7 +197,7 @@ def _asked_autocast(_thread: Any, standard: Callable[..., Any], device_type: str
 
 def device_replacements(gpu: str) -> list[tuple[Any, str, Any]]:
     """Owner, name and replacement of what scripts call for CUDA devices; ``gpu`` is what they find there."""
-    amp, c10d = torch.amp, distributed_c10d
+    amp, c10d, data_parallel = torch.amp, distributed_c10d, torch.nn.parallel.DistributedDataParallel
     changed: list[tuple[Any, str, tuple[Callable[[dict[str, Any]], None], ...]]] = [
         (fsdp.FullyShardedDataParallel, "__init__", (_on_cpu,)),
         (torch.utils.data.DataLoader, "__init__", (_dropped("pin_memory", "pin_memory_device"),)),
@@ -208,11 +220,8 @@ def device_replacements(gpu: str) -> list[tuple[Any, str, Any]]:
         (torch, "Generator", _Generator),
         (torch, "load", _load(torch.load)),
         *((owner, "new_subgroups", _subgroups(c10d.new_subgroups)) for owner in (distributed, c10d)),
-        (
-            torch.nn.parallel.DistributedDataParallel,
-            "__init__",
-            _data_parallel(torch.nn.parallel.DistributedDataParallel.__init__),
-        ),
+        (data_parallel, "__init__", _data_parallel(data_parallel.__init__)),
+        (data_parallel, "_check_comm_hook", _checked_hook(data_parallel._check_comm_hook)),
         (amp.autocast_mode.autocast, "__init__", _autocast(amp.autocast_mode.autocast.__init__)),
         (torch, "is_autocast_enabled", _asked_autocast(torch.is_autocast_enabled)),
     ]

@@ -180,6 +180,26 @@ GPUS = """
 """
 
 
+HOOK = """
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+    from torch.nn.parallel import DistributedDataParallel
+
+    dist.init_process_group("nccl")
+    model = DistributedDataParallel(torch.nn.Linear(1, 1, bias=False).cuda())
+    model.register_comm_hook(None, default_hooks.bf16_compress_hook)
+    (model(torch.ones(1, 1).cuda()) * (1 + dist.get_rank() / 256)).sum().backward()
+    print(model.module.weight.grad.item())
+"""
+
+
+def test_gradients_are_sent_in_bfloat16(script, capsys):
+    status, out, err = script(capsys, HOOK, options=("-n", "2"))
+    assert status == 0, err
+    assert out.splitlines()[:-1] == ["1.0", "1.0"]  # (1 + 257 / 256) / 2, each rounded to 8 bits
+
+
 def test_a_script_finds_the_gpus_of_its_node(script, capsys):
     status, out, err = script(capsys, GPUS, options=("-n", "10", "--topology", "dgx-h100"))
     assert status == 0, err
