@@ -21,7 +21,15 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoints
 
 
-__all__ = ["ENTRY_POINTS", "announced", "file_schedule", "imported_algorithm", "is_file_name", "split_choice"]
+__all__ = [
+    "ENTRY_POINTS",
+    "UnservedError",
+    "announced",
+    "file_schedule",
+    "imported_algorithm",
+    "is_file_name",
+    "split_choice",
+]
 
 ENTRY_POINTS = "simcoll.algorithms"
 """Group of entry points in which a package announces algorithms."""
@@ -30,6 +38,10 @@ _NO_RECORD: dict[str, Any] = {"cost": "", "pattern": "ring", "ranks": "any", "so
 _OF_COLLECTIVE = re.compile(r"'Collective'|Collective\(")
 """In messages about a collective that was taken for something else, such as a number."""
 _FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
+
+
+class UnservedError(ConfigError):
+    """An algorithm that is not for a collective; where others may run, they do."""
 
 
 def is_file_name(text: str) -> bool:
@@ -70,7 +82,8 @@ def announced() -> list[str]:
 def imported_algorithm(kind: str, name: str) -> Algorithm | None:
     """The algorithm of a file, ``module:function`` or entry point; None for a name that is none of these.
 
-    A file is read when the schedule is built. A function takes a collective and keyword parameters, and returns a schedule.
+    A file is read when the schedule is built. A function takes a collective and keyword parameters, and returns a schedule,
+    or None for a collective that it does not serve.
 
     Raises
     ------
@@ -118,14 +131,14 @@ def _of_file(path: str, collective: Collective) -> Schedule:
         collective.root,
         collective.pairs,
     ) or (collective.in_place and not own.in_place):
-        raise ConfigError(f"is {own}, not {collective}", file=path)
+        raise UnservedError(f"is {own}, not {collective}", file=path)
     return made
 
 
 def _of_object(kind: str, name: str, found: Any) -> Algorithm:
     if isinstance(found, Algorithm):
         if found.collective != kind:
-            raise ConfigError(f"algorithm {name!r} serves {found.collective}, not {kind}")
+            raise UnservedError(f"algorithm {name!r} serves {found.collective}, not {kind}")
         return found
     if not callable(found):
         raise ConfigError(f"{name}: expected a function of a collective, or an Algorithm; got {found!r:.60}")
@@ -137,7 +150,12 @@ def _of_function(kind: str, name: str, found: Callable[..., Any]) -> Algorithm:
     def built(collective: Collective, **params: Any) -> Schedule:
         try:
             with _blamed(f"{name}({collective})"):
-                return _checked(name, found(collective, **params))
+                made = found(collective, **params)
+                if made is not None:
+                    return _checked(name, made)
+            raise UnservedError(
+                f"{name}({collective}): expected a schedule; got None, which says that it is not for this collective"
+            )
         except ConfigError as error:
             if not _OF_COLLECTIVE.search(error.message):
                 raise

@@ -6,12 +6,14 @@ Schedules, proofs and plans are kept per run, so that a program that makes the s
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from simcoll.algorithms import ALGORITHMS, find_algorithm
+from simcoll.algorithms.imported import UnservedError
 from simcoll.binding import bind
 from simcoll.core.collective import Collective
 from simcoll.core.plan import Plan
@@ -60,7 +62,8 @@ class Plans:
 def check_choice(choice: Choice) -> None:
     """Refuse an algorithm that serves no collective, with the nearest that does."""
     if isinstance(choice, str) and choice not in {algorithm.name for algorithm in ALGORITHMS}:
-        find_algorithm("all_reduce", choice)  # raises, with the nearest
+        with suppress(UnservedError):  # of another collective
+            find_algorithm("all_reduce", choice)  # raises, with the nearest
     elif isinstance(choice, Mapping):
         for kind, name in choice.items():
             if isinstance(name, str):
@@ -92,14 +95,23 @@ def _schedule(
             continue
         if not isinstance(choice, str):
             raise ConfigError(f"algorithm {choice!r}: expected a name, a Schedule, a mapping or a function")
-        serves = any(algorithm.name == choice for algorithm in ALGORITHMS if algorithm.collective == collective.kind)
-        if serves or position == 0:
-            key = (choice, collective, endpoints)
-            if key not in plans.made:  # with one channel; some take long to make
-                topology = plans.topology.with_ranks(list(endpoints))
-                plans.made[key] = schedule_on(collective, choice, topology, most_channels=1)
-            return plans.made[key]
+        served = [algorithm.collective for algorithm in ALGORITHMS if algorithm.name == choice]
+        if not served or collective.kind in served or position == 0:
+            try:
+                return _made(plans, collective, choice, endpoints)
+            except UnservedError:
+                if position == 0:
+                    raise
     return None
+
+
+def _made(plans: Plans, collective: Collective, name: str, endpoints: tuple[int, ...]) -> Schedule:
+    """The schedule of a named algorithm, with one channel; some take long to make."""
+    key = (name, collective, endpoints)
+    if key not in plans.made:
+        topology = plans.topology.with_ranks(list(endpoints))
+        plans.made[key] = schedule_on(collective, name, topology, most_channels=1)
+    return plans.made[key]
 
 
 def _chosen_by_library(

@@ -33,3 +33,13 @@ def test_a_part_of_pytorchs_tests_passes_on_four_ranks():
 
     outcomes = run("simcoll", "gloo", 4, PART)
     assert outcomes == dict.fromkeys(PART, "pass")
+
+
+def test_marks_by_name_are_taken_off():
+    pytest.importorskip("expecttest")
+    from tests.conformance.torch_suites import FOR_NAMES, unmarked
+
+    names = ("test_all_reduce_coalesced_full_group_sum", "test_monitored_barrier_gloo", "test_ddp_device", FOR_NAMES)
+    under_gloo = dict.fromkeys(names, "pass") | {"test_ddp_device": "skip"}
+    outcomes = unmarked(under_gloo, dict.fromkeys(names, "skip"), 4)
+    assert outcomes == dict.fromkeys(names[:2], "pass") | dict.fromkeys(names[2:], "skip")

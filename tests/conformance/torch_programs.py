@@ -2,11 +2,13 @@
 
 ``python -m tests.conformance.torch_programs --ranks 2 4`` plays every script of ``programs/`` on both, and prints a table of the largest
 relative differences. Other scripts can be named instead; on each rank they print its number, then numbers. They find GPUs on simcoll.
+With ``--algorithm tests.conformance.gloo_order:all_reduce`` all_reduces add in gloo's order.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
 import json
 import os
@@ -60,12 +62,12 @@ def _gloo(script, arguments, ranks, folder):
     return "".join((folder / f"{rank}").read_text() for rank in range(ranks))
 
 
-def _simcoll(script, arguments, ranks, folder):
+def _simcoll(script, arguments, ranks, folder, options=()):
     """Run it by ``python -m simcoll.torch``."""
     import simcoll.torch.__main__ as command
 
     output = folder / "output"
-    if _ended(_forked(lambda: command.main(["-n", str(ranks), str(script), *arguments]), output)):
+    if _ended(_forked(lambda: command.main(["-n", str(ranks), *options, str(script), *arguments]), output)):
         raise RuntimeError(f"{script.name} failed on simcoll, on {ranks} ranks")
     return output.read_text()
 
@@ -78,7 +80,7 @@ def _numbers(text, ranks):
     return [found[rank] for rank in range(ranks)]
 
 
-def play(player, scripts, ranks):
+def play(player, scripts, ranks, algorithm=None):
     """For every script, the numbers of every rank, in this process."""
     for name in ("torch._dynamo", "torch.distributed.fsdp", "torch.distributed.optim"):  # once, before ranks are forked
         importlib.import_module(name)
@@ -86,14 +88,16 @@ def play(player, scripts, ranks):
     for script in scripts:
         with tempfile.TemporaryDirectory() as made:
             (work := Path(made) / "work").mkdir()
-            run = _gloo if player == "gloo" else _simcoll
+            options = [] if algorithm is None else ["--algorithm", algorithm]
+            run = _gloo if player == "gloo" else functools.partial(_simcoll, options=options)
             found.append(_numbers(run(script, [str(work)], ranks, Path(made)), ranks))
     return found
 
 
-def run(player, scripts, ranks):
+def run(player, scripts, ranks, algorithm=None):
     """The same in a process of its own."""
     words = [sys.executable, "-W", "ignore", "-m", "tests.conformance.torch_programs", "--play", player]
+    words += [] if algorithm is None else ["--algorithm", algorithm]
     words += ["--ranks", str(ranks), "--", *map(str, scripts)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(words, env=environment, cwd=ROOT, stdout=subprocess.PIPE, check=True)
@@ -113,16 +117,17 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 8, 16])
     parser.add_argument("--play", choices=["gloo", "simcoll"], help="only play, here, and print the numbers")
+    parser.add_argument("--algorithm", help="what collectives run on simcoll, where it serves")
     parser.add_argument("scripts", nargs="*", type=Path, help="instead of those of the project")
     options = parser.parse_args()
     scripts = [each.resolve() for each in options.scripts or PROGRAMS]
     if options.play:
-        sys.stdout.write(json.dumps(play(options.play, scripts, options.ranks[0])) + "\n")
+        sys.stdout.write(json.dumps(play(options.play, scripts, options.ranks[0], options.algorithm)) + "\n")
         return
     print("| ranks |", " | ".join(each.stem for each in scripts), "|")
     print("|---:|" + "---:|" * len(scripts))
     for ranks in options.ranks:
-        ours, theirs = (run(player, scripts, ranks) for player in ("simcoll", "gloo"))
+        ours, theirs = (run(player, scripts, ranks, options.algorithm) for player in ("simcoll", "gloo"))
         shown = [f"{difference(*pair):.1e}" for pair in zip(ours, theirs, strict=True)]
         print(f"| {ranks} |", " | ".join(shown), "|", flush=True)
 

@@ -4,7 +4,8 @@
 PyTorch, three times: on gloo between processes; on simcoll under gloo's name, so that nothing is skipped because of the name; and on
 simcoll under its own. Every test has a process of its own, so that a crash or a hang is one test's. It prints a line for every
 difference, and a table. Profiling is on, as the tests have it. PyTorch skips tests by the name of the backend or for want of a GPU;
-``--skipped`` plays only those that a name alone keeps out. Nothing else that ships has tests of process groups: the multi-threaded
+``--skipped`` plays only those that a name alone keeps out. The last line counts tests that PyTorch marks for gloo's name also under
+simcoll's, but for those whose code knows some names only. Nothing else that ships has tests of process groups: the multi-threaded
 suites are base classes without tests, and those of RPC need agents that no process group has.
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import json
 import os
 import select
@@ -35,8 +37,10 @@ KNOWN = {
     "test_ddp_logging_data_cpu": "expects the logged name gloo; PyTorch would then look for the threads of gloo's C++ class",
 }
 """Why tests fail that fail, by the beginnings of their names."""
+FOR_NAMES = "test_accumulate_gradients_no_sync"
+"""The beginning of the tests whose code, and not only a mark, is for some names."""
 KNOWN_SKIPPED = {
-    "test_accumulate_gradients_no_sync": "makes its model only for the names nccl and gloo",
+    FOR_NAMES: "makes its model only for the names nccl and gloo",
     "test_SyncBatchNorm_process_group": "needs torchvision",
     "test_all_to_all_cuda": "needs a GPU",
     "test_all_to_all_full_group_cuda": "needs a GPU",
@@ -236,6 +240,13 @@ def run(player, backend, ranks, only=(), *, skipped=False):
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def unmarked(under_gloo, under_own, ranks):
+    """The outcomes under the own name, where what PyTorch plays under gloo's and marks as none of simcoll's is played, too."""
+    left = [test for test, said in under_gloo.items() if said != "skip" and under_own[test] == "skip"]
+    left = [test for test in left if not test.startswith(FOR_NAMES)]
+    return under_own | (run("simcoll", "simcoll", ranks, left, skipped=True) if left else {})
+
+
 def counts(outcomes):
     """``pass / fail / skip`` and how many of the failures were crashes or hangs."""
     kinds = Counter("fail" if said not in ("pass", "skip") else said for said in outcomes.values())
@@ -251,6 +262,8 @@ def main():
     parser.add_argument("--skipped", action="store_true", help="only what PyTorch skips by the name of the backend")
     parser.add_argument("only", nargs="*", help="names of tests; by default all")
     options = parser.parse_args()
+    if importlib.util.find_spec("expecttest") is None:
+        parser.error("PyTorch's tests need the package expecttest: pip install expecttest")
     if options.play:
         found = play(options.play, os.environ["BACKEND"], options.only, skipped=options.skipped)
         sys.stdout.write(json.dumps(found) + "\n")
@@ -260,6 +273,9 @@ def main():
         begin = time.monotonic()
         rows[player, name] = run(player, name, options.ranks, options.only, skipped=options.skipped)
         sys.stderr.write(f"{player} as {name}: {counts(rows[player, name])}, {time.monotonic() - begin:.0f} s\n")
+    if not options.skipped:
+        with_marks = rows["simcoll", "gloo"], rows["simcoll", "simcoll"]
+        rows["simcoll", "simcoll, without marks by name"] = unmarked(*with_marks, options.ranks)
     for (player, name), outcomes in rows.items():
         for test, said in outcomes.items():
             if said not in ("pass", "skip"):

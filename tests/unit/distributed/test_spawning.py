@@ -17,6 +17,7 @@ from simcoll.distributed.runtime import playing
 from simcoll.distributed.runtime.tasks import Task
 from simcoll.distributed.runtime.world import current_rank
 from simcoll.errors import ConfigError
+from simcoll.formats.msccl_writer import dump_msccl_xml
 
 
 def many(rank, world_size):
@@ -117,6 +118,39 @@ def test_choosing_the_algorithm():
         ran("rnig")
     with pytest.raises(ConfigError, match="the schedule given as algorithm is for all_reduce n=8"):
         ran(simcoll.schedule("all_reduce", "ring", nranks=8))
+
+
+STAR = """
+import simcoll
+
+def star(collective):
+    if collective.kind == "all_reduce":
+        return simcoll.schedule(collective, "ring", channels=2)
+
+def wrong(collective):
+    return simcoll.schedule("all_reduce", "ring", nranks=2)
+"""
+
+
+def test_an_algorithm_that_is_not_shipped_runs_where_it_serves(tmp_path, monkeypatch):
+    def program(rank, world_size, algorithm=None):
+        dist.all_reduce(np.ones(4), algorithm=algorithm)
+        dist.barrier()
+
+    def ran(*args, **kw):
+        return [record.schedule for record in dist.spawn(program, 4, args=args, **kw).records]
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "stars.py").write_text(STAR)
+    usual = ran()
+    dump_msccl_xml(simcoll.schedule("all_reduce", "ring", nranks=4), tmp_path / "star.xml")
+    assert ran(algorithm="stars:star") == ran(algorithm={"all_reduce": "stars:star"}) == ["stars:star", usual[1]]
+    assert ran(algorithm="star.xml") == ["star.xml", usual[1]]
+    with pytest.raises(ConfigError, match="stars:wrong has 2 ranks; got 4 endpoints"):
+        ran(algorithm="stars:wrong")
+    with pytest.raises(ConfigError, match="got None, which says that it is not for this collective"):
+        dist.spawn(lambda *_: dist.barrier(algorithm="stars:star"), 4)
 
 
 def test_hierarchical_takes_its_boxes_from_the_topology():
