@@ -93,15 +93,18 @@ def shares_svg(title: str, axis: str, curves: Mapping[str, tuple[Sequence[float]
         axes = panels[0]
         for number, (name, (values, cases)) in enumerate(curves.items()):
             colour, dashes = _COLOURS[number % len(_COLOURS)], ("-", "--")[number // len(_COLOURS) % 2]
-            heights = [100 * (place + 1) / cases for place in range(len(values))]
-            axes.step(list(values), heights, dashes, where="post", color=colour, label=name)
+            # From the axis up, where the first is done.
+            heights = [100 * place / cases for place in range(len(values) + 1)]
+            axes.step([*values[:1], *values], heights if values else [], dashes, where="post", color=colour, label=name)
         axes.set(
             xlabel=axis,
             ylabel="runs (%)",
             ylim=(0, 103),
             xscale="log" if any(values for values, _ in curves.values()) else "linear",
         )
-        axes.legend(loc="lower right", fontsize=8)
+        for places in (axes.xaxis.set_major_formatter, axes.xaxis.set_minor_formatter):
+            places(lambda value, _: f"{value:.4g}")
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), fontsize=8, ncols=2, frameon=False)
 
     return _picture(title, 1, shares, run=run)
 

@@ -19,6 +19,7 @@ from simcoll.errors import ConfigError
 from simcoll.planning.chances import PPM, exponential, flaps, lognormal, words
 from simcoll.topology import Topology
 from simcoll.topology.ecmp import rehashed
+from simcoll.units import format_time
 
 __all__ = [
     "KINDS",
@@ -129,11 +130,11 @@ def draw(kind: str, seed: int, plan: Plan, topology: Topology, whole_fs: int, ch
         median = chances.late_fs or whole_fs // 10
         delays = tuple(lognormal(word, median, chances.sigma_ppm) for word in drawn[4:])
         last = max(range(n), key=delays.__getitem__)
-        return replace(same, text=f"rank {last} is last, after {delays[last]} fs", starts_fs=delays)
+        return replace(same, text=f"rank {last} is last, after {format_time(delays[last])}", starts_fs=delays)
     if kind == "jitter":
         most = chances.jitter_fs or whole_fs // 100
         protocol = replace(plan.protocol, jitter_fs=most, seed=seed)
-        return replace(same, plan=replace(plan, protocol=protocol), text=f"up to {most} fs")
+        return replace(same, plan=replace(plan, protocol=protocol), text=f"up to {format_time(most)}")
     if kind == "rehash":
         return replace(same, topology=rehashed(topology, seed), text=f"hash seed {seed}")
     if kind == "nic":
