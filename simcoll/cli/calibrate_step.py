@@ -30,7 +30,8 @@ def calibrate_steps(
     output
         The file, such as h100.toml.
     parameters
-        Of rate,hbm,host_layer_us,host_tp_us,step_ms, what to fit. Default: what so many rows can tell.
+        What to fit, such as rate,hbm,step_ms: of the constants rate, hbm, attention, unfused, host_layer_us, host_tp_us,
+        host_expert_us, step_ms and overlap. Default: what so many rows can tell.
     """
     import numpy as np
 
