@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 
-__all__ = ["ConfigError", "InternalError", "ScheduleError", "SimcollError", "expect", "nearest", "shown"]
+__all__ = ["ConfigError", "InternalError", "ScheduleError", "SimcollError", "blamed_on", "expect", "nearest", "shown"]
 
 MOST_LETTERS = 4000
 """Of a message, and of the file and the place that it names: they may quote a file of any size."""
@@ -98,6 +99,21 @@ class InternalError(SimcollError):
         super().__init__(
             f"{message}\nThis is a fault of simcoll, not of your input: please report it with the lines above."
         )
+
+
+@contextmanager
+def blamed_on(file: str | None, path: str | None = None) -> Iterator[None]:
+    """Let errors without a file name this one, and those without a place this place: it can be read, but asks for something wrong.
+
+    >>> with blamed_on("a.toml"):
+    ...     raise ConfigError("expected a size", path="$.bytes")
+    Traceback (most recent call last):
+    simcoll.errors.ConfigError: a.toml: $.bytes: expected a size
+    """
+    try:
+        yield
+    except ConfigError as error:
+        raise error if error.file else ConfigError(error.message, file=file, path=error.path or path) from None
 
 
 def expect(given: object, kind: type, what: str) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from simcoll.algorithms.registered import Algorithm
 from simcoll.core.collective import Collective
 from simcoll.core.schedule import Schedule
-from simcoll.errors import ConfigError, SimcollError, nearest
+from simcoll.errors import ConfigError, SimcollError, blamed_on, nearest
 from simcoll.limits.paths import is_file
 
 if TYPE_CHECKING:
@@ -115,10 +115,8 @@ def file_schedule(path: str) -> Schedule:
     from simcoll.formats.schedule_files import load_algorithm, schedule_of
 
     found = load_algorithm(path)
-    try:
+    with blamed_on(path):
         return schedule_of(found)
-    except ConfigError as error:
-        raise error if error.file else ConfigError(error.message, file=path, path=error.path) from None
 
 
 def _of_file(path: str, collective: Collective) -> Schedule:

@@ -64,7 +64,7 @@ def play_faults(
     output
         Folder for faults.csv and faults.svg; default out/<scenario>-faults.
     """
-    from simcoll.errors import ConfigError, nearest
+    from simcoll.errors import ConfigError, blamed_on, nearest
     from simcoll.formats.output import open_folder, write_files
     from simcoll.planning import fault_report as report
     from simcoll.planning import scenario as scenarios
@@ -84,7 +84,7 @@ def play_faults(
         **{f"{name}_fs": parse_time(text, what=f"--{name}") for name, text in times.items()},
     )
     content, path = scenarios.load_scenario(scenario)
-    with scenarios.blamed_on(str(path)):
+    with blamed_on(str(path)):
         plan, machine, whole_fs = _undisturbed(content, path, algorithm, size)
     print(f"# simcoll faults: {content.title}")
     print(

@@ -36,6 +36,7 @@ def run_scenario(
     from msgspec import structs
 
     from simcoll.cli.sweeping import print_sweep
+    from simcoll.errors import blamed_on
     from simcoll.formats.output import open_folder
     from simcoll.planning import scenario as scenarios
     from simcoll.planning.programs import split_programs
@@ -44,13 +45,13 @@ def run_scenario(
     content, path = scenarios.load_scenario(scenario)
     content = structs.replace(content, **disturbed.keys(content.jitter), **({"group": group} if group else {}))
     sweep = scenarios.sweep_of(content, str(path))
-    with scenarios.blamed_on(str(path)):
+    with blamed_on(str(path)):
         machines = scenarios.scenario_machines(content, path)
         choices, programs = split_programs(sweep.choices)
         sweep = replace(sweep, choices=choices)
         made = []
         for axis, machine in machines.items():
-            with scenarios.blamed_on(f"{path}: --group, axis {axis}" if axis else str(path)):
+            with blamed_on(f"{path}: --group, axis {axis}" if axis else str(path)):
                 sweep.disturbed.check(machine)
                 made.append([] if programs and not choices else prepare(sweep, machine))
     folders = [(output or Path("out") / path.stem) / axis for axis in machines]

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from simcoll.errors import ConfigError
+from simcoll.errors import ConfigError, blamed_on
 from simcoll.formats.strict import convert_table, read_file
 from simcoll.limits.text import parse_toml
 from simcoll.planning.failures import PPM, Cause, Job, Slowness, simulate
@@ -134,12 +134,10 @@ def goodput_grid(path: Path) -> tuple[str, Grid]:
     points: list[Point] = []
     title = ""
     for case, chosen in _expanded(parse_toml(read_file(path, MAX_BYTES), file), file):
-        try:
+        with blamed_on(file):
             asked = convert_table(case, GoodputFile)
             title, job = asked.title, job_of(asked)
             span_us = _whole_us(asked.days, 86400 * 10**6, "days", "$.days")
-        except ConfigError as error:
-            raise error if error.file else ConfigError(error.message, file=file, path=error.path) from None
         shared = {
             "case": chosen, "job": asdict(job), "span_us": span_us, "gpus": asked.job.gpus,
             "tokens_per_second": asked.job.tokens_per_second, "usd_per_gpu_hour": asked.job.usd_per_gpu_hour,

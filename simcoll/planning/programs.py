@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from simcoll.emulator import emulate
 from simcoll.emulator.programs import ProgramResult
-from simcoll.errors import ConfigError
+from simcoll.errors import ConfigError, blamed_on
 from simcoll.formats.strict import read_start
 from simcoll.limits.paths import is_file
 from simcoll.topology import Topology
@@ -107,9 +107,7 @@ def play_program(choice: Choice, protocol: str, topology: Topology, disturbed: D
             f"has {goal.nranks} ranks; topology {topology.name!r} has {topology.nranks}: ask for more nodes",
             file=choice.algorithm,
         )
-    try:
+    with blamed_on(choice.algorithm):
         program = goal_program(goal, protocol=costs(protocol, topology))
         result = emulate(program, topology, data="none")
-    except ConfigError as error:
-        raise ConfigError(error.message, file=choice.algorithm, path=error.path) from None
     return ProgramRun(choice, protocol, str(goal), result)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from simcoll.errors import ConfigError, nearest
+from simcoll.errors import ConfigError, blamed_on, nearest
 from simcoll.formats.output import write_files
 from simcoll.formats.strict import decode_toml, read_file
 from simcoll.limits.paths import exists, shipped_files
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Scenario",
-    "blamed_on",
     "file_of",
     "load_scenario",
     "scenario_machines",
@@ -133,15 +131,6 @@ def load_scenario(name: str | Path) -> tuple[Scenario, Path]:
             )
         path = shipped[path.stem]
     return decode_toml(read_file(path, MAX_BYTES), Scenario, str(path)), path
-
-
-@contextmanager
-def blamed_on(file: str) -> Iterator[None]:
-    """Let errors without a file name this one: it could be read, but asks for something wrong."""
-    try:
-        yield
-    except ConfigError as error:
-        raise error if error.file else ConfigError(error.message, file=file, path=error.path) from None
 
 
 def scenario_topology(scenario: Scenario, path: Path) -> Topology:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from simcoll.errors import ConfigError, nearest
+from simcoll.errors import ConfigError, blamed_on, nearest
 from simcoll.formats.strict import convert_table, read_file
 from simcoll.limits.paths import is_file
 from simcoll.limits.text import parse_toml
@@ -129,10 +129,8 @@ def load_space(path: Path) -> Space:
         With the file, the place in it, and the nearest valid choice.
     """
     file = str(path)
-    try:
+    with blamed_on(file):
         return _space(parse_toml(read_file(path, MAX_BYTES), file), path)
-    except ConfigError as error:
-        raise error if error.file else ConfigError(error.message, file=file, path=error.path) from None
 
 
 def _space(document: dict[str, Any], path: Path) -> Space:

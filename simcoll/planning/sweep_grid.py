@@ -21,7 +21,7 @@ from simcoll.core.collective import KINDS
 from simcoll.core.protocol import PROTOCOL_NAMES
 from simcoll.core.reduction import parse_dtype, parse_reduction
 from simcoll.core.schedule import Schedule
-from simcoll.errors import ConfigError, nearest
+from simcoll.errors import ConfigError, blamed_on, nearest
 from simcoll.formats.strict import decode_toml, read_file
 from simcoll.planning.disturbance import Disturbance, disturbance, parse_ranks
 from simcoll.planning.grid import Grid, Point
@@ -194,10 +194,8 @@ def _axes(sweep: SweepFile, path: Path) -> dict[str, Sequence[Any]]:
     else:
         begin = parse_size(sweep.sizes.begin, file=file, path="$.sizes.begin")
         end = parse_size(sweep.sizes.end, file=file, path="$.sizes.end")
-        try:
+        with blamed_on(file, "$.sizes"):
             sizes = list(size_ladder(begin, end, sweep.sizes.factor))
-        except ConfigError as error:
-            raise ConfigError(error.message, file=file, path="$.sizes") from None
     for at, seed in enumerate(sweep.seeds):
         if seed < 0:
             raise ConfigError(f"expected a seed of 0 or more, got {seed}", file=file, path=f"$.seeds[{at}]")

@@ -16,7 +16,7 @@ from typing import NoReturn
 import networkx as nx
 import numpy as np
 
-from simcoll.errors import ConfigError, nearest, shown
+from simcoll.errors import ConfigError, blamed_on, nearest, shown
 from simcoll.topology.graph import Topology
 from simcoll.topology.networkx_graph import from_networkx
 
@@ -86,11 +86,8 @@ def parse_astra_network(content: bytes, file: str | None = None) -> Topology:
         (round((rate or 0) * 2**30 * 10**6), round((delay or 0) * 10**6))
         for rate, delay in zip(numbers["bandwidth"], numbers["latency"], strict=True)
     ]
-    try:
-        found = from_networkx(_graph(blocks, sizes, rates), name="astra-sim network", gpus_forward=True)
-    except ConfigError as error:
-        raise ConfigError(error.message, file=file) from None
-    return found
+    with blamed_on(file):
+        return from_networkx(_graph(blocks, sizes, rates), name="astra-sim network", gpus_forward=True)
 
 
 def _lists(content: bytes, refuse: Callable[..., NoReturn]) -> dict[str, list[str]]:

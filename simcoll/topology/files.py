@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from simcoll.errors import ConfigError, nearest, shown
+from simcoll.errors import ConfigError, blamed_on, nearest, shown
 from simcoll.topology import direct, ecmp, families
 from simcoll.topology.cluster import Tier
 from simcoll.topology.graph import LINK_KINDS, Topology
@@ -221,15 +221,11 @@ def _decode(layers: list[Layer], changes: Mapping[str, object]) -> Topology:
         if key.required and path not in values:
             raise ConfigError(f"missing; family {shown(family)} needs it", file=file, path=f"$.{path}")
     title = str(values.get("name", Path(file).stem))
-    try:
+    with blamed_on(file):
         topology = _built(family, layers[0], title, arguments)
         placement = {_PLACEMENT[path].parameter: value for path, value in values.items() if path in _PLACEMENT}
         if placement:
             topology = place(topology, **placement)
-    except ConfigError as error:
-        if error.file is not None:
-            raise
-        raise ConfigError(error.message, file=file) from None
     shares = {path.partition(".")[2]: value for path, value in values.items() if path.startswith("efficiency.")}
     return replace(
         topology,

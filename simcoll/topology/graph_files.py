@@ -18,7 +18,7 @@ from xml.sax.saxutils import quoteattr
 import numpy as np
 
 from simcoll.arrays import Ints, Shorts
-from simcoll.errors import ConfigError
+from simcoll.errors import ConfigError, blamed_on
 from simcoll.limits.xml import XmlLimits, parse_xml
 from simcoll.topology.families import crossbar
 from simcoll.topology.graph import LINK_KINDS, Topology
@@ -121,10 +121,8 @@ def parse_graphml(content: bytes, file: str = "graph") -> Topology:
                 refuse(f"edge {ends[0][:40]!r} -> {ends[1][:40]!r}: no node {missing[0][:40]!r}")
             graph.add_edge(*ends, **data(element))
     forward = data(graphs[0]).get("gpus_forward") == "true"
-    try:
+    with blamed_on(file):
         return from_networkx(graph, name=graphs[0].get("id") or "graph", gpus_forward=forward)
-    except ConfigError as error:
-        raise ConfigError(error.message, file=file) from None
 
 
 def _decimal(value: int, unit: int) -> str:
@@ -260,10 +258,8 @@ def _routed(zone: Element, hosts: list[str], file: str) -> Topology:
         graph.nodes[vertex].update(kind="gpu", rank=rank)
     for vertex in graph:
         graph.nodes[vertex].setdefault("kind", "switch")
-    try:
+    with blamed_on(file):
         found = from_networkx(graph, name=zone.get("id") or "platform", gpus_forward=True)
-    except ConfigError as error:
-        raise ConfigError(error.message, file=file) from None
     number_of = {found.link_name(link): link for link in range(found.nlinks)}
     table = np.full((len(hosts), len(hosts), max(map(len, routes.values()), default=1)), -1, np.int32)
     for (a, b), names in routes.items():

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from xml.etree.ElementTree import Element
 
-from simcoll.errors import ConfigError
+from simcoll.errors import ConfigError, blamed_on
 from simcoll.limits.xml import XmlLimits, parse_xml
 from simcoll.topology.cluster import Box, Tier, cluster
 from simcoll.topology.graph import Topology
@@ -105,10 +105,8 @@ def parse_nccl_xml(
     """
     facts = Facts(sm, nvlinks, links, nic_bandwidth)
     title = file.replace("\\", "/").rpartition("/")[2].removesuffix(".xml")
-    try:
+    with blamed_on(file):
         return _topology(content, title, nodes, facts)
-    except ConfigError as error:
-        raise ConfigError(error.message, file=file, path=error.path) from None
 
 
 def _topology(content: bytes, title: str, nodes: int, facts: Facts) -> Topology:

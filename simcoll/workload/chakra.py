@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from simcoll.errors import ConfigError, nearest, shown
+from simcoll.errors import ConfigError, blamed_on, nearest, shown
 from simcoll.formats.chakra_nodes import Node, Value, parse_nodes
 from simcoll.formats.strict import read_file
 from simcoll.limits.paths import is_file
@@ -105,13 +105,11 @@ def parse_chakra(
     metadata: dict[str, Value] = {}
     for rank, (content, file) in enumerate(files):
         metadata, nodes = parse_nodes(content, file)
-        try:
+        with blamed_on(file):
             own = _Rank(rank, len(files), gpu)
             for name, members in (groups or {}).items():
                 own.add_group(name, members)
             traces.append(own.steps(nodes))
-        except ConfigError as error:
-            raise ConfigError(error.message, file=file, path=error.path) from None
     rules = None
     if f"{OWN}protocol" in metadata:
         rules = Rules(protocol=str(metadata[f"{OWN}protocol"]), library=str(metadata.get(f"{OWN}library", "")))

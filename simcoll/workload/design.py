@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from simcoll.errors import ConfigError, nearest, shown
+from simcoll.errors import ConfigError, blamed_on, nearest, shown
 from simcoll.formats.strict import convert_table, read_file
 from simcoll.libraries.remembered import topology_digest
 from simcoll.limits.paths import is_file
@@ -169,14 +169,12 @@ def design_from(document: Mapping[str, Any], *, file: str = "design") -> Design:
     ((('tp', 2), ('cp', 1), ('dp', 4), ('pp', 1)), 4)
     """
     tables = {key: value for key, value in document.items() if key not in PLANNING_TABLES}
-    try:
+    with blamed_on(file):
         _refuse_lists(tables.get("parallel"))
         read = convert_table(tables, _File)
         folder = Path(file).parent
         topology = load_cluster(read.topology, folder)
         return _checked(read, topology, folder, Path(file).stem)
-    except ConfigError as error:
-        raise error if error.file else ConfigError(error.message, file=file, path=error.path) from None
 
 
 def _refuse_lists(parallel: object) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from simcoll.errors import ConfigError, nearest, shown
+from simcoll.errors import ConfigError, blamed_on, nearest, shown
 from simcoll.formats.strict import convert_table, read_file
 from simcoll.limits.paths import is_file
 from simcoll.limits.text import parse_toml
@@ -125,14 +125,12 @@ def operations_from(document: Mapping[str, Any], *, file: str = "operations") ->
     >>> listed.workload.nranks, [operation.id for operation in listed.workload.operations]
     (4, ['backward', 'gradients'])
     """
-    try:
+    with blamed_on(file):
         read = convert_table(dict(document), _File)
         folder = Path(file).parent
         topology = None if read.topology is None else load_cluster(read.topology, folder)
         slow = {} if read.topology is None else {int(rank): factor for rank, factor in read.topology.slow.items()}
         return Listed(_List(read, folder, topology, Path(file).stem).workload(), topology, slow)
-    except ConfigError as error:
-        raise error if error.file else ConfigError(error.message, file=file, path=error.path) from None
 
 
 @dataclass(eq=False)
