@@ -12,6 +12,8 @@ from realcoll.errors import FaultError
 from realcoll.meeting.control import Control, join
 from realcoll.meeting.host import Host
 from simcoll.distributed.server.secret import is_own_file, job_secret
+from simcoll.distributed.stores.errors import DistStoreError
+from simcoll.distributed.stores.file_store import FileStore
 from simcoll.errors import ConfigError, shown
 
 __all__ = ["Job", "control_of", "job_from", "listening_at", "place_from"]
@@ -175,9 +177,6 @@ def _through_file(path: str, job: Job, timeout_s: float) -> tuple[tuple[str, int
 
     Process 0 writes its address to the file, the others read it, the last removes the file.
     """
-    from simcoll.distributed.stores.errors import DistStoreError
-    from simcoll.distributed.stores.file_store import FileStore
-
     host = None
     try:
         store = FileStore(path, job.size)

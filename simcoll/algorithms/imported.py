@@ -183,7 +183,6 @@ def _checked(name: str, made: Any) -> Schedule:
     """What a function returned, as a schedule; a program per rank is proved and joined."""
     from simcoll.core.device_program import DeviceProgram
     from simcoll.core.rank_program import RankProgram
-    from simcoll.core.schedule import Schedule
     from simcoll.formats.goal import Goal
     from simcoll.formats.schedule_files import schedule_of
 

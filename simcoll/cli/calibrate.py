@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from simcoll.command_line import WHOLE
+from simcoll.errors import ConfigError
 
 if TYPE_CHECKING:
     from simcoll.libraries.calibration import Calibration
@@ -48,7 +49,6 @@ def calibrate_logs(
     parameters
         Of launch,rate,growth,fabric_latency, what to fit. Default: what the rows allow.
     """
-    from simcoll.errors import ConfigError
     from simcoll.formats.output import refuse_places
     from simcoll.libraries.calibration import write_calibration
     from simcoll.planning.calibrating import fitted, gathered

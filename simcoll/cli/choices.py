@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from simcoll.errors import ConfigError
+
 if TYPE_CHECKING:
     from simcoll.tuning import Choice
 
@@ -35,7 +37,6 @@ def name_choices(
         When no collective is named, after a list of all.
     """
     from simcoll.algorithms.imported import file_schedule, is_file_name
-    from simcoll.errors import ConfigError
     from simcoll.tuning import parse_choice
 
     choices: tuple[Choice, ...] | None = None

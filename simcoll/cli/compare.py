@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from simcoll.command_line import WHOLE
+from simcoll.errors import ConfigError
 
 if TYPE_CHECKING:
     from simcoll.formats.nccl_tuning import Chosen
@@ -53,7 +54,6 @@ def compare_log(
         File for a picture: both curves and the bound.
     """
     from simcoll.cli.progress import Progress
-    from simcoll.errors import ConfigError
     from simcoll.formats.nccl_tests import load_log
     from simcoll.formats.output import refuse_places, write_file
     from simcoll.libraries.calibration import load_calibration

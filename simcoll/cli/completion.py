@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from cyclopts import App
 
+from simcoll.command_line import completion_script
 from simcoll.errors import ConfigError, nearest
 
 __all__ = ["completion_of", "help_of"]
@@ -45,7 +46,6 @@ def completion_of(app: App) -> Callable[..., None]:
             bash, zsh or fish.
         """
         from simcoll.cli.listing import LISTED
-        from simcoll.command_line import completion_script
         from simcoll.planning.names import option_names
 
         commands = tuple(name for name in app if not name.startswith("-"))

@@ -8,6 +8,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from simcoll.command_line import WHOLE
+from simcoll.errors import ConfigError
 
 __all__ = ["diff_results"]
 
@@ -34,7 +35,6 @@ def diff_results(
     limit
         Most lines of each kind.
     """
-    from simcoll.errors import ConfigError
     from simcoll.planning.moved import difference, parse_share
 
     allowed = parse_share(threshold)

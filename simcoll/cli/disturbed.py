@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from simcoll.command_line import WHOLE
+from simcoll.errors import ConfigError
 
 if TYPE_CHECKING:
     from simcoll.planning.disturbance import Disturbance
@@ -57,7 +58,6 @@ class Disturbed:
 
     def disturbance(self) -> Disturbance:
         """The disturbance."""
-        from simcoll.errors import ConfigError
         from simcoll.planning.disturbance import disturbance
 
         if self.seed is not None and self.jitter is None:
@@ -70,8 +70,6 @@ class Disturbed:
 
     def keys(self, jitter: str) -> dict[str, Any]:
         """The keys of a scenario that the options take the place of; ``jitter``: of the file."""
-        from simcoll.errors import ConfigError
-
         if self.seed is not None and (self.jitter or jitter) in {"", "0"}:
             raise ConfigError("--seed is for --jitter: nothing else is random")
         given = {

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
+
+from simcoll.errors import ConfigError, blamed_on, nearest
 
 if TYPE_CHECKING:
     from simcoll.core.plan import Plan
@@ -64,7 +67,6 @@ def play_faults(
     output
         Folder for faults.csv and faults.svg; default out/<scenario>-faults.
     """
-    from simcoll.errors import ConfigError, blamed_on, nearest
     from simcoll.formats.output import open_folder, write_files
     from simcoll.planning import fault_report as report
     from simcoll.planning import scenario as scenarios
@@ -139,8 +141,6 @@ MOVED = 5
 
 def _undisturbed(content: Scenario, path: Path, algorithm: str | None, size: str | None) -> tuple[Plan, Topology, int]:
     """The plan of the scenario's largest size, its machine, and its time there without faults."""
-    from dataclasses import replace
-
     from simcoll.binding import bind
     from simcoll.core.reduction import parse_dtype
     from simcoll.emulator import emulate
@@ -165,7 +165,6 @@ def _all(
 ) -> dict[str, list[Outcome]]:
     """The outcomes of every kind that is asked for, or that the machine can have."""
     from simcoll.cli.progress import Progress
-    from simcoll.errors import ConfigError
     from simcoll.planning.faults import KINDS, outcomes
 
     found: dict[str, list[Outcome]] = {}
@@ -207,7 +206,6 @@ def _one(kind: str, seed: int, plan: Plan, machine: Topology, whole_fs: int, cha
 
 def _anew(kind: str, seed: int, plan: Plan, machine: Topology, whole_fs: int, chances: Chances) -> None:
     """What schedules for the machine that a loss leaves would take."""
-    from simcoll.errors import ConfigError
     from simcoll.planning.fault_report import replanned_lines
     from simcoll.planning.faults import draw, replanned
 

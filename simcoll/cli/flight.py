@@ -6,6 +6,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from simcoll.errors import ConfigError
+
 __all__ = ["read_flight"]
 
 
@@ -18,7 +20,6 @@ def read_flight(*files: Path) -> int:
         Flight records of PyTorch, one file for each rank (a pickle or JSON; the last number of a name is the rank). Or a report of
         NCCL's RAS (ncclras -f json), or files of NCCL's inspector plugin.
     """
-    from simcoll.errors import ConfigError
     from simcoll.formats.recognise import TITLES, recognise
     from simcoll.formats.strict import read_start
     from simcoll.units import counted, printable
@@ -45,7 +46,6 @@ def read_flight(*files: Path) -> int:
 
 
 def _records(files: Sequence[Path]) -> tuple[list[str], str]:
-    from simcoll.errors import ConfigError
     from simcoll.formats.flight_record import findings, load_flight_record
     from simcoll.units import counted
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from simcoll.command_line import WHOLE
+from simcoll.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
     from simcoll.planning.nccl_graphs import Channels
@@ -49,7 +50,6 @@ def check_graph(
     pieces
         Into how many pieces the data of trees is cut.
     """
-    from simcoll.errors import ConfigError, nearest
     from simcoll.formats.schedule_json import dump_schedule
     from simcoll.planning.nccl_graphs import channels_schedule
     from simcoll.topology import load_topology
@@ -70,7 +70,6 @@ def check_graph(
 
 def _checked(file: Path, machine: Topology) -> Iterator[Channels]:
     """Print the verdicts, and give the channels of what fits the number of ranks."""
-    from simcoll.errors import ConfigError
     from simcoll.formats.nccl_graph import MAX_BYTES, parse_nccl_graphs
     from simcoll.formats.nccl_log import load_nccl_log
     from simcoll.formats.recognise import TITLES, recognise

@@ -11,6 +11,7 @@ from cyclopts import Parameter
 
 from simcoll.cli.disturbed import Disturbed
 from simcoll.command_line import WHOLE
+from simcoll.errors import ConfigError
 
 if TYPE_CHECKING:
     from simcoll.libraries.prediction import Prediction
@@ -92,7 +93,6 @@ def predict(
     """
     from simcoll.cli.choices import name_choices
     from simcoll.cli.sweeping import degraded, mesh_lines, print_sweep
-    from simcoll.errors import ConfigError
     from simcoll.planning.sweep import Sweep, best_rows, prepare, size_ladder
     from simcoll.topology import load_topology
     from simcoll.tuning import candidates, collective_on, default_protocols
@@ -160,8 +160,6 @@ def predict(
 
 def _check_groups(group: str | None, *, concurrent: bool, others: bool) -> None:
     """Refuse what does not go with the groups of a mesh; ``others``: whether such a thing is asked for."""
-    from simcoll.errors import ConfigError
-
     if concurrent and group is None:
         raise ConfigError("--concurrent is about the groups of a mesh; give --group, such as tp=8,dp=64")
     if group is not None and others:
@@ -212,7 +210,6 @@ class Files:
         """Refuse places that cannot be written, and files that a table does not have, before anything is computed."""
         if not any((self.json, self.csv, self.svg, self.trace)):
             return
-        from simcoll.errors import ConfigError
         from simcoll.formats.output import refuse_places
 
         if of_library and any((self.csv, self.svg, self.trace)):
@@ -267,7 +264,6 @@ class _Library:
 
     def show(self, collective: str, sizes: Sequence[int], topology: Topology, *, needed: bool) -> list[Prediction]:
         """Print the lines of the library; where they were not asked for, a reason in their place if there are none."""
-        from simcoll.errors import ConfigError
         from simcoll.libraries.calibration import load_calibration
         from simcoll.libraries.environment import parse_environment
         from simcoll.planning.library_table import library_for, library_lines, library_predictions

@@ -9,6 +9,7 @@ from cyclopts import Parameter
 
 from simcoll.cli.grids import GridOptions
 from simcoll.command_line import WHOLE
+from simcoll.errors import ConfigError
 
 if TYPE_CHECKING:
     from simcoll.planning.grid import Grid, Row
@@ -39,7 +40,6 @@ def plan_designs(
         How many lines of the table are printed.
     """
     from simcoll.cli.grids import play_grid
-    from simcoll.errors import ConfigError
     from simcoll.formats.output import write_files
     from simcoll.planning.designs import best_of, firsts, latest, refined, space_grid
     from simcoll.planning.scenario import file_of

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
 from simcoll.cli.disturbed import Disturbed
+from simcoll.errors import blamed_on
 
 __all__ = ["run_scenario"]
 
@@ -31,12 +33,9 @@ def run_scenario(
     group
         The axes of a mesh of all ranks, the fastest first, such as tp=8,dp=64: a table of one group of each axis, in a folder of its name.
     """
-    from dataclasses import replace
-
     from msgspec import structs
 
     from simcoll.cli.sweeping import print_sweep
-    from simcoll.errors import blamed_on
     from simcoll.formats.output import open_folder
     from simcoll.planning import scenario as scenarios
     from simcoll.planning.programs import split_programs

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from simcoll.command_line import WHOLE
+from simcoll.errors import ConfigError
 
 if TYPE_CHECKING:
     from simcoll.core.schedule import Schedule
@@ -57,7 +58,6 @@ def show_schedule(
     """
     from simcoll.algorithms.imported import file_schedule, is_file_name
     from simcoll.cli.sweeping import degraded
-    from simcoll.errors import ConfigError
     from simcoll.formats.output import refuse_places, write_file
     from simcoll.formats.schedule_json import dump_schedule
     from simcoll.planning.drawing import goal_lines, schedule_lines, schedule_svg

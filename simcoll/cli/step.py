@@ -8,6 +8,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from simcoll.command_line import WHOLE
+from simcoll.errors import ConfigError
 
 __all__ = ["time_step"]
 
@@ -47,7 +48,6 @@ def time_step(
         Folder for step.json, step.svg, trace.json.gz (Perfetto) and workload.json; default out/<design>.
     """
     from simcoll.cli.workload_files import WORKLOADS, read_any_workload, workload_kind
-    from simcoll.errors import ConfigError
     from simcoll.formats.output import open_folder, write_files
     from simcoll.formats.recognise import TITLES
     from simcoll.planning.step_report import step_json, step_lines, step_svg, workload_lines

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from simcoll.command_line import WHOLE
+from simcoll.errors import ConfigError
 
 if TYPE_CHECKING:
     from simcoll.planning.tuner_choices import Picked
@@ -49,7 +50,6 @@ def tune_library(
     library
         Model of NCCL for nccl-csv, as for simcoll perf. Default: nccl.
     """
-    from simcoll.errors import ConfigError
     from simcoll.formats.output import refuse_places, write_file
     from simcoll.formats.tuner_files import tuner_format
     from simcoll.planning.sweep import size_ladder

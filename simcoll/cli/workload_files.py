@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from simcoll.errors import ConfigError
+
 if TYPE_CHECKING:
     from simcoll.formats.schedule_files import Algorithm
     from simcoll.topology import Topology
@@ -20,7 +22,6 @@ WORKLOADS = ("workload", "operations", "chakra")
 
 def workload_kind(path: Path) -> str:
     """What a file is, told from its content; ``"chakra"`` where only files that begin with the name can be meant."""
-    from simcoll.errors import ConfigError
     from simcoll.formats.recognise import recognise
     from simcoll.formats.strict import read_file
     from simcoll.limits.paths import exists, is_file
@@ -42,7 +43,6 @@ def read_any_workload(
     comm_groups: Path | None = None,
 ) -> tuple[Workload, Topology | None, Mapping[int, float]]:
     """A workload, where it runs if that is said, and which ranks are slow there."""
-    from simcoll.errors import ConfigError
     from simcoll.formats.recognise import TITLES
     from simcoll.formats.strict import read_file
     from simcoll.topology import load_topology
@@ -89,7 +89,6 @@ def convert_workload(
     dtype: str | None,
 ) -> None:
     """Write a workload, or the messages of an algorithm, in another format."""
-    from simcoll.errors import ConfigError
     from simcoll.formats.output import write_file, write_files
     from simcoll.formats.recognise import TITLES
     from simcoll.limits.paths import is_file
@@ -125,7 +124,6 @@ def convert_workload(
 
 
 def _traces(workload: Workload, place: Topology | None, *, messages: bool) -> Traces:
-    from simcoll.errors import ConfigError
     from simcoll.workload.chakra_writer import traces_of_program, traces_of_workload
     from simcoll.workload.lower import Plans, lower
     from simcoll.workload.workload import Compute

@@ -28,6 +28,7 @@ from simcoll.distributed.start.results import RunResult, collected
 from simcoll.distributed.start.spawning import spawn
 from simcoll.errors import ConfigError, nearest
 from simcoll.limits.paths import is_file
+from simcoll.topology import load_topology
 from simcoll.units import format_time
 
 __all__ = ["main"]
@@ -112,8 +113,6 @@ def _ranks(options: _Options) -> int:
         return connected(options.where).link.world_size
     if options.topology is None:
         raise ConfigError("how many ranks? Give --nproc, or a --topology to fill")
-    from simcoll.topology import load_topology
-
     return load_topology(options.topology).nranks
 
 

@@ -72,7 +72,7 @@ from simcoll.core.hashing import mix
 from simcoll.core.protocol import Protocol
 from simcoll.core.schedule import REDUCE, SYNC
 from simcoll.errors import ConfigError, nearest
-from simcoll.topology import Routes, Topology
+from simcoll.topology import LINK_KINDS, Routes, Topology
 from simcoll.units import MAX_TIME_FS
 
 __all__ = [
@@ -287,8 +287,6 @@ def shared_capacities(topology: Topology, protocol: Protocol) -> Ints:
     capacity = topology.link_capacity_uBps
     if not shares:
         return capacity
-    from simcoll.topology import LINK_KINDS
-
     for kind in shares:
         _known(kind, LINK_KINDS)
     result = capacity.copy()

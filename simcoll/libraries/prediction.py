@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simcoll.arrays import Floats, Ints
+from simcoll.core.collective import KINDS
 from simcoll.core.numbers import whole_number
 from simcoll.errors import ConfigError, expect, nearest
 from simcoll.libraries import corrected
@@ -354,7 +355,6 @@ def _timed(made: Prediction, best: Cost, topology: Topology, machine: Machine) -
     """The prediction with the time of its events, where they can carry it, and its bound."""
     from simcoll.binding import bind
     from simcoll.bounds import lower_bound
-    from simcoll.core.collective import KINDS
     from simcoll.emulator import emulate
 
     collective, size = made.collective, made.size_bytes

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from simcoll.core.collective import bus_factor
+from simcoll.emulator import Trace
 from simcoll.errors import ConfigError
 from simcoll.planning.report import cells
 from simcoll.planning.sweep import Row, best_rows, bound_rows, play
@@ -37,8 +38,6 @@ def picture(title: str, table: Table, topology: Topology, run: str) -> bytes:
 
 def timeline(table: Table, topology: Topology, near: int, run: str) -> bytes:
     """The timeline of the best run of the size nearest to ``near`` bytes; without any, of the fastest program."""
-    from simcoll.emulator import Trace
-
     if not table.rows:
         return min(table.programs, key=lambda each: each.result.time_fs).timeline(run)
     traced = min(best_rows(table.rows), key=lambda row: abs(row.size_bytes - near))

@@ -16,7 +16,8 @@ from simcoll.planning.disturbance import disturbance, parse_ranks
 from simcoll.planning.report import results_csv, results_json
 from simcoll.planning.result_files import picture, timeline
 from simcoll.planning.sweep import Sweep, size_ladder
-from simcoll.topology import Topology
+from simcoll.topology import Topology, load_topology
+from simcoll.topology.layers import beside
 from simcoll.tuning import parse_choice
 from simcoll.units import parse_size
 
@@ -135,9 +136,6 @@ def load_scenario(name: str | Path) -> tuple[Scenario, Path]:
 
 def scenario_topology(scenario: Scenario, path: Path) -> Topology:
     """The topology of a scenario; a path in it is relative to the scenario file."""
-    from simcoll.topology import load_topology
-    from simcoll.topology.layers import beside
-
     found = load_topology(beside(path.parent, scenario.topology.name), nodes=scenario.topology.nodes)
     for link, share in scenario.topology.degraded.items():
         found = found.degrade(link, share)

@@ -29,6 +29,7 @@ from simcoll.planning.grid import Row as GridRow
 from simcoll.planning.groups import machines_along, parse_axes
 from simcoll.planning.programs import is_program, play_program
 from simcoll.planning.report import row_columns
+from simcoll.planning.scenario import SizesTable
 from simcoll.planning.sweep import Row, Sweep, build, costs_of, counts_for, play, size_ladder
 from simcoll.topology import Topology, load_topology
 from simcoll.topology.layers import beside, layers_of
@@ -47,21 +48,13 @@ FIGURES = (
 )  # fmt: skip
 
 
-class Sizes(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """``[sizes]``, as in a scenario."""
-
-    begin: str | int
-    end: str | int
-    factor: int = 2
-
-
 class SweepFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """A sweep file: every list is an axis of the grid. ``nodes`` and ``degraded`` empty: as the topology is."""
 
     title: str
     topologies: list[str]
     collectives: list[str]
-    sizes: Sizes | list[str | int]
+    sizes: SizesTable | list[str | int]
     nodes: list[int] = []
     degraded: list[dict[str, str | int | float]] = []
     algorithms: list[str] = []

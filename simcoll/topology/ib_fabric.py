@@ -6,7 +6,7 @@ The listing says nothing of the inside of nodes, so that the rates there are ask
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -173,8 +173,6 @@ def parse_ib_fabric(
 
 
 def _told(made: Topology, description: str) -> Topology:
-    from dataclasses import replace
-
     return replace(
         made,
         description=description,

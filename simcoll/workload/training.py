@@ -22,29 +22,13 @@ if TYPE_CHECKING:
     from simcoll.workload.design import Design
     from simcoll.workload.mesh import Mesh
 
-__all__ = ["FLOPS_FORMULA", "Parts", "training_step"]
+__all__ = ["FLOPS_FORMULA", "Parts"]
 
 FLOPS_FORMULA = (
     "6 for each token and each parameter of a matrix that it meets, the head included, and of attention "
     "3 x layers x heads x (key width + value width) x sequence for each token: the causal half"
 )
 _NAMES = {"F": "forward", "B": "backward", "W": "weights", "BW": "backward"}
-
-
-def training_step(design: Design) -> Workload:
-    """The workload of one training step.
-
-    Examples
-    --------
-    >>> from simcoll.workload.design import design_from
-    >>> made = training_step(design_from({
-    ...     "model": {"name": "llama-3.1-8b", "sequence": 8192, "global_batch": 8},
-    ...     "topology": {"name": "dgx-h100"}, "parallel": {"tp": 4, "pp": 2},
-    ... }))
-    >>> sorted(made.classes), sorted(made.groups)
-    (['stage0', 'stage1'], ['tp'])
-    """
-    return Parts(design).workload()
 
 
 class Parts:
@@ -54,6 +38,16 @@ class Parts:
     ----------
     design, script, costs
         What is timed; what happens; what it costs.
+
+    Examples
+    --------
+    >>> from simcoll.workload.design import design_from
+    >>> made = Parts(design_from({
+    ...     "model": {"name": "llama-3.1-8b", "sequence": 8192, "global_batch": 8},
+    ...     "topology": {"name": "dgx-h100"}, "parallel": {"tp": 4, "pp": 2},
+    ... })).workload()
+    >>> sorted(made.classes), sorted(made.groups)
+    (['stage0', 'stage1'], ['tp'])
     """
 
     def __init__(self, design: Design) -> None:

@@ -36,7 +36,7 @@ from simcoll.emulator.events import Event, Policy, timeline_of
 from simcoll.errors import ConfigError, nearest, shown
 from simcoll.libraries.choices import Choice, Plans, check_choice
 from simcoll.libraries.library import load_library
-from simcoll.topology import Topology
+from simcoll.topology import Topology, crossbar, load_topology
 from simcoll.units import FS_PER_SECOND, MAX_TIME_FS, format_time, parse_time
 
 __all__ = ["RunResult", "compute", "emulated_time", "fake_array", "flight_record", "run_rank", "spawn"]
@@ -346,8 +346,6 @@ def run_rank(
 
 def _topology(given: str | Path | Topology | None, nprocs: int) -> Topology:
     """The topology, with as many nodes as the ranks need, or hosts of a crossbar."""
-    from simcoll.topology import Topology, crossbar, load_topology
-
     if given is None:
         return crossbar(nprocs, "50 GB/s", "1 us")
     place = given if isinstance(given, Topology) else load_topology(given)

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from simcoll.arrays import Ints
+from simcoll.core.collective import Collective
 from simcoll.core.numbers import whole_number, whole_numbers
 from simcoll.core.plan import Plan
 from simcoll.core.protocol import IDEAL, Protocol
@@ -272,7 +273,6 @@ def _send_recv(pairs: tuple[tuple[int, int], ...], nbytes: int, protocol: Protoc
 def _bound(pairs: tuple[tuple[int, int], ...], nbytes: int, protocol: Protocol) -> Plan:
     from simcoll.algorithms import schedule
     from simcoll.binding import bind
-    from simcoll.core.collective import Collective
 
     collective = Collective("send_recv", 1 + max(chain.from_iterable(pairs)), pairs=pairs)
     return bind(schedule(collective, "direct"), nbytes, "uint8", protocol=protocol)

@@ -25,7 +25,7 @@ from simcoll.workload.pipeline import stage_order
 from simcoll.workload.playing import alone_on, play_workload
 from simcoll.workload.steps import Step, step
 from simcoll.workload.timeline import _stretched, play_classes
-from simcoll.workload.training import Parts, training_step
+from simcoll.workload.training import Parts
 from simcoll.workload.workload import Call, Compute, Inside, Send, Workload
 
 MS = 10**12
@@ -114,12 +114,12 @@ def test_matrix_products_are_quantised_in_waves():
 
 def test_operations_of_a_step_are_counted_by_hand():
     # 6 operations a token and parameter of a matrix, and causal attention: 6 L h s^2 / 2 x 2 products a sequence.
-    made = training_step(design(tp=2, pp=2, shard="optimizer"))
+    made = Parts(design(tp=2, pp=2, shard="optimizer")).workload()
     h, layers, s, batch, v = 2048, 8, 2048, 32, 32000
     matrices = layers * 16 * h * h + v * h  # attention 4, gated MLP of 4 h: 12
     assert made.model_flops == pytest.approx(batch * s * (6 * matrices + 6 * layers * h * s))
     assert made.hardware_flops == pytest.approx(batch * s * (6 * matrices + 7 * layers * h * s))  # scores again
-    full = training_step(design(tp=2, pp=2, recompute="full"))
+    full = Parts(design(tp=2, pp=2, recompute="full")).workload()
     assert full.hardware_flops == pytest.approx(
         batch * s * (6 * matrices + 2 * layers * 16 * h * h + 9 * layers * h * s)
     )
