@@ -8,16 +8,14 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
+from realcoll.measure.perf import Line, Measured, Request
 from simcoll.errors import ConfigError
 from simcoll.formats.output import write_file
 from simcoll.planning.table import DATA, TIMES, Column, gigabytes, microseconds, table_line, titles
-
-if TYPE_CHECKING:
-    from realcoll.measure.perf import Line, Measured, Request
 
 __all__ = ["footer", "header", "json_document", "row", "write_new"]
 

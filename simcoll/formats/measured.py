@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import TYPE_CHECKING
 
 from simcoll.core.collective import bus_factor
-
-if TYPE_CHECKING:
-    from simcoll.formats.nccl_tuning import Chosen, TuningTable
+from simcoll.formats.nccl_tuning import Chosen, TuningTable
 
 __all__ = ["ITEMSIZES", "Log", "Measured", "Run", "Table", "dotted", "finished"]
 

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from simcoll.errors import ConfigError
+from simcoll.formats.log_lines import Skipped
 from simcoll.formats.measured import Measured, Run, Table, dotted, finished
 from simcoll.formats.strict import in_words, read_file
 from simcoll.units import printable
-
-if TYPE_CHECKING:
-    from simcoll.formats.log_lines import Skipped
 
 __all__ = ["MAX_JSON", "tables_of_json"]
 

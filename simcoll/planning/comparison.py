@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
-from typing import TYPE_CHECKING
 
 from simcoll.errors import ConfigError, nearest
+from simcoll.formats.measured import Log, Measured, Table
 from simcoll.libraries.calibration import Calibration
 from simcoll.libraries.environment import Environment, from_settings, parse_environment
 from simcoll.libraries.fitting import WARM_UP
@@ -17,9 +17,6 @@ from simcoll.libraries.prediction import COLLECTIVES, Prediction, predict
 from simcoll.planning.table import Column, microseconds, table_line, titles
 from simcoll.topology import Topology, load_topology, topology_of_job
 from simcoll.units import format_size, printable
-
-if TYPE_CHECKING:
-    from simcoll.formats.measured import Log, Measured, Table
 
 __all__ = [
     "BANDS",

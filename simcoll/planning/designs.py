@@ -6,7 +6,7 @@ import csv
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from simcoll.planning.figures import FIGURES, better_of, pareto_front
 from simcoll.planning.goodput import HOUR_US
 from simcoll.planning.grid import Grid, Point, Row
 from simcoll.planning.renewal import renewal, young_daly
+from simcoll.planning.space import Space
 from simcoll.topology import LINK_KINDS, Topology
 from simcoll.units import parse_span
 from simcoll.workload.design import Design, design_from
@@ -24,9 +25,6 @@ from simcoll.workload.result import StepResult
 from simcoll.workload.steps import step
 from simcoll.workload.timeline import Clock
 from simcoll.workload.workload import Workload
-
-if TYPE_CHECKING:
-    from simcoll.planning.space import Space
 
 __all__ = [
     "Bar",

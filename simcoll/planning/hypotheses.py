@@ -8,18 +8,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from simcoll.errors import ConfigError
 from simcoll.libraries.calibration import Calibration
 from simcoll.libraries.corrected import fabric_of
 from simcoll.libraries.environment import Environment
 from simcoll.libraries.fitting import Series, fit_series, formula
+from simcoll.planning.comparison import Setting
 from simcoll.topology.machine import machine as machine_of
 from simcoll.units import format_size, format_time
-
-if TYPE_CHECKING:
-    from simcoll.planning.comparison import Setting
 
 __all__ = ["Hypothesis", "hypotheses"]
 

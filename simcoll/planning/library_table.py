@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from simcoll.core.collective import bus_factor
+from simcoll.libraries.calibration import Calibration
 from simcoll.libraries.environment import DEFAULT, Environment
 from simcoll.libraries.library import Library, load_library
 from simcoll.libraries.prediction import Prediction, predict
 from simcoll.planning.table import TIMES, Column, gigabytes, microseconds, table_line, titles
 from simcoll.topology import Topology
 from simcoll.units import printable
-
-if TYPE_CHECKING:
-    from simcoll.libraries.calibration import Calibration
 
 __all__ = ["doubts", "gain_lines", "library_for", "library_lines", "library_predictions"]
 

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from simcoll.emulator import emulate
 from simcoll.emulator.programs import ProgramResult
 from simcoll.errors import ConfigError, blamed_on
+from simcoll.formats.goal import Goal
 from simcoll.formats.strict import read_start
 from simcoll.limits.paths import is_file
+from simcoll.planning.disturbance import Disturbance
 from simcoll.topology import Topology
 from simcoll.tuning import Choice, costs
 from simcoll.units import format_time
-
-if TYPE_CHECKING:
-    from simcoll.formats.goal import Goal
-    from simcoll.planning.disturbance import Disturbance
 
 __all__ = ["UNPROVED", "ProgramRun", "is_program", "load_goal", "play_program", "split_programs"]
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from simcoll.units import format_size, format_time
+from simcoll.workload.result import StepResult
 
 if TYPE_CHECKING:
     from simcoll.workload.memory import Memory
-    from simcoll.workload.result import StepResult
     from simcoll.workload.run import WorkloadResult
     from simcoll.workload.timeline import Clock
     from simcoll.workload.workload import Workload

@@ -12,12 +12,12 @@ import numpy as np
 
 from simcoll.arrays import Ints
 from simcoll.emulator.trace_marks import MOST_LINKS, RED, counters, path_back
+from simcoll.workload.timeline import Clock, Span
 from simcoll.workload.traffic import Traffic, alike
 from simcoll.workload.workload import Operation, Send, Workload
 
 if TYPE_CHECKING:
     from simcoll.workload.lower import Plans
-    from simcoll.workload.timeline import Clock, Span
 
 __all__ = ["critical_spans", "step_trace"]
 

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from simcoll.arrays import Ints, Words
 from simcoll.core.hashing import token_at
+from simcoll.core.layout import Layout
+from simcoll.core.schedule import Schedule
+from simcoll.core.step import Step
 from simcoll.limits.memory import check_room
-
-if TYPE_CHECKING:
-    from simcoll.core.layout import Layout
-    from simcoll.core.schedule import Schedule
-    from simcoll.core.step import Step
-
 
 __all__ = ["PART", "Memory", "in_groups", "start"]
 

@@ -12,10 +12,10 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from simcoll.units import FS_PER_SECOND
+from simcoll.workload.calibration import Calibration
 from simcoll.workload.gpu import DTYPE_BYTES, Gpu
 
 if TYPE_CHECKING:
-    from simcoll.workload.calibration import Calibration
     from simcoll.workload.measured import Measured
 
 __all__ = ["SMALLEST_WAVE", "Roofline"]

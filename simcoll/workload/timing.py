@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,10 +13,8 @@ from simcoll.emulator.fast.compiled import COMPILED
 from simcoll.emulator.programs import ProgramResult
 from simcoll.libraries.remembered import key_of, recall, remember, topology_digest
 from simcoll.topology import Topology
+from simcoll.workload.lower import Plans
 from simcoll.workload.workload import Call, Compute, Inside, Send, Workload, call_inside
-
-if TYPE_CHECKING:
-    from simcoll.workload.lower import Plans
 
 __all__ = ["Alone", "Measured", "WorkloadTimes"]
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simcoll.arrays import Ints
+from simcoll.core.plan import Plan
 from simcoll.workload.workload import Call, Compute, Operation, Send, Workload, call_inside
 
 if TYPE_CHECKING:
-    from simcoll.core.plan import Plan
     from simcoll.workload.lower import Plans
 
 

@@ -15,12 +15,12 @@ from simcoll.workload.chunks import Costs
 from simcoll.workload.gpu import DTYPE_BYTES
 from simcoll.workload.layers import in_fs, optimizer_seconds
 from simcoll.workload.memory import OPTIMIZER_BYTES, WEIGHT_BYTES, offloaded_bytes
+from simcoll.workload.mesh import Mesh
 from simcoll.workload.script import BESIDE_LAYERS, EVERY, Row, Script, Slot, script_of, shape_of
 from simcoll.workload.workload import Call, Compute, Operation, Send, Workload
 
 if TYPE_CHECKING:
     from simcoll.workload.design import Design
-    from simcoll.workload.mesh import Mesh
 
 __all__ = ["FLOPS_FORMULA", "Parts"]
 
