@@ -56,7 +56,8 @@ class ProgramTrace:
         """The trace as a JSON object; ``about``: more that ``otherData`` says."""
         told = {
             "topology": self._topology.name, "engine": result.engine, "time_us": result.time_us,
-            "trace_hash": result.trace_hash, "transfers": self._seen, **(about or {}),
+            "trace_hash": result.trace_hash, "transfers": self._seen,
+            **({"proof": "unproved"} if result.unproved else {}), **(about or {}),
         }  # fmt: skip
         if self._seen > len(self._rows):
             told["truncated"] = f"only the first {len(self._rows)} of {self._seen} transfers are in this file"

@@ -10,6 +10,7 @@ import numpy as np
 from simcoll.arrays import Floats, Ints
 from simcoll.emulator.events.cut import Cut
 from simcoll.emulator.programs.lowering import lower
+from simcoll.emulator.programs.operations import Call
 from simcoll.emulator.programs.program import Program
 from simcoll.errors import ConfigError
 from simcoll.topology import Topology
@@ -91,6 +92,11 @@ class ProgramResult:
         """Microseconds."""
         return self.time_fs / 1e9
 
+    @property
+    def unproved(self) -> bool:
+        """Whether a collective of the program has no proof."""
+        return any(isinstance(each, Call) and each.plan.proof is None for each in self.program.operations)
+
     def begin_fs(self, operation: int) -> Ints:
         """When an operation began on each of its ranks, in the order of its ``ranks``. The run must have been made with ``keep``."""
         return self._of(operation)[0]
@@ -134,4 +140,5 @@ class ProgramResult:
         return share
 
     def __repr__(self) -> str:
-        return printable(f"<ProgramResult: {self.program}, {format_time(self.time_fs)} on {self.topology.name}>")
+        shown = f"{self.program}{', unproved' if self.unproved else ''}"
+        return printable(f"<ProgramResult: {shown}, {format_time(self.time_fs)} on {self.topology.name}>")

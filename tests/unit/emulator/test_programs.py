@@ -8,6 +8,7 @@ from simcoll.core.protocol import Protocol, nccl
 from simcoll.emulator import emulate
 from simcoll.emulator.fast.compiled import COMPILED
 from simcoll.emulator.model import jitter_fs
+from simcoll.emulator.program_trace import ProgramTrace
 from simcoll.errors import ConfigError
 from simcoll.planning import Call, Compute, Program, Send
 from simcoll.topology import crossbar, fat_tree
@@ -204,3 +205,13 @@ def test_nothing_to_do(how):
     assert emulate(Program(2, []), NET, **how).time_fs == 0
     quiet = Program(2, [Compute([], 5), Call(all_reduce(1, protocol=nccl("LL")), [[0], [1]])], starts_fs=7)
     assert emulate(quiet, NET, **how).time_fs == 7 + nccl("LL").launch_fs
+
+
+@pytest.mark.parametrize("unproved", [True, False])
+def test_a_program_says_that_a_collective_of_it_has_no_proof(unproved):
+    plan = simcoll.bind(simcoll.schedule("all_reduce", "ring", nranks=4), 1000, unproved=unproved)
+    program, net = Program(4, [Compute([0], 10**9), Call(plan)]), crossbar(4, "50 GB/s", "1 us")
+    trace = ProgramTrace(program, net)
+    result = simcoll.emulate(program, net, observer=trace)
+    assert (result.unproved, "unproved" in repr(result)) == (unproved, unproved)
+    assert trace.document(result)["otherData"].get("proof") == ("unproved" if unproved else None)
