@@ -11,15 +11,14 @@ from simcoll.algorithms import schedule
 from simcoll.arrays import Ints
 from simcoll.binding import bind
 from simcoll.core.protocol import nccl
-from simcoll.emulator import emulate
 from simcoll.emulator.programs import Call, Compute, Operation, Program, Send, emulate_program
-from simcoll.topology import crossbar, load_topology
+from simcoll.topology import load_topology
 from simcoll.workload.mesh import Mesh
 from simcoll.workload.pipeline import Turn, stage_order
 
 Tokens = Ints
 
-__all__ = ["CONTENTION", "DEEPEP", "PLACED", "Contention", "contention", "exchange_played_us", "exchange_us", "placed"]
+__all__ = ["CONTENTION", "DEEPEP", "PLACED", "Contention", "contention", "exchange_us", "placed"]
 
 DEEPEP = {8: (163, 318), 32: (182, 350), 128: (192, 369)}
 """Microseconds of dispatch and combine by number of GPUs: DeepEP's README at commit 3b1045d, low-latency kernels, H800 with ConnectX-7 of
@@ -38,23 +37,11 @@ def exchange_us(gpus: int, which: int, *, balanced: bool = False) -> float:
     """Microseconds of DeepEP's dispatch (0) or combine (1): what the most loaded NIC needs, and the latency of the network.
 
     Its kernels use the NIC for all traffic, that of a GPU to itself included. Tokens choose experts at random, mean of a few draws;
-    ``balanced``: every pair of GPUs exchanges the same. :func:`exchange_played_us` plays the messages.
+    ``balanced``: every pair of GPUs exchanges the same.
     """
     draws = _draws(gpus, balanced=balanced)
     loads = [max(int(rows.sum(axis=0).max()), int(rows.sum(axis=1).max())) for rows in draws]
     return LATENCY_US + float(np.mean(loads)) * MESSAGE[which] / (1000 * NIC_GBPS)
-
-
-def exchange_played_us(gpus: int, which: int) -> float:
-    """The same on the emulator; senders and receivers are endpoints of their own, so that a GPU's messages to itself use its NIC."""
-    topology = crossbar(2 * gpus, f"{NIC_GBPS} GB/s", f"{LATENCY_US} us")
-    made = schedule("all_to_all", "direct", nranks=2 * gpus)
-    times = []
-    for rows in _draws(gpus, balanced=False):
-        sizes = np.zeros((2 * gpus, 2 * gpus), np.int64)
-        sizes[:gpus, gpus:] = (rows if which == 0 else rows.T) * MESSAGE[which]
-        times.append(emulate(bind(made, sizes.tolist(), "uint8"), topology, data="none", bound=False).time_us)
-    return float(np.mean(times))
 
 
 def _draws(gpus: int, *, balanced: bool) -> list[Tokens]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -197,13 +198,7 @@ class _Trace:
 
 
 def _elements(arrays: Sequence[tuple[tuple[int, ...], str]]) -> int:
-    total = 0
-    for shape, _ in arrays:
-        size = 1
-        for length in shape:
-            size *= length
-        total += size
-    return total
+    return sum(math.prod(shape) for shape, _ in arrays)
 
 
 @for_ranks

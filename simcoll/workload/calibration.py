@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from simcoll.errors import ConfigError, nearest
+from simcoll.errors import ConfigError, blamed_on, nearest
 from simcoll.formats.strict import decode_toml, read_file
 from simcoll.limits.paths import shipped_files
 
@@ -114,10 +114,8 @@ def load_calibration(path: str | Path) -> Calibration:
     ConfigError
         With the file and the place in it.
     """
-    try:
+    with blamed_on(str(path)):
         return decode_toml(read_file(path, MAX_FILE_BYTES), Calibration, str(path))
-    except ConfigError as error:
-        raise error if error.file else ConfigError(error.message, file=str(path)) from None
 
 
 def shipped_calibrations() -> dict[str, str]:

@@ -9,20 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from simcoll.binding import bind
 from simcoll.cli import main
+from simcoll.emulator import emulate
 from simcoll.errors import ConfigError
+from simcoll.planning import step_examples as examples
 from simcoll.planning.step_accuracy import megatron_a100
-from simcoll.planning.step_examples import (
-    CONTENTION,
-    DEEPEP,
-    PLACED,
-    contention,
-    exchange_played_us,
-    exchange_us,
-    placed,
-)
+from simcoll.planning.step_examples import CONTENTION, DEEPEP, PLACED, contention, exchange_us, placed
 from simcoll.planning.step_fitting import fit_steps, predicted
 from simcoll.planning.step_rows import published_steps, read_steps
+from simcoll.topology import crossbar
+from simcoll.tuning import schedule
 from simcoll.workload.calibration import UNCALIBRATED, Calibration, load_calibration, shipped_calibration
 
 ROOT = Path(__file__).parents[3]
@@ -73,6 +70,18 @@ def test_exchanges_of_tokens_are_those_of_deepep():
         exchange_us(gpus, which, balanced=True) / times[which] - 1 for gpus, times in DEEPEP.items() for which in (0, 1)
     ]
     assert np.abs(off).mean() < 0.05 < np.abs(even).mean()
+
+
+def exchange_played_us(gpus: int, which: int) -> float:
+    """An exchange on the emulator; senders and receivers are endpoints of their own, so that a GPU's messages to itself use its NIC."""
+    topology = crossbar(2 * gpus, f"{examples.NIC_GBPS} GB/s", f"{examples.LATENCY_US} us")
+    made = schedule("all_to_all", "direct", nranks=2 * gpus)
+    times = []
+    for rows in examples._draws(gpus, balanced=False):
+        sizes = np.zeros((2 * gpus, 2 * gpus), np.int64)
+        sizes[:gpus, gpus:] = (rows if which == 0 else rows.T) * examples.MESSAGE[which]
+        times.append(emulate(bind(made, sizes.tolist(), "uint8"), topology, data="none", bound=False).time_us)
+    return float(np.mean(times))
 
 
 @pytest.mark.slow
