@@ -58,6 +58,7 @@ def machines(nodes: int) -> None:
                 milliseconds(topology, [(10 << k) + 64 for k in range(30)], collective, library)
                 new = milliseconds(topology, [(10 << k) + 128 for k in range(30)], collective, library)
                 every.append((max(new), sum(new), name, collective))
+                print(f"# {name} {collective}: at most {max(new):.1f} ms, 30 sizes {sum(new):.0f} ms", flush=True)
         except ConfigError as error:
             print(f"# {name}: {error.message[:100]}")
     target = TARGETS.get(nodes, TARGETS[128])
