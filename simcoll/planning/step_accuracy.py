@@ -147,6 +147,7 @@ BLIND_TABLES = {
     "automodel-2025": "NeMo AutoModel",
     "dgxc-2025": "DGX Cloud",
     "llama3-paper": "Llama 3 paper",
+    "deepseek-v3-paper": "DeepSeek paper",
 }
 EXCHANGE = """
 ## DeepEP: exchanges of tokens
