@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 __all__ = ["GridOptions", "play_grid"]
 
-LINE_S = 60
 MOST_REASONS = 6
 
 
@@ -107,8 +106,12 @@ def _played(grid: Grid, folder: Path, pool: Pool, options: GridOptions) -> GridR
 @contextmanager
 def _progress() -> Iterator[Callable[[int, int], None]]:
     """A bar with rate and remaining time on a terminal, elsewhere a line a minute; both on standard error."""
-    if not sys.stderr.isatty():
-        yield _Lines().tell
+    from simcoll.cli.progress import each_minute, on_terminal
+
+    if not on_terminal():
+        lines = _Lines()
+        with each_minute(lines.say):
+            yield lines.tell
         return
     from rich.console import Console
     from rich.progress import (
@@ -133,19 +136,20 @@ def _progress() -> Iterator[Callable[[int, int], None]]:
 
 
 class _Lines:
-    """Tells once a minute how far it is."""
+    """What is told once a minute: how far it is."""
 
     def __init__(self) -> None:
-        self.begin = self.last = time.monotonic()
-        self.first: int | None = None
+        self.begin = time.monotonic()
+        self.first = self.done = self.total = -1
 
     def tell(self, done: int, total: int) -> None:
-        now = time.monotonic()
-        if self.first is None:
+        self.done, self.total = done, total
+        if self.first < 0:
             self.first = done
-        if now - self.last < LINE_S:
+
+    def say(self) -> None:
+        if self.first < 0 or sys.stderr is None:
             return
-        self.last = now
-        rate = (done - self.first) / (now - self.begin)
-        left = f", {(total - done) / rate / 60:.1f} min left" if rate else ""
-        print(f"# {done:,} of {total:,} points, {rate:.1f}/s{left}", file=sys.stderr, flush=True)
+        rate = (self.done - self.first) / (time.monotonic() - self.begin)
+        left = f", {(self.total - self.done) / rate / 60:.1f} min left" if rate else ""
+        print(f"# {self.done:,} of {self.total:,} points, {rate:.1f}/s{left}", file=sys.stderr, flush=True)

@@ -4,45 +4,81 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from threading import Event, Thread
 from types import TracebackType
 from typing import Self
 
-__all__ = ["Progress"]
+__all__ = ["Progress", "each_minute", "on_terminal"]
 
 BLINK_S, LINE_S = 0.1, 60.0
 WIPE = "\r\x1b[2K"
+
+
+def on_terminal() -> bool:
+    """Whether standard error is a terminal; it may have been closed before we began."""
+    return sys.stderr is not None and sys.stderr.isatty()
+
+
+@contextmanager
+def each_minute(say: Callable[[], object]) -> Iterator[None]:
+    """Call a function every minute until the block ends, also while one thing takes longer than that."""
+    over = Event()
+
+    def wait() -> None:
+        while not over.wait(LINE_S):
+            say()
+
+    thread = Thread(target=wait, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 class Progress:
     """Tells how much is done; a context, at whose end nothing of it is left on a terminal."""
 
     def __init__(self) -> None:
-        self.terminal = sys.stderr.isatty()
+        self.terminal = on_terminal()
         self.begun = time.monotonic()
-        self.last = self.begun - (BLINK_S if self.terminal else 0)
+        self.last = self.begun - BLINK_S
         self.shown = False
+        self.told = ("", "")
+        self.inside = ExitStack()
 
     def __enter__(self) -> Self:
+        if not self.terminal:
+            self.inside.enter_context(each_minute(self._line))
         return self
 
     def __exit__(
         self, _kind: type[BaseException] | None, _error: BaseException | None, _where: TracebackType | None
     ) -> None:
+        self.inside.close()
         self.clear()
 
     def __call__(self, done: int, total: int, next_up: str) -> None:
-        """Tell it, unless that was done a moment ago."""
+        """Tell it, on a terminal unless that was done a moment ago."""
+        self.told = f"{done:,} of {total:,} done", next_up
         now = time.monotonic()
-        if now - self.last < (BLINK_S if self.terminal else LINE_S):
-            return
-        self.last = now
-        took = f"{int(now - self.begun) // 60}:{int(now - self.begun) % 60:02}"
-        if self.terminal:
-            sys.stderr.write(f"{WIPE}{done}/{total} {took} {next_up}")
-        else:
-            sys.stderr.write(f"# {done:,} of {total:,} done in {took}, now {next_up}\n")
-        sys.stderr.flush()
-        self.shown = True
+        if self.terminal and now - self.last >= BLINK_S:
+            self.last = now
+            sys.stderr.write(f"{WIPE}{done}/{total} {self._took()} {next_up}")
+            sys.stderr.flush()
+            self.shown = True
+
+    def _line(self) -> None:
+        done, next_up = self.told
+        if done and sys.stderr is not None:
+            print(f"# {done} in {self._took()}, now {next_up}", file=sys.stderr, flush=True)
+
+    def _took(self) -> str:
+        seconds = int(time.monotonic() - self.begun)
+        return f"{seconds // 60}:{seconds % 60:02}"
 
     def clear(self) -> None:
         """Wipe the line, before something else is printed."""

@@ -2,11 +2,13 @@
 
 import csv
 import gzip
+import re
+import time
 from xml.etree import ElementTree as ET
 
 import pytest
 
-from simcoll.cli import main
+from simcoll.cli import grids, main
 from simcoll.cli.progress import Progress
 from simcoll.formats.nccl_tests import load_log
 from simcoll.planning import sweep
@@ -121,13 +123,19 @@ def test_lines_of_a_table_come_one_by_one(folder, capsys, monkeypatch):
     assert seen == [0, 1, 1]
 
 
-def test_progress_off_a_terminal_is_a_line_a_minute(capsys, monkeypatch):
-    clock = iter([0.0, 1.0, 61.0, 90.0, 125.0])
-    monkeypatch.setattr("simcoll.cli.progress.time.monotonic", lambda: next(clock))
-    with Progress() as progress:
-        for done in range(4):
-            progress(done, 1674, "ring LL")
-    assert capsys.readouterr().err.splitlines() == [
-        "# 1 of 1,674 done in 1:01, now ring LL",
-        "# 3 of 1,674 done in 2:05, now ring LL",
-    ]
+@pytest.mark.parametrize("kind", ["runs", "points"])
+def test_progress_off_a_terminal_is_a_line_a_minute_also_while_one_run_is_longer(kind, capsys, monkeypatch):
+    monkeypatch.setattr("simcoll.cli.progress.LINE_S", 0.01)
+    lines = []
+    with Progress() if kind == "runs" else grids._progress() as progress:
+        progress(1000, 1674, *(["ring LL"] if kind == "runs" else []))
+        end = time.monotonic() + 60
+        while len(lines) < 3 and time.monotonic() < end:
+            time.sleep(0.01)
+            lines += capsys.readouterr().err.splitlines()
+    expected = r"# 1,000 of 1,674 (done in 0:\d\d, now ring LL|points, 0\.0/s)"
+    assert all(re.fullmatch(expected, line) for line in lines[:3])
+    assert len(lines) >= 3
+    capsys.readouterr()
+    time.sleep(0.05)
+    assert capsys.readouterr().err == ""  # none after the end
