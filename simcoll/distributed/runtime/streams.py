@@ -156,6 +156,7 @@ class _Matched(Operation):
             self.playing = self._begin(self.calls[rank], plan)
         for number in self.streams.entering(rank):
             self.playing.enter(number, self.works[rank].sources, self.calls[rank].op)
+        self.works[rank].sources = []  # copied: what was kept of inputs that are outputs, too, can go
         if self.followers is not None:
             self.followers.enter(rank)
 

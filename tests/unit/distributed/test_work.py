@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from datetime import timedelta
 
 import numpy as np
@@ -107,7 +108,7 @@ def test_timeout_of_wait():
         x = np.ones(1)
         if rank:
             dist.compute(2.0)
-        work = dist.all_reduce(x, async_op=True)
+        work = dist.all_reduce(x, async_op=True, algorithm="ring")
         if rank == 0:
             with pytest.raises(RuntimeError, match=r"Operation timed out! .*500ms.* waits for rank 1"):
                 work.wait(timedelta(milliseconds=500))
@@ -171,7 +172,7 @@ def test_communication_hides_behind_compute():
     # 1 MB all_reduce of 2 ranks at 50 GB/s takes over 20 us: it is over when 100 us of work are.
     def program(rank, world_size):
         x = np.ones(125_000)
-        work = dist.all_reduce(x, async_op=True)
+        work = dist.all_reduce(x, async_op=True, algorithm="ring")
         dist.compute("100 us")
         assert work.is_completed()
         work.wait()
@@ -208,3 +209,23 @@ def test_two_groups_share_the_links():
 
     assert run(program, args=(1,))[1] == 11e-6
     assert run(program, args=(2,))[1] == 21e-6
+
+
+def test_an_input_that_is_an_output_is_kept_until_its_rank_begins():
+    # 1 MiB on each of 8 ranks: in flight there are two buffers of the plan, and no longer the input as it was.
+    def program(rank, world_size):
+        x = np.ones(1 << 17)
+        dist.barrier()
+        before = tracemalloc.get_traced_memory()[0]
+        work = dist.all_reduce(x, async_op=True, algorithm="ring")
+        dist.compute("1 us")
+        taken_mib = (tracemalloc.get_traced_memory()[0] - before) / (1 << 20)
+        work.wait()
+        return taken_mib
+
+    run(program, 8)  # what a first run loads stays
+    tracemalloc.start()
+    try:
+        assert run(program, 8)[0] == pytest.approx(2 * 8, abs=1)
+    finally:
+        tracemalloc.stop()
