@@ -251,6 +251,8 @@ def schedule_on(
             filled.setdefault("box", box)
         if "channels" in found.params:
             filled.setdefault("channels", min(box, most_channels))
+    elif box == 1 and algorithm == "nccl_tree":  # a tree over the nodes; without this, one chain
+        filled.setdefault("box", box)
     if "topology" in found.params:
         filled.setdefault("topology", topology)
     return schedule_named(collective, algorithm, **filled)

@@ -238,6 +238,15 @@ def test_every_channel_of_a_collnet_chain_has_a_first_member_of_its_own():
     assert heads == [{0}, {1}, {2}, {3}]
 
 
+def test_nodes_of_one_gpu_are_joined_by_trees():
+    nodes = load_topology("gcp-a4-1nic", nodes=16)
+    made = schedule_on(simcoll.Collective("all_reduce", 16), "nccl_tree", nodes, {"pieces": 1})
+    chain = simcoll.schedule("all_reduce", "nccl_tree", nranks=16, pieces=1)
+    assert made.title == "nccl_tree(channels=1, pieces=1, box=1)"
+    # Two trees in company, the deeper one of 4 levels, up and down; a chain is 15 deep.
+    assert (sum(1 for _ in made.steps()), sum(1 for _ in chain.steps())) == (9, 31)
+
+
 def test_machines_say_what_their_switches_do():
     two, one = load_topology("dgx-h100", nodes=2), load_topology("dgx-h100")
     collective = simcoll.Collective("all_reduce", 16)
