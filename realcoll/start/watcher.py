@@ -37,6 +37,7 @@ while not select.select([0], [], [], 0.25)[0]:
         continue
     # Not those that their own helpers have just ended for the same reason.
     found = [f"{who} {how}" for (who, how), since in held.items() if now - since > 1 or how == "is stopped"]
+    found = found or [f"{who} {how} just now" for who, how in held]
     why = "; ".join(found) or "not all processes came so far"
     verb = "start" if starting else "end"
     os.write(2, f"realcoll: MPI did not {verb} within {limit_s:.3g} s: {why}\\n".encode())

@@ -13,11 +13,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from contextvars import ContextVar
 from datetime import timedelta
 from typing import Any, Protocol, Self, TypeVar, cast
 
-from simcoll.distributed.stores.errors import DistStoreError, QueueEmptyError
+from simcoll.distributed.stores.errors import DistNetworkError, DistStoreError, QueueEmptyError
 from simcoll.distributed.stores.wire import NOT_READY, Answer, Request, Verb
 
 __all__ = [
@@ -337,6 +338,8 @@ def timed_out(store: Store, keys: Sequence[str], timeout_s: float) -> DistStoreE
     """The error of an operation whose keys did not come in time; it names the keys that are missing."""
     if 1 < len(keys) <= _MOST_ASKED:
         # A queue that is waited for may have a value of the same name.
-        keys = [key for key in keys if not store.call(Request(Verb.CHECK, keys=(key,)))] or keys
+        # Nor is its end meanwhile, with the process that keeps it, what this error is about.
+        with suppress(DistNetworkError):
+            keys = [key for key in keys if not store.call(Request(Verb.CHECK, keys=(key,)))] or keys
     shown = ", ".join(f"/{key}" for key in keys[:8]) + (f" and {len(keys) - 8} more" if len(keys) > 8 else "")
     return DistStoreError(f"wait timeout after {round(timeout_s * 1000)}ms, keys: {shown}")

@@ -709,3 +709,18 @@ def test_prefix_on_a_server(store):
     with store.clone() as other:
         PrefixStore("p", store).set("k", "v")
         assert other.get("p/k") == b"v"
+
+
+def test_a_server_that_ends_after_a_timeout_does_not_hide_it(store, monkeypatch):
+    """Its process may end because of the same timeout."""
+    answer = TCPStore.call
+
+    def call(self, request, timeout_s=None):
+        if request.code == Verb.CHECK:
+            raise DistNetworkError("closed by the other side")
+        return answer(self, request, timeout_s)
+
+    monkeypatch.setattr(TCPStore, "call", call)
+    with pytest.raises(DistStoreError, match="wait timeout after 10ms, keys: /a, /b$") as found:
+        store.wait(["a", "b"], timedelta(milliseconds=10))
+    assert not isinstance(found.value, DistNetworkError)
