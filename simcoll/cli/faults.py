@@ -70,7 +70,7 @@ def play_faults(
     from simcoll.formats.output import open_folder, write_files
     from simcoll.planning import fault_report as report
     from simcoll.planning import scenario as scenarios
-    from simcoll.planning.faults import KINDS, Chances, wrong_elements
+    from simcoll.planning.faults import KINDS, Chances, check_seed, wrong_elements
     from simcoll.topology.values import factor
     from simcoll.units import format_size, format_time, parse_time
 
@@ -79,6 +79,8 @@ def play_faults(
             raise ConfigError(f"--kind {each!r}: unknown; {nearest(each, KINDS)}")
     if not 1 <= seeds <= MOST_SEEDS:
         raise ConfigError(f"--seeds {seeds}: expected 1 to {MOST_SEEDS}")
+    for each in (first, first + seeds - 1, seed or 0):
+        check_seed(each)
     times = {"timeout": timeout, "late": late, "jitter": jitter, "mtbf": mtbf, "mttr": mttr}
     chances = Chances(
         sigma_ppm=int(factor(sigma, "--sigma") * 1_000_000),

@@ -186,11 +186,11 @@ def flaps(seed: int, link: int, mtbf_fs: int, mttr_fs: int, until_fs: int) -> It
     >>> list(flaps(1, 0, 10**12, 10**10, 2 * 10**12))
     [(138364493106, 21250660171), (950013433131, 3516156404)]
     """
-    now, number, block = 0, 0, 64
+    now, number = 0, 0
     drawn: list[int] = []
     while True:
         if number + 2 > len(drawn):
-            drawn = words(seed, link + (1 << 20), len(drawn) + block)
+            drawn = words(seed, link + (1 << 20), max(64, 2 * len(drawn)))
         up, down = exponential(drawn[number], mtbf_fs), exponential(drawn[number + 1], mttr_fs)
         if now + up >= until_fs:
             return

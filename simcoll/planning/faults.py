@@ -27,6 +27,7 @@ __all__ = [
     "Drawn",
     "Outcome",
     "Replanned",
+    "check_seed",
     "draw",
     "outcomes",
     "percentile",
@@ -46,6 +47,10 @@ KINDS = {
     "nic": "a NIC is lost before the run",
     "stop": "a rank stops",
 }
+
+MOST_SEED = 1 << 24
+MOST_FLAPS = 100_000
+"""Failures in a run, about; each changes the rates of flows twice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +114,18 @@ def _used(plan: Plan, topology: Topology) -> list[int]:
     return [int(link) for link in np.unique(links[links >= 0])]
 
 
+def check_seed(seed: int) -> None:
+    """Refuse a seed that hashes have no room for.
+
+    Raises
+    ------
+    ConfigError
+        With the range.
+    """
+    if not 0 <= seed < MOST_SEED:
+        raise ConfigError(f"seed {seed}: expected 0 to {MOST_SEED - 1}")
+
+
 def _nics(topology: Topology) -> list[str]:
     """NICs that have a link."""
     linked = np.unique(np.concatenate([topology.link_src, topology.link_dst])).tolist()
@@ -121,8 +138,9 @@ def draw(kind: str, seed: int, plan: Plan, topology: Topology, whole_fs: int, ch
     Raises
     ------
     ConfigError
-        When the machine has nothing that could fail so.
+        When the machine has nothing that could fail so, or too much would; for a seed that is out of range.
     """
+    check_seed(seed)
     n, drawn = plan.nranks, words(seed, list(KINDS).index(kind), plan.nranks + 4)
     at = drawn[0] % max(whole_fs, 1)
     same = Drawn(kind, seed, topology, plan, "")
@@ -161,6 +179,12 @@ def _events(
         raise ConfigError("the collective uses no links")
     mean = chances.mttr_fs or max(whole_fs // 10, 1)
     if kind == "flap" and chances.mtbf_fs:
+        expected = len(links) * 2 * whole_fs // (chances.mtbf_fs + mean)
+        if expected > MOST_FLAPS:
+            raise ConfigError(
+                f"a link that fails every {format_time(chances.mtbf_fs)} and is down for {format_time(mean)}: "
+                f"some {expected:,} failures during a run; expected at most {MOST_FLAPS:,}"
+            )
         # Until twice the time: what comes later meets few runs that are still there.
         spans = [(link, down) for link in links for down in flaps(seed, link, chances.mtbf_fs, mean, 2 * whole_fs)]
         return tuple(LinkShare(topology.link_name(link), 0, begin, length) for link, (begin, length) in spans)  # type: ignore[arg-type]

@@ -721,6 +721,6 @@ def test_a_server_that_ends_after_a_timeout_does_not_hide_it(store, monkeypatch)
         return answer(self, request, timeout_s)
 
     monkeypatch.setattr(TCPStore, "call", call)
-    with pytest.raises(DistStoreError, match="wait timeout after 10ms, keys: /a, /b$") as found:
+    with pytest.raises(DistStoreError, match=r"wait timeout after 10ms, keys: /a, /b$") as found:
         store.wait(["a", "b"], timedelta(milliseconds=10))
     assert not isinstance(found.value, DistNetworkError)

@@ -112,6 +112,23 @@ def test_the_rest_of_the_machine_is_planned_anew():
     assert "direct links" in found["bfb on 3 ranks"].why_not
 
 
+@pytest.mark.parametrize("seed", [-1, 1 << 24, 10**30])
+def test_seeds_out_of_range_are_refused(seed, capsys):
+    with pytest.raises(ConfigError, match=f"seed {seed}: expected 0 to 16777215"):
+        draw("late", seed, MESSAGE, PAIR, WHOLE_FS)
+    for option in ("--first", "--seed"):
+        assert main(["faults", "first-look", "--kind", "late", option, str(seed)]) == 2
+        assert "expected 0 to 16777215" in capsys.readouterr().err
+    assert draw("late", (1 << 24) - 1, MESSAGE, PAIR, WHOLE_FS).text
+
+
+def test_failures_without_number_are_refused_before_they_are_drawn():
+    with pytest.raises(ConfigError, match=r"fails every 1 fs and is down for 1 fs: some 4,000,000,000 failures"):
+        draw("flap", 1, MESSAGE, PAIR, WHOLE_FS, Chances(mtbf_fs=1, mttr_fs=1))
+    drawn = draw("flap", 1, MESSAGE, PAIR, WHOLE_FS, Chances(mtbf_fs=US // 100, mttr_fs=US // 1000))
+    assert 200 < len(drawn.events) < 1000
+
+
 def test_percentiles():
     assert [percentile(range(1, 201), share) for share in (50, 95, 99, 100)] == [100, 190, 198, 200]
 
