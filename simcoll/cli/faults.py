@@ -79,8 +79,8 @@ def play_faults(
             raise ConfigError(f"--kind {each!r}: unknown; {nearest(each, KINDS)}")
     if not 1 <= seeds <= MOST_SEEDS:
         raise ConfigError(f"--seeds {seeds}: expected 1 to {MOST_SEEDS}")
-    for each in (first, first + seeds - 1, seed or 0):
-        check_seed(each)
+    for number in (first, first + seeds - 1, seed or 0):
+        check_seed(number)
     times = {"timeout": timeout, "late": late, "jitter": jitter, "mtbf": mtbf, "mttr": mttr}
     chances = Chances(
         sigma_ppm=int(factor(sigma, "--sigma") * 1_000_000),
