@@ -27,10 +27,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from simcoll.arrays import Ints
+from simcoll.arrays import Ints, Shorts
 from simcoll.core.hashing import SALTS, mix
 from simcoll.emulator.fast.state import WORD
-from simcoll.emulator.fast.timed import Timed
+from simcoll.emulator.fast.timed import Shape, Timed
 
 Hashes = NDArray[np.uint64]
 
@@ -277,7 +277,6 @@ def certify(
     first, row, padded = 0, 0, np.append(links, -1).astype(np.int32)
     for number, step in enumerate(patterns):
         shape = step.shape
-        crossed = np.sort(padded[shape.links], axis=1)
         here = slice(row, row := row + len(step))
         ordered = (places[number], ways[numbers[number]]) if step.connected and ways is not None else ()
         marks = () if partition.marks is None else (partition.marks[here],)
@@ -289,7 +288,7 @@ def certify(
             step.post_fs,
             lanes[shape.sender],
             lanes[shape.receiver],
-            *np.ascontiguousarray(crossed.T),
+            *_crossed(shape, padded),
             *marks,
         )
         if shape.leader is not None:
@@ -309,6 +308,21 @@ def certify(
     return found
 
 
+def _crossed(shape: Shape, classes: Shorts) -> Sequence[Ints]:
+    """The classes of the links of each message, in order, as columns; of a step with switch operations, whose leaders have all, as one."""
+    if shape.leader is None:
+        return [*np.ascontiguousarray(np.sort(classes[shape.links], axis=1).T)]
+    rows = _linked(shape)
+    found = np.zeros(len(shape.links), np.int64)
+    found[rows] = 1 + alike(found[rows], *np.ascontiguousarray(np.sort(classes[shape.links[rows]], axis=1).T))
+    return [found]
+
+
+def _linked(shape: Shape) -> Ints:
+    """The rows that have links: few where the leaders of switch operations have those of all."""
+    return np.flatnonzero((shape.links[:, :1] >= 0).any(axis=1))
+
+
 class _Lists(NamedTuple):
     """What lanes, links and connections have of some steps: owners and names of messages, as one number each."""
 
@@ -320,9 +334,13 @@ class _Lists(NamedTuple):
         """Add a step with the names of its messages, and their connections."""
         shape = step.shape
         self.lanes.extend((shape.sender << WORD | 2 * names, shape.receiver << WORD | 2 * names + 1))
-        for link in shape.links.T:
+        links, own = shape.links, names
+        if shape.leader is not None:
+            rows = _linked(shape)
+            links, own = links[rows], names[rows]
+        for link in links.T:
             used = np.flatnonzero(link >= 0)
-            self.links.append(link[used].astype(np.int64) << WORD | names[used])
+            self.links.append(link[used].astype(np.int64) << WORD | own[used])
         if step.connected:
             self.ways.append(ways << WORD | names)
 
