@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,6 @@ from simcoll.emulator.fast.joint import joint_costs
 from simcoll.emulator.fast.state import DONE, LAST, State
 from simcoll.emulator.fast.timed import Timed, joined_routes, timed_steps
 from simcoll.emulator.fast.turns import EVEN, Group, Moves, Summary, question_of, summary, turns
-from simcoll.emulator.fast.whole import Costs, Sheet, Whole
 from simcoll.emulator.foldings import Folding, Makings, folding, place_of
 from simcoll.emulator.model import message_costs
 from simcoll.emulator.paths import (
@@ -39,6 +38,10 @@ from simcoll.emulator.result import Result
 from simcoll.emulator.score import check_switches
 from simcoll.errors import InternalError
 from simcoll.topology import Routes, Topology
+
+if TYPE_CHECKING:
+    from simcoll.emulator.fast.whole import Costs, Sheet, Whole
+
 
 __all__ = ["Rehearsal", "forget_sizes", "play_rehearsed"]
 

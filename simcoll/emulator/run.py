@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from time import perf_counter
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
 from simcoll.arrays import Array
-from simcoll.bounds import Bottleneck, Bound
 from simcoll.core.numbers import whole_number
 from simcoll.core.plan import Plan
 from simcoll.emulator.books import Observer
@@ -20,12 +19,16 @@ from simcoll.emulator.dataplane import Storage
 from simcoll.emulator.events import Event, Policy, Timeline, timeline_of
 from simcoll.emulator.floor import latency_floor_fs
 from simcoll.emulator.paths import choose, play_fast, play_folded, play_lockstep, play_quotient, play_simpy
-from simcoll.emulator.programs import Program, ProgramObserver, ProgramResult
 from simcoll.emulator.rehearsals import play_rehearsed
 from simcoll.emulator.result import Result
 from simcoll.errors import ConfigError, InternalError, expect, nearest
 from simcoll.limits.memory import VARIABLE, in_words, largest_automatic
 from simcoll.topology import Topology
+
+if TYPE_CHECKING:
+    from simcoll.bounds import Bottleneck, Bound
+    from simcoll.emulator.programs import Program, ProgramObserver, ProgramResult
+
 
 __all__ = ["emulate"]
 
