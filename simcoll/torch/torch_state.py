@@ -203,8 +203,7 @@ def _change_torch(undo: contextlib.ExitStack) -> None:
     for module in (dist, distributed_c10d):
         _replace(undo, module, "monitored_barrier", _monitored_barrier(distributed_c10d.monitored_barrier))
     _replace(undo, torch.autocast, "__init__", _without_cache(torch.autocast.__init__))
-    # PyTorch asks for it when it logs an error of a group that the program calls nccl; no NCCL runs here.
-    _replace(undo, torch.cuda.nccl, "version", in_ranks(torch.cuda.nccl.version, lambda: (0, 0, 0)))
+    _replace(undo, torch.cuda.nccl, "version", _nccl_version(torch.cuda.nccl.version))
     _replace(undo, sys, "excepthook", sys.excepthook)  # init_process_group sets it
     undo.callback(torch.set_num_threads, torch.get_num_threads())
     torch.set_num_threads(1)
@@ -218,6 +217,11 @@ def _change_torch(undo: contextlib.ExitStack) -> None:
         warnings.simplefilter("ignore")  # that the operators existed before
         operators.impl("_allgather_base_", _all_gather_single, "CPU", allow_override=True)
         operators.impl("_reduce_scatter_base_", _reduce_scatter_single, "CPU", allow_override=True)
+
+
+def _nccl_version(standard: Callable[[], Any]) -> Callable[[], Any]:
+    """PyTorch asks for it when it logs an error of a group called nccl, also in processes that a rank has forked; no NCCL runs there."""
+    return lambda: standard() if rank_thread_of() is None else (0, 0, 0)
 
 
 def _change_fully_sharded(undo: contextlib.ExitStack) -> None:

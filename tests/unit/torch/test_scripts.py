@@ -339,8 +339,12 @@ def test_scripts_end_with_one_report_and_their_status(script, capsys, line, stat
     assert err.count("Traceback") <= 1
 
 
-def test_forks_of_a_script(script, capfd):
-    text = BAD + "    if os.fork() == 0: dist.barrier()\n    else: print(os.wait()[1] >> 8)\n    dist.barrier()\n"
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+def test_forks_of_a_script(script, capfd, backend):
+    text = (
+        BAD.replace("init_process_group()", f"init_process_group('{backend}')")
+        + "    if os.fork() == 0: dist.barrier()\n    else: print(os.wait()[1] >> 8)\n    dist.barrier()\n"
+    )
     status, out, err = script(capfd, text, options=("-n", "2"))
     assert (status, out.splitlines()[:2]) == (0, ["1", "1"])
     assert err.count("forked from rank") == 2
