@@ -148,12 +148,12 @@ def run_script(script: Script, nprocs: int, *, shared: Sequence[str] = (), **gui
         For a script that does not exist or is no Python.
     """
     code, file, spec = script.code()
-    package = None if spec is None else spec.parent
+    package, place = None if spec is None else spec.parent, str(Path(file).absolute())
     notes, own = _Notes(), OwnModules(shared=shared)
 
     def program(_rank: int, _world_size: int) -> None:
         module = types.ModuleType("__main__")
-        vars(module).update(__file__=file, __builtins__=__builtins__, __spec__=spec, __package__=package)
+        vars(module).update(__file__=place, __builtins__=__builtins__, __spec__=spec, __package__=package)
         process = current_thread().process
         process.modules["__main__"] = sys.modules["__main__"] = module
         try:

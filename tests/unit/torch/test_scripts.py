@@ -268,6 +268,7 @@ STARTED = """
         ours, theirs = multiprocessing.Pipe()
         process = multiprocessing.get_context("spawn").Process(target=work, args=(theirs,))
         process.start()
+        theirs.close()  # so that a process without an answer ends the wait
         print(ours.recv())
         process.join()
         dist.barrier()
@@ -275,8 +276,10 @@ STARTED = """
 
 
 @pytest.mark.slow
-def test_a_process_that_is_started_anew_has_no_group_and_says_so(script, capsys):
-    """It would wait for others until PyTorch's timeout."""
+def test_a_process_that_is_started_anew_has_no_group_and_says_so(script, capsys, tmp_path):
+    """It would wait for others until PyTorch's timeout. It finds the script by its file, as Python names that: absolutely."""
+    status, out, err = script(capsys, "print(__file__)", options=("-n", "1"))
+    assert (status, out.splitlines()[0]) == (0, str(tmp_path / "train.py")), err
     status, out, err = script(capsys, STARTED, options=("-n", "2"))
     assert status == 0, err
     for rank, line in enumerate(sorted(out.splitlines()[:2])):
