@@ -393,7 +393,9 @@ def test_dask_gives_the_bytes_of_one_though_a_worker_is_killed(sweep, tmp_path):
         until(lambda: process.poll() is not None or (rows.exists() and rows.read_bytes().count(b"\n") > 10))
         assert process.poll() is None
         started[1].kill()
-        assert (process.communicate(timeout=120)[1], process.returncode) == ("", 0)
+        said = process.communicate(timeout=120)[1].splitlines()
+        ours = [line for line in said if "- distributed." not in line]  # dask may tell that it does a key again
+        assert (ours, process.returncode) == ([], 0)
     finally:
         for each in reversed(started):
             each.kill()
