@@ -144,10 +144,11 @@ MOVED = 5
 def _undisturbed(content: Scenario, path: Path, algorithm: str | None, size: str | None) -> tuple[Plan, Topology, int]:
     """The plan of the scenario's largest size, its machine, and its time there without faults."""
     from simcoll.binding import bind
+    from simcoll.cli.sweeping import proved
     from simcoll.core.reduction import parse_dtype
     from simcoll.emulator import emulate
     from simcoll.planning.scenario import scenario_topology, sweep_of
-    from simcoll.planning.sweep import counts_for, prepare
+    from simcoll.planning.sweep import counts_for
     from simcoll.tuning import costs, parse_choice
     from simcoll.units import parse_size
 
@@ -155,7 +156,7 @@ def _undisturbed(content: Scenario, path: Path, algorithm: str | None, size: str
     choice = parse_choice(algorithm) if algorithm else sweep.choices[0]
     sizes = (parse_size(size, what="--size"),) if size else sweep.sizes[-1:]
     sweep = replace(sweep, choices=(choice,), sizes=sizes, protocols=sweep.protocols[:1])
-    schedule = prepare(sweep, machine)[0]
+    schedule = proved(sweep, machine)[0]
     count = counts_for(sweep.collective, sizes, machine.nranks, parse_dtype(sweep.dtype).itemsize)[0]
     protocol = costs(sweep.protocols[0], machine, schedule)
     plan = bind(schedule, count, sweep.dtype, sweep.op, protocol=protocol)

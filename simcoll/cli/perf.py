@@ -92,8 +92,8 @@ def predict(
         With --group, also of all groups of the axis at once.
     """
     from simcoll.cli.choices import name_choices
-    from simcoll.cli.sweeping import degraded, mesh_lines, print_sweep
-    from simcoll.planning.sweep import Sweep, best_rows, prepare, size_ladder
+    from simcoll.cli.sweeping import degraded, mesh_lines, print_sweep, proved
+    from simcoll.planning.sweep import Sweep, best_rows, size_ladder
     from simcoll.topology import load_topology
     from simcoll.tuning import candidates, collective_on, default_protocols
     from simcoll.units import parse_size
@@ -143,7 +143,7 @@ def predict(
     if group is not None:
         mesh_lines(sweep, machine, group, concurrent=concurrent, csv=wanted_files.csv)
         return
-    schedules = prepare(sweep, machine, built)
+    schedules = proved(sweep, machine, built)
     title = f"{collective} on {machine.name}"
     table, proofs, stopped = print_sweep(title, sweep, schedules, machine, named.programs)
     if shown and not stopped:

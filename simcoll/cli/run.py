@@ -35,11 +35,10 @@ def run_scenario(
     """
     from msgspec import structs
 
-    from simcoll.cli.sweeping import print_sweep
+    from simcoll.cli.sweeping import print_sweep, proved
     from simcoll.formats.output import open_folder
     from simcoll.planning import scenario as scenarios
     from simcoll.planning.programs import split_programs
-    from simcoll.planning.sweep import prepare
 
     content, path = scenarios.load_scenario(scenario)
     content = structs.replace(content, **disturbed.keys(content.jitter), **({"group": group} if group else {}))
@@ -52,7 +51,7 @@ def run_scenario(
         for axis, machine in machines.items():
             with blamed_on(f"{path}: --group, axis {axis}" if axis else str(path)):
                 sweep.disturbed.check(machine)
-                made.append([] if programs and not choices else prepare(sweep, machine))
+                made.append([] if programs and not choices else proved(sweep, machine))
     folders = [(output or Path("out") / path.stem) / axis for axis in machines]
     for folder in folders:
         open_folder(folder, scenarios.RESULT_FILES)

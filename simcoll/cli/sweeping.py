@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from simcoll.topology import Topology
     from simcoll.tuning import Choice
 
-__all__ = ["degraded", "mesh_lines", "print_sweep"]
+__all__ = ["degraded", "mesh_lines", "print_sweep", "proved"]
 
 
 def degraded(machine: Topology, given: Sequence[str]) -> Topology:
@@ -31,6 +31,14 @@ def degraded(machine: Topology, given: Sequence[str]) -> Topology:
             raise ConfigError(f"--degrade {each!r}: expected a link and a share, such as 'gpu0 <-> gpu4=1/2'")
         machine = machine.degrade(link.strip(), share.strip())
     return machine
+
+
+def proved(sweep: Sweep, topology: Topology, built: Sequence[Schedule] | None = None) -> list[Schedule]:
+    """The proved schedules of a sweep, as :func:`simcoll.planning.sweep.prepare` makes them; tells how far it is."""
+    from simcoll.planning.sweep import prepare
+
+    with Progress() as progress:
+        return prepare(sweep, topology, built, progress)
 
 
 def print_sweep(

@@ -42,28 +42,36 @@ def verify_file(
         Take relaxed signals of an MSCCL++ plan to carry data, which the memory model does not promise.
     """
     from simcoll.algorithms.imported import is_file_name
+    from simcoll.cli.progress import Progress
+    from simcoll.units import printable
+
+    with Progress() as progress:
+        progress(0, 1, f"the proof of {file}")
+        if is_file_name(file):
+            found, proof = _file_proof(file, exact=exact, trust_relaxed=trust_relaxed)
+        else:
+            from simcoll.binding import verify
+            from simcoll.cli.show import named_schedule
+            from simcoll.topology import load_topology
+
+            found = named_schedule(file, collective, nranks, load_topology(topology) if topology else None, root)
+            proof = verify(found, exact=exact)
+    print(f"{f'{file}: ' if is_file_name(file) else ''}{printable(str(found))}\n{proof}")
+
+
+def _file_proof(file: str, *, exact: bool, trust_relaxed: bool) -> tuple[object, object]:
+    """What a file holds, and its proof."""
     from simcoll.binding import verify
     from simcoll.core.device_program import DeviceProgram
     from simcoll.core.schedule import Schedule
     from simcoll.formats.goal import Goal
     from simcoll.formats.schedule_files import load_algorithm
     from simcoll.proving import verify_device_program, verify_program
-    from simcoll.units import printable
 
-    if not is_file_name(file):
-        from simcoll.cli.show import named_schedule
-        from simcoll.topology import load_topology
-
-        named = named_schedule(file, collective, nranks, load_topology(topology) if topology else None, root)
-        print(f"{printable(str(named))}\n{verify(named, exact=exact)}")
-        return
     found = load_algorithm(file)
     if isinstance(found, Goal):
-        proof: object = (
-            f"unproved, for its data is not known: {found.check():,} messages match, and no operation waits for itself"
-        )
-    elif isinstance(found, DeviceProgram):
-        proof = verify_device_program(found, trust_relaxed=trust_relaxed)
-    else:
-        proof = verify(found, exact=exact) if isinstance(found, Schedule) else verify_program(found)
-    print(f"{file}: {printable(str(found))}\n{proof}")
+        matched = f"{found.check():,} messages match, and no operation waits for itself"
+        return found, f"unproved, for its data is not known: {matched}"
+    if isinstance(found, DeviceProgram):
+        return found, verify_device_program(found, trust_relaxed=trust_relaxed)
+    return found, verify(found, exact=exact) if isinstance(found, Schedule) else verify_program(found)

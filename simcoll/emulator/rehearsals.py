@@ -164,9 +164,8 @@ def play_rehearsed(plan: Plan, topology: Topology, engine: str) -> Result | None
         known.rehearsals[place] = found + 1
         if found > 0:
             found = known.rehearsals[place] = _rehearsed(plan, topology, seen)
-    if not isinstance(found, Rehearsal):
+    if not isinstance(found, Rehearsal) or known.rehearsals.pop(place, None) is not found:  # another thread plays it
         return None
-    known.rehearsals[place] = None  # for good, if the run fails
     played = found.play(plan, topology, seen, each, why)
     known.rehearsals[place] = found
     return played

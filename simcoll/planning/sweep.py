@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from simcoll.algorithms import ALGORITHMS
@@ -165,8 +165,15 @@ def build(sweep: Sweep, choice: Choice, topology: Topology) -> Schedule:
     return schedule_on(collective, choice.algorithm, topology, dict(choice.params))
 
 
-def prepare(sweep: Sweep, topology: Topology, built: Sequence[Schedule] | None = None) -> list[Schedule]:
-    """The proved schedule of every choice, once the whole sweep is certain to run; ``built``: schedules at hand.
+def prepare(
+    sweep: Sweep,
+    topology: Topology,
+    built: Sequence[Schedule] | None = None,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> list[Schedule]:
+    """The proved schedule of every choice, once the whole sweep is certain to run.
+
+    ``built``: schedules at hand. Calls ``progress(proofs done, proofs in all, next proof)``.
 
     Raises
     ------
@@ -184,7 +191,9 @@ def prepare(sweep: Sweep, topology: Topology, built: Sequence[Schedule] | None =
         for name in sweep.protocols:
             costs(name, topology, schedule)
     largest = counts_for(sweep.collective, sweep.sizes[-1:], topology.nranks, parse_dtype(sweep.dtype).itemsize)[0]
-    for schedule in schedules:
+    for done, schedule in enumerate(schedules):
+        if progress:
+            progress(done, len(schedules), f"the proof of {schedule.title}")
         bind(schedule, largest, sweep.dtype, sweep.op)
     return schedules
 

@@ -46,14 +46,14 @@ def part(function: Function) -> Function:
 
 
 def entry(function: Function) -> Function:
-    """A loop that Python calls.
+    """A loop that Python calls, and beside which other threads go on: it may take minutes.
 
     Its compiled code is kept on disk where numba finds a writable place: next to the module, or in the user's cache.
     """
     try:
-        return _jit(function, cache=True)
+        return _jit(function, nogil=True, cache=True)
     except RuntimeError:  # numba: no place for the cache
-        return _jit(function)
+        return _jit(function, nogil=True)
 
 
 def loaded() -> bool:

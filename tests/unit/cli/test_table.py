@@ -139,3 +139,19 @@ def test_progress_off_a_terminal_is_a_line_a_minute_also_while_one_run_is_longer
     capsys.readouterr()
     time.sleep(0.05)
     assert capsys.readouterr().err == ""  # none after the end
+
+
+@pytest.mark.parametrize(
+    ("argv", "now"),
+    [
+        (["verify", "pairwise", "all_to_all", "-n", "96"],
+         r"0 of 1 done in \S+ now the proof of pairwise"),
+        (["perf", "all_to_all", "-t", "dgx-h100", "--nodes", "12", "-b", "1M", "-e", "1M", "-a", "bruck,pairwise", "-p", "LL"],
+         r"1 of 2 done in \S+ now the proof of pairwise"),
+    ],
+)  # fmt: skip
+def test_a_proof_tells_how_far_it_is(argv, now, capsys, monkeypatch):
+    monkeypatch.setattr("simcoll.cli.progress.LINE_S", 0.001)
+    assert main(argv) == 0
+    err = capsys.readouterr().err
+    assert re.search(now, err), err[:300]

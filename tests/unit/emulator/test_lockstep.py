@@ -1,10 +1,12 @@
 """Runs without a calendar: when they are taken, and that they are those of the loops."""
 
+from threading import Event, Thread
+
 import pytest
 
 import simcoll
 from simcoll.core.protocol import Protocol
-from simcoll.emulator import emulate
+from simcoll.emulator import emulate, lockstep
 from simcoll.emulator.fast.compiled import COMPILED
 from simcoll.emulator.fast.turns import Spinning, spinning, summary
 from simcoll.emulator.paths import play_fast
@@ -100,3 +102,29 @@ def test_slow_refinement_is_given_up_for_lock_step(monkeypatch):
     assert emulate(plan, net, **quiet).path.startswith("lock-step")
     monkeypatch.setattr("simcoll.emulator.paths.PATIENCE", 1)
     assert emulate(ring(12, 12), net, **quiet).path.startswith("quotient")
+
+
+def test_other_threads_go_on_while_compiled_code_plays(monkeypatch):
+    """So a command can say how far it is, once a minute, while one run takes longer."""
+    real, over, ticks = lockstep.advance, Event(), []
+
+    def watched(*arguments):
+        before = len(ticks)
+        real(*arguments)
+        inside.append(len(ticks) - before)
+
+    def tick():
+        while not over.wait(0.001):
+            ticks.append(None)
+
+    inside = []
+    monkeypatch.setattr(lockstep, "advance", watched)
+    thread = Thread(target=tick)
+    thread.start()
+    try:
+        plan = simcoll.bind(simcoll.schedule("all_reduce", "ring", nranks=4096), 4096, unproved=True)
+        emulate(plan, crossbar(4096, "50 GB/s", "1 us"), **{**QUIET, "keep": False})
+    finally:
+        over.set()
+        thread.join()
+    assert max(inside) > 10

@@ -1,5 +1,7 @@
 """Runs that happen again give what a run of its own gives: time and trace hash, whatever was played before."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 import simcoll
@@ -83,3 +85,17 @@ def test_a_run_beyond_the_clock_leaves_nothing_behind():
         simcoll.emulate(simcoll.bind(made, 1 << 36), machine, data="none", engine="fast")
     again = simcoll.emulate(simcoll.bind(made, 1 << 10), machine, data="none", engine="fast")
     assert (again.time_fs, again.trace_hash) == (small.time_fs, small.trace_hash)
+
+
+def test_threads_that_play_one_schedule_at_once_do_not_meet():
+    machine = load_topology("dgx-h100", nodes=4)
+    made, plain = (simcoll.schedule("all_to_all", "pairwise", nranks=32) for _ in range(2))
+    made.known.again = len(PROTOCOLS)
+
+    def times(schedule):
+        plans = [simcoll.bind(schedule, count, protocol=name) for count in (32, 4096) * 4 for name in PROTOCOLS]
+        return [simcoll.emulate(plan, machine, data="none", engine="fast").trace_hash for plan in plans]
+
+    expected = times(plain)
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(times, [made] * 4)) == [expected] * 4
