@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 from collections.abc import Callable, Iterator
-from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor
+from concurrent.futures import BrokenExecutor, Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing import active_children, get_context, parent_process
+from multiprocessing import get_context, parent_process
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pkgutil import resolve_name
-from threading import Thread
+from threading import Thread, local
 from typing import Any, TypeVar, cast
 
 from simcoll import __version__
@@ -103,8 +106,53 @@ def open_pool(kind: str = "processes", jobs: int | None = None) -> Iterator[Pool
         yield found
 
 
-def _begin_worker() -> None:
-    """Leave Ctrl-C to the parent, and end with it, even when it is killed: a pool's processes would wait for ever."""
+class _Processes(ThreadPoolExecutor):
+    """Every thread has a process and a pipe to it.
+
+    The processes of the standard pool share semaphores, whose names stay in the system when all of them are killed.
+    """
+
+    def __init__(self, many: int) -> None:
+        super().__init__(many)
+        self.own = local()
+        self.workers: list[tuple[BaseProcess, Connection]] = []
+
+    def submit(self, fn: Callable[..., Answer], /, *args: Any, **kwargs: Any) -> Future[Answer]:
+        return super().submit(self._ask, fn, args, kwargs)
+
+    def _ask(self, *call: Any) -> Any:
+        if not hasattr(self.own, "pipe"):
+            self.own.pipe = self._start()
+        try:
+            self.own.pipe.send(call)
+            returned, answer = self.own.pipe.recv()
+        except (EOFError, OSError):
+            raise BrokenExecutor("a process has ended") from None
+        if returned:
+            return answer
+        raise answer
+
+    def _start(self) -> Connection:
+        context = get_context("spawn")  # a fork would copy the threads' locks of compiled code
+        here, there = context.Pipe()
+        process = context.Process(target=_serve, args=(there,), daemon=True)
+        process.start()
+        there.close()  # so that its end is heard
+        self.workers.append((process, here))
+        return here
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        super().shutdown(wait, cancel_futures=cancel_futures)
+        for process, pipe in self.workers:
+            if wait:
+                pipe.close()
+            else:
+                process.terminate()
+            process.join()
+
+
+def _serve(pipe: Connection) -> None:
+    """Answer calls until the pipe is closed; leave Ctrl-C to the parent, and end with it, even when it is killed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = parent_process()
 
@@ -114,6 +162,17 @@ def _begin_worker() -> None:
         os._exit(1)
 
     Thread(target=end, daemon=True).start()
+    while True:
+        try:
+            call = pipe.recv_bytes()
+        except EOFError:
+            return
+        try:
+            function, arguments, options = pickle.loads(call)  # noqa: S301 - of our parent
+            answer = pickle.dumps((True, function(*arguments, **options)))
+        except Exception as error:  # noqa: BLE001 - whoever asks for the result gets it
+            answer = pickle.dumps((False, error))
+        pipe.send_bytes(answer)
 
 
 @contextmanager
@@ -122,15 +181,11 @@ def _processes(jobs: int | None) -> Iterator[Pool]:
     if many == 1:
         yield Pool(_Here(), lambda: 1, ahead=1, hold_s=0)
         return
-    ours = set(active_children())
-    # Fresh processes: a fork would copy the threads' locks of compiled code.
-    executor = ProcessPoolExecutor(many, get_context("spawn"), _begin_worker)
+    executor = _Processes(many)
     try:
         yield Pool(executor, lambda: many, hold_s=NEAR_HOLD_S, near=True)
     except BaseException:
         executor.shutdown(wait=False, cancel_futures=True)
-        for process in set(active_children()) - ours:
-            process.terminate()
         raise
     executor.shutdown()
 

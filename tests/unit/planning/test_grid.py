@@ -10,6 +10,7 @@ import sys
 import time
 from concurrent.futures import BrokenExecutor, Executor, Future, ThreadPoolExecutor
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
@@ -348,6 +349,8 @@ def test_kill_9_loses_no_more_than_a_row_of_each_worker(tmp_path, jobs):
         process = subprocess.Popen(command, cwd=tmp_path, env=environment(), start_new_session=True)
         while process.poll() is None and ended_points(tmp_path) < 100 * run:
             time.sleep(0.007)
+        maps = Path(f"/proc/{process.pid}/maps")
+        assert not maps.exists() or "/dev/shm/" not in maps.read_text()  # what has a name there would stay
         os.killpg(process.pid, signal.SIGKILL)  # the workers with it
         process.wait(timeout=60)
         time.sleep(0.2)
