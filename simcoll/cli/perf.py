@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,14 +11,15 @@ from cyclopts import Parameter
 
 from simcoll.cli.disturbed import Disturbed
 from simcoll.command_line import WHOLE
-from simcoll.errors import ConfigError
+from simcoll.errors import ConfigError, blamed_on
 
 if TYPE_CHECKING:
+    from simcoll.cli.choices import Named
+    from simcoll.core.schedule import Schedule
     from simcoll.libraries.prediction import Prediction
-    from simcoll.planning.disturbance import Disturbance
     from simcoll.planning.running import Table
+    from simcoll.planning.sweep import Sweep
     from simcoll.topology import Topology
-    from simcoll.tuning import Choice
 
 __all__ = ["predict"]
 
@@ -87,64 +88,92 @@ def predict(
     calibration
         A file that simcoll calibrate wrote, for NCCL's lines.
     group
-        The axes of a mesh of all ranks, the fastest first, such as tp=8,dp=64: the collective of one group of each axis.
+        The axes of a mesh of all ranks, the fastest first, such as tp=8,dp=64: a table of one group of each axis, and files whose
+        names begin with the axis.
     concurrent
-        With --group, also of all groups of the axis at once.
+        With --group: one table of one group of each axis and of all groups of the axis at once.
     """
     from simcoll.cli.choices import name_choices
-    from simcoll.cli.sweeping import degraded, mesh_lines, print_sweep, proved
-    from simcoll.planning.sweep import Sweep, best_rows, size_ladder
+    from simcoll.cli.sweeping import degraded, mesh_lines
+    from simcoll.planning.groups import machines_along
+    from simcoll.planning.sweep import Sweep, size_ladder
     from simcoll.topology import load_topology
-    from simcoll.tuning import candidates, collective_on, default_protocols
+    from simcoll.tuning import default_protocols
     from simcoll.units import parse_size
 
     machine = disturbed.placed(degraded(load_topology(topology, nodes=nodes), degrade))
     disturbance = disturbed.disturbance()
     protocols = tuple(protocol.split(",")) if protocol is not None else ()
-    wanted_files = files or Files()
-    alone = library is not None or bool(env) or calibration is not None
-    read = [topology, calibration, library, *(algorithm or "").split(",")]
-    wanted_files.check(of_library=alone, groups=group is not None, inputs=read)
+    asked = _Library(library, env, calibration)
+    machines = {"": machine} if group is None or concurrent else machines_along(machine, group)
+    wanted = {axis: (files or Files()).along(axis) for axis in machines}
+    for each in wanted.values():
+        each.check(asked, [topology, calibration, library, *(algorithm or "").split(",")], concurrent=concurrent)
     named = name_choices("simcoll perf", collective, root, algorithm)
     checked = parse_size(check, what="-c")
-    _check_groups(group, concurrent=concurrent, others=bool(alone or named.programs or checked))
-    collective, root = named.collective, named.root
-    if not collective:
-        _only_programs(named.programs, machine, protocols, disturbance, wanted_files)
-        return
-    wanted = collective_on(collective, machine.nranks, root)
     ladder = size_ladder(parse_size(begin, what="-b"), parse_size(end, what="-e"), factor)
-    if disturbed.asked and alone:
+    if disturbed.asked and asked.alone:
         raise ConfigError("--jitter, --straggler, --background and --fault are for algorithms, not for libraries")
-    asked = _Library(library, env, calibration)
-    if alone and (algorithm is not None or protocol is not None):
+    if asked.alone and (algorithm is not None or protocol is not None):
         raise ConfigError(
             "--library, --env and --calibration are for what a library chooses, -a and -p for what you choose"
         )
-    shown: list[Prediction] = []
-    if group is None and algorithm is None and protocol is None and root in {None, 0} and not disturbed.asked:
-        shown = asked.show(collective, ladder, machine, needed=alone)
-    if alone:
-        wanted_files.write_predictions(shown, machine)
-        return
     notes: list[str] = []
-    if not protocols:
+    if not protocols and not asked.alone:
         protocols, note = default_protocols(machine)
         notes += [note] if note else []
-    if named.choices is None and group is None:
-        fitting, left_out = candidates(wanted, machine)
+    sweep = Sweep(named.collective, ladder, named.choices or (), protocols, dtype, op, named.root, checked, disturbance)
+    if concurrent:
+        if group is None:
+            raise ConfigError("--concurrent is about the groups of a mesh; give --group, such as tp=8,dp=64")
+        if asked.alone or named.programs or checked:
+            raise ConfigError(
+                "--concurrent is for the times of schedules, not for --library, --env, --calibration, --check and GOAL programs"
+            )
+        for note in notes:
+            print(f"# {note}")
+        mesh_lines(sweep, machine, group, csv=wanted[""].csv)
+        return
+    usual = algorithm is None and protocol is None and named.root in {None, 0} and not disturbed.asked
+    for axis, part in machines.items():
+        with blamed_on(f"--group, axis {axis}" if axis else None):
+            disturbance.check(part)
+    for axis, part in machines.items():
+        with blamed_on(f"--group, axis {axis}" if axis else None):
+            _table(axis, part, sweep, named, asked if usual or asked.alone else None, wanted[axis], notes)
+
+
+def _table(
+    axis: str,
+    machine: Topology,
+    sweep: Sweep,
+    named: Named,
+    library: _Library | None,
+    files: Files,
+    notes: Sequence[str],
+) -> None:
+    """Print and write the table of a machine, which may be one group along an axis; ``library``: its lines come first, or alone."""
+    from simcoll.cli.sweeping import print_sweep, proved
+    from simcoll.planning.sweep import best_rows
+    from simcoll.tuning import candidates, collective_on
+
+    title = f"{sweep.collective or 'GOAL'} on {machine.name}"
+    if axis:
+        title = f"{title}; one group along {axis}"
+    shown = library.show(sweep.collective, sweep.sizes, machine) if library and sweep.collective else []
+    if library and library.alone:
+        files.write_predictions(shown, machine)
+        return
+    built: list[Schedule] | None = None
+    notes = list(notes)
+    if sweep.collective and named.choices is None:
+        fitting, left_out = candidates(collective_on(sweep.collective, machine.nranks, sweep.root), machine)
         notes += [f"left out {each}" for each in left_out]
-        choices, built = tuple(choice for choice, _ in fitting), [made for _, made in fitting]
-    else:
-        choices, built = named.choices or (), None
+        sweep = replace(sweep, choices=tuple(choice for choice, _ in fitting))
+        built = [made for _, made in fitting]
     for note in notes:
         print(f"# {note}")
-    sweep = Sweep(collective, ladder, choices, protocols, dtype, op, root, checked, disturbance)
-    if group is not None:
-        mesh_lines(sweep, machine, group, concurrent=concurrent, csv=wanted_files.csv)
-        return
-    schedules = proved(sweep, machine, built)
-    title = f"{collective} on {machine.name}"
+    schedules = proved(sweep, machine, built) if sweep.collective else []
     table, proofs, stopped = print_sweep(title, sweep, schedules, machine, named.programs)
     if shown and not stopped:
         from simcoll.planning.library_table import gain_lines
@@ -152,36 +181,10 @@ def predict(
         best = {row.size_bytes: (str(row), row.time_fs) for row in best_rows(table.rows)}
         for line in gain_lines(shown, best):
             print(line)
-    if table:
-        wanted_files.write(title, table, machine, proofs)
+    if table or table.programs:
+        files.write(title, table, machine, proofs)
     if stopped:
         raise KeyboardInterrupt
-
-
-def _check_groups(group: str | None, *, concurrent: bool, others: bool) -> None:
-    """Refuse what does not go with the groups of a mesh; ``others``: whether such a thing is asked for."""
-    if concurrent and group is None:
-        raise ConfigError("--concurrent is about the groups of a mesh; give --group, such as tp=8,dp=64")
-    if group is not None and others:
-        raise ConfigError(
-            "--group is for the times of schedules, not for --library, --env, --calibration, --check and GOAL programs"
-        )
-
-
-def _only_programs(
-    programs: Sequence[Choice], machine: Topology, protocols: tuple[str, ...], disturbed: Disturbance, files: Files
-) -> None:
-    """Time programs that have no collective."""
-    from simcoll.cli.sweeping import print_sweep
-    from simcoll.planning.sweep import Sweep
-    from simcoll.tuning import default_protocols
-
-    if not protocols:
-        protocols, note = default_protocols(machine)
-        if note:
-            print(f"# {note}")
-    table, proofs, _ = print_sweep("", Sweep("", (), (), protocols, disturbed=disturbed), (), machine, programs)
-    files.write(f"GOAL on {machine.name}", table, machine, proofs)
 
 
 @Parameter(name="*")
@@ -206,21 +209,26 @@ class Files:
     svg: Path | None = None
     trace: Path | None = None
 
-    def check(self, *, of_library: bool, groups: bool, inputs: Iterable[str | Path | None]) -> None:
+    def along(self, axis: str) -> Files:
+        """The files of one group along an axis: its name comes before theirs."""
+        if not axis:
+            return self
+        paths = (self.json, self.csv, self.svg, self.trace)
+        return Files(*(None if path is None else path.with_name(f"{axis}-{path.name}") for path in paths))
+
+    def check(self, library: _Library, inputs: Iterable[str | Path | None], *, concurrent: bool) -> None:
         """Refuse places that cannot be written, and files that a table does not have, before anything is computed."""
         if not any((self.json, self.csv, self.svg, self.trace)):
             return
         from simcoll.formats.output import refuse_places
 
-        if of_library and any((self.csv, self.svg, self.trace)):
+        if library.alone and any((self.csv, self.svg, self.trace)):
             raise ConfigError(
                 "--csv, --svg and --trace are for the runs of algorithms; what --library, --env and --calibration give is printed, and "
                 "with -J written"
             )
-        if groups and any((self.json, self.svg, self.trace)):
-            raise ConfigError(
-                "--group writes --csv; -J, --svg and --trace hold one group of ranks: simcoll run --group writes them for each axis"
-            )
+        if concurrent and any((self.json, self.svg, self.trace)):
+            raise ConfigError("--concurrent writes --csv; -J, --svg and --trace hold one group of ranks: without it")
         refuse_places((self.json, self.csv, self.svg, self.trace), inputs)
 
     def write_predictions(self, found: Sequence[Prediction], machine: Topology) -> None:
@@ -262,7 +270,12 @@ class _Library:
     env: str
     calibration: Path | None
 
-    def show(self, collective: str, sizes: Sequence[int], topology: Topology, *, needed: bool) -> list[Prediction]:
+    @property
+    def alone(self) -> bool:
+        """Whether the library is asked for, and nothing else."""
+        return self.name is not None or bool(self.env) or self.calibration is not None
+
+    def show(self, collective: str, sizes: Sequence[int], topology: Topology) -> list[Prediction]:
         """Print the lines of the library; where they were not asked for, a reason in their place if there are none."""
         from simcoll.libraries.calibration import load_calibration
         from simcoll.libraries.environment import parse_environment
@@ -274,12 +287,12 @@ class _Library:
             library = library_for(self.name, topology)
             found = library_predictions(collective, sizes, topology, library, environment, overlay)
         except ConfigError as error:
-            if needed:
+            if self.alone:
                 raise
             print(f"# no line of NCCL: {error.message}")
             return []
         for line in library_lines(found, topology, library, environment):
             print(line)
-        if not needed:
+        if not self.alone:
             print()
         return found

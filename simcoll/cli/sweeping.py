@@ -112,8 +112,8 @@ def _summary(rows: Sequence[Row]) -> Iterator[str]:
     )
 
 
-def mesh_lines(sweep: Sweep, machine: Topology, mesh: str, *, concurrent: bool, csv: Path | None) -> None:
-    """Print the table of a collective along the axes of a mesh, and write it, also what Ctrl-C left."""
+def mesh_lines(sweep: Sweep, machine: Topology, mesh: str, *, csv: Path | None) -> None:
+    """Print the table of a collective in one group and in all groups along the axes of a mesh; write it, also what Ctrl-C left."""
     from simcoll.formats.output import write_file
     from simcoll.planning.groups import COLUMNS, group_rows, groups_csv, parse_mesh
     from simcoll.planning.table import titles
@@ -121,15 +121,13 @@ def mesh_lines(sweep: Sweep, machine: Topology, mesh: str, *, concurrent: bool, 
     axes = parse_mesh(mesh, machine.nranks)
     sweep.disturbed.check(machine)
     print(f"# {sweep.collective} on {machine.name}, mesh {mesh}, fastest axis first")
-    if not concurrent:
-        print("# one group alone; --concurrent plays all groups of an axis at once")
     if sweep.disturbed:
         print(printable(f"# disturbed: {sweep.disturbed}"))
     for line in titles(COLUMNS):
         print(line, flush=True)
     rows: list[GroupRow] = []
     stopped = False
-    found = group_rows(sweep, machine, axes, concurrent=concurrent)
+    found = group_rows(sweep, machine, axes)
     steps = [f"{axis} {format_size(size)}" for axis, ranks in axes.axes for size in sweep.sizes if ranks > 1]
     try:
         with Progress() as progress:

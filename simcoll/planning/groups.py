@@ -88,22 +88,20 @@ class GroupRow:
     algorithm: str
     protocol: str
     one_fs: int
-    all_fs: int | None
+    all_fs: int
     one_cut: str = ""
     all_cut: str = ""
 
     def __str__(self) -> str:
         one = self.one_cut or microseconds(self.one_fs / 1e9)
-        both = ("-", "-")
-        if self.all_fs is not None:
-            ratio = "-" if self.one_cut or self.all_cut else f"{self.all_fs / max(self.one_fs, 1):.2f}"
-            both = self.all_cut or microseconds(self.all_fs / 1e9), ratio
-        cells = (self.axis, self.ranks, self.groups, format_size(self.size_bytes), one)
-        return table_line(COLUMNS, (*cells, *both, self.algorithm, self.protocol))
+        every = self.all_cut or microseconds(self.all_fs / 1e9)
+        ratio = "-" if self.one_cut or self.all_cut else f"{self.all_fs / max(self.one_fs, 1):.2f}"
+        cells = (self.axis, self.ranks, self.groups, format_size(self.size_bytes), one, every, ratio)
+        return table_line(COLUMNS, (*cells, self.algorithm, self.protocol))
 
 
-def group_rows(sweep: Sweep, machine: Topology, mesh: Mesh, *, concurrent: bool = False) -> Iterator[GroupRow]:
-    """Rows by axis and size. Without algorithms the default of the size; without ``concurrent`` one group alone.
+def group_rows(sweep: Sweep, machine: Topology, mesh: Mesh) -> Iterator[GroupRow]:
+    """Rows by axis and size. Without algorithms the default of the size.
 
     What disturbs the runs counts ranks on the machine, so a straggler that is not in the first group shows in all groups at once.
     """
@@ -117,10 +115,9 @@ def group_rows(sweep: Sweep, machine: Topology, mesh: Mesh, *, concurrent: bool 
                 (name, _played(sweep, machine, groups[:1], plan), plan) for name, plan in _plans(sweep, total, near)
             ]
             name, one, plan = min(runs, key=lambda run: (run[1].cut is not None, run[1].time_fs))
-            every = _played(sweep, machine, groups, plan) if concurrent else None
+            every = _played(sweep, machine, groups, plan)
             yield GroupRow(
-                axis, size, len(groups), plan.total_bytes, name, plan.protocol.name, one.time_fs,
-                None if every is None else every.time_fs, _cut(one), _cut(every),
+                axis, size, len(groups), plan.total_bytes, name, plan.protocol.name, one.time_fs, every.time_fs, _cut(one), _cut(every)
             )  # fmt: skip
 
 
@@ -151,5 +148,5 @@ def _played(sweep: Sweep, machine: Topology, groups: Ints, plan: Plan) -> Progra
     return emulate(program, machine, data="none", events=disturbed.events(machine), policy=disturbed.policy)
 
 
-def _cut(result: ProgramResult | None) -> str:
-    return result.cut.kind if result is not None and result.cut is not None else ""
+def _cut(result: ProgramResult) -> str:
+    return result.cut.kind if result.cut is not None else ""

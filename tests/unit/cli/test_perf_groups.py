@@ -16,7 +16,7 @@ def test_all_groups_of_an_axis_share_the_uplinks():
     # Pairs across two leaves with uplinks 2:1: alone 50 GB/s each way, all at once 25. 500,000 bytes take 10 us at 50 GB/s.
     machine = fat_tree(2, 16, "50 GB/s", "1 us", oversubscription=2, spine_latency="1 us")
     mesh = parse_mesh("near=16,far=2", 32)
-    near, far = group_rows(Sweep("all_to_all", (1_000_000,), (), ("ideal",), "uint8"), machine, mesh, concurrent=True)
+    near, far = group_rows(Sweep("all_to_all", (1_000_000,), (), ("ideal",), "uint8"), machine, mesh)
     latency = machine.route([0], [16]).latency_fs[0]
     assert (far.one_fs - latency, far.all_fs - latency) == (10 * 10**9, 20 * 10**9)
     assert near.one_fs == near.all_fs
@@ -41,16 +41,45 @@ def test_wrong_meshes(text, message):
 
 
 def test_the_command(capsys):
-    argv = "perf all_gather -t dgx-h100 --nodes 2 -b 1M -e 1M -p ideal,LL -a ring --group tp=8,dp=2"
+    argv = "perf all_gather -t dgx-h100 --nodes 2 -b 1M -e 1M -p ideal,LL -a ring --group tp=8,dp=2 --concurrent"
     assert main(argv.split()) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines() if not line.startswith("#")]
     assert [line[:5] for line in lines] == [["tp", "8", "2", "1", "MiB"], ["dp", "2", "8", "1", "MiB"]]
-    assert [line[6] for line in lines] == ["-", "-"]
-    assert main([*argv.split(), "--concurrent"]) == 0
-    lines = [line.split() for line in capsys.readouterr().out.splitlines() if not line.startswith("#")]
     assert all(float(line[7]) >= 1 for line in lines)
     assert main(["perf", "all_gather", "--concurrent"]) == 2
     assert "give --group" in capsys.readouterr().err
+
+
+def test_each_axis_has_a_table_and_its_files(tmp_path, capsys):
+    names = {"-J": "a.json", "--csv": "a.csv", "--svg": "a.svg", "--trace": "a.json.gz"}
+    files = [word for option, name in names.items() for word in (option, str(tmp_path / name))]
+    argv = "perf all_gather -t dgx-h100 --nodes 2 -b 1M -e 4M -f 4 -p ideal -a ring:channels=1 --group tp=8,pp=1,dp=2 -c 1M"
+    assert main([*argv.split(), *files]) == 0
+    assert "one group along tp" in capsys.readouterr().out
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+        f"{axis}-{name}" for axis in ("tp", "dp") for name in names.values()
+    )
+    machine = load_topology("dgx-h100", nodes=2)
+    for axis, ranks in (("tp", range(8)), ("dp", (0, 8))):
+        made = simcoll.schedule("all_gather", "ring", nranks=len(ranks), channels=1)
+        expected = [
+            simcoll.emulate(simcoll.bind(made, size // (4 * len(ranks))), machine.with_ranks(list(ranks))).time_fs
+            for size in (1 << 20, 1 << 22)
+        ]
+        rows = csv.DictReader((tmp_path / f"{axis}-a.csv").read_text().splitlines())
+        assert [int(row["time_fs"]) for row in rows] == expected
+    (tmp_path / "dp-b.json").mkdir()  # nothing runs if one of the files cannot be written
+    assert main([*argv.split(), "-J", str(tmp_path / "b.json")]) == 2
+    printed = capsys.readouterr()
+    assert ("dp-b.json" in printed.err, printed.out) == (True, "")
+
+
+def test_the_library_along_each_axis(capsys):
+    argv = "perf all_reduce -t dgx-h100 --nodes 2 -b 64K -e 64K --library nccl --group tp=8,dp=2"
+    assert main(argv.split()) == 0
+    assert [line for line in capsys.readouterr().out.splitlines() if line.startswith("# nccl")] == [
+        "# nccl 2.27 on dgx-h100, 8 ranks", "# nccl 2.27 on dgx-h100, 2 ranks"
+    ]  # fmt: skip
 
 
 def test_what_disturbs_counts_ranks_on_the_machine(tmp_path, capsys):
@@ -78,8 +107,8 @@ def test_what_disturbs_counts_ranks_on_the_machine(tmp_path, capsys):
     capsys.readouterr()
     for options, message in (
         (["--straggler", "rank 4: +1 %"], "'m' has 4 ranks"),
-        (["-J", str(tmp_path / "x.json")], "simcoll run --group"),
-        (["--check", "1M"], "--group is for the times of schedules"),
+        (["-J", str(tmp_path / "x.json")], "--concurrent writes --csv"),
+        (["--check", "1M"], "--concurrent is for the times of schedules"),
         (["--op", "most"], "unknown reduction 'most'"),
         (["--jitter", ""], "cannot read ''"),
     ):
