@@ -95,7 +95,6 @@ def predict(
     """
     from simcoll.cli.choices import name_choices
     from simcoll.cli.sweeping import degraded, mesh_lines
-    from simcoll.planning.groups import machines_along
     from simcoll.planning.sweep import Sweep, size_ladder
     from simcoll.topology import load_topology
     from simcoll.tuning import default_protocols
@@ -105,7 +104,11 @@ def predict(
     disturbance = disturbed.disturbance()
     protocols = tuple(protocol.split(",")) if protocol is not None else ()
     asked = _Library(library, env, calibration)
-    machines = {"": machine} if group is None or concurrent else machines_along(machine, group)
+    machines = {"": machine}
+    if group is not None and not concurrent:
+        from simcoll.planning.groups import machines_along
+
+        machines = machines_along(machine, group)
     wanted = {axis: (files or Files()).along(axis) for axis in machines}
     for each in wanted.values():
         each.check(asked, [topology, calibration, library, *(algorithm or "").split(",")], concurrent=concurrent)
