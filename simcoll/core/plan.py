@@ -222,10 +222,17 @@ class Plan:
 
     def elements(self, step: Step) -> Ints:
         """Elements of each transfer of a step whose aliases are resolved."""
-        layout = self.schedule.layout
-        if isinstance(self.sizes, int) and (step.count == 1).all() and (step.op != SYNC).all():
-            cuts = np.arange(layout.chunks + 1, dtype=np.int64) * self.sizes // layout.chunks
-            return np.diff(cuts)[layout.piece(step.src_rank, step.src_chunk)]
+        layout, sizes = self.schedule.layout, self.sizes
+        if isinstance(sizes, int) and sizes % layout.chunks == 0:
+            return np.where(step.op == SYNC, 0, step.count * (sizes // layout.chunks))
+        if isinstance(sizes, int) and (step.op != SYNC).all():
+            positions = self.positions()
+            if positions is not None:
+                found: Ints = positions[step.src_chunk + step.count] - positions[step.src_chunk]
+                return found
+            if (step.count == 1).all():
+                cuts = np.arange(layout.chunks + 1, dtype=np.int64) * sizes // layout.chunks
+                return np.diff(cuts)[layout.piece(step.src_rank, step.src_chunk)]
         return self._ranges(step, layout.region(step.src_chunk), layout.region(step.dst_chunk))[2]
 
     def steps(self, *, staged: bool = True) -> Iterator[PlanStep]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
-from itertools import chain, groupby
+from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 
 from simcoll.arrays import Array, Ints
 from simcoll.core.plan import Plan, PlanStep, switch_leaders
-from simcoll.core.schedule import MULTICAST, OP_NAMES, REDUCE, SWITCH_REDUCE, SYNC, Repeat, Step, lowered
+from simcoll.core.schedule import MULTICAST, OP_NAMES, REDUCE, SWITCH_REDUCE, SYNC, Repeat, Step
 from simcoll.core.step import in_fold_order
 
 Group = tuple[tuple["Moves", ...], int]
@@ -134,27 +133,16 @@ def _leaders(step: Step | PlanStep) -> Ints | None:
 
 def _moves(plan: Plan, blocks: Iterable[Step | Repeat]) -> Iterator[Moves]:
     """The steps of some blocks as the plan has them: empty transfers are left out, and so are empty steps."""
-    if not _even(plan):
-        positions = plan.positions()
-        for turning, run in groupby(blocks, lambda block: positions is not None and _turns_alone(plan, block)):
-            if turning and positions is not None:
-                for block in run:
-                    if isinstance(block, Repeat):
-                        yield from _moving_turns(plan, block, np.diff(positions))
-                continue
-            part = replace(plan.schedule, source=partial(iter, run))
-            part.known.checked, part.known.folds = plan.schedule.known.checked, plan.schedule.known.folds
-            for _, step in lowered(part):
-                yield from _sized(plan, step, plan.elements(step) * plan.dtype.itemsize)
-        return
-    # Sizes without addresses: a third of the time.
-    layout = plan.schedule.layout
-    each = int(plan.sizes) // layout.chunks * plan.dtype.itemsize
-    for given in chain.from_iterable(block.unrolled() if isinstance(block, Repeat) else (block,) for block in blocks):
-        step = layout.one_address(given)
-        if plan.schedule.known.folds is not False:
-            step = in_fold_order(step, layout.size)
-        yield from _sized(plan, step, np.where(step.op == SYNC, 0, step.count * each))
+    schedule, positions = plan.schedule, None if _even(plan) else plan.positions()
+    for block in blocks:
+        if positions is not None and isinstance(block, Repeat) and _turns_alone(plan, block):
+            yield from _moving_turns(plan, block, np.diff(positions))
+            continue
+        for given in block.unrolled() if isinstance(block, Repeat) else (block,):
+            step = schedule.layout.one_address(given)
+            if schedule.known.folds is not False:
+                step = in_fold_order(step, schedule.layout.size)
+            yield from _sized(plan, step, plan.elements(step) * plan.dtype.itemsize)
 
 
 def _sized(plan: Plan, step: Step, size_bytes: Ints) -> Iterator[Moves]:
@@ -167,10 +155,8 @@ def _sized(plan: Plan, step: Step, size_bytes: Ints) -> Iterator[Moves]:
         yield Moves(*fixed, _leaders(step))
 
 
-def _turns_alone(plan: Plan, block: Step | Repeat) -> bool:
-    """Whether this is a repeat whose transfers are single chunks, whatever the turn: no fold, no alias that could make one vanish."""
-    if not isinstance(block, Repeat):
-        return False
+def _turns_alone(plan: Plan, block: Repeat) -> bool:
+    """Whether the transfers of a repeat are single chunks, whatever the turn: no fold, no alias that could make one vanish."""
     apart = plan.schedule.known.folds is False and not plan.collective.in_place
     return apart and all((step.count == 1).all() and (step.op < SYNC).all() for step in block.steps)
 
