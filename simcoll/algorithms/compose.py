@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import groupby
+from itertools import chain, groupby
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -116,16 +116,19 @@ def pipelined(schedule: Schedule, count: int, *, newest_first: bool = False, dra
     if count == 1:
         return schedule
 
-    def steps() -> Iterator[Step]:
+    def steps() -> Iterator[Step | Repeat]:
         for (local, _), found in groupby(_steps(schedule), lambda step: (_local(step), drained and int(step.op[0]))):
             rounds = list(found)
             if local:
                 yield from (_whole(step, count) for step in rounds)
                 continue
-            for time in range(len(rounds) + count - 1):
+            full = max(count - len(rounds) + 1, 1)  # steps with a piece in every round differ only in their pieces
+            for time in chain(range(len(rounds)), range(len(rounds) + full - 1, len(rounds) + count - 1)):
                 under_way = range(max(0, time - len(rounds) + 1), min(time + 1, count))
                 ordered = under_way[::-1] if newest_first else under_way
-                yield _cut([rounds[time - piece] for piece in ordered], count, ordered)
+                step = _cut([rounds[time - piece] for piece in ordered], count, ordered)
+                again = time == len(rounds) - 1 and full > 1
+                yield Repeat((step,), full, 1, 0, count) if again else step
 
     return replace(schedule, layout=_finer(schedule.layout, count), source=steps)
 

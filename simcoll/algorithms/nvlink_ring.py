@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -70,6 +71,7 @@ def link_rings(links: Ints) -> list[Cycle]:
     return rings(links) if len(links) > 1 else [(0,)]
 
 
+@lru_cache(maxsize=16)
 def _through(topology: Topology, size: int) -> list[Cycle]:
     """Rings through the ranks of a node; of several nodes one that enters at each rank, and one that leaves each.
 

@@ -215,16 +215,18 @@ class Schedule:
         """
         number = 0
         for block in () if self.known.checked else self.blocks():
-            steps = block.steps if isinstance(block, Repeat) else (block,)
-            for step in steps:
-                self.check_step(number, step)
-                number += 1
-            if isinstance(block, Repeat) and not self._stays_inside(block):
-                for place, step in enumerate(block.unrolled()):
-                    self.check_step(number - len(steps) + place, step)
-            if isinstance(block, Repeat):
-                number += (block.count - 1) * len(steps)
+            self.check_block(number, block)
+            number += block.count * len(block.steps) if isinstance(block, Repeat) else 1
         self.known.checked = True
+
+    def check_block(self, number: int, block: Step | Repeat) -> None:
+        """Check the steps of a block, the first of which has this number; one turn stands for all that stay in their buffers."""
+        steps = block.steps if isinstance(block, Repeat) else (block,)
+        for place, step in enumerate(steps):
+            self.check_step(number + place, step)
+        if isinstance(block, Repeat) and not self._stays_inside(block):
+            for place, step in enumerate(block.unrolled()):
+                self.check_step(number + place, step)
 
     def _stays_inside(self, block: Repeat) -> bool:
         """Whether no turn of a repeat can leave a buffer: single chunks, in windows that all ranks have."""
@@ -314,10 +316,12 @@ def lowered(schedule: Schedule, *, as_given: bool = False) -> Iterator[tuple[int
 
     The transfers of a fold come in the order in which they are applied, unless they are wanted ``as_given``.
     """
-    known = schedule.known
-    for number, step in enumerate(schedule.steps()):
+    known, number = schedule.known, 0
+    for block in schedule.blocks():
         if not known.checked:
-            schedule.check_step(number, step)
-        one = schedule.layout.one_address(step)
-        yield number, one if as_given or known.folds is False else in_fold_order(one, schedule.layout.size)
+            schedule.check_block(number, block)
+        for step in block.unrolled() if isinstance(block, Repeat) else (block,):
+            one = schedule.layout.one_address(step)
+            yield number, one if as_given or known.folds is False else in_fold_order(one, schedule.layout.size)
+            number += 1
     known.checked = True

@@ -17,9 +17,10 @@ import numpy as np
 
 from simcoll.algorithms.double_tree import binary_tree
 from simcoll.core.protocol import Protocol
-from simcoll.core.schedule import Schedule
+from simcoll.core.schedule import Repeat, Schedule, Step
 from simcoll.errors import ConfigError
 from simcoll.libraries.formula import Cost, Shape, ring_steps, shape
+from simcoll.topology.routing import graph_router
 from simcoll.tuning import collective_on, schedule_on
 from simcoll.units import MAX_RATE_UBPS
 
@@ -37,6 +38,8 @@ MOST_OF_A_DOMAIN = 10_000
 """Messages of a tree for each of its domains: on two of them they take 50 ms."""
 MOST_ON_A_SWITCH = 32
 """GPUs of a domain, beyond which a reduction in its switches takes seconds to play."""
+SETTLED = 8
+"""Pieces of a tree from which on the children of a rank send at the same time; of fewer pieces, theirs come one after the other."""
 FREE = 0.98
 """Share of a link that the rates made here may use, so that a link that is free does not slow them down."""
 _US = 10**9
@@ -45,10 +48,11 @@ _INSIDE = ("nvlink", "link", "pcie", "cpu")
 
 @dataclass(frozen=True, slots=True)
 class Play:
-    """A schedule and the protocol to play it with."""
+    """A schedule and the protocol to play it with; ``topology`` has other routes than the machine where NCCL takes others."""
 
     schedule: Schedule
     protocol: Protocol
+    topology: Topology | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +98,14 @@ def play(cost: Cost, place: int, collective: str, size_bytes: int, topology: Top
 
 @lru_cache(maxsize=256)
 def _schedule(collective: str, algorithm: str, topology: Topology, params: tuple[tuple[str, int], ...]) -> Schedule:
-    return schedule_on(collective_on(collective, topology.nranks), algorithm, topology, dict(params))
+    made = schedule_on(collective_on(collective, topology.nranks), algorithm, topology, dict(params))
+    return replace(made, source=lambda: _blocks(made))
+
+
+@lru_cache(maxsize=4)
+def _blocks(schedule: Schedule) -> tuple[Step | Repeat, ...]:
+    """The steps of a schedule that is being proved and played for the first time, which asks for them up to six times."""
+    return tuple(schedule.source())
 
 
 def _protocol(
@@ -134,10 +145,25 @@ def _least_direct(topology: Topology) -> float:
     return float(topology.link_capacity_uBps[gpu[topology.link_src] & gpu[topology.link_dst]].min() / 1e15)
 
 
-def _direct(topology: Topology) -> bool:
-    """Whether GPUs have links to each other, not to a switch."""
+def _linked(topology: Topology) -> int:
+    """Pairs of GPUs that have links to each other, not to a switch."""
     gpu = np.array([kind == "gpu" for kind in topology.node_kinds])
-    return bool((gpu[topology.link_src] & gpu[topology.link_dst]).any())
+    direct = gpu[topology.link_src] & gpu[topology.link_dst]
+    return len(np.unique(np.stack([topology.link_src, topology.link_dst])[:, direct], axis=1).T)
+
+
+@lru_cache(maxsize=16)
+def _over_gpus(topology: Topology) -> Topology:
+    """With routes over the links between GPUs and through the memory of GPUs, by width, instead of over the host.
+
+    NCCL's ``NVB`` paths: both ends reach a buffer in the GPU between them (a maintainer in github.com/NVIDIA/nccl, issue 819).
+    """
+    gpu = np.array([kind == "gpu" for kind in topology.node_kinds])
+    src, dst, capacity = topology.link_src, topology.link_dst, topology.link_capacity_uBps
+    length = np.where(gpu[src] & gpu[dst], capacity.max() // np.maximum(capacity, 1), 10**6)
+    about = topology.name, topology.node_names, topology.node_kinds, topology.rank_nodes
+    router = graph_router(*about, src, dst, length, gpus_forward=True)
+    return replace(topology, router=router, gpus_forward=True, rank_endpoints=np.arange(topology.nranks))
 
 
 def _net_latency(asked: _Asked, hops: int, nets: int) -> float:
@@ -151,7 +177,7 @@ def _ring(asked: _Asked) -> Play | str:
     n, domains, g = asked.shape.ranks, asked.shape.domains, asked.shape.per_domain
     steps = ring_steps(asked.collective, n)
     bus = asked.rate_GBps * steps / n
-    if g > 1 and _direct(asked.topology):
+    if g > 1 and _linked(asked.topology):
         if domains > 1 and asked.machine.inside == "xgmi":
             return "no rings along direct links were found that share the NICs evenly"
         schedule = _schedule(asked.collective, "nvlink_ring", asked.topology, ())
@@ -182,13 +208,17 @@ def _round(pieces: int) -> int:
     return pieces // step * step
 
 
+def _flowing(asked: _Asked) -> float:
+    """Share of the formula's time in which bytes flow."""
+    flowing = asked.size_bytes / (1000 * asked.rate_GBps)
+    return flowing / (flowing + asked.start_us + asked.hops * asked.hop_us + asked.nets * asked.net_us)
+
+
 def _too_fast(asked: _Asked, gpu_GBps: float, nic_GBps: float) -> bool:
     """Whether links slow down rates that make up for a pipeline's filling, by more than a small part of the time."""
     gpu, nic = _raw(asked)
     beyond = max(gpu_GBps / (FREE * gpu), nic_GBps / (FREE * nic) if asked.shape.domains > 1 else 0.0) - 1
-    flowing = asked.size_bytes / (1000 * asked.rate_GBps)
-    waiting = asked.start_us + asked.hops * asked.hop_us + asked.nets * asked.net_us
-    return beyond * flowing > 0.04 * (flowing + waiting)
+    return beyond * _flowing(asked) > 0.04
 
 
 def _chain(asked: _Asked) -> Play | str:
@@ -200,7 +230,7 @@ def _chain(asked: _Asked) -> Play | str:
     rate, channels = asked.rate_GBps * lead, _rails(asked)
     if n * pieces * channels > MOST_MESSAGES or _too_fast(asked, rate, rate):
         return "a chain of so many ranks needs more pieces than can be played"
-    if asked.shape.per_domain > 1 and _direct(asked.topology):
+    if asked.shape.per_domain > 1 and _linked(asked.topology):
         schedule = _schedule(asked.collective, "nvlink_ring", asked.topology, (("pieces", pieces),))
     else:
         schedule = _schedule(asked.collective, "chain", asked.topology, (("channels", channels), ("pieces", pieces)))
@@ -215,9 +245,11 @@ def _tree(asked: _Asked) -> Play | str:
     s, slots = asked.shape, _slots(asked)
     depth, fan, stages = _levels(s.domains, s.per_domain)
     crossing = asked.rate_GBps * (1 if s.domains == 2 else 2)
+    least = SETTLED if _flowing(asked) > 0.25 else 1
     for pieces in (1, 2, 4, 8, 16, 32):
         lead = 1 + (2 * stages - 1) / pieces
-        if not _too_fast(asked, 2 * asked.rate_GBps * lead, crossing * lead) or 2 * pieces > slots:
+        fast = _too_fast(asked, 2 * asked.rate_GBps * lead, crossing * lead)
+        if (pieces >= least and not fast) or 2 * pieces > slots:
             break
     rails = _rails(asked)
     pairs = next((c for c in (1, 2, 4, 8) if c < rails and crossing * lead * rails <= c * FREE * _raw(asked)[1]), rails)
@@ -272,6 +304,9 @@ def _grouped(asked: _Asked) -> Play | str:
     n, domains = asked.shape.ranks, asked.shape.domains
     if n * n > MOST_MESSAGES:
         return "too many pairs of ranks"
+    apart = 0 < _linked(asked.topology) < n * (asked.shape.per_domain - 1)
+    if apart and domains > 1:
+        return "GPUs without a link to each other send through the memory of one between them, which routes over nodes do not"
     if domains > 1 and asked.collective != "all_to_all":
         return "one rank's sends use the NICs of its neighbours, which a route does not"
     away = (n - 1) / n if asked.collective != "send_recv" else 1.0
@@ -281,7 +316,7 @@ def _grouped(asked: _Asked) -> Play | str:
     bus = asked.rate_GBps * away
     protocol = _protocol(asked, 0.0, 0.0, 0.0, start)
     if domains == 1:
-        return Play(schedule, _with_rank_rate(protocol, bus))
+        return Play(schedule, _with_rank_rate(protocol, bus), _over_gpus(asked.topology) if apart else None)
     share = asked.rate_GBps * (n - asked.shape.per_domain) / n * asked.shape.per_domain / _raw(asked)[1]
     return Play(schedule, _with_share(protocol, "net", min(Fraction(1), Fraction(round(share * 10**6), 10**6))))
 

@@ -370,7 +370,9 @@ def _timed(made: Prediction, best: Cost, topology: Topology, machine: Machine) -
     if count >= 64 * chunks:  # equal chunks behave alike and are played once; what is left out takes next to no time
         count -= count % chunks
     plan = bind(found.schedule, count, "uint8", protocol=found.protocol)
-    played = emulate(plan, topology, data="none", bound=False, engine="fast" if _compiled() else "auto")
+    played = emulate(
+        plan, found.topology or topology, data="none", bound=False, engine="fast" if _compiled() else "auto"
+    )
     return replace(made, time_fs=played.time_fs, schedule=found.schedule.title, timed_by="events")
 
 

@@ -33,9 +33,8 @@ __all__ = ["verify"]
 EXACT_LIMIT = 50_000_000
 
 
-def _parts(step: Step) -> list[Step]:
-    """The transfers in a few runs; operations of a switch stay whole."""
-    size = int(step.count.sum())
+def _parts(step: Step, size: int) -> list[Step]:
+    """The transfers, of so many chunks, in a few runs; operations of a switch stay whole."""
     if size <= PART or (step.op == SWITCH_REDUCE).any():
         return [step]
     cuts = np.searchsorted(np.cumsum(step.count), np.arange(PART, size, PART)).tolist()
@@ -45,8 +44,8 @@ def _parts(step: Step) -> list[Step]:
 
 def _play(schedule: Schedule, memory: Memory, number: int, step: Step) -> None:
     """Play one step: all reads, then all writes."""
-    parts = _parts(step)
-    ranges = 4 * len(step) < int(step.count.sum())
+    size = int(step.count.sum())
+    parts, ranges = _parts(step, size), 4 * len(step) < size
     read = [_read(schedule, memory, number, part) for part in parts]
     folds = False
     if not (_disjoint(schedule, step) if ranges else _each_once(memory.tree, [part[0] for part in read])):
@@ -54,7 +53,7 @@ def _play(schedule: Schedule, memory: Memory, number: int, step: Step) -> None:
     if schedule.nchannels > 1:
         memory.beside = memory.beside or bool((step.channel != step.channel[:1]).any())
     if schedule.nchannels > 1 and not memory.mixed:
-        memory.mixed = not (_claimed(memory, step, step.src_chunk) and _claimed(memory, step, step.dst_chunk))
+        memory.mixed = not all(_claimed(memory, step, chunk, size) for _, chunk in step.ends)
     if folds:
         _write_folds(schedule, memory, number, step, read)
         return
@@ -97,10 +96,10 @@ def _each_once(words: Words, rows: list[Ints]) -> bool:
     return all(np.array_equal(words.take(row), number) for row, number in zip(rows, numbers, strict=True))
 
 
-def _claimed(memory: Memory, step: Step, chunk: Ints) -> bool:
-    """Note the channel of each chunk address that a step touches; False when one has two."""
+def _claimed(memory: Memory, step: Step, chunk: Ints, size: int) -> bool:
+    """Note the channel of each chunk address, ``size`` in all, that a step touches; False when one has two."""
     channel = step.channel
-    if (step.count != 1).any():
+    if len(chunk) < size:
         chunk, count, channel = np.unique(np.stack([chunk, step.count, channel]), axis=1)
         row, offset = spread(count)
         chunk, channel = chunk[row] + offset, channel[row]

@@ -270,7 +270,7 @@ def compare(kind, seed):
     plan, topology = case(kind, seed)
     replay = f"replay: python tests/support/run_agreement.py --kind {kind} --first {seed} --cases 1"
     expected, _ = outcome(plan, topology, engine="simpy", quotient=False)
-    ways = ["simpy"]
+    ways = ["simpy", *(["FIFO and occupancy"] if plan.protocol.fifo_depth and plan.protocol.occupancy_fs else [])]
     got, result = outcome(plan, topology, engine="fast", quotient=False)
     assert got == expected, f"fast differs from simpy\n{replay}"
     if result is not None and result.engine == "fast":

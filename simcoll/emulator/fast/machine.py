@@ -48,7 +48,7 @@ from simcoll.emulator.fast.state import (
     WAIT,
     WAITS,
 )
-from simcoll.emulator.fast.timed import Timed
+from simcoll.emulator.fast.timed import Shape, Timed
 from simcoll.errors import InternalError
 
 if TYPE_CHECKING:
@@ -63,7 +63,8 @@ AHEAD_ROWS, AHEAD_STEPS = 2048, 256
 """How far the plan is loaded ahead, so that one call of the loops is worth its cost."""
 
 SPARE = 2048
-"""So many slots and hops more at least, whenever there are too few: each time costs as much as playing a hundred messages."""
+"""So many slots and hops more at least, up to four times as many in long runs, whenever there are too few: each time costs as much as
+playing a hundred messages."""
 
 
 class Machine:
@@ -116,6 +117,8 @@ class Machine:
         self.hop_room: list[int] = []
         self.hops_used = 0
         self.free: dict[int, dict[Timed, list[int]]] = {}
+        self.spare = min(max(SPARE, int(lane_steps.sum())), 4 * SPARE)
+        self.latest: tuple[Shape | None, Ints] = None, np.zeros(0, np.int64)  # and the connections of its rows
         self.ring_used = 0
         self.lanes_seen = np.zeros(len(lane_steps), np.int32)
         self.connections = np.zeros(0, np.int64), np.zeros(0, np.int64)  # names, ascending, and numbers
@@ -243,7 +246,7 @@ class Machine:
         self.hop_room.append(0)
         self.slots_used += size
         if self.slots_used > len(self.state.phase):
-            self.state = more_slots(self.state, self.slots_used + max(SPARE, self.slots_used // 2))
+            self.state = more_slots(self.state, self.slots_used + max(self.spare, self.slots_used // 2))
         if block >= len(self.state.block_base):
             self.state = lengthened(self.state, PER_BLOCK, 2 * block + 64)
         self.state.block_base[block] = base
@@ -290,11 +293,14 @@ class Machine:
         self.hop_room[block] = max(wanted, 2 * self.hop_room[block])
         self.hops_used += self.hop_room[block]
         if self.hops_used > len(self.state.link):
-            self.state = more_hops(self.state, self.hops_used + max(SPARE, self.hops_used // 2))
+            self.state = more_hops(self.state, self.hops_used + max(self.spare, self.hops_used // 2))
 
     def _connect(self, here: slice, timed: Timed) -> None:
         """Number the connections of a block, and give new ones room."""
         shape, size = timed.shape, max(timed.depth, 1)
+        if shape is self.latest[0]:
+            self.state.connection[here] = self.latest[1]
+            return
         names = shape.connection
         if names is None:
             names = shape.sender * len(self.state.lane_left) + shape.receiver
@@ -314,7 +320,8 @@ class Machine:
                 self.state = more_rings(self.state, 2 * self.ring_used)
             self.state.ring_base[begin:end] = np.arange(ring, self.ring_used, size)
             self.state.ring_size[begin:end] = size
-        self.state.connection[here] = numbers[np.searchsorted(known, wanted)][place]
+        self.latest = shape, numbers[np.searchsorted(known, wanted)][place]
+        self.state.connection[here] = self.latest[1]
 
     def _wait(self, blocks: list[int], first: int, rows: int) -> None:
         """Let the messages of blocks just loaded wait for earlier ones; ``first`` is their first."""

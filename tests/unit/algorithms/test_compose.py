@@ -45,6 +45,26 @@ def test_copies_with_any_numbering_are_right(kind, name, data):
     assert sum(int(s.count.sum()) for s in made.steps()) == len(orders) * sum(int(s.count.sum()) for s in plain.steps())
 
 
+@pytest.mark.parametrize("newest_first", [False, True])
+@pytest.mark.parametrize(("n", "count"), [(2, 2), (2, 5), (4, 2), (4, 3), (4, 4), (4, 9), (7, 5)])
+def test_a_pipeline_has_each_piece_one_round_behind_the_one_before(n, count, newest_first):
+    local, *rounds = simcoll.schedule("broadcast", "chain", nranks=n).steps()
+    plain = simcoll.schedule("broadcast", "chain", nranks=n)
+    made = compose.pipelined(plain, count, newest_first=newest_first)
+    steps = list(made.steps())
+    assert steps[0].count.tolist() == (count * local.count).tolist()
+    expected = []
+    for time in range(len(rounds) + count - 1):
+        pieces = [piece for piece in range(count) if 0 <= time - piece < len(rounds)]
+        moved = [(rounds[time - piece], piece) for piece in (reversed(pieces) if newest_first else pieces)]
+        expected.append([[int(end[0]) * (count if which % 2 else 1) + (piece if which % 2 else 0)
+                          for which, end in enumerate((step.src_rank, step.src_chunk, step.dst_rank, step.dst_chunk))]
+                         for step, piece in moved])  # fmt: skip
+    assert [np.stack(step.columns[:4], axis=1).tolist() for step in steps[1:]] == expected
+    turns = [block.count for block in made.blocks() if isinstance(block, Repeat)]
+    assert turns == ([count - len(rounds) + 1] if count > len(rounds) else [])
+
+
 @pytest.mark.parametrize(
     ("kind", "name"), [("all_reduce", "ring"), ("all_reduce", "tree"), ("all_gather", "ring"), ("reduce", "chain")]
 )
