@@ -20,6 +20,7 @@ __all__ = [
     "UBPS_PER_BPS",
     "counted",
     "exact_time",
+    "format_memory",
     "format_rate",
     "format_size",
     "format_span",
@@ -238,6 +239,18 @@ def format_size(size_bytes: int) -> str:
     for prefix, factor in reversed(_BINARY.items()):
         if prefix and size_bytes and size_bytes % factor == 0:
             return f"{size_bytes // factor} {prefix}iB"
+    return f"{size_bytes} B"
+
+
+def format_memory(size_bytes: int) -> str:
+    """A size with three significant digits, binary prefixes.
+
+    >>> format_memory(1500), format_memory(0), format_memory(80 * 10**9)
+    ('1.46 KiB', '0 B', '74.5 GiB')
+    """
+    for prefix, factor in reversed(_BINARY.items()):
+        if prefix and size_bytes >= factor:
+            return f"{_three_digits(size_bytes / factor)} {prefix}iB"
     return f"{size_bytes} B"
 
 

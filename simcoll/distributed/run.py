@@ -15,16 +15,16 @@ import shutil
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 
 from simcoll.command_line import separated, status_of
 from simcoll.distributed.linked.links import BACKEND_VARIABLE, EMULATOR, HOMES, connected
 from simcoll.distributed.runtime.objects import ObjectEncodingError, encode
-from simcoll.distributed.start.results import RunResult, collected
+from simcoll.distributed.start.results import RunResult, collected, memory_of, table_of
 from simcoll.distributed.start.spawning import spawn
 from simcoll.errors import ConfigError, nearest
 from simcoll.limits.paths import is_file
@@ -61,6 +61,16 @@ class _Options:
         ideal, LL, LL128 or Simple.
     algorithm
         The algorithm of collectives, where it serves.
+    library
+        Run what this library would, at its speed: nccl or rccl, for example.
+    data
+        none: collectives and messages only take time, and leave tensors as they are.
+    alike
+        all: one rank's program runs, and all ranks make its calls.
+    trace
+        Write the timeline of the run there: t.json or t.json.gz, for Perfetto, or a folder with a file for each rank.
+    record
+        Write what the ranks did there, to be played on other topologies: a workload w.json, Chakra traces w.et, or a folder with both.
     script
         Every rank runs the whole file, as under torchrun.
     """
@@ -70,6 +80,11 @@ class _Options:
     topology: Annotated[str | None, Parameter(name=["--topology", "-t"])] = None
     protocol: Annotated[str, Parameter(name=["--protocol", "-p"])] = "ideal"
     algorithm: Annotated[str | None, Parameter(name=["--algorithm", "-a"])] = None
+    library: str | None = None
+    data: Literal["exact", "none"] = "exact"
+    alike: Literal["all"] | None = None
+    trace: str | None = None
+    record: str | None = None
     script: Annotated[bool, Parameter(negative=())] = False
 
     @property
@@ -79,8 +94,13 @@ class _Options:
 
     @property
     def guides(self) -> dict[str, Any]:
-        """The arguments of spawn among them."""
-        return {"topology": self.topology, "protocol": self.protocol, "algorithm": self.algorithm}
+        """The arguments of spawn among them, as far as they were given."""
+        given = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in _OWN}
+        return {name: value for name, value in given.items() if value != _DEFAULTS[name]}
+
+
+_OWN = ("backend", "nproc", "script")
+_DEFAULTS = {each.name: each.default for each in fields(_Options)}
 
 
 def _start_processes(program: str, arguments: Sequence[str], options: _Options) -> None:
@@ -89,7 +109,7 @@ def _start_processes(program: str, arguments: Sequence[str], options: _Options) 
     if found is None:
         raise ConfigError("there is no mpiexec: pip install 'simcoll[mpi]', or install an MPI library")
     sys.stdout.flush()
-    words = [f"--{name}={value}" for name, value in options.guides.items() if value is not None]
+    words = [f"--{name}={value}" for name, value in options.guides.items()]
     words += [f"--backend={options.where}", *(["--script"] if options.script else []), program, *arguments]
     command = [found, "-n", str(options.nproc), sys.executable, "-m", "simcoll.distributed.run", *words]
     os.execv(found, command)  # noqa: S606  # no shell
@@ -145,12 +165,14 @@ def _run(path: str, arguments: Sequence[str], options: _Options) -> None:
                     file=path,
                 )
             spawn(program, _ranks(options), **options.guides)
+        elif options.guides:
+            _say(f"simcoll: {path} calls spawn itself, without --{', --'.join(options.guides)}\n")
         for result in results:
             _tell(result, where)
 
 
 def _tell(result: RunResult, backend: str) -> None:
-    """One line about a run, on one rank. The digest is equal where the returned arrays are."""
+    """One line about a run, on one rank, and if it has a timeline a table. The digest is equal where the returned arrays are."""
     if backend != EMULATOR and 0 not in result.own_ranks:
         return
     try:
@@ -160,7 +182,7 @@ def _tell(result: RunResult, backend: str) -> None:
     where = result.topology if backend == EMULATOR else f"{len(result.returns)} processes"
     sys.stdout.write(
         f"# {len(result.returns)} ranks, {backend} ({where}): {result.operations} operations, "
-        f"{format_time(result.time_fs)}, returns {digest}\n"
+        f"{format_time(result.time_fs)}{memory_of(result)}, returns {digest}\n{table_of(result)}"
     )
 
 
@@ -203,7 +225,7 @@ def _command(
 
 def main(words: Sequence[str] | None = None) -> int:
     """The command line; exit status 0, or 2 for bad input. Exceptions of the program pass through."""
-    valued = ("--backend", "--nproc", "-n", "--topology", "-t", "--protocol", "-p", "--algorithm", "-a")
+    valued = {"-n", "-t", "-p", "-a", *(f"--{each.name}" for each in fields(_Options) if each.name != "script")}
     return status_of(app, separated(sys.argv[1:] if words is None else words, valued), _say)
 
 

@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 from simcoll.distributed.runtime.device import Device, DeviceStream
 from simcoll.distributed.runtime.tasks import wait_until
 from simcoll.distributed.start.spawning import compute
-from simcoll.torch.memory import Memory, resizing
+from simcoll.torch.memory import TensorMemory, resizing
 from simcoll.torch.module_time import ModuleTimes
 from simcoll.torch.rank_threads import current_thread_or_none
 from simcoll.torch.roofline import Costs
@@ -42,7 +42,7 @@ class Watched(TorchDispatchMode):
         self.device = device
         self.costs = costs
         self.root = root or self
-        self.memory = Memory()  # these of the root, too
+        self.memory = TensorMemory()  # these of the root, too
         self.modules = None if costs is None or not costs.modules else ModuleTimes(costs.modules)
         self.inside = False  # the fields of the root count
         self.pushed: list[Any] = []
@@ -205,7 +205,7 @@ def compute_replacements() -> list[tuple[Any, str, Any]]:
             watched.pushed.pop().__exit__(None, None, None)
         return leave(mode, *error)
 
-    def memory() -> Memory | None:
+    def memory() -> TensorMemory | None:
         watched = _watched()
         return None if watched is None else watched.memory
 

@@ -27,6 +27,7 @@ import torch
 from torch.optim import optimizer
 
 from simcoll.distributed.runtime.emulated import PEER_ENDED
+from simcoll.distributed.start.results import memory_of, table_of
 from simcoll.errors import ConfigError
 from simcoll.torch.own_modules import OwnModules
 from simcoll.torch.process_state import call_exit_functions
@@ -182,9 +183,9 @@ def run_script(script: Script, nprocs: int, *, shared: Sequence[str] = (), **gui
         except Exception as error:  # noqa: BLE001  # the script's own
             sys.stderr.write(_report(error))
             return 1
-    held = f"; at most {max(result.peak_bytes) / 2**20:.2f} MiB of tensors on a rank" if any(result.peak_bytes) else ""
     sys.stdout.write(
-        f"# {nprocs} ranks ({result.topology}): {result.operations} operations, {format_time(result.time_fs)}{_steps(notes)}{held}\n"
+        f"# {nprocs} ranks ({result.topology}): {result.operations} operations, {format_time(result.time_fs)}{memory_of(result)}"
+        f"{_steps(notes)}\n{table_of(result)}"
     )
     if own.shared:
         known = own.shared | own.following

@@ -152,8 +152,8 @@ def _watched(thread: RankThread, job: Callable[[], Any], costs: Costs | None) ->
     process, me = thread.process, current_rank()
     process.device = device = None if costs is None else Device(me)
     process.watched = Watched(device, costs)
+    me.memory = process.watched.memory
     value = thread.serve(functools.partial(watched_program, job, process.watched))
-    me.peak_bytes = process.watched.memory.peak_bytes
     if costs is None or device is None:
         return value
     wait_until(device.tail())

@@ -62,6 +62,8 @@ class Ending(msgspec.Struct, frozen=True, array_like=True):
         The return value, encoded.
     after_failure
         Whether another rank had failed before.
+    peak_bytes
+        The most bytes of arrays that it held.
     """
 
     text: str
@@ -70,6 +72,7 @@ class Ending(msgspec.Struct, frozen=True, array_like=True):
     finish_fs: int
     value: bytes | None
     after_failure: bool
+    peak_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +206,7 @@ class LinkedWorld:
                 value = encode(me.value)
             except Exception:  # noqa: BLE001  # pickle may raise anything; the others learn that it could not be sent
                 said = type(me.value).__name__
-        ending = Ending(text, error_type, said, max(0, me.finish_fs), value, self.failed)
+        ending = Ending(text, error_type, said, max(0, me.finish_fs), value, self.failed, me.memory.peak_bytes)
         return self.meet(me, Arrival(_END, "the end of the programs", None, value=ending))
 
     def _refuse_early(self) -> None:

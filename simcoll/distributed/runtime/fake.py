@@ -11,6 +11,7 @@ import numpy as np
 
 from simcoll.arrays import Array
 from simcoll.core.reduction import parse_dtype
+from simcoll.distributed.runtime.tasks import current_task
 from simcoll.errors import ConfigError
 
 __all__ = ["FakeArray", "always_moved", "fake_array", "is_fake"]
@@ -56,7 +57,11 @@ def fake_array(shape: int | Sequence[int], dtype: Any = "float32") -> FakeArray:
     if any(size < 0 for size in sizes):
         raise ConfigError(f"shape {sizes} of a fake array: expected sizes of 0 or more")
     one = np.zeros(1, kind)
-    return np.lib.stride_tricks.as_strided(one, sizes, (0,) * len(sizes)).view(FakeArray)
+    made = np.lib.stride_tricks.as_strided(one, sizes, (0,) * len(sizes)).view(FakeArray)
+    task = current_task()
+    if task is not None:
+        task.owner.memory.given([made])
+    return made
 
 
 _ALWAYS_MOVED: ContextVar[bool] = ContextVar("simcoll_always_moved", default=False)

@@ -47,6 +47,8 @@ def begin(group: Communicator, me: Rank, name: str, buffers: Buffers, *, p2p: bo
     made[here] += 1
     entry.number = me.flight[-1].number + 1 if me.flight else 0
     me.flight.append(entry)
+    for arrays in buffers:
+        me.memory.given(arrays)
     timeline = group.world.history.timeline
     if timeline is not None:
         timeline.operations.append((me.number, entry))

@@ -164,13 +164,17 @@ class _Matched(Operation):
         """Start to play, also in the groups of followers that are like this one."""
         streams, alike, leave = self.streams, self.group.world.alike, self._leave
         label = (self.group.name, self.sequence, call.name)
-        close = functools.partial(streams.open.pop, self.sequence, None)
         if alike is not None:
             self.followers = Followers(alike, streams.emulator, streams.classes(alike), leave)
             groups = alike.like(self.group.members)
             self.followers.play((plan_of(self.group, call, call.sizes, members) for members in groups), label)
             leave = self.followers.left
-        return Playing(streams.emulator, plan, label, leave, close, fake=call.fake)
+        return Playing(streams.emulator, plan, label, leave, self._close, fake=call.fake)
+
+    def _close(self) -> None:
+        """Forget it: all ranks have left."""
+        self.streams.open.pop(self.sequence, None)
+        self.followers = None  # they know this one: no circle is left to be collected
 
     def _leave(self, rank: int, values: Array | None) -> None:
         work = self.works[rank]

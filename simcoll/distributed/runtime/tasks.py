@@ -10,6 +10,8 @@ from typing import Any, Protocol
 
 import greenlet  # type: ignore[import-untyped]
 
+from simcoll.distributed.runtime.memory import Memory
+
 __all__ = ["Arrival", "Clock", "Meeting", "Owner", "Task", "Tasks", "Waitable", "current_task", "listed", "past_of", "wait_until",
 ]  # fmt: skip
 
@@ -74,7 +76,9 @@ class Clock(Protocol):
 
 
 class Owner(Protocol):
-    """The rank whose program a task runs: its number, its world, and the asynchronous operations it has not waited for."""
+    """The rank whose program a task runs: its number, its world, the asynchronous operations it has not waited for,
+    and the memory that it holds.
+    """
 
     @property
     def number(self) -> int: ...  # noqa: D102
@@ -84,6 +88,9 @@ class Owner(Protocol):
 
     @property
     def open_works(self) -> dict[Any, None]: ...  # noqa: D102
+
+    @property
+    def memory(self) -> Memory: ...  # noqa: D102
 
 
 class Task(greenlet.greenlet):  # type: ignore[misc]

@@ -17,6 +17,7 @@ from simcoll.core.plan import Plan
 from simcoll.distributed.runtime.alike import Alike
 from simcoll.distributed.runtime.calls import Call, End
 from simcoll.distributed.runtime.history import History
+from simcoll.distributed.runtime.memory import Memory
 from simcoll.distributed.runtime.records import Flight, new_flight
 from simcoll.distributed.runtime.tasks import Arrival, Clock, Meeting, Waitable, current_task
 from simcoll.distributed.runtime.work import Work
@@ -221,8 +222,8 @@ class Rank:
         What it set, and how many breakpoints it has passed.
     value, failure, finish_fs
         What its program returned or raised, and when; -1 while it runs.
-    peak_bytes
-        The most bytes of tensors that a PyTorch program held at once.
+    memory
+        What its arrays or tensors take.
     """
 
     number: int
@@ -240,7 +241,7 @@ class Rank:
     debug_level: int | None = None
     breakpoints: int = 0
     value: Any = None
-    peak_bytes: int = 0
+    memory: Memory = field(default_factory=Memory)
     failure: BaseException | None = None
     finish_fs: int = -1
 

@@ -17,11 +17,12 @@ from simcoll.distributed.runtime.timeline import Timeline
 from simcoll.distributed.runtime.world import Rank, World
 from simcoll.errors import ConfigError
 from simcoll.formats.output import write_file
+from simcoll.units import format_memory
 from simcoll.workload.workload import Workload
 
 Groups = list[tuple[str, str, tuple[int, ...]]]
 
-__all__ = ["RunResult", "collected", "flight_of", "leftovers", "raise_first", "result_of"]
+__all__ = ["RunResult", "collected", "flight_of", "leftovers", "memory_of", "raise_first", "result_of", "table_of"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,7 +51,8 @@ class RunResult:
     skew_fs
         Of ranks that are alike, how far apart they ended one call at most.
     peak_bytes
-        In PyTorch programs, the most bytes of tensors that each rank held at once; elsewhere 0.
+        The most bytes of arrays or tensors that each rank held at once: of PyTorch programs all that operators have made, else what was
+        given to calls, and fake arrays.
     timeline
         When each rank computed, communicated and waited, if spawn was called with ``trace=``.
     workload
@@ -92,6 +94,17 @@ class RunResult:
     def write_flight_record(self, rank: int, path: str | Path) -> None:
         """Write the flight record of a rank as JSON; a ConfigError when it cannot be written, and the old file stays."""
         write_file(path, f"{json.dumps(self.flight_record(rank), indent=1)}\n".encode())
+
+
+def memory_of(result: RunResult) -> str:
+    """For the line about a run: the memory of the rank that held most; empty where nothing was counted."""
+    most = max(result.peak_bytes)
+    return f", at most {format_memory(most)} of tensors on a rank" if most else ""
+
+
+def table_of(result: RunResult) -> str:
+    """The table of a timeline as lines that begin with ``#``; empty without one."""
+    return "" if result.timeline is None else "".join(f"# {line}\n" for line in result.timeline.table().splitlines())
 
 
 # Each thread has a context, so this is no state that others could see.
@@ -147,8 +160,9 @@ def result_of(
     """The result of a run that has ended well; its findings become warnings at the line that called spawn."""
     history = world.history
     leaders = world.everyone if world.alike is None else world.alike.leader
+    peaks = tuple(world.ranks[number].memory.peak_bytes for number in leaders)
     if history.timeline is not None:
-        history.timeline.finish_fs = tuple(finish)
+        history.timeline.finish_fs, history.timeline.peak_bytes, history.timeline.leader = tuple(finish), peaks, leaders
     for finding in history.findings[:8]:
         warnings.warn(finding, UserWarning, stacklevel=4)
     result = RunResult(
@@ -162,7 +176,7 @@ def result_of(
         findings=tuple(history.findings),
         topology=world.plans.topology.name,
         skew_fs=0 if world.alike is None else world.alike.skew_fs,
-        peak_bytes=tuple(world.ranks[number].peak_bytes for number in leaders),
+        peak_bytes=peaks,
         timeline=history.timeline,
         workload=None if history.recording is None else history.recording.workload(world.alike),
         _flights={rank.number: flight_of(rank) for rank in own},

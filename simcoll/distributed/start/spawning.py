@@ -214,6 +214,7 @@ def _linked_run(world: LinkedWorld, program: Callable[[int], Any], backend: str 
     for rank in world.everyone:
         end = world.endings[rank]
         returns.append(me.value if rank == me.number else None if end.value is None else decode(end.value))
+        world.ranks[rank].memory.peak_bytes = end.peak_bytes
         if end.value is None:
             world.history.findings.append(
                 f"rank {rank} returned a {end.said}, which cannot be sent: the other ranks see None"

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 import simcoll.distributed as dist
 from simcoll.distributed.linked.links import BACKEND_VARIABLE, place_of
 from simcoll.distributed.run import main
+from simcoll.distributed.runtime.objects import encode
 from simcoll.errors import ConfigError
+from simcoll.planning import run_workload
+from simcoll.topology import load_topology
+from simcoll.units import format_time
+from simcoll.workload.workload import read_workload
 from tests.support.mpi import environment, needs_mpi
 
 PROGRAM = """
@@ -50,7 +58,9 @@ def test_a_function_is_spawned(file, capsys):
     before = list(sys.argv), list(sys.path), os.environ.get(BACKEND_VARIABLE)
     assert main(["-n", "2", file(PROGRAM), "--its", "own"]) == 0
     line = capsys.readouterr().out
-    assert line.startswith("# 2 ranks, emulator (crossbar): 1 operations, 1 us, returns ")
+    assert line.startswith(
+        "# 2 ranks, emulator (crossbar): 1 operations, 1 us, at most 24 B of tensors on a rank, returns "
+    )
     assert main(["--nproc", "2", file(PROGRAM), "--other"]) == 0
     assert capsys.readouterr().out != line  # the arguments are part of what is returned
     assert main(["--topology", "dgx-h100", "--algorithm", "ring", "--protocol", "LL", file(PROGRAM)]) == 0
@@ -58,11 +68,40 @@ def test_a_function_is_spawned(file, capsys):
     assert (list(sys.argv), list(sys.path), os.environ.get(BACKEND_VARIABLE)) == before
 
 
+def test_options_of_spawn(file, capsys, tmp_path):
+    """Without data the tensors stay as they are; the table, the timeline and the recording are those of spawn."""
+    trace, recording = tmp_path / "t.json", tmp_path / "w.json"
+    words = ["--data", "none", "--alike", "all", "--trace", str(trace), "--record", str(recording), "--library", "nccl"]
+    assert main(["--topology", "dgx-h100", *words, file(PROGRAM)]) == 0
+    line, head, row = capsys.readouterr().out.splitlines()
+    plain = dist.spawn(lambda *_: (np.arange(3.0) / 7, []), 8, init=False)
+    assert line.split()[-1] == hashlib.sha256(encode(list(plain.returns))).hexdigest()[:16]
+    assert head.split()[1:] == [
+        "ranks",
+        "total",
+        "compute",
+        "communication",
+        "idle",
+        "memory",
+        "exposed",
+        "communication",
+    ]
+    assert row.startswith("# 0-7 ")
+    assert " 24 B " in row
+    assert {"traceEvents"} <= set(json.loads(trace.read_text()))
+    again = run_workload(read_workload(recording.read_bytes()), load_topology("dgx-h100"))
+    assert format_time(again.time_fs) in line
+
+
 def test_a_file_that_spawns_is_left_alone(file, capsys):
-    assert main([file(SPAWNS)]) == 0
-    first, second = capsys.readouterr().out.splitlines()
+    assert main(["-t", "dgx-h100", "--trace", "t.json", file(SPAWNS)]) == 0
+    said = capsys.readouterr()
+    first, second = said.out.splitlines()
     assert first == "1"
-    assert second.startswith("# 2 ranks, emulator (crossbar): 1 operations, 1 us, returns ")
+    assert second.startswith(
+        "# 2 ranks, emulator (crossbar): 1 operations, 1 us, at most 24 B of tensors on a rank, returns "
+    )
+    assert said.err.endswith("rank_program.py calls spawn itself, without --topology, --trace\n")
 
 
 def test_a_script_runs_on_every_rank(file, capsys):
@@ -126,4 +165,4 @@ def test_processes_give_the_same_digest(file, capsys):
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment(), check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("# 2 ranks, mpi (2 processes): 1 operations, ")
-    assert done.stdout.split("returns")[1] == emulated.split("returns")[1]
+    assert done.stdout.split(", at most")[1] == emulated.split(", at most")[1]

@@ -41,8 +41,36 @@ def test_the_summary_is_that_worked_out_by_hand(result):
     assert receiver.exposed_fs == {"0: default_pg": 50 * US}
     assert sender.idle_fs == receiver.idle_fs == 0
     assert str(receiver) == (
-        "rank 1: 85 us, compute 35 us, communication 80 us (exposed: 50 us of 0: default_pg), idle 0 s"
+        "rank 1: 85 us, compute 35 us, communication 80 us (exposed: 50 us of 0: default_pg), idle 0 s, memory 39.1 KiB"
     )
+
+
+def test_the_table_has_a_line_for_ranks_that_print_alike(result):
+    assert result.timeline.table().splitlines() == [
+        "ranks  total  compute  communication  idle  memory    exposed communication",
+        "0      85 us  30 us    80 us          0 s   39.1 KiB  55 us of 0: default_pg",
+        "1      85 us  35 us    80 us          0 s   39.1 KiB  50 us of 0: default_pg",
+    ]
+
+    def program(rank, world_size):
+        dist.compute(f"{rank % 4} us" if rank < 40 else f"{rank} us")
+
+    lines = dist.spawn(program, 60, trace=True).timeline.table().splitlines()
+    assert len(lines) == 1 + 16 + 1
+    assert lines[1].split("  ")[0] == "0, 4, 8, 12, 16, 20, 24, 28, ... (10 ranks)"
+    assert lines[-1] == "and 8 ranks more"
+
+
+@pytest.mark.parametrize("alike", [None, "all", [range(4), range(4, 8)]])
+def test_ranks_that_are_alike_have_one_summary(alike):
+    def program(rank, world_size):
+        dist.compute("2 us")
+        dist.all_reduce(np.zeros(10))
+
+    timeline = dist.spawn(program, 8, alike=alike, trace=True).timeline
+    first, last = timeline.summary(0), timeline.summary(7)
+    assert last.communication_fs == first.communication_fs == first.total_fs - 2 * US
+    assert timeline.table().splitlines()[1].startswith("0-7 ")
 
 
 def test_waits_name_what_they_wait_for(result):
