@@ -50,7 +50,7 @@ def reduce_add(inputs: Sequence[DeviceArray], destination: Any = None, *, play: 
     [3.0, 6.0]
     """
     if not inputs:
-        raise RuntimeError("reduce_add expects at least one tensor")
+        raise IndexError("reduce_add expects at least one tensor")
     place = 0 if destination is None else device_number(destination)
     root = None
     for index, tensor in enumerate(inputs):
@@ -95,26 +95,27 @@ def reduce_add_coalesced(
     buffer_size
         Size of a buffer in bytes.
     """
-    if not inputs or any(len(row) != len(inputs[0]) for row in inputs):
-        raise ValueError("reduce_add_coalesced expects as many tensors from every device, at least one")
+    if any(len(row) != len(inputs[0]) for row in inputs):
+        raise ValueError("reduce_add_coalesced expects as many tensors from every device")
     place = 0 if destination is None else device_number(destination)
     contents = [[content_of(tensor) for tensor in row] for row in inputs]
+    first = contents[0] if contents else []
     for row, other in zip(contents, inputs, strict=True):
-        for index, (part, expected) in enumerate(zip(row, contents[0], strict=True)):
+        for index, (part, expected) in enumerate(zip(row, first, strict=True)):
             if (
                 part.shape != expected.shape
                 or part.dtype != expected.dtype
                 or device_of(other[index]) != device_of(other[0])
             ):
                 raise ValueError(f"tensor {index} differs in shape, dtype or device from the others")
-    found: list[Any] = [None] * len(contents[0])
-    for bucket in buckets(contents[0], buffer_size):
+    found: list[Any] = [None] * len(first)
+    for bucket in buckets(first, buffer_size):
         flat = [
             DeviceArray(np.concatenate([row[index].reshape(-1) for index in bucket]), device_of(given[0]))
             for row, given in zip(contents, inputs, strict=True)
         ]
         total = reduce_add(flat, place, play=play)
-        for index, piece in zip(bucket, cut(total.array, [contents[0][index] for index in bucket]), strict=True):
+        for index, piece in zip(bucket, cut(total.array, [first[index] for index in bucket]), strict=True):
             found[index] = DeviceArray(piece, place)
     return tuple(found)
 
@@ -151,26 +152,30 @@ def gather(
         )
     if not tensors:
         raise RuntimeError("Expected at least one tensor to gather from")
+    cpu = "cpu" if out is None else "'cpu'"
     for index, tensor in enumerate(tensors):
         if not isinstance(tensor, DeviceArray):
             raise RuntimeError(  # noqa: TRY004 - as PyTorch
-                f"Expected all input tensors to be CUDA tensors, but tensor at index {index} has device 'cpu'"
+                f"Expected all input tensors to be CUDA tensors, but tensor at index {index} has device {cpu}"
             )
-    parts = [tensor.array for tensor in tensors]
-    axis = axis_of(dim, parts[0].ndim)
+    first = tensors[0].array
+    parts = [tensor.array.astype(first.dtype, copy=False) for tensor in tensors]
+    axis = axis_of(dim, first.ndim)
     for index, part in enumerate(parts):
-        same = part.ndim == parts[0].ndim and part.dtype == parts[0].dtype
-        if not same or any(
-            a != b for d, (a, b) in enumerate(zip(part.shape, parts[0].shape, strict=True)) if d != axis
-        ):
+        if part.ndim != first.ndim:
             raise RuntimeError(
-                f"Input tensor at index {index} has invalid shape {list(part.shape)}, but expected "
-                f"{[*parts[0].shape[:axis], '*', *parts[0].shape[axis + 1 :]]} of {parts[0].dtype}"
+                f"Expected all input tensors to have the same number of dimensions, but tensor at index {index} has {part.ndim} "
+                f"dimensions, (expected {first.ndim})"
+            )
+        expected = [*first.shape[:axis], part.shape[axis], *first.shape[axis + 1 :]]
+        if list(part.shape) != expected:
+            raise RuntimeError(
+                f"Input tensor at index {index} has invalid shape {list(part.shape)}, but expected {expected}"
             )
     place = _place(destination) if out is None else device_of(out)
     sizes = [0, *(part.size for part in parts)]
-    plan = bind(schedule("gather", "linear", nranks=len(sizes)), sizes, parts[0].dtype)
-    flat = [np.zeros(0, parts[0].dtype), *(part.reshape(-1) for part in parts)]
+    plan = bind(schedule("gather", "linear", nranks=len(sizes)), sizes, first.dtype)
+    flat = [np.zeros(0, first.dtype), *(part.reshape(-1) for part in parts)]
     whole = received(play(plan, flat, [place, *(tensor.device for tensor in tensors)])[0])
     joined = np.concatenate(cut(whole, parts), axis)
     if out is None:

@@ -12,6 +12,7 @@ from simcoll.arrays import Array
 from simcoll.binding import bind
 from simcoll.cuda_comm.devices import (
     BUFFER_BYTES,
+    CPU,
     DeviceArray,
     Play,
     Tensor,
@@ -82,7 +83,7 @@ def scatter(
         where = [device_number(device) for device in devices]
         chunks = _chunks(content, where, None if chunk_sizes is None else list(chunk_sizes), dim)
         where = where[: len(chunks)]
-        _check_streams(streams, where)
+        _check_streams(streams, where, device_of(tensor))
     else:
         if devices is not None:
             raise RuntimeError(f"'devices' must not be specified when 'out' is specified, but got devices={devices}")
@@ -111,10 +112,14 @@ def _chunks(content: Array, devices: Sequence[int], sizes: Sequence[int] | None,
             "Expected devices and chunk_sizes to be of same length, but got "
             f"len(devices) = {len(devices)} and len(chunk_sizes) = {len(sizes)}"
         )
-    if sum(sizes) != length or min(sizes) < 0:
+    if min(sizes) < 0:
         raise RuntimeError(
-            f"split_with_sizes expects split_sizes to sum exactly to {length} (input tensor's size at dimension {axis}) "
-            f"with non-negative entries, but got split_sizes={list(sizes)}"
+            f"split_with_sizes expects split_sizes have only non-negative entries, but got split_sizes={list(sizes)}"
+        )
+    if sum(sizes) != length:
+        raise RuntimeError(
+            f"split_with_sizes expects split_sizes to sum exactly to {length} (input tensor's size at dimension {axis}), but got "
+            f"split_sizes={list(sizes)}"
         )
     return np.split(content, np.cumsum(sizes)[:-1], axis)
 
@@ -142,12 +147,12 @@ def _chunks_for(content: Array, out: Sequence[DeviceArray], axis: int) -> list[A
     return np.split(content, np.cumsum(sizes)[:-1], axis)
 
 
-def _check_streams(streams: Iterable[Any] | None, devices: Sequence[int]) -> None:
+def _check_streams(streams: Iterable[Any] | None, devices: Sequence[int], home: int = CPU) -> None:
     for index, (stream, device) in enumerate(zip(streams or (), devices, strict=False)):
         own = getattr(stream, "device", None)
-        if own is not None and device_number(own) != device:
+        if own is not None and device != home and device_number(own) != device:
             raise RuntimeError(
-                f"Expected the device associated with the stream at index {index} (was {own}) to match the device supplied "
+                f"Expected the device associated with the stream at index {index} (was {device_number(own)}) to match the device supplied "
                 f"at that index (expected {device})"
             )
 

@@ -18,9 +18,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
+from torch._utils import _get_device_index
 
 from simcoll import cuda_comm
-from simcoll.cuda_comm.devices import BUFFER_BYTES, Tensor, device_number
+from simcoll.cuda_comm.devices import BUFFER_BYTES, CPU, Tensor, device_number
 from simcoll.torch.tensors import array_of, tensor_of
 
 __all__ = [
@@ -96,7 +97,8 @@ def _flat(values: Any) -> list[Any]:
 
 
 def _number(device: Any) -> int:
-    return device_number(str(device) if isinstance(device, torch.device) else device)
+    number: int = _get_device_index(device)
+    return number
 
 
 def on_device(tensor: torch.Tensor, device: Any) -> DeviceTensor:
@@ -108,7 +110,7 @@ def on_device(tensor: torch.Tensor, device: Any) -> DeviceTensor:
         A number, ``"cuda:1"``, or a :class:`torch.device` with an index; errors as of ``torch.cuda.comm``.
     """
     made: DeviceTensor = tensor.detach().as_subclass(DeviceTensor)
-    made.number = _number(device)
+    made.number = device_number(_number(device))
     return made
 
 
@@ -199,6 +201,9 @@ def gather(
 ) -> torch.Tensor:
     """Concatenate tensors from devices along a dimension, on a device (default 0), on the CPU, or in ``out``."""
     arrays = _Arrays()
-    place = str(destination) if isinstance(destination, torch.device) else destination
+    place = destination
+    if not isinstance(destination, (int, type(None))):
+        number = _get_device_index(destination, allow_cpu=True)
+        place = "cpu" if number == CPU else number
     given = None if out is None else arrays.of(out)
     return arrays.back(cuda_comm.gather([arrays.of(each) for each in tensors], dim, place, out=given))

@@ -8,6 +8,7 @@ from tests.support.deferred import Deferred, needs_torch
 
 torch = Deferred("torch")
 comm = Deferred("simcoll.torch.cuda_comm")
+theirs = Deferred("torch.cuda.comm")
 
 pytestmark = needs_torch
 
@@ -112,7 +113,8 @@ def test_operators_keep_the_device():
         (lambda x, d: comm.reduce_add([x, d]), AssertionError, "input 0 is on CPU"),
         (lambda _, d: comm.reduce_add([d, d[:2]]), ValueError, "input 1 has invalid size: got 2, but expected 4"),
         (lambda _, d: comm.reduce_add([d, d], 3), RuntimeError, "on the same GPU with one of the tensors"),
-        (lambda x, _: comm.gather([x]), RuntimeError, "tensor at index 0 has device 'cpu'"),
+        (lambda x, _: comm.gather([x]), RuntimeError, "tensor at index 0 has device cpu$"),
+        (lambda _, d: comm.gather([d, d.unsqueeze(0)]), RuntimeError, "to have the same number of dimensions"),
         (lambda x, d: comm.gather([d], destination=0, out=x), RuntimeError, "'destination' must not be specified"),
         (lambda x, d: comm.gather([d], out=x[:2]), RuntimeError, r"to have shape \[4\], but got \[2\]"),
     ],
@@ -121,3 +123,32 @@ def test_errors(call, error, text):
     x = torch.arange(4.0)
     with pytest.raises(error, match=text):
         call(x, comm.on_device(x, 0))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda module, x: module.broadcast(x),
+        lambda module, x: module.broadcast(x, [], out=[]),
+        lambda module, x: module.broadcast(x, ["cuda"]),
+        lambda module, x: module.broadcast(x, [1.5]),
+        lambda module, x: module.broadcast(x, ["cuda:x"]),
+        lambda module, x: module.broadcast_coalesced([x], [torch.device("cpu")]),
+        lambda module, x: module.scatter(x, ["cpu"]),
+        lambda module, x: module.scatter(x, [None]),
+        lambda module, x: module.scatter(x, [0], out=[x]),
+        lambda module, x: module.scatter(x, chunk_sizes=[4], out=[x]),
+        lambda module, x: module.gather([x], destination="cuda:1.5"),
+        lambda module, x: module.gather([x], destination=0, out=x),
+        lambda module, x: module.reduce_add([x]),
+        lambda module, x: module.reduce_add([x], "cpu"),
+    ],
+)
+def test_errors_are_those_of_the_wheel(call):
+    """What PyTorch refuses before it comes to CUDA, it says in the same words."""
+    found = []
+    for module in (theirs, comm):
+        with pytest.raises((RuntimeError, ValueError, AssertionError)) as refused:
+            call(module, torch.arange(4.0))
+        found.append((refused.type, str(refused.value)))
+    assert found[0] == found[1]
