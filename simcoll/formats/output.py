@@ -7,6 +7,7 @@ What a killed process was writing is removed by the next that writes the same fi
 from __future__ import annotations
 
 import contextlib
+import errno
 import glob
 import os
 import secrets
@@ -25,7 +26,7 @@ __all__ = ["open_folder", "refuse_places", "write_file", "write_files"]
 
 MOST_LINKS = 40
 LOCK_S = 5.0
-"""Longest wait for another process that puts files into the same folder, which takes it microseconds."""
+"""Longest wait for another process: for one that puts files into the same folder, which takes microseconds, or that is to read a pipe."""
 
 
 def open_folder(path: Path, names: Iterable[str] = ()) -> None:
@@ -42,7 +43,7 @@ def open_folder(path: Path, names: Iterable[str] = ()) -> None:
             pass
     except OSError as error:
         raise ConfigError(f"cannot write to the output folder: {error.strerror}", file=str(path)) from None
-    refuse_folders(path, names)
+    refuse_taken(path, names)
 
 
 def refuse_places(outputs: Iterable[str | Path | None], inputs: Iterable[str | Path | None] = ()) -> None:
@@ -59,7 +60,7 @@ def refuse_places(outputs: Iterable[str | Path | None], inputs: Iterable[str | P
             raise ConfigError("cannot be written: it is named for two outputs", file=str(target))
         taken.append(target)
         try:
-            refuse_folders(target.parent, [target.name])
+            refuse_taken(target.parent, [target.name])
             if _own_descriptor(target) is not None or _is_special(target):
                 continue
             if any(_same(target, Path(each)) for each in inputs if each):
@@ -77,11 +78,13 @@ def _same(one: Path, other: Path) -> bool:
         return False
 
 
-def refuse_folders(folder: Path, names: Iterable[str]) -> None:
-    """Refuse to write a file where a folder is; found late, only some files would be replaced."""
-    for name in names:
-        if (folder / name).is_dir():
-            raise ConfigError("cannot be written: there is a folder of this name", file=str(folder / name))
+def refuse_taken(folder: Path, names: Iterable[str]) -> None:
+    """Refuse to write where a folder is (found late, only some files would be replaced), or another user's pipe, who need never read it."""
+    for target in (folder / name for name in names):
+        if target.is_dir():
+            raise ConfigError("cannot be written: there is a folder of this name", file=str(target))
+        if target.is_fifo() and _own_descriptor(target) is None and target.stat().st_uid != os.getuid():
+            raise ConfigError("cannot be written: it is a pipe of another user", file=str(target))
 
 
 @dataclass(slots=True)
@@ -122,7 +125,7 @@ class _New:
 
 
 def _remove_unless_locked(part: Path) -> None:
-    descriptor = os.open(part, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
+    descriptor = os.open(part, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
     try:
         if _locked(descriptor):
             part.unlink()
@@ -160,7 +163,8 @@ def _write_into(target: Path, content: bytes) -> None:
     """Write into a descriptor of ours, after what is printed already, or into a device or a pipe."""
     descriptor = _own_descriptor(target)
     if descriptor is None:
-        target.write_bytes(content)
+        with open(target, "wb", opener=_open_read) as stream:
+            stream.write(content)
         return
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
@@ -168,6 +172,23 @@ def _write_into(target: Path, content: bytes) -> None:
     left = memoryview(content)
     while left:
         left = left[os.write(descriptor, left) :]
+
+
+def _open_read(target: str, flags: int) -> int:
+    """Open a pipe that somebody reads, or will in a moment; whoever planted one would be waited for without end."""
+    until_s = time.monotonic() + LOCK_S
+    while True:
+        try:
+            descriptor = os.open(target, flags & ~(os.O_CREAT | os.O_TRUNC) | getattr(os, "O_NONBLOCK", 0))
+        except OSError as error:
+            if error.errno != errno.ENXIO:
+                raise
+            if time.monotonic() > until_s:
+                raise OSError(errno.ENXIO, "nobody reads this pipe") from None
+            time.sleep(0.01)
+        else:
+            os.set_blocking(descriptor, True)
+            return descriptor
 
 
 def _is_special(target: Path) -> bool:
@@ -192,7 +213,7 @@ def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
     new: list[_New] = []
     done: list[str] = []
     try:
-        refuse_folders(folder, files)
+        refuse_taken(folder, files)
         special = [name for name in files if _own_descriptor(folder / name) is not None or _is_special(folder / name)]
         for name in special:
             _write_into(folder / name, files[name])
@@ -220,7 +241,7 @@ def _alone_in(folder: Path) -> Iterator[None]:
 
     Whoever keeps it for seconds is stopped, and waited for no longer.
     """
-    descriptor = os.open(folder, os.O_RDONLY) if os.name == "posix" else -1
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY) if os.name == "posix" else -1
     try:
         until_s = time.monotonic() + LOCK_S
         while descriptor >= 0 and not _locked(descriptor) and time.monotonic() < until_s:

@@ -12,6 +12,7 @@ import secrets
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -19,9 +20,12 @@ import msgspec
 
 from simcoll.distributed.server import frames
 
-__all__ = ["Peer", "Server", "Service"]
+__all__ = ["LIGHT_BYTES", "Peer", "Server", "Service"]
 
-_RECEIVE_BYTES = 1 << 18
+_RECEIVE_BYTES, _SEND_BYTES = 1 << 16, 1 << 18
+"""At a time, so that many large messages hold up no small one."""
+LIGHT_BYTES = 1 << 14
+"""A request that moves more than that waits for its client's turn."""
 _SWEEP_S = 1.0
 # Descriptors left to the program around the server when clients take all others.
 _SPARE_DESCRIPTORS = 32
@@ -53,7 +57,8 @@ class Peer:
         self._inbox = bytearray()
         self._outbox = bytearray()
         self._leaving = False  # to be closed when it has taken its last message
-        self._goes_on = False  # has its next turn already
+        self.in_line = False
+        self.has_turn = False
         self._parked_bytes = 0
         self.known = False  # has introduced itself
         self.closed = False
@@ -74,7 +79,8 @@ class Peer:
             self._outbox += frame
         elif (sent := self._sent(frame)) < len(frame):
             # The client takes its reply slowly: do not listen to it until it is through.
-            self._outbox += memoryview(frame)[sent:]
+            self._outbox = frame
+            del frame[:sent]
             self._server.loop.remove_reader(self._descriptor)
             self._server.loop.add_writer(self._descriptor, self._guarded, Peer._flush)
         self._account()
@@ -91,6 +97,18 @@ class Peer:
     def soon(self, action: Callable[[Peer], None]) -> None:
         """Call an action for this client after the current event."""
         self._server.loop.call_soon(self._guarded, action)
+
+    def in_turn(self, action: Callable[[Peer], None]) -> None:
+        """Call an action for this client, unless it is in line already: of all that are, one for each look at what has arrived."""
+        if not self.in_line:
+            self.in_line = True
+            self._server.line_up(self, action)
+
+    def take_turn(self, action: Callable[[Peer], None]) -> None:
+        """Call the action that was in line."""
+        self.in_line, self.has_turn = False, True
+        self._guarded(action)
+        self.has_turn = False
 
     def later(self, delay_s: float, action: Callable[[Peer], None]) -> asyncio.TimerHandle:
         """Call an action for this client after a time, unless it is cancelled or the client has gone."""
@@ -164,7 +182,7 @@ class Peer:
     def _sent(self, data: bytearray) -> int:
         """Number of bytes that the client takes now; all of them if it has gone."""
         try:
-            return self._sock.send(data)
+            return self._sock.send(memoryview(data)[:_SEND_BYTES])
         except (BlockingIOError, InterruptedError):
             return 0
         except OSError:
@@ -193,8 +211,17 @@ class Peer:
         self._server.make_room()
 
     def _advance(self) -> None:
-        """Serve one request: what a client sends ahead waits for the others' turns."""
-        if self.closed or self._outbox or self._leaving or self.waiting or self._goes_on:
+        """Serve a small request at once; what is large, or was sent ahead, waits for this client's turn."""
+        if self.in_line:
+            return
+        if len(self._inbox) > LIGHT_BYTES:
+            self.in_turn(Peer._serve)
+        else:
+            self._serve()
+
+    def _serve(self) -> None:
+        """Serve one request, if one has arrived."""
+        if self.closed or self._outbox or self._leaving or self.waiting:
             return
         body = frames.taken(self._inbox, self._most_bytes())
         if body is None:
@@ -205,12 +232,8 @@ class Peer:
             self._server.service.received(self, frames.decode(body, self._server.service.decoder))
         else:
             self._introduce(frames.decode(body, frames.HELLOS))
-        if self._inbox:
-            self._goes_on = True
-            self.soon(Peer._go_on)
-
-    def _go_on(self) -> None:
-        self._goes_on = False
+        if self._inbox and not self.waiting:
+            self.in_turn(Peer._serve)
 
     def _introduce(self, hello: frames.Hello) -> None:
         service, secret = self._server.service.name, self._server.secret
@@ -249,6 +272,7 @@ class Server(threading.Thread):
         self.loop = asyncio.SelectorEventLoop()
         self._listener = listener
         self._peers: dict[Peer, None] = {}
+        self._line: deque[tuple[Peer, Callable[[Peer], None]]] = deque()
         self._strangers: dict[Peer, None] = {}  # of the peers, those that have not introduced themselves
         files = os.sysconf("SC_OPEN_MAX") if hasattr(os, "sysconf") else -1
         free = max(files - _SPARE_DESCRIPTORS, files // 2) if files >= 0 else 1 << 16
@@ -295,6 +319,19 @@ class Server(threading.Thread):
             self._listener.close()
 
     # For peers
+
+    def line_up(self, peer: Peer, action: Callable[[Peer], None]) -> None:
+        """Have a client wait for its turn."""
+        self._line.append((peer, action))
+        if len(self._line) == 1:
+            self.loop.call_soon(self._next_in_line)
+
+    def _next_in_line(self) -> None:
+        peer, action = self._line[0]
+        peer.take_turn(action)
+        self._line.popleft()
+        if self._line:
+            self.loop.call_soon(self._next_in_line)
 
     def trust(self, peer: Peer) -> None:
         """A client has shown that it knows the secret."""

@@ -20,7 +20,7 @@ __all__ = ["ENTRY_BYTES", "Table"]
 
 ENTRY_BYTES = 128
 _COUNTER = re.compile(r"members|gone|rank [0-9]{1,9}")
-_NUMBER = re.compile(rb"\s*[+-]?[0-9]{1,19}")
+_NUMBER = re.compile(rb"\s{0,40}[+-]?[0-9]{1,19}")
 
 
 def _entry_bytes(key: str, value: bytes) -> int:
@@ -32,7 +32,7 @@ class Table:
     """Keys and values, queues, and the store's own counters.
 
     ``max_keys`` and ``max_bytes`` (of keys and values, with `ENTRY_BYTES` for the bookkeeping of each) bound it; None is
-    no bound. ``size_bytes`` is the size of the entries.
+    no bound. An entry of a queue counts as a key. ``size_bytes`` is the size of the entries, ``queued`` how many are in queues.
 
     >>> table = Table()
     >>> table.apply(Request(Verb.ADD, 3, keys=("n",)))
@@ -43,10 +43,11 @@ class Table:
 
     max_keys: int | None = None
     max_bytes: int | None = None
-    values: dict[str, bytes] = field(default_factory=dict)
+    values: dict[str, bytes | bytearray] = field(default_factory=dict)
     queues: dict[str, deque[bytes]] = field(default_factory=dict)
     counters: dict[str, int] = field(default_factory=dict)
     size_bytes: int = 0
+    queued: int = 0
 
     def apply(self, request: Request) -> Answer:
         """Carry out one operation: the method of its name.
@@ -74,10 +75,34 @@ class Table:
                 return at
         return None
 
+    def moved_bytes(self, request: Request) -> int:
+        """About how many bytes an operation moves besides those that come with it."""
+        key = request.keys[0] if request.keys else ""
+        match request.code:
+            case Verb.GET | Verb.MULTI_GET | Verb.COMPARE_SET:
+                return sum(len(self.values.get(each, b"")) for each in request.keys)
+            case Verb.APPEND:
+                value = self.values.get(key, b"")
+                return len(value) if isinstance(value, bytes) else 0
+            case Verb.QUEUE_POP:
+                return len(self.queues[key][0]) if key in self.queues else 0
+            case Verb.DELETE_KEY:
+                return ENTRY_BYTES * len(self.queues.get(key, ()))
+            case Verb.LIST_KEYS:
+                return ENTRY_BYTES * len(self.values)
+        return 0
+
+    def _read(self, key: str) -> bytes:
+        """A value as whoever asks for it may keep it."""
+        value = self.values[key]
+        if isinstance(value, bytearray):
+            value = self.values[key] = bytes(value)
+        return value
+
     def _reserve(self, added_bytes: int, added_keys: int) -> None:
         """Reserve room for a new value, or refuse it before anything has changed."""
         if self.max_keys is not None and added_keys > 0:
-            held = len(self.values) + len(self.queues)
+            held = len(self.values) + self.queued
             if held + added_keys > self.max_keys:
                 raise DistStoreError(f"the store is full: it holds {held} keys and may hold {self.max_keys}")
         if self.max_bytes is not None and added_bytes > 0 and self.size_bytes + added_bytes > self.max_bytes:
@@ -98,13 +123,13 @@ class Table:
         self._put(asked.keys[0], asked.values[0])
 
     def _get(self, asked: Request) -> Answer:
-        return self.values.get(asked.keys[0], NOT_READY)
+        return self._read(asked.keys[0]) if asked.keys[0] in self.values else NOT_READY
 
     def _add(self, asked: Request) -> int:
         key, amount = asked.keys[0], asked.number
         old = self.values.get(key, b"0")
         if not _NUMBER.fullmatch(old):
-            raise ValueError(f"store.add: the value of key {key!r} is not a number (stoll): {old[:40]!r}")
+            raise ValueError(f"store.add: the value of key {key!r} is not a number (stoll): {bytes(old[:40])!r}")
         new = int(old) + amount
         if not -(1 << 63) <= new < 1 << 63:
             raise ValueError(f"store.add: {int(old)} + {amount} at key {key!r} does not fit in 64 bits")
@@ -112,8 +137,15 @@ class Table:
         return new
 
     def _append(self, asked: Request) -> None:
-        key = asked.keys[0]
-        self._put(key, self.values.get(key, b"") + asked.values[0])
+        key, more = asked.keys[0], asked.values[0]
+        if key not in self.values:
+            self._put(key, more)
+            return
+        self._reserve(len(more), 0)
+        old = self.values[key]
+        if isinstance(old, bytes):  # others may hold it
+            old = self.values[key] = bytearray(old)
+        old += more
 
     def _compare_set(self, asked: Request) -> bytes:
         key, (expected, desired) = asked.keys[0], asked.values
@@ -121,7 +153,7 @@ class Table:
         if old == expected or (old is None and not expected):
             self._put(key, desired)
             return desired
-        return expected if old is None else old
+        return expected if old is None else self._read(key)
 
     def _check(self, asked: Request) -> bool:
         return all(key in self.values or key in self.queues for key in asked.keys)
@@ -131,13 +163,14 @@ class Table:
 
     def _delete_key(self, asked: Request) -> bool:
         key = asked.keys[0]
-        gone = [*self.queues.pop(key, ()), *([self.values.pop(key)] if key in self.values else [])]
-        self.size_bytes -= sum(_entry_bytes(key, value) for value in gone)
+        queued = self.queues.pop(key, ())
+        self.queued -= len(queued)
+        gone = [*queued, *([self.values.pop(key)] if key in self.values else [])]
+        self.size_bytes -= _entry_bytes(key, b"") * len(gone) + sum(map(len, gone))
         return bool(gone)
 
     def _multi_get(self, asked: Request) -> Answer:
-        found = [self.values[key] for key in asked.keys if key in self.values]
-        return found if len(found) == len(asked.keys) else NOT_READY
+        return [self._read(key) for key in asked.keys] if all(key in self.values for key in asked.keys) else NOT_READY
 
     def _multi_set(self, asked: Request) -> None:
         keys, values = asked.keys, asked.values
@@ -161,7 +194,8 @@ class Table:
 
     def _queue_push(self, asked: Request) -> None:
         key, value = asked.keys[0], asked.values[0]
-        self._reserve(_entry_bytes(key, value), key not in self.queues)
+        self._reserve(_entry_bytes(key, value), 1)
+        self.queued += 1
         self.queues.setdefault(key, deque()).append(value)
 
     def _queue_pop(self, asked: Request) -> Answer:
@@ -170,6 +204,7 @@ class Table:
         if queue is None:
             return NOT_READY
         value = queue.popleft()
+        self.queued -= 1
         self.size_bytes -= _entry_bytes(key, value)
         if not queue:
             del self.queues[key]

@@ -20,11 +20,13 @@ import pytest
 from realcoll.meeting import host
 from realcoll.meeting.messages import Join, Meet
 from simcoll.distributed.server.frames import encode
+from simcoll.distributed.server.server import Server
 from simcoll.distributed.stores import DistStoreError, wire
+from simcoll.distributed.stores.table import Table
 from simcoll.distributed.stores.tcp import service
 from simcoll.distributed.stores.wire import Verb
 from tests.support import hostile_doors
-from tests.support.hostile_doors import DOORS, MeetingDoor, StoreDoor
+from tests.support.hostile_doors import DOORS, MeetingDoor, StoreDoor, next_body
 
 HUGE = (0xFFFFFFFF, 0x80000000, 0x7FFFFFFF, 1 << 28)
 NESTED = struct.pack(">I", 1100) + b"\x91" * 1100
@@ -201,6 +203,44 @@ def test_requests_sent_ahead_wait_for_the_turns_of_others():
         other.set("go", "1")
         assert other.add("done", 0) == 0
         other.wait(["done"])  # all are served
+
+
+@pytest.mark.parametrize(
+    ("verb", "values"),
+    [(Verb.GET, ()), (Verb.APPEND, (b"y",)), (Verb.COMPARE_SET, (b"a", b"b")), (Verb.SET, (b"z" * 20_000,))],
+)
+def test_what_moves_much_waits_until_small_requests_are_served(monkeypatch, verb, values):
+    """All that arrived while the server was busy: of ten that want much, one comes before the small one that came last."""
+    with StoreDoor() as door, door.store.clone() as other, contextlib.ExitStack() as inside:
+        other.set("big", b"x" * 40_000)
+        greedy = [inside.enter_context(door.introduced()) for _ in range(10)]
+        small = inside.enter_context(door.introduced())
+        served, apply = [], Table.apply
+        monkeypatch.setattr(Table, "apply", lambda table, asked: (served.append(asked.keys[0]), apply(table, asked))[1])
+        (server,) = [thread for thread in threading.enumerate() if isinstance(thread, Server)]
+        server.loop.call_soon_threadsafe(time.sleep, 0.3)
+        time.sleep(0.1)
+        for sock in greedy:
+            sock.sendall(encode(wire.Request(verb, keys=("big",), values=values)))
+        small.sendall(encode(wire.Request(Verb.SET, keys=("small",), values=(b"1",))))
+        assert all(next_body(sock) for sock in [small, *greedy])
+        assert served.index("small") <= 1
+        assert served.count("big") == 10
+
+
+def test_appending_does_not_copy_what_is_there():
+    table = Table()
+    table.apply(wire.Request(Verb.SET, keys=("k",), values=(b"x" * (1 << 20),)))
+    first = table.apply(wire.Request(Verb.GET, keys=("k",)))
+    append = wire.Request(Verb.APPEND, keys=("k",), values=(b"y",))
+    moved = []
+    for _ in range(3):
+        moved.append(table.moved_bytes(append))
+        table.apply(append)
+    assert moved == [1 << 20, 0, 0]
+    assert first == b"x" * (1 << 20)
+    assert table.apply(wire.Request(Verb.GET, keys=("k",))) == first + b"yyy"
+    assert table.moved_bytes(append) > 1 << 20  # whoever got the value keeps it
 
 
 def test_more_keys_than_fit_are_not_sorted_for_a_list(monkeypatch):

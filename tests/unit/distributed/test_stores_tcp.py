@@ -365,12 +365,14 @@ def test_a_full_store():
             store.multi_set(["c", "d"], ["3", "4"])
         assert store.list_keys() == ["a", "b"]
         store.queue_push("q", "1")
-        store.queue_push("q", "2")
-        with pytest.raises(DistStoreError, match="holds 3 keys and may hold 3"):
-            store.set("c", "3")
+        for ask in (lambda: store.set("c", "3"), lambda: store.queue_push("q", "2")):
+            with pytest.raises(DistStoreError, match="holds 3 keys and may hold 3"):
+                ask()
         store.set("a", "over")
         assert store.delete_key("b")
-        store.set("c", "3")
+        store.queue_push("q", "2")
+        assert store.delete_key("q")
+        store.multi_set(["b", "c"], ["2", "3"])
 
 
 def test_memory_is_bounded_and_given_back():

@@ -20,7 +20,7 @@ import simcoll.distributed as dist
 from simcoll.cli import main
 from simcoll.errors import ConfigError
 from simcoll.formats import output
-from simcoll.formats.output import write_file, write_files
+from simcoll.formats.output import open_folder, refuse_places, write_file, write_files
 from simcoll.formats.schedule_json import dump_schedule
 
 NAMES = ("one", "two", "three")
@@ -122,6 +122,36 @@ def test_a_stopped_writer_holds_up_nobody_for_long(tmp_path, monkeypatch):
     write_files(tmp_path, {"mine": b"x"})
     os.close(holder)
     assert (tmp_path / "mine").read_bytes() == b"x"
+
+
+@pytest.mark.parametrize("place", ["mine", "mine/file", ".mine.0123.part"])
+def test_a_planted_pipe_is_waited_for_no_longer_than_anybody(place, tmp_path, monkeypatch):
+    monkeypatch.setattr(output, "LOCK_S", 0.05)
+    os.mkfifo(tmp_path / Path(place).parts[0])
+    words = {"mine": "nobody reads this pipe", "mine/file": "Not a directory"}
+    if place in words:
+        with pytest.raises(ConfigError, match=words[place]):
+            write_file(tmp_path / place, b"x")
+    else:
+        write_file(tmp_path / "mine", b"x")
+        assert (tmp_path / "mine").read_bytes() == b"x"
+
+
+def test_a_pipe_gets_the_content_once_somebody_reads_it(tmp_path):
+    os.mkfifo(tmp_path / "mine")
+    with subprocess.Popen(["cat", str(tmp_path / "mine")], stdout=subprocess.PIPE) as reader:
+        write_file(tmp_path / "mine", b"x" * 50_000)
+        assert reader.stdout.read() == b"x" * 50_000
+    assert (tmp_path / "mine").is_fifo()
+
+
+def test_a_pipe_of_another_user_is_refused_at_once(tmp_path, monkeypatch):
+    os.mkfifo(tmp_path / "mine")
+    monkeypatch.setattr(os, "getuid", lambda: os.geteuid() + 1)
+    for refuse in (refuse_places, open_folder, write_files):
+        asked = {refuse_places: ([tmp_path / "mine"],), open_folder: (tmp_path, ["mine"])}
+        with pytest.raises(ConfigError, match="mine: cannot be written: it is a pipe of another user"):
+            refuse(*asked.get(refuse, (tmp_path, {"mine": b"x"})))
 
 
 @pytest.mark.slow

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from simcoll.distributed.server.frames import Limits, MalformedError
+from simcoll.distributed.server.server import LIGHT_BYTES
 from simcoll.distributed.stores.errors import DistStoreError
 from simcoll.distributed.stores.table import ENTRY_BYTES, Table
 from simcoll.distributed.stores.wire import MAX_ITEMS, NOT_READY, REQUESTS, SERVICE, Answer, Reply, Request, Verb
@@ -22,11 +23,12 @@ __all__ = ["Parking", "Stay", "StoreService"]
 
 @dataclass(slots=True)
 class Stay:
-    """A request that waits for its key number ``at`` until a timer ends it; the keys before it were present."""
+    """A request that waits for its key number ``at`` until a timer makes it late; the keys before it were present."""
 
     request: Request
     at: int
     timer: TimerHandle
+    late: bool = False
 
     @property
     def key(self) -> str:
@@ -84,7 +86,7 @@ class StoreService:
         self._parking: Parking = Parking()
 
     def received(self, peer: Peer, request: Request) -> None:
-        """Answer a request, or let it wait."""
+        """Answer a request, at once if it moves little."""
         try:
             request.check()
         except ValueError as error:
@@ -96,15 +98,28 @@ class StoreService:
         elif request.code is Verb.LIST_KEYS and len(self._table.values) > MAX_ITEMS:  # sorting them would take seconds
             why = f"there are {len(self._table.values)} keys; this server lists at most {MAX_ITEMS}"
             peer.send(Reply.failure(DistStoreError(why)))
-        elif not self._attempt(peer, request, last=request.wait_ms <= 0):
-            at = self._table.first_missing(request) or 0
-            timer = peer.later(request.wait_ms / 1000, functools.partial(self._retry, last=True))
-            self._parking.enter(peer, Stay(request, at, timer))
-            peer.park(sum(len(key) + ENTRY_BYTES for key in request.keys))
+        else:
+            self._when_fair(peer, request, functools.partial(self._begin, request=request))
 
     def lost(self, peer: Peer) -> None:
         """End the wait of a client that has gone."""
         self._parking.leave(peer)
+
+    def _when_fair(self, peer: Peer, request: Request, action: Callable[[Peer], None]) -> None:
+        """Act at once for a request that moves little, for any other in its client's turn."""
+        if peer.has_turn or self._table.moved_bytes(request) <= LIGHT_BYTES:
+            action(peer)
+        else:
+            peer.park(_held_bytes(request))
+            peer.in_turn(action)
+
+    def _begin(self, peer: Peer, request: Request) -> None:
+        """Answer a request, or let it wait."""
+        if not self._attempt(peer, request, last=request.wait_ms <= 0):
+            at = self._table.first_missing(request) or 0
+            timer = peer.later(request.wait_ms / 1000, self._expire)
+            self._parking.enter(peer, Stay(request, at, timer))
+            peer.park(_held_bytes(request))
 
     def _attempt(self, peer: Peer, request: Request, last: bool = False) -> bool:
         """Try a request and reply if it succeeds or this was its last chance; False when it has to wait."""
@@ -139,14 +154,27 @@ class StoreService:
             return Reply.failure(DistStoreError("the server has too much to send; try again"))
         return reply
 
-    def _retry(self, peer: Peer, last: bool = False) -> None:
+    def _expire(self, peer: Peer) -> None:
+        self._parking.stays[peer].late = True
+        self._retry(peer)
+
+    def _retry(self, peer: Peer) -> None:
         """Go on where a request got stuck."""
         stay = self._parking.stays.get(peer)
-        if stay is None:
+        if stay is None or peer.in_line:
             return
         at = self._table.first_missing(stay.request, stay.at)
-        if at is None or last:
-            if self._attempt(peer, stay.request, last):
-                return
-            at = self._table.first_missing(stay.request) or 0  # deleted since
-        self._parking.move(peer, at)
+        if at is None or stay.late:
+            self._when_fair(peer, stay.request, self._end)
+        else:
+            self._parking.move(peer, at)
+
+    def _end(self, peer: Peer) -> None:
+        """Answer a request that waited, unless one of its keys was deleted meanwhile."""
+        stay = self._parking.stays.get(peer)
+        if stay is not None and not self._attempt(peer, stay.request, stay.late):
+            self._parking.move(peer, self._table.first_missing(stay.request) or 0)
+
+
+def _held_bytes(request: Request) -> int:
+    return sum(len(key) + ENTRY_BYTES for key in request.keys)
