@@ -163,8 +163,8 @@ def _write_into(target: Path, content: bytes) -> None:
     """Write into a descriptor of ours, after what is printed already, or into a device or a pipe."""
     descriptor = _own_descriptor(target)
     if descriptor is None:
-        with open(target, "wb", opener=_open_read) as stream:
-            stream.write(content)
+        with open(target, "wb", opener=_open_read) as place:
+            place.write(content)
         return
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
