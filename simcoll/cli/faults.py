@@ -70,7 +70,7 @@ def play_faults(
     from simcoll.formats.output import open_folder, write_files
     from simcoll.planning import fault_report as report
     from simcoll.planning import scenario as scenarios
-    from simcoll.planning.faults import KINDS, Chances, check_seed, wrong_elements
+    from simcoll.planning.faults import KINDS, Chances, check_flaps, check_seed, wrong_elements
     from simcoll.topology.values import factor
     from simcoll.units import format_size, format_time, parse_time
 
@@ -99,6 +99,8 @@ def play_faults(
             raise ConfigError(f"--seed {seed}: of which kind? Give one --kind")
         _one(kind[0], seed, plan, machine, whole_fs, chances)
         return
+    if not kind or "flap" in kind:
+        check_flaps(seeds, plan, machine, whole_fs, chances)
     folder = output or Path("out") / f"{path.stem}-faults"
     open_folder(folder, ("faults.csv", "faults.svg"))
     found = _all(kind, range(first, first + seeds), plan, machine, whole_fs, chances)

@@ -47,7 +47,7 @@ class Progress:
         self.begun = time.monotonic()
         self.last = self.begun - BLINK_S
         self.shown = False
-        self.told = ("", "")
+        self.told = (0, 0, "")
         self.inside = ExitStack()
 
     def __enter__(self) -> Self:
@@ -63,7 +63,7 @@ class Progress:
 
     def __call__(self, done: int, total: int, next_up: str) -> None:
         """Tell it, on a terminal unless that was done a moment ago."""
-        self.told = f"{done:,} of {total:,} done", next_up
+        self.told = done, total, next_up
         now = time.monotonic()
         if self.terminal and now - self.last >= BLINK_S:
             self.last = now
@@ -72,13 +72,13 @@ class Progress:
             self.shown = True
 
     def _line(self) -> None:
-        done, next_up = self.told
-        if done and sys.stderr is not None:
-            print(f"# {done} in {self._took()}, now {next_up}", file=sys.stderr, flush=True)
+        done, total, next_up = self.told
+        if total and sys.stderr is not None:
+            left = f", about {_clock((time.monotonic() - self.begun) * (total - done) / done)} left" if done else ""
+            print(f"# {done:,} of {total:,} done in {self._took()}{left}, now {next_up}", file=sys.stderr, flush=True)
 
     def _took(self) -> str:
-        seconds = int(time.monotonic() - self.begun)
-        return f"{seconds // 60}:{seconds % 60:02}"
+        return _clock(time.monotonic() - self.begun)
 
     def clear(self) -> None:
         """Wipe the line, before something else is printed."""
@@ -86,3 +86,7 @@ class Progress:
             sys.stderr.write(WIPE)
             sys.stderr.flush()
             self.shown = False
+
+
+def _clock(seconds: float) -> str:
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02}"

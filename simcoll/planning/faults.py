@@ -27,6 +27,7 @@ __all__ = [
     "Drawn",
     "Outcome",
     "Replanned",
+    "check_flaps",
     "check_seed",
     "draw",
     "outcomes",
@@ -49,8 +50,8 @@ KINDS = {
 }
 
 MOST_SEED = 1 << 24
-MOST_FLAPS = 100_000
-"""Failures in a run, about; each changes the rates of flows twice."""
+MOST_FLAPS, MOST_FLAPS_IN_ALL = 100_000, 1_000_000
+"""Failures in a run, about, and in all runs, which take minutes; each changes the rates of flows twice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,14 +178,9 @@ def _events(
     links = _used(plan, topology)
     if not links:
         raise ConfigError("the collective uses no links")
-    mean = chances.mttr_fs or max(whole_fs // 10, 1)
+    mean = _repair_fs(whole_fs, chances)
     if kind == "flap" and chances.mtbf_fs:
-        expected = len(links) * 2 * whole_fs // (chances.mtbf_fs + mean)
-        if expected > MOST_FLAPS:
-            raise ConfigError(
-                f"a link that fails every {format_time(chances.mtbf_fs)} and is down for {format_time(mean)}: "
-                f"some {expected:,} failures during a run; expected at most {MOST_FLAPS:,}"
-            )
+        check_flaps(1, plan, topology, whole_fs, chances)
         # Until twice the time: what comes later meets few runs that are still there.
         spans = [(link, down) for link in links for down in flaps(seed, link, chances.mtbf_fs, mean, 2 * whole_fs)]
         return tuple(LinkShare(topology.link_name(link), 0, begin, length) for link, (begin, length) in spans)  # type: ignore[arg-type]
@@ -192,6 +188,32 @@ def _events(
     if kind == "traffic":
         return (Background(name, f"{1 + drawn[2] % 9}/10"),)  # type: ignore[arg-type]
     return (LinkShare(name, 0, at, exponential(drawn[2], mean) if kind == "flap" else None),)  # type: ignore[arg-type]
+
+
+def _repair_fs(whole_fs: int, chances: Chances) -> int:
+    return chances.mttr_fs or max(whole_fs // 10, 1)
+
+
+def check_flaps(seeds: int, plan: Plan, topology: Topology, whole_fs: int, chances: Chances) -> None:
+    """Refuse links that would fail again and again without number in the runs of so many seeds.
+
+    Raises
+    ------
+    ConfigError
+        With the number expected, and at most.
+    """
+    if not chances.mtbf_fs:
+        return
+    mean = _repair_fs(whole_fs, chances)
+    expected = len(_used(plan, topology)) * 2 * whole_fs // (chances.mtbf_fs + mean)
+    which = f"a link that fails every {format_time(chances.mtbf_fs)} and is down for {format_time(mean)}"
+    if expected > MOST_FLAPS:
+        raise ConfigError(f"{which}: some {expected:,} failures during a run; expected at most {MOST_FLAPS:,}")
+    if seeds * expected > MOST_FLAPS_IN_ALL:
+        raise ConfigError(
+            f"{which}: some {seeds * expected:,} failures in {seeds} runs; expected at most {MOST_FLAPS_IN_ALL:,}: "
+            f"ask for at most {MOST_FLAPS_IN_ALL // expected} --seeds, or for a longer --mtbf"
+        )
 
 
 def run_fault(drawn: Drawn, chances: Chances = Chances()) -> Outcome:
@@ -277,23 +299,21 @@ class Replanned:
 def replanned(drawn: Drawn) -> Iterator[Replanned]:
     """What schedules made for the rest of the machine would take: ``packed``, ``bfb``, and a ring without the node of the fault."""
     rest, gone, cut = drawn.topology, set[int](), ""
-    for event in drawn.events:
-        if isinstance(event, LinkShare):
-            gone |= _at_link(drawn.topology, str(event.link))
-            try:
-                rest = rest.degrade(event.link, event.share)
-            except ConfigError as error:
-                cut = error.message
-        elif isinstance(event, Stop):
-            gone |= _with_rank(drawn.topology, event.rank)
+    for link in dict.fromkeys(str(event.link) for event in drawn.events if isinstance(event, LinkShare)):
+        gone |= _at_link(drawn.topology, link)
+        try:
+            rest = rest.degrade(link, 0)
+        except ConfigError as error:
+            cut = cut or error.message
     stopped = {event.rank for event in drawn.events if isinstance(event, Stop)}
+    gone = gone.union(*(_with_rank(drawn.topology, rank) for rank in stopped))
     if drawn.kind == "nic":
         gone = _at_link(drawn.topology, drawn.text.partition(" = ")[0])
     for name, without in (("packed", stopped), ("bfb", stopped), ("ring", gone)):
         left = [rank for rank in range(rest.nranks) if rank not in without]
         title = f"{name} on {len(left)} ranks"
-        if cut and not without:
-            yield Replanned(title, 0, cut)
+        if (cut and not without) or not left:
+            yield Replanned(title, 0, cut or "no rank is left")
             continue
         try:
             yield Replanned(title, _time_on(drawn.plan, name, rest.with_ranks(left)))

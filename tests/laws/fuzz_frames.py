@@ -1,6 +1,7 @@
 """Damaged frames against every server, while other clients use it: ``python -m tests.laws.fuzz_frames [--frames 100000] [--seed 1]``.
 
-Fails when another client gets a wrong answer, none, or waits for longer than a second. A slice of it is in ``tests/laws/test_servers.py``.
+Fails when another client gets a wrong answer, none, or waits for longer than a second. Time in which a thread of ours was ready to run,
+but others had the processors, does not count; the kernel measures it. A slice of it is in ``tests/laws/test_servers.py``.
 """
 
 from __future__ import annotations
@@ -21,14 +22,15 @@ def main() -> int:
     asked = parser.parse_args()
     bad = 0
     print(
-        "| server | damaged frames | requests of others meanwhile | failed | longest wait |\n|---|---:|---:|---:|---:|"
+        "| server | damaged frames | requests of others meanwhile | failed | longest wait | but for a processor |\n"
+        "|---|---:|---:|---:|---:|---:|"
     )
     for name in SERVERS:
         begin, count = time.monotonic(), asked.frames // len(SERVERS)
         watch = fuzz(name, count, asked.seed)
-        bad += bool(watch.failed) or watch.longest_s > LONGEST_S
+        bad += bool(watch.failed) or watch.own_s > LONGEST_S
         print(
-            f"| {name} | {count:,} | {watch.asked:,} | {len(watch.failed)} | {watch.longest_s * 1e3:.0f} ms |",
+            f"| {name} | {count:,} | {watch.asked:,} | {len(watch.failed)} | {watch.longest_s * 1e3:.0f} ms | {watch.own_s * 1e3:.0f} ms |",
             flush=True,
         )
         for what in watch.failed[:5]:

@@ -1,6 +1,7 @@
 """Faults drawn from seeds: times by hand, distributions by their definition, and the command."""
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 from statistics import NormalDist, fmean, pstdev
 
@@ -122,11 +123,28 @@ def test_seeds_out_of_range_are_refused(seed, capsys):
     assert draw("late", (1 << 24) - 1, MESSAGE, PAIR, WHOLE_FS).text
 
 
-def test_failures_without_number_are_refused_before_they_are_drawn():
+def test_failures_without_number_are_refused_before_they_are_drawn(capsys):
     with pytest.raises(ConfigError, match=r"fails every 1 fs and is down for 1 fs: some 4,000,000,000 failures"):
         draw("flap", 1, MESSAGE, PAIR, WHOLE_FS, Chances(mtbf_fs=1, mttr_fs=1))
     drawn = draw("flap", 1, MESSAGE, PAIR, WHOLE_FS, Chances(mtbf_fs=US // 100, mttr_fs=US // 1000))
     assert 200 < len(drawn.events) < 1000
+    often = ["--size", "16M", "--mtbf", "1us", "--mttr", "50ns", "--seeds", "100"]
+    for kind in (["--kind", "flap"], []):
+        assert main(["faults", "first-look", "-a", "ring:channels=1", *often, *kind]) == 2
+        assert "failures in 100 runs; expected at most 1,000,000: ask for at most" in capsys.readouterr().err
+
+
+def test_a_link_that_fails_again_and_again_is_gone_once():
+    triangle = crossbar(3, "50 GB/s", "1 us")
+    plan = simcoll.bind(simcoll.schedule("all_reduce", "ring", nranks=3), count=3000)
+    often = draw("flap", 1, plan, triangle, 10 * US, Chances(mtbf_fs=US, mttr_fs=US))
+    links = {event.link for event in often.events}
+    assert len(often.events) > len(links)
+    once = replace(often, events=tuple({event.link: event for event in often.events}.values()))
+    found = list(replanned(often))
+    assert found == list(replanned(once))
+    assert [each.why_not for each in found if each.name == "ring on 0 ranks"] == [found[0].why_not]
+    assert not any("no link" in each.why_not for each in found)
 
 
 def test_percentiles():
