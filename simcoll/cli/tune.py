@@ -52,9 +52,10 @@ def tune_library(
     """
     from simcoll.formats.output import refuse_places, write_file
     from simcoll.formats.tuner_files import tuner_format
+    from simcoll.planning.mpi_libraries import load_mpi_library
     from simcoll.planning.sweep import size_ladder
     from simcoll.planning.table import microseconds
-    from simcoll.planning.tuner_choices import names_of, nccl_choices, played_choices, rules_of
+    from simcoll.planning.tuner_choices import nccl_choices, played_choices, rules_of
     from simcoll.topology import load_topology
     from simcoll.units import counted, parse_size, printable
 
@@ -66,7 +67,8 @@ def tune_library(
     refuse_places([output], [topology, library])
     machine = load_topology(topology, nodes=nodes)
     sizes = size_ladder(parse_size(begin, what="-b"), parse_size(end, what="-e"), factor)
-    known = tuple(chosen.names) if of_nccl else tuple(names_of(format))
+    of_mpi = {} if of_nccl else load_mpi_library(format).collectives
+    known = tuple(of_mpi or chosen.names)
     wanted = [each.strip() for each in collectives.split(",")] if collectives else list(known)
     for each in wanted:
         if each not in known:
@@ -77,26 +79,36 @@ def tune_library(
         else played_choices(machine, wanted, sizes, format, protocol or "ideal")
     )
     picked: list[Picked] = []
-    width = 22 if of_nccl else max(22, *(len(name) for each in wanted for name in names_of(format)[each].values()))
+    width = max(22, *(len(name) for each in of_mpi.values() for name in each.algorithms.values()))
+    wide = 20 if of_nccl else width
     print(printable(f"# topology {machine.name}: {counted(machine.nranks, 'rank')}"))
     print(
-        f"# collective            size  {'choice':<{width}}  time (us)  default               time (us)    gain  error"
+        f"# collective            size  {'choice':<{width}}  time (us)  {'default':<{wide}}  time (us)    gain  error"
     )
     for row in _told(found, wanted, sizes):
         choice = f"{row.algorithm} {row.protocol} {row.channels if row.channels > 0 else ''}".strip()
         error = "-" if row.error is None else f"{100 * row.error:.0f} %"
+        usual = "-" if row.default_fs is None else microseconds(row.default_fs / 1e9)
+        gain = "-" if row.gain is None else f"{row.gain:.2f}x"
         print(
             f"  {row.collective:<14} {row.size_bytes:>11}  {choice:<{width}} {microseconds(row.time_fs / 1e9):>10}  "
-            f"{row.default:<20} {microseconds(row.default_fs / 1e9):>10}  {row.gain:>5.2f}x  {error:>5}{' *' * row.certain}",
+            f"{row.default:<{wide}} {usual:>10}  {gain:>6}  {error:>5}{' *' * row.certain}",
             flush=True,
         )
         picked.append(row)
-    rules = rules_of(picked, machine, exact=of_nccl)
+    blocks = [name for name, each in of_mpi.items() if each.rules_count_blocks]
+    rules = rules_of(picked, machine, exact=of_nccl, blocks=blocks)
     write_file(output, chosen.dump(rules))
     if of_nccl:
         print("# error: median error of predictions of this collective and size; * the gain exceeds it on both sides")
     else:
-        print("# default: what simcoll runs when no algorithm is named; the library's own is not modelled")
+        model = load_mpi_library(format)
+        print(
+            f"# default: of {model.name} {model.version}; '-': it is no schedule here, so that its time and the gain are not known"
+        )
+        print("# error: not known, for no measured tables of MPI libraries come with simcoll")
+        for note in model.notes:
+            print(f"# {model.name}: {note}")
     print(f"# wrote {output}: {counted(len(rules), 'rule')}")
 
 

@@ -217,7 +217,7 @@ def write_mpich(rules: Sequence[Rule]) -> str:
     """Write a selection file of MPICH."""
     table: dict[str, Any] = {}
     for kind, group in groupby(rules, key=lambda rule: rule.collective):
-        measure = "avg_msg_size" if kind in {"all_reduce", "broadcast", "reduce", "all_to_all"} else "total_msg_size"
+        measure = "avg_msg_size" if kind in {"all_reduce", "broadcast", "reduce"} else "total_msg_size"
         inner: dict[str, Any] = {}
         for rule in group:
             key = f"{measure}=any" if rule.max_bytes < 0 else f"{measure}<={rule.max_bytes}"

@@ -30,7 +30,7 @@ def data_folder(name: str) -> Path:
     """A folder of data that comes with simcoll: package data in a wheel, beside the package in a source checkout.
 
     >>> sorted(path.stem for path in data_folder("libraries").iterdir())
-    ['nccl-2.27', 'rccl-2.22']
+    ['mpi', 'nccl-2.27', 'rccl-2.22']
     """
     package = Path(__file__).resolve().parents[1]
     inside = package / "data" / name

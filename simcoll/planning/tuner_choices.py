@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 
@@ -18,11 +19,12 @@ from simcoll.libraries.plans import bind_size
 from simcoll.libraries.prediction import chosen, predict
 from simcoll.planning.accuracy import WAYS, band_of, errors_of, medians
 from simcoll.planning.measurements import published_tables
+from simcoll.planning.mpi_libraries import load_mpi_library
 from simcoll.topology import Topology
 from simcoll.topology.machine import machine as machine_of
-from simcoll.tuning import collective_on, costs, default_algorithm, schedule_on
+from simcoll.tuning import collective_on, costs, schedule_on
 
-__all__ = ["Picked", "names_of", "nccl_choices", "played_choices", "rules_of"]
+__all__ = ["Picked", "nccl_choices", "played_choices", "rules_of"]
 
 PLAYED = 2
 """Choices of NCCL that are played at every size, beside its own: those that the corrected formula finds fastest."""
@@ -41,7 +43,7 @@ class Picked:
     time_fs
         Its time.
     default, default_fs
-        What runs when nothing is said, and its time.
+        What runs when nothing is said, and its time; None where it is no schedule here.
     error
         Median error of predictions of this collective and size against published tables; None where nothing was measured.
     """
@@ -53,18 +55,20 @@ class Picked:
     channels: int
     time_fs: int
     default: str
-    default_fs: int
+    default_fs: int | None
     error: float | None
 
     @property
-    def gain(self) -> float:
-        """How many times as fast as the default; 1 where nothing takes time, as on one rank."""
+    def gain(self) -> float | None:
+        """How many times as fast as the default, whose time may not be known; 1 where nothing takes time, as on one rank."""
+        if self.default_fs is None:
+            return None
         return self.default_fs / self.time_fs if self.time_fs else 1.0
 
     @property
     def certain(self) -> bool:
         """Whether the gain exceeds the error of both times."""
-        return self.error is not None and self.gain > (1 + self.error) ** 2
+        return self.error is not None and self.gain is not None and self.gain > (1 + self.error) ** 2
 
 
 @cache
@@ -101,116 +105,58 @@ def nccl_choices(
             )  # fmt: skip
 
 
-_NAMES: Mapping[str, Mapping[str, Mapping[str, str]]] = {
-    "openmpi": {
-        "all_reduce": {"recursive_doubling": "recursive_doubling", "ring": "ring", "rabenseifner": "rabenseifner"},
-        "all_gather": {"recursive_doubling": "recursive_doubling", "ring": "ring", "bruck": "bruck", "neighbor_exchange": "neighbor"},
-        "all_to_all": {"pairwise": "pairwise", "bruck": "modified_bruck", "direct": "linear"},
-        "broadcast": {
-            "tree": "binomial", "chain": "chain", "scatter_doubling": "scatter_allgather", "scatter_ring": "scatter_allgather_ring",
-        },
-        "reduce": {"tree": "binomial", "chain": "chain", "linear": "linear", "rabenseifner": "rabenseifner"},
-        "reduce_scatter": {"recursive_halving": "recursive_halving", "ring": "ring"},
-        "gather": {"tree": "binomial", "linear": "basic_linear"},
-        "scatter": {"tree": "binomial", "linear": "basic_linear"},
-    },
-    "openmpi-han": {
-        kind: {"hierarchical": "han", **dict.fromkeys(flat, "tuned")}
-        for kind, flat in {
-            "all_reduce": ("recursive_doubling", "ring", "rabenseifner"),
-            "all_gather": ("recursive_doubling", "ring", "bruck"),
-            "broadcast": ("tree", "chain", "scatter_doubling"),
-        }.items()
-    },
-    "mpich": {
-        "all_reduce": {
-            "recursive_doubling": "MPIR_Allreduce_intra_recursive_doubling", "ring": "MPIR_Allreduce_intra_ring",
-            "rabenseifner": "MPIR_Allreduce_intra_reduce_scatter_allgather",
-        },
-        "all_gather": {
-            "recursive_doubling": "MPIR_Allgather_intra_recursive_doubling", "ring": "MPIR_Allgather_intra_ring",
-            "bruck": "MPIR_Allgather_intra_brucks",
-        },
-        "all_to_all": {
-            "pairwise": "MPIR_Alltoall_intra_pairwise", "bruck": "MPIR_Alltoall_intra_brucks", "direct": "MPIR_Alltoall_intra_scattered",
-        },
-        "broadcast": {
-            "tree": "MPIR_Bcast_intra_binomial", "scatter_ring": "MPIR_Bcast_intra_scatter_ring_allgather",
-            "scatter_doubling": "MPIR_Bcast_intra_scatter_recursive_doubling_allgather",
-        },
-        "reduce": {"tree": "MPIR_Reduce_intra_binomial", "rabenseifner": "MPIR_Reduce_intra_reduce_scatter_gather"},
-        "reduce_scatter": {
-            "recursive_halving": "MPIR_Reduce_scatter_intra_recursive_halving", "pairwise": "MPIR_Reduce_scatter_intra_pairwise",
-        },
-    },
-    "oneccl": {
-        "all_reduce": {"recursive_doubling": "recursive_doubling", "ring": "ring", "rabenseifner": "rabenseifner"},
-        "all_gather": {"ring": "ring", "direct": "flat"},
-        "all_to_all": {"direct": "naive", "pairwise": "scatter"},
-        "broadcast": {"scatter_ring": "ring", "double_tree": "double_tree", "linear": "naive"},
-        "reduce": {"tree": "tree", "rabenseifner": "rabenseifner"},
-        "reduce_scatter": {"ring": "ring", "direct": "naive"},
-    },
-}  # fmt: skip
-
-
-def names_of(library: str) -> Mapping[str, Mapping[str, str]]:
-    """For each collective, algorithms here and what an MPI library calls them."""
-    return _NAMES[library]
-
-
 def played_choices(
     topology: Topology, collectives: Sequence[str], sizes: Sequence[int], library: str, protocol: str = "ideal"
 ) -> Iterator[Picked]:
-    """The fastest of an MPI library's algorithms for each size, played under a protocol.
-
-    The default is what simcoll runs when no algorithm is named: the libraries' own defaults are not modelled.
+    """The fastest of an MPI library's algorithms for each size, played under a protocol, beside what the library runs when nothing is said.
 
     Raises
     ------
     ConfigError
         For a collective of which the library has no algorithm that is known here.
     """
+    known = load_mpi_library(library).collectives
     for kind in collectives:
-        if kind not in _NAMES[library]:
-            raise ConfigError(f"no algorithm of {library} is known for {kind}; known: {', '.join(_NAMES[library])}")
+        if kind not in known:
+            raise ConfigError(f"no algorithm of {library} is known for {kind}; known: {', '.join(known)}")
         collective = collective_on(kind, topology.nranks)
         made: dict[str, Schedule] = {}
-        for name in _NAMES[library][kind]:
-            try:
+        for name in known[kind].algorithms:
+            with suppress(ConfigError):  # it does not serve so many ranks
                 made[name] = schedule_on(collective, name, topology)
-            except ConfigError:  # it does not serve so many ranks
-                continue
         for size in sizes:
-            usual = default_algorithm(collective, total_bytes=size)
-            made.setdefault(usual, schedule_on(collective, usual, topology))
             times = {
                 name: emulate(
                     bind_size(each, costs(protocol, topology, each), size), topology, data="none", bound=False
                 ).time_fs
                 for name, each in made.items()
             }
-            known = {name: time for name, time in times.items() if name in _NAMES[library][kind]}
-            best = min(known, key=lambda name: (known[name], name))
-            yield Picked(kind, size, _NAMES[library][kind][best], "", -1, known[best], usual, times[usual], None)
+            best = min(times, key=lambda name: (times[name], name))
+            default, ours = known[kind].default_on(topology, size)
+            yield Picked(
+                kind, size, known[kind].algorithms[best], "", -1, times[best], default, times.get(ours or ""), None
+            )
 
 
-def rules_of(picked: Sequence[Picked], topology: Topology, *, exact: bool = False) -> list[Rule]:
+def rules_of(
+    picked: Sequence[Picked], topology: Topology, *, exact: bool = False, blocks: Collection[str] = ()
+) -> list[Rule]:
     """Rules that make these choices: each up to its size, and beyond the size of the last that was chosen alike.
 
-    ``exact``: only for this number of ranks and nodes.
+    ``exact``: only for this number of ranks and nodes; ``blocks``: collectives of which a rule has the bytes of a block, not of all.
     """
     nodes = len(set(topology.groups["box"].tolist())) if exact and "box" in topology.groups else -1
     ranks = topology.nranks if exact else -1
     rules: list[Rule] = []
     for collective in dict.fromkeys(each.collective for each in picked):
         own = [each for each in picked if each.collective == collective]
+        shares = topology.nranks if collective in blocks else 1
         first = 0
         for place, each in enumerate(own):
             alike = [(other.algorithm, other.protocol, other.channels) for other in own[place : place + 2]]
             if len(alike) == 2 and alike[0] == alike[1]:
                 continue
-            last = NO_LIMIT if place + 1 == len(own) else each.size_bytes
+            last = NO_LIMIT if place + 1 == len(own) else each.size_bytes // shares
             rules.append(Rule(collective, first, last, each.algorithm, each.protocol, each.channels, nodes, ranks))
-            first = each.size_bytes + 1
+            first = last + 1
     return rules

@@ -2,8 +2,11 @@
 
 import pytest
 
+from simcoll.algorithms import ALGORITHMS
 from simcoll.cli import main
 from simcoll.formats.tuner_files import Rule, tuner_format
+from simcoll.limits.paths import data_folder
+from simcoll.planning.mpi_libraries import load_mpi_library
 from simcoll.planning.tuner_choices import Picked, played_choices, rules_of
 from simcoll.topology import crossbar, load_topology
 
@@ -73,7 +76,18 @@ def test_files_for_mpi(tmp_path, monkeypatch, capsys, name):
         "1024",
     ]
     assert main(line) == 0
-    assert "the library's own is not modelled" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert f"# default: of {name} " in out
+    assert "# error: not known, for no measured tables of MPI libraries come with simcoll" in out
+    hierarchical = {
+        "openmpi": "han",
+        "openmpi-han": "han",
+        "mpich": "MPIDI_Allreduce_intra_composition_alpha",
+        "oneccl": "topo",
+    }
+    rows = [line.split() for line in out.splitlines() if line.startswith("  all_reduce")]
+    assert {row[4] for row in rows} == {hierarchical[name]}
+    assert {row[6] == "-" for row in rows} == {name != "openmpi-han"}
     assert tuner_format(name).parse((tmp_path / "rules").read_bytes())
 
 
@@ -99,3 +113,81 @@ def test_one_rank_gains_nothing(tmp_path, capsys):
     assert " 1.00x " in out
     assert "# wrote " in out
     assert out.endswith(": 1 rule\n")
+
+
+@pytest.mark.parametrize(
+    ("library", "kind", "nranks", "size", "default"),
+    [
+        # Open MPI: every rank on its own node; ompi/mca/coll/tuned/coll_tuned_decision_fixed.c at the commit that the file names.
+        ("openmpi", "all_reduce", 2, 1 << 30, ("recursive_doubling", "recursive_doubling")),
+        ("openmpi", "all_reduce", 8, (1 << 18) - 1, ("allgather_reduce", None)),
+        ("openmpi", "all_reduce", 8, 1 << 18, ("rabenseifner", "rabenseifner")),
+        ("openmpi", "all_reduce", 8, 1 << 20, ("recursive_doubling", "recursive_doubling")),
+        ("openmpi", "broadcast", 8, 1 << 10, ("basic_linear", "linear")),
+        ("openmpi", "all_gather", 40, 40 * 65535, ("neighbor", "neighbor_exchange")),
+        ("openmpi", "all_gather", 40, 40 * 65536, ("ring", "ring")),
+        ("openmpi", "all_to_all", 8, 8 * 1024, ("linear_sync", "direct")),
+        ("openmpi", "reduce_scatter", 8, 1 << 18, ("ring", "ring")),
+        # MPICH: MPIR_CVAR_BCAST_SHORT_MSG_SIZE 12288, BCAST_LONG_MSG_SIZE 524288, BCAST_MIN_PROCS 8, ALLGATHER_LONG_MSG_SIZE 524288,
+        # ALLGATHER_SHORT_MSG_SIZE 81920, ALLTOALL_SHORT_MSG_SIZE 256, ALLTOALL_MEDIUM_MSG_SIZE 32768.
+        ("mpich", "broadcast", 7, 1 << 20, ("MPIR_Bcast_intra_binomial", "tree")),
+        ("mpich", "broadcast", 8, 12288, ("MPIR_Bcast_intra_binomial", "tree")),
+        ("mpich", "broadcast", 8, 12289, ("MPIR_Bcast_intra_scatter_recursive_doubling_allgather", "scatter_doubling")),
+        ("mpich", "broadcast", 12, 12289, ("MPIR_Bcast_intra_scatter_ring_allgather", "scatter_ring")),
+        ("mpich", "all_gather", 16, 524287, ("MPIR_Allgather_intra_recursive_doubling", "recursive_doubling")),
+        ("mpich", "all_gather", 12, 81920, ("MPIR_Allgather_intra_ring", "ring")),
+        ("mpich", "all_to_all", 8, 8 * 256, ("MPIR_Alltoall_intra_brucks", "bruck")),
+        ("mpich", "all_to_all", 8, 8 * 257, ("MPIR_Alltoall_intra_scattered", "direct")),
+        ("mpich", "all_to_all", 8, 8 * 32769, ("MPIR_Alltoall_intra_pairwise", "pairwise")),
+        ("mpich", "all_reduce", 64, 63, ("MPIR_Allreduce_intra_recursive_doubling", "recursive_doubling")),
+        ("mpich", "all_reduce", 64, 64, ("MPIR_Allreduce_intra_reduce_scatter_allgather", "rabenseifner")),
+        ("oneccl", "all_reduce", 64, 64, ("topo", None)),
+    ],
+)  # fmt: skip
+def test_what_a_library_runs_when_nothing_is_said(library, kind, nranks, size, default):
+    known = load_mpi_library(library).collectives[kind]
+    assert known.default_on(crossbar(nranks, "1 GB/s"), size) == default
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in (data_folder("libraries") / "mpi").glob("*.toml")))
+def test_every_default_is_found_and_every_algorithm_is_there(name):
+    library = load_mpi_library(name)
+    machines = [
+        crossbar(1, "1 GB/s"),
+        crossbar(5000, "1 GB/s"),
+        load_topology("dgx-h100"),
+        load_topology("dgx-h100", nodes=3),
+    ]
+    assert set(library.collectives) <= set(tuner_format(name).names)
+    for kind, known in library.collectives.items():
+        assert set(known.algorithms) <= {each.name for each in ALGORITHMS if each.collective == kind}
+        for rows in (known.default, known.one_node, known.apart, known.several):
+            assert [row[0] for row in rows[-1:]] in ([], ["any"])
+            limits = [row[0] for row in rows if isinstance(row[0], int)]
+            assert limits == sorted(set(limits))
+            assert all(list(row[2::2]) == sorted(set(row[2::2])) for row in rows)
+        for machine in machines:
+            assert all(known.default_on(machine, 1 << power)[0] for power in range(0, 40, 3))
+
+
+def test_a_gain_over_the_default_of_a_library():
+    """8 hosts, 1 us, 1 GB/s: MPICH halves and doubles 1 KiB where doubling alone takes half of the latencies."""
+    (row,) = played_choices(crossbar(8, "1 GB/s", "1 us"), ["all_reduce"], [1024], "mpich")
+    assert (row.time_fs, row.default_fs) == (3 * (10**9 + 1024 * 10**6), 6 * 10**9 + 2 * 7 * 128 * 10**6)
+    assert row.gain == row.default_fs / row.time_fs
+    (unknown,) = played_choices(crossbar(8, "1 GB/s", "1 us"), ["all_reduce"], [1024], "oneccl")
+    assert (unknown.default, unknown.default_fs, unknown.gain, unknown.certain) == ("topo", None, None, False)
+
+
+def test_rules_have_the_bytes_that_the_library_compares():
+    """oneCCL and HAN compare the bytes of a rank, Open MPI and MPICH those of all ranks, of an all_gather."""
+    machine = crossbar(8, "1 GB/s")
+    picked = [
+        Picked("all_gather", size, name, "", -1, 10, "topo", None, None)
+        for size, name in ((800, "flat"), (8000, "ring"))
+    ]
+    assert [rule.max_bytes for rule in rules_of(picked, machine)] == [800, -1]
+    rules = rules_of(picked, machine, blocks=("all_gather",))
+    assert [(rule.min_bytes, rule.max_bytes) for rule in rules] == [(0, 100), (101, -1)]
+    told = tuner_format("mpich").dump([Rule("all_to_all", 0, 800, "MPIR_Alltoall_intra_brucks")]).decode()
+    assert "total_msg_size<=800" in told
