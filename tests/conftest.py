@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 
 import pytest
@@ -9,6 +10,8 @@ from hypothesis import HealthCheck, settings
 
 # What other runs predicted is not what the code of now predicts.
 os.environ["SIMCOLL_CACHE_DIR"] = ""
+# All that collection makes stays: to search it for garbage again and again took a sixth of the time.
+gc.disable()
 # A loaded machine is slow, not wrong.
 settings.register_profile("simcoll", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 settings.load_profile("simcoll")
@@ -24,3 +27,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("slow") is None:
             item.add_marker("quick")
+
+
+def pytest_collection_finish() -> None:
+    """From here on garbage is looked for, less often and not among modules and tests."""
+    gc.freeze()
+    gc.set_threshold(10_000)
+    gc.enable()

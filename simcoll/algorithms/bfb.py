@@ -11,6 +11,7 @@ Source: Zhao et al.: Efficient direct-connect topologies for collective communic
 from __future__ import annotations
 
 from fractions import Fraction
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -58,13 +59,14 @@ def _neighbours(topology: Topology, *, backwards: bool) -> tuple[list[dict[int, 
     return into, distance.astype(np.int64)
 
 
+@lru_cache(maxsize=1 << 12)
 def _shares(
     allowed: tuple[tuple[int, ...], ...], capacity: tuple[int, ...], parts: int
 ) -> tuple[Fraction, list[list[int]]]:
     """Choose the link for each of ``parts`` parts of each block, to minimize the load of the busiest link.
 
     ``allowed`` has the links of every block. Returns that time, in parts over the share of the fastest link, and for each block the link of
-    every part.
+    every part. Remembered, since ranks of a regular graph all ask the same.
     """
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import maximum_flow
@@ -123,18 +125,14 @@ def _step(into: dict[int, int], distance: Ints, at: int, t: int) -> tuple[list[i
 def _rows(into: list[dict[int, int]], distance: Ints, parts: int) -> Shorts:
     """Source, destination, root, part and level of everything that is sent: ``[transfers, 5]``."""
     found = [np.zeros((0, 5), np.int32)]
-    # Ranks of a regular graph all see the same.
-    known: dict[tuple[tuple[tuple[int, ...], ...], tuple[int, ...]], list[list[int]]] = {}
     for at, sources in enumerate(into):
         near, rows = list(sources), []
         for t in range(1, int(distance.max()) + 1):
             far, allowed = _step(sources, distance, at, t)
             if not far:
                 continue
-            key = (allowed, tuple(sources.values()))
-            if key not in known:
-                known[key] = _shares(*key, parts)[1]
-            for block, links in zip(far, known[key], strict=True):
+            _, chosen = _shares(allowed, tuple(sources.values()), parts)
+            for block, links in zip(far, chosen, strict=True):
                 rows += [(near[j], at, block, part, t - 1) for part, j in enumerate(links)]
         found.append(np.array(rows, np.int32).reshape(-1, 5))
     return np.concatenate(found)

@@ -1,33 +1,62 @@
 """The suite on real MPI processes; skipped where mpi4py or an MPI library is missing."""
 
 import json
+import pickle
 import re
 import subprocess
 import sys
 
 import pytest
 
-from tests.support.conformance_cases import select, write_cases
+import realcoll
+from realcoll.executor import checked_hosts
+from tests.support.conformance_cases import answers, order_faults, select
 from tests.support.mpi import PROGRAMS, environment, needs_mpi, run_mpi
+from tests.support.mpi_program import shared
 
 pytestmark = [needs_mpi, pytest.mark.slow]
 
 
+CASES = 200
+
+
 @pytest.fixture(scope="module")
-def cases(tmp_path_factory):
-    path, every = tmp_path_factory.mktemp("cases") / "cases.json", select()
-    write_cases(path, every[:: len(every) // 200])
+def cases():
+    every = select()
+    return every[:: len(every) // CASES]
+
+
+@pytest.fixture(scope="module")
+def answered(cases, tmp_path_factory):
+    """A file of the cases with their answers, found once and not by every process."""
+    path = tmp_path_factory.mktemp("cases") / "cases"
+    path.write_bytes(pickle.dumps([(case, answers(case)) for case in cases]))
     return path
 
 
-@pytest.mark.parametrize(("processes", "split"), [(8, "own"), (3, "shared"), (1, "shared")])
-def test_results_are_those_of_the_definition_the_emulator_and_mpi(processes, split, cases):
-    done = run_mpi(processes, PROGRAMS / "mpi_program.py", split, cases)
+SPLITS = [(8, "own"), (3, "shared"), (1, "shared")]
+
+
+@pytest.mark.parametrize(("processes", "split"), SPLITS)
+def test_turns_keep_the_order_of_the_plan(processes, split, cases):
+    wrong = []
+    for case in cases:
+        plan = case.plan()
+        hosts = checked_hosts(plan, shared(case.nranks, processes) if split == "shared" else None, processes)
+        # MPI has the lanes of every transport whose memory is the host's.
+        apart = len(realcoll.LocalTransport().lanes(plan, processes)) > 1
+        wrong += order_faults(case, hosts, apart=apart)
+    assert wrong == []
+
+
+@pytest.mark.parametrize(("processes", "split"), SPLITS)
+def test_results_are_those_of_the_definition_the_emulator_and_mpi(processes, split, answered):
+    done = run_mpi(processes, PROGRAMS / "mpi_program.py", split, answered)
     assert done.returncode == 0, done.stderr
     *faults, summary = done.stdout.strip().splitlines()
     assert "".join(faults) == ""
     cases, wrong, vendor = (int(part.split()[0]) for part in summary.split(","))
-    assert cases >= 200
+    assert cases >= CASES
     assert wrong == 0
     assert vendor > 100 or split == "shared"
 

@@ -1,4 +1,7 @@
-"""The suite on NCCL: on a GPU where there is one, and always against a stand-in that checks the sequence of calls."""
+"""NCCL: the suite on a GPU where there is one, and always a stand-in that checks the sequence of calls.
+
+:mod:`tests.conformance.test_local` has the suite on the stand-in.
+"""
 
 import ctypes
 import importlib
@@ -15,16 +18,15 @@ import realcoll
 import simcoll
 from realcoll.transports import gpu_is_here, kernels
 from realcoll.transports.kernels import bfloat16_source, float32_source, pair_table
-from tests.support.conformance_cases import check, select
-from tests.support.fake_cupy import install
+from tests.support.conformance_cases import check_alone, select
+from tests.support.fake_cupy import alone, install
 
 needs_gpu = pytest.mark.skipif(not gpu_is_here(), reason="needs a GPU, CuPy and libnccl: pip install '.[cuda12]'")
 
 
 @pytest.fixture(autouse=True)
-def alone(monkeypatch):
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "PMI_RANK", "PMI_SIZE", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID"):
-        monkeypatch.delenv(name, raising=False)
+def started_alone(monkeypatch):
+    alone(monkeypatch)
 
 
 @pytest.fixture
@@ -32,25 +34,11 @@ def fake(monkeypatch):
     return install(monkeypatch)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("streams", [False, True])
-def test_stand_in_gives_the_results_of_the_emulator(streams, fake):
-    transport = realcoll.NcclTransport(channel_streams=streams)
-    cases = select()[::3]
-    if streams:  # plans of one channel have one stream either way
-        several = [case for case in select() if case.plan().nchannels > 1]
-        cases = [*several[::2], *cases[::4]]
-    faults = [fault for case in cases for fault in check(case, transport)]
-    assert faults == []
-    transport.close()
-    assert all(comm.destroyed for comm in fake[0].comms)
-
-
 @needs_gpu
 @pytest.mark.parametrize("options", [{}, {"channel_streams": True}, {"graph": True}], ids=str)
 def test_gpu_gives_the_results_of_the_emulator(options):
     transport = realcoll.NcclTransport(**options)
-    assert [fault for case in select() for fault in check(case, transport)] == []
+    assert [fault for case in select() for fault in check_alone(case, [transport])] == []
     transport.close()
 
 

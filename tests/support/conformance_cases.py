@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import itertools
-import json
 import random
-from dataclasses import astuple, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 import realcoll
 import simcoll
-from realcoll.executor import checked_hosts
 from realcoll.turns import part
 from simcoll.algorithms import ALGORITHMS
 from simcoll.core.collective import KINDS
@@ -26,9 +25,6 @@ from simcoll.proving.program import check_ordered
 from simcoll.testing.examples import needed_params
 from simcoll.topology import crossbar
 from tests.support.turns_read_back import program_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 RANKS = (1, 2, 3, 4, 5, 7, 8)
 MOST = 8
@@ -119,14 +115,6 @@ def select(seed: int = 0) -> tuple[Case, ...]:
     return tuple(cases)
 
 
-def write_cases(path: Path, cases: tuple[Case, ...]) -> None:
-    path.write_text(json.dumps([astuple(case) for case in cases]), encoding="utf-8")
-
-
-def read_cases(path: Path) -> tuple[Case, ...]:
-    return tuple(Case(tuple(pair), *rest) for pair, *rest in json.loads(path.read_text(encoding="utf-8")))
-
-
 def machine() -> simcoll.types.Topology:
     """Any topology will do, if its switch can reduce."""
     return replace(crossbar(MOST, "50 GB/s", "1 us"), traits={"switch_reduce": "yes"})
@@ -151,10 +139,11 @@ def same_bits(got: np.ndarray, want: np.ndarray) -> bool:
     return got.dtype == want.dtype and got.shape == want.shape and got.tobytes() == want.tobytes()
 
 
-def order_faults(plan: simcoll.Plan, hosts: list[int], *, apart: bool) -> list[str]:
+def order_faults(case: Case, hosts: tuple[int, ...], *, apart: bool) -> list[str]:
     """What is wrong with the lowering of a plan, and with the turns of all processes read back."""
+    plan = case.plan()
     try:
-        check_lowering(plan)
+        _check_lowering(case)
         proof, _ = check_ordered(
             wire(program_of(plan, [part(plan, hosts, p, apart=apart) for p in range(max(hosts) + 1)]))
         )
@@ -163,30 +152,44 @@ def order_faults(plan: simcoll.Plan, hosts: list[int], *, apart: bool) -> list[s
     return [] if proof.least_depth == 0 else [f"{plan}: turns need {proof.least_depth} messages in flight"]
 
 
-def check(case: Case, transport: Any, **options: Any) -> list[str]:
-    """What is wrong with a case on a transport, as seen by this process; nothing is done where it hosts no rank."""
-    plan, control = case.plan(), transport.control
+@cache
+def _check_lowering(case: Case) -> None:
+    check_lowering(case.plan())
+
+
+Outputs = Sequence["np.ndarray | None"]
+
+
+def answers(case: Case) -> list[Outputs]:
+    """The outputs of all ranks: by the definition from exact data and, where there is data, by the emulator from data whose order shows."""
+    plan = case.plan()
+    with np.errstate(all="ignore"):
+        expected = expected_outputs(plan, exact_inputs(plan))
+        if plan.collective.kind == "barrier":
+            return [expected]
+        return [expected, emulate(plan, machine(), data=ordered_inputs(plan), bound=False).outputs]
+
+
+def check(case: Case, transport: Any, wanted: Sequence[Outputs], **options: Any) -> list[str]:
+    """What is wrong with a case on a transport, as seen by this process; ``wanted`` are its :func:`answers`."""
+    plan = case.plan()
     prepared = realcoll.prepare(plan, transport, **options)
+    oracles = (exact_inputs, np.array_equal, "the definition"), (ordered_inputs, same_bits, "the emulator")
     faults = []
-    if control.process == 0:
-        hosts = list(checked_hosts(plan, options.get("placement"), control.size))
-        faults += order_faults(plan, hosts, apart=len(transport.lanes(plan, len(set(hosts)))) > 1)
-    inputs = exact_inputs(plan)
-    with np.errstate(all="ignore"):
-        expected = expected_outputs(plan, inputs)
-    prepared.load(inputs)
-    prepared.run()
-    for rank, got in prepared.fetch().items():
-        if not np.array_equal(got, expected[rank]):
-            faults.append(f"{case}: rank {rank} differs from the definition")
-    if not prepared.outputs and not prepared.inputs:
-        return faults
-    inputs = ordered_inputs(plan)
-    with np.errstate(all="ignore"):
-        emulated = emulate(plan, machine(), data=inputs, bound=False).outputs
-    prepared.load(inputs)
-    prepared.run()
-    for rank, got in prepared.fetch().items():
-        if not same_bits(got, emulated[rank]):
-            faults.append(f"{case}: rank {rank} differs from the emulator")
+    for (inputs, same, oracle), outputs in zip(oracles, wanted, strict=False):
+        prepared.load(inputs(plan))
+        prepared.run()
+        differ = [rank for rank, got in prepared.fetch().items() if not same(got, outputs[rank])]
+        faults += [f"{case}: rank {rank} differs from {oracle}" for rank in differ]
+    return faults
+
+
+def check_alone(case: Case, transports: Sequence[Any]) -> list[str]:
+    """What is wrong with a case, the order of its turns included, on transports of one process."""
+    plan, wanted = case.plan(), answers(case)
+    faults: list[str] = []
+    for apart in sorted({len(transport.lanes(plan, 1)) > 1 for transport in transports}):
+        faults += order_faults(case, (0,) * plan.nranks, apart=apart)
+    for transport in transports:
+        faults += check(case, transport, wanted)
     return faults

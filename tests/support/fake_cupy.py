@@ -204,6 +204,12 @@ def _towards_zero(values, n):
     return (quotient * np.where(values < 0, -1, 1)).astype(values.dtype)
 
 
+def alone(monkeypatch):
+    """No launcher has started this process."""
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "PMI_RANK", "PMI_SIZE", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID"):
+        monkeypatch.delenv(name, raising=False)
+
+
 def install(monkeypatch, devices=1):
     """Put the stand-in where ``import cupy`` finds it; returns the NCCL module and the log of calls."""
     log = []

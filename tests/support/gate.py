@@ -12,6 +12,8 @@ from tests.support.judge import right, weakly_caught
 from tests.support.mutants import mutants
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from simcoll.core.schedule import Schedule
 
 
@@ -40,15 +42,8 @@ def judged(schedule: Schedule, every: int = 1, offset: int = 0) -> Tally:
     the same; ``weak``: wrong, and seen by each weaker oracle.
     """
     tally = Tally()
-    for number, (kind, made) in enumerate(mutants(schedule)):
-        if (number + offset) % every:
-            continue
-        mutant = made()
-        try:
-            verify(mutant)
-            rejected = False
-        except ScheduleError:
-            rejected = True
+    for number, kind, mutant in _taken(schedule, every, offset):
+        rejected = _rejected(mutant)
         fine = right(mutant, number)
         tally.mutants[kind] += 1
         tally.wrong[kind] += not fine
@@ -59,3 +54,36 @@ def judged(schedule: Schedule, every: int = 1, offset: int = 0) -> Tally:
         if not fine and not rejected:
             tally.missed.append((str(schedule), kind, number))
     return tally
+
+
+def gate(schedules: Sequence[Schedule], every: int) -> tuple[list[tuple[str, str, int]], bool]:
+    """The accepted mutants that the judge calls wrong, as in ``missed`` of :func:`judged`; and whether it calls any wrong.
+
+    A mutant that the proof rejects cannot be missed, so that once the judge has called one wrong it need not see them.
+    """
+    missed, sees = [], False
+    for position, schedule in enumerate(schedules):
+        for number, kind, mutant in _taken(schedule, every, offset=17 * position):
+            rejected = _rejected(mutant)
+            if rejected and sees:
+                continue
+            wrong = not right(mutant, number)
+            sees |= wrong
+            if wrong and not rejected:
+                missed.append((str(schedule), kind, number))
+    return missed, sees
+
+
+def _taken(schedule: Schedule, every: int, offset: int) -> Iterator[tuple[int, str, Schedule]]:
+    """Number, kind and schedule of every so many mutants."""
+    for number, (kind, made) in enumerate(mutants(schedule)):
+        if (number + offset) % every == 0:
+            yield number, kind, made()
+
+
+def _rejected(mutant: Schedule) -> bool:
+    try:
+        verify(mutant)
+    except ScheduleError:
+        return True
+    return False

@@ -63,7 +63,7 @@ class Game:
     """The transfers of a plan as plain lists, and memory as one list of numbers."""
 
     def __init__(self, plan: Plan) -> None:
-        self.plan = plan
+        self.waits = plan.waits
         self.base, self.cells = [], 0
         for per_buffer in plan.buffer_elements().tolist():
             self.base.append([])
@@ -123,7 +123,7 @@ class Game:
         step and what it must wait for in earlier steps is done, but before that lane writes anything in the step.
         """
         moves, lanes, leader = self.moves, self.lanes, self.leader
-        waits, waiters, early = self.plan.waits, {}, {}
+        waits, waiters, early = self.waits, {}, {}
         to_stage, to_read, to_write = needs = [1] * len(moves), [1] * len(moves), [0] * len(moves)
         for number, (sender, receiver, *_, staged) in enumerate(moves):
             earlier = waits.get(number, ())

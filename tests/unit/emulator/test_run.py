@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -56,6 +57,13 @@ PROTOCOLS = (
 )
 
 
+@cache
+def two_nodes(n, *, switches_reduce):
+    """n ranks on two nodes of four; made once, since a topology remembers its bounds."""
+    topology = boxes(2, 4, "450 GB/s", "1 us", nics=4, nic_bandwidth="50 GB/s", nic_latency="2 us").take(n)
+    return replace(topology, traits={"switch_reduce": "yes"}) if switches_reduce else topology
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda a: f"{a.collective}-{a.name}")
 @pytest.mark.parametrize("n", [1, 2, 3, 8])
@@ -66,9 +74,7 @@ def test_every_algorithm_leaves_the_right_data_above_its_bound(algorithm, n):
         schedule = simcoll.schedule(algorithm.collective, algorithm.name, nranks=n, **params)
     except ConfigError:
         pytest.skip(f"{algorithm.name} does not serve {n} ranks")
-    topology = boxes(2, 4, "450 GB/s", "1 us", nics=4, nic_bandwidth="50 GB/s", nic_latency="2 us")
-    if algorithm.topologies in {"switch", "sharp"}:
-        topology = replace(topology, traits={"switch_reduce": "yes"})
+    topology = two_nodes(n, switches_reduce=algorithm.topologies in {"switch", "sharp"})
     for count in (0, 1, n + 1, 1000):
         for protocol in PROTOCOLS:
             result = emulate(simcoll.bind(schedule, count=count, protocol=protocol), topology, seed=count)

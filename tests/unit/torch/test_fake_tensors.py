@@ -5,18 +5,19 @@ from collections import Counter
 
 import pytest
 
-torch = pytest.importorskip("torch")
+from tests.support.deferred import Deferred, needs_torch
 
-import torch.distributed as dist  # noqa: E402
-import torch.distributed._functional_collectives as functional  # noqa: E402
-from torch import nn  # noqa: E402
-from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
-from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
-from torch.distributed.fsdp import fully_shard  # noqa: E402
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B  # noqa: E402
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module  # noqa: E402
+torch, nn, dist, backend = (
+    Deferred("torch"), Deferred("torch.nn"), Deferred("torch.distributed"), Deferred("simcoll.torch")
+)  # fmt: skip
+functional = Deferred("torch.distributed._functional_collectives")
+fake_tensor = Deferred("torch._subclasses.fake_tensor")
+device_mesh = Deferred("torch.distributed.device_mesh")
+fsdp = Deferred("torch.distributed.fsdp")
+pipelining = Deferred("torch.distributed.pipelining")
+parallel = Deferred("torch.distributed.tensor.parallel")
 
-import simcoll.torch  # noqa: E402
+pytestmark = needs_torch
 
 N = 4
 
@@ -29,10 +30,10 @@ def timed(step, fake, **options):
         if not fake:
             step(rank, world_size)
         else:
-            with FakeTensorMode():
+            with fake_tensor.FakeTensorMode():
                 step(rank, world_size)
 
-    return simcoll.torch.spawn(program, N, topology="dgx-h100", **options)
+    return backend.spawn(program, N, topology="dgx-h100", **options)
 
 
 def collectives(rank, n):
@@ -43,7 +44,7 @@ def collectives(rank, n):
     dist.reduce_scatter_single(x, whole, op=dist.ReduceOp.AVG)
     dist.all_to_all_single(whole, torch.ones(n << 12))
     work = dist.broadcast(x, 1, async_op=True)
-    simcoll.torch.compute("5 us")
+    backend.compute("5 us")
     work.wait()
     dist.barrier()
     if rank == 0:
@@ -89,20 +90,24 @@ def trained(model):
 
 
 def sharded(rank, n):
-    model, mesh = two_linear(), init_device_mesh("cpu", (n,))
+    model, mesh = two_linear(), device_mesh.init_device_mesh("cpu", (n,))
     for layer in (model[0], model[2], model):
-        fully_shard(layer, mesh=mesh)
+        fsdp.fully_shard(layer, mesh=mesh)
     trained(model)
 
 
 def tensor_parallel(rank, n):
-    mesh = init_device_mesh("cpu", (2, n // 2), mesh_dim_names=("dp", "tp"))
-    trained(parallelize_module(two_linear(), mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()}))
+    mesh = device_mesh.init_device_mesh("cpu", (2, n // 2), mesh_dim_names=("dp", "tp"))
+    trained(
+        parallel.parallelize_module(
+            two_linear(), mesh["tp"], {"0": parallel.ColwiseParallel(), "2": parallel.RowwiseParallel()}
+        )
+    )
 
 
 def pipelined(rank, n):
-    stage = PipelineStage(nn.Sequential(nn.Linear(64, 64), nn.ReLU()), rank, n, torch.device("cpu"))
-    schedule = Schedule1F1B(stage, 2 * n, loss_fn=lambda y, target: (y - target).square().sum())
+    stage = pipelining.PipelineStage(nn.Sequential(nn.Linear(64, 64), nn.ReLU()), rank, n, torch.device("cpu"))
+    schedule = pipelining.Schedule1F1B(stage, 2 * n, loss_fn=lambda y, target: (y - target).square().sum())
     given = {0: (torch.ones(16, 64),)}.get(rank, ())
     schedule.step(*given, **({"target": torch.zeros(16, 64)} if rank == n - 1 else {}))
     found = [None] * n
@@ -130,10 +135,10 @@ def test_distributed_data_parallel_runs_with_its_first_buckets():
 
 def test_a_model_that_fits_no_memory_here_can_be_stepped():
     def step(rank, n):
-        mesh = init_device_mesh("cpu", (n,))
+        mesh = device_mesh.init_device_mesh("cpu", (n,))
         model = nn.Sequential(*(nn.Linear(8192, 8192, bias=False) for _ in range(4)))
         for layer in (*model, model):
-            fully_shard(layer, mesh=mesh)
+            fsdp.fully_shard(layer, mesh=mesh)
         model(torch.ones(1024, 8192)).sum().backward()
 
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -152,16 +157,18 @@ def test_a_mesh_of_8_by_8_by_16_on_1024_ranks():
     width, hidden, rows = 1024, 4096, 4
 
     def program(rank, n):
-        grid = init_device_mesh("cpu", (8, 8, 16), mesh_dim_names=("replicate", "shard", "tensor"))
-        with FakeTensorMode():
+        grid = device_mesh.init_device_mesh("cpu", (8, 8, 16), mesh_dim_names=("replicate", "shard", "tensor"))
+        with fake_tensor.FakeTensorMode():
             first, last = nn.Linear(width, hidden, bias=False), nn.Linear(hidden, width, bias=False)
             model = nn.Sequential(first, nn.ReLU(), last)
-            parallelize_module(model, grid["tensor"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
-            fully_shard(model, mesh=grid["replicate", "shard"])
+            parallel.parallelize_module(
+                model, grid["tensor"], {"0": parallel.ColwiseParallel(), "2": parallel.RowwiseParallel()}
+            )
+            fsdp.fully_shard(model, mesh=grid["replicate", "shard"])
             model(torch.ones(rows, width)).sum().backward()
         return sum(parameter.to_local().numel() for parameter in model.parameters())
 
-    result = simcoll.torch.spawn(program, 1024, topology="superpod-h100", alike="all")
+    result = backend.spawn(program, 1024, topology="superpod-h100", alike="all")
     weight = 4 * width * hidden
     part = 2 * weight // 16  # of both weights, on a tensor-parallel rank
     # 64 groups of tensor-parallel ranks, 128 of shards, and 128 of copies.

@@ -2,11 +2,11 @@
 
 import pytest
 
-from tests.support.deferred import needs_torch
+from tests.support.deferred import Deferred, needs_torch
+
+torch = Deferred("torch")
 
 pytestmark = needs_torch
-
-torch = pytest.importorskip("torch")
 
 
 def attention(_rank, _size, dimension, mask_shape):
