@@ -49,7 +49,7 @@ MOST_SLOTS = 1 << 17
 """Up to here all messages of a run, or of its classes, are held at a time, some 600 bytes each."""
 MOST_JOINED = 1 << 26
 """So many links of switch operations at most: every message has room for those of the largest operation."""
-MANY_UNEVEN = 1 << 15
+MANY_UNEVEN = 1 << 17
 """Up to here messages of chunks that differ are played one by one: their classes hold for one size only."""
 
 

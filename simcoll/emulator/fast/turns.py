@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from simcoll.arrays import Array, Ints
 from simcoll.core.plan import Plan, PlanStep, switch_leaders
-from simcoll.core.schedule import MULTICAST, OP_NAMES, REDUCE, SWITCH_REDUCE, SYNC, Repeat, Step
+from simcoll.core.schedule import OP_NAMES, REDUCE, SYNC, Repeat, Step
 from simcoll.core.step import in_fold_order
 
 Group = tuple[tuple["Moves", ...], int]
@@ -168,24 +168,24 @@ def _moving_turns(plan: Plan, block: Repeat, lengths: Ints) -> Iterator[Moves]:
         for step in block.steps
     ]
     places = [_turning(block, step.src_chunk, lengths) for step in block.steps]
-    known: dict[tuple[int, bytes], Moves] = {}
+    periods = [_period(table.reshape(-1, 2 * block.modulus)[:, : block.modulus]) for table, _ in places]
+    known: dict[tuple[int, int], Moves] = {}
     held = 0
     for turn in range(block.count):
         shift = turn * block.stride % block.modulus
         for number, (table, place) in enumerate(places):
-            elements = table[place + shift]
-            rows = np.flatnonzero(elements)
-            if not len(rows):
-                continue
-            question = number, elements.tobytes()
+            question = number, shift % periods[number]
             step = known.get(question)
             if step is None:
+                elements = table[place + shift]
+                rows = np.flatnonzero(elements)
                 step = whole[number] if len(rows) == len(elements) else whole[number].some(rows)
                 step = step._replace(size_bytes=elements[rows] * plan.dtype.itemsize)
-                held += len(elements)
+                held += len(rows)
                 if held <= REMEMBERED_ROWS:
                     known[question] = step
-            yield step
+            if step.rows:
+                yield step
 
 
 def _turning(block: Repeat, chunk: Ints, lengths: Ints) -> tuple[Ints, Ints]:
@@ -194,6 +194,12 @@ def _turning(block: Repeat, chunk: Ints, lengths: Ints) -> tuple[Ints, Ints]:
     windows, which = np.unique(chunk - place, return_inverse=True)
     table = np.concatenate([np.tile(lengths[start : start + block.modulus], 2) for start in windows.tolist()])
     return table, 2 * block.modulus * which + place
+
+
+def _period(windows: Ints) -> int:
+    """The smallest shift that leaves all windows as they are."""
+    width = windows.shape[1]
+    return next(k for k in range(1, width + 1) if width % k == 0 and (np.roll(windows, k, axis=1) == windows).all())
 
 
 def _operands(plan: Plan, step: Step | PlanStep) -> Ints:
@@ -334,41 +340,45 @@ def _scaled(found: Summary, each: int) -> Summary:
     return replace(found, bytes_by_op=tuple(moved * each for moved in found.bytes_by_op), groups=groups)
 
 
-def _each(group: Group | Spinning) -> Iterator[tuple[Moves, int, tuple[int, ...]]]:
-    """The steps of a group, how often each comes, and its payload in all turns by operation."""
-    if isinstance(group, Spinning):
-        yield from ((step, group.times, group.bytes_by_op(which)) for which, step in enumerate(group.steps))
-        return
-    steps, times = group
-    yield from ((step, times, tuple(times * each for each in bytes_by_op(step))) for step in steps)
+def _facts(plan: Plan, step: Moves) -> tuple[Ints, tuple[int, ...], bool]:
+    """Lanes that take part in a step, its payload by operation, and whether switches do some of it."""
+    part = np.zeros(plan.nranks * plan.nchannels, np.bool_)
+    for rank in (step.src_rank, step.dst_rank):
+        part[rank * plan.nchannels + step.channel] = True
+    by_switch = ((step.op > SYNC) & (step.src_rank != step.dst_rank)).any()
+    return np.flatnonzero(part), bytes_by_op(step), bool(by_switch)
 
 
 def _counted(plan: Plan) -> Summary:
     groups: list[Group] | None = []
-    met: set[int] = set()
+    known: dict[int, tuple[Ints, tuple[int, ...], bool]] = {}
     lane_steps = np.zeros(plan.nranks * plan.nchannels, np.int64)
     steps = messages = rows = 0
     moved = [0] * len(OP_NAMES)
     switched = False
     for group in spinning(plan):
         spins = isinstance(group, Spinning)
-        for step, times, more in _each(group):
-            part = np.zeros(len(lane_steps), np.bool_)
-            part[step.src_rank * plan.nchannels + step.channel] = True
-            part[step.dst_rank * plan.nchannels + step.channel] = True
-            lane_steps += part * times
+        some, times = (group.steps, group.times) if isinstance(group, Spinning) else group
+        fresh = {}
+        for which, step in enumerate(some):
+            facts = known.get(id(step))
+            if facts is None:
+                facts = fresh[id(step)] = _facts(plan, step)
+                rows += step.rows * (times if spins else 1)
+            lanes, payload, by_switch = facts
+            lane_steps[lanes] += times
             steps += times
-            rows += 0 if id(step) in met else step.rows * (times if spins else 1)
             messages += step.rows * times
+            more = group.bytes_by_op(which) if isinstance(group, Spinning) else [times * each for each in payload]
             moved = [sum(pair) for pair in zip(moved, more, strict=True)]
-            by_switch = (step.op == MULTICAST) | (step.op == SWITCH_REDUCE)
-            switched = switched or bool((by_switch & (step.src_rank != step.dst_rank)).any())
+            switched = switched or by_switch
         if rows > KEPT_ROWS or (spins and rows > UNROLLED_ROWS):
-            groups, met = None, set()
+            groups, known = None, {}
+        elif isinstance(group, Spinning):
+            groups = None if groups is None else [*groups, *(((step,), 1) for step in group.unrolled())]
         elif groups is not None:
-            kept = [((step,), 1) for step in group.unrolled()] if isinstance(group, Spinning) else [group]
-            groups += kept
-            met |= {id(step) for some, _ in kept for step in some}  # as long as groups keep them
+            groups.append(group)
+            known |= fresh  # as long as groups keep them
     return Summary(lane_steps, steps, messages, rows, tuple(moved), switched, groups)
 
 
