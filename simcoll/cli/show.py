@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from simcoll.command_line import WHOLE
-from simcoll.errors import ConfigError
+from simcoll.errors import ConfigError, ScheduleError
 
 if TYPE_CHECKING:
     from simcoll.core.schedule import Schedule
@@ -56,13 +56,16 @@ def show_schedule(
     json
         File for the schedule.
     """
+    from simcoll.algorithms import ALGORITHMS
     from simcoll.algorithms.imported import file_schedule, is_file_name
+    from simcoll.binding import verify
     from simcoll.cli.sweeping import degraded
     from simcoll.formats.output import refuse_places, write_file
     from simcoll.formats.schedule_json import dump_schedule
     from simcoll.planning.drawing import goal_lines, schedule_lines, schedule_svg
     from simcoll.planning.programs import is_program, load_goal
     from simcoll.topology import load_topology
+    from simcoll.tuning import parse_choice
 
     refuse_places([svg, json], [algorithm, topology])
     if is_program(algorithm):
@@ -78,6 +81,13 @@ def show_schedule(
     else:
         machine = degraded(load_topology(topology), degrade) if topology else None
         schedule = named_schedule(algorithm, collective, nranks, machine, root, in_place=in_place)
+    if parse_choice(algorithm).algorithm not in {each.name for each in ALGORITHMS}:
+        try:
+            verify(schedule)
+        except ScheduleError as error:
+            if json is not None or svg is not None:
+                raise
+            print(f"# unproved: {error.message}")
     # Files come first: a reader that closes the pipe early ends the printing.
     written = []
     if json is not None:

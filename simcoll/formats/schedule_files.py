@@ -24,7 +24,7 @@ from simcoll.formats.mscclpp_writer import dump_mscclpp_plan
 from simcoll.formats.recognise import recognise, title_of
 from simcoll.formats.schedule_json import MAX_BYTES, dump_schedule, parse_schedule
 from simcoll.formats.strict import read_file
-from simcoll.proving import device_schedule, program_schedule
+from simcoll.proving import device_schedule, program_schedule, verify
 
 __all__ = [
     "FORMATS", "Algorithm", "ScheduleFormat", "algorithm_content", "load_algorithm", "parse_algorithm", "schedule_of", "target_format",
@@ -152,7 +152,7 @@ def target_format(path: str | Path, name: str | None = None) -> ScheduleFormat:
 
 
 def algorithm_content(loaded: Algorithm, target: ScheduleFormat, **options: Any) -> bytes:
-    """An algorithm in a format; its writer reads it back and proves it.
+    """An algorithm in a format, proved before it is written.
 
     Raises
     ------
@@ -170,4 +170,6 @@ def algorithm_content(loaded: Algorithm, target: ScheduleFormat, **options: Any)
         return _OF_GOAL[target.name](loaded)
     if target.write is None:
         raise ConfigError(f"format {target.name!r} cannot be written")
-    return target.write(schedule_of(loaded), **options)
+    schedule = schedule_of(loaded)
+    verify(schedule)  # before a format refuses what it cannot say
+    return target.write(schedule, **options)

@@ -180,7 +180,7 @@ class _OfProgram:
         lanes: dict[tuple[int, int], tuple[int, ...]] = {}
         for step in plan.steps():
             next_of: dict[tuple[int, int], list[int]] = defaultdict(list)
-            name = f"{plan.collective.kind} step {step.step}"
+            name = f"{plan.collective.kind} step {step.step}{'' if plan.proof else ', unproved'}"
             for (src, dst, channel), (size, work) in _messages_of(step, plan).items():
                 ends = (ranks[src], ranks[dst])
                 together = (
