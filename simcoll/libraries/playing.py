@@ -99,13 +99,20 @@ def play(cost: Cost, place: int, collective: str, size_bytes: int, topology: Top
 @lru_cache(maxsize=256)
 def _schedule(collective: str, algorithm: str, topology: Topology, params: tuple[tuple[str, int], ...]) -> Schedule:
     made = schedule_on(collective_on(collective, topology.nranks), algorithm, topology, dict(params))
-    return replace(made, source=lambda: _blocks(made))
+    return replace(made, source=lambda: _blocks(made) or made.source())
 
 
 @lru_cache(maxsize=4)
-def _blocks(schedule: Schedule) -> tuple[Step | Repeat, ...]:
-    """The steps of a schedule that is being proved and played for the first time, which asks for them up to six times."""
-    return tuple(schedule.source())
+def _blocks(schedule: Schedule) -> list[Step | Repeat]:
+    """The steps of a schedule that is being proved and played for the first time, which asks for them six times; none of many rows."""
+    kept: list[Step | Repeat] = []
+    rows = 0
+    for block in schedule.source():
+        kept.append(block)
+        rows += sum(map(len, block.steps)) if isinstance(block, Repeat) else len(block)
+        if rows > MOST_MESSAGES:
+            return []
+    return kept
 
 
 def _protocol(

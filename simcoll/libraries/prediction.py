@@ -35,6 +35,8 @@ COLLECTIVES = (
     "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all", "gather", "scatter", "send_recv",
 )  # fmt: skip
 """What a library runs by itself."""
+SLIGHT = 0.001
+"""Part of the time that bytes more or less may take, where that makes all chunks equal."""
 ROOTED = ("broadcast", "reduce", "gather", "scatter")
 
 
@@ -367,8 +369,9 @@ def _timed(made: Prediction, best: Cost, topology: Topology, machine: Machine) -
         return replace(made, time_fs=max(made.time_fs, bound.time_fs), note=f"timed by the formula: {found}")
     slots = max(KINDS[collective].input_slots(topology.nranks), KINDS[collective].output_slots(topology.nranks))
     count, chunks = max(1, size // slots), found.schedule.layout.chunks
-    if count >= 64 * chunks:  # equal chunks behave alike and are played once; what is left out takes next to no time
-        count -= count % chunks
+    even = max(chunks, count - count % chunks)  # equal chunks behave alike and are played once
+    if abs(even - count) * slots * 10**6 < best.rate_GBps[0] * made.time_fs * SLIGHT or count >= 64 * chunks:
+        count = even
     plan = bind(found.schedule, count, "uint8", protocol=found.protocol)
     played = emulate(
         plan, found.topology or topology, data="none", bound=False, engine="fast" if _compiled() else "auto"

@@ -9,11 +9,12 @@ and without those that never bind; ``events``, ``dag`` and ``algorithm`` with li
 
 import argparse
 from collections import Counter
+from itertools import count, islice
 
 import event_cases
 import program_cases
 import program_event_cases
-from agreement_cases import KINDS, compare
+from agreement_cases import KINDS, compare, occupied
 
 COMPARE = {
     kind: part.compare for part in (program_cases, event_cases, program_event_cases) for kind in part.KINDS
@@ -26,10 +27,14 @@ def main() -> None:
     parser.add_argument("--kind", choices=tuple(COMPARE), action="append", help="default: all")
     parser.add_argument("--cases", type=int, default=2000)
     parser.add_argument("--first", type=int, default=0)
+    parser.add_argument(
+        "--occupied", action="store_true", help="only cases with a FIFO and occupancy; of the first four kinds"
+    )
     given = parser.parse_args()
     for kind in given.kind or COMPARE:
         took_part: Counter[str] = Counter()
-        for seed in range(given.first, given.first + given.cases):
+        seeds = (seed for seed in count(given.first) if not given.occupied or occupied(kind, seed))
+        for seed in islice(seeds, given.cases):
             took_part.update(COMPARE[kind](kind, seed))
         print(f"{kind}: {given.cases} cases agree; " + ", ".join(f"{way} {n}" for way, n in took_part.items()))
 

@@ -1,8 +1,11 @@
 """Events and formula: the same time where links are free, a longer one where they are not."""
 
+from itertools import islice
+
 import pytest
 
 import simcoll
+from simcoll.libraries import playing
 from simcoll.libraries.environment import parse_environment
 from simcoll.libraries.prediction import formula_time, predict
 
@@ -102,3 +105,19 @@ def test_a_prediction_that_events_cannot_carry_says_so():
     found = predict("all_reduce", 2**30, simcoll.load_topology("dgx-h100", nodes=2))
     assert (found.algorithm, found.timed_by, found.schedule) == ("nvls_tree", "formula", "")
     assert "nvls_tree" in found.note
+
+
+def test_schedules_of_many_rows_are_not_held_in_memory():
+    few, many = simcoll.load_topology("dgx-h100", nodes=2), simcoll.load_topology("dgx-h100", nodes=32)
+    for topology, held in ((few, True), (many, False)):
+        made = playing._schedule("all_gather", "ring", topology, (("channels", 8),))
+        rows = [len(step) for step in islice(made.source(), 3)]
+        assert rows == [8 * topology.nranks] * 3
+        assert isinstance(made.source(), list) is held
+
+
+def test_few_bytes_are_cut_into_equal_chunks_where_that_takes_no_time():
+    topology, ring = simcoll.load_topology("dgx-h100", nodes=2), parse_environment("NCCL_ALGO=Ring,NCCL_PROTO=LL")
+    # 187 and 184 bytes a rank in 8 rails.
+    times = {predict("reduce_scatter", size, topology, environment=ring).time_fs for size in (187 * 16, 184 * 16)}
+    assert len(times) == 1
