@@ -211,17 +211,24 @@ class Repeat:
 
     def unrolled(self) -> Iterator[Step]:
         """The steps that it stands for, one by one."""
+        places = [[self._window(chunk) for chunk in (step.src_chunk, step.dst_chunk)] for step in self.steps]
         for turn in range(self.count):
             shift = turn * self.stride % self.modulus
-            for step in self.steps:
-                src, dst = (self._shifted(chunk, shift) for chunk in (step.src_chunk, step.dst_chunk))
+            for step, ends in zip(self.steps, places, strict=True):
+                if not shift:
+                    yield step
+                    continue
+                # Of sums below twice the modulus no remainders are taken: division takes longer than all the rest.
+                src, dst = (
+                    first + place + shift - (place >= self.modulus - shift) * self.modulus for first, place in ends
+                )
                 yield Step(step.src_rank, src, step.dst_rank, dst, step.count, step.op, step.channel)
 
-    def _shifted(self, chunk: Ints, shift: int) -> Ints:
-        if shift == 0:
-            return chunk
-        place = (chunk - self.base) % self.modulus
-        return chunk - place + (place + shift) % self.modulus
+    def _window(self, chunk: Ints) -> tuple[Ints, Ints]:
+        """Where the windows of chunks begin, and the places of the chunks in them."""
+        whole = chunk.astype(np.int64)
+        place = (whole - self.base) % self.modulus
+        return whole - place, place
 
 
 def _moves(step: Step) -> bool:

@@ -120,7 +120,8 @@ class Pool:
         return np.lib.stride_tricks.as_strided(array, shape, strides)
 
     def _moves(self, step: PlanStep) -> list[_Moves]:
-        rows, first = np.flatnonzero(step.op != SYNC), self._first
+        first, moving = self._first, step.op != SYNC
+        rows: Any = slice(None) if moving.all() else np.flatnonzero(moving)
         length = step.elements[rows]
         source = first[step.src_rank[rows], step.src_buffer[rows]] + step.src_offset[rows]
         target = first[step.dst_rank[rows], step.dst_buffer[rows]] + step.dst_offset[rows]
@@ -130,10 +131,10 @@ class Pool:
             followers = step.op == SWITCH_REDUCE
             followers[[group[0] for group in switch_groups(step)]] = False
             combines |= followers[rows]
-        turn = np.zeros(len(rows), np.int64)
+        turn = np.zeros(len(length), np.int64)
         if switched or self._plan.schedule.known.folds is not False:  # only these write an element twice in a step
             if _overlap(target, length):
-                row = np.repeat(np.arange(len(rows)), length)
+                row = np.repeat(np.arange(len(length)), length)
                 inside = np.arange(len(row)) - np.repeat(np.cumsum(length) - length, length)
                 source, target, combines = source[row] + inside, target[row] + inside, combines[row]
                 length = np.ones_like(row)
