@@ -8,16 +8,15 @@ read). Inside a step all reads come first, so there a write waits for the reads 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import partial
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
-from typing import TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from simcoll.arrays import Array, Ints
+from simcoll.arrays import Ints
 from simcoll.core.layout import Layout
 from simcoll.core.schedule import REDUCE, SYNC, Schedule, Step, fault, lowered, transfer_text
 from simcoll.core.step import distinct, spread
@@ -34,14 +33,11 @@ KEPT_ROWS = 2**20
 """Up to here transfers are kept between passes, some 60 bytes each."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Accesses:
-    """Reads and writes of cells, which are chunks or several in a row, in the order of the steps, in a step the reads first."""
+class _Accesses(NamedTuple):
+    """Reads and writes of cells, which are chunks or several in a row, by cell and in the order of the steps, in a step the reads first."""
 
     cell: Ints
     transfer: Ints
-    channel: Ints
-    step: Ints
     writes: NDArray[np.bool_]
 
 
@@ -49,28 +45,28 @@ def _accesses(steps: Steps, size: int, low: int, high: int) -> _Accesses:
     """The accesses to the memory of ranks ``low .. high - 1``."""
     first = 0
     none = np.zeros(0, np.int64)
-    found: list[tuple[Array, ...]] = [(none, none, none, none, none, np.zeros(0, np.bool_))]
-    for when, step in steps():
+    found: list[tuple[Ints, ...]] = [(none, none, none)]
+    for _, step in steps():
         for rank, chunk, done, write in (
-            (step.src_rank, step.src_chunk, step.op != SYNC, False),
-            (step.dst_rank, step.dst_chunk, step.op == REDUCE, False),
-            (step.dst_rank, step.dst_chunk, step.op != SYNC, True),
+            (step.src_rank, step.src_chunk, step.op != SYNC, 0),
+            (step.dst_rank, step.dst_chunk, step.op == REDUCE, 0),
+            (step.dst_rank, step.dst_chunk, step.op != SYNC, 1),
         ):
             here = np.flatnonzero(done & (rank >= low) & (rank < high))
-            begin = rank[here] * size + chunk[here]
-            given = np.full_like(here, when), np.full(len(here), write)
-            found.append((begin, begin + step.count[here], first + here, step.channel[here], *given))
+            begin = (rank[here] - low) * size + chunk[here]
+            found.append((begin, begin + step.count[here], 2 * (first + here) + write))
         first += len(step)
-    begin, end, *others = [np.concatenate(column) for column in zip(*found, strict=True)]
-    if (end - begin).sum() > LONG * len(begin):
+    begin, end, access = [np.concatenate(column) for column in zip(*found, strict=True)]
+    bits = len(begin).bit_length()
+    if (end - begin).sum() > LONG * len(begin) or int(end.max(initial=0)) >> 62 - bits:
         # No transfer begins or ends between two cuts, so the chunks there have the same accesses: they are one cell.
         cuts = distinct(begin, end)
         begin, end = np.searchsorted(cuts, begin), np.searchsorted(cuts, end)
     row, offset = spread(end - begin)
-    cell = begin[row] + offset
-    order = np.argsort(cell, kind="stable")
-    row = row[order]
-    return _Accesses(cell[order], *(column[row] for column in others))
+    key = np.sort(begin[row] + offset << bits | row, kind="stable")  # much quicker than the order of the cells
+    cell, row = key >> bits, key & (1 << bits) - 1
+    access = access[row]
+    return _Accesses(cell, access >> 1, access & 1 == 1)
 
 
 def hazards(cell: Ints, write: NDArray[np.bool_], step: Ints | None = None) -> tuple[Ints, Ints]:
@@ -85,10 +81,14 @@ def hazards(cell: Ints, write: NDArray[np.bool_], step: Ints | None = None) -> t
     if step is not None:
         new |= (np.diff(step, prepend=-1) != 0) | ~write | np.concatenate([[True], ~write])[: len(at)]
         first = np.maximum.accumulate(np.where(new, at, 0))
-    written = np.concatenate([[-1], np.maximum.accumulate(np.where(write, at, -1))])[first]
+    written = np.concatenate([[-1], np.maximum.accumulate(np.where(write, at, -1))])
+    written = written[:-1] if step is None else written[first]
     after = np.flatnonzero(written >= begin)
     last = written[after]
-    each, back = spread(last - first[last] + 1)
+    each: Any = slice(None)
+    back: Ints | int = 0
+    if step is not None:
+        each, back = spread(last - first[last] + 1)
     writes = np.flatnonzero(write)
     since = np.maximum(written + 1, begin)[writes]
     row, offset = spread(first[writes] - since)
@@ -112,14 +112,15 @@ def _with_overwriters(waits: Ints, swaps: Ints, count: int) -> Ints:
     number ``a * count + b``, a swap of reader a and writer b likewise.
     """
     readers, writers = swaps // count, swaps % count
-    while True:
+    while len(swaps):
         low, high = np.searchsorted(waits, readers * count), np.searchsorted(waits, (readers + 1) * count)
         row, offset = spread(high - low)
         writer, wait = writers[row], waits[low[row] + offset] % count
         more = distinct(waits, (writer * count + wait)[writer != wait])
         if len(more) == len(waits):
-            return waits
+            break
         waits = more
+    return waits
 
 
 def _kept(steps: Steps) -> tuple[Steps, int]:
@@ -164,14 +165,22 @@ def wait_pairs(steps: Steps, nranks: int, size: int) -> tuple[Ints, Ints]:
     """
     steps, rows = _kept(steps)
     count = max(rows, 1)
+    channel, number = np.empty(rows, np.int64), np.empty(rows, np.int64)
+    first = 0
+    for when, step in steps():
+        here = slice(first, first := first + len(step))
+        channel[here], number[here] = step.channel, when
     found, beside = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     for low, high in pairwise(_rank_groups(steps, nranks)):
         of = _accesses(steps, size, low, high)
-        later, earlier = hazards(of.cell, of.writes, of.step)
-        across = of.channel[later] != of.channel[earlier]
-        found.append(distinct(of.transfer[later[across]] * count + of.transfer[earlier[across]]))
-        inside = ~across & of.writes[later] & ~of.writes[earlier] & (of.step[later] == of.step[earlier])
-        reader, writer = of.transfer[earlier[inside]], of.transfer[later[inside]]
+        again = np.flatnonzero((np.diff(of.cell) == 0) & of.writes[1:] & of.writes[:-1])
+        folds = (number[of.transfer[again]] == number[of.transfer[again + 1]]).any()
+        after, before = hazards(of.cell, of.writes, number[of.transfer] if folds else None)
+        later, earlier = of.transfer[after], of.transfer[before]
+        across = channel[later] != channel[earlier]
+        found.append(later[across] * count + earlier[across])
+        inside = ~across & (number[later] == number[earlier]) & of.writes[after] & ~of.writes[before]
+        reader, writer = earlier[inside], later[inside]
         beside.append((reader * count + writer)[reader != writer])
     waits = _with_overwriters(distinct(*found), distinct(*beside), count)
     return np.divmod(waits, count)
