@@ -88,7 +88,7 @@ def _is_full(error: BaseException) -> bool:
 
 def _message(name: str, error: BaseException) -> str:
     if isinstance(error, CycloptsError):
-        return f"{error}\n{name}: try --help"
+        return f"{error}\n{name}: try {' '.join([name, *(error.command_chain or ())])} --help"
     if isinstance(error, ScheduleError):
         return f"wrong schedule: {error}"
     if isinstance(error, SimcollError):

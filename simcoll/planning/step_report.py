@@ -64,10 +64,9 @@ def workload_lines(result: WorkloadResult) -> Iterator[str]:
 def _communication(result: StepResult | WorkloadResult) -> Iterator[str]:
     """Communication by axis, what limits the step, and the busiest links."""
     for axis, each in result.axes.items():
-        if each.bytes >= 2**20:
-            moved = format_size(each.bytes) if each.bytes % 2**20 == 0 else f"{each.bytes / 2**20:,.0f} MiB"
-        else:
-            moved = format_size(each.bytes)
+        moved = (
+            f"{each.bytes / 2**20:,.0f} MiB" if each.bytes >= 2**20 and each.bytes % 2**30 else format_size(each.bytes)
+        )
         yield _row(axis, f"exposed {format_time(max(0, each.exposed_fs))} of {format_time(each.total_fs)}, {moved}")
     yield _row("bound", f"{format_time(result.bound_fs)}: {result.limit}")
     for name, share in result.link_use:

@@ -21,9 +21,10 @@ from simcoll.topology.layers import beside
 from simcoll.units import parse_size
 from simcoll.workload.calibration import UNCALIBRATED, Calibration, load_calibration, shipped_calibration
 from simcoll.workload.gpu import Gpu, load_gpu, shipped_gpus
+from simcoll.workload.hugging_face import model_from_hf
 from simcoll.workload.measured import Measured, load_measured
 from simcoll.workload.mesh import Mesh, mesh_of
-from simcoll.workload.model import Model, model_from_hf, shipped_model
+from simcoll.workload.model import Model, shipped_model
 from simcoll.workload.parallel import Parallel, layers_of_chunks
 
 __all__ = ["PLANNING_TABLES", "Cluster", "Design", "design_from", "load_cluster", "load_design"]

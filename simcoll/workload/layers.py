@@ -157,8 +157,9 @@ def _attention(design: Design, roof: Roofline) -> tuple[Pass, Pass]:
     heads, b = model.heads / parallel.tp, parallel.micro_batch
     s, every = design.sequence // parallel.cp, design.sequence
     if parallel.attention == "fused":  # causal: half of the products
-        flops = b * heads * s * every * (model.key_width + model.value_width)
-        shape = (b, heads, s, every, model.key_width, model.value_width)
+        share = model.attended(every)
+        flops = share * b * heads * s * every * (model.key_width + model.value_width)
+        shape = (b, heads, s, every, model.key_width, model.value_width) if share == 1 else ()
         return (
             Pass(roof.attention(flops, shape), flops),
             Pass(roof.attention(2.5 * flops, shape, backward=True), 2.5 * flops),

@@ -1,8 +1,7 @@
-"""Transformers by their sizes: from TOML, from the shipped files, or from a Hugging Face ``config.json``."""
+"""Transformers by their sizes: from TOML or from the shipped files."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -11,14 +10,12 @@ from typing import Any
 import msgspec
 
 from simcoll.errors import ConfigError, nearest, shown
-from simcoll.formats.strict import in_words, read_file
 from simcoll.limits.paths import shipped_files
 from simcoll.limits.text import parse_toml
 
-__all__ = ["Linear", "Model", "linears", "model_from_hf", "shipped_model", "shipped_models"]
+__all__ = ["Linear", "Model", "linears", "shipped_model", "shipped_models"]
 
 MAX_LAYERS = 2**14
-MAX_FILE_BYTES = 2**20
 
 
 class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -44,6 +41,11 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     experts, top_k, expert_ffn, shared_experts, dense_layers
         Routed experts of every MoE layer, experts that a token is sent to, their inner width, experts that see all tokens, and how
         many of the first layers have an ordinary MLP instead. No experts: a dense model.
+    moe_every
+        Only each so-manieth layer has experts; the others have an ordinary MLP.
+    window, windowed
+        Sliding attention: how many tokens, itself included, a token attends to at most, and in how many layers; 0: to all, and in all
+        layers. Only fused attention gets faster by it.
     q_rank, kv_rank, rope_size, value_size
         Multi-head latent attention: ranks of the compressed queries and of keys and values, width of the rotary part of a head (beside
         ``head_size``), and width of a value. ``kv_rank`` 0: ordinary attention.
@@ -71,13 +73,16 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     expert_ffn: int = 0
     shared_experts: int = 0
     dense_layers: int = 0
+    moe_every: int = 1
+    window: int = 0
+    windowed: int = 0
     q_rank: int = 0
     kv_rank: int = 0
     rope_size: int = 0
     value_size: int = 0
 
     def __post_init__(self) -> None:
-        least = {"layers": 1, "hidden": 1, "heads": 1, "vocabulary": 1}
+        least = {"layers": 1, "hidden": 1, "heads": 1, "vocabulary": 1, "moe_every": 1}
         most = {"layers": MAX_LAYERS}
         for name in self.__struct_fields__:
             value = getattr(self, name)
@@ -92,6 +97,10 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
             raise ConfigError(f"model: top_k {self.top_k}: expected 1 to the {self.experts} experts")
         if self.dense_layers > self.layers:
             raise ConfigError(f"model: dense_layers {self.dense_layers}: there are {self.layers} layers")
+        if self.windowed > self.layers or (self.windowed and not self.window):
+            raise ConfigError(
+                f"model: windowed {self.windowed}: expected a window, and at most the {self.layers} layers"
+            )
 
     @property
     def head(self) -> int:
@@ -125,7 +134,14 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     def is_moe(self, layer: int) -> bool:
         """Whether a layer, counted from 0, has experts."""
-        return bool(self.experts) and layer >= self.dense_layers
+        return bool(self.experts) and layer >= self.dense_layers and (layer + 1) % self.moe_every == 0
+
+    def attended(self, sequence: int) -> float:
+        """Share of the causal half of attention that windows leave, on average over layers."""
+        if not 0 < self.window < sequence:
+            return 1.0
+        share = self.window * (2 * sequence - self.window) / sequence**2
+        return 1 - (self.windowed or self.layers) / self.layers * (1 - share)
 
     @property
     def embedding_parameters(self) -> int:
@@ -242,80 +258,3 @@ def shipped_model(name: str) -> Model:
 def _document(path: Path) -> tuple[dict[str, Any], str]:
     document = parse_toml(path.read_bytes(), path.name)
     return document, str(document.pop("source"))
-
-
-# Model types of Hugging Face whose sizes mean what they do in Llama.
-_LLAMA = (
-    "llama",
-    "mistral",
-    "mixtral",
-    "qwen2",
-    "qwen2_moe",
-    "qwen3",
-    "qwen3_moe",
-    "deepseek_v2",
-    "deepseek_v3",
-    "phi3",
-    "gpt_oss",
-)
-_NAMES = {
-    "layers": ("num_hidden_layers", "n_layer"),
-    "hidden": ("hidden_size", "n_embd"),
-    "heads": ("num_attention_heads", "n_head"),
-    "vocabulary": ("vocab_size",),
-    "kv_heads": ("num_key_value_heads",),
-    "head_size": ("qk_nope_head_dim", "head_dim"),
-    "ffn": ("intermediate_size", "n_inner"),
-    "experts": ("n_routed_experts", "num_local_experts", "num_experts"),
-    "top_k": ("num_experts_per_tok",),
-    "expert_ffn": ("moe_intermediate_size",),
-    "shared_experts": ("n_shared_experts",),
-    "dense_layers": ("first_k_dense_replace",),
-    "q_rank": ("q_lora_rank",),
-    "kv_rank": ("kv_lora_rank",),
-    "rope_size": ("qk_rope_head_dim",),
-    "value_size": ("v_head_dim",),
-}
-
-
-def model_from_hf(path: str | Path) -> Model:
-    """The model of a Hugging Face ``config.json``: Llama and those that are built like it, and GPT-2.
-
-    Raises
-    ------
-    ConfigError
-        For a file that cannot be read, a type of model that is not known, or sizes that are missing.
-    """
-    content = read_file(path, MAX_FILE_BYTES)
-    try:
-        config = msgspec.json.decode(content, type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"not a JSON object: {error}", file=str(path)) from None
-    kind = str(config.get("model_type", ""))
-    if kind not in (*_LLAMA, "gpt2"):
-        raise ConfigError(f"unknown model_type {shown(kind)}; {nearest(kind, [*_LLAMA, 'gpt2'])}", file=str(path))
-    sizes: dict[str, Any] = {field: _first(config, names) for field, names in _NAMES.items()}
-    sizes = {field: value for field, value in sizes.items() if value is not None}
-    if not sizes.get("kv_rank"):
-        sizes = {field: value for field, value in sizes.items() if field not in {"rope_size", "value_size", "q_rank"}}
-    if (
-        sizes.get("shared_experts") is None
-        and config.get("shared_expert_intermediate_size")
-        and sizes.get("expert_ffn")
-    ):
-        whole, each = config["shared_expert_intermediate_size"], sizes["expert_ffn"]
-        if not (isinstance(whole, int) and isinstance(each, int)):
-            raise ConfigError("expected whole numbers as sizes of experts", file=str(path))
-        sizes["shared_experts"] = whole // each
-    sizes |= {"gated": kind != "gpt2", "tied": bool(config.get("tie_word_embeddings", kind == "gpt2"))}
-    sizes |= {"positions": config.get("n_positions", 1024) if kind == "gpt2" else 0, "name": kind}
-    try:
-        return msgspec.convert(sizes, Model)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"not the config of a model: {in_words(str(error))}", file=str(path)) from None
-    except ConfigError as error:
-        raise ConfigError(error.message, file=str(path)) from None
-
-
-def _first(config: Mapping[str, Any], names: tuple[str, ...]) -> Any:
-    return next((config[name] for name in names if config.get(name) is not None), None)

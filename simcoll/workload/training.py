@@ -26,7 +26,7 @@ __all__ = ["FLOPS_FORMULA", "Parts"]
 
 FLOPS_FORMULA = (
     "6 for each token and each parameter of a matrix that it meets, the head included, and of attention "
-    "3 x layers x heads x (key width + value width) x sequence for each token: the causal half"
+    "3 x layers x heads x (key width + value width) x sequence for each token: the causal half, less what windows leave out"
 )
 _NAMES = {"F": "forward", "B": "backward", "W": "weights", "BW": "backward"}
 

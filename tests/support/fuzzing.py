@@ -56,8 +56,8 @@ from simcoll.workload.chakra_writer import dump_chakra
 from simcoll.workload.design import load_design
 from simcoll.workload.gathering import gathered
 from simcoll.workload.gpu import parse_gpu
+from simcoll.workload.hugging_face import model_from_hf
 from simcoll.workload.measured import parse_measured
-from simcoll.workload.model import model_from_hf
 from simcoll.workload.operation_list import load_operations
 from simcoll.workload.traces import Step, Together
 from simcoll.workload.workload import Rules, read_workload, write_workload
@@ -177,6 +177,10 @@ nodes = [1, 2]\nalgorithms = ["ring:channels=2"]\nprotocols = ["LL"]\nseeds = [0
 LATENT = {
     "model_type": "deepseek_v3", "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8, "q_lora_rank": 8,
 }  # fmt: skip
+WINDOWS = {
+    "model_type": "gemma3_text", "sliding_window": 16, "layer_types": ["full_attention", "sliding_attention"], "mlp_only_layers": [0],
+    "sliding_window_pattern": 2, "attn_config": {"kv_n_heads": 2}, "max_window_layers": 1,
+}  # fmt: skip
 DESIGN = b"""[model]\nlayers = 2\nhidden = 64\nheads = 4\nvocabulary = 128\nsequence = 32\nglobal_batch = 8
 [topology]\nname = "dgx-h100"\nslow = { "3" = 1.1 }\n[parallel]\ntp = 2\npp = 2\nmicro_batch = 1\n"""
 OBJECTS = [["foo", 12, {1: 2}, (3, {4}), None, 2.5, b"x", 10**30, 1j, range(4)], {"a": [{"b": ()}]}]
@@ -283,7 +287,7 @@ READERS = {
     "measured": Reader(
         lambda content: parse_measured(content, "file"), lambda: [b"operator,shape,dtype,milliseconds\ngemm,8x8,bf16,0.5\nadd,,fp32,1e-3\n"]
     ),
-    "model": Reader(_at_path(model_from_hf, ".json"), lambda: [json.dumps(MODEL | more).encode() for more in ({}, LATENT)]),
+    "model": Reader(_at_path(model_from_hf, ".json"), lambda: [json.dumps(MODEL | more).encode() for more in ({}, LATENT, WINDOWS)]),
     "objects": Reader(decode, lambda: [encode(each) for each in OBJECTS]),
 }  # fmt: skip
 

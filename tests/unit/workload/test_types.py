@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from simcoll.errors import ConfigError
 from simcoll.workload.design import design_from, load_design
 from simcoll.workload.gpu import DTYPE_BYTES, load_gpu, parse_gpu, shipped_gpus
+from simcoll.workload.hugging_face import model_from_hf
 from simcoll.workload.memory import activation_bytes, chunks_in_flight, memory_by_stage
 from simcoll.workload.mesh import Mesh, mesh_of
-from simcoll.workload.model import Model, model_from_hf, shipped_model, shipped_models
+from simcoll.workload.model import Model, shipped_model, shipped_models
 from simcoll.workload.parallel import Parallel, layers_of_chunks
 from simcoll.workload.workload import Call, Compute, Inside, Send, Workload, read_workload, write_workload
 
@@ -75,8 +76,17 @@ def test_hugging_face_configurations(tmp_path):
     }  # fmt: skip
     path.write_text(json.dumps(oss))
     assert model_from_hf(path).parameters / 1e9 == pytest.approx(116.83, rel=0.001)  # its model card, table 1
+    assert (model_from_hf(path).window, model_from_hf(path).windowed) == (0, 0)
+    path.write_text(json.dumps(oss | {"sliding_window": 128}))
+    assert (model_from_hf(path).window, model_from_hf(path).windowed) == (128, 18)
     for wrong, said in (
         ({"model_type": "lama"}, "did you mean 'llama'"),
+        ({**oss, "moe_layer_freq": 2}, "moe_layer_freq 2: expected 1; give the sizes in TOML"),
+        ({**oss, "mlp_only_layers": [3]}, r"mlp_only_layers \[3\]: only the first layers"),
+        ({**oss, "layer_types": ["linear_attention"]}, r"layer_types \['linear_attention'\]: only full_attention"),
+        ({**oss, "shared_expert_intermediate_size": 9}, "expected a multiple of moe_intermediate_size 0"),
+        ({"model_type": "gemma3", "text_config": {}}, "save its text_config as a file of its own"),
+        ({**oss, "vocab_size": None}, "missing: vocab_size"),
         ({"model_type": "llama", "hidden_size": 8}, "layers"),
         ({**config, "num_hidden_layers": "x"}, "layers"),
         ({**config, "num_key_value_heads": 7}, "kv_heads 7"),
@@ -87,6 +97,72 @@ def test_hugging_face_configurations(tmp_path):
     path.write_text("[")
     with pytest.raises(ConfigError, match="not a JSON object"):
         model_from_hf(path)
+
+
+# Parameters of the published weights, from the model cards, with the sizes of each configuration.
+PUBLISHED_SIZES = {
+    "gemma2": (9_241_705_984, {
+        "hidden_size": 3584, "intermediate_size": 14336, "num_hidden_layers": 42, "num_attention_heads": 16, "num_key_value_heads": 8,
+        "head_dim": 256, "vocab_size": 256000, "sliding_window": 4096,
+    }),
+    "qwen2_moe": (57_408_000_000, {
+        "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4,
+        "vocab_size": 151936, "num_experts": 64, "num_experts_per_tok": 8, "moe_intermediate_size": 2560, "decoder_sparse_step": 1,
+        "shared_expert_intermediate_size": 20480, "use_sliding_window": False, "sliding_window": 65536, "mlp_only_layers": [],
+    }),
+    "gpt_neox": (20_554_567_680, {
+        "hidden_size": 6144, "intermediate_size": 24576, "num_hidden_layers": 44, "num_attention_heads": 64, "vocab_size": 50432,
+    }),
+    "falcon": (41_303_293_952, {
+        "hidden_size": 8192, "num_hidden_layers": 60, "num_attention_heads": 128, "num_kv_heads": 8, "new_decoder_architecture": True,
+        "vocab_size": 65024,
+    }),
+    "bloom": (176_247_271_424, {"hidden_size": 14336, "n_layer": 70, "n_head": 112, "vocab_size": 250880}),
+    "mpt": (29_957_000_000, {"d_model": 7168, "n_layers": 48, "n_heads": 64, "expansion_ratio": 4, "vocab_size": 50432}),
+    "phi3": (13_960_238_080, {
+        "hidden_size": 5120, "intermediate_size": 17920, "num_hidden_layers": 40, "num_attention_heads": 40, "num_key_value_heads": 10,
+        "vocab_size": 32064, "sliding_window": 2047,
+    }),
+    "dbrx": (131_596_523_520, {
+        "d_model": 6144, "n_heads": 48, "n_layers": 40, "vocab_size": 100352, "attn_config": {"kv_n_heads": 8},
+        "ffn_config": {"ffn_hidden_size": 10752, "moe_num_experts": 16, "moe_top_k": 4},
+    }),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", PUBLISHED_SIZES)
+def test_parameters_of_published_models(tmp_path, kind):
+    total, config = PUBLISHED_SIZES[kind]
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": kind, **config}))
+    model = model_from_hf(path)
+    assert model.parameters == pytest.approx(total, rel=2e-4)  # without biases
+    windows = {"gemma2": (4096, 21), "phi3": (2047, 40)}
+    assert (model.window, model.windowed) == windows.get(kind, (0, 0))
+
+
+def test_layers_with_experts_between_layers_without(tmp_path):
+    """As in Llama 4 Maverick: each second layer has experts, beside one that is shared, and the others a wider MLP."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({
+        "model_type": "llama4_text", "hidden_size": 64, "intermediate_size": 128, "intermediate_size_mlp": 256, "num_hidden_layers": 4,
+        "num_attention_heads": 4, "vocab_size": 100, "num_local_experts": 8, "num_experts_per_tok": 1, "interleave_moe_layer_step": 2,
+        "attention_chunk_size": 32,
+    }))  # fmt: skip
+    model = model_from_hf(path)
+    assert [model.is_moe(layer) for layer in range(4)] == [False, True, False, True]
+    attention, dense, expert = 4 * 64 * 64, 3 * 64 * 256, 3 * 64 * 128
+    assert model.parameters == 4 * (attention + 2 * 64) + 2 * dense + 2 * (9 * expert + 64 * 8) + 2 * 100 * 64 + 64
+    assert (model.window, model.windowed) == (32, 3)
+
+
+def test_windows_leave_a_share_of_attention():
+    model = Model(layers=4, hidden=64, heads=4, vocabulary=100, window=1024, windowed=2)
+    pairs, seen = (sum(min(token + 1, most) for token in range(8192)) for most in (8192, 1024))
+    assert model.attended(8192) == pytest.approx((pairs + seen) / (2 * pairs), rel=1e-3)
+    assert model.attended(1024) == 1.0
+    with pytest.raises(ConfigError, match="windowed 2: expected a window"):
+        Model(layers=4, hidden=64, heads=4, vocabulary=100, windowed=2)
 
 
 def test_gpus_have_a_source_for_every_number():
