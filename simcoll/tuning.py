@@ -5,7 +5,7 @@ Every front end asks here: ``simcoll perf`` and scenarios, rank programs, PyTorc
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,17 +16,19 @@ from simcoll.algorithms.imported import split_choice
 from simcoll.algorithms.registry import checked_params, meant_by, unserved
 from simcoll.core.collective import Collective
 from simcoll.core.protocol import GENERATIONS, PROTOCOL_NAMES, Protocol, protocol
-from simcoll.core.schedule import Schedule
+from simcoll.core.schedule import SWITCH_REDUCE, Schedule
 from simcoll.errors import ConfigError, nearest
 from simcoll.limits.paths import is_file
 
 if TYPE_CHECKING:
+    from simcoll.algorithms.registered import Algorithm
     from simcoll.topology import Topology
 
 __all__ = [
     "NCCL_PROTOCOLS",
     "Choice",
     "candidates",
+    "carries",
     "collective_on",
     "costs",
     "default_algorithm",
@@ -38,6 +40,8 @@ __all__ = [
 ]
 
 NCCL_PROTOCOLS = ("LL", "LL128", "Simple")
+_FLAGGED = ("LL", "LL128")
+"""A word or line of theirs carries a flag that says that it has come: a switch that reduces would reduce the flags, too."""
 
 MAX_CHANNELS = 8
 """Channels that an algorithm gets on a machine of several-GPU nodes when none are asked for: one for every NIC of eight."""
@@ -258,8 +262,10 @@ def schedule_on(
     return schedule_named(collective, algorithm, **filled)
 
 
-def candidates(collective: Collective, topology: Topology) -> tuple[list[tuple[Choice, Schedule]], list[str]]:
-    """Build every algorithm that serves a collective on a topology; also list those left out, with reasons."""
+def candidates(
+    collective: Collective, topology: Topology, protocols: Sequence[str] = ("ideal",)
+) -> tuple[list[tuple[Choice, Schedule]], list[str]]:
+    """Build every algorithm that serves a collective on a topology under any of the protocols; also list those left out, with reasons."""
     fitting: list[tuple[Choice, Schedule]] = []
     left_out: list[str] = []
     for found in ALGORITHMS:
@@ -269,7 +275,10 @@ def candidates(collective: Collective, topology: Topology) -> tuple[list[tuple[C
             left_out.append(f"{found.name}: {slow} takes long for {topology.nranks} ranks; -a {found.name} does it")
             continue
         try:
-            fitting.append((Choice(found.name), schedule_on(collective, found.name, topology)))
+            made = schedule_on(collective, found.name, topology)
+            if not any(carries(name, made) for name in protocols):
+                costs(protocols[0], topology, made)  # which says why
+            fitting.append((Choice(found.name), made))
         except ConfigError as error:
             left_out.append(f"{found.name}: {error}")
     return fitting, left_out
@@ -309,7 +318,7 @@ def costs(given: str | Protocol, topology: Topology, schedule: Schedule | None =
     Raises
     ------
     ConfigError
-        For an unknown protocol, or one of NCCL's where NCCL has no constants.
+        For an unknown protocol, one of NCCL's where NCCL has no constants, and one with flags for a schedule that reduces in switches.
     """
     if isinstance(given, Protocol):
         return given
@@ -323,8 +332,32 @@ def costs(given: str | Protocol, topology: Topology, schedule: Schedule | None =
             f"protocol {given!r} is NCCL's, which has constants for {', '.join(GENERATIONS)}, not for {_gpus(topology)}; "
             "use protocol 'ideal', or name the generation in the topology file under [traits]"
         )
-    pattern = "ring"
-    if schedule is not None:
-        key = (schedule.collective.kind, schedule.name)
-        pattern = next((found.pattern for found in ALGORITHMS if (found.collective, found.name) == key), pattern)
-    return protocol(given, pattern=pattern, generation=generation)
+    if schedule is None:
+        return protocol(given, generation=generation)
+    if not carries(given, schedule):
+        raise ConfigError(
+            f"protocol {given!r} keeps flags among the data, which a switch would add up: {schedule.name} takes Simple or ideal"
+        )
+    found = _registered(schedule)
+    return protocol(given, pattern=found.pattern if found else "ring", generation=generation)
+
+
+def carries(given: str, schedule: Schedule) -> bool:
+    """Whether a schedule can run under a protocol: none with flags where switches reduce, for which NCCL has Simple alone.
+
+    >>> carries("LL", schedule("all_reduce", "switch", nranks=4)), carries("LL", schedule("broadcast", "switch", nranks=4, root=0))
+    (False, True)
+    """
+    if given not in _FLAGGED:
+        return True
+    known = schedule.known
+    if known.switched is None:
+        found = _registered(schedule)
+        plain = found is not None and found.topologies not in {"switch", "sharp"}
+        known.switched = not plain and any((step.op == SWITCH_REDUCE).any() for step in schedule.steps())
+    return not known.switched
+
+
+def _registered(schedule: Schedule) -> Algorithm | None:
+    key = (schedule.collective.kind, schedule.name)
+    return next((found for found in ALGORITHMS if (found.collective, found.name) == key), None)

@@ -157,10 +157,10 @@ def _undisturbed(content: Scenario, path: Path, algorithm: str | None, size: str
     machine, sweep = scenario_topology(content, path), sweep_of(content, str(path))
     choice = parse_choice(algorithm) if algorithm else sweep.choices[0]
     sizes = (parse_size(size, what="--size"),) if size else sweep.sizes[-1:]
-    sweep = replace(sweep, choices=(choice,), sizes=sizes, protocols=sweep.protocols[:1])
+    sweep = replace(sweep, choices=(choice,), sizes=sizes)
     schedule = proved(sweep, machine)[0]
     count = counts_for(sweep.collective, sizes, machine.nranks, parse_dtype(sweep.dtype).itemsize)[0]
-    protocol = costs(sweep.protocols[0], machine, schedule)
+    protocol = costs(sweep.protocols_of(schedule)[0], machine, schedule)
     plan = bind(schedule, count, sweep.dtype, sweep.op, protocol=protocol)
     return plan, machine, emulate(plan, machine, data="none", bound=False).time_fs
 

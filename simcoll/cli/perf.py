@@ -170,7 +170,9 @@ def _table(
     built: list[Schedule] | None = None
     notes = list(notes)
     if sweep.collective and named.choices is None:
-        fitting, left_out = candidates(collective_on(sweep.collective, machine.nranks, sweep.root), machine)
+        fitting, left_out = candidates(
+            collective_on(sweep.collective, machine.nranks, sweep.root), machine, sweep.protocols
+        )
         notes += [f"left out {each}" for each in left_out]
         sweep = replace(sweep, choices=tuple(choice for choice, _ in fitting))
         built = [made for _, made in fitting]

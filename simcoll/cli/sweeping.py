@@ -73,6 +73,8 @@ def print_sweep(
     proofs = [f"{printable(schedule.title)}: {verify(schedule)}" for schedule in schedules]
     for proof in proofs:
         print(f"# {proof}")
+    for line in _left_out(sweep, schedules):
+        print(f"# {line}")
     for line in head_lines(sweep):
         print(line, flush=True)
     rows: list[Row] = []
@@ -96,6 +98,15 @@ def print_sweep(
     if wrong:
         raise InternalError(f"{wrong} wrong elements in a proved schedule")
     return Table(sweep, topology.name, tuple(rows), tuple(played)), proofs, stopped
+
+
+def _left_out(sweep: Sweep, schedules: Sequence[Schedule]) -> Iterator[str]:
+    """Protocols that cannot carry some of the schedules."""
+    switched = [each for each in schedules if sweep.protocols_of(each) != sweep.protocols]
+    if switched:
+        left = [name for name in sweep.protocols if name not in sweep.protocols_of(switched[0])]
+        names = ", ".join(dict.fromkeys(each.name for each in switched))
+        yield f"{names}: not under {' and '.join(left)}, whose flags a switch that reduces would reduce, too"
 
 
 def _summary(rows: Sequence[Row]) -> Iterator[str]:

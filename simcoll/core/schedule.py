@@ -63,7 +63,7 @@ __all__ = [
 class Known:
     """Facts found out about a schedule, each computed once; of its source, the digests of all blocks or of those so far.
 
-    ``again``: under how many protocols each size is known to run.
+    ``again``: under how many protocols each size is known to run. ``switched``: whether a step reduces in a switch.
     """
 
     digests: list[int] = field(default_factory=list)
@@ -71,6 +71,7 @@ class Known:
     checked: bool = False
     content_hash: str = ""
     folds: bool | None = None
+    switched: bool | None = None
     proof: Proof | None = None
     waits: Mapping[int, tuple[int, ...]] | None = None
     wait_pairs: tuple[Any, Any] | None = None

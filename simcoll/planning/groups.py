@@ -7,7 +7,6 @@ import io
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass, fields
-from itertools import product
 
 from simcoll.arrays import Ints
 from simcoll.binding import bind
@@ -136,9 +135,10 @@ def _plans(sweep: Sweep, total: int, near: Topology) -> Iterator[tuple[str, Plan
     collective = collective_on(sweep.collective, near.nranks, sweep.root)
     (count,) = counts_for(sweep.collective, [total], near.nranks, parse_dtype(sweep.dtype).itemsize)
     choices = sweep.choices or [Choice(default_algorithm(collective, total_bytes=total))]
-    for choice, protocol in product(choices, sweep.protocols):
+    for choice in choices:
         made = build(sweep, choice, near)
-        yield str(choice), bind(made, count, sweep.dtype, sweep.op, protocol=costs_of(sweep, protocol, near, made))
+        for protocol in sweep.protocols_of(made) or sweep.protocols:
+            yield str(choice), bind(made, count, sweep.dtype, sweep.op, protocol=costs_of(sweep, protocol, near, made))
 
 
 def _played(sweep: Sweep, machine: Topology, groups: Ints, plan: Plan) -> ProgramResult:

@@ -107,18 +107,19 @@ def runs(
     When so many messages are to come that loading the compiled engine pays, it plays them.
     """
     counts = counts_for(sweep.collective, sweep.sizes, topology.nranks, parse_dtype(sweep.dtype).itemsize)
-    done, total = 0, len(counts) * len(schedules) * len(sweep.protocols)
+    protocols = [sweep.protocols_of(schedule) for schedule in schedules]
+    done, total = 0, len(counts) * sum(map(len, protocols))
     tell = progress or (lambda _done, _total, _next: None)
     engine, checks = "auto", list[DataCheck]()
     for choice, schedule in zip(sweep.choices, schedules, strict=True):
         tell(done, total, f"data of {choice}")
         checks.append(check_data(sweep, schedule))
-    for schedule in schedules:
-        schedule.known.again = len(sweep.protocols)
+    for schedule, names in zip(schedules, protocols, strict=True):
+        schedule.known.again = len(names)
     for count in counts:
         rows: list[Row] = []
-        for choice, schedule, check in zip(sweep.choices, schedules, checks, strict=True):
-            for name in sweep.protocols:
+        for choice, schedule, check, names in zip(sweep.choices, schedules, checks, protocols, strict=True):
+            for name in names:
                 tell(done, total, f"{choice} {name}")
                 protocol = costs_of(sweep, name, topology, schedule)
                 plan = bind(schedule, count, sweep.dtype, sweep.op, protocol=protocol)

@@ -17,7 +17,7 @@ from simcoll.emulator.books import Observer
 from simcoll.errors import ConfigError
 from simcoll.planning.disturbance import CALM, Disturbance
 from simcoll.topology import Topology
-from simcoll.tuning import Choice, collective_on, costs, schedule_on
+from simcoll.tuning import Choice, carries, collective_on, costs, schedule_on
 
 __all__ = [
     "DataCheck",
@@ -45,7 +45,7 @@ class Sweep:
     sizes
         Bytes, as nccl-tests counts them: the larger of a rank's input and output.
     choices, protocols
-        Every algorithm is run with every protocol.
+        Every algorithm is run with every protocol that can carry it.
     check_up_to
         Largest size in bytes for which every run moves real data. Beside that data is checked once for every algorithm.
     disturbed
@@ -66,6 +66,10 @@ class Sweep:
         for name in ("choices", "protocols"):  # what is named twice runs once
             object.__setattr__(self, name, tuple(dict.fromkeys(getattr(self, name))))
         object.__setattr__(self, "dtype", parse_dtype(self.dtype).name)
+
+    def protocols_of(self, schedule: Schedule) -> tuple[str, ...]:
+        """The protocols under which a schedule can run."""
+        return tuple(name for name in self.protocols if carries(name, schedule))
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +192,7 @@ def prepare(
         raise ConfigError(f"no algorithm to run {sweep.collective} with; there are some for {', '.join(served)}")
     schedules = list(built or (build(sweep, choice, topology) for choice in sweep.choices))
     for schedule in schedules:
-        for name in sweep.protocols:
+        for name in sweep.protocols_of(schedule) or sweep.protocols:
             costs(name, topology, schedule)
     largest = counts_for(sweep.collective, sweep.sizes[-1:], topology.nranks, parse_dtype(sweep.dtype).itemsize)[0]
     for done, schedule in enumerate(schedules):

@@ -6,8 +6,10 @@ import pytest
 import simcoll
 import simcoll.distributed as dist
 from simcoll import Collective, ConfigError
+from simcoll.planning.running import run_sweep
+from simcoll.planning.sweep import Sweep, prepare
 from simcoll.topology import crossbar, load_topology, place
-from simcoll.tuning import candidates, collective_on, costs, default_algorithm, default_protocols, schedule_on
+from simcoll.tuning import Choice, candidates, collective_on, costs, default_algorithm, default_protocols, schedule_on
 
 NODES = load_topology("dgx-h100", nodes=2)
 
@@ -85,3 +87,32 @@ def test_rank_programs_refuse_constants_that_nccl_does_not_have(topology):
 
     with pytest.raises(ConfigError, match=r"protocol 'LL' is NCCL's.*use protocol 'ideal'"):
         dist.spawn(program, 4, topology=topology, protocol="LL")
+
+
+def test_flags_do_not_pass_a_switch_that_reduces():
+    """NCCL's table of base latencies has Simple alone for NVLS and CollNet; a multicast carries flags like any copy."""
+    machine = load_topology("dgx-h100")
+    reduced = schedule_on(Collective("all_reduce", 8), "nvls", machine)
+    for name in ("LL", "LL128"):
+        with pytest.raises(ConfigError, match=f"'{name}' keeps flags among the data.*nvls takes Simple or ideal"):
+            costs(name, machine, reduced)
+    assert costs("Simple", machine, reduced).name == "Simple"
+    assert costs("LL", machine, schedule_on(Collective("broadcast", 8, root=0), "switch", machine)).name == "LL"
+    fitting, left_out = candidates(Collective("all_reduce", 8), machine, ("LL",))
+    assert {"ring", "switch", "nvls"} & {choice.algorithm for choice, _ in fitting} == {"ring"}
+    assert any(line.startswith("switch: protocol 'LL' keeps flags") for line in left_out)
+
+
+def test_a_table_leaves_out_what_protocols_cannot_carry():
+    machine = load_topology("dgx-h100")
+    choices = (Choice("ring"), Choice("nvls"))
+    sweep = Sweep("all_reduce", (2**20,), choices, ("LL", "Simple"))
+    table = run_sweep(sweep, prepare(sweep, machine), machine)
+    assert [(str(row.choice), row.protocol) for row in table] == [
+        ("ring", "LL"),
+        ("ring", "Simple"),
+        ("nvls", "Simple"),
+    ]
+    alone = Sweep("all_reduce", (2**20,), choices, ("LL",))
+    with pytest.raises(ConfigError, match="nvls takes Simple or ideal"):
+        prepare(alone, machine)
