@@ -37,7 +37,7 @@ def compare_log(
     Parameters
     ----------
     log
-        Output of nccl-tests, rccl-tests or realcoll perf: text, also among other text, or JSON.
+        Output of nccl-tests, rccl-tests, realcoll perf or OSU benchmarks: text, also among other text, or JSON.
     topology
         The machine: a shipped topology (simcoll list topologies), a TOML file, or an NCCL topology XML dump.
     nodes

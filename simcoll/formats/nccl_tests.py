@@ -1,4 +1,4 @@
-"""What nccl-tests, rccl-tests and realcoll measured, read from their output: text of any version, among other text, or JSON.
+"""What nccl-tests, rccl-tests, realcoll and the OSU benchmarks measured, read from their output: text of any version, or JSON.
 
 Columns moved over the years, and launchers put something before every line. So a row is found by what it is: two whole numbers, a data
 type, perhaps a reduction and a root, then groups of time, two bandwidths and a count of wrong elements. Its time, size and bandwidth must
@@ -15,6 +15,7 @@ from simcoll.formats.log_lines import Skipped, log_lines
 from simcoll.formats.measured import ITEMSIZES, Log, Measured, Run, Table, dotted, finished
 from simcoll.formats.nccl_tests_json import MAX_JSON, tables_of_json
 from simcoll.formats.nccl_tuning import TuningReader
+from simcoll.formats.osu import OsuReader
 from simcoll.units import printable
 
 __all__ = ["load_log"]
@@ -242,14 +243,15 @@ def load_log(path: str | Path) -> Log:
         When it cannot be read, or is JSON of another kind.
     """
     skipped = Skipped()
-    reader, tuning = _Reader(skipped), TuningReader(skipped)
+    reader, osu, tuning = _Reader(skipped), OsuReader(skipped), TuningReader(skipped)
     lines: Iterator[tuple[int, str]] = log_lines(path)
     for number, text in lines:
         if number == 1 and text.lstrip()[:1] == "{" and _is_document(text):
             return Log(tables_of_json(path, MAX_JSON, skipped), (), (), skipped.texts())
-        reader.feed(number, text)
-        tuning.feed(number, text)
-    return Log(tuple(reader.tables()), tuning.tables(), tuning.choices(), skipped.texts())
+        for each in (reader, osu, tuning):
+            each.feed(number, text)
+    tables = (*reader.tables(), *osu.tables())
+    return Log(tables, tuning.tables(), tuning.choices(), skipped.texts())
 
 
 def _is_document(first: str) -> bool:

@@ -30,6 +30,7 @@ TITLES: Mapping[str, str] = {
     "nccl-log": "a log of NCCL_DEBUG=INFO",
     "nccl-tuner": "a configuration of NCCL's tuner plugin (CSV)",
     "nccl-tests": "a log of nccl-tests",
+    "osu": "output of the OSU micro-benchmarks",
     "nccl-tests-json": "a JSON report of nccl-tests",
     "flight-record": "a flight record of PyTorch",
     "inspector": "a report of NCCL's inspector plugin",
@@ -81,6 +82,7 @@ _LINES: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("astra-network", re.compile(r"topology\s*:\s*\[")),
     ("goal", re.compile(r"num_ranks\s+\d")),
     ("nccl-tests", re.compile(r".*# ?nThread \d|[^#]*#.* out-of-place ")),
+    ("osu", re.compile(r".*# OSU (?:MPI|NCCL|RCCL)\b.* Test")),
     ("nccl-log", re.compile(r".*\bNCCL (?:INFO|WARN) ")),
     ("smi-topology", re.compile(r"GPU0\s+X\s")),
     (

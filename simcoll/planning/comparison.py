@@ -112,7 +112,7 @@ def settings_for(
         notes += [f"{where}: {each} in the log is ignored" for each in ignored]
         if table.library == "realcoll" and not all(row.library_fs for row in table.rows):
             notes.append(f"{where} times schedules of realcoll's own, not those that the library would choose")
-        elif table.library == "realcoll" and table.version != "(nccl)":
+        elif (table.library == "realcoll" and table.version != "(nccl)") or table.library == "mpi":
             notes.append(f"{where} has the times of another library's collectives, not NCCL's")
         if table.library == "simcoll":
             notes.append(f"{where} is a prediction of simcoll perf; nothing was measured")
@@ -121,7 +121,11 @@ def settings_for(
         read = load_library(library or ("rccl" if amd else "nccl"))
         found.append(Setting(replace(known, nranks=machine.nranks), machine, read, own))
     if not found:
-        raise ConfigError("; ".join(notes) if notes else "there is no row of nccl-tests' table in it, nor of its JSON")
+        raise ConfigError(
+            "; ".join(notes)
+            if notes
+            else "there is no row of nccl-tests' table in it, nor of its JSON or of OSU's table"
+        )
     return found, notes
 
 

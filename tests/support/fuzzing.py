@@ -115,11 +115,19 @@ def _sweep(path):
     return sweep_grid(load_sweep(path), path)
 
 
+OSU = (
+    b"mpirun -n 36 -x UCX_TLS=rc ./osu_alltoall\n# OSU MPI All-to-All Personalized Exchange Latency Test v7.5\n# Datatype: MPI_CHAR.\n"
+    b"# Size       Avg Latency(us)        Validation\n1                      10.29        Pass\n2         10.56        Pass\n\n"
+    b"# OSU NCCL-CUDA Allreduce Latency Test v7.5\n# Size       Avg Latency(us)\n1073741824           8955.18\n"
+)
+
+
 def _logs():
     numbers = nccl_logs.table(["Tree", "Ring", "NVLS"], ["AllReduce", "AllGather"])
     yield "\n".join(nccl_logs.blocks(numbers)).encode()
     yield "\n".join(nccl_logs.one_line(numbers)).encode()
     yield (ROOT / "docs" / "howto" / "two-nodes.log").read_bytes()
+    yield OSU
     yield json.dumps({
         "version": 1, "args": ["./all_reduce_perf", "-b", "8"], "env": ["NCCL_ALGO=Ring"], "nccl_version": 22703,
         "config": {"nranks": 2, "ngpus": 1, "devices": [{"rank": 0, "hostname": "a", "pid": 1, "device_info": "H100"}]},
