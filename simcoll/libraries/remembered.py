@@ -81,8 +81,11 @@ def recall(key: str, form: Mapping[str, type]) -> dict[str, object] | None:
     folder = cache_folder()
     if folder is None:
         return None
+    path = folder / key[:2] / f"{key}.json"
     try:
-        with (folder / key[:2] / f"{key}.json").open("rb") as stream:
+        if not path.is_file():
+            return None  # a pipe would be waited for
+        with path.open("rb") as stream:
             found = json.loads(stream.read(MAX_BYTES))
     except (OSError, ValueError, RecursionError):
         return None

@@ -1,6 +1,7 @@
 """Predictions on disk: found again, and no harm when the disk is not as it should be."""
 
 import json
+import os
 from dataclasses import replace
 
 import pytest
@@ -67,6 +68,15 @@ def test_a_damaged_file_counts_as_absent(folder, damage):
     path.write_bytes(damage)
     assert again("all_gather", 2**20, MACHINE) == first
     assert json.loads(path.read_bytes())["time_fs"] == first.time_fs
+
+
+def test_a_pipe_in_the_place_of_a_prediction_is_not_waited_for(folder, monkeypatch):
+    monkeypatch.setattr("simcoll.formats.output.LOCK_S", 0.0)
+    first = predict("all_gather", 2**20, MACHINE)
+    (path,) = files(folder)
+    path.unlink()
+    os.mkfifo(path)
+    assert again("all_gather", 2**20, MACHINE) == first
 
 
 def test_a_field_of_another_type_counts_as_absent(folder):
