@@ -70,7 +70,8 @@ class Cut:
             causes.append(f"down: {_some(self.links)}; cut off: message {_some(each)}")
         if self.stopped:
             causes.append(f"stopped: rank {_some([str(rank) for rank in self.stopped])}")
-        waits = f"; waiting: rank {_some([str(rank) for rank in self.waiting])}" if self.waiting else ""
+        others = [str(rank) for rank in self.waiting if rank not in self.stopped]
+        waits = f"; waiting: rank {_some(others)}" if others else ""
         return printable(
             f"{self.kind} at {format_time(self.time_fs)}: {'; '.join(causes)}{waits}; "
             f"{format_size(self.delivered_bytes)} delivered, {format_size(self.dropped_bytes)} dropped"
