@@ -59,7 +59,7 @@ def play_faults(
     timeout
         After how long without progress ranks raise.
     late, sigma
-        Median delay of ranks (0: a tenth of the undisturbed time), and the standard deviation of the logarithm of delays and factors.
+        Median delay of ranks (0: a tenth of the time), and the standard deviation, up to 10, of the logarithm of delays and factors.
     jitter
         Most by which a message is delayed (0: a hundredth of the undisturbed time).
     mtbf, mttr
@@ -94,6 +94,8 @@ def play_faults(
     print(
         f"# {plan.schedule.title}, {format_size(plan.total_bytes)}, {plan.protocol.name}: {format_time(whole_fs)} undisturbed; {policy}"
     )
+    if disturbed := scenarios.sweep_of(content, str(path)).disturbed:
+        print(f"# left out, as here faults are drawn: {disturbed}")
     if seed is not None:
         if len(kind) != 1:
             raise ConfigError(f"--seed {seed}: of which kind? Give one --kind")

@@ -50,6 +50,7 @@ KINDS = {
 }
 
 MOST_SEED = 1 << 24
+MOST_SIGMA_PPM = 10 * PPM
 MOST_FLAPS, MOST_FLAPS_IN_ALL = 100_000, 1_000_000
 """Failures in a run, about, and in all runs, which take minutes; each changes the rates of flows twice."""
 
@@ -61,7 +62,7 @@ class Chances:
     Attributes
     ----------
     late_fs, sigma_ppm
-        Median delay of an arriving rank (a tenth of the time), and the standard deviation of the logarithm of delays and factors.
+        Median delay of an arriving rank (a tenth of the time), and the standard deviation of the logarithm of delays and factors, up to 10.
     jitter_fs
         Most by which a message is delayed (a hundredth of the time).
     mtbf_fs, mttr_fs
@@ -142,6 +143,8 @@ def draw(kind: str, seed: int, plan: Plan, topology: Topology, whole_fs: int, ch
         When the machine has nothing that could fail so, or too much would; for a seed that is out of range.
     """
     check_seed(seed)
+    if chances.sigma_ppm > MOST_SIGMA_PPM:
+        raise ConfigError(f"sigma {chances.sigma_ppm / PPM:g}: expected at most {MOST_SIGMA_PPM // PPM}")
     n, drawn = plan.nranks, words(seed, list(KINDS).index(kind), plan.nranks + 4)
     at = drawn[0] % max(whole_fs, 1)
     same = Drawn(kind, seed, topology, plan, "")
@@ -149,6 +152,10 @@ def draw(kind: str, seed: int, plan: Plan, topology: Topology, whole_fs: int, ch
         median = chances.late_fs or whole_fs // 10
         delays = tuple(lognormal(word, median, chances.sigma_ppm) for word in drawn[4:])
         last = max(range(n), key=delays.__getitem__)
+        if delays[last] >= 1 << 63:
+            raise ConfigError(
+                f"rank {last} would arrive after {delays[last] / 10**15:.3g} s; expected a smaller sigma, or median delay"
+            )
         return replace(same, text=f"rank {last} is last, after {format_time(delays[last])}", starts_fs=delays)
     if kind == "jitter":
         most = chances.jitter_fs or whole_fs // 100

@@ -123,6 +123,31 @@ def test_seeds_out_of_range_are_refused(seed, capsys):
     assert draw("late", (1 << 24) - 1, MESSAGE, PAIR, WHOLE_FS).text
 
 
+@pytest.mark.parametrize("kind", ["late", "slow"])
+def test_a_spread_beyond_all_measure_is_refused_before_it_is_computed(kind):
+    with pytest.raises(ConfigError, match=r"sigma 1e\+06: expected at most 10"):
+        draw(kind, 1, MESSAGE, PAIR, WHOLE_FS, Chances(sigma_ppm=10**12))
+
+
+def test_a_rank_that_would_arrive_after_the_end_of_all_clocks_is_refused():
+    late = Chances(late_fs=10**18, sigma_ppm=10**7)
+    with pytest.raises(
+        ConfigError, match=r"rank \d would arrive after .* s; expected a smaller sigma, or median delay"
+    ):
+        [draw("late", seed, MESSAGE, PAIR, WHOLE_FS, late) for seed in range(20)]
+
+
+def test_what_disturbs_a_scenario_is_left_out_and_said(tmp_path, capsys):
+    (tmp_path / "a.toml").write_text(
+        'title = "a"\nalgorithms = ["ring:channels=1"]\nfaults = ["t=0 rank 1 stops"]\n[topology]\nname = "dgx-h100"\n'
+        '[collective]\nkind = "all_reduce"\n[sizes]\nbegin = "1K"\nend = "1K"\n'
+    )
+    assert main(["faults", str(tmp_path / "a.toml"), "--kind", "late", "--seed", "1"]) == 0
+    said = capsys.readouterr().out
+    assert "# left out, as here faults are drawn: t=0 rank 1 stops; policy stall" in said
+    assert "# finished after" in said
+
+
 def test_failures_without_number_are_refused_before_they_are_drawn(capsys):
     with pytest.raises(ConfigError, match=r"fails every 1 fs and is down for 1 fs: some 4,000,000,000 failures"):
         draw("flap", 1, MESSAGE, PAIR, WHOLE_FS, Chances(mtbf_fs=1, mttr_fs=1))
