@@ -29,7 +29,7 @@ def read_flight(*files: Path) -> int:
     readers = {"ras": _ras, "inspector": _inspector}
     kinds = {recognise(read_start(file)) for file in files}
     for file in files:
-        if (kind := recognise(read_start(file))) not in {*readers, "flight-record", "pickle", "json"}:
+        if (kind := recognise(read_start(file))) not in {*readers, "flight-record", "pickle"}:
             raise ConfigError(
                 f"this is {TITLES[kind]}; expected a flight record, a report of RAS, or a file of the inspector",
                 file=str(file),

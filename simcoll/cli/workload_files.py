@@ -96,7 +96,7 @@ def convert_workload(
     from simcoll.workload.workload import write_workload
 
     path = Path(source)
-    kind = workload_kind(path) if is_file(path) else ""
+    kind = workload_kind(path) if is_file(path) else "chakra" if is_file(f"{source}.0.et") else ""
     rules: Rules | None = None
     if kind in WORKLOADS:
         workload, place, _ = read_any_workload(path, kind, topology)

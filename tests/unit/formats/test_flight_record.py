@@ -164,3 +164,9 @@ def test_on_the_command_line(tmp_path, capsys):
         "of different kinds: a flight record of PyTorch and a report of NCCL's inspector plugin"
         in capsys.readouterr().err
     )
+
+
+def test_json_of_another_kind_is_named(tmp_path, capsys):
+    (tmp_path / "e.json").write_text("{}")
+    assert main(["flight", str(tmp_path / "e.json")]) == 2
+    assert "this is a JSON file of no kind known here; expected a flight record" in capsys.readouterr().err

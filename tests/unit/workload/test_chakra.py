@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import simcoll
+from simcoll.cli import main
 from simcoll.emulator.programs import Call, Compute, Program, Send, emulate_program
 from simcoll.errors import ConfigError
 from simcoll.formats.chakra_nodes import Node, dump_nodes, parse_nodes
@@ -215,3 +216,12 @@ def test_refused(case):
 def test_no_trace(content):
     with pytest.raises(ConfigError, match="not a Chakra execution trace"):
         parse_nodes(content)
+
+
+def test_a_prefix_is_converted_as_it_is_played(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["convert", "ring", "r.et", "-n", "4", "-s", "64K", "--to", "chakra-messages"]) == 0
+    for source in ("r", "r.0.et"):
+        assert main(["convert", source, f"of-{source}.json", "--to", "workload"]) == 0
+    assert (tmp_path / "of-r.json").read_bytes() == (tmp_path / "of-r.0.et.json").read_bytes()
+    capsys.readouterr()
