@@ -9,6 +9,9 @@ import os
 import re
 import subprocess
 import sys
+from contextlib import chdir, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -56,13 +59,60 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
+@dataclass(frozen=True)
+class Ran:
+    """A run of the small scenario: where its files are, and what it printed."""
+
+    files: Path
+    out: str
+    err: str
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """Run here, without a terminal."""
+    folder, out, err = tmp_path_factory.mktemp("here"), StringIO(), StringIO()
+    (folder / "small.toml").write_text(SCENARIO)
+    with chdir(folder), redirect_stdout(out), redirect_stderr(err):
+        assert main(["run", "small.toml"]) == 0
+    return Ran(folder / "out" / "small", out.getvalue(), err.getvalue())
+
+
+@pytest.fixture(scope="module")
+def elsewhere(tmp_path_factory):
+    """Run by a process with another hash seed, on a terminal."""
+    if not hasattr(os, "openpty"):
+        pytest.skip("no pseudo-terminals here")
+    folder = tmp_path_factory.mktemp("elsewhere")
+    (folder / "small.toml").write_text(SCENARIO)
+    main_end, terminal = os.openpty()
+    process = subprocess.Popen(
+        [*COMMAND, "run", "small.toml", "-o", "b"],
+        cwd=folder,
+        stdout=subprocess.DEVNULL,
+        stderr=terminal,
+        env={**ENVIRONMENT, "TERM": "xterm", "PYTHONHASHSEED": "17"},
+    )
+    os.close(terminal)
+    seen = b""
+    while True:
+        try:
+            block = os.read(main_end, 65536)
+        except OSError:  # Linux: the other end has closed
+            break
+        if not block:
+            break
+        seen += block
+    os.close(main_end)
+    assert process.wait() == 0
+    return Ran(folder / "b", "", seen.decode())
+
+
 @pytest.mark.slow
-def test_run_writes_four_files(folder, capsys):
-    assert main(["run", "small.toml"]) == 0
-    printed = capsys.readouterr()
+def test_run_writes_four_files(small):
     # No progress bar off a terminal; the compiled engine may be new.
-    assert [line for line in printed.err.splitlines() if "compiling the fast engine" not in line] == []
-    out = folder / "out" / "small"
+    assert [line for line in small.err.splitlines() if "compiling the fast engine" not in line] == []
+    out = small.files
     assert sorted(path.name for path in out.iterdir()) == ["busbw.svg", "results.csv", "results.json", "trace.json.gz"]
     results = json.loads((out / "results.json").read_text())
     assert (results["format"], results["version"]) == ("simcoll-results", 1)
@@ -78,32 +128,24 @@ def test_run_writes_four_files(folder, capsys):
     assert ET.parse(out / "busbw.svg").getroot().tag.endswith("svg")
     trace = json.loads(gzip.decompress((out / "trace.json.gz").read_bytes()))
     assert {event["ph"] for event in trace["traceEvents"]} == {"M", "X", "s", "f", "C"}
-    table = [line for line in printed.out.splitlines() if not line.startswith("#")]
+    table = [line for line in small.out.splitlines() if not line.startswith("#")]
     assert len(table) == 5
     assert [int(line.split()[0]) for line in table] == [8, 128, 2048, 32768, 524288]
 
 
 @pytest.mark.slow
-def test_same_input_same_bytes(folder):
-    assert main(["run", "small.toml", "--output", "a"]) == 0
-    subprocess.run(
-        [*COMMAND, "run", "small.toml", "-o", "b"],
-        check=True,
-        env={**ENVIRONMENT, "PYTHONHASHSEED": "17"},
-        stdout=subprocess.DEVNULL,
-    )
+def test_same_input_same_bytes(small, elsewhere):
     for name in ("results.json", "results.csv", "busbw.svg", "trace.json.gz"):
-        assert (folder / "a" / name).read_bytes() == (folder / "b" / name).read_bytes(), name
+        assert (small.files / name).read_bytes() == (elsewhere.files / name).read_bytes(), name
 
 
 @pytest.mark.slow
-def test_what_played_the_runs_is_told_on_the_terminal_and_in_the_files(folder, capsys):
-    assert main(["run", "small.toml"]) == 0
-    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("# engine ")]
+def test_what_played_the_runs_is_told_on_the_terminal_and_in_the_files(small):
+    lines = [line for line in small.out.splitlines() if line.startswith("# engine ")]
     told = [
         re.fullmatch(r"# engine (\w+): (\d+) runs?, ([\d,]+) messages, \d+\.\d\d s \((.*)\)", line) for line in lines
     ]
-    runs = json.loads((folder / "out" / "small" / "results.json").read_text())["runs"]
+    runs = json.loads((small.files / "results.json").read_text())["runs"]
     counts = {}
     for run in runs:
         assert run["classes"] is None
@@ -336,29 +378,9 @@ def test_a_reader_that_leaves_early(argv):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not hasattr(os, "openpty"), reason="no pseudo-terminals here")
-def test_progress_bar_on_a_terminal(folder):
-    main_end, terminal = os.openpty()
-    process = subprocess.Popen(
-        [*COMMAND, "run", "small.toml"],
-        stdout=subprocess.DEVNULL,
-        stderr=terminal,
-        env={**ENVIRONMENT, "TERM": "xterm"},
-    )
-    os.close(terminal)
-    seen = b""
-    while True:
-        try:
-            block = os.read(main_end, 65536)
-        except OSError:  # Linux: the other end has closed
-            break
-        if not block:
-            break
-        seen += block
-    os.close(main_end)
-    assert process.wait() == 0
-    assert b"ring" in seen
-    assert b"/20" in seen  # runs done of runs in all
+def test_progress_bar_on_a_terminal(elsewhere):
+    assert "ring" in elsewhere.err
+    assert "/20" in elsewhere.err  # runs done of runs in all
 
 
 def test_show_knows_every_operation(folder, capsys):
@@ -410,9 +432,8 @@ def test_a_generation_of_one_s_own_file_brings_the_constants(folder, capsys):
 
 
 @pytest.mark.slow
-def test_the_picture_has_bandwidth_and_time_and_names_protocols(folder):
-    assert main(["run", "small.toml"]) == 0
-    picture = (folder / "out" / "small" / "busbw.svg").read_text()
+def test_the_picture_has_bandwidth_and_time_and_names_protocols(small):
+    picture = (small.files / "busbw.svg").read_text()
     assert all(text in picture for text in ("bus bandwidth (GB/s)", "time (us)", "ring (LL"))
     assert all(text in picture for text in ("upper bound for any schedule", "tree:channels=2 (LL"))
 

@@ -15,15 +15,10 @@ from tests.support.msccl_trips import SPOKEN, check_trip, trips
 
 
 @pytest.mark.slow
-def test_some_algorithms_there_and_back():
-    assert len(trips(3, in_place=False).made) > 30
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("nranks", "in_place"), [(1, True), (2, False), (4, True), (5, True), (8, False), (16, False)])
+@pytest.mark.parametrize(("nranks", "in_place"), [(1, True), (2, False), (3, False), (4, True), (5, True), (8, False)])
 def test_all_algorithms_there_and_back(nranks, in_place):
     """A part of what ``tests/laws/msccl_trips.py`` does for every number of ranks up to 16."""
-    assert len(trips(nranks, in_place=in_place).made) > 20
+    assert len(trips(nranks, in_place=in_place).made) > (30 if nranks > 2 else 20)
 
 
 @pytest.mark.parametrize("channels", [2, 4])
