@@ -62,8 +62,11 @@ def _accesses(steps: Steps, size: int, low: int, high: int) -> _Accesses:
         # No transfer begins or ends between two cuts, so the chunks there have the same accesses: they are one cell.
         cuts = distinct(begin, end)
         begin, end = np.searchsorted(cuts, begin), np.searchsorted(cuts, end)
-    row, offset = spread(end - begin)
-    key = np.sort(begin[row] + offset << bits | row, kind="stable")  # much quicker than the order of the cells
+    count = end - begin
+    ahead = begin - np.cumsum(count) + count
+    key = np.repeat((ahead << bits) + np.arange(len(begin)), count)
+    key += np.arange(len(key)) << bits
+    key.sort(kind="stable")  # much quicker than the order of the cells
     cell, row = key >> bits, key & (1 << bits) - 1
     access = access[row]
     return _Accesses(cell, access >> 1, access & 1 == 1)
