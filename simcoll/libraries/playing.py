@@ -221,21 +221,24 @@ def _flowing(asked: _Asked) -> float:
     return flowing / (flowing + asked.start_us + asked.hops * asked.hop_us + asked.nets * asked.net_us)
 
 
-def _too_fast(asked: _Asked, gpu_GBps: float, nic_GBps: float) -> bool:
-    """Whether links slow down rates that make up for a pipeline's filling, by more than a small part of the time."""
+def _too_fast(asked: _Asked, gpu_GBps: float, nic_GBps: float, slack: float = 0.04) -> bool:
+    """Whether links slow down rates that make up for a pipeline's filling, by more than a part of the time."""
     gpu, nic = _raw(asked)
     beyond = max(gpu_GBps / (FREE * gpu), nic_GBps / (FREE * nic) if asked.shape.domains > 1 else 0.0) - 1
-    return beyond * _flowing(asked) > 0.04
+    return beyond * _flowing(asked) > slack
 
 
 def _chain(asked: _Asked) -> Play | str:
-    """Pieces follow each other along the chain; a rate a little higher makes up for the first and the last ones."""
+    """Pieces follow each other along the chain, as few as links allow: the rate makes up for the first and the last ones."""
     n, domains = asked.shape.ranks, asked.shape.domains
-    most = (4 if domains == 1 else 16) * n
-    pieces = _round(max(1, min(most, asked.size_bytes // 4096, _slots(asked))))
-    lead = 1 + (n - 2) / pieces
-    rate, channels = asked.rate_GBps * lead, _rails(asked)
-    if n * pieces * channels > MOST_MESSAGES or _too_fast(asked, rate, rate):
+    most = _round(max(1, min((4 if domains == 1 else 16) * n, asked.size_bytes // 4096, _slots(asked))))
+    for pieces in (*(few for few in (32, 64, 128) if few < most), most):
+        rate = asked.rate_GBps * (1 + (n - 2) / pieces)
+        fast = _too_fast(asked, rate, rate, 0.04 if pieces == most else 0.0)
+        if not fast:
+            break
+    channels = _rails(asked)
+    if n * pieces * channels > MOST_MESSAGES or fast:
         return "a chain of so many ranks needs more pieces than can be played"
     if asked.shape.per_domain > 1 and _linked(asked.topology):
         schedule = _schedule(asked.collective, "nvlink_ring", asked.topology, (("pieces", pieces),))
