@@ -62,10 +62,19 @@ REASONS = """
   and NCCL 2.23 on Alps (2025) keeps LL up to 4 MiB where a later plugin on the same nodes does not. `slingshot-alps` and `slingshot`
   tell the two apart; a system that is alone on its fabric is predicted from guesses when it is left out.
 * **Rings of LL over InfiniBand on A100.** Forced rings on two DGX A100, 1 KiB to 256 MiB: median 16 % uncalibrated, 14 % with the
-  shipped numbers. Rings are predicted too fast from 8 KiB to 4 MiB, as in all_gather of another system, and trees of other systems
-  too slow. A share for rings under LL and one for trees, per class of GPU, were fitted and dropped: the middle band improves over all
-  tables (17.2 from 17.6 %), but not that of the added ones (20.5 from 19.3 %), nor the development tables with two and six points
-  (9.0 from 8.6 %, 5.0 from 4.5 %).
+  shipped numbers: 10 to 40 % too fast from 4 KiB to 4 MiB, within 9 % elsewhere. Rings are too fast in all_gather of another system
+  with A100, too, and trees of other systems too slow. What was tried:
+    * A share for rings under LL and one for trees, per class of GPU, fitted and dropped: the middle band improves over all tables
+      (17.2 from 17.6 %), but not that of the added ones (20.5 from 19.3 %), nor the development tables with two and six points (9.0 from
+      8.6 %, 5.0 from 4.5 %).
+    * NCCL's choice. The time falls from 135 us at 512 KiB to 120 at 1 MiB: there the run leaves LL for LL128. NCCL's formula does that from
+      138 KB on with the 2 us that posting a message takes on AMD, from 638 KB on without, so the version that ran had no such overhead.
+      Under LL the model has 108 us at 512 KiB, not 135: the choice explains the step, not the level.
+    * Fewer channels at small sizes. NCCL gives a ring under LL one channel for each 4 KiB and rank (512 threads of 8 B), a tree one for
+      each 4 KiB. One channel at 4 GB/s would bring 16 to 64 KiB within 10 % here and 64 KiB from -34 and -30 to -8 and -4 % (logarithms) in two
+      all_gathers of another system, and leave trees alone, as measured. But 128 and 256 KiB stay 29 to 47 % too fast, and rings on H100 with
+      AMD's CPUs over InfiniBand, right today (-6 to +5 % up to 256 KiB), would be up to 25 % too slow. So neither the CPU nor the channels alone make
+      it; what else A100 has there is not known, and a rate for A100 alone would be fitted to this table. Not taken up.
 * **Small sizes on clouds.** What starting takes differs by 10 to 30 us between runs on the same machine. Two points of your own remove it.
 * **all_gather and reduce_scatter over nodes from 256 KiB to 64 MiB** take up to twice as long as predicted on eight fast NICs
   (B200, 10 nodes of H100); the cause was not found.

@@ -125,15 +125,18 @@ def finished(run: Run) -> tuple[Table, tuple[str, ...]]:
     """The table of a run, with notes on what its columns had to tell."""
     notes = []
     collective, guessed = _NAMES.get(run.collective, run.collective), not run.collective
-    nranks = run.nranks or max(run.devices, default=-1) + 1  # copies leave out devices in the middle
+    listed = max(run.devices, default=-1) + 1  # copies leave out devices in the middle
     if guessed:
         collective = _collective(run.rows)
         told = f"taken for {collective} by its columns" if collective else "and its columns fit several"
         notes.append(f"the collective is not named, {told}")
-    if not nranks:
-        nranks = _nranks(collective, run.rows)
+    counted = 0 if run.nranks else _nranks(collective, run.rows)
+    nranks = run.nranks or max(listed, counted)
+    if not run.nranks and not listed:
         told = f"taken for {nranks} by its columns" if nranks else "and its columns do not tell it"
         notes.append(f"the number of ranks is not named, {told}")
+    elif counted > listed:
+        notes.append(f"devices up to rank {listed - 1} are listed, taken for {nranks} ranks by its columns")
     hosts = {host for host, _, _ in run.devices.values()}
     processes = {(host, process) for host, process, _ in run.devices.values()}
     names = tuple(dict.fromkeys(name for _, (_, _, name) in sorted(run.devices.items()) if name))
@@ -145,7 +148,17 @@ def finished(run: Run) -> tuple[Table, tuple[str, ...]]:
     if shared and len(processes) == len(hosts) < len(run.devices):
         environment = (("LAUNCHER", "one-process"), *environment)
     rows = tuple(run.rows)
-    table = Table(collective, nranks, len(hosts), names, library, run.version, environment, rows, guessed)
+    table = Table(
+        collective,
+        nranks,
+        len(hosts) if counted <= listed else 0,
+        names,
+        library,
+        run.version,
+        environment,
+        rows,
+        guessed,
+    )
     return table, tuple(notes)
 
 

@@ -113,6 +113,12 @@ def test_a_copy_with_devices_left_out_and_rounded_counts(read):
     same_times(found)
 
 
+def test_a_copy_without_the_end_of_the_list_of_devices(read):
+    log = read([line for line in nccl_tests(SIZES, 15 / 8, hosts=TWO) if "Rank" not in line or "Rank  0" in line])
+    assert (log.tables[0].nranks, log.tables[0].nnodes) == (16, 0)
+    assert "devices up to rank 0 are listed, taken for 16 ranks by its columns" in log.notes
+
+
 @pytest.mark.parametrize("nranks", [2, 3, 5, 8, 16, 24])
 def test_ranks_from_the_ratio_of_bandwidths(read, nranks):
     lines = list(nccl_tests(SIZES, 2 * (nranks - 1) / nranks))
