@@ -71,10 +71,11 @@ REASONS = """
       138 KB on with the 2 us that posting a message takes on AMD, from 638 KB on without, so the version that ran had no such overhead.
       Under LL the model has 108 us at 512 KiB, not 135: the choice explains the step, not the level.
     * Fewer channels at small sizes. NCCL gives a ring under LL one channel for each 4 KiB and rank (512 threads of 8 B), a tree one for
-      each 4 KiB. One channel at 4 GB/s would bring 16 to 64 KiB within 10 % here and 64 KiB from -34 and -30 to -8 and -4 % (logarithms) in two
-      all_gathers of another system, and leave trees alone, as measured. But 128 and 256 KiB stay 29 to 47 % too fast, and rings on H100 with
-      AMD's CPUs over InfiniBand, right today (-6 to +5 % up to 256 KiB), would be up to 25 % too slow. So neither the CPU nor the channels alone make
-      it; what else A100 has there is not known, and a rate for A100 alone would be fitted to this table. Not taken up.
+      each 4 KiB. One channel at 4 GB/s would bring 16 to 64 KiB within 10 % here and 64 KiB from -34 and -30 to -8 and -4 %
+      (logarithms) in two all_gathers of another system, and leave trees alone, as measured. But 128 and 256 KiB stay 29 to 47 % too
+      fast, and rings on H100 with AMD's CPUs over InfiniBand, right today (-6 to +6 % up to 256 KiB), would be up to 25 % too slow. So
+      neither the CPU nor the channels alone make it; what else A100 has there is not known, and a rate for A100 alone would be
+      fitted to this table. Not taken up.
 * **Small sizes on clouds.** What starting takes differs by 10 to 30 us between runs on the same machine. Two points of your own remove it.
 * **all_gather and reduce_scatter over nodes from 256 KiB to 64 MiB** take up to twice as long as predicted on eight fast NICs
   (B200, 10 nodes of H100); the cause was not found.
