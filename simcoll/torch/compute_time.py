@@ -47,6 +47,11 @@ class Watched(TorchDispatchMode):
         self.inside = False  # the fields of the root count
         self.pushed: list[Any] = []
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Not: nothing is compiled in a run, and PyTorch would import its compiler for it, and ask it at every operator."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator, count its memory, and enqueue its time."""
         if any(not issubclass(each, _PLAIN) or each.__module__.startswith("torch.distributed") for each in types):

@@ -163,3 +163,33 @@ def test_holistic_trace_analysis_agrees(tmp_path):
     table = analysis.TraceAnalysis(trace_dir=str(tmp_path)).get_temporal_breakdown(visualize=False)
     assert table["compute_time(us)"].tolist() == [30, 35]
     assert table["non_compute_time(us)"].tolist() == [55, 50]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_holistic_trace_analysis_has_our_times_of_groups(tmp_path, monkeypatch):
+    """Its breakdown and its overlap, where times are no whole microseconds, operations overlap, and ranks differ."""
+    analysis = pytest.importorskip("hta.trace_analysis")
+    monkeypatch.setenv("HTA_DISABLE_NS_ROUNDING", "1")
+
+    def program(rank, world_size):
+        grid = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
+        for step in range(3):
+            works = [dist.all_reduce(np.zeros(10_007), group=grid.get_group(name), async_op=True) for name in "ab"]
+            dist.compute((3 + rank) * 1.01e-6, f"step {step}")
+            for work in works:
+                work.wait()
+            dist.compute(1.7e-6)
+
+    timeline = dist.spawn(program, 4, topology="dgx-h100", trace=tmp_path).timeline
+    ours = [timeline.summary(rank) for rank in range(4)]
+    found = analysis.TraceAnalysis(trace_dir=str(tmp_path))
+    table = found.get_temporal_breakdown(visualize=False)
+    for name, times in {
+        "compute_time(us)": [each.compute_fs for each in ours],
+        "idle_time(us)": [each.idle_fs for each in ours],
+        "non_compute_time(us)": [each.total_fs - each.compute_fs - each.idle_fs for each in ours],
+    }.items():
+        assert table[name].tolist() == pytest.approx([time / US for time in times], rel=0.01, abs=1e-3)
+    hidden = [1 - (each.total_fs - each.compute_fs - each.idle_fs) / each.communication_fs for each in ours]
+    shares = found.get_comm_comp_overlap(visualize=False)["comp_comm_overlap_pctg"].tolist()
+    assert shares == pytest.approx([100 * share for share in hidden], rel=0.01)
