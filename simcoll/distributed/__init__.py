@@ -50,6 +50,7 @@ from simcoll.distributed.api.point_to_point import *
 from simcoll.distributed.api.reductions import *
 from simcoll.distributed.api.reductions import ReduceOp
 from simcoll.distributed.api.subgroups import *
+from simcoll.distributed.distributed_c10d import _coalescing_manager as _coalescing_manager
 from simcoll.distributed.runtime.work import Future, Work
 from simcoll.distributed.start import spawning as _spawning
 from simcoll.distributed.start.spawning import *

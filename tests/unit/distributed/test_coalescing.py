@@ -12,7 +12,7 @@ from simcoll.distributed import distributed_c10d
 def test_calls_that_are_alike_become_one_operation():
     def program(rank, world_size):
         a, b, c = np.ones(2), np.full(3, rank, np.int32), np.full(2, float(rank))
-        with distributed_c10d._coalescing_manager():
+        with dist._coalescing_manager():
             dist.all_reduce(a)
             dist.all_reduce(b)
             dist.all_reduce(c)
