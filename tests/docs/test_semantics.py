@@ -41,7 +41,8 @@ Of the distributed tests that ship with PyTorch, played on 4 ranks ([all numbers
 | simcoll, called `gloo` | 115 | 1 | 192 |
 | simcoll, called `simcoll` | 90 | 0 | 218 |
 
-The failure is `test_ddp_logging_data_cpu`: it looks for the name gloo in a log, and PyTorch writes that only together with the threads of gloo's C++ class.
+The failure is `test_ddp_logging_data_cpu`: it looks for the name gloo in a log, and PyTorch would then ask gloo's
+C++ class for its threads.
 
 This page is made by `tests/docs/test_semantics.py` (`pytest --bless` rewrites it).
 """

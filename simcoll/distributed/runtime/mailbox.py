@@ -133,6 +133,8 @@ def deliver_message(receive: End, sender: int, values: Array | None) -> None:
     error = work.guarded()
     if values is not None and error is None:
         work.fill(values)
+        for other in work.rank.open_works:
+            other.received_beside(work)
     work.sender = sender
     work.over(error)
 

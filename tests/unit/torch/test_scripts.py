@@ -104,13 +104,22 @@ def test_a_script_for_gpus_runs_unchanged(script, capsys, tmp_path):
     options = ("-n", "10", "--topology", "dgx-h100", "--trace", str(tmp_path / "t.json.gz"))
     status, out, err = script(capsys, TRAIN, "--steps", "3", options=options, parallel_state=PARALLEL_STATE)
     assert status == 0, err
-    lines = sorted(out.splitlines()[:-1])
+    lines = sorted(line for line in out.splitlines() if not line.startswith("#"))
+    told, head, *rows = (line for line in out.splitlines() if line.startswith("#"))
     pairs = [2 * (rank - rank % 2) + 1 for rank in range(10)]
     assert lines == sorted(
         f"__main__ ['train.py', '--steps', '3'] {rank % 8} {rank // 8} {8 if rank < 8 else 2} {pairs[rank]}"
         for rank in range(10)
     )
-    assert out.splitlines()[-1].startswith("# 10 ranks (dgx-h100): ")
+    assert told.startswith("# 10 ranks (dgx-h100): ")
+    assert head.startswith("# ranks  total ")
+    assert [row.split("  ")[0] for row in rows] == [
+        "# 0-1",
+        "# 2-3",
+        "# 4-5",
+        "# 6-7",
+        "# 8-9",
+    ]  # a line for each pair's group
     assert "; 3 optimizer steps on rank 0, the first " in out
     with gzip.open(tmp_path / "t.json.gz") as file:
         assert json.load(file)["traceEvents"]
