@@ -192,7 +192,8 @@ def _family(layers: list[Layer]) -> str:
         return _GRAPH if any(mark in first.dump[:4096] for mark in marks) else _DUMP
     family = first.document.get("family")
     if not isinstance(family, str) or family not in _FAMILIES:
-        wrong = f"unknown family {shown(family)}; {nearest(str(family), _FAMILIES)}"
+        said = "missing" if family is None else f"unknown family {shown(family)}"
+        wrong = f"{said}; {nearest(str(family), _FAMILIES)}"
         raise ConfigError(wrong, file=first.file, path="$.family")
     return family
 

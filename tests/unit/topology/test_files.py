@@ -372,7 +372,7 @@ def test_tiers_of_a_base_are_replaced_as_a_whole(tmp_path):
         ('extends = "mine.toml"', "$.extends: 'mine.toml' leads back to"),
         ('extends = "dgx-h100"\nfamily = "torus"', "$.family: 'torus' is not the family of dgx-h100.toml; expected 'boxes'"),
         ('extends = "dgx-h100"\n[nic]\nbandwith = "1 GB/s"', "$.nic.bandwith: unknown key; did you mean 'bandwidth'"),
-        ('extend = "dgx-h100"', "$.family: unknown family None; valid: "),
+        ('extend = "dgx-h100"', "$.family: missing; valid: "),
         ('family = "boxes"\nextend = "dgx-h100"', "$.extend: unknown key; did you mean 'extends'"),
         ('extends = "dgx-h100"\n[nic]\ncount = 3', "3 NICs cannot be shared equally by 8 GPUs"),
         ('extends = "gb200-nvl72"\n[gpu]\ncount = 100', "GPUs of a domain: 1800 is out of range; expected 1 to 1024"),
