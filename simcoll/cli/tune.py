@@ -79,7 +79,7 @@ def tune_library(
         else played_choices(machine, wanted, sizes, format, protocol or "ideal")
     )
     picked: list[Picked] = []
-    width = max(22, *(len(name) for each in of_mpi.values() for name in each.algorithms.values()))
+    width = max([22, *(len(name) for each in of_mpi.values() for name in each.algorithms.values())])
     wide = 20 if of_nccl else width
     print(printable(f"# topology {machine.name}: {counted(machine.nranks, 'rank')}"))
     print(

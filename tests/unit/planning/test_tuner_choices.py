@@ -38,8 +38,7 @@ def test_ranges_of_sizes():
     assert picked(8, "tree").certain
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("nodes", [2, 8])
+@pytest.mark.parametrize("nodes", [2, pytest.param(8, marks=pytest.mark.slow)])
 def test_a_tuner_file_for_nccl(tmp_path, monkeypatch, capsys, nodes):
     monkeypatch.chdir(tmp_path)
     assert main(["tune", "-t", "dgx-h100", "--nodes", str(nodes), "-o", "t.csv", "-c", "all_reduce", "-f", "1024"]) == 0
