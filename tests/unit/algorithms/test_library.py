@@ -86,6 +86,7 @@ def test_proved_for_every_number_of_ranks_and_root_with_the_claimed_order(collec
             # All roots for small groups; beyond, those at both ends and one in the middle.
             roots = range(n) if n <= 9 and position == 0 else sorted({0, n // 2, n - 1})
             proofs = [verify(simcoll.schedule(which, name, **params)) for which in collectives(collective, n, roots)]
+            assert {proof.kind for proof in proofs} == {"full"}
             levels |= {proof.order for proof in proofs}
     claim = find_algorithm(collective, name).order
     if not KINDS[collective].reduces:

@@ -40,7 +40,8 @@ def test_every_algorithm(algorithm):
             proof = check_lowering(simcoll.bind(schedule, schedule.layout.chunks))
             assert proof.data == (algorithm.collective != "barrier")
             assert proof.least_depth == 0
-            check_lowering(simcoll.bind(schedule, 1))
+            if schedule.layout.chunks > 1:
+                check_lowering(simcoll.bind(schedule, 1))
             count += 1
     assert count
 
