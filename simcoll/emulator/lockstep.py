@@ -103,6 +103,8 @@ def lockstep(
     keep: bool,
 ) -> Played | None:
     """Play a plan without switch operations; ``None`` where flows may meet, or channels wait for each other."""
+    if len(plan.wait_pairs[0]):
+        return None
     protocol = plan.protocol
     # The jitter is added when messages are played, so that repeats stay repeats.
     calm = replace(plan, protocol=replace(protocol, jitter_fs=0))
@@ -112,7 +114,7 @@ def lockstep(
         rows += sum(len(each) for variants in turns.steps for each in variants)
         if rows > MOST_ROWS or not all(owners.add(variants[0]) for variants in turns.steps):
             return None
-    if not owners.hold() or len(plan.wait_pairs[0]):
+    if not owners.hold():
         return None
     return _Run(plan, capacity, kept, keep=keep).play()
 

@@ -63,7 +63,7 @@ AHEAD_ROWS, AHEAD_STEPS = 2048, 256
 """How far the plan is loaded ahead, so that one call of the loops is worth its cost."""
 
 SPARE = 2048
-"""So many slots and hops more at least, up to four times as many in long runs, whenever there are too few: each time costs as much as
+"""So many slots and hops more at least, up to sixteen times as many in long runs, whenever there are too few: each time costs as much as
 playing a hundred messages."""
 
 
@@ -117,7 +117,7 @@ class Machine:
         self.hop_room: list[int] = []
         self.hops_used = 0
         self.free: dict[int, dict[Timed, list[int]]] = {}
-        self.spare = min(max(SPARE, int(lane_steps.sum())), 4 * SPARE)
+        self.spare = min(max(SPARE, int(lane_steps.sum())), 16 * SPARE)
         self.latest: tuple[Shape | None, Ints] = None, np.zeros(0, np.int64)  # and the connections of its rows
         self.ring_used = 0
         self.lanes_seen = np.zeros(len(lane_steps), np.int32)
