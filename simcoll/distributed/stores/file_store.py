@@ -14,6 +14,7 @@ import stat
 import struct
 import sys
 import threading
+import time
 import weakref
 import zlib
 from collections.abc import Iterator
@@ -31,6 +32,8 @@ from simcoll.distributed.stores.wire import REQUESTS, Answer, Request, Verb
 __all__ = ["FileStore"]
 
 _QUEUES = frozenset({Verb.QUEUE_PUSH, Verb.QUEUE_POP, Verb.QUEUE_LEN})
+LEAVE_S = 5.0
+"""Longest wait for the file's lock when a store is closed."""
 FIRST_LINE = b"simcoll-file-store 2\n"
 _RECORD = struct.Struct(">II")
 
@@ -45,13 +48,13 @@ class _Log:
     inode: tuple[int, int] | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def run(self, request: Request, *, create: bool = False) -> Answer:
-        """Catch up with the file, apply one operation, and append it if it is a change."""
+    def run(self, request: Request, patience_s: float, *, create: bool = False) -> Answer:
+        """Catch up with the file, apply one operation, and append it if it is a change; who keeps the file is waited for so long."""
         writing = request.code.changes
         with self.lock:
             if not writing and self._is_current():
                 return self.table.apply(request)
-            with _locked(self.path, exclusive=writing, create=create) as file:
+            with _locked(self.path, patience_s, exclusive=writing, create=create) as file:
                 self._catch_up(file, writing)
                 result = self.table.apply(request)
                 if writing:
@@ -63,7 +66,11 @@ class _Log:
         if os.getpid() != pid:
             return
         # A missing file needs no leaving.
-        with contextlib.suppress(DistStoreError), self.lock, _locked(self.path, exclusive=True, create=False) as file:
+        with (
+            contextlib.suppress(DistStoreError),
+            self.lock,
+            _locked(self.path, LEAVE_S, exclusive=True, create=False) as file,
+        ):
             self._catch_up(file, True)
             users = self._count(file, "members", -1)
             gone = self._count(file, "gone", 1)
@@ -140,16 +147,26 @@ class _Log:
 
 
 @contextlib.contextmanager
-def _locked(path: str, *, exclusive: bool, create: bool) -> Iterator[int]:
+def _locked(path: str, patience_s: float, *, exclusive: bool, create: bool) -> Iterator[int]:
     """The file, open and locked; opened anew each time, so that threads and forked processes exclude each other, too."""
     if sys.platform == "win32":
         raise DistStoreError("FileStore needs the file locks of a POSIX system; use a TCPStore")
     import fcntl
 
+    how = fcntl.LOCK_NB | (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
+    until_s = time.monotonic() + patience_s
     while True:
         file = _open(path, create)
         try:
-            fcntl.flock(file, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
+            while True:
+                with contextlib.suppress(BlockingIOError):
+                    fcntl.flock(file, how)
+                    break
+                if time.monotonic() > until_s:
+                    raise DistStoreError(
+                        f"cannot use {path} as a store: another process, perhaps a stopped one, has kept it locked for {patience_s:g} s"
+                    )
+                time.sleep(0.001)
             # The last user may have removed the file between opening and locking.
             same = False
             with contextlib.suppress(FileNotFoundError):
@@ -206,7 +223,7 @@ class FileStore(Store):
         self._path = os.fspath(file_name)
         self._world_size = world_size
         self._log = _Log(self._path)
-        self._log.run(Request(Verb.COUNT, 1, keys=("members",)), create=True)
+        self._log.run(Request(Verb.COUNT, 1, keys=("members",)), self.timeout.total_seconds(), create=True)
         self._released = weakref.finalize(self, self._log.leave, world_size, os.getpid())
 
     @property
@@ -220,7 +237,7 @@ class FileStore(Store):
             raise NotImplementedError("queue support is not implemented by FileStore; use HashStore or TCPStore")
         if timeout_s is not None:
             return call_and_wait(self, self.waiter or PollingWaiter(), request, timeout_s)
-        result = self._log.run(request)
+        result = self._log.run(request, self.timeout.total_seconds())
         if request.code.changes:
             self._tell()
         return result

@@ -217,10 +217,14 @@ class Table:
         key = asked.keys[0]
         if not _COUNTER.fullmatch(key):
             raise ValueError(f"a store counts 'members', 'gone' and each 'rank 0', not {key!r:.60}")
-        if asked.number == 0:
-            return self.counters.get(key, 0)
-        self.counters[key] = self.counters.get(key, 0) + asked.number
-        return self.counters[key]
+        new = self.counters.get(key, 0) + asked.number
+        if not -(1 << 63) <= new < 1 << 63:
+            raise ValueError(f"the counter {key!r} does not fit in 64 bits")
+        if asked.number:
+            if self.max_keys is not None and key not in self.counters and len(self.counters) >= self.max_keys:
+                raise DistStoreError(f"the store is full: it has {self.max_keys} counters")
+            self.counters[key] = new
+        return new
 
 
 _RUN: Final[dict[Verb, Callable[[Table, Request], Answer]]] = {

@@ -267,6 +267,24 @@ def test_waiting_across_processes(path):
     store.close()
 
 
+def test_a_process_that_keeps_the_file_is_waited_for_until_the_timeout(path):
+    import fcntl
+
+    with FileStore(path) as store:
+        store.set_timeout(timedelta(seconds=0.2))
+        holder = os.open(path, os.O_RDWR)
+        fcntl.flock(holder, fcntl.LOCK_EX)
+        try:
+            with pytest.raises(
+                DistStoreError, match=r"another process, perhaps a stopped one, has kept it locked for 0\.2 s"
+            ):
+                store.set("k", "1")
+        finally:
+            os.close(holder)
+        store.set("k", "2")
+        assert store.get("k") == b"2"
+
+
 def test_threads_on_one_file(path):
     stores = [FileStore(path) for _ in range(4)]
     threads = [threading.Thread(target=lambda s=s: [s.add("n", 1) for _ in range(50)]) for s in stores]

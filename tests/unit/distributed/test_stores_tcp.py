@@ -19,7 +19,8 @@ import pytest
 
 from simcoll.distributed.server.frames import HELLOS, Greeting, Hello, Welcome, decode, encode
 from simcoll.distributed.stores import DistNetworkError, DistStoreError, Limits, PrefixStore, TCPStore, wire
-from simcoll.distributed.stores.wire import Verb
+from simcoll.distributed.stores.table import Table
+from simcoll.distributed.stores.wire import Request, Verb
 from tests.support.hostile_doors import StoreDoor, next_body
 
 SECOND = timedelta(seconds=1)
@@ -373,6 +374,22 @@ def test_a_full_store():
         store.queue_push("q", "2")
         assert store.delete_key("q")
         store.multi_set(["b", "c"], ["2", "3"])
+
+
+def test_counters_are_bounded_in_size_and_number():
+    table = Table(max_keys=2)
+
+    def count(amount=0, *, keys):
+        return Request(Verb.COUNT, amount, keys=keys)
+
+    assert table.apply(count(1 << 62, keys=("rank 1",))) == 1 << 62
+    with pytest.raises(ValueError, match="the counter 'rank 1' does not fit in 64 bits"):
+        table.apply(count(1 << 62, keys=("rank 1",)))
+    assert table.apply(count(keys=("rank 7",))) == 0
+    table.apply(count(1, keys=("members",)))
+    with pytest.raises(DistStoreError, match="the store is full: it has 2 counters"):
+        table.apply(count(1, keys=("rank 2",)))
+    assert table.apply(count(1, keys=("members",))) == 2
 
 
 def test_memory_is_bounded_and_given_back():
