@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -98,6 +99,7 @@ def convert_workload(
     path = Path(source)
     kind = workload_kind(path) if is_file(path) else "chakra" if is_file(f"{source}.0.et") else ""
     rules: Rules | None = None
+    told = ""
     if kind in WORKLOADS:
         workload, place, _ = read_any_workload(path, kind, topology)
         if name == "workload":
@@ -113,13 +115,14 @@ def convert_workload(
         told += "; simcoll step writes its workload" if kind == "design" else ""
         raise ConfigError(f"{told}; expected a list of operations, a workload or a Chakra trace", file=source)
     else:
-        traces = _messages(algorithm(), size, dtype)
+        found = algorithm()
+        traces, told = _messages(found, size, dtype), f"{found}, "
     stem = target.name.removesuffix(".et")
     files = {f"{stem}.{rank}.et": content for rank, content in enumerate(dump_chakra(traces, rules))}
     write_files(target.parent, files)
     steps = sum(map(len, traces))
     print(
-        f"wrote {target.parent / stem}.0.et to {stem}.{len(files) - 1}.et: {steps:,} nodes, {sum(map(len, files.values())):,} bytes"
+        f"wrote {target.parent / stem}.0.et to {stem}.{len(files) - 1}.et: {told}{steps:,} nodes, {sum(map(len, files.values())):,} bytes"
     )
 
 
@@ -137,12 +140,18 @@ def _traces(workload: Workload, place: Topology | None, *, messages: bool) -> Tr
 
 
 def _messages(found: Algorithm, size: str | None, dtype: str | None) -> Traces:
-    """The messages of a schedule bound to a size."""
+    """The messages of a schedule bound to a size, or of a GOAL program, of which each is named unproved."""
+    from simcoll.emulator.goal import goal_program
     from simcoll.emulator.programs import Call, Program
+    from simcoll.formats.goal import Goal
     from simcoll.formats.goal_writer import bind_bytes
     from simcoll.formats.schedule_files import schedule_of
     from simcoll.units import parse_size
     from simcoll.workload.chakra_writer import traces_of_program
 
+    if isinstance(found, Goal):
+        if size or dtype:
+            raise ConfigError(f"--size and --dtype are for schedules; {found} has sizes of its own")
+        return [[replace(step, name="unproved") for step in steps] for steps in traces_of_program(goal_program(found))]
     plan = bind_bytes(schedule_of(found), parse_size(size or "1M"), dtype or "float32")
     return traces_of_program(Program(plan.nranks, [Call(plan)]), lowered=True)

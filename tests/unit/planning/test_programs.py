@@ -184,3 +184,12 @@ def test_arrows_and_counters_of_a_program_with_a_collective():
         link = next(link for link in range(machine.nlinks) if machine.link_name(link) == name)
         assert area * 1000 == pytest.approx(result.link_bytes()[link])
     assert sum(map(len, carried.values())) > 8
+
+
+def test_a_trace_of_its_messages_takes_its_time(capsys):
+    assert main(["convert", "chain.goal", "chain.et"]) == 0
+    assert "GOAL n=3, 7 operations, unproved, 7 nodes" in capsys.readouterr().out
+    assert main(["step", "chain", "-t", "net.toml"]) == 0
+    assert "\nstep        17 us\n" in capsys.readouterr().out
+    assert main(["convert", "chain.goal", "chain.et", "--size", "1K"]) == 2
+    assert "has sizes of its own" in capsys.readouterr().err
