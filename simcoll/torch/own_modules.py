@@ -105,7 +105,8 @@ class OwnModules:
             return False
         importer = _importer()
         if any(importer in each for each in (self.shared, self.following, self._required, sys.stdlib_module_names)):
-            self.following[package] = importer
+            if importlib.machinery.PathFinder.find_spec(package) is not None:  # else only looked for
+                self.following[package] = importer
             return False
         reason = _obstacle(package)
         if reason == "":

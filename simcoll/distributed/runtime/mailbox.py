@@ -133,7 +133,7 @@ def deliver_message(receive: End, sender: int, values: Array | None) -> None:
     error = work.guarded()
     if values is not None and error is None:
         work.fill(values)
-        for other in work.rank.open_works:
+        for other in work.rank.watched_works:
             other.received_beside(work)
     work.sender = sender
     work.over(error)

@@ -77,7 +77,7 @@ class Clock(Protocol):
 
 class Owner(Protocol):
     """The rank whose program a task runs: its number, its world, the asynchronous operations it has not waited for,
-    and the memory that it holds.
+    those whose buffers are watched, and the memory that it holds.
     """
 
     @property
@@ -88,6 +88,9 @@ class Owner(Protocol):
 
     @property
     def open_works(self) -> dict[Any, None]: ...  # noqa: D102
+
+    @property
+    def watched_works(self) -> dict[Any, None]: ...  # noqa: D102
 
     @property
     def memory(self) -> Memory: ...  # noqa: D102

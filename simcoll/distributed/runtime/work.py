@@ -136,12 +136,14 @@ class Work(Waitable):
         self.sources = [source.copy() if both else source for source, both in zip(self.sources, shared, strict=True)]
         _poison(self.targets)
         self._checks = (_checksum(self._watched), _checksum(self.targets))
+        self.rank.watched_works[self] = None
 
     def guarded(self) -> str | None:
         """The fault of the watched buffers, if they have one."""
         if self._checks is None:
             return None
         before, self._checks = self._checks, None
+        del self.rank.watched_works[self]
         for which, arrays, expected in (("input", self._watched, before[0]), ("output", self.targets, before[1])):
             if _checksum(arrays) != expected:
                 return (
@@ -177,6 +179,7 @@ class Work(Waitable):
             self.entry.completed_fs = self.rank.world.now
         self.entry.error = error
         self.sources = self._watched = []
+        self.rank.watched_works.pop(self, None)
         self.reason = None
         self.finish(error)
 

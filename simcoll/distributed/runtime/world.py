@@ -216,6 +216,8 @@ class Rank:
         Its default store, and the store that init_process_group made for it.
     open_works
         Asynchronous operations that it has not waited for.
+    watched_works
+        Those in flight whose buffers are watched.
     coalescing
         The calls that wait for the end of a block, by group.
     debug_level, breakpoints
@@ -237,6 +239,7 @@ class Rank:
     store: Any = None
     own_store: OwnStore | None = None
     open_works: dict[Work, None] = field(default_factory=dict)
+    watched_works: dict[Work, None] = field(default_factory=dict)
     coalescing: dict[Communicator, list[tuple[Call, list[Array], list[Array]]]] = field(default_factory=dict)
     debug_level: int | None = None
     breakpoints: int = 0

@@ -330,19 +330,20 @@ def test_a_message_takes_its_time():
 def test_two_receives_may_share_a_tensor():
     """PyTorch's pipelines make their connections so; the message that comes last stays, and a change by the program is still found."""
 
-    def program(rank, world_size, late):
+    def program(rank, world_size, late, first):
         if rank != 1:
             dist.compute(f"{1 + rank} us")
             dist.send(np.full(2, float(rank)), 1)
             return None
         x = np.zeros(2)
         works = [dist.irecv(x, 0), dist.irecv(x, 2)]
-        works[0].wait()
+        works[first].wait()
         if late:
             x[0] = 5
-        works[1].wait()
+        works[1 - first].wait()
         return x.tolist()
 
-    assert dist.spawn(program, 3, args=(False,)).returns[1] == [2, 2]
+    for first in (0, 1):
+        assert dist.spawn(program, 3, args=(False, first)).returns[1] == [2, 2]
     with pytest.raises(RuntimeError, match=r"the output buffer of recv .* was changed while"):
-        dist.spawn(program, 3, args=(True,))
+        dist.spawn(program, 3, args=(True, 0))

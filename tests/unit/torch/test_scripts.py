@@ -487,6 +487,9 @@ def test_what_ranks_share(tmp_path, monkeypatch):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text("seen = []\n")
     (tmp_path / "compiled" / f"fast{suffix}").write_bytes(b"")
+    (tmp_path / "first.py").write_text("")
+    looks = "import contextlib, first\nwith contextlib.suppress(ImportError):\n    import not_there\nseen = []\n"
+    (tmp_path / "compiled" / "__init__.py").write_text(looks)
     (tmp_path / "registering" / "ops.py").write_text("torch.ops.load_library('a')\n")
     monkeypatch.syspath_prepend(tmp_path)
     own = own_modules.OwnModules()
@@ -502,7 +505,8 @@ def test_what_ranks_share(tmp_path, monkeypatch):
     one, other = backend.spawn(body, 2, own_modules=own).returns
     assert [a == b for a, b in zip(one, other, strict=True)] == [True] * 4 + [False]
     assert own.shared == {"compiled": "C extension", "registering": "registers with a C extension"}
-    for name in ("compiled", "registering"):
+    assert own.following == {"first": "compiled"}  # what is not there is not shared
+    for name in ("compiled", "registering", "first"):
         del sys.modules[name]
 
 
