@@ -5,6 +5,7 @@ import sys
 import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 
 import numpy as np
 import pytest
@@ -16,8 +17,13 @@ from simcoll.topology import boxes
 from tests.laws.memory_flat import MOST_KIB, grown
 from tests.support.memory import KINDS
 
-PLACE = boxes(2, 4, "400 GB/s", "1 us", nics=4, nic_bandwidth="50 GB/s", nic_latency="3 us").degrade("box0.nic1", 0)
-PLAN = simcoll.bind(simcoll.schedule("all_reduce", "ring", nranks=8), count=999)
+
+@cache
+def shared():
+    """A plan and a machine."""
+    plan = simcoll.bind(simcoll.schedule("all_reduce", "ring", nranks=8), count=999)
+    machine = boxes(2, 4, "400 GB/s", "1 us", nics=4, nic_bandwidth="50 GB/s", nic_latency="3 us")
+    return plan, machine.degrade("box0.nic1", 0)
 
 
 def hashes(number):
@@ -32,9 +38,9 @@ def hashes(number):
     events = [f"t={number % 3 + 1}us box0.nic0 = 1/2 for 5us"]
     ran = dist.spawn(program, 4)
     return (
-        emulate(PLAN, PLACE, engine="simpy").trace_hash,
-        emulate(PLAN, PLACE, data="none", engine="auto", events=events).trace_hash,
-        emulate(PLAN, PLACE, data="none", quotient=True).time_fs,
+        emulate(*shared(), engine="simpy").trace_hash,
+        emulate(*shared(), data="none", engine="auto", events=events).trace_hash,
+        emulate(*shared(), data="none", quotient=True).time_fs,
         ran.trace_hash,
         ran.returns,
     )
