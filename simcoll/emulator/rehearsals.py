@@ -49,7 +49,7 @@ MOST_SLOTS = 1 << 17
 """Up to here all messages of a run, or of its classes, are held at a time, some 600 bytes each."""
 MOST_JOINED = 1 << 26
 """So many links of switch operations at most: every message has room for those of the largest operation."""
-MANY_UNEVEN = 1 << 17
+MANY_UNEVEN = 1 << 15
 """Up to here messages of chunks that differ are played one by one: their classes hold for one size only."""
 
 
@@ -184,7 +184,7 @@ def _rehearsed(plan: Plan, topology: Topology, seen: Summary) -> Rehearsal | Non
     if seen.switched and _largest(seen.groups or turns(plan)) * seen.messages > MOST_JOINED:
         return None
     even = place_of(plan, topology)[0] == EVEN
-    many = max(FEWEST_FOLDED, LEAST_A_STEP * seen.steps) if even else MANY_UNEVEN
+    many = max(FEWEST_FOLDED if even else MANY_UNEVEN, LEAST_A_STEP * seen.steps)
     found = None
     if seen.messages > many:
         found = _folded(plan, topology, seen)
