@@ -18,7 +18,7 @@ from simcoll.distributed.stores.wire import NOT_READY, Answer, Request, Verb
 
 __all__ = ["ENTRY_BYTES", "Table"]
 
-ENTRY_BYTES = 128
+ENTRY_BYTES, SUMMED = 128, 128
 _COUNTER = re.compile(r"members|gone|rank [0-9]{1,9}")
 _NUMBER = re.compile(rb"\s{0,40}[+-]?[0-9]{1,19}")
 
@@ -76,9 +76,11 @@ class Table:
         return None
 
     def moved_bytes(self, request: Request) -> int:
-        """About how many bytes an operation moves besides those that come with it."""
+        """About how many bytes an operation moves besides those that come with it; to look for a key counts as some."""
         key = request.keys[0] if request.keys else ""
         match request.code:
+            case Verb.MULTI_GET | Verb.WAIT | Verb.CHECK if len(request.keys) > SUMMED:
+                return ENTRY_BYTES * len(request.keys)
             case Verb.GET | Verb.MULTI_GET | Verb.COMPARE_SET:
                 return sum(len(self.values.get(each, b"")) for each in request.keys)
             case Verb.APPEND:

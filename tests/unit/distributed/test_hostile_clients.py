@@ -20,7 +20,7 @@ import pytest
 from realcoll.meeting import host
 from realcoll.meeting.messages import Join, Meet
 from simcoll.distributed.server.frames import encode
-from simcoll.distributed.server.server import Server
+from simcoll.distributed.server.server import LIGHT_BYTES, Server
 from simcoll.distributed.stores import DistStoreError, wire
 from simcoll.distributed.stores.table import Table
 from simcoll.distributed.stores.tcp import service
@@ -226,6 +226,13 @@ def test_what_moves_much_waits_until_small_requests_are_served(monkeypatch, verb
         assert all(next_body(sock) for sock in [small, *greedy])
         assert served.index("small") <= 1
         assert served.count("big") == 10
+
+
+@pytest.mark.parametrize("verb", [Verb.WAIT, Verb.MULTI_GET, Verb.CHECK])
+def test_looking_for_many_keys_is_much(verb):
+    table = Table()
+    few, many = (wire.Request(verb, keys=tuple(map(str, range(count)))) for count in (64, 1000))
+    assert table.moved_bytes(few) <= LIGHT_BYTES < table.moved_bytes(many)
 
 
 def test_appending_does_not_copy_what_is_there():

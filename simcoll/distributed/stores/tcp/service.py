@@ -110,7 +110,8 @@ class StoreService:
         if peer.has_turn or self._table.moved_bytes(request) <= LIGHT_BYTES:
             action(peer)
         else:
-            peer.park(_held_bytes(request))
+            if not peer.waiting:
+                peer.park(_held_bytes(request))
             peer.in_turn(action)
 
     def _begin(self, peer: Peer, request: Request) -> None:
@@ -159,21 +160,21 @@ class StoreService:
         self._retry(peer)
 
     def _retry(self, peer: Peer) -> None:
+        stay = self._parking.stays.get(peer)
+        if stay is not None:
+            self._when_fair(peer, stay.request, self._go_on)
+
+    def _go_on(self, peer: Peer) -> None:
         """Go on where a request got stuck."""
         stay = self._parking.stays.get(peer)
-        if stay is None or peer.in_line:
+        if stay is None:
             return
         at = self._table.first_missing(stay.request, stay.at)
         if at is None or stay.late:
-            self._when_fair(peer, stay.request, self._end)
-        else:
-            self._parking.move(peer, at)
-
-    def _end(self, peer: Peer) -> None:
-        """Answer a request that waited, unless one of its keys was deleted meanwhile."""
-        stay = self._parking.stays.get(peer)
-        if stay is not None and not self._attempt(peer, stay.request, stay.late):
-            self._parking.move(peer, self._table.first_missing(stay.request) or 0)
+            if self._attempt(peer, stay.request, stay.late):
+                return
+            at = self._table.first_missing(stay.request) or 0  # deleted since
+        self._parking.move(peer, at)
 
 
 def _held_bytes(request: Request) -> int:
