@@ -28,6 +28,11 @@ class Region:
     cell: int
     count: int
 
+    @property
+    def cells(self) -> range:
+        """Their numbers."""
+        return range(self.cell, self.cell + self.count)
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceOp:

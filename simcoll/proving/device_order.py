@@ -253,10 +253,7 @@ def _ready(
     if not all(found.can_take(key, keys.count(key)) for key in keys):
         return False
     return all(
-        (region.rank, cell) in filled
-        for region in operation.reads
-        if region.cell >= packets
-        for cell in range(region.cell, region.cell + region.count)
+        (region.rank, cell) in filled for region in operation.reads if region.cell >= packets for cell in region.cells
     )
 
 

@@ -8,9 +8,7 @@ outputs, and may fill the inputs again, when a rank has ended.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import starmap
 from typing import NoReturn
 
 import numpy as np
@@ -20,7 +18,7 @@ from simcoll.core.layout import Layout
 from simcoll.core.proof import LEVELS
 from simcoll.errors import ScheduleError, expect
 from simcoll.proving.device_order import Access, Order, device_order, where
-from simcoll.proving.explain import differences, listed
+from simcoll.proving.explain import compared, leaves_below, listed
 
 __all__ = ["DeviceProof", "verify_device_program"]
 
@@ -165,8 +163,9 @@ class _Values:
         self.program = program
         self.nodes: list[tuple[int, ...]] = []  # a leaf (rank, cell), or a node (left, right, 0 or 1: by a switch)
         self.known: dict[tuple[int, ...], int] = {}
+        self.shapes: list[tuple[int, ...]] = []  # of each expression: what is reduced with what, by rank
+        self.switched: list[bool] = []  # of each expression: whether a switch has reduced on the way
         self.held: dict[tuple[int, int], int] = {}
-        self.counted: dict[int, Counter[int]] = {}
         layout, inputs = program.layout, program.buffers[0]
         for rank in range(program.nranks):
             given = layout is None or bool(layout.collective.has_input([rank])[0])
@@ -181,75 +180,49 @@ class _Values:
         if key not in self.known:
             self.known[key] = len(self.nodes)
             self.nodes.append(key)
+            operands = self.operands(self.known[key])
+            shape = sorted(hash(self.shapes[operand]) for operand in operands) or key[:1]
+            self.shapes.append(tuple(shape))
+            self.switched.append(any(self.switched[operand] for operand in operands) or key[2:] == (1,))
         return self.known[key]
+
+    def operands(self, node: int) -> tuple[int, ...]:
+        """What a node reduces; nothing for a leaf."""
+        key = self.nodes[node]
+        return key[:2] if len(key) == 3 else ()
 
     def do(self, operation: DeviceOp, rank: int, block: int, position: int) -> None:
         """Play one operation."""
         if not operation.how:
             return
-        found = [list(starmap(self._read, self._each(region, rank, block, position))) for region in operation.reads]
+        at = rank, block, position
+        found = [[self._read(region.rank, cell, at) for cell in region.cells] for region in operation.reads]
         if operation.how == EACH:
             results = found
         else:
             total = found[0]
             for more in found[1:]:
-                total = [
-                    self.node((*sorted((a, b)), 1)) if operation.how == SWITCH else self.node((*sorted((a, b)), 0))
-                    for a, b in zip(total, more, strict=True)
-                ]
+                switched = operation.how == SWITCH
+                total = [self.node((*sorted(pair), int(switched))) for pair in zip(total, more, strict=True)]
             results = [total] * len(operation.writes)
         for region, values in zip(operation.writes, results, strict=True):
-            for cell, value in zip(range(region.cell, region.cell + region.count), values, strict=True):
+            for cell, value in zip(region.cells, values, strict=True):
                 self.held[region.rank, cell] = value
 
-    @staticmethod
-    def _each(region: Region, rank: int, block: int, position: int) -> Iterator[tuple[int, int, int, int, int]]:
-        for cell in range(region.cell, region.cell + region.count):
-            yield region.rank, cell, rank, block, position
-
-    def _read(self, owner: int, cell: int, rank: int, block: int, position: int) -> int:
-        if (owner, cell) not in self.held:
-            name = self.program.place(Region(owner, cell, 1))
+    def _read(self, rank: int, cell: int, at: tuple[int, int, int]) -> int:
+        if (rank, cell) not in self.held:
+            name = self.program.place(Region(rank, cell, 1))
             raise ScheduleError(
-                f"{self.program}: {where(self.program, rank, block, position)} reads {name}, which holds nothing yet",
-                rank=owner,
+                f"{self.program}: {where(self.program, *at)} reads {name}, which holds nothing yet", rank=rank
             )
-        return self.held[owner, cell]
-
-    def contributions(self, node: int) -> Counter[int]:
-        """How often each leaf occurs below a node; operands have lower numbers."""
-        times: Counter[int] = Counter({node: 1})
-        found: Counter[int] = Counter()
-        while times:
-            at = max(times)
-            often = times.pop(at)
-            if len(self.nodes[at]) == 2:
-                found[at] = often
-            else:
-                for operand in self.nodes[at][:2]:
-                    times[operand] += often
-        return found
-
-    def switched(self, node: int) -> bool:
-        """Whether a switch reduced on the way."""
-        open_, seen = [node], {node}
-        while open_:
-            at = open_.pop()
-            if len(self.nodes[at]) == 3:
-                if self.nodes[at][2]:
-                    return True
-                for each in self.nodes[at][:2]:
-                    if each not in seen:
-                        seen.add(each)
-                        open_.append(each)
-        return False
+        return self.held[rank, cell]
 
 
 def _check_outputs(values: _Values, layout: Layout) -> str:
     """Compare every output that the caller sees; the order of the reductions."""
     program, collective = values.program, layout.collective
     trees: dict[int, set[int]] = {}
-    shapes: set[tuple[object, ...]] = set()
+    shapes: set[tuple[int, ...]] = set()
     unordered = False
     for rank in range(program.nranks):
         if not collective.has_output([rank])[0]:
@@ -260,37 +233,18 @@ def _check_outputs(values: _Values, layout: Layout) -> str:
             node = values.held.get((rank, cell), -1)
             origins = range(program.nranks) if source < 0 else (source,)
             wanted = [values.known[origin, leaf] for origin in origins]
-            found = values.contributions(node) if node >= 0 else Counter[int]()
+            found = leaves_below(node, values.operands)
             if found != Counter(wanted):
                 _wrong_output(values, Region(rank, cell, 1), wanted, found)
             if source < 0:
                 trees.setdefault(leaf, set()).add(node)
-                unordered |= values.switched(node)
-                shapes.add(_shape(values, node))
+                unordered |= values.switched[node]
+                shapes.add(values.shapes[node])
     if not trees:
         return ""
     if any(len(each) > 1 for each in trees.values()):
         return LEVELS[0]
     return LEVELS[1] if unordered else LEVELS[3] if len(shapes) == 1 else LEVELS[2]
-
-
-def _shape(values: _Values, node: int) -> tuple[object, ...]:
-    """An expression without its cell numbers: what is reduced with what, by rank."""
-    made: dict[int, tuple[object, ...]] = {}
-    stack = [node]
-    while stack:
-        at = stack[-1]
-        key = values.nodes[at]
-        if len(key) == 2:
-            made[at] = (key[0],)
-        else:
-            missing = [each for each in key[:2] if each not in made]
-            if missing:
-                stack += missing
-                continue
-            made[at] = tuple(sorted((hash(made[key[0]]), hash(made[key[1]]))))
-        stack.pop()
-    return made[node]
 
 
 def _wrong_output(values: _Values, region: Region, wanted: list[int], found: Counter[int]) -> NoReturn:
@@ -299,10 +253,5 @@ def _wrong_output(values: _Values, region: Region, wanted: list[int], found: Cou
     def names(leaves: list[int]) -> str:
         return listed([program.place(Region(values.nodes[leaf][0], values.nodes[leaf][1], 1)) for leaf in leaves])
 
-    lines = [
-        f"{program}: {program.place(region)} is wrong at the end",
-        f"  expected: {names(wanted)}",
-        f"  found:    {names(sorted(found)) or 'nothing'}",
-        *differences(wanted, found, names),
-    ]
+    lines = [f"{program}: {program.place(region)} is wrong at the end", *compared(wanted, found, names)]
     raise ScheduleError("\n".join(lines), rank=region.rank, chunk=region.cell // program.pieces)

@@ -9,7 +9,7 @@ import numpy as np
 
 from simcoll.core.device_program import EACH, SWITCH, DeviceOp, DeviceProgram, Region
 from simcoll.core.layout import Layout
-from simcoll.core.schedule import COPY, MULTICAST, REDUCE, SWITCH_REDUCE, Schedule, Step, transfers
+from simcoll.core.schedule import COPY, MULTICAST, REDUCE, SWITCH_REDUCE, Schedule, transfers
 from simcoll.errors import ConfigError
 from simcoll.proving.device_order import device_order
 from simcoll.proving.device_program import verify_device_program
@@ -45,11 +45,7 @@ def device_schedule(program: DeviceProgram, *, trust_relaxed: bool = False) -> S
         for columns in [np.array(steps.rows[level], np.int64).T]
     )
     channels = max((len(blocks) for blocks in program.blocks), default=1)
-    return Schedule(program.name, layout, partial(_again, made), max(channels, 1), divisible=True)
-
-
-def _again(steps: tuple[Step, ...]) -> list[Step]:
-    return list(steps)
+    return Schedule(program.name, layout, partial(iter, made), max(channels, 1), divisible=True)
 
 
 @dataclass(slots=True)

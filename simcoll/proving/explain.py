@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -19,7 +19,7 @@ from simcoll.proving.minimal import Cell, Move, Trail, history, trail
 
 Item = TypeVar("Item", int, tuple[int, int])
 
-__all__ = ["differences", "listed", "refuse", "size_mismatch", "undefined", "wrong_outputs"]
+__all__ = ["compared", "leaves_below", "listed", "refuse", "size_mismatch", "undefined", "wrong_outputs"]
 
 
 def listed(words: Sequence[str], most: int = 6) -> str:
@@ -27,15 +27,30 @@ def listed(words: Sequence[str], most: int = 6) -> str:
     return ", ".join(words[:most]) + (f" and {len(words) - most} more" if len(words) > most else "")
 
 
-def differences(wanted: Sequence[Item], found: Counter[Item], words: Callable[[list[Item]], str]) -> list[str]:
-    """The missing contributions, those that are not wanted, and those that are there more than once."""
+def leaves_below(node: int, operands: Callable[[int], Iterable[int]]) -> Counter[int]:
+    """How often each leaf of an expression occurs; operands have lower numbers than what they make, and leaves have none."""
+    times = Counter({node: 1} if node >= 0 else {})
+    found: Counter[int] = Counter()
+    while times:
+        at = max(times)
+        often, below = times.pop(at), tuple(operands(at))
+        for operand in below:
+            times[operand] += often
+        if not below:
+            found[at] = often
+    return found
+
+
+def compared(wanted: Sequence[Item], found: Counter[Item], words: Callable[[list[Item]], str]) -> list[str]:
+    """The contributions wanted and found; those that are missing, are not wanted, and are there more than once."""
     known = frozenset(wanted)
     kinds = {
         "missing": [item for item in wanted if not found[item]],
         "not wanted": sorted(item for item in found if item not in known),
         "counted more than once": [item for item in wanted if found[item] > 1],
     }
-    return [f"  {label}: {words(items)}" for label, items in kinds.items() if items]
+    told = [f"  {label}: {words(items)}" for label, items in kinds.items() if items]
+    return [f"  expected: {words(list(wanted))}", f"  found:    {words(sorted(found)) or 'nothing'}", *told]
 
 
 def refuse(schedule: Schedule, number: int, step: Step, row: int, reason: str, *, at_source: bool = False) -> NoReturn:
@@ -134,13 +149,12 @@ def wrong_outputs(schedule: Schedule, ranks: Ints, chunks: Ints) -> NoReturn:
     wrong = f"{len(ranks)} wrong output chunk{'s' if len(ranks) != 1 else ''} in all"
     wanted = _wanted(schedule, rank, chunk)
     lines = [f"{schedule}: {name} is wrong at the end ({wrong})"]
-    expected = f"  expected: {_list(schedule, wanted)}"
     shows = f"  last written in step {writer}; the counter-example is steps 0..{writer} of 0..{steps - 1}"
     if writer < steps - 1:
         shows += ", for no later step writes it"
     past = None if total > MAX_EXPLAINED else history(schedule, rank, chunk)
     if past is None:
-        lines += [expected, shows if writer >= 0 else "  never written"]
+        lines += [f"  expected: {_list(schedule, wanted)}", shows if writer >= 0 else "  never written"]
         lines.append(f"  (too large to explain: {total:,} transfers)")
     else:
         moves, found = past
@@ -152,8 +166,7 @@ def wrong_outputs(schedule: Schedule, ranks: Ints, chunks: Ints) -> NoReturn:
         if missing:
             mark = "    " if fault >= 0 else "  =>"
             lines.append(f"{mark}  {_list(schedule, missing)} {_fate(schedule, way)}")
-        lines += [expected, f"  found:    {_list(schedule, sorted(found)) or 'nothing'}"]
-        lines += differences(wanted, found, partial(_list, schedule))
+        lines += compared(wanted, found, partial(_list, schedule))
         lines.append(shows if writer >= 0 else "  never written")
         if moves:
             lines.append(f"  how {name} came about ({len(moves)} of the {total} transfers):")

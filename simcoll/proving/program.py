@@ -7,7 +7,7 @@ reduction of two nodes), from which the exact multiset of contributions and the 
 
 from __future__ import annotations
 
-from collections import Counter
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NoReturn
@@ -23,7 +23,7 @@ from simcoll.core.step import distinct, spread
 from simcoll.core.wiring import Wiring, op_where, wire
 from simcoll.errors import ConfigError, ScheduleError, expect
 from simcoll.proving.deadlock import Play, deadlock, depth_text, play
-from simcoll.proving.explain import differences, listed
+from simcoll.proving.explain import compared, leaves_below, listed
 from simcoll.proving.races import check_races, most_in_flight
 
 __all__ = ["DEPTHS", "ProgramProof", "check_data", "check_ordered", "verify_program"]
@@ -140,14 +140,8 @@ def _enough(wiring: Wiring) -> str:
     """The least FIFO depth that a program runs with, in words."""
     if not play(wiring, None).complete:
         return "no FIFO is deep enough"
-    low, high = 0, int(wiring.ordinal.max(initial=-1)) + 1
-    while low < high:
-        middle = (low + high) // 2
-        if play(wiring, middle).complete:
-            high = middle
-        else:
-            low = middle + 1
-    return f"depth {low} is enough"
+    depths = range(int(wiring.ordinal.max(initial=-1)) + 1)
+    return f"depth {bisect_left(depths, True, key=lambda depth: play(wiring, depth).complete)} is enough"
 
 
 class _Values:
@@ -179,19 +173,9 @@ class _Values:
         whose, leaves = (np.concatenate(column) for column in zip(*found, strict=True))
         return whose, leaves
 
-    def contributions(self, node: int) -> Counter[int]:
-        """Number of occurrences of every leaf in a node; nodes come after their operands."""
-        times: Counter[int] = Counter({node: 1})
-        found: Counter[int] = Counter()
-        while times:
-            at = max(times)
-            often = times.pop(at)
-            if at < self.leaves:
-                found[at] = often
-            else:
-                for operand in self.operands[:, at - self.leaves].tolist():
-                    times[operand] += often
-        return found
+    def below(self, node: int) -> list[int]:
+        """The operands of a node; none of a leaf."""
+        return [] if node < self.leaves else self.operands[:, node - self.leaves].tolist()
 
 
 class _Memory:
@@ -327,7 +311,7 @@ def _wrong_output(memory: _Memory, cell: int, expected: list[int], faults: int) 
     rank, chunk = divmod(cell, memory.chunks)
     inputs = wiring.program.buffers[0]
     node, writer = int(memory.held[cell]), int(memory.writer[cell])
-    found = memory.values.contributions(node) if node >= 0 else Counter[int]()
+    found = leaves_below(node, memory.values.below)
 
     def names(leaves: list[int]) -> str:
         return listed([f"rank {leaf // inputs} input[{leaf % inputs}]" for leaf in leaves])
@@ -335,10 +319,8 @@ def _wrong_output(memory: _Memory, cell: int, expected: list[int], faults: int) 
     where = place(wiring.program, chunk)
     lines = [
         f"{wiring.program}: rank {rank} {where} is wrong at the end (wrong output chunks in all: {faults})",
-        f"  expected: {names(expected)}",
-        f"  found:    {names(sorted(found)) or 'nothing'}",
+        *compared(expected, found, names),
+        f"  last written by {wiring.where(writer)}" if writer >= 0 else "  never written",
     ]
-    lines += differences(expected, found, names)
-    lines.append(f"  last written by {wiring.where(writer)}" if writer >= 0 else "  never written")
     step = int(wiring.position[writer]) if writer >= 0 else None
     raise ScheduleError("\n".join(lines), step=step, rank=rank, chunk=chunk)
