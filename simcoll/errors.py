@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 
-__all__ = ["ConfigError", "InternalError", "ScheduleError", "SimcollError", "blamed_on", "expect", "nearest", "shown"]
+__all__ = [
+    "ConfigError",
+    "InternalError",
+    "ScheduleError",
+    "SimcollError",
+    "blamed_on",
+    "expect",
+    "listed",
+    "nearest",
+    "ranks_listed",
+    "shown",
+]
 
 MOST_LETTERS = 4000
 """Of a message, and of the file and the place that it names: they may quote a file of any size."""
@@ -125,6 +136,25 @@ def expect(given: object, kind: type, what: str) -> None:
     """
     if not isinstance(given, kind):
         raise ConfigError(f"{what}; got {given!r:.60}")
+
+
+def listed(words: Iterable[object], most: int = 8) -> str:
+    """Some words, and how many more there are.
+
+    >>> listed("abcd", 2)
+    'a, b and 2 more'
+    """
+    told = list(map(str, words))
+    return ", ".join(told[:most]) + (f" and {len(told) - most} more" if len(told) > most else "")
+
+
+def ranks_listed(ranks: Sequence[int]) -> str:
+    """A few of some ranks by number.
+
+    >>> ranks_listed([3]), ranks_listed(range(10))
+    ('rank 3', 'ranks 0, 1, 2, 3, 4, 5, 6, 7 and 2 more')
+    """
+    return f"rank{'s' * (len(ranks) > 1)} {listed(ranks)}"
 
 
 def nearest(given: str, valid: Iterable[str]) -> str:

@@ -270,6 +270,15 @@ def format_time(time_fs: int) -> str:
     return f"{time_fs} fs" if time_fs else "0 s"
 
 
+def format_signed(time_fs: int) -> str:
+    """A difference of times, with its sign.
+
+    >>> format_signed(-1_500_000_000), format_signed(0)
+    ('-1.5 us', '+0 s')
+    """
+    return f"{'-' if time_fs < 0 else '+'}{format_time(abs(time_fs))}"
+
+
 def exact_time(time_fs: int) -> str:
     """A time in the largest unit in which it is a whole number.
 

@@ -72,10 +72,7 @@ def _lines(found: Calibration, series: Sequence[Series], names: tuple[str, ...] 
     """The parameters, and how much closer they bring rows that they were not fitted on."""
     from simcoll.libraries.fitting import left_out
     from simcoll.planning.comparison import band_lines
-    from simcoll.units import format_time
-
-    def signed(time_fs: int) -> str:
-        return f"{'-' if time_fs < 0 else '+'}{format_time(abs(time_fs))}"
+    from simcoll.units import format_signed
 
     yield from found.sources
     for table in found.tuning:
@@ -83,9 +80,9 @@ def _lines(found: Calibration, series: Sequence[Series], names: tuple[str, ...] 
         yield f"NCCL's tuning table for {where}: it decides what runs there"
     if not series:
         return
-    yield f"launch {signed(found.launch_fs)}: added to every operation"
+    yield f"launch {format_signed(found.launch_fs)}: added to every operation"
     yield f"rate x {float(found.rate):.3f}: of links, NICs and switches"
-    yield f"fabric latency {signed(found.fabric_latency_fs)}: on every hop over the network"
+    yield f"fabric latency {format_signed(found.fabric_latency_fs)}: on every hop over the network"
     yield f"growth x {float(found.growth):.2f}: of how much LL slows down with size"
     for each in found.corrections:
         factors = sorted(float(factor) for _, factor in each.points)

@@ -58,7 +58,7 @@ def compare_log(
     from simcoll.formats.output import refuse_places, write_file
     from simcoll.libraries.calibration import load_calibration
     from simcoll.planning.chart import comparison_svg
-    from simcoll.planning.comparison import band_lines, compare, comparison_lines, deviations, settings_for
+    from simcoll.planning.comparison import band_lines, compare, comparison_lines, deviations, settings_for, told_of
     from simcoll.planning.hypotheses import hypotheses
     from simcoll.planning.library_table import doubts
     from simcoll.units import printable
@@ -66,14 +66,10 @@ def compare_log(
     refuse_places([svg], [log, topology, library, calibration])
     overlay = load_calibration(calibration) if calibration else None
     found = load_log(log)
-    try:
+    with told_of(found, log):
         settings, notes = settings_for(
             found, topology, nodes=nodes, library=library, environment=env, collective=collective
         )
-    except ConfigError as error:
-        raise (
-            error if error.file else ConfigError("; ".join([error.message, *found.notes[:3]]), file=str(log))
-        ) from None
     if overlay and any(source.startswith(f"{log.name}:") for source in overlay.sources):
         notes.append(
             "the calibration was fitted to a log of this name; simcoll calibrate prints its error on rows left out"

@@ -257,7 +257,7 @@ class Files:
         _, run = results_json(title, table.sweep, machine, table.rows, proofs, table.programs)
         contents: tuple[tuple[Path | None, Callable[[], bytes]], ...] = (
             (self.json, lambda: nccl_tests_json(table, run)),
-            (self.csv, lambda: results_csv(table.rows, run, table.programs).encode()),
+            (self.csv, lambda: results_csv(table.rows, run, table.programs)),
             (self.svg, lambda: picture(title, table, machine, run)),
             (self.trace, lambda: timeline(table, machine, 1 << 20, run)),
         )

@@ -11,12 +11,12 @@ import json
 import pickle
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from simcoll.errors import ConfigError
+from simcoll.errors import ConfigError, ranks_listed
 from simcoll.formats.strict import read_file
 
 __all__ = ["FlightEntry", "FlightRecord", "dump_flight_record", "findings", "load_flight_record", "parse_flight_record"]
@@ -191,10 +191,8 @@ def findings(records: Mapping[int, FlightRecord]) -> list[str]:
     names = dict.fromkeys(entry.group for record in records.values() for entry in record.entries)
     found: list[str] = []
     for name in names:
-        members = next(
-            (ranks for record in records.values() for group, ranks in record.groups if group == name),
-            tuple(sorted(records)),
-        )
+        named = (ranks for record in records.values() for group, ranks in record.groups if group == name)
+        members = sorted(next(named, records))
         by_rank = {
             rank: {entry.sequence: entry for entry in records[rank].entries if entry.group == name and not entry.p2p}
             for rank in members
@@ -203,7 +201,7 @@ def findings(records: Mapping[int, FlightRecord]) -> list[str]:
         found += _of_group(name, by_rank)
         absent = [rank for rank in members if rank not in records]
         if absent and by_rank:
-            found.append(f"group {name!r}: no record of {_ranks(absent)}")
+            found.append(f"group {name!r}: no record of {ranks_listed(absent)}")
     return found
 
 
@@ -216,7 +214,9 @@ def _of_group(name: str, by_rank: Mapping[int, Mapping[int, FlightEntry]]) -> It
         title = f"group {name!r}, collective {number}"
         operations = Counter(entry.operation for entry in here.values())
         if len(operations) > 1:
-            parts = [f"{_ranks([r for r in here if here[r].operation == each])} {each}" for each in sorted(operations)]
+            parts = [
+                f"{ranks_listed([r for r in here if here[r].operation == each])} {each}" for each in sorted(operations)
+            ]
             yield f"{title}: ranks run different operations: {'; '.join(parts)}"
             return
         operation = next(iter(operations))
@@ -229,7 +229,9 @@ def _of_group(name: str, by_rank: Mapping[int, Mapping[int, FlightEntry]]) -> It
                     continue
                 if len(set(values.values())) > 1:
                     different = sorted(set(values.values()))
-                    parts = [f"{_ranks([r for r in values if values[r] == each])} with {each}" for each in different]
+                    parts = [
+                        f"{ranks_listed([r for r in values if values[r] == each])} with {each}" for each in different
+                    ]
                     yield f"{title} ({operation}): {what} of {side} differ: {'; '.join(parts)}"
                     return
         waiting = [rank for rank, entry in here.items() if entry.state != "completed"]
@@ -237,20 +239,15 @@ def _of_group(name: str, by_rank: Mapping[int, Mapping[int, FlightEntry]]) -> It
         if missing and waiting:
             done = max((max(by_rank[rank], default=0) for rank in missing), default=0)
             own = f"it has done {done}" if len(missing) == 1 else f"they have done up to {done}"
-            yield f"{title} ({operation}): {_ranks(missing)} never came; {own} of this group; waiting: {_ranks(waiting)}"
+            yield f"{title} ({operation}): {ranks_listed(missing)} never came; {own} of this group; waiting: {ranks_listed(waiting)}"
             return
         if waiting:
             states = Counter(here[rank].state for rank in waiting)
             told = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
-            yield f"{title} ({operation}): {_ranks(waiting)} did not end it ({told}), {len(here) - len(waiting)} did"
+            yield f"{title} ({operation}): {ranks_listed(waiting)} did not end it ({told}), {len(here) - len(waiting)} did"
             return
 
 
 def _tensor(given: tuple[tuple[int, ...], str]) -> str:
     shape, kind = given
     return f"{'x'.join(map(str, shape)) or 'scalar'} {kind}"
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    shown = ", ".join(map(str, sorted(ranks)[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
-    return f"rank{'s' * (len(ranks) > 1)} {shown}"

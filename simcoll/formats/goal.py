@@ -7,7 +7,7 @@ for itself, so all that comes from it is marked as unproved. The grammar is that
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
@@ -95,9 +95,10 @@ class Goal:
             np.stack([at, *ends, self.tag[at]])
             for at, ends in ((sends, (rank[sends], self.peer[sends])), (recvs, (self.peer[recvs], rank[recvs])))
         ]
-        sends, recvs = (key[0, np.lexsort((key[0], *key[:0:-1]))] for key in keys)
-        if len(sends) != len(recvs) or not self._alike(sends, recvs, rank):
-            self._unmatched(sends, recvs, rank)
+        sent, received = (key[:, np.lexsort((key[0], *key[:0:-1]))] for key in keys)
+        if not np.array_equal(sent[1:], received[1:]):
+            _unmatched(sent[1:], received[1:])
+        sends, recvs = sent[0], received[0]
         wrong = np.flatnonzero(self.size[sends] != self.size[recvs])
         if len(wrong):
             a, b = sends[wrong[0]], recvs[wrong[0]]
@@ -106,27 +107,6 @@ class Goal:
                 rank=int(rank[a]),
             )
         return sends, recvs
-
-    def _alike(self, sends: Ints, recvs: Ints, rank: Ints) -> bool:
-        return bool(
-            (rank[sends] == self.peer[recvs]).all()
-            and (self.peer[sends] == rank[recvs]).all()
-            and (self.tag[sends] == self.tag[recvs]).all()
-        )
-
-    def _unmatched(self, sends: Ints, recvs: Ints, rank: Ints) -> NoReturn:
-        """Name the first message that lacks an end."""
-        count: dict[tuple[int, int, int], int] = defaultdict(int)
-        for at in sends.tolist():
-            count[int(rank[at]), int(self.peer[at]), int(self.tag[at])] += 1
-        for at in recvs.tolist():
-            count[int(self.peer[at]), int(rank[at]), int(self.tag[at])] -= 1
-        src, dst, tag = next(key for key, more in sorted(count.items()) if more)
-        more = count[src, dst, tag]
-        what = f"{abs(more)} more {'sends than receives' if more > 0 else 'receives than sends'}"
-        raise ScheduleError(
-            f"messages from rank {src} to rank {dst} with tag {tag}: {what}", rank=src if more > 0 else dst
-        )
 
     def where(self, operation: int) -> str:
         """An operation in words: ``rank 3 operation 1``."""
@@ -157,6 +137,15 @@ class Goal:
         return f"GOAL n={self.nranks}, {len(self.kind):,} operations, unproved"
 
 
+def _unmatched(sent: Ints, received: Ints) -> NoReturn:
+    """Name the first message that lacks an end; a column each has source, destination and tag."""
+    count = Counter(zip(*sent.tolist(), strict=True))
+    count.subtract(zip(*received.tolist(), strict=True))
+    (src, dst, tag), more = next((key, more) for key, more in sorted(count.items()) if more)
+    what = f"{abs(more)} more {'sends than receives' if more > 0 else 'receives than sends'}"
+    raise ScheduleError(f"messages from rank {src} to rank {dst} with tag {tag}: {what}", rank=src if more > 0 else dst)
+
+
 class _Text:
     """A text without comments, line by line; every error names the line."""
 
@@ -177,27 +166,13 @@ class _Text:
 
 
 def _without_comments(text: str, file: str | None) -> str:
-    parts: list[str] = []
-    at = 0
-    while True:
-        block, line = text.find("/*", at), text.find("//", at)
-        first = min((found for found in (block, line) if found >= 0), default=-1)
-        if first < 0:
-            return "".join([*parts, text[at:]])
-        parts.append(text[at:first])
-        end = text.find("*/" if first == block else "\n", first + 2)
-        if end < 0:
-            if first == block:
-                raise ConfigError(
-                    "a comment that begins with /* does not end",
-                    file=file,
-                    path=f"line {text.count(chr(10), 0, first) + 1}",
-                )
-            return "".join(parts)
-        if first == block:
-            parts.append("\n" * text.count("\n", first, end))
-            end += 2
-        at = end
+    def newlines(found: re.Match[str]) -> str:
+        if found["open"]:
+            line = text.count("\n", 0, found.start()) + 1
+            raise ConfigError("a comment that begins with /* does not end", file=file, path=f"line {line}")
+        return "\n" * found[0].count("\n")
+
+    return re.sub(r"//[^\n]*|/\*.*?\*/|(?P<open>/\*)", newlines, text, flags=re.DOTALL)
 
 
 def parse_goal(content: bytes | str, file: str | None = None) -> Goal:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, NoReturn
 
-from simcoll.errors import ConfigError, shown
+from simcoll.errors import ConfigError, ranks_listed, shown
 
 __all__ = ["InspectorRow", "inspector_findings", "parse_inspector"]
 
@@ -108,7 +108,9 @@ def _of(rows: Sequence[InspectorRow]) -> Iterator[str]:
         for rank, row in sorted(calls[number].items()):
             kinds[row.collective, row.size_bytes].append(rank)
         if len(kinds) > 1:
-            parts = "; ".join(f"{_ranks(ranks)} {kind} of {size:,} bytes" for (kind, size), ranks in kinds.items())
+            parts = "; ".join(
+                f"{ranks_listed(ranks)} {kind} of {size:,} bytes" for (kind, size), ranks in kinds.items()
+            )
             yield f"collective {number}: ranks run different ones: {parts}"
             break
     last: dict[int, int] = {}
@@ -118,10 +120,10 @@ def _of(rows: Sequence[InspectorRow]) -> Iterator[str]:
     behind = sorted(rank for rank, number in last.items() if number < most - 1)
     if behind:
         least = min(last[rank] for rank in behind)
-        yield f"{_ranks(behind)} ended with collective {least}{' or later' * (len(behind) > 1)}, others with {most}"
+        yield f"{ranks_listed(behind)} ended with collective {least}{' or later' * (len(behind) > 1)}, others with {most}"
     absent = [rank for rank in range(min(rows[0].nranks, 1 << 16)) if rank not in last]
     if absent and len(last) > 1:
-        yield f"no collectives of {_ranks(absent)}"
+        yield f"no collectives of {ranks_listed(absent)}"
     yield from _slow(rows)
 
 
@@ -136,8 +138,3 @@ def _slow(rows: Sequence[InspectorRow]) -> Iterator[str]:
             usual = median([value for other, value in medians.items() if other != rank] or [own])
             if own > SLOW * usual:
                 yield f"rank {rank} takes {own:,.0f} us for {kind} of {size:,} bytes, others {usual:,.0f} us"
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    more = f" and {len(ranks) - 8} more" if len(ranks) > 8 else ""
-    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks[:8]))}{more}"

@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 
 from simcoll.errors import ConfigError
@@ -204,11 +205,8 @@ def _grouped(parts: Iterator[_Part]) -> Iterator[tuple[str, dict[int, _Part]]]:
     """The parts of every communicator by rank: by its id, else the first of that size in which the rank is missing."""
     known: dict[str, dict[int, _Part]] = {}
     for part in parts:
-        number = 0
-        name = part.name or f"number {number}, {part.nranks or 'unknown number of'} ranks"
-        while part.rank in known.get(name, {}) and not part.name:
-            number += 1
-            name = f"number {number}, {part.nranks or 'unknown number of'} ranks"
+        numbered = (f"number {number}, {part.nranks or 'unknown number of'} ranks" for number in count())
+        name = part.name or next(each for each in numbered if part.rank not in known.get(each, {}))
         known.setdefault(name, {})[part.rank] = part
     yield from known.items()
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import msgspec
 
-from simcoll.errors import ConfigError
+from simcoll.errors import ConfigError, ranks_listed
 
 __all__ = ["RasReport", "parse_ras", "ras_findings"]
 
@@ -38,26 +38,24 @@ class MissingStatus(msgspec.Struct, frozen=True):
     considered_dead: bool = False
 
 
-class RasRank(msgspec.Struct, frozen=True):
-    """A rank that answered, with how many collectives of each kind it has begun."""
-
+class _Rank(msgspec.Struct, frozen=True):
     rank: int
     host: str = "unknown"
     pid: int = -1
     cuda_dev: int = -1
     nvml_dev: int = -1
+
+
+class RasRank(_Rank, frozen=True):
+    """A rank that answered, with how many collectives of each kind it has begun."""
+
     status: RankStatus = RankStatus()
     collective_counts: dict[str, int] = {}
 
 
-class MissingRank(msgspec.Struct, frozen=True):
+class MissingRank(_Rank, frozen=True):
     """A rank that did not answer."""
 
-    rank: int
-    host: str = "unknown"
-    pid: int = -1
-    cuda_dev: int = -1
-    nvml_dev: int = -1
     status: MissingStatus = MissingStatus()
 
 
@@ -133,7 +131,7 @@ def _of(communicator: RasCommunicator) -> Iterator[str]:
         if rank.status.abort_flag:
             failed["aborted"].append(rank)
     for told, ranks in failed.items():
-        yield f"{_ranks([rank.rank for rank in ranks])} {told} ({_where(ranks[0])})"
+        yield f"{ranks_listed([rank.rank for rank in ranks])} {told} ({_where(ranks[0])})"
     for name in dict.fromkeys(name for rank in communicator.ranks for name in rank.collective_counts):
         counts = {rank.rank: rank.collective_counts.get(name, 0) for rank in communicator.ranks}
         most = max(counts.values())
@@ -142,21 +140,15 @@ def _of(communicator: RasCommunicator) -> Iterator[str]:
             least = min(counts.values())
             begun = f"{least}" if all(counts[rank] == least for rank in behind) else f"{least} or more"
             has = "has" if len(behind) == 1 else "have"
-            yield f"{_ranks(behind)} {has} begun {begun} {name[:40]}, others up to {most}: they wait for it, or it for them"
+            yield f"{ranks_listed(behind)} {has} begun {begun} {name[:40]}, others up to {most}: they wait for it, or it for them"
 
 
 def _result(number: int) -> str:
     return _RESULTS[number] if 0 <= number < len(_RESULTS) else f"error {number}"
 
 
-def _where(rank: RasRank | MissingRank) -> str:
+def _where(rank: _Rank) -> str:
     gpu = (
         f"GPU {rank.cuda_dev}" if rank.cuda_dev in {rank.nvml_dev, -1} else f"GPU {rank.cuda_dev}, NVML {rank.nvml_dev}"
     )
     return f"host {rank.host[:80]}, process {rank.pid}, {gpu}"
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    shown = ", ".join(map(str, ranks[:MOST_SHOWN]))
-    more = f" and {len(ranks) - MOST_SHOWN} more" if len(ranks) > MOST_SHOWN else ""
-    return f"rank{'s' * (len(ranks) > 1)} {shown}{more}"

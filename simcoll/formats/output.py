@@ -7,8 +7,10 @@ What a killed process was writing is removed by the next that writes the same fi
 from __future__ import annotations
 
 import contextlib
+import csv
 import errno
 import glob
+import io
 import os
 import secrets
 import stat
@@ -21,7 +23,7 @@ from pathlib import Path
 
 from simcoll.errors import ConfigError
 
-__all__ = ["open_folder", "refuse_places", "write_file", "write_files"]
+__all__ = ["csv_bytes", "open_folder", "refuse_places", "write_file", "write_files", "write_whole"]
 
 
 MOST_LINKS = 40
@@ -108,9 +110,7 @@ class _New:
 
     def write(self, content: bytes) -> None:
         """Write everything, and wait until the disk has it."""
-        left = memoryview(content)
-        while left:
-            left = left[os.write(self.descriptor, left) :]
+        write_whole(self.descriptor, content)
         os.fsync(self.descriptor)
 
     def put(self) -> None:
@@ -122,6 +122,13 @@ class _New:
         os.close(self.descriptor)
         with contextlib.suppress(OSError):
             self.part.unlink()
+
+
+def write_whole(descriptor: int, content: bytes) -> None:
+    """Write everything, in as many turns as the system takes."""
+    left = memoryview(content)
+    while left:
+        left = left[os.write(descriptor, left) :]
 
 
 def _remove_unless_locked(part: Path) -> None:
@@ -169,9 +176,7 @@ def _write_into(target: Path, content: bytes) -> None:
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.flush()
-    left = memoryview(content)
-    while left:
-        left = left[os.write(descriptor, left) :]
+    write_whole(descriptor, content)
 
 
 def _open_read(target: str, flags: int) -> int:
@@ -252,6 +257,15 @@ def _alone_in(folder: Path) -> Iterator[None]:
     finally:
         if descriptor >= 0:
             os.close(descriptor)
+
+
+def csv_bytes(names: Iterable[str], rows: Iterable[Mapping[str, object]]) -> bytes:
+    """Rows as CSV, with a head; what no name asks for is left out."""
+    stream = io.StringIO()
+    writer = csv.DictWriter(stream, list(names), lineterminator="\n", extrasaction="ignore")
+    writer.writeheader()
+    writer.writerows(rows)
+    return stream.getvalue().encode()
 
 
 def write_file(path: str | Path, content: bytes) -> None:

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from simcoll.errors import ConfigError
 from simcoll.formats.nccl_tests import load_log
 from simcoll.formats.nccl_tuning import TuningTable
 from simcoll.libraries.calibration import Calibration
-from simcoll.libraries.fitting import Predictor, Series, fit_series, formula
-from simcoll.planning.comparison import Setting, settings_for
+from simcoll.libraries.fitting import Predictor, Series, fit_series
+from simcoll.planning.comparison import Setting, settings_for, told_of
 
 __all__ = ["Gathered", "fitted", "gathered"]
 
@@ -59,14 +58,10 @@ def gathered(
         notes += [f"{name}: {note}" for note in found.notes]
         if found.tuning and not found.tables:
             continue
-        try:
+        with told_of(found, log):
             told, more = settings_for(
                 found, topology, nodes=nodes, library=library, environment=environment, collective=collective
             )
-        except ConfigError as error:
-            raise (
-                error if error.file else ConfigError("; ".join([error.message, *found.notes[:3]]), file=str(log))
-            ) from None
         notes += [f"{name}: {note}" for note in more]
         settings += [(name, each) for each in told]
     tables = tuple(tuning)
@@ -96,7 +91,7 @@ def _alike(settings: Sequence[tuple[str, Setting]]) -> list[list[tuple[str, Sett
 
 def _predictor(setting: Setting, tuning: tuple[TuningTable, ...]) -> Predictor:
     """The formula, choosing as the machine's own tuning tables do."""
-    own = formula(setting.table.collective, setting.topology, setting.library, setting.environment)
+    own = setting.formula()
     return (lambda sizes, calibration: own(sizes, replace(calibration, tuning=tuning))) if tuning else own
 
 

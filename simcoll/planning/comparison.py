@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from statistics import median
 
 from simcoll.errors import ConfigError, nearest
 from simcoll.formats.measured import Log, Measured, Table
 from simcoll.libraries.calibration import Calibration
 from simcoll.libraries.environment import Environment, from_settings, parse_environment
-from simcoll.libraries.fitting import WARM_UP
+from simcoll.libraries.fitting import WARM_UP, Predictor, formula
 from simcoll.libraries.library import Library, load_library
 from simcoll.libraries.prediction import COLLECTIVES, Prediction, predict
 from simcoll.planning.table import Column, microseconds, table_line, titles
@@ -28,6 +30,7 @@ __all__ = [
     "comparison_lines",
     "deviations",
     "settings_for",
+    "told_of",
 ]
 
 BANDS = (("below 64 KiB", 0, 2**16), ("64 KiB to 64 MiB", 2**16, 2**26), ("from 64 MiB", 2**26, 2**62))
@@ -48,6 +51,11 @@ class Setting:
     def __str__(self) -> str:
         return f"{self.table} on {self.topology.name}"
 
+    def formula(self, library: Library | None = None, environment: Environment | None = None) -> Predictor:
+        """The library's formula for the table, with a changed library or environment if one is given."""
+        collective = self.table.collective
+        return formula(collective, self.topology, library or self.library, environment or self.environment)
+
 
 @dataclass(frozen=True, slots=True)
 class Compared:
@@ -60,6 +68,16 @@ class Compared:
     def ratio(self) -> float:
         """Predicted over measured time."""
         return self.prediction.time_fs / self.row.time_fs
+
+
+@contextmanager
+def told_of(log: Log, file: str | Path) -> Iterator[None]:
+    """Let errors name the file of a log, with the first notes on what was left out of it."""
+    try:
+        yield
+    except ConfigError as error:
+        told = ConfigError("; ".join([error.message, *log.notes[:3]]), file=str(file))
+        raise (error if error.file else told) from None
 
 
 def settings_for(

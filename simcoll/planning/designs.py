@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from simcoll.errors import ConfigError
+from simcoll.formats.output import csv_bytes
 from simcoll.planning.failures import Cause, Job
 from simcoll.planning.figures import FIGURES, better_of, pareto_front
 from simcoll.planning.goodput import HOUR_US
@@ -205,9 +204,8 @@ def best_of(rows: Sequence[Row], space: Space) -> tuple[list[Row], list[Row]]:
     results = [row["result"] for row in ran]
     front = [ran[place] for place in pareto_front(results, figures)]
     key = better_of(space.objective.figure)
-    return sorted(ran, key=lambda row: (key(row["result"]), row["key"])), sorted(
-        front, key=lambda row: (key(row["result"]), row["key"])
-    )
+    best, best_front = (sorted(each, key=lambda row: (key(row["result"]), row["key"])) for each in (ran, front))
+    return best, best_front
 
 
 def firsts(best: Sequence[Row]) -> list[Row]:
@@ -271,19 +269,18 @@ def bars_of(workload: Workload, clock: Clock) -> list[Bar]:
 
 def designs_csv(rows: Sequence[Row]) -> bytes:
     """Every design as one line of CSV, with why it does not fit or cannot be."""
-    stream = io.StringIO()
     axes = list(dict.fromkeys(name for row in rows for name in row["point"]["case"]))
     parts = ("time_fs", "compute_fs", "bubble_fs", "bound_fs", "hfu", "limit", "design_hash")
     exposed = list(dict.fromkeys(name for row in rows for name in row.get("result", {}).get("axes", ())))
     names = [*axes, "tier", "fits", *FIGURES, *parts, *(f"{name}_exposed_fs" for name in exposed), "error"]
-    writer = csv.DictWriter(stream, names, lineterminator="\n", extrasaction="ignore")
-    writer.writeheader()
-    for row in rows:
-        told = row.get("result", {})
-        tier2 = {
-            f"{name}_exposed_fs": axis["exposed_fs"] for name, axis in told.get("axes", {}).items() if told["tier"] == 2
-        }
-        tier = {"tier": told.get("tier", ""), "error": row.get("error", "")}
-        memory = {"memory_gib": told["memory_bytes"] / 2**30} if "memory_bytes" in told else {}
-        writer.writerow({**row["point"]["case"], **memory, **told, **tier2, **tier})
-    return stream.getvalue().encode()
+    return csv_bytes(names, map(_columns, rows))
+
+
+def _columns(row: Row) -> dict[str, object]:
+    told = row.get("result", {})
+    tier2 = {
+        f"{name}_exposed_fs": axis["exposed_fs"] for name, axis in told.get("axes", {}).items() if told["tier"] == 2
+    }
+    tier = {"tier": told.get("tier", ""), "error": row.get("error", "")}
+    memory = {"memory_gib": told["memory_bytes"] / 2**30} if "memory_bytes" in told else {}
+    return {**row["point"]["case"], **memory, **told, **tier2, **tier}

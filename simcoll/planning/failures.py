@@ -10,20 +10,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
-from decimal import Context, Decimal
+from decimal import Decimal
 from typing import cast
 
-import numpy as np
 import simpy
 
-from simcoll.core.hashing import token_at
-from simcoll.planning.chances import PPM, standard_exponential
+from simcoll.planning.chances import DIGITS, PPM, standard_exponential, words
 
 Events = Generator[simpy.Event, object, None]
 
 __all__ = ["PPM", "Cause", "Job", "Slowness", "Spent", "simulate"]
 
-_DIGITS = Context(prec=24)
 _STRAGGLERS, _REPAIRS = 1 << 10, 1 << 11
 """Streams of random numbers beside those of the causes."""
 
@@ -148,15 +145,12 @@ def simulate(job: Job, span_us: int, seed: int) -> Spent:
 
 def _draws(mean_us: int, shape: float, seed: int, stream: int) -> Iterator[int]:
     """Times of a Weibull distribution with a mean, at least 1 microsecond each."""
-    start = int(token_at(np.array([stream]), seed)[0] >> np.uint64(2))
     power, scale = 1 / Decimal(repr(shape)), Decimal(mean_us) / _gamma(1 + 1 / Decimal(repr(shape)))
-    block = 256
-    for first in range(start, start + (1 << 61), block):
-        for word in token_at(np.arange(first, first + block), 0).tolist():
-            share = standard_exponential(word)
-            if share and shape != 1:
-                share = _DIGITS.exp(_DIGITS.multiply(_DIGITS.ln(share), power))
-            yield max(1, int(_DIGITS.multiply(scale, share)))
+    for word in words(seed, stream):
+        share = standard_exponential(word)
+        if share and shape != 1:
+            share = DIGITS.exp(DIGITS.multiply(DIGITS.ln(share), power))
+        yield max(1, int(DIGITS.multiply(scale, share)))
 
 
 def _gamma(x: Decimal) -> Decimal:
@@ -165,11 +159,11 @@ def _gamma(x: Decimal) -> Decimal:
         return Decimal(1)
     shift = Decimal(1)
     while x < 30:
-        shift, x = _DIGITS.multiply(shift, x), x + 1
+        shift, x = DIGITS.multiply(shift, x), x + 1
     half_log_2pi = Decimal("0.918938533204672741780329736406")
     terms = 1 / (12 * x) - 1 / (360 * x**3) + 1 / (1260 * x**5) - 1 / (1680 * x**7)
-    log = _DIGITS.multiply(x - Decimal("0.5"), _DIGITS.ln(x)) - x + half_log_2pi + terms
-    return _DIGITS.divide(_DIGITS.exp(log), shift)
+    log = DIGITS.multiply(x - Decimal("0.5"), DIGITS.ln(x)) - x + half_log_2pi + terms
+    return DIGITS.divide(DIGITS.exp(log), shift)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import io
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from simcoll.formats.output import csv_bytes
 from simcoll.planning.faults import KINDS, Outcome, Replanned, percentile
 from simcoll.units import format_time
 
@@ -65,12 +64,8 @@ def results_hash(found: Outcomes, whole_fs: int) -> str:
 
 def faults_csv(found: Outcomes, whole_fs: int, name: str) -> bytes:
     """Every run as a line of CSV; the last column names the results that it is of."""
-    stream = io.StringIO()
     rows = [_columns(run, whole_fs) | {"run": name} for runs in found.values() for run in runs]
-    writer = csv.DictWriter(stream, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return stream.getvalue().encode()
+    return csv_bytes(rows[0], rows)
 
 
 def faults_svg(title: str, found: Outcomes, whole_fs: int, name: str) -> bytes:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 
 import numpy as np
 
@@ -145,7 +146,7 @@ def draw(kind: str, seed: int, plan: Plan, topology: Topology, whole_fs: int, ch
     check_seed(seed)
     if chances.sigma_ppm > MOST_SIGMA_PPM:
         raise ConfigError(f"sigma {chances.sigma_ppm / PPM:g}: expected at most {MOST_SIGMA_PPM // PPM}")
-    n, drawn = plan.nranks, words(seed, list(KINDS).index(kind), plan.nranks + 4)
+    n, drawn = plan.nranks, list(islice(words(seed, list(KINDS).index(kind)), plan.nranks + 4))
     at = drawn[0] % max(whole_fs, 1)
     same = Drawn(kind, seed, topology, plan, "")
     if kind == "late":

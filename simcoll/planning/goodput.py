@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -16,6 +14,7 @@ from typing import Any
 import msgspec
 
 from simcoll.errors import ConfigError, blamed_on
+from simcoll.formats.output import csv_bytes
 from simcoll.formats.strict import convert_table, read_file
 from simcoll.limits.text import parse_toml
 from simcoll.planning.failures import PPM, Cause, Job, Slowness, simulate
@@ -337,29 +336,11 @@ def _case(rows: Sequence[Row]) -> Goodput:
 
 def goodput_csv(cases: Sequence[Goodput]) -> bytes:
     """The cases as CSV."""
-    stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
+    same = ("interval_us", "low", "high", "formula", "interruptions", "tokens_per_second", "usd_per_mtoken")
+    rows = [
+        {**case.case, "goodput": case.mean, "standard_error": case.error, **case.shares}
+        | {name: getattr(case, name) for name in same}
+        for case in cases
+    ]
     axes = list(cases[0].case) if cases else []
-    figures = (
-        "goodput",
-        "standard_error",
-        "low",
-        "high",
-        "formula",
-        "interruptions",
-        "tokens_per_second",
-        "usd_per_mtoken",
-    )
-    writer.writerow([*axes, "interval_us", *figures, *SPENT])
-    for case in cases:
-        numbers = (
-            case.mean,
-            case.error,
-            case.low,
-            case.high,
-            "" if case.formula is None else case.formula,
-            case.interruptions,
-        )
-        told = (*case.case.values(), case.interval_us, *numbers, case.tokens_per_second, case.usd_per_mtoken)
-        writer.writerow([*told, *(case.shares[name] for name in SPENT)])
-    return stream.getvalue().encode()
+    return csv_bytes([*axes, same[0], "goodput", "standard_error", *same[1:], *SPENT], rows)

@@ -24,6 +24,7 @@ import msgspec
 
 from simcoll import __version__
 from simcoll.errors import ConfigError, InternalError, SimcollError
+from simcoll.formats.output import write_whole
 
 if TYPE_CHECKING:
     from simcoll.planning.executors import Pool
@@ -285,8 +286,7 @@ class _Appended:
 
     def _written(self, content: bytes, *, at_once: bool = False) -> None:
         try:
-            while content:
-                content = content[os.write(self._file, content) :]
+            write_whole(self._file, content)
             if at_once or time.monotonic() - self._synced >= SYNC_S:
                 os.fsync(self._file)
                 self._synced = time.monotonic()

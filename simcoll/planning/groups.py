@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import asdict, dataclass, fields
 
 from simcoll.arrays import Ints
 from simcoll.binding import bind
@@ -15,6 +13,7 @@ from simcoll.core.reduction import parse_dtype
 from simcoll.emulator import emulate
 from simcoll.emulator.programs import Call, Program, ProgramResult
 from simcoll.errors import ConfigError, shown
+from simcoll.formats.output import csv_bytes
 from simcoll.planning.sweep import Sweep, build, costs_of, counts_for
 from simcoll.planning.table import microseconds, table_line
 from simcoll.topology import Topology
@@ -122,12 +121,8 @@ def group_rows(sweep: Sweep, machine: Topology, mesh: Mesh) -> Iterator[GroupRow
 
 def groups_csv(sweep: Sweep, rows: Sequence[GroupRow]) -> bytes:
     """The rows as CSV, times in femtoseconds, with collective, type and reduction beside."""
-    stream = io.StringIO()
-    names = ("collective", "dtype", "op", *(field.name for field in fields(GroupRow)))
-    writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(names)
-    writer.writerows((sweep.collective, sweep.dtype, sweep.op, *astuple(row)) for row in rows)
-    return stream.getvalue().encode()
+    beside = {"collective": sweep.collective, "dtype": sweep.dtype, "op": sweep.op}
+    return csv_bytes((*beside, *(field.name for field in fields(GroupRow))), (beside | asdict(row) for row in rows))
 
 
 def _plans(sweep: Sweep, total: int, near: Topology) -> Iterator[tuple[str, Plan]]:

@@ -13,10 +13,10 @@ from simcoll.errors import ConfigError
 from simcoll.libraries.calibration import Calibration
 from simcoll.libraries.corrected import fabric_of
 from simcoll.libraries.environment import Environment
-from simcoll.libraries.fitting import Series, fit_series, formula
+from simcoll.libraries.fitting import Series, fit_series
 from simcoll.planning.comparison import Setting
 from simcoll.topology.machine import machine as machine_of
-from simcoll.units import format_size, format_time
+from simcoll.units import format_signed, format_size
 
 __all__ = ["Hypothesis", "hypotheses"]
 
@@ -68,7 +68,7 @@ def hypotheses(setting: Setting, calibration: Calibration | None = None, most: i
     sizes = [size for size, _ in rows]
     if len(set(sizes)) < FEWEST_ROWS:
         return []
-    before = formula(setting.table.collective, setting.topology, setting.library, setting.environment)(sizes, base)
+    before = setting.formula()(sizes, base)
     found: list[tuple[float, int, Hypothesis]] = []
     for claim, times in _changes(setting, base, rows, before):
         errors = [
@@ -80,15 +80,9 @@ def hypotheses(setting: Setting, calibration: Calibration | None = None, most: i
             continue
         far = [size for size, (old, new) in zip(sizes, errors, strict=True) if old - new > 0.1]
         closer = sum(new < old for old, new in errors)
-        made = (
-            math.expm1(old_error),
-            math.expm1(new_error),
-            closer,
-            len(rows),
-            min(far, default=0),
-            max(far, default=0),
-        )
-        found.append((new_error, len(found), Hypothesis(claim, *made)))
+        ends = min(far, default=0), max(far, default=0)
+        made = Hypothesis(claim, math.expm1(old_error), math.expm1(new_error), closer, len(rows), *ends)
+        found.append((new_error, len(found), made))
     return [entry for _, _, entry in sorted(found, key=lambda each: each[:2])[:most]]
 
 
@@ -104,9 +98,7 @@ def _changes(
         half = setting.library.with_values({share: setting.library.number(share) / 2})
         yield (
             "half of the network bandwidth: half of the NICs unused, or data through host memory (no GPUDirect)",
-            formula(setting.table.collective, setting.topology, half, setting.environment)(
-                [size for size, _ in rows], base
-            ),
+            setting.formula(half)([size for size, _ in rows], base),
         )
 
 
@@ -114,7 +106,7 @@ def _fitted(
     setting: Setting, base: Calibration, rows: Sequence[tuple[int, int]]
 ) -> Iterator[tuple[str, Sequence[int]]]:
     """One number, fitted."""
-    predictor = formula(setting.table.collective, setting.topology, setting.library, setting.environment)
+    predictor = setting.formula()
     sizes = [size for size, _ in rows]
     series = Series.of(setting.table.collective, setting.table.nranks, setting.table.rows, predictor)
     several = machine_of(setting.topology).domains > 1
@@ -125,17 +117,14 @@ def _fitted(
             base, launch_fs=base.launch_fs + fitted.launch_fs, rate=base.rate * fitted.rate,
             fabric_latency_fs=base.fabric_latency_fs + fitted.fabric_latency_fs, growth=base.growth * fitted.growth,
         )  # fmt: skip
+        hop = format_signed(fitted.fabric_latency_fs)
         claim = {
             "launch": _launch(fitted.launch_fs),
             "rate": f"links and NICs at {float(fitted.rate):.2f} of the rates that the library file has measured elsewhere",
-            "fabric_latency": f"{_signed(fitted.fabric_latency_fs)} on every hop over the network: another fabric, plugin or distance",
+            "fabric_latency": f"{hop} on every hop over the network: another fabric, plugin or distance",
             "growth": f"LL that slows down {float(fitted.growth):.1f} times as much with size as it does elsewhere",
         }[name]
         yield claim, predictor(sizes, changed)
-
-
-def _signed(time_fs: int) -> str:
-    return f"{'-' if time_fs < 0 else '+'}{format_time(abs(time_fs))}"
 
 
 _STARTS = (
@@ -149,7 +138,7 @@ _STARTS = (
 def _launch(time_fs: int) -> str:
     """An offset, and what adds as much elsewhere."""
     alike = [f"{cause} ({low} to {high} us)" for low, high, cause in _STARTS if low - 4 <= time_fs / 10**9 <= high + 4]
-    return f"a launch offset of {_signed(time_fs)}{', as with ' if alike else ''}{' or '.join(alike)}"
+    return f"a launch offset of {format_signed(time_fs)}{', as with ' if alike else ''}{' or '.join(alike)}"
 
 
 def _chosen(
@@ -182,7 +171,7 @@ def _chosen(
 def _times(setting: Setting, environment: Environment, base: Calibration, sizes: Sequence[int]) -> Sequence[int]:
     """The times under another environment; none where it leaves nothing to run."""
     try:
-        return formula(setting.table.collective, setting.topology, setting.library, environment)(sizes, base)
+        return setting.formula(environment=environment)(sizes, base)
     except ConfigError:
         return []
 

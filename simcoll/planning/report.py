@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import io
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -12,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from simcoll.core.collective import KINDS
 from simcoll.emulator import Result
+from simcoll.formats.output import csv_bytes
 from simcoll.planning.sweep import Row, Sweep, best_rows, bound_rows
 from simcoll.planning.table import DATA, TIMES, gigabytes, microseconds, table_line, titles
 from simcoll.topology import Topology
@@ -157,15 +156,11 @@ def row_columns(row: Row) -> dict[str, Any]:
     }
 
 
-def results_csv(rows: Sequence[Row], run: str, programs: Sequence[ProgramRun] = ()) -> str:
+def results_csv(rows: Sequence[Row], run: str, programs: Sequence[ProgramRun] = ()) -> bytes:
     """Every run as one line of CSV; the last column names the results that it is of."""
-    stream = io.StringIO()
     lines = [*map(row_columns, rows), *(each.columns() for each in programs)]
     names = dict.fromkeys(name for line in lines for name in line)
-    writer = csv.DictWriter(stream, [*names, "run"] if lines else [], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(line | {"run": run} for line in lines)
-    return stream.getvalue()
+    return csv_bytes([*names, "run"] if lines else [], (line | {"run": run} for line in lines))
 
 
 def _summary(row: Row, bound: Row) -> dict[str, Any]:

@@ -198,7 +198,7 @@ def write_results(
     near = parse_size(scenario.trace_size, what="trace_size")
     files = {
         "results.json": content,
-        "results.csv": results_csv(table.rows, run, table.programs).encode(),
+        "results.csv": results_csv(table.rows, run, table.programs),
         **({"busbw.svg": picture(scenario.title, table, topology, run)} if table.rows else {}),
         "trace.json.gz": timeline(table, topology, near, run),
     }

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import chain, product
@@ -22,6 +20,7 @@ from simcoll.core.protocol import PROTOCOL_NAMES
 from simcoll.core.reduction import parse_dtype, parse_reduction
 from simcoll.core.schedule import Schedule
 from simcoll.errors import ConfigError, blamed_on, nearest
+from simcoll.formats.output import csv_bytes
 from simcoll.formats.strict import decode_toml, read_file
 from simcoll.planning.disturbance import Disturbance, disturbance, parse_ranks
 from simcoll.planning.grid import Grid, Point
@@ -283,13 +282,12 @@ def _schedule(machine: Topology, collective: str, root: int | None, algorithm: s
 
 def sweep_csv(rows: Sequence[GridRow]) -> bytes:
     """The rows as CSV, those that did not run with the reason in the column ``error``."""
-    stream = io.StringIO()
     grouped = ("axis",) if any("axis" in row["point"] for row in rows) else ()
-    names = (*AXES, *grouped, *FIGURES, "error")
-    writer = csv.DictWriter(stream, names, lineterminator="\n", extrasaction="ignore")
-    writer.writeheader()
-    for row in rows:
-        told: Mapping[str, Any] = row.get("result", {})
-        point = {**row["point"], "degraded": " ".join(f"{k}={v}" for k, v in row["point"]["degraded"].items())}
-        writer.writerow({**point, **told, "error": row.get("error", "")})
-    return stream.getvalue().encode()
+    told = (
+        row["point"]
+        | {"degraded": " ".join(f"{k}={v}" for k, v in row["point"]["degraded"].items())}
+        | row.get("result", {})
+        | {"error": row.get("error", "")}
+        for row in rows
+    )
+    return csv_bytes((*AXES, *grouped, *FIGURES, "error"), told)

@@ -16,9 +16,9 @@ import numpy as np
 from simcoll.core.device_program import EACH, SWITCH, DeviceOp, DeviceProgram, Region
 from simcoll.core.layout import Layout
 from simcoll.core.proof import LEVELS
-from simcoll.errors import ScheduleError, expect
+from simcoll.errors import ScheduleError, expect, listed
 from simcoll.proving.device_order import Access, Order, device_order, where
-from simcoll.proving.explain import compared, leaves_below, listed
+from simcoll.proving.explain import compared, leaves_below
 
 __all__ = ["DeviceProof", "verify_device_program"]
 
@@ -251,7 +251,7 @@ def _wrong_output(values: _Values, region: Region, wanted: list[int], found: Cou
     program = values.program
 
     def names(leaves: list[int]) -> str:
-        return listed([program.place(Region(values.nodes[leaf][0], values.nodes[leaf][1], 1)) for leaf in leaves])
+        return listed([program.place(Region(values.nodes[leaf][0], values.nodes[leaf][1], 1)) for leaf in leaves], 6)
 
     lines = [f"{program}: {program.place(region)} is wrong at the end", *compared(wanted, found, names)]
     raise ScheduleError("\n".join(lines), rank=region.rank, chunk=region.cell // program.pieces)

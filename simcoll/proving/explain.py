@@ -14,17 +14,12 @@ import numpy as np
 from simcoll.arrays import Ints
 from simcoll.core.schedule import OP_NAMES, REDUCE, SYNC, Schedule, Step, fault, lowered, transfer_text
 from simcoll.core.step import expanded
-from simcoll.errors import ScheduleError
+from simcoll.errors import ScheduleError, listed
 from simcoll.proving.minimal import Cell, Move, Trail, history, trail
 
 Item = TypeVar("Item", int, tuple[int, int])
 
-__all__ = ["compared", "leaves_below", "listed", "refuse", "size_mismatch", "undefined", "wrong_outputs"]
-
-
-def listed(words: Sequence[str], most: int = 6) -> str:
-    """Some words, and how many more there are."""
-    return ", ".join(words[:most]) + (f" and {len(words) - most} more" if len(words) > most else "")
+__all__ = ["compared", "leaves_below", "refuse", "size_mismatch", "undefined", "wrong_outputs"]
 
 
 def leaves_below(node: int, operands: Callable[[int], Iterable[int]]) -> Counter[int]:
@@ -49,8 +44,8 @@ def compared(wanted: Sequence[Item], found: Counter[Item], words: Callable[[list
         "not wanted": sorted(item for item in found if item not in known),
         "counted more than once": [item for item in wanted if found[item] > 1],
     }
-    told = [f"  {label}: {words(items)}" for label, items in kinds.items() if items]
-    return [f"  expected: {words(list(wanted))}", f"  found:    {words(sorted(found)) or 'nothing'}", *told]
+    ends = [f"  expected: {words(list(wanted))}", f"  found:    {words(sorted(found)) or 'nothing'}"]
+    return ends + [f"  {label}: {words(items)}" for label, items in kinds.items() if items]
 
 
 def refuse(schedule: Schedule, number: int, step: Step, row: int, reason: str, *, at_source: bool = False) -> NoReturn:
@@ -123,7 +118,7 @@ def _wanted(schedule: Schedule, rank: int, chunk: int) -> list[Cell]:
 
 
 def _list(schedule: Schedule, items: list[Cell]) -> str:
-    return listed([f"rank {rank} {schedule.layout.name(chunk)}" for rank, chunk in items])
+    return listed([f"rank {rank} {schedule.layout.name(chunk)}" for rank, chunk in items], 6)
 
 
 MAX_EXPLAINED = 50_000_000
@@ -227,5 +222,5 @@ def _holds(schedule: Schedule, held: Counter[Cell], wanted: list[Cell]) -> str:
         return "nothing"
     if {chunk for _, chunk in held} <= {chunk for _, chunk in wanted[:1]}:
         ranks = [f"{rank}" + (f" ({times} times)" if times > 1 else "") for (rank, _), times in sorted(held.items())]
-        return f"rank {listed(ranks, 8)}"
+        return f"rank {listed(ranks)}"
     return _list(schedule, sorted(held))

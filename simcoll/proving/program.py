@@ -21,9 +21,9 @@ from simcoll.core.rank_program import RankProgram, place
 from simcoll.core.schedule import Layout
 from simcoll.core.step import distinct, spread
 from simcoll.core.wiring import Wiring, op_where, wire
-from simcoll.errors import ConfigError, ScheduleError, expect
+from simcoll.errors import ConfigError, ScheduleError, expect, listed
 from simcoll.proving.deadlock import Play, deadlock, depth_text, play
-from simcoll.proving.explain import compared, leaves_below, listed
+from simcoll.proving.explain import compared, leaves_below
 from simcoll.proving.races import check_races, most_in_flight
 
 __all__ = ["DEPTHS", "ProgramProof", "check_data", "check_ordered", "verify_program"]
@@ -314,7 +314,7 @@ def _wrong_output(memory: _Memory, cell: int, expected: list[int], faults: int) 
     found = leaves_below(node, memory.values.below)
 
     def names(leaves: list[int]) -> str:
-        return listed([f"rank {leaf // inputs} input[{leaf % inputs}]" for leaf in leaves])
+        return listed([f"rank {leaf // inputs} input[{leaf % inputs}]" for leaf in leaves], 6)
 
     where = place(wiring.program, chunk)
     lines = [

@@ -20,6 +20,7 @@ from typing import Any, Protocol, Self, TypeVar, cast
 
 from simcoll.distributed.stores.errors import DistNetworkError, DistStoreError, QueueEmptyError
 from simcoll.distributed.stores.wire import NOT_READY, Answer, Request, Verb
+from simcoll.errors import listed
 
 __all__ = [
     "DEFAULT_TIMEOUT", "PollingWaiter", "Store", "ThreadWaiter", "Waiter", "call_and_wait", "key_text", "timed_out", "use_waiter",
@@ -341,5 +342,5 @@ def timed_out(store: Store, keys: Sequence[str], timeout_s: float) -> DistStoreE
         # Nor is its end meanwhile, with the process that keeps it, what this error is about.
         with suppress(DistNetworkError):
             keys = [key for key in keys if not store.call(Request(Verb.CHECK, keys=(key,)))] or keys
-    shown = ", ".join(f"/{key}" for key in keys[:8]) + (f" and {len(keys) - 8} more" if len(keys) > 8 else "")
+    shown = listed(f"/{key}" for key in keys)
     return DistStoreError(f"wait timeout after {round(timeout_s * 1000)}ms, keys: {shown}")

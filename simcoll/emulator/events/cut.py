@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from simcoll.emulator.events.timeline import Timeline
+from simcoll.errors import listed
 from simcoll.units import format_size, format_time, printable
 
 __all__ = ["Cut", "CutMessage", "cut_at"]
@@ -67,11 +68,11 @@ class Cut:
         causes = []
         if self.messages:
             each = [f"{m.message} (rank {m.src} -> {m.dst})" for m in self.messages]
-            causes.append(f"down: {_some(self.links)}; cut off: message {_some(each)}")
+            causes.append(f"down: {listed(self.links, SHOWN)}; cut off: message {listed(each, SHOWN)}")
         if self.stopped:
-            causes.append(f"stopped: rank {_some([str(rank) for rank in self.stopped])}")
-        others = [str(rank) for rank in self.waiting if rank not in self.stopped]
-        waits = f"; waiting: rank {_some(others)}" if others else ""
+            causes.append(f"stopped: rank {listed(self.stopped, SHOWN)}")
+        others = [rank for rank in self.waiting if rank not in self.stopped]
+        waits = f"; waiting: rank {listed(others, SHOWN)}" if others else ""
         return printable(
             f"{self.kind} at {format_time(self.time_fs)}: {'; '.join(causes)}{waits}; "
             f"{format_size(self.delivered_bytes)} delivered, {format_size(self.dropped_bytes)} dropped"
@@ -99,8 +100,3 @@ def cut_at(
         tuple(waiting),
         *payload_bytes,
     )
-
-
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more
