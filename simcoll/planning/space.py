@@ -17,7 +17,7 @@ from simcoll.formats.strict import convert_table, read_file
 from simcoll.limits.paths import is_file
 from simcoll.limits.text import parse_toml
 from simcoll.planning.figures import FIGURES
-from simcoll.topology.layers import layers_of
+from simcoll.topology.layers import content_of
 from simcoll.units import parse_span
 
 if TYPE_CHECKING:
@@ -256,14 +256,11 @@ def _inputs_hash(merged: Mapping[str, Any]) -> str:
         if isinstance(value, str) and is_file(value):
             told.append(read_file(value, MAX_BYTES))
     names = merged.get("topology", {}).get("name", ())
-    told += [_topology_files(name) for name in ([names] if isinstance(names, str) else names)]
+    told += [_topology_content(name) for name in ([names] if isinstance(names, str) else names)]
     return hashlib.sha256(msgspec.json.encode(told, enc_hook=str)).hexdigest()[:16]
 
 
-@cache
-def _topology_files(name: str) -> bytes:
-    layers = [(layer.document, layer.dump) for layer in layers_of(name)]
-    return msgspec.json.encode(layers, order="sorted", enc_hook=str)
+_topology_content = cache(content_of)
 
 
 def _axes(merged: Mapping[str, Any]) -> dict[str, list[Any]]:

@@ -220,12 +220,7 @@ def play(
 
 def best_rows(rows: Sequence[Row]) -> list[Row]:
     """The fastest run of every size, in order of size; of equals the first given. Runs that were cut off come last."""
-    best: dict[int, Row] = {}
-    for row in rows:
-        before = best.get(row.count)
-        if before is None or (bool(row.result.cut), row.time_fs) < (bool(before.result.cut), before.time_fs):
-            best[row.count] = row
-    return list(best.values())
+    return _least(rows, lambda row: (bool(row.result.cut), row.time_fs))
 
 
 def bound_rows(rows: Sequence[Row]) -> list[Row]:
@@ -233,8 +228,12 @@ def bound_rows(rows: Sequence[Row]) -> list[Row]:
 
     Protocols have different latencies, and a bound must hold for all of them.
     """
+    return _least(rows, lambda row: (row.bound_fs,))
+
+
+def _least(rows: Sequence[Row], key: Callable[[Row], tuple[int, ...]]) -> list[Row]:
     least: dict[int, Row] = {}
     for row in rows:
-        if row.count not in least or row.bound_fs < least[row.count].bound_fs:
+        if row.count not in least or key(row) < key(least[row.count]):
             least[row.count] = row
     return list(least.values())

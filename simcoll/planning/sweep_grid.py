@@ -31,7 +31,7 @@ from simcoll.planning.report import row_columns
 from simcoll.planning.scenario import SizesTable
 from simcoll.planning.sweep import Row, Sweep, build, costs_of, counts_for, play, size_ladder
 from simcoll.topology import Topology, load_topology
-from simcoll.topology.layers import beside, layers_of
+from simcoll.topology.layers import beside, content_of
 from simcoll.tuning import parse_choice
 from simcoll.units import parse_size, parse_time
 
@@ -215,9 +215,7 @@ def _whole_name(name: str) -> str:
 def _named(name: str, folder: Path) -> dict[str, str]:
     """A topology in a point: its name or path, and a hash of its files, so that a changed file makes other points."""
     where = beside(folder, name)
-    layers = layers_of(where)
-    told = msgspec.json.encode([(layer.document, layer.dump) for layer in layers], order="sorted", enc_hook=str)
-    return {"topology": where, "topology_hash": hashlib.sha256(told).hexdigest()[:16]}
+    return {"topology": where, "topology_hash": hashlib.sha256(content_of(where)).hexdigest()[:16]}
 
 
 def time_point(point: Point) -> dict[str, Any]:

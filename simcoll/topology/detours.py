@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simcoll.arrays import Ints, Links
-from simcoll.topology.relays import Relays
+from simcoll.topology.relays import Relays, wider
 from simcoll.topology.routing import Router
 
 __all__ = ["DetourRouter", "Multipath", "detour_router"]
@@ -87,8 +87,7 @@ class DetourRouter:
 
 def _put(found: Links, rows: Ints, detours: Links) -> Links:
     """The routes with some of them replaced."""
-    width = found.shape[1]
-    found = np.pad(found, ((0, 0), (0, max(detours.shape[1] - width, 0))), constant_values=-1)
+    found = wider(found, detours.shape[1])
     found[rows] = -1
     found[rows, : detours.shape[1]] = detours
     return found

@@ -15,9 +15,9 @@ from simcoll.arrays import Ints
 from simcoll.errors import ConfigError
 from simcoll.topology.families import torus
 from simcoll.topology.graph import Topology
-from simcoll.topology.links import LinkTable, assemble, room_for_links
+from simcoll.topology.links import LinkTable, add_hosts, room_for_links, switched
 from simcoll.topology.routing import graph_router
-from simcoll.topology.values import Quantity, checked_capacity, count, duration_fs, halves_fs, lengths, parse_capacity
+from simcoll.topology.values import Quantity, checked_capacity, count, duration_fs, lengths, parse_capacity
 
 __all__ = ["dragonfly", "hybrid_cube_mesh", "hypercube", "hyperx"]
 
@@ -96,8 +96,8 @@ def hyperx(
     n = count(hosts * switches, "number of ranks", most=2**20)
     room_for_links(2 * n + switches * sum(size - 1 for size in sizes), "this HyperX")
     links = LinkTable([])
-    _hosts(links, n, hosts, bandwidth, latency, link_kind)
-    capacity = parse_capacity(bandwidth if switch_bandwidth is None else switch_bandwidth, "switch_bandwidth")
+    capacity, _ = add_hosts(links, n, hosts, bandwidth, latency, link_kind)
+    capacity = parse_capacity(capacity if switch_bandwidth is None else switch_bandwidth, "switch_bandwidth")
     delay = duration_fs(switch_latency, "switch_latency")
     stride = switches
     for size in sizes:
@@ -146,9 +146,9 @@ def dragonfly(
     g = count(ports + 1 if groups is None else groups, "groups", most=ports + 1)
     n = count(p * a * g, "number of ranks", most=2**20)
     links = LinkTable([])
-    _hosts(links, n, p, bandwidth, latency, link_kind)
-    near = parse_capacity(bandwidth if local_bandwidth is None else local_bandwidth, "local_bandwidth")
-    far = parse_capacity(bandwidth if global_bandwidth is None else global_bandwidth, "global_bandwidth")
+    capacity, _ = add_hosts(links, n, p, bandwidth, latency, link_kind)
+    near = parse_capacity(capacity if local_bandwidth is None else local_bandwidth, "local_bandwidth")
+    far = parse_capacity(capacity if global_bandwidth is None else global_bandwidth, "global_bandwidth")
     delay = duration_fs(local_latency, "local_latency")
     for group in range(g):
         for one, other in combinations(range(n + group * a, n + group * a + a), 2):
@@ -189,13 +189,6 @@ def _global_links(groups: int, ports: int, per_switch: int) -> list[tuple[tuple[
     return found
 
 
-def _hosts(links: LinkTable, n: int, hosts: int, bandwidth: Quantity, latency: Quantity, kind: str) -> None:
-    """Links of ranks 0..n-1 with their switches, which follow them."""
-    capacity, halves = parse_capacity(bandwidth, "bandwidth"), halves_fs(duration_fs(latency, "latency"))
-    for v in range(n):
-        links.add_pair(v, n + v // hosts, capacity, halves, kind)
-
-
 def _graph(
     name: str,
     n: int,
@@ -206,8 +199,6 @@ def _graph(
     gpus_forward: bool = False,
 ) -> Topology:
     """A topology of ranks 0..n-1 as the first vertices, and switches, with shortest paths."""
-    columns, kinds, ranks = links.columns(), ["gpu"] * n + ["switch"] * (len(names) - n), np.arange(n)
-    router = graph_router(
-        name, tuple(names), tuple(kinds), ranks, columns[0], columns[1], columns[3], gpus_forward=gpus_forward
-    )
-    return assemble(name, names, kinds, ranks, columns, router, groups, gpus_forward=gpus_forward)
+    (src, dst, _, latency_fs, _), kinds = links.columns(), ("gpu",) * n + ("switch",) * (len(names) - n)
+    router = graph_router(name, tuple(names), kinds, np.arange(n), src, dst, latency_fs, gpus_forward=gpus_forward)
+    return switched(name, n, names, links, router, groups, gpus_forward=gpus_forward)

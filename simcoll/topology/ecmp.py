@@ -12,11 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simcoll.arrays import Ints, Shorts
+from simcoll.core.hashing import SALTS, mix
 from simcoll.errors import ConfigError, nearest
 from simcoll.topology.detours import DetourRouter
 from simcoll.topology.families import fat_tree
 from simcoll.topology.graph import Topology
-from simcoll.topology.links import LinkTable, assemble, room_for_links
+from simcoll.topology.links import LinkTable, room_for_links, switched
 from simcoll.topology.routing import Router
 from simcoll.topology.values import Quantity, count, duration_fs, halves_fs, parse_capacity, whole
 
@@ -32,10 +33,7 @@ def hashed(seed: int, purpose: int, src: Ints, dst: Ints) -> Ints:
     word = np.full(src.shape, np.uint64(seed % 2**64))
     for part in (np.uint64(purpose), src.astype(np.uint64), dst.astype(np.uint64)):
         with np.errstate(over="ignore"):
-            word = (word + part) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(1)
-            word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-            word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-            word = word ^ (word >> np.uint64(31))
+            word = mix((word + part) * SALTS[0] + np.uint64(1))
     return (word >> np.uint64(1)).astype(np.int64)
 
 
@@ -198,6 +196,4 @@ def clos(
         hosts=hosts, up=ends[..., 0].T, down=ends[..., 1].T, rise=trunks[..., 0], fall=trunks[..., 1],
         seed=seed if ecmp == "hash" else None,
     )  # fmt: skip
-    kinds = ["gpu"] * n + ["switch"] * (len(names) - n)
-    groups = {"leaf": np.arange(n) // hosts}
-    return assemble(name, names, kinds, np.arange(n), links.columns(), router, groups)
+    return switched(name, n, names, links, router, {"leaf": np.arange(n) // hosts})

@@ -12,7 +12,7 @@ from simcoll.arrays import Ints
 from simcoll.errors import ConfigError, nearest
 from simcoll.topology.cluster import Box, Tier, cluster
 from simcoll.topology.graph import Topology
-from simcoll.topology.links import LinkTable, assemble, checked_kind, room_for_links
+from simcoll.topology.links import LinkTable, add_hosts, assemble, checked_kind, room_for_links, switched
 from simcoll.topology.routing import BoxRouter, Level, TorusRouter
 from simcoll.topology.values import (
     Quantity,
@@ -53,10 +53,9 @@ def crossbar(
     n = count(nranks, "nranks", most=MAX_RANKS)
     room_for_links(2 * n, "this crossbar")
     links = LinkTable([])
-    capacity, halves = parse_capacity(bandwidth, "bandwidth"), halves_fs(duration_fs(latency, "latency"))
-    ends = np.array([links.add_pair(v, n, capacity, halves, checked_kind(link_kind)) for v in range(n)], dtype=np.int32)
+    _, ends = add_hosts(links, n, n, bandwidth, latency, checked_kind(link_kind))
     level = Level(group=np.zeros(n, dtype=np.int64), up=ends[:, :1], down=ends[:, 1:])
-    return _flat(name, [*(f"gpu{v}" for v in range(n)), "switch"], n, links, (level,), {})
+    return switched(name, n, [*(f"gpu{v}" for v in range(n)), "switch"], links, _by_levels((level,)), {})
 
 
 def fat_tree(
@@ -93,9 +92,8 @@ def fat_tree(
     n = count(leaves * hosts, "number of ranks", most=MAX_RANKS)
     room_for_links(2 * (n + leaves), "this tree")
     links, kind = LinkTable([]), checked_kind(link_kind)
-    capacity, halves = parse_capacity(bandwidth, "bandwidth"), halves_fs(duration_fs(latency, "latency"))
     leaf = np.arange(n) // hosts
-    ends = np.array([links.add_pair(v, n + v // hosts, capacity, halves, kind) for v in range(n)], dtype=np.int32)
+    capacity, ends = add_hosts(links, n, hosts, bandwidth, latency, kind)
     levels = [Level(group=leaf, up=ends[:, :1], down=ends[:, 1:])]
     names = [*(f"gpu{v}" for v in range(n)), *(f"leaf{k}" for k in range(leaves))]
     if leaves > 1:
@@ -107,7 +105,7 @@ def fat_tree(
         up, down = np.stack([ends[:, 0], trunk[:, 0]], axis=1), np.stack([trunk[:, 1], ends[:, 1]], axis=1)
         levels.append(Level(group=np.zeros(n, dtype=np.int64), up=up, down=down))
         names.append("spine")
-    return _flat(name, names, n, links, tuple(levels), {"leaf": leaf})
+    return switched(name, n, names, links, _by_levels(tuple(levels)), {"leaf": leaf})
 
 
 def torus(
@@ -355,15 +353,6 @@ def _pcie_tree(
             table.add_pair(first + switches + a, first + switches + b, trunk[0], (trunk[1], trunk[1]), "cpu")
 
 
-def _flat(
-    name: str,
-    names: list[str],
-    n: int,
-    links: LinkTable,
-    levels: tuple[Level, ...],
-    groups: dict[str, Ints],
-) -> Topology:
-    """A topology of ranks 0..n-1 as the first vertices, and switches."""
-    router = BoxRouter(pair_links=np.zeros((1, 1, 0), dtype=np.int32), links_per_box=0, levels=levels)
-    kinds = ["gpu"] * n + ["switch"] * (len(names) - n)
-    return assemble(name, names, kinds, np.arange(n), links.columns(), router, groups)
+def _by_levels(levels: tuple[Level, ...]) -> BoxRouter:
+    """The router of single ranks under levels of switches."""
+    return BoxRouter(pair_links=np.zeros((1, 1, 0), dtype=np.int32), links_per_box=0, levels=levels)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from simcoll.errors import ConfigError, expect, nearest
 from simcoll.limits.paths import is_file, shipped_files
 from simcoll.limits.text import parse_toml
@@ -17,6 +19,7 @@ __all__ = [
     "MARKED",
     "Layer",
     "beside",
+    "content_of",
     "layers_of",
     "shipped_topologies",
     "split_values",
@@ -112,6 +115,12 @@ def layers_of(name: str) -> list[Layer]:
         own = {key: text for key, text in layers[-1].document.items() if key in {"name", "description"}}
         layers.append(Layer(layers[-1].file, own | _document(values)))
     return layers
+
+
+def content_of(name: str) -> bytes:
+    """All that the files of a topology say, and the values after its name, in a form that can be hashed."""
+    layers = [(layer.document, layer.dump) for layer in layers_of(name)]
+    return msgspec.json.encode(layers, order="sorted", enc_hook=str)
 
 
 def _base(base: object, chain: list[Path]) -> tuple[Path, Layer]:

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simcoll.arrays import Ints
+from simcoll.arrays import Ints, Shorts
 from simcoll.errors import ConfigError, nearest
 from simcoll.limits.memory import check_room
 from simcoll.topology.graph import LINK_KINDS, Topology
 from simcoll.topology.routing import Router
-from simcoll.topology.values import checked_capacity
+from simcoll.topology.values import Quantity, checked_capacity, duration_fs, halves_fs, parse_capacity
 
-__all__ = ["LinkTable", "assemble", "checked_kind", "room_for_links"]
+__all__ = ["LinkTable", "add_hosts", "assemble", "checked_kind", "room_for_links", "switched"]
 
 MAX_LINKS = 2**23
 LINK_BYTES = 400
@@ -59,6 +59,30 @@ class LinkTable:
     def columns(self) -> Ints:
         """The five columns as an array ``[5, L]``."""
         return np.array(self.rows, dtype=np.int64).reshape(-1, 5).T
+
+
+def add_hosts(
+    links: LinkTable, n: int, hosts: int, bandwidth: Quantity, latency: Quantity, kind: str
+) -> tuple[int, Shorts]:
+    """Link ranks 0..n-1 with their switches, which follow them, ``hosts`` at each; the capacity, and the links up and down."""
+    capacity, halves = parse_capacity(bandwidth, "bandwidth"), halves_fs(duration_fs(latency, "latency"))
+    ends = [links.add_pair(v, n + v // hosts, capacity, halves, kind) for v in range(n)]
+    return capacity, np.array(ends, np.int32)
+
+
+def switched(
+    name: str,
+    n: int,
+    names: Sequence[str],
+    links: LinkTable,
+    router: Router,
+    groups: Mapping[str, Ints],
+    *,
+    gpus_forward: bool = False,
+) -> Topology:
+    """Make a topology of ranks 0..n-1 as the first vertices, and switches."""
+    kinds = ["gpu"] * n + ["switch"] * (len(names) - n)
+    return assemble(name, names, kinds, np.arange(n), links.columns(), router, groups, gpus_forward=gpus_forward)
 
 
 def assemble(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from simcoll.arrays import Ints
 from simcoll.errors import ConfigError, nearest
 from simcoll.topology.graph import LINK_KINDS, NODE_KINDS, Topology
+from simcoll.topology.links import assemble
 from simcoll.topology.routing import graph_router
 from simcoll.topology.values import Quantity, checked_capacity, duration_fs, factor, parse_capacity
 
@@ -57,7 +59,7 @@ def from_networkx(
     kinds = tuple(_node_kind(names[i], graph.nodes[v]) for i, v in enumerate(vertices))
     rank_nodes = _rank_nodes(names, kinds, [graph.nodes[v].get("rank") for v in vertices])
     table = _edge_table(graph, index, names)
-    ways_array = np.array(list(table), dtype=np.int64).reshape(-1, 2)
+    ways = np.array(list(table), dtype=np.int64).reshape(-1, 2)
     values = np.array(list(table.values()), dtype=np.int64).reshape(-1, 3)
     for level, ids in (groups or {}).items():
         if len(ids) != len(rank_nodes):
@@ -65,30 +67,14 @@ def from_networkx(
     for kind_name in efficiency or {}:
         if kind_name not in LINK_KINDS:
             raise ConfigError(f"efficiency: unknown kind of link {kind_name!r}; {nearest(kind_name, LINK_KINDS)}")
-    return Topology(
-        name=title,
-        node_names=names,
-        node_kinds=kinds,
-        rank_nodes=rank_nodes,
-        link_src=ways_array[:, 0],
-        link_dst=ways_array[:, 1],
-        link_capacity_uBps=values[:, 0],
-        link_latency_fs=values[:, 1],
-        link_kind=values[:, 2].astype(np.int8),
-        router=graph_router(
-            title,
-            names,
-            kinds,
-            rank_nodes,
-            ways_array[:, 0],
-            ways_array[:, 1],
-            values[:, 1],
-            gpus_forward=gpus_forward,
-            hint=", say gpus_forward=True if yours do",
-        ),
-        rank_endpoints=np.arange(len(rank_nodes)),
-        gpus_forward=gpus_forward,
-        groups={level: np.asarray(ids, dtype=np.int64) for level, ids in (groups or {}).items()},
+    router = graph_router(
+        title, names, kinds, rank_nodes, ways[:, 0], ways[:, 1], values[:, 1], gpus_forward=gpus_forward,
+        hint=", say gpus_forward=True if yours do",
+    )  # fmt: skip
+    levels = {level: np.asarray(ids, dtype=np.int64) for level, ids in (groups or {}).items()}
+    columns = np.concatenate([ways, values], axis=1).T
+    return replace(
+        assemble(title, names, kinds, rank_nodes, columns, router, levels, gpus_forward=gpus_forward),
         efficiency={kind: factor(share, f"efficiency of {kind}") for kind, share in (efficiency or {}).items()},
         traits=dict(traits or {}),
     )

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from simcoll.arrays import Ints, Words
+from simcoll.core.hashing import SALTS, mix
 from simcoll.topology.components import first_joined
 from simcoll.topology.graph import Topology
 from simcoll.topology.routing import TorusRouter
@@ -188,10 +189,6 @@ def _refined(topology: Topology, label: Words) -> Words:
 
 
 def _mix(words: Words) -> Words:
-    """A scrambling of 64-bit words (the finaliser of SplitMix64)."""
+    """A scrambling of 64-bit words that leaves none as it is, not even 0."""
     with np.errstate(over="ignore"):
-        z = words + np.uint64(0x9E3779B97F4A7C15)
-        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    mixed: Words = z ^ (z >> np.uint64(31))
-    return mixed
+        return mix(words + SALTS[0])

@@ -17,7 +17,7 @@ from simcoll.arrays import Ints, Links
 
 Direct = Callable[[Ints, Ints], Links]
 
-__all__ = ["Relays", "relays_of"]
+__all__ = ["Relays", "relays_of", "wider"]
 
 AT_ONCE = 1 << 17
 """So many candidates are compared at once."""
@@ -64,7 +64,7 @@ class Relays:
             for first in range(0, left.size, together):
                 rows = left[first : first + together]
                 best = self._best(src[rows], dst[rows], direct, many=many, at_source=at_source)
-                found = _wider(found, best.shape[1])
+                found = wider(found, best.shape[1])
                 found[rows, : best.shape[1]] = best
         return found
 
@@ -107,7 +107,8 @@ class Relays:
         return np.take_along_axis(best, np.argsort(~used, axis=1, kind="stable"), axis=1)
 
 
-def _wider(found: Links, width: int) -> Links:
+def wider(found: Links, width: int) -> Links:
+    """Routes with padding up to a number of links, at least."""
     return np.pad(found, ((0, 0), (0, max(width - found.shape[1], 0))), constant_values=-1)
 
 
