@@ -91,10 +91,9 @@ def messages(transport, part: int):
 
     def run() -> None:
         for _ in range(2 * (n - 1)):
-            transport.group_start()
-            transport.recv(transport.wire(target, 0, part), (me - 1) % n)
-            transport.send(transport.wire(source, 0, part), (me + 1) % n)
-            transport.wait([transport.group_post()])
+            recvs = [(transport.wire(target, 0, part), (me - 1) % n, 0)]
+            sends = [(transport.wire(source, 0, part), (me + 1) % n, 0)]
+            transport.wait([transport.group(recvs, sends)()])
 
     return run
 

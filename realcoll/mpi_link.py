@@ -40,7 +40,6 @@ class _TaggedTransport(LocalTransport):
         self._comm = comm
         self._byte = mpi.BYTE
         self._testall = mpi.Request.Testall
-        self._requests: list[Any] = []
 
     def alloc(self, size_bytes: int) -> Array:
         """New numpy bytes."""
@@ -51,24 +50,20 @@ class _TaggedTransport(LocalTransport):
         """Itself for all channels together, since the tag says which plan a message belongs to."""
         return (self,)
 
-    def send(self, source: Array, process: int, channel: int = 0) -> None:  # noqa: ARG002
-        """Start a send."""
-        self._requests.append(self._comm.Isend([source, self._byte], process, self.tag))
+    def group(self, recvs: Sequence[Message], sends: Sequence[Message]) -> Callable[[], None]:
+        """A function that does the messages; other operations proceed meanwhile."""
 
-    def recv(self, target: Array, process: int, channel: int = 0) -> None:  # noqa: ARG002
-        """Start a receive."""
-        self._requests.append(self._comm.Irecv([target, self._byte], process, self.tag))
+        def begin() -> None:
+            requests = [self._comm.Irecv([target, self._byte], process, self.tag) for target, process, _ in recvs]
+            requests += [self._comm.Isend([source, self._byte], process, self.tag) for source, process, _ in sends]
+            try:
+                while not self._testall(requests):
+                    self.poll()
+            except BaseException:
+                self._whole.abort("a collective was abandoned half way")
+                raise
 
-    def group_post(self) -> None:
-        """Wait until all transfers of the group are done; other operations proceed meanwhile."""
-        try:
-            while not self._testall(self._requests):
-                self.poll()
-        except BaseException:
-            self._whole.abort("a collective was abandoned half way")
-            raise
-        finally:
-            self._requests = []
+        return begin
 
     def abort(self, reason: str) -> None:
         """End the job."""

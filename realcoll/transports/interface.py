@@ -11,14 +11,14 @@ from realcoll.meeting.control import Control
 from simcoll.arrays import Array
 from simcoll.core.plan import Plan
 
-__all__ = ["Memory", "Message", "Transport", "View", "Wire", "grouped"]
+__all__ = ["Memory", "Message", "Transport", "View", "Wire"]
 
 Memory: TypeAlias = Any
 """Bytes where the transport's ranks compute: a numpy or CuPy array of uint8."""
 View: TypeAlias = Any
 """Part of a memory as elements of a dtype."""
 Wire: TypeAlias = Any
-"""Part of a memory in the form that ``send`` and ``recv`` take."""
+"""Part of a memory in the form that messages take."""
 Message: TypeAlias = tuple[Wire, int, int]
 """Part of a memory, the process at the other end, and the channel."""
 
@@ -45,28 +45,19 @@ class Transport(Protocol):
         """Elements inside a memory."""
 
     def wire(self, memory: Memory, first_byte: int, size_bytes: int) -> Wire:
-        """Bytes inside a memory, for ``send`` and ``recv``."""
-
-    def group_start(self) -> None:
-        """Begin a group of sends and receives that progress together."""
-
-    def send(self, source: Wire, process: int, channel: int = 0) -> None:
-        """Send inside a group."""
-
-    def recv(self, target: Wire, process: int, channel: int = 0) -> None:
-        """Receive inside a group."""
-
-    def group_post(self) -> Any:
-        """End a group without waiting; returns the argument of :meth:`finished` and :meth:`wait`, None if calls may follow at once."""
+        """Bytes inside a memory, for messages."""
 
     def group(self, recvs: Sequence[Message], sends: Sequence[Message]) -> Callable[[], Any]:
-        """The function that begins a group of messages, as often as wanted, and returns what :meth:`group_post` does."""
+        """The function that begins messages which progress together, as often as wanted, and does not wait for them.
+
+        It returns the argument of :meth:`finished` and :meth:`wait`, None if calls may follow at once.
+        """
 
     def finished(self, group: Any) -> bool:
-        """Whether a posted group is done."""
+        """Whether all messages of a group are done."""
 
     def wait(self, groups: Sequence[Any]) -> None:
-        """Return when one of some posted groups is done.
+        """Return when one of some groups is done.
 
         Raises
         ------
@@ -117,17 +108,3 @@ class Transport(Protocol):
 
     def close(self) -> None:
         """Give everything back."""
-
-
-def grouped(transport: Transport, recvs: Sequence[Message], sends: Sequence[Message]) -> Callable[[], Any]:
-    """:meth:`Transport.group`, where nothing can be kept from one time to the next."""
-
-    def begin() -> Any:
-        transport.group_start()
-        for wire, process, channel in recvs:
-            transport.recv(wire, process, channel)
-        for wire, process, channel in sends:
-            transport.send(wire, process, channel)
-        return transport.group_post()
-
-    return begin

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
 
 from realcoll.meeting.control import Control
-from realcoll.transports.interface import Message, grouped
+from realcoll.transports.interface import Message
 from simcoll.arrays import Array
 from simcoll.core.plan import Plan
 from simcoll.core.reduction import REDUCTIONS
@@ -88,38 +87,25 @@ class LocalTransport(HostMemory):
 
     def __init__(self) -> None:
         self.control = Control(0, 1, 0.0)
-        self._sent: deque[Array] = deque()
-        self._wanted: deque[Array] = deque()
 
     def wire(self, memory: Array, first_byte: int, size_bytes: int) -> Array:
         """A numpy view of bytes."""
         return memory[first_byte : first_byte + size_bytes]
 
-    def group_start(self) -> None:
-        """Do nothing: the group holds the messages since the last one."""
-
-    def send(self, source: Array, process: int, channel: int = 0) -> None:  # noqa: ARG002
-        """Offer bytes to the next receive."""
-        self._sent.append(source)
-
-    def recv(self, target: Array, process: int, channel: int = 0) -> None:  # noqa: ARG002
-        """Take the bytes of the next send."""
-        self._wanted.append(target)
-
-    def group_post(self) -> None:
-        """Copy each send to its receive: nothing is ever under way."""
-        sent, wanted = self._sent, self._wanted
-        if len(sent) != len(wanted):
-            raise InternalError(f"a group has {len(sent)} sends and {len(wanted)} receives")
-        while sent:
-            source, target = sent.popleft(), wanted.popleft()
+    def group(self, recvs: Sequence[Message], sends: Sequence[Message]) -> Callable[[], None]:
+        """A function that copies each send to its receive: nothing is ever under way."""
+        if len(sends) != len(recvs):
+            raise InternalError(f"a group has {len(sends)} sends and {len(recvs)} receives")
+        pairs = [(target, source) for (target, _, _), (source, _, _) in zip(recvs, sends, strict=True)]
+        for target, source in pairs:
             if source.size != target.size:
                 raise InternalError(f"a message of {source.size} bytes meets a receive of {target.size}")
-            target[...] = source
 
-    def group(self, recvs: Sequence[Message], sends: Sequence[Message]) -> Callable[[], None]:
-        """A function that begins the messages anew each time."""
-        return grouped(self, recvs, sends)
+        def begin() -> None:
+            for target, source in pairs:
+                target[...] = source
+
+        return begin
 
     def finished(self, group: None) -> bool:  # noqa: ARG002
         """Every group is."""
@@ -138,9 +124,7 @@ class LocalTransport(HostMemory):
         """Nothing to wait for."""
 
     def abort(self, reason: str) -> None:
-        """Drop undelivered messages."""
-        self._sent.clear()
-        self._wanted.clear()
+        """Refuse to go on."""
         self.control.fail(reason)
 
     def close(self) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 
 from realcoll.errors import FaultError
 from realcoll.start.mpi_start import LAST_WORDS_S, joined
-from realcoll.transports.interface import Message, grouped
+from realcoll.transports.interface import Message
 from realcoll.transports.local import HostMemory
 from realcoll.transports.vendor import mpi_collective
 from simcoll.arrays import Array
@@ -41,11 +41,10 @@ NEWS_S = 1.0
 class _Repeated:
     """A group of messages that is begun again and again. The first time may be the only one, so nothing is kept for it."""
 
-    __slots__ = ("begun", "first", "group", "recvs", "sends", "transport")
+    __slots__ = ("begun", "group", "recvs", "sends", "transport")
 
     def __init__(self, transport: MpiTransport, recvs: Sequence[Message], sends: Sequence[Message]) -> None:
         self.transport, self.recvs, self.sends = transport, recvs, sends
-        self.first = grouped(transport, recvs, sends)
         self.begun = False
         self.group: _Group | None = None
 
@@ -54,9 +53,8 @@ class _Repeated:
         if self.group is None:
             if not self.begun:
                 self.begun = True
-                found: _Group = self.first()
-                return found
-            self.group = self.transport.persistent(self.recvs, self.sends)
+                return self.transport.requests(self.recvs, self.sends, persistent=False)
+            self.group = self.transport.requests(self.recvs, self.sends, persistent=True)
         self.transport.start(self.group)
         return self.group
 
@@ -94,8 +92,6 @@ class MpiTransport(HostMemory):
 
     def __init__(self, comm: Any = None, *, timeout_s: float = 60.0, start_timeout_s: float = 60.0) -> None:
         self._mpi, self.comm, self.control = joined(comm, timeout_s, start_timeout_s)
-        self._requests: list[Any] = []
-        self._peers: list[int] = []
         self._testall = self._mpi.Request.Testall
         self._startall = self._mpi.Prequest.Startall
         self._bytes = self._mpi.BYTE
@@ -107,41 +103,21 @@ class MpiTransport(HostMemory):
         """A buffer as mpi4py takes it."""
         return [memory[first_byte : first_byte + size_bytes], self._bytes]
 
-    def group_start(self) -> None:
-        """Refuse to go on after a failure."""
-        if self.control.broken:
-            self.control.check_usable()
-
-    def send(self, source: list[Any], process: int, channel: int = 0) -> None:
-        """Start a send; the channel is its tag."""
-        self._peers.append(process)
-        try:
-            self._requests.append(self.comm.Isend(source, process, channel))
-        except self._mpi.Exception as error:
-            raise self._failed(error) from None
-
-    def recv(self, target: list[Any], process: int, channel: int = 0) -> None:
-        """Start a receive."""
-        self._peers.append(process)
-        try:
-            self._requests.append(self.comm.Irecv(target, process, channel))
-        except self._mpi.Exception as error:
-            raise self._failed(error) from None
-
-    def group_post(self) -> _Group:
-        """Let the group go on by itself."""
-        group = self._requests, self._peers
-        self._requests, self._peers = [], []
-        return group
-
     def group(self, recvs: Sequence[Message], sends: Sequence[Message]) -> Callable[[], _Group]:
         """A function that uses persistent requests from its second call on."""
         return _Repeated(self, recvs, sends).begin
 
-    def persistent(self, recvs: Sequence[Message], sends: Sequence[Message]) -> _Group:
-        """Requests that can be started again and again."""
-        made = [(self.comm.Recv_init, each) for each in recvs] + [(self.comm.Send_init, each) for each in sends]
-        return [init(*message) for init, message in made], [process for _, (_, process, _) in made]
+    def requests(self, recvs: Sequence[Message], sends: Sequence[Message], *, persistent: bool) -> _Group:
+        """Messages that have begun, or ``persistent`` requests that can be started again and again; the channel is the tag."""
+        if self.control.broken:
+            self.control.check_usable()
+        comm = self.comm
+        receive, send = (comm.Recv_init, comm.Send_init) if persistent else (comm.Irecv, comm.Isend)
+        made = [(receive, each) for each in recvs] + [(send, each) for each in sends]
+        try:
+            return [request(*message) for request, message in made], [process for _, (_, process, _) in made]
+        except self._mpi.Exception as error:
+            raise self._failed(error) from None
 
     def start(self, group: _Group) -> None:
         """Start all requests of a persistent group."""
@@ -239,9 +215,7 @@ class MpiTransport(HostMemory):
     def barrier(self) -> None:
         """Wait for all processes; one that does not come is named."""
         self.control.gather("barrier")
-        self._requests.append(self.comm.Ibarrier())
-        self._peers.append(-1)
-        self.wait([self.group_post()])
+        self.wait([([self.comm.Ibarrier()], [-1])])
 
     def abort(self, reason: str) -> None:
         """Notify the others. MPI can no longer end in order, so the job is aborted when this process ends."""

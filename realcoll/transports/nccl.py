@@ -22,7 +22,7 @@ from realcoll.errors import FaultError, MissingError
 from realcoll.meeting.control import Control, within
 from realcoll.start.environment import control_of, job_from
 from realcoll.transports import kernels
-from realcoll.transports.interface import Message, grouped
+from realcoll.transports.interface import Message
 from realcoll.transports.vendor import nccl_collective
 from simcoll.arrays import Array
 from simcoll.core.plan import Plan
@@ -162,28 +162,21 @@ class NcclTransport:
         """Address and bytes."""
         return int(memory.data.ptr) + first_byte, size_bytes
 
-    def group_start(self) -> None:
-        """Open a group of NCCL."""
-        self._nccl.groupStart()
-
-    def send(self, source: tuple[int, int], process: int, channel: int = 0) -> None:  # noqa: ARG002
-        """Send inside the group."""
-        self.comm.send(*source, self._nccl.NCCL_UINT8, process, self.stream.ptr)
-
-    def recv(self, target: tuple[int, int], process: int, channel: int = 0) -> None:  # noqa: ARG002
-        """Receive inside the group."""
-        self.comm.recv(*target, self._nccl.NCCL_UINT8, process, self.stream.ptr)
-
-    def group_post(self) -> None:
-        """Launch the group on the stream, which keeps later work behind it."""
-        try:
-            self._nccl.groupEnd()
-        except self._nccl.NcclError as error:
-            raise FaultError(f"NCCL: {error}") from None
-
     def group(self, recvs: Sequence[Message], sends: Sequence[Message]) -> Callable[[], None]:
-        """A function that begins the messages anew each time."""
-        return grouped(self, recvs, sends)
+        """A function that launches the messages on the stream, which keeps later work behind them."""
+        nccl, comm = self._nccl, self.comm
+
+        def begin() -> None:
+            nccl.groupStart()
+            for call, messages in ((comm.recv, recvs), (comm.send, sends)):
+                for (address, size_bytes), process, _ in messages:
+                    call(address, size_bytes, nccl.NCCL_UINT8, process, self.stream.ptr)
+            try:
+                nccl.groupEnd()
+            except nccl.NcclError as error:
+                raise FaultError(f"NCCL: {error}") from None
+
+        return begin
 
     def finished(self, group: None) -> bool:  # noqa: ARG002
         """Every group is, as far as the host has to know."""

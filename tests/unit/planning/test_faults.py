@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import replace
-from itertools import pairwise
+from itertools import islice, pairwise
 from statistics import NormalDist, fmean, pstdev
 
 import pytest
@@ -30,7 +30,7 @@ def test_quantiles_are_those_of_the_normal_distribution():
 
 @pytest.mark.slow
 def test_draws_have_the_moments_of_their_distributions():
-    words = chances.words(5, 0, 20_000)
+    words = list(islice(chances.words(5, 0), 20_000))
     logs = [math.log(chances.lognormal(word, 10**9, 700_000) / 10**9) for word in words]
     assert abs(fmean(logs)) < 0.02
     assert abs(pstdev(logs) - 0.7) < 0.02
