@@ -13,6 +13,7 @@ from typing import Any, Self
 import numpy as np
 
 from realcoll.executor import Prepared, prepare
+from realcoll.transports.interface import Message
 from realcoll.transports.local import LocalTransport
 from realcoll.transports.mpi import MpiTransport
 from simcoll.arrays import Array
