@@ -26,6 +26,7 @@ ORBIT_LIMIT = 2**16
 """With more ranks than ``FLOW_LIMIT``, at most so many ranks times orbits of ranks are followed exactly."""
 
 
+_PLURALS = {"box": "boxes", "leaf": "leaves"}
 TOGETHER = 2**15
 """So many links are in one flow that asks about several sinks."""
 
@@ -275,9 +276,5 @@ def _group_name(topology: Topology, members: Ints) -> str:
         if chosen[np.isin(ids, groups)].all() and groups.size <= ids.max():
             if groups.size == 1:
                 return f"{level} {groups[0]}"
-            return f"{groups.size} of {ids.max() + 1} {_plural(level)}"
+            return f"{groups.size} of {ids.max() + 1} {_PLURALS.get(level, level + ' groups')}"
     return f"{members.size} of {topology.nranks} ranks"
-
-
-def _plural(level: str) -> str:
-    return {"box": "boxes", "leaf": "leaves"}.get(level, f"{level} groups")

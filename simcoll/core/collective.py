@@ -8,7 +8,7 @@ same number of chunks. Sizes never appear here: they come when a schedule is bou
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -269,10 +269,6 @@ class Collective:
                 origin[dst] = src
             source = origin[rank] + 0 * slot
         return source, source_slot
-
-    def placed_in(self, *, in_place: bool) -> Collective:
-        """The same collective, in place or out of place."""
-        return replace(self, in_place=in_place)
 
     def __str__(self) -> str:
         parts = [self.kind, f"n={self.nranks}"]

@@ -92,11 +92,6 @@ class Partition:
     connections: Ints | None = None
     marks: Ints | None = None
 
-    @property
-    def lane_classes(self) -> int:
-        """The number of classes of lanes."""
-        return int(self.lanes.max(initial=-1)) + 1
-
 
 def dense(*columns: Ints) -> Ints:
     """Numbers from 0 for the different rows of some columns, without any collision.

@@ -124,14 +124,16 @@ def dump_msccl_xml(
     # Chunks of one element: what moves is independent of their size.
     program = lower(bind(schedule, schedule.layout.chunks))
     title = (name or schedule.title)[:63]
-    kind = schedule.collective.kind
+    collective = schedule.collective
+    kind = collective.kind
+    per_loop = max(collective.input_slots, collective.output_slots) * schedule.layout.chunks
     head = {
-        "name": title, "proto": protocol, "nchannels": str(schedule.nchannels), "nchunksperloop": str(_per_loop(schedule)),
+        "name": title, "proto": protocol, "nchannels": str(schedule.nchannels), "nchunksperloop": str(per_loop),
         "ngpus": str(schedule.nranks), "coll": DIALECTS[dialect].reduce_scatter if kind == "reduce_scatter" else _COLLS[kind],
-        "inplace": str(int(schedule.collective.in_place)),
+        "inplace": str(int(collective.in_place)),
     }  # fmt: skip
     if DIALECTS[dialect].out_of_place:
-        head["outofplace"] = str(int(not schedule.collective.in_place))
+        head["outofplace"] = str(int(not collective.in_place))
     head |= {"minBytes": str(min_bytes), "maxBytes": str(max_bytes)}
     attributes = " ".join(f"{key}={quoteattr(value)}" for key, value in head.items())
     gpus = _gpus(schedule, program, DIALECTS[dialect])
@@ -166,11 +168,6 @@ def _check_fits(schedule: Schedule) -> None:
                 schedule,
                 f"step {number} has an operation {OP_NAMES[step.op[strange[0]]]!r}; it has copies and reductions",
             )
-
-
-def _per_loop(schedule: Schedule) -> int:
-    collective = schedule.collective
-    return max(collective.input_slots, collective.output_slots) * schedule.layout.chunks
 
 
 def _blocks(program: RankProgram) -> list[list[tuple[int, list[int]]]]:

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from simcoll.formats.log_lines import Skipped, log_lines
+from simcoll.formats.log_lines import Skipped
 
-__all__ = ["Chosen", "Tuned", "TuningReader", "TuningTable", "load_tuning"]
+__all__ = ["Chosen", "Tuned", "TuningReader", "TuningTable"]
 
 COLLECTIVES = {
     "broadcast": "broadcast",
@@ -105,11 +104,11 @@ class TuningReader:
 
     __slots__ = ("_choices", "_skipped", "_tables", "_threads")
 
-    def __init__(self, skipped: Skipped | None = None) -> None:
+    def __init__(self, skipped: Skipped) -> None:
         self._threads: dict[str, _Thread] = {}
         self._tables: dict[TuningTable, None] = {}
         self._choices: dict[Chosen, None] = {}
-        self._skipped = skipped or Skipped()
+        self._skipped = skipped
 
     def feed(self, number: int, text: str) -> None:
         """Look at a line."""
@@ -197,17 +196,3 @@ class TuningReader:
 
 def _by_number(text: str, names: tuple[str, ...]) -> str:
     return names[int(text)] if text.isascii() and text.isdecimal() and len(text) < 9 and int(text) < len(names) else ""
-
-
-def load_tuning(path: str | Path) -> tuple[TuningTable, ...]:
-    """The tuning tables in a log; none where there are none.
-
-    Raises
-    ------
-    ConfigError
-        When the file cannot be read.
-    """
-    reader = TuningReader()
-    for number, text in log_lines(path):
-        reader.feed(number, text)
-    return reader.tables()

@@ -34,14 +34,13 @@ def assumed(cost: Cost, collective: str, machine: Machine, library: Library) -> 
             found.append(f"{place} counts nothing, for want of a number")
         elif any(word in library.sources[place] for word in _GUESSES):
             found.append(f"{place} is {library.sources[place].replace(';', ',')}")
-    found += [f"{', '.join(places)} {_are(places)} of {lender}" for lender, places in lent.items()]
+    found += [
+        f"{', '.join(places)} {'are those' if len(places) > 1 else 'is that'} of {lender}"
+        for lender, places in lent.items()
+    ]
     if machine.network_reduces and machine.domains > 1 and collective == "all_reduce":
         found.append(f"reduction in the network (CollNet) is left out, for want of numbers in {library}")
     return "; ".join(found)
-
-
-def _are(places: list[str]) -> str:
-    return "are those" if len(places) > 1 else "is that"
 
 
 def _places(cost: Cost, collective: str, machine: Machine, library: Library) -> Iterator[str]:

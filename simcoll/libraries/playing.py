@@ -326,14 +326,11 @@ def _grouped(asked: _Asked) -> Play | str:
     bus = asked.rate_GBps * away
     protocol = _protocol(asked, 0.0, 0.0, 0.0, start)
     if domains == 1:
-        return Play(schedule, _with_rank_rate(protocol, bus), _over_gpus(asked.topology) if apart else None)
+        limited = replace(protocol, rank_rate_uBps=round(bus * 1e15))
+        return Play(schedule, limited, _over_gpus(asked.topology) if apart else None)
     share = asked.rate_GBps * (n - asked.shape.per_domain) / n * asked.shape.per_domain / _raw(asked)[1]
     return Play(schedule, _with_share(protocol, "net", min(Fraction(1), Fraction(round(share * 10**6), 10**6))))
 
 
 def _with_share(protocol: Protocol, kind: str, share: Fraction) -> Protocol:
     return replace(protocol, link_shares=((kind, share),))
-
-
-def _with_rank_rate(protocol: Protocol, rate_GBps: float) -> Protocol:
-    return replace(protocol, rank_rate_uBps=round(rate_GBps * 1e15))

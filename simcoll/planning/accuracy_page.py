@@ -90,7 +90,7 @@ def page(errors: Sequence[Error]) -> str:
             "\n## By collective and machine, with two points\n\n",
             *_groups(errors, "collective", lambda table: table.collective),
             "\n",
-            *_groups(errors, "GPU", _gpu),
+            *_groups(errors, "GPU", lambda table: table.machine().traits.get("gpu", "")),
             WORTH,
             *_worth(),
             FURTHEST,
@@ -151,10 +151,6 @@ def _kind(table: Table) -> tuple[str, str, int]:
     traits = table.machine().traits
     fabric = traits.get("fabric", "") if table.nodes > 1 else ""
     return traits.get("gpu", "").replace("H200", "H100"), fabric, table.nodes
-
-
-def _gpu(table: Table) -> str:
-    return table.machine().traits.get("gpu", "")
 
 
 def _groups(errors: Sequence[Error], title: str, of: Callable[[Table], str]) -> Iterator[str]:

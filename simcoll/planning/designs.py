@@ -182,10 +182,6 @@ def _told(design: Design, found: StepResult) -> dict[str, Any]:
     }
 
 
-def _ran(rows: Sequence[Row]) -> list[Row]:
-    return [row for row in rows if row.get("result", {}).get("fits") == "yes"]
-
-
 def best_of(rows: Sequence[Row], space: Space) -> tuple[list[Row], list[Row]]:
     """The rows that ran, the best first, and those on the Pareto front.
 
@@ -194,7 +190,7 @@ def best_of(rows: Sequence[Row], space: Space) -> tuple[list[Row], list[Row]]:
     ConfigError
         When no design ran.
     """
-    ran = _ran(rows)
+    ran = [row for row in rows if row.get("result", {}).get("fits") == "yes"]
     if not ran:
         tight = sum("result" in row for row in rows)
         raise ConfigError(

@@ -23,7 +23,7 @@ from simcoll.topology import Topology
 if TYPE_CHECKING:
     from simcoll.planning.programs import ProgramRun
 
-__all__ = ["Table", "check_data", "run_sweep", "runs"]
+__all__ = ["Table", "check_data", "runs"]
 
 CHECKED_BYTES = 512 << 20
 """Data that takes more is not moved for a check."""
@@ -136,14 +136,3 @@ def runs(
                 done += 1
             forget_sizes(schedule)
         yield rows
-
-
-def run_sweep(
-    sweep: Sweep,
-    schedules: Sequence[Schedule],
-    topology: Topology,
-    progress: Callable[[int, int, str], None] | None = None,
-) -> Table:
-    """Run the prepared choices; see :func:`runs`."""
-    rows = [row for of_size in runs(sweep, schedules, topology, progress) for row in of_size]
-    return Table(sweep, topology.name, tuple(rows))

@@ -60,7 +60,7 @@ def parse_astra_network(content: bytes, file: str | None = None) -> Topology:
             refuse(f"unknown {shown(name)}; {nearest(name, BLOCKS)}", f"$.topology[{number}]")
     if not 1 <= len(blocks) <= MAX_DIMENSIONS:
         refuse(f"{len(blocks)} dimensions; expected 1 to {MAX_DIMENSIONS}", "$.topology")
-    numbers = {key: [_number(text) for text in lists[key]] for key in KEYS[1:]}
+    numbers = {key: [Fraction(text) if _NUMBER.fullmatch(text) else None for text in lists[key]] for key in KEYS[1:]}
     for key, values in numbers.items():
         if len(values) != len(blocks):
             refuse(f"{len(values)} values, for {len(blocks)} dimensions", f"$.{key}")
@@ -110,10 +110,6 @@ def _lists(content: bytes, refuse: Callable[..., NoReturn]) -> dict[str, list[st
             refuse(f"{match[1]} is there twice", f"line {number}")
         found[match[1]] = [part.strip() for part in match[2].split(",")] if match[2].strip() else []
     return found
-
-
-def _number(text: str) -> Fraction | None:
-    return Fraction(text) if _NUMBER.fullmatch(text) else None
 
 
 def _graph(blocks: list[str], sizes: list[int], rates: list[tuple[int, int]]) -> nx.Graph:

@@ -169,13 +169,9 @@ def parse_ib_fabric(
     made = assemble(
         _title(file), names, kinds, np.arange(n), links.columns(), router, {"box": host} if len(hosts) > 1 else {}
     )  # fmt: skip
-    return _told(made, f"InfiniBand fabric: {len(hosts)} nodes, {n} adapters, {listing.kinds.count('switch')} switches")
-
-
-def _told(made: Topology, description: str) -> Topology:
     return replace(
         made,
-        description=description,
+        description=f"InfiniBand fabric: {len(hosts)} nodes, {n} adapters, {listing.kinds.count('switch')} switches",
         sources={
             "$": "ibnetdiscover or iblinkinfo: switches, cables and their rates; inside of nodes as given; latencies unverified"
         },

@@ -8,10 +8,9 @@ its sender comes to it, whether or not its receiver has.
 
 from __future__ import annotations
 
-import heapq
 import json
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +21,7 @@ from simcoll.formats.chakra_nodes import Node, Value, parse_nodes
 from simcoll.formats.strict import read_file
 from simcoll.limits.paths import is_file
 from simcoll.units import MAX_TIME_FS
-from simcoll.workload.gathering import gathered
+from simcoll.workload.gathering import gathered, lowest_first
 from simcoll.workload.traces import Step, Together, Traces
 from simcoll.workload.workload import Rules, Workload
 
@@ -309,27 +308,14 @@ def _sizes(node: Node) -> tuple[tuple[int, ...], ...]:
 def _ordered(nodes: Sequence[Node]) -> list[Node]:
     """Nodes after those that they depend on, lowest number first."""
     known: Mapping[int, Node] = {node.number: node for node in nodes}
-    later: dict[int, list[int]] = defaultdict(list)
-    needs: dict[int, int] = {}
     for node in nodes:
-        needs[node.number] = len(node.after)
         for other in node.after:
             if other not in known:
                 raise ConfigError(
                     f"depends on node {other}, which does not exist", path=f"node {node.number} {node.name!r:.60}"
                 )
-            later[other].append(node.number)
-    ready = [number for number, count in needs.items() if not count]
-    heapq.heapify(ready)
-    found = []
-    while ready:
-        number = heapq.heappop(ready)
-        found.append(known[number])
-        for other in later[number]:
-            needs[other] -= 1
-            if not needs[other]:
-                heapq.heappush(ready, other)
+    found = list(lowest_first({node.number: node.after for node in nodes}))
     if len(found) < len(nodes):
-        stuck = min(number for number, count in needs.items() if count)
+        stuck = min(known.keys() - set(found))
         raise ConfigError("depends on itself, through other nodes", path=f"node {stuck} {known[stuck].name!r:.60}")
-    return found
+    return [known[number] for number in found]

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from simcoll.workload.layers import ELEMENT, Ends, Layer, Pass, ends_of, in_fs, layer_of
-from simcoll.workload.memory import stage_parameters
-from simcoll.workload.model import linears
+from simcoll.workload.memory import layer_parameters, stage_parameters
 from simcoll.workload.parallel import layers_of_chunks
 from simcoll.workload.workload import Inside
 
@@ -65,25 +64,7 @@ class Costs:
 
     def layer_parameters(self, layer: int) -> tuple[int, int]:
         """Parameters of a layer on one GPU: ordinary ones, and those of experts."""
-        moe = self.design.model.is_moe(layer)
-        if moe not in self._parameters:
-            self._parameters[moe] = self._parameters_of(moe=moe)
-        return self._parameters[moe]
-
-    @cached_property
-    def _parameters(self) -> dict[bool, tuple[int, int]]:
-        return {}
-
-    def _parameters_of(self, *, moe: bool) -> tuple[int, int]:
-        model, parallel = self.design.model, self.design.parallel
-        dense, experts = 2 * model.hidden, 0
-        for linear in linears(model, moe=moe):
-            count = linear.inputs * linear.outputs
-            if linear.part == "expert":
-                experts += count * model.experts // parallel.ep
-            else:
-                dense += count // (parallel.tp if linear.split else 1)
-        return dense, experts
+        return layer_parameters(self.design.model, self.design.parallel, moe=self.design.model.is_moe(layer))
 
     def is_first(self, stage: int, chunk: int) -> bool:
         """Whether the embedding is here."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Hashable, Iterable
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -21,8 +21,9 @@ from simcoll.workload.workload import Call, Compute, Operation, Rules, Send, Wor
 if TYPE_CHECKING:
     from simcoll.workload.traces import Step, Together, Traces
 
-__all__ = ["gathered"]
+__all__ = ["gathered", "lowest_first"]
 
+Key = TypeVar("Key", int, tuple[int, int])
 Part = tuple[int, int]
 """A class (or, where said, a rank) and the number of its step."""
 
@@ -78,6 +79,24 @@ def _said(step: Step) -> str:
         return f"work {step.name!r}"
     what = f"{asked.kind} of {asked.size_bytes} bytes by group {asked.group!r}"
     return f"{step.name!r}, {what}" if step.name else what
+
+
+def lowest_first(needs: Mapping[Key, Collection[Key]]) -> Iterator[Key]:
+    """Keys after those that they need, the lowest of those that could be next first; what waits in a circle does not come."""
+    later: dict[Key, list[Key]] = defaultdict(list)
+    left = {key: len(before) for key, before in needs.items()}
+    for key, before in needs.items():
+        for other in before:
+            later[other].append(key)
+    ready = [key for key, count in left.items() if not count]
+    heapq.heapify(ready)
+    while ready:
+        key = heapq.heappop(ready)
+        yield key
+        for other in later[key]:
+            left[other] -= 1
+            if not left[other]:
+                heapq.heappush(ready, other)
 
 
 def _classes(traces: Traces, met: dict[Hashable, dict[int, int]]) -> list[int]:
@@ -213,25 +232,15 @@ class _Gathering:
                 latest[step.stream] = (leader, number)
         every = [(leader, number) for leader in self.leaders for number in range(len(self.traces[leader]))]
         first = {part: min(self.parts.get(part, (part,))) for part in every}
-        needs = dict.fromkeys(first.values(), 0)
-        later: dict[Part, list[Part]] = defaultdict(list)
+        needs: dict[Part, set[Part]] = {part[::-1]: set() for part in first.values()}
         for part in every:
-            for before in {first[each] for each in self._needs(part)}:
-                needs[first[part]] += 1
-                later[before].append(first[part])
-        ready = [(number, leader) for (leader, number), count in needs.items() if not count]
-        heapq.heapify(ready)
-        done = 0
-        while ready:
-            number, leader = heapq.heappop(ready)
-            done += 1
+            needs[first[part][::-1]] |= {first[each][::-1] for each in self._needs(part)}
+        done = set()
+        for number, leader in lowest_first(needs):
+            done.add((number, leader))
             yield leader, number
-            for part in later[leader, number]:
-                needs[part] -= 1
-                if not needs[part]:
-                    heapq.heappush(ready, (part[1], part[0]))
-        if done < len(needs):
-            leader, number = next(part for part, count in needs.items() if count)
+        if len(done) < len(needs):
+            number, leader = next(part for part in needs if part not in done)
             step = self.traces[leader][number]
             raise ConfigError(
                 f"rank {leader}: step {number} ({_said(step)}) waits in a circle: nothing in it can start"
@@ -297,7 +306,8 @@ class _Gathering:
 
     def _message(self, parts: tuple[Part, ...], step: Step, asked: Together, after: tuple[str, ...]) -> None:
         source, target = (
-            next(self.name[leader] for leader, _ in parts if self._is_end(leader, asked, end)) for end in (0, 1)
+            next(self.name[leader] for leader, _ in parts if self.colours[leader] == self.colours[asked.ranks[end]])
+            for end in (0, 1)
         )
         sizes = (0, asked.size_bytes) if asked.at_once and asked.size_bytes else (asked.size_bytes,)
         for size in sizes:
@@ -309,9 +319,6 @@ class _Gathering:
                 )
             )  # fmt: skip
             after = ()
-
-    def _is_end(self, leader: int, asked: Together, end: int) -> bool:
-        return self.colours[asked.ranks[end]] == self.colours[leader]
 
     def _axis(self, instances: list[Together]) -> str:
         """The name of some groups, which is that of the first one where it is free."""

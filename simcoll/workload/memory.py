@@ -18,7 +18,9 @@ from simcoll.workload.parallel import Parallel, layers_of_chunks
 if TYPE_CHECKING:
     from simcoll.workload.design import Design
 
-__all__ = ["Memory", "activation_bytes", "chunks_in_flight", "memory_by_stage", "offloaded_bytes", "stage_parameters"]
+__all__ = [
+    "Memory", "activation_bytes", "chunks_in_flight", "layer_parameters", "memory_by_stage", "offloaded_bytes", "stage_parameters",
+]  # fmt: skip
 
 ACTIVATION_BYTES = 2
 OPTIMIZER_BYTES = 12
@@ -63,17 +65,26 @@ def stage_parameters(design: Design, stage: int) -> tuple[int, int]:
 
 
 @lru_cache(maxsize=4096)
+def layer_parameters(model: Model, parallel: Parallel, *, moe: bool) -> tuple[int, int]:
+    """Parameters of a layer on one GPU: ordinary ones, and those of experts."""
+    dense, experts = 2 * model.hidden, 0
+    for linear in linears(model, moe=moe):
+        count = linear.inputs * linear.outputs
+        if linear.part == "expert":
+            experts += count * model.experts // parallel.ep
+        else:
+            dense += count // (parallel.tp if linear.split else 1)
+    return dense, experts
+
+
+@lru_cache(maxsize=4096)
 def _stage_parameters(model: Model, parallel: Parallel, stage: int) -> tuple[int, int]:
     dense = experts = 0
     for chunk in layers_of_chunks(model, parallel)[stage]:
         for layer in chunk:
-            dense += 2 * model.hidden
-            for linear in linears(model, moe=model.is_moe(layer)):
-                count = linear.inputs * linear.outputs
-                if linear.part == "expert":
-                    experts += count * model.experts // parallel.ep
-                else:
-                    dense += count // (parallel.tp if linear.split else 1)
+            ordinary, of_experts = layer_parameters(model, parallel, moe=model.is_moe(layer))
+            dense += ordinary
+            experts += of_experts
     last = stage == parallel.pp - 1
     if stage == 0 or (model.tied and last):
         dense += model.vocabulary * model.hidden // parallel.tp

@@ -30,7 +30,7 @@ from dataclasses import replace
 from simcoll.planning.report import sweep_hash
 from simcoll.planning.scenario import load_scenario, scenario_topology, sweep_of
 from simcoll.planning.sweep import best_rows, bound_rows, prepare
-from simcoll.planning.running import run_sweep
+from simcoll.planning.running import Table, runs
 
 most = int(sys.argv[1])
 for name in sys.argv[2:]:
@@ -39,7 +39,8 @@ for name in sys.argv[2:]:
     last = len(sweep.sizes) - 1
     kept = sorted({last * place // (most - 1) for place in range(most)})
     sweep = replace(sweep, sizes=tuple(sweep.sizes[place] for place in kept))
-    rows = run_sweep(sweep, prepare(sweep, topology), topology)
+    sizes = runs(sweep, prepare(sweep, topology), topology)
+    rows = Table(sweep, topology.name, tuple(row for of_size in sizes for row in of_size))
     best = [
         {"size_bytes": row.size_bytes, "best": f"{row.choice} {row.protocol}", "time_fs": row.time_fs, "bound_fs": bound.bound_fs}
         for row, bound in zip(best_rows(rows), bound_rows(rows), strict=True)

@@ -63,7 +63,7 @@ def rebuilt(schedule: Schedule, rows: Rows, *, in_place: bool | None = None) -> 
     ]  # fmt: skip
     layout = schedule.layout
     if in_place is not None:
-        collective = layout.collective.placed_in(in_place=in_place)
+        collective = replace(layout.collective, in_place=in_place)
         layout = Layout(collective, layout.chunks, layout.scratch, layout.scratch_pieces)
     channels = 1 + max((row.channel for step in rows for row in step), default=0)
     lanes = max(schedule.nchannels, channels)

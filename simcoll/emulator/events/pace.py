@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from operator import itemgetter
 
 from simcoll.emulator.events.kinds import Slow, Stop
 from simcoll.emulator.events.windows import windows
@@ -35,7 +36,7 @@ class Pace:
         stretches = self.stretches.get(rank)
         if stretches is None:
             return now_fs + work_fs
-        place = bisect_right(stretches, now_fs, key=_begin) - 1
+        place = bisect_right(stretches, now_fs, key=itemgetter(0)) - 1
         while True:
             _, up, down = stretches[place]
             if not up:
@@ -59,10 +60,6 @@ class Pace:
     def of(self, ranks: Sequence[int]) -> Pace:
         """The paces of some ranks, numbered anew."""
         return Pace({new: self.stretches[old] for new, old in enumerate(ranks) if old in self.stretches})
-
-
-def _begin(stretch: Stretch) -> int:
-    return stretch[0]
 
 
 def paces(events: Iterable[Slow | Stop]) -> Pace:

@@ -9,7 +9,9 @@ from typing import Protocol
 
 import numpy as np
 
+from simcoll.core.plan import Plan
 from simcoll.core.reference import count_wrong, exact_inputs, expected_outputs
+from simcoll.emulator.at_once import data_errors
 from simcoll.emulator.budget import check_exact, exact_bytes
 from simcoll.emulator.dataplane import Storage
 from simcoll.emulator.events import Event, Policy, Timeline, timeline_of
@@ -97,16 +99,17 @@ def emulate_program(
         played = play_all(lowered, keep=keep, timeline=timeline)
         result = _result(program, topology, why, lowered, played, perf_counter() - began)
         if moves and result.cut is None:
-            wrong = sum(_moved_alone(call, number, seed) for number, call in _calls(program))
+            wrong = sum(data_errors(plan, own) for _, plan, own in _groups(program, seed))
     else:
-        storages = _storages(program, seed) if moves else {}
+        storages = (
+            {at: Storage(plan, exact_inputs(plan, own)) for at, plan, own in _groups(program, seed)} if moves else {}
+        )
         result = _referenced(program, topology, why, storages, observer, keep=keep, timeline=timeline)
         result = replace(result, wall_s=perf_counter() - began)
         if moves and result.cut is None:
             wrong = sum(
-                _wrong(call, number, group, seed, storages[number, group])
-                for number, call in _calls(program)
-                for group in range(len(call.groups))
+                count_wrong(storages[at].outputs(), expected_outputs(plan, exact_inputs(plan, own)))
+                for at, plan, own in _groups(program, seed)
             )
     return replace(result, data="exact", wrong=wrong) if moves and result.cut is None else result
 
@@ -249,33 +252,8 @@ def _referenced(
     )
 
 
-# ---- data: each group of each collective has inputs of its own
-
-
-def _seed(number: int, group: int, seed: int) -> int:
-    return seed + (number << 20) + group
-
-
-def _storages(program: Program, seed: int) -> dict[tuple[int, int], Storage]:
-    """Buffers of every group of every collective."""
-    return {
-        (number, group): Storage(call.plan, exact_inputs(call.plan, _seed(number, group, seed)))
-        for number, call in _calls(program)
-        for group in range(len(call.groups))
-    }
-
-
-def _moved_alone(call: Call, number: int, seed: int) -> int:
-    """Wrong elements of a collective whose data is moved without a clock, group after group."""
-    wrong = 0
-    for group in range(len(call.groups)):
-        storage = Storage(call.plan, exact_inputs(call.plan, _seed(number, group, seed)))
-        storage.play()
-        wrong += _wrong(call, number, group, seed, storage)
-    return wrong
-
-
-def _wrong(call: Call, number: int, group: int, seed: int, storage: Storage) -> int:
-    """Elements of a group's outputs that differ from the definition of its collective."""
-    given = exact_inputs(call.plan, _seed(number, group, seed))
-    return count_wrong(storage.outputs(), expected_outputs(call.plan, given))
+def _groups(program: Program, seed: int) -> Iterator[tuple[tuple[int, int], Plan, int]]:
+    """Operation and group of every group of every collective, its plan, and the seed of its inputs, which is its own."""
+    for number, call in _calls(program):
+        for group in range(len(call.groups)):
+            yield (number, group), call.plan, seed + (number << 20) + group

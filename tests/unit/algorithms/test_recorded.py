@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -61,7 +62,7 @@ def line_of(kind, name, params):
     """One hash for each rank count, over all roots, in and out of place."""
     words = []
     for n in RANKS:
-        found = [hash_of(c.placed_in(in_place=p), name, params) for c in collectives(kind, n) for p in (False, True)]
+        found = [hash_of(replace(c, in_place=p), name, params) for c in collectives(kind, n) for p in (False, True)]
         words.append("-" if set(found) == {"-"} else hashlib.sha256(" ".join(found).encode()).hexdigest()[:12])
     return " ".join(words)
 

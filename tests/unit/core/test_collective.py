@@ -104,7 +104,7 @@ def test_send_recv():
 def test_defaults_and_text():
     assert Collective("broadcast", 3).root == 0
     assert Collective("all_reduce", 3).root is None
-    here = Collective("reduce", 3, root=2).placed_in(in_place=True)
+    here = Collective("reduce", 3, root=2, in_place=True)
     assert here.in_place
     assert str(here) == "reduce n=3 root=2 in place"
     assert str(Collective("send_recv", 3, pairs=((0, 1),))) == "send_recv n=3 1 pairs"

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from simcoll.errors import ConfigError
 from simcoll.formats.log_lines import Skipped
-from simcoll.formats.nccl_tuning import COLLECTIVES, Chosen, Tuned, TuningReader, load_tuning
+from simcoll.formats.nccl_tests import load_log
+from simcoll.formats.nccl_tuning import COLLECTIVES, Chosen, Tuned, TuningReader
 from tests.support.nccl_logs import blocks, one_line, table
 
 FUNCTIONS = ("Broadcast", "Reduce", "AllGather", "ReduceScatter", "AllReduce")
@@ -108,10 +109,10 @@ def test_any_text_is_survived(lines, cut):
 def test_from_a_file(tmp_path):
     log = tmp_path / "log.txt"
     log.write_text("\n".join([SIZE, *blocks(table(NEW, FUNCTIONS))]), encoding="utf-16")
-    assert len(load_tuning(log)[0].rows) == len(expected(table(NEW, FUNCTIONS)))
+    assert len(load_log(log).tuning[0].rows) == len(expected(table(NEW, FUNCTIONS)))
     log.write_bytes(b"")
-    assert load_tuning(log) == ()
+    assert load_log(log).tuning == ()
     with pytest.raises(ConfigError, match=r"none\.txt: cannot be read: No such file"):
-        load_tuning(tmp_path / "none.txt")
+        load_log(tmp_path / "none.txt")
     with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
-        load_tuning(tmp_path)
+        load_log(tmp_path)

@@ -5,7 +5,7 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from simcoll.planning import running
-from simcoll.planning.running import check_data, run_sweep
+from simcoll.planning.running import Table, check_data, runs
 from simcoll.planning.sweep import Sweep, prepare
 from simcoll.topology import load_topology
 from simcoll.tuning import parse_choice
@@ -17,9 +17,14 @@ def sweep(*algorithms, sizes=(1 << 10, 1 << 20), **more):
     return Sweep("all_reduce", sizes, tuple(map(parse_choice, algorithms)), ("LL", "Simple"), **more)
 
 
+def table_of(wanted, schedules):
+    rows = [row for of_size in runs(wanted, schedules, MACHINE) for row in of_size]
+    return Table(wanted, MACHINE.name, tuple(rows))
+
+
 def test_data_is_checked_once_for_an_algorithm():
     wanted = sweep("ring:channels=4:pieces=3", "tree")
-    table = run_sweep(wanted, prepare(wanted, MACHINE), MACHINE)
+    table = table_of(wanted, prepare(wanted, MACHINE))
     ring, tree = table[0].checked, table[2].checked
     assert ring.count == 8 * 4 * 3 * 5 // 4 + 1  # uneven: ranks x channels x pieces chunks of one element or two
     assert tree.count >= 8
@@ -31,7 +36,7 @@ def test_data_is_checked_once_for_an_algorithm():
 def test_what_takes_too_much_memory_is_not_checked_and_says_so(monkeypatch):
     monkeypatch.setattr(running, "CHECKED_BYTES", 1000)
     wanted = sweep("ring", sizes=(1 << 10,))
-    table = run_sweep(wanted, prepare(wanted, MACHINE), MACHINE)
+    table = table_of(wanted, prepare(wanted, MACHINE))
     assert {row.wrong for row in table} == {None}
     assert "'-' under #wrong: ring(channels=8, pieces=1): its data would take" in str(table)
 
@@ -39,7 +44,7 @@ def test_what_takes_too_much_memory_is_not_checked_and_says_so(monkeypatch):
 def test_wrong_data_is_counted(monkeypatch):
     monkeypatch.setattr(running, "data_errors", lambda _plan: 7)
     wanted = sweep("ring", sizes=(1 << 10,), check_up_to=1 << 20)
-    table = run_sweep(wanted, prepare(wanted, MACHINE), MACHINE)
+    table = table_of(wanted, prepare(wanted, MACHINE))
     assert {row.wrong for row in table} == {7}
 
 
@@ -47,13 +52,13 @@ def test_a_barrier_has_no_data():
     wanted = Sweep("barrier", (8,), (parse_choice("dissemination"),))
     (schedule,) = prepare(wanted, MACHINE)
     assert check_data(wanted, schedule).reason == "a barrier moves no data"
-    assert str(run_sweep(wanted, [schedule], MACHINE)).splitlines()[2].split()[8] == "-"
+    assert str(table_of(wanted, [schedule])).splitlines()[2].split()[8] == "-"
 
 
 @pytest.fixture(scope="module")
 def table():
     wanted = sweep("ring", "tree")
-    return run_sweep(wanted, prepare(wanted, MACHINE), MACHINE)
+    return table_of(wanted, prepare(wanted, MACHINE))
 
 
 def test_a_table_is_a_sequence(table):
