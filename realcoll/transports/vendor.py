@@ -39,30 +39,26 @@ def mpi_collective(mpi: Any, comm: Any, plan: Plan, source: View, target: View) 
         return barrier
     if dtype.char not in _MPI_CHARS or not isinstance(plan.sizes, int):
         return None
-    if plan.collective.spec.reduces:
-        if plan.reduction.name not in _MPI_OPS:
-            return None
-        op = getattr(mpi, _MPI_OPS[plan.reduction.name])
-        calls: dict[str, Callable[[], object]] = {
-            "all_reduce": lambda: comm.Allreduce(source, target, op),
-            "reduce": lambda: comm.Reduce(source, target, op, root),
-            "reduce_scatter": lambda: comm.Reduce_scatter_block(source, target, op),
-        }
-        return calls.get(kind)
+    if plan.collective.spec.reduces and plan.reduction.name not in _MPI_OPS:
+        return None
+    op = getattr(mpi, _MPI_OPS.get(plan.reduction.name, ""), None)
 
     def broadcast() -> None:
         if comm.Get_rank() == root:
             target[...] = source
         comm.Bcast(target, root)
 
-    moves: dict[str, Callable[[], object]] = {
+    calls: dict[str, Callable[[], object]] = {
+        "all_reduce": lambda: comm.Allreduce(source, target, op),
+        "reduce": lambda: comm.Reduce(source, target, op, root),
+        "reduce_scatter": lambda: comm.Reduce_scatter_block(source, target, op),
         "broadcast": broadcast,
         "all_gather": lambda: comm.Allgather(source, target),
         "gather": lambda: comm.Gather(source, target, root),
         "scatter": lambda: comm.Scatter(source, target, root),
         "all_to_all": lambda: comm.Alltoall(source, target),
     }
-    return moves.get(kind)
+    return calls.get(kind)
 
 
 def nccl_collective(
@@ -84,18 +80,14 @@ def nccl_collective(
     if name is None or not isinstance(sizes, int):
         return None
     dtype = getattr(nccl, name)
-    if plan.collective.spec.reduces:
-        if plan.reduction.name not in _NCCL_OPS:
-            return None
-        op = getattr(nccl, _NCCL_OPS[plan.reduction.name])
-        calls: dict[str, Callable[[], object]] = {
-            "all_reduce": lambda: comm.allReduce(source, target, sizes, dtype, op, stream),
-            "reduce": lambda: comm.reduce(source, target, sizes, dtype, op, root, stream),
-            "reduce_scatter": lambda: comm.reduceScatter(source, target, sizes, dtype, op, stream),
-        }
-        return calls.get(kind)
-    moves: dict[str, Callable[[], object]] = {
+    if plan.collective.spec.reduces and plan.reduction.name not in _NCCL_OPS:
+        return None
+    op = getattr(nccl, _NCCL_OPS.get(plan.reduction.name, ""), None)
+    calls: dict[str, Callable[[], object]] = {
+        "all_reduce": lambda: comm.allReduce(source, target, sizes, dtype, op, stream),
+        "reduce": lambda: comm.reduce(source, target, sizes, dtype, op, root, stream),
+        "reduce_scatter": lambda: comm.reduceScatter(source, target, sizes, dtype, op, stream),
         "broadcast": lambda: comm.broadcast(source, target, sizes, dtype, root, stream),
         "all_gather": lambda: comm.allGather(source, target, sizes, dtype, stream),
     }
-    return moves.get(kind)
+    return calls.get(kind)

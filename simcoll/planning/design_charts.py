@@ -51,10 +51,7 @@ def _stacked(
         if size > 0
     ]
     return {
-        "width": "container",
-        "height": 26 * len(names),
-        "autosize": {"type": "fit-x", "contains": "padding"},
-        "data": {"values": values},
+        **_frame(26 * len(names), values),
         "mark": "bar",
         "encoding": {
             "x": {"field": "size", "type": "quantitative", "title": title, "stack": "zero"},
@@ -79,10 +76,7 @@ def links_chart(best: Sequence[Row], names: Sequence[str]) -> dict[str, Any]:
         for link, share in row["result"]["link_use"].items()
     ]
     return {
-        "width": "container",
-        "height": 12 * len(values) + 10 * len(best),
-        "autosize": {"type": "fit-x", "contains": "padding"},
-        "data": {"values": values},
+        **_frame(12 * len(values) + 10 * len(best), values),
         "mark": "bar",
         "encoding": {
             "x": {
@@ -131,10 +125,7 @@ def timeline_chart(bars: Sequence[Bar]) -> dict[str, Any]:
         for bar in bars
     ]
     return {
-        "width": "container",
-        "height": 20 * len(lanes),
-        "autosize": {"type": "fit-x", "contains": "padding"},
-        "data": {"values": values},
+        **_frame(20 * len(lanes), values),
         "transform": [
             _looked_up("l", "lane", lanes),
             _looked_up("n", "name", names),
@@ -151,6 +142,16 @@ def timeline_chart(bars: Sequence[Bar]) -> dict[str, Any]:
             ],
         },
     }  # fmt: skip
+
+
+def _frame(height: int, values: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What a chart of some data begins with; it is as wide as the page."""
+    return {
+        "width": "container",
+        "height": height,
+        "autosize": {"type": "fit-x", "contains": "padding"},
+        "data": {"values": values},
+    }
 
 
 def _looked_up(key: str, field: str, names: Sequence[str]) -> dict[str, Any]:

@@ -126,12 +126,10 @@ class Parallel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         for name, choices in CHOICES.items():
             if getattr(self, name) not in choices:
                 raise ConfigError(f"{name}: unknown {getattr(self, name)!r}; {nearest(getattr(self, name), choices)}")
-        for name in ("tp", "cp", "pp", "ep", "virtual", "micro_batch"):
-            if not 1 <= getattr(self, name) < 2**31:
-                raise ConfigError(f"{name}: expected a whole number, at least 1, got {getattr(self, name)}")
-        for name in ("dp", "shard_group", "exchange_units"):
-            if not 0 <= getattr(self, name) < 2**31:
-                raise ConfigError(f"{name}: expected a whole number, at least 0, got {getattr(self, name)}")
+        least = dict.fromkeys(("tp", "cp", "pp", "ep", "virtual", "micro_batch"), 1)
+        for name, low in {**least, "dp": 0, "shard_group": 0, "exchange_units": 0}.items():
+            if not low <= getattr(self, name) < 2**31:
+                raise ConfigError(f"{name}: expected a whole number, at least {low}, got {getattr(self, name)}")
         for part in self.offload:
             if part not in OFFLOADS:
                 raise ConfigError(f"offload: unknown {part!r}; {nearest(part, OFFLOADS)}")

@@ -40,11 +40,6 @@ class Played:
     path: str = "classes with memoised collectives"
     trace_hash: str = ""
 
-    @classmethod
-    def at(cls, time_fs: int, trace_hash: str) -> Played:
-        """Without spans."""
-        return cls(Clock(time_fs, ()), trace_hash=trace_hash)
-
 
 def play_workload(
     workload: Workload, alone: Alone, *, tier: int = 2, slow: Mapping[int, float] | None = None, spans: bool = True

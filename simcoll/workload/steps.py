@@ -13,13 +13,12 @@ from fractions import Fraction
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from simcoll.errors import ConfigError
 from simcoll.workload.accounting import Counted, axes_of, axis_time, busiest_links, computed_fs, without_axes
 from simcoll.workload.calibration import UNCALIBRATED
 from simcoll.workload.memory import memory_by_stage
 from simcoll.workload.playing import Played, alone_on, play_workload, slowed
 from simcoll.workload.result import AxisTime, StepResult
-from simcoll.workload.timeline import operation_fs, play_script, slowed_rows
+from simcoll.workload.timeline import Clock, operation_fs, play_script, slowed_rows
 from simcoll.workload.timing import Alone, WorkloadTimes
 from simcoll.workload.training import FLOPS_FORMULA, Parts
 from simcoll.workload.workload import Workload
@@ -116,15 +115,11 @@ class Step:
         return slowed_rows(self.parts.script, takes, Fraction(str(overlap))) if overlap else {}
 
     def _played(self, tier: int) -> Played:
-        if tier not in {1, 2}:
-            raise ConfigError(
-                f"tier {tier!r}: expected 1 (collectives timed once each) or 2 (everything emulated together)"
-            )
-        if tier == 2:
-            return self.clock(tier=2, spans=False)
+        if tier != 1:
+            return self.clock(tier=tier, spans=False)
         takes = self._takes()
         made = hashlib.sha256(repr(takes).encode()).hexdigest()[:16]
-        return Played.at(play_script(self.parts.script, takes, self._more(takes)), made)
+        return Played(Clock(play_script(self.parts.script, takes, self._more(takes)), ()), trace_hash=made)
 
     def result(self, *, tier: int = 2, exposed: bool = True) -> StepResult:
         """The result of the step."""

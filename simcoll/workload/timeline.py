@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from simcoll.workload.script import Script
 
 __all__ = [
-    "Clock", "Span", "Times", "compute_fs", "operation_fs", "play_classes", "play_script", "slowed_rows", "taken_fs", "waited_fs",
+    "Clock", "Span", "Times", "operation_fs", "play_classes", "play_script", "slowed_rows", "taken_fs", "waited_fs",
 ]  # fmt: skip
 
 
@@ -80,14 +80,6 @@ def waited_fs(inner: Inside, time_fs: int) -> int:
     return max(0, time_fs - inner.hidden_fs, taken_fs(inner, time_fs))
 
 
-def compute_fs(operation: Compute, times: Times) -> int:
-    """A computation with the collectives that it waits for."""
-    waits = sum(
-        inner.count * waited_fs(inner, times.inside(operation, inner)) for inner in operation.inside if inner.count
-    )
-    return max(operation.least_fs, operation.time_fs + waits)
-
-
 def play_classes(workload: Workload, times: Times) -> Clock:
     """Play a workload with given times."""
     free: dict[tuple[str, str], int] = {}
@@ -115,9 +107,12 @@ def play_classes(workload: Workload, times: Times) -> Clock:
 
 
 def operation_fs(operation: Operation, times: Times) -> int:
-    """How long an operation takes when nothing else runs."""
+    """How long an operation takes when nothing else runs; a computation with the collectives that it waits for."""
     if isinstance(operation, Compute):
-        return compute_fs(operation, times)
+        waits = sum(
+            inner.count * waited_fs(inner, times.inside(operation, inner)) for inner in operation.inside if inner.count
+        )
+        return max(operation.least_fs, operation.time_fs + waits)
     return times.call(operation) if isinstance(operation, Call) else times.send(operation)
 
 

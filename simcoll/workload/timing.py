@@ -57,26 +57,25 @@ class Alone:
         if not call.moves or groups.shape[1] < 2:
             return Measured(0, together=True)
         key = (*call.asked, groups.shape, self.plans.lie(groups))
-        if key not in self._known:
-            self._known[key] = self._remembered(key, lambda: programs.Call(self.plans.plan(call, groups[0]), groups))
-        return self._known[key]
+        return self._remembered(key, lambda: programs.Call(self.plans.plan(call, groups[0]), groups))
 
     def messages(self, pairs: Ints, size_bytes: int) -> Measured:
         """All pairs at once."""
         if not size_bytes:
             return Measured(0, together=True)
         key = ("send", pairs.shape, self.plans.lie(pairs), size_bytes)
-        if key not in self._known:
-            self._known[key] = self._remembered(key, lambda: self.plans.message(pairs, size_bytes, "comm", ()))
-        return self._known[key]
+        return self._remembered(key, lambda: self.plans.message(pairs, size_bytes, "comm", ()))
 
     def _remembered(self, key: tuple[object, ...], make: Callable[[], programs.Operation]) -> Measured:
+        if key in self._known:
+            return self._known[key]
         place = key_of("alone", topology_digest(self.topology), self.plans.alike, repr(self.plans.rules), *key)
         known = recall(place, _FORM)
-        if known is not None:
-            return Measured(**known)  # type: ignore[arg-type]
-        made = self._play(make())
-        remember(place, {"time_fs": made.time_fs, "together": made.together})
+        if known is None:
+            made = self._known[key] = self._play(make())
+            remember(place, {"time_fs": made.time_fs, "together": made.together})
+        else:
+            made = self._known[key] = Measured(**known)  # type: ignore[arg-type]
         return made
 
     def _play(self, operation: programs.Operation) -> Measured:

@@ -41,19 +41,6 @@ class Traffic:
                 found += inner.count * self._call(call_inside(operation, inner))
         return found
 
-    def total(self) -> Ints:
-        """Bytes of all operations on every link."""
-        counts: dict[tuple[object, ...], int] = {}
-        first: dict[tuple[object, ...], Operation] = {}
-        for operation in self.workload.operations:
-            key = alike(operation)
-            counts[key] = counts.get(key, 0) + 1
-            first.setdefault(key, operation)
-        found = np.zeros(self.plans.topology.nlinks, np.int64)
-        for key, count in counts.items():
-            found += count * self.of(first[key])
-        return found
-
     def _call(self, call: Call) -> Ints:
         key = (call.group, call.on, *call.asked)
         if key not in self._known:

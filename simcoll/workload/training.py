@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from msgspec import structs
+
 from simcoll.arrays import Ints
 from simcoll.workload.chunks import Costs
 from simcoll.workload.gpu import DTYPE_BYTES
@@ -203,19 +205,9 @@ def _identity(slot: Slot, row: Row, number: int) -> str:
 
 def _placed(given: Operation, name: str, after: tuple[str, ...], more_fs: int) -> Operation:
     if isinstance(given, Compute):
-        return Compute(
-            id=name, on=given.on, time_fs=given.time_fs + more_fs, stream=given.stream, after=after, inside=given.inside,
-            pieces=given.pieces, least_fs=given.least_fs + more_fs, name=given.name, flops=given.flops,
-        )  # fmt: skip
-    if isinstance(given, Call):
-        return Call(
-            id=name, kind=given.kind, group=given.group, size_bytes=given.size_bytes, on=given.on, stream=given.stream, after=after,
-            name=given.name,
-        )  # fmt: skip
-    return Send(
-        id=name, source=given.source, target=given.target, size_bytes=given.size_bytes, stream=given.stream, after=after, group=given.group,
-        name=given.name,
-    )  # fmt: skip
+        later = {"time_fs": given.time_fs + more_fs, "least_fs": given.least_fs + more_fs}
+        return structs.replace(given, id=name, after=after, **later)
+    return structs.replace(given, id=name, after=after)
 
 
 def _groups_in(operation: Operation) -> tuple[str, ...]:
