@@ -103,8 +103,7 @@ def fair(pairs: Pairs) -> Floats:
     links, users = pairs.links, pairs.users
 
     def on_links(each: Array) -> Floats:
-        found: Floats = np.bincount(links, each[users], len(left)).astype(np.float64, copy=False)
-        return found
+        return np.bincount(links, each[users], len(left)).astype(np.float64, copy=False)
 
     while waiting.any():
         many = on_links(waiting)

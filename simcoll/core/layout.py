@@ -163,8 +163,7 @@ class Layout:
 
     def _of_scratch(self, values: Ints, rank: Ints, place: Ints) -> Ints:
         slot = place // self.scratch_chunks
-        found: Ints = values[slot] if values.ndim == 1 else values[rank, slot]
-        return found
+        return values[slot] if values.ndim == 1 else values[rank, slot]
 
     def same_size(self, step: Step) -> NDArray[np.bool_]:
         """Mask of the single-chunk transfers whose two chunks have one size, whatever the block sizes are."""

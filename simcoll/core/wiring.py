@@ -36,8 +36,7 @@ class Connection:
 
 def op_where(code: Code, trait: str) -> NDArray[np.bool_]:
     """Mask of the instructions whose operation receives, sends, reads, writes or updates."""
-    found: NDArray[np.bool_] = np.array([getattr(op, trait) for op in OPS.values()])[code.op]
-    return found
+    return np.array([getattr(op, trait) for op in OPS.values()])[code.op]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

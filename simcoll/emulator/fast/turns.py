@@ -70,8 +70,7 @@ class Spinning(NamedTuple):
     def sizes(self, turn: int, which: int) -> Ints:
         """Payload of every row of a step in one turn."""
         shift = turn * self.stride % (len(self.window) // 2)
-        found: Ints = self.payloads[self.window[self.places[which] + shift]]
-        return found
+        return self.payloads[self.window[self.places[which] + shift]]
 
     def bytes_by_op(self, which: int) -> tuple[int, ...]:
         """Payload of a step in all turns by operation."""

@@ -136,8 +136,7 @@ class ProgramResult:
     def utilization(self) -> Floats:
         """Share of its capacity that each link of the topology carried over the whole run."""
         most = self.topology.link_capacity_uBps.astype(np.float64) * self.time_fs
-        share: Floats = self.link_bytes() * 1e21 / np.maximum(most, 1)
-        return share
+        return self.link_bytes() * 1e21 / np.maximum(most, 1)
 
     def __repr__(self) -> str:
         shown = f"{self.program}{', unproved' if self.unproved else ''}"

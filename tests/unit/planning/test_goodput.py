@@ -134,12 +134,7 @@ def test_times_between_failures_have_their_distribution(shape):
 def test_draws_are_the_formula_of_their_words(monkeypatch):
     words = [0, 1, 2**63, 2**64 - 1, 12345678901234567890]
 
-    class Words:
-        def tolist(self):
-            return words
-
-    start = failures.token_at
-    monkeypatch.setattr(failures, "token_at", lambda index, salt: start(index, salt) if len(index) == 1 else Words())
+    monkeypatch.setattr(failures, "words", lambda _seed, _stream: iter(words))
     for shape in (1.0, 0.7):
         found = list(islice(failures._draws(10**12, shape, 1, 1), len(words)))
         scale = 1e12 / math.gamma(1 + 1 / shape)
