@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from simcoll.algorithms import butterfly
-from simcoll.algorithms.butterfly import fold, rooted_fold
+from simcoll.algorithms.butterfly import Blocks, fold, rooted_fold
 from simcoll.algorithms.compose import in_channels
 from simcoll.algorithms.registered import algorithm
 from simcoll.arrays import Ints
@@ -78,28 +78,12 @@ def reduce(collective: Collective) -> Schedule:
     return Schedule("bine", layout, steps)
 
 
-class _Blocks:
-    """A placement of the blocks in which every subtree is one range, with the tree's edges and these ranges."""
-
-    def __init__(self, collective: Collective) -> None:
-        n = collective.nranks
-        members, self.rank_of, self.even, self.odd = rooted_fold(n, collective.root or 0)
-        self.peers = butterfly.swing_peers(members)
-        self.number = butterfly.numbered(self.peers)
-        self.order, self.first = butterfly.block_order(n, self.number, self.rank_of, self.even, self.odd)
-        self.place = np.argsort(self.order)
-        self.layout = Layout(collective, 1, self.order)
-
-    def edges(self) -> list[tuple[Ints, Ints, Ints, Ints]]:
-        """Parent, child, and range of the child's subtree (first place, count), step by step from the root."""
-        result = []
-        for step, (parent, child) in enumerate(_tree(self.peers)):
-            size = 1 << (len(self.peers) - 1 - step)
-            low = self.number[child] & -size
-            result.append(
-                (self.rank_of[parent], self.rank_of[child], self.first[low], self.first[low + size] - self.first[low])
-            )
-        return result
+def _edges(at: Blocks) -> list[tuple[Ints, Ints, Ints, Ints]]:
+    """Parent, child, and range of the child's subtree (first place, count), step by step from the root."""
+    return [
+        (at.rank_of[parent], at.rank_of[child], *at.reached(at.number[child], step))
+        for step, (parent, child) in enumerate(_tree(at.peers))
+    ]
 
 
 @algorithm(
@@ -112,14 +96,14 @@ class _Blocks:
 def gather(collective: Collective) -> Schedule:
     """Every child sends the blocks of its subtree, the largest distance and least data first."""
     n, root = collective.nranks, collective.root or 0
-    at = _Blocks(collective)
+    at = Blocks(collective, butterfly.swing_peers(fold(n)[0]))
     layout, rank, slot = at.layout, np.arange(n), np.arange(n)
 
     def steps() -> Iterator[Step]:
         yield transfers(rank, layout.input(), rank, layout.scratch_at(at.place))
         folded = layout.scratch_at(at.place[at.even])
         yield transfers(at.even, folded, at.odd, folded)
-        for parent, child, low, count in reversed(at.edges()):
+        for parent, child, low, count in reversed(_edges(at)):
             yield transfers(child, layout.scratch_at(low), parent, layout.scratch_at(low), count=count)
         yield transfers(root, layout.scratch_at(slot), root, layout.output(at.order))
 
@@ -136,12 +120,12 @@ def gather(collective: Collective) -> Schedule:
 def scatter(collective: Collective) -> Schedule:
     """The gather backwards: most data and the smallest distance first."""
     n, root = collective.nranks, collective.root or 0
-    at = _Blocks(collective)
+    at = Blocks(collective, butterfly.swing_peers(fold(n)[0]))
     layout, slot = at.layout, np.arange(n)
 
     def steps() -> Iterator[Step]:
         yield transfers(root, layout.input(at.order), root, layout.scratch_at(slot))
-        for parent, child, low, count in at.edges():
+        for parent, child, low, count in _edges(at):
             yield transfers(parent, layout.scratch_at(low), child, layout.scratch_at(low), count=count)
         yield transfers(at.rank_of, layout.scratch_at(at.place[at.rank_of]), at.rank_of, layout.output())
         yield transfers(at.odd, layout.scratch_at(at.place[at.even]), at.even, layout.output())

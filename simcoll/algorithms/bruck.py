@@ -83,21 +83,22 @@ def all_to_all(collective: Collective) -> Schedule:
     return Schedule("bruck", layout, steps, divisible=True)
 
 
-def _pat_rounds(nranks: int) -> tuple[Ints, list[tuple[int, list[tuple[int, int, int]]]]]:
-    """PAT's far-first tree: how far the block at each place has come, and per round the distance and (place, new place, count) runs.
+def _pat_rounds(collective: Collective) -> tuple[Layout, Ints, list[tuple[int, list[tuple[int, int, int]]]]]:
+    """PAT's far-first tree: the block at each place of each rank, and per round the distance and (place, new place, count) runs.
 
     A round takes all blocks but the one, if any, that would come further than n - 1: two runs at most.
     """
-    offsets, rounds = np.zeros(1, np.int64), []
-    for distance in reversed(_distances(nranks)):
+    n, offsets, rounds = collective.nranks, np.zeros(1, np.int64), []
+    for distance in reversed(_distances(n)):
         reached = offsets + distance
         new = len(offsets)
-        out = np.flatnonzero(reached >= nranks)
+        out = np.flatnonzero(reached >= n)
         cut = int(out[0]) if len(out) else new
         runs = [(0, new, cut), (cut + 1, new + cut, new - cut - 1)]
         rounds.append((distance, [run for run in runs if run[2] > 0]))
-        offsets = np.concatenate([offsets, reached[reached < nranks]])
-    return offsets, rounds
+        offsets = np.concatenate([offsets, reached[reached < n]])
+    blocks = (np.arange(n)[:, None] - offsets) % n
+    return Layout(collective, 1, blocks), blocks.T, rounds
 
 
 @algorithm(
@@ -110,11 +111,8 @@ def _pat_rounds(nranks: int) -> tuple[Ints, list[tuple[int, list[tuple[int, int,
 )
 def pat_all_gather(collective: Collective) -> Schedule:
     """Parallel aggregated trees: Bruck's distances, the farthest first, so that long hops carry the least data."""
-    n = collective.nranks
-    rank = np.arange(n, dtype=np.int64)
-    offsets, rounds = _pat_rounds(n)
-    place = np.arange(n)[:, None]
-    layout = Layout(collective, 1, (rank[:, None] - offsets) % n)
+    n, (layout, block, rounds) = collective.nranks, _pat_rounds(collective)
+    rank, place = np.arange(n), np.arange(n)[:, None]
 
     def steps() -> Iterator[Step]:
         yield transfers(rank, layout.input(), rank, layout.scratch_at())
@@ -123,7 +121,7 @@ def pat_all_gather(collective: Collective) -> Schedule:
             yield joined([
                 transfers(rank, layout.scratch_at(held), peer, layout.scratch_at(new), count=count) for held, new, count in runs
             ])  # fmt: skip
-        yield transfers(rank, layout.scratch_at(place), rank, layout.output((rank - offsets[:, None]) % n))
+        yield transfers(rank, layout.scratch_at(place), rank, layout.output(block))
 
     return Schedule("pat", layout, steps)
 
@@ -139,14 +137,11 @@ def pat_all_gather(collective: Collective) -> Schedule:
 )
 def pat_reduce_scatter(collective: Collective) -> Schedule:
     """The all-gather's trees backwards, nearest first, with partial sums for each peer's subtrees."""
-    n = collective.nranks
-    rank = np.arange(n, dtype=np.int64)
-    offsets, rounds = _pat_rounds(n)
-    place = np.arange(n)[:, None]
-    layout = Layout(collective, 1, (rank[:, None] - offsets) % n)
+    n, (layout, block, rounds) = collective.nranks, _pat_rounds(collective)
+    rank, place = np.arange(n), np.arange(n)[:, None]
 
     def steps() -> Iterator[Step]:
-        yield transfers(rank, layout.input((rank - offsets[:, None]) % n), rank, layout.scratch_at(place))
+        yield transfers(rank, layout.input(block), rank, layout.scratch_at(place))
         for distance, runs in reversed(rounds):
             peer = (rank - distance) % n
             yield joined([

@@ -15,16 +15,7 @@ from simcoll.arrays import Ints
 from simcoll.core.collective import Collective
 from simcoll.core.schedule import REDUCE, Layout, Schedule, Step, transfers
 
-__all__ = [
-    "all_gather",
-    "all_reduce",
-    "block_order",
-    "fold",
-    "numbered",
-    "reduce_scatter",
-    "rooted_fold",
-    "swing_peers",
-]
+__all__ = ["Blocks", "all_gather", "all_reduce", "fold", "reduce_scatter", "rooted_fold", "swing_peers"]
 
 
 def fold(nranks: int, members: int | None = None) -> tuple[int, Ints, Ints, Ints]:
@@ -79,17 +70,29 @@ def numbered(peers: Ints) -> Ints:
     return number
 
 
-def block_order(nranks: int, number: Ints, rank_of: Ints, even: Ints, odd: Ints) -> tuple[Ints, Ints]:
-    """Blocks in the order of their members' numbers, and the start of each number's blocks; a folded rank's block goes
-    with its partner's.
+class Blocks:
+    """A placement of the blocks in which those that a member still stands for after a step are one range.
+
+    They are in the order of their members' numbers, from the root on if there is one; a folded rank's block goes with its partner's.
     """
-    by_number = rank_of[np.argsort(number)]
-    folded = np.full(nranks, -1, np.int64)
-    folded[odd] = even
-    pairs = np.stack([folded[by_number], by_number], axis=1)
-    first = np.concatenate([[0], np.cumsum((pairs >= 0).sum(axis=1))])
-    order: Ints = pairs[pairs >= 0]
-    return order, first
+
+    def __init__(self, collective: Collective, peers: Ints) -> None:
+        n, root = collective.nranks, collective.root
+        _, self.rank_of, self.even, self.odd = fold(n) if root is None else rooted_fold(n, root)
+        self.peers, self.number = peers, numbered(peers)
+        by_number = self.rank_of[np.argsort(self.number)]
+        folded = np.full(n, -1, np.int64)
+        folded[self.odd] = self.even
+        pairs = np.stack([folded[by_number], by_number], axis=1)
+        self._first = np.concatenate([[0], np.cumsum((pairs >= 0).sum(axis=1))])
+        self.order: Ints = pairs[pairs >= 0]
+        self.place = np.argsort(self.order)
+        self.layout = Layout(collective, 1, self.order)
+
+    def reached(self, number: Ints, step: int) -> tuple[Ints, Ints]:
+        """First place, and how many, of the blocks of the members that each number can still reach after a step."""
+        low, size = _halves(number, step, len(self.peers))
+        return self._first[low], self._first[low + size] - self._first[low]
 
 
 def _halves(number: Ints, step: int, steps: int) -> tuple[Ints, int]:
@@ -120,43 +123,36 @@ def all_reduce(name: str, collective: Collective, peers: Ints) -> Schedule:
 
 def all_gather(name: str, collective: Collective, peers: Ints) -> Schedule:
     """All-gather by doubling, the pairings backwards."""
-    n = collective.nranks
-    _, rank_of, even, odd = fold(n)
-    number = numbered(peers)
-    order, first = block_order(n, number, rank_of, even, odd)
-    place, rank, slot = np.argsort(order), np.arange(n), np.arange(n)[:, None]
-    layout = Layout(collective, 1, order)
+    n, at = collective.nranks, Blocks(collective, peers)
+    layout, rank, slot = at.layout, np.arange(n), np.arange(n)[:, None]
 
     def steps() -> Iterator[Step]:
-        yield transfers(rank, layout.input(), rank, layout.scratch_at(place))
-        yield transfers(even, layout.scratch_at(place[even]), odd, layout.scratch_at(place[even]))
+        yield transfers(rank, layout.input(), rank, layout.scratch_at(at.place))
+        folded = layout.scratch_at(at.place[at.even])
+        yield transfers(at.even, folded, at.odd, folded)
         for step in reversed(range(len(peers))):
-            mine, size = _halves(number, step, len(peers))
-            held = layout.scratch_at(first[mine])
-            yield transfers(rank_of, held, rank_of[peers[step]], held, count=first[mine + size] - first[mine])
-        yield transfers(odd, layout.scratch_at(), even, layout.scratch_at(), count=n)
-        yield transfers(rank, layout.scratch_at(slot), rank, layout.output(order[slot]))
+            mine, count = at.reached(at.number, step)
+            held = layout.scratch_at(mine)
+            yield transfers(at.rank_of, held, at.rank_of[peers[step]], held, count=count)
+        yield transfers(at.odd, layout.scratch_at(), at.even, layout.scratch_at(), count=n)
+        yield transfers(rank, layout.scratch_at(slot), rank, layout.output(at.order[slot]))
 
     return Schedule(name, layout, steps)
 
 
 def reduce_scatter(name: str, collective: Collective, peers: Ints) -> Schedule:
     """Reduce-scatter by halving along the pairings."""
-    n = collective.nranks
-    _, rank_of, even, odd = fold(n)
-    number = numbered(peers)
-    order, first = block_order(n, number, rank_of, even, odd)
-    place, rank, slot = np.argsort(order), np.arange(n), np.arange(n)[:, None]
-    layout = Layout(collective, 1, order)
+    n, at = collective.nranks, Blocks(collective, peers)
+    layout, rank, slot = at.layout, np.arange(n), np.arange(n)[:, None]
 
     def steps() -> Iterator[Step]:
-        yield transfers(rank, layout.input(order[slot]), rank, layout.scratch_at(slot))
-        yield transfers(even, layout.scratch_at(), odd, layout.scratch_at(), count=n, op=REDUCE)
+        yield transfers(rank, layout.input(at.order[slot]), rank, layout.scratch_at(slot))
+        yield transfers(at.even, layout.scratch_at(), at.odd, layout.scratch_at(), count=n, op=REDUCE)
         for step, peer in enumerate(peers):
-            theirs, size = _halves(number[peer], step, len(peers))
-            given = layout.scratch_at(first[theirs])
-            yield transfers(rank_of, given, rank_of[peer], given, count=first[theirs + size] - first[theirs], op=REDUCE)
-        yield transfers(rank_of, layout.scratch_at(place[rank_of]), rank_of, layout.output())
-        yield transfers(odd, layout.scratch_at(place[even]), even, layout.output())
+            theirs, count = at.reached(at.number[peer], step)
+            given = layout.scratch_at(theirs)
+            yield transfers(at.rank_of, given, at.rank_of[peer], given, count=count, op=REDUCE)
+        yield transfers(at.rank_of, layout.scratch_at(at.place[at.rank_of]), at.rank_of, layout.output())
+        yield transfers(at.odd, layout.scratch_at(at.place[at.even]), at.even, layout.output())
 
     return Schedule(name, layout, steps)

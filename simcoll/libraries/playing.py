@@ -14,6 +14,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from simcoll.algorithms.double_tree import binary_tree
 from simcoll.core.protocol import Protocol
@@ -146,17 +147,21 @@ def _rails(asked: _Asked) -> int:
     return max(asked.machine.nics, asked.shape.per_domain)  # members that share a NIC take turns at the ends
 
 
+def _direct(topology: Topology) -> NDArray[np.bool_]:
+    """Which links join two GPUs."""
+    gpu = np.array([kind == "gpu" for kind in topology.node_kinds])
+    both: NDArray[np.bool_] = gpu[topology.link_src] & gpu[topology.link_dst]
+    return both
+
+
 def _least_direct(topology: Topology) -> float:
     """The least capacity of a link between two GPUs."""
-    gpu = np.array([kind == "gpu" for kind in topology.node_kinds])
-    return float(topology.link_capacity_uBps[gpu[topology.link_src] & gpu[topology.link_dst]].min() / 1e15)
+    return float(topology.link_capacity_uBps[_direct(topology)].min() / 1e15)
 
 
 def _linked(topology: Topology) -> int:
     """Pairs of GPUs that have links to each other, not to a switch."""
-    gpu = np.array([kind == "gpu" for kind in topology.node_kinds])
-    direct = gpu[topology.link_src] & gpu[topology.link_dst]
-    return len(np.unique(np.stack([topology.link_src, topology.link_dst])[:, direct], axis=1).T)
+    return len(np.unique(np.stack([topology.link_src, topology.link_dst])[:, _direct(topology)], axis=1).T)
 
 
 @lru_cache(maxsize=16)
@@ -165,9 +170,8 @@ def _over_gpus(topology: Topology) -> Topology:
 
     NCCL's ``NVB`` paths: both ends reach a buffer in the GPU between them (a maintainer in github.com/NVIDIA/nccl, issue 819).
     """
-    gpu = np.array([kind == "gpu" for kind in topology.node_kinds])
     src, dst, capacity = topology.link_src, topology.link_dst, topology.link_capacity_uBps
-    length = np.where(gpu[src] & gpu[dst], capacity.max() // np.maximum(capacity, 1), 10**6)
+    length = np.where(_direct(topology), capacity.max() // np.maximum(capacity, 1), 10**6)
     about = topology.name, topology.node_names, topology.node_kinds, topology.rank_nodes
     router = graph_router(*about, src, dst, length, gpus_forward=True)
     return replace(topology, router=router, gpus_forward=True, rank_endpoints=np.arange(topology.nranks))

@@ -11,7 +11,7 @@ import os
 import re
 import stat
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
@@ -107,11 +107,7 @@ class GridRun:
     @property
     def errors(self) -> dict[str, int]:
         """What kept points from running, and how many."""
-        found: dict[str, int] = {}
-        for row in self.rows:
-            if "error" in row:
-                found[row["error"]] = found.get(row["error"], 0) + 1
-        return found
+        return dict(Counter(row["error"] for row in self.rows if "error" in row))
 
 
 def run_grid(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -75,17 +76,11 @@ class Costs:
         return stage == self.design.parallel.pp - 1 and chunk == self.design.parallel.virtual - 1
 
     @cached_property
-    def _turns(self) -> dict[tuple[str, int, int, tuple[int, ...] | None], Work]:
-        return {}
-
-    def turn(self, kind: str, stage: int, chunk: int, layers: tuple[int, ...] | None = None) -> Work:
+    def turn(self) -> Callable[..., Work]:
         """A turn of a chunk, or of some of its layers: ``"F"``, ``"B"``, ``"W"``, or ``"BW"`` for both backward parts."""
-        key = (kind, stage, chunk, layers)
-        if key not in self._turns:
-            self._turns[key] = self._turn(*key)
-        return self._turns[key]
+        return cache(self._turn)
 
-    def _turn(self, kind: str, stage: int, chunk: int, layers: tuple[int, ...] | None) -> Work:
+    def _turn(self, kind: str, stage: int, chunk: int, layers: tuple[int, ...] | None = None) -> Work:
         which = self.chunks[stage][chunk] if layers is None else layers
         whole = self.chunks[stage][chunk]
         passes = [part for layer in which for part in self._of_layer(kind, layer)]
@@ -154,8 +149,7 @@ class Costs:
 
 def merged(inside: Sequence[Inside]) -> tuple[Inside, ...]:
     """The same collectives as one entry with their count."""
-    counts: dict[Inside, int] = {}
+    counts: Counter[Inside] = Counter()
     for inner in inside:
-        one = replace(inner, count=1)
-        counts[one] = counts.get(one, 0) + inner.count
+        counts[replace(inner, count=1)] += inner.count
     return tuple(replace(one, count=count) for one, count in counts.items())
