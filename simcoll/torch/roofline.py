@@ -11,7 +11,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop, sdpa_flop
 
-from simcoll.errors import ConfigError
+from simcoll.errors import ConfigError, nearest
 from simcoll.formats.strict import read_file
 from simcoll.limits.text import parse_toml
 from simcoll.torch.module_time import Times
@@ -126,14 +126,16 @@ def read_costs(compute: str | Path, gpu: str | Path | None) -> Costs | None:
     """
     if compute == "none":
         return None
+    file = str(compute)
+    if file != "roofline" and not file.endswith(".toml"):
+        raise ConfigError(f"compute {file!r}; {nearest(file, ['none', 'roofline'])}; or a .toml file of measured times")
     if gpu is None:
-        raise ConfigError(f"compute={str(compute)!r} needs gpu=, such as gpu='h100'")
+        raise ConfigError(
+            "the time of operators depends on the GPU: give one, such as --gpu h100 (in Python gpu='h100')"
+        )
     measured: dict[str, int] = {}
     modules: dict[str, Times] = {}
-    if compute != "roofline":
-        file = str(compute)
-        if not file.endswith(".toml"):
-            raise ConfigError(f"compute {file!r}: expected 'none', 'roofline' or a .toml file of measured times")
+    if file != "roofline":
         document = parse_toml(read_file(file, MAX_FILE_BYTES), file)
         if (
             not document
