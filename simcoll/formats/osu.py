@@ -24,7 +24,8 @@ _COLLECTIVES = {
 _OF_BLOCKS = frozenset({"all_gather", "all_to_all", "gather", "scatter"})
 _TITLE = re.compile(r"# OSU (?:(MPI|NCCL|RCCL)(?:-\w{1,20})? (.{1,60}?) Latency Test\b|.{1,60})")
 _TYPE = re.compile(r"# Datatype: MPI_(\w{1,20})")
-_RANKS = re.compile(r"\b(?:mpirun|mpiexec|srun|prterun)\b.{0,4000}?\s(?:-np|-n|--n|--ntasks)[ =](\d{1,6})\b")
+_LAUNCHER = re.compile(r"\b(?:mpirun|mpiexec|srun|prterun)\b")
+_RANKS = re.compile(r"\s(?:-np|-n|--n|--ntasks)[ =](\d{1,6})\b")
 _ROW = re.compile(r"(?:^|[\s:>\]])(\d{1,18})\s+(\d{1,12}\.\d{1,6})(?=\s|$)")
 
 
@@ -42,7 +43,7 @@ class OsuReader:
 
     def feed(self, number: int, text: str) -> None:
         """Look at a line."""
-        if "run" in text and (ranks := _RANKS.search(text)):
+        if (launcher := _LAUNCHER.search(text)) and (ranks := _RANKS.search(text, launcher.end())):
             self._nranks = int(ranks[1])
         elif title := _TITLE.search(text) if "# OSU " in text else None:
             self._begin(number, title)

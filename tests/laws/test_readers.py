@@ -41,6 +41,7 @@ CORPUS = {
     "XML comments without an end": ("recognise", b"<!--" * 200_000),
     "XML declarations without an end": ("recognise", b"<!a" * 200_000),
     "lines of number signs": ("recognise", (b"#" * 400 + b"\n") * 4000),
+    "lines of launchers without ranks": ("log", (b"mpirun " * 2340 + b"\n") * 200),
     "a root of 5,000 digits": ("log", READERS["log"].seeds()[3].replace(b'"root": -1', b'"root": "' + DIGITS + b'"')),
     "an algorithm of 5,000 digits": (
         "log",
