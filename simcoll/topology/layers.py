@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from simcoll.errors import ConfigError, expect, nearest
 from simcoll.limits.paths import is_file, shipped_files
 from simcoll.limits.text import parse_toml
@@ -119,6 +117,8 @@ def layers_of(name: str) -> list[Layer]:
 
 def content_of(name: str) -> bytes:
     """All that the files of a topology say, and the values after its name, in a form that can be hashed."""
+    import msgspec  # a small table needs none of it
+
     layers = [(layer.document, layer.dump) for layer in layers_of(name)]
     return msgspec.json.encode(layers, order="sorted", enc_hook=str)
 

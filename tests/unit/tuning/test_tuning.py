@@ -6,7 +6,7 @@ import pytest
 import simcoll
 import simcoll.distributed as dist
 from simcoll import Collective, ConfigError
-from simcoll.planning.running import run_sweep
+from simcoll.planning.running import runs
 from simcoll.planning.sweep import Sweep, prepare
 from simcoll.topology import crossbar, load_topology, place
 from simcoll.tuning import Choice, candidates, collective_on, costs, default_algorithm, default_protocols, schedule_on
@@ -107,8 +107,8 @@ def test_a_table_leaves_out_what_protocols_cannot_carry():
     machine = load_topology("dgx-h100")
     choices = (Choice("ring"), Choice("nvls"))
     sweep = Sweep("all_reduce", (2**20,), choices, ("LL", "Simple"))
-    table = run_sweep(sweep, prepare(sweep, machine), machine)
-    assert [(str(row.choice), row.protocol) for row in table] == [
+    (rows,) = runs(sweep, prepare(sweep, machine), machine)
+    assert [(str(row.choice), row.protocol) for row in rows] == [
         ("ring", "LL"),
         ("ring", "Simple"),
         ("nvls", "Simple"),
