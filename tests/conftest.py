@@ -10,6 +10,8 @@ from hypothesis import HealthCheck, settings
 
 # What other runs predicted is not what the code of now predicts.
 os.environ["SIMCOLL_CACHE_DIR"] = ""
+# Thousands of processes are started, and none needs NumPy's threads, which take a tenth of a second each time.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # All that collection makes stays: to search it for garbage again and again took a sixth of the time.
 gc.disable()
 # A loaded machine is slow, not wrong.

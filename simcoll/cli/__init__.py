@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -69,4 +70,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns the exit status: 0 done, 1 a schedule is wrong, 2 bad input, 3 a fault of simcoll, 130 stopped.
     """
+    # Nothing here multiplies matrices of floats: NumPy's threads for them would only cost a tenth of a second to start.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     return run_app(app, sys.argv[1:] if argv is None else argv)
