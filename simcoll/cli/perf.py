@@ -163,16 +163,15 @@ def _table(
     title = f"{sweep.collective or 'GOAL'} on {machine.name}"
     if axis:
         title = f"{title}; one group along {axis}"
-    shown = library.show(sweep.collective, sweep.sizes, machine) if library and sweep.collective else []
+    wanted = collective_on(sweep.collective, machine.nranks, sweep.root) if sweep.collective else None
+    shown = library.show(sweep.collective, sweep.sizes, machine) if library and wanted else []
     if library and library.alone:
         files.write_predictions(shown, machine)
         return
     built: list[Schedule] | None = None
     notes = list(notes)
-    if sweep.collective and named.choices is None:
-        fitting, left_out = candidates(
-            collective_on(sweep.collective, machine.nranks, sweep.root), machine, sweep.protocols
-        )
+    if wanted and named.choices is None:
+        fitting, left_out = candidates(wanted, machine, sweep.protocols)
         notes += [f"left out {each}" for each in left_out]
         sweep = replace(sweep, choices=tuple(choice for choice, _ in fitting))
         built = [made for _, made in fitting]

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Iterator
-
 import numpy as np
 
+from simcoll.core.order import lowest_first
 from simcoll.core.protocol import IDEAL, Protocol
 from simcoll.emulator.programs import Compute, Program, Send
 from simcoll.errors import ConfigError
@@ -66,7 +64,7 @@ def goal_program(goal: Goal, *, protocol: Protocol = IDEAL, unit_fs: int = FS_PE
     number: dict[int, int] = {}
     made: list[Compute | Send] = []
     rank = goal.rank.tolist()
-    for each in _in_order(before):
+    for each in lowest_first(before):
         number[each] = len(made)
         after = tuple(sorted(number[other] for other in before[each]))
         if goal.kind[each] == CALC:
@@ -79,21 +77,3 @@ def goal_program(goal: Goal, *, protocol: Protocol = IDEAL, unit_fs: int = FS_PE
             stream = f"from {pair[0]} nic {goal.nic[each]}"
             made.append(Send([pair], int(goal.size[each]), stream=stream, after=after, protocol=protocol))
     return Program(goal.nranks, made)
-
-
-def _in_order(before: dict[int, set[int]]) -> Iterator[int]:
-    """Operations after those that they require, else by number."""
-    after: dict[int, list[int]] = {each: [] for each in before}
-    left = {each: len(others) for each, others in before.items()}
-    for each, others in before.items():
-        for other in sorted(others):
-            after[other].append(each)
-    ready = [each for each, count in left.items() if not count]
-    heapq.heapify(ready)
-    while ready:
-        each = heapq.heappop(ready)
-        yield each
-        for later in after[each]:
-            left[later] -= 1
-            if not left[later]:
-                heapq.heappush(ready, later)

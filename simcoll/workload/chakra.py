@@ -16,12 +16,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from simcoll.core.order import lowest_first
 from simcoll.errors import ConfigError, blamed_on, nearest, shown
 from simcoll.formats.chakra_nodes import Node, Value, parse_nodes
 from simcoll.formats.strict import read_file
 from simcoll.limits.paths import is_file
 from simcoll.units import MAX_TIME_FS
-from simcoll.workload.gathering import gathered, lowest_first
+from simcoll.workload.gathering import gathered
 from simcoll.workload.traces import Step, Together, Traces
 from simcoll.workload.workload import Rules, Workload
 

@@ -7,23 +7,22 @@ of its own.
 
 from __future__ import annotations
 
-import heapq
 from collections import defaultdict
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from simcoll.core.order import lowest_first
 from simcoll.errors import ConfigError
 from simcoll.workload.workload import Call, Compute, Operation, Rules, Send, Workload
 
 if TYPE_CHECKING:
     from simcoll.workload.traces import Step, Together, Traces
 
-__all__ = ["gathered", "lowest_first"]
+__all__ = ["gathered"]
 
-Key = TypeVar("Key", int, tuple[int, int])
 Part = tuple[int, int]
 """A class (or, where said, a rank) and the number of its step."""
 
@@ -79,24 +78,6 @@ def _said(step: Step) -> str:
         return f"work {step.name!r}"
     what = f"{asked.kind} of {asked.size_bytes} bytes by group {asked.group!r}"
     return f"{step.name!r}, {what}" if step.name else what
-
-
-def lowest_first(needs: Mapping[Key, Collection[Key]]) -> Iterator[Key]:
-    """Keys after those that they need, the lowest of those that could be next first; what waits in a circle does not come."""
-    later: dict[Key, list[Key]] = defaultdict(list)
-    left = {key: len(before) for key, before in needs.items()}
-    for key, before in needs.items():
-        for other in before:
-            later[other].append(key)
-    ready = [key for key, count in left.items() if not count]
-    heapq.heapify(ready)
-    while ready:
-        key = heapq.heappop(ready)
-        yield key
-        for other in later[key]:
-            left[other] -= 1
-            if not left[other]:
-                heapq.heappush(ready, other)
 
 
 def _classes(traces: Traces, met: dict[Hashable, dict[int, int]]) -> list[int]:

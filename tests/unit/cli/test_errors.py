@@ -356,3 +356,9 @@ def test_a_file_of_another_kind_is_named(command, said, folder, capsys):
     (folder / "model.toml").write_text('[model]\nname = "llama-3.1-8b"\n[topology]\nname = "dgx-h100"\n')
     assert main(command.split()) == 2
     assert said in capsys.readouterr().err
+
+
+def test_an_unknown_collective_is_named_once(capsys):
+    assert main(["perf", "all_redcue"]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("all_redcue")) == ("", 1)

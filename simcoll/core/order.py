@@ -1,0 +1,34 @@
+"""An order in which everything follows what it needs, the same each time."""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping
+from typing import TypeVar
+
+__all__ = ["lowest_first"]
+
+Key = TypeVar("Key", int, tuple[int, int])
+
+
+def lowest_first(needs: Mapping[Key, Collection[Key]]) -> Iterator[Key]:
+    """Keys after those that they need, the lowest of those that could be next first; what waits in a circle does not come.
+
+    >>> list(lowest_first({0: {2}, 1: (), 2: {1}, 3: {4}, 4: {3}}))
+    [1, 2, 0]
+    """
+    later: dict[Key, list[Key]] = defaultdict(list)
+    left = {key: len(before) for key, before in needs.items()}
+    for key, before in needs.items():
+        for other in before:
+            later[other].append(key)
+    ready = [key for key, count in left.items() if not count]
+    heapq.heapify(ready)
+    while ready:
+        key = heapq.heappop(ready)
+        yield key
+        for other in later[key]:
+            left[other] -= 1
+            if not left[other]:
+                heapq.heappush(ready, other)
