@@ -1,7 +1,7 @@
-"""Specify a collective once, prove it, see how fast it will be on any cluster, run it unchanged on GPUs.
+"""Specify a collective once, prove it, time it on any cluster, run it unchanged on GPUs.
 
-What most programs need is here; types and rarer names are in :mod:`simcoll.types`. Everything is loaded when it is first used, so that
-the command line starts quickly.
+This module holds the names that most programs need; types and rarer names are in :mod:`simcoll.types`. Every name is loaded on
+first use, so that the command line starts quickly.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Names for the arrays of signatures, by what they hold."""
+"""Type aliases for the arrays in signatures."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ Floats: TypeAlias = NDArray[np.float64]
 Ints: TypeAlias = NDArray[np.int64]
 Shorts: TypeAlias = NDArray[np.int32]
 Links: TypeAlias = Shorts
-"""Numbers of links, in a topology's order."""
+"""Link numbers, in a topology's order."""
 Words: TypeAlias = NDArray[np.uint64]

@@ -1,4 +1,4 @@
-"""Prove a schedule and bind it to sizes: the one way from a schedule to a plan."""
+"""Prove a schedule and bind it to sizes; the only way from a schedule to a plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shared by the command lines of simcoll and realcoll: whole numbers as options, exit statuses, completion."""
+"""What the command lines of simcoll and realcoll share: whole-number options, exit statuses, completion."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from simcoll.errors import ConfigError, InternalError, ScheduleError, SimcollErr
 __all__ = ["FAULT", "SHELLS", "WHOLE", "completion_script", "run_app", "separated", "status_of"]
 
 FAULT = 3
-"""Exit status of a fault of ours."""
+"""Exit status of an internal error."""
 TRACEBACK = "SIMCOLL_TRACEBACK"
 SHELLS = ("bash", "zsh", "fish")
-"""Those that there is completion for."""
+"""Shells with a completion script."""
 
 _STATUSES: Mapping[type[BaseException], int] = {
     CycloptsError: 2,
@@ -33,7 +33,7 @@ _STATUSES: Mapping[type[BaseException], int] = {
     KeyboardInterrupt: 130,
 }
 _ALIKE = (CycloptsError, ConfigError, ScheduleError)
-"""What every process of a job finds wrong alike."""
+"""Errors that every process of a job finds alike."""
 
 
 def _whole(_: object, tokens: Sequence[Token]) -> int:
@@ -44,7 +44,7 @@ def _whole(_: object, tokens: Sequence[Token]) -> int:
 
 
 WHOLE = Parameter(converter=_whole)
-"""Reads an option that is a whole number; a fraction is refused, not rounded."""
+"""Reads a whole-number option; a fraction is refused, not rounded."""
 
 
 def run_app(
@@ -59,17 +59,17 @@ def run_app(
     Parameters
     ----------
     statuses
-        Exit statuses of the program's own errors.
+        Exit statuses of the program's further errors.
     speaks
-        Whether this process tells what all processes of its job find wrong alike.
+        Whether this process reports errors that every process of its job finds alike.
     """
     name = app.name[0]
     try:
         status = app(list(arguments), exit_on_error=False, print_error=False, result_action="return_value")
-        if sys.stdout is not None:  # None: it was closed before we began
-            sys.stdout.flush()  # so that a closed pipe shows here and not when Python ends
+        if sys.stdout is not None:  # None if it was closed before the program started
+            sys.stdout.flush()  # so that a closed pipe is reported here, not at interpreter exit
     except BrokenPipeError:
-        # The reader of our output has enough; keep the interpreter from complaining when it closes the pipe.
+        # The reader of our output has stopped reading; keep the interpreter from complaining when it closes the pipe.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - no traceback reaches a user
@@ -110,14 +110,14 @@ def _message(name: str, error: BaseException) -> str:
 
 
 def completion_script(app: App, shell: str, names: Mapping[str, Sequence[str]]) -> str:
-    """The script with which a shell completes commands, options, and the values of parameters that have names.
+    """The shell script that completes commands, options, and parameters whose values are names.
 
-    In bash a word that begins no name is completed as a file.
+    In bash, a word that matches no name is completed as a file.
 
     Raises
     ------
     ConfigError
-        For another shell than bash, zsh and fish.
+        For a shell other than bash, zsh and fish.
     """
     if shell not in SHELLS:
         raise ConfigError(f"no completion for {shell!r}; {nearest(shell, SHELLS)}")
@@ -131,9 +131,7 @@ def completion_script(app: App, shell: str, names: Mapping[str, Sequence[str]]) 
     finally:
         for function, annotations in told:
             function.__annotations__ = annotations
-    if (
-        shell == "zsh"
-    ):  # the script only defines a function: it is to be called where zsh loads it for the first completion
+    if shell == "zsh":  # the script only defines a function, which must be called when zsh autoloads it
         entry = f"_cyclopts_{app.name[0]}"
         return (
             f'{script.rstrip()}\n\nif [[ $zsh_eval_context[-1] == loadautofunc ]]; then\n  {entry} "$@"\n'
@@ -151,7 +149,7 @@ def _functions(app: App) -> Iterator[FunctionType]:
 
 
 def _of_names(hint: Any, names: Sequence[str]) -> Any:
-    """The type of a text that is one of some names; other types as they are."""
+    """A string type narrowed to some names; other types unchanged."""
     inner, *rest = get_args(hint) if get_origin(hint) is Annotated else (hint,)
     if inner not in {str, str | None}:
         return hint
@@ -159,9 +157,9 @@ def _of_names(hint: Any, names: Sequence[str]) -> Any:
 
 
 def separated(words: Sequence[str], valued: Collection[str]) -> list[str]:
-    """Put ``--`` before the program, so that options after it are the program's.
+    """Put ``--`` before the program, so that the options after it go to the program.
 
-    Options in ``valued`` take the next word.
+    An option in ``valued`` takes the next word as its value.
 
     >>> separated(["-n", "2", "--fast", "x.py", "-n", "3"], ["-n"])
     ['-n', '2', '--fast', '--', 'x.py', '-n', '3']

@@ -1,4 +1,4 @@
-"""The errors of the framework: each states the given value, the expected ones, the place, and the nearest valid choice."""
+"""Errors: each states the value given, the values expected, the place, and the nearest valid choice."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = [
 ]
 
 MOST_LETTERS = 4000
-"""Of a message, and of the file and the place that it names: they may quote a file of any size."""
+"""Limit of a message, and of the file and place that it names: they may quote a file of any size."""
 MOST_PLACE = 400
 
 
@@ -31,7 +31,7 @@ def _clipped(text: str, most: int) -> str:
 
 
 class _Short(reprlib.Repr):
-    """Values from files: deep, long and with numbers that Python refuses to print."""
+    """Shortens values from files, which may be deep, long, or integers that Python refuses to print."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ _SHORT = _Short()
 
 
 def shown(value: object) -> str:
-    """A value as messages quote it: of any length and depth, in at most a few lines.
+    """A value as messages quote it: at most a few lines, whatever its length and depth.
 
     >>> shown("50 GB"), shown(2**5000)
     ("'50 GB'", 'a number of 5001 bits')
@@ -56,18 +56,18 @@ def shown(value: object) -> str:
 
 
 class SimcollError(Exception):
-    """Root of all errors raised on purpose by simcoll and realcoll."""
+    """Root of all errors that simcoll and realcoll raise on purpose."""
 
 
 class ConfigError(SimcollError):
-    """Input that cannot be used: a file, an argument, a value.
+    """Unusable input: a file, an argument, a value.
 
     Parameters
     ----------
     message
         What is wrong, what was expected, and the nearest valid choice.
     file
-        The file it was read from, if any.
+        The file that the value was read from, if any.
     path
         Where in the file, such as ``$.links[1].bandwidth`` or ``line 12``.
     """
@@ -114,7 +114,9 @@ class InternalError(SimcollError):
 
 @contextmanager
 def blamed_on(file: str | None, path: str | None = None) -> Iterator[None]:
-    """Let errors without a file name this one, and those without a place this place: it can be read, but asks for something wrong.
+    """Add a file or a place to errors that name none.
+
+    For input that can be read but asks for something invalid.
 
     >>> with blamed_on("a.toml"):
     ...     raise ConfigError("expected a size", path="$.bytes")
@@ -139,7 +141,7 @@ def expect(given: object, kind: type, what: str) -> None:
 
 
 def listed(words: Iterable[object], most: int = 8) -> str:
-    """Some words, and how many more there are.
+    """A comma-separated list, cut after ``most`` entries.
 
     >>> listed("abcd", 2)
     'a, b and 2 more'
@@ -149,7 +151,7 @@ def listed(words: Iterable[object], most: int = 8) -> str:
 
 
 def ranks_listed(ranks: Sequence[int]) -> str:
-    """A few of some ranks by number.
+    """Ranks by number, cut after a few.
 
     >>> ranks_listed([3]), ranks_listed(range(10))
     ('rank 3', 'ranks 0, 1, 2, 3, 4, 5, 6, 7 and 2 more')

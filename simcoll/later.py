@@ -1,4 +1,4 @@
-"""Names of a package whose modules are loaded when a name is first used."""
+"""Package attributes whose modules are loaded on first use."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ __all__ = ["loaded_later"]
 def loaded_later(
     package: str, homes: Mapping[str, Sequence[str]]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """``__getattr__`` and ``__dir__`` of a package: ``homes`` has its names by their modules.
+    """``__getattr__`` and ``__dir__`` of a package, given its names by module in ``homes``.
 
-    A name whose module is the empty text is itself a module of the package.
+    Names listed under the empty string are modules of the package themselves.
 
     >>> find, _ = loaded_later("simcoll", {"simcoll.errors": ["ConfigError"]})
     >>> find("ConfigError").__name__

@@ -1,6 +1,6 @@
-"""The tuner: the algorithm, parameters and protocol for a collective, its size and a topology.
+"""The tuner: chooses the algorithm, its parameters and the protocol for a collective, a size and a topology.
 
-Every front end asks here: ``simcoll perf`` and scenarios, rank programs, PyTorch, realcoll, and :func:`schedule` without a name.
+Every front end uses it: ``simcoll perf`` and scenarios, rank programs, PyTorch, realcoll, and :func:`schedule` without a name.
 """
 
 from __future__ import annotations
@@ -41,23 +41,23 @@ __all__ = [
 
 NCCL_PROTOCOLS = ("LL", "LL128", "Simple")
 _FLAGGED = ("LL", "LL128")
-"""A word or line of theirs carries a flag that says that it has come: a switch that reduces would reduce the flags, too."""
+"""Protocols whose words or lines carry an arrival flag; a switch that reduces would reduce the flags as well."""
 
 MAX_CHANNELS = 8
-"""Channels that an algorithm gets on a machine of several-GPU nodes when none are asked for: one for every NIC of eight."""
+"""Default channels on machines with several GPUs per node: one for each NIC of eight."""
 
 FEW_RANKS = 16
-"""Up to here ``packed`` is tried without being asked for; beyond, finding its trees takes long."""
+"""The largest world size at which ``packed`` runs by default; beyond, finding its trees takes long."""
 SWITCHED_RANKS = 128
-"""Up to here ``switch`` with an operation for every rank is tried without being asked for; beyond, joining their links takes long."""
+"""The largest world size at which ``switch`` with an operation per rank runs by default; beyond, joining their links takes long."""
 GROWN_RANKS = 64
-"""Up to here ``packed`` serves every topology; beyond, only nodes that are alike."""
+"""The largest world size at which ``packed`` serves every topology; beyond, it needs nodes that are alike."""
 
 SMALL_BYTES = 65536
 _SMALL = {"all_reduce": "recursive_doubling", "reduce": "tree", "broadcast": "tree"}
-"""Up to ``SMALL_BYTES`` latency counts, and the fewest steps are best."""
+"""Up to ``SMALL_BYTES`` latency dominates, and the fewest steps are best."""
 
-# What runs when no algorithm is named: for a power of two ranks, and for other counts.
+# The default algorithm for a power-of-two number of ranks, and for other numbers.
 _DEFAULTS = {
     "all_reduce": ("rabenseifner", "ring"),
     "all_gather": ("recursive_doubling", "bruck"),
@@ -71,13 +71,13 @@ _DEFAULTS = {
     "barrier": ("dissemination", "dissemination"),
 }
 
-# A parameter that only one family of algorithms has asks for that family.
+# A parameter that only one family of algorithms takes selects that family.
 _ASKED_BY = (("box", "hierarchical"), ("pod", "hierarchical"), ("dims", "torus"), ("topology", "packed"))
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """An algorithm with parameters, such as ``ring:channels=4``; or a file, or ``module:function`` with parameters."""
+    """An algorithm with parameters, such as ``ring:channels=4``; the algorithm may also be a file or ``module:function``."""
 
     algorithm: str
     params: tuple[tuple[str, int | tuple[int, ...]], ...] = ()
@@ -124,11 +124,11 @@ def parse_choice(text: str, folder: Path | None = None) -> Choice:
 def default_algorithm(collective: Collective, params: Iterable[str] = (), total_bytes: int | None = None) -> str:
     """Choose the algorithm that runs when none is named.
 
-    A parameter that one family has asks for it, where it serves the collective and so many ranks: ``box`` and ``pod`` for the
-    hierarchical algorithm, ``dims`` for the torus, ``topology`` for the packed one. Otherwise small sizes get the fewest steps.
-    Others, and unknown sizes, go by the number of ranks: a power of two gets the recursive algorithm, which has both the fewest steps
-    and the fewest bytes (all-to-all: the fewest bytes); other counts get one that is optimal in bytes where data goes to all, and a
-    binomial tree where there is a root.
+    A parameter that only one family takes selects that family, where it serves the collective and the number of ranks: ``box`` and
+    ``pod`` the hierarchical algorithm, ``dims`` the torus, ``topology`` the packed one. Otherwise small sizes get the fewest steps.
+    Larger and unknown sizes depend on the number of ranks. A power of two gets the recursive algorithm, which has both the fewest
+    steps and the fewest bytes (all-to-all: the fewest bytes). Other numbers get a bandwidth-optimal algorithm where data goes to all
+    ranks, and a binomial tree where there is a root.
 
     >>> default_algorithm(Collective("all_reduce", 8)), default_algorithm(Collective("all_reduce", 6), ["box"])
     ('rabenseifner', 'hierarchical')
@@ -145,7 +145,7 @@ def default_algorithm(collective: Collective, params: Iterable[str] = (), total_
 
 
 def first_algorithm(kind: str) -> str:
-    """Name the first algorithm that ``simcoll list algorithms`` shows for a collective; realcoll's default.
+    """The first algorithm that ``simcoll list algorithms`` shows for a collective; realcoll's default.
 
     >>> first_algorithm("broadcast")
     'tree'
@@ -169,13 +169,14 @@ def schedule(
     collective
         Kind, such as ``"all_reduce"`` (then ``nranks`` or ``topology`` is needed), or a :class:`~simcoll.core.collective.Collective`.
     algorithm
-        Name of an algorithm that serves it: ``simcoll list algorithms``. Without, :func:`default_algorithm` chooses; the
-        schedule's name says which. Then ``topology`` is a hint, for algorithms that are made for one and can be made for that one.
+        Name of an algorithm that serves the collective: see ``simcoll list algorithms``. Default: chosen by
+        :func:`default_algorithm`; the schedule's name shows the choice. ``topology`` is then a hint, which takes effect if the chosen
+        algorithm is built for a topology and can be built for this one.
     nranks, root, in_place
         Passed to :class:`~simcoll.core.collective.Collective`.
     **params
-        The algorithm's own: ``channels=``, ``pieces=``, ``box=``, ``pod=`` (whole numbers), ``dims=`` (several) or ``topology=``, a
-        :class:`~simcoll.topology.Topology`, for algorithms that are made for one.
+        Parameters of the algorithm: ``channels=``, ``pieces=``, ``box=``, ``pod=`` (whole numbers), ``dims=`` (several), or
+        ``topology=``, a :class:`~simcoll.topology.Topology`, for algorithms built for one.
 
     Raises
     ------
@@ -201,7 +202,7 @@ def schedule(
 
 
 def _hinted(collective: Collective, name: str, given: dict[str, Any]) -> Schedule:
-    """The schedule made for a hinted topology; the plain one where that cannot be made."""
+    """The schedule for a hinted topology, or the general one where that cannot be built."""
     hint = given["topology"]
     if not hasattr(hint, "rank_nodes"):
         raise ConfigError(f"topology={hint!r:.60}: expected a Topology, such as load_topology('dgx-h100')")
@@ -215,13 +216,13 @@ def _hinted(collective: Collective, name: str, given: dict[str, Any]) -> Schedul
         checked = checked_params(found, collective, given)
         try:
             return found.build(collective, **checked)
-        except ConfigError:  # the machine has no such trees, say
+        except ConfigError:  # for example, the topology has no such trees
             name = default_algorithm(collective, plain)
     return schedule_named(collective, name, **plain)
 
 
 def collective_on(kind: str, nranks: int, root: int | None = None, *, in_place: bool = False) -> Collective:
-    """Make the collective that is measured; a send_recv is nccl-tests' shift by one rank."""
+    """The collective as measured; send_recv is the shift by one rank of nccl-tests."""
     pairs = tuple((rank, (rank + 1) % nranks) for rank in range(nranks)) if kind == "send_recv" else ()
     return Collective(kind, nranks, root, pairs, in_place)
 
@@ -234,7 +235,7 @@ def schedule_on(
     *,
     most_channels: int = MAX_CHANNELS,
 ) -> Schedule:
-    """Build a named algorithm for a topology, which sets ``box``, ``channels`` and ``topology`` where not given.
+    """Build a named algorithm for a topology, which supplies the missing ``box``, ``channels`` and ``topology``.
 
     Raises
     ------
@@ -255,7 +256,7 @@ def schedule_on(
             filled.setdefault("box", box)
         if "channels" in found.params:
             filled.setdefault("channels", min(box, most_channels))
-    elif box == 1 and algorithm == "nccl_tree":  # a tree over the nodes; without this, one chain
+    elif box == 1 and algorithm == "nccl_tree":  # a tree over the nodes; the default would be one chain
         filled.setdefault("box", box)
     if "topology" in found.params:
         filled.setdefault("topology", topology)
@@ -265,7 +266,7 @@ def schedule_on(
 def candidates(
     collective: Collective, topology: Topology, protocols: Sequence[str] = ("ideal",)
 ) -> tuple[list[tuple[Choice, Schedule]], list[str]]:
-    """Build every algorithm that serves a collective on a topology under any of the protocols; also list those left out, with reasons."""
+    """Build every algorithm that serves a collective on a topology under one of the protocols; list the others with reasons."""
     fitting: list[tuple[Choice, Schedule]] = []
     left_out: list[str] = []
     for found in ALGORITHMS:
@@ -277,7 +278,7 @@ def candidates(
         try:
             made = schedule_on(collective, found.name, topology)
             if not any(carries(name, made) for name in protocols):
-                costs(protocols[0], topology, made)  # which says why
+                costs(protocols[0], topology, made)  # raises the error that states the reason
             fitting.append((Choice(found.name), made))
         except ConfigError as error:
             left_out.append(f"{found.name}: {error}")
@@ -285,7 +286,7 @@ def candidates(
 
 
 def _slow(algorithm: str, collective: Collective, topology: Topology) -> str:
-    """What takes too long for an algorithm to run without being asked for; empty for most."""
+    """The slow part of an algorithm that keeps it from running by default; empty for most."""
     if algorithm == "packed" and topology.nranks > FEW_RANKS:
         return "finding its trees"
     rooted = collective.root is not None  # then its switches do a single operation
@@ -295,7 +296,7 @@ def _slow(algorithm: str, collective: Collective, topology: Topology) -> str:
 
 
 def default_protocols(topology: Topology) -> tuple[tuple[str, ...], str]:
-    """The protocols that run when none are named, with a line of explanation where they are not NCCL's.
+    """The protocols that run when none is named, and a line of explanation if they are not NCCL's.
 
     >>> from simcoll.topology import crossbar
     >>> default_protocols(crossbar(2, "1 GB/s"))[0]
@@ -313,12 +314,13 @@ def _gpus(topology: Topology) -> str:
 
 
 def costs(given: str | Protocol, topology: Topology, schedule: Schedule | None = None) -> Protocol:
-    """The constants of a protocol on the GPUs of a topology, for a schedule or for single messages.
+    """The constants of a protocol for the GPUs of a topology, for a schedule or for single messages.
 
     Raises
     ------
     ConfigError
-        For an unknown protocol, one of NCCL's where NCCL has no constants, and one with flags for a schedule that reduces in switches.
+        For an unknown protocol, an NCCL protocol on GPUs for which NCCL has no constants, and one with flags for a schedule that
+        reduces in switches.
     """
     if isinstance(given, Protocol):
         return given
@@ -343,7 +345,9 @@ def costs(given: str | Protocol, topology: Topology, schedule: Schedule | None =
 
 
 def carries(given: str, schedule: Schedule) -> bool:
-    """Whether a schedule can run under a protocol: none with flags where switches reduce, for which NCCL has Simple alone.
+    """Whether a schedule can run under a protocol.
+
+    A switch that reduces cannot take a protocol with flags; NCCL uses only Simple there.
 
     >>> carries("LL", schedule("all_reduce", "switch", nranks=4)), carries("LL", schedule("broadcast", "switch", nranks=4, root=0))
     (False, True)

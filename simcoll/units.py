@@ -1,8 +1,8 @@
-"""Quantities at the edge: text with units in, exact integers inside, readable text out.
+"""Conversion between text with units and exact integers.
 
-Inside the framework a size is an integer number of bytes, a time an integer number of femtoseconds (``_fs``) and a rate an
-integer number of micro-bytes per second (``_uBps``). Prefixes of a bare size are binary, as in nccl-tests (``"64M"`` is 64 MiB);
-those of a rate are decimal (``"50 GB/s"`` is 50 * 10**9 bytes per second; ``"400 Gbps"`` is the same).
+Internally a size is a whole number of bytes, a time a whole number of femtoseconds (``_fs``) and a rate a whole number of
+micro-bytes per second (``_uBps``). Prefixes of a bare size are binary, as in nccl-tests (``"64M"`` is 64 MiB); those of a rate are
+decimal (``"50 GB/s"`` is 50 * 10**9 bytes per second; ``"400 Gbps"`` is the same).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ MAX_RATE_UBPS = MAX_INT64
 """About 9.22 TB/s. A faster aggregated link must be split into several."""
 
 _NUMBER = r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?"
-# Digits of other scripts are refused: who reads the file must see the same number.
+# Digits of other scripts are refused: a reader of the file must see the same number.
 _QUANTITY = re.compile(rf"\s*({_NUMBER})\s*([A-Za-zµμ/]*)\s*", re.ASCII)
 _RATIO = re.compile(rf"\s*({_NUMBER})\s*(?:[:/]\s*({_NUMBER})\s*)?", re.ASCII)
 MOST_DIGITS, MOST_EXPONENT = 40, 30
@@ -84,7 +84,7 @@ MAX_SPAN_US = 100 * 366 * 86400 * 10**6
 def _read(
     text: object, what: str, example: str, units: Mapping[str, int | Fraction], where: dict[str, str | None]
 ) -> tuple[Fraction, str]:
-    """A quantity in the smallest unit, and the unit that was given."""
+    """A quantity in the smallest unit, and its given unit."""
     if not isinstance(text, str):
         raise ConfigError(f"{what}: expected text with a unit such as {example!r}, got {shown(text)}", **where)
     match = _QUANTITY.fullmatch(text)
@@ -103,7 +103,7 @@ def _read(
 
 
 def _exact(number: str, most_letters: int = MOST_DIGITS) -> Fraction | None:
-    """A number as it is written; None for one whose power of ten would take long to compute."""
+    """A number exactly as written; None if its power of ten would take long to compute."""
     _, _, exponent = number.lower().partition("e")
     if len(number) > most_letters or (exponent and abs(int(exponent)) > MOST_EXPONENT):
         return None
@@ -111,7 +111,7 @@ def _exact(number: str, most_letters: int = MOST_DIGITS) -> Fraction | None:
 
 
 def parse_ratio(text: str) -> Fraction | None:
-    """A number, or one number over another, exactly; None for other text and for what no ratio of a machine can be.
+    """A number or a quotient of two, exactly; None for other text and for out-of-range numbers.
 
     >>> parse_ratio("7:1"), parse_ratio("370/450"), parse_ratio("1e-3")
     (Fraction(7, 1), Fraction(37, 45), Fraction(1, 1000))
@@ -201,7 +201,7 @@ def parse_time(text: str, *, what: str = "time", file: str | None = None, path: 
 
 
 def parse_span(text: str, *, what: str = "time", file: str | None = None, path: str | None = None) -> int:
-    """Microseconds of a span that may be long, such as ``"90 s"``, ``"5 min"``, ``"1.5 h"`` or ``"54 days"``. The unit is required.
+    """Microseconds of a long time span, such as ``"90 s"``, ``"5 min"``, ``"1.5 h"`` or ``"54 days"``. The unit is required.
 
     Raises
     ------
@@ -303,7 +303,7 @@ def format_rate(rate_uBps: int) -> str:
 
 
 def counted(many: int, what: str) -> str:
-    """A number of things in words.
+    """A count with its noun, in the plural where needed.
 
     >>> counted(1, "rank"), counted(1024, "rank")
     ('1 rank', '1,024 ranks')
@@ -312,7 +312,7 @@ def counted(many: int, what: str) -> str:
 
 
 def printable(text: str) -> str:
-    r"""Text for a terminal or a picture, without control characters: names come from files.
+    r"""Text safe for a terminal or a picture: control characters, which names from files may contain, become ``?``.
 
     >>> printable("ring\x1b[2J")
     'ring?[2J'

@@ -1,4 +1,4 @@
-"""The vocabulary: collectives, steps, layouts, schedules, plans, programs, and what all else computes with.
+"""Core records and arithmetic: collectives, steps, layouts, schedules, plans, per-rank programs.
 
-Records and arithmetic; nothing here knows of algorithms, proofs, topologies or time.
+Nothing here depends on algorithms, proofs, topologies or time.
 """

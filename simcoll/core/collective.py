@@ -1,8 +1,8 @@
-"""The meaning of each collective, as data: the contributions that every output chunk must hold.
+"""The definition of each collective, as data: the contributions that every output chunk must hold.
 
 A rank's *input* and *output* buffers are sequences of *slots*; a slot holds one *block* of data (the whole vector of an all_reduce,
 one rank's share of an all_gather, one (source, destination) pair of an all_to_all), and a schedule cuts every block into the
-same number of chunks. Sizes never appear here: they come when a schedule is bound.
+same number of chunks. Sizes are absent here: they are fixed when a schedule is bound.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ ALL = -1
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One row of the table of collectives.
+    """One row of the table of collectives: its definition.
 
-    Every function takes ``(rank, slot, nranks)`` arrays. ``source`` gives, for an output slot, the rank whose input it holds
-    (``ALL``: the reduction over every rank) and the slot of that input.
+    Every function takes ``(rank, slot, nranks)`` arrays. ``source`` returns, for an output slot, the rank and the slot of the input
+    that it must hold; rank ``ALL`` means the reduction over all ranks.
     """
 
     summary: str
@@ -70,8 +70,8 @@ def _all(rank: Ints, slot: Ints) -> Ints:
     return np.full(np.broadcast_shapes(np.shape(rank), np.shape(slot)), ALL, np.int64)
 
 
-# alias(rank, slot): (input slot, output slot) of the two names of the same memory when in place; slot runs over the smaller buffer.
-# None: a slot's block changes, so to run it in place, set the input aside first.
+# alias(rank, slot): (input slot, output slot) of the memory that the two share when in place; slot runs over the smaller buffer.
+# None: a slot's block changes, so an in-place run first sets the input aside.
 KINDS: dict[str, Kind] = {
     "broadcast": Kind(
         "every rank gets the root's vector", True, False, _one, _one, "root", "all", _zero, _zero,
@@ -118,7 +118,7 @@ KINDS: dict[str, Kind] = {
 
 
 def _whole(value: object, what: str) -> int:
-    """A whole number as a Python int, so that equal collectives are equal in every way."""
+    """A whole number as a Python int, so that equal collectives also hash and print alike."""
     if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
         return int(value)
     raise ConfigError(f"{what}; got {value!r}")
@@ -140,13 +140,12 @@ class Collective:
     pairs
         ``(source, destination)`` pairs of a send_recv: each rank at most once as source and once as destination.
     in_place
-        The output shares memory with the input (where they overlap in meaning, as in NCCL: an all_gather's input is its own slot
-        of the output).
+        The output shares memory with the input, as in NCCL: an all_gather's input, for example, is its own slot of the output.
 
     Raises
     ------
     ConfigError
-        For an unknown kind, a world size below 1, a root or pair out of range, or a root where there is none.
+        For an unknown kind, a world size below 1, a root or pair out of range, or a root for a collective without one.
 
     Examples
     --------
@@ -212,17 +211,17 @@ class Collective:
 
     @property
     def spec(self) -> Kind:
-        """The row of the table of collectives."""
+        """The row in the table of collectives."""
         return KINDS[self.kind]
 
     @property
     def input_slots(self) -> int:
-        """Slots of every input buffer."""
+        """Number of slots of every input buffer."""
         return self.spec.input_slots(self.nranks)
 
     @property
     def output_slots(self) -> int:
-        """Slots of every output buffer."""
+        """Number of slots of every output buffer."""
         return self.spec.output_slots(self.nranks)
 
     @property
@@ -245,15 +244,15 @@ class Collective:
         return self._at(self.spec.input_at, rank)
 
     def has_output(self, rank: ArrayLike) -> NDArray[np.bool_]:
-        """Whether each rank has an output buffer that the caller sees; elsewhere it may serve as workspace."""
+        """Whether each rank has an output buffer that the caller sees; elsewhere the buffer may serve as workspace."""
         return self._at(self.spec.output_at, rank)
 
     def input_block(self, rank: Ints, slot: Ints) -> Ints:
-        """Block held by each input slot."""
+        """Block that each input slot holds."""
         return self.spec.input_block(rank, slot, self.nranks)
 
     def output_block(self, rank: Ints, slot: Ints) -> Ints:
-        """Block held by each output slot."""
+        """Block that each output slot holds."""
         if self.kind == "send_recv":
             return self.source(rank, slot)[0]
         return self.spec.output_block(rank, slot, self.nranks)
@@ -282,7 +281,7 @@ class Collective:
 
 
 def bus_factor(kind: str, nranks: int) -> float:
-    """Bus bandwidth over algorithm bandwidth, as nccl-tests defines it (``doc/PERFORMANCE.md`` there).
+    """Ratio of bus bandwidth to algorithm bandwidth, as nccl-tests defines it (its ``doc/PERFORMANCE.md``).
 
     >>> bus_factor("all_reduce", 4), bus_factor("all_gather", 4), bus_factor("broadcast", 4)
     (1.5, 0.75, 1.0)

@@ -1,8 +1,8 @@
-"""Programs of thread blocks that read and write each other's memory: what MSCCL++ execution plans say.
+"""Programs of thread blocks that access each other's memory, as in MSCCL++ execution plans.
 
-Unlike in a :class:`~simcoll.core.rank_program.RankProgram`, nothing is sent: a thread block loads and stores in any rank's memory, and all
-order comes from signals, semaphores, barriers and packets. Memory is addressed by *cell*: a chunk, or a part of one where thread blocks
-share it. A rank has the cells of its input, then its output, then scratch, then packets, which carry their own flag.
+Unlike in a :class:`~simcoll.core.rank_program.RankProgram`, nothing is sent: a thread block loads from and stores to the memory of any
+rank, and only signals, semaphores, barriers and packets order these accesses. Memory is addressed by *cell*: a chunk, or a part of one
+where thread blocks share it. A rank's cells are those of its input, output, scratch and packets, in this order; packets carry flags.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from simcoll.core.layout import Layout
 __all__ = ["EACH", "FOLD", "SWITCH", "DeviceOp", "DeviceProgram", "Region"]
 
 EACH, FOLD, SWITCH = "each", "fold", "switch"
-"""What an operation writes: each region that it reads to the region at the same place; the reduction of all, in order, to every one; the
-reduction in the order of a switch, to every one."""
+"""What an operation writes. ``EACH``: a copy of each region that it reads. ``FOLD``: the reduction of all of them, in order, to every
+destination. ``SWITCH``: the same in the order of a switch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Consecutive cells of a rank's memory, aliases resolved."""
+    """Consecutive cells of a rank's memory, with aliases resolved."""
 
     rank: int
     cell: int
@@ -41,26 +41,26 @@ class DeviceOp:
     Attributes
     ----------
     name
-        As in the file.
+        The operation's name in the file.
     how
-        :data:`EACH`, :data:`FOLD` or :data:`SWITCH`; empty for operations without data.
+        :data:`EACH`, :data:`FOLD` or :data:`SWITCH`; empty for an operation without data.
     reads, writes
-        What it reads, in the order of the reduction, and what it writes.
+        Regions read, in the order of the reduction, and regions written.
     fence
-        All threads of the block meet: it follows all before it and comes before all after it.
+        All threads of the block meet: the operation follows all before it and precedes all after it.
     signals, waits
-        One-way counters that it raises and waits for: ``(from rank, to rank, number)``; thread i of the block handles the i-th.
+        One-way counters that the operation raises and waits for: ``(from rank, to rank, number)``; thread i of the block handles the i-th.
     relaxed
-        Its signals and waits order what is executed, not what is visible.
+        The signals and waits order execution, not visibility.
     acquires, releases
-        Semaphores of its rank.
+        Semaphores of the same rank.
     barrier
-        Barrier of its rank, which is a fence too, and the number of blocks that meet there; None for others.
+        Barrier of the same rank (also a fence) and the number of blocks that meet there; None for other operations.
     proxies
-        A proxy moves the data, or raises the counters, some time later. What it does for one counter it does in order; here are the
-        counters whose proxies move data.
+        Counters whose proxies move data. A proxy moves data or raises counters at some later time; its actions for one counter are
+        in order.
     proxied
-        Its signals are raised by proxies.
+        The signals are raised by proxies.
     """
 
     name: str
@@ -87,15 +87,15 @@ class DeviceProgram:
     name
         Shown in messages.
     blocks
-        For each rank its thread blocks, for each its operations in order.
+        For each rank its thread blocks, and for each of these its operations in order.
     buffers
-        Cells of input, output, scratch and packets of every rank.
+        Number of cells of input, output, scratch and packets on every rank.
     collective
-        What it implements; None when that is not known.
+        The collective that the program implements; None if unknown.
     cells
         Cells per block of the collective.
     pieces
-        Cells of a chunk.
+        Cells per chunk.
     in_place
         Output and input share memory.
     protocol
@@ -103,7 +103,7 @@ class DeviceProgram:
     semaphores
         Initial value of each semaphore of every rank.
     min_bytes, max_bytes
-        Sizes that it is meant for.
+        Range of sizes that the program is meant for.
     """
 
     name: str
@@ -125,12 +125,12 @@ class DeviceProgram:
 
     @property
     def layout(self) -> Layout | None:
-        """Cell addresses of the collective; None when that is not known."""
+        """Cell addresses of the collective; None if the collective is unknown."""
         return None if self.collective is None else Layout(self.collective, self.cells)
 
     @property
     def size(self) -> int:
-        """Cells of a rank's memory."""
+        """Number of cells of a rank's memory."""
         return sum(self.buffers)
 
     @property
@@ -139,14 +139,14 @@ class DeviceProgram:
         return sum(self.buffers[:3])
 
     def operations(self) -> Iterator[tuple[int, int, int, DeviceOp]]:
-        """``(rank, block, position, operation)`` of all."""
+        """Every operation, as ``(rank, block, position, operation)``."""
         for rank, blocks in enumerate(self.blocks):
             for block, operations in enumerate(blocks):
                 for position, operation in enumerate(operations):
                     yield rank, block, position, operation
 
     def place(self, region: Region) -> str:
-        """A region in a person's words: ``rank 1 input[2..3]``."""
+        """A region in words: ``rank 1 input[2..3]``."""
         base = 0
         for name, size in zip(("input", "output", "scratch", "packet"), self.buffers, strict=True):
             if region.cell < base + size or name == "packet":

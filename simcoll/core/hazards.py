@@ -1,8 +1,8 @@
 """Order between transfers of different channels that touch the same chunk.
 
-Within a channel the order of the steps covers every hazard. Where two channels meet in a chunk, the later transfer has to wait:
+Within a channel the order of the steps covers every hazard. Where two channels touch the same chunk, the later transfer has to wait:
 a read for the last write (read after write), a write for the last write and for every read since (write after write, write after
-read). Inside a step all reads come first, so there a write waits for the reads of other channels.
+read). Inside a step all reads come first, so a write there waits for the reads of other channels.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ Steps: TypeAlias = Callable[[], Iterable[tuple[int, Step]]]
 __all__ = ["by_transfer", "check_orderable", "derive_waits", "hazards", "overwritten", "wait_pairs"]
 
 MOST = 2**23
-"""Accesses that are sorted at a time."""
+"""Number of accesses sorted at a time."""
 LONG = 4
-"""With more chunks than this per transfer, cells are looked for that have several."""
+"""With more chunks than this per transfer, runs of chunks with equal accesses become one cell."""
 KEPT_ROWS = 2**20
-"""Up to here transfers are kept between passes, some 60 bytes each."""
+"""Up to this number, transfers are kept between passes, at some 60 bytes each."""
 
 
 class _Accesses(NamedTuple):
-    """Reads and writes of cells, which are chunks or several in a row, by cell and in the order of the steps, in a step the reads first."""
+    """Reads and writes by cell (a chunk or a run of chunks), in step order; within a step, reads first."""
 
     cell: Ints
     transfer: Ints
@@ -59,23 +59,24 @@ def _accesses(steps: Steps, size: int, low: int, high: int) -> _Accesses:
     begin, end, access = [np.concatenate(column) for column in zip(*found, strict=True)]
     bits = len(begin).bit_length()
     if (end - begin).sum() > LONG * len(begin) or int(end.max(initial=0)) >> 62 - bits:
-        # No transfer begins or ends between two cuts, so the chunks there have the same accesses: they are one cell.
+        # No transfer begins or ends between two cuts, so the chunks there have the same accesses and form one cell.
         cuts = distinct(begin, end)
         begin, end = np.searchsorted(cuts, begin), np.searchsorted(cuts, end)
     count = end - begin
     ahead = begin - np.cumsum(count) + count
     key = np.repeat((ahead << bits) + np.arange(len(begin)), count)
     key += np.arange(len(key)) << bits
-    key.sort(kind="stable")  # much quicker than the order of the cells
+    key.sort(kind="stable")  # much faster than an argsort of the cells
     cell, row = key >> bits, key & (1 << bits) - 1
     access = access[row]
     return _Accesses(cell, access >> 1, access & 1 == 1)
 
 
 def hazards(cell: Ints, write: NDArray[np.bool_], step: Ints | None = None) -> tuple[Ints, Ints]:
-    """Pairs of accesses, later and earlier, that must stay in order: each with the last write, and each write with the reads since.
+    """Pairs (later, earlier) of accesses that must stay in order.
 
-    Accesses come by cell, and for each cell in the order in which they happen. Writes of one ``step``, those of a fold, count as one.
+    Each access is paired with the last write before it, and each write also with the reads since. Accesses come sorted by cell, and
+    within a cell in the order in which they happen. Writes of one ``step`` (a fold) count as one.
     """
     at = np.arange(len(cell))
     new = np.diff(cell, prepend=-1) != 0
@@ -99,7 +100,7 @@ def hazards(cell: Ints, write: NDArray[np.bool_], step: Ints | None = None) -> t
 
 
 def _rank_groups(steps: Steps, nranks: int) -> list[int]:
-    """Bounds of groups of consecutive ranks with at most so many accesses that they can be sorted together."""
+    """Bounds of groups of consecutive ranks, each with few enough accesses to be sorted together."""
     total = np.zeros(nranks, np.int64)
     for _, step in steps():
         for rank in (step.src_rank, step.dst_rank, step.dst_rank):
@@ -109,10 +110,10 @@ def _rank_groups(steps: Steps, nranks: int) -> list[int]:
 
 
 def _with_overwriters(waits: Ints, swaps: Ints, count: int) -> Ints:
-    """Let a transfer that overwrites the source of another one in its step and channel share that one's waits.
+    """Let a transfer that overwrites the source of another in its step and channel inherit the other's waits.
 
-    The reader sets its source aside when its waits are done, so only then may the source change. A wait of transfer a for b is the
-    number ``a * count + b``, a swap of reader a and writer b likewise.
+    The reader sets its source aside when its waits are done; only then may the source change. A wait of transfer a for b is encoded as
+    ``a * count + b``, and a swap of reader a and writer b likewise.
     """
     readers, writers = swaps // count, swaps % count
     while len(swaps):
@@ -127,7 +128,7 @@ def _with_overwriters(waits: Ints, swaps: Ints, count: int) -> Ints:
 
 
 def _kept(steps: Steps) -> tuple[Steps, int]:
-    """Steps that need not be made anew at each call, while they are few; and their transfers."""
+    """The steps, materialised if they are few, and the number of their transfers."""
     kept: list[tuple[int, Step]] | None = []
     rows = 0
     for each in steps():
@@ -140,31 +141,31 @@ def _kept(steps: Steps) -> tuple[Steps, int]:
 
 
 def derive_waits(steps: Steps, nranks: int, size: int) -> dict[int, tuple[int, ...]]:
-    """For each transfer the transfers of other channels that it must wait for: :func:`wait_pairs` as a dictionary without empty entries."""
+    """For each transfer, the transfers of other channels that it must wait for: :func:`wait_pairs` as a dictionary."""
     return by_transfer(*wait_pairs(steps, nranks, size))
 
 
 def by_transfer(later: Ints, earlier: Ints) -> dict[int, tuple[int, ...]]:
-    """Pairs, in order of ``later``, as a dictionary."""
+    """Pairs, in order of ``later``, as a dictionary without empty entries."""
     begin, each = np.flatnonzero(np.diff(later, prepend=-1)), earlier.tolist()
     edges = [*begin.tolist(), len(later)]
     return {a: tuple(each[b:c]) for a, (b, c) in zip(later[begin].tolist(), pairwise(edges), strict=True)}
 
 
 def wait_pairs(steps: Steps, nranks: int, size: int) -> tuple[Ints, Ints]:
-    """Transfers, in order, each with one of another channel that it must wait for.
+    """Pairs of transfers of different channels, the first of which must wait for the second.
 
     Parameters
     ----------
     steps
-        Gives numbered steps anew at each call, in-place aliases resolved, such as ``plan.transfers``.
+        Yields numbered steps afresh at each call, with in-place aliases resolved, such as ``plan.transfers``.
     nranks, size
-        Ranks, and chunks of each (``layout.size``).
+        Number of ranks, and of chunks per rank (``layout.size``).
 
     Returns
     -------
     tuple
-        Running numbers over the transfers: of those that wait, and of those that they wait for.
+        Running numbers of the waiting transfers, in order, and of the transfers that they wait for.
     """
     steps, rows = _kept(steps)
     count = max(rows, 1)
@@ -199,7 +200,7 @@ def overwritten(layout: Layout, step: Step) -> NDArray[np.bool_]:
     first = start[order]
     end = np.maximum.accumulate(first + step.count[order])
     read = step.src_rank * layout.size + step.src_chunk
-    # Of the writes that start before the end of a read, the last to end reaches into it if any does.
+    # Of the writes that start before the end of a read, the last to end reaches into the read if any does.
     place = np.searchsorted(first, read + step.count) - 1
     if len(first) == 0:
         return np.zeros(len(step), np.bool_)
@@ -208,14 +209,14 @@ def overwritten(layout: Layout, step: Step) -> NDArray[np.bool_]:
 
 
 def check_orderable(schedule: Schedule) -> None:
-    """Refuse channels that exchange chunks in a cycle inside one step: no order in time does that.
+    """Refuse channels that exchange chunks in a cycle inside one step, which no order in time can do.
 
     Raises
     ------
     ScheduleError
-        Naming the step, and one of the transfers.
+        Names the step and one of the transfers.
     """
-    # Only a transfer that overwrites what another of its step reads waits inside the step; most schedules have none.
+    # A transfer waits inside its step only for one whose source it overwrites; most schedules have no such transfer.
     exchanging = (
         (step.channel != step.channel[:1]).any() and overwritten(schedule.layout, step).any()
         for _, step in lowered(schedule)

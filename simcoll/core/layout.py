@@ -1,4 +1,4 @@
-"""Chunk addresses: the place of a rank's input, output and scratch, and one canonical name for aliased chunks."""
+"""Chunk addresses: positions of input, output and scratch, and one canonical address for aliased chunks."""
 
 from __future__ import annotations
 
@@ -31,32 +31,32 @@ class Layout:
     Parameters
     ----------
     collective
-        What the schedule implements.
+        The collective that the schedule implements.
     chunks
         Chunks per block. A block of s elements is cut at ``p * s // chunks``; empty chunks are legal.
     scratch
-        Block whose size each scratch slot has: one entry a slot (the same on all ranks), or an array ``[nranks, slots]``.
+        The block whose size each scratch slot has: one entry per slot (the same on all ranks), or an array ``[nranks, slots]``.
     scratch_pieces
-        Where a scratch slot is not to hold a whole block but a single chunk: which piece of its block; an array like ``scratch``.
+        For scratch slots that hold a single chunk instead of a whole block: the piece of the block; an array like ``scratch``.
 
     Attributes
     ----------
     scratch_slots, scratch_chunks
-        Scratch slots of every rank, and chunks of each.
+        Number of scratch slots on every rank, and of chunks in each.
     output_base, scratch_base, size
-        First chunk of the output and of scratch (the input begins at 0), and chunks of a rank in all.
+        First chunk of the output and of scratch (the input begins at 0), and the number of chunks of a rank.
 
     Raises
     ------
     ConfigError
-        For numbers that are not whole, blocks or pieces that do not exist, and more chunks than can be numbered.
+        For numbers that are not whole, blocks or pieces that do not exist, and too many chunks.
     """
 
     collective: Collective
     chunks: int = 1
     scratch: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     scratch_pieces: Ints | None = None
-    # Asked for at every step: computed once.
+    # Computed once, because every step needs them.
     scratch_slots: int = field(init=False, repr=False)
     scratch_chunks: int = field(init=False, repr=False)
     output_base: int = field(init=False, repr=False)
@@ -95,7 +95,7 @@ class Layout:
             raise ConfigError(f"{self.collective}: {self.size} chunks on each rank are too many to number")
 
     def _check_slots(self, name: str, limit: int, what: str) -> None:
-        """Make an array with an entry for each scratch slot, or such a row for each rank; refuse invalid ones."""
+        """Check and convert an array with an entry per scratch slot, or one such row per rank."""
         values, n = whole_numbers(name, getattr(self, name), "iu"), self.collective.nranks
         object.__setattr__(self, name, values)
         if values.ndim != 1 and (values.ndim != 2 or len(values) != n):
@@ -127,7 +127,7 @@ class Layout:
         return np.array([0, self.output_base, self.scratch_base, self.size], np.int64)
 
     def block(self, rank: Ints, chunk: Ints) -> Ints:
-        """Block whose piece each chunk holds: chunks may only be exchanged for chunks of the same block and piece."""
+        """Block whose piece each chunk holds; chunks may only be exchanged for chunks of the same block and piece."""
         if self.collective.nblocks <= 1:
             return np.zeros(chunk.shape, np.int64)
         return self._by_region(rank, chunk, self._block_in)
@@ -139,10 +139,10 @@ class Layout:
         return self._by_region(rank, chunk, self._piece_in)
 
     def _by_region(self, rank: Ints, chunk: Ints, function: Callable[[int, Ints, Ints], Ints]) -> Ints:
-        """Values for each chunk of a function of (region, rank, place in the region)."""
+        """Evaluate a function of (region, rank, place in the region) for each chunk."""
         region, bases = self.region(chunk), self.bases()
         first = int(region[0]) if len(region) else 0
-        if (region == first).all():  # as in most steps
+        if (region == first).all():  # the common case
             return function(first, rank, chunk - bases[first])
         result = np.zeros(chunk.shape, np.int64)
         for which in range(3):
@@ -166,10 +166,10 @@ class Layout:
         return values[slot] if values.ndim == 1 else values[rank, slot]
 
     def same_size(self, step: Step) -> NDArray[np.bool_]:
-        """Mask of the single-chunk transfers whose two chunks have one size, whatever the block sizes are."""
+        """Mask of the single-chunk transfers whose two chunks have the same size for every choice of block sizes."""
         alike = self.collective.nblocks <= 1 or int(step.src_chunk.min(initial=self.size)) >= self.scratch_base
         if alike and self.scratch.ndim == 1 and np.array_equal(step.src_chunk, step.dst_chunk):
-            return np.ones(len(step), np.bool_)  # addresses that are alike on all ranks
+            return np.ones(len(step), np.bool_)  # the same addresses on all ranks
         if self.scratch_pieces is None:
             same: NDArray[np.bool_] = (step.src_chunk - step.dst_chunk) % self.chunks == 0
         else:
@@ -182,7 +182,7 @@ class Layout:
         return self.collective.has_input(rank) & self.collective.has_output(rank)
 
     def canonical(self, rank: Ints, chunk: Ints) -> Ints:
-        """The one address of each chunk when the collective is in place: of two aliases, the one in the larger buffer."""
+        """The canonical address of each chunk; of two in-place aliases, the one in the larger buffer."""
         alias = self.collective.spec.alias
         if not self.collective.in_place or alias is None:
             return chunk
@@ -204,7 +204,7 @@ class Layout:
         return source, self.input(source_slot, place - slot * self.chunks)
 
     def writable(self, rank: Ints, chunk: Ints) -> NDArray[np.bool_]:
-        """Whether a schedule may write to each (canonical) chunk: everything but inputs that are not also outputs."""
+        """Whether a schedule may write to each (canonical) chunk: all chunks except inputs that are not also outputs."""
         outside: NDArray[np.bool_] = chunk >= self.output_base
         alias = self.collective.spec.alias
         if (
@@ -217,7 +217,7 @@ class Layout:
         return outside
 
     def name(self, chunk: int) -> str:
-        """A chunk in a person's words.
+        """A chunk in words.
 
         >>> from simcoll.core.collective import Collective
         >>> Layout(Collective("all_gather", 4), chunks=2).name(7)

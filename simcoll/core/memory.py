@@ -1,4 +1,4 @@
-"""Numpy arrays on the memory of other objects, without a copy."""
+"""Zero-copy numpy arrays on the memory of other objects."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ __all__ = ["array_on", "is_tensor"]
 
 
 def is_tensor(value: Any) -> bool:
-    """Whether it is a torch tensor, as far as one can tell without torch."""
+    """Whether a value is a torch tensor, without importing torch."""
     return hasattr(value, "detach") and hasattr(value, "requires_grad")
 
 
 def array_on(value: Any) -> Array | None:
-    """An array on the memory of a torch CPU tensor, a buffer, or an object with ``__array__`` or DLPack; None for others.
+    """An array on the memory of a torch CPU tensor, a buffer, or an object with ``__array__`` or DLPack; None for other values.
 
     Raises
     ------
     TypeError
-        For a tensor that numpy cannot share memory with: on another device, sparse, or of a dtype that does not exist here.
+        For a tensor whose memory numpy cannot share: on another device, sparse, or of an unsupported dtype.
     RuntimeError
-        For a tensor that is a view to be conjugated or negated, as torch.
+        For a lazily conjugated or negated tensor, as torch raises.
     """
     if isinstance(value, np.ndarray):
         return value
@@ -43,7 +43,7 @@ def array_on(value: Any) -> Array | None:
 
 
 def _array_on_tensor(tensor: Any) -> Array:
-    """As ``tensor.numpy()``, also for the dtypes that numpy has from ml_dtypes: these are taken as bits."""
+    """Like ``tensor.numpy()``, but also for the dtypes that numpy has from ml_dtypes; these are viewed as bits."""
     name = str(tensor.dtype).removeprefix("torch.")
     if not name.startswith(("bfloat", "float8")) or tensor.device.type != "cpu":
         return np.asarray(tensor)

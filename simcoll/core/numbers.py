@@ -1,4 +1,4 @@
-"""Numbers given by a caller, checked: whole, in range, and not text."""
+"""Checks of numbers that a caller gives."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ LARGEST = 2**40
 
 
 def whole_number(name: str, value: Any, least: int, most: int = LARGEST) -> int:
-    """A number as a Python int; refuses fractions, text and what lies outside a range."""
+    """A number as a Python int; refuses fractions, text and numbers out of range."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not least <= value <= most:
         raise ConfigError(f"{name} must be a whole number from {least} to {most}, got {value!r:.60}")
     return int(value)
 
 
 def whole_numbers(name: str, values: ArrayLike, kinds: str = "iub") -> Ints:
-    """Numbers as int64; refuses fractions, text and what does not fit."""
+    """Numbers as int64; refuses fractions, text and numbers that do not fit."""
     try:
         array = np.asarray(values)
     except (ValueError, OverflowError):

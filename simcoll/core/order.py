@@ -1,4 +1,4 @@
-"""An order in which everything follows what it needs, the same each time."""
+"""A deterministic topological order."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Key = TypeVar("Key", int, tuple[int, int])
 
 
 def lowest_first(needs: Mapping[Key, Collection[Key]]) -> Iterator[Key]:
-    """Keys after those that they need, the lowest of those that could be next first; what waits in a circle does not come.
+    """Yield keys after the keys that they need, the lowest ready key first; keys in or behind a cycle are left out.
 
     >>> list(lowest_first({0: {2}, 1: (), 2: {1}, 3: {4}, 4: {3}}))
     [1, 2, 0]

@@ -1,6 +1,6 @@
 """Plans: schedules bound to sizes, dtype, reduction, ranks and protocol.
 
-The verifier, the emulator, every executor and every exporter consume a plan (or the proved schedule it came from) and nothing else.
+The verifier, the emulator, every executor and every exporter consume only a plan, or the proved schedule behind it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["INPUT", "OUTPUT", "SCRATCH", "Plan", "PlanStep", "switch_groups"]
 
 INPUT, OUTPUT, SCRATCH = 0, 1, 2
 MOST_POSITIONS = 1 << 18
-"""Up to so many chunks of a rank their positions are kept in a table."""
+"""Chunk positions are tabulated up to this number of chunks per rank."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,9 +44,9 @@ class PlanStep:
     src_rank, dst_rank
         Ranks of the schedule; equal for a local copy or reduction.
     src_buffer, dst_buffer
-        0 input, 1 output, 2 scratch: the storage after in-place aliases are resolved.
+        0 input, 1 output, 2 scratch; with in-place aliases resolved.
     src_offset, dst_offset, elements
-        Range inside the buffer, in elements.
+        Range within the buffer, in elements.
     size_bytes
         Payload.
     src_chunk, dst_chunk, count
@@ -56,7 +56,7 @@ class PlanStep:
     channel
         Lane.
     staged
-        Another transfer of this step overwrites what this one reads: its source must be read before the step writes.
+        Another transfer of this step overwrites this one's source, which must therefore be read before the step writes.
     """
 
     step: int
@@ -88,7 +88,7 @@ def _starts(held: Ints) -> Ints:
 
 @dataclass(slots=True, eq=False)
 class Known:
-    """Facts worked out about a plan, each computed once."""
+    """Derived facts about a plan, each computed once."""
 
     starts: list[Ints | int] | None = None
     positions: Ints | None = None
@@ -98,12 +98,12 @@ class Known:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
-    """A schedule with sizes, made by :func:`simcoll.bind`.
+    """A schedule bound to sizes, made by :func:`simcoll.bind`.
 
     Attributes
     ----------
     schedule
-        What was bound.
+        The schedule that was bound.
     sizes
         Elements of every block: one number, or one per block.
     dtype, reduction
@@ -124,7 +124,7 @@ class Plan:
     ranks: Ints
     protocol: Protocol
     proof: Proof | None
-    # Not passed on by dataclasses.replace: what is known of a plan does not hold for a changed one.
+    # Not copied by dataclasses.replace: derived facts do not hold for a changed plan.
     known: Known = field(default_factory=Known, repr=False, init=False)
 
     def __post_init__(self) -> None:
@@ -135,7 +135,7 @@ class Plan:
 
     @property
     def collective(self) -> Collective:
-        """The collective that it implements."""
+        """The collective that the plan implements."""
         return self.schedule.collective
 
     @property
@@ -145,16 +145,16 @@ class Plan:
 
     @property
     def op(self) -> str:
-        """The pairwise operation on the way, for :func:`simcoll.core.reduction.combine`."""
+        """The pairwise reduction, for :func:`simcoll.core.reduction.combine`."""
         return self.reduction.pairwise
 
     @property
     def nchannels(self) -> int:
-        """Channels are ``0 .. nchannels - 1``."""
+        """Number of channels, which are ``0 .. nchannels - 1``."""
         return self.schedule.nchannels
 
     def _slot_starts(self) -> list[Ints | int]:
-        """Slot offsets of input, output and scratch; or the one size of all slots."""
+        """Slot offsets of input, output and scratch; a single number if all slots have one size."""
         if self.known.starts is None:
             collective, layout, sizes = self.collective, self.schedule.layout, self.sizes
             rank = np.arange(self.nranks, dtype=np.int64)[:, None]
@@ -173,7 +173,7 @@ class Plan:
         return self.known.starts
 
     def positions(self) -> Ints | None:
-        """Elements before every chunk of a rank, all buffers in a row, and those of all; ``None`` where ranks differ or chunks are many."""
+        """Number of elements before each chunk of a rank, all buffers in a row, with the total; None if ranks differ or chunks are many."""
         layout, sizes, known = self.schedule.layout, self.sizes, self.known
         pieces = layout.scratch_pieces
         if not isinstance(sizes, int) or layout.size > MOST_POSITIONS or (pieces is not None and pieces.ndim > 1):
@@ -186,7 +186,7 @@ class Plan:
         return known.positions
 
     def _address(self, rank: Ints, chunk: Ints, region: Ints) -> Ints:
-        """Element offset of the start of each chunk; a buffer's end counts as the chunk after its last."""
+        """Element offset of the start of each chunk; a buffer's end counts as one more chunk."""
         layout = self.schedule.layout
         relative = chunk - layout.bases()[region]
         pieces = layout.scratch_pieces is not None
@@ -200,7 +200,7 @@ class Plan:
             if isinstance(starts, int):
                 result[here] = slot[here] * starts + piece[here] * starts // layout.chunks
             elif len(here):
-                # The chunk after the last of a buffer, where ranges end, is in no slot.
+                # The end of a buffer, where ranges may end, lies in no slot.
                 at, last = slot[here], starts.shape[1] - 1
                 begin = starts[rank[here], np.minimum(at, last)]
                 size = starts[rank[here], np.minimum(at + 1, last)] - begin
@@ -208,9 +208,9 @@ class Plan:
         return result
 
     def _ranges(self, step: Step, src_region: Ints, dst_region: Ints) -> tuple[Ints, Ints, Ints]:
-        """Offsets of what each transfer reads and writes, and its elements."""
+        """Source and destination offsets of each transfer, and its elements."""
         positions = self.positions()
-        if positions is None or (step.op == SYNC).any():  # a message without data may name any chunk
+        if positions is None or (step.op == SYNC).any():  # a message without data may have any chunk
             src_offset = self._address(step.src_rank, step.src_chunk, src_region)
             elements = self._address(step.src_rank, step.src_chunk + step.count, src_region) - src_offset
             elements[step.op == SYNC] = 0
@@ -221,7 +221,7 @@ class Plan:
         return begin - first[src_region], positions[step.dst_chunk] - first[dst_region], elements
 
     def elements(self, step: Step) -> Ints:
-        """Elements of each transfer of a step whose aliases are resolved."""
+        """Number of elements of each transfer of a step with resolved aliases."""
         layout, sizes = self.schedule.layout, self.sizes
         if isinstance(sizes, int) and sizes % layout.chunks == 0:
             return np.where(step.op == SYNC, 0, step.count * (sizes // layout.chunks))
@@ -236,9 +236,9 @@ class Plan:
         return self._ranges(step, layout.region(step.src_chunk), layout.region(step.dst_chunk))[2]
 
     def steps(self, *, staged: bool = True) -> Iterator[PlanStep]:
-        """The steps with offsets and sizes, streamed; call again to start over. Empty steps are left out.
+        """Stream the steps with offsets and sizes, without empty steps; each call starts over.
 
-        Without ``staged`` that column is not computed, and all False.
+        Without ``staged``, that column is all False and not computed.
         """
         layout, itemsize = self.schedule.layout, self.dtype.itemsize
         for number, step in lowered(self.schedule):
@@ -257,13 +257,13 @@ class Plan:
             yield PlanStep(number, *columns)
 
     def operands(self, step: Step | PlanStep) -> Ints | int:
-        """Number of reductions in the fold that each transfer of a step belongs to; these are done in sequence."""
+        """Length of the fold that each transfer of a step belongs to; a fold's reductions are sequential."""
         if self.schedule.known.folds is False:
             return 1
         return operands(step.dst_rank, step.dst_chunk, step.count, step.op, self.schedule.layout.size)
 
     def transfers(self) -> Iterator[tuple[int, Step]]:
-        """The same steps, numbered, in chunks of the schedule."""
+        """Stream the same steps, numbered, in chunks of the schedule."""
         for step in self.steps():
             yield (
                 step.step,
@@ -283,7 +283,7 @@ class Plan:
 
     @property
     def wait_pairs(self) -> tuple[Ints, Ints]:
-        """The same as columns: those that wait, in order, and one that each waits for."""
+        """The same as two columns: waiting transfers, in order, and the transfers that they wait for."""
         if self.nchannels == 1 or (self.proof is not None and not self.proof.shared_chunks):
             return np.zeros(0, np.int64), np.zeros(0, np.int64)
         known = self._of_waits()
@@ -294,14 +294,14 @@ class Plan:
         return known.wait_pairs
 
     def _of_waits(self) -> Known | ScheduleKnown:
-        """Where waits are kept: where no chunk is empty, every transfer is there, so they are those of the schedule."""
+        """Where to keep the waits: with the schedule, if no chunk is empty and the plan therefore has all of its transfers."""
         whole = int(np.min(self.sizes, initial=np.iinfo(np.int64).max)) >= self.schedule.layout.chunks
         return self.schedule.known if whole else self.known
 
     def buffer_elements(self) -> Ints:
         """Elements of the input, output and scratch storage of every rank: ``[nranks, 3]``.
 
-        An output that the caller does not see (at the leaves of a reduce, say) is workspace and counts. In place, a buffer that lies
+        A workspace output that the caller does not see (at the leaves of a reduce, for example) counts. In place, a buffer that lies
         inside the other has no storage of its own.
         """
         collective = self.collective
@@ -317,13 +317,13 @@ class Plan:
         return result
 
     def visible_elements(self) -> Ints:
-        """Elements of each rank's given input and visible output: ``[nranks, 2]``."""
+        """Number of elements of each rank's input and visible output: ``[nranks, 2]``."""
         rank = np.arange(self.nranks, dtype=np.int64)
         seen = np.stack([self.collective.has_input(rank), self.collective.has_output(rank)], axis=1)
         return np.where(seen, self._slot_elements()[:, :2], 0)
 
     def _slot_elements(self) -> Ints:
-        """Elements of all slots of input, output and scratch: ``[nranks, 3]``."""
+        """Number of elements of all slots of input, output and scratch: ``[nranks, 3]``."""
         collective, layout = self.collective, self.schedule.layout
         result = np.zeros((self.nranks, 3), np.int64)
         for which, starts in enumerate(self._slot_starts()):
@@ -332,7 +332,7 @@ class Plan:
         return result
 
     def has(self, rank: int, which: int) -> bool:
-        """Whether the caller gives a rank an input (0), or sees its output (1)."""
+        """Whether the caller supplies a rank's input (0) or sees its output (1)."""
         at = np.array([rank], np.int64)
         return bool((self.collective.has_input(at) if which == INPUT else self.collective.has_output(at))[0])
 
@@ -371,9 +371,9 @@ class Plan:
 
 
 def switch_leaders(step: Step | PlanStep) -> Ints:
-    """For every transfer the first one that shares its switch operation, as a row; -1 for transfers that no switch does.
+    """For each transfer, the row of the first transfer in the same switch operation; -1 if no switch is involved.
 
-    A multicast has one source chunk, a switch reduction one destination chunk; both have one channel.
+    A multicast has one source chunk, a switch reduction one destination chunk; each has one channel.
     """
     leaders = np.full(len(step), -1)
     rows = np.flatnonzero((step.op == MULTICAST) | (step.op == SWITCH_REDUCE))
@@ -390,7 +390,7 @@ def switch_leaders(step: Step | PlanStep) -> Ints:
 
 
 def switch_groups(step: PlanStep) -> list[list[int]]:
-    """The transfers of a step that share one switch operation, as lists of rows."""
+    """The transfers of a step, grouped by switch operation, as lists of rows."""
     leaders = switch_leaders(step)
     groups: dict[int, list[int]] = {}
     for row in np.flatnonzero(leaders >= 0).tolist():

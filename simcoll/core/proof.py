@@ -7,29 +7,29 @@ from dataclasses import dataclass, field
 __all__ = ["LEVELS", "Proof"]
 
 LEVELS = ("any", "rank-consistent", "run-consistent", "position-independent")
-"""Reduction order, weakest first. ``rank-consistent``: the same bits on every rank. ``run-consistent``: and in every run.
-``position-independent``: and the same order for every chunk."""
+"""Guarantees on the reduction order, weakest first. ``rank-consistent``: the same bits on every rank. ``run-consistent``: also in
+every run. ``position-independent``: also the same order for every chunk."""
 
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """The facts proved of a schedule, for every size, dtype and reduction.
+    """Facts proved about a schedule, for every size, dtype and reduction.
 
     Attributes
     ----------
     kind
-        ``full``: every chunk was followed. ``by symmetry``: some were, and the rest are images of them
+        ``full``: every chunk was followed. ``by symmetry``: some chunks were followed, and the rest are images of these
         (:mod:`simcoll.proving.symmetry`).
     method
         ``fingerprint`` (error 2**-64 per chunk) or ``exact``.
     order
         One of ``LEVELS``; empty where nothing is reduced.
     steps, transfers
-        How much was followed.
+        Number of steps and transfers that were followed.
     shared_chunks
-        Two channels touch the same chunk, so that plans need explicit dependencies.
+        Two channels touch the same chunk, so plans need explicit dependencies.
     of
-        What is known of the schedule that was proved, ``schedule.known``: no other takes this proof.
+        Identity of the proved schedule (its ``known``); a plan of any other schedule refuses this proof.
     """
 
     kind: str

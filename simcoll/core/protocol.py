@@ -1,4 +1,4 @@
-"""Protocol models: the wire bytes and fixed delays of a transfer. Parameters only; the engines have no protocol branches.
+"""Protocol models: wire bytes and fixed delays of a transfer, as parameters; the engines have no protocol branches.
 
 ``ideal`` is the latency-bandwidth model of the textbooks: a message costs the latency of its path and its bytes, nothing else. The
 ``nccl`` models (LL, LL128, Simple) carry the constants of NCCL's own cost model.
@@ -17,7 +17,7 @@ __all__ = ["GENERATIONS", "IDEAL", "PROTOCOL_NAMES", "Protocol", "ideal", "nccl"
 
 
 def _fraction(value: Any, what: str, most: int | None = None) -> Fraction:
-    """An exact number above 0."""
+    """A positive number, exactly."""
     try:
         factor = Fraction(value)
     except (TypeError, ValueError, OverflowError, ZeroDivisionError):
@@ -30,43 +30,42 @@ def _fraction(value: Any, what: str, most: int | None = None) -> Fraction:
 
 @dataclass(frozen=True, slots=True)
 class Protocol:
-    """Costs of a message beside those of its path.
+    """Cost parameters of a message, in addition to its path.
 
     Attributes
     ----------
     name
         Shown in every output.
     header_bytes
-        Extra bytes on the wire of every message.
+        Extra wire bytes per message.
     wire_factor
-        Bytes on the wire for one byte of payload (LL sends a flag with every word: 2).
+        Wire bytes per byte of payload (LL sends a flag with every word: 2).
     launch_fs
-        Delay of every rank before its first step, in femtoseconds.
+        Delay before every rank's first step, in femtoseconds.
     send_overhead_fs, receive_overhead_fs
-        Fixed delays of a message at its sender, and at its receiver after its last byte arrived, in femtoseconds.
+        Fixed delays of a message at its sender, and at its receiver after its last byte has arrived, in femtoseconds.
     occupancy_fs
         ``((link kind, femtoseconds), ...)``: added to the send overhead of messages whose path has this slowest kind of link.
     hop_latency_fs
-        ``((link kind, femtoseconds), ...)``: latency of messages whose path has this slowest kind of link, in place of that of
-        the path. Other messages have the path's own latency.
+        ``((link kind, femtoseconds), ...)``: latency of messages whose path has this slowest kind of link, instead of the path's own
+        latency. Other messages have the path's own latency.
     add_path_latency
-        Whether ``hop_latency_fs`` is added to the latency of the path instead.
+        Whether ``hop_latency_fs`` is added to the path's latency instead of replacing it.
     reduce_as_per_byte, copy_as_per_byte
-        Cost of combining a received byte, and of a byte copied inside one rank, in attoseconds (1 / (1.5 TB/s) is 667).
+        Cost of combining a received byte, and of copying a byte within one rank, in attoseconds (1 / (1.5 TB/s) is 667).
     fifo_depth
         Messages a sender may run ahead of its receiver on one connection (source, destination, channel). 0 is rendezvous: a
         transfer starts when both ends have finished their earlier steps on the channel, and its overhead and latency come
         before its flow. With a FIFO the overhead occupies only the sender, and the latency follows the flow (LogGP).
     channel_rate_uBps, rank_rate_uBps
-        Highest rate of one rank in each direction, on one channel and on all of them together, in micro-bytes per second; 0: no
-        cap.
+        Highest rate of one rank in each direction, on one channel and over all channels, in micro-bytes per second; 0: no limit.
     use_efficiency
-        Whether link capacities are reduced to the measured efficiency that the topology names for their kind.
+        Whether link capacities are reduced to the measured efficiency that the topology states for their kind.
     link_shares
-        ``((link kind, share), ...)``: share of the capacity of such links that data can use, in place of the topology's
-        efficiency; above 0, at most 1.
+        ``((link kind, share), ...)``: usable share of the capacity of such links, instead of the topology's efficiency; above 0,
+        at most 1.
     jitter_fs, seed
-        Every message has up to ``jitter_fs`` more latency; how much is a hash of ``seed`` and the message's number.
+        Every message has up to ``jitter_fs`` of extra latency, given by a hash of ``seed`` and the message's number.
     """
 
     name: str
@@ -133,7 +132,7 @@ def ideal(*, launch_fs: int = 0, header_bytes: int = 0, reduce_as_per_byte: int 
 
 
 _US = 10**9
-# Constants of NCCL 2.30's cost model (src/graph/tuning.cc). Latency of a hop in nanoseconds by slowest link on the path.
+# Constants of NCCL 2.30's cost model (src/graph/tuning.cc): hop latency in nanoseconds, by the slowest link on the path.
 _HOP_NS = {
     ("tree", "LL"): {"nvlink": 600, "pcie": 1000, "net": 5000},
     ("tree", "LL128"): {"nvlink": 1250, "pcie": 1900, "net": 8500},
@@ -155,7 +154,7 @@ _WIRE = {"LL": Fraction(2), "LL128": Fraction(128, 120), "Simple": Fraction(1)}
 # Highest GB/s of one channel under LL128, ring, by GPU generation (perChMaxRingLL128Bws).
 _CHANNEL_LL128 = {"volta": 20_000, "ampere": 20_000, "hopper": 36_700, "blackwell": 40_000}
 GENERATIONS = tuple(_CHANNEL_LL128)
-"""GPUs for which NCCL has constants."""
+"""GPU generations for which NCCL has constants."""
 # A received byte is combined at the speed of the copy engine of one GPU; NCCL folds it into the link bandwidth.
 _FLAVOURS = ("LL", "LL128", "Simple")
 PROTOCOL_NAMES = ("ideal", *_FLAVOURS)

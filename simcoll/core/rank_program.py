@@ -1,7 +1,7 @@
 """Per-rank programs: the instructions of each rank's lanes, lowered from a plan or imported from a file.
 
-A lane (a thread block, a stream) does its instructions in order. Lanes of a rank wait for each other only where an
-instruction says so; ranks meet only in messages, which are matched by their order on a connection (source,
+A lane (a thread block, a stream) executes its instructions in order. Lanes of a rank wait for each other only where an
+instruction says so. Ranks interact only through messages, which are matched by their order on a connection (source,
 destination, channel).
 """
 
@@ -26,9 +26,9 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """The effect of an operation on its own rank's memory, and the messages that it takes part in.
+    """The effect of an operation on its rank's memory, and its messages.
 
-    ``reads`` and ``writes`` are about ``src`` and ``dst`` of the instruction; ``updates``: it also reads ``dst``.
+    ``reads`` and ``writes`` refer to ``src`` and ``dst`` of the instruction; ``updates``: it also reads ``dst``.
     """
 
     receives: bool = False
@@ -49,29 +49,29 @@ OPS: dict[str, Op] = {
     "copy": Op(reads=True, writes=True),
     "reduce": Op(reads=True, writes=True, updates=True),
 }
-"""The value of a ``recv_reduce_*`` is what arrived (op) ``src``; it is sent on, written to ``dst``, or both.
+"""``recv_reduce_*`` computes received (op) ``src``; the result is sent on, written to ``dst``, or both.
 ``reduce``: dst = dst (op) src."""
 
 NAMES = tuple(OPS)
-"""Operations by the number that they have in :class:`Code`."""
+"""Operation names, indexed by their numbers in :class:`Code`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """One step of a lane.
+    """One instruction of a lane.
 
     Attributes
     ----------
     op
         A key of ``OPS``.
     src, dst
-        First chunk of its own rank's memory that it reads and writes, aliases resolved; -1 where it has none.
+        First chunk read and first chunk written in its rank's memory, with aliases resolved; -1 for none.
     count
-        Consecutive chunks; 0 for a message without data.
+        Number of consecutive chunks; 0 for a message without data.
     recv_from, send_to
-        Ranks at the other end of its messages, -1 for none.
+        Ranks at the other end of its messages; -1 for none.
     waits
-        ``(lane, position)`` of instructions of the same rank that must be done before it starts.
+        ``(lane, position)`` of instructions of the same rank that must complete before it starts.
     """
 
     op: str
@@ -85,7 +85,7 @@ class Instruction:
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """Instructions that run in order, with all messages on one channel."""
+    """Instructions that run in order and send all their messages on one channel."""
 
     channel: int
     instructions: tuple[Instruction, ...]
@@ -93,20 +93,20 @@ class Lane:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Code:
-    """All instructions of a program as parallel arrays, lane after lane and rank after rank.
+    """All instructions of a program as parallel arrays, ordered by rank and lane.
 
     Attributes
     ----------
     rank, channel
-        Of every lane; ranks ascend.
+        Rank and channel of every lane; ranks ascend.
     start
-        First instruction of every lane, and the end.
+        First instruction of every lane, and the total.
     op
-        Number of each operation in ``OPS``.
+        Number of each operation in :data:`NAMES`.
     src, dst, count, recv_from, send_to
         As in :class:`Instruction`.
     waiter, awaited
-        Instructions that wait, in ascending order, and what each waits for.
+        Waiting instructions, in ascending order, and the instruction that each waits for.
     """
 
     rank: Ints
@@ -122,7 +122,7 @@ class Code:
     awaited: Ints
 
     def lanes_of(self, rank: int) -> tuple[int, int]:
-        """First and last but one lane of a rank."""
+        """Half-open range of a rank's lanes."""
         low, high = np.searchsorted(self.rank, [rank, rank + 1]).tolist()
         return low, high
 
@@ -146,7 +146,7 @@ class Code:
 
 
 class Lanes(Sequence[tuple[Lane, ...]]):
-    """The lanes of every rank, as records that are made when they are asked for."""
+    """The lanes of every rank, as records created on access."""
 
     __slots__ = ("code", "nranks")
 
@@ -162,7 +162,7 @@ class Lanes(Sequence[tuple[Lane, ...]]):
     @overload
     def __getitem__(self, rank: slice) -> tuple[tuple[Lane, ...], ...]: ...
     def __getitem__(self, rank: int | slice) -> tuple[Any, ...]:
-        """The lanes of a rank, or of some."""
+        """The lanes of one rank, or of a slice of ranks."""
         if isinstance(rank, slice):
             return tuple(self[each] for each in range(*rank.indices(self.nranks)))
         code, edges = self.code, range(self.nranks)[rank]
@@ -173,7 +173,7 @@ class Lanes(Sequence[tuple[Lane, ...]]):
 
 
 def _code(lanes: Sequence[Sequence[Lane]]) -> Code:
-    """Records as arrays."""
+    """Convert records to arrays."""
     flat = [lane for own in lanes for lane in own]
     rank = np.repeat(np.arange(len(lanes)), [len(own) for own in lanes])
     start = np.concatenate([[0], np.cumsum([len(lane.instructions) for lane in flat], dtype=np.int64)])
@@ -203,27 +203,27 @@ class RankProgram:
     nranks
         World size.
     lanes
-        For each rank its lanes; of a lowering, :class:`Lanes`.
+        The lanes of each rank; for a lowering, :class:`Lanes`.
     buffers
-        Chunks of input, output and scratch of every rank. A rank's memory is addressed by chunk: first the input,
+        Number of chunks of input, output and scratch on every rank. A rank's memory is addressed by chunk: first the input,
         then the output, then scratch.
     collective
-        What it implements; None when it is not known (then only races, deadlock and matching can be checked).
+        The collective that the program implements; None if unknown (then only races, deadlocks and matching can be checked).
     chunks
         Chunks per block of the collective.
     in_place
-        Output and input share memory; chunk addresses are those that are left after that.
+        Output and input share memory; chunk addresses have aliases resolved.
     protocol
-        Name, for messages.
+        Protocol name, for messages.
     fifo_depth
-        Messages that a sender may run ahead of its receiver on one connection; 0 is rendezvous, None unbounded.
+        Messages that a sender may be ahead of its receiver on one connection; 0 is rendezvous, None unbounded.
     min_bytes, max_bytes
-        Message sizes it is meant for; ``max_bytes`` 0 is no limit.
+        Range of message sizes that the program is meant for; ``max_bytes`` 0 means no limit.
 
     Raises
     ------
     ScheduleError
-        For unknown operations, ranks, chunks or waits that do not exist; names rank, lane and step.
+        For unknown operations, and ranks, chunks or waits that do not exist; names rank, lane and step.
     """
 
     name: str
@@ -252,7 +252,7 @@ class RankProgram:
                         )
 
     def _fault(self, rank: int, lane: int, position: int, instruction: Instruction) -> str:
-        """The fault of an instruction taken by itself, if it has one."""
+        """What is wrong with an instruction taken by itself; empty if nothing."""
         if instruction.op not in OPS:
             return f"unknown operation {instruction.op!r}; {nearest(instruction.op, OPS)}"
         op, size = OPS[instruction.op], sum(self.buffers)
@@ -276,19 +276,19 @@ class RankProgram:
 
     @property
     def layout(self) -> Layout | None:
-        """Chunk addresses of the collective; None when that is not known."""
+        """Chunk addresses of the collective; None if the collective is unknown."""
         if self.collective is None:
             return None
         return Layout(self.collective, self.chunks, np.zeros(-(-self.buffers[2] // self.chunks), np.int64))
 
     @property
     def steps(self) -> int:
-        """Instructions of all ranks."""
+        """Number of instructions of all ranks."""
         return len(self.code.op)
 
     @property
     def code(self) -> Code:
-        """Its instructions as arrays."""
+        """The instructions as arrays."""
         return self.lanes.code if isinstance(self.lanes, Lanes) else _code(self.lanes)
 
     def __str__(self) -> str:
@@ -297,7 +297,7 @@ class RankProgram:
 
 
 def place(program: RankProgram, chunk: int) -> str:
-    """A chunk in a person's words.
+    """A chunk in words.
 
     >>> place(RankProgram("two", 1, ((),), (4, 4, 0)), 6)
     'output[2]'

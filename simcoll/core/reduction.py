@@ -1,4 +1,4 @@
-"""Reductions: how two values combine, by name, on any numpy dtype (``ml_dtypes`` included)."""
+"""Reductions: how two values combine, by name, on any numpy dtype (including ``ml_dtypes``)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from simcoll.errors import ConfigError, nearest
 
 __all__ = ["REDUCTIONS", "Reduction", "combine", "parse_dtype", "parse_reduction", "premul_sum"]
 
-# How two values combine. On bool a sum is "or" and a product is "and", as numpy has it.
+# On bool, a sum is "or" and a product is "and", as in numpy.
 REDUCTIONS: dict[str, np.ufunc] = {
     "sum": np.add,
     "product": np.multiply,
@@ -24,14 +24,14 @@ REDUCTIONS: dict[str, np.ufunc] = {
     "bxor": np.bitwise_xor,
 }
 _DERIVED = ("avg", "premul_sum")
-# What others call them.
+# Names that other libraries use.
 _MEANT = {"add": "sum", "plus": "sum", "mean": "avg", "average": "avg", "prod": "product", "mul": "product", "minimum": "min",
           "maximum": "max", "and": "band", "or": "bor", "xor": "bxor"}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Reduction:
-    """A reduction of a collective: what is done to inputs, to pairs, and to results.
+    """A reduction: what happens to inputs, to pairs of values, and to results.
 
     Attributes
     ----------
@@ -39,7 +39,7 @@ class Reduction:
         ``sum``, ``product``, ``min``, ``max``, ``band``, ``bor``, ``bxor``, ``avg`` (sum, then divided by the number of ranks) or
         ``premul_sum`` (inputs times ``factor``, then summed).
     factor
-        Of premul_sum.
+        The factor of premul_sum.
     """
 
     name: str
@@ -47,11 +47,11 @@ class Reduction:
 
     @property
     def pairwise(self) -> str:
-        """The operation that combines two values on the way: a key of ``REDUCTIONS``."""
+        """The operation that combines two values: a key of ``REDUCTIONS``."""
         return "sum" if self.name in _DERIVED else self.name
 
     def prepared(self, values: Array) -> Array:
-        """An input as the first step takes it: the array itself, or for premul_sum a scaled copy."""
+        """An input as the first step uses it: the array itself, or for premul_sum a scaled copy."""
         if self.factor is None:
             return values
         with np.errstate(over="ignore", invalid="ignore"):
@@ -61,8 +61,8 @@ class Reduction:
     def finish(self, values: Array, nranks: int) -> None:
         """Turn a reduced output into the result, in place: for avg, divide.
 
-        Whole numbers are cut off towards zero, as NCCL does; floats of 8 and 16 bits are divided in float32, where the number of ranks
-        is exact, and rounded once; complex numbers by their parts.
+        Integers are truncated towards zero, as in NCCL; 8- and 16-bit floats are divided in float32, where the number of ranks is
+        exact, and rounded once; real and imaginary parts of complex numbers are divided separately.
         """
         if self.name != "avg":
             return
@@ -90,7 +90,7 @@ def premul_sum(factor: Any) -> Reduction:
 
 
 def _number(factor: Any) -> float:
-    """A factor of premul_sum as a finite number."""
+    """The factor of a premul_sum as a finite number."""
     expected = "premul_sum needs a finite number as its factor"
     if not isinstance(factor, (int, float, np.integer, np.floating)) or isinstance(factor, bool):
         raise ConfigError(f"{expected}, got {factor!r:.60}")
@@ -115,7 +115,7 @@ _DTYPE_ALIASES = {
 def parse_dtype(name: Any) -> np.dtype[Any]:
     """A numpy dtype from its name; ``bfloat16`` and the float8 types come from ``ml_dtypes``.
 
-    Short names (``bf16``, ``fp16``, ``half``, ``float``, ``fp8_e4m3``, ...) and PyTorch's types mean the same types.
+    Short names (``bf16``, ``fp16``, ``half``, ``float``, ``fp8_e4m3``, ...) and PyTorch's dtypes are accepted, too.
 
     >>> parse_dtype("float32").itemsize, parse_dtype("bf16").name, parse_dtype("torch.half").name
     (4, 'bfloat16', 'float16')
@@ -148,13 +148,13 @@ def parse_dtype(name: Any) -> np.dtype[Any]:
 
 
 def parse_reduction(op: str | Reduction, dtype: np.dtype[Any]) -> Reduction:
-    """A reduction that is defined on the dtype, from a name or a :class:`Reduction`; text gives premul_sum as ``premul_sum:0.5``.
+    """A reduction that is defined on a dtype, from a name or a :class:`Reduction`; premul_sum as text is ``premul_sum:0.5``.
 
     Raises
     ------
     ConfigError
-        For an unknown reduction; a bitwise one on a dtype without bits; an order of complex numbers; an average or scaling of bool;
-        a scaling of whole numbers by a fraction; a factor that is no finite number, or of another reduction than premul_sum.
+        For an unknown reduction; a bitwise one on a dtype without bits; min or max of complex numbers; avg or premul_sum of bool; a
+        fractional factor for integers; a factor that is not a finite number, or that belongs to a reduction other than premul_sum.
 
     Examples
     --------
@@ -188,7 +188,7 @@ def parse_reduction(op: str | Reduction, dtype: np.dtype[Any]) -> Reduction:
 
 
 def _named(text: str) -> Reduction:
-    """A reduction from text, with the factor of premul_sum behind a colon."""
+    """A reduction from text; the factor of premul_sum follows a colon."""
     name, colon, factor = text.lower().partition(":")
     if not colon or name != "premul_sum":
         return Reduction(text.lower())
@@ -212,5 +212,5 @@ def _check_factor(reduction: Reduction, factor: float, dtype: np.dtype[Any]) -> 
 
 
 def combine(op: str, target: Array, received: Array) -> None:
-    """``target = target (op) received``, in place and in the dtype of the target."""
+    """Compute ``target = target (op) received``, in place and in the dtype of the target."""
     REDUCTIONS[op](target, received, out=target)

@@ -1,6 +1,6 @@
-"""The definition of every collective on real arrays: the oracle for whatever runs a plan.
+"""The definition of every collective on real arrays: the oracle for everything that runs a plan.
 
-Written from the table of collectives alone; knows no schedule.
+Derived from the table of collectives alone, independently of schedules.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from simcoll.core.reduction import combine
 
 __all__ = ["count_wrong", "exact_inputs", "expected_outputs"]
 
-# Whole numbers up to this are exact in the dtype: 2**(bits of the significand).
+# The dtype represents whole numbers up to this one exactly: 2**(bits of the significand).
 _EXACT_TO = {
     "float64": 2**53,
     "float32": 2**24,
@@ -51,7 +51,7 @@ def _values(plan: Plan, seed: int, rank: int, count: int) -> Array:
     # Of n ranks at most reach / 4 contribute to an element, between -2 and 2: every partial sum is exact in any order.
     reach = limit // _odd_part(scaled)
     most, contributing = 2, reach // 4
-    if reach < 8:  # of any number the double is exact: two contribute, between -1 and 1
+    if reach < 8:  # doubling is always exact: two ranks contribute, between -1 and 1
         most, contributing = 1, 2
     contributing = min(n, contributing)
     turn = (np.arange(count, dtype=np.int64) * (7 if n % 7 else 1) + rank) % n
@@ -60,19 +60,19 @@ def _values(plan: Plan, seed: int, rank: int, count: int) -> Array:
 
 
 def _real(dtype: np.dtype[Any], value: float) -> float:
-    """A real number as the dtype keeps it; infinity or NaN where it is too large."""
+    """A real number rounded to the dtype; infinity or NaN if it is too large."""
     with np.errstate(over="ignore", invalid="ignore"):
         return complex(dtype.type(value)).real
 
 
 def _odd_part(value: float) -> int:
-    """The odd factor of a binary fraction, its powers of two removed: 3 of 0.75; at least 1."""
+    """The odd factor of a binary fraction, with powers of two removed: 3 for 0.75; at least 1."""
     whole = abs(value.as_integer_ratio()[0])
     return max(1, whole // max(1, whole & -whole))
 
 
 def _fitting(dtype: np.dtype[Any], factor: float, most: int) -> float:
-    """The largest power of two, at most 1, whose product with a factor and a whole number is in the range of the dtype."""
+    """The largest power of two, at most 1, that keeps its product with the factor and ``most`` in the range of the dtype."""
     power = 1.0
     while not math.isfinite(_real(dtype, factor * power * most)):
         power /= 2
@@ -80,16 +80,16 @@ def _fitting(dtype: np.dtype[Any], factor: float, most: int) -> float:
 
 
 def exact_inputs(plan: Plan, seed: int = 0) -> list[Array]:
-    """Inputs of every rank whose reduction is exact in any order: a function of (seed, rank, index).
+    """Inputs of every rank whose reduction is exact in any order, as a function of (seed, rank, index).
 
-    The factor of a premul_sum counts too: the more digits it has, the fewer ranks contribute to an element. A rank without input gets
+    The factor of a premul_sum counts: the more digits it has, the fewer ranks contribute to an element. A rank without input gets
     an empty array.
     """
     return [_values(plan, seed, rank, plan.view(rank, INPUT)[2]) for rank in range(plan.nranks)]
 
 
 def _slots(plan: Plan, rank: int, which: int) -> Ints:
-    """Element offsets of a rank's input or output slots, with the end."""
+    """Element offsets of a rank's input or output slots, and the total."""
     collective = plan.collective
     count = (collective.input_slots, collective.output_slots)[which]
     if isinstance(plan.sizes, int):
@@ -100,10 +100,10 @@ def _slots(plan: Plan, rank: int, which: int) -> Ints:
 
 
 def expected_outputs(plan: Plan, inputs: Sequence[Array]) -> list[Array | None]:
-    """The output that every rank must hold afterwards; ``None`` where the collective gives it none.
+    """The output that every rank must hold afterwards; ``None`` for a rank without one.
 
-    Reductions are done in rank order, in the dtype of the plan. An average is the quotient in the dtype, of 8 and 16 bits in float32
-    and then rounded, of whole numbers cut off towards zero.
+    Reductions run in rank order, in the dtype of the plan. An average is a quotient in that dtype; 8- and 16-bit floats are divided
+    in float32 and rounded, integers truncated towards zero.
     """
     collective, n = plan.collective, plan.nranks
     starts = [_slots(plan, rank, INPUT) for rank in range(n)]
@@ -130,7 +130,7 @@ def expected_outputs(plan: Plan, inputs: Sequence[Array]) -> list[Array | None]:
 
 
 def _averaged(total: Array, n: int) -> Array:
-    """A sum divided by the number of ranks, on other ways than :meth:`~simcoll.core.reduction.Reduction.finish`."""
+    """A sum divided by the number of ranks, computed differently from :meth:`~simcoll.core.reduction.Reduction.finish`."""
     dtype = total.dtype
     if dtype.kind == "c":
         result = np.empty_like(total)
@@ -145,7 +145,7 @@ def _averaged(total: Array, n: int) -> Array:
 
 
 def count_wrong(outputs: Sequence[Array | None], expected: Sequence[Array | None]) -> int:
-    """Elements that differ from the expected ones, over all ranks."""
+    """Number of elements that differ from the expected ones, over all ranks."""
     wrong = 0
     for got, want in zip(outputs, expected, strict=True):
         if want is not None:

@@ -1,8 +1,8 @@
-"""Schedules: a collective as steps of transfers between chunks, free of sizes.
+"""Schedules: a collective as steps of transfers between chunks, independent of sizes.
 
 Every rank addresses its memory by *chunk*: first the chunks of the input slots, then those of the output slots, then scratch. A
-transfer names both of its ends, so that no send can lack its receive. Steps happen in order; inside a step all reads see the memory
-before the step. What may overlap in time is derived from that, never written down.
+transfer names both of its ends, so no send can lack its receive. Steps happen in order; inside a step all reads see the memory
+before the step. Overlap in time is derived from that, never written down.
 """
 
 from __future__ import annotations
@@ -61,9 +61,10 @@ __all__ = [
 
 @dataclass(slots=True, eq=False)
 class Known:
-    """Facts found out about a schedule, each computed once; of its source, the digests of all blocks or of those so far.
+    """Derived facts about a schedule, each computed once.
 
-    ``again``: under how many protocols each size is known to run. ``switched``: whether a step reduces in a switch.
+    ``digests``: of the blocks that the source has yielded so far; ``complete``: these are all. ``again``: the number of protocols under
+    which each size is expected to run. ``switched``: whether a step reduces in a switch.
     """
 
     digests: list[int] = field(default_factory=list)
@@ -90,15 +91,15 @@ class Schedule:
     name
         The algorithm, such as ``ring``.
     layout
-        Chunk addresses, with the collective.
+        Chunk addresses, including the collective.
     source
-        A function that yields the steps (and repeats) anew each time it is called; nothing is held in memory.
+        A function that yields the steps (and repeats) afresh at each call; they are not held in memory.
     nchannels
         Channels are ``0 .. nchannels - 1``.
     params
-        The algorithm's parameters, for display.
+        Parameters of the algorithm, for display.
     divisible
-        All chunks have one size, so that a block's size must be a multiple of ``layout.chunks`` (imported formats).
+        All chunks have the same size, so a block's size must be a multiple of ``layout.chunks`` (imported formats).
     """
 
     name: str
@@ -107,7 +108,7 @@ class Schedule:
     nchannels: int = 1
     params: tuple[tuple[str, Any], ...] = ()
     divisible: bool = False
-    # Not passed on by dataclasses.replace: what is known of a schedule does not hold for a changed one.
+    # Not copied by dataclasses.replace: derived facts do not hold for a changed schedule.
     known: Known = field(default_factory=Known, repr=False, init=False)
 
     def __post_init__(self) -> None:
@@ -120,7 +121,7 @@ class Schedule:
 
     @property
     def collective(self) -> Collective:
-        """The collective that it implements."""
+        """The collective that the schedule implements."""
         return self.layout.collective
 
     @property
@@ -135,16 +136,16 @@ class Schedule:
         return f"{self.name}({shown})" if shown else self.name
 
     def blocks(self) -> Iterator[Step | Repeat]:
-        """Steps and repeats as the source yields them, without steps that have no transfers.
+        """Steps and repeats as the source yields them, without empty steps.
 
-        Step numbers, step counts and the content hash are therefore those of steps in which something moves.
+        Step numbers, step counts and the content hash therefore refer to steps that move something.
 
         Raises
         ------
         ConfigError
             When the source yields anything else.
         ScheduleError
-            When it yields other steps than the first time: the schedule that runs would not be the proved one.
+            When it yields different steps than the first time: the schedule that runs would not be the proved one.
         """
         blocks = self.source()
         if not isinstance(blocks, Iterable):
@@ -172,7 +173,7 @@ class Schedule:
         )
 
     def steps(self) -> Iterator[Step]:
-        """Every step in order, repeats unrolled."""
+        """Every step in order, with repeats unrolled."""
         for block in self.blocks():
             if isinstance(block, Repeat):
                 yield from block.unrolled()
@@ -180,7 +181,7 @@ class Schedule:
                 yield block
 
     def content_hash(self) -> str:
-        """SHA-256 (hex) of meaning: collective, layout and unrolled transfers. Equal schedules have equal hashes everywhere.
+        """SHA-256 (hex) of collective, layout and unrolled transfers. Equal schedules have equal hashes everywhere.
 
         >>> import simcoll
         >>> a, b = (simcoll.schedule("all_reduce", "ring", nranks=3) for _ in range(2))
@@ -207,7 +208,7 @@ class Schedule:
         return self.known.content_hash
 
     def check(self) -> None:
-        """Refuse steps that cannot be addressed; each schedule is checked once.
+        """Refuse steps that cannot be addressed; each schedule is checked only once.
 
         Raises
         ------
@@ -221,7 +222,10 @@ class Schedule:
         self.known.checked = True
 
     def check_block(self, number: int, block: Step | Repeat) -> None:
-        """Check the steps of a block, the first of which has this number; one turn stands for all that stay in their buffers."""
+        """Check the steps of a block, the first of which has this number.
+
+        One iteration of a repeat stands for all if these stay inside their buffers.
+        """
         steps = block.steps if isinstance(block, Repeat) else (block,)
         for place, step in enumerate(steps):
             self.check_step(number + place, step)
@@ -230,7 +234,7 @@ class Schedule:
                 self.check_step(number + place, step)
 
     def _stays_inside(self, block: Repeat) -> bool:
-        """Whether no turn of a repeat can leave a buffer: single chunks, in windows that all ranks have."""
+        """Whether every iteration of a repeat stays inside its buffers: single chunks, in windows that all ranks have."""
         for step in block.steps:
             for chunk in (step.src_chunk, step.dst_chunk):
                 start = chunk - (chunk - block.base) % block.modulus
@@ -242,13 +246,12 @@ class Schedule:
     def check_step(self, number: int, step: Step) -> None:
         """Refuse ranks, chunks or channels that do not exist, transfers that leave their buffer, and data in a barrier.
 
-        A step is checked as it was given: afterwards, where an in-place alias gives a chunk its other name, a range that
-        left its buffer would lie in the larger one.
+        A step is checked before in-place aliases are resolved: afterwards, a range that left its buffer could lie in the larger one.
 
         Raises
         ------
         ScheduleError
-            Naming the step, rank and channel.
+            Names the step, rank and channel.
         """
         if any(column.shape != (len(step),) or column.dtype.kind not in "iu" for column in step.columns):
             shapes = ", ".join(f"{column.dtype}{list(column.shape)}" for column in step.columns)
@@ -277,12 +280,12 @@ class Schedule:
         data = step.op != SYNC
         if not data.any():
             return
-        if (step.count == 1).all() and chunk.min() >= 0 and chunk.max() < size:  # as in most steps
+        if (step.count == 1).all() and chunk.min() >= 0 and chunk.max() < size:  # the common case
             return
         if (data & (step.count < 1)).any():
             row = int(np.flatnonzero(data & (step.count < 1))[0])
             self._refuse(number, step, row, f"count must be at least 1, got {step.count[row]}")
-        # Compared so that no sum can overflow.
+        # Arranged so that no sum can overflow.
         bad = data & ((chunk < 0) | (chunk >= size) | (step.count > size))
         if not bad.any():
             bad = data & (chunk + step.count > bases[self.layout.region(chunk) + 1])
@@ -313,9 +316,9 @@ def transfer_text(layout: Layout, step: Step, row: int) -> str:
 
 
 def lowered(schedule: Schedule, *, as_given: bool = False) -> Iterator[tuple[int, Step]]:
-    """Checked steps with in-place aliases resolved to one canonical address per chunk; transfers that become self-copies are dropped.
+    """Checked steps with in-place aliases resolved; transfers that become self-copies are dropped.
 
-    The transfers of a fold come in the order in which they are applied, unless they are wanted ``as_given``.
+    The transfers of a fold come in the order in which they are applied, unless ``as_given``.
     """
     known, number = schedule.known, 0
     for block in schedule.blocks():

@@ -1,4 +1,4 @@
-"""Steps: transfers that all read the memory before the step, held as parallel arrays."""
+"""Steps: transfers that all read the memory before the step, as parallel arrays."""
 
 from __future__ import annotations
 
@@ -38,25 +38,24 @@ COPY, REDUCE, SYNC, MULTICAST, SWITCH_REDUCE = range(5)
 OP_NAMES = ("copy", "reduce", "sync", "multicast", "switch_reduce")
 """``copy``: dst = src. ``reduce``: dst = dst (op) src. ``sync``: a message without data.
 
-Several reductions into one chunk in one step are a *fold*: their sources are added in sequence, in ascending order of their
-ranks, to the old content of dst, or to the result of a copy to dst in the same step. All have one channel, and
-no two reductions one source rank.
+Several reductions into one chunk in one step form a *fold*: their sources are added in ascending order of their ranks to the old
+content of dst, or to the result of a copy to dst in the same step. A fold has one channel and at most one reduction per source rank.
 
-The others are done by a switch, for all transfers of a step together that have one channel and one source chunk (``multicast``: the source
-sends once, every dst = src) or one destination chunk (``switch_reduce``: the destination receives once, dst = the reduction of
-all sources in unspecified order; the old content of dst does not count).
+A switch performs the others, for all transfers of a step with the same channel and the same source chunk (``multicast``: the source
+sends once, every dst = src) or destination chunk (``switch_reduce``: the destination receives once, dst = the reduction of all
+sources in unspecified order; the old content of dst does not count).
 """
 
 _FACTORS = token_at(np.arange(1 << 13), 0).view(np.int64)
-"""So many random words make a checksum at a third of the cost of CRC-32."""
+"""Random words for a checksum that costs a third of CRC-32."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Step:
-    """Transfers that all read the memory before the step, as parallel arrays of one length.
+    """Transfers that all read the memory before the step, as parallel arrays of equal length.
 
-    ``count`` consecutive chunks from ``src_chunk`` on ``src_rank`` go to ``dst_chunk`` on ``dst_rank``, on an independent lane
-    ``channel``. Equal ranks make it a local copy or reduction.
+    ``count`` consecutive chunks from ``src_chunk`` on ``src_rank`` go to ``dst_chunk`` on ``dst_rank``, on lane ``channel``. Equal
+    ranks make it a local copy or reduction.
     """
 
     src_rank: Ints
@@ -81,16 +80,16 @@ class Step:
 
     @property
     def columns(self) -> tuple[Any, ...]:
-        """The arrays, in the order in which a Step takes them."""
+        """The arrays, in the order of the constructor's arguments."""
         return self.src_rank, self.src_chunk, self.dst_rank, self.dst_chunk, self.count, self.op, self.channel
 
     @property
     def ends(self) -> tuple[tuple[Ints, Ints], tuple[Ints, Ints]]:
-        """Rank and first chunk of the sources, and of the destinations."""
+        """Rank and first chunk of the sources, and the same of the destinations."""
         return (self.src_rank, self.src_chunk), (self.dst_rank, self.dst_chunk)
 
     def rows(self, which: slice | Array) -> Step:
-        """Some of the transfers."""
+        """A subset of the transfers."""
         return Step(*(column[which] for column in self.columns))
 
 
@@ -141,7 +140,7 @@ def transfers(
 
 
 def _flat(array: Array, shape: tuple[int, ...]) -> Array:
-    """A column of a broadcast shape in one dimension."""
+    """A column flattened from its broadcast shape."""
     size = prod(shape)
     if array.size == size:
         return array.reshape(-1)
@@ -156,7 +155,7 @@ def joined(steps: Sequence[Step]) -> Step:
 
 
 def spread(count: Ints) -> tuple[Ints, Ints]:
-    """Row and offset of every chunk of transfers of ``count`` chunks each.
+    """Row and offset of each chunk, for transfers of ``count`` chunks each.
 
     >>> [column.tolist() for column in spread(np.array([2, 1]))]
     [[0, 0, 1], [0, 1, 0]]
@@ -166,7 +165,7 @@ def spread(count: Ints) -> tuple[Ints, Ints]:
 
 
 def distinct(*parts: Ints) -> Ints:
-    """Numbers from 0 on, sorted, each once.
+    """The distinct values of non-negative numbers, sorted.
 
     >>> distinct(np.array([3, 1]), np.array([1])).tolist()
     [1, 3]
@@ -188,10 +187,10 @@ def expanded(step: Step) -> Step:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Repeat:
-    """A block of steps done ``count`` times, each time with its chunks shifted by ``stride``.
+    """A block of steps done ``count`` times, with its chunks shifted by ``stride`` each time.
 
-    The chunks lie in windows of ``modulus`` chunks that start at ``base``; a shift goes round inside its window. It means exactly the
-    unrolled steps.
+    The chunks lie in windows of ``modulus`` chunks that start at ``base``; a shift wraps around within its window. A repeat means
+    exactly its unrolled steps.
     """
 
     steps: tuple[Step, ...]
@@ -210,7 +209,7 @@ class Repeat:
             object.__setattr__(self, name, number)
 
     def unrolled(self) -> Iterator[Step]:
-        """The steps that it stands for, one by one."""
+        """Yield the steps that the repeat stands for."""
         places = [[self._window(chunk) for chunk in (step.src_chunk, step.dst_chunk)] for step in self.steps]
         for turn in range(self.count):
             shift = turn * self.stride % self.modulus
@@ -218,26 +217,26 @@ class Repeat:
                 if not shift:
                     yield step
                     continue
-                # Of sums below twice the modulus no remainders are taken: division takes longer than all the rest.
+                # Sums below twice the modulus need no division, which would take longer than all the rest.
                 src, dst = (
                     first + place + shift - (place >= self.modulus - shift) * self.modulus for first, place in ends
                 )
                 yield Step(step.src_rank, src, step.dst_rank, dst, step.count, step.op, step.channel)
 
     def _window(self, chunk: Ints) -> tuple[Ints, Ints]:
-        """Where the windows of chunks begin, and the places of the chunks in them."""
+        """Start of each chunk's window, and the chunk's place in it."""
         whole = chunk.astype(np.int64)
         place = (whole - self.base) % self.modulus
         return whole - place, place
 
 
 def _moves(step: Step) -> bool:
-    """Whether a step has transfers, or columns that contradict each other, which a check must see."""
+    """Whether a step has transfers, or inconsistent columns, which a later check must see."""
     return any(column.size for column in step.columns)
 
 
 def moving_part(block: Step | Repeat) -> Step | Repeat | None:
-    """A step or repeat without steps that have no transfers; None where nothing is left."""
+    """A step or repeat without empty steps; None if nothing is left."""
     if isinstance(block, Step):
         return block if _moves(block) else None
     kept = tuple(step for step in block.steps if _moves(step))
@@ -247,13 +246,13 @@ def moving_part(block: Step | Repeat) -> Step | Repeat | None:
 
 
 def overlaps(start: Ints, end: Ints) -> bool:
-    """Whether any two of the ranges have a chunk in common."""
+    """Whether any two of the ranges share a chunk."""
     order = np.argsort(start)
     return bool((start[order][1:] < end[order][:-1]).any())
 
 
 def in_fold_order(step: Step, size: int) -> Step:
-    """The step with its folds' rows in the order in which they are applied; ``size`` is the chunks of a rank."""
+    """The step with each fold's rows in the order of application; ``size`` is the number of chunks per rank."""
     if not (step.op == REDUCE).any():
         return step
     rows = np.flatnonzero((step.op == REDUCE) | (step.op == COPY))
@@ -264,7 +263,7 @@ def in_fold_order(step: Step, size: int) -> Step:
 
 
 def operands(dst_rank: Ints, dst_chunk: Ints, count: Ints, op: NDArray[np.int8], size: int) -> Ints:
-    """Number of reductions in the fold of each transfer of a step; ``size`` is the chunks of a rank."""
+    """Length of the fold of each transfer of a step; ``size`` is the number of chunks per rank."""
     result = np.ones(len(op), np.int64)
     rows = np.flatnonzero(op == REDUCE)
     start = (dst_rank * size + dst_chunk)[rows]
@@ -276,7 +275,7 @@ def operands(dst_rank: Ints, dst_chunk: Ints, count: Ints, op: NDArray[np.int8],
 
 
 def digest(block: Step | Repeat) -> int:
-    """A checksum of a step or repeat, the same for equal ones in this process.
+    """A checksum of a step or repeat; equal ones have equal checksums within a process.
 
     >>> digest(transfers(0, 1, 2, 3)) == digest(transfers(0, 1, 2, 4))
     False
@@ -288,7 +287,7 @@ def digest(block: Step | Repeat) -> int:
 
 def _checksums(column: Array) -> list[int]:
     length = len(_FACTORS)
-    if column.ndim != 1 or column.dtype.kind not in "iu":  # which is refused later
+    if column.ndim != 1 or column.dtype.kind not in "iu":  # refused later
         return [crc32(np.ascontiguousarray(column).data)]
     parts = [column[row : row + length] for row in range(0, len(column), length)]
     return [int(part @ _FACTORS[: len(part)]) for part in parts]

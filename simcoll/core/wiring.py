@@ -1,4 +1,4 @@
-"""A program with its messages joined: the n-th send of a connection meets the n-th receive."""
+"""A program with matched messages: the n-th send of a connection meets the n-th receive."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Connection", "Wiring", "op_where", "wire"]
 class Connection:
     """All messages from one rank to another on one channel: the n-th send goes to the n-th receive.
 
-    ``sender`` and ``receiver`` are lanes of the wiring, ``sends`` and ``recvs`` instructions.
+    ``sender`` and ``receiver`` are lane numbers, ``sends`` and ``recvs`` instruction numbers of the wiring.
     """
 
     src: int
@@ -35,28 +35,28 @@ class Connection:
 
 
 def op_where(code: Code, trait: str) -> NDArray[np.bool_]:
-    """Mask of the instructions whose operation receives, sends, reads, writes or updates."""
+    """Mask of the instructions whose operation receives, sends, reads, writes or updates, as ``trait`` says."""
     return np.array([getattr(op, trait) for op in OPS.values()])[code.op]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Wiring:
-    """A program with its lanes and instructions numbered over all ranks, and its messages joined.
+    """A program with lanes and instructions numbered over all ranks, and with matched messages.
 
     Attributes
     ----------
     program, code
-        What was wired.
+        The program that was wired, and its instructions.
     lane, position
-        Of every instruction.
+        Lane of every instruction, and its position there.
     first
         Number of the first lane of every rank.
     connections
         All connections.
     sends, recvs, connection, ordinal
-        Both ends of every message, its connection, and how many messages of that come before.
+        Both ends of every message, its connection, and the number of earlier messages on that.
     incoming, outgoing
-        For every instruction the message that it receives and the one that it sends, -1 for none.
+        For every instruction, the message that it receives and the message that it sends; -1 for none.
     """
 
     program: RankProgram
@@ -73,11 +73,11 @@ class Wiring:
     outgoing: Ints
 
     def rank_of(self, number: int) -> int:
-        """Rank of an instruction."""
+        """The rank of an instruction."""
         return int(self.code.rank[self.lane[number]])
 
     def fault(self, number: int, message: str, **where: int) -> ScheduleError:
-        """The error of an instruction."""
+        """The error for an instruction."""
         lane = self.lane[number]
         own = {
             "step": int(self.position[number]),
@@ -103,7 +103,7 @@ class Wiring:
 
 
 def wire(program: RankProgram) -> Wiring:
-    """Number the lanes and join sends with receives.
+    """Number the lanes and match sends with receives.
 
     Raises
     ------
@@ -164,7 +164,7 @@ def wire(program: RankProgram) -> Wiring:
 
 
 def _unmatched(wiring: Wiring, connection: Connection) -> NoReturn:
-    """A message without its other end."""
+    """Raise the error for a message without its other end."""
     sends, recvs = len(connection.sends), len(connection.recvs)
     send_is_left = sends > recvs
     number = int(connection.sends[recvs] if send_is_left else connection.recvs[sends])
@@ -174,7 +174,7 @@ def _unmatched(wiring: Wiring, connection: Connection) -> NoReturn:
 
 
 def _unequal(wiring: Wiring, message: int) -> NoReturn:
-    """A message whose ends differ in size."""
+    """Raise the error for a message whose ends differ in size."""
     send, recv, connection = (
         int(wiring.sends[message]), int(wiring.recvs[message]), wiring.connections[wiring.connection[message]],
     )  # fmt: skip
